@@ -1,0 +1,49 @@
+"""The ``hindmost`` command: one file a subcommand, each with ``HELP``, ``configure(parser)`` and ``run(args) -> int``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from typing import TYPE_CHECKING
+
+from hindmost import __version__
+from hindmost.errors import HindmostError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: Subcommand to what it does, in the order in which ``--help`` shows them. The module is ``hindmost.cli.NAME``.
+COMMANDS = {
+    "run": "run a training job under observation and print the verdict",
+    "report": "judge a recorded run, or a folder of a foreign format",
+    "agent": "sample this node and its training processes",
+    "collector": "receive agents, judge live, serve metrics and the page",
+    "doctor": "say what can be seen on this machine, and what cannot, and why",
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line. Each subcommand's module is imported only when it is the one named."""
+    root = argparse.ArgumentParser(prog="hindmost", description="Which rank everyone else is waiting for, and why.")
+    root.add_argument("--version", action="version", version=f"hindmost {__version__}")
+    root.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=", ".join(COMMANDS))
+    root.epilog = "\n".join(f"  {name:<10} {what}" for name, what in COMMANDS.items())
+    root.formatter_class = argparse.RawDescriptionHelpFormatter
+    return root
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand; return its exit code. A ``HindmostError`` becomes one line on stderr."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    name = parser().parse_args(arguments[:1] or ["--help"]).command
+    try:
+        module = importlib.import_module(f"hindmost.cli.{name}")
+        command = argparse.ArgumentParser(prog=f"hindmost {name}", description=COMMANDS[name])
+        module.configure(command)
+        return int(module.run(command.parse_args(arguments[1:])))
+    except HindmostError as error:
+        sys.stderr.write(f"hindmost {name}: {error}\n")
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130

@@ -1,0 +1,1 @@
+"""One file a framework: how its steps and phases are seen."""

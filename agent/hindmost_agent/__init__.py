@@ -1,0 +1,1 @@
+"""The node daemon: reads rings, samples the node, spools and ships."""

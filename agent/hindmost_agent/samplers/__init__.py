@@ -1,0 +1,1 @@
+"""Sources of node metrics, one self-registering file each."""

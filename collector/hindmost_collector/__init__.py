@@ -1,0 +1,1 @@
+"""Receives, aligns, judges, stores and shows."""

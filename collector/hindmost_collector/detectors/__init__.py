@@ -1,0 +1,1 @@
+"""Pure functions from a run to findings, one file each."""

@@ -1,0 +1,169 @@
+"""A run as columns: what sources produce, the store keeps, and detectors read.
+
+Every table is a mapping from column name to a numpy array; all columns of a table have one length. Times are ns of the
+job clock (Unix time as the collector keeps it) unless ``flags`` says that a row is of a GPU's clock; durations are
+integer ns. A duration of -1, a NaN and an empty string mean *not measured*.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+UNMEASURED = -1
+
+#: Phases that have a column of their own in ``steps``; any other phase goes to ``phases_other``.
+PHASES = (
+    "input",
+    "h2d",
+    "forward",
+    "backward",
+    "sync",
+    "optimizer",
+    "checkpoint",
+    "gc",
+    "cpu",
+    "runqueue",
+    "gpu_forward",
+    "gpu_backward",
+    "gpu_optimizer",
+)
+
+GPU_TIME = 1
+NONBLOCKING = 2
+ERROR = 4
+
+RANKS: Mapping[str, Any] = {
+    "rank": np.int32,
+    "world_size": np.int32,
+    "local_rank": np.int32,
+    "node": np.str_,
+    "pid": np.int64,
+    "gpu_uuid": np.str_,
+    "framework": np.str_,
+    "start_ns": np.int64,
+}
+
+STEPS: Mapping[str, Any] = {
+    "rank": np.int32,
+    "step": np.int64,
+    "kind": np.str_,
+    "start_ns": np.int64,
+    "duration_ns": np.int64,
+    "work": np.int64,
+    **{f"{phase}_ns": np.int64 for phase in PHASES},
+}
+
+COLLECTIVES: Mapping[str, Any] = {
+    "rank": np.int32,
+    "comm": np.uint64,
+    "seq": np.int64,
+    "op": np.str_,
+    "start_ns": np.int64,
+    "duration_ns": np.int64,
+    "bytes": np.int64,
+    "flags": np.int32,
+    "peer": np.int32,
+    "self_ns": np.int64,
+    "cpu_ns": np.int64,
+    "runqueue_ns": np.int64,
+}
+
+COMMUNICATORS: Mapping[str, Any] = {
+    "comm": np.uint64,
+    "rank": np.int32,
+    "rank_in": np.int32,
+    "size": np.int32,
+    "name": np.str_,
+}
+
+INTERVALS: Mapping[str, Any] = {
+    "rank": np.int32,
+    "name": np.str_,
+    "start_ns": np.int64,
+    "duration_ns": np.int64,
+    "value": np.float64,
+}
+
+#: One row an operation that was entered and not left when last looked at: what locates a hang.
+IN_FLIGHT: Mapping[str, Any] = {
+    "rank": np.int32,
+    "kind": np.str_,
+    "name": np.str_,
+    "comm": np.uint64,
+    "seq": np.int64,
+    "start_ns": np.int64,
+    "observed_ns": np.int64,
+}
+
+#: Node and process metrics, long: one row a sample. ``labels`` is canonical JSON.
+METRICS: Mapping[str, Any] = {
+    "node": np.str_,
+    "name": np.str_,
+    "labels": np.str_,
+    "time_ns": np.int64,
+    "value": np.float64,
+}
+
+TABLES: Mapping[str, Mapping[str, Any]] = {
+    "ranks": RANKS,
+    "steps": STEPS,
+    "collectives": COLLECTIVES,
+    "communicators": COMMUNICATORS,
+    "intervals": INTERVALS,
+    "in_flight": IN_FLIGHT,
+    "metrics": METRICS,
+}
+
+Table = dict[str, np.ndarray[Any, Any]]
+
+
+def empty(columns: Mapping[str, Any]) -> Table:
+    """A table of no rows with these columns."""
+    return {name: np.empty(0, dtype=dtype) for name, dtype in columns.items()}
+
+
+def rows(table: Table) -> int:
+    """How many rows a table has."""
+    return len(next(iter(table.values()))) if table else 0
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is known of a job as a whole; ``None`` is unknown."""
+
+    id: str
+    command: str | None = None
+    world_size: int | None = None
+    nodes: int | None = None
+    started_ns: int | None = None
+    ended_ns: int | None = None
+    exit_code: int | None = None
+    source: str = "hindmost"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One job's recorded behaviour, whole or a window of it; what every detector takes.
+
+    ``notes`` are sentences for the reader of a report: what the source cannot tell, what was lost or torn.
+    """
+
+    job: Job
+    ranks: Table = field(default_factory=lambda: empty(RANKS))
+    steps: Table = field(default_factory=lambda: empty(STEPS))
+    collectives: Table = field(default_factory=lambda: empty(COLLECTIVES))
+    communicators: Table = field(default_factory=lambda: empty(COMMUNICATORS))
+    intervals: Table = field(default_factory=lambda: empty(INTERVALS))
+    in_flight: Table = field(default_factory=lambda: empty(IN_FLIGHT))
+    metrics: Table = field(default_factory=lambda: empty(METRICS))
+    notes: tuple[str, ...] = ()
+
+    def tables(self) -> dict[str, Table]:
+        """Every table by its name in ``TABLES``."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name in TABLES}

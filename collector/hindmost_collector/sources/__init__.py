@@ -1,0 +1,1 @@
+"""Readers of foreign recordings, one file a format."""

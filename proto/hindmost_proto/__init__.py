@@ -1,0 +1,1 @@
+"""The messages between agent and collector, generated from telemetry.proto."""
