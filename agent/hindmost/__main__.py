@@ -1,0 +1,7 @@
+"""``python -m hindmost``."""
+
+import sys
+
+from hindmost.cli import main
+
+sys.exit(main())
