@@ -1,0 +1,67 @@
+"""The shared-memory ring between a probe and the agent of its node: the Python twin of ``native/ring.h``.
+
+``Writer`` lives in a training process, ``Reader`` in the agent. ``native/ring.h`` draws the layout; nothing here may
+disagree with it. Times are ns of ``CLOCK_MONOTONIC`` unless ``GPU_TIME`` is flagged.
+"""
+
+from __future__ import annotations
+
+from hindmost.ring.layout import (
+    COLLECTIVE,
+    COMMS,
+    CPU_KNOWN,
+    DEFAULT_CAPACITY,
+    ERROR,
+    GPU_TIME,
+    IO,
+    MARK,
+    MAX_CAPACITY,
+    NAMES,
+    NONBLOCKING,
+    NONE16,
+    OPEN_SLOTS,
+    P2P,
+    PHASE,
+    PRODUCERS,
+    RUNQUEUE_KNOWN,
+    SELF,
+    STEP,
+    Communicator,
+    Event,
+    Header,
+    RingError,
+    capacity,
+)
+from hindmost.ring.reader import Reader
+from hindmost.ring.writer import IdentityLike, WriteEvent, Writer
+
+__all__ = [
+    "COLLECTIVE",
+    "COMMS",
+    "CPU_KNOWN",
+    "DEFAULT_CAPACITY",
+    "ERROR",
+    "GPU_TIME",
+    "IO",
+    "MARK",
+    "MAX_CAPACITY",
+    "NAMES",
+    "NONBLOCKING",
+    "NONE16",
+    "OPEN_SLOTS",
+    "P2P",
+    "PHASE",
+    "PRODUCERS",
+    "RUNQUEUE_KNOWN",
+    "SELF",
+    "STEP",
+    "Communicator",
+    "Event",
+    "Header",
+    "IdentityLike",
+    "Reader",
+    "RingError",
+    "WriteEvent",
+    "Writer",
+    "capacity",
+]

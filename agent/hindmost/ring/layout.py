@@ -1,0 +1,103 @@
+"""The ring's layout and records: the Python twin of ``native/ring.h``, which says what every field means."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from hindmost.errors import HindmostError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MAGIC = 0x31474E49524D48
+LAYOUT = 1
+RECORD_BYTES = 40
+HEAD_OFFSET = 512
+NAMES_COUNT_OFFSET = 640
+COMMS_COUNT_OFFSET = 704
+OPEN_OFFSET = 1024
+OPEN_SLOTS = 32
+NAMES_OFFSET = 4096
+NAMES = 448
+NAME_BYTES = 64
+COMMS_OFFSET = 32768
+COMMS = 512
+COMM_BYTES = 64
+RECORDS_OFFSET = 65536
+DEFAULT_CAPACITY = 16384
+MAX_CAPACITY = 1 << 22
+NONE16 = 0xFFFF
+
+PRODUCERS = {"py": 1, "mpi": 2, "nccl": 3}
+
+STEP, PHASE, COLLECTIVE, P2P, SELF, MARK, IO = range(1, 8)
+GPU_TIME, NONBLOCKING, ERROR, CPU_KNOWN, RUNQUEUE_KNOWN = 1, 2, 4, 8, 16
+LIVE, CLOSED = 0, 1
+
+HEADER = struct.Struct("<QIIIIIiiiQQQQII64s64s32s240s")
+RECORD = struct.Struct("<IBBHQQIHHQ")
+BODY = struct.Struct("<BBHQQIHHQ")  # a record without its stamp, which is written last
+COMM = struct.Struct("<Qii48s")
+REFUSED_OFFSET, LIFE_OFFSET, GPU_OFFSET, FRAMEWORK_OFFSET = 64, 72, 144, 208
+VOID = 0  # the kind of a slot that was claimed for an event that could not be written
+
+
+class RingError(HindmostError):
+    """A file that is no readable ring: one line that names it and says what is wrong."""
+
+
+class Event(NamedTuple):
+    """One record, decoded. ``peer`` -1 and ``comm_id`` 0 mean none; ``name`` is empty where it is not known."""
+
+    kind: int
+    flags: int
+    name: str
+    start_ns: int
+    duration_ns: int
+    seq: int
+    peer: int
+    comm_id: int
+    value: int
+
+
+class Communicator(NamedTuple):
+    """A communicator as one of its members registered it: ``rank`` is the member's own rank in it."""
+
+    id: int
+    rank: int
+    size: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Header:
+    """Who writes a ring, and both clocks read together at its creation (ns)."""
+
+    capacity: int
+    producer: str
+    pid: int
+    rank: int
+    world_size: int
+    local_rank: int
+    monotonic_ns: int
+    realtime_ns: int
+    start_ticks: int
+    job_id: str
+    gpu_uuid: str
+    framework: str
+    command: str
+
+
+def capacity(environ: Mapping[str, str]) -> int:
+    """Records a ring as ``HINDMOST_RING_CAPACITY`` asks; the default where it is absent or not usable."""
+    try:
+        wanted = int(environ.get("HINDMOST_RING_CAPACITY", ""))
+    except ValueError:
+        return DEFAULT_CAPACITY
+    return wanted if is_capacity(wanted) else DEFAULT_CAPACITY
+
+
+def is_capacity(number: int) -> bool:
+    return 2 <= number <= MAX_CAPACITY and number & (number - 1) == 0

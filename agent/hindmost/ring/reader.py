@@ -1,0 +1,196 @@
+"""The reading end of a ring, in the agent. Standard library only."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hindmost.ring import layout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_LOOKAHEAD = 8  # slots read beyond head: between two threads' claims head may fall back for an instant
+_STALL_S = 1.0
+
+
+def _text(raw: bytes) -> str:
+    return raw.split(b"\0", 1)[0].decode(errors="replace")
+
+
+class _Entries(dict[int, Any]):
+    """Entries of an append-only table by index, read when one is met that is not yet known."""
+
+    def __init__(self, none: Any, load: Callable[[], list[Any]]) -> None:
+        super().__init__({layout.NONE16: none})
+        self._none = none
+        self._load = load
+
+    def __missing__(self, index: int) -> Any:
+        self.update(enumerate(self._load()))
+        return self.get(index, self._none)
+
+
+class Reader:
+    """Reads one ring, through a file descriptor: a ring that is cut short or removed can not kill the reader.
+
+    ``start`` is the index of the first record to return (0: the oldest); ``position`` is that of the next one.
+    ``clock`` (s) decides when a slot that was claimed and never written is given up, a second after it was first met.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], start: int | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.path = Path(path)
+        self._clock = clock
+        try:
+            self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError as error:
+            raise layout.RingError(f"{self.path}: cannot be opened as a ring: {error.strerror}") from error
+        try:
+            self.header = self._read_header()
+        except layout.RingError:
+            os.close(self._fd)
+            raise
+        self.position = start or 0
+        self._lost = 0
+        self._stalled: tuple[int, float] | None = None
+        self._names = _Entries("", self._load_names)
+        self._comms = _Entries(0, lambda: [c.id for c in self.communicators()])
+
+    def _read(self, size: int, offset: int) -> bytes:
+        data = os.pread(self._fd, size, offset)
+        if len(data) != size:
+            raise layout.RingError(
+                f"{self.path}: is torn: {offset + len(data)} bytes where {offset + size} were expected"
+            )
+        return data
+
+    def _word(self, offset: int) -> int:
+        return int.from_bytes(self._read(8, offset), "little")
+
+    def _read_header(self) -> layout.Header:
+        magic, version, record_bytes, records, producer, *rest = layout.HEADER.unpack(self._read(layout.HEADER.size, 0))
+        names = {number: name for name, number in layout.PRODUCERS.items()}
+        if magic != layout.MAGIC:
+            raise layout.RingError(f"{self.path}: is not a ring (or not one yet): no magic at its start")
+        if (version, record_bytes) != (layout.LAYOUT, layout.RECORD_BYTES):
+            raise layout.RingError(
+                f"{self.path}: has ring layout {version}, this hindmost reads {layout.LAYOUT}: use one version"
+            )
+        if not layout.is_capacity(records) or producer not in names:
+            raise layout.RingError(f"{self.path}: has a damaged header: capacity {records}, producer {producer}")
+        size = layout.RECORDS_OFFSET + records * layout.RECORD_BYTES
+        if os.fstat(self._fd).st_size != size:
+            raise layout.RingError(
+                f"{self.path}: is torn: {os.fstat(self._fd).st_size} bytes where {size} were expected"
+            )
+        pid, rank, world, local, monotonic, realtime, ticks, _refused, _life, _pad, *texts = rest
+        identity = (pid, rank, world, local, monotonic, realtime, ticks)
+        header: layout.Header = layout.Header(records, names[producer], *identity, *map(_text, texts))
+        return header
+
+    @property
+    def written(self) -> int:
+        """Events ever claimed."""
+        return self._word(layout.HEAD_OFFSET)
+
+    @property
+    def lost(self) -> int:
+        """Events that no ``poll`` can return: overwritten before they were read, never finished, or refused."""
+        return self._lost + self._word(layout.REFUSED_OFFSET)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the writer ended in order."""
+        return self._word(layout.LIFE_OFFSET) & 0xFFFFFFFF == layout.CLOSED
+
+    @property
+    def gpu_uuid(self) -> str:
+        """The GPU as known by now (the header's may be older)."""
+        return _text(self._read(64, layout.GPU_OFFSET))
+
+    def poll(self, limit: int | None = None) -> list[layout.Event]:
+        """What was written since the last call, oldest first, at most ``limit`` events. Raises RingError when torn."""
+        records = self.header.capacity
+        head = self.written
+        self._skip_to(head - records)
+        first = self.position
+        sure = max(head - first, 0)
+        block = self._block(first, min(sure + _LOOKAHEAD, records, records if limit is None else limit))
+        self._skip_to(self.written - records)  # overwritten while it was being copied
+        block = block[(self.position - first) * layout.RECORD_BYTES :]
+        good = self._finished(block, sure)
+        self.position += good
+        if self.position < head and good * layout.RECORD_BYTES < len(block):
+            self._give_up_on(self.position)
+        return self._decode(block[: good * layout.RECORD_BYTES])
+
+    def _skip_to(self, index: int) -> None:
+        if index > self.position:
+            self._lost += index - self.position
+            self.position = index
+
+    def _block(self, first: int, count: int) -> bytes:
+        """``count`` records from index ``first``, in order, in at most two reads."""
+        slot = first & (self.header.capacity - 1)
+        before_end = min(count, self.header.capacity - slot)
+        block = self._read(before_end * layout.RECORD_BYTES, layout.RECORDS_OFFSET + slot * layout.RECORD_BYTES)
+        if before_end < count:
+            block += self._read((count - before_end) * layout.RECORD_BYTES, layout.RECORDS_OFFSET)
+        return block
+
+    def _finished(self, block: bytes, sure: int) -> int:
+        """How many records from the start carry the stamp that their index asks for; ``sure`` are most likely to."""
+        stamps = memoryview(block).cast("I")[:: layout.RECORD_BYTES // 4].tolist()
+        low = self.position + 1
+        expected = [stamp & 0xFFFFFFFF for stamp in range(low, low + len(stamps))]
+        good = min(sure, len(stamps)) if stamps[:sure] == expected[:sure] else 0
+        while good < len(stamps) and stamps[good] == expected[good]:
+            good += 1
+        return good
+
+    def _give_up_on(self, index: int) -> None:
+        """Count a slot as lost once it has stood unwritten for a second: its writer died in the middle."""
+        if self._stalled is None or self._stalled[0] != index:
+            self._stalled = (index, self._clock())
+        elif self._clock() - self._stalled[1] >= _STALL_S:
+            self._stalled = None
+            self._skip_to(index + 1)
+
+    def _decode(self, block: bytes) -> list[layout.Event]:
+        names, comms, none, make = self._names, self._comms, layout.NONE16, layout.Event._make
+        return [
+            make((kind, flags, names[name], start, took, seq, -1 if peer == none else peer, comms[comm], value))
+            for _, kind, flags, name, start, took, seq, peer, comm, value in layout.RECORD.iter_unpack(block)
+            if kind
+        ]
+
+    def open_records(self) -> list[layout.Event]:
+        """What has been entered and not left; ``duration_ns`` is 0."""
+        table = self._read(layout.OPEN_SLOTS * layout.RECORD_BYTES, layout.OPEN_OFFSET)
+        again = self._read(layout.OPEN_SLOTS * layout.RECORD_BYTES, layout.OPEN_OFFSET)
+        slots = range(0, len(table), layout.RECORD_BYTES)
+        steady = (table[i : i + layout.RECORD_BYTES] for i in slots if table[i : i + 8] == again[i : i + 8])
+        return self._decode(b"".join(record for record in steady if record[:4] != bytes(4)))
+
+    def _load_names(self) -> list[str]:
+        count = min(self._word(layout.NAMES_COUNT_OFFSET), layout.NAMES)
+        table = self._read(count * layout.NAME_BYTES, layout.NAMES_OFFSET)
+        return [_text(table[i : i + layout.NAME_BYTES]) for i in range(0, len(table), layout.NAME_BYTES)]
+
+    def communicators(self) -> list[layout.Communicator]:
+        """Every communicator registered so far, in order of first use."""
+        count = min(self._word(layout.COMMS_COUNT_OFFSET), layout.COMMS)
+        table = self._read(count * layout.COMM_BYTES, layout.COMMS_OFFSET)
+        return [
+            layout.Communicator(i, rank, size, _text(name)) for i, rank, size, name in layout.COMM.iter_unpack(table)
+        ]
+
+    def close(self) -> None:
+        """Close the descriptor. Safe to repeat."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
