@@ -1,0 +1,140 @@
+"""The dashboards over a job of 1,024 ranks on 128 nodes, back-filled into a real Prometheus."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.prometheus
+
+Sample = tuple[str, str, float]
+
+RANKS, PER_NODE, CULPRIT = 1024, 8, 517
+END = 1_700_000_000
+TICK, TICKS = 15, 20
+
+#: No panel may draw more lines than a person can tell apart, no table may have more rows than one scrolls.
+MOST_LINES = 36
+MOST_ROWS = 50
+
+PER_SECOND = {
+    "hindmost_rank_steps_total": 2.0,
+    "hindmost_rank_step_seconds_total": 1.0,
+    "hindmost_rank_collectives_total": 8.0,
+    "hindmost_rank_events_lost_total": 0.0,
+    "hindmost_process_cpu_seconds_total": 1.0,
+    "hindmost_process_runqueue_seconds_total": 0.01,
+    "hindmost_process_read_bytes_total": 1e6,
+}
+
+
+def test_every_panel_has_data_and_stays_readable(
+    serve: Callable[[Path, Path], Any], panels: Callable[[str], Any], data: Path, tmp_path: Path
+) -> None:
+    """With 1,024 ranks each query of the job dashboard answers, with few enough series to read."""
+    config = tmp_path / "prometheus.yml"
+    config.write_text("scrape_configs: []\n")
+    server = serve(config, data)
+    wrong = []
+    for panel in panels("hindmost-job.json"):
+        most = MOST_ROWS if panel["type"] == "table" else MOST_LINES
+        for target in panel["targets"]:
+            found = server.show(target, "big", END)
+            if not 0 < len(found) <= most:
+                wrong.append((panel["title"], target["refId"], len(found)))
+    assert wrong == []
+
+
+def test_the_culprit_is_on_top_of_the_panels_that_name_it(
+    serve: Callable[[Path, Path], Any], panels: Callable[[str], Any], data: Path, tmp_path: Path
+) -> None:
+    """Both bar panels show the one slow rank of 1,024 first, with the node it runs on."""
+    config = tmp_path / "prometheus.yml"
+    config.write_text("scrape_configs: []\n")
+    server = serve(config, data)
+    first = [
+        server.show(panel["targets"][0], "big", END)[0]["metric"]
+        for panel in panels("hindmost-job.json")
+        if panel["type"] == "bargauge"
+    ]
+    assert [(metric["rank"], metric["node"]) for metric in first] == [(str(CULPRIT), f"n{CULPRIT // PER_NODE}")] * 2
+
+
+@pytest.fixture(scope="module")
+def data(binaries: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Prometheus data directory with five minutes of the simulated job."""
+    directory = tmp_path_factory.mktemp("data")
+    text = directory / "job.om"
+    text.write_text("".join(exposition()) + "# EOF\n")
+    subprocess.run(
+        [binaries["promtool"], "tsdb", "create-blocks-from", "openmetrics", "--quiet", text, directory],
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
+    return directory
+
+
+def exposition() -> Iterator[str]:
+    """OpenMetrics text of all ticks, each sample with its time."""
+    for tick in range(TICKS + 1):
+        elapsed, at = float(tick * TICK), END - (TICKS - tick) * TICK
+        for name, labels, value in [
+            *job(),
+            *nodes(elapsed),
+            *(row for rank in range(RANKS) for row in of(rank, elapsed)),
+        ]:
+            yield f"{name}{{{labels}}} {value} {at}\n"
+
+
+def job() -> Iterator[Sample]:
+    """What is said once a job: who it is, its step time, and the verdict on it."""
+    verdict = f'job="big",kind="straggler",cause="compute",ranks="{CULPRIT}"'
+    yield "hindmost_job_info", 'job="big",command="train.py",world_size="1024"', 1.0
+    yield "hindmost_job_step_seconds", 'job="big",quantile="0.5"', 0.5
+    yield "hindmost_job_step_seconds", 'job="big",quantile="0.99"', 0.6
+    yield "hindmost_verdict_info", verdict + ',since_step="0"', 1.0
+    yield "hindmost_verdict_cost_ratio", verdict, 0.2
+    yield "hindmost_verdict_cost_seconds_per_step", verdict, 0.1
+    yield "hindmost_verdict_confidence_ratio", verdict, 0.99
+
+
+def of(rank: int, elapsed: float) -> Iterator[Sample]:
+    """What is said of each rank: one is slow by a fifth of a step, and all others wait for it."""
+    slow = rank == CULPRIT
+    labels = f'job="big",rank="{rank}"'
+    node = f'node="n{rank // PER_NODE}"'
+    yield "hindmost_rank_info", f'{labels},{node},local_rank="{rank % PER_NODE}",pid="{rank + 2}",gpu_uuid=""', 1.0
+    yield "hindmost_rank_wait_seconds_total", labels, elapsed * (0.01 if slow else 0.2)
+    yield (
+        "hindmost_rank_caused_wait_seconds_total",
+        labels,
+        elapsed * (0.2 * (RANKS - 1) if slow else 0.01 + rank * 1e-6),
+    )
+    yield "hindmost_rank_last_arrivals_total", labels, elapsed * (7.5 if slow else 0.5 / RANKS)
+    yield "hindmost_rank_last_step", labels, elapsed * 2
+    for phase, seconds in (("input", 0.1), ("forward", 0.5 if slow else 0.3), ("sync", 0.2)):
+        yield "hindmost_rank_phase_seconds_total", f'{labels},phase="{phase}"', elapsed * seconds
+    for name, per_second in PER_SECOND.items():
+        yield name, f"{labels},{node}" if "process" in name else labels, elapsed * per_second
+    yield "hindmost_process_resident_memory_bytes", f"{labels},{node}", 4e9
+
+
+def nodes(elapsed: float) -> Iterator[Sample]:
+    """What is said of each node."""
+    for number in range(RANKS // PER_NODE):
+        node = f'node="n{number}"'
+        yield "hindmost_node_memory_total_bytes", node, 1e12
+        yield "hindmost_node_memory_available_bytes", node, 8e11
+        for mode in ("user", "idle"):
+            yield "hindmost_node_cpu_seconds_total", f'{node},mode="{mode}"', elapsed * 48
+        for name in ("disk_read", "disk_written", "network_receive", "network_transmit"):
+            yield f"hindmost_node_{name}_bytes_total", f'{node},device="d0"', elapsed * 1e6
+        for resource in ("cpu", "io", "memory"):
+            yield "hindmost_node_pressure_waiting_seconds_total", f'{node},resource="{resource}"', elapsed * 0.02
