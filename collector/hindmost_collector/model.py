@@ -72,6 +72,7 @@ COLLECTIVES: Mapping[str, Any] = {
     "self_ns": np.int64,
     "cpu_ns": np.int64,
     "runqueue_ns": np.int64,
+    "step": np.int64,  # in which the operation was enqueued; -1 where the source cannot say
 }
 
 COMMUNICATORS: Mapping[str, Any] = {
@@ -110,6 +111,28 @@ METRICS: Mapping[str, Any] = {
     "value": np.float64,
 }
 
+#: Where a rank was when it was looked at: what a hang's verdict quotes.
+STACKS: Mapping[str, Any] = {
+    "rank": np.int32,
+    "time_ns": np.int64,
+    "text": np.str_,
+}
+
+#: The operations of a recorded step as a graph needs them: compute and communication of each (dp, stage, tp) worker.
+OPERATIONS: Mapping[str, Any] = {
+    "rank": np.int32,
+    "step": np.int64,
+    "op": np.str_,
+    "start_ns": np.int64,
+    "duration_ns": np.int64,
+    "seq": np.int64,
+    "micro_batch": np.int32,
+    "chunk": np.int32,
+    "stage": np.int32,
+    "dp": np.int32,
+    "tp": np.int32,
+}
+
 TABLES: Mapping[str, Mapping[str, Any]] = {
     "ranks": RANKS,
     "steps": STEPS,
@@ -118,6 +141,8 @@ TABLES: Mapping[str, Mapping[str, Any]] = {
     "intervals": INTERVALS,
     "in_flight": IN_FLIGHT,
     "metrics": METRICS,
+    "stacks": STACKS,
+    "operations": OPERATIONS,
 }
 
 Table = dict[str, np.ndarray[Any, Any]]
@@ -162,6 +187,8 @@ class Run:
     intervals: Table = field(default_factory=lambda: empty(INTERVALS))
     in_flight: Table = field(default_factory=lambda: empty(IN_FLIGHT))
     metrics: Table = field(default_factory=lambda: empty(METRICS))
+    stacks: Table = field(default_factory=lambda: empty(STACKS))
+    operations: Table = field(default_factory=lambda: empty(OPERATIONS))
     notes: tuple[str, ...] = ()
 
     def tables(self) -> dict[str, Table]:
