@@ -30,7 +30,7 @@ class _Entries(dict[int, Any]):
 
     def __missing__(self, index: int) -> Any:
         self.update(enumerate(self._load()))
-        return self.get(index, self._none)
+        return self.setdefault(index, self._none)  # an index is registered before it is used: this one is damaged
 
 
 class Reader:

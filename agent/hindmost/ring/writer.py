@@ -11,12 +11,9 @@ import threading
 import time
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from hindmost.ring import layout
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class IdentityLike(Protocol):
@@ -141,18 +138,15 @@ class Writer:
                 pack(body, slot * 40, kind, flags, name, start_ns, duration_ns, seq, peer, comm, value)
                 stamps[slot] = index & 0xFFFFFFFF
             except (struct.error, ValueError, TypeError):  # a field out of range, or the ring was closed
-                self._refuse(lambda: _void(body, stamps, slot, index))
+                self._refuse()
+                _void(body, stamps, slot, index)
 
         return event
 
-    def _refuse(self, clear: Callable[[], None] | None = None) -> None:
+    def _refuse(self) -> None:
         """Count an event that could not be written. Nothing is counted once the ring is closed."""
-        try:
+        with contextlib.suppress(ValueError):
             self._words[layout.REFUSED_OFFSET // 8] += 1
-            if clear is not None:
-                clear()
-        except ValueError:
-            return  # closed: there is nobody to tell
 
     def name(self, text: str) -> int:
         """The index of a name, registered at its first use; NONE16 when the table is full."""
@@ -258,10 +252,10 @@ os.register_at_fork(after_in_child=_disown)
 
 def _void(body: memoryview[Any], stamps: memoryview[Any], slot: int, stamp: int) -> None:
     """Fill a claimed slot with nothing, so that no reader waits for it."""
-    layout.BODY.pack_into(
-        body, slot * layout.RECORD_BYTES, layout.VOID, 0, layout.NONE16, 0, 0, 0, layout.NONE16, layout.NONE16, 0
-    )
-    stamps[slot] = stamp & 0xFFFFFFFF
+    with contextlib.suppress(ValueError):  # closed: there is no reader to hold up
+        none = layout.NONE16
+        layout.BODY.pack_into(body, slot * layout.RECORD_BYTES, layout.VOID, 0, none, 0, 0, 0, none, none, 0)
+        stamps[slot] = stamp & 0xFFFFFFFF
 
 
 def _allocate(path: Path, size: int) -> mmap.mmap:
