@@ -252,7 +252,7 @@ os.register_at_fork(after_in_child=_disown)
 
 def _void(body: memoryview[Any], stamps: memoryview[Any], slot: int, stamp: int) -> None:
     """Fill a claimed slot with nothing, so that no reader waits for it."""
-    with contextlib.suppress(ValueError):  # closed: there is no reader to hold up
+    with contextlib.suppress(ValueError, TypeError):  # closed: there is no reader to hold up
         none = layout.NONE16
         layout.BODY.pack_into(body, slot * layout.RECORD_BYTES, layout.VOID, 0, none, 0, 0, 0, none, none, 0)
         stamps[slot] = stamp & 0xFFFFFFFF
