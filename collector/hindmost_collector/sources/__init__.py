@@ -1,1 +1,80 @@
-"""Readers of foreign recordings, one file a format."""
+"""Readers of recordings, one file a format; :func:`load` finds out which it is.
+
+A format is a module with ``NAME`` (what people call it), ``recognises(sample) -> bool`` (is this file one of its own,
+by content) and ``load(files) -> Run`` (what those files say; everything else is not measured).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from hindmost.errors import UsageError
+
+from hindmost_collector.sources import nvml_csv, profiler_csv, steps_jsonl
+from hindmost_collector.sources.combine import combine
+from hindmost_collector.sources.files import Sample, sample, unpacked, walk
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hindmost_collector.model import Run
+
+
+class Format(Protocol):
+    """What a module of this package provides."""
+
+    NAME: str
+
+    def recognises(self, sample: Sample) -> bool:
+        """Whether a file is of this format, by its first bytes."""
+
+    def load(self, files: Sequence[Path]) -> Run:
+        """What the files say."""
+
+
+#: In the order in which they are believed: an earlier one's table wins over a later one's.
+FORMATS: tuple[Format, ...] = (profiler_csv, steps_jsonl, nvml_csv)
+
+
+def load(path: Path | str) -> Run:
+    """A recorded run: a run directory, a folder of foreign files, one such file, or a tar archive of them.
+
+    Files of several formats in one folder are taken as the same run seen several ways and combined. Raises
+    :class:`UsageError` naming what was found where nothing is understood.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise UsageError(f"{path}: no such file or folder")
+    with unpacked(path) as folder:
+        return _load(path, folder)
+
+
+def _load(path: Path, folder: Path) -> Run:
+    files = walk(folder)
+    found: dict[str, list[Path]] = {form.NAME: [] for form in FORMATS}
+    strangers: list[Sample] = []
+    for file in files:
+        head = sample(file)
+        owner = next((form.NAME for form in FORMATS if form.recognises(head)), None)
+        if owner is None:
+            strangers.append(head)
+        else:
+            found[owner].append(file)
+    if len(strangers) == len(files):
+        raise UsageError(_nothing_understood(path, strangers))
+    return combine(path, [form.load(found[form.NAME]) for form in FORMATS if found[form.NAME]])
+
+
+def _nothing_understood(path: Path, strangers: list[Sample]) -> str:
+    understood = "hindmost runs, " + ", ".join(form.NAME for form in FORMATS)
+    if not strangers:
+        return f"{path}: an empty folder; understood are {understood}"
+    if all(head.size == 0 for head in strangers):
+        return f"{path}: {len(strangers)} files, all empty; understood are {understood}"
+    endings = Counter("".join(head.path.suffixes[-1:]) or "no suffix" for head in strangers).most_common(3)
+    kinds = ", ".join(f"{count} of {ending}" for ending, count in endings)
+    first = next(head for head in strangers if head.size)
+    start = ascii(first.first_line()[:40].decode(errors="replace"))
+    return f"{path}: found {kinds}; {first.path.name} starts with {start}; understood are {understood}"

@@ -1,0 +1,102 @@
+"""Several recordings of one run, made one: each table from the source that knows it best, identities from all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hindmost_collector.model import COLLECTIVES, RANKS, UNMEASURED, Job, Run, Table, rows
+from hindmost_collector.sources.columns import concatenate, has_rows, table
+from hindmost_collector.sources.nvml_csv import gpu
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+#: Tables of which one source's rows stand for the run; the others add up.
+_ONE_SOURCE = ("steps", "collectives", "communicators", "in_flight", "operations")
+_ADDED_UP = ("intervals", "metrics", "stacks")
+
+
+def combine(path: Path, runs: Sequence[Run]) -> Run:
+    """One run from several views of it, best first. Ranks are joined by their number."""
+    chosen = {name: next((run.tables()[name] for run in runs if has_rows(run, name)), None) for name in _ONE_SOURCE}
+    added = {name: concatenate(name, [run.tables()[name] for run in runs]) for name in _ADDED_UP}
+    ranks = _ranks(runs)
+    notes = tuple(note for run in runs for note in run.notes)
+    run = Run(
+        job=_job(path, runs, ranks),
+        ranks=ranks,
+        **{name: part for name, part in chosen.items() if part is not None},
+        **added,
+        notes=notes,
+    )
+    return _with_gpus_by_index(_with_steps_of_operations(run))
+
+
+def _job(path: Path, runs: Sequence[Run], ranks: Table) -> Job:
+    nodes = {node for node in ranks["node"].tolist() if node}
+    name = path.name.split(".tar")[0].removesuffix(".tgz").removesuffix(".txz")
+    return Job(
+        id=next((run.job.id for run in runs if run.job.id), name or str(path)),
+        command=next((run.job.command for run in runs if run.job.command), None),
+        world_size=max((run.job.world_size or 0 for run in runs), default=0) or None,
+        nodes=len(nodes) or None,
+        source=" + ".join(run.job.source for run in runs),
+    )
+
+
+def _ranks(runs: Sequence[Run]) -> Table:
+    """Every rank any source names; of each field the first that is measured."""
+    known: dict[int, dict[str, Any]] = {}
+    for run in runs:
+        for i in range(rows(run.ranks)):
+            row = {name: values[i] for name, values in run.ranks.items()}
+            mine = known.setdefault(int(row["rank"]), {})
+            mine.update({name: value for name, value in row.items() if value not in (-1, "") and name not in mine})
+    if not known:
+        return table("ranks", rank=[])
+    order = sorted(known)
+    missing = table("ranks", rank=order)
+    return {
+        name: np.array([known[rank].get(name, missing[name][i]) for i, rank in enumerate(order)], dtype=dtype)
+        for name, dtype in RANKS.items()
+    }
+
+
+def _with_steps_of_operations(run: Run) -> Run:
+    """Operations belong to the step in which the host enqueued them; only the model's own columns remain."""
+    operations = dict(run.collectives)
+    enqueued = operations.get("enqueue_ns")
+    if enqueued is not None and rows(run.steps):
+        operations["step"] = operations["step"].copy()
+        for rank in np.unique(operations["rank"]).tolist():
+            mine = operations["rank"] == rank
+            operations["step"][mine] = _step_at(run.steps, rank, enqueued[mine])
+    return replace(run, collectives={name: operations[name] for name in COLLECTIVES})
+
+
+def _step_at(steps: Table, rank: int, times: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The step a rank was in at each time; -1 outside of all."""
+    mine = np.flatnonzero(steps["rank"] == rank)
+    if not len(mine):
+        return np.full(len(times), UNMEASURED)
+    mine = mine[np.argsort(steps["start_ns"][mine], kind="stable")]
+    at = np.searchsorted(steps["start_ns"][mine], times, side="right") - 1
+    inside = (at >= 0) & (times < (steps["start_ns"] + steps["duration_ns"])[mine][at])
+    return np.where(inside, steps["step"][mine][at], UNMEASURED)
+
+
+def _with_gpus_by_index(run: Run) -> Run:
+    """GPU samples known only by index belong to the ranks of that number, where there are as many of both."""
+    gpus = {label for label in np.unique(run.metrics["labels"]).tolist() if '"gpu_uuid": "gpu' in label}
+    size = rows(run.ranks)
+    if not gpus or run.ranks["gpu_uuid"].astype(bool).any():
+        return run
+    if len(gpus) != size:
+        return replace(run, notes=(*run.notes, f"{len(gpus)} GPUs were sampled for {size} ranks: not joined."))
+    uuid = np.array([gpu(int(rank)) for rank in run.ranks["rank"]])
+    note = "GPU samples name GPUs by index: GPU i is taken to be rank i's."
+    return replace(run, ranks={**run.ranks, "gpu_uuid": uuid}, notes=(*run.notes, note))

@@ -1,0 +1,171 @@
+"""The files of a recording: found without surprises, opened without trusting their size.
+
+A folder is walked to a bounded depth and number of files, symbolic links that leave it are not followed; an archive is
+unpacked to a temporary folder, regular files only, up to a bounded size. Every format sees the first bytes of a file
+(:class:`Sample`) and says whether it is one of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import json
+import lzma
+import os
+import shutil
+import tarfile
+import tempfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, TYPE_CHECKING, Any
+
+from hindmost.errors import HindmostError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SAMPLE_BYTES = 64 * 1024
+#: No line of any format understood here is longer: the longest seen is a stack in a Flight Recorder dump, 20 KiB.
+MAX_LINE_BYTES = 4 * 1024 * 1024
+MAX_FILES = 100_000
+MAX_DEPTH = 6
+#: What an archive may unpack to, and a gzip file may inflate to: a profiler trace of an hour is about 2 GiB.
+MAX_UNPACKED_BYTES = 16 * 1024**3
+ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2")
+_GZIP = b"\x1f\x8b"
+_CHUNK = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A file's first bytes, decompressed; what a format recognises its own by."""
+
+    path: Path
+    head: bytes
+    size: int
+    compressed: bool = False
+
+    def first_line(self) -> bytes:
+        """The first line that is not blank, without its end; all of the head where it has no end."""
+        return next((line.strip() for line in self.head.split(b"\n") if line.strip()), b"")
+
+    def first_object(self) -> dict[str, Any] | None:
+        """The first line as a JSON object; None where it is not one."""
+        with contextlib.suppress(ValueError, RecursionError):
+            value = json.loads(self.first_line())
+            if isinstance(value, dict):
+                return value
+        return None
+
+
+def walk(root: Path) -> list[Path]:
+    """The regular files of a folder, sorted by path; a file is a folder of itself."""
+    if root.is_file():
+        return [root]
+    found: list[Path] = []
+    for folder, folders, names in os.walk(root):
+        here = Path(folder)
+        if len(here.relative_to(root).parts) >= MAX_DEPTH:
+            folders.clear()
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found += [here / name for name in names if not name.startswith(".") and (here / name).is_file()]
+        if len(found) > MAX_FILES:
+            raise UsageError(f"{root}: more than {MAX_FILES:,} files; name the folder of one recording")
+    return sorted(found)
+
+
+def sample(path: Path) -> Sample:
+    """The head of a file. A gzip file that cannot be inflated has an empty one."""
+    with path.open("rb") as raw:
+        head = raw.read(SAMPLE_BYTES)
+    compressed = head.startswith(_GZIP)
+    if compressed:
+        with contextlib.suppress(zlib.error):
+            head = zlib.decompressobj(wbits=31).decompress(head, SAMPLE_BYTES)
+        head = b"" if head.startswith(_GZIP) else head
+    return Sample(path, head, path.stat().st_size, compressed)
+
+
+class _Bounded(io.RawIOBase):
+    """A stream that refuses to give more than ``limit`` bytes: what a compressed file may inflate to."""
+
+    def __init__(self, raw: IO[bytes] | gzip.GzipFile, path: Path, limit: int) -> None:
+        self._raw, self._path, self._left = raw, path, limit
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            data = self._raw.read(min(len(buffer), _CHUNK))
+        except (OSError, EOFError, zlib.error) as error:
+            raise UsageError(f"{self._path}: damaged or cut short ({error}); copy it again") from error
+        self._left -= len(data)
+        if self._left < 0:
+            raise UsageError(f"{self._path}: inflates to more than {MAX_UNPACKED_BYTES >> 30} GiB; not read")
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+def open_bytes(path: Path) -> IO[bytes]:
+    """A file for reading, decompressed where it is gzip, within :data:`MAX_UNPACKED_BYTES`."""
+    raw = path.open("rb")
+    if raw.read(2) != _GZIP:
+        raw.seek(0)
+        return raw
+    raw.close()
+    inflated = gzip.open(path, "rb")  # noqa: SIM115 - closed by the reader around it
+    return io.BufferedReader(_Bounded(inflated, path, MAX_UNPACKED_BYTES), _CHUNK)
+
+
+def lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file. A line longer than :data:`MAX_LINE_BYTES` is an error that names it, not memory."""
+    with open_bytes(path) as stream:
+        number = 0
+        while line := stream.readline(MAX_LINE_BYTES + 1):
+            number += 1
+            if len(line) > MAX_LINE_BYTES:
+                raise UsageError(f"{path}: line {number} is longer than {MAX_LINE_BYTES >> 20} MiB; not a recording")
+            yield line
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a path's name is that of a tar archive."""
+    return path.is_file() and path.name.endswith(ARCHIVES)
+
+
+@contextlib.contextmanager
+def unpacked(path: Path) -> Iterator[Path]:
+    """A folder to read: the path itself, or a temporary one with the regular files of a tar archive in it."""
+    if not is_archive(path):
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="hindmost-") as folder:
+        try:
+            _unpack(path, Path(folder))
+        except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
+            raise UsageError(f"{path}: damaged or cut short ({error}); copy it again") from error
+        yield Path(folder)
+
+
+def _unpack(path: Path, folder: Path) -> None:
+    left = min(MAX_UNPACKED_BYTES, shutil.disk_usage(folder).free // 2)
+    with tarfile.open(path) as archive:
+        for count, member in enumerate(archive):
+            left -= member.size
+            if left < 0 or count > MAX_FILES:
+                raise HindmostError(f"{path}: unpacks to too much for {folder.parent}; unpack it and name the folder")
+            name = PurePosixPath(member.name)
+            content = archive.extractfile(member) if member.isfile() else None
+            if content is None or name.is_absolute() or ".." in name.parts:
+                continue  # links, devices and names that lead elsewhere are no part of a recording
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with content, target.open("xb") as out:
+                shutil.copyfileobj(content, out, _CHUNK)

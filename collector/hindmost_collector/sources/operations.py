@@ -1,0 +1,32 @@
+"""One name for each operation, whoever recorded it: the one ``torch.distributed`` gives it."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+_WORD = re.compile(r"(?<=[a-z])(?=[A-Z])|[\s-]+")
+_SAME = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "allgather_base": "all_gather",
+    "_allgather_base": "all_gather",
+    "all_gather_into_tensor": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "_reduce_scatter_base": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "all_to_all_single": "all_to_all",
+    "alltoall_base": "all_to_all",
+    "bcast": "broadcast",
+    "sendrecv": "send_recv",
+}
+
+
+@lru_cache(maxsize=4096)
+def operation(name: str) -> str:
+    """``AllReduce``, ``nccl:all_reduce``, ``ALLREDUCE`` -> ``all_reduce``; an unknown name in the same spelling."""
+    name = name.removeprefix("nccl:").removeprefix("gloo:").removeprefix("mpi:")
+    name = name if name.isupper() else _WORD.sub("_", name)
+    name = name.lower().strip("_ ").split(" ", 1)[0]
+    return _SAME.get(name, name)

@@ -1,0 +1,117 @@
+"""``steps.RANK.jsonl``: one JSON line a step with the host's times and CUDA-event milliseconds.
+
+``step``, ``t_start`` (step begins), ``t_data`` (its input is there), ``t_end`` (everything issued), ns of
+CLOCK_REALTIME; ``fwd_ms``, ``bwd_ms``, ``opt_ms`` on the GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from hindmost.errors import UsageError
+
+from hindmost_collector.model import Job, Run, Table
+from hindmost_collector.sources.columns import concatenate, table
+from hindmost_collector.sources.files import lines
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from hindmost_collector.sources.files import Sample
+
+NAME = "step times (steps.RANK.jsonl)"
+
+#: Steps kept a rank; a rank that made more is read to here and the rest is said to be left out.
+MAX_STEPS = 2_000_000
+_HOST = ("step", "t_start", "t_data", "t_end")
+_GPU = ("fwd_ms", "bwd_ms", "opt_ms")
+_RANK = re.compile(r"\.(\d+)\.jsonl(\.gz)?$")
+
+
+def recognises(sample: Sample) -> bool:
+    """Whether the first line is a step with its times, and the name says whose."""
+    first = sample.first_object()
+    return (
+        first is not None
+        and {"step", "t_start", "t_end"} <= first.keys()
+        and _RANK.search(sample.path.name) is not None
+    )
+
+
+def load(files: Sequence[Path]) -> Run:
+    """All ranks' steps. A step lasts until the next one starts; the last one until it was issued."""
+    notes: list[str] = []
+    budget = MAX_STEPS // max(1, len(files))
+    read = {_rank(path): _read(path, budget, notes) for path in files}
+    return Run(
+        job=Job(id="", world_size=max(read) + 1, source=NAME),
+        ranks=table("ranks", rank=sorted(read), world_size=max(read) + 1),
+        steps=concatenate("steps", [_steps(rank, columns) for rank, columns in sorted(read.items())]),
+        intervals=concatenate("intervals", [_issuing(rank, columns) for rank, columns in sorted(read.items())]),
+        notes=tuple(notes),
+    )
+
+
+def _rank(path: Path) -> int:
+    found = _RANK.search(path.name)
+    if found is None:
+        raise UsageError(f"{path}: whose steps are these? name the file steps.RANK.jsonl")
+    return int(found[1])
+
+
+def _read(path: Path, budget: int, notes: list[str]) -> dict[str, np.ndarray[Any, Any]]:
+    rows: list[list[float]] = []
+    torn = 0
+    for line in lines(path):
+        if len(rows) >= budget:
+            notes.append(f"{path.name}: only the first {budget:,} steps were read.")
+            break
+        try:
+            row = json.loads(line)
+            rows.append([int(row[key]) for key in _HOST] + [float(row.get(key, "nan")) for key in _GPU])
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            torn += bool(line.strip())
+    if torn:
+        notes.append(f"{path.name}: {torn} torn line{'s' * (torn > 1)} left out.")
+    if not rows:
+        raise UsageError(f"{path}: no step in it can be read; is it whole?")
+    host = np.array([row[:4] for row in rows], dtype=np.int64)
+    gpu = np.array([row[4:] for row in rows], dtype=np.float64)
+    order = np.argsort(host[:, 1], kind="stable")
+    columns: dict[str, np.ndarray[Any, Any]] = {key: host[order, i] for i, key in enumerate(_HOST)}
+    return columns | {key: gpu[order, i] for i, key in enumerate(_GPU)}
+
+
+def _steps(rank: int, c: dict[str, np.ndarray[Any, Any]]) -> Table:
+    start = c["t_start"]
+    until = np.append(start[1:], c["t_end"][-1])
+    gpu = {
+        name: np.where(np.isnan(c[key]), -1, np.nan_to_num(c[key]) * 1e6)
+        for name, key in zip(("gpu_forward_ns", "gpu_backward_ns", "gpu_optimizer_ns"), _GPU, strict=True)
+    }
+    return table(
+        "steps",
+        rank=np.full(len(start), rank),
+        step=c["step"],
+        kind="train",
+        start_ns=start,
+        duration_ns=until - start,
+        input_ns=c["t_data"] - start,
+        **{name: np.rint(value) for name, value in gpu.items()},
+    )
+
+
+def _issuing(rank: int, c: dict[str, np.ndarray[Any, Any]]) -> Table:
+    """How long the host took to issue the step's work once its input was there: what a host-bound run shows."""
+    return table(
+        "intervals",
+        rank=np.full(len(c["step"]), rank),
+        name="issue",
+        start_ns=c["t_data"],
+        duration_ns=c["t_end"] - c["t_data"],
+        value=c["step"],
+    )

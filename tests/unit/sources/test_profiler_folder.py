@@ -1,0 +1,142 @@
+"""A folder of profiler CSVs, step times and GPU samples is one run."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hindmost.errors import UsageError
+from hindmost_collector.model import GPU_TIME
+from hindmost_collector.sources import load
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MS = 1_000_000
+STEP = 30 * MS
+
+
+def _record(folder: Path, ranks: tuple[int, ...] = (0, 1, 2), steps: int = 3) -> Path:
+    """Processes 100, 101 … whose ranks are ``ranks``; two all-reduces and one broadcast a step, GPU clocks apart."""
+    for index, rank in enumerate(ranks):
+        offset = 700_000 * (rank + 1)
+        operations = []
+        for step in range(steps):
+            for i, (name, seq) in enumerate(
+                (("AllReduce", 2 * step), ("AllReduce", 2 * step + 1), ("Broadcast", step))
+            ):
+                host = 1_000_000_000 + step * STEP + (5 + i) * MS
+                gpu = host + offset + MS
+                operations.append(
+                    f"e9a550b719f82509,{rank},{seq},{name},1024,RING,LL,1,{host},{host + 9},{gpu},{gpu + MS},{gpu}\n"
+                )
+        (folder / f"prof.{100 + index}.csv").write_text("".join(operations))
+        with (folder / f"steps.{rank}.jsonl").open("w") as out:
+            for step in range(steps):
+                start = 1_000_000_000 + step * STEP
+                times = {"t_start": start, "t_data": start + 2 * MS, "t_end": start + STEP - MS}
+                out.write(json.dumps({"step": step, **times, "fwd_ms": 8.5, "bwd_ms": 17.25}) + "\n")
+    return folder
+
+
+def test_ranks_are_those_of_the_communicator_that_has_every_process(tmp_path: Path) -> None:
+    """Process ids say nothing about ranks; the world communicator does."""
+    run = load(_record(tmp_path, ranks=(2, 0, 1)))
+    assert dict(zip(run.ranks["pid"].tolist(), run.ranks["rank"].tolist(), strict=True)) == {100: 2, 101: 0, 102: 1}
+    assert run.job.world_size == 3
+    assert set(run.communicators["size"].tolist()) == {3}
+    assert set(run.communicators["comm"].tolist()) == set(run.collectives["comm"].tolist())
+
+
+def test_sequence_numbers_count_all_functions_of_a_communicator(tmp_path: Path) -> None:
+    """The file counts per function; a run counts per communicator, alike on all members."""
+    run = load(_record(tmp_path))
+    for rank in range(3):
+        mine = run.collectives["rank"] == rank
+        assert run.collectives["seq"][mine].tolist() == list(range(9))
+        assert run.collectives["op"][mine][:3].tolist() == ["all_reduce", "all_reduce", "broadcast"]
+
+
+def test_operations_belong_to_the_step_that_enqueued_them(tmp_path: Path) -> None:
+    """GPU times are of another clock; the host's enqueue times say the step."""
+    run = load(_record(tmp_path))
+    mine = run.collectives["rank"] == 1
+    assert run.collectives["step"][mine].tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert (run.collectives["flags"] == GPU_TIME).all()
+    assert (run.collectives["duration_ns"] == MS).all()
+
+
+def test_a_step_lasts_until_the_next_and_what_was_not_measured_is_absent(tmp_path: Path) -> None:
+    """The last step ends where its work was issued; an event that was not timed is -1."""
+    run = load(_record(tmp_path))
+    mine = run.steps["rank"] == 0
+    assert run.steps["duration_ns"][mine].tolist() == [STEP, STEP, STEP - MS]
+    assert (run.steps["input_ns"] == 2 * MS).all()
+    assert (run.steps["gpu_forward_ns"] == 8_500_000).all()
+    assert (run.steps["gpu_optimizer_ns"] == -1).all()
+    assert (run.steps["h2d_ns"] == -1).all()
+
+
+def test_gpu_samples_join_ranks_by_index(tmp_path: Path) -> None:
+    """A file that knows GPUs by index only is joined where there are as many GPUs as ranks, and a note says so."""
+    _record(tmp_path)
+    header = "t_ns,gpu,util,mem_util,power_mw,sm_mhz,mem_mhz,temp,reasons\n"
+    samples = "".join(f"{10**9 + i},{i},50,1,112835,1980,3201,40,4\n" for i in range(3))
+    (tmp_path / "nvml.csv").write_text(header + samples)
+    run = load(tmp_path)
+    assert run.ranks["gpu_uuid"].tolist() == ["gpu0", "gpu1", "gpu2"]
+    power = run.metrics["value"][run.metrics["name"] == "hindmost_gpu_power_watts"]
+    assert power == pytest.approx([112.835] * 3)
+    assert any("by index" in note for note in run.notes)
+
+
+def test_a_torn_last_line_is_left_out_and_said(tmp_path: Path) -> None:
+    """A process that was killed while it wrote leaves half a line; everything else counts."""
+    _record(tmp_path)
+    whole = (tmp_path / "prof.100.csv").read_text()
+    (tmp_path / "prof.100.csv").write_text(whole[:-60])
+    run = load(tmp_path)
+    assert int((run.collectives["rank"] == 0).sum()) == 8
+    assert any("torn" in note for note in run.notes)
+
+
+def test_point_to_point_operations_count_per_peer(tmp_path: Path) -> None:
+    """The file gives a peer in place of a sequence number; sends to one peer are numbered by themselves."""
+    lines = {0: [(1, "Send"), (2, "Send"), (1, "Send")], 1: [(0, "Recv"), (0, "Recv")], 2: [(0, "Recv")]}
+    for rank, operations in lines.items():
+        rows = [
+            f"ab,{rank},{peer},{name},8,P2P,,1,{10**9 + i},{10**9 + i},{10**9 + i},{10**9 + i + 5},0\n"
+            for i, (peer, name) in enumerate(operations)
+        ]
+        (tmp_path / f"prof.{rank}.csv").write_text("".join(rows))
+    run = load(tmp_path)
+    sent = run.collectives["op"] == "send"
+    assert run.collectives["peer"][sent].tolist() == [1, 2, 1]
+    assert run.collectives["seq"][sent].tolist() == [0, 0, 1]
+    assert run.collectives["peer"][~sent].tolist() == [0, 0, 0]
+
+
+def test_an_archive_is_read_like_its_folder(tmp_path: Path) -> None:
+    """The same recording packed gives the same run."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    _record(folder)
+    packed = tmp_path / "run.tar.xz"
+    with tarfile.open(packed, "w:xz") as archive:
+        archive.add(folder, "run")
+    direct, through = load(folder), load(packed)
+    for name, table in direct.tables().items():
+        for column, values in table.items():
+            assert np.array_equal(values, through.tables()[name][column]), (name, column)
+
+
+def test_what_is_not_understood_is_named(tmp_path: Path) -> None:
+    """The error says what was found, how it starts, and what would be understood."""
+    (tmp_path / "notes.txt").write_text("hello\n")
+    with pytest.raises(UsageError, match=r"notes\.txt starts with 'hello'; understood are .*prof\.PID\.csv"):
+        load(tmp_path)
+    with pytest.raises(UsageError, match="no such file"):
+        load(tmp_path / "nowhere")
