@@ -51,13 +51,13 @@ DIALECTS = (
 #: Programs that start ranks and are none, by the name of their script and of their module.
 LAUNCHER_SCRIPTS = frozenset({"torchrun", "horovodrun", "accelerate", "deepspeed", "mpirun", "mpiexec", "srun", "ray"})
 LAUNCHER_MODULES = (
-    "torch.distributed.run",
-    "torch.distributed.launch",
-    "torch.distributed.launcher",
-    "horovod.runner",
-    "accelerate.commands",
-    "deepspeed.launcher",
-    "hindmost",
+    "torch.distributed.run.",
+    "torch.distributed.launch.",
+    "torch.distributed.launcher.",
+    "horovod.runner.",
+    "accelerate.commands.",
+    "deepspeed.launcher.",
+    "hindmost.",
 )
 
 #: What the command line of a child of ``multiprocessing`` holds: DataLoader workers and their helpers.
@@ -94,7 +94,8 @@ def is_launcher(argv: Sequence[str]) -> bool:
     """Whether this command line starts ranks rather than being one: ``torchrun``, ``python -m horovod.runner``."""
     for index, argument in enumerate(argv[1:4], start=1):
         if argument == "-m":
-            return index + 1 < len(argv) and argv[index + 1].startswith(LAUNCHER_MODULES)
+            module = argv[index + 1] if index + 1 < len(argv) else ""
+            return f"{module}.".startswith(LAUNCHER_MODULES)
         if not argument.startswith("-"):
             return os.path.basename(argument) in LAUNCHER_SCRIPTS  # noqa: PTH119 - pathlib is slow to import
     return False

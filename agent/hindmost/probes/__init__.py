@@ -1,1 +1,35 @@
-"""One file a framework: how its steps and phases are seen."""
+"""One file a framework: how its steps and phases are seen. Nothing is imported before the training job imports it."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from hindmost.stepping import Recorder
+
+#: Module of the training job -> the probe (``hindmost.probes.NAME``) whose ``install(module, recorder)`` is called
+#: once that module has been imported.
+WATCHED = {
+    "torch": "torch",
+    "torch._dynamo.trace_rules": "torch_compile",
+}
+
+
+def install(recorder: Recorder) -> None:
+    """Wait for the frameworks that probes know, and record what needs no framework."""
+    from hindmost.bootstrap import complain
+    from hindmost.probes import pauses
+    from hindmost.probes.imports import Watch
+
+    def act(module: ModuleType) -> None:
+        probe = importlib.import_module(f"hindmost.probes.{WATCHED[module.__name__]}")
+        probe.install(module, recorder)
+
+    def failed(name: str, error: Exception) -> None:
+        complain(f"{name} cannot be observed ({error!r})")
+
+    pauses.install(recorder)
+    Watch(dict.fromkeys(WATCHED, act), failed).install()

@@ -1,0 +1,130 @@
+"""Start the probe in a training process: decide whether it is a rank, make its ring, wait for its framework.
+
+Called by ``inject/sitecustomize.py`` and by the ``.pth`` file of an installed hindmost, before the job's own code. The
+job comes first: whatever goes wrong here is one line on stderr, and the job runs as it would have without.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from hindmost import identity, stepping
+
+if TYPE_CHECKING:
+    from hindmost.identity import Identity
+    from hindmost.ring import Writer
+
+ATTACHED = "HINDMOST_ATTACHED"
+
+_complained = False
+_started = False
+_writer: Writer | None = None
+
+
+def complain(what: str) -> None:
+    """Say on stderr, once a process, what hindmost cannot see; never raises."""
+    global _complained  # noqa: PLW0603 - one line a process, whoever finds the first fault
+    if _complained:
+        return
+    _complained = True
+    with contextlib.suppress(Exception):  # stderr is closed or full: there is nobody to tell
+        sys.stderr.write(f"hindmost: {what}; the job goes on without it\n")
+
+
+def start() -> None:
+    """Observe this process if it is a rank of a job under ``hindmost run``. Calling it again does nothing."""
+    global _started  # noqa: PLW0603 - the .pth file and sitecustomize may both call
+    if _started or not os.environ.get("HINDMOST_JOB_ID") or os.environ.get("HINDMOST_PROBE") == "0":
+        return
+    _started = True
+    try:
+        found = identity.find(os.environ)
+        if found is not None and os.environ.get(ATTACHED) != identity.token(found):
+            _observe(found)
+    except Exception as error:
+        complain(f"the probe did not start ({error!r})")
+
+
+def writer() -> Writer | None:
+    """This process's ring, where it has one."""
+    return _writer
+
+
+def stop() -> None:
+    """Close the ring: this rank has ended in order. Everything later is not recorded."""
+    global _writer
+    closing, _writer = _writer, None
+    if closing is not None:
+        stepping.finish()
+        closing.close()
+
+
+def _observe(found: Identity) -> None:
+    """Make the ring and everything that writes to it."""
+    global _writer  # noqa: PLW0603 - see start
+    from hindmost import probes, ring
+
+    os.environ[ATTACHED] = identity.token(found)
+    directory = os.environ.get("HINDMOST_RING_DIR") or f"/dev/shm/hindmost-{os.getuid()}/{found.job_id}"  # noqa: S108
+    try:
+        _writer = ring.Writer.create(directory, found, "py", ring.capacity(os.environ))
+    except OSError as error:
+        complain(f"no ring in {directory} ({error.strerror or error})")
+        return
+    recorder = stepping.Recorder(_writer)
+    stepping.attach(recorder)
+    os.register_at_fork(after_in_child=_leave_to_parent)
+    atexit.register(stop)
+    probes.install(recorder)
+    try:
+        _start_agent(directory, found)
+    except Exception as error:
+        complain(f"no agent could be started on {found.node} ({error!r})")
+
+
+def _leave_to_parent() -> None:
+    """In a forked child: the ring is the parent's. DataLoader workers, subprocesses and daemons are no ranks."""
+    global _writer  # noqa: PLW0603 - see start
+    _writer = None
+    stepping.attach(None)
+    atexit.unregister(stop)
+
+
+def _start_agent(directory: str, found: Identity) -> None:
+    """Start this node's agent where the job has none here yet; the first local rank does it for all.
+
+    On the node of ``hindmost run`` one holds the lock already. A second agent that lost the race for the lock leaves.
+    """
+    collector = os.environ.get("HINDMOST_COLLECTOR")
+    if not collector or found.local_rank > 0 or _locked(os.path.join(directory, "agent.lock")):  # noqa: PTH118
+        return
+    python = os.environ.get("HINDMOST_PYTHON") or sys.executable
+    command = [python, "-m", "hindmost", "agent", "--collector", collector]
+    command += ["--job-id", found.job_id, "--ring-dir", directory]
+    # The shell between makes the agent nobody's child: the job's own wait() must not meet it.
+    shell = ["/bin/sh", "-c", 'exec </dev/null >/dev/null 2>&1; "$@" &', "hindmost-agent", *command]
+    child = os.posix_spawn(shell[0], shell, _agent_environment(), setsid=True)
+    os.waitpid(child, 0)
+
+
+def _locked(path: str) -> bool:
+    """Whether an agent holds this lock. A lock that cannot be opened means that none can run here either."""
+    import fcntl
+
+    try:
+        with open(path, "a") as lock:  # noqa: PTH123 - pathlib is slow to import
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    return False
+
+
+def _agent_environment() -> dict[str, str]:
+    """The job's environment without what would make the agent a rank or load a probe into it."""
+    away = ("LD_PRELOAD", "NCCL_PROFILER_PLUGIN", "HINDMOST_JOB_ID")
+    kept = {name: value for name, value in os.environ.items() if name not in away}
+    return {**kept, "HINDMOST_PROBE": "0"}

@@ -1,0 +1,62 @@
+"""Hooks around a framework's functions that can neither fail nor change what they surround."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """The hook, made unable to raise: its first fault is one line on stderr, and it does nothing ever after."""
+    broken = False
+
+    def call(*arguments: Any) -> Any:
+        nonlocal broken
+        if broken:
+            return None
+        try:
+            return hook(*arguments)
+        except Exception as error:
+            broken = True
+            from hindmost.bootstrap import complain
+
+            complain(f"{getattr(hook, '__qualname__', hook)} failed ({error!r})")
+        return None
+
+    return call
+
+
+def around(
+    owner: Any,
+    name: str,
+    before: Callable[..., Any],
+    after: Callable[..., Any],
+    failed: Callable[..., Any] | None = None,
+) -> None:
+    """Replace ``owner.name`` by a function that calls ``before(*args)`` first and ``after(token, result, *args)`` last.
+
+    ``token`` is what ``before`` returned; where that is ``None``, nothing else is called. ``failed(token, *args)`` is
+    called when the original raised, which goes on as it was. Results and arguments pass untouched.
+    """
+    original = getattr(owner, name)
+    begin, end, fail = guarded(before), guarded(after), guarded(failed or (lambda *_: None))
+
+    @functools.wraps(original)
+    def surrounded(*args: Any, **kwargs: Any) -> Any:
+        token = begin(*args)
+        if token is None:
+            return original(*args, **kwargs)
+        try:
+            result = original(*args, **kwargs)
+        except BaseException:
+            fail(token, *args)
+            raise
+        end(token, result, *args)
+        return result
+
+    # torch.compile must neither trace the hooks nor wonder at them.
+    surrounded._torchdynamo_disable = True  # type: ignore[attr-defined]
+    setattr(owner, name, surrounded)

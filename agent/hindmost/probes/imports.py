@@ -1,0 +1,75 @@
+"""Do something when a module has just been imported, without importing it: how probes wait for their framework."""
+
+from __future__ import annotations
+
+import sys
+from importlib.abc import MetaPathFinder
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+    Action = Callable[[ModuleType], None]
+
+
+class Watch(MetaPathFinder):
+    """A finder that finds nothing itself: it lets the others find a watched module and acts once its body has run.
+
+    Any other import costs one dictionary look-up. ``failed(name, error)`` hears of an action that raised.
+    """
+
+    def __init__(self, actions: Mapping[str, Action], failed: Callable[[str, Exception], None]) -> None:
+        self._actions = dict(actions)
+        self._failed = failed
+
+    def install(self) -> None:
+        """Watch from now on. Modules already imported are acted on at once."""
+        for name in [name for name in self._actions if name in sys.modules]:
+            self._act(name, sys.modules[name])
+        sys.meta_path.insert(0, self)
+
+    def remove(self) -> None:
+        """Stop watching; what was patched stays."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """What the other finders find, its loader told to call us; ``None`` for a module nobody watches."""
+        if fullname not in self._actions:
+            return None
+        for finder in list(sys.meta_path):
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = find(fullname, path, target) if find else None
+            if spec is not None:
+                self._listen(fullname, spec.loader)
+                return spec
+        return None
+
+    def _listen(self, name: str, loader: Any) -> None:
+        """Have ``exec_module`` of this one loader call the action; afterwards the loader is as it was."""
+        execute = getattr(loader, "exec_module", None)
+        if execute is None:
+            return
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            loader.__dict__.pop("exec_module", None)
+            self._act(name, module)
+
+        try:
+            loader.exec_module = exec_module
+        except AttributeError:  # a loader with slots: that framework stays unobserved
+            return
+
+    def _act(self, name: str, module: ModuleType) -> None:
+        action = self._actions.pop(name, None)
+        if action is None:
+            return
+        try:
+            action(module)
+        except Exception as error:
+            self._failed(name, error)

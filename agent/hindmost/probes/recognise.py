@@ -1,0 +1,144 @@
+"""Where a training loop's steps begin and end, from what its framework does: a state machine over a few times.
+
+A train step runs from the start of one fetch of input, after which an optimizer stepped, to the start of the next
+fetch. Several fetches without an optimizer step between them (gradient accumulation, two loaders) are one step, and so
+are several optimizers after one fetch. A loop that fetches nothing (its data are made in place, or one batch is used
+for ever) has steps that end with its first optimizer's step. A fetch without gradients begins an evaluation step.
+
+``forward`` is not hooked: it is the time from when the batch was there (or the last backward, or optimizer step, ended)
+until backward began, less whatever is named inside it. It so includes the loss and, on a CPU, everything that the loop
+does to the batch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hindmost.stepping import Recorder
+
+#: So many steps of one optimizer after one fetch mean that the loop fetches no more.
+REPEATS = 8
+
+
+class Recogniser:
+    """Told what happens in the training thread, with ``CLOCK_MONOTONIC`` ns; writes steps and phases.
+
+    ``closed`` is called after each written train step with its number, start and end (ns).
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.closed: Callable[[int, int, int], None] | None = None
+        self._recorder = recorder
+        self._boundary = -1  # where the step in progress began; -1: none is
+        self._ready = -1  # since when a forward may be running
+        self._last = -1  # when the last optimizer step or backward ended
+        self._work = 0
+        self._fed = False  # input was fetched in this step
+        self._evaluating = False
+        self._backward = False
+        self._stepped: dict[int, int] = {}  # optimizer -> its steps in this step
+        self._leader: int | None = None  # the optimizer whose step ends a step of a loop that fetches nothing
+        self._trainers: set[int] = set()  # sources of input that a backward followed
+        self._source = 0
+        recorder.closers.append(self.finish)
+
+    def input_begins(self, now: int, source: int = 0, gradients: bool = True) -> None:
+        """A fetch from ``source`` begins; ``gradients`` says whether autograd records."""
+        if self._stepped:
+            self._close(now, "train")
+        elif self._evaluating or (self._fed and not self._backward and self._only_evaluates(self._source)):
+            self._forward_until(now)
+            self._close(now, "eval")
+        if not (self._fed or self._backward):
+            self._boundary = now
+        self._evaluating = not gradients
+        self._source = source
+        self._show(self._boundary, "train" if gradients else "eval")
+
+    def input_ends(self, start: int, now: int, work: int = 0) -> None:
+        """The batch is there. ``work``: samples or tokens in it, 0 unknown."""
+        self._recorder.phase("input", start, now)
+        self._fed = True
+        self._backward = False
+        self._work += work
+        self._ready = now
+
+    def input_fails(self) -> None:
+        """There was no batch: the epoch is over, or the data set raised."""
+        if not self._fed and not self._backward:
+            self._boundary = self._ready = -1
+            if not self._recorder.explicit:
+                self._recorder.step_leaves()
+
+    def backward_begins(self, now: int) -> None:
+        """The outermost backward begins."""
+        self._begin(now)
+        self._forward_until(now)
+        self._backward = True
+        if self._fed:
+            self._trainers.add(self._source)
+        self._evaluating = False
+
+    def backward_ends(self, start: int, now: int) -> None:
+        """The outermost backward has returned."""
+        self._recorder.phase("backward", start, now)
+        self._ready = self._last = now
+
+    def optimizer_begins(self, now: int) -> None:
+        """An optimizer's step begins. Where it calls a closure, the forward in there began no earlier."""
+        self._begin(now)
+        self._ready = now
+
+    def optimizer_ends(self, start: int, now: int, optimizer: int) -> None:
+        """An optimizer's step has ended. ``optimizer`` tells the optimizers of a process apart."""
+        self._recorder.phase("optimizer", start, now)
+        self._ready = self._last = now
+        repeats = self._stepped[optimizer] = self._stepped.get(optimizer, 0) + 1
+        if self._leader is None or (repeats > 1 and self._leader not in self._stepped):
+            self._leader = optimizer
+        if optimizer == self._leader and (not self._fed or repeats > REPEATS):
+            self._close(now, "train")
+            self._show(now)
+
+    def finish(self) -> None:
+        """No more will come: the last step ended with its last optimizer step."""
+        if self._stepped:
+            self._close(self._last, "train")
+        self._recorder.step_leaves()
+
+    def _begin(self, now: int) -> None:
+        """The first sign of a step, where no fetch was."""
+        if self._boundary < 0:
+            self._boundary = now
+            self._show(now)
+        if self._ready < 0:
+            self._ready = now
+
+    def _show(self, now: int, kind: str = "train") -> None:
+        """Show a step in progress, unless the loop says for itself."""
+        if not self._recorder.explicit:
+            self._recorder.step_begins(now, kind)
+
+    def _forward_until(self, now: int) -> None:
+        if 0 <= self._ready < now:
+            self._recorder.phase("forward", self._ready, now)
+
+    def _only_evaluates(self, source: int) -> bool:
+        """Whether this source has fed no backward while another has."""
+        return bool(self._trainers) and source not in self._trainers
+
+    def _close(self, now: int, kind: str) -> None:
+        """The step in progress ends here and the next one begins."""
+        recorder = self._recorder
+        if not recorder.explicit:
+            number = recorder.numbers[kind]
+            recorder.step(self._boundary, now, kind, self._work)
+            if self.closed is not None and kind == "train":
+                self.closed(number, self._boundary, now)
+        self._boundary = self._ready = now
+        self._work = 0
+        self._fed = self._backward = self._evaluating = False
+        self._stepped.clear()

@@ -1,0 +1,169 @@
+"""DDP over a backend that blocks (gloo, MPI): when a rank's own gradients were ready, and how long it then waited.
+
+DDP's reducer is C++ and overlaps its all-reduces with backward, so no Python function brackets the waiting. But a rank
+waits from when its last own gradient is ready until backward returns. One hook on the parameter whose gradient comes
+last tells the former; which one that is, is learned from one backward with a hook on each, and learned again when it
+did not fire for a while, or after ``RELEARN`` backwards. With NCCL backward returns before the GPUs have met: there the
+NCCL plugin tells.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from hindmost.probes.guard import around, guarded
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hindmost.stepping import Recorder
+
+COLLECTIVE = 3  # of ring.h
+SYNC_SLOT = 9
+RELEARN = 1000
+MISSES = 3
+BLOCKING = frozenset({"gloo", "mpi"})
+NONE16 = 0xFFFF
+
+
+def communicator_id(ranks: Sequence[int]) -> int:
+    """A process group's id: 64 bits that all its members derive alike from its ranks, and never 0."""
+    digest = hashlib.blake2b(",".join(map(str, ranks)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") or 1
+
+
+class Gradients:
+    """Of one DDP model: when the last of this rank's own gradients of a backward became ready."""
+
+    def __init__(self, model: Any, recorder: Recorder, communicator: int) -> None:
+        self._model = weakref.ref(model)
+        self._recorder = recorder
+        self._communicator = communicator
+        self._name = recorder.ring.name("ddp_sync")
+        self._sequence = 0
+        self._bytes = 0
+        self._ready = -1
+        self._expecting = False
+        self._handles: list[Any] = []
+        self._last: Any = None
+        self._backwards = 0
+        self._missed = 0
+
+    def alive(self) -> bool:
+        """Whether the model still exists."""
+        return self._model() is not None
+
+    def expect(self) -> bool:
+        """Whether the backward that begins now would synchronise this model: its last forward prepared for it."""
+        model = self._model()
+        if model is None or not (model.require_backward_grad_sync and model.require_forward_param_sync):
+            return False
+        if not self._handles:
+            self._learn(model)
+        self._ready = -1
+        self._expecting = True
+        return True
+
+    def synchronised(self, now: int) -> None:
+        """Backward has returned. Writes nothing where it was another model's, or the last gradient was not seen."""
+        ready = self._ready
+        self._expecting = False
+        if ready < 0:
+            self._miss()
+            return
+        recorder = self._recorder
+        recorder.ring.leave(SYNC_SLOT)
+        recorder.ring.event(
+            COLLECTIVE, self._name, ready, now - ready, self._sequence, self._communicator, NONE16, self._bytes
+        )
+        recorder.phase("sync", ready, now)
+        self._sequence += 1
+        self._backwards += 1
+        self._missed = 0
+        if len(self._handles) > 1:
+            self._keep_only(self._last)
+        elif self._backwards >= RELEARN:
+            self._keep_only(None)
+
+    def failed(self) -> None:
+        """Backward raised: nobody waits any more."""
+        self._expecting = False
+        self._recorder.ring.leave(SYNC_SLOT)
+
+    def _miss(self) -> None:
+        """Two models may take turns; several backwards on end mean that this parameter gets no gradient now."""
+        self._missed += 1
+        if self._missed >= MISSES:
+            self._keep_only(None)
+
+    def _learn(self, model: Any) -> None:
+        """Hook every parameter for one backward; the last to fire is kept."""
+        self._backwards = self._missed = self._bytes = 0
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                self._bytes += parameter.numel() * parameter.element_size()
+                self._handles.append(parameter.register_post_accumulate_grad_hook(guarded(self._fired)))
+
+    def _fired(self, parameter: Any) -> None:
+        if not self._expecting:  # a backward whose gradients are only accumulated
+            return
+        self._last = parameter
+        self._ready = now = self._recorder.clock()
+        if len(self._handles) == 1:
+            self._recorder.ring.enter(SYNC_SLOT, COLLECTIVE, self._name, now, self._sequence, self._communicator)
+
+    def _keep_only(self, parameter: Any) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        if parameter is not None:
+            self._handles.append(parameter.register_post_accumulate_grad_hook(guarded(self._fired)))
+
+
+class Synchronisation:
+    """Told of every DDP model and every backward; has ``ddp_sync`` collectives and ``sync`` phases written."""
+
+    def __init__(self, torch: Any, recorder: Recorder) -> None:
+        self._torch = torch
+        self._recorder = recorder
+        self._models: list[Gradients] = []
+
+    def meet(self, _token: int, _result: None, model: Any, *_: Any) -> None:
+        """A DDP model was made. It is watched where its process group blocks and its parameters are on the CPU."""
+        distributed, group = self._torch.distributed, model.process_group
+        if distributed.get_backend(group) not in BLOCKING or next(model.parameters()).device.type != "cpu":
+            return
+        ranks = distributed.get_process_group_ranks(group)
+        index = self._recorder.ring.communicator(
+            communicator_id(ranks), distributed.get_rank(group), len(ranks), getattr(group, "group_name", "")
+        )
+        self._models.append(Gradients(model, self._recorder, index))
+
+    def backward_begins(self, *_: Any) -> list[Gradients] | None:
+        """The models that this backward may synchronise."""
+        if not self._models or not self._recorder.training_thread():
+            return None
+        return [model for model in self._models if model.expect()] or None
+
+    def backward_ends(self, models: list[Gradients], *_: Any) -> None:
+        now = self._recorder.clock()
+        for model in models:
+            model.synchronised(now)
+        if not all(model.alive() for model in self._models):
+            self._models = [model for model in self._models if model.alive()]
+
+    def backward_fails(self, models: list[Gradients], *_: Any) -> None:
+        for model in models:
+            model.failed()
+
+
+def install(torch: Any, recorder: Recorder) -> None:
+    """Hook DDP, where this build of torch has it. ``forward`` stays as it is: ``torch.compile`` goes through it."""
+    parallel = getattr(torch.nn.parallel, "DistributedDataParallel", None)
+    if parallel is None or not torch.distributed.is_available():
+        return
+    models = Synchronisation(torch, recorder)
+    around(parallel, "__init__", lambda *_: 0, models.meet)
+    around(torch.autograd, "backward", models.backward_begins, models.backward_ends, models.backward_fails)

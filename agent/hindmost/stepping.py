@@ -1,0 +1,254 @@
+"""Steps and phases of a training loop, written to this process's ring; ``hindmost.step`` and ``hindmost.phase``.
+
+A step's record spans from where the one before it ended, so that waiting for input between two ``with step():`` blocks
+is part of the step that had to wait. Only the thread that trains is recorded: what a background thread does (an
+asynchronous checkpoint, a prefetcher) is not the step's time.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from threading import get_ident, get_native_id
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from types import TracebackType
+
+T = TypeVar("T")
+
+STEP, PHASE = 1, 2  # kinds of ring.h
+STEP_SLOT = 0
+FIRST_PHASE_SLOT, LAST_PHASE_SLOT = 1, 8
+
+
+class Ring(Protocol):
+    """What is needed of ``hindmost.ring.Writer``."""
+
+    event: Any
+
+    def name(self, text: str) -> int: ...
+    def enter(self, slot: int, kind: int, name: int, start_ns: int, seq: int = ..., comm: int = ...) -> None: ...
+    def leave(self, slot: int) -> None: ...
+    def communicator(self, id: int, rank: int, size: int, name: str) -> int: ...  # noqa: A002 - the ring's word
+    def set_framework(self, text: str) -> None: ...
+    def set_gpu(self, uuid: str) -> None: ...
+
+
+class Usage:
+    """CPU time of this process and run-queue delay of the thread that opened it, both in ns."""
+
+    def __init__(self, schedstat: str | None = None) -> None:
+        path = schedstat or f"/proc/self/task/{get_native_id()}/schedstat"
+        try:
+            self._file: int | None = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:  # a kernel without CONFIG_SCHED_INFO: the delay stays unmeasured
+            self._file = None
+
+    def read(self) -> tuple[int, int]:
+        """CPU ns of all threads, and ns the thread was runnable and did not run (-1 where the kernel does not say)."""
+        waited = -1
+        if self._file is not None:
+            try:
+                waited = int(os.pread(self._file, 64, 0).split()[1])
+            except (OSError, IndexError, ValueError):
+                self._file = None
+        return time.process_time_ns(), waited
+
+
+class Recorder:
+    """Writes steps and phases of the training thread. One a process; times are ns of ``CLOCK_MONOTONIC``."""
+
+    def __init__(
+        self,
+        ring: Ring,
+        clock: Callable[[], int] = time.monotonic_ns,
+        usage: Callable[[], tuple[int, int]] | None = None,
+    ) -> None:
+        self.ring = ring
+        self.clock = clock
+        self.explicit = False  # the loop marks its own steps: what probes recognise is not written
+        self.numbers = {"train": 0, "eval": 0}  # the next step of each kind
+        self.closers: list[Callable[[], None]] = []  # what has to be written before the ring is closed
+        self._usage = usage
+        self._used = (0, -1)
+        self._thread = 0
+        self._depth = 0
+        self._ended = -1
+
+    def training_thread(self) -> bool:
+        """Whether the caller is the thread that trains; the first that asks is."""
+        if not self._thread:
+            self._thread = get_ident()
+            self._usage = self._usage or Usage().read
+            self._used = self._usage()
+        return self._thread == get_ident()
+
+    def training(self) -> bool:
+        """Whether a training thread has shown itself yet."""
+        return self._thread != 0
+
+    def phase(self, name: str, start_ns: int, end_ns: int) -> None:
+        """Write an interval that has ended."""
+        self.ring.event(PHASE, self.ring.name(name), start_ns, end_ns - start_ns)
+
+    def enter(self, name: str, start_ns: int) -> None:
+        """Show a phase as being in progress, until ``leave``."""
+        self._depth += 1
+        if self._depth <= LAST_PHASE_SLOT:
+            self.ring.enter(self._depth, PHASE, self.ring.name(name), start_ns)
+
+    def leave(self) -> None:
+        """The innermost phase in progress has ended."""
+        if FIRST_PHASE_SLOT <= self._depth <= LAST_PHASE_SLOT:
+            self.ring.leave(self._depth)
+        self._depth = max(0, self._depth - 1)
+
+    def step_begins(self, start_ns: int, kind: str = "train") -> None:
+        """Show a step as being in progress."""
+        self.ring.enter(STEP_SLOT, STEP, self.ring.name(kind), start_ns, self.numbers.get(kind, 0))
+
+    def step_leaves(self) -> None:
+        """No step is in progress: between epochs, or when training has ended."""
+        self.ring.leave(STEP_SLOT)
+
+    def step(self, start_ns: int, end_ns: int, kind: str = "train", work: int = 0) -> None:
+        """Write a step that has ended, with what it used of the CPU. ``work``: samples or tokens, 0 unknown."""
+        number = self.numbers.get(kind, 0)
+        self.numbers[kind] = number + 1
+        self._write_usage(start_ns)
+        self.ring.event(STEP, self.ring.name(kind), start_ns, end_ns - start_ns, number, value=work)
+        self._ended = end_ns
+
+    def previous_end(self, now_ns: int) -> int:
+        """Where the last step ended; ``now_ns`` when there was none."""
+        return self._ended if self._ended >= 0 else now_ns
+
+    def _write_usage(self, start_ns: int) -> None:
+        """The measures ``cpu`` and ``runqueue``: amounts within the step, not intervals of it."""
+        if self._usage is None:
+            return
+        cpu, waited = self._usage()
+        self.ring.event(PHASE, self.ring.name("cpu"), start_ns, cpu - self._used[0])
+        if waited >= 0 and self._used[1] >= 0:
+            self.ring.event(PHASE, self.ring.name("runqueue"), start_ns, waited - self._used[1])
+        self._used = (cpu, waited)
+
+
+class _Nothing:
+    """What ``step()`` and ``phase()`` return where nothing listens."""
+
+    __slots__ = ()
+
+    def cancel(self) -> None:
+        return None
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        return None
+
+
+_NOTHING = _Nothing()
+_recorder: Recorder | None = None
+
+
+class _Step:
+    """One marked step. Writes its record at exit, an exception included."""
+
+    __slots__ = ("_kind", "_recorder", "_start", "_work")
+
+    def __init__(self, recorder: Recorder, kind: str, work: int) -> None:
+        self._recorder, self._kind, self._work = recorder, kind, work
+        self._start = 0
+
+    def __enter__(self) -> None:
+        recorder = self._recorder
+        recorder.explicit = True
+        self._start = recorder.previous_end(recorder.clock())
+        recorder.step_begins(self._start, self._kind)
+
+    def cancel(self) -> None:
+        """There was no step after all: write none."""
+        self._start = -1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._recorder.step_leaves()
+        if self._start >= 0:
+            self._recorder.step(self._start, self._recorder.clock(), self._kind, self._work)
+
+
+class _Phase:
+    """One marked phase. Phases nest; each counts without what is nested in it."""
+
+    __slots__ = ("_name", "_recorder", "_start")
+
+    def __init__(self, recorder: Recorder, name: str) -> None:
+        self._recorder, self._name = recorder, name
+        self._start = 0
+
+    def __enter__(self) -> None:
+        self._start = self._recorder.clock()
+        self._recorder.enter(self._name, self._start)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._recorder.leave()
+        self._recorder.phase(self._name, self._start, self._recorder.clock())
+
+
+def step(kind: str = "train", work: int = 0) -> _Step | _Nothing:
+    """Mark one step of a training loop: ``with hindmost.step(): …``. Steps number themselves.
+
+    ``kind`` is ``train`` or ``eval``; ``work`` the step's samples or tokens, where known. From the first marked step
+    on, steps that hindmost recognises by itself are not counted. Without ``hindmost run`` it does nothing.
+    """
+    recorder = _recorder
+    if recorder is None or not recorder.training_thread():
+        return _NOTHING
+    return _Step(recorder, kind, work)
+
+
+def phase(name: str) -> _Phase | _Nothing:
+    """Mark a phase of a step: ``with hindmost.phase("input"): …``.
+
+    Names that reports know: input, h2d, forward, backward, sync, optimizer, checkpoint; any other is kept as it is.
+    Without ``hindmost run`` it does nothing.
+    """
+    recorder = _recorder
+    if recorder is None or not recorder.training_thread():
+        return _NOTHING
+    return _Phase(recorder, name)
+
+
+def steps(batches: Iterable[T], kind: str = "train") -> Iterator[T]:
+    """The batches, each inside a step whose wait for it is its ``input``: ``for x in hindmost.steps(loader): …``."""
+    iterator = iter(batches)
+    while True:
+        marked = step(kind)
+        with marked:
+            with phase("input"):
+                batch = next(iterator, _NOTHING)
+            if isinstance(batch, _Nothing):
+                marked.cancel()
+                return
+            yield batch
+
+
+def attach(recorder: Recorder | None) -> None:
+    """Make ``step`` and ``phase`` write to this recorder, or to nothing."""
+    global _recorder  # noqa: PLW0603 - one a process, and a call of step() must find it in one look-up
+    _recorder = recorder
+
+
+def finish() -> None:
+    """Write what is still held back, and record nothing from now on."""
+    recorder = _recorder
+    attach(None)
+    for close in recorder.closers if recorder else ():
+        close()

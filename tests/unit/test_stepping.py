@@ -1,0 +1,119 @@
+"""hindmost.step() and hindmost.phase(): what a hand-written loop may say of itself."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import TYPE_CHECKING
+
+import hindmost
+import pytest
+from hindmost import ring, stepping
+from hindmost.identity import Identity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+IDENTITY = Identity("job", 0, 1, 0, "node", "python", "train.py")
+
+
+@pytest.fixture
+def events(tmp_path: Path) -> Iterator[ring.Reader]:
+    """A reader of what this process records while the test runs; the clock says 0, 1000, 2000 …"""
+    writer = ring.Writer.create(tmp_path, IDENTITY, "py", 256)
+    usage = itertools.count(5, 5)
+    recorder = stepping.Recorder(
+        writer, itertools.count(0, 1000).__next__, lambda: (next(usage) * 100, next(usage) * 10)
+    )
+    stepping.attach(recorder)
+    reader = ring.Reader(writer.path)
+    yield reader
+    stepping.attach(None)
+    reader.close()
+    writer.close()
+
+
+def summary(reader: ring.Reader) -> list[tuple[str, int, int]]:
+    return [(event.name, event.start_ns, event.duration_ns) for event in reader.poll()]
+
+
+def test_without_a_ring_nothing_happens() -> None:
+    """In a script that was not started by hindmost, marks do nothing and pass values through."""
+    stepping.attach(None)
+    with hindmost.step(), hindmost.phase("input"):
+        pass
+    assert list(hindmost.steps([1, 2, 3])) == [1, 2, 3]
+
+
+def test_a_marked_step_reaches_back_to_the_one_before(events: ring.Reader) -> None:
+    """Time between two marked steps is part of the later one; its CPU time and run-queue delay go with it."""
+    with hindmost.step(work=7):
+        pass
+    with hindmost.step():
+        pass
+    assert summary(events) == [
+        ("cpu", 0, 1000),
+        ("runqueue", 0, 100),
+        ("train", 0, 1000),
+        ("cpu", 1000, 1000),
+        ("runqueue", 1000, 100),
+        ("train", 1000, 2000),
+    ]
+
+
+def test_phases_nest_and_are_written_inside_out(events: ring.Reader) -> None:
+    """A nested phase is written before the one around it."""
+    with hindmost.phase("forward"), hindmost.phase("h2d"):
+        pass
+    assert summary(events) == [("h2d", 1000, 1000), ("forward", 0, 3000)]
+
+
+def test_what_is_in_progress_can_be_seen(events: ring.Reader) -> None:
+    """A step and its phase stand in the open table until they end."""
+    with hindmost.step("eval"), hindmost.phase("input"):
+        assert [event.name for event in events.open_records()] == ["eval", "input"]
+    assert events.open_records() == []
+
+
+def test_steps_wraps_any_iterable(events: ring.Reader) -> None:
+    """Each batch is one step with its input wait; running out of batches is no step."""
+    assert list(hindmost.steps("ab")) == ["a", "b"]
+    names = [name for name, *_ in summary(events)]
+    assert names.count("train") == 2
+    assert names.count("input") == 3
+
+
+def test_an_exception_ends_the_step_and_goes_on(events: ring.Reader) -> None:
+    """A step that raises is written, and the exception is the caller's."""
+    with pytest.raises(ZeroDivisionError), hindmost.step():
+        _ = 1 / 0
+    assert [name for name, *_ in summary(events)][-1] == "train"
+
+
+def test_other_threads_are_not_the_training_loop(events: ring.Reader) -> None:
+    """Marks of a background thread write nothing."""
+    with hindmost.phase("forward"):
+        pass
+
+    def background() -> None:
+        with hindmost.step(), hindmost.phase("checkpoint"):
+            pass
+
+    thread = threading.Thread(target=background)
+    thread.start()
+    thread.join()
+    assert [name for name, *_ in summary(events)] == ["forward"]
+
+
+def test_usage_of_this_process_is_measured() -> None:
+    """CPU time and run-queue delay are read from the kernel, and never run backwards."""
+    usage = stepping.Usage()
+    first, second = usage.read(), usage.read()
+    assert 0 < first[0] <= second[0]
+    assert -1 <= first[1] <= second[1]
+
+
+def test_a_kernel_without_schedstat_leaves_the_delay_unmeasured() -> None:
+    """No schedstat means -1, not 0."""
+    assert stepping.Usage("/nonexistent/schedstat").read()[1] == -1
