@@ -1,0 +1,148 @@
+"""What is in ``deploy/``, as the programs that will read it judge it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+SCRIPTS = sorted([*DEPLOY.glob("slurm/*"), *DEPLOY.glob("pbs/*")])
+
+#: ``systemd-analyze security`` rates exposure from 0 to 10; the agent reads other users' processes and GPUs.
+MOST_EXPOSED = {"hindmost-collector.service": 1.5, "hindmost-agent.service": 3.5}
+
+
+def check(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a program that judges a file; skip where this machine has not got it."""
+    if shutil.which(str(command[0])) is None:
+        pytest.skip(f"needs {command[0]}")
+    words = [str(word) for word in command]
+    return subprocess.run(words, check=False, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
+def test_systemd_accepts_the_unit(unit: Path, tmp_path: Path) -> None:
+    """systemd finds no unknown directive and no bad value, given an interpreter where the unit expects it."""
+    program = tmp_path / "hindmost"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    copy = tmp_path / unit.name
+    copy.write_text(unit.read_text().replace("/opt/hindmost/bin/hindmost", str(program)))
+    verified = check("systemd-analyze", "verify", "--man=no", copy)
+    assert (verified.returncode, verified.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
+def test_a_unit_is_confined_and_not_root(unit: Path) -> None:
+    """Each service runs as its own user, with systemd's exposure score under the limit that its work allows."""
+    assert "User=hindmost" in unit.read_text().splitlines()
+    rated = check("systemd-analyze", "security", "--offline=true", unit)
+    score = re.search(r"exposure level for \S+: ([\d.]+)", rated.stdout)
+    assert score is not None, rated.stderr
+    assert float(score[1]) <= MOST_EXPOSED[unit.name]
+
+
+def test_compose_accepts_the_file() -> None:
+    """Docker Compose itself resolves the whole file, build and mounts included."""
+    resolved = check("docker-compose", "-f", DEPLOY / "compose" / "compose.yaml", "config", "--format", "json")
+    assert resolved.returncode == 0, resolved.stderr
+    services = yaml.safe_load(resolved.stdout)["services"]
+    assert set(services) == {"collector", "prometheus", "grafana"}
+
+
+def test_every_file_that_compose_mounts_exists() -> None:
+    """Docker would make an empty directory in place of a file that is missing."""
+    folder = DEPLOY / "compose"
+    services = yaml.safe_load((folder / "compose.yaml").read_text())["services"]
+    sources = [volume.split(":")[0] for service in services.values() for volume in service.get("volumes", [])]
+    paths = [folder / source for source in sources if source.startswith(".")]
+    assert paths
+    assert [path for path in paths if not path.exists()] == []
+    assert (folder / services["collector"]["build"]["context"] / services["collector"]["build"]["dockerfile"]).is_file()
+
+
+def test_only_the_agents_port_leaves_the_machine() -> None:
+    """Pages and metrics are published on loopback; so is the agents' port until somebody names another address."""
+    services = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())["services"]
+    published = [port for service in services.values() for port in service["ports"]]
+    assert [
+        port for port in published if not port.startswith(("127.0.0.1:", "${HINDMOST_ADDRESS:-127.0.0.1}:9460:"))
+    ] == []
+
+
+def test_prometheus_accepts_the_configuration(tmp_path: Path) -> None:
+    """promtool loads the scrape configuration beside the alert rules, as the compose file mounts them."""
+    shutil.copy(DEPLOY / "prometheus" / "prometheus.yml", tmp_path)
+    shutil.copy(ROOT / "dashboards" / "alerts.yml", tmp_path)
+    checked = check("promtool", "check", "config", tmp_path / "prometheus.yml")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_scrapes_keep_the_job_label() -> None:
+    """Without honor_labels Prometheus renames the job label of each series, and every dashboard is empty."""
+    configuration = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
+    assert [scrape.get("honor_labels") for scrape in configuration["scrape_configs"]] == [True]
+
+
+def test_grafana_finds_what_it_is_provisioned_with() -> None:
+    """The home dashboard and the provider's folder are where the compose file mounts the dashboards."""
+    grafana = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())["services"]["grafana"]
+    mounts = dict(volume.split(":")[:2][::-1] for volume in grafana["volumes"])
+    provider = yaml.safe_load((DEPLOY / "compose/grafana/provisioning/dashboards/hindmost.yml").read_text())
+    folder = provider["providers"][0]["options"]["path"]
+    home = Path(grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    assert mounts[folder] == "../../dashboards"
+    assert str(home.parent) == folder
+    assert (ROOT / "dashboards" / home.name).is_file()
+
+
+@pytest.mark.parametrize("path", sorted((DEPLOY / "kubernetes").glob("*.yaml")), ids=lambda path: path.name)
+def test_kubernetes_accepts_the_objects(path: Path) -> None:
+    """Every object fits the API's schema, with no field that the API does not know."""
+    validator = pytest.importorskip("kubernetes_validate")
+    objects: list[dict[str, Any]] = list(yaml.safe_load_all(path.read_text()))
+    assert [validator.validate(each, "1.34", strict=True) for each in objects] == ["1.34"] * len(objects)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_shellcheck_has_nothing_to_say(script: Path) -> None:
+    """No unquoted variable, no forgotten error; the virtual environment's activate is not ours to check."""
+    checked = check("shellcheck", "--exclude=SC1091", script)
+    assert (checked.returncode, checked.stdout) == (0, "")
+
+
+def test_task_prolog_switches_the_probe_on(tmp_path: Path) -> None:
+    """What the Slurm TaskProlog prints are the variables of a probe, and the path it gives holds one."""
+    said = prolog(tmp_path, {"SLURM_JOB_ID": "77"})
+    variables = dict(line.removeprefix("export ").split("=", 1) for line in said.splitlines())
+    assert variables["HINDMOST_JOB_ID"] == "77"
+    assert variables["HINDMOST_RING_DIR"] == f"/dev/shm/hindmost-{os.getuid()}/77"
+    assert (Path(variables["PYTHONPATH"]) / "sitecustomize.py").is_file()
+
+
+@pytest.mark.parametrize("variable", ["HINDMOST_PROBE=0", "HINDMOST_JOB_ID=other", "HINDMOST_VENV=/nowhere"])
+def test_task_prolog_leaves_alone_who_wants_none(tmp_path: Path, variable: str) -> None:
+    """A user who opted out, a job under hindmost run, and a node without hindmost get nothing."""
+    name, value = variable.split("=")
+    assert prolog(tmp_path, {"SLURM_JOB_ID": "77", name: value}) == ""
+
+
+def prolog(tmp_path: Path, variables: dict[str, str]) -> str:
+    """What the TaskProlog prints where hindmost is installed under ``tmp_path``."""
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT / "agent"} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": "", "HINDMOST_VENV": str(tmp_path), **variables}
+    script = DEPLOY / "slurm" / "task-prolog.sh"
+    return subprocess.run(["bash", script], check=True, capture_output=True, text=True, env=environ, timeout=30).stdout
