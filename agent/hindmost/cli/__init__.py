@@ -1,4 +1,4 @@
-"""The ``hindmost`` command: one file a subcommand, each with ``HELP``, ``configure(parser)`` and ``run(args) -> int``."""
+"""The ``hindmost`` command: one file a subcommand, each with ``configure(parser)`` and ``run(args) -> int``."""
 
 from __future__ import annotations
 

@@ -1,0 +1,100 @@
+"""``hindmost run``: a training job, observed from its start to its verdict."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from hindmost import launchers
+from hindmost.errors import HindmostError, UsageError
+from hindmost.supervise import foreground, summary
+from hindmost.supervise.session import Session, Wish
+
+EPILOG = """\
+examples:
+  hindmost run -- mpirun -np 4 python train.py
+  hindmost run --out runs/baseline -- torchrun --nproc-per-node 8 train.py
+  hindmost run --listen :9090 -- srun -N 4 python train.py
+
+COMMAND keeps its terminal, signals and exit code. Should hindmost not start, COMMAND runs all the same."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``hindmost run``."""
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.usage = "hindmost run [options] -- COMMAND ..."
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the run directory (default: hindmost-runs/JOB)")
+    parser.add_argument("--job-id", metavar="ID", help="what the job is called (default: script, date and time)")
+    parser.add_argument(
+        "--live",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="serve a page and /metrics while the job runs (default: on this machine's loopback, a free port)",
+    )
+    parser.add_argument("--listen", metavar="[HOST]:PORT", help="where to serve the page and /metrics instead")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="the job, as you start it")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run COMMAND observed, or unobserved where that cannot be; leave as it left."""
+    wish = _wish(args)
+    environ = dict(os.environ)
+    foreground.find(wish.command[0], environ)
+    try:
+        session = Session.start(wish, launchers.find(wish.command), environ, _say)
+    except UsageError:
+        raise
+    except HindmostError as error:
+        _say(f"the job runs unobserved: {error}")
+        return foreground.exit_like(foreground.run(wish.command, environ))
+    return foreground.exit_like(_observed(session))
+
+
+def _observed(session: Session) -> int:
+    if session.page:
+        _say(f"page http://{session.page}/  metrics http://{session.page}/metrics  run {_short(session.directory)}")
+    try:
+        returncode = foreground.run(session.argv, session.environ)
+    except HindmostError:
+        session.abandon()
+        raise
+    try:
+        said = session.finish(returncode, _say)
+        summary.show(session.directory, said)
+    except KeyboardInterrupt:
+        session.abandon()
+        _say(f"interrupted while finishing; what was recorded: hindmost report {_short(session.directory)}")
+    return returncode
+
+
+def _wish(args: argparse.Namespace) -> Wish:
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if not command:
+        raise UsageError("what shall it run? hindmost run -- mpirun -np 4 python train.py")
+    if args.listen and not args.live:
+        raise UsageError("--listen says where to serve the page, --no-live that there shall be none; drop one")
+    return Wish(tuple(command), args.out, args.job_id, args.live, _endpoint(args.listen))
+
+
+def _endpoint(text: str | None) -> str | None:
+    """``HOST:PORT``; a bare ``:PORT`` means every address of this machine."""
+    if text is None:
+        return None
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"--listen {text!r}: write HOST:PORT or :PORT, PORT from 0 to 65535")
+    return f"{host or '0.0.0.0'}:{port}"  # noqa: S104 - asked for by writing no host
+
+
+def _short(path: Path) -> str:
+    """Relative to where the user stands where that is shorter."""
+    relative = os.path.relpath(path)
+    return relative if not relative.startswith("..") else str(path)
+
+
+def _say(sentence: str) -> None:
+    sys.stderr.write(f"hindmost: {sentence}\n")
+    sys.stderr.flush()

@@ -1,0 +1,37 @@
+"""horovodrun, over gloo or MPI: it passes its own environment to every rank."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hindmost.launchers import _hosts, _words
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+NAME = "horovodrun"
+NATIVE = ("pmpi", "nccl")
+PROGRAMS = frozenset({"horovodrun"})
+ARITY = dict.fromkeys("-np --num-proc -p --ssh-port -H --hosts -hostfile --hostfile --config-file".split(), 1)
+
+
+def recognises(argv: Sequence[str]) -> bool:
+    """``horovodrun …``, or its module."""
+    return _words.position(argv, PROGRAMS) is not None or _words.module(argv, ("horovod.runner",)) is not None
+
+
+def carry(argv: Sequence[str], names: Sequence[str], environ: Mapping[str, str]) -> list[str]:  # noqa: ARG001
+    """Nothing to add."""
+    return list(argv)
+
+
+def remote_hosts(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """Hosts from ``-H`` or ``--hostfile``, or else the batch allocation."""
+    at = _words.position(argv, PROGRAMS)
+    named: list[str] = []
+    for _, option, value in _words.options(argv[(at or 0) + 1 :], ARITY):
+        if option in {"-H", "--hosts"}:
+            named += _hosts.in_list(value)
+        elif option in {"-hostfile", "--hostfile"}:
+            named += _hosts.in_file(value)
+    return _hosts.others(named or _hosts.of_batch(environ))

@@ -1,0 +1,51 @@
+"""Slurm's srun: it passes its whole environment to the tasks unless ``--export`` says which part."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hindmost.launchers import _hosts, _words
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+NAME = "srun"
+NATIVE = ("pmpi", "nccl")
+PROGRAMS = frozenset({"srun"})
+EXPORT = "--export="
+
+
+def recognises(argv: Sequence[str]) -> bool:
+    """``srun …``."""
+    return _words.position(argv, PROGRAMS) is not None
+
+
+def carry(argv: Sequence[str], names: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """Our names added to an ``--export`` list, on the command line or in ``SLURM_EXPORT_ENV``."""
+    words = list(argv)
+    at = (_words.position(words, PROGRAMS) or 0) + 1
+    given = next((i for i in range(at, len(words)) if words[i].startswith(EXPORT)), None)
+    if given is not None:
+        words[given] = EXPORT + _with(words[given].removeprefix(EXPORT), names)
+    elif environ.get("SLURM_EXPORT_ENV"):
+        words.insert(at, EXPORT + _with(environ["SLURM_EXPORT_ENV"], names))
+    return words
+
+
+def remote_hosts(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """The allocation's hosts. Without one, srun itself will ask for hosts that nobody knows yet: then any may serve."""
+    hosts = _hosts.of_batch(environ)
+    for index, word in enumerate(argv):
+        if word in {"-w", "--nodelist"} and index + 1 < len(argv):
+            hosts += _hosts.expand(argv[index + 1])
+        elif word.startswith("--nodelist="):
+            hosts += _hosts.expand(word.partition("=")[2])
+    return _hosts.others(hosts)
+
+
+def _with(export: str, names: Sequence[str]) -> str:
+    """``NONE`` becomes our names alone; ``ALL`` has them already; a list gets them at its end."""
+    parts = [part for part in export.split(",") if part]
+    if "ALL" in parts:
+        return export
+    return ",".join([*(part for part in parts if part != "NONE"), *names])

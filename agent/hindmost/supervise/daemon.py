@@ -1,0 +1,113 @@
+"""A process that serves the job from the side: it holds our pipe, and leaves when the pipe breaks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from hindmost.errors import HindmostError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+#: Seconds for a daemon to say that it is ready; importing its libraries from a cold network disk takes most of it.
+READY_SECONDS = 30.0
+
+
+class Daemon:
+    """``hindmost NAME ARGUMENTS``, in a session of its own so that the terminal's Ctrl-C passes it by.
+
+    Its stdin is the pipe whose end tells it to finish (and whose breaking does, should we be killed); its stdout says
+    in one JSON line when it is ready; its stderr goes to ``log``. It works in ``/``: what lies in the job's directory
+    is neither imported nor kept busy.
+    """
+
+    def __init__(self, name: str, arguments: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
+        self.name = name
+        self.log = log
+        try:
+            with log.open("ab") as errors:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "hindmost", name, *arguments],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    env=dict(environ),
+                    cwd="/",
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise HindmostError(f"cannot start the {name}: {error}") from error
+        self._output = b""
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    def ready(self, seconds: float = READY_SECONDS) -> dict[str, Any]:
+        """The JSON object it prints once it serves. ``HindmostError`` with its own last words where it does not."""
+        line = self._line(seconds)
+        try:
+            said = json.loads(line)
+        except ValueError:
+            self.kill()
+            raise HindmostError(f"the {self.name} did not start: {self.last_words() or 'it said nothing'}") from None
+        return said if isinstance(said, dict) else {}
+
+    def tell(self, message: Mapping[str, Any]) -> None:
+        """Send one JSON line; a daemon that has gone hears nothing, and ``finish`` says so."""
+        pipe = self._process.stdin
+        if pipe is not None:
+            with contextlib.suppress(OSError, ValueError):
+                pipe.write(json.dumps(message).encode() + b"\n")
+                pipe.flush()
+
+    def finish(self, seconds: float) -> str:
+        """Let it finish what it holds; return what else it said on stdout. Killed where it takes longer."""
+        try:
+            rest, _ = self._process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise HindmostError(f"the {self.name} had not finished after {seconds:.0f} s and was stopped") from None
+        if self._process.returncode:
+            raise HindmostError(f"the {self.name} ended early: {self.last_words() or self._process.returncode}")
+        return (self._output + rest).decode(errors="replace")
+
+    def kill(self) -> None:
+        """End it now; nothing is left of it afterwards."""
+        self._process.kill()
+        self._process.wait()
+
+    def last_words(self) -> str:
+        """The last line of its stderr, without our own name in front; empty where it was silent."""
+        try:
+            with self.log.open("rb") as log:
+                log.seek(max(0, os.fstat(log.fileno()).st_size - 4096))
+                lines = log.read().decode(errors="replace").split("\n")
+        except OSError:
+            return ""
+        said = [line.strip() for line in lines if line.strip()]
+        return said[-1].removeprefix(f"hindmost {self.name}: ") if said else ""
+
+    def _line(self, seconds: float) -> bytes:
+        """Its first line on stdout, or what there is of it after so many seconds or at its end."""
+        assert self._process.stdout is not None  # noqa: S101 - we asked for a pipe
+        fd, deadline = self._process.stdout.fileno(), time.monotonic() + seconds
+        while b"\n" not in self._output:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([fd], [], [], left)[0]:
+                break
+            block = os.read(fd, 65536)
+            if not block:
+                break
+            self._output += block
+        line, _, self._output = self._output.partition(b"\n")
+        return line

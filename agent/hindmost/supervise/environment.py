@@ -1,0 +1,60 @@
+"""What a training process finds in its environment. Nothing of the user's is overwritten: ours goes in front."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import hindmost
+from hindmost.errors import HindmostError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+INJECT = Path(hindmost.__file__).parent / "inject"
+
+
+def variables(
+    environ: Mapping[str, str], *, job: str, rings: Path, collector: str, launcher: str, native: Mapping[str, Path]
+) -> dict[str, str]:
+    """The variables to set for the command, as docs/architecture.md lists them.
+
+    ``native`` maps ``pmpi`` and ``nccl`` to built libraries; one that is absent is not injected.
+    """
+    found = {
+        "HINDMOST_JOB_ID": job,
+        "HINDMOST_RING_DIR": str(rings),
+        "HINDMOST_COLLECTOR": collector,
+        "HINDMOST_PYTHON": sys.executable,
+        "HINDMOST_LAUNCHER": launcher,
+        "PYTHONPATH": in_front(str(INJECT), environ.get("PYTHONPATH", ""), ":"),
+    }
+    if "pmpi" in native:
+        found["LD_PRELOAD"] = in_front(str(native["pmpi"]), environ.get("LD_PRELOAD", ""), ":")
+    if "nccl" in native and not environ.get("NCCL_PROFILER_PLUGIN"):
+        found["NCCL_PROFILER_PLUGIN"] = str(native["nccl"])
+    carried = ("HINDMOST_RING_CAPACITY", "HINDMOST_PROBE")
+    return found | {name: environ[name] for name in carried if name in environ}
+
+
+def in_front(ours: str, theirs: str, separator: str) -> str:
+    """``ours``, then what the user had; nothing twice when ``hindmost run`` is nested."""
+    rest = [part for part in theirs.split(separator) if part != ours] if theirs else []
+    return separator.join([ours, *rest])
+
+
+def native_libraries(kinds: Iterable[str]) -> tuple[dict[str, Path], list[str]]:
+    """The C parts that this job can use, built at first use; and a sentence for each that cannot be had."""
+    found: dict[str, Path] = {}
+    notes = [note for kind in kinds if (note := _native(kind, found))]
+    return found, notes
+
+
+def _native(kind: str, found: dict[str, Path]) -> str | None:
+    try:
+        found[kind] = importlib.import_module("hindmost.native.build").library(kind)
+    except (HindmostError, ImportError) as error:
+        return str(error)
+    return None

@@ -1,0 +1,119 @@
+"""Where a run is kept and what it is called: job id, run directory, ring directory, addresses."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import socket
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hindmost.errors import HindmostError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+#: A job id is a label, a file name and 63 bytes in a ring's header.
+JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+#: What a run directory must have room for before it is worth starting to write there, bytes.
+ROOM = 1 << 20
+
+LOOPBACK = "127.0.0.1"
+
+
+def job_id(asked: str | None, argv: Sequence[str], environ: Mapping[str, str], now: float | None = None) -> str:
+    """The id asked for, or one that names the batch job or the script, and the time.
+
+    Raises ``UsageError`` where the one asked for cannot be a label and a file name.
+    """
+    if asked is not None:
+        if not JOB_ID.fullmatch(asked):
+            raise UsageError(f"--job-id {asked!r}: use 1 to 63 letters, digits, '.', '_' or '-', not first a sign")
+        return asked
+    batch = next((environ[name] for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID") if environ.get(name)), None)
+    stem = re.sub(r"[^A-Za-z0-9_]+", "-", batch or script(argv)).strip("-_")[:32] or "job"
+    when = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
+    return f"{stem}-{when}-{secrets.token_hex(2)}"
+
+
+def script(argv: Sequence[str]) -> str:
+    """What a person would call this job: the stem of the script it runs, or of the command itself."""
+    scripts = [word for word in argv if word.endswith((".py", ".sh")) and not word.startswith("-")]
+    return Path(scripts[0] if scripts else argv[0]).stem
+
+
+def run_directory(asked: Path | None, job: str) -> tuple[Path, str | None]:
+    """The directory of this run, made, absolute and writable; and a sentence where it is not the one asked for.
+
+    A directory that cannot be written, is full, or holds another run is no reason to lose this one: it is kept in the
+    temporary directory instead. ``HindmostError`` where that fails too.
+    """
+    wanted = (asked or Path("hindmost-runs") / job).absolute()
+    try:
+        return _claimed(wanted), None
+    except OSError as error:
+        why = f"cannot record into {wanted} ({error.strerror or error})"
+    try:
+        instead = Path(tempfile.mkdtemp(prefix=f"hindmost-{job}-"))
+        return _claimed(instead), f"{why}; this run is kept in {instead}"
+    except OSError as error:
+        raise HindmostError(f"{why}, nor into {tempfile.gettempdir()} ({error.strerror or error})") from None
+
+
+def ring_directory(job: str, shared_memory: Path = Path("/dev/shm")) -> Path:  # noqa: S108 - it is made for us alone
+    """``/dev/shm/hindmost-UID/JOB``, made and ours alone: alike on all nodes.
+
+    Raises ``HindmostError`` where another user made it, or it cannot be made.
+    """
+    parent = shared_memory / f"hindmost-{os.getuid()}"
+    directory = parent / job
+    try:
+        for path in (parent, directory):
+            path.mkdir(mode=0o700, exist_ok=True)
+            owner = path.lstat().st_uid
+            if owner != os.getuid():
+                raise HindmostError(f"{path} belongs to user {owner}; rings are read from directories of our own only")
+    except OSError as error:
+        raise HindmostError(f"cannot make {directory} for the rings: {error.strerror}") from error
+    return directory
+
+
+def remove_rings(directory: Path) -> None:
+    """Remove what the agent of this node left, and the user's directory once it is empty."""
+    with contextlib.suppress(OSError):  # another job's rings may be beside ours
+        for left in directory.iterdir():
+            left.unlink()
+        directory.rmdir()
+        directory.parent.rmdir()
+
+
+def address(remote_hosts: Sequence[str]) -> str:
+    """The address agents reach us at: loopback, or, for remote hosts, ours on the way to the first that resolves."""
+    for host in remote_hosts:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))  # a datagram socket: chooses the route and sends nothing
+            found = str(probe.getsockname()[0])
+            if not found.startswith("127."):
+                return found
+    return LOOPBACK
+
+
+def _claimed(directory: Path) -> Path:
+    """``directory``, made, with a ``logs`` folder in it. ``OSError`` where it is of no use."""
+    directory.mkdir(parents=True, exist_ok=True)
+    if (directory / "meta.json").exists() or (directory / "segments").exists():
+        raise OSError(f"it already holds a run; name another --out, or remove {directory}")
+    (directory / "logs").mkdir(exist_ok=True)
+    trial = directory / "logs" / ".room"
+    try:
+        with trial.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, ROOM)
+    finally:
+        with contextlib.suppress(OSError):
+            trial.unlink()
+    return directory

@@ -1,0 +1,129 @@
+"""One observed job: the collector and this node's agent around it, from before its start to the sealed run."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hindmost.errors import HindmostError
+from hindmost.supervise import environment, place
+from hindmost.supervise.daemon import Daemon
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from hindmost.launchers import Launcher
+
+#: Seconds to finish in: an agent sends what it holds; a collector waits for remote agents, seals and judges.
+AGENT_SECONDS = 20.0
+COLLECTOR_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the command line of ``hindmost run`` asks for."""
+
+    command: tuple[str, ...]
+    out: Path | None = None
+    job_id: str | None = None
+    live: bool = True
+    listen: str | None = None
+
+
+@dataclass
+class Session:
+    """A running collector and agent, and what the command must be given to reach them."""
+
+    job: str
+    directory: Path
+    rings: Path
+    page: str | None
+    argv: list[str]
+    environ: dict[str, str]
+    collector: Daemon
+    agent: Daemon
+
+    @classmethod
+    def start(cls, wish: Wish, launcher: Launcher, environ: Mapping[str, str], say: Callable[[str], None]) -> Session:
+        """Start both and wait until they answer. ``HindmostError`` where they do not; nothing is left then.
+
+        ``say`` gets one sentence for each thing that will be missing.
+        """
+        job = place.job_id(wish.job_id, wish.command, environ)
+        directory, note = place.run_directory(wish.out, job)
+        if note:
+            say(note)
+        rings = place.ring_directory(job)
+        started: list[Daemon] = []
+        try:
+            collector, said = _collector(wish, launcher, job, directory, environ, started)
+            agent = _agent(said["grpc"], job, rings, directory, environ, started)
+        except (HindmostError, KeyboardInterrupt):
+            for daemon in started:
+                daemon.kill()
+            place.remove_rings(rings)
+            raise
+        native, notes = environment.native_libraries(launcher.NATIVE)
+        for sentence in notes:
+            say(sentence)
+        ours = environment.variables(
+            environ, job=job, rings=rings, collector=said["grpc"], launcher=launcher.NAME, native=native
+        )
+        whole = {**environ, **ours}
+        argv = launcher.carry(wish.command, list(ours), whole)
+        return cls(job, directory, rings, said.get("http"), argv, whole, collector, agent)
+
+    def finish(self, returncode: int, say: Callable[[str], None]) -> str:
+        """Let both finish what they hold, agent first; return what the collector said last. Never raises for them."""
+        said = ""
+        self.collector.tell({"exit_code": returncode})
+        for daemon, seconds in ((self.agent, AGENT_SECONDS), (self.collector, COLLECTOR_SECONDS)):
+            try:
+                said = daemon.finish(seconds)
+            except HindmostError as error:
+                say(f"{error} (see {daemon.log})")
+        self.clean()
+        return said
+
+    def abandon(self) -> None:
+        """End both now; what was written stays."""
+        self.agent.kill()
+        self.collector.kill()
+        self.clean()
+
+    def clean(self) -> None:
+        """Remove the rings of this node and logs in which nothing was said."""
+        place.remove_rings(self.rings)
+        for daemon in (self.agent, self.collector):
+            if daemon.log.exists() and not daemon.log.stat().st_size:
+                daemon.log.unlink()
+        logs = self.directory / "logs"
+        if logs.exists() and not any(logs.iterdir()):
+            logs.rmdir()
+
+
+def _collector(
+    wish: Wish, launcher: Launcher, job: str, directory: Path, environ: Mapping[str, str], started: list[Daemon]
+) -> tuple[Daemon, dict[str, str]]:
+    host = place.address(launcher.remote_hosts(wish.command, environ))
+    arguments = ["--listen", f"{host}:0", "--out", str(directory), "--job-id", job, "--command", shlex.join(wish.command)]
+    if wish.live:
+        arguments += ["--http", wish.listen or f"{place.LOOPBACK}:0"]
+    daemon = Daemon("collector", [*arguments, "--hold"], environ, directory / "logs" / "collector.log")
+    started.append(daemon)
+    said = daemon.ready()
+    if not said.get("grpc"):
+        raise HindmostError("the collector did not say where it listens")
+    return daemon, said
+
+
+def _agent(
+    collector: str, job: str, rings: Path, directory: Path, environ: Mapping[str, str], started: list[Daemon]
+) -> Daemon:
+    arguments = ["--collector", collector, "--job-id", job, "--ring-dir", str(rings), "--hold"]
+    daemon = Daemon("agent", arguments, environ, directory / "logs" / "agent.log")
+    started.append(daemon)
+    daemon.ready()
+    return daemon

@@ -1,0 +1,46 @@
+"""What is printed when the job has ended: the verdict, on stderr, as ``hindmost report`` prints it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: Columns of a summary that goes to a file or a pipe, and the most that a wide terminal is given.
+PLAIN_WIDTH, WIDEST = 100, 120
+
+
+def show(directory: Path, said: str) -> None:
+    """Print the report of ``directory``, or the one the collector ``said`` where the disk would not take it."""
+    report = _written(directory) or _spoken(said)
+    if report is None:
+        sys.stderr.write(f"hindmost: no report was made; see {directory / 'logs'} and hindmost report {directory}\n")
+        return
+    from hindmost_collector.report import text
+
+    terminal = sys.stderr.isatty()
+    width = min(shutil.get_terminal_size().columns, WIDEST) if terminal else PLAIN_WIDTH
+    color = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    sys.stderr.write(text.render(report, width=width, color=color).rstrip("\n") + "\n")
+
+
+def _written(directory: Path) -> dict[str, Any] | None:
+    try:
+        report = json.loads((directory / "report.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return report if isinstance(report, dict) else None
+
+
+def _spoken(said: str) -> dict[str, Any] | None:
+    """The report in the last line of ``said`` that holds one."""
+    for line in reversed(said.splitlines()):
+        if line.startswith('{"report":'):
+            report = json.loads(line)["report"]
+            return report if isinstance(report, dict) else None
+    return None
