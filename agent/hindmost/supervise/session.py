@@ -11,7 +11,7 @@ from hindmost.supervise import environment, place
 from hindmost.supervise.daemon import Daemon
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from hindmost.launchers import Launcher
@@ -77,13 +77,9 @@ class Session:
 
     def finish(self, returncode: int, say: Callable[[str], None]) -> str:
         """Let both finish what they hold, agent first; return what the collector said last. Never raises for them."""
-        said = ""
         self.collector.tell({"exit_code": returncode})
-        for daemon, seconds in ((self.agent, AGENT_SECONDS), (self.collector, COLLECTOR_SECONDS)):
-            try:
-                said = daemon.finish(seconds)
-            except HindmostError as error:
-                say(f"{error} (see {daemon.log})")
+        _finished(self.agent, AGENT_SECONDS, say)
+        said = _finished(self.collector, COLLECTOR_SECONDS, say)
         self.clean()
         return said
 
@@ -104,11 +100,28 @@ class Session:
             logs.rmdir()
 
 
+def _finished(daemon: Daemon, seconds: float, say: Callable[[str], None]) -> str:
+    try:
+        return daemon.finish(seconds)
+    except HindmostError as error:
+        say(f"{error} (see {daemon.log})")
+        return ""
+
+
 def _collector(
     wish: Wish, launcher: Launcher, job: str, directory: Path, environ: Mapping[str, str], started: list[Daemon]
 ) -> tuple[Daemon, dict[str, str]]:
     host = place.address(launcher.remote_hosts(wish.command, environ))
-    arguments = ["--listen", f"{host}:0", "--out", str(directory), "--job-id", job, "--command", shlex.join(wish.command)]
+    arguments = [
+        "--listen",
+        f"{host}:0",
+        "--out",
+        str(directory),
+        "--job-id",
+        job,
+        "--command",
+        shlex.join(wish.command),
+    ]
     if wish.live:
         arguments += ["--http", wish.listen or f"{place.LOOPBACK}:0"]
     daemon = Daemon("collector", [*arguments, "--hold"], environ, directory / "logs" / "collector.log")

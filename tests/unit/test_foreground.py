@@ -1,0 +1,119 @@
+"""A command under ``hindmost run`` behaves as it does alone: exit codes, signals, what is left running."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RUN = """
+import os, sys
+from hindmost.supervise import foreground
+sys.exit(foreground.exit_like(foreground.run(sys.argv[1:], os.environ)))
+"""
+ALONE = [sys.executable, "-c", RUN]
+
+
+def start(*command: str, **options: object) -> subprocess.Popen[str]:
+    """``command`` in the foreground of a process of its own, which is in a session of its own."""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "agent")}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([*ALONE, *command], env=environ, start_new_session=True, **pipes, **options)
+
+
+@pytest.mark.parametrize("code", [0, 3, 255])
+def test_the_exit_code_is_the_commands(code: int) -> None:
+    """What the command returns is what its caller sees, and its output is its own."""
+    with start("sh", "-c", f"cat; echo error >&2; exit {code}", stdin=subprocess.PIPE) as process:
+        assert process.communicate("hello", timeout=20) == ("hello", "error\n")
+        assert process.returncode == code
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV])
+def test_a_signal_ends_both_alike(number: signal.Signals) -> None:
+    """Where a signal ends the command, the caller sees the same signal, as a shell does by 128 + n."""
+    with start("sh", "-c", f"kill -{number.value} $$") as process:
+        process.communicate(timeout=20)
+        assert process.returncode == -number
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_to_us_alone_reaches_the_command_once(number: signal.Signals) -> None:
+    """Whoever signals hindmost means the job: it gets the signal, once, and we outlive it."""
+    name = number.name.removeprefix("SIG")
+    script = f"trap 'echo caught {name}; exit 7' {name}; echo ready; while :; do sleep 0.02; done"
+    with start("bash", "-c", script) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        assert process.communicate(timeout=20)[0] == f"caught {name}\n"
+        assert process.returncode == 7
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    """Under nohup the command keeps ignoring hang-ups, and so do we."""
+    with start("sh", "-c", "trap '' HUP; exec true") as process:
+        assert process.wait(20) == 0
+    nohup = subprocess.run(
+        ["nohup", *ALONE, "sh", "-c", "kill -HUP $PPID; kill -HUP $$; echo alive"],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "agent")},
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert (nohup.stdout, nohup.returncode) == ("alive\n", 0)
+
+
+def test_the_command_does_not_outlive_us() -> None:
+    """kill -9 of us ends the command too."""
+    with start("sh", "-c", "echo $$; exec sleep 60") as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        process.kill()
+        deadline = time.monotonic() + 10
+        while Path(f"/proc/{pid}/stat").exists() and _state(pid) != "Z" and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not Path(f"/proc/{pid}").exists() or _state(pid) == "Z"
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "says"),
+    [
+        ("no-such-command", 127, "command not found"),
+        ("./no-such-file", 127, "no such file"),
+        ("/", 126, "is a directory"),
+        (str(ROOT / "README.md"), 126, "not executable"),
+    ],
+)
+def test_a_command_that_cannot_be_run(what: str, code: int, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What cannot be run is named in one line, with a shell's exit code."""
+    from hindmost.cli import main
+
+    assert main(["run", "--", what]) == code
+    said = capsys.readouterr().err
+    assert said.startswith(f"hindmost run: {what}: ")
+    assert says in said
+    assert said.count("\n") == 1
+
+
+def test_a_missing_interpreter_is_named(tmp_path: Path) -> None:
+    """A script whose first line names an interpreter that is not there is not called missing itself."""
+    script = tmp_path / "job"
+    script.write_text("#!/no/such/interpreter\n")
+    script.chmod(0o755)
+    with start(str(script)) as process:
+        assert "interpreter on its first line is missing" in process.communicate(timeout=20)[1]
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"

@@ -1,0 +1,98 @@
+"""Where a run is kept and what it is called."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hindmost.errors import HindmostError, UsageError
+from hindmost.supervise import environment, place
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(
+    ("command", "environ", "start"),
+    [
+        ("mpirun -np 4 python examples/train_mpi.py --steps 3", {}, "train_mpi-"),
+        ("./a.out", {}, "a-"),
+        ("srun a", {"SLURM_JOB_ID": "4711"}, "4711-"),
+        ("bash -c true", {"PBS_JOBID": "12.head.example"}, "12-head-example-"),
+    ],
+)
+def test_a_job_is_called_after_its_script_or_batch_job(command: str, environ: dict[str, str], start: str) -> None:
+    """A job that is given no id gets one that a person recognises and that is a file name and a label."""
+    found = place.job_id(None, command.split(), environ)
+    assert found.startswith(start)
+    assert place.JOB_ID.fullmatch(found)
+
+
+@pytest.mark.parametrize("asked", ["", "a b", "../x", "-x", "x" * 64])
+def test_an_impossible_job_id_is_refused(asked: str) -> None:
+    """An id that cannot be a file name and a ring's 63 bytes is refused by name."""
+    with pytest.raises(UsageError, match="--job-id"):
+        place.job_id(asked, ["a"], {})
+
+
+def test_the_run_directory_is_the_one_asked_for(tmp_path: Path) -> None:
+    """A directory that can be written is made, with its parents, and nothing is said."""
+    assert place.run_directory(tmp_path / "a" / "b", "job") == (tmp_path / "a" / "b", None)
+    assert (tmp_path / "a" / "b" / "logs").is_dir()
+
+
+@pytest.mark.parametrize("trouble", ["file", "holds a run"])
+def test_a_useless_directory_loses_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
+    """A run whose directory cannot be used is kept elsewhere, and one sentence says why and where."""
+    monkeypatch.setattr(place.tempfile, "tempdir", str(tmp_path))
+    wanted = tmp_path / "out"
+    if trouble == "file":
+        wanted.write_text("in the way")
+    else:
+        (wanted / "segments").mkdir(parents=True)
+    found, note = place.run_directory(wanted, "job")
+    assert found.is_dir()
+    assert found != wanted
+    assert note is not None
+    assert str(wanted) in note
+    assert str(found) in note
+
+
+def test_rings_of_another_user_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ring directory that somebody else made in our name is not trusted."""
+    monkeypatch.setattr(place.os, "getuid", lambda: 12345)
+    with pytest.raises(HindmostError, match="belongs to user"):
+        place.ring_directory("job", tmp_path)
+
+
+def test_rings_are_ours_alone(tmp_path: Path) -> None:
+    """Ring directories are for one user; what is left is removed, and another job's rings stay."""
+    one, two = place.ring_directory("one", tmp_path), place.ring_directory("two", tmp_path)
+    assert one.stat().st_mode & 0o077 == 0
+    (one / "agent.lock").touch()
+    place.remove_rings(one)
+    assert not one.exists()
+    assert two.exists()
+
+
+def test_nothing_of_the_users_environment_is_lost(tmp_path: Path) -> None:
+    """Search paths keep what the user had, behind ours, once; a profiler plugin of the user's stays."""
+    theirs = {"PYTHONPATH": "/a:/b", "LD_PRELOAD": "/x.so", "NCCL_PROFILER_PLUGIN": "theirs"}
+    libraries = {"pmpi": tmp_path / "p.so", "nccl": tmp_path / "n.so"}
+
+    def ours(environ: dict[str, str]) -> dict[str, str]:
+        return environment.variables(
+            environ, job="j", rings=tmp_path, collector="h:1", launcher="mpirun", native=libraries
+        )
+
+    once = ours(theirs)
+    assert once["PYTHONPATH"] == f"{environment.INJECT}:/a:/b"
+    assert once["LD_PRELOAD"] == f"{tmp_path / 'p.so'}:/x.so"
+    assert "NCCL_PROFILER_PLUGIN" not in once
+    assert ours({**theirs, **once}) == once
+
+
+def test_loopback_unless_another_host_is_named() -> None:
+    """Agents are told the loopback address where every rank is here, or where no named host is known."""
+    assert place.address([]) == "127.0.0.1"
+    assert place.address(["no-such-host.invalid"]) == "127.0.0.1"
