@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -21,8 +22,7 @@ def show(directory: Path, said: str) -> None:
     if report is None:
         sys.stderr.write(f"hindmost: no report was made; see {directory / 'logs'} and hindmost report {directory}\n")
         return
-    from hindmost_collector.report import text
-
+    text = importlib.import_module("hindmost_collector.report.text")
     terminal = sys.stderr.isatty()
     width = min(shutil.get_terminal_size().columns, WIDEST) if terminal else PLAIN_WIDTH
     color = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
