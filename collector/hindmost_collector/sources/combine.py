@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hindmost_collector.model import COLLECTIVES, RANKS, UNMEASURED, Job, Run, Table, rows
-from hindmost_collector.sources.columns import concatenate, has_rows, table
+from hindmost_collector.sources.columns import concatenate, has_rows, select, table
 from hindmost_collector.sources.nvml_csv import gpu
 
 if TYPE_CHECKING:
@@ -22,16 +22,21 @@ _ADDED_UP = ("intervals", "metrics", "stacks")
 
 def combine(path: Path, runs: Sequence[Run]) -> Run:
     """One run from several views of it, best first. Ranks are joined by their number."""
+    runs = [_with_ranks_of_processes(run, runs) for run in runs]
     chosen = {name: next((run.tables()[name] for run in runs if has_rows(run, name)), None) for name in _ONE_SOURCE}
     added = {name: concatenate(name, [run.tables()[name] for run in runs]) for name in _ADDED_UP}
     ranks = _ranks(runs)
-    notes = tuple(note for run in runs for note in run.notes)
+    notes = [note for run in runs for note in run.notes]
+    if chosen["collectives"] is not None and (chosen["collectives"]["duration_ns"] < 0).all():
+        notes.append("Nothing here says how long collectives took: who waits for whom cannot be told.")
+    if chosen["in_flight"] is not None:
+        chosen["in_flight"] = _in_the_run_s_communicators(chosen["in_flight"], runs, chosen["communicators"])
     run = Run(
         job=_job(path, runs, ranks),
         ranks=ranks,
         **{name: part for name, part in chosen.items() if part is not None},
         **added,
-        notes=notes,
+        notes=tuple(notes),
     )
     return _with_gpus_by_index(_with_steps_of_operations(run))
 
@@ -64,6 +69,33 @@ def _ranks(runs: Sequence[Run]) -> Table:
         name: np.array([known[rank].get(name, missing[name][i]) for i, rank in enumerate(order)], dtype=dtype)
         for name, dtype in RANKS.items()
     }
+
+
+def _with_ranks_of_processes(run: Run, runs: Sequence[Run]) -> Run:
+    """Stacks known by process id only get the rank that another source gives that process; others are dropped."""
+    if "pid" not in run.stacks:
+        return run
+    known = {int(pid): int(rank) for one in runs for pid, rank in zip(one.ranks["pid"], one.ranks["rank"], strict=True)}
+    ranks = np.array([known.get(pid, UNMEASURED) for pid in run.stacks["pid"].tolist()], dtype=np.int32)
+    stacks = {name: values for name, values in run.stacks.items() if name != "pid"} | {"rank": ranks}
+    return replace(run, stacks=select(stacks, ranks >= 0))
+
+
+def _in_the_run_s_communicators(in_flight: Table, runs: Sequence[Run], chosen: Table | None) -> Table:
+    """Operations in flight, their process groups named as the chosen communicators with the same members."""
+    if chosen is None:
+        return in_flight
+    ours = {members: comm for comm, members in _members(chosen).items()}
+    theirs = {comm: members for run in runs for comm, members in _members(run.communicators).items()}
+    same = [ours.get(theirs.get(comm, frozenset()), comm) for comm in in_flight["comm"].tolist()]
+    return {**in_flight, "comm": np.array(same, dtype=np.uint64)}
+
+
+def _members(communicators: Table) -> dict[int, frozenset[int]]:
+    members: dict[int, set[int]] = {}
+    for comm, rank in zip(communicators["comm"].tolist(), communicators["rank"].tolist(), strict=True):
+        members.setdefault(comm, set()).add(rank)
+    return {comm: frozenset(ranks) for comm, ranks in members.items()}
 
 
 def _with_steps_of_operations(run: Run) -> Run:

@@ -1,0 +1,249 @@
+"""PyTorch Flight Recorder dumps, one a rank: the last collectives it enqueued and how far each came.
+
+A dump is a pickle of plain dicts, lists, strings and numbers, or the same as JSON. A pickle is a program: it is looked
+through first, and refused if it holds any instruction but those that build such values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import pickle
+import pickletools
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from hindmost.errors import UsageError
+
+from hindmost_collector.model import NONBLOCKING, Job, Run, Table
+from hindmost_collector.sources.columns import concatenate, table
+from hindmost_collector.sources.operations import operation
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from hindmost_collector.sources.files import Sample
+
+NAME = "PyTorch Flight Recorder dumps"
+
+#: A dump is a ring of 2,000 to 20,000 entries of about 200 bytes to 2 KiB.
+MAX_DUMP_BYTES = 64 * 1024 * 1024
+_UNFINISHED = ("scheduled", "started")
+_RANK = re.compile(r"(\d+)(\.\w+)*$")
+#: The instructions that build plain values. Anything that names, calls or restores an object is not among them.
+_PLAIN = frozenset(
+    name
+    for names in (
+        ("PROTO", "FRAME", "STOP", "MARK", "POP", "POP_MARK", "NONE", "NEWTRUE", "NEWFALSE"),
+        ("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
+        ("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES"),
+        ("STRING", "BINSTRING", "SHORT_BINSTRING", "EMPTY_LIST", "APPEND", "APPENDS", "LIST"),
+        ("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_DICT", "DICT", "SETITEM", "SETITEMS"),
+        ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE", "GET", "BINGET", "LONG_BINGET"),
+    )
+    for name in names
+)
+_ITEM_BYTES = {
+    **dict.fromkeys(("Float", "Int"), 4),
+    **dict.fromkeys(("Double", "Long", "ComplexFloat"), 8),
+    **dict.fromkeys(("Half", "BFloat16", "Short"), 2),
+    **dict.fromkeys(("Byte", "Char", "Bool", "Float8_e4m3fn", "Float8_e5m2"), 1),
+}
+
+
+@dataclass(frozen=True)
+class _Group:
+    """A process group: its identity here, alike on all members, and who is in it."""
+
+    comm: int
+    name: str
+    ranks: tuple[int, ...] = field(default=())
+
+
+@dataclass(frozen=True)
+class _Dump:
+    path: Path
+    rank: int
+    entries: list[dict[str, Any]]
+    groups: dict[str, _Group]
+
+
+def recognises(sample: Sample) -> bool:
+    """Whether a pickle or a JSON object begins with a Flight Recorder's words."""
+    words = b"collective_seq_id" in sample.head or b"pg_config" in sample.head
+    return words and sample.head.lstrip()[:1] in (b"\x80", b"{") and b'"traceEvents"' not in sample.head
+
+
+def load(files: Sequence[Path]) -> Run:
+    """What every rank had enqueued, and what of it had not finished when the dumps were written."""
+    dumps = sorted((_dump(path) for path in files), key=lambda dump: dump.rank)
+    if len({dump.rank for dump in dumps}) < len(dumps):
+        raise UsageError(f"{files[0].parent}: two {NAME} of one rank; name the folder of one job")
+    seen = max((_latest(dump) for dump in dumps), default=-1)
+    members = [rank for dump in dumps for group in dump.groups.values() for rank in group.ranks]
+    size = max([*members, *(dump.rank for dump in dumps)]) + 1
+    unfinished = [_in_flight(dump, seen) for dump in dumps]
+    return Run(
+        job=Job(id="", world_size=size, source=NAME),
+        ranks=table("ranks", rank=[dump.rank for dump in dumps], world_size=size, framework="torch"),
+        collectives=concatenate("collectives", [_collectives(dump) for dump in dumps]),
+        communicators=concatenate("communicators", [_communicators(dump) for dump in dumps]),
+        in_flight=concatenate("in_flight", unfinished),
+        stacks=_stacks(dumps, seen) if any(len(part["rank"]) for part in unfinished) else table("stacks", rank=[]),
+    )
+
+
+def _dump(path: Path) -> _Dump:
+    found = _RANK.search(path.name)
+    if found is None:
+        raise UsageError(f"{path}: whose dump is this? name the file nccl_trace_rank_RANK")
+    content = _content(path)
+    entries = content.get("entries") if isinstance(content, dict) else None
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise UsageError(f"{path}: not one of the {NAME}: it has no list of entries")
+    config = content.get("pg_config")
+    return _Dump(path, int(found[1]), entries, _groups(config if isinstance(config, dict) else {}))
+
+
+def _content(path: Path) -> Any:
+    if path.stat().st_size > MAX_DUMP_BYTES:
+        raise UsageError(f"{path}: larger than any Flight Recorder dump ({MAX_DUMP_BYTES >> 20} MiB); not read")
+    data = path.read_bytes()
+    try:
+        return json.loads(data) if data.lstrip()[:1] == b"{" else plain_pickle(data)
+    except (ValueError, pickle.UnpicklingError, EOFError, IndexError, KeyError, RecursionError, TypeError) as error:
+        raise UsageError(f"{path}: damaged or hostile, not read: {str(error).splitlines()[0]}") from error
+
+
+def plain_pickle(data: bytes) -> Any:
+    """Unpickle plain values only. Raises :class:`pickle.UnpicklingError` on anything that could do more than that."""
+    for instruction, argument, position in pickletools.genops(data):
+        if instruction.name not in _PLAIN:
+            raise pickle.UnpicklingError(f"pickle instruction {instruction.name} at byte {position}")
+        if instruction.name.endswith("PUT") and isinstance(argument, int) and argument > len(data):
+            raise pickle.UnpicklingError(f"memo index {argument} at byte {position}")
+    return pickle.loads(data)  # noqa: S301 - looked through above: nothing in it can name or call anything
+
+
+def _groups(config: dict[Any, Any]) -> dict[str, _Group]:
+    groups = {}
+    for name, one in config.items():
+        listed = one.get("ranks", "") if isinstance(one, dict) else ""
+        ranks = tuple(
+            int(number) for number in re.findall(r"\d{1,9}", listed if isinstance(listed, str) else str(listed))
+        )
+        groups[str(name)] = _Group(_identity(str(name), ranks), str(one.get("desc", "")) if one else "", ranks)
+    return groups
+
+
+def _identity(name: str, ranks: tuple[int, ...]) -> int:
+    return int.from_bytes(hashlib.blake2b(f"{name} {ranks}".encode(), digest_size=8).digest(), "little")
+
+
+def _group(dump: _Dump, entry: dict[str, Any]) -> _Group:
+    group = entry.get("process_group")
+    name = str(group[0]) if isinstance(group, list | tuple) and group else str(entry.get("pg_name", ""))
+    return dump.groups.get(name) or _Group(_identity(name, ()), name)
+
+
+def _number(entry: dict[str, Any], key: str) -> int:
+    value = entry.get(key)
+    return value if isinstance(value, int) and abs(value) < 1 << 62 else -1
+
+
+def _seq(entry: dict[str, Any]) -> int:
+    """Counted from 0 as NCCL does; the recorder counts from 1."""
+    return _number(entry, "p2p_seq_id" if entry.get("is_p2p") else "collective_seq_id") - 1
+
+
+def _milliseconds(entry: dict[str, Any]) -> float | None:
+    value = entry.get("duration_ms")
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _bytes(entry: dict[str, Any]) -> int:
+    sizes, kinds = entry.get("input_sizes"), entry.get("input_dtypes")
+    if not isinstance(sizes, list) or not isinstance(kinds, list) or len(sizes) != len(kinds):
+        return -1
+    try:
+        return sum(math.prod(size) * _ITEM_BYTES[kind] for size, kind in zip(sizes, kinds, strict=True))
+    except (TypeError, KeyError):
+        return -1
+
+
+def _latest(dump: _Dump) -> int:
+    keys = ("time_created_ns", "time_discovered_started_ns", "time_discovered_completed_ns")
+    return max((_number(entry, key) for entry in dump.entries for key in keys), default=-1)
+
+
+def _operation(entry: dict[str, Any]) -> str:
+    return operation(str(entry.get("profiling_name", ""))[:64])
+
+
+def _collectives(dump: _Dump) -> Table:
+    created = [_number(entry, "time_created_ns") for entry in dump.entries]
+    took = [_milliseconds(entry) for entry in dump.entries]
+    return table(
+        "collectives",
+        rank=np.full(len(created), dump.rank),
+        comm=np.array([_group(dump, entry).comm for entry in dump.entries], dtype=np.uint64),
+        seq=[_seq(entry) for entry in dump.entries],
+        op=[_operation(entry) for entry in dump.entries],
+        start_ns=created,
+        duration_ns=[-1 if value is None else round(value * 1e6) for value in took],
+        bytes=[_bytes(entry) for entry in dump.entries],
+        flags=[NONBLOCKING if value is None else 0 for value in took],
+        enqueue_ns=created,
+    )
+
+
+def _communicators(dump: _Dump) -> Table:
+    mine = [group for group in dump.groups.values() if dump.rank in group.ranks]
+    return table(
+        "communicators",
+        comm=np.array([group.comm for group in mine], dtype=np.uint64),
+        rank=[dump.rank] * len(mine),
+        rank_in=[group.ranks.index(dump.rank) for group in mine],
+        size=[len(group.ranks) for group in mine],
+        name=[group.name for group in mine],
+    )
+
+
+def _in_flight(dump: _Dump, seen: int) -> Table:
+    left = [entry for entry in dump.entries if entry.get("state") in _UNFINISHED]
+    return table(
+        "in_flight",
+        rank=[dump.rank] * len(left),
+        kind=["p2p" if entry.get("is_p2p") else "collective" for entry in left],
+        name=[_operation(entry) for entry in left],
+        comm=np.array([_group(dump, entry).comm for entry in left], dtype=np.uint64),
+        seq=[_seq(entry) for entry in left],
+        start_ns=[_number(entry, "time_created_ns") for entry in left],
+        observed_ns=seen,
+    )
+
+
+def _stacks(dumps: list[_Dump], seen: int) -> Table:
+    """Where each rank's first unfinished operation was called from; its last one where none is unfinished."""
+    texts = {dump.rank: _call(_frontier(dump)) for dump in dumps}
+    known = {rank: text for rank, text in texts.items() if text}
+    return table("stacks", rank=list(known), time_ns=seen, text=list(known.values()))
+
+
+def _frontier(dump: _Dump) -> dict[str, Any]:
+    left = (entry for entry in dump.entries if entry.get("state") in _UNFINISHED)
+    return next(left, dump.entries[-1] if dump.entries else {})
+
+
+def _call(entry: dict[str, Any]) -> str:
+    frames = entry.get("frames")
+    known = [frame for frame in frames if isinstance(frame, dict)] if isinstance(frames, list) else []
+    if not known:
+        return ""
+    state = "unfinished" if entry.get("state") in _UNFINISHED else "completed"
+    called = [f"    {frame.get('name')} ({frame.get('filename')}:{frame.get('line')})" for frame in known]
+    return "\n".join([f"{state} {_operation(entry)} #{_seq(entry)} was called from", *called])

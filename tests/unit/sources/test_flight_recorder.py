@@ -1,0 +1,136 @@
+"""Flight Recorder dumps say who had not entered what, and cannot run anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hindmost.errors import UsageError
+from hindmost_collector.sources import load
+from hindmost_collector.sources.flight_recorder import MAX_DUMP_BYTES, plain_pickle
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _dump(entered: int, completed: int) -> dict[str, Any]:
+    """A dump of a rank that entered so many all-reduces, of which so many completed."""
+    entries = [
+        {
+            "frames": [{"name": "backward", "filename": "train.py", "line": 64}],
+            "process_group": ("0", "default_pg"),
+            "collective_seq_id": seq + 1,
+            "p2p_seq_id": 0,
+            "profiling_name": "nccl:all_reduce",
+            "time_created_ns": 10**18 + seq * 10**6,
+            "input_sizes": [[10, 4]],
+            "input_dtypes": ["BFloat16"],
+            "state": "completed" if seq < completed else "scheduled",
+            "is_p2p": False,
+        }
+        for seq in range(entered)
+    ]
+    return {"version": "2.10", "pg_config": {"0": {"desc": "default_pg", "ranks": "[0, 1]"}}, "entries": entries}
+
+
+def _write(folder: Path, rank: int, dump: dict[str, Any]) -> None:
+    (folder / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(dump, protocol=2))
+
+
+def test_unfinished_operations_are_in_flight(tmp_path: Path) -> None:
+    """The rank that is absent from the lowest unfinished operation is the one that others wait for."""
+    _write(tmp_path, 0, _dump(entered=6, completed=4))
+    _write(tmp_path, 1, _dump(entered=4, completed=4))
+    run = load(tmp_path)
+    assert run.in_flight["rank"].tolist() == [0, 0]
+    assert run.in_flight["seq"].tolist() == [4, 5]
+    assert set(run.in_flight["comm"].tolist()) <= set(run.communicators["comm"].tolist())
+    assert run.job.world_size == 2
+    assert run.collectives["bytes"].tolist() == [80] * 10
+    assert "unfinished all_reduce #4" in run.stacks["text"][0]
+    assert "train.py:64" in run.stacks["text"][1]
+
+
+def test_without_timing_no_duration_is_made_up(tmp_path: Path) -> None:
+    """A dump without durations has none, and the report is told what cannot be said."""
+    _write(tmp_path, 0, _dump(entered=2, completed=2))
+    run = load(tmp_path)
+    assert run.collectives["duration_ns"].tolist() == [-1, -1]
+    assert any("how long collectives took" in note for note in run.notes)
+
+
+def test_durations_are_read_where_timing_was_on(tmp_path: Path) -> None:
+    """TORCH_NCCL_ENABLE_TIMING adds milliseconds."""
+    dump = _dump(entered=1, completed=1)
+    dump["entries"][0]["duration_ms"] = 1.5
+    _write(tmp_path, 0, dump)
+    assert load(tmp_path).collectives["duration_ns"].tolist() == [1_500_000]
+
+
+def test_json_and_pickle_say_the_same(tmp_path: Path) -> None:
+    """Both spellings of a dump give one run."""
+    for kind in ("pickle", "json"):
+        (tmp_path / kind).mkdir()
+    dump = _dump(entered=3, completed=1)
+    _write(tmp_path / "pickle", 0, dump)
+    (tmp_path / "json" / "nccl_trace_rank_0.json").write_text(json.dumps(dump))
+    first, second = load(tmp_path / "pickle"), load(tmp_path / "json")
+    assert first.in_flight["seq"].tolist() == second.in_flight["seq"].tolist() == [1, 2]
+    assert first.collectives["comm"].tolist() == second.collectives["comm"].tolist()
+
+
+class _Bomb:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("touch pwned",)
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        pickle.dumps({"pg_config": _Bomb()}),
+        pickle.dumps({"pg_config": _Bomb()}, protocol=0),
+        b"\x80\x02}X\x09\x00\x00\x00pg_configr\xff\xff\xff\xff.",  # a memo of 2**32 places: 64 GiB
+        b"\x80\x04\x8e\xff\xff\xff\xff\xff\x00\x00\x00pg_config.",  # a string of a terabyte
+        pickle.dumps(_dump(2, 1))[:-40],
+        b"\x80\x02X\x09\x00\x00\x00pg_config.",
+    ],
+    ids=["calls", "calls in protocol 0", "memo bomb", "length bomb", "torn", "no dict"],
+)
+def test_a_hostile_dump_ends_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hostile: bytes) -> None:
+    """Nothing in a dump is run, nothing it claims is believed; the error names the file."""
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "nccl_trace_rank_0"
+    file.write_bytes(hostile)
+    with pytest.raises(UsageError, match="nccl_trace_rank_0|understood are") as caught:
+        load(tmp_path)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_a_pickle_that_names_a_function_is_refused_before_it_is_read() -> None:
+    """The look-through stops at the instruction, not at its effect."""
+    with pytest.raises(pickle.UnpicklingError, match="STACK_GLOBAL|GLOBAL"):
+        plain_pickle(pickle.dumps(_Bomb()))
+
+
+def test_a_dump_that_cannot_be_one_is_not_read(tmp_path: Path) -> None:
+    """A file of a size no recorder writes is refused by its size."""
+    with (tmp_path / "nccl_trace_rank_0").open("wb") as out:
+        out.write(pickle.dumps(_dump(1, 1)))
+        out.truncate(MAX_DUMP_BYTES + 1)
+    with pytest.raises(UsageError, match="larger than any"):
+        load(tmp_path)
+
+
+def test_stacks_of_processes_go_to_their_ranks(tmp_path: Path) -> None:
+    """py-spy knows process ids; the profiler's CSV knows which rank a process is; a launcher is no rank."""
+    for pid, rank in ((70, 1), (71, 0)):
+        (tmp_path / f"prof.{pid}.csv").write_text(f"ab,{rank},0,AllReduce,8,RING,LL,1,1,2,3,4,5\n")
+    for pid in (70, 71, 69):
+        (tmp_path / f"pyspy.{pid}.txt").write_text(f'Process {pid}: python train.py\n\nThread {pid}: "MainThread"\n')
+    run = load(tmp_path)
+    assert run.stacks["rank"].tolist() == [1, 0]
+    assert run.stacks["text"][0].startswith("Process 70")
