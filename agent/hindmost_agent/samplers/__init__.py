@@ -1,1 +1,15 @@
-"""Sources of node metrics, one self-registering file each."""
+"""Sources of node metrics, one self-registering file each; a new file in this folder is a new source."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from hindmost_agent.sampler import REGISTRY, Sampler
+
+
+def load() -> dict[str, type[Sampler]]:
+    """Import every module of this folder; return all samplers by name, sorted."""
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
+    return dict(sorted(REGISTRY.items()))

@@ -1,0 +1,57 @@
+"""The training processes of this node that are known by now, whoever found them."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class RankProcess(NamedTuple):
+    """One rank of one job as a process of this node. ``start_ticks`` tells a reused pid apart."""
+
+    job_id: str
+    rank: int
+    world_size: int
+    local_rank: int
+    pid: int
+    start_ticks: int
+    framework: str = ""
+    command: str = ""
+    gpu_uuid: str = ""
+
+    def ref(self, node: str) -> int:
+        """The 64-bit reference on the wire: the same process has the same one in every stream."""
+        identity = f"{node}\0{self.job_id}\0{self.rank}\0{self.pid}\0{self.start_ticks}"
+        return int.from_bytes(blake2b(identity.encode(), digest_size=8).digest(), "little")
+
+
+class Ranks:
+    """The live ranks. ``generation`` grows with every change, so that a reader sees at once that nothing did."""
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self._by_pid: dict[int, RankProcess] = {}
+
+    def __iter__(self) -> Iterator[RankProcess]:
+        return iter(self._by_pid.values())
+
+    def __len__(self) -> int:
+        return len(self._by_pid)
+
+    def get(self, pid: int) -> RankProcess | None:
+        """The rank that this process is, or ``None``."""
+        return self._by_pid.get(pid)
+
+    def put(self, rank: RankProcess) -> None:
+        """Add a rank, or replace what was known of it."""
+        if self._by_pid.get(rank.pid) != rank:
+            self._by_pid[rank.pid] = rank
+            self.generation += 1
+
+    def remove(self, pid: int) -> None:
+        """Forget a process; unknown ones are ignored."""
+        if self._by_pid.pop(pid, None) is not None:
+            self.generation += 1

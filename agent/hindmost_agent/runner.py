@@ -1,0 +1,105 @@
+"""Runs samplers when they are due. Owns their errors and their timing, so that no sampler has to."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from hindmost_agent.sampler import Absent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hindmost_agent.metric import Series
+    from hindmost_agent.sampler import Host, Sampler
+
+log = logging.getLogger(__name__)
+
+NS = 1_000_000_000
+#: A source that is not here may appear (a module is loaded, a file system mounted): look again after this long.
+ABSENT_RETRY_NS = 60 * NS
+
+
+class Reading(NamedTuple):
+    """What one sampler read at one time (ns, CLOCK_MONOTONIC); ``series`` is the same object until it changes."""
+
+    time_ns: int
+    series: tuple[Series, ...]
+    values: list[float]
+
+
+class Slot:
+    """One sampler, made when first due and made again after it was absent or broke while starting."""
+
+    def __init__(self, kind: type[Sampler], interval_ns: int) -> None:
+        self.name = kind.name
+        self.kind = kind
+        self.period_ns = max(int(kind.period * NS), interval_ns)
+        self.due_ns = 0
+        self.sampler: Sampler | None = None
+        self.said: set[str] = set()
+
+    def run(self, host: Host, now_ns: int) -> Reading | None:
+        """Read once. Raises whatever the sampler raises."""
+        if self.sampler is None:
+            self.sampler = self.kind(host)
+        values = self.sampler.sample()
+        if len(values) != len(self.sampler.series):
+            raise ValueError(f"{len(values)} values for {len(self.sampler.series)} series")
+        return Reading(now_ns, self.sampler.series, values) if values else None
+
+
+class Runner:
+    """All samplers of an agent."""
+
+    def __init__(
+        self,
+        kinds: Mapping[str, type[Sampler]],
+        host: Host,
+        interval_ns: int,
+        timer: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        self.host = host
+        self._timer = timer
+        self._slots = [Slot(kind, interval_ns) for kind in kinds.values()]
+
+    def run(self, now_ns: int) -> list[Reading]:
+        """Read every sampler that is due at ``now_ns``; one that fails or is absent leaves no reading."""
+        readings = []
+        for slot in self._slots:
+            if now_ns >= slot.due_ns:
+                # From the time it was due, so that periods do not drift; a long pause is not caught up with.
+                slot.due_ns = max(slot.due_ns + slot.period_ns, now_ns + slot.period_ns // 2)
+                reading = self._guarded(slot, now_ns)
+                if reading is not None:
+                    readings.append(reading)
+        return readings
+
+    def _guarded(self, slot: Slot, now_ns: int) -> Reading | None:
+        own = self.host.own
+        started = self._timer()
+        reading = None
+        try:
+            reading = slot.run(self.host, now_ns)
+            own.success[slot.name] = 1
+        except Absent:
+            slot.sampler = None
+            slot.due_ns = now_ns + max(ABSENT_RETRY_NS, slot.period_ns)
+            own.success.pop(slot.name, None)
+            own.duration_s.pop(slot.name, None)
+            return None
+        except Exception as error:  # noqa: BLE001 - one broken source must not stop the others
+            own.success[slot.name] = 0
+            own.errors[slot.name] += 1
+            self._say(slot, error)
+        own.duration_s[slot.name] = (self._timer() - started) / NS
+        return reading
+
+    @staticmethod
+    def _say(slot: Slot, error: Exception) -> None:
+        """One line for each new kind of failure, not one a tick."""
+        what = type(error).__name__
+        if what not in slot.said:
+            slot.said.add(what)
+            log.warning("sampler %s: %s: %s (said once; counted in hindmost_agent_sampler_errors_total)", slot.name, what, error)

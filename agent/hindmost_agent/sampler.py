@@ -1,0 +1,70 @@
+"""What a source of metrics is: one class, one method, in one file under ``samplers/``."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, TypeVar
+
+from hindmost_agent.observe import Own
+from hindmost_agent.ranks import Ranks
+
+if TYPE_CHECKING:
+    from hindmost_agent.metric import Metric, Series
+
+NAN = float("nan")
+
+
+class Absent(Exception):  # noqa: N818 - it is an answer, not an error
+    """What a sampler would read does not exist on this node. Raised by ``__init__`` or ``sample``."""
+
+
+@dataclass
+class Host:
+    """Where samplers look: kernel file roots, the job's processes, the agent's own counts. Tests hand in fakes."""
+
+    proc: Path = Path("/proc")
+    sys: Path = Path("/sys")
+    cgroup: Path = Path("/sys/fs/cgroup")
+    dev: Path = Path("/dev")
+    ranks: Ranks = field(default_factory=Ranks)
+    own: Own = field(default_factory=Own)
+
+
+class Sampler(ABC):
+    """A source of metrics.
+
+    ``series`` names what ``sample`` returns, value by value; assign a new tuple only when what there is to read has
+    changed, because a new tuple is a new definition to send. A value that cannot be read is ``NAN``, never 0.
+    Errors are raised: the runner owns them, and the timing.
+    """
+
+    name: ClassVar[str]
+    #: Seconds between two readings at least; 0 means every tick.
+    period: ClassVar[float] = 0.0
+    #: What is read, for the documentation.
+    source: ClassVar[str]
+    metrics: ClassVar[tuple[Metric, ...]]
+
+    series: tuple[Series, ...] = ()
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+
+    @abstractmethod
+    def sample(self) -> list[float]:
+        """One value for each of ``series``. Raises ``Absent``, ``OSError``, ``ValueError``."""
+
+
+REGISTRY: dict[str, type[Sampler]] = {}
+
+SamplerType = TypeVar("SamplerType", bound=type[Sampler])
+
+
+def register(sampler: SamplerType) -> SamplerType:
+    """Class decorator that makes a sampler known under its ``name``."""
+    if sampler.name in REGISTRY:
+        raise ValueError(f"two samplers are called {sampler.name}")
+    REGISTRY[sampler.name] = sampler
+    return sampler

@@ -1,0 +1,71 @@
+"""What each disk did: bytes, operations, time, and how much is in flight."""
+
+from __future__ import annotations
+
+import re
+
+from hindmost_agent.files import File
+from hindmost_agent.metric import counter, gauge, series
+from hindmost_agent.sampler import Host, Sampler, register
+
+#: Partitions repeat their disk; loop, ram and floppy devices hold no training data.
+PARTITION = re.compile(rb"((sd|vd|xvd|hd)[a-z]+\d+|(nvme\d+n\d+|mmcblk\d+)p\d+|loop\d+|ram\d+|fd\d+|sr\d+|zram\d+)$")
+SECTOR = 512
+
+READS = counter("hindmost_node_disk_reads_total", "Reads completed.", "device")
+READ_BYTES = counter("hindmost_node_disk_read_bytes_total", "Bytes read.", "device")
+READ_SECONDS = counter("hindmost_node_disk_read_seconds_total", "Time of all reads, added up.", "device")
+WRITES = counter("hindmost_node_disk_writes_total", "Writes completed.", "device")
+WRITTEN = counter("hindmost_node_disk_written_bytes_total", "Bytes written.", "device")
+WRITE_SECONDS = counter("hindmost_node_disk_write_seconds_total", "Time of all writes, added up.", "device")
+IN_FLIGHT = gauge("hindmost_node_disk_in_flight", "Requests that the device works on now.", "device")
+BUSY = counter("hindmost_node_disk_busy_seconds_total", "Time with at least one request in flight.", "device")
+
+
+@register
+class Disk(Sampler):
+    """Reads and writes of whole disks; partitions, loop and RAM devices are left out."""
+
+    name = "disk"
+    source = "/proc/diskstats"
+    metrics = (READS, READ_BYTES, READ_SECONDS, WRITES, WRITTEN, WRITE_SECONDS, IN_FLIGHT, BUSY)
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self._file = File(host.proc / "diskstats")
+        self._names: list[bytes] = []
+        self._kept: dict[bytes, bool] = {}
+
+    def sample(self) -> list[float]:
+        names, values = [], []
+        for line in self._file.read().splitlines():
+            fields = line.split()
+            if len(fields) >= 14 and self._keeps(fields[2]):
+                names.append(fields[2])
+                values += _values(fields)
+        if names != self._names:
+            self._names = names
+            self.series = tuple(series(metric, name.decode("utf-8", "replace")) for name in names for metric in self.metrics)
+        return values
+
+    def _keeps(self, name: bytes) -> bool:
+        kept = self._kept.get(name)
+        if kept is None:
+            kept = self._kept[name] = not PARTITION.match(name)
+        return kept
+
+
+def _values(fields: list[bytes]) -> list[float]:
+    """The metrics of one line of /proc/diskstats, in their declared order (times there are ms, sizes sectors)."""
+    numbers = [int(field) for field in fields[3:14]]
+    reads, _, read_sectors, read_ms, writes, _, written_sectors, write_ms, in_flight, busy_ms, _ = numbers
+    return [
+        reads,
+        read_sectors * SECTOR,
+        read_ms / 1e3,
+        writes,
+        written_sectors * SECTOR,
+        write_ms / 1e3,
+        in_flight,
+        busy_ms / 1e3,
+    ]

@@ -1,0 +1,48 @@
+"""What each network interface carried, lost and refused."""
+
+from __future__ import annotations
+
+from hindmost_agent.files import File
+from hindmost_agent.metric import counter, series
+from hindmost_agent.sampler import Host, Sampler, register
+
+RX_BYTES = counter("hindmost_node_network_receive_bytes_total", "Bytes received.", "device")
+RX_PACKETS = counter("hindmost_node_network_receive_packets_total", "Packets received.", "device")
+RX_ERRORS = counter("hindmost_node_network_receive_errors_total", "Packets received with an error.", "device")
+RX_DROPS = counter("hindmost_node_network_receive_drops_total", "Packets received and dropped.", "device")
+TX_BYTES = counter("hindmost_node_network_transmit_bytes_total", "Bytes sent.", "device")
+TX_PACKETS = counter("hindmost_node_network_transmit_packets_total", "Packets sent.", "device")
+TX_ERRORS = counter("hindmost_node_network_transmit_errors_total", "Packets that could not be sent.", "device")
+TX_DROPS = counter("hindmost_node_network_transmit_drops_total", "Packets dropped instead of sent.", "device")
+
+#: Column of /proc/net/dev after the name, for each metric in its declared order.
+COLUMNS = (0, 1, 2, 3, 8, 9, 10, 11)
+
+
+@register
+class Network(Sampler):
+    """Traffic of every interface; container-side virtual pairs are left out."""
+
+    name = "network"
+    source = "/proc/net/dev"
+    metrics = (RX_BYTES, RX_PACKETS, RX_ERRORS, RX_DROPS, TX_BYTES, TX_PACKETS, TX_ERRORS, TX_DROPS)
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self._file = File(host.proc / "net/dev")
+        self._names: list[bytes] = []
+
+    def sample(self) -> list[float]:
+        names, values = [], []
+        for line in self._file.read().splitlines()[2:]:
+            name, _, rest = line.partition(b":")
+            columns = rest.split()
+            name = name.strip()
+            # veth and cali/lxc pairs come and go by the hundred on container hosts: each would be a new definition.
+            if len(columns) >= 16 and not name.startswith((b"veth", b"cali", b"lxc")):
+                names.append(name)
+                values += [float(columns[column]) for column in COLUMNS]
+        if names != self._names:
+            self._names = names
+            self.series = tuple(series(metric, name.decode("utf-8", "replace")) for name in names for metric in self.metrics)
+        return values

@@ -1,0 +1,45 @@
+"""Pressure stall information: how long work stood still for want of CPU, memory or I/O."""
+
+from __future__ import annotations
+
+from hindmost_agent.files import File
+from hindmost_agent.metric import Series, counter, series
+from hindmost_agent.sampler import Absent, Host, Sampler, register
+
+RESOURCES = ("cpu", "io", "memory", "irq")
+
+WAITING = counter(
+    "hindmost_node_pressure_waiting_seconds_total", "Time in which some task stood still for this resource.", "resource"
+)
+STALLED = counter(
+    "hindmost_node_pressure_stalled_seconds_total", "Time in which all tasks stood still for this resource.", "resource"
+)
+METRIC = {b"some": WAITING, b"full": STALLED}
+
+
+@register
+class Pressure(Sampler):
+    """Pressure stall information (PSI) of the node; absent where the kernel was built or started without it."""
+
+    name = "pressure"
+    source = "/proc/pressure"
+    metrics = (WAITING, STALLED)
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self._files = {name: File(path) for name in RESOURCES if (path := host.proc / "pressure" / name).exists()}
+        if not self._files:
+            raise Absent("no /proc/pressure")
+
+    def sample(self) -> list[float]:
+        found: list[Series] = []
+        values = []
+        for resource, file in self._files.items():
+            for line in file.read().splitlines():
+                kind, _, rest = line.partition(b" ")
+                if kind in METRIC:
+                    found.append(series(METRIC[kind], resource))
+                    values.append(int(rest[rest.rindex(b"=") + 1 :]) / 1e6)
+        if tuple(found) != self.series:
+            self.series = tuple(found)
+        return values

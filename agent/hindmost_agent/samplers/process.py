@@ -1,0 +1,132 @@
+"""What the job's training processes use: CPU, waiting for a core, memory, I/O."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from hindmost_agent.files import File
+from hindmost_agent.metric import counter, gauge, series
+from hindmost_agent.sampler import NAN, Host, Sampler, register
+
+if TYPE_CHECKING:
+    from hindmost_agent.ranks import RankProcess
+
+TICKS = os.sysconf("SC_CLK_TCK")
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+_BY = ("job", "rank")
+CPU = counter("hindmost_process_cpu_seconds_total", "CPU time of the rank's process, user and system, all threads.", *_BY)
+SYSTEM = counter("hindmost_process_system_seconds_total", "CPU time of the rank's process inside the kernel.", *_BY)
+MINOR = counter("hindmost_process_minor_page_faults_total", "Page faults served without reading from disk.", *_BY)
+MAJOR = counter("hindmost_process_major_page_faults_total", "Page faults that had to read from disk.", *_BY)
+THREADS = gauge("hindmost_process_threads", "Threads of the rank's process.", *_BY)
+RESIDENT = gauge("hindmost_process_resident_memory_bytes", "Resident memory, shared pages included.", *_BY)
+RUNQUEUE = counter(
+    "hindmost_process_runqueue_seconds_total", "Time in which the main thread could have run but had no core.", *_BY
+)
+SLICES = counter("hindmost_process_timeslices_total", "Times the main thread was given a core.", *_BY)
+READ_CALLS = counter("hindmost_process_read_calls_total", "read() calls and the like, cached or not.", *_BY)
+READ_ANY = counter(
+    "hindmost_process_read_characters_total", "Bytes asked for by read() and the like, cached or not.", *_BY
+)
+READ = counter("hindmost_process_read_bytes_total", "Bytes fetched from storage.", *_BY)
+WRITTEN = counter("hindmost_process_written_bytes_total", "Bytes sent to storage.", *_BY)
+VOLUNTARY = counter("hindmost_process_voluntary_switches_total", "Times the main thread gave up its core.", *_BY)
+INVOLUNTARY = counter("hindmost_process_involuntary_switches_total", "Times the main thread was put off its core.", *_BY)
+
+
+class Watch:
+    """The open files of one process. ``io`` and ``schedstat`` may be out of reach: then their values are missing."""
+
+    def __init__(self, host: Host, rank: RankProcess) -> None:
+        folder = host.proc / str(rank.pid)
+        self.stat = File(folder / "stat")
+        self.schedstat = _maybe(folder / "schedstat")
+        self.io = _maybe(folder / "io")
+        self.status = _maybe(folder / "status")
+
+    def values(self) -> list[float]:
+        """In the order of ``Process.metrics``; all missing once the process has gone."""
+        try:
+            return [*_stat(self.stat.read()), *_schedstat(self.schedstat), *_io(self.io), *_switches(self.status)]
+        except ProcessLookupError:
+            return [NAN] * len(Process.metrics)
+
+
+def _maybe(path: os.PathLike[str]) -> File | None:
+    try:
+        return File(os.fspath(path))
+    except OSError:
+        return None
+
+
+def _stat(data: bytes) -> tuple[float, ...]:
+    # The command's name may hold spaces and brackets: fields count from the last bracket. Field 3 is the first after it.
+    fields = data[data.rindex(b")") + 2 :].split()
+    user, system = int(fields[11]), int(fields[12])
+    return (user + system) / TICKS, system / TICKS, int(fields[7]), int(fields[9]), int(fields[17]), int(fields[21]) * PAGE
+
+
+def _schedstat(file: File | None) -> tuple[float, ...]:
+    if file is None:
+        return NAN, NAN
+    _, waited, slices = file.read().split()
+    return int(waited) / 1e9, int(slices)
+
+
+def _io(file: File | None) -> tuple[float, ...]:
+    if file is None:
+        return NAN, NAN, NAN, NAN
+    try:
+        fields = file.read().split()
+    except PermissionError:  # another user's process: opening works, reading does not
+        return NAN, NAN, NAN, NAN
+    return int(fields[5]), int(fields[1]), int(fields[9]), int(fields[11])
+
+
+def _switches(file: File | None) -> tuple[float, ...]:
+    if file is None:
+        return NAN, NAN
+    data = file.read()
+    at = data.rindex(b"voluntary_ctxt_switches:", 0, data.rindex(b"nonvoluntary"))
+    words = data[at:].split()
+    return int(words[1]), int(words[3])
+
+
+@register
+class Process(Sampler):
+    """The ranks of this node, one process each; see `process_threads` for their threads and DataLoader workers."""
+
+    name = "process"
+    source = "/proc/PID/{stat,schedstat,io,status}"
+    metrics = (
+        CPU, SYSTEM, MINOR, MAJOR, THREADS, RESIDENT, RUNQUEUE, SLICES,
+        READ_CALLS, READ_ANY, READ, WRITTEN, VOLUNTARY, INVOLUNTARY,
+    )  # fmt: skip
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self._generation = -1
+        self._watched: dict[RankProcess, Watch] = {}
+
+    def sample(self) -> list[float]:
+        if self.host.ranks.generation != self._generation:
+            self._follow()
+        values: list[float] = []
+        for watch in self._watched.values():
+            values += watch.values()
+        return values
+
+    def _follow(self) -> None:
+        """Take on new ranks, leave those that went. Of one rank's processes the latest is shown."""
+        latest = {(rank.job_id, rank.rank): rank for rank in sorted(self.host.ranks, key=lambda rank: rank.start_ticks)}
+        watched = {}
+        for rank in latest.values():
+            try:
+                watched[rank] = self._watched.get(rank) or Watch(self.host, rank)
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+        self._watched = watched
+        self._generation = self.host.ranks.generation
+        self.series = tuple(series(metric, rank.job_id, str(rank.rank)) for rank in watched for metric in self.metrics)
