@@ -102,4 +102,6 @@ class Runner:
         what = type(error).__name__
         if what not in slot.said:
             slot.said.add(what)
-            log.warning("sampler %s: %s: %s (said once; counted in hindmost_agent_sampler_errors_total)", slot.name, what, error)
+            log.warning(
+                "sampler %s: %s: %s (said once; counted in hindmost_agent_sampler_errors_total)", slot.name, what, error
+            )

@@ -12,7 +12,9 @@ from hindmost_agent.sampler import NAN, Host, Sampler, register
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 DURATION = gauge("hindmost_agent_sampler_duration_seconds", "How long the sampler's last reading took.", "sampler")
-SUCCESS = gauge("hindmost_agent_sampler_success", "1 if the sampler's last reading worked; absent: nothing here.", "sampler")
+SUCCESS = gauge(
+    "hindmost_agent_sampler_success", "1 if the sampler's last reading worked; absent: nothing here.", "sampler"
+)
 ERRORS = counter("hindmost_agent_sampler_errors_total", "Readings that failed.", "sampler")
 DROPPED = counter("hindmost_agent_dropped_samples_total", "Samples given up, by reason.", "reason")
 CPU = counter("hindmost_agent_cpu_seconds_total", "CPU time of the agent itself.")

@@ -45,7 +45,9 @@ class Disk(Sampler):
                 values += _values(fields)
         if names != self._names:
             self._names = names
-            self.series = tuple(series(metric, name.decode("utf-8", "replace")) for name in names for metric in self.metrics)
+            self.series = tuple(
+                series(metric, name.decode("utf-8", "replace")) for name in names for metric in self.metrics
+            )
         return values
 
     def _keeps(self, name: bytes) -> bool:

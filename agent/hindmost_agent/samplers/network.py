@@ -44,5 +44,7 @@ class Network(Sampler):
                 values += [float(columns[column]) for column in COLUMNS]
         if names != self._names:
             self._names = names
-            self.series = tuple(series(metric, name.decode("utf-8", "replace")) for name in names for metric in self.metrics)
+            self.series = tuple(
+                series(metric, name.decode("utf-8", "replace")) for name in names for metric in self.metrics
+            )
         return values

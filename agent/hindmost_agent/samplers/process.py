@@ -16,7 +16,9 @@ TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 _BY = ("job", "rank")
-CPU = counter("hindmost_process_cpu_seconds_total", "CPU time of the rank's process, user and system, all threads.", *_BY)
+CPU = counter(
+    "hindmost_process_cpu_seconds_total", "CPU time of the rank's process, user and system, all threads.", *_BY
+)
 SYSTEM = counter("hindmost_process_system_seconds_total", "CPU time of the rank's process inside the kernel.", *_BY)
 MINOR = counter("hindmost_process_minor_page_faults_total", "Page faults served without reading from disk.", *_BY)
 MAJOR = counter("hindmost_process_major_page_faults_total", "Page faults that had to read from disk.", *_BY)
@@ -33,7 +35,9 @@ READ_ANY = counter(
 READ = counter("hindmost_process_read_bytes_total", "Bytes fetched from storage.", *_BY)
 WRITTEN = counter("hindmost_process_written_bytes_total", "Bytes sent to storage.", *_BY)
 VOLUNTARY = counter("hindmost_process_voluntary_switches_total", "Times the main thread gave up its core.", *_BY)
-INVOLUNTARY = counter("hindmost_process_involuntary_switches_total", "Times the main thread was put off its core.", *_BY)
+INVOLUNTARY = counter(
+    "hindmost_process_involuntary_switches_total", "Times the main thread was put off its core.", *_BY
+)
 
 
 class Watch:
@@ -62,10 +66,17 @@ def _maybe(path: os.PathLike[str]) -> File | None:
 
 
 def _stat(data: bytes) -> tuple[float, ...]:
-    # The command's name may hold spaces and brackets: fields count from the last bracket. Field 3 is the first after it.
+    # The command's name may hold spaces and brackets: the third field is the first after the last bracket.
     fields = data[data.rindex(b")") + 2 :].split()
     user, system = int(fields[11]), int(fields[12])
-    return (user + system) / TICKS, system / TICKS, int(fields[7]), int(fields[9]), int(fields[17]), int(fields[21]) * PAGE
+    return (
+        (user + system) / TICKS,
+        system / TICKS,
+        int(fields[7]),
+        int(fields[9]),
+        int(fields[17]),
+        int(fields[21]) * PAGE,
+    )
 
 
 def _schedstat(file: File | None) -> tuple[float, ...]:
@@ -118,15 +129,16 @@ class Process(Sampler):
             values += watch.values()
         return values
 
+    def _watch(self, rank: RankProcess) -> Watch | None:
+        try:
+            return Watch(self.host, rank)
+        except (FileNotFoundError, ProcessLookupError):  # it has ended in the meantime
+            return None
+
     def _follow(self) -> None:
         """Take on new ranks, leave those that went. Of one rank's processes the latest is shown."""
         latest = {(rank.job_id, rank.rank): rank for rank in sorted(self.host.ranks, key=lambda rank: rank.start_ticks)}
-        watched = {}
-        for rank in latest.values():
-            try:
-                watched[rank] = self._watched.get(rank) or Watch(self.host, rank)
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-        self._watched = watched
+        followed = {rank: self._watched.get(rank) or self._watch(rank) for rank in latest.values()}
+        self._watched = watched = {rank: watch for rank, watch in followed.items() if watch}
         self._generation = self.host.ranks.generation
         self.series = tuple(series(metric, rank.job_id, str(rank.rank)) for rank in watched for metric in self.metrics)

@@ -1,0 +1,119 @@
+"""The agent's work of one tick: read rings, sample, fold, pack, spool. Does not know about sockets or event loops."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from hindmost_agent.batch import Builder, message, sequenced
+from hindmost_agent.life import Lives
+
+if TYPE_CHECKING:
+    from hindmost_agent.rings import Producer, Rings
+    from hindmost_agent.runner import Reading, Runner
+    from hindmost_agent.sampler import Host
+    from hindmost_agent.spool import Spool
+
+log = logging.getLogger(__name__)
+
+NS = 1_000_000_000
+#: A batch is made this often, however often is sampled: a message costs the same for one tick or ten.
+FLUSH_NS = NS
+#: How soon a ring that fills fast is read again.
+BUSY_NS = NS // 20
+
+
+class Agent:
+    """Everything an agent does between two looks at the clock. ``spool`` is ``None`` when nothing is shipped."""
+
+    def __init__(
+        self, node: str, interval_ns: int, host: Host, runner: Runner, rings: Rings, spool: Spool | None
+    ) -> None:
+        self.host = host
+        self.rings = rings
+        self.spool = spool
+        self.latest: dict[tuple[str, ...], Reading] = {}
+        self.held_back = False
+        self.seen_ns: int | None = None
+        self._runner = runner
+        self._builder = Builder(node)
+        self._lives = Lives()
+        self._interval_ns = interval_ns
+        self._sample_ns = 0
+        self._flush_ns = 0
+
+    def tick(self, now_ns: int) -> int:
+        """Do what is due at ``now_ns`` (CLOCK_MONOTONIC); returns when the next tick is."""
+        busy = self.rings.poll(now_ns)
+        if now_ns >= self._sample_ns:
+            self._sample_ns = max(self._sample_ns + self._interval_ns, now_ns + self._interval_ns // 2)
+            self._discover(now_ns)
+            self._sample(now_ns)
+        if now_ns >= self._flush_ns:
+            self._flush_ns = max(self._flush_ns + FLUSH_NS, now_ns + FLUSH_NS // 2)
+            self.flush(now_ns)
+        return min(self._sample_ns, now_ns + BUSY_NS) if busy else self._sample_ns
+
+    def flush(self, now_ns: int) -> None:
+        """Put all that was read into one batch, and that into the spool."""
+        for producer in self.rings:
+            self._gather(producer, now_ns)
+        self.rings.account()
+        if self.spool is None or self._builder.empty:
+            return
+        marks = {str(item.path): item.reader.position for producer in self.rings for item in producer.rings.values()}
+        packed = self._builder.pack()
+        batch = message(sequenced(self.spool.next_sequence, packed.payload))
+        self.spool.append(packed.samples, batch, packed.definitions, marks)
+        self._account(self.spool)
+
+    def finish(self, now_ns: int) -> None:
+        """Read every ring to its end, and make the last batch."""
+        self._discover(now_ns)
+        self.rings.poll(now_ns)
+        for producer in self.rings:
+            producer.look(self.host.proc, now_ns)
+            if producer.gone_ns is not None or producer.closed:
+                producer.finish()
+        self.flush(now_ns)
+
+    def _discover(self, now_ns: int) -> None:
+        self.rings.discover(now_ns)
+        for producer in self.rings:
+            producer.look(self.host.proc, now_ns)
+            producer.refresh_gpu()
+            if producer.gone_ns is None:
+                self.host.ranks.put(producer.process)
+                self.seen_ns = now_ns
+            else:
+                self.host.ranks.remove(producer.process.pid)
+
+    def _sample(self, now_ns: int) -> None:
+        for reading in self._runner.run(now_ns):
+            self._builder.reading(reading)
+
+    def _gather(self, producer: Producer, now_ns: int) -> None:
+        """Move one process's finished rows into the batch; take leave of it once it has ended."""
+        ended = producer.finished(now_ns)
+        if ended:
+            producer.finish()
+        ref = producer.process.ref(self._builder.node)
+        state = self._lives.look(producer, ref, now_ns)
+        rows = producer.take()
+        if state is not None or any(rows):
+            self._builder.rank(producer.process)
+            self._builder.communicators(ref, producer.communicators())
+            self._builder.steps(ref, rows.steps)
+            self._builder.collectives(ref, rows.collectives)
+            self._builder.intervals(ref, rows.intervals)
+        if state is not None:
+            self._builder.state(state)
+        if ended:
+            self._lives.forget(ref)
+            self.rings.remove(producer)
+
+    def _account(self, spool: Spool) -> None:
+        own, ledger = self.host.own, spool.ledger
+        own.produced, own.delivered, own.dropped = ledger.produced, ledger.delivered, ledger.dropped
+        own.pending, own.spool_bytes = ledger.pending, spool.size
+        own.batches += 1

@@ -1,0 +1,213 @@
+"""From readings and rows to one ``Batch`` on the wire, with the definitions that it refers to."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import TYPE_CHECKING, NamedTuple
+
+from hindmost_proto import telemetry_pb2 as wire
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from hindmost.ring import Communicator
+
+    from hindmost_agent.fold import CollectiveRow, IntervalRow, StepRow
+    from hindmost_agent.metric import Series
+    from hindmost_agent.ranks import RankProcess
+    from hindmost_agent.runner import Reading
+
+UNMEASURED = -1
+
+
+class Packed(NamedTuple):
+    """A finished batch: how many samples it holds, its bytes without the sequence, and each reference's definition.
+
+    Each definition is a serialized ``AgentMessage`` of its own, ready to be sent.
+    """
+
+    samples: int
+    payload: bytes
+    definitions: dict[int, bytes]
+
+
+class Builder:
+    """Collects what one batch will hold. A sample is a metric value or a row."""
+
+    def __init__(self, node: str) -> None:
+        self.node = node
+        self._schemas: dict[int, tuple[tuple[Series, ...], int, bytes]] = {}
+        self._start()
+
+    def _start(self) -> None:
+        self._batch = wire.Batch()
+        self._blocks: dict[int, wire.MetricBlock] = {}
+        self._definitions: dict[int, bytes] = {}
+        self._samples = 0
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to send."""
+        return not self._samples and not self._batch.rank_states and not self._batch.attachments
+
+    def reading(self, reading: Reading) -> None:
+        """Add what one sampler read; readings of one schema share a block."""
+        ref = self._schema(reading.series)
+        block = self._blocks.get(ref)
+        if block is None:
+            block = self._blocks[ref] = self._batch.metrics.add(schema=ref)
+        block.time_ns.append(reading.time_ns)
+        block.values.extend(reading.values)
+        self._samples += len(reading.values)
+
+    def rank(self, process: RankProcess) -> int:
+        """Define a rank; returns its reference."""
+        ref = process.ref(self.node)
+        rank = wire.Rank(
+            ref=ref,
+            job_id=process.job_id,
+            rank=process.rank,
+            world_size=process.world_size,
+            local_rank=process.local_rank,
+            node=self.node,
+            pid=process.pid,
+            process_start_ticks=process.start_ticks,
+            gpu_uuid=process.gpu_uuid,
+            framework=process.framework,
+            command=process.command,
+        )
+        self._definitions[ref] = _definition(wire.Definitions(ranks=[rank]))
+        return ref
+
+    def communicators(self, rank: int, communicators: Iterable[Communicator]) -> None:
+        """Define the communicators that a rank says it is in."""
+        for item in communicators:
+            ref = _hash(f"{rank}\0{item.id}\0{item.size}\0{item.rank}\0{item.name}")
+            definition = wire.Communicator(
+                ref=ref, rank=rank, id=item.id, size=item.size, rank_in=item.rank, name=item.name
+            )
+            self._definitions[ref] = _definition(wire.Definitions(communicators=[definition]))
+
+    def steps(self, rank: int, rows: Sequence[StepRow]) -> None:
+        """Add steps of one rank, a block for each kind of step."""
+        for kind in dict.fromkeys(row.kind for row in rows):
+            some = [row for row in rows if row.kind == kind]
+            block = self._batch.steps.add(rank=rank, kind=kind)
+            block.step.extend(row.step for row in some)
+            block.start_ns.extend(row.start_ns for row in some)
+            block.duration_ns.extend(row.duration_ns for row in some)
+            if any(row.work != UNMEASURED for row in some):
+                block.work.extend(row.work for row in some)
+            for name in dict.fromkeys(name for row in some for name in row.phases):
+                block.phases.add(name=name, ns=[row.phases.get(name, UNMEASURED) for row in some])
+        self._samples += len(rows)
+
+    def collectives(self, rank: int, rows: Sequence[CollectiveRow]) -> None:
+        """Add collectives and point-to-point calls of one rank."""
+        if not rows:
+            return
+        ops, comm, seq, start, duration, size, flags, peer, own, cpu, runqueue = zip(*rows, strict=True)
+        names = {name: index for index, name in enumerate(dict.fromkeys(ops))}
+        self._batch.collectives.add(
+            rank=rank,
+            op_names=list(names),
+            op=[names[op] for op in ops],
+            comm=comm,
+            seq=seq,
+            start_ns=start,
+            duration_ns=duration,
+            bytes=size,
+            flags=flags,
+            peer=peer,
+            self_ns=own,
+            cpu_ns=cpu,
+            runqueue_ns=runqueue,
+        )
+        self._samples += len(rows)
+
+    def intervals(self, rank: int, rows: Sequence[IntervalRow]) -> None:
+        """Add intervals of one rank."""
+        if not rows:
+            return
+        labels, start, duration, value = zip(*rows, strict=True)
+        names = {name: index for index, name in enumerate(dict.fromkeys(labels))}
+        self._batch.intervals.add(
+            rank=rank,
+            names=list(names),
+            name=[names[label] for label in labels],
+            start_ns=start,
+            duration_ns=duration,
+            value=value,
+        )
+        self._samples += len(rows)
+
+    def state(self, state: wire.RankState) -> None:
+        """Add a rank's state."""
+        self._batch.rank_states.append(state)
+        self._samples += 1
+
+    def attach(self, attachment: wire.Attachment) -> None:
+        """Add a stack dump or a note."""
+        self._batch.attachments.append(attachment)
+        self._samples += 1
+
+    def pack(self) -> Packed:
+        """The batch as bytes; start the next one. Put ``sequenced`` bytes in front to number it."""
+        packed = Packed(self._samples, self._batch.SerializeToString(), self._definitions)
+        self._start()
+        return packed
+
+    def _schema(self, series: tuple[Series, ...]) -> int:
+        """The reference of a tuple of series; known ones are recognised by identity, which costs nothing."""
+        known = self._schemas.get(id(series))
+        if known is None:
+            ref, definition = schema(series)
+            # The tuple is kept, so that its id stays its own; of old ones only the latest few matter.
+            if len(self._schemas) > 256:
+                self._schemas.clear()
+            known = self._schemas[id(series)] = (series, ref, definition)
+        _, ref, definition = known
+        self._definitions[ref] = definition
+        return ref
+
+
+def schema(series: tuple[Series, ...]) -> tuple[int, bytes]:
+    """Reference and serialized definition of a tuple of series; help is given once for each metric."""
+    found = wire.Schema()
+    explained = set()
+    for metric, values in series:
+        labels: Mapping[str, str] = dict(zip(metric.labels, values, strict=True))
+        text = "" if metric.name in explained else metric.help
+        explained.add(metric.name)
+        found.series.add(name=metric.name, kind=wire.Series.Kind.ValueType(int(metric.kind)), help=text, labels=labels)
+    found.ref = int.from_bytes(blake2b(found.SerializeToString(deterministic=True), digest_size=8).digest(), "little")
+    return found.ref, _definition(wire.Definitions(schemas=[found]))
+
+
+def sequenced(sequence: int, payload: bytes) -> bytes:
+    """A ``Batch`` with its number: serialized messages of one type are merged by joining their bytes."""
+    return wire.Batch(sequence=sequence).SerializeToString() + payload
+
+
+def message(batch: bytes) -> bytes:
+    """A serialized ``Batch`` as the ``AgentMessage`` that carries it, without decoding it again."""
+    return _field(wire.AgentMessage.BATCH_FIELD_NUMBER, batch)
+
+
+def _definition(definitions: wire.Definitions) -> bytes:
+    return wire.AgentMessage(definitions=definitions).SerializeToString(deterministic=True)
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """A length-delimited protobuf field: key, varint length, bytes."""
+    head = bytearray([number << 3 | 2])
+    length = len(content)
+    while length > 0x7F:
+        head.append(length & 0x7F | 0x80)
+        length >>= 7
+    head.append(length)
+    return bytes(head) + content
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")

@@ -1,0 +1,193 @@
+"""From the events of one ring to rows: steps with exclusive phases, collectives with the gap before them, intervals.
+
+Pure: no files, no clocks. Durations are integer ns; -1 means not measured.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from hindmost import ring
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hindmost.ring import Event
+
+UNMEASURED = -1
+#: Phases that wait for their step; a loop that never marks a step must not grow without bound.
+PENDING_LIMIT = 8192
+#: Phases that are amounts within a step (CPU time, GPU time), not intervals of the host: nothing nests in them.
+AMOUNTS = frozenset({"cpu", "runqueue"})
+
+
+class StepRow(NamedTuple):
+    """One step of one rank; ``phases`` are exclusive of what nests in them."""
+
+    kind: str
+    step: int
+    start_ns: int
+    duration_ns: int
+    work: int
+    phases: dict[str, int]
+
+
+class CollectiveRow(NamedTuple):
+    """One collective or point-to-point call; the last three describe the gap before it."""
+
+    op: str
+    comm: int
+    seq: int
+    start_ns: int
+    duration_ns: int
+    bytes: int
+    flags: int
+    peer: int
+    self_ns: int
+    cpu_ns: int
+    runqueue_ns: int
+
+
+class IntervalRow(NamedTuple):
+    """What belongs to no step: a phase between steps, a mark, file I/O."""
+
+    name: str
+    start_ns: int
+    duration_ns: int
+    value: float
+
+
+class Rows(NamedTuple):
+    """What was finished since last asked."""
+
+    steps: list[StepRow]
+    collectives: list[CollectiveRow]
+    intervals: list[IntervalRow]
+
+
+class _Phase(NamedTuple):
+    start_ns: int
+    duration_ns: int
+    name: str
+    exclusive_ns: int
+
+
+def is_amount(event: Event) -> bool:
+    """Whether a phase event is a quantity of its step rather than an interval of the host's time."""
+    return event.name in AMOUNTS or event.name.startswith("gpu_") or bool(event.flags & ring.GPU_TIME)
+
+
+class Fold:
+    """Folds one ring's events, in the order they were written, across any number of reads."""
+
+    def __init__(self) -> None:
+        self.steps: list[StepRow] = []
+        self.collectives: list[CollectiveRow] = []
+        self.intervals: list[IntervalRow] = []
+        self.last_step = UNMEASURED
+        self._phases: list[_Phase] = []
+        self._outermost: list[_Phase] = []
+        self._seen: dict[str, None] = {}
+        self._gap: tuple[int, int, int] | None = None
+        self._left_ns = UNMEASURED
+
+    def feed(self, events: Iterable[Event]) -> None:
+        """Take in what was read. Finished rows are added to ``steps``, ``collectives`` and ``intervals``."""
+        for event in events:
+            kind = event.kind
+            if kind in (ring.COLLECTIVE, ring.P2P):
+                self._collective(event)
+            elif kind == ring.SELF:
+                self._gap = _gap(event)
+            elif kind == ring.PHASE:
+                self._phase(event)
+            elif kind == ring.STEP:
+                self._step(event)
+            else:
+                self.intervals.append(IntervalRow(event.name, event.start_ns, event.duration_ns, float(event.value)))
+
+    def broke(self) -> None:
+        """Events were lost here: what was pending may lack its other half."""
+        self._gap = None
+        self._left_ns = UNMEASURED
+        self._outermost.clear()
+
+    def finish(self) -> None:
+        """Nothing more comes: phases that no step took become intervals."""
+        self._release(self._phases)
+        self._phases = []
+
+    def take(self) -> Rows:
+        """Hand over the finished rows and forget them."""
+        rows = Rows(self.steps, self.collectives, self.intervals)
+        self.steps, self.collectives, self.intervals = [], [], []
+        return rows
+
+    def _collective(self, event: Event) -> None:
+        on_host = not event.flags & ring.GPU_TIME
+        gap, self._gap = self._gap, None
+        if gap is None:
+            known = on_host and self._left_ns != UNMEASURED
+            gap = (max(event.start_ns - self._left_ns, 0) if known else UNMEASURED, UNMEASURED, UNMEASURED)
+        if on_host:
+            self._left_ns = event.start_ns + event.duration_ns
+        self.collectives.append(
+            CollectiveRow(
+                event.name,
+                event.comm_id,
+                event.seq,
+                event.start_ns,
+                event.duration_ns,
+                event.value,
+                event.flags & (ring.GPU_TIME | ring.NONBLOCKING | ring.ERROR),
+                event.peer,
+                *gap,
+            )
+        )
+
+    def _phase(self, event: Event) -> None:
+        exclusive = event.duration_ns
+        if not is_amount(event):
+            # Inner phases end, and are written, before the one around them.
+            while self._outermost and self._outermost[-1].start_ns >= event.start_ns:
+                exclusive -= self._outermost.pop().duration_ns
+            self._seen[event.name] = None
+        phase = _Phase(event.start_ns, event.duration_ns, event.name, max(exclusive, 0))
+        self._phases.append(phase)
+        if not is_amount(event):
+            self._outermost.append(phase)
+        if len(self._phases) > PENDING_LIMIT:
+            self._release(self._phases[: PENDING_LIMIT // 2])
+            del self._phases[: PENDING_LIMIT // 2]
+            del self._outermost[: -PENDING_LIMIT // 2]
+
+    def _step(self, event: Event) -> None:
+        """A step takes the phases that start in it. Steps may be written late, when their GPU times have come."""
+        start, end = event.start_ns, event.start_ns + event.duration_ns
+        # A phase that has been seen in this loop and did not happen in this step took no time: measured, not missing.
+        phases = dict.fromkeys(self._seen, 0)
+        earlier, later = [], []
+        for phase in self._phases:
+            if phase.start_ns < start:
+                earlier.append(phase)
+            elif phase.start_ns >= end:
+                later.append(phase)
+            else:
+                phases[phase.name] = phases.get(phase.name, 0) + phase.exclusive_ns
+        self._release(earlier)
+        self._phases = later
+        self._outermost = [phase for phase in self._outermost if phase.start_ns >= end]
+        self.last_step = event.seq
+        work = event.value or UNMEASURED
+        self.steps.append(StepRow(event.name, event.seq, start, event.duration_ns, work, phases))
+
+    def _release(self, phases: Iterable[_Phase]) -> None:
+        nan = float("nan")
+        self.intervals += (IntervalRow(phase.name, phase.start_ns, phase.duration_ns, nan) for phase in phases)
+
+
+def _gap(event: Event) -> tuple[int, int, int]:
+    """Self time, CPU time and run-queue time of a SELF event, ns (its ``seq`` holds the run queue's us)."""
+    cpu = event.value if event.flags & ring.CPU_KNOWN else UNMEASURED
+    runqueue = event.seq * 1000 if event.flags & ring.RUNQUEUE_KNOWN else UNMEASURED
+    return event.duration_ns, cpu, runqueue

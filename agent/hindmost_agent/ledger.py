@@ -1,0 +1,109 @@
+"""The account of samples that survives a restart: produced = delivered + dropped + pending, always."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: The highest sequence sent is saved this far ahead, so that it is not saved with every batch.
+AHEAD = 64
+
+
+class Ledger:
+    """Counts of samples, and sequences up to which batches were made, sent and acknowledged.
+
+    ``doubt`` holds (sequence, samples, reason) of batches that were dropped after they had been sent: the collector
+    may have them, and says so when it next acknowledges or welcomes.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._length = 0
+        self.agent_id = uuid.uuid4().hex
+        self.sequence = 0
+        self.sent = 0
+        self.acked = 0
+        self.dropped_through = 0
+        self.produced = 0
+        self.delivered = 0
+        self.dropped: Counter[str] = Counter()
+        self.doubt: list[tuple[int, int, str]] = []
+        self.fresh = not self._load()
+
+    @property
+    def pending(self) -> int:
+        """Samples that are neither delivered nor dropped yet."""
+        return self.produced - self.delivered - self.dropped.total()
+
+    def made(self, sequence: int, samples: int) -> None:
+        """A batch was appended. Not saved: the segment itself says so after a restart."""
+        self.sequence = sequence
+        self.produced += samples
+
+    def sending(self, sequence: int) -> None:
+        """A batch is about to be sent."""
+        if sequence > self.sent:
+            self.sent = sequence + AHEAD
+            self.save()
+
+    def drop(self, sequence: int, samples: int, reason: str) -> None:
+        """A batch was given up; if it may have arrived, that is left open. ``save`` before its bytes are removed."""
+        if self.acked < sequence <= self.sent:
+            self.doubt.append((sequence, samples, reason))
+        else:
+            self.dropped[reason] += samples
+        self.dropped_through = max(self.dropped_through, sequence)
+
+    def resolve(self, durable: int, *, final: bool) -> None:
+        """The collector has everything up to ``durable``; ``final``: and nothing of what was in doubt beyond it."""
+        still = []
+        for sequence, samples, reason in self.doubt:
+            if sequence <= durable:
+                self.delivered += samples
+            elif final:
+                self.dropped[reason] += samples
+            else:
+                still.append((sequence, samples, reason))
+        self.doubt = still
+
+    def save(self) -> None:
+        """Write the account. One write in place: whole or not at all, also when the agent is killed in it."""
+        if self._path is None:
+            return
+        state = {name: value for name, value in vars(self).items() if not name.startswith("_") and name != "fresh"}
+        data = json.dumps(state, separators=(",", ":")).encode().ljust(self._length)
+        try:
+            fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:  # a full or read-only disk: the account goes on in memory
+            return
+        try:
+            os.pwrite(fd, data, 0)
+            self._length = len(data)
+        except OSError:
+            return
+        finally:
+            os.close(fd)
+
+    def _load(self) -> bool:
+        if self._path is None:
+            return False
+        try:
+            data = self._path.read_bytes()
+            state: dict[str, Any] = json.loads(data)
+            self.dropped = Counter({str(reason): int(count) for reason, count in state["dropped"].items()})
+            self.doubt = [(int(sequence), int(samples), str(reason)) for sequence, samples, reason in state["doubt"]]
+            self.agent_id = str(state["agent_id"])
+            for name in ("sequence", "sent", "acked", "dropped_through", "produced", "delivered"):
+                setattr(self, name, int(state[name]))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return False
+        # What was sent from memory alone, while the disk took nothing, left no other trace: its numbers are used up.
+        self.sequence = max(self.sequence, self.sent)
+        self._length = len(data)
+        return True

@@ -1,0 +1,74 @@
+"""How each rank is: running, finished or vanished, and what it has entered and not left."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hindmost import ring
+from hindmost_proto import telemetry_pb2 as wire
+
+if TYPE_CHECKING:
+    from hindmost_agent.rings import Producer
+
+NS = 1_000_000_000
+#: An operation is reported as in flight once it has been open this long: a slow one, not one that was just met.
+OPEN_NS = NS // 2
+REPEAT_NS = 10 * NS
+KINDS = {ring.STEP: "step", ring.PHASE: "phase", ring.COLLECTIVE: "collective", ring.P2P: "p2p"}
+
+Entered = tuple[str, str, int, int, int]
+
+
+class Lives:
+    """Says what changed since it was last asked; and how every rank is, every ten seconds."""
+
+    def __init__(self) -> None:
+        self._said: dict[int, tuple[object, ...]] = {}
+        self._said_ns: dict[int, int] = {}
+
+    def look(self, producer: Producer, rank: int, now_ns: int) -> wire.RankState | None:
+        """The rank's state if it is news. ``rank`` is its reference."""
+        life = _life(producer)
+        entered = [] if producer.gone_ns is not None else in_flight(producer, now_ns)
+        news = (life, producer.lost, tuple(entered))
+        if self._said.get(rank) == news and now_ns - self._said_ns[rank] < REPEAT_NS:
+            return None
+        self._said[rank], self._said_ns[rank] = news, now_ns
+        return wire.RankState(
+            rank=rank,
+            time_ns=now_ns,
+            life=life,
+            events_total=producer.written,
+            events_lost_total=producer.lost,
+            in_flight=[
+                wire.InFlight(kind=kind, name=name, comm=comm, seq=seq, start_ns=start)
+                for kind, name, comm, seq, start in entered
+            ],
+        )
+
+    def forget(self, rank: int) -> None:
+        """The rank has gone."""
+        self._said.pop(rank, None)
+        self._said_ns.pop(rank, None)
+
+
+def in_flight(producer: Producer, now_ns: int) -> list[Entered]:
+    """Kind, name, communicator, sequence and start (ns) of what has been open for long."""
+    found = []
+    for item in producer.rings.values():
+        try:
+            records = item.reader.open_records()
+        except ring.RingError:
+            continue
+        found += [
+            (KINDS.get(event.kind, "other"), event.name, event.comm_id, event.seq, event.start_ns)
+            for event in records
+            if now_ns - event.start_ns > OPEN_NS
+        ]
+    return found
+
+
+def _life(producer: Producer) -> wire.RankState.Life:
+    if producer.closed:
+        return wire.RankState.FINISHED
+    return wire.RankState.RUNNING if producer.gone_ns is None else wire.RankState.VANISHED

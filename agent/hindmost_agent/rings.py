@@ -1,0 +1,261 @@
+"""Finding the rings of this node and reading them, process by process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import TYPE_CHECKING
+
+from hindmost import ring
+
+from hindmost_agent.files import read_once
+from hindmost_agent.fold import Fold, Rows
+from hindmost_agent.ranks import RankProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+    from hindmost_agent.sampler import Host
+
+log = logging.getLogger(__name__)
+
+NS = 1_000_000_000
+#: A ring fuller than this after one interval is read again soon, before it overwrites itself.
+BUSY_SHARE = 0.2
+#: A process that /proc never showed (of another PID namespace) is taken for dead after this long without events.
+SILENT_NS = 60 * NS
+#: A dead writer may have left a slot claimed and unwritten, which the reader gives up on after a second.
+DRAIN_NS = 2 * NS
+#: A ring file is under construction for an instant; one that cannot be opened this many times is reported.
+PATIENCE = 10
+#: Frameworks from the least telling to the most, where the rings of one process disagree; any other says more.
+LEAST_TELLING = ("", "mpi", "python", "mpi4py")
+
+
+class OpenRing:
+    """One ring file and what has been folded from it so far."""
+
+    def __init__(self, path: Path, reader: ring.Reader) -> None:
+        self.path = path
+        self.reader = reader
+        self.fold = Fold()
+        self._lost = 0
+
+    def read(self) -> int:
+        """Fold what is new; return how many events that were. A torn ring is lost from here on, not an error."""
+        try:
+            events = self.reader.poll()
+            lost = self.reader.lost
+        except ring.RingError:
+            return 0
+        if lost != self._lost:
+            self._lost = lost
+            self.fold.broke()
+        self.fold.feed(events)
+        return len(events)
+
+    def communicators(self) -> list[ring.Communicator]:
+        """What this ring's probe has registered."""
+        try:
+            return self.reader.communicators()
+        except ring.RingError:
+            return []
+
+
+class Producer:
+    """One training process with its rings: Python's, MPI's, NCCL's."""
+
+    def __init__(self, process: RankProcess, now_ns: int) -> None:
+        self.process = process
+        self.rings: dict[Path, OpenRing] = {}
+        self.progress_ns = now_ns
+        self.gone_ns: int | None = None
+        self._seen_alive = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether every ring of this process was closed in order."""
+        return all(item.reader.closed for item in self.rings.values())
+
+    @property
+    def written(self) -> int:
+        """Events that the probes of this process have written."""
+        return sum(item.reader.written for item in self.rings.values())
+
+    @property
+    def lost(self) -> int:
+        """Events of this process that were lost."""
+        return sum(item.reader.lost for item in self.rings.values())
+
+    @property
+    def drained(self) -> bool:
+        """Whether everything that was written has been read."""
+        return all(item.reader.position >= item.reader.written for item in self.rings.values())
+
+    def add(self, item: OpenRing) -> None:
+        """Take on another ring of the same process."""
+        self.rings[item.path] = item
+        header = item.reader.header
+        if _telling(header.framework) > _telling(self.process.framework):
+            self.process = self.process._replace(framework=header.framework)
+
+    def refresh_gpu(self) -> bool:
+        """Look whether a probe has learned which GPU this rank uses; true when that is news."""
+        uuid = next((uuid for item in self.rings.values() if (uuid := item.reader.gpu_uuid)), "")
+        if not uuid or uuid == self.process.gpu_uuid:
+            return False
+        self.process = self.process._replace(gpu_uuid=uuid)
+        return True
+
+    def look(self, proc: Path, now_ns: int) -> None:
+        """Note in ``gone_ns`` when the process has ended."""
+        ticks = start_ticks(proc, self.process.pid)
+        if ticks is not None and self.process.start_ticks in (0, ticks):
+            self._seen_alive = True
+        elif self.gone_ns is None and (self._seen_alive or self.closed or now_ns - self.progress_ns > SILENT_NS):
+            self.gone_ns = now_ns
+
+    def take(self) -> Rows:
+        """The rows finished since last asked, of all its rings."""
+        rows = Rows([], [], [])
+        for item in self.rings.values():
+            finished = item.fold.take()
+            rows.steps.extend(finished.steps)
+            rows.collectives.extend(finished.collectives)
+            rows.intervals.extend(finished.intervals)
+        return rows
+
+    def finish(self) -> None:
+        """Nothing more is written: what was pending is finished as it stands."""
+        for item in self.rings.values():
+            item.fold.finish()
+
+    def communicators(self) -> list[ring.Communicator]:
+        """All communicators that its probes have registered."""
+        return [found for item in self.rings.values() for found in item.communicators()]
+
+    def finished(self, now_ns: int) -> bool:
+        """Whether the process has ended and its rings hold nothing more to read."""
+        return self.gone_ns is not None and (self.drained or now_ns - self.gone_ns > DRAIN_NS)
+
+
+class Rings:
+    """All rings in some folders."""
+
+    def __init__(self, host: Host, folders: Iterable[Path] = (), unix_ns: Callable[[], int] = time.time_ns) -> None:
+        self.folders = list(folders)
+        self._host = host
+        self._unix_ns = unix_ns
+        self._producers: dict[tuple[int, int], Producer] = {}
+        self._known: set[Path] = set()
+        self._failed: dict[Path, int] = {}
+        self._stamps: dict[Path, int] = {}
+        self._lost_before = 0
+
+    def __iter__(self) -> Iterator[Producer]:
+        return iter(tuple(self._producers.values()))
+
+    def __len__(self) -> int:
+        return len(self._producers)
+
+    def discover(self, now_ns: int) -> None:
+        """Open rings that have appeared; one ``stat`` a folder while nothing has."""
+        for folder in self.folders:
+            try:
+                stamp = folder.stat().st_mtime_ns
+                if self._stamps.get(folder) == stamp and not self._failed:
+                    continue
+                found = [folder / entry.name for entry in os.scandir(folder) if entry.name.endswith(".ring")]
+            except OSError:
+                continue
+            # File times are coarse: only an old one proves that nothing was added since.
+            self._stamps[folder] = stamp if self._unix_ns() - stamp > NS else -1
+            for path in found:
+                if path not in self._known:
+                    self._open(path, now_ns)
+
+    def poll(self, now_ns: int) -> bool:
+        """Read what is new in every ring; true when one fills so fast that it should be read again soon."""
+        busy = False
+        for producer in self._producers.values():
+            for item in producer.rings.values():
+                count = item.read()
+                if count:
+                    producer.progress_ns = now_ns
+                    self._host.own.ring_events += count
+                    busy = busy or count > item.reader.header.capacity * BUSY_SHARE
+        return busy
+
+    def account(self) -> None:
+        """Bring the agent's own counts of rings and losses up to date."""
+        own = self._host.own
+        own.rings = sum(len(producer.rings) for producer in self._producers.values())
+        own.ring_lost = self._lost_before + sum(producer.lost for producer in self._producers.values())
+
+    def remove(self, producer: Producer) -> None:
+        """Close and delete the rings of a process that has ended and was read to the end."""
+        self._lost_before += producer.lost
+        del self._producers[producer.process.pid, producer.process.start_ticks]
+        for item in producer.rings.values():
+            item.reader.close()
+            try:
+                item.path.unlink(missing_ok=True)
+                self._known.discard(item.path)
+            except OSError:  # another user's, and this agent may only read: it stays known, so it is not read again
+                log.info("ring %s is left to its owner", item.path)
+
+    def close(self) -> None:
+        """Close every ring and leave the files."""
+        for producer in self._producers.values():
+            for item in producer.rings.values():
+                item.reader.close()
+        self._producers.clear()
+
+    def _open(self, path: Path, now_ns: int) -> None:
+        try:
+            reader = ring.Reader(path)
+        except ring.RingError as error:
+            self._failed[path] = tries = self._failed.get(path, 0) + 1
+            if tries >= PATIENCE or not path.exists():
+                self._known.add(path)
+                del self._failed[path]
+                log.warning("ring left out: %s", error)
+            return
+        self._failed.pop(path, None)
+        self._known.add(path)
+        header = reader.header
+        key = header.pid, header.start_ticks
+        if key not in self._producers:
+            self._producers[key] = Producer(_process(header), now_ns)
+        self._producers[key].add(OpenRing(path, reader))
+
+
+def start_ticks(proc: Path, pid: int) -> int | None:
+    """When the process started (field 22 of its stat), which tells a reused pid apart; ``None``: no such process."""
+    try:
+        data = read_once(proc / str(pid) / "stat", 4096)
+        fields = data[data.rindex(b")") + 2 :].split()
+        # A zombie runs no more; its parent has just not asked yet.
+        return None if fields[0] in (b"Z", b"X") else int(fields[19])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _telling(framework: str) -> int:
+    return LEAST_TELLING.index(framework) if framework in LEAST_TELLING else len(LEAST_TELLING)
+
+
+def _process(header: ring.Header) -> RankProcess:
+    return RankProcess(
+        header.job_id,
+        header.rank,
+        header.world_size,
+        header.local_rank,
+        header.pid,
+        header.start_ticks,
+        header.framework,
+        header.command,
+        header.gpu_uuid,
+    )

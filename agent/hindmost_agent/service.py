@@ -1,0 +1,200 @@
+"""Life of an agent process: start, the event loop, the reasons to leave, and leaving in order."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from hindmost import __version__
+from hindmost_proto import telemetry_pb2 as wire
+
+from hindmost_agent import samplers
+from hindmost_agent.agent import Agent
+from hindmost_agent.files import text
+from hindmost_agent.rings import Rings
+from hindmost_agent.runner import Runner
+from hindmost_agent.sampler import Host
+from hindmost_agent.ship import Shipper
+from hindmost_agent.spool import Spool
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hindmost_agent.settings import Settings
+
+log = logging.getLogger(__name__)
+
+NS = 1_000_000_000
+PROTOCOL = 1
+FLUSH_TIMEOUT_S = 10.0
+#: A job's agent leaves when no rank has been there for this long; sooner once it has seen some come and go.
+NOBODY_NS = 60 * NS
+ALL_GONE_NS = 3 * NS
+
+
+class Service:
+    """One agent in one process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.host = Host()
+        self.spool = Spool(settings.spool, settings.spool_bytes) if settings.spool else None
+        rings = Rings(self.host, [settings.ring_dir] if settings.ring_dir else [])
+        runner = Runner(samplers.load(), self.host, settings.interval_ns)
+        self.agent = Agent(settings.node, settings.interval_ns, self.host, runner, rings, self.spool)
+        self.shipper: Shipper | None = None
+        self._started_ns = time.monotonic_ns()
+        self._leaving: asyncio.Future[str] | None = None
+
+    async def run(self) -> None:
+        """Work until there is a reason to leave; then deliver what is held, within ``FLUSH_TIMEOUT_S``."""
+        loop = asyncio.get_running_loop()
+        self._leaving = loop.create_future()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.leave, signal.Signals(number).name)
+        shipping = self._ship()
+        self._tick()
+        if self.settings.hold:
+            self._watch_stdin(loop)
+        self._say_ready()
+        reason = await self._leaving
+        await self._finish(reason)
+        if shipping is not None:
+            shipping.cancel()
+            await asyncio.gather(shipping, return_exceptions=True)
+
+    def leave(self, reason: str) -> None:
+        """Start leaving; the first reason counts."""
+        if self._leaving is not None and not self._leaving.done():
+            self._leaving.set_result(reason)
+
+    def hello(self) -> wire.Hello:
+        """The first message of a stream."""
+        return wire.Hello(
+            protocol=PROTOCOL,
+            agent_id=self.spool.ledger.agent_id if self.spool else "",
+            node=self.settings.node,
+            boot_id=text(self.host.proc / "sys/kernel/random/boot_id"),
+            version=__version__,
+            job_id=self.settings.job_id,
+            monotonic_ns=time.monotonic_ns(),
+            realtime_ns=time.time_ns(),
+        )
+
+    def _ship(self) -> asyncio.Task[None] | None:
+        if self.settings.collector is None or self.spool is None:
+            return None
+        self.shipper = Shipper(
+            str(self.settings.collector), self.spool, self.host.own, self.hello, self._stopped, self._zoom
+        )
+        return asyncio.get_running_loop().create_task(self.shipper.run())
+
+    def _tick(self) -> None:
+        """One tick and the next one's appointment. Whatever goes wrong in one, there is a next."""
+        if self._leaving is None or self._leaving.done():
+            return
+        now_ns = time.monotonic_ns()
+        next_ns = now_ns + self.settings.interval_ns
+        try:
+            made = self.host.own.batches
+            next_ns = self.agent.tick(now_ns)
+            if self.shipper is not None and self.host.own.batches != made:
+                self.shipper.notify()
+        except Exception:
+            log.exception("tick failed; going on with the next")
+        if self.settings.ring_dir is not None and not self.settings.hold:
+            self._leave_with_job(now_ns)
+        delay_s = max(next_ns - time.monotonic_ns(), 0) / NS
+        asyncio.get_running_loop().call_later(delay_s, self._tick)
+
+    def _leave_with_job(self, now_ns: int) -> None:
+        seen = self.agent.seen_ns
+        if seen is None:
+            if now_ns - self._started_ns > NOBODY_NS:
+                self.leave("no rank appeared")
+        elif now_ns - seen > ALL_GONE_NS and not len(self.agent.rings):
+            self.leave("all ranks have ended")
+
+    async def _finish(self, reason: str) -> None:
+        self.agent.finish(time.monotonic_ns())
+        delivered = True
+        if self.shipper is not None:
+            delivered = await self.shipper.finish(reason, FLUSH_TIMEOUT_S)
+        if self.spool is not None:
+            if not delivered:
+                log.warning(
+                    "%d samples are not acknowledged and stay in %s", self.spool.ledger.pending, self.settings.spool
+                )
+            self.spool.close(remove=bool(self.settings.job_id))
+        self._clear_rings()
+
+    def _clear_rings(self) -> None:
+        """Remove the rings of processes that have ended, and the job's folder when nothing is left in it."""
+        rings, folder = self.agent.rings, self.settings.ring_dir
+        for producer in rings:
+            if producer.gone_ns is not None:
+                rings.remove(producer)
+        rings.close()
+        if folder is not None and not any(folder.glob("*.ring")):
+            (folder / "agent.lock").unlink(missing_ok=True)
+            try:
+                folder.rmdir()
+            except OSError as error:
+                log.info("%s stays: %s", folder, error.strerror)
+
+    def _stopped(self) -> None:
+        if self.settings.job_id:  # an agent that serves a node outlives the jobs on it
+            self.leave("the collector said stop")
+
+    def _zoom(self, zoom: wire.Zoom) -> None:
+        log.info("zoom on steps %d to %d asked for", zoom.first_step, zoom.last_step)
+
+    def _watch_stdin(self, loop: asyncio.AbstractEventLoop) -> None:
+        """``--hold``: whoever started this agent keeps its stdin open for as long as it is wanted."""
+
+        def readable() -> None:
+            if not os.read(0, 4096):
+                loop.remove_reader(0)
+                self.leave("stdin was closed")
+
+        try:
+            loop.add_reader(0, readable)
+        except (OSError, ValueError):  # /dev/null and files cannot be waited for: they are at their end
+            self.leave("stdin is closed")
+
+    def _say_ready(self) -> None:
+        line = {"ready": True, "pid": os.getpid(), "node": self.settings.node, "spool": str(self.settings.spool)}
+        sys.stdout.write(json.dumps(line) + "\n")
+        sys.stdout.flush()
+
+
+def lock(folder: Path) -> int | None:
+    """Make a job's ring folder and become its agent on this node; ``None``: another agent already is.
+
+    Returns the lock's descriptor, which must stay open.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor = os.open(folder / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def serve(settings: Settings) -> int:
+    """Run an agent in this process; returns its exit code."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="hindmost agent: %(message)s")
+    if settings.ring_dir is not None and lock(settings.ring_dir) is None:
+        log.info("another agent already reads %s; nothing to do", settings.ring_dir)
+        return 0
+    asyncio.run(Service(settings).run())
+    return 0

@@ -1,0 +1,129 @@
+"""What an agent is told at its start, checked before anything else happens."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hindmost.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "kB": 10**3, "MB": 10**6, "GB": 10**9}
+SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0}
+SMALLEST_SPOOL = 1 << 20
+SHORTEST_S, LONGEST_S = 0.02, 60.0
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where to listen or connect; an empty host means every interface."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """An agent's settings, valid by construction of :func:`settings`.
+
+    With ``ring_dir`` the agent belongs to one job and leaves with it; without, it serves the node until told to stop.
+    """
+
+    collector: Address | None
+    listen: Address | None
+    job_id: str
+    ring_dir: Path | None
+    spool: Path | None
+    spool_bytes: int
+    interval_ns: int
+    hold: bool
+    node: str
+
+
+def settings(
+    collector: str | None = None,
+    listen: str | None = None,
+    job_id: str = "",
+    ring_dir: str | None = None,
+    spool: str | None = None,
+    spool_size: str = "256MiB",
+    interval: str = "1s",
+    *,
+    hold: bool = False,
+    environ: Mapping[str, str] | None = None,
+) -> Settings:
+    """Check what was given on the command line. Raises ``UsageError`` with one line that names what is wrong."""
+    env = os.environ if environ is None else environ
+    if collector is None and listen is None:
+        raise UsageError("nothing to do: give --collector HOST:PORT, --listen [HOST]:PORT, or both")
+    seconds = duration("--interval", interval)
+    if not SHORTEST_S <= seconds <= LONGEST_S:
+        raise UsageError(f"--interval {interval}: must be from {SHORTEST_S * 1e3:.0f}ms to {LONGEST_S:.0f}s")
+    size = byte_size("--spool-size", spool_size)
+    if size < SMALLEST_SPOOL:
+        raise UsageError(f"--spool-size {spool_size}: must be at least 1MiB")
+    node = os.uname().nodename
+    return Settings(
+        collector=address("--collector", collector, needs_host=True) if collector is not None else None,
+        listen=address("--listen", listen) if listen is not None else None,
+        job_id=job_id,
+        ring_dir=_ring_dir(ring_dir, job_id),
+        spool=Path(spool) if spool else default_spool(job_id, node, env) if collector is not None else None,
+        spool_bytes=size,
+        interval_ns=int(seconds * 1e9),
+        hold=hold,
+        node=node,
+    )
+
+
+def address(option: str, text: str, *, needs_host: bool = False) -> Address:
+    """``HOST:PORT``, ``[IPV6]:PORT`` or, unless a host is needed, ``:PORT``."""
+    match = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:\s/\[\]]*):(\d{1,5})", text)
+    if not match or int(match[2]) > 65535 or (needs_host and not match[1]):
+        form = "HOST:PORT" if needs_host else "[HOST]:PORT"
+        raise UsageError(f"{option} {text}: not an address; write {form}, for example {'node1' * needs_host}:9400")
+    return Address(match[1].strip("[]"), int(match[2]))
+
+
+def duration(option: str, text: str) -> float:
+    """Seconds in ``500ms``, ``1s``, ``1.5``, ``2min``."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|min|)", text.strip())
+    if not match:
+        raise UsageError(f"{option} {text}: not a duration; write for example 1s or 100ms")
+    return float(match[1]) * SECONDS[match[2]]
+
+
+def byte_size(option: str, text: str) -> int:
+    """Bytes in ``256MiB``, ``1GB``, ``1048576``."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]iB|[kMG]B|B|)", text.strip())
+    if not match:
+        raise UsageError(f"{option} {text}: not a size; write for example 256MiB")
+    return int(float(match[1]) * UNITS[match[2]])
+
+
+def default_spool(job_id: str, node: str, environ: Mapping[str, str]) -> Path:
+    """Where a spool goes unless told: with the system's state for a service, below the temporary folder for a job."""
+    if job_id:
+        base = Path(environ.get("TMPDIR") or tempfile.gettempdir()) / f"hindmost-{os.getuid()}"
+        return base / "spool" / re.sub(r"[^\w.-]", "_", f"{job_id}.{node}")
+    if os.getuid() == 0:
+        return Path(environ.get("STATE_DIRECTORY") or "/var/lib/hindmost") / "spool"
+    return Path(environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "hindmost" / "spool"
+
+
+def _ring_dir(ring_dir: str | None, job_id: str) -> Path | None:
+    if ring_dir is not None:
+        path = Path(ring_dir)
+        if path.exists() and not path.is_dir():
+            raise UsageError(f"--ring-dir {ring_dir}: is not a folder")
+        return path
+    return Path("/dev/shm") / f"hindmost-{os.getuid()}" / job_id if job_id else None  # noqa: S108 - where rings live

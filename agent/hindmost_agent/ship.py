@@ -1,0 +1,255 @@
+"""The stream to the collector: sends the spool in order, measures the clock, reconnects, never gives up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import grpc
+import grpc.aio
+from hindmost_proto import telemetry_pb2 as wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hindmost_agent.observe import Own
+    from hindmost_agent.spool import Spool
+
+log = logging.getLogger(__name__)
+
+METHOD = "/hindmost.v1.Telemetry/Stream"
+OPTIONS = (
+    # Between nodes of a cluster a web proxy is never on the way, though the environment often names one.
+    ("grpc.enable_http_proxy", 0),
+    # Each attempt is a new connection: the back-off between them is ours.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", 4 << 20),
+    ("grpc.max_send_message_length", -1),
+)
+#: Clock round trips: a quick handful at the start of a stream, then one every few seconds.
+FIRST_ROUND_TRIPS = 8
+CLOCK_PERIOD_S = 5.0
+#: A collector that answers no round trip for this long is gone, though TCP may take a quarter of an hour to say so.
+SILENCE_S = 20.0
+#: Not acknowledged batches on the way at most; more stay in the spool.
+WINDOW = 512
+#: After the last acknowledgement: for the Goodbye to arrive and the collector to end its side.
+LAST_WORD_S = 1.0
+BACKOFF_FIRST_S, BACKOFF_LAST_S = 0.2, 30.0
+
+
+class Pace(NamedTuple):
+    """How fast a backlog is sent: bytes a second, and how much may go at once."""
+
+    rate: float = 4 << 20
+    burst: float = 1 << 20
+
+
+class Shipper:
+    """Keeps one stream open. ``hello`` makes the first message of each stream.
+
+    ``on_stop`` is called when the collector says that the job is over, ``on_zoom`` with what it wants to see closer.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        spool: Spool,
+        own: Own,
+        hello: Callable[[], wire.Hello],
+        on_stop: Callable[[], None],
+        on_zoom: Callable[[wire.Zoom], None],
+        *,
+        pace: Pace = Pace(),  # noqa: B008 - immutable
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self.target = target
+        self.held_back = False
+        self._spool = spool
+        self._own = own
+        self._hello = hello
+        self._on_stop = on_stop
+        self._on_zoom = on_zoom
+        self._pace = pace
+        self._monotonic_ns = monotonic_ns
+        self._jitter = jitter
+        self._wake = asyncio.Event()
+        self._leaving: str | None = None
+        self._goodbye_said = False
+        self._settled = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._outbox: list[bytes] = []
+        self._round_trips = 0
+        self._heard_ns = 0
+        self._best_ns = 0
+        self._said = False
+
+    def notify(self) -> None:
+        """There is something new in the spool."""
+        self._wake.set()
+
+    async def finish(self, reason: str, timeout_s: float) -> bool:
+        """Say Goodbye after the last batch; true when everything was acknowledged within ``timeout_s``."""
+        self._leaving = reason
+        self._wake.set()
+        try:
+            await asyncio.wait_for(self._settled.wait(), timeout_s)
+            await asyncio.wait_for(self._ended.wait(), LAST_WORD_S)
+        except asyncio.TimeoutError:
+            return self._settled.is_set()
+        return True
+
+    async def run(self) -> None:
+        """Connect, send, reconnect; until cancelled."""
+        attempt = 0
+        while True:
+            started_ns = self._monotonic_ns()
+            try:
+                await self._stream()
+            except (grpc.aio.AioRpcError, grpc.RpcError, ConnectionError, asyncio.TimeoutError) as error:
+                self._say(error)
+            finally:
+                self._own.connected = False
+            attempt = 0 if self._monotonic_ns() - started_ns > 10e9 else attempt + 1
+            await asyncio.sleep(self.delay_s(attempt))
+
+    def delay_s(self, attempt: int) -> float:
+        """Pause before the next attempt, s: doubling, and anything from half of it to all, so that agents spread."""
+        ceiling = min(BACKOFF_FIRST_S * 2.0 ** min(attempt, 16), BACKOFF_LAST_S)
+        return ceiling * (0.5 + 0.5 * self._jitter())
+
+    async def _stream(self) -> None:
+        async with grpc.aio.insecure_channel(self.target, options=OPTIONS) as channel:
+            call: Any = channel.stream_stream(
+                METHOD, request_serializer=None, response_deserializer=wire.CollectorMessage.FromString
+            )()
+            await call.write(wire.AgentMessage(hello=self._hello()).SerializeToString())
+            first: Any = await asyncio.wait_for(call.read(), SILENCE_S)
+            if first is grpc.aio.EOF or first.WhichOneof("body") != "welcome":
+                raise ConnectionError(f"{self.target} does not answer as a collector")
+            self._opened(first.welcome)
+            tasks = [asyncio.ensure_future(work) for work in (self._receive(call), self._send(call), self._beat())]
+            try:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                call.cancel()
+
+    def _opened(self, welcome: wire.Welcome) -> None:
+        self._spool.connected(welcome.durable_sequence)
+        self._own.connected = True
+        self._own.connects += 1
+        self._said = False
+        self._heard_ns = self._monotonic_ns()
+        self._best_ns = 0
+        self._round_trips = 0
+        self._outbox = []
+        self._ask_time()
+
+    async def _send(self, call: Any) -> None:
+        budget, then_ns = self._pace.burst, self._monotonic_ns()
+        while True:
+            while self._outbox:
+                await call.write(self._outbox.pop(0))
+            outgoing = None if self._window_full() else self._spool.next()
+            if outgoing is None:
+                if self._leaving is not None and not self._window_full():
+                    await self._say_goodbye(call)
+                if self._settled.is_set():
+                    await call.done_writing()
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            await call.write(outgoing.message)
+            now_ns = self._monotonic_ns()
+            budget = min(budget + (now_ns - then_ns) / 1e9 * self._pace.rate, self._pace.burst) - len(outgoing.message)
+            then_ns = now_ns
+            if budget < 0:
+                await asyncio.sleep(-budget / self._pace.rate)
+
+    async def _say_goodbye(self, call: Any) -> None:
+        await call.write(wire.AgentMessage(goodbye=wire.Goodbye(reason=self._leaving or "")).SerializeToString())
+        self._leaving = None
+        self._goodbye_said = True
+        self._check_settled()
+
+    def _window_full(self) -> bool:
+        return self._spool.on_the_way() >= WINDOW
+
+    async def _receive(self, call: Any) -> None:
+        while (message := await call.read()) is not grpc.aio.EOF:
+            self._heard_ns = self._monotonic_ns()
+            kind = message.WhichOneof("body")
+            if kind == "ack":
+                self._spool.acknowledge(message.ack.durable_sequence)
+                self._check_settled()
+                self._wake.set()
+            elif kind == "clock":
+                self._clock(message.clock)
+            elif kind == "need":
+                self._outbox += (found for ref in message.need.refs if (found := self._spool.definition(ref)))
+                self._wake.set()
+            elif kind == "zoom":
+                self._on_zoom(message.zoom)
+            elif kind == "throttle":
+                self.held_back = message.throttle.metrics
+            elif kind == "stop":
+                self._on_stop()
+        if self._settled.is_set():
+            self._ended.set()
+        raise ConnectionError(f"{self.target} ended the stream")
+
+    def _check_settled(self) -> None:
+        if self._goodbye_said and not self._spool.ledger.pending:
+            self._settled.set()
+
+    async def _beat(self) -> None:
+        """Ask for the time every few seconds. Raises ``ConnectionError`` when nobody answers."""
+        while True:
+            await asyncio.sleep(CLOCK_PERIOD_S)
+            if self._monotonic_ns() - self._heard_ns > SILENCE_S * 1e9:
+                raise ConnectionError(f"{self.target} has not answered for {SILENCE_S:.0f} s")
+            self._ask_time()
+
+    def _ask_time(self) -> None:
+        request = wire.ClockSample(sent_ns=self._monotonic_ns())
+        self._outbox.append(wire.AgentMessage(clock=request).SerializeToString())
+        self._wake.set()
+
+    def _clock(self, reply: wire.ClockReply) -> None:
+        returned_ns = self._monotonic_ns()
+        sample = wire.ClockSample(
+            sent_ns=reply.sent_ns,
+            received_ns=reply.received_ns,
+            replied_ns=reply.replied_ns,
+            returned_ns=returned_ns,
+        )
+        self._outbox.append(wire.AgentMessage(clock=sample).SerializeToString())
+        self._wake.set()
+        round_trip = (returned_ns - reply.sent_ns) - (reply.replied_ns - reply.received_ns)
+        if not self._best_ns or round_trip <= self._best_ns:
+            self._best_ns = round_trip
+            middle = (reply.sent_ns + returned_ns) // 2
+            real_now = time.time_ns() - (self._monotonic_ns() - middle)
+            self._own.clock_offset_s = ((reply.received_ns + reply.replied_ns) // 2 - real_now) / 1e9
+            self._own.clock_round_trip_s = round_trip / 1e9
+        else:
+            self._best_ns += self._best_ns // 50  # an old best must not stand forever: clocks drift
+        self._round_trips += 1
+        if self._round_trips < FIRST_ROUND_TRIPS:
+            self._ask_time()
+
+    def _say(self, error: Exception) -> None:
+        """One line when a collector is lost or was never there, not one for each attempt."""
+        if not self._said:
+            self._said = True
+            what = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+            log.warning("collector %s is out of reach (%s): kept in the spool until it answers", self.target, what)
