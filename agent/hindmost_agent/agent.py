@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hindmost_agent.batch import Builder, message, sequenced
 from hindmost_agent.life import Lives
+from hindmost_agent.runner import following
 
 if TYPE_CHECKING:
     from hindmost_agent.rings import Producer, Rings
@@ -46,11 +47,11 @@ class Agent:
         """Do what is due at ``now_ns`` (CLOCK_MONOTONIC); returns when the next tick is."""
         busy = self.rings.poll(now_ns)
         if now_ns >= self._sample_ns:
-            self._sample_ns = max(self._sample_ns + self._interval_ns, now_ns + self._interval_ns // 2)
+            self._sample_ns = following(self._sample_ns, self._interval_ns, now_ns)
             self._discover(now_ns)
             self._sample(now_ns)
         if now_ns >= self._flush_ns:
-            self._flush_ns = max(self._flush_ns + FLUSH_NS, now_ns + FLUSH_NS // 2)
+            self._flush_ns = following(self._flush_ns, FLUSH_NS, now_ns)
             self.flush(now_ns)
         return min(self._sample_ns, now_ns + BUSY_NS) if busy else self._sample_ns
 

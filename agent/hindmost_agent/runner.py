@@ -29,6 +29,11 @@ class Reading(NamedTuple):
     values: list[float]
 
 
+def following(due_ns: int, period_ns: int, now_ns: int) -> int:
+    """When to be due next: a period after it was due, so that periods do not drift; a pause is not caught up with."""
+    return due_ns + period_ns if due_ns + period_ns > now_ns else now_ns + period_ns
+
+
 class Slot:
     """One sampler, made when first due and made again after it was absent or broke while starting."""
 
@@ -69,8 +74,7 @@ class Runner:
         readings = []
         for slot in self._slots:
             if now_ns >= slot.due_ns:
-                # From the time it was due, so that periods do not drift; a long pause is not caught up with.
-                slot.due_ns = max(slot.due_ns + slot.period_ns, now_ns + slot.period_ns // 2)
+                slot.due_ns = following(slot.due_ns, slot.period_ns, now_ns)
                 reading = self._guarded(slot, now_ns)
                 if reading is not None:
                     readings.append(reading)

@@ -1,0 +1,137 @@
+"""Events of a ring become steps with exclusive phases, collectives with their gaps, and intervals."""
+
+from __future__ import annotations
+
+from hindmost import ring
+from hindmost.ring import Event
+from hindmost_agent.fold import UNMEASURED, Fold
+
+
+def event(kind: int, name: str, start: int, duration: int, **more: int) -> Event:
+    fields = {"flags": 0, "seq": 0, "peer": -1, "comm_id": 0, "value": 0, **more}
+    return Event(kind=kind, name=name, start_ns=start, duration_ns=duration, **fields)
+
+
+def folded(*events: Event) -> Fold:
+    fold = Fold()
+    fold.feed(events)
+    return fold
+
+
+def test_a_phase_is_exclusive_of_what_nests_in_it() -> None:
+    """The synchronisation inside backward is counted once, as synchronisation."""
+    fold = folded(
+        event(ring.PHASE, "forward", 10, 20),
+        event(ring.PHASE, "sync", 50, 15),
+        event(ring.PHASE, "backward", 40, 40),
+        event(ring.STEP, "train", 0, 100, seq=7, value=32),
+    )
+    (step,) = fold.steps
+    assert (step.step, step.duration_ns, step.work) == (7, 100, 32)
+    assert step.phases == {"forward": 20, "sync": 15, "backward": 25}
+
+
+def test_nesting_goes_any_number_of_levels_deep() -> None:
+    """A grandchild is subtracted from its parent and not again from its grandparent."""
+    fold = folded(
+        event(ring.PHASE, "gc", 30, 5),
+        event(ring.PHASE, "sync", 20, 30),
+        event(ring.PHASE, "backward", 10, 60),
+        event(ring.STEP, "train", 0, 100),
+    )
+    assert fold.steps[0].phases == {"gc": 5, "sync": 25, "backward": 30}
+
+
+def test_amounts_neither_nest_nor_are_subtracted() -> None:
+    """CPU time of many threads may exceed the step; GPU time overlaps everything."""
+    fold = folded(
+        event(ring.PHASE, "forward", 10, 20),
+        event(ring.PHASE, "cpu", 5, 400),
+        event(ring.PHASE, "gpu_forward", 12, 90),
+        event(ring.PHASE, "backward", 5, 50),
+        event(ring.STEP, "train", 0, 100),
+    )
+    assert fold.steps[0].phases == {"forward": 20, "backward": 30, "cpu": 400, "gpu_forward": 90}
+
+
+def test_a_step_written_late_takes_only_its_own_phases() -> None:
+    """Steps are written after their GPU times have come, when phases of later steps are in the ring already."""
+    fold = folded(
+        event(ring.PHASE, "forward", 10, 20),
+        event(ring.PHASE, "forward", 110, 30),
+        event(ring.STEP, "train", 0, 100, seq=1),
+        event(ring.STEP, "train", 100, 100, seq=2),
+    )
+    assert [step.phases["forward"] for step in fold.steps] == [20, 30]
+
+
+def test_a_phase_that_did_not_happen_in_a_step_took_no_time() -> None:
+    """Once a loop has shown a phase, its absence from a step is a measurement of zero; before, it is missing."""
+    fold = folded(
+        event(ring.STEP, "train", 0, 100, seq=1),
+        event(ring.PHASE, "checkpoint", 110, 50),
+        event(ring.STEP, "train", 100, 100, seq=2),
+        event(ring.STEP, "train", 200, 100, seq=3),
+    )
+    assert [step.phases.get("checkpoint") for step in fold.steps] == [None, 50, 0]
+
+
+def test_a_gpu_amount_that_was_not_measured_is_missing() -> None:
+    """GPU time that never came is not zero."""
+    fold = folded(
+        event(ring.PHASE, "gpu_forward", 10, 50),
+        event(ring.STEP, "train", 0, 100),
+        event(ring.STEP, "train", 100, 100),
+    )
+    assert "gpu_forward" not in fold.steps[1].phases
+
+
+def test_a_phase_between_steps_is_an_interval() -> None:
+    """A checkpoint between two steps belongs to neither."""
+    fold = folded(event(ring.PHASE, "checkpoint", 110, 50), event(ring.STEP, "train", 200, 100))
+    assert [(row.name, row.start_ns, row.duration_ns) for row in fold.intervals] == [("checkpoint", 110, 50)]
+
+
+def test_the_self_record_describes_the_gap_before_the_next_collective() -> None:
+    """Self time, CPU time and run-queue time come from SELF, its run queue in us."""
+    known = ring.CPU_KNOWN | ring.RUNQUEUE_KNOWN
+    fold = folded(
+        event(ring.SELF, "", 0, 900, flags=known, value=700, seq=2),
+        event(ring.COLLECTIVE, "all_reduce", 900, 100, comm_id=5, seq=3, value=64),
+    )
+    (row,) = fold.collectives
+    assert (row.self_ns, row.cpu_ns, row.runqueue_ns) == (900, 700, 2000)
+    assert (row.op, row.comm, row.seq, row.bytes) == ("all_reduce", 5, 3, 64)
+
+
+def test_a_gap_may_be_split_between_two_reads() -> None:
+    """SELF read in one tick still describes the collective read in the next."""
+    fold = folded(event(ring.SELF, "", 0, 900))
+    fold.feed([event(ring.COLLECTIVE, "all_reduce", 900, 100)])
+    assert (fold.collectives[0].self_ns, fold.collectives[0].cpu_ns) == (900, UNMEASURED)
+
+
+def test_without_a_self_record_the_gap_is_from_the_last_collective() -> None:
+    """The first collective's gap is unknown, the second's runs from the end of the first."""
+    fold = folded(
+        event(ring.COLLECTIVE, "all_reduce", 100, 50),
+        event(ring.COLLECTIVE, "all_reduce", 400, 50),
+    )
+    assert [row.self_ns for row in fold.collectives] == [UNMEASURED, 250]
+
+
+def test_a_loss_breaks_the_gap() -> None:
+    """After overwritten events nobody knows when the previous collective was left."""
+    fold = folded(event(ring.COLLECTIVE, "all_reduce", 100, 50))
+    fold.broke()
+    fold.feed([event(ring.COLLECTIVE, "all_reduce", 400, 50)])
+    assert fold.collectives[1].self_ns == UNMEASURED
+
+
+def test_a_loop_without_steps_keeps_nothing_forever() -> None:
+    """Phases that no step takes are handed out as intervals, at the latest at the end."""
+    fold = folded(*(event(ring.PHASE, "forward", at * 10, 5) for at in range(20_000)))
+    waiting = 20_000 - len(fold.intervals)
+    assert waiting <= 8192
+    fold.finish()
+    assert len(fold.intervals) == 20_000

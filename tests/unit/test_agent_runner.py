@@ -1,0 +1,116 @@
+"""The runner owns when samplers run, how long they took, and what becomes of their errors."""
+
+from __future__ import annotations
+
+import pytest
+from hindmost_agent.metric import counter, gauge, series
+from hindmost_agent.runner import ABSENT_RETRY_NS, NS, Runner
+from hindmost_agent.sampler import Absent, Host, Sampler
+
+VALUE = gauge("hindmost_node_test_value_bytes", "A value.")
+
+
+class Steady(Sampler):
+    name, source, metrics = "steady", "nowhere", (VALUE,)
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self.series = (series(VALUE),)
+
+    def sample(self) -> list[float]:
+        return [1.0]
+
+
+class Slow(Steady):
+    name, period = "slow", 10.0
+
+
+class Broken(Steady):
+    name = "broken"
+
+    def sample(self) -> list[float]:
+        raise ValueError("torn")
+
+
+class Elsewhere(Steady):
+    name = "elsewhere"
+    looks = 0
+
+    def sample(self) -> list[float]:
+        type(self).looks += 1
+        raise Absent("not on this node")
+
+
+class Lopsided(Steady):
+    name = "lopsided"
+
+    def sample(self) -> list[float]:
+        return [1.0, 2.0]
+
+
+def runner(*kinds: type[Sampler], host: Host | None = None) -> Runner:
+    return Runner({kind.name: kind for kind in kinds}, host or Host(), NS, timer=iter(range(0, 10**12, 1000)).__next__)
+
+
+def test_each_sampler_has_its_own_period() -> None:
+    """In twenty ticks of a second one runs twenty times, the other twice."""
+    made = runner(Steady, Slow)
+    readings = [len(made.run(now * NS)) for now in range(1, 21)]
+    assert readings == [2] + [1] * 9 + [2] + [1] * 9
+
+
+def test_a_long_pause_is_not_caught_up_with() -> None:
+    """After a suspended hour each sampler runs once, not 3,600 times."""
+    made = runner(Steady)
+    made.run(NS)
+    assert [len(made.run(3600 * NS + tick)) for tick in range(3)] == [1, 0, 0]
+
+
+def test_a_broken_sampler_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    """Its failure is counted and said once; the others are read."""
+    host = Host()
+    made = runner(Broken, Steady, host=host)
+    readings = [len(made.run(now * NS)) for now in range(1, 6)]
+    assert readings == [1] * 5
+    assert (host.own.success, host.own.errors["broken"]) == ({"broken": 0, "steady": 1}, 5)
+    assert len(caplog.records) == 1
+
+
+def test_a_sampler_whose_values_do_not_match_its_series_is_an_error() -> None:
+    """A value without a name is not sent under another's."""
+    host = Host()
+    assert runner(Lopsided, host=host).run(NS) == []
+    assert host.own.errors["lopsided"] == 1
+
+
+def test_nothing_here_is_no_error() -> None:
+    """An absent source has neither success nor failure, and is looked for again once a minute."""
+    host = Host()
+    made = runner(Elsewhere, host=host)
+    for now in range(1, 120):
+        made.run(now * NS)
+    assert (host.own.success, host.own.errors) == ({}, {})
+    assert Elsewhere.looks == 120 * NS // ABSENT_RETRY_NS
+
+
+def test_durations_are_the_runner_s() -> None:
+    """Each sampler's cost is measured around it, in seconds."""
+    host = Host()
+    runner(Steady, host=host).run(NS)
+    assert host.own.duration_s == {"steady": pytest.approx(1e-6)}
+
+
+@pytest.mark.parametrize(
+    ("declare", "wrong"),
+    [
+        (lambda: gauge("node_bytes", "No prefix."), "hindmost_"),
+        (lambda: counter("hindmost_node_reads", "No suffix."), "_total"),
+        (lambda: gauge("hindmost_node_reads_total", "A gauge."), "_total"),
+        (lambda: gauge("hindmost_node_free_bytes", "no sentence"), "sentence"),
+        (lambda: gauge("hindmost_node_free_bytes", "Free.", "node"), "node is added"),
+    ],
+)
+def test_a_badly_declared_metric_never_starts(declare: object, wrong: str) -> None:
+    """Names, units and help are checked where a metric is declared."""
+    with pytest.raises(ValueError, match=wrong):
+        declare()  # type: ignore[operator]

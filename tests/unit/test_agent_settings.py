@@ -1,0 +1,56 @@
+"""What an agent is told is checked before it starts; what is wrong is named in one line with the remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hindmost.errors import UsageError
+from hindmost_agent.settings import Address, address, byte_size, default_spool, duration, settings
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({}, "nothing to do"),
+        ({"collector": "node1"}, "--collector node1"),
+        ({"collector": ":9400"}, "--collector :9400"),
+        ({"collector": "node1:99999"}, "--collector node1:99999"),
+        ({"listen": "9400"}, "--listen 9400"),
+        ({"listen": ":9400", "interval": "fast"}, "--interval fast"),
+        ({"listen": ":9400", "interval": "1ms"}, "--interval 1ms"),
+        ({"listen": ":9400", "spool_size": "much"}, "--spool-size much"),
+        ({"listen": ":9400", "spool_size": "5kB"}, "--spool-size 5kB"),
+        ({"listen": ":9400", "ring_dir": __file__}, "--ring-dir"),
+    ],
+)
+def test_bad_input_is_named(given: dict[str, str], named: str) -> None:
+    """The line starts with the option and what was given."""
+    with pytest.raises(UsageError) as caught:
+        settings(**given)  # type: ignore[arg-type]  # strings, as a command line gives them
+    assert str(caught.value).startswith(named)
+    assert "\n" not in str(caught.value)
+
+
+def test_units_are_understood() -> None:
+    """Sizes and times come as people write them."""
+    assert byte_size("x", "256MiB") == 256 << 20
+    assert duration("x", "100ms") == pytest.approx(0.1)
+    assert address("x", "[::1]:9400") == Address("::1", 9400)
+    assert str(Address("::1", 9400)) == "[::1]:9400"
+
+
+def test_a_job_s_rings_are_where_its_probes_put_them() -> None:
+    """With a job id alone, the ring folder is the documented one."""
+    made = settings(collector="n:1", job_id="j7")
+    assert made.ring_dir is not None
+    assert made.ring_dir.name == "j7"
+
+
+def test_spools_of_jobs_and_nodes_are_apart() -> None:
+    """Two nodes that share a temporary folder do not share a spool."""
+    env = {"TMPDIR": "/scratch"}
+    first, second = default_spool("j/1", "n1", env), default_spool("j/1", "n2", env)
+    assert first != second
+    assert first.parent == second.parent
+    assert first.is_relative_to(Path("/scratch"))

@@ -1,0 +1,189 @@
+"""What was produced is delivered, dropped and counted, or still held: after every kind of restart."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hindmost.errors import UsageError
+from hindmost_agent.spool import Spool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+LIMIT = 1 << 20
+
+
+def fill(spool: Spool, count: int, size: int = 100, definitions: dict[int, bytes] | None = None) -> None:
+    for _ in range(count):
+        spool.append(10, spool.next_sequence.to_bytes(8, "little") + bytes(size), definitions or {})
+
+
+def sent(spool: Spool) -> list[int]:
+    return [outgoing.sequence for outgoing in iter(spool.next, None)]
+
+
+def held(spool: Spool) -> int:
+    ledger = spool.ledger
+    return ledger.produced - ledger.delivered - ledger.dropped.total()
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Iterator[Spool]:
+    made = Spool(tmp_path / "spool", LIMIT)
+    yield made
+    made.close()
+
+
+def killed(spool: Spool, folder: Path, limit: int = LIMIT) -> Spool:
+    """What the next agent finds after kill -9: the files as they are, nothing said in order."""
+    import os
+
+    os.close(spool._lock)
+    spool._lock = -1
+    return Spool(folder, limit)
+
+
+def test_batches_are_sent_once_in_order_after_their_definitions(spool: Spool) -> None:
+    """A definition comes before the first batch that refers to it, and only once on a stream."""
+    fill(spool, 3, definitions={77: b"what 77 means"})
+    spool.connected(0)
+    assert sent(spool) == [0, 1, 2, 3]
+    assert spool.next() is None
+
+
+def test_a_new_stream_goes_on_after_what_is_durable(spool: Spool) -> None:
+    """After a reconnect the collector gets its definitions again, and no batch twice."""
+    fill(spool, 5, definitions={77: b"what 77 means"})
+    spool.connected(0)
+    sent(spool)
+    spool.connected(3)
+    assert sent(spool) == [0, 4, 5]
+    assert spool.ledger.delivered == 30
+
+
+def test_an_acknowledged_segment_gives_its_space_back(spool: Spool) -> None:
+    """Only the segment being written stays on disk when everything was delivered."""
+    fill(spool, 40, size=10_000)
+    spool.connected(0)
+    sent(spool)
+    spool.acknowledge(40)
+    assert spool.size < LIMIT / 8
+    assert (spool.ledger.delivered, held(spool)) == (400, 0)
+
+
+def test_a_full_spool_drops_the_oldest_and_counts_them(spool: Spool) -> None:
+    """Produced is delivered plus dropped, to the sample."""
+    fill(spool, 300, size=10_000)
+    assert spool.size <= LIMIT
+    spool.connected(0)
+    numbers = sent(spool)
+    spool.acknowledge(numbers[-1])
+    assert numbers[0] > 1
+    assert spool.ledger.dropped["spool_full"] == 10 * (numbers[0] - 1)
+    assert spool.ledger.delivered == 10 * len(numbers)
+    assert spool.ledger.produced == 3000
+
+
+def test_a_batch_dropped_while_under_way_counts_as_what_the_collector_says(spool: Spool) -> None:
+    """Sent, then dropped, then acknowledged: it was delivered."""
+    fill(spool, 50, size=10_000)
+    spool.connected(0)
+    for _ in range(20):
+        spool.next()
+    fill(spool, 300, size=10_000)
+    spool.connected(20)
+    assert spool.ledger.delivered == 200
+    numbers = sent(spool)
+    spool.acknowledge(numbers[-1])
+    assert spool.ledger.delivered + spool.ledger.dropped["spool_full"] == spool.ledger.produced == 3500
+
+
+def test_kill_9_loses_nothing_that_was_appended(spool: Spool, tmp_path: Path) -> None:
+    """The next agent has the same identity, goes on counting, and sends what was not acknowledged."""
+    fill(spool, 10, definitions={77: b"what 77 means"})
+    spool.connected(0)
+    sent(spool)
+    spool.acknowledge(4)
+    again = killed(spool, tmp_path / "spool")
+    assert again.ledger.agent_id == spool.ledger.agent_id
+    assert (again.ledger.produced, again.ledger.delivered) == (100, 40)
+    again.connected(6)
+    assert sent(again) == [0, 7, 8, 9, 10]
+    fill(again, 1)
+    assert sent(again)[-1] > 10
+    again.close()
+
+
+def test_a_record_torn_by_kill_9_is_cut_off(spool: Spool, tmp_path: Path) -> None:
+    """Half a batch at the end of a segment is no batch; the whole ones before it are."""
+    fill(spool, 3)
+    path = next((tmp_path / "spool").glob("*.spool"))
+    path.write_bytes(path.read_bytes()[:-7])
+    again = killed(spool, tmp_path / "spool")
+    again.connected(0)
+    assert sent(again) == [1, 2]
+    again.close()
+
+
+def test_a_lost_account_is_rebuilt_from_the_segments(spool: Spool, tmp_path: Path) -> None:
+    """Without ledger.json the segments still say whose batches they hold, and how many samples."""
+    fill(spool, 3)
+    (tmp_path / "spool/ledger.json").write_bytes(b"{torn")
+    again = killed(spool, tmp_path / "spool")
+    assert (again.ledger.agent_id, again.ledger.produced) == (spool.ledger.agent_id, 30)
+    again.close()
+
+
+def test_marks_of_the_last_batch_survive(spool: Spool, tmp_path: Path) -> None:
+    """How far each ring had been read belongs to the batch that holds what was read."""
+    spool.append(1, b"one", {}, {"/a.ring": 5})
+    spool.append(1, b"two", {}, {"/a.ring": 9})
+    again = killed(spool, tmp_path / "spool")
+    assert again.marks == {"/a.ring": 9}
+    again.close()
+
+
+def test_without_a_disk_memory_takes_over_and_is_bounded(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that refuses costs the oldest batches at worst, and they are counted."""
+
+    def refuse(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("hindmost_agent.segment.os.pwrite", refuse)
+    fill(spool, 300, size=10_000)
+    spool.connected(0)
+    numbers = sent(spool)
+    assert spool.size <= LIMIT
+    assert spool.ledger.dropped.total() == 10 * (300 - len(numbers)) > 0
+
+
+def test_one_folder_belongs_to_one_agent(spool: Spool, tmp_path: Path) -> None:
+    """A second agent on the same spool is told so."""
+    with pytest.raises(UsageError, match="another agent uses it"):
+        Spool(tmp_path / "spool", LIMIT)
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    """Bad input: one line with the path."""
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="file"):
+        Spool(tmp_path / "file/spool", LIMIT)
+
+
+def test_nothing_is_left_behind_when_all_was_delivered(tmp_path: Path) -> None:
+    """A job's spool is removed with its folder."""
+    spool = Spool(tmp_path / "spool", LIMIT)
+    fill(spool, 3)
+    spool.connected(3)
+    spool.close(remove=True)
+    assert not (tmp_path / "spool").exists()
+
+
+def test_a_spool_with_undelivered_batches_stays(tmp_path: Path) -> None:
+    """What was not acknowledged waits for the next agent."""
+    spool = Spool(tmp_path / "spool", LIMIT)
+    fill(spool, 3)
+    spool.close(remove=True)
+    assert list((tmp_path / "spool").glob("*.spool"))
