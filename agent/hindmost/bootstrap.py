@@ -10,7 +10,7 @@ import atexit
 import contextlib
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hindmost import identity, stepping
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hindmost.ring import Writer
 
 ATTACHED = "HINDMOST_ATTACHED"
+RING_METHODS = ("event", "enter", "leave", "name", "communicator")
 
 _complained = False
 _started = False
@@ -65,21 +66,80 @@ def stop() -> None:
 
 def _observe(found: Identity) -> None:
     """Make the ring and everything that writes to it."""
-    global _writer  # noqa: PLW0603 - see start
-    from hindmost import probes, ring
+    from hindmost import probes
 
     os.environ[ATTACHED] = identity.token(found)
     directory = os.environ.get("HINDMOST_RING_DIR") or f"/dev/shm/hindmost-{os.getuid()}/{found.job_id}"  # noqa: S108
-    try:
-        _writer = ring.Writer.create(directory, found, "py", ring.capacity(os.environ))
-    except OSError as error:
-        complain(f"no ring in {directory} ({error.strerror or error})")
+    named = identity.is_named(os.environ)
+    ring: Any = _make_ring(directory, found) if named else _Deferred(directory, found)
+    if ring is None:
         return
-    recorder = stepping.Recorder(_writer)
+    if named:
+        _try_to_start_agent(directory, found)
+    recorder = stepping.Recorder(ring)
     stepping.attach(recorder)
     os.register_at_fork(after_in_child=_leave_to_parent)
     atexit.register(stop)
     probes.install(recorder)
+
+
+def _make_ring(directory: str, found: Identity) -> Writer | None:
+    """The ring of this process; ``None``, and a line on stderr, where it cannot be made."""
+    global _writer  # noqa: PLW0603 - see start
+    from hindmost import ring
+
+    try:
+        _writer = ring.Writer.create(directory, found, "py", ring.capacity(os.environ))
+    except (OSError, ValueError) as error:
+        complain(f"no ring in {directory} ({error})")
+        return None
+    return _writer
+
+
+class _Nowhere:
+    """A ring that could not be made: it drops what it is given."""
+
+    def drop(self, *_: object, **__: object) -> int:
+        """Any of a ring's methods."""
+        return 0
+
+    event = enter = leave = name = communicator = drop
+
+
+class _Deferred:
+    """The ring of a process that no launcher named a rank: made when it begins to train.
+
+    A shell script under ``hindmost run`` may start helpers in Python beside the launcher; those are no ranks.
+    """
+
+    def __init__(self, directory: str, found: Identity) -> None:
+        self._where = (directory, found)
+        self._said: dict[str, str] = {}
+
+    def set_framework(self, text: str) -> None:
+        self._said["set_framework"] = text
+
+    def set_gpu(self, uuid: str) -> None:
+        self._said["set_gpu"] = uuid
+
+    def leave(self, _slot: int) -> None:
+        return None
+
+    def __getattr__(self, wanted: str) -> Any:
+        """First use of ``event``, ``enter``, ``name`` or ``communicator``: from now on, calls go to the real ring."""
+        if wanted not in RING_METHODS:
+            raise AttributeError(wanted)
+        ring: Any = _make_ring(*self._where) or _Nowhere()
+        for method in RING_METHODS:
+            setattr(self, method, getattr(ring, method))
+        if _writer is not None:
+            for method, text in self._said.items():
+                getattr(ring, method)(text)
+        return getattr(ring, wanted)
+
+
+def _try_to_start_agent(directory: str, found: Identity) -> None:
+    """A node without an agent loses its ranks to the report, and nothing else."""
     try:
         _start_agent(directory, found)
     except Exception as error:

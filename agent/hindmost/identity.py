@@ -90,6 +90,11 @@ def find(environ: Mapping[str, str], argv: Sequence[str] | None = None) -> Ident
     return Identity(job_id, *place, os.uname().nodename, "python", " ".join(line[1:]))
 
 
+def is_named(environ: Mapping[str, str]) -> bool:
+    """Whether a launcher named this process's rank; otherwise rank 0 of 1 is only what it looks like."""
+    return _place(environ) is not None
+
+
 def is_launcher(argv: Sequence[str]) -> bool:
     """Whether this command line starts ranks rather than being one: ``torchrun``, ``python -m horovod.runner``."""
     for index, argument in enumerate(argv[1:4], start=1):

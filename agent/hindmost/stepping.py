@@ -81,6 +81,7 @@ class Recorder:
         """Whether the caller is the thread that trains; the first that asks is."""
         if not self._thread:
             self._thread = get_ident()
+            self.ring.name("gc")  # now: a collection may strike while another name is being registered, under that lock
             self._usage = self._usage or Usage().read
             self._used = self._usage()
         return self._thread == get_ident()

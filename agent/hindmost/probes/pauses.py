@@ -14,8 +14,6 @@ LEAST_NS = 100_000
 
 def install(recorder: Recorder) -> None:
     """Record collections once training has begun, whichever thread triggers them: all threads wait."""
-    # Registered here: a collection may strike while another name is being registered, under that lock.
-    recorder.ring.name("gc")
     clock = recorder.clock
     started = 0
 

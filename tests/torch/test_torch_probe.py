@@ -1,0 +1,212 @@
+"""The torch probe in real jobs: torchrun with gloo on CPU, everything seen through the rings."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import hindmost
+import pytest
+from hindmost import ring
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.torch
+
+INJECT = Path(hindmost.__file__).parent / "inject"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "train_torch_ddp.py"
+Events = dict[int, list[ring.Event]]
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Callable[..., Events]:
+    """Runs a script on so many ranks under torchrun; returns each rank's events."""
+
+    def run(script: Path | str, *argv: str, ranks: int = 2, probe: bool = True) -> Events:
+        if isinstance(script, str):
+            path = tmp_path / "script.py"
+            path.write_text(textwrap.dedent(script))
+            script = path
+        environ = {
+            **os.environ,
+            "PYTHONPATH": str(INJECT),
+            "HINDMOST_JOB_ID": "job",
+            "HINDMOST_RING_DIR": str(tmp_path / "rings"),
+            "HINDMOST_LAUNCHER": "torchrun",
+            "HINDMOST_PROBE": str(int(probe)),
+            "OMP_NUM_THREADS": "1",
+        }
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        if ranks == 1:
+            environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+        command = [sys.executable, *(torchrun if ranks > 1 else ())]
+        done = subprocess.run(
+            [*command, str(script), *argv], env=environ, capture_output=True, text=True, timeout=100, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert "hindmost" not in done.stderr
+        return {reader.header.rank: reader.poll() for reader in map(ring.Reader, (tmp_path / "rings").glob("*.ring"))}
+
+    return run
+
+
+def names(events: list[ring.Event], kind: int) -> Counter[str]:
+    return Counter(event.name for event in events if event.kind == kind)
+
+
+def total_ms(events: list[ring.Event], kind: int, name: str) -> float:
+    """Sum of what such events took, without the first three steps' worth of warm-up."""
+    return sum([event.duration_ns for event in events if (event.kind, event.name) == (kind, name)][3:]) / 1e6
+
+
+def test_ddp_on_gloo_shows_steps_phases_and_who_waits(train: Callable[..., Events]) -> None:
+    """Every step has its phases; the rank whose input is slow waits for input, and its peer waits for it."""
+    events = train(EXAMPLE, "--steps", "20", "--slow-rank", "1", "--slow-what", "input", "--slow-ms", "20")
+    assert sorted(events) == [0, 1]
+    for rank in (0, 1):
+        assert names(events[rank], ring.STEP) == {"train": 20}
+        seen = names(events[rank], ring.PHASE)
+        assert {seen[name] for name in ("input", "forward", "backward", "optimizer", "sync", "cpu")} == {20}
+        assert names(events[rank], ring.COLLECTIVE) == {"ddp_sync": 20}
+        assert {event.value for event in events[rank] if event.kind == ring.STEP} == {16}
+    assert total_ms(events[1], ring.PHASE, "input") > total_ms(events[0], ring.PHASE, "input") + 17 * 15
+    waits = [total_ms(events[rank], ring.COLLECTIVE, "ddp_sync") for rank in (0, 1)]
+    assert waits[0] > waits[1] + 17 * 15
+
+
+def test_both_ranks_name_the_communicator_alike(train: Callable[..., Events]) -> None:
+    """A ddp_sync has the same communicator and sequence numbers on all its members, and the gradients' bytes."""
+    events = train(EXAMPLE, "--steps", "6")
+    syncs = [
+        [(event.comm_id, event.seq, event.value) for event in events[rank] if event.kind == ring.COLLECTIVE]
+        for rank in (0, 1)
+    ]
+    assert syncs[0] == syncs[1]
+    assert [seq for _, seq, _ in syncs[0]] == list(range(6))
+    assert syncs[0][0][0] != 0
+    assert syncs[0][0][2] > 1000
+
+
+LOOPS = """
+    import sys, torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    data = TensorDataset(torch.rand(64, 8), torch.randint(0, 2, (64,)))
+    loader = DataLoader(data, batch_size=8)
+    held_out = DataLoader(TensorDataset(*data[:16]), batch_size=8)
+    criterion = nn.CrossEntropyLoss()
+    optimizer = torch.optim.AdamW(model.parameters())
+"""
+
+
+def test_accumulation_evaluation_and_checkpoints_are_told_apart(train: Callable[..., Events], tmp_path: Path) -> None:
+    """Four batches a step are one step of their samples; evaluation has steps of its own; a save is a checkpoint."""
+    script = (
+        LOOPS
+        + f"""
+    for epoch in range(2):
+        for index, (x, y) in enumerate(loader):
+            criterion(model(x), y).backward()
+            if index % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+        with torch.no_grad():
+            for x, y in held_out:
+                model(x)
+        torch.save(model.state_dict(), {str(tmp_path / "model.pt")!r})
+    """
+    )
+    (events,) = train(textwrap.dedent(script), ranks=1).values()
+    assert names(events, ring.STEP) == {"train": 4, "eval": 4}
+    assert {event.value for event in events if event.name == "train"} == {32}
+    assert names(events, ring.PHASE)["checkpoint"] == 2
+    assert (tmp_path / "model.pt").exists()
+
+
+@pytest.mark.parametrize(
+    ("body", "steps"),
+    [
+        ("torch.compile(model, backend='eager')(x)", 8),
+        ("torch.compile(lambda x: model(x).relu(), backend='aot_eager')(x)", 8),
+    ],
+    ids=["eager", "aot_eager"],
+)
+def test_compiled_models_train_alike(train: Callable[..., Events], body: str, steps: int) -> None:
+    """A compiled model's steps are recognised, its graph is not broken by hooks, its loss is what it was."""
+    script = (
+        LOOPS
+        + f"""
+    import torch._dynamo
+    torch._dynamo.config.error_on_recompile = False
+    for x, y in loader:
+        loss = criterion({body}, y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert not torch._dynamo.utils.counters["graph_break"], torch._dynamo.utils.counters["graph_break"]
+    print(loss.item())
+    """
+    )
+    (events,) = train(textwrap.dedent(script), ranks=1).values()
+    assert names(events, ring.STEP) == {"train": steps}
+    assert names(events, ring.PHASE)["backward"] == steps
+
+
+def test_several_optimizers_amp_and_closures(train: Callable[..., Events]) -> None:
+    """A step with two optimizers, one behind an AMP scaler and one with a closure, is one step."""
+    script = (
+        LOOPS
+        + """
+    second = torch.optim.LBFGS(model.parameters(), max_iter=2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for x, y in loader:
+        with torch.autocast("cpu"):
+            loss = criterion(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        def closure():
+            second.zero_grad()
+            loss = criterion(model(x), y)
+            loss.backward()
+            return loss
+        second.step(closure)
+    """
+    )
+    (events,) = train(textwrap.dedent(script), ranks=1).values()
+    assert names(events, ring.STEP) == {"train": 8}
+    assert names(events, ring.PHASE)["optimizer"] == 16
+
+
+def test_no_sync_backwards_wait_for_nobody(train: Callable[..., Events]) -> None:
+    """Under DDP's no_sync only the last backward of a step synchronises, and only it is a ddp_sync."""
+    script = (
+        LOOPS
+        + """
+    import contextlib, torch.distributed as dist
+    dist.init_process_group("gloo")
+    model = nn.parallel.DistributedDataParallel(model)
+    for index, (x, y) in enumerate(loader):
+        last = index % 2 == 1
+        with contextlib.nullcontext() if last else model.no_sync():
+            criterion(model(x), y).backward()
+        if last:
+            optimizer.step()
+            optimizer.zero_grad()
+    dist.barrier()
+    dist.destroy_process_group()
+    """
+    )
+    events = train(textwrap.dedent(script))
+    for rank in (0, 1):
+        assert names(events[rank], ring.STEP) == {"train": 4}
+        assert names(events[rank], ring.COLLECTIVE)["ddp_sync"] == 4

@@ -1,0 +1,201 @@
+"""How the probe gets into a training process, and how it stays out of everything else: real processes, no framework."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import hindmost
+import pytest
+from hindmost import bootstrap, ring
+from hindmost.identity import Identity
+
+PACKAGE = Path(hindmost.__file__).parent
+RANK = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+
+
+class Job:
+    """Runs Python as `hindmost run` would have a launcher run it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.rings = directory / "rings"
+        self.environ = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(PACKAGE / "inject"),
+            "HINDMOST_JOB_ID": "job",
+            "HINDMOST_RING_DIR": str(self.rings),
+            "HINDMOST_LAUNCHER": "mpirun",
+        }
+
+    def python(self, *argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *argv]
+        return subprocess.run(
+            command, env={**self.environ, **environ}, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    def headers(self) -> list[ring.Header]:
+        headers = []
+        for path in sorted(self.rings.glob("*.ring")):
+            reader = ring.Reader(path)
+            headers.append(reader.header)
+            reader.close()
+        return headers
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path)
+
+
+def test_a_rank_gets_a_ring(job: Job) -> None:
+    """The rank's place stands in its ring, `import hindmost` works, and sys.path is as without hindmost."""
+    script = "import sys, hindmost; print(hindmost.__file__, any('inject' in p for p in sys.path))"
+    done = job.python("-c", script, **RANK)
+    assert done.stdout.split() == [str(PACKAGE / "__init__.py"), "False"]
+    assert done.stderr == ""
+    (header,) = job.headers()
+    assert (header.job_id, header.rank, header.world_size, header.local_rank) == ("job", 1, 2, 1)
+
+
+@pytest.mark.parametrize(
+    "environ", [{"HINDMOST_JOB_ID": ""}, {"HINDMOST_PROBE": "0"}, {"OMPI_COMM_WORLD_RANK": ""}], ids=str
+)
+def test_no_rank_no_ring(job: Job, environ: dict[str, str]) -> None:
+    """Outside a job, with the probe switched off, or without a rank, there is no ring."""
+    done = job.python("-c", "print(1)", **RANK | environ)
+    assert (done.stdout, done.stderr) == ("1\n", "")
+    assert job.headers() == []
+
+
+def test_without_a_job_nothing_is_imported(job: Job) -> None:
+    """Where nothing listens, hindmost is not even imported."""
+    done = job.python("-c", "import sys; print('hindmost' in sys.modules)", HINDMOST_JOB_ID="")
+    assert done.stdout == "False\n"
+
+
+def test_the_users_sitecustomize_still_runs(job: Job, tmp_path: Path) -> None:
+    """A sitecustomize further down the path is executed, and is the module of that name."""
+    (tmp_path / "sitecustomize.py").write_text("MARK = 'the user was here'\n")
+    path = f"{job.environ['PYTHONPATH']}:{tmp_path}"
+    done = job.python("-c", "import sitecustomize; print(sitecustomize.MARK)", PYTHONPATH=path, **RANK)
+    assert done.stdout == "the user was here\n"
+    assert len(job.headers()) == 1
+
+
+def test_an_isolated_python_is_reached_by_the_pth_file(job: Job, tmp_path: Path) -> None:
+    """`python -I` ignores PYTHONPATH; the .pth file of an installed hindmost starts the probe all the same."""
+    site_packages = tmp_path / "site-packages"
+    site_packages.mkdir()
+    (site_packages / "hindmost").symlink_to(PACKAGE)
+    (site_packages / "hindmost.pth").write_bytes((PACKAGE / "inject" / "hindmost.pth").read_bytes())
+    done = job.python("-I", "-c", f"import site; site.addsitedir({str(site_packages)!r})", **RANK)
+    assert done.stderr == ""
+    assert len(job.headers()) == 1
+
+
+def test_descendants_of_a_rank_are_not_ranks(job: Job) -> None:
+    """A process that a rank starts inherits its variables and is not observed."""
+    script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'pass'], check=True)"
+    job.python("-c", script, **RANK)
+    assert len(job.headers()) == 1
+
+
+def test_a_forked_child_writes_nothing(job: Job) -> None:
+    """Marks in a forked child neither raise nor reach the parent's ring."""
+    script = (
+        "import os, hindmost\n"
+        "if os.fork() == 0:\n"
+        "    with hindmost.step(): pass\n"
+        "    os._exit(7)\n"
+        "assert os.waitstatus_to_exitcode(os.wait()[1]) == 7\n"
+        "with hindmost.step('eval'): pass\n"
+    )
+    done = job.python("-c", script, **RANK)
+    assert (done.returncode, done.stderr) == (0, "")
+    (path,) = job.rings.glob("*.ring")
+    reader = ring.Reader(path)
+    assert [event.name for event in reader.poll() if event.kind == ring.STEP] == ["eval"]
+    assert reader.closed
+    reader.close()
+
+
+def test_a_helper_beside_the_launcher_leaves_no_ring(job: Job) -> None:
+    """A plain python that does not train is no rank 0; one that does is."""
+    job.python("-c", "import json", HINDMOST_LAUNCHER="python")
+    assert job.headers() == []
+    job.python("-c", "import hindmost\nwith hindmost.step(): pass", HINDMOST_LAUNCHER="python")
+    assert [(header.rank, header.world_size) for header in job.headers()] == [(0, 1)]
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "python"])
+def test_without_a_place_for_rings_the_job_goes_on(job: Job, tmp_path: Path, launcher: str) -> None:
+    """No ring can be made: one line on stderr says so, and the script's output and exit code are its own."""
+    (tmp_path / "file").write_text("")
+    place = str(tmp_path / "file" / "rings")
+    script = "import hindmost\nfor _ in hindmost.steps('ab'): print('trained')\nraise SystemExit(3)"
+    environ = RANK if launcher == "mpirun" else {"HINDMOST_LAUNCHER": "python"}
+    done = job.python("-c", script, HINDMOST_RING_DIR=place, **environ)
+    assert (done.returncode, done.stdout) == (3, "trained\ntrained\n")
+    assert done.stderr.startswith("hindmost: no ring in")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_probe_that_raises_is_one_line(job: Job, tmp_path: Path) -> None:
+    """A torch that is not what the probe expects is imported and works; one line says that it is not observed."""
+    (tmp_path / "torch.py").write_text("answer = 42\n")
+    path = f"{job.environ['PYTHONPATH']}:{tmp_path}"
+    done = job.python("-c", "import torch; print(torch.answer)", PYTHONPATH=path, **RANK)
+    assert (done.returncode, done.stdout) == (0, "42\n")
+    assert done.stderr.startswith("hindmost: torch cannot be observed")
+    assert done.stderr.count("\n") == 1
+
+
+def test_an_error_of_the_script_is_the_scripts(job: Job) -> None:
+    """A traceback and exit code 1 are what they are without hindmost; the ring is closed in order."""
+    done = job.python("-c", "raise ValueError('mine')", **RANK)
+    assert done.returncode == 1
+    assert done.stderr.endswith("ValueError: mine\n")
+    assert "hindmost" not in done.stderr
+
+
+def agent_of(job: Job, tmp_path: Path) -> Path:
+    """Stands in for the interpreter that has the agent: writes its arguments to a file."""
+    said, fake = tmp_path / "said", tmp_path / "agent-python"
+    fake.write_text(f'#!/bin/sh\necho "$@" > {said}.part && mv {said}.part {said}\n')
+    fake.chmod(0o755)
+    job.environ |= {"HINDMOST_PYTHON": str(fake), "HINDMOST_COLLECTOR": "127.0.0.1:4317"}
+    return said
+
+
+def test_the_first_rank_of_a_node_starts_its_agent(job: Job, tmp_path: Path) -> None:
+    """Where no agent holds the lock, local rank 0 starts one, which is not its child; local rank 1 does not."""
+    said = agent_of(job, tmp_path)
+    script = "import os\ntry: os.wait()\nexcept ChildProcessError: print('no children')"
+    done = job.python("-c", script, **RANK | {"OMPI_COMM_WORLD_LOCAL_RANK": "0"})
+    assert done.stdout == "no children\n"
+    deadline = time.monotonic() + 10
+    while not said.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert said.read_text().split() == [
+        *("-m", "hindmost", "agent", "--collector", "127.0.0.1:4317", "--job-id", "job"),
+        *("--ring-dir", str(job.rings)),
+    ]
+
+
+def test_a_node_that_has_an_agent_gets_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the lock is held no rank starts an agent; once it is free, one is started."""
+    started: list[str] = []
+    monkeypatch.setenv("HINDMOST_COLLECTOR", "127.0.0.1:4317")
+    monkeypatch.setattr(os, "waitpid", lambda *_: (0, 0))
+    monkeypatch.setattr(os, "posix_spawn", lambda path, *_, **__: started.append(path))
+    rank = Identity("job", 0, 2, 0, "node", "python", "train.py")
+    with (tmp_path / "agent.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        bootstrap._start_agent(str(tmp_path), rank)
+        assert started == []
+    bootstrap._start_agent(str(tmp_path), rank)
+    assert started == ["/bin/sh"]
