@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hindmost_agent.batch import Builder, message, sequenced
 from hindmost_agent.life import Lives
-from hindmost_agent.runner import following
+from hindmost_agent.runner import LONG_AGO_NS, following
 
 if TYPE_CHECKING:
     from hindmost_agent.rings import Producer, Rings
@@ -40,8 +40,8 @@ class Agent:
         self._builder = Builder(node)
         self._lives = Lives()
         self._interval_ns = interval_ns
-        self._sample_ns = 0
-        self._flush_ns = 0
+        self._sample_ns = LONG_AGO_NS
+        self._flush_ns = LONG_AGO_NS
 
     def tick(self, now_ns: int) -> int:
         """Do what is due at ``now_ns`` (CLOCK_MONOTONIC); returns when the next tick is."""

@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 NS = 1_000_000_000
 #: A source that is not here may appear (a module is loaded, a file system mounted): look again after this long.
 ABSENT_RETRY_NS = 60 * NS
+LONG_AGO_NS = -(1 << 62)
 
 
 class Reading(NamedTuple):
@@ -41,7 +42,7 @@ class Slot:
         self.name = kind.name
         self.kind = kind
         self.period_ns = max(int(kind.period * NS), interval_ns)
-        self.due_ns = 0
+        self.due_ns = LONG_AGO_NS
         self.sampler: Sampler | None = None
         self.said: set[str] = set()
 
