@@ -1,0 +1,97 @@
+"""What arrived for one job in one tick, as arrays on the job clock: the one shape that store, window and totals take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hindmost_collector.model import COLLECTIVES, GPU_TIME, INTERVALS, STEPS, TABLES, Table
+from hindmost_collector.store.schema import STORED
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hindmost_collector.columns import Words
+    from hindmost_collector.decode import JobRows, MetricRows
+
+#: Columns whose words travel as codes until they leave the collector.
+CODED: Mapping[str, str] = {"steps": "kind", "collectives": "op", "intervals": "name"}
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One tick of one job. ``coded`` tables hold codes in place of words in the columns that ``CODED`` names."""
+
+    coded: Mapping[str, Table]
+    plain: Mapping[str, Table]
+    metrics: Sequence[MetricRows]
+    attachments: Sequence[tuple[str, bytes]]
+
+    @property
+    def bytes(self) -> int:
+        """About how much memory it holds."""
+        tables = (*self.coded.values(), *self.plain.values())
+        return sum(column.nbytes for table in tables for column in table.values()) + sum(
+            one.values.nbytes + one.times.nbytes for one in self.metrics
+        )
+
+
+def finish(rows: JobRows) -> Chunk:
+    """Turn gathered rows into arrays; host times become job times."""
+    coded: dict[str, Table] = {}
+    for table, builder, columns in (
+        ("steps", rows.steps, STEPS),
+        ("collectives", rows.collectives, COLLECTIVES),
+        ("intervals", rows.intervals, INTERVALS),
+    ):
+        if builder.rows:
+            coded[table] = _on_job_clock(builder.take(), columns)
+    lists: dict[str, list[Any]] = {
+        "ranks": rows.ranks,
+        "communicators": rows.communicators,
+        "in_flight": rows.in_flight,
+        "rank_states": rows.rank_states,
+        "clocks": rows.clocks,
+    }
+    plain = {table: from_rows(table, found) for table, found in lists.items() if found}
+    return Chunk(coded, plain, rows.metrics, rows.attachments)
+
+
+def _on_job_clock(table: Table, columns: Mapping[str, Any]) -> Table:
+    offset, start = table.pop("offset"), table["start_ns"]
+    known = start != -1
+    if "flags" in table:
+        known &= (table["flags"] & GPU_TIME) == 0
+    table["start_ns"] = np.where(known, start + offset, start)
+    return {name: table[name] for name in columns}
+
+
+#: The order in which rows of the small tables are gathered, where it is not the stored one.
+_GATHERED: Mapping[str, tuple[str, ...]] = {
+    "communicators": ("comm", "rank", "rank_in", "size", "name"),
+    "in_flight": ("rank", "kind", "name", "comm", "seq", "start_ns", "observed_ns"),
+}
+
+
+def from_rows(table: str, found: Sequence[tuple[Any, ...]]) -> Table:
+    """A small table from tuples in the order of its columns."""
+    names = _GATHERED.get(table) or tuple(STORED[table])
+    return {
+        name: np.array([row[index] for row in found], dtype=STORED[table][name]) for index, name in enumerate(names)
+    }
+
+
+def with_words(table: str, columns: Table, words: Words) -> Table:
+    """A coded table as the model wants it, codes replaced by words."""
+    coded = CODED[table]
+    return {name: words.of(column) if name == coded else column for name, column in columns.items()}
+
+
+def concatenated(table: str, parts: Sequence[Table]) -> Table:
+    """Several pieces of one table as one."""
+    if len(parts) == 1:
+        return parts[0]
+    names = TABLES[table] if table in TABLES else STORED[table]
+    return {name: np.concatenate([part[name] for part in parts]) for name in names}

@@ -1,0 +1,132 @@
+"""What references mean: ranks, metric schemas and communicators, by the hash of their content.
+
+A reference is the same in every stream, so one registry serves all agents, and a reconnecting agent is asked for
+nothing that is already known.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hindmost_collector.columns import Malformed
+from hindmost_collector.decode import RANK_LIMIT, TICK_NS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hindmost_collector.clock import NodeClock
+    from hindmost_collector.decode import Decoder
+    from hindmost_proto import telemetry_pb2 as wire
+
+
+@dataclass(frozen=True)
+class RankRef:
+    """Which rank of which job a reference means, and the labels of ``hindmost_rank_info``."""
+
+    job: str
+    rank: int
+    world_size: int
+    local_rank: int
+    node: str
+    pid: int
+    gpu_uuid: str
+    framework: str
+    command: str
+
+
+@dataclass(frozen=True)
+class Series:
+    """One metric series; ``labels`` is canonical JSON without the node."""
+
+    name: str
+    counter: bool
+    help: str
+    labels: str
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The series of a metric block, in the order of its values."""
+
+    series: tuple[Series, ...]
+
+
+class Definitions:
+    """The registry. ``revision`` grows with every rank learned."""
+
+    def __init__(self) -> None:
+        self.ranks: dict[int, RankRef] = {}
+        self.schemas: dict[int, Schema] = {}
+        self._communicators: set[int] = set()
+        self.revision = 0
+
+    def missing(self, refs: Iterable[int]) -> list[int]:
+        """Those of ``refs`` that nobody has defined yet."""
+        return [ref for ref in dict.fromkeys(refs) if ref not in self.ranks and ref not in self.schemas]
+
+    def learn(self, sent: wire.Definitions, decoder: Decoder, clock: NodeClock) -> None:
+        """Take definitions in; ranks and communicators that are new become rows. Raises Malformed."""
+        for schema in sent.schemas:
+            if schema.ref not in self.schemas:
+                self.schemas[schema.ref] = _schema(schema)
+        for rank in sent.ranks:
+            if rank.ref not in self.ranks:
+                self._learn_rank(rank, decoder, clock)
+        for communicator in sent.communicators:
+            owner = self.ranks.get(communicator.rank)
+            if communicator.ref in self._communicators or owner is None:
+                continue
+            self._communicators.add(communicator.ref)
+            row = (communicator.id, owner.rank, communicator.rank_in, communicator.size, communicator.name)
+            decoder.job(owner.job).communicators.append(row)
+
+    def _learn_rank(self, sent: wire.Rank, decoder: Decoder, clock: NodeClock) -> None:
+        if not 0 <= sent.rank < RANK_LIMIT:
+            raise Malformed(f"rank {sent.rank} is out of range")
+        rank = RankRef(
+            sent.job_id,
+            sent.rank,
+            sent.world_size,
+            sent.local_rank,
+            sent.node,
+            sent.pid,
+            sent.gpu_uuid,
+            sent.framework,
+            sent.command,
+        )
+        self.ranks[sent.ref] = rank
+        self.revision += 1
+        started = sent.process_start_ticks * TICK_NS
+        start_ns = started + clock.offset(started) if started else -1
+        decoder.job(rank.job).ranks.append(
+            (
+                rank.rank,
+                rank.world_size,
+                rank.local_rank,
+                rank.node,
+                rank.pid,
+                rank.gpu_uuid,
+                rank.framework,
+                start_ns,
+            )
+        )
+
+
+def _schema(sent: wire.Schema) -> Schema:
+    helps: dict[str, str] = {}
+    for one in sent.series:  # help travels once for each name
+        if one.help:
+            helps.setdefault(one.name, one.help)
+    return Schema(
+        tuple(
+            Series(
+                one.name,
+                bool(one.kind),
+                helps.get(one.name, ""),
+                json.dumps(dict(one.labels), sort_keys=True, separators=(",", ":")),
+            )
+            for one in sent.series
+        )
+    )

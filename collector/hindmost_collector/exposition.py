@@ -1,0 +1,49 @@
+"""The ``/metrics`` page: names and labels are formatted once, numbers at each scrape."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+Array = np.ndarray[Any, Any]
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+
+
+def labelled(name: str, labels: Mapping[str, object]) -> str:
+    """A series' name with its labels, and the space before its value."""
+    inside = ",".join(f'{key}="{str(value).translate(_ESCAPES)}"' for key, value in labels.items())
+    return f"{name}{{{inside}}} " if inside else f"{name} "
+
+
+class Family:
+    """The series of one metric name: prefixes are kept, so a scrape only formats numbers."""
+
+    def __init__(self, name: str, kind: str, help_text: str) -> None:
+        self.name = name
+        escaped = help_text.replace("\\", r"\\").replace("\n", r"\n")
+        self.head = f"# HELP {name} {escaped}\n# TYPE {name} {kind}\n"
+        self.prefixes: list[str] = []
+
+    def lines(self, values: Iterable[float]) -> str:
+        """The family's text for values in the order of ``prefixes``; NaN is missing and left out."""
+        shown = [
+            f"{prefix}{value:.0f}\n" if value == (value // 1) and abs(value) < 1e15 else f"{prefix}{value!r}\n"
+            for prefix, value in zip(self.prefixes, values, strict=False)
+            if value == value  # noqa: PLR0124 - false for NaN only, and far cheaper than isnan
+        ]
+        return self.head + "".join(shown) if shown else ""
+
+
+def family(name: str, kind: str, help_text: str, samples: Iterable[tuple[Mapping[str, object], float]]) -> str:
+    """A family whose labels are not worth keeping."""
+    made, values = Family(name, kind, help_text), []
+    for labels, value in samples:
+        made.prefixes.append(labelled(name, labels))
+        values.append(float(value))
+    return made.lines(values)

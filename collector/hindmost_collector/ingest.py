@@ -1,0 +1,227 @@
+"""Receives agents: one bidirectional stream each, every batch once, acknowledged when it is durable."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from hindmost_collector.clock import NodeClock
+from hindmost_collector.columns import Malformed
+from hindmost_collector.decode import references
+from hindmost_collector.session import PROTOCOL, Agent, Outbox
+from hindmost_proto import telemetry_pb2_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from hindmost_collector.clock import JobClock
+    from hindmost_collector.decode import Decoder
+    from hindmost_collector.definitions import Definitions
+    from hindmost_proto import telemetry_pb2 as wire
+
+log = logging.getLogger(__name__)
+
+#: Larger messages are refused by gRPC before they are built; an agent's batch is a few kB.
+MESSAGE_LIMIT = 16 << 20
+#: How long and how many batches wait for definitions that were asked for.
+PARK_NS = 5_000_000_000
+PARK_BATCHES = 64
+
+
+class Ingest(telemetry_pb2_grpc.TelemetryServicer):
+    """The Telemetry service.
+
+    Args:
+        durable: identity to the last durable sequence, as the store knows it.
+    """
+
+    def __init__(
+        self, clock: JobClock, definitions: Definitions, decoder: Decoder, durable: Mapping[str, int]
+    ) -> None:
+        self.clock, self.definitions, self.decoder = clock, definitions, decoder
+        self._durable = durable
+        self.agents: dict[str, Agent] = {}
+        self.counts: Counter[str] = Counter()
+        self.shed_metrics = False
+        self.stopping: str | None = None
+        self._complained: set[str] = set()
+        self._open = asyncio.Event()
+        self._open.set()
+
+    def pause(self) -> None:
+        """Stop reading from all streams: gRPC's flow control makes the agents wait, and spool."""
+        self._open.clear()
+
+    def resume(self) -> None:
+        """Read again."""
+        self._open.set()
+
+    async def Stream(  # noqa: N802 - the wire's own name
+        self, requests: AsyncIterator[wire.AgentMessage], context: Any
+    ) -> None:
+        """Serve one agent until it says Goodbye and has its last ack, or breaks off."""
+        first = await anext(aiter(requests), None)
+        if first is None or first.WhichOneof("body") != "hello":
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message of a stream must be Hello")
+            return
+        if first.hello.protocol != PROTOCOL:
+            message = f"protocol {first.hello.protocol} is not spoken here, only {PROTOCOL}: use one hindmost version"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
+            return
+        agent, outbox = self._greet(first.hello)
+        pump = asyncio.create_task(outbox.pump(context.write))
+        try:
+            await self._serve(agent, outbox, requests)
+            await pump
+        finally:
+            pump.cancel()
+            with contextlib.suppress(asyncio.CancelledError, grpc.RpcError, grpc.aio.BaseError):
+                await pump
+            if agent.outbox is outbox:
+                agent.outbox = None
+        if outbox.closed and not agent.departed:
+            await context.abort(grpc.StatusCode.ABORTED, "another stream with this agent's identity replaced this one")
+
+    def _greet(self, hello: wire.Hello) -> tuple[Agent, Outbox]:
+        identity, now = f"{hello.agent_id}@{hello.node}", self.clock.now()
+        agent = self.agents.get(identity)
+        if agent is None:
+            durable = self._durable.get(identity, 0)
+            clock = NodeClock(hello.monotonic_ns, now)
+            agent = Agent(identity, hello.node, hello.job_id, hello.boot_id, clock, durable, durable)
+            self.agents[identity] = agent
+        elif agent.boot_id != hello.boot_id:  # another boot: CLOCK_MONOTONIC began anew
+            agent.boot_id, agent.clock = hello.boot_id, NodeClock(hello.monotonic_ns, now)
+        if agent.outbox is not None:
+            self.counts["replaced_streams"] += 1
+            agent.outbox.close()
+        outbox = Outbox(self.clock)
+        agent.outbox, agent.departed, agent.last_heard_ns = outbox, False, now
+        agent.parked.clear()
+        outbox.welcome(agent.durable)
+        if self.stopping is not None:
+            outbox.stop(self.stopping)
+        self.counts["streams"] += 1
+        return agent, outbox
+
+    async def _serve(self, agent: Agent, outbox: Outbox, requests: AsyncIterator[wire.AgentMessage]) -> None:
+        async for message in requests:
+            if outbox.closed:
+                return
+            now = agent.last_heard_ns = self.clock.now()
+            kind = message.WhichOneof("body")
+            if kind == "batch":
+                self._batch(agent, outbox, message.batch, now)
+                if not self._open.is_set():
+                    await self._open.wait()
+            elif kind == "clock":
+                self._clock(agent, outbox, message.clock, now)
+            elif kind == "definitions":
+                self._define(agent, message.definitions)
+            elif kind == "goodbye":
+                agent.departed = True
+                self._unpark(agent, outbox, force=True)
+                await self._last_ack(agent, outbox)
+                return
+
+    async def _last_ack(self, agent: Agent, outbox: Outbox) -> None:
+        """Keep the stream until everything received is durable: an agent leaves on its last ack."""
+        while agent.durable < agent.received and not outbox.closed:
+            await asyncio.sleep(0.02)
+        outbox.ack(agent.durable)
+        outbox.close()
+
+    def _clock(self, agent: Agent, outbox: Outbox, sample: wire.ClockSample, now: int) -> None:
+        if sample.returned_ns == 0:
+            outbox.clock_reply(sample.sent_ns, now)
+            return
+        if not agent.clock.add(sample.sent_ns, sample.received_ns, sample.replied_ns, sample.returned_ns):
+            self.counts["impossible_clock_samples"] += 1
+            return
+        clock = agent.clock
+        self.decoder.job(agent.job).clocks.append(
+            (
+                agent.node,
+                agent.boot_id,
+                now,
+                clock.offset(sample.returned_ns),
+                clock.drift_ppb,
+                clock.uncertainty_ns,
+                clock.round_trip_ns,
+            )
+        )
+
+    def _define(self, agent: Agent, definitions: wire.Definitions) -> None:
+        try:
+            self.definitions.learn(definitions, self.decoder, agent.clock)
+        except Malformed as error:
+            self._complain(agent, [str(error)])
+        if agent.parked and agent.outbox:
+            self._unpark(agent, agent.outbox)
+
+    def _batch(self, agent: Agent, outbox: Outbox, batch: wire.Batch, now: int) -> None:
+        self.counts["batches"] += 1
+        if not agent.parked and not self._missing(batch):
+            self._take(agent, batch)
+            return
+        missing = self._missing(batch)
+        if missing:
+            outbox.need(missing)
+        agent.parked.append((now, batch))
+        full = len(agent.parked) > PARK_BATCHES or now - agent.parked[0][0] > PARK_NS
+        self._unpark(agent, outbox, force=full)
+
+    def _missing(self, batch: wire.Batch) -> list[int]:
+        return self.definitions.missing(references(batch))
+
+    def _unpark(self, agent: Agent, outbox: Outbox, *, force: bool = False) -> None:
+        """Take the batches whose definitions came, in order; with ``force`` all, their unknown blocks left out."""
+        while agent.parked and (force or not self._missing(agent.parked[0][1])):
+            self._take(agent, agent.parked.popleft()[1])
+
+    def _take(self, agent: Agent, batch: wire.Batch) -> None:
+        if batch.sequence == 0:
+            self._complain(agent, ["a batch without a sequence number"])
+            return
+        if not agent.admit(batch.sequence):
+            self.counts["duplicate_batches"] += 1
+            return
+        keep = not self.shed_metrics
+        if not keep:
+            self.counts["shed_samples"] += sum(len(block.values) for block in batch.metrics)
+        complaints = self.decoder.add(batch, agent.node, agent.job, agent.clock, metrics=keep)
+        if complaints:
+            self._complain(agent, complaints)
+
+    def _complain(self, agent: Agent, complaints: list[str]) -> None:
+        self.counts["malformed_blocks"] += len(complaints)
+        if agent.identity not in self._complained:
+            self._complained.add(agent.identity)
+            log.warning("agent %s on %s sent what cannot be: %s", agent.identity, agent.node, complaints[0])
+
+    def received(self) -> dict[str, int]:
+        """Identity to the last sequence taken, of agents with something not yet durable."""
+        return {agent.identity: agent.received for agent in self.agents.values() if agent.received > agent.durable}
+
+    def durable(self, sequences: Mapping[str, int]) -> None:
+        """Tell the agents that everything up to these sequences is safe."""
+        for identity, sequence in sequences.items():
+            agent = self.agents[identity]
+            agent.durable = max(agent.durable, sequence)
+            if agent.outbox:
+                agent.outbox.ack(agent.durable)
+
+    def stop(self, reason: str) -> None:
+        """Ask every agent, and those still to come, to flush and leave."""
+        self.stopping = reason
+        for agent in self.agents.values():
+            if agent.outbox:
+                agent.outbox.stop(reason)
+
+    def connected(self) -> int:
+        """How many agents have a stream."""
+        return sum(agent.outbox is not None for agent in self.agents.values())

@@ -1,0 +1,72 @@
+"""A job while it runs: its window, its counters, its latest report and verdicts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hindmost_collector.totals import RankTotals
+from hindmost_collector.window import Window
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hindmost_collector.chunk import Chunk
+    from hindmost_collector.columns import Words
+    from hindmost_collector.definitions import Definitions
+    from hindmost_collector.model import Run
+
+RUNNING = 0
+
+
+class LiveJob:
+    """One job in memory. Rebuilt from the next minutes of data when the collector restarts."""
+
+    def __init__(self, job: str, now_ns: int, command: str | None = None) -> None:
+        self.id, self.command = job, command
+        self.started_ns = self.heard_ns = now_ns
+        self.window, self.totals = Window(), RankTotals()
+        self.window.command, self.window.started_ns = command, now_ns
+        self.report: Mapping[str, Any] | None = None
+        self.exit_code: int | None = None
+        self.revision = 0
+        self._lives: dict[int, int] = {}
+        self.sealed = False
+
+    def add(self, chunk: Chunk, words: Words, definitions: Definitions, now_ns: int) -> None:
+        """Take a tick in."""
+        self.window.add(chunk, definitions)
+        self.totals.add(chunk, words)
+        states = chunk.plain.get("rank_states")
+        if states is not None:
+            self._lives.update(zip(states["rank"].tolist(), states["life"].tolist(), strict=True))
+        if chunk.coded or chunk.plain.keys() - {"clocks"}:
+            self.heard_ns = now_ns
+            self.revision += 1
+
+    @property
+    def world_size(self) -> int | None:
+        """As the ranks say; None before any has."""
+        ranks = self.window.ranks()["world_size"]
+        return int(ranks.max()) if ranks.size else None
+
+    @property
+    def over(self) -> bool:
+        """Whether every rank that was heard of is gone."""
+        return bool(self._lives) and all(life != RUNNING for life in self._lives.values())
+
+    def step_quantiles(self) -> dict[str, float]:
+        """Median and 99th percentile of step time over the window, seconds; empty before the first step."""
+        seconds = self.window.step_seconds()
+        if not seconds.size:
+            return {}
+        return dict(zip(("0.5", "0.99"), np.quantile(seconds, (0.5, 0.99)).tolist(), strict=True))
+
+    def run(self, words: Words, definitions: Definitions) -> Run:
+        """The window, as detectors take it."""
+        return self.window.run(self.id, words, definitions)
+
+    def verdicts(self) -> list[Mapping[str, Any]]:
+        """The open verdicts, most costly first."""
+        return list((self.report or {}).get("verdicts") or [])

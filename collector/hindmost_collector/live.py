@@ -1,0 +1,120 @@
+"""Judges running jobs, and writes down each verdict as it opens, changes and closes."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from hindmost_collector.model import Run
+
+    Judge = Callable[[Run], Any]
+
+log = logging.getLogger(__name__)
+
+#: A cost that moved by less than this share of itself is the same verdict.
+SAME = 0.25
+#: Kinds that are an answer but no trouble: they are on the page, not in the log of verdicts.
+QUIET = frozenset({"balanced", "insufficient_data"})
+
+
+def load_judge() -> Judge:
+    """``hindmost_collector.judge.judge``, imported late: it is heavy, and a collector receives before it judges."""
+    judge: Judge = importlib.import_module("hindmost_collector.judge").judge
+    return judge
+
+
+def judged(run: Run, judge: Judge) -> dict[str, Any]:
+    """The report on a run as ``hindmost.report/1``."""
+    report: dict[str, Any] = judge(run).to_dict()
+    return report
+
+
+def identity(verdict: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What makes two verdicts the same trouble."""
+    return verdict["kind"], verdict.get("cause"), tuple(verdict.get("ranks") or ())
+
+
+class VerdictLog:
+    """Turns the verdicts of successive reports into events: opened, changed, closed."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[Any, ...], Mapping[str, Any]] = {}
+
+    def update(self, verdicts: list[dict[str, Any]], now_ns: int) -> Iterator[dict[str, Any]]:
+        """The events of one more report. ``since_step`` of an open verdict stays the earliest seen."""
+        present = {identity(one): one for one in verdicts if one["kind"] not in QUIET}
+        for key, verdict in present.items():
+            before = self._open.get(key)
+            if before is None:
+                yield _event("opened", now_ns, verdict)
+            else:
+                _keep_since(verdict, before)
+                if not _changed(before, verdict):
+                    continue
+                yield _event("changed", now_ns, verdict)
+            self._open[key] = verdict
+        for key in [key for key in self._open if key not in present]:
+            yield _event("closed", now_ns, self._open.pop(key))
+
+
+def _event(what: str, now_ns: int, verdict: Mapping[str, Any]) -> dict[str, Any]:
+    return {"time_ns": now_ns, "event": what, "verdict": dict(verdict)}
+
+
+def _keep_since(verdict: dict[str, Any], before: Mapping[str, Any]) -> None:
+    known = [one for one in (verdict.get("since_step"), before.get("since_step")) if one is not None]
+    if known:
+        verdict["since_step"] = min(known)
+
+
+def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    old, new = before.get("cost_ms_per_step"), after.get("cost_ms_per_step")
+    if old is None or new is None:
+        return (old is None) != (new is None)
+    return bool(abs(new - old) > SAME * max(abs(old), 1e-9))
+
+
+def line(event: Mapping[str, Any]) -> str:
+    """An event as one line of ``verdicts.jsonl``."""
+    return json.dumps(event, separators=(",", ":"))
+
+
+class Judging:
+    """Paces judging so that it never takes more than a tenth of a core, whatever the size of the job."""
+
+    def __init__(self, period_s: float = 2.0, share: float = 0.1, clock: Callable[[], float] = time.monotonic) -> None:
+        self._period, self._share, self._clock = period_s, share, clock
+        self._next: dict[str, float] = {}
+        self._failed = False
+        self.seconds = 0.0
+        self.judge: Judge | None = None
+
+    def due(self, job: str) -> bool:
+        """Whether it is time to judge a job again."""
+        return self._clock() >= self._next.get(job, 0.0)
+
+    def report(self, job: str, run: Run) -> dict[str, Any] | None:
+        """Judge a window; None when judging failed, which is said once and never stops the collector."""
+        began = self._clock()
+        try:
+            self.judge = self.judge or load_judge()
+            return judged(run, self.judge)
+        except Exception:  # noqa: BLE001 - a detector's bug must not end the recording; the traceback is logged once
+            if not self._failed:
+                log.warning("judging failed; recording goes on", exc_info=True)
+            self._failed = True
+            return None
+        finally:
+            took = self._clock() - began
+            self.seconds += took
+            self._next[job] = self._clock() + max(self._period, took / self._share)
+
+    def forget(self, job: str) -> None:
+        """A job is over."""
+        self._next.pop(job, None)

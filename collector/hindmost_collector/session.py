@@ -1,0 +1,148 @@
+"""One agent's stream: what waits to be sent, and the agent that outlives its streams."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hindmost import __version__
+from hindmost_proto import telemetry_pb2 as wire
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from hindmost_collector.clock import JobClock, NodeClock
+
+PROTOCOL = 1
+_ZOOMS = 16
+_GAPS = 256
+
+
+class Outbox:
+    """What a stream has yet to send. Bounded: an ack replaces the one before it, so a slow reader costs no memory."""
+
+    def __init__(self, clock: JobClock) -> None:
+        self._clock = clock
+        self._ready = asyncio.Event()
+        self._first: wire.CollectorMessage | None = None
+        self._ack = -1
+        self._clock_reply: tuple[int, int] | None = None
+        self._needs: dict[int, None] = {}
+        self._zooms: deque[wire.Zoom] = deque(maxlen=_ZOOMS)
+        self._throttle: bool | None = None
+        self._stop: str | None = None
+        self.closed = False
+
+    def welcome(self, durable: int) -> None:
+        """Greet: the agent replays from the sequence after ``durable``."""
+        message = wire.Welcome(protocol=PROTOCOL, durable_sequence=durable, version=__version__)
+        self._first = wire.CollectorMessage(welcome=message)
+        self._ready.set()
+
+    def ack(self, sequence: int) -> None:
+        """Everything up to ``sequence`` is durable."""
+        self._ack = max(self._ack, sequence)
+        self._ready.set()
+
+    def clock_reply(self, sent_ns: int, received_ns: int) -> None:
+        """Answer a clock request; the reply time is filled in when it leaves."""
+        self._clock_reply = (sent_ns, received_ns)
+        self._ready.set()
+
+    def need(self, refs: list[int]) -> None:
+        """Ask for definitions."""
+        self._needs.update(dict.fromkeys(refs))
+        self._ready.set()
+
+    def zoom(self, zoom: wire.Zoom) -> None:
+        """Ask for raw events; the oldest question gives way when too many wait."""
+        self._zooms.append(zoom)
+        self._ready.set()
+
+    def throttle(self, metrics: bool) -> None:  # noqa: FBT001 - the wire's own field
+        """Ask to hold back node metrics, or to send them again."""
+        self._throttle = metrics
+        self._ready.set()
+
+    def stop(self, reason: str) -> None:
+        """Tell the agent that the job is over."""
+        self._stop = reason
+        self._ready.set()
+
+    def close(self) -> None:
+        """Let ``pump`` return once everything is sent."""
+        self.closed = True
+        self._ready.set()
+
+    async def pump(self, write: Callable[[wire.CollectorMessage], Awaitable[None]]) -> None:
+        """Send what waits, until closed and empty."""
+        while True:
+            await self._ready.wait()
+            self._ready.clear()
+            for message in self._drain():
+                await write(message)
+            if self.closed and not self._ready.is_set():
+                return
+
+    def _drain(self) -> list[wire.CollectorMessage]:
+        messages = [self._first] if self._first else []
+        self._first = None
+        if self._clock_reply:
+            sent, received = self._clock_reply
+            self._clock_reply = None
+            reply = wire.ClockReply(sent_ns=sent, received_ns=received, replied_ns=self._clock.now())
+            messages.append(wire.CollectorMessage(clock=reply))
+        if self._ack >= 0:
+            messages.append(wire.CollectorMessage(ack=wire.Ack(durable_sequence=self._ack)))
+            self._ack = -1
+        if self._needs:
+            messages.append(wire.CollectorMessage(need=wire.Need(refs=list(self._needs))))
+            self._needs.clear()
+        while self._zooms:
+            messages.append(wire.CollectorMessage(zoom=self._zooms.popleft()))
+        if self._throttle is not None:
+            messages.append(wire.CollectorMessage(throttle=wire.Throttle(metrics=self._throttle)))
+            self._throttle = None
+        if self._stop is not None:
+            messages.append(wire.CollectorMessage(stop=wire.Stop(reason=self._stop)))
+            self._stop = None
+        return messages
+
+
+@dataclass
+class Agent:
+    """One agent across its streams. Sequence numbers belong to ``identity``."""
+
+    identity: str
+    node: str
+    job: str
+    boot_id: str
+    clock: NodeClock
+    received: int
+    durable: int
+    outbox: Outbox | None = None
+    departed: bool = False
+    last_heard_ns: int = 0
+    duplicates: int = 0
+    skipped: int = 0
+    parked: deque[tuple[int, wire.Batch]] = field(default_factory=deque)
+    _gaps: list[tuple[int, int]] = field(default_factory=list)
+
+    def admit(self, sequence: int) -> bool:
+        """Whether a batch is new. Numbers skipped by the sender are counted, and taken should they come after all."""
+        if sequence > self.received:
+            if sequence > self.received + 1 and self.received:
+                self.skipped += sequence - self.received - 1
+                self._gaps = [*self._gaps[-_GAPS:], (self.received + 1, sequence - 1)]
+            self.received = sequence
+            return True
+        for index, (first, last) in enumerate(self._gaps):
+            if first <= sequence <= last:
+                rest = [(first, sequence - 1), (sequence + 1, last)]
+                self._gaps[index : index + 1] = [one for one in rest if one[0] <= one[1]]
+                self.skipped -= 1
+                return True
+        self.duplicates += 1
+        return False

@@ -1,0 +1,129 @@
+"""One file that makes many files change at once: the commit point of the store.
+
+A commit writes, under temporary names, every segment that a flush made; then the journal, which names the renames and
+deletions to do and the batch sequence that each agent has got to; then does them. The journal's own rename is the
+commit: before it, a crash leaves temporary files that are swept away and agents replay; after it, the next start
+finishes what is left to do. Rows and sequence numbers can therefore never disagree, so nothing is lost or doubled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hindmost.errors import HindmostError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NAME = ".journal.json"
+LOCK = ".lock"
+TEMPORARY = ".tmp"
+
+
+def sync_directory(directory: Path) -> None:
+    """Make renames and deletions in ``directory`` survive a power cut."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Replace ``path`` in one step: temporary file, fsync, rename, fsync of the directory. Raises OSError."""
+    temporary = path.with_name(f".{path.name}{TEMPORARY}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):  # the disk may be the reason why we are here
+            temporary.unlink()
+        raise
+    sync_directory(path.parent)
+
+
+@dataclass
+class State:
+    """What the journal holds. Paths are relative to the store's root."""
+
+    flush: int = 0
+    sequences: dict[str, int] = field(default_factory=dict)
+    renames: list[tuple[str, str]] = field(default_factory=list)
+    deletions: list[str] = field(default_factory=list)
+    clock: dict[str, Any] = field(default_factory=dict)
+
+
+class Journal:
+    """The store's commit log of one entry, and its lock: one writer a store."""
+
+    def __init__(self, root: Path) -> None:
+        """Open the journal in ``root``, finish what a crash left undone. Raises HindmostError when another writes here."""
+        self.root = root
+        self._path = root / NAME
+        self._lock = os.open(root / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            message = f"{root} is being written by another collector: give this one a directory of its own"
+            raise HindmostError(message) from error
+        self.state = self._load()
+        self.finish()
+
+    def _load(self) -> State:
+        try:
+            stored = json.loads(self._path.read_bytes())
+        except FileNotFoundError:
+            return State()
+        except ValueError as error:
+            raise HindmostError(f"{self._path} is damaged: {error}; move it away to start afresh") from error
+        renames = [(str(old), str(new)) for old, new in stored["renames"]]
+        return State(stored["flush"], stored["sequences"], renames, stored["deletions"], stored.get("clock", {}))
+
+    def commit(
+        self,
+        renames: list[tuple[str, str]],
+        deletions: list[str] | None = None,
+        sequences: dict[str, int] | None = None,
+        clock: dict[str, Any] | None = None,
+    ) -> None:
+        """Make ``renames`` (already synced temporary file, final name) and the rest true together. Raises OSError."""
+        self.finish()
+        state = State(
+            self.state.flush + 1,
+            {**self.state.sequences, **(sequences or {})},
+            renames,
+            deletions or [],
+            clock or self.state.clock,
+        )
+        write_durably(self._path, json.dumps(state.__dict__, separators=(",", ":")).encode())
+        self.state = state
+        self.finish()
+
+    def finish(self) -> None:
+        """Do the renames and deletions of the last commit that are not done yet."""
+        if not (self.state.renames or self.state.deletions):
+            return
+        touched: set[Path] = set()
+        for old, new in self.state.renames:
+            with contextlib.suppress(FileNotFoundError):  # done before the crash
+                (self.root / old).replace(self.root / new)
+            touched.add((self.root / new).parent)
+        for name in self.state.deletions:
+            (self.root / name).unlink(missing_ok=True)
+        for directory in touched:
+            sync_directory(directory)
+        self.state.renames, self.state.deletions = [], []
+
+    def close(self) -> None:
+        """Give the lock back."""
+        with contextlib.suppress(OSError):
+            os.close(self._lock)

@@ -1,0 +1,133 @@
+"""The default store: immutable Parquet segments in plain directories, and one journal that commits them.
+
+``ROOT/segments/TABLE/*.parquet`` for a single run, ``ROOT/JOB/segments/TABLE/*.parquet`` for a store of many jobs: a
+job's directory in a store *is* a run directory, and can be copied away and reported on.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from hindmost.errors import HindmostError
+from hindmost_collector.store import schema, segments
+from hindmost_collector.store.journal import TEMPORARY, Journal, write_durably
+from hindmost_collector.store.run_directory import open_run, read_run
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from hindmost_collector.model import Run
+
+__all__ = ["ParquetStore", "open_run", "read_run"]
+
+#: The job that node metrics belong to where an agent serves a node rather than one job.
+NODES = "_nodes"
+
+
+class ParquetStore:
+    """Writes flushes; what ``write`` returned from survives kill -9 and a power cut.
+
+    Args:
+        root: made when absent. Raises HindmostError when it cannot be, or is in use.
+        single: ``root`` is the run directory of one job, whatever its id.
+    """
+
+    def __init__(self, root: Path, *, single: bool) -> None:
+        self.root, self.single = root, single
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            self._journal = Journal(root)
+            self.swept = segments.sweep(root)
+        except OSError as error:
+            raise HindmostError(f"cannot record into {root}: {error.strerror or error}") from error
+        self.torn = self._set_torn_aside()
+        self._known_directories: set[Path] = set()
+
+    @property
+    def sequences(self) -> Mapping[str, int]:
+        """Identity of an agent to the last batch sequence that is durable."""
+        return self._journal.state.sequences
+
+    @property
+    def clock(self) -> dict[str, Any]:
+        """What was given as ``clock`` to the last ``write`` that had it."""
+        return self._journal.state.clock
+
+    def job_directory(self, job: str) -> Path:
+        """The run directory of a job."""
+        return self.root if self.single else self.root / quote(job or NODES, safe="@=+ ")
+
+    def write(
+        self,
+        tables: Mapping[tuple[str, str], pa.Table],
+        sequences: Mapping[str, int],
+        clock: dict[str, Any] | None = None,
+    ) -> int:
+        """Make the rows of ``(job, table)`` and the agents' sequences durable together; bytes written. Raises OSError."""
+        self._journal.finish()
+        flush = self._journal.state.flush + 1
+        day = time.strftime("%Y%m%d", time.gmtime())
+        renames, total = [], 0
+        try:
+            for (job, table), data in tables.items():
+                final = self._directory(job, table) / segments.file_name(day, flush, 0)
+                temporary = final.with_name(f".{final.name}{TEMPORARY}")
+                segments.write(table, data, temporary)
+                total += temporary.stat().st_size
+                renames.append((str(temporary.relative_to(self.root)), str(final.relative_to(self.root))))
+            self._journal.commit(renames, sequences=dict(sequences), clock=clock)
+        except OSError:
+            for temporary_name, _ in renames:
+                if (temporary_name, _) not in self._journal.state.renames:
+                    (self.root / temporary_name).unlink(missing_ok=True)
+            raise
+        return total
+
+    def _directory(self, job: str, table: str) -> Path:
+        directory = self.job_directory(job) / "segments" / table
+        if directory not in self._known_directories:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._known_directories.add(directory)
+        return directory
+
+    def write_meta(self, job: str, meta: Mapping[str, Any]) -> None:
+        """Merge ``meta`` into the job's ``meta.json``, what others wrote there kept. Raises OSError."""
+        path = self.job_directory(job) / "meta.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            known = json.loads(path.read_bytes())
+        except (FileNotFoundError, ValueError):
+            known = {}
+        known |= {"schema": "hindmost.run/1", **{key: value for key, value in meta.items() if value is not None}}
+        write_durably(path, json.dumps(known, indent=1).encode() + b"\n")
+
+    def append_line(self, job: str, name: str, line: str) -> None:
+        """Append one line to a text file of the run directory. Raises OSError."""
+        directory = self.job_directory(job)
+        directory.mkdir(parents=True, exist_ok=True)
+        with (directory / name).open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def write_file(self, job: str, name: str, content: bytes) -> None:
+        """Replace a file of the run directory (``report.json``, ``stacks/…``). Raises OSError."""
+        path = self.job_directory(job) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_durably(path, content)
+
+    def read(self, job: str) -> Run:
+        """Everything recorded of one job."""
+        return read_run(self.job_directory(job))
+
+    def _set_torn_aside(self) -> list[str]:
+        found = self.root.rglob(f"segments/*/*{segments.SUFFIX}")
+        return [segments.set_aside(path) for path in found if segments.is_torn(path)]
+
+    def close(self) -> None:
+        """Give the directory free for another writer."""
+        self._journal.close()

@@ -1,0 +1,129 @@
+"""Reading a run directory: while it is written, after a crash, or years later."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hindmost.errors import UsageError
+from hindmost_collector.model import TABLES, Job, Run, Table, rows
+from hindmost_collector.store import schema, segments
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FINISHED, VANISHED = 1, 2
+
+
+def is_run_directory(path: Path) -> bool:
+    """Whether ``path`` looks like something a collector recorded."""
+    return (path / "segments").is_dir() or (path / "meta.json").is_file()
+
+
+def read_run(path: Path) -> Run:
+    """Everything a run directory holds, as the model's arrays; what was lost or torn is in ``notes``.
+
+    Raises:
+        UsageError: ``path`` is not a run directory, or an empty one.
+        HindmostError: a newer hindmost wrote it.
+    """
+    if not path.is_dir():
+        raise UsageError(f"{path} is no run directory: give the one that `hindmost run --out` wrote")
+    if not is_run_directory(path):
+        raise UsageError(f"{path} holds no recording (neither meta.json nor segments/): was the run written elsewhere?")
+    notes: list[str] = []
+    tables: dict[str, Table] = {}
+    for table in schema.STORED:
+        data, torn = segments.read_table(path / "segments" / table, table)
+        tables[table] = schema.to_numpy(table, data)
+        notes += torn
+    meta, damage = _read_meta(path)
+    notes += damage
+    states = _last_by(tables["rank_states"], ("rank",), "time_ns")
+    shown = {name: tables[name] for name in TABLES}
+    shown["ranks"] = _last_by(tables["ranks"], ("rank",), None)
+    shown["communicators"] = _last_by(tables["communicators"], ("comm", "rank"), None)
+    shown["in_flight"] = _still_in_flight(tables["in_flight"], states)
+    return Run(job=_job(path, meta, shown), **shown, notes=(*notes, *_losses(states), *_clock_note(tables["clocks"])))
+
+
+def open_run(path: Path) -> Run:
+    """The run at ``path``; see ``read_run``."""
+    return read_run(path)
+
+
+def _read_meta(path: Path) -> tuple[dict[str, Any], list[str]]:
+    try:
+        meta = json.loads((path / "meta.json").read_bytes())
+    except FileNotFoundError:
+        return {}, ["meta.json is missing: command and exit code are unknown"]
+    except ValueError:
+        return {}, ["meta.json is torn: command and exit code are unknown"]
+    return (meta, []) if isinstance(meta, dict) else ({}, ["meta.json is torn: command and exit code are unknown"])
+
+
+def _job(path: Path, meta: dict[str, Any], tables: dict[str, Table]) -> Job:
+    ranks = tables["ranks"]
+    world = int(ranks["world_size"].max()) if rows(ranks) else None
+    return Job(
+        id=str(meta.get("job_id") or path.name),
+        command=meta.get("command"),
+        world_size=world or meta.get("world_size"),
+        nodes=len(np.unique(ranks["node"])) or None,
+        started_ns=meta.get("started_ns"),
+        ended_ns=meta.get("ended_ns"),
+        exit_code=meta.get("exit_code"),
+    )
+
+
+def _last_by(table: Table, keys: tuple[str, ...], newest: str | None) -> Table:
+    """The last row of each key: the one with the highest ``newest``, or the one written last."""
+    count = rows(table)
+    if not count:
+        return table
+    tie = table[newest] if newest else np.arange(count)
+    order = np.lexsort((np.arange(count), tie, *(table[key] for key in reversed(keys))))
+    last = np.ones(count, dtype=bool)
+    last[:-1] = np.logical_or.reduce([table[key][order][1:] != table[key][order][:-1] for key in keys])
+    return {name: column[order[last]] for name, column in table.items()}
+
+
+def _still_in_flight(in_flight: Table, states: Table) -> Table:
+    """What each rank had entered and not left when it was last looked at; nothing for a rank that finished."""
+    if not rows(in_flight):
+        return in_flight
+    last = {
+        int(rank): int(time)
+        for rank, time, life in zip(states["rank"], states["time_ns"], states["life"], strict=True)
+        if life != FINISHED
+    }
+    newest = np.array([last.get(int(rank), -1) for rank in in_flight["rank"]])
+    keep = in_flight["observed_ns"] == newest
+    return {name: column[keep] for name, column in in_flight.items()}
+
+
+def _losses(states: Table) -> list[str]:
+    notes = []
+    lost = states["events_lost_total"]
+    if rows(states) and lost.max() > 0:
+        worst = int(lost.argmax())
+        notes.append(
+            f"{int(lost.sum())} events were overwritten before they were read, most of rank {int(states['rank'][worst])}"
+            f" ({int(lost[worst])}): raise HINDMOST_RING_CAPACITY"
+        )
+    gone = states["rank"][states["life"] == VANISHED]
+    if gone.size:
+        notes.append(f"rank {', '.join(str(int(rank)) for rank in gone[:8])} ended without a farewell (killed, or crashed)")
+    return notes
+
+
+def _clock_note(clocks: Table) -> list[str]:
+    """Say so when nodes' clocks could not be mapped to better than a millisecond."""
+    last = _last_by(clocks, ("node",), "time_ns")
+    if not rows(last) or last["uncertainty_ns"].max() < 1_000_000:
+        return []
+    worst = int(last["uncertainty_ns"].argmax())
+    milliseconds = last["uncertainty_ns"][worst] / 1e6
+    return [f"the clock of node {last['node'][worst]} is known to {milliseconds:.1f} ms only; start times across nodes are as vague"]

@@ -1,0 +1,108 @@
+"""What a stored table looks like: Arrow schemas made from the run model, how each column is encoded, and versions.
+
+Two tables exist only in the store, because they say how good the rest is: ``clocks`` (how each node's clock was mapped
+to the job clock, and how surely) and ``rank_states`` (what each rank's probe wrote, lost, and how it ended).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from hindmost_collector.model import TABLES, UNMEASURED, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+#: Version of the stored columns, written into every segment; a reader refuses what is newer than itself.
+VERSION = 1
+VERSION_KEY = b"hindmost.schema"
+
+CLOCKS: Mapping[str, Any] = {
+    "node": np.str_,
+    "boot_id": np.str_,
+    "time_ns": np.int64,
+    "offset_ns": np.int64,
+    "drift_ppb": np.int64,
+    "uncertainty_ns": np.int64,
+    "round_trip_ns": np.int64,
+}
+
+#: ``life``: 0 running, 1 finished, 2 vanished (the process is gone without closing its ring).
+RANK_STATES: Mapping[str, Any] = {
+    "rank": np.int32,
+    "time_ns": np.int64,
+    "life": np.int32,
+    "events_total": np.int64,
+    "events_lost_total": np.int64,
+}
+
+STORED: Mapping[str, Mapping[str, Any]] = {**TABLES, "clocks": CLOCKS, "rank_states": RANK_STATES}
+
+#: Columns that order a segment's rows: neighbours alike compress best and are read together.
+ORDER: Mapping[str, tuple[str, ...]] = {
+    "steps": ("rank", "step"),
+    "collectives": ("rank", "start_ns"),
+    "intervals": ("rank", "start_ns"),
+    "metrics": ("node", "name", "labels", "time_ns"),
+}
+
+_STRING = pa.dictionary(pa.int32(), pa.string())
+
+
+def arrow_type(dtype: Any) -> pa.DataType:
+    """The Arrow type that keeps a model column; strings are dictionary-coded."""
+    return _STRING if dtype is np.str_ else pa.from_numpy_dtype(np.dtype(dtype))
+
+
+def arrow_schema(table: str) -> pa.Schema:
+    """The schema of a stored table, with its version in the metadata."""
+    columns = [pa.field(name, arrow_type(dtype), nullable=False) for name, dtype in STORED[table].items()]
+    return pa.schema(columns, metadata={VERSION_KEY: str(VERSION).encode()})
+
+
+def encodings(table: str) -> tuple[list[str], dict[str, str]]:
+    """``(dictionary columns, encoding by other column)`` for the Parquet writer: deltas for integers, split floats."""
+    columns = STORED[table]
+    plain: dict[str, str] = {}
+    for name, dtype in columns.items():
+        if dtype is np.float64:
+            plain[name] = "BYTE_STREAM_SPLIT"
+        elif dtype is np.uint64:
+            continue
+        elif dtype is not np.str_:
+            plain[name] = "DELTA_BINARY_PACKED"
+    return [name for name in columns if name not in plain], plain
+
+
+def missing_column(dtype: Any, count: int) -> np.ndarray[Any, Any]:
+    """What a column holds where a segment of an older version lacks it: not measured."""
+    if dtype is np.str_:
+        return np.full(count, "", dtype=np.str_)
+    if dtype is np.float64:
+        return np.full(count, np.nan)
+    return np.zeros(count, dtype) if dtype is np.uint64 else np.full(count, UNMEASURED, dtype)
+
+
+def to_numpy(table: str, data: pa.Table) -> Table:
+    """Arrow columns as the model's numpy columns; columns unknown here are dropped, absent ones are *not measured*."""
+    present = set(data.column_names)
+    return {
+        name: _column(data.column(name), dtype) if name in present else missing_column(dtype, data.num_rows)
+        for name, dtype in STORED[table].items()
+    }
+
+
+def _column(column: pa.ChunkedArray, dtype: Any) -> np.ndarray[Any, Any]:
+    if dtype is not np.str_:
+        return column.to_numpy().astype(dtype, copy=False)
+    if len(column) == 0:
+        return np.empty(0, dtype=np.str_)
+    if not pa.types.is_dictionary(column.type):
+        column = column.dictionary_encode()
+    joined = column.unify_dictionaries().combine_chunks()
+    whole = joined.chunk(0) if isinstance(joined, pa.ChunkedArray) else joined
+    words = np.array(whole.dictionary.to_pylist(), dtype=np.str_)
+    return words[whole.indices.to_numpy(zero_copy_only=False)]

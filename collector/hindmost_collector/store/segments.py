@@ -1,0 +1,148 @@
+"""Segments as files: writing one under a temporary name, listing, reading, setting a torn one aside.
+
+A segment's name is ``DAY-FLUSH-LEVEL.parquet`` (UTC day, flush number of its writer, 0 for a flush and 1 for a
+compacted one), so that names sort by time and a day can be read or dropped by a glob.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from hindmost.errors import HindmostError
+from hindmost_collector.store import schema
+from hindmost_collector.store.journal import TEMPORARY
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SUFFIX = ".parquet"
+TORN = ".torn"
+_ROW_GROUP = 1 << 20
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One immutable file of one table."""
+
+    path: Path
+    day: str
+    flush: int
+    level: int
+
+    @property
+    def bytes(self) -> int:
+        """Size on disk; 0 when it is gone."""
+        try:
+            return self.path.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+
+def file_name(day: str, flush: int, level: int) -> str:
+    """The name of a segment."""
+    return f"{day}-{flush:010d}-{level}{SUFFIX}"
+
+
+def parse(path: Path) -> Segment | None:
+    """The segment that ``path`` names, None for any other file."""
+    parts = path.name.removesuffix(SUFFIX).split("-")
+    if path.suffix != SUFFIX or len(parts) != 3 or not all(part.isdigit() for part in parts):
+        return None
+    return Segment(path, parts[0], int(parts[1]), int(parts[2]))
+
+
+def listed(directory: Path) -> list[Segment]:
+    """The segments in a table's directory, oldest first; none where there is no directory."""
+    found = (parse(path) for path in directory.glob(f"*{SUFFIX}"))
+    return sorted((one for one in found if one), key=lambda one: (one.day, one.flush, one.level))
+
+
+def write(table: str, data: pa.Table, path: Path) -> None:
+    """Write ``data`` to ``path`` and sync it. Raises OSError, leaving nothing behind."""
+    dictionary, plain = schema.encodings(table)
+    try:
+        with path.open("wb") as file:
+            pq.write_table(
+                data,
+                file,
+                compression="zstd",
+                compression_level=3,
+                use_dictionary=dictionary,
+                column_encoding=plain,
+                row_group_size=_ROW_GROUP,
+                store_schema=True,
+                write_statistics=True,
+            )
+            file.flush()
+            os.fsync(file.fileno())
+    except (OSError, pa.ArrowException) as error:
+        with contextlib.suppress(OSError):  # the disk may be the reason why we are here
+            path.unlink()
+        raise error if isinstance(error, OSError) else OSError(str(error)) from error
+
+
+def read(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """A segment's rows. Raises OSError or pa.ArrowException when torn, HindmostError when newer than this program."""
+    with pq.ParquetFile(path) as file:
+        metadata = file.schema_arrow.metadata or {}
+        version = int(metadata.get(schema.VERSION_KEY, b"1"))
+        if version > schema.VERSION:
+            raise HindmostError(f"{path} was written by a newer hindmost (schema {version}): upgrade this one to read it")
+        return file.read(columns=list(columns) if columns else None)
+
+
+def set_aside(path: Path) -> str:
+    """Rename a torn segment so that no reader meets it again; one sentence for people."""
+    with contextlib.suppress(OSError):  # a read-only recording: then it is skipped at each reading
+        path.rename(path.with_name(path.name + TORN))
+    return f"segment {path.parent.name}/{path.name} is torn and was left out"
+
+
+def sweep(root: Path) -> int:
+    """Delete what a crash left half-written under ``root``; how many files that was."""
+    stale = list(root.rglob(f"*{SUFFIX}{TEMPORARY}"))
+    for path in stale:
+        path.unlink(missing_ok=True)
+    return len(stale)
+
+
+def is_torn(path: Path) -> bool:
+    """Whether a segment cannot be opened as Parquet (its footer is missing or damaged)."""
+    try:
+        pq.ParquetFile(path).close()
+    except (OSError, pa.ArrowException):
+        return True
+    return False
+
+
+def read_table(directory: Path, table: str, segments: Sequence[Segment] | None = None) -> tuple[pa.Table, list[str]]:
+    """``(all rows of a table, notes on what was left out)``; segments compacted away meanwhile are looked up again."""
+    for _ in range(5):
+        parts, notes = [], []
+        try:
+            for segment in listed(directory) if segments is None else segments:
+                try:
+                    parts.append(read(segment.path))
+                except FileNotFoundError:
+                    raise
+                except (OSError, pa.ArrowException):
+                    notes.append(f"segment {table}/{segment.path.name} is torn and was left out")
+        except FileNotFoundError:
+            segments = None
+            continue
+        if not parts:
+            return schema.arrow_schema(table).empty_table(), notes
+        return pa.concat_tables([_plain(part) for part in parts], promote_options="default"), notes
+    raise HindmostError(f"{directory} keeps changing while it is read: try again")
+
+
+def _plain(data: pa.Table) -> pa.Table:
+    """Without metadata, which may differ between versions."""
+    return data.replace_schema_metadata(None)

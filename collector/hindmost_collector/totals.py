@@ -1,0 +1,77 @@
+"""Counters of each rank since the collector first heard of it: what ``hindmost_rank_*_total`` show."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hindmost_collector.model import PHASES, Table
+from hindmost_collector.waits import Waits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hindmost_collector.chunk import Chunk
+    from hindmost_collector.columns import Words
+
+Array = np.ndarray[Any, Any]
+
+
+class RankTotals:
+    """Per-rank sums as arrays indexed by rank. NaN: this rank has reported no such thing."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, Array] = {}
+        self._size = 0
+        self._waits = Waits()
+
+    def __iter__(self) -> Iterator[tuple[str, Array]]:
+        """``(name, values by rank)`` of each counter; phases are named ``phase:NAME``."""
+        return iter(list(self._columns.items()))
+
+    def column(self, name: str) -> Array:
+        """One counter by rank, made when absent."""
+        found = self._columns.get(name)
+        if found is None or len(found) < self._size:
+            grown = np.full(self._size, np.nan)
+            if found is not None:
+                grown[: len(found)] = found
+            found = self._columns[name] = grown
+        return found
+
+    def add(self, chunk: Chunk, words: Words) -> None:
+        """Count a tick."""
+        highest = [int(table["rank"].max()) for table in chunk.coded.values()]
+        highest += [int(chunk.plain[name]["rank"].max()) for name in ("rank_states",) if name in chunk.plain]
+        self._size = max([self._size, *(one + 1 for one in highest)])
+        if "steps" in chunk.coded:
+            self._steps(chunk.coded["steps"])
+        if "collectives" in chunk.coded:
+            self._collectives(chunk.coded["collectives"], words)
+        states = chunk.plain.get("rank_states")
+        if states is not None:
+            lost = self.column("events_lost_total")
+            np.fmax.at(lost, states["rank"], states["events_lost_total"].astype(float))
+
+    def _count(self, name: str, rank: Array, values: Array | None = None) -> None:
+        sums = np.bincount(rank, weights=values, minlength=self._size)
+        present = np.bincount(rank, minlength=self._size) > 0
+        column = self.column(name)
+        column[present] = np.nan_to_num(column[present]) + sums[present]
+
+    def _steps(self, steps: Table) -> None:
+        rank = steps["rank"]
+        self._count("steps_total", rank)
+        for name, column in (("step_seconds_total", "duration_ns"), *((f"phase:{one}", f"{one}_ns") for one in PHASES)):
+            known = steps[column] >= 0
+            if known.any():
+                self._count(name, rank[known], steps[column][known] / 1e9)
+        np.fmax.at(self.column("last_step"), rank, steps["step"].astype(float))
+
+    def _collectives(self, collectives: Table, words: Words) -> None:
+        self._count("collectives_total", collectives["rank"])
+        for name, (rank, values) in self._waits.add(collectives, words).items():
+            if rank.size:
+                self._size = max(self._size, int(rank.max()) + 1)
+                self._count(name, rank, values)

@@ -1,0 +1,150 @@
+"""The last minutes of one job, in memory: what live judging reads."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.chunk import CODED, concatenated, from_rows, with_words
+from hindmost_collector.model import COMMUNICATORS, IN_FLIGHT, METRICS, RANKS, TABLES, Job, Run, Table, empty, rows
+
+if TYPE_CHECKING:
+    from hindmost_collector.chunk import Chunk
+    from hindmost_collector.columns import Words
+    from hindmost_collector.decode import MetricRows
+    from hindmost_collector.definitions import Definitions
+
+WINDOW_NS = 300_000_000_000
+#: Rows that a window may hold of one table; beyond, the oldest go first, however young.
+ROWS = 400_000
+#: Metric samples that a window may hold.
+SAMPLES = 200_000
+#: What causes are read from; other metrics are for dashboards and stay out of the window.
+CAUSAL = ("hindmost_process_", "hindmost_gpu_", "hindmost_node_pressure_", "hindmost_node_cpu_throttled")
+
+
+class Window:
+    """Chunks of one job, bounded by age and by rows. Age counts from the newest row: a hang keeps what led to it."""
+
+    def __init__(self, span_ns: int = WINDOW_NS, row_limit: int = ROWS) -> None:
+        self._span, self._limit = span_ns, row_limit
+        self._parts: dict[str, deque[Table]] = {name: deque() for name in CODED}
+        self._metrics: deque[MetricRows] = deque()
+        self._ranks: dict[int, Table] = {}
+        self._communicators: dict[tuple[int, int], Table] = {}
+        self._in_flight: dict[int, list[tuple[object, ...]]] = {}
+        self.started_ns: int | None = None
+        self.command: str | None = None
+
+    def add(self, chunk: Chunk, definitions: Definitions) -> None:
+        """Take a tick in, and let what is too old go."""
+        for name, table in chunk.coded.items():
+            self._parts[name].append(table)
+            self._evict(self._parts[name])
+        for name, kept in (("ranks", "rank"), ("communicators", "comm")):
+            for row in _single_rows(chunk.plain.get(name)):
+                if kept == "rank":
+                    self._ranks[int(row["rank"][0])] = row
+                else:
+                    self._communicators[int(row["comm"][0]), int(row["rank"][0])] = row
+        self._observe(chunk)
+        for block in chunk.metrics:
+            causal = _causal(block, definitions)
+            if causal is not None:
+                self._metrics.append(causal)
+        while self._metrics and sum(one.values.size for one in self._metrics) > SAMPLES:
+            self._metrics.popleft()
+
+    def _observe(self, chunk: Chunk) -> None:
+        """Replace what each rank had in flight by what its newest state says."""
+        states = chunk.plain.get("rank_states")
+        if states is None:
+            return
+        newest = dict(zip(states["rank"].tolist(), states["time_ns"].tolist(), strict=True))
+        for rank in newest:
+            self._in_flight.pop(rank, None)
+        found = chunk.plain.get("in_flight")
+        if found is None:
+            return
+        for row in zip(*(found[name].tolist() for name in IN_FLIGHT), strict=True):
+            if newest.get(row[0]) == row[-1]:
+                self._in_flight.setdefault(row[0], []).append(row)
+
+    def _evict(self, parts: deque[Table]) -> None:
+        newest = int(parts[-1]["start_ns"].max())
+        held = sum(map(rows, parts))
+        while len(parts) > 1 and (held > self._limit or int(parts[0]["start_ns"].max()) < newest - self._span):
+            held -= rows(parts.popleft())
+
+    @property
+    def last_step(self) -> int:
+        """The newest step of any rank; -1 before the first."""
+        return max((int(part["step"].max()) for part in self._parts["steps"]), default=-1)
+
+    def step_seconds(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """Durations of the training steps in the window, seconds, all ranks."""
+        parts = [part["duration_ns"] for part in self._parts["steps"]]
+        durations = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+        return durations[durations >= 0] / 1e9
+
+    def ranks(self) -> Table:
+        """Every rank that has said what it is, by number."""
+        known = [self._ranks[rank] for rank in sorted(self._ranks)]
+        return concatenated("ranks", known) if known else empty(RANKS)
+
+    def run(self, job: str, words: Words, definitions: Definitions) -> Run:
+        """The window as the run model has it."""
+        tables = {
+            name: with_words(name, concatenated(name, list(parts)), words) if parts else empty(TABLES[name])
+            for name, parts in self._parts.items()
+        }
+        ranks = self.ranks()
+        known = list(self._communicators.values())
+        in_flight = [row for found in self._in_flight.values() for row in found]
+        return Run(
+            job=Job(
+                id=job,
+                command=self.command,
+                world_size=int(ranks["world_size"].max()) if rows(ranks) else None,
+                nodes=len(np.unique(ranks["node"])) or None,
+                started_ns=self.started_ns,
+            ),
+            ranks=ranks,
+            communicators=concatenated("communicators", known) if known else empty(COMMUNICATORS),
+            in_flight=from_rows("in_flight", in_flight) if in_flight else empty(IN_FLIGHT),
+            metrics=_long(list(self._metrics), definitions),
+            **tables,
+        )
+
+
+def _single_rows(table: Table | None) -> list[Table]:
+    if table is None:
+        return []
+    return [{name: column[index : index + 1] for name, column in table.items()} for index in range(rows(table))]
+
+
+def _causal(block: MetricRows, definitions: Definitions) -> MetricRows | None:
+    """The block, if its schema has any series that a cause is read from."""
+    series = definitions.schemas[block.schema].series
+    return block if any(one.name.startswith(CAUSAL) for one in series) else None
+
+
+def _long(blocks: list[MetricRows], definitions: Definitions) -> Table:
+    """Causal series as long rows, in the model's columns."""
+    columns: dict[str, list[np.ndarray[tuple[int], np.dtype[np.generic]]]] = {name: [] for name in METRICS}
+    for block in blocks:
+        series = definitions.schemas[block.schema].series
+        chosen = [index for index, one in enumerate(series) if one.name.startswith(CAUSAL)]
+        ticks = len(block.times)
+        columns["node"].append(np.full(ticks * len(chosen), block.node))
+        columns["name"].append(np.repeat(np.array([series[index].name for index in chosen]), ticks))
+        columns["labels"].append(np.repeat(np.array([series[index].labels for index in chosen]), ticks))
+        columns["time_ns"].append(np.tile(block.times, len(chosen)))
+        columns["value"].append(block.values[:, chosen].T.ravel())
+    if not columns["node"]:
+        return empty(METRICS)
+    joined = {name: np.concatenate(parts) for name, parts in columns.items()}
+    keep = ~np.isnan(joined["value"])
+    return {name: column[keep] for name, column in joined.items()}
