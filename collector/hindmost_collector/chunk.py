@@ -1,4 +1,4 @@
-"""What arrived for one job in one tick, as arrays on the job clock: the one shape that store, window and totals take."""
+"""What arrived for one job in one tick, as arrays on the job clock: the one shape that store, window, totals take."""
 
 from __future__ import annotations
 
@@ -54,6 +54,7 @@ def finish(rows: JobRows) -> Chunk:
         "in_flight": rows.in_flight,
         "rank_states": rows.rank_states,
         "clocks": rows.clocks,
+        "stacks": rows.stacks,
     }
     plain = {table: from_rows(table, found) for table, found in lists.items() if found}
     return Chunk(coded, plain, rows.metrics, rows.attachments)

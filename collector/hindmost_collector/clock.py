@@ -1,9 +1,9 @@
 """One clock for a job: the collector's own, and the map from each node's CLOCK_MONOTONIC to it.
 
 A round trip bounds the offset from both sides: a message cannot arrive before it was sent. With node times ``s`` and
-``e`` and collector times ``r`` and ``t`` (sent, returned; received, replied), ``t - e <= offset <= r - s``. The tightest
-interval of each half minute is kept; a weighted line through them gives offset and drift, and its error is the half
-width of the best interval plus what the line misses (Cristian 1989; the same selection as in NTP's clock filter).
+``e`` and collector times ``r`` and ``t`` (sent, returned; received, replied), ``t - e <= offset <= r - s``. The
+tightest interval of each half minute is kept; a weighted line through them gives offset and drift, and its error is the
+half width of the best interval plus what the line misses (Cristian 1989; the same selection as in NTP's clock filter).
 """
 
 from __future__ import annotations

@@ -11,11 +11,12 @@ from hindmost_collector.columns import Builder, Malformed, Words
 from hindmost_collector.model import GPU_TIME, PHASES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from hindmost_proto import telemetry_pb2 as wire
 
     from hindmost_collector.clock import NodeClock
     from hindmost_collector.definitions import Definitions, RankRef
-    from hindmost_proto import telemetry_pb2 as wire
 
 Array = np.ndarray[Any, Any]
 
@@ -61,6 +62,7 @@ class JobRows:
                 "op": (_I32, 0),
                 "comm": (_U64, 0),
                 "seq": _UNKNOWN,
+                "step": _UNKNOWN,
                 "start_ns": _UNKNOWN,
                 "duration_ns": _UNKNOWN,
                 "bytes": _UNKNOWN,
@@ -84,6 +86,7 @@ class JobRows:
     communicators: list[tuple[int, int, int, int, str]] = field(default_factory=list)
     clocks: list[tuple[str, str, int, int, int, int, int]] = field(default_factory=list)
     metrics: list[MetricRows] = field(default_factory=list)
+    stacks: list[tuple[int, int, str]] = field(default_factory=list)
     attachments: list[tuple[str, bytes]] = field(default_factory=list)
 
     @property
@@ -128,23 +131,17 @@ class Decoder:
         return taken
 
     def add(self, batch: wire.Batch, node: str, job: str, clock: NodeClock, *, metrics: bool = True) -> list[str]:
-        """Take one batch of ``node`` apart; ``job`` owns its metrics. One sentence for each malformed block left out."""
+        """Take one batch of ``node`` apart; ``job`` owns its metrics. A sentence for each malformed block."""
         complaints: list[str] = []
         work: list[tuple[Any, Any]] = [(self._steps, batch.steps), (self._collectives, batch.collectives)]
         work += [(self._intervals, batch.intervals), (self._state, batch.rank_states)]
         for take, blocks in work:
             for block in blocks:
-                try:
-                    take(block, clock)
-                except (Malformed, IndexError, OverflowError) as error:
-                    complaints.append(str(error))
+                complaints += _complaint(take, block, clock)
         for block in batch.metrics if metrics else ():
-            try:
-                self._metrics(block, node, job, clock)
-            except Malformed as error:
-                complaints.append(str(error))
+            complaints += _complaint(self._metrics, block, node, job, clock)
         for attachment in batch.attachments:
-            self._attach(attachment)
+            self._attach(attachment, clock)
         self.malformed += len(complaints)
         return complaints
 
@@ -175,16 +172,13 @@ class Decoder:
         rows = self.job(rank.job)
         rows.steps.add(count, (rank.rank, self.words.code(block.kind or "train"), offset), columns)
         for phase in others:  # a phase of the user's own naming: an interval that starts with its step
-            rows.intervals.add(
-                count,
-                (rank.rank, offset),
-                [
-                    ("name", [self.words.code(phase.name)] * count),
-                    ("start_ns", block.start_ns),
-                    ("duration_ns", phase.ns),
-                    ("value", np.asarray(block.step, dtype=_F64)),
-                ],
-            )
+            interval: list[tuple[str, Any]] = [
+                ("name", [self.words.code(phase.name)] * count),
+                ("start_ns", block.start_ns),
+                ("duration_ns", phase.ns),
+                ("value", block.step),
+            ]
+            rows.intervals.add(count, (rank.rank, offset), interval)
 
     def _codes(self, names: Any) -> Array:
         key = tuple(names)
@@ -237,7 +231,8 @@ class Decoder:
         observed = state.time_ns + offset
         rows.rank_states.append((rank.rank, observed, state.life, state.events_total, state.events_lost_total))
         rows.in_flight.extend(
-            (rank.rank, one.kind, one.name, one.comm, one.seq, one.start_ns + offset, observed) for one in state.in_flight
+            (rank.rank, one.kind, one.name, one.comm, one.seq, one.start_ns + offset, observed)
+            for one in state.in_flight
         )
 
     def _metrics(self, block: wire.MetricBlock, node: str, job: str, clock: NodeClock) -> None:
@@ -255,13 +250,26 @@ class Decoder:
         self.samples += ticks * width
         self.job(job).metrics.append(MetricRows(node, block.schema, times, values))
 
-    def _attach(self, attachment: wire.Attachment) -> None:
+    def _attach(self, attachment: wire.Attachment, clock: NodeClock) -> None:
         rank = self._definitions.ranks.get(attachment.rank)
         if rank is None:
             self.malformed += 1
             return
         name = attachment.name.replace("/", "_").lstrip(".") or "stack.txt"
-        self.job(rank.job).attachments.append((f"stacks/rank{rank.rank}-{name}", attachment.content))
+        rows = self.job(rank.job)
+        if name.startswith("stack"):
+            time_ns = attachment.time_ns + clock.offset(attachment.time_ns)
+            rows.stacks.append((rank.rank, time_ns, attachment.content.decode("utf-8", "replace")))
+        rows.attachments.append((f"stacks/rank{rank.rank}-{name}", attachment.content))
+
+
+def _complaint(take: Callable[..., None], *given: Any) -> list[str]:
+    """Call ``take``; what was wrong with the block, if anything."""
+    try:
+        take(*given)
+    except (Malformed, IndexError, OverflowError) as error:
+        return [str(error)]
+    return []
 
 
 def _host_offset(block: wire.CollectiveBlock, clock: NodeClock) -> int:

@@ -16,9 +16,10 @@ from hindmost_collector.decode import RANK_LIMIT, TICK_NS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from hindmost_proto import telemetry_pb2 as wire
+
     from hindmost_collector.clock import NodeClock
     from hindmost_collector.decode import Decoder
-    from hindmost_proto import telemetry_pb2 as wire
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 from hindmost_collector.exposition import Family, family, labelled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from hindmost_collector.jobs import LiveJob
 
@@ -84,7 +84,9 @@ class JobPage:
             for name, values in job.totals:
                 columns.setdefault(name, []).append((job.id, values))
         for name, (metric, kind, text) in RANK_METRICS.items():
-            yield self._lines(Family(metric, kind, text), [(job, name, values) for job, values in columns.get(name, [])])
+            yield self._lines(
+                Family(metric, kind, text), [(job, name, values) for job, values in columns.get(name, [])]
+            )
         phases = [(job, name, values) for name in sorted(columns) if ":" in name for job, values in columns[name]]
         yield self._lines(Family(*PHASE), phases)
 
@@ -126,7 +128,10 @@ def _verdicts(jobs: list[LiveJob]) -> Iterator[str]:
         "hindmost_verdict_info",
         "gauge",
         "An open verdict.",
-        (({**_verdict_labels(job, verdict), "since_step": _shown(verdict.get("since_step"))}, 1) for job, verdict in opened),
+        (
+            ({**_verdict_labels(job, verdict), "since_step": _shown(verdict.get("since_step"))}, 1)
+            for job, verdict in opened
+        ),
     )
     for name, (metric, text, factor) in _VERDICT_VALUES.items():
         yield family(
@@ -141,8 +146,16 @@ def _verdicts(jobs: list[LiveJob]) -> Iterator[str]:
 
 
 def _verdict_labels(job: LiveJob, verdict: Mapping[str, Any]) -> dict[str, object]:
-    ranks = ",".join(str(rank) for rank in verdict.get("ranks") or [])
+    ranks = ranks_label(verdict.get("ranks") or [])
     return {"job": job.id, "kind": verdict["kind"], "cause": verdict.get("cause") or "", "ranks": ranks}
+
+
+def ranks_label(ranks: Sequence[int]) -> str:
+    """Ranks as a label of bounded length: ``2``, ``2,5``, ``0-63``, ``512 ranks``."""
+    ordered = sorted(ranks)
+    if len(ordered) > 2 and ordered[-1] - ordered[0] == len(ordered) - 1:
+        return f"{ordered[0]}-{ordered[-1]}"
+    return ",".join(map(str, ordered)) if len(ordered) <= 8 else f"{len(ordered)} ranks"
 
 
 def _shown(value: object) -> object:

@@ -9,19 +9,21 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import grpc
+from hindmost_proto import telemetry_pb2_grpc
+
 from hindmost_collector.clock import NodeClock
 from hindmost_collector.columns import Malformed
 from hindmost_collector.decode import references
 from hindmost_collector.session import PROTOCOL, Agent, Outbox
-from hindmost_proto import telemetry_pb2_grpc
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
+    from hindmost_proto import telemetry_pb2 as wire
+
     from hindmost_collector.clock import JobClock
     from hindmost_collector.decode import Decoder
     from hindmost_collector.definitions import Definitions
-    from hindmost_proto import telemetry_pb2 as wire
 
 log = logging.getLogger(__name__)
 
@@ -39,9 +41,7 @@ class Ingest(telemetry_pb2_grpc.TelemetryServicer):
         durable: identity to the last durable sequence, as the store knows it.
     """
 
-    def __init__(
-        self, clock: JobClock, definitions: Definitions, decoder: Decoder, durable: Mapping[str, int]
-    ) -> None:
+    def __init__(self, clock: JobClock, definitions: Definitions, decoder: Decoder, durable: Mapping[str, int]) -> None:
         self.clock, self.definitions, self.decoder = clock, definitions, decoder
         self._durable = durable
         self.agents: dict[str, Agent] = {}
@@ -124,7 +124,7 @@ class Ingest(telemetry_pb2_grpc.TelemetryServicer):
                 self._define(agent, message.definitions)
             elif kind == "goodbye":
                 agent.departed = True
-                self._unpark(agent, outbox, force=True)
+                self._unpark(agent, force=True)
                 await self._last_ack(agent, outbox)
                 return
 
@@ -160,8 +160,7 @@ class Ingest(telemetry_pb2_grpc.TelemetryServicer):
             self.definitions.learn(definitions, self.decoder, agent.clock)
         except Malformed as error:
             self._complain(agent, [str(error)])
-        if agent.parked and agent.outbox:
-            self._unpark(agent, agent.outbox)
+        self._unpark(agent)
 
     def _batch(self, agent: Agent, outbox: Outbox, batch: wire.Batch, now: int) -> None:
         self.counts["batches"] += 1
@@ -173,12 +172,12 @@ class Ingest(telemetry_pb2_grpc.TelemetryServicer):
             outbox.need(missing)
         agent.parked.append((now, batch))
         full = len(agent.parked) > PARK_BATCHES or now - agent.parked[0][0] > PARK_NS
-        self._unpark(agent, outbox, force=full)
+        self._unpark(agent, force=full)
 
     def _missing(self, batch: wire.Batch) -> list[int]:
         return self.definitions.missing(references(batch))
 
-    def _unpark(self, agent: Agent, outbox: Outbox, *, force: bool = False) -> None:
+    def _unpark(self, agent: Agent, *, force: bool = False) -> None:
         """Take the batches whose definitions came, in order; with ``force`` all, their unknown blocks left out."""
         while agent.parked and (force or not self._missing(agent.parked[0][1])):
             self._take(agent, agent.parked.popleft()[1])

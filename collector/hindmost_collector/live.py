@@ -105,7 +105,7 @@ class Judging:
         try:
             self.judge = self.judge or load_judge()
             return judged(run, self.judge)
-        except Exception:  # noqa: BLE001 - a detector's bug must not end the recording; the traceback is logged once
+        except Exception:
             if not self._failed:
                 log.warning("judging failed; recording goes on", exc_info=True)
             self._failed = True

@@ -61,7 +61,7 @@ class Outbox:
         self._zooms.append(zoom)
         self._ready.set()
 
-    def throttle(self, metrics: bool) -> None:  # noqa: FBT001 - the wire's own field
+    def throttle(self, metrics: bool) -> None:
         """Ask to hold back node metrics, or to send them again."""
         self._throttle = metrics
         self._ready.set()

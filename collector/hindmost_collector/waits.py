@@ -42,7 +42,7 @@ _PENDING = 1_000_000
 
 
 class Waits:
-    """Settles collectives. Not-blocking and failed calls, broadcasts and point-to-point calls say nothing of waiting."""
+    """Settles collectives. Asynchronous and failed calls, broadcasts and point-to-point calls say nothing of waits."""
 
     def __init__(self) -> None:
         self._pending: dict[str, Array] = {}
@@ -93,7 +93,8 @@ def _shares(
     last = np.full(len(starts), len(rank))
     is_shortest = duration == shortest[group]
     np.minimum.at(last, group[is_shortest], position[is_shortest])
-    whole = np.flatnonzero(np.bincount(group, weights=rows, minlength=len(starts)) > 0)
+    settled = np.bincount(group, weights=rows, minlength=len(starts)) > 0
+    whole = np.flatnonzero(settled & (sums > 0))  # where nobody waited, nobody was last
     culprits = rank[last[whole]]
     return {
         "wait_seconds_total": (rank[rows], waited[rows]),

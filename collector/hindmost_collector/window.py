@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -96,7 +96,7 @@ class Window:
 
     def run(self, job: str, words: Words, definitions: Definitions) -> Run:
         """The window as the run model has it."""
-        tables = {
+        tables: dict[str, Any] = {
             name: with_words(name, concatenated(name, list(parts)), words) if parts else empty(TABLES[name])
             for name, parts in self._parts.items()
         }

@@ -65,7 +65,7 @@ class Journal:
     """The store's commit log of one entry, and its lock: one writer a store."""
 
     def __init__(self, root: Path) -> None:
-        """Open the journal in ``root``, finish what a crash left undone. Raises HindmostError when another writes here."""
+        """Open the journal in ``root``, finish what a crash left. Raises HindmostError when another writes here."""
         self.root = root
         self._path = root / NAME
         self._lock = os.open(root / LOCK, os.O_RDWR | os.O_CREAT, 0o644)

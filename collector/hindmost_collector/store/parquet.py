@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from hindmost.errors import HindmostError
-from hindmost_collector.store import schema, segments
+
+from hindmost_collector.store import segments
 from hindmost_collector.store.journal import TEMPORARY, Journal, write_durably
 from hindmost_collector.store.run_directory import open_run, read_run
 
@@ -69,7 +70,7 @@ class ParquetStore:
         sequences: Mapping[str, int],
         clock: dict[str, Any] | None = None,
     ) -> int:
-        """Make the rows of ``(job, table)`` and the agents' sequences durable together; bytes written. Raises OSError."""
+        """Make the rows of ``(job, table)`` and the agents' sequences durable together; their bytes. Raises OSError."""
         self._journal.finish()
         flush = self._journal.state.flush + 1
         day = time.strftime("%Y%m%d", time.gmtime())

@@ -6,8 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
 from hindmost.errors import UsageError
+
 from hindmost_collector.model import TABLES, Job, Run, Table, rows
 from hindmost_collector.store import schema, segments
 
@@ -110,20 +110,22 @@ def _losses(states: Table) -> list[str]:
     if rows(states) and lost.max() > 0:
         worst = int(lost.argmax())
         notes.append(
-            f"{int(lost.sum())} events were overwritten before they were read, most of rank {int(states['rank'][worst])}"
-            f" ({int(lost[worst])}): raise HINDMOST_RING_CAPACITY"
+            f"{int(lost.sum())} events were overwritten before they were read, most of rank"
+            f" {int(states['rank'][worst])} ({int(lost[worst])}): raise HINDMOST_RING_CAPACITY"
         )
     gone = states["rank"][states["life"] == VANISHED]
     if gone.size:
-        notes.append(f"rank {', '.join(str(int(rank)) for rank in gone[:8])} ended without a farewell (killed, or crashed)")
+        notes.append(
+            f"rank {', '.join(str(int(rank)) for rank in gone[:8])} ended without a farewell (killed, or crashed)"
+        )
     return notes
 
 
 def _clock_note(clocks: Table) -> list[str]:
     """Say so when nodes' clocks could not be mapped to better than a millisecond."""
     last = _last_by(clocks, ("node",), "time_ns")
-    if not rows(last) or last["uncertainty_ns"].max() < 1_000_000:
+    if rows(last) < 2 or last["uncertainty_ns"].max() < 1_000_000:
         return []
     worst = int(last["uncertainty_ns"].argmax())
-    milliseconds = last["uncertainty_ns"][worst] / 1e6
-    return [f"the clock of node {last['node'][worst]} is known to {milliseconds:.1f} ms only; start times across nodes are as vague"]
+    node, error = last["node"][worst], last["uncertainty_ns"][worst] / 1e6
+    return [f"the clock of node {node} is known to {error:.1f} ms only: start times across nodes are as vague"]

@@ -70,9 +70,7 @@ def encodings(table: str) -> tuple[list[str], dict[str, str]]:
     for name, dtype in columns.items():
         if dtype is np.float64:
             plain[name] = "BYTE_STREAM_SPLIT"
-        elif dtype is np.uint64:
-            continue
-        elif dtype is not np.str_:
+        elif dtype not in {np.str_, np.uint64}:  # communicator ids are few and random: a dictionary
             plain[name] = "DELTA_BINARY_PACKED"
     return [name for name in columns if name not in plain], plain
 
@@ -97,12 +95,13 @@ def to_numpy(table: str, data: pa.Table) -> Table:
 
 def _column(column: pa.ChunkedArray, dtype: Any) -> np.ndarray[Any, Any]:
     if dtype is not np.str_:
-        return column.to_numpy().astype(dtype, copy=False)
+        return np.asarray(column.to_numpy(), dtype=dtype)
     if len(column) == 0:
         return np.empty(0, dtype=np.str_)
     if not pa.types.is_dictionary(column.type):
         column = column.dictionary_encode()
     joined = column.unify_dictionaries().combine_chunks()
     whole = joined.chunk(0) if isinstance(joined, pa.ChunkedArray) else joined
-    words = np.array(whole.dictionary.to_pylist(), dtype=np.str_)
-    return words[whole.indices.to_numpy(zero_copy_only=False)]
+    words: np.ndarray[Any, Any] = np.array(whole.dictionary.to_pylist(), dtype=np.str_)
+    indices: np.ndarray[Any, Any] = whole.indices.to_numpy(zero_copy_only=False)
+    return np.asarray(words[indices])

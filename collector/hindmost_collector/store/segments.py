@@ -9,18 +9,18 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-
 from hindmost.errors import HindmostError
+
 from hindmost_collector.store import schema
 from hindmost_collector.store.journal import TEMPORARY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 SUFFIX = ".parquet"
 TORN = ".torn"
@@ -94,7 +94,9 @@ def read(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
         metadata = file.schema_arrow.metadata or {}
         version = int(metadata.get(schema.VERSION_KEY, b"1"))
         if version > schema.VERSION:
-            raise HindmostError(f"{path} was written by a newer hindmost (schema {version}): upgrade this one to read it")
+            raise HindmostError(
+                f"{path} was written by a newer hindmost (schema {version}): upgrade this one to read it"
+            )
         return file.read(columns=list(columns) if columns else None)
 
 
@@ -128,12 +130,11 @@ def read_table(directory: Path, table: str, segments: Sequence[Segment] | None =
         parts, notes = [], []
         try:
             for segment in listed(directory) if segments is None else segments:
-                try:
-                    parts.append(read(segment.path))
-                except FileNotFoundError:
-                    raise
-                except (OSError, pa.ArrowException):
+                part = _whole(segment.path)
+                if part is None:
                     notes.append(f"segment {table}/{segment.path.name} is torn and was left out")
+                else:
+                    parts.append(part)
         except FileNotFoundError:
             segments = None
             continue
@@ -141,6 +142,16 @@ def read_table(directory: Path, table: str, segments: Sequence[Segment] | None =
             return schema.arrow_schema(table).empty_table(), notes
         return pa.concat_tables([_plain(part) for part in parts], promote_options="default"), notes
     raise HindmostError(f"{directory} keeps changing while it is read: try again")
+
+
+def _whole(path: Path) -> pa.Table | None:
+    """A segment's rows, None when it is torn. Raises FileNotFoundError when it was compacted away."""
+    try:
+        return read(path)
+    except FileNotFoundError:
+        raise
+    except (OSError, pa.ArrowException):
+        return None
 
 
 def _plain(data: pa.Table) -> pa.Table:

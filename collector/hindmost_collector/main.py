@@ -1,0 +1,49 @@
+"""From options to a served collector: logging, signals, the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+from hindmost_collector.service import serve
+
+if TYPE_CHECKING:
+    from hindmost_collector.options import Options
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line, for log collectors."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record's time (Unix s), level, logger, message and traceback."""
+        fields = {
+            "time": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            fields["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(fields)
+
+
+def run_collector(options: Options) -> int:
+    """Serve until SIGTERM or SIGINT, or the end of stdin where held; 0."""
+    handler = logging.StreamHandler(sys.stderr)
+    text = logging.Formatter("%(asctime)s hindmost collector: %(levelname)s: %(message)s")
+    handler.setFormatter(JsonLines() if options.log_format == "json" else text)
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.getLogger("grpc").setLevel(logging.ERROR)
+    return asyncio.run(_serve(options))
+
+
+async def _serve(options: Options) -> int:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    return await serve(options, stopped)

@@ -1,0 +1,119 @@
+"""What a collector is told: flags over environment over a TOML file over defaults, checked before anything starts."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from hindmost.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+GRPC_PORT, HTTP_PORT = 9460, 9461
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything that can be set; field names are the keys of the TOML file and, in capitals after
+    ``HINDMOST_COLLECTOR_``, of the environment.
+    """
+
+    listen: str = f"127.0.0.1:{GRPC_PORT}"
+    http: str = ""  # empty: none for a run that is held, the default port for a service
+    out: str = ""
+    store: str = ""
+    job_id: str = ""
+    command: str = ""
+    launcher: str = ""
+    hold: bool = False
+    flush_seconds: float = 0.0
+    memory_mib: int = 256
+    judge_seconds: float = 2.0
+    log_format: str = "text"
+
+    @property
+    def http_address(self) -> tuple[str, int] | None:
+        """Where to serve the page and metrics; None for nowhere."""
+        if self.http == "none" or (self.hold and not self.http):
+            return None
+        return address(self.http or f"127.0.0.1:{HTTP_PORT}", "--http")
+
+    @property
+    def flush_period(self) -> float:
+        """Seconds between flushes: one where a run is watched by the person who started it, ten in a service."""
+        return self.flush_seconds or (1.0 if self.out else 10.0)
+
+
+def address(text: str, what: str) -> tuple[str, int]:
+    """``HOST:PORT``, ``:PORT`` or ``[V6]:PORT`` as ``(host, port)``. Raises UsageError."""
+    host, separator, port = text.rpartition(":")
+    if not separator or not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"{what} {text!r} is not HOST:PORT, for example 127.0.0.1:{GRPC_PORT}")
+    return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104 - asked for by leaving the host out
+
+
+def resolve(flags: Mapping[str, Any], environ: Mapping[str, str], config: Path | None = None) -> Options:
+    """Merge the four layers. Raises UsageError, naming the layer, for an unknown key or an impossible value."""
+    values: dict[str, Any] = {}
+    known = {field.name: field for field in fields(Options)}
+    layers: list[tuple[str, Mapping[str, Any]]] = []
+    if config is not None:
+        layers.append((str(config), _read(config)))
+    prefix = "HINDMOST_COLLECTOR_"
+    layers.append(
+        ("the environment", {k.removeprefix(prefix).lower(): v for k, v in environ.items() if k.startswith(prefix)})
+    )
+    layers.append(("the command line", {k: v for k, v in flags.items() if v is not None}))
+    for where, layer in layers:
+        for key, value in layer.items():
+            if key not in known:
+                if where == "the command line":
+                    continue
+                raise UsageError(f"{where} sets {key!r}, which is no setting; settings are {', '.join(sorted(known))}")
+            values[key] = _converted(key, value, type(known[key].default), where)
+    options = Options(**values)
+    _check(options)
+    return options
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    toml: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    try:
+        settings: Mapping[str, Any] = toml.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError are
+        raise UsageError(f"{path} is not TOML: {error}") from error
+    return settings
+
+
+def _converted(key: str, value: Any, kind: type, where: str) -> Any:
+    if kind is bool and isinstance(value, str):
+        if value.lower() in {"1", "true", "yes", "0", "false", "no", ""}:
+            return value.lower() in {"1", "true", "yes"}
+    elif kind is bool and isinstance(value, bool):
+        return value
+    elif kind is not bool and not isinstance(value, (bool, list, dict)):
+        try:
+            return kind(value)
+        except ValueError:
+            pass
+    raise UsageError(f"{where} sets {key} to {value!r}, which is no {kind.__name__}")
+
+
+def _check(options: Options) -> None:
+    address(options.listen, "--listen")
+    _ = options.http_address  # raises when it is none
+    if options.out and options.store:
+        raise UsageError("--out and --store both say where to record: give one")
+    if options.memory_mib < 16:
+        raise UsageError(f"memory_mib is {options.memory_mib}: at least 16 are needed")
+    if options.log_format not in {"text", "json"}:
+        raise UsageError(f"log_format is {options.log_format!r}: text or json")
+    for name in ("flush_seconds", "judge_seconds"):
+        if not 0 <= getattr(options, name) <= 3600:
+            raise UsageError(f"{name} is {getattr(options, name)}: between 0 and 3600")

@@ -1,0 +1,165 @@
+"""What the HTTP side shows: the metrics page, reports, health."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from hindmost import __version__
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from hindmost_collector.exposition import family
+from hindmost_collector.exposition_jobs import JobPage
+from hindmost_collector.exposition_nodes import NodeMetrics
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from prometheus_client.core import Metric
+
+    from hindmost_collector.service import Collector
+
+
+class Scrape:
+    """Reads a running collector from another thread."""
+
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+        self.nodes = NodeMetrics(collector.definitions)
+        self._jobs = JobPage()
+        self._registry = CollectorRegistry()
+        self._registry.register(OwnMetrics(collector))
+        for standard in (ProcessCollector, PlatformCollector, GCCollector):
+            standard(registry=self._registry)
+        self._one_at_a_time = threading.Lock()
+
+    def metrics(self) -> bytes:
+        """The whole ``/metrics`` page."""
+        with self._one_at_a_time:
+            jobs = self._jobs.text(list(self._collector.jobs.values()))
+            return b"".join(
+                (
+                    jobs.encode(),
+                    _agents(self._collector).encode(),
+                    self.nodes.text().encode(),
+                    generate_latest(self._registry),
+                )
+            )
+
+    def forget(self, job: str) -> None:
+        """A job is over: stop showing it."""
+        with self._one_at_a_time:
+            self._jobs.forget(job)
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """What ``/api/jobs`` lists."""
+        return [
+            {"id": job.id, "command": job.command, "world_size": job.world_size, "last_step": job.window.last_step}
+            for job in list(self._collector.jobs.values())
+        ]
+
+    def report(self, name: str | None) -> dict[str, Any] | None:
+        """The newest report of a job, or of the only one; None when there is none yet."""
+        jobs = self._collector.jobs
+        job = jobs.get(name) if name else next(iter(list(jobs.values())), None)
+        if job is None or job.report is None:
+            return None
+        return {**job.report, "recording": self._collector.recorder.failing}
+
+    def ready(self) -> str | None:
+        """Why this collector is not ready; None when it is."""
+        if not self._collector.ready:
+            return "starting or stopping"
+        failing = self._collector.recorder.failing
+        return f"recording fails: {failing}" if failing else None
+
+
+def _agents(collector: Collector) -> str:
+    """Each agent's connection and clock."""
+    agents, now = list(collector.ingest.agents.values()), collector.clock.now()
+    shown = [agent for agent in agents if not agent.departed]
+    labels = [{"node": agent.node} for agent in shown]
+    return "".join(
+        (
+            family(
+                "hindmost_collector_agent_connected",
+                "gauge",
+                "1 while the node's agent has a stream, 0 after it broke off without a farewell.",
+                ((label, agent.outbox is not None) for label, agent in zip(labels, shown, strict=True)),
+            ),
+            family(
+                "hindmost_collector_agent_silence_seconds",
+                "gauge",
+                "Time since the node's agent sent anything.",
+                ((label, (now - agent.last_heard_ns) / 1e9) for label, agent in zip(labels, shown, strict=True)),
+            ),
+            family(
+                "hindmost_collector_clock_uncertainty_seconds",
+                "gauge",
+                "How far the node's times may be off the job clock.",
+                ((label, agent.clock.uncertainty_ns / 1e9) for label, agent in zip(labels, shown, strict=True)),
+            ),
+            family(
+                "hindmost_collector_clock_drift_ratio",
+                "gauge",
+                "Drift of the node's clock against the job clock.",
+                ((label, agent.clock.drift_ppb / 1e9) for label, agent in zip(labels, shown, strict=True)),
+            ),
+        )
+    )
+
+
+#: Key in ``Ingest.counts`` to ``(metric, help)``.
+COUNTS = {
+    "batches": ("hindmost_collector_batches", "Batches received."),
+    "duplicate_batches": ("hindmost_collector_duplicate_batches", "Batches that came again and were left out."),
+    "malformed_blocks": ("hindmost_collector_malformed_blocks", "Blocks left out because they made no sense."),
+    "shed_samples": ("hindmost_collector_shed_samples", "Metric samples left out for want of memory."),
+    "streams": ("hindmost_collector_streams", "Streams that agents opened."),
+    "replaced_streams": ("hindmost_collector_replaced_streams", "Streams replaced by another of the same identity."),
+    "impossible_clock_samples": ("hindmost_collector_impossible_clock_samples", "Round trips that cannot have been."),
+}
+
+
+class OwnMetrics:
+    """The collector's own metrics, for prometheus_client."""
+
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+
+    def collect(self) -> Iterator[Metric]:
+        """Every own metric, at its present value."""
+        ingest, recorder = self._collector.ingest, self._collector.recorder
+        info = GaugeMetricFamily("hindmost_collector_info", "This collector.", labels=["version"])
+        info.add_metric([__version__], 1)
+        yield info
+        for key, (name, text) in COUNTS.items():
+            yield CounterMetricFamily(name, text, ingest.counts[key])
+        counters = {
+            "hindmost_collector_samples": ("Metric samples taken.", self._collector.decoder.samples),
+            "hindmost_collector_missing_batches": (
+                "Batches whose numbers agents skipped: dropped from a full spool.",
+                sum(agent.skipped for agent in list(ingest.agents.values())),
+            ),
+            "hindmost_collector_stored_rows": ("Rows made durable.", recorder.written_rows),
+            "hindmost_collector_stored_bytes": ("Bytes written to the store.", recorder.written_bytes),
+            "hindmost_collector_flushes": ("Flushes made durable.", recorder.flushes),
+            "hindmost_collector_flush_seconds": ("Time spent flushing.", recorder.flush_seconds),
+            "hindmost_collector_store_failures": ("Flushes that failed.", recorder.failures),
+            "hindmost_collector_discarded_bytes": (
+                "Rows let go unwritten while the store failed; agents were never told that they are safe.",
+                recorder.shed_bytes,
+            ),
+            "hindmost_collector_judging_seconds": ("Time spent judging.", self._collector.judging.seconds),
+        }
+        for name, (text, value) in counters.items():
+            yield CounterMetricFamily(name, text, value)
+        gauges = {
+            "hindmost_collector_store_failing": ("1 while the store cannot be written.", float(bool(recorder.failing))),
+            "hindmost_collector_pending_bytes": ("Memory held by rows that are not durable.", recorder.pending_bytes),
+            "hindmost_collector_agents": ("Agents with a stream.", ingest.connected()),
+            "hindmost_collector_loop_lag_seconds": ("How late the last tick was.", self._collector.lag_s),
+        }
+        for name, (text, value) in gauges.items():
+            yield GaugeMetricFamily(name, text, value)

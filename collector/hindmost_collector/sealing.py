@@ -1,0 +1,50 @@
+"""The end of a job: judge the whole recording once more, and write the report down."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+from hindmost.errors import HindmostError
+
+if TYPE_CHECKING:
+    from hindmost_collector.jobs import LiveJob
+    from hindmost_collector.model import Run
+    from hindmost_collector.service import Collector
+
+log = logging.getLogger(__name__)
+
+
+def seal(collector: Collector, job: LiveJob) -> dict[str, Any] | None:
+    """Write ``report.json``. The report where it could not be written, else None."""
+    report = collector.judging.report(job.id, _whole(collector, job))
+    if report is None:
+        return None
+    job.report = report
+    store = collector.recorder.store
+    if store is None:
+        return report
+    try:
+        store.write_file(job.id, "report.json", json.dumps(report, indent=1).encode() + b"\n")
+    except OSError as error:
+        log.error("report.json could not be written: %s", error.strerror or error)  # noqa: TRY400 - one line, no traceback
+        return report
+    return None
+
+
+def _whole(collector: Collector, job: LiveJob) -> Run:
+    """All that was recorded; the window in memory where recording failed."""
+    recorder = collector.recorder
+    notes: tuple[str, ...] = ()
+    if recorder.store and not recorder.failing:
+        try:
+            return recorder.store.read(job.id)
+        except (HindmostError, OSError) as error:
+            notes = (f"the recording cannot be read ({error}): judged from memory",)
+    elif recorder.failing:
+        notes = (f"recording stopped ({recorder.failing}): judged from the last minutes in memory",)
+    run = job.run(collector.decoder.words, collector.definitions)
+    facts = dataclasses.replace(run.job, exit_code=job.exit_code, ended_ns=collector.clock.now())
+    return dataclasses.replace(run, job=facts, notes=(*run.notes, *notes))

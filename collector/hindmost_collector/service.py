@@ -1,0 +1,299 @@
+"""The collector's life: start, tick, judge, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from hindmost import __version__
+from hindmost.errors import HindmostError
+from hindmost_proto import telemetry_pb2_grpc
+
+from hindmost_collector.chunk import finish
+from hindmost_collector.clock import JobClock
+from hindmost_collector.decode import Decoder
+from hindmost_collector.definitions import Definitions
+from hindmost_collector.ingest import MESSAGE_LIMIT, Ingest
+from hindmost_collector.jobs import LiveJob
+from hindmost_collector.live import Judging, VerdictLog, line
+from hindmost_collector.options import address
+from hindmost_collector.recording import Recorder
+from hindmost_collector.scrape import Scrape
+from hindmost_collector.sealing import seal
+from hindmost_collector.store.parquet import ParquetStore
+from hindmost_collector.web.server import Page
+
+if TYPE_CHECKING:
+    from hindmost_collector.options import Options
+    from hindmost_collector.recording import Store
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.5
+#: How long agents may take to flush and say Goodbye once told to stop.
+GOODBYE_S = 12.0
+#: A series whose agent has not sent for this long has no value.
+STALE_NS = 120_000_000_000
+#: A job that nobody speaks of for this long is over, and so is one whose ranks are all gone for a tenth of it.
+SILENCE_NS = 300_000_000_000
+
+
+def open_store(options: Options) -> Store | None:
+    """The store that the options name; None for none. Raises HindmostError when it cannot be had."""
+    if options.out:
+        return ParquetStore(Path(options.out), single=True)
+    if options.store:
+        return ParquetStore(Path(options.store.removeprefix("file://")), single=False)
+    return None
+
+
+class Collector:
+    """All parts, wired. ``start`` before anything else; ``stop`` is safe at any time."""
+
+    def __init__(self, options: Options, store: Store | None) -> None:
+        self.options = options
+        self.clock = JobClock(store.clock if store else None)
+        self.definitions = Definitions()
+        self.decoder = Decoder(self.definitions)
+        self.ingest = Ingest(self.clock, self.definitions, self.decoder, dict(store.sequences) if store else {})
+        self.recorder = Recorder(store, self.decoder.words, self.definitions, options.memory_mib << 20)
+        self.jobs: dict[str, LiveJob] = {}
+        self.judging = Judging(options.judge_seconds)
+        self.scrape = Scrape(self)
+        self._verdicts: dict[str, VerdictLog] = {}
+        self._server: grpc.aio.Server | None = None
+        self._page: Page | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self.ready = False
+        self.lag_s = 0.0
+
+    async def start(self) -> dict[str, str | None]:
+        """Bind both ports; ``{"grpc": "HOST:PORT", "http": "HOST:PORT" or None}``. Raises HindmostError."""
+        host, port = address(self.options.listen, "--listen")
+        self._server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", MESSAGE_LIMIT),
+                ("grpc.so_reuseport", 0),  # a port in use is an error, not a lottery
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.min_ping_interval_without_data_ms", 5000),
+            ]
+        )
+        telemetry_pb2_grpc.add_TelemetryServicer_to_server(self.ingest, self._server)  # type: ignore[no-untyped-call]
+        try:
+            bound = self._server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        except RuntimeError as error:
+            raise HindmostError(
+                f"cannot listen on {host}:{port}: it is in use, or not an address of this host"
+            ) from error
+        http = self.options.http_address
+        if http:
+            self._page = Page(http, self.scrape)
+        await self._server.start()
+        self._tasks = [asyncio.create_task(self._ticks()), asyncio.create_task(self._judges())]
+        self.ready = True
+        if self.options.job_id:
+            self.job(self.options.job_id)
+            self._note(self.options.job_id, {"started_ns": self.clock.now()})
+        return {"grpc": f"{host}:{bound}", "http": self._page.address if self._page else None}
+
+    def job(self, name: str) -> LiveJob:
+        """The live job of that id, made when new."""
+        job = self.jobs.get(name)
+        if job is None:
+            command = self.options.command if name == self.options.job_id else None
+            job = self.jobs[name] = LiveJob(name, self.clock.now(), command or None)
+        return job
+
+    async def _ticks(self) -> None:
+        while True:
+            due = time.monotonic() + TICK_S
+            await asyncio.sleep(TICK_S)
+            self.lag_s = time.monotonic() - due
+            self.gather()
+            pending = time.monotonic() - self.recorder.last_flush
+            departing = any(agent.departed and agent.outbox for agent in self.ingest.agents.values())
+            if pending >= self.options.flush_period or departing or self.recorder.pressure > 0.25:
+                await self.flush()
+
+    def gather(self) -> None:
+        """Move what has arrived to the recorder, the windows and the counters."""
+        sequences = self.ingest.received()
+        chunks = {name: finish(rows) for name, rows in self.decoder.take().items()}
+        now = self.clock.now()
+        for name, chunk in chunks.items():
+            for block in chunk.metrics:
+                self.scrape.nodes.add(block)
+            if name:
+                self.job(name).add(chunk, self.decoder.words, self.definitions, now)
+        self.recorder.add(chunks, sequences)
+        self.scrape.nodes.expire(now - STALE_NS)
+        self._relieve()
+
+    def _relieve(self) -> None:
+        """Under pressure: node metrics go first; when the disk fails, everything that agents can send again."""
+        pressure, shedding = self.recorder.pressure, self.ingest.shed_metrics
+        wanted = pressure > 0.5 or (shedding and pressure > 0.25)
+        if wanted != shedding:
+            self.ingest.shed_metrics = wanted
+            for agent in self.ingest.agents.values():
+                if agent.outbox:
+                    agent.outbox.throttle(wanted)
+            log.warning(
+                "%s node metrics: memory for unwritten rows is %.0f %% full",
+                "shedding" if wanted else "taking",
+                pressure * 100,
+            )
+        if pressure >= 1 and self.recorder.failing:
+            self.recorder.discard()
+        elif pressure >= 1:
+            self.ingest.pause()
+        else:
+            self.ingest.resume()
+
+    async def flush(self) -> None:
+        """Write what is pending and acknowledge it."""
+        self.ingest.durable(await self.recorder.flush(self.clock.state()))
+        self._relieve()
+
+    async def _judges(self) -> None:
+        while True:
+            await asyncio.sleep(0.25)
+            for job in list(self.jobs.values()):
+                if job.sealed or job.judged_revision == job.revision or not self.judging.due(job.id):
+                    continue
+                await self._judge(job)
+            if not self.options.hold:
+                await self._seal_finished()
+
+    async def _judge(self, job: LiveJob) -> None:
+        job.judged_revision = job.revision
+        run = job.run(self.decoder.words, self.definitions)
+        report = await asyncio.to_thread(self.judging.report, job.id, run)
+        if report is None:
+            return
+        events = self._verdicts.setdefault(job.id, VerdictLog()).update(report["verdicts"], self.clock.now())
+        for event in events:
+            self._line(job.id, line(event))
+        job.report = report
+
+    def _line(self, job: str, text: str) -> None:
+        try:
+            if self.recorder.store:
+                self.recorder.store.append_line(job, "verdicts.jsonl", text)
+        except OSError as error:
+            self.recorder.failing = self.recorder.failing or error.strerror or str(error)
+
+    def _note(self, job: str, meta: dict[str, Any]) -> None:
+        """Write what is known of a job as a whole to its ``meta.json``."""
+        live = self.job(job)
+        ours = job == self.options.job_id
+        known = {
+            "job_id": job,
+            "command": live.command,
+            "launcher": (self.options.launcher or None) if ours else None,
+            "world_size": live.world_size,
+            "nodes": sorted(set(live.window.ranks()["node"].tolist())) or None,
+            "version": __version__,
+        }
+        try:
+            if self.recorder.store:
+                self.recorder.store.write_meta(job, {**known, **meta})
+        except OSError as error:
+            self.recorder.failing = self.recorder.failing or error.strerror or str(error)
+
+    async def _seal_finished(self) -> None:
+        """Judge, once and whole, each job that is over."""
+        now = self.clock.now()
+        for job in list(self.jobs.values()):
+            quiet = now - job.heard_ns
+            if quiet > SILENCE_NS or (job.over and quiet > SILENCE_NS / 10):
+                await self.flush()
+                await self.finish(job)
+                del self.jobs[job.id]
+                self._verdicts.pop(job.id, None)
+                self.judging.forget(job.id)
+                self.scrape.forget(job.id)
+
+    async def finish(self, job: LiveJob) -> dict[str, Any] | None:
+        """Write the end of a job: meta.json and report.json; the report."""
+        job.sealed = True
+        self._note(job.id, {"started_ns": job.started_ns, "ended_ns": self.clock.now(), "exit_code": job.exit_code})
+        return await asyncio.to_thread(seal, self, job)
+
+    async def stop(self, reason: str) -> dict[str, Any] | None:
+        """Ask agents to leave, write everything, judge. The report of the job that was asked for, if it could not be
+        written to disk."""
+        self.ingest.stop(reason)
+        deadline = time.monotonic() + GOODBYE_S
+        while self.ingest.connected() and time.monotonic() < deadline:
+            self.gather()
+            await self.flush()
+            await asyncio.sleep(0.05)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._server:
+            await self._server.stop(1.0)
+        self.gather()
+        await self.flush()
+        unwritten = None
+        for job in list(self.jobs.values()):
+            report = await self.finish(job)
+            if job.id == self.options.job_id or not self.options.job_id:
+                unwritten = report
+        if self._page:
+            self._page.close()
+        if self.recorder.store:
+            self.recorder.store.close()
+        self.ready = False
+        return unwritten
+
+
+async def serve(options: Options, stopped: asyncio.Event) -> int:
+    """Run a collector until ``stopped``, or until stdin ends where it is held."""
+    store = open_store(options)
+    collector = Collector(options, store)
+    try:
+        addresses = await collector.start()
+    except HindmostError:
+        await collector.stop("start failed")
+        raise
+    _say(addresses)
+    if options.hold:
+        follow = (collector, stopped, asyncio.get_running_loop())
+        threading.Thread(target=_follow_stdin, args=follow, daemon=True, name="stdin").start()
+    await stopped.wait()
+    unwritten = await collector.stop("the job is over" if options.hold else "the collector is stopping")
+    if unwritten is not None:
+        _say({"report": unwritten})
+    return 0
+
+
+def _say(message: object) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+def _follow_stdin(collector: Collector, stopped: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
+    """Take the job's exit code from stdin; its end is the end of the job, or of whoever started it."""
+    for text in sys.stdin:
+        code = _exit_code(text)
+        if code is None:
+            log.warning('stdin said %r, which is no {"exit_code": N}', text.strip()[:80])
+        else:
+            collector.job(collector.options.job_id).exit_code = code
+    loop.call_soon_threadsafe(stopped.set)
+
+
+def _exit_code(text: str) -> int | None:
+    try:
+        return int(json.loads(text)["exit_code"])
+    except (ValueError, KeyError, TypeError):
+        return None

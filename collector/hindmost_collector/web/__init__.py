@@ -1,0 +1,1 @@
+"""The live page and everything else served over HTTP."""
