@@ -10,6 +10,7 @@ import numpy as np
 from hindmost_collector.model import COLLECTIVES, RANKS, UNMEASURED, Job, Run, Table, rows
 from hindmost_collector.sources.columns import concatenate, has_rows, select, table
 from hindmost_collector.sources.nvml_csv import gpu
+from hindmost_collector.sources.same_operations import with_what_others_saw
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,14 +24,16 @@ _ADDED_UP = ("intervals", "metrics", "stacks")
 def combine(path: Path, runs: Sequence[Run]) -> Run:
     """One run from several views of it, best first. Ranks are joined by their number."""
     runs = [_with_ranks_of_processes(run, runs) for run in runs]
+    world = next((run.communicators for run in runs if has_rows(run, "communicators")), None)
+    runs = [_in_the_communicators_of(world, run) for run in runs]
     chosen = {name: next((run.tables()[name] for run in runs if has_rows(run, name)), None) for name in _ONE_SOURCE}
     added = {name: concatenate(name, [run.tables()[name] for run in runs]) for name in _ADDED_UP}
     ranks = _ranks(runs)
     notes = [note for run in runs for note in run.notes]
     if chosen["collectives"] is not None and (chosen["collectives"]["duration_ns"] < 0).all():
         notes.append("Nothing here says how long collectives took: who waits for whom cannot be told.")
-    if chosen["in_flight"] is not None:
-        chosen["in_flight"] = _in_the_run_s_communicators(chosen["in_flight"], runs, chosen["communicators"])
+    if chosen["collectives"] is not None:
+        chosen["collectives"] = with_what_others_saw(chosen["collectives"], [run.collectives for run in runs])
     run = Run(
         job=_job(path, runs, ranks),
         ranks=ranks,
@@ -81,14 +84,19 @@ def _with_ranks_of_processes(run: Run, runs: Sequence[Run]) -> Run:
     return replace(run, stacks=select(stacks, ranks >= 0))
 
 
-def _in_the_run_s_communicators(in_flight: Table, runs: Sequence[Run], chosen: Table | None) -> Table:
-    """Operations in flight, their process groups named as the chosen communicators with the same members."""
-    if chosen is None:
-        return in_flight
+def _in_the_communicators_of(chosen: Table | None, run: Run) -> Run:
+    """A source's operations, its process groups named as the chosen communicators with the same members."""
+    if chosen is None or run.communicators is chosen:
+        return run
     ours = {members: comm for comm, members in _members(chosen).items()}
-    theirs = {comm: members for run in runs for comm, members in _members(run.communicators).items()}
-    same = [ours.get(theirs.get(comm, frozenset()), comm) for comm in in_flight["comm"].tolist()]
-    return {**in_flight, "comm": np.array(same, dtype=np.uint64)}
+    same = {comm: ours.get(members, comm) for comm, members in _members(run.communicators).items()}
+
+    def renamed(part: Table) -> Table:
+        comms, which = np.unique(part["comm"], return_inverse=True)
+        names = np.array([same.get(comm, comm) for comm in comms.tolist()], dtype=np.uint64)
+        return {**part, "comm": names[which]} if len(comms) else part
+
+    return replace(run, collectives=renamed(run.collectives), in_flight=renamed(run.in_flight))
 
 
 def _members(communicators: Table) -> dict[int, frozenset[int]]:

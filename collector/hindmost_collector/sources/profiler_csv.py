@@ -20,6 +20,7 @@ from hindmost.errors import UsageError
 from hindmost_collector.model import GPU_TIME, Job, Run, Table
 from hindmost_collector.sources.columns import concatenate, table
 from hindmost_collector.sources.operations import operation
+from hindmost_collector.sources.processes import WINDOW_NS, communicators, counted, stride, thinned, world_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,10 +30,6 @@ if TYPE_CHECKING:
 
 NAME = "NCCL profiler CSV (prof.PID.csv)"
 
-#: Operations kept of one recording: about 120 bytes each in memory. Beyond it, whole windows of time are left out, the
-#: same ones on every rank.
-MAX_OPERATIONS = 3_000_000
-WINDOW_NS = 10_000_000_000
 _BYTES_A_LINE = 150
 _LINE = re.compile(rb"^[0-9a-f]{1,16},\d+,\d+,\w+,\d+,\w+,\w*,\d+(,\d+){5}\s*$")
 _INTEGERS = ("rank_in", "seq", "count", "channels", "enqueue", "enqueued", "start", "stop", "logged")
@@ -63,23 +60,24 @@ class _File:
 
 def load(files: Sequence[Path]) -> Run:
     """Every process' operations as one run; ranks are those of the communicator that all processes are in."""
-    stride = max(1, -(-sum(path.stat().st_size for path in files) // (_BYTES_A_LINE * MAX_OPERATIONS)))
-    parts = [part for part in (_read(path, stride) for path in files) if len(part.columns["comm"])]
-    ranks, notes = _ranks(parts)
-    notes += _notes(parts, stride)
+    every = stride(sum(path.stat().st_size for path in files), _BYTES_A_LINE)
+    read = [_read(path, every) for path in files]
+    parts = sorted((part for part in read if len(part.columns["comm"])), key=lambda part: part.pid)
+    if not parts:
+        raise UsageError(f"{files[0].parent}: no whole line in the {NAME}")
+    rank_in = [part.rank_in for part in parts]
+    ranks, notes = world_ranks(rank_in)
+    pieces = [_collectives(*one) for one in zip(parts, ranks, _positions(parts), strict=True)]
     return Run(
         job=Job(id="", world_size=len(parts), source=NAME),
         ranks=table("ranks", rank=ranks, world_size=len(parts), pid=[part.pid for part in parts]),
-        collectives=concatenate(
-            "collectives",
-            [_collectives(*one) for one in zip(parts, ranks, _positions(parts), strict=True)],
-        ),
-        communicators=_communicators(parts, ranks),
-        notes=tuple(notes),
+        collectives=concatenate("collectives", pieces),
+        communicators=communicators(rank_in, ranks, {}),
+        notes=(*notes, *_notes(parts), *thinned(every)),
     )
 
 
-def _read(path: Path, stride: int) -> _File:
+def _read(path: Path, every: int) -> _File:
     torn: list[str] = []
 
     def skip(row: Any) -> str:
@@ -95,7 +93,7 @@ def _read(path: Path, stride: int) -> _File:
         with pa_csv.open_csv(
             path, options, pa_csv.ParseOptions(invalid_row_handler=skip), convert_options=convert
         ) as reader:
-            batches = [_thin(batch, stride) for batch in reader]
+            batches = [_thin(batch, every) for batch in reader]
     except (pa.ArrowInvalid, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: not a {NAME}: {str(error).splitlines()[0]}") from error
     columns = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
@@ -104,9 +102,9 @@ def _read(path: Path, stride: int) -> _File:
     return _File(path, int(pid[1]) if pid else -1, {k: v[order] for k, v in columns.items()}, len(torn))
 
 
-def _thin(batch: Any, stride: int) -> dict[str, np.ndarray[Any, Any]]:
-    if stride > 1:
-        batch = batch.filter(pa.array(batch["enqueue"].to_numpy() // WINDOW_NS % stride == 0))
+def _thin(batch: Any, every: int) -> dict[str, np.ndarray[Any, Any]]:
+    if every > 1:
+        batch = batch.filter(pa.array(batch["enqueue"].to_numpy() // WINDOW_NS % every == 0))
     op = batch["op"].dictionary_decode() if pa.types.is_dictionary(batch["op"].type) else batch["op"]
     columns = {name: batch[name].to_numpy() for name in ("rank_in", "seq", "count", "enqueue", "start", "stop")}
     names, codes = _encoded(batch["comm"])
@@ -123,27 +121,10 @@ def _encoded(column: Any) -> tuple[list[str], np.ndarray[Any, Any]]:
     return coded.dictionary.to_pylist(), coded.indices.to_numpy()
 
 
-def _ranks(parts: list[_File]) -> tuple[list[int], list[str]]:
-    """The rank of each process in the communicator that has them all; by process id where there is none."""
-    for comm in {comm for part in parts for comm in part.rank_in}:
-        inside = [part.rank_in.get(comm, -1) for part in parts]
-        if sorted(inside) == list(range(len(parts))):
-            return inside, []
-    order = sorted(range(len(parts)), key=lambda i: parts[i].pid)
-    note = "No communicator of the profiler CSVs has all processes: ranks are in the order of process ids."
-    return [order.index(i) for i in range(len(parts))], [note]
-
-
-def _notes(parts: list[_File], stride: int) -> list[str]:
+def _notes(parts: list[_File]) -> list[str]:
     torn = sum(part.torn for part in parts)
-    notes = ["Profiler CSVs give element counts, not bytes: sizes are taken as one byte an element."]
-    if torn:
-        notes.append(f"{torn} torn line{'s' * (torn > 1)} of the profiler CSVs left out.")
-    if stride > 1:
-        notes.append(
-            f"Of the profiler CSVs {WINDOW_NS // 10**9} s in every {stride} times that were read, to stay in memory."
-        )
-    return notes
+    notes = ["Profiler CSVs give element counts: where nothing else says the size, an element is taken as one byte."]
+    return notes + ([f"{torn} torn line{'s' * (torn > 1)} of the profiler CSVs left out."] if torn else [])
 
 
 def _positions(parts: list[_File]) -> list[np.ndarray[Any, Any]]:
@@ -177,11 +158,7 @@ def _counted_p2p(columns: Mapping[str, np.ndarray[Any, Any]]) -> np.ndarray[Any,
     """Point-to-point operations numbered per communicator, direction and peer; 0 for the others."""
     seq = np.zeros(len(columns["comm"]), dtype=np.int64)
     p2p = np.flatnonzero(columns["p2p"])
-    _, group = np.unique(np.rec.fromarrays([columns[name][p2p] for name in ("comm", "op", "seq")]), return_inverse=True)
-    order = np.argsort(group, kind="stable")
-    starts = np.flatnonzero(np.diff(group[order], prepend=-1))
-    lengths = np.diff(starts, append=len(order))
-    seq[p2p[order]] = np.arange(len(order)) - np.repeat(starts, lengths)
+    seq[p2p] = counted([columns[name][p2p] for name in ("comm", "op", "seq")])
     return seq
 
 
@@ -199,16 +176,5 @@ def _collectives(part: _File, rank: int, position: np.ndarray[Any, Any]) -> Tabl
         flags=GPU_TIME,
         peer=np.where(c["p2p"], c["seq"], -1),
         enqueue_ns=c["enqueue"],
+        elements=c["count"],
     )
-
-
-def _communicators(parts: list[_File], ranks: list[int]) -> Table:
-    """Who is in which communicator; its size is the members seen, or more where a rank in it says so."""
-    members = [
-        (comm, rank, inside) for part, rank in zip(parts, ranks, strict=True) for comm, inside in part.rank_in.items()
-    ]
-    types = (np.uint64, np.int32, np.int32)
-    columns = zip(zip(*members, strict=True), types, strict=True)
-    comm, rank, inside = (np.array(column, dtype=dtype) for column, dtype in columns)
-    size = [max(int(inside[comm == one].max()) + 1, int((comm == one).sum())) for one in comm]
-    return table("communicators", comm=comm, rank=rank, rank_in=inside, size=size, name="")

@@ -104,7 +104,7 @@ def test_a_hostile_dump_ends_in_one_line(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "nccl_trace_rank_0"
     file.write_bytes(hostile)
-    with pytest.raises(UsageError, match="nccl_trace_rank_0|understood are") as caught:
+    with pytest.raises(UsageError, match=r"nccl_trace_rank_0|understood are") as caught:
         load(tmp_path)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "pwned").exists()
@@ -112,7 +112,7 @@ def test_a_hostile_dump_ends_in_one_line(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_pickle_that_names_a_function_is_refused_before_it_is_read() -> None:
     """The look-through stops at the instruction, not at its effect."""
-    with pytest.raises(pickle.UnpicklingError, match="STACK_GLOBAL|GLOBAL"):
+    with pytest.raises(pickle.UnpicklingError, match=r"STACK_GLOBAL|GLOBAL"):
         plain_pickle(pickle.dumps(_Bomb()))
 
 

@@ -1,0 +1,279 @@
+"""NCCL Inspector's JSON lines, terse and verbose: one object an operation and rank.
+
+``header`` (communicator ``id``, ``rank`` in it, ``n_ranks``), ``metadata`` (host, process, time written), ``coll_perf``
+(function, number within the function, bytes, duration) or ``p2p_perf``; verbose adds ``event_trace_ts`` with host times
+in us. Described in the README of NCCL's ``plugins/profiler/inspector``.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pa_json
+from hindmost.errors import UsageError
+
+from hindmost_collector.model import Job, Run, Table
+from hindmost_collector.sources.columns import table
+from hindmost_collector.sources.files import lines
+from hindmost_collector.sources.operations import operation
+from hindmost_collector.sources.processes import (
+    WINDOW_NS,
+    communicators,
+    counted,
+    positions,
+    stride,
+    thinned,
+    world_ranks,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from hindmost_collector.sources.files import Sample
+
+NAME = "NCCL Inspector JSON lines"
+
+_BLOCK_BYTES = 8 << 20
+_BYTES_A_LINE = 400
+_TIMES = pa.struct(
+    [
+        ("coll_start_ts", pa.int64()),
+        ("p2p_start_ts", pa.int64()),
+        ("kernel_events", pa.list_(pa.struct([("kernel_start_ts", pa.int64())]))),
+    ]
+)
+
+
+def _performance(kind: str) -> pa.DataType:
+    names = [("sn", pa.int64()), ("msg_size_bytes", pa.int64()), ("exec_time_us", pa.float64()), ("peer", pa.int64())]
+    own = [(kind, pa.string()), *((f"{kind}_{name}", dtype) for name, dtype in names)]
+    return pa.struct([*own, ("event_trace_ts", _TIMES)])
+
+
+_SCHEMA = pa.schema(
+    [
+        ("header", pa.struct([("id", pa.string()), ("rank", pa.int64()), ("n_ranks", pa.int64())])),
+        (
+            "metadata",
+            pa.struct([("dump_timestamp_us", pa.int64()), ("hostname", pa.string()), ("pid", pa.int64())]),
+        ),
+        ("coll_perf", _performance("coll")),
+        ("p2p_perf", _performance("p2p")),
+    ]
+)
+_COLUMNS = (
+    "process",
+    "comm",
+    "rank_in",
+    "n_ranks",
+    "number",
+    "op",
+    "bytes",
+    "took",
+    "peer",
+    "written",
+    "start",
+    "host",
+)
+
+
+def recognises(sample: Sample) -> bool:
+    """Whether the first line has Inspector's header and an operation's performance."""
+    first = sample.first_object()
+    return first is not None and "header" in first and ("coll_perf" in first or "p2p_perf" in first)
+
+
+@dataclass
+class _Reading:
+    """What has been read so far: columns in pieces, and the processes met."""
+
+    every: int
+    pieces: dict[str, list[np.ndarray[Any, Any]]] = field(default_factory=lambda: defaultdict(list))
+    processes: dict[tuple[str, int], int] = field(default_factory=dict)
+    torn: int = 0
+
+    def process(self, node: str, pid: int) -> int:
+        return self.processes.setdefault((node, pid), len(self.processes))
+
+
+def load(files: Sequence[Path]) -> Run:
+    """All operations of all processes; ranks are those of the communicator that all processes are in."""
+    reading = _Reading(stride(sum(path.stat().st_size for path in files), _BYTES_A_LINE))
+    for path in files:
+        for block in _blocks(path):
+            _take(_parsed(block, reading), reading)
+    if not reading.processes:
+        raise UsageError(f"{files[0]}: no whole line in the {NAME}")
+    c = {name: np.concatenate(reading.pieces[name]) for name in _COLUMNS}
+    rank_in, sizes = _memberships(c, len(reading.processes))
+    ranks, notes = world_ranks(rank_in)
+    collectives = _collectives(c, np.array(ranks))
+    return Run(
+        job=Job(id="", world_size=len(ranks), source=NAME),
+        ranks=table(
+            "ranks",
+            rank=ranks,
+            world_size=len(ranks),
+            node=[node for node, _ in reading.processes],
+            pid=[pid for _, pid in reading.processes],
+        ),
+        collectives=collectives,
+        communicators=communicators(rank_in, ranks, sizes),
+        notes=(*notes, *_notes(c, collectives, reading.torn), *thinned(reading.every)),
+    )
+
+
+def _blocks(path: Path) -> Iterator[list[bytes]]:
+    block: list[bytes] = []
+    size = 0
+    for line in lines(path):
+        block.append(line)
+        size += len(line)
+        if size >= _BLOCK_BYTES:
+            yield block
+            block, size = [], 0
+    if block:
+        yield block
+
+
+def _parsed(block: list[bytes], reading: _Reading) -> pa.Table:
+    try:
+        return _arrow(b"".join(block))
+    except pa.ArrowInvalid:
+        whole = [line for line in block if _is_operation(line)]
+        reading.torn += sum(bool(line.strip()) for line in block) - len(whole)
+        return _arrow(b"".join(whole)) if whole else _SCHEMA.empty_table()
+
+
+def _arrow(data: bytes) -> pa.Table:
+    options = pa_json.ParseOptions(explicit_schema=_SCHEMA, unexpected_field_behavior="ignore")
+    return pa_json.read_json(io.BytesIO(data), pa_json.ReadOptions(False, 4 * _BLOCK_BYTES), options)
+
+
+def _is_operation(line: bytes) -> bool:
+    """Whether one line alone can be read as the schema says."""
+    try:
+        json.loads(line)
+        _arrow(line)
+    except (ValueError, RecursionError):
+        return False
+    return line.endswith(b"\n")
+
+
+def _take(block: pa.Table, reading: _Reading) -> None:
+    """Flatten one block into columns; only the windows of time that are read."""
+    flat = block.flatten().flatten().flatten()
+    for kind in ("coll", "p2p"):
+        rows = flat.filter(pc.is_valid(flat[f"{kind}_perf.{kind}"]))
+        written = _numbers(rows["metadata.dump_timestamp_us"])
+        rows = rows.filter(pa.array(written * 1000 // WINDOW_NS % reading.every == 0)) if reading.every > 1 else rows
+        if rows.num_rows:
+            for name, values in _columns(rows, kind, reading).items():
+                reading.pieces[name].append(values)
+
+
+def _columns(rows: pa.Table, kind: str, reading: _Reading) -> dict[str, np.ndarray[Any, Any]]:
+    perf = f"{kind}_perf"
+    times = f"{perf}.event_trace_ts"
+    numbers = {
+        "rank_in": "header.rank",
+        "n_ranks": "header.n_ranks",
+        "number": f"{perf}.{kind}_sn",
+        "bytes": f"{perf}.{kind}_msg_size_bytes",
+        "peer": f"{perf}.{kind}_peer",
+        "written": "metadata.dump_timestamp_us",
+        "host": f"{times}.{kind}_start_ts",
+    }
+    columns = {name: _numbers(rows[source]) for name, source in numbers.items()}
+    columns["took"] = np.nan_to_num(rows[f"{perf}.{kind}_exec_time_us"].to_numpy() * 1000, nan=-1).astype(np.int64)
+    columns["start"] = _first_kernel(rows[f"{times}.kernel_events"])
+    columns["comm"] = _coded(rows["header.id"], lambda name: int(name, 16) % 2**64, np.uint64)
+    columns["op"] = _coded(rows[f"{perf}.{kind}"], operation, "U20")
+    hosts, pids = rows["metadata.hostname"].to_pylist(), _numbers(rows["metadata.pid"]).tolist()
+    known = {one: reading.process(*one) for one in dict.fromkeys(zip((h or "" for h in hosts), pids, strict=True))}
+    columns["process"] = np.array([known[h or "", pid] for h, pid in zip(hosts, pids, strict=True)], dtype=np.int64)
+    return columns
+
+
+def _numbers(column: Any) -> np.ndarray[Any, Any]:
+    filled: np.ndarray[Any, Any] = pc.fill_null(column, -1).to_numpy()
+    return filled
+
+
+def _coded(column: Any, spell: Any, dtype: Any) -> np.ndarray[Any, Any]:
+    coded = pc.fill_null(column, "0").combine_chunks().dictionary_encode()
+    try:
+        names = np.array([spell(name) for name in coded.dictionary.to_pylist()], dtype=dtype)
+    except ValueError as error:
+        raise UsageError(f"not {NAME}: a communicator's id is not a hexadecimal number ({error})") from error
+    spelled: np.ndarray[Any, Any] = names[coded.indices.to_numpy()]
+    return spelled
+
+
+def _first_kernel(events: Any) -> np.ndarray[Any, Any]:
+    """Host us at which each operation's first kernel was seen to start; -1 in terse lines."""
+    events = events.combine_chunks()
+    out = np.full(len(events), -1, dtype=np.int64)
+    owner = pc.list_parent_indices(events).to_numpy()
+    if len(owner):
+        start = _numbers(pc.struct_field(pc.list_flatten(events), "kernel_start_ts"))
+        first = np.full(len(events), np.iinfo(np.int64).max)
+        np.minimum.at(first, owner, start)
+        out = np.where(first < np.iinfo(np.int64).max, first, -1)
+    return out
+
+
+def _memberships(c: dict[str, np.ndarray[Any, Any]], processes: int) -> tuple[list[dict[int, int]], dict[int, int]]:
+    rank_in: list[dict[int, int]] = [{} for _ in range(processes)]
+    for comm in np.unique(c["comm"]).tolist():
+        mine = c["comm"] == comm
+        process, first = np.unique(c["process"][mine], return_index=True)
+        for one, inside in zip(process.tolist(), c["rank_in"][mine][first].tolist(), strict=True):
+            rank_in[one][comm] = inside
+    comms, first = np.unique(c["comm"], return_index=True)
+    return rank_in, dict(zip(comms.tolist(), c["n_ranks"][first].tolist(), strict=True))
+
+
+def _collectives(c: dict[str, np.ndarray[Any, Any]], ranks: np.ndarray[Any, Any]) -> Table:
+    """Verbose lines have the start; terse ones the time when the line was written, soon after the end."""
+    rank = ranks[c["process"]]
+    p2p = c["peer"] >= 0
+    seq = positions(c["comm"], c["op"], c["number"], c["written"])
+    seq[p2p] = counted([rank[p2p], c["comm"][p2p], c["op"][p2p], c["peer"][p2p]])
+    written = c["written"] * 1000 - np.maximum(c["took"], 0)
+    part = table(
+        "collectives",
+        rank=rank,
+        comm=c["comm"],
+        seq=seq,
+        op=c["op"],
+        start_ns=np.where(c["start"] >= 0, c["start"] * 1000, written),
+        duration_ns=c["took"],
+        bytes=c["bytes"],
+        peer=np.where(p2p, c["peer"], -1),
+    )
+    return {**part, "enqueue_ns": np.where(c["host"] >= 0, c["host"] * 1000, -1)}
+
+
+def _notes(c: dict[str, np.ndarray[Any, Any]], collectives: Table, torn: int) -> list[str]:
+    notes = []
+    if (c["start"] < 0).any():
+        notes.append("Terse Inspector lines have no start times: an operation's time is when its line was written.")
+    ranks = len(np.unique(collectives["rank"]))
+    expected = (
+        sum(int(collectives["seq"][collectives["comm"] == one].max()) + 1 for one in np.unique(c["comm"])) * ranks
+    )
+    if len(np.unique(c["comm"])) == 1 and expected > len(c["comm"]):
+        missed = expected - len(c["comm"])
+        notes.append(f"Inspector missed {missed} of {expected} operations: it keeps the latest at each look.")
+    if torn:
+        notes.append(f"{torn} torn line{'s' * (torn > 1)} of the {NAME} left out.")
+    return notes

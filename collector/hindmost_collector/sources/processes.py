@@ -1,0 +1,106 @@
+"""Which rank each process of a recording was, and in which order its communicators worked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hindmost_collector.sources.columns import table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hindmost_collector.model import Table
+
+#: Operations kept of one recording: about 120 bytes each in memory. Beyond it, whole windows of time are left out, the
+#: same ones on every rank.
+MAX_OPERATIONS = 3_000_000
+WINDOW_NS = 10_000_000_000
+_NUMBER_BITS = 40
+
+
+def stride(size: int, bytes_each: int) -> int:
+    """Read the first of every so many windows of time, for a recording of ``size`` bytes to stay in memory."""
+    return max(1, -(-size // (bytes_each * MAX_OPERATIONS)))
+
+
+def thinned(stride: int) -> list[str]:
+    """What to say of a recording that was read in part."""
+    return [f"To stay in memory, {WINDOW_NS // 10**9} s in every {stride} times that were read."] if stride > 1 else []
+
+
+def world_ranks(rank_in: Sequence[Mapping[int, int]]) -> tuple[list[int], list[str]]:
+    """The rank of each process in the communicator that has them all, and a note where there is none.
+
+    ``rank_in`` maps communicator to the process' rank in it, one a process, in the order of process ids.
+    """
+    for comm in sorted({comm for one in rank_in for comm in one}):
+        inside = [one.get(comm, -1) for one in rank_in]
+        if sorted(inside) == list(range(len(rank_in))):
+            return inside, []
+    return list(range(len(rank_in))), ["No communicator has all processes: ranks are in the order of process ids."]
+
+
+def communicators(rank_in: Sequence[Mapping[int, int]], ranks: Sequence[int], sizes: Mapping[int, int]) -> Table:
+    """Who is in which communicator; its size is what ``sizes`` says, or the members seen."""
+    members = [(c, rank, inside) for one, rank in zip(rank_in, ranks, strict=True) for c, inside in one.items()]
+    if not members:
+        return table("communicators", comm=np.empty(0, np.uint64))
+    comm = np.array([member[0] for member in members], dtype=np.uint64)
+    inside = np.array([member[2] for member in members])
+    seen = {one: max(int(inside[comm == one].max()) + 1, int((comm == one).sum())) for one in set(comm.tolist())}
+    return table(
+        "communicators",
+        comm=comm,
+        rank=[member[1] for member in members],
+        rank_in=inside,
+        size=[sizes.get(one, seen[one]) for one in comm.tolist()],
+        name="",
+    )
+
+
+def positions(
+    comm: np.ndarray[Any, Any], op: np.ndarray[Any, Any], number: np.ndarray[Any, Any], time: np.ndarray[Any, Any]
+) -> np.ndarray[Any, Any]:
+    """Each operation's position in its communicator, alike on all members, from numbers that count per function.
+
+    Rows are of all ranks together. NCCL demands one order of operations on all members, so the mean time at which an
+    operation was seen puts the functions in order; within a function its numbers do.
+    """
+    _, code = np.unique(op, return_inverse=True)
+    out = np.zeros(len(comm), dtype=np.int64)
+    for one in np.unique(comm):
+        rows = np.flatnonzero(comm == one)
+        keys, which = np.unique(code[rows].astype(np.int64) << _NUMBER_BITS | number[rows], return_inverse=True)
+        seen = np.bincount(which, time[rows] - time[rows].min()) / np.bincount(which)
+        out[rows] = _order(keys, seen)[which]
+    return out
+
+
+def _order(keys: np.ndarray[Any, Any], seen: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The place of each key in the order of times; numbers that nobody recorded take up their place too."""
+    starts = np.flatnonzero(np.diff(keys >> _NUMBER_BITS, prepend=-1))
+    every, times = [], []
+    for first, end in zip(starts, [*starts[1:], len(keys)], strict=True):
+        mine, rising = keys[first:end], np.maximum.accumulate(seen[first:end])
+        sparse = mine[-1] - mine[0] > 4 * len(mine)  # a number that leaps is no count
+        every.append(mine if sparse else np.arange(mine[0], mine[-1] + 1))
+        times.append(np.interp(every[-1], mine, rising))
+    order = np.argsort(np.concatenate(times), kind="stable")
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    return place[np.searchsorted(np.concatenate(every), keys)]
+
+
+def counted(columns: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """0, 1, 2 … for the rows that agree in all columns, in the order in which they stand."""
+    group = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        values, code = np.unique(column, return_inverse=True)
+        _, group = np.unique(group * (len(values) + 1) + code, return_inverse=True)
+    order = np.argsort(group, kind="stable")
+    starts = np.flatnonzero(np.diff(group[order], prepend=-1))
+    out = np.empty(len(group), dtype=np.int64)
+    out[order] = np.arange(len(order)) - np.repeat(starts, np.diff(starts, append=len(order)))
+    return out

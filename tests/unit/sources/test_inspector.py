@@ -1,0 +1,122 @@
+"""NCCL Inspector's lines, terse and verbose."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hindmost.errors import UsageError
+from hindmost_collector.sources import load
+from hindmost_collector.sources.files import MAX_LINE_BYTES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WRITTEN_US = 1_795_225_915_000_000
+
+
+def _line(rank: int, name: str, number: int, at: int, **more: Any) -> str:
+    header = {"id": "0xd723b9a52ab1d2", "rank": rank, "n_ranks": 2, "nnodes": 1}
+    metadata = {"dump_timestamp_us": WRITTEN_US + at, "hostname": f"n{rank}", "pid": 40 + rank}
+    perf = {"coll": name, "coll_sn": number, "coll_msg_size_bytes": 4096, "coll_exec_time_us": 250, **more}
+    return json.dumps({"header": header, "metadata": metadata, "coll_perf": perf}) + "\n"
+
+
+def _terse(folder: Path, missing: tuple[int, ...] = ()) -> None:
+    """A broadcast, then eight all-reduces on each of two ranks; rank 1 misses some."""
+    for rank in range(2):
+        lines = [_line(rank, "Broadcast", 0, 0)]
+        lines += [_line(rank, "AllReduce", n, 1000 * (n + 1)) for n in range(8) if rank == 0 or n not in missing]
+        (folder / f"host-pid{40 + rank}.log").write_text("".join(lines))
+
+
+def test_terse_lines_have_durations_and_say_that_starts_are_guessed(tmp_path: Path) -> None:
+    """An operation's start is when its line was written less its duration, and a note says so."""
+    _terse(tmp_path)
+    run = load(tmp_path)
+    assert (run.collectives["duration_ns"] == 250_000).all()
+    assert run.collectives["start_ns"][0] == (WRITTEN_US - 250) * 1000
+    assert run.ranks["node"].tolist() == ["n0", "n1"]
+    assert run.ranks["pid"].tolist() == [40, 41]
+    assert any("no start times" in note for note in run.notes)
+
+
+def test_missed_operations_leave_gaps_not_shifts(tmp_path: Path) -> None:
+    """What one rank's Inspector missed does not move the numbers of what came after it."""
+    _terse(tmp_path, missing=(2, 3))
+    run = load(tmp_path)
+    mine = run.collectives["rank"] == 1
+    assert run.collectives["seq"][mine].tolist() == [0, 1, 2, 5, 6, 7, 8]
+    assert any("missed 2 of 18" in note for note in run.notes)
+
+
+def test_verbose_lines_have_starts(tmp_path: Path) -> None:
+    """The first channel's kernel start is the operation's."""
+    events = [{"channel_id": c, "kernel_start_ts": WRITTEN_US - 400 + c, "kernel_stop_ts": WRITTEN_US} for c in (1, 0)]
+    trace = {"coll_start_ts": WRITTEN_US - 900, "coll_stop_ts": WRITTEN_US - 890, "kernel_events": events}
+    for rank in range(2):
+        line = _line(rank, "ReduceScatter", 7, 0, event_trace_ts=trace, event_trace_sn={"coll_start_sn": 1})
+        (tmp_path / f"{rank}.log").write_text(line)
+    run = load(tmp_path)
+    assert run.collectives["start_ns"].tolist() == [(WRITTEN_US - 400) * 1000] * 2
+    assert run.collectives["op"].tolist() == ["reduce_scatter"] * 2
+    assert not run.notes
+
+
+def test_point_to_point_lines_have_peers(tmp_path: Path) -> None:
+    """``p2p_perf`` names the peer; sends to one peer are numbered by themselves."""
+    for rank, kind in ((0, "Send"), (1, "Recv")):
+        line = json.loads(_line(rank, "x", 0, 0))
+        del line["coll_perf"]
+        perf = {"p2p": kind, "p2p_sn": 3, "p2p_peer": 1 - rank, "p2p_msg_size_bytes": 64, "p2p_exec_time_us": 9}
+        (tmp_path / f"{rank}.log").write_text(json.dumps({**line, "p2p_perf": perf}) + "\n")
+    run = load(tmp_path)
+    assert run.collectives["op"].tolist() == ["send", "recv"]
+    assert run.collectives["peer"].tolist() == [1, 0]
+    assert run.collectives["bytes"].tolist() == [64, 64]
+
+
+def test_torn_lines_are_left_out_and_counted(tmp_path: Path) -> None:
+    """Half a line, and one whose number is a word, cost only themselves."""
+    _terse(tmp_path)
+    torn = _line(0, "AllReduce", 8, 9000)
+    with (tmp_path / "host-pid40.log").open("a") as out:
+        out.write(torn.replace('"coll_sn": 8', '"coll_sn": "eight"') + torn[:80])
+    run = load(tmp_path)
+    assert int((run.collectives["rank"] == 0).sum()) == 9
+    assert any("2 torn lines" in note for note in run.notes)
+
+
+def test_flight_recorder_beside_it_says_in_which_step(tmp_path: Path) -> None:
+    """Inspector knows durations, the recorder when the host enqueued: together, an operation has its step."""
+    _terse(tmp_path)
+    for rank in range(2):
+        entries = [
+            {
+                "process_group": ("0", "default_pg"),
+                "collective_seq_id": seq + 1,
+                "profiling_name": "nccl:all_reduce" if seq else "nccl:broadcast",
+                "time_created_ns": seq * 1000,
+                "state": "completed",
+                "is_p2p": False,
+            }
+            for seq in range(9)
+        ]
+        dump = {"pg_config": {"0": {"desc": "default_pg", "ranks": "[0, 1]"}}, "entries": entries}
+        (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(dump, protocol=2))
+        steps = [{"step": n, "t_start": 1000 + 4000 * n, "t_data": 1001, "t_end": 4900 + 4000 * n} for n in range(2)]
+        (tmp_path / f"steps.{rank}.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+    run = load(tmp_path)
+    mine = run.collectives["rank"] == 0
+    assert run.collectives["step"][mine].tolist() == [-1, 0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def test_a_line_without_end_ends_in_one_line(tmp_path: Path) -> None:
+    """A file that is one enormous line is refused by its length, not read into memory."""
+    with (tmp_path / "host.log").open("w") as out:
+        out.write(_line(0, "AllReduce", 0, 0))
+        out.write('{"header":{"id":"' + "a" * (MAX_LINE_BYTES + 10))
+    with pytest.raises(UsageError, match=r"host\.log: line 2 is longer than 4 MiB"):
+        load(tmp_path)
