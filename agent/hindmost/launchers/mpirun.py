@@ -84,7 +84,7 @@ def remote_hosts(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
 
 def kind(program: Sequence[str], environ: Mapping[str, str]) -> str:
     """``openmpi``, ``mpich``, ``intel``, or ``unknown``: what this mpirun says of itself."""
-    return _family(version(program, environ))
+    return family(version(program, environ))
 
 
 def version(program: Sequence[str], environ: Mapping[str, str]) -> str:
@@ -103,7 +103,8 @@ def version(program: Sequence[str], environ: Mapping[str, str]) -> str:
     return (said.stdout + said.stderr).decode(errors="replace")
 
 
-def _family(said: str) -> str:
+def family(said: str) -> str:
+    """Whose mpirun it is that says this for ``--version``."""
     return next((family for sign, family in SIGNATURES if sign in said), "unknown")
 
 

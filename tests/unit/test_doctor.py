@@ -1,0 +1,125 @@
+"""``hindmost doctor`` tells what is seen, what is not, and never fails."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hindmost import examine
+from hindmost.cli import main
+from hindmost.examine import host, jobs
+from hindmost.examine.finding import Machine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+STATES = {"yes", "part", "no"}
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Machine:
+    """A machine without anything: no /proc, no programs."""
+    return Machine(root=tmp_path, environ={"PATH": str(tmp_path)})
+
+
+def write(machine: Machine, path: str, text: str) -> None:
+    """Put a file below the machine's root."""
+    file = machine.root / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+def test_a_bare_machine_is_described(bare: Machine) -> None:
+    """Where nothing can be seen every check still answers, and says what is lost by it."""
+    findings = examine.examine(bare)
+    assert list(findings) == list(examine.CHECKS)
+    assert {finding.state for finding in findings.values()} <= STATES
+    unseen = ("mpi", "compiler", "gpu", "shared memory", "cgroup", "pressure", "run queue", "stacks")
+    if sys.version_info >= (3, 14):
+        unseen = unseen[:-1]
+    for name in unseen:
+        assert findings[name].state == "no", name
+        assert findings[name].lost, name
+
+
+def test_a_check_that_fails_is_an_answer(bare: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check that raises is reported as not found out, by the error's own words."""
+
+    def broken(_: Machine) -> None:
+        raise RuntimeError("struck by lightning")
+
+    monkeypatch.setitem(examine.CHECKS, "gpu", broken)
+    assert "struck by lightning" in examine.examine(bare)["gpu"].found
+
+
+@pytest.mark.parametrize(
+    ("check", "files", "state", "says"),
+    [
+        (host.cgroup, {"sys/fs/cgroup/cgroup.controllers": "cpu"}, "yes", "v2, no limit"),
+        (
+            host.cgroup,
+            {
+                "sys/fs/cgroup/cgroup.controllers": "cpu",
+                "proc/self/cgroup": "0::/job\n",
+                "sys/fs/cgroup/job/cpu.max": "200000 100000\n",
+            },
+            "yes",
+            "cpu 200000 100000",
+        ),
+        (host.cgroup, {"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "50000\n"}, "yes", "CPU quota 50000 us"),
+        (host.pressure, {"proc/pressure/cpu": "some avg10=0.00"}, "yes", "pressure"),
+        (host.run_queue, {"proc/self/schedstat": "12 3 4\n"}, "yes", "run-queue"),
+        (host.run_queue, {"proc/self/schedstat": "0 0 0\n"}, "no", "says nothing"),
+        (host.perf, {"proc/sys/kernel/perf_event_paranoid": "2\n"}, "yes", "is 2"),
+    ],
+)
+def test_what_files_say(
+    bare: Machine, check: Callable[[Machine], examine.Finding], files: dict[str, str], state: str, says: str
+) -> None:
+    """Each check reads the kernel's own files, below the root it is given."""
+    for path, text in files.items():
+        write(bare, path, text)
+    finding = check(bare)
+    assert finding.state == state
+    assert says in finding.found
+
+
+@pytest.mark.parametrize(
+    ("said", "state", "names"),
+    [("mpirun (Open MPI) 4.1.4", "yes", "Open MPI 4.1.4"), ("what is --version?", "part", "unknown kind")],
+)
+def test_the_kind_of_mpi_is_named(bare: Machine, said: str, state: str, names: str) -> None:
+    """The MPI on PATH is named with its version; one of unknown kind says what that costs."""
+    program = bare.root / "mpirun"
+    program.write_text(f"#!/bin/sh\necho '{said}'\n")
+    program.chmod(0o755)
+    finding = jobs.mpi(bare)
+    assert (finding.state, names in finding.found) == (state, True)
+
+
+def test_an_interpreter_that_is_too_old(bare: Machine) -> None:
+    """Jobs of an interpreter that the probe does not support are said to be unseen."""
+    old = bare.root / "python"
+    old.write_text("#!/bin/sh\necho 3.6.8\n")
+    old.chmod(0o755)
+    finding = jobs.python(Machine(root=bare.root, python=str(old), environ=bare.environ))
+    assert finding.state == "no"
+    assert "3.6.8" in finding.found
+
+
+def test_json_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    """--format json holds the same findings, a key a check."""
+    assert main(["doctor", "--format", "json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert list(said) == list(examine.CHECKS)
+    assert said["python"]["state"] == "yes"
+
+
+def test_an_interpreter_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    """--python with a path that does not exist is refused by name."""
+    assert main(["doctor", "--python", "/no/such/python"]) == 2
+    assert "/no/such/python" in capsys.readouterr().err
