@@ -7,7 +7,6 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-
 from hindmost import examine
 from hindmost.cli import main
 from hindmost.examine import host, jobs
