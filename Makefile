@@ -2,31 +2,46 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 PROTO := proto/hindmost_proto
+
+# The demo's four ranks share whatever cores there are: let those that wait give way to those that work.
+DEMO_MPI := OMPI_MCA_mpi_yield_when_idle=1 PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe \
+	OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+DEMO = PATH="$(CURDIR)/$(BIN):$$PATH" $(DEMO_MPI) hindmost run -- \
+	mpirun --bind-to none -np 4 python examples/train_mpi.py
 
 .DEFAULT_GOAL := help
 
 help: ## say what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-$(VENV)/.all: pyproject.toml
+$(VENV)/.python:
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+		|| { echo 'make: $(PYTHON) has no venv; apt-get install python3-venv, or name another: make PYTHON=...' >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[all]'
+	@touch $@
+
+$(VENV)/.all: $(VENV)/.python pyproject.toml
+	$(PIP) install -e '.[all]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.all
-	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	$(BIN)/pip install --quiet --disable-pip-version-check --group dev
+	$(PIP) install --upgrade 'pip>=25.1'
+	$(PIP) install --group dev
 	@touch $@
 
 $(VENV)/.torch: $(VENV)/.dev
-	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(PIP) install torch==2.13.0
 	@touch $@
 
 setup: $(VENV)/.all ## make .venv with hindmost and the demo's MPI in it
 
 demo: $(VENV)/.all ## a real mpirun with one slow rank, and the verdict on it
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/hindmost run -- $(BIN)/mpirun -np 4 $(BIN)/python examples/train_mpi.py --slow-rank 2 --slow-ms 4
+	$(DEMO) --slow-rank 2 --slow-ms 4
+
+demo-balanced: $(VENV)/.all ## the same job with no slow rank
+	$(DEMO)
 
 test: $(VENV)/.dev ## every test that needs neither torch nor a GPU
 	$(BIN)/python -m pytest -m 'not torch and not gpu'
@@ -42,7 +57,10 @@ lint: $(VENV)/.dev ## ruff and mypy --strict
 proto: $(VENV)/.dev ## regenerate the code under proto/ from telemetry.proto
 	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto $(PROTO)/telemetry.proto
 
+dashboards: $(VENV)/.dev ## rebuild the Grafana JSON
+	$(BIN)/python -m dashboards
+
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
 
-.PHONY: help setup demo test test-torch lint proto clean
+.PHONY: help setup demo demo-balanced test test-torch lint proto dashboards clean
