@@ -71,6 +71,8 @@ class Recorder:
         self.explicit = False  # the loop marks its own steps: what probes recognise is not written
         self.numbers = {"train": 0, "eval": 0}  # the next step of each kind
         self.closers: list[Callable[[], None]] = []  # what has to be written before the ring is closed
+        #: Called after each written step with its number, its start (ns) and its kind.
+        self.on_step: list[Callable[[int, int, str], None]] = []
         self._usage = usage
         self._used = (0, -1)
         self._thread = 0
@@ -121,6 +123,8 @@ class Recorder:
         self._write_usage(start_ns)
         self.ring.event(STEP, self.ring.name(kind), start_ns, end_ns - start_ns, number, value=work)
         self._ended = end_ns
+        for heard in self.on_step:
+            heard(number, start_ns, kind)
 
     def previous_end(self, now_ns: int) -> int:
         """Where the last step ended; ``now_ns`` when there was none."""

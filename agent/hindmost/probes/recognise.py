@@ -15,8 +15,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from hindmost.stepping import Recorder
 
 #: So many steps of one optimizer after one fetch mean that the loop fetches no more.
@@ -24,13 +22,9 @@ REPEATS = 8
 
 
 class Recogniser:
-    """Told what happens in the training thread, with ``CLOCK_MONOTONIC`` ns; writes steps and phases.
-
-    ``closed`` is called after each written train step with its number, start and end (ns).
-    """
+    """Told what happens in the training thread, with ``CLOCK_MONOTONIC`` ns; writes steps and phases."""
 
     def __init__(self, recorder: Recorder) -> None:
-        self.closed: Callable[[int, int, int], None] | None = None
         self._recorder = recorder
         self._boundary = -1  # where the step in progress began; -1: none is
         self._ready = -1  # since when a forward may be running
@@ -134,10 +128,7 @@ class Recogniser:
         """The step in progress ends here and the next one begins."""
         recorder = self._recorder
         if not recorder.explicit:
-            number = recorder.numbers[kind]
             recorder.step(self._boundary, now, kind, self._work)
-            if self.closed is not None and kind == "train":
-                self.closed(number, self._boundary, now)
         self._boundary = self._ready = now
         self._work = 0
         self._fed = self._backward = self._evaluating = False

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hindmost.probes import torch_ddp
 from hindmost.probes.guard import around, guarded
 from hindmost.probes.recognise import Recogniser
+from hindmost.probes.torch_cuda import GpuPhases
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -27,11 +28,12 @@ DEPTH = 3
 class Hooks:
     """What is called before and after torch's functions, in the training thread only."""
 
-    def __init__(self, torch: Any, recorder: Recorder, recogniser: Recogniser) -> None:
+    def __init__(self, torch: Any, recorder: Recorder, recogniser: Recogniser, gpu: GpuPhases | None) -> None:
         self._torch = torch
         self._recorder = recorder
         self._recogniser = recogniser
         self._clock = recorder.clock
+        self._gpu = gpu
         self._backwards = 0  # backward inside backward (activation checkpointing) is part of the outer one
         self._optimizing: list[int] = []  # Horovod's step calls the wrapped optimizer's step: both tell us
 
@@ -48,6 +50,8 @@ class Hooks:
     def input_ends(self, start: int, batch: Any, _iterator: Any) -> None:
         self._recorder.leave()
         self._recogniser.input_ends(start, self._clock(), work(batch))
+        if self._gpu is not None:
+            self._gpu.ready()
 
     def input_fails(self, _start: int, _iterator: Any) -> None:
         self._recorder.leave()
@@ -61,6 +65,8 @@ class Hooks:
         if self._backwards == 1:
             self._recogniser.backward_begins(now)
             self._recorder.enter("backward", now)
+            if self._gpu is not None:
+                self._gpu.backward_begins()
         return now
 
     def backward_ends(self, start: int, *_: Any) -> None:
@@ -68,6 +74,8 @@ class Hooks:
         if self._backwards == 0:
             self._recorder.leave()
             self._recogniser.backward_ends(start, self._clock())
+            if self._gpu is not None:
+                self._gpu.backward_ends()
 
     def step_begins(self, *_: Any) -> int | None:
         if not self._recorder.training_thread():
@@ -76,6 +84,8 @@ class Hooks:
         if not self._optimizing:
             self._recogniser.optimizer_begins(now)
             self._recorder.enter("optimizer", now)
+            if self._gpu is not None:
+                self._gpu.optimizer_begins()
         self._optimizing.append(now)
         return now
 
@@ -83,6 +93,8 @@ class Hooks:
         start = self._optimizing.pop() if self._optimizing else None
         if start is not None and not self._optimizing:
             self._recorder.leave()
+            if self._gpu is not None:
+                self._gpu.optimizer_ends()
             self._recogniser.optimizer_ends(start, self._clock(), id(optimizer))
 
     def save_begins(self, *_: Any) -> int | None:
@@ -100,9 +112,10 @@ class Hooks:
 def install(torch: ModuleType, recorder: Recorder) -> None:
     """Hook torch, which has just been imported. What this build of torch does not have is not hooked."""
     recogniser = Recogniser(recorder)
-    hooks = Hooks(torch, recorder, recogniser)
-    recorder.ring.set_framework("torch")
     t: Any = torch
+    gpu = GpuPhases(t.cuda, recorder) if t.version.cuda or getattr(t.version, "hip", None) else None
+    hooks = Hooks(torch, recorder, recogniser, gpu)
+    recorder.ring.set_framework("torch")
     around(
         t.utils.data.dataloader._BaseDataLoaderIter,
         "__next__",

@@ -1,0 +1,249 @@
+#!/usr/bin/env python3
+"""What the torch probe measures on a GPU, against the PyTorch profiler, and what it costs.
+
+    python bench/gpu/torch_probe.py --out torch_probe.json     # one GPU, about a minute
+
+Three parts, in one process that is observed as `hindmost run` would have it:
+
+phases    gpu_forward, gpu_backward, gpu_optimizer of the same steps from the probe and from the profiler's kernels
+overhead  time of a GPU-bound step of about 30 ms with the hooks in and out, in alternating blocks
+host      host time of a step of a tiny model with the hooks in and out, in alternating blocks: what the probe takes
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+PHASES = ("forward", "backward", "optimizer")
+
+
+def observed() -> None:
+    """Start this script again with the probe injected, its ring in a directory of its own."""
+    environ = {
+        **os.environ,
+        "HINDMOST_JOB_ID": "bench",
+        "HINDMOST_RING_DIR": tempfile.mkdtemp(prefix="hindmost-bench-", dir="/dev/shm"),
+        "HINDMOST_LAUNCHER": "python",
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "agent/hindmost/inject"), os.environ.get("PYTHONPATH", "")]),
+    }
+    os.execve(sys.executable, [sys.executable, *sys.argv], environ)  # noqa: S606 - this script again
+
+
+class Training:
+    """A small transformer on one device, trained from a DataLoader."""
+
+    def __init__(self, device: str, width: int, layers: int, batch: int, length: int) -> None:
+        torch = importlib.import_module("torch")
+        self.torch, self.device = torch, device
+        layer = torch.nn.TransformerEncoderLayer(width, max(1, width // 64), 4 * width, batch_first=True, dropout=0.0)
+        self.model = torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).to(device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=device == "cuda")
+        data = torch.utils.data.TensorDataset(torch.rand(batch * 8, length, width))
+        self.loader = torch.utils.data.DataLoader(data, batch, pin_memory=device == "cuda")
+        self.batches = iter(())
+
+    def step(self) -> None:
+        mark = self.torch.profiler.record_function
+        batch = next(self.batches, None)
+        if batch is None:
+            self.batches = iter(self.loader)
+            batch = next(self.batches)
+        with mark("forward"):
+            loss = self.model(batch[0].to(self.device, non_blocking=True)).square().mean()
+        with mark("backward"):
+            loss.backward()
+        with mark("optimizer"):
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def steps(self, count: int) -> float:
+        """Seconds a step over so many steps, the GPU's work included."""
+        self.synchronize()
+        start = time.perf_counter()
+        for _ in range(count):
+            self.step()
+        self.synchronize()
+        return (time.perf_counter() - start) / count
+
+    def synchronize(self) -> None:
+        if self.device == "cuda":
+            self.torch.cuda.synchronize()
+
+
+class Hooks:
+    """Takes what the probe hooked in torch out, and puts it back."""
+
+    def __init__(self, torch: Any) -> None:
+        loader = torch.utils.data.dataloader._BaseDataLoaderIter
+        self.places = [(loader, "__next__"), (torch.autograd, "backward")]
+        self.surrounded = [getattr(owner, name) for owner, name in self.places]
+        module = importlib.import_module("torch.optim.optimizer")
+        self.tables = [module._global_optimizer_pre_hooks, module._global_optimizer_post_hooks]
+        self.kept = [dict(table) for table in self.tables]
+        assert all(self.kept), "the probe is not in this process"
+
+    def put(self, inside: bool) -> None:
+        for (owner, name), function in zip(self.places, self.surrounded, strict=True):
+            setattr(owner, name, function if inside else innermost(function))
+        for table, kept in zip(self.tables, self.kept, strict=True):
+            table.clear()
+            table.update(kept if inside else {})
+
+
+def innermost(function: Any) -> Any:
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function
+
+
+def interleaved(training: Training, pairs: int, steps: int) -> dict[str, Any]:
+    """Step time with hooks in and out, block by block, the order within each pair drawn at random."""
+    hooks, differences, without = Hooks(training.torch), [], []
+    for _ in range(pairs):
+        took = {}
+        for inside in random.sample((False, True), 2):
+            hooks.put(inside)
+            training.steps(2)
+            took[inside] = training.steps(steps)
+        differences.append(took[True] - took[False])
+        without.append(took[False])
+    hooks.put(True)
+    low, high = interval(differences)
+    return {
+        "pairs": pairs,
+        "steps_a_block": steps,
+        "step_us_without": 1e6 * statistics.median(without),
+        "difference_us": 1e6 * statistics.median(differences),
+        "difference_us_95": [1e6 * low, 1e6 * high],
+        "difference_ratio": statistics.median(differences) / statistics.median(without),
+    }
+
+
+def interval(values: list[float], draws: int = 4000) -> tuple[float, float]:
+    """95 % bootstrap interval of the median."""
+    medians = sorted(
+        statistics.median(random.choices(values, k=len(values)))  # noqa: S311
+        for _ in range(draws)
+    )
+    return medians[int(0.025 * draws)], medians[int(0.975 * draws)]
+
+
+def profiled(training: Training, steps: int) -> dict[str, list[float]]:
+    """GPU ms of each phase of so many steps as the profiler's kernels tell: first start to last end."""
+    torch = training.torch
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        training.steps(steps)
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        profile.export_chrome_trace(file.name)
+        trace = json.loads(Path(file.name).read_text())["traceEvents"]
+    launches = {
+        event["args"]["correlation"]: event["ts"]
+        for event in trace
+        if event.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in event.get("args", {})
+    }
+    work = [
+        (launches[event["args"]["correlation"]], event["ts"], event["ts"] + event["dur"])
+        for event in trace
+        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset") and event["args"]["correlation"] in launches
+    ]
+    return {name: [span(work, window) for window in windows(trace, name)] for name in PHASES}
+
+
+def windows(trace: list[dict[str, Any]], name: str) -> list[tuple[float, float]]:
+    """The host's intervals of one annotation, us."""
+    found = [event for event in trace if event.get("cat") == "user_annotation" and event["name"] == name]
+    return sorted((event["ts"], event["ts"] + event["dur"]) for event in found)
+
+
+def span(work: list[tuple[float, float, float]], window: tuple[float, float]) -> float:
+    """ms from the first start to the last end of what was launched within a window."""
+    inside = [(start, end) for launch, start, end in work if window[0] <= launch <= window[1]]
+    return (max(end for _, end in inside) - min(start for start, _ in inside)) / 1e3
+
+
+def recorded(first: int, count: int) -> dict[str, dict[int, float]]:
+    """The probe's GPU ms of each phase by step, read from its ring."""
+    ring = importlib.import_module("hindmost.ring")
+    (path,) = Path(os.environ["HINDMOST_RING_DIR"]).glob("*.ring")
+    found: dict[str, dict[int, float]] = {name: {} for name in PHASES}
+    for event in ring.Reader(path).poll():
+        name = event.name.removeprefix("gpu_")
+        if event.name.startswith("gpu_") and first <= event.seq < first + count:
+            found[name][event.seq] = event.duration_ns / 1e6
+    return found
+
+
+def compare_phases(training: Training, steps: int) -> dict[str, Any]:
+    """Relative differences of the probe's GPU phases from the profiler's, on the same steps."""
+    before = train_steps() + 1  # the step in progress ends with the next fetch
+    theirs = profiled(training, steps)
+    training.steps(20)  # the probe reads its events some steps later
+    ours = recorded(before, steps)
+    result = {}
+    for name in PHASES:
+        pairs = [
+            (ours[name][before + index], theirs[name][index])
+            for index in range(1, steps)  # the first step waited for the profiler to start
+            if before + index in ours[name]
+        ]
+        result[name] = {
+            "steps": len(pairs),
+            "probe_ms": statistics.median(mine for mine, _ in pairs),
+            "profiler_ms": statistics.median(other for _, other in pairs),
+            "median_relative_difference": statistics.median(mine / other - 1 for mine, other in pairs),
+            "worst_relative_difference": max((mine / other - 1 for mine, other in pairs), key=abs),
+        }
+    return result
+
+
+def train_steps() -> int:
+    """The number of the train step in progress."""
+    recorder = importlib.import_module("hindmost.stepping")._recorder
+    return int(recorder.numbers["train"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--device", default="cuda", help="cpu: the host part only")
+    parser.add_argument("--width", type=int, default=2048)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--batch", type=int, default=8)
+    args = parser.parse_args()
+    if "HINDMOST_JOB_ID" not in os.environ:
+        observed()
+    torch = importlib.import_module("torch")
+    torch.set_float32_matmul_precision("high")
+    result: dict[str, Any] = {"torch": torch.__version__, "device": args.device}
+    if args.device == "cuda":
+        result["gpu"] = torch.cuda.get_device_name()
+        large = Training("cuda", args.width, args.layers, args.batch, 512)
+        large.steps(10)
+        result["phases"] = compare_phases(large, 40)
+        result["overhead"] = interleaved(large, args.pairs, 20)
+    tiny = Training(args.device, 64, 1, 2, 8)
+    tiny.steps(200)
+    result["host"] = interleaved(tiny, 2 * args.pairs, 200)
+    text = json.dumps(result, indent=2)
+    print(text)
+    if args.out:
+        args.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

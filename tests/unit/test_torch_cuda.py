@@ -1,0 +1,149 @@
+"""GPU phases from CUDA events that are read late: with a GPU made of numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hindmost import ring, stepping
+from hindmost.identity import Identity
+from hindmost.probes.torch_cuda import OUTSTANDING, GpuPhases
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+class FakeEvent:
+    def __init__(self, cuda: FakeCuda) -> None:
+        self.cuda, self.at = cuda, -1.0
+
+    def record(self) -> None:
+        self.at = self.cuda.enqueued
+
+    def query(self) -> bool:
+        return self.cuda.done >= self.at
+
+    def elapsed_time(self, end: FakeEvent) -> float:
+        assert all((self.query(), end.query())), "an event was read before the GPU had passed it"
+        return end.at - self.at
+
+
+class FakeCuda:
+    """A GPU that has been given work up to ``enqueued`` ms of its time, and has done it up to ``done``."""
+
+    def __init__(self) -> None:
+        self.enqueued = self.done = 0.0
+        self.initialized, self.capturing = True, False
+
+    def Event(self, enable_timing: bool) -> FakeEvent:  # noqa: N802 - torch's name
+        assert enable_timing
+        return FakeEvent(self)
+
+    def is_initialized(self) -> bool:
+        return self.initialized
+
+    def is_current_stream_capturing(self) -> bool:
+        return self.capturing
+
+    def current_device(self) -> int:
+        return 0
+
+    def get_device_properties(self, device: int) -> Any:
+        return type("Properties", (), {"uuid": "1b2c"})()
+
+
+class Device:
+    """One rank on the fake GPU; ``train`` enqueues 3 ms of forward, 5 of backward and 1 of optimizer."""
+
+    def __init__(self, directory: Path) -> None:
+        identity = Identity("job", 0, 1, 0, "node", "torch", "train.py")
+        self.writer = ring.Writer.create(directory, identity, "py", 1024)
+        self.recorder = stepping.Recorder(self.writer, clock=lambda: 0)
+        self.cuda = FakeCuda()
+        self.gpu = GpuPhases(self.cuda, self.recorder)
+        self.reader = ring.Reader(self.writer.path)
+
+    def train(self, micro_batches: int = 1) -> None:
+        for _ in range(micro_batches):
+            self.gpu.ready()
+            self.cuda.enqueued += 3
+            self.gpu.backward_begins()
+            self.cuda.enqueued += 5
+            self.gpu.backward_ends()
+        self.gpu.optimizer_begins()
+        self.cuda.enqueued += 1
+        self.gpu.optimizer_ends()
+        self.recorder.step(0, 1, "train")
+
+    def measured(self) -> list[tuple[int, str, float]]:
+        """Step, phase and ms of each measure written since the last call."""
+        events = [event for event in self.reader.poll() if event.name.startswith("gpu_")]
+        return [(event.seq, event.name, event.duration_ns / 1e6) for event in events]
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Iterator[Device]:
+    made = Device(tmp_path)
+    yield made
+    made.reader.close()
+    made.writer.close()
+
+
+def test_phases_are_written_when_the_gpu_has_passed_them(device: Device) -> None:
+    """Nothing is read early; once the GPU is there, each step has its three phases under its own number."""
+    for _ in range(3):
+        device.train()
+    assert device.measured() == []
+    device.cuda.done = 18.0
+    device.train()
+    assert device.measured() == [(1, "gpu_forward", 3.0), (1, "gpu_backward", 5.0), (1, "gpu_optimizer", 1.0)]
+
+
+def test_micro_batches_add_up(device: Device) -> None:
+    """With accumulated gradients a step's forward is the sum over its micro-batches."""
+    for _ in range(2):
+        device.train(micro_batches=4)
+    device.cuda.done = device.cuda.enqueued
+    device.gpu._read()
+    assert device.measured() == [(1, "gpu_forward", 12.0), (1, "gpu_backward", 20.0), (1, "gpu_optimizer", 1.0)]
+
+
+def test_a_gpu_far_behind_bounds_what_is_kept(device: Device) -> None:
+    """Beyond the bound the oldest steps go unmeasured; memory does not grow."""
+    for _ in range(OUTSTANDING + 10):
+        device.train()
+    device.cuda.done = device.cuda.enqueued
+    device.gpu._read()
+    steps = sorted({step for step, _, _ in device.measured()})
+    assert steps == list(range(10, OUTSTANDING + 10))
+
+
+@pytest.mark.parametrize("state", [{"initialized": False}, {"capturing": True}], ids=str)
+def test_no_events_without_cuda_or_inside_a_graph_capture(device: Device, state: dict[str, bool]) -> None:
+    """Before CUDA is in use, and while a graph is captured, nothing is recorded."""
+    vars(device.cuda).update(state)
+    for _ in range(2):
+        device.train()
+    device.cuda.done = device.cuda.enqueued
+    device.gpu._read()
+    assert device.measured() == []
+
+
+def test_the_ring_says_which_gpu(device: Device) -> None:
+    """The rank's GPU is named as NVML names it."""
+    device.train()
+    assert device.reader.gpu_uuid == "GPU-1b2c"
+
+
+def test_evaluation_is_not_counted_into_the_next_step(device: Device) -> None:
+    """Events of an eval step are dropped with it."""
+    device.train()
+    device.gpu.ready()
+    device.cuda.enqueued += 100
+    device.gpu.backward_begins()
+    device.recorder.step(0, 1, "eval")
+    device.train()
+    device.cuda.done = device.cuda.enqueued
+    device.gpu._read()
+    assert device.measured() == [(1, "gpu_forward", 3.0), (1, "gpu_backward", 5.0), (1, "gpu_optimizer", 1.0)]
