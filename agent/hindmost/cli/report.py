@@ -1,0 +1,82 @@
+"""``hindmost report``: judge a recorded run, or a folder of a foreign format, and say what came out."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hindmost.errors import HindmostError, UsageError
+
+if TYPE_CHECKING:
+    import argparse
+
+FORMATS = ("text", "json", "html", "csv")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add this subcommand's arguments."""
+    parser.add_argument("path", metavar="PATH", type=Path, help="a run directory, or a folder of traces of any known format")
+    parser.add_argument("--format", choices=FORMATS, default="text", help="default: text")
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write there instead of standard output")
+    parser.add_argument("--ranks", metavar="LIST", help="ranks that the table shows, like 0-3,17")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Load, judge, write. Exit code 0 whatever the verdict: it is the input that can be wrong, not the job."""
+    chosen = parse_ranks(args.ranks) if args.ranks else None
+    if not args.path.exists():
+        raise UsageError(f"{args.path}: no such file or directory; give a run directory or a folder of traces")
+    write(render(judged(args.path), args.format, chosen, args.output is None and sys.stdout.isatty()), args.output)
+    return 0
+
+
+def judged(path: Path) -> dict[str, Any]:
+    """The report of a recording as ``hindmost.report/1``."""
+    try:
+        from hindmost_collector import sources
+        from hindmost_collector.judge import judge
+    except ImportError as error:
+        raise HindmostError(f"{error.name} is not installed: pip install 'hindmost[collector]'") from error
+    return judge(sources.load(path)).to_dict()
+
+
+def parse_ranks(text: str) -> list[int]:
+    """``0-3,17`` as a list of ranks."""
+    found: list[int] = []
+    for part in text.split(","):
+        low, dash, high = part.strip().partition("-")
+        if not low.isdigit() or (dash and not high.isdigit()):
+            raise UsageError(f"--ranks {text}: expected numbers and ranges, like 0-3,17")
+        found += range(int(low), int(high or low) + 1)
+    return found
+
+
+def render(report: dict[str, Any], kind: str, ranks: list[int] | None, color: bool) -> str:
+    """The report in one of the formats."""
+    from hindmost_collector.report import csv, html, json, text
+
+    if kind == "json":
+        return json.render(report)
+    if kind == "html":
+        return html.render(report)
+    if kind == "csv":
+        return csv.render(report, ranks)
+    width = min(max(shutil.get_terminal_size((100, 24)).columns, 80), 120)
+    return text.render(report, width, color, ranks)
+
+
+def write(content: str, output: Path | None) -> None:
+    """To a file or to standard output; a reader that has gone away is no error."""
+    if output is None:
+        try:
+            sys.stdout.write(content)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            sys.stderr.close()
+        return
+    try:
+        output.write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{output}: cannot be written: {error.strerror}") from error

@@ -1,0 +1,229 @@
+"""Joining what every rank recorded of one collective, without trusting any clock.
+
+A synchronising collective ends at nearly the same moment on all its members, so its duration is the waiting: whoever
+took shortest came last, and the shortest duration is about the transfer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import pandas as pd
+
+from hindmost_collector.model import ERROR, GPU_TIME, NONBLOCKING, Run, Table, rows
+
+Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
+Ints: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+#: Operations that no member can leave before every member has entered, spelled without punctuation.
+SYNCHRONISING = (
+    "allreduce",
+    "allgather",
+    "reducescatter",
+    "barrier",
+    "alltoall",
+    "allgatherbase",
+    "reducescattertensor",
+    "allgatherintotensor",
+    "ddpsync",
+)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Synchronising collectives as blocks: a row a rank, a column an operation that every group of a class ran.
+
+    ``start``, ``duration``, ``self_time``, ``cpu`` and ``runqueue`` are [R, K] float ns, NaN where unmeasured; ``start``
+    is of the rank's own clock. ``group`` [R, C] is the communicator of rank r in class c, -1 where it has none. Columns
+    are in the order in which the ranks ran them.
+    """
+
+    ranks: Ints
+    start: Floats
+    duration: Floats
+    self_time: Floats
+    cpu: Floats
+    runqueue: Floats
+    step: Ints
+    token: Ints
+    klass: Ints
+    group: Ints
+    gpu_time: bool
+
+    @property
+    def columns(self) -> int:
+        """How many collectives each rank ran."""
+        return int(self.duration.shape[1])
+
+    def take(self, columns: Array) -> Grid:
+        """The same ranks, only these columns."""
+        blocks = (self.start, self.duration, self.self_time, self.cpu, self.runqueue)
+        start, duration, self_time, cpu, runqueue = (block[:, columns] for block in blocks)
+        return Grid(
+            self.ranks, start, duration, self_time, cpu, runqueue,
+            self.step[columns], self.token[columns], self.klass[columns], self.group, self.gpu_time,
+        )  # fmt: skip
+
+
+def codes(text: Array) -> tuple[Ints, list[str]]:
+    """Integer codes of a text column and the text of each; hashes whole rows, so that millions stay cheap."""
+    if len(text) == 0:
+        return np.empty(0, np.int64), []
+    fixed = np.ascontiguousarray(text.astype(np.str_) if text.dtype.kind != "U" else text)
+    width = fixed.dtype.itemsize // 4
+    if width == 0:
+        return np.zeros(len(text), np.int64), [""]
+    words = fixed.view(np.uint32).reshape(len(fixed), width).astype(np.uint64)
+    factors = np.random.default_rng(7).integers(1, 2**63, width, dtype=np.uint64)
+    found, _ = pd.factorize((words * factors).sum(axis=1))
+    first = np.zeros(found.max() + 1, np.int64)
+    first[found[::-1]] = np.arange(len(found))[::-1]
+    return found.astype(np.int64), [str(fixed[i]) for i in first]
+
+
+def is_synchronising(name: str) -> bool:
+    """Whether this operation's name is one whose end is common to all members."""
+    plain = "".join(c for c in name.lower() if c.isalnum())
+    return plain.removeprefix("mpi").removeprefix("nccl").rstrip("vw") in SYNCHRONISING
+
+
+def synchronising(collectives: Table) -> Array:
+    """Row mask [N]: finished synchronising operations whose duration is the waiting."""
+    if rows(collectives) == 0:
+        return np.zeros(0, bool)
+    code, names = codes(collectives["op"])
+    wanted = np.array([is_synchronising(name) for name in names])
+    usable = (collectives["flags"] & (NONBLOCKING | ERROR)) == 0
+    return np.asarray(wanted[code] & usable & (collectives["duration_ns"] >= 0))
+
+
+def grid(run: Run) -> Grid | None:
+    """Join the run's synchronising collectives by communicator, operation and sequence; ``None`` if there are none."""
+    mask = synchronising(run.collectives)
+    if not mask.any():
+        return None
+    table = {name: column[mask] for name, column in run.collectives.items()}
+    gpu = (table["flags"] & GPU_TIME) != 0
+    if gpu.any() and not gpu.all():  # kernels say more than the calls that enqueued them
+        table = {name: column[gpu] for name, column in table.items()}
+    op, _ = codes(table["op"])
+    comm, _ = pd.factorize(table["comm"])
+    ranks, row = np.unique(table["rank"], return_inverse=True)
+    klass_of_comm, group = _classes(comm, op, row, len(ranks))
+    klass = klass_of_comm[comm]
+    key = ((klass * (op.max() + 1) + op) << 36) + table["seq"].astype(np.int64)
+    column, keys = pd.factorize(key)
+    built = _fill(table, row, column.astype(np.int64), len(keys), ranks)
+    token = pd.factorize(_first(klass * 64 + op, column, len(keys)) * (1 << 40) + _first(table["bytes"], column, len(keys)))[0]
+    joined = Grid(
+        ranks.astype(np.int64), *built,
+        step=_first(table["step"], column, len(keys)) if "step" in table else np.full(len(keys), -1),
+        token=token.astype(np.int64), klass=_first(klass, column, len(keys)), group=group, gpu_time=bool(gpu.any()),
+    )  # fmt: skip
+    return _ordered(joined)
+
+
+def _classes(comm: Ints, op: Ints, row: Ints, ranks: int) -> tuple[Ints, Ints]:
+    """Class of each communicator, and [R, C] communicator of each rank in each class.
+
+    Communicators that look alike (size, spacing of members, operations) and share no rank are one class: the tensor
+    groups of a job, or its data-parallel groups.
+    """
+    pairs = np.unique(comm.astype(np.int64) * ranks + row)
+    kinds = np.unique(comm.astype(np.int64) * (op.max() + 1) + op)
+    members: dict[int, list[int]] = {}
+    for pair in pairs.tolist():
+        members.setdefault(pair // ranks, []).append(pair % ranks)
+    ops: dict[int, list[int]] = {}
+    for kind in kinds.tolist():
+        ops.setdefault(kind // int(op.max() + 1), []).append(kind % int(op.max() + 1))
+    names: dict[tuple[Any, ...], int] = {}
+    klass = np.zeros(len(members), np.int64)
+    taken: list[set[int]] = []
+    for one, who in members.items():
+        looks = (len(who), tuple(m - who[0] for m in who), tuple(ops[one]))
+        number = 0
+        while (found := names.setdefault((*looks, number), len(names))) < len(taken) and taken[found] & set(who):
+            number += 1
+        if found == len(taken):
+            taken.append(set())
+        taken[found] |= set(who)
+        klass[one] = found
+    group = np.full((ranks, len(taken)), -1, np.int64)
+    for one, who in members.items():
+        group[who, klass[one]] = one
+    return klass, group
+
+
+def _first(values: Array, column: Array, columns: int) -> Ints:
+    found = np.zeros(columns, np.int64)
+    found[column[::-1]] = values[::-1]
+    return found
+
+
+def _fill(table: Table, row: Array, column: Ints, columns: int, ranks: Array) -> list[Floats]:
+    """[R, K] blocks of start, duration, self, cpu and runqueue; -1 becomes NaN."""
+    blocks = []
+    for name in ("start_ns", "duration_ns", "self_ns", "cpu_ns", "runqueue_ns"):
+        block = np.full((len(ranks), columns), np.nan)
+        values = table[name].astype(np.float64)
+        block[row, column] = np.where(values < 0, np.nan, values)
+        blocks.append(block)
+    return blocks
+
+
+def _ordered(grid: Grid) -> Grid:
+    """Columns in the order in which ranks ran them, by each rank's own clock."""
+    origin = np.nanmin(grid.start, axis=1, keepdims=True)
+    with np.errstate(invalid="ignore"):
+        when = np.nanmean(grid.start - origin, axis=0)
+    return grid.take(np.argsort(when, kind="stable"))
+
+
+def own_time(grid: Grid) -> Floats:
+    """[R, K] ns between the end of a rank's previous collective and the start of this one, on its own clock.
+
+    What the probe measured itself (``self_time``) wins; NaN for the first column and after a gap in the recording.
+    """
+    end = grid.start + grid.duration
+    between = np.full_like(grid.start, np.nan)
+    if grid.columns > 1:
+        previous = _last_known(end)[:, :-1]
+        between[:, 1:] = np.maximum(grid.start[:, 1:] - previous, 0.0)
+    return np.where(np.isnan(grid.self_time), between, grid.self_time)
+
+
+def _last_known(block: Floats) -> Floats:
+    """[R, K] each row's latest value that is not NaN: a rank that is no member of a column's group skips it."""
+    if not np.isnan(block).any():
+        return block
+    index = np.where(np.isnan(block), 0, np.arange(block.shape[1]))
+    np.maximum.accumulate(index, axis=1, out=index)
+    return np.take_along_axis(block, index, axis=1)
+
+
+def shortest(grid: Grid) -> Floats:
+    """[R, K] the shortest duration among the members of the rank's own group in that column: about the transfer."""
+    if grid.group.shape == (len(grid.ranks), 1) and len(np.unique(grid.group)) == 1:
+        return np.broadcast_to(np.nanmin(grid.duration, axis=0), grid.duration.shape)
+    least = np.full_like(grid.duration, np.nan)
+    for klass in range(grid.group.shape[1]):
+        columns = np.flatnonzero(grid.klass == klass)
+        for one in np.unique(grid.group[:, klass]):
+            if one < 0:
+                continue
+            members = np.flatnonzero(grid.group[:, klass] == one)
+            block = np.ix_(members, columns)
+            least[block] = np.fmin.reduce(grid.duration[block], axis=0)
+    return least
+
+
+def clock_offsets(grid: Grid) -> Floats:
+    """[R] ns to add to each rank's clock so that, in the median, its collectives stop when the first rank's do."""
+    stop = grid.start + grid.duration
+    reference = stop[0]
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.nanmedian(reference - stop, axis=1), dtype=np.float64)

@@ -1,0 +1,122 @@
+"""Ranks that are late by habit: for the whole run, or from one step to another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.robust import block_medians, median, spread, standard_error
+
+if TYPE_CHECKING:
+    from hindmost_collector.align import Floats
+    from hindmost_collector.blocks import Blocks
+    from hindmost_collector.settings import Settings
+
+#: Shortest stretch of steps that a change of pace may make, and change points looked for at most.
+_SHORTEST = 8
+_CHANGES = 4
+
+
+@dataclass(frozen=True)
+class Habit:
+    """One rank's habitual lateness: ``row`` in the blocks, steps [first, stop) by index, excess ns a step."""
+
+    row: int
+    first: int
+    stop: int
+    excess: float
+    z: float
+    consistency: float
+    spread_ratio: float
+
+
+def find(blocks: Blocks, settings: Settings) -> list[Habit]:
+    """Habitually late ranks, largest excess first; empty where nobody stands out by every criterion."""
+    if len(blocks.ranks) < 2 or len(blocks.steps) < settings.min_steps_when_large:
+        return []
+    effect = settings.min_effect if len(blocks.ranks) > 3 else settings.min_effect_of_few
+    smallest = effect * blocks.step_ns
+    levels = np.nan_to_num(block_medians(blocks.excess))
+    candidates = np.flatnonzero(levels.max(axis=1) >= smallest)
+    candidates = candidates[np.argsort(-levels[candidates].max(axis=1))][: max(8, len(blocks.ranks) // 2)]
+    found: list[Habit] = []
+    for row in candidates.tolist():
+        habit = _judge(blocks, row, candidates.tolist(), smallest, settings)
+        if habit is not None:
+            found.append(habit)
+    return sorted(found, key=lambda habit: -habit.excess)
+
+
+def _judge(blocks: Blocks, row: int, suspects: list[int], smallest: float, settings: Settings) -> Habit | None:
+    series = blocks.excess[row]
+    first, stop = stretch(series, smallest)
+    part = series[first:stop]
+    level = float(median(part))
+    needed = settings.min_steps_when_large if level >= settings.large_effect * blocks.step_ns else settings.min_steps
+    if stop - first < needed or not level >= smallest:
+        return None
+    z = level / max(standard_error(part), 1.0)
+    consistency = float(np.mean(np.nan_to_num(block_medians(part)) >= level / 2))
+    ratio = level / max(_healthy_spread(blocks.excess[:, first:stop], suspects, row), 1.0)
+    if z < settings.min_z or consistency < settings.min_consistency or ratio < settings.min_spread_ratio:
+        return None
+    return Habit(row, first, stop, level, z, consistency, ratio)
+
+
+def _healthy_spread(excess: Floats, suspects: list[int], row: int) -> float:
+    """How much ranks that nobody suspects differ in their typical excess; of a crowd, all but this rank."""
+    others = [r for r in range(len(excess)) if r not in set(suspects)]
+    if len(others) < 2:
+        others = [r for r in range(len(excess)) if r != row]
+    return spread(median(excess[others], axis=1))
+
+
+def stretch(series: Floats, smallest: float) -> tuple[int, int]:
+    """[first, stop) of the steps in which a series is habitually high, found by its change points.
+
+    Neighbouring pieces count as one while each is at least half as high as the highest.
+    """
+    edges = [0, *sorted(_changes(np.nan_to_num(series), 0, len(series), smallest, _CHANGES)), len(series)]
+    levels = [float(np.median(series[a:b])) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    lengths = np.diff(edges)
+    worth = [level * length for level, length in zip(levels, lengths, strict=True)]
+    best = int(np.argmax(worth))
+    first = last = best
+    while first > 0 and levels[first - 1] >= levels[best] / 2:
+        first -= 1
+    while last < len(levels) - 1 and levels[last + 1] >= levels[best] / 2:
+        last += 1
+    return edges[first], edges[last + 1]
+
+
+def _changes(series: Floats, start: int, stop: int, smallest: float, left: int) -> list[int]:
+    """Change points by binary segmentation on clipped values, each verified by the medians on its two sides."""
+    if left == 0 or stop - start < 2 * _SHORTEST:
+        return []
+    part = series[start:stop]
+    low, high = np.percentile(part, [5, 95])
+    clipped = np.clip(part, low, high)  # one long step must not make a change point
+    sums = np.cumsum(clipped - clipped.mean())[_SHORTEST - 1 : -_SHORTEST]
+    count = np.arange(_SHORTEST, len(part) - _SHORTEST + 1)
+    score = np.abs(sums) / np.sqrt(count * (len(part) - count))
+    split = start + int(count[np.argmax(score)])
+    step = abs(float(np.median(series[start:split]) - np.median(series[split:stop])))
+    noise = standard_error(series[start:split]) + standard_error(series[split:stop])
+    if step < smallest / 2 or step < 3 * noise:
+        return []
+    split = _sharpen(series, start, split, stop)
+    return [
+        *_changes(series, start, split, smallest, left - 1),
+        split,
+        *_changes(series, split, stop, smallest, left - 1),
+    ]
+
+
+def _sharpen(series: Floats, start: int, split: int, stop: int) -> int:
+    """Move a change point to where least squares around the two levels put it, within a few steps."""
+    before, after = np.median(series[start:split]), np.median(series[split:stop])
+    spots = range(max(start + 1, split - _SHORTEST), min(stop - 1, split + _SHORTEST) + 1)
+    costs = [np.abs(series[start:s] - before).sum() + np.abs(series[s:stop] - after).sum() for s in spots]
+    return int(spots[int(np.argmin(costs))])

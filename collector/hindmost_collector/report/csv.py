@@ -1,0 +1,29 @@
+"""The table of ranks as CSV, for a spreadsheet: plain numbers, an empty cell where unmeasured."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_PLAIN = ("rank", "node", "gpu", "step_ms", "self_ms", "wait_ms", "caused_wait_ms", "share_last", "cpu_ratio", "rss_bytes")
+
+
+def render(report: Mapping[str, Any], ranks: Iterable[int] | None = None) -> str:
+    """A header line and a line for each rank; phases as columns ``phase_NAME_ms``."""
+    phases = sorted({name for row in report["ranks"] for name in row["phases_ms"]})
+    wanted = set(ranks) if ranks is not None else None
+    sink = io.StringIO()
+    writer = csv.writer(sink, lineterminator="\n")
+    writer.writerow([*_PLAIN, *(f"phase_{name}_ms" for name in phases)])
+    for row in report["ranks"]:
+        if wanted is None or row["rank"] in wanted:
+            writer.writerow([_cell(row[name]) for name in _PLAIN] + [_cell(row["phases_ms"].get(name)) for name in phases])
+    return sink.getvalue()
+
+
+def _cell(value: object) -> object:
+    return "" if value is None else round(value, 6) if isinstance(value, float) else value

@@ -1,0 +1,94 @@
+"""A report's sentences, alike in text and HTML: the title line, and each verdict in one line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hindmost_collector.report.columns import duration, ratio
+from hindmost_collector.wording import names
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_CAUSES = {
+    "gpu_contention": "GPU contention",
+    "gpu_throttle": "GPU throttling",
+    "cpu_contention": "CPU contention",
+    "h2d": "copies to the GPU",
+    "gc": "garbage collection",
+    "io": "I/O",
+}
+
+
+def title(report: Mapping[str, Any]) -> str:
+    """``hindmost · train.py · 4 ranks on 1 node · 150 steps of 21.4 ms · 3.2 s``, as far as known."""
+    job = report["job"]
+    found = ["hindmost", job.get("command") or job["id"]]
+    if job.get("world_size"):
+        found.append(_count(job["world_size"], "rank") + (f" on {_count(job['nodes'], 'node')}" if job.get("nodes") else ""))
+    if job.get("steps"):
+        typical = (job.get("step_ms") or {}).get("p50")
+        found.append(_count(job["steps"], "step") + (f" of {duration(typical)}" if typical else ""))
+    if job.get("duration_s"):
+        found.append(f"{job['duration_s']:.1f} s")
+    if job.get("exit_code"):
+        found.append(f"exit code {job['exit_code']}")
+    return " · ".join(found)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def verdict(one: Mapping[str, Any]) -> str:
+    """A verdict in one plain sentence."""
+    sentence = _KINDS[one["kind"]](one)
+    return sentence + _interval(one)
+
+
+def _cost(one: Mapping[str, Any]) -> str:
+    if one.get("cost_ms_per_step") is None:
+        return ""
+    return f": +{duration(one['cost_ms_per_step'])} a step ({ratio(one.get('cost_ratio'))} of the job's time)"
+
+
+def _cause(one: Mapping[str, Any]) -> str:
+    cause = one.get("cause")
+    if cause == "unknown" or cause is None:
+        return ", cause unknown"
+    return f", {_CAUSES.get(cause, cause)}"
+
+
+def _interval(one: Mapping[str, Any]) -> str:
+    since, until = one.get("since_step"), one.get("until_step")
+    if since is None:
+        return ""
+    return f", since step {since}" if until is None else f", from step {since} to {until}"
+
+
+def _who(one: Mapping[str, Any]) -> str:
+    return names(one["ranks"]) if one["ranks"] else "nobody"
+
+
+def _holds(one: Mapping[str, Any]) -> str:
+    return f"{_who(one)} {'holds' if len(one['ranks']) == 1 else 'hold'} the job back{_cost(one)}{_cause(one)}"
+
+
+def _stopped(one: Mapping[str, Any]) -> str:
+    if not one["ranks"]:
+        return "the job hangs: every rank is inside the same operation"
+    return f"the job hangs: {_who(one)} did not come, {_count(len(one['victims']), 'rank')} waiting"
+
+
+_KINDS = {
+    "straggler": _holds,
+    "intermittent": lambda one: f"{_who(one)} stalls now and then{_cost(one)}{_cause(one)}",
+    "hang": _stopped,
+    "desync": lambda one: f"the ranks diverge: {_who(one)} entered another operation than the rest",
+    "slow_link": lambda one: f"the link of {_who(one)} is slow{_cost(one)}",
+    "input_bound": lambda one: f"all ranks wait for their input{_cost(one)}",
+    "host_bound": lambda one: f"the GPUs wait for the host to launch work{_cost(one)}",
+    "uneven_workload": lambda one: f"nobody is slow: the work is uneven{_cost(one)}",
+    "balanced": lambda one: "balanced: no rank holds the job back",
+    "insufficient_data": lambda one: "not enough data to judge",
+}

@@ -1,0 +1,87 @@
+"""A report for the eye: 80 to 120 columns, colour on a terminal, plain when piped."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from hindmost_collector.report import columns, headline
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+_STYLES = {"balanced": "bold green", "insufficient_data": "bold yellow"}
+_LABEL = 9
+
+
+def render(report: Mapping[str, Any], width: int = 100, color: bool = False, ranks: Iterable[int] | None = None) -> str:
+    """The report (``Report.to_dict()`` or a parsed report.json) as text; ``ranks`` limits the table to these."""
+    sink = io.StringIO()
+    console = Console(
+        file=sink, width=max(width, 60), force_terminal=color, color_system="standard" if color else None,
+        highlight=False, markup=False, emoji=False, legacy_windows=False,
+    )  # fmt: skip
+    console.print(Text(headline.title(report), style="bold"), soft_wrap=False)
+    for verdict in report["verdicts"]:
+        console.print(_verdict(verdict))
+    for note in report.get("notes") or []:
+        console.print(_line("NOTE", note, "dim"))
+    rows, left_out = columns.choose(report, ranks)
+    if rows:
+        console.print(_table(rows, _named(report), console.width))
+    if left_out:
+        console.print(Text(f"{left_out:,} more ranks are not shown: --ranks 0-{len(report['ranks']) - 1} shows all", "dim"))
+    return "\n".join(line.rstrip() for line in sink.getvalue().splitlines()) + "\n"
+
+
+def _line(label: str, text: str, style: str = "") -> Padding:
+    grid = Table.grid(padding=(0, 0))
+    grid.add_column(width=_LABEL, no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row(Text(label, style="bold"), Text(text, style=style))
+    return Padding(grid, 0)
+
+
+def _verdict(verdict: Mapping[str, Any]) -> Group:
+    lines = [_line("VERDICT", headline.verdict(verdict), _STYLES.get(verdict["kind"], "bold red"))]
+    if verdict["evidence"]:
+        lines.append(_line("WHY", "; ".join(verdict["evidence"])))
+    if verdict.get("cost_ms_per_step") is not None and verdict.get("confidence") is not None:
+        lines.append(_line("COST", _saving(verdict)))
+    lines += [_line("NEXT", text) for text in _next(verdict)]
+    return Group(*lines)
+
+
+def _saving(verdict: Mapping[str, Any]) -> str:
+    who = "it" if len(verdict["ranks"]) == 1 else "them" if verdict["ranks"] else "this"
+    saved = f"repairing {who} makes the job {columns.ratio(verdict['cost_ratio'])} shorter"
+    return f"{saved}; confidence {min(verdict['confidence'], 0.99):.0%}"
+
+
+def _next(verdict: Mapping[str, Any]) -> Sequence[str]:
+    return list(verdict["advice"])[:3]
+
+
+def _named(report: Mapping[str, Any]) -> set[int]:
+    return {rank for verdict in report["verdicts"] for rank in verdict["ranks"]}
+
+
+def _table(rows: Sequence[Mapping[str, Any]], named: set[int], width: int) -> Table:
+    titles, cells = columns.table(rows)
+    tight = 0 if sum(_widths(titles, cells)) + 2 * len(titles) > width else 1
+    shown = Table(box=SIMPLE_HEAD, padding=(0, tight), pad_edge=False, show_edge=False, header_style="bold")
+    for title in titles:
+        shown.add_column(title, justify="left" if title == "node" else "right", no_wrap=title != "node", overflow="ellipsis")
+    for row, line in zip(rows, cells, strict=True):
+        shown.add_row(*line, style="red" if row["rank"] in named else None)
+    return shown
+
+
+def _widths(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> list[int]:
+    return [max(len(title), *(len(line[i]) for line in cells)) for i, title in enumerate(titles)]

@@ -1,0 +1,47 @@
+"""The thresholds of every decision, each with its reason. A field can be set; nothing else in the judge is tunable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Settings:
+    """When to name a rank and when to abstain. Ratios are 0 to 1; counts are of steps unless they say otherwise."""
+
+    #: Below this nobody acts on a name: GPUs of one model differ by about 1 % from silicon alone.
+    min_effect: float = 0.01
+    #: With fewer than four ranks there is no crowd to compare with: two healthy GPUs differ by up to 2 %.
+    min_effect_of_few: float = 0.02
+    #: Fewer measured steps cannot tell a habit from an accident, unless the effect is ``large_effect``.
+    min_steps: int = 10
+    #: At a fifth of the step three steps in a row are enough: what is that large is no noise of a healthy job.
+    large_effect: float = 0.2
+    min_steps_when_large: int = 3
+    #: Median over blocks of steps against their standard error; five leaves a false alarm in a million for normal noise.
+    min_z: float = 5.0
+    #: The excess must stand out from how much the healthy ranks differ among themselves.
+    min_spread_ratio: float = 3.0
+    #: Share of time blocks in which the rank must be late by at least half of its typical excess.
+    min_consistency: float = 0.85
+    #: A cost below this share of everything the ranks wait is drowned in noise that has no owner.
+    min_share_of_waste: float = 0.12
+    #: A cause must explain this much of the excess, or the cause is unknown.
+    min_explained: float = 0.8
+    #: A step this many times later than the rank's typical one, relative to the step time, is a stall of an intermittent rank.
+    stall_effect: float = 0.1
+    #: Stalls, apart in time, before a rank is called intermittent, and their share of all stalls in the job.
+    min_stalls: int = 5
+    min_stall_share: float = 0.6
+    #: Leading steps longer than this multiple of the median are warm-up (allocation, autotuning, file caches).
+    warmup_ratio: float = 1.5
+    #: At most this share of the run can be warm-up.
+    max_warmup: float = 0.25
+    #: Input of the typical rank above this share of the step makes the whole job input-bound.
+    input_bound: float = 0.2
+    #: An operation open for this many p99 steps, and at least ``hang_seconds``, hangs.
+    hang_steps: float = 3.0
+    hang_seconds: float = 5.0
+
+
+DEFAULT = Settings()

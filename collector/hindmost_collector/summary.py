@@ -1,0 +1,111 @@
+"""The part of a report that describes rather than judges: the job, a row a rank, and how much time could be saved."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector import telemetry, whatif
+from hindmost_collector.model import Run, rows
+from hindmost_collector.robust import median
+from hindmost_collector.verdict import JobSummary, RankRow, WhatIf
+
+if TYPE_CHECKING:
+    from hindmost_collector.align import Floats
+    from hindmost_collector.blocks import Blocks
+
+
+def job(run: Run, blocks: Blocks | None) -> JobSummary:
+    """What is known of the job; ``None`` where it is not."""
+    about = run.job
+    nodes = sorted({str(node) for node in run.ranks["node"] if str(node)})
+    seconds = (about.ended_ns - about.started_ns) / 1e9 if about.ended_ns and about.started_ns else None
+    p50, p99 = _quantiles(blocks)
+    return JobSummary(
+        id=about.id, command=about.command, world_size=about.world_size or rows(run.ranks) or None,
+        nodes=about.nodes or len(nodes) or None, steps=_steps(run, blocks), step_ms={"p50": p50, "p99": p99},
+        duration_s=seconds, exit_code=about.exit_code, source=about.source,
+    )  # fmt: skip
+
+
+def _steps(run: Run, blocks: Blocks | None) -> int | None:
+    if rows(run.steps):
+        return len(np.unique(run.steps["step"]))
+    return len(blocks.steps) + blocks.warmup if blocks is not None else None
+
+
+def _quantiles(blocks: Blocks | None) -> tuple[float | None, float | None]:
+    if blocks is None or np.isnan(blocks.period).all():
+        return None, None
+    p50, p99 = np.nanpercentile(blocks.period, [50, 99]) / 1e6
+    return float(p50), float(p99)
+
+
+def ranks(run: Run, blocks: Blocks | None) -> tuple[RankRow, ...]:
+    """A row for every rank that was seen, in order."""
+    seen = sorted({*run.ranks["rank"].tolist(), *(blocks.ranks.tolist() if blocks is not None else [])})
+    place = {int(rank): i for i, rank in enumerate(run.ranks["rank"])}
+    cpu = telemetry.per_rank(run, "hindmost_process_cpu_seconds_total")
+    rss = telemetry.per_rank(run, "hindmost_process_resident_memory_bytes")
+    row_of = {int(rank): i for i, rank in enumerate(blocks.ranks)} if blocks is not None else {}
+    found = []
+    for rank in seen:
+        at = place.get(rank)
+        found.append(
+            RankRow(
+                rank=int(rank), node=_text(run.ranks["node"], at), gpu=_text(run.ranks["gpu_uuid"], at),
+                cpu_ratio=_known(telemetry.rate(cpu.get(rank, []))), rss_bytes=_known(telemetry.level(rss.get(rank, []))),
+                **_measured(blocks, row_of.get(rank)),
+            )  # fmt: skip
+        )
+    return tuple(found)
+
+
+def _text(column: np.ndarray[tuple[int], np.dtype[np.str_]], at: int | None) -> str | None:
+    return str(column[at]) or None if at is not None else None
+
+
+def _known(value: float) -> float | None:
+    return None if np.isnan(value) else value
+
+
+def _typical(block: Floats, row: int) -> float | None:
+    """Median of a row in ms, ``None`` where unmeasured."""
+    return _known(float(median(block[row])) / 1e6)
+
+
+def _measured(blocks: Blocks | None, row: int | None) -> dict[str, object]:
+    if blocks is None or row is None:
+        return {}
+    caused = blocks.caused[row]
+    last = blocks.last[row]
+    return {
+        "step_ms": _known(blocks.step_ns / 1e6),
+        "self_ms": None if blocks.overlapped else _typical(blocks.own, row),
+        "phases_ms": {name: _typical(block, row) for name, block in blocks.parts.items()},
+        "wait_ms": _typical(blocks.wait, row),
+        "caused_wait_ms": None if np.isnan(caused).all() else float(np.nanmean(caused)) / 1e6,
+        "share_last": None if np.isnan(last).all() else float(np.nanmean(last)),
+    }
+
+
+def what_if(run: Run, blocks: Blocks | None) -> WhatIf:
+    """Time with every rank at the mean of its peers, beside the time as it was."""
+    if blocks is None or len(blocks.ranks) < 2 or not blocks.step_ns > 0:
+        return WhatIf()
+    step = float(np.nanmean(blocks.period))
+    ideal = max(step - whatif.waste(blocks), 0.0)
+    by_rank = {str(int(rank)): float(np.nanmean(row)) / 1e6 for rank, row in zip(blocks.ranks, blocks.caused, strict=True) if not np.isnan(row).all()}
+    return WhatIf(
+        slowdown=step / ideal if ideal > 0 else None, wasted_ratio=1 - ideal / step, step_ms=step / 1e6, ideal_step_ms=ideal / 1e6,
+        waste_by_rank_ms=by_rank, waste_by_node_ms=_by_node(run, by_rank),
+    )  # fmt: skip
+
+
+def _by_node(run: Run, by_rank: dict[str, float]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for rank, node in zip(run.ranks["rank"].tolist(), run.ranks["node"].tolist(), strict=True):
+        if node and str(rank) in by_rank:
+            found[node] = found.get(node, 0.0) + by_rank[str(rank)]
+    return found

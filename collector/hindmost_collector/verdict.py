@@ -1,0 +1,128 @@
+"""What the judge says: the dataclasses behind ``hindmost.report/1``. ``None`` is unmeasured; it never becomes zero."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+SCHEMA = "hindmost.report/1"
+
+KINDS = (
+    "straggler",
+    "intermittent",
+    "hang",
+    "desync",
+    "slow_link",
+    "input_bound",
+    "host_bound",
+    "uneven_workload",
+    "balanced",
+    "insufficient_data",
+)
+CAUSES = (
+    "compute",
+    "input",
+    "h2d",
+    "gpu_contention",
+    "gpu_throttle",
+    "cpu_contention",
+    "gc",
+    "checkpoint",
+    "network",
+    "memory",
+    "io",
+    "workload",
+    "unknown",
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One thing that is so: who, why, since when, at what cost. Costs are of the what-if that repairs it."""
+
+    kind: str
+    ranks: tuple[int, ...] = ()
+    victims: tuple[int, ...] = ()
+    cause: str | None = None
+    since_step: int | None = None
+    until_step: int | None = None  # None: it still held when the recording ended
+    cost_ms_per_step: float | None = None
+    cost_ratio: float | None = None
+    confidence: float | None = None
+    explained: float | None = None  # fraction of the excess that the cause's measurement explains
+    partial: str | None = None  # with cause unknown: the measurement that explains most
+    evidence: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RankRow:
+    """What a reader wants to see of one rank, per step where not said otherwise."""
+
+    rank: int
+    node: str | None = None
+    gpu: str | None = None
+    step_ms: float | None = None
+    self_ms: float | None = None
+    phases_ms: dict[str, float | None] = field(default_factory=dict)
+    wait_ms: float | None = None
+    caused_wait_ms: float | None = None
+    share_last: float | None = None
+    cpu_ratio: float | None = None  # CPUs in use by the process
+    rss_bytes: float | None = None
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """How much faster the job could be: ``slowdown`` is time over the time with every rank at its role's mean."""
+
+    slowdown: float | None = None
+    wasted_ratio: float | None = None
+    step_ms: float | None = None
+    ideal_step_ms: float | None = None
+    waste_by_rank_ms: dict[str, float] = field(default_factory=dict)
+    waste_by_node_ms: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class JobSummary:
+    """The job as a whole."""
+
+    id: str
+    command: str | None = None
+    world_size: int | None = None
+    nodes: int | None = None
+    steps: int | None = None
+    step_ms: dict[str, float | None] = field(default_factory=dict)
+    duration_s: float | None = None
+    exit_code: int | None = None
+    source: str | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything one judgement says; ``verdicts`` most costly first, never empty."""
+
+    job: JobSummary
+    verdicts: tuple[Verdict, ...]
+    ranks: tuple[RankRow, ...] = ()
+    what_if: WhatIf = WhatIf()
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON contract, ``hindmost.report/1``: plain types only, NaN and infinities as ``None``."""
+        plain: dict[str, Any] = _plain(asdict(self))
+        return {"schema": SCHEMA, **plain}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

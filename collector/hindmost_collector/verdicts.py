@@ -1,0 +1,183 @@
+"""From findings to verdicts: costs by what-if, causes by share, and the sentences that a person reads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector import causes, wording
+from hindmost_collector.model import Run, rows
+from hindmost_collector.robust import median
+from hindmost_collector.verdict import Verdict
+from hindmost_collector.whatif import saving, stall_saving, waste
+
+if TYPE_CHECKING:
+    from hindmost_collector.align import Floats
+    from hindmost_collector.blocks import Blocks
+    from hindmost_collector.causes import Cause
+    from hindmost_collector.detectors.hang import Hang
+    from hindmost_collector.detectors.intermittent import Stalls
+    from hindmost_collector.detectors.straggler import Habit
+    from hindmost_collector.settings import Settings
+
+
+def of_habits(habits: list[Habit], blocks: Blocks, run: Run, settings: Settings) -> tuple[list[Verdict], list[str]]:
+    """Verdicts of habitually late ranks that cost something, and notes on those that others hide."""
+    kept: list[Habit] = []
+    notes: list[str] = []
+    so_far = np.zeros(len(blocks.steps))
+    for habit in habits:
+        together = saving(blocks, [one.row for one in [*kept, habit]], _span([*kept, habit]))
+        gain = float((together - so_far)[habit.first : habit.stop].mean())
+        if gain >= settings.min_effect / 2 * blocks.step_ns:
+            kept.append(habit)
+            so_far = together
+        elif gain > 0:
+            notes.append(wording.hidden(blocks, habit))
+    explained = [(habit, _cause(blocks, habit, settings)) for habit in kept]
+    verdicts, repaired = [], []
+    for group in _groups(explained):
+        repaired += [habit for habit, _ in group]
+        before = [habit for habit in repaired if habit not in [one for one, _ in group]]
+        verdict = _straggler(group, before, blocks, settings)
+        if verdict is not None:
+            verdicts.append(verdict)
+    return verdicts, notes
+
+
+def _span(habits: list[Habit]) -> slice:
+    return slice(min(habit.first for habit in habits), max(habit.stop for habit in habits))
+
+
+def _cause(blocks: Blocks, habit: Habit, settings: Settings) -> Cause:
+    return causes.explain(blocks, habit.row, np.arange(habit.first, habit.stop), habit.excess, settings)
+
+
+def _groups(explained: list[tuple[Habit, Cause]]) -> list[list[tuple[Habit, Cause]]]:
+    """Ranks with one cause and about one interval are one verdict: they would be repaired together."""
+    groups: list[list[tuple[Habit, Cause]]] = []
+    for habit, cause in explained:
+        for group in groups:
+            other, why = group[0]
+            near = abs(other.first - habit.first) <= 8 and abs(other.stop - habit.stop) <= 8
+            if why.cause == cause.cause and near:
+                group.append((habit, cause))
+                break
+        else:
+            groups.append([(habit, cause)])
+    return groups
+
+
+def _straggler(
+    group: list[tuple[Habit, Cause]], before: list[Habit], blocks: Blocks, settings: Settings
+) -> Verdict | None:
+    habits = [habit for habit, _ in group]
+    span = _span(habits)
+    gain = saving(blocks, [habit.row for habit in [*before, *habits]], _span([*before, *habits]))
+    if before:
+        gain = gain - saving(blocks, [habit.row for habit in before], _span(before))
+    cost = float(gain[span].mean())
+    ratio = float(gain.sum() / np.nansum(blocks.period))
+    if cost < settings.min_effect * blocks.step_ns or cost < settings.min_share_of_waste * waste(blocks):
+        return None
+    cause = group[0][1]
+    return Verdict(
+        kind="straggler", ranks=tuple(sorted(int(blocks.ranks[habit.row]) for habit in habits)),
+        cause=cause.cause, since_step=_since(blocks, span.start), until_step=_until(blocks, span.stop),
+        cost_ms_per_step=cost / 1e6, cost_ratio=ratio, confidence=_confidence(habits, settings),
+        explained=cause.explained, partial=cause.partial, evidence=tuple(wording.why(blocks, habits, cause)),
+        advice=tuple(wording.advice(cause.cause, [int(blocks.ranks[habit.row]) for habit in habits])),
+    )  # fmt: skip
+
+
+def _since(blocks: Blocks, index: int) -> int:
+    """Step number; from the first judged step means from the start, since warm-up cannot tell."""
+    return 0 if index == 0 and blocks.steps[0] == blocks.warmup else int(blocks.steps[index])
+
+
+def _until(blocks: Blocks, stop: int) -> int | None:
+    return None if stop >= len(blocks.steps) else int(blocks.steps[stop])
+
+
+def _confidence(habits: list[Habit], settings: Settings) -> float:
+    """0 to 1: how far the weakest criterion of the weakest rank is above its threshold."""
+    margins = [
+        min(habit.z / settings.min_z, habit.spread_ratio / settings.min_spread_ratio, 10.0) * habit.consistency
+        for habit in habits
+    ]
+    return float(np.clip(1.0 - 0.1 / max(min(margins), 0.1) ** 2, 0.5, 0.99))
+
+
+def of_stalls(stalls: list[Stalls], blocks: Blocks, run: Run, settings: Settings) -> list[Verdict]:
+    """Verdicts of ranks that stall now and then, where that costs enough to act on."""
+    found = []
+    for one in stalls:
+        gain = stall_saving(blocks, one.row, one.stalled)
+        ratio = float(gain.sum() / np.nansum(blocks.period))
+        if ratio < settings.min_effect or gain.mean() < settings.min_share_of_waste * waste(blocks):
+            continue
+        cause = causes.explain(blocks, one.row, one.stalled, one.excess, settings)
+        found.append(
+            Verdict(
+                kind="intermittent", ranks=(int(blocks.ranks[one.row]),), cause=cause.cause,
+                since_step=int(blocks.steps[one.stalled[0]]), cost_ms_per_step=float(gain.mean()) / 1e6, cost_ratio=ratio,
+                confidence=float(np.clip(one.share, 0.5, 0.99)), explained=cause.explained, partial=cause.partial,
+                evidence=tuple(wording.stalls(blocks, one, cause)),
+                advice=tuple(wording.advice(cause.cause, [int(blocks.ranks[one.row])])),
+            )  # fmt: skip
+        )
+    return found
+
+
+def of_job(blocks: Blocks, settings: Settings) -> list[Verdict]:
+    """What holds all ranks back alike."""
+    inputs = blocks.parts.get("input")
+    if inputs is None or np.isnan(inputs).all():
+        return []
+    typical = _input_share(inputs, blocks)
+    if typical < settings.input_bound:
+        return []
+    cost = typical * blocks.step_ns
+    return [
+        Verdict(
+            kind="input_bound", cause="input", since_step=_since(blocks, 0), cost_ms_per_step=cost / 1e6, cost_ratio=typical,
+            confidence=0.9, explained=1.0,
+            evidence=(f"the typical rank waits {cost / 1e6:.1f} ms of a {blocks.step_ns / 1e6:.1f} ms step for its input",),
+            advice=("more loader workers, a faster store, or data kept closer: every rank waits for input alike",),
+        )  # fmt: skip
+    ]
+
+
+def _input_share(inputs: Floats, blocks: Blocks) -> float:
+    """Input of the median rank in the typical step as a share of the step, where the GPU does not hide it."""
+    shown = median(inputs, axis=0)
+    gpu = [blocks.parts[name] for name in ("gpu_forward", "gpu_backward", "gpu_optimizer") if name in blocks.parts]
+    if gpu:  # what the GPU still had queued covers the input
+        idle = blocks.period - np.sum([median(block, axis=0) for block in gpu], axis=0)
+        shown = np.minimum(shown, np.maximum(idle, 0.0))
+    return float(median(shown) / blocks.step_ns)
+
+
+def of_hang(stop: Hang, run: Run) -> Verdict:
+    """The verdict of a job that stopped."""
+    return Verdict(
+        kind=stop.kind, ranks=stop.ranks, victims=stop.victims, cause="unknown", confidence=0.99 if stop.ranks else 0.6,
+        evidence=tuple(wording.hang(stop, run)), advice=tuple(wording.hang_advice(stop)),
+    )  # fmt: skip
+
+
+def balanced(blocks: Blocks, wasted: float) -> Verdict:
+    """Nobody holds the job back."""
+    return Verdict(
+        kind="balanced", confidence=float(np.clip(1.0 - 1.0 / np.sqrt(len(blocks.steps) + 1), 0.5, 0.99)),
+        evidence=tuple(wording.balanced(blocks, wasted)),
+    )  # fmt: skip
+
+
+def insufficient(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:
+    """Too little was seen; what is missing, and how to get it."""
+    ranks = len(blocks.ranks) if blocks is not None else rows(run.ranks)
+    count = len(blocks.steps) if blocks is not None else 0
+    evidence, advice = wording.insufficient(ranks, count, blocks is not None, settings)
+    return Verdict(kind="insufficient_data", evidence=(evidence,), advice=(advice,))

@@ -1,0 +1,165 @@
+"""The sentences of a verdict: plain words, figures with units, nothing that was not measured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.causes import MEASURES
+from hindmost_collector.robust import median, spread
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hindmost_collector.blocks import Blocks
+    from hindmost_collector.causes import Cause
+    from hindmost_collector.detectors.hang import Hang
+    from hindmost_collector.detectors.intermittent import Stalls
+    from hindmost_collector.detectors.straggler import Habit
+    from hindmost_collector.model import Run
+    from hindmost_collector.settings import Settings
+
+_ADVICE = {
+    "compute": "compare {who}'s host and GPU with its peers (clocks, temperature, other work); move it and see if it follows",
+    "input": "look at {who}'s data source: loader workers, shard size, the disk or mount that its node reads from",
+    "h2d": "look at {who}'s PCIe link width and its pinned memory",
+    "gpu_contention": "another process uses {who}'s GPU: stop it or move the rank",
+    "gpu_throttle": "{who}'s GPU lowers its clock: look at its cooling and power limit",
+    "cpu_contention": "something else uses {who}'s CPUs: look at its binding, its quota and the other processes of its node",
+    "gc": "garbage collection in {who}: gc.freeze() after start-up, or collect at the same step on all ranks",
+    "checkpoint": "let every rank checkpoint at the same step, or write in the background",
+    "network": "look at the link of {who}: counters, cable, the switch port",
+    "memory": "{who}'s node is short of memory: look at what is reclaimed or swapped",
+    "io": "look at the disk or mount that {who} reads and writes",
+    "workload": "give {who} work of the same size as its peers",
+    "unknown": "look at {who} first: its host, its GPU, its data",
+}
+
+
+def ms(ns: float) -> str:
+    """Milliseconds for the eye: three figures."""
+    value = ns / 1e6
+    return f"{value:.0f} ms" if abs(value) >= 100 else f"{value:.1f} ms" if abs(value) >= 1 else f"{value:.2g} ms"
+
+
+def names(ranks: Sequence[int]) -> str:
+    """``rank 2``, ``ranks 2 and 5``, ``ranks 1, 2, 3 and 40 more``."""
+    shown = sorted(ranks)
+    if len(shown) == 1:
+        return f"rank {shown[0]}"
+    if len(shown) > 8:
+        return "ranks " + ", ".join(map(str, shown[:6])) + f" and {len(shown) - 6} more"
+    return "ranks " + ", ".join(map(str, shown[:-1])) + f" and {shown[-1]}"
+
+
+def why(blocks: Blocks, habits: list[Habit], cause: Cause) -> list[str]:
+    """Evidence for a habit: how often last, own time beside the others', and what accounts for the difference."""
+    found = []
+    rows = [habit.row for habit in habits]
+    who = names([int(blocks.ranks[row]) for row in rows])
+    if blocks.collectives:
+        most = np.isin(np.argmax(blocks.caused, axis=0), rows)
+        found.append(f"{who} kept the others waiting longest in {int(most.sum())} of {len(blocks.steps)} steps")
+    first, stop = min(habit.first for habit in habits), max(habit.stop for habit in habits)
+    others = np.delete(np.arange(len(blocks.ranks)), rows)
+    if not np.isnan(blocks.own).all() and not blocks.overlapped and len(others):
+        mine = float(median(blocks.own[rows, first:stop]))
+        theirs = median(blocks.own[others, first:stop], axis=1)
+        between = "between collectives " if blocks.collectives else ""
+        found.append(
+            f"its own time {between}is {ms(mine)} a step, the others' {ms(float(median(theirs)))} (spread {ms(spread(theirs))})"
+        )
+    elif len(others):
+        mine = float(median(blocks.excess[rows, first:stop]))
+        found.append(f"it arrives {ms(mine)} a step after its typical peer")
+    return found + _shares(habits[0].excess, cause)
+
+
+def _shares(excess: float, cause: Cause) -> list[str]:
+    told = [f"{MEASURES.get(name, name)} {ms(ns)}" for name, ns in cause.shares_ns if ns >= 0.05 * excess][:3]
+    if not told:
+        return ["nothing measured accounts for the difference"]
+    return [f"of {ms(excess)} excess a step: " + ", ".join(told)]
+
+
+def hidden(blocks: Blocks, habit: Habit) -> str:
+    """A slow rank whose repair alone would save nothing."""
+    return f"rank {int(blocks.ranks[habit.row])} is {ms(habit.excess)} a step slower than its peers, but that costs nothing: others are later"
+
+
+def stalls(blocks: Blocks, found: Stalls, cause: Cause) -> list[str]:
+    """Evidence for an intermittent rank."""
+    rank = int(blocks.ranks[found.row])
+    return [
+        f"rank {rank} stalls in {len(found.stalled)} of {len(blocks.steps)} steps, by {ms(found.excess)} each;"
+        f" {found.share:.0%} of all stalls in the job are its own",
+        *_shares(found.excess, cause),
+    ]
+
+
+def advice(cause: str, ranks: list[int]) -> list[str]:
+    """What to do next."""
+    return [_ADVICE.get(cause, _ADVICE["unknown"]).format(who=names(ranks))]
+
+
+def balanced(blocks: Blocks, wasted: float) -> list[str]:
+    """How even the ranks are."""
+    typical = median(blocks.excess, axis=1)
+    row = int(np.nanargmax(typical)) if not np.isnan(typical).all() else 0
+    share = max(float(np.nan_to_num(typical[row])), 0.0) / blocks.step_ns
+    found = [f"the latest rank by habit is rank {int(blocks.ranks[row])}, by {share:.1%} of a step: nothing to act on"]
+    if wasted > 0.05 * blocks.step_ns:
+        found.append(f"ranks wait {ms(wasted)} a step for whoever is last, but that is a different one each time")
+    return found
+
+
+def insufficient(ranks: int, steps: int, seen: bool, settings: Settings) -> tuple[str, str]:
+    """What is missing, and how to get it."""
+    if ranks == 0:
+        return "no rank was seen", "start the job with `hindmost run -- COMMAND`, where COMMAND launches Python or MPI ranks"
+    if ranks == 1:
+        return "one rank was seen: there is nobody to compare it with", "run more than one rank"
+    if not seen or steps == 0:
+        return (
+            f"{ranks} ranks were seen, but no step and no collective that repeats",
+            "call hindmost.step() once in each iteration of the training loop",
+        )
+    return (
+        f"{steps} steps after warm-up, of {ranks} ranks: too few to tell a habit from an accident",
+        f"let the job run for {settings.min_steps} steps or more",
+    )
+
+
+def hang(stop: Hang, run: Run) -> list[str]:
+    """Evidence for a stop."""
+    where = f"{stop.op} number {stop.seq} of communicator {stop.comm:#x}"
+    found = [f"{len(stop.victims)} ranks have waited {stop.waited_ns / 1e9:.1f} s in {where}"]
+    if stop.kind == "desync":
+        found += [f"rank {rank} entered {name} there instead" for rank, name in sorted(stop.doing.items())]
+        return found
+    if stop.ranks:
+        found.append(f"{names(stop.ranks)} never entered it")
+    else:
+        found.append("every member entered it and none leaves")
+    found += [f"rank {rank} is inside {name}" for rank, name in sorted(stop.doing.items())]
+    for rank, text in zip(run.stacks["rank"].tolist(), run.stacks["text"].tolist(), strict=True):
+        if rank in stop.ranks:
+            found.append(f"rank {rank}'s stack: {_source_line(str(text))}")
+    return found
+
+
+def _source_line(stack: str) -> str:
+    """The line of a stack dump that a reader wants: the innermost Python frame outside of libraries."""
+    frames = [line.strip() for line in stack.splitlines() if "(" in line and ")" in line and ":" in line]
+    own = [line for line in frames if "site-packages" not in line and "/lib/python" not in line and ".py" in line]
+    return (own or frames or ["empty"])[0]
+
+
+def hang_advice(stop: Hang) -> list[str]:
+    """What to do about a stop."""
+    if stop.kind == "desync":
+        return [f"find the branch that {names(stop.ranks)} took and the others did not"]
+    if not stop.ranks:
+        return ["all ranks are inside the operation: look at the network and the GPUs, not at the script"]
+    return [f"look at what {names(stop.ranks)} is doing: the others wait for it"]
