@@ -6,7 +6,7 @@ took shortest came last, and the shortest duration is about the transfer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -36,9 +36,9 @@ SYNCHRONISING = (
 class Grid:
     """Synchronising collectives as blocks: a row a rank, a column an operation that every group of a class ran.
 
-    ``start``, ``duration``, ``self_time``, ``cpu`` and ``runqueue`` are [R, K] float ns, NaN where unmeasured; ``start``
-    is of the rank's own clock. ``group`` [R, C] is the communicator of rank r in class c, -1 where it has none. Columns
-    are in the order in which the ranks ran them.
+    ``start``, ``duration``, ``self_time``, ``cpu`` and ``runqueue`` are [R, K] float ns, NaN where unmeasured, and
+    ``start`` is of the rank's own clock. ``group`` [R, C] is the communicator of rank r in class c, -1 where it has
+    none. Columns are in the order in which the ranks ran them.
     """
 
     ranks: Ints
@@ -60,12 +60,21 @@ class Grid:
 
     def take(self, columns: Array) -> Grid:
         """The same ranks, only these columns."""
-        blocks = (self.start, self.duration, self.self_time, self.cpu, self.runqueue)
-        start, duration, self_time, cpu, runqueue = (block[:, columns] for block in blocks)
-        return Grid(
-            self.ranks, start, duration, self_time, cpu, runqueue,
-            self.step[columns], self.token[columns], self.klass[columns], self.group, self.gpu_time,
-        )  # fmt: skip
+
+        def cut(block: Array) -> Array:
+            return np.asarray(block[..., columns])
+
+        return replace(
+            self,
+            start=cut(self.start),
+            duration=cut(self.duration),
+            self_time=cut(self.self_time),
+            cpu=cut(self.cpu),
+            runqueue=cut(self.runqueue),
+            step=cut(self.step),
+            token=cut(self.token),
+            klass=cut(self.klass),
+        )
 
 
 def codes(text: Array) -> tuple[Ints, list[str]]:
@@ -116,13 +125,21 @@ def grid(run: Run) -> Grid | None:
     klass = klass_of_comm[comm]
     key = ((klass * (op.max() + 1) + op) << 36) + table["seq"].astype(np.int64)
     column, keys = pd.factorize(key)
-    built = _fill(table, row, column.astype(np.int64), len(keys), ranks)
-    token = pd.factorize(_first(klass * 64 + op, column, len(keys)) * (1 << 40) + _first(table["bytes"], column, len(keys)))[0]
+    count = len(keys)
+    size, place = _first(table["bytes"], column, count), _first(key >> 36, column, count)
     joined = Grid(
-        ranks.astype(np.int64), *built,
-        step=_first(table["step"], column, len(keys)) if "step" in table else np.full(len(keys), -1),
-        token=token.astype(np.int64), klass=_first(klass, column, len(keys)), group=group, gpu_time=bool(gpu.any()),
-    )  # fmt: skip
+        ranks=ranks.astype(np.int64),
+        start=_fill(table["start_ns"], row, column, (len(ranks), count)),
+        duration=_fill(table["duration_ns"], row, column, (len(ranks), count)),
+        self_time=_fill(table["self_ns"], row, column, (len(ranks), count)),
+        cpu=_fill(table["cpu_ns"], row, column, (len(ranks), count)),
+        runqueue=_fill(table["runqueue_ns"], row, column, (len(ranks), count)),
+        step=_first(table["step"], column, count) if "step" in table else np.full(count, -1, np.int64),
+        token=pd.factorize(place * (1 << 40) + size)[0].astype(np.int64),
+        klass=_first(klass, column, count),
+        group=group,
+        gpu_time=bool(gpu.any()),
+    )
     return _ordered(joined)
 
 
@@ -164,15 +181,11 @@ def _first(values: Array, column: Array, columns: int) -> Ints:
     return found
 
 
-def _fill(table: Table, row: Array, column: Ints, columns: int, ranks: Array) -> list[Floats]:
-    """[R, K] blocks of start, duration, self, cpu and runqueue; -1 becomes NaN."""
-    blocks = []
-    for name in ("start_ns", "duration_ns", "self_ns", "cpu_ns", "runqueue_ns"):
-        block = np.full((len(ranks), columns), np.nan)
-        values = table[name].astype(np.float64)
-        block[row, column] = np.where(values < 0, np.nan, values)
-        blocks.append(block)
-    return blocks
+def _fill(values: Array, row: Array, column: Array, shape: tuple[int, int]) -> Floats:
+    """[R, K] block of one column of the table; -1 becomes NaN."""
+    block = np.full(shape, np.nan)
+    block[row, column] = np.where(values < 0, np.nan, values)
+    return block
 
 
 def _ordered(grid: Grid) -> Grid:

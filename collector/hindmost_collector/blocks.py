@@ -110,13 +110,22 @@ def _assemble(
     members = np.maximum(np.sum(~np.isnan(joined.duration), axis=0) - 1, 1)
     caused = np.where(is_last, np.nansum(waits, axis=0) / members, 0.0)
     return Blocks(
-        ranks=joined.ranks, steps=numbers, period=period, own=sums_by_step(own, starts), excess=excess,
-        segments=np.nan_to_num(segments), segment_step=segment_step, wait=sums_by_step(waits, starts),
-        caused=sums_by_step(caused, starts), last=sums_by_step(is_last.astype(float), starts) / counts,
-        collectives=joined.columns, warmup=warmup,
-        parts=_parts(joined, own, starts, numbers, table), work=_pivot(table, joined.ranks, numbers, "work"),
+        ranks=joined.ranks,
+        steps=numbers,
+        period=period,
+        own=sums_by_step(own, starts),
+        excess=excess,
+        segments=np.nan_to_num(segments),
+        segment_step=segment_step,
+        wait=sums_by_step(waits, starts),
+        caused=sums_by_step(caused, starts),
+        last=sums_by_step(is_last.astype(float), starts) / counts,
+        collectives=joined.columns,
+        warmup=warmup,
+        parts=_parts(joined, own, starts, numbers, table),
+        work=_pivot(table, joined.ranks, numbers, "work"),
         overlapped=overlapped,
-    )  # fmt: skip
+    )
 
 
 def _lateness(duration: Floats, step_of: Ints, starts: Ints) -> Floats:
@@ -181,7 +190,7 @@ def _pivot(table: Table, ranks: Ints, numbers: Ints, name: str) -> Floats | None
 
 
 def _from_phases(table: Table, settings: Settings) -> Blocks | None:
-    """Without collectives: the phases in which nobody waits for others tell who is late; the rest of the step is wait."""
+    """Without collectives the phases in which nobody waits tell who is late; the rest of the step is wait."""
     ranks, numbers = np.unique(table["rank"]).astype(np.int64), np.unique(table["step"]).astype(np.int64)
     duration = _pivot(table, ranks, numbers, "duration_ns")
     if duration is None:
@@ -194,8 +203,19 @@ def _from_phases(table: Table, settings: Settings) -> Blocks | None:
     excess = own - peers_median(own)
     nothing = np.full_like(duration, np.nan)
     return Blocks(
-        ranks=ranks, steps=numbers, period=median(duration, axis=0), own=own, excess=excess,
-        segments=np.nan_to_num(excess), segment_step=np.arange(len(numbers)), wait=nothing, caused=nothing, last=nothing,
-        collectives=0, warmup=first, parts=parts,
-        work=_pivot(table, ranks, numbers, "work"), evidence="phases",
-    )  # fmt: skip
+        ranks=ranks,
+        steps=numbers,
+        period=median(duration, axis=0),
+        own=own,
+        excess=excess,
+        segments=np.nan_to_num(excess),
+        segment_step=np.arange(len(numbers)),
+        wait=nothing,
+        caused=nothing,
+        last=nothing,
+        collectives=0,
+        warmup=first,
+        parts=parts,
+        work=_pivot(table, ranks, numbers, "work"),
+        evidence="phases",
+    )

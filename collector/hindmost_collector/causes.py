@@ -1,4 +1,4 @@
-"""Why a rank is late: each measurement's share of the excess. What explains less than a stated share explains nothing."""
+"""Why a rank is late: each measurement's share of the excess. What explains little is no cause."""
 
 from __future__ import annotations
 

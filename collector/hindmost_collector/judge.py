@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     """Say which ranks hold the run back, why, since when and at what cost, or that nobody does.
 
-    Never raises for missing or contradictory data: what cannot be judged is ``insufficient_data``, with what is missing.
+    Never raises for missing or contradictory data: what cannot be judged is ``insufficient_data``, and says why.
     """
     blocks = blocks_of.build(run, settings)
     p99 = float(np.nanpercentile(blocks.period, 99)) if blocks is not None and blocks.period.size else float("nan")
@@ -39,7 +39,7 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     if stop is not None:
         found.append(of_hang(stop, run))
     if blocks is not None:
-        slow, hidden = _slow(blocks, run, settings)
+        slow, hidden = _slow(blocks, settings)
         found += slow
         notes += hidden
     if not found:
@@ -58,11 +58,11 @@ def _weight(verdict: Verdict) -> tuple[bool, float]:
     return verdict.kind not in ("hang", "desync"), -(verdict.cost_ratio or 0.0)
 
 
-def _slow(blocks: Blocks, run: Run, settings: Settings) -> tuple[list[Verdict], list[str]]:
+def _slow(blocks: Blocks, settings: Settings) -> tuple[list[Verdict], list[str]]:
     habits = straggler.find(blocks, settings)
-    found, notes = of_habits(habits, blocks, run, settings)
+    found, notes = of_habits(habits, blocks, settings)
     stalls = [one for one in intermittent.find(blocks, settings) if not any(habit.row == one.row for habit in habits)]
-    found += of_stalls(stalls, blocks, run, settings)
+    found += of_stalls(stalls, blocks, settings)
     found += of_job(blocks, settings)
     return found, notes
 

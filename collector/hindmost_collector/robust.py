@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import warnings
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,12 +25,9 @@ def median(block: Floats, axis: int | None = None) -> Floats:
         return np.asarray(np.full(np.delete(np.array(block.shape), axis if axis is not None else 0), np.nan))
     if not np.isnan(block).any():
         return np.asarray(np.median(block, axis=axis))
-    with np.errstate(all="ignore"):
-        import warnings  # noqa: PLC0415 - only the path with gaps needs it
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)
-            return np.asarray(np.nanmedian(block, axis=axis))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # all-NaN slices: their median is NaN, as it should be
+        return np.asarray(np.nanmedian(block, axis=axis))
 
 
 def peers_median(block: Floats) -> Floats:
@@ -67,7 +66,7 @@ def time_blocks(length: int) -> list[slice]:
     """Cut a run of steps into 4 to 16 blocks of about equal length, as long as there are steps for it."""
     count = int(np.clip(length // 8, min(4, length), 16))
     edges = np.linspace(0, length, count + 1).astype(int)
-    return [slice(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True) if b > a]
+    return [slice(a, b) for a, b in itertools.pairwise(edges) if b > a]
 
 
 def block_medians(series: Floats) -> Floats:
@@ -81,10 +80,12 @@ def standard_error(series: Floats) -> float:
     known = blocks[~np.isnan(blocks)]
     if len(known) < 2:
         return float("inf")
-    within = MAD_TO_SIGMA * float(median(np.abs(series - median(series)))) * MEDIAN_COST / np.sqrt(np.sum(~np.isnan(series)))
+    within = (
+        MAD_TO_SIGMA * float(median(np.abs(series - median(series)))) * MEDIAN_COST / np.sqrt(np.sum(~np.isnan(series)))
+    )
     return max(spread(known) * MEDIAN_COST / float(np.sqrt(len(known))), float(within))
 
 
 def sums_by_step(block: Floats, starts: Array) -> Floats:
-    """[R, S] sums of the columns of each step; ``starts`` are the columns at which steps begin. NaN counts as nothing."""
+    """[R, S] sums of the columns of each step, which begin at the columns ``starts``; NaN counts as nothing."""
     return np.asarray(np.add.reduceat(np.nan_to_num(block), starts, axis=1))

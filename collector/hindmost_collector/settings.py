@@ -18,7 +18,7 @@ class Settings:
     #: At a fifth of the step three steps in a row are enough: what is that large is no noise of a healthy job.
     large_effect: float = 0.2
     min_steps_when_large: int = 3
-    #: Median over blocks of steps against their standard error; five leaves a false alarm in a million for normal noise.
+    #: Median over blocks of steps against their standard error; at five, normal noise errs once in a million.
     min_z: float = 5.0
     #: The excess must stand out from how much the healthy ranks differ among themselves.
     min_spread_ratio: float = 3.0
@@ -28,7 +28,7 @@ class Settings:
     min_share_of_waste: float = 0.12
     #: A cause must explain this much of the excess, or the cause is unknown.
     min_explained: float = 0.8
-    #: A step this many times later than the rank's typical one, relative to the step time, is a stall of an intermittent rank.
+    #: A step that is later than the rank's typical one by this share of the step time is a stall.
     stall_effect: float = 0.1
     #: Stalls, apart in time, before a rank is called intermittent, and their share of all stalls in the job.
     min_stalls: int = 5

@@ -52,7 +52,9 @@ def _pattern(tokens: Ints, gap: Floats, length: int) -> Ints:
     count = (len(tokens) - first) // length
     gaps = gap[first : first + count * length].reshape(count, length)
     begin = first + int(np.argmax(np.nan_to_num(np.nanmedian(gaps, axis=0))))
-    windows = [tokens[begin + i * length : begin + (i + 1) * length] for i in range(count - 1)] or [tokens[begin : begin + length]]
+    windows = [tokens[begin + i * length : begin + (i + 1) * length] for i in range(count - 1)] or [
+        tokens[begin : begin + length]
+    ]
     found, votes = np.unique(np.stack(windows), axis=0, return_counts=True)
     return np.asarray(found[np.argmax(votes)])
 

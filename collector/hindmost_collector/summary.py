@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,10 +23,16 @@ def job(run: Run, blocks: Blocks | None) -> JobSummary:
     seconds = (about.ended_ns - about.started_ns) / 1e9 if about.ended_ns and about.started_ns else None
     p50, p99 = _quantiles(blocks)
     return JobSummary(
-        id=about.id, command=about.command, world_size=about.world_size or rows(run.ranks) or None,
-        nodes=about.nodes or len(nodes) or None, steps=_steps(run, blocks), step_ms={"p50": p50, "p99": p99},
-        duration_s=seconds, exit_code=about.exit_code, source=about.source,
-    )  # fmt: skip
+        id=about.id,
+        command=about.command,
+        world_size=about.world_size or rows(run.ranks) or None,
+        nodes=about.nodes or len(nodes) or None,
+        steps=_steps(run, blocks),
+        step_ms={"p50": p50, "p99": p99},
+        duration_s=seconds,
+        exit_code=about.exit_code,
+        source=about.source,
+    )
 
 
 def _steps(run: Run, blocks: Blocks | None) -> int | None:
@@ -54,10 +60,13 @@ def ranks(run: Run, blocks: Blocks | None) -> tuple[RankRow, ...]:
         at = place.get(rank)
         found.append(
             RankRow(
-                rank=int(rank), node=_text(run.ranks["node"], at), gpu=_text(run.ranks["gpu_uuid"], at),
-                cpu_ratio=_known(telemetry.rate(cpu.get(rank, []))), rss_bytes=_known(telemetry.level(rss.get(rank, []))),
+                rank=int(rank),
+                node=_text(run.ranks["node"], at),
+                gpu=_text(run.ranks["gpu_uuid"], at),
+                cpu_ratio=_known(telemetry.rate(cpu.get(rank, []))),
+                rss_bytes=_known(telemetry.level(rss.get(rank, []))),
                 **_measured(blocks, row_of.get(rank)),
-            )  # fmt: skip
+            )
         )
     return tuple(found)
 
@@ -75,7 +84,7 @@ def _typical(block: Floats, row: int) -> float | None:
     return _known(float(median(block[row])) / 1e6)
 
 
-def _measured(blocks: Blocks | None, row: int | None) -> dict[str, object]:
+def _measured(blocks: Blocks | None, row: int | None) -> dict[str, Any]:
     if blocks is None or row is None:
         return {}
     caused = blocks.caused[row]
@@ -96,11 +105,19 @@ def what_if(run: Run, blocks: Blocks | None) -> WhatIf:
         return WhatIf()
     step = float(np.nanmean(blocks.period))
     ideal = max(step - whatif.waste(blocks), 0.0)
-    by_rank = {str(int(rank)): float(np.nanmean(row)) / 1e6 for rank, row in zip(blocks.ranks, blocks.caused, strict=True) if not np.isnan(row).all()}
+    by_rank = {
+        str(int(rank)): float(np.nanmean(row)) / 1e6
+        for rank, row in zip(blocks.ranks, blocks.caused, strict=True)
+        if not np.isnan(row).all()
+    }
     return WhatIf(
-        slowdown=step / ideal if ideal > 0 else None, wasted_ratio=1 - ideal / step, step_ms=step / 1e6, ideal_step_ms=ideal / 1e6,
-        waste_by_rank_ms=by_rank, waste_by_node_ms=_by_node(run, by_rank),
-    )  # fmt: skip
+        slowdown=step / ideal if ideal > 0 else None,
+        wasted_ratio=1 - ideal / step,
+        step_ms=step / 1e6,
+        ideal_step_ms=ideal / 1e6,
+        waste_by_rank_ms=by_rank,
+        waste_by_node_ms=_by_node(run, by_rank),
+    )
 
 
 def _by_node(run: Run, by_rank: dict[str, float]) -> dict[str, float]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hindmost_collector.settings import Settings
 
 
-def of_habits(habits: list[Habit], blocks: Blocks, run: Run, settings: Settings) -> tuple[list[Verdict], list[str]]:
+def of_habits(habits: list[Habit], blocks: Blocks, settings: Settings) -> tuple[list[Verdict], list[str]]:
     """Verdicts of habitually late ranks that cost something, and notes on those that others hide."""
     kept: list[Habit] = []
     notes: list[str] = []
@@ -83,12 +83,19 @@ def _straggler(
         return None
     cause = group[0][1]
     return Verdict(
-        kind="straggler", ranks=tuple(sorted(int(blocks.ranks[habit.row]) for habit in habits)),
-        cause=cause.cause, since_step=_since(blocks, span.start), until_step=_until(blocks, span.stop),
-        cost_ms_per_step=cost / 1e6, cost_ratio=ratio, confidence=_confidence(habits, settings),
-        explained=cause.explained, partial=cause.partial, evidence=tuple(wording.why(blocks, habits, cause)),
+        kind="straggler",
+        ranks=tuple(sorted(int(blocks.ranks[habit.row]) for habit in habits)),
+        cause=cause.cause,
+        since_step=_since(blocks, span.start),
+        until_step=_until(blocks, span.stop),
+        cost_ms_per_step=cost / 1e6,
+        cost_ratio=ratio,
+        confidence=_confidence(habits, settings),
+        explained=cause.explained,
+        partial=cause.partial,
+        evidence=tuple(wording.why(blocks, habits, cause)),
         advice=tuple(wording.advice(cause.cause, [int(blocks.ranks[habit.row]) for habit in habits])),
-    )  # fmt: skip
+    )
 
 
 def _since(blocks: Blocks, index: int) -> int:
@@ -109,7 +116,7 @@ def _confidence(habits: list[Habit], settings: Settings) -> float:
     return float(np.clip(1.0 - 0.1 / max(min(margins), 0.1) ** 2, 0.5, 0.99))
 
 
-def of_stalls(stalls: list[Stalls], blocks: Blocks, run: Run, settings: Settings) -> list[Verdict]:
+def of_stalls(stalls: list[Stalls], blocks: Blocks, settings: Settings) -> list[Verdict]:
     """Verdicts of ranks that stall now and then, where that costs enough to act on."""
     found = []
     for one in stalls:
@@ -120,12 +127,18 @@ def of_stalls(stalls: list[Stalls], blocks: Blocks, run: Run, settings: Settings
         cause = causes.explain(blocks, one.row, one.stalled, one.excess, settings)
         found.append(
             Verdict(
-                kind="intermittent", ranks=(int(blocks.ranks[one.row]),), cause=cause.cause,
-                since_step=int(blocks.steps[one.stalled[0]]), cost_ms_per_step=float(gain.mean()) / 1e6, cost_ratio=ratio,
-                confidence=float(np.clip(one.share, 0.5, 0.99)), explained=cause.explained, partial=cause.partial,
+                kind="intermittent",
+                ranks=(int(blocks.ranks[one.row]),),
+                cause=cause.cause,
+                since_step=int(blocks.steps[one.stalled[0]]),
+                cost_ms_per_step=float(gain.mean()) / 1e6,
+                cost_ratio=ratio,
+                confidence=float(np.clip(one.share, 0.5, 0.99)),
+                explained=cause.explained,
+                partial=cause.partial,
                 evidence=tuple(wording.stalls(blocks, one, cause)),
                 advice=tuple(wording.advice(cause.cause, [int(blocks.ranks[one.row])])),
-            )  # fmt: skip
+            )
         )
     return found
 
@@ -141,11 +154,18 @@ def of_job(blocks: Blocks, settings: Settings) -> list[Verdict]:
     cost = typical * blocks.step_ns
     return [
         Verdict(
-            kind="input_bound", cause="input", since_step=_since(blocks, 0), cost_ms_per_step=cost / 1e6, cost_ratio=typical,
-            confidence=0.9, explained=1.0,
-            evidence=(f"the typical rank waits {cost / 1e6:.1f} ms of a {blocks.step_ns / 1e6:.1f} ms step for its input",),
+            kind="input_bound",
+            cause="input",
+            since_step=_since(blocks, 0),
+            cost_ms_per_step=cost / 1e6,
+            cost_ratio=typical,
+            confidence=0.9,
+            explained=1.0,
+            evidence=(
+                f"the typical rank waits {cost / 1e6:.1f} ms of a {blocks.step_ns / 1e6:.1f} ms step for its input",
+            ),
             advice=("more loader workers, a faster store, or data kept closer: every rank waits for input alike",),
-        )  # fmt: skip
+        )
     ]
 
 
@@ -162,17 +182,23 @@ def _input_share(inputs: Floats, blocks: Blocks) -> float:
 def of_hang(stop: Hang, run: Run) -> Verdict:
     """The verdict of a job that stopped."""
     return Verdict(
-        kind=stop.kind, ranks=stop.ranks, victims=stop.victims, cause="unknown", confidence=0.99 if stop.ranks else 0.6,
-        evidence=tuple(wording.hang(stop, run)), advice=tuple(wording.hang_advice(stop)),
-    )  # fmt: skip
+        kind=stop.kind,
+        ranks=stop.ranks,
+        victims=stop.victims,
+        cause="unknown",
+        confidence=0.99 if stop.ranks else 0.6,
+        evidence=tuple(wording.hang(stop, run)),
+        advice=tuple(wording.hang_advice(stop)),
+    )
 
 
 def balanced(blocks: Blocks, wasted: float) -> Verdict:
     """Nobody holds the job back."""
     return Verdict(
-        kind="balanced", confidence=float(np.clip(1.0 - 1.0 / np.sqrt(len(blocks.steps) + 1), 0.5, 0.99)),
+        kind="balanced",
+        confidence=float(np.clip(1.0 - 1.0 / np.sqrt(len(blocks.steps) + 1), 0.5, 0.99)),
         evidence=tuple(wording.balanced(blocks, wasted)),
-    )  # fmt: skip
+    )
 
 
 def insufficient(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:

@@ -1,7 +1,7 @@
 """What a repair would save: the run's synchronisations replayed with one rank or set at its peers' pace.
 
-Between two synchronisations the job takes as long as its slowest rank. Taking a rank's habitual excess away, and nothing
-of its noise, gives the time the job would have taken with that rank repaired.
+Between two synchronisations the job takes as long as its slowest rank. Taking a rank's habitual excess away, and
+nothing of its noise, gives the time the job would have taken with that rank repaired.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def repaired(segments: Floats, segment_step: Ints, rows: Sequence[int], during: 
 
     The habit is the median at the same place of the step, so that one slow stretch of many is found and repaired.
     """
-    fixed = segments.copy()
+    fixed: Floats = segments.copy()
     first, stop, _ = during.indices(int(segment_step.max()) + 1 if len(segment_step) else 0)
     held = np.flatnonzero((segment_step >= first) & (segment_step < stop))
     place = held - np.searchsorted(segment_step, segment_step[held])

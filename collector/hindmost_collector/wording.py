@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from hindmost_collector.settings import Settings
 
 _ADVICE = {
-    "compute": "compare {who}'s host and GPU with its peers (clocks, temperature, other work); move it and see if it follows",
+    "compute": "compare {who}'s host and GPU with its peers (clocks, heat, other work); move it and see if it follows",
     "input": "look at {who}'s data source: loader workers, shard size, the disk or mount that its node reads from",
     "h2d": "look at {who}'s PCIe link width and its pinned memory",
     "gpu_contention": "another process uses {who}'s GPU: stop it or move the rank",
     "gpu_throttle": "{who}'s GPU lowers its clock: look at its cooling and power limit",
-    "cpu_contention": "something else uses {who}'s CPUs: look at its binding, its quota and the other processes of its node",
+    "cpu_contention": "something else uses {who}'s CPUs: look at its binding, its quota, its node's other processes",
     "gc": "garbage collection in {who}: gc.freeze() after start-up, or collect at the same step on all ranks",
     "checkpoint": "let every rank checkpoint at the same step, or write in the background",
     "network": "look at the link of {who}: counters, cable, the switch port",
@@ -67,9 +67,8 @@ def why(blocks: Blocks, habits: list[Habit], cause: Cause) -> list[str]:
         mine = float(median(blocks.own[rows, first:stop]))
         theirs = median(blocks.own[others, first:stop], axis=1)
         between = "between collectives " if blocks.collectives else ""
-        found.append(
-            f"its own time {between}is {ms(mine)} a step, the others' {ms(float(median(theirs)))} (spread {ms(spread(theirs))})"
-        )
+        told = f"{ms(mine)} a step, the others' {ms(float(median(theirs)))} (spread {ms(spread(theirs))})"
+        found.append(f"its own time {between}is {told}")
     elif len(others):
         mine = float(median(blocks.excess[rows, first:stop]))
         found.append(f"it arrives {ms(mine)} a step after its typical peer")
@@ -85,17 +84,15 @@ def _shares(excess: float, cause: Cause) -> list[str]:
 
 def hidden(blocks: Blocks, habit: Habit) -> str:
     """A slow rank whose repair alone would save nothing."""
-    return f"rank {int(blocks.ranks[habit.row])} is {ms(habit.excess)} a step slower than its peers, but that costs nothing: others are later"
+    slower = f"rank {int(blocks.ranks[habit.row])} is {ms(habit.excess)} a step slower than its peers"
+    return f"{slower}, but that costs nothing: others are later"
 
 
 def stalls(blocks: Blocks, found: Stalls, cause: Cause) -> list[str]:
     """Evidence for an intermittent rank."""
     rank = int(blocks.ranks[found.row])
-    return [
-        f"rank {rank} stalls in {len(found.stalled)} of {len(blocks.steps)} steps, by {ms(found.excess)} each;"
-        f" {found.share:.0%} of all stalls in the job are its own",
-        *_shares(found.excess, cause),
-    ]
+    often = f"rank {rank} stalls in {len(found.stalled)} of {len(blocks.steps)} steps, by {ms(found.excess)} each"
+    return [often, f"{found.share:.0%} of all stalls in the job are its own", *_shares(found.excess, cause)]
 
 
 def advice(cause: str, ranks: list[int]) -> list[str]:
@@ -117,7 +114,10 @@ def balanced(blocks: Blocks, wasted: float) -> list[str]:
 def insufficient(ranks: int, steps: int, seen: bool, settings: Settings) -> tuple[str, str]:
     """What is missing, and how to get it."""
     if ranks == 0:
-        return "no rank was seen", "start the job with `hindmost run -- COMMAND`, where COMMAND launches Python or MPI ranks"
+        return (
+            "no rank was seen",
+            "start the job with `hindmost run -- COMMAND`, where COMMAND launches Python or MPI ranks",
+        )
     if ranks == 1:
         return "one rank was seen: there is nobody to compare it with", "run more than one rank"
     if not seen or steps == 0:

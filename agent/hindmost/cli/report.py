@@ -17,7 +17,9 @@ FORMATS = ("text", "json", "html", "csv")
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add this subcommand's arguments."""
-    parser.add_argument("path", metavar="PATH", type=Path, help="a run directory, or a folder of traces of any known format")
+    parser.add_argument(
+        "path", metavar="PATH", type=Path, help="a run directory, or a folder of traces of any known format"
+    )
     parser.add_argument("--format", choices=FORMATS, default="text", help="default: text")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write there instead of standard output")
     parser.add_argument("--ranks", metavar="LIST", help="ranks that the table shows, like 0-3,17")

@@ -1,8 +1,8 @@
 """Operations that do not end: who did not come, and who came with something else.
 
-Every communicator has a frontier: the lowest sequence number that some member has entered and not left. Members that have
-not entered it are missing; a missing member that itself waits in another communicator is a victim, so the search goes on
-there. Different operations at one sequence number are a divergence.
+Every communicator has a frontier: the lowest sequence number that some member has entered and not left. Members that
+have not entered it are missing; a missing member that itself waits in another communicator is a victim, so the search
+goes on there. Different operations at one sequence number are a divergence.
 """
 
 from __future__ import annotations
@@ -58,10 +58,15 @@ def find(run: Run, step_ns: float, settings: Settings) -> Hang | None:
     comm = next((comm for comm in stuck if set(missing[comm]) & set(culprits)), next(iter(stuck)))
     held = stuck[comm]
     return Hang(
-        kind="hang", ranks=tuple(culprits), victims=tuple(sorted(blocked - set(culprits))), comm=comm,
-        seq=min(one.seq for one in held), op=held[0].name, waited_ns=max(one.waited for one in held),
+        kind="hang",
+        ranks=tuple(culprits),
+        victims=tuple(sorted(blocked - set(culprits))),
+        comm=comm,
+        seq=min(one.seq for one in held),
+        op=held[0].name,
+        waited_ns=max(one.waited for one in held),
         doing=_doing(run, culprits),
-    )  # fmt: skip
+    )
 
 
 def _open_operations(run: Run) -> dict[int, list[_Open]]:
@@ -72,9 +77,11 @@ def _open_operations(run: Run) -> dict[int, list[_Open]]:
         if str(table["kind"][i]) not in _COLLECTIVE:
             continue
         one = _Open(
-            int(table["rank"][i]), str(table["name"][i]), int(table["seq"][i]),
+            int(table["rank"][i]),
+            str(table["name"][i]),
+            int(table["seq"][i]),
             int(table["observed_ns"][i] - table["start_ns"][i]),
-        )  # fmt: skip
+        )
         found.setdefault(int(table["comm"][i]), []).append(one)
     return {comm: _frontier(held) for comm, held in found.items()}
 
@@ -96,10 +103,15 @@ def _divergence(stuck: dict[int, list[_Open]]) -> Hang | None:
         common = max(sorted(set(names)), key=names.count)
         odd = tuple(sorted(one.rank for one in held if one.name != common))
         return Hang(
-            kind="desync", ranks=odd, victims=tuple(sorted(one.rank for one in held if one.name == common)), comm=comm,
-            seq=held[0].seq, op=common, waited_ns=max(one.waited for one in held),
+            kind="desync",
+            ranks=odd,
+            victims=tuple(sorted(one.rank for one in held if one.name == common)),
+            comm=comm,
+            seq=held[0].seq,
+            op=common,
+            waited_ns=max(one.waited for one in held),
             doing={one.rank: one.name for one in held if one.name != common},
-        )  # fmt: skip
+        )
     return None
 
 

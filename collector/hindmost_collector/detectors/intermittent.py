@@ -37,7 +37,7 @@ def find(blocks: Blocks, settings: Settings) -> list[Stalls]:
     for row in np.flatnonzero(episodes >= settings.min_stalls).tolist():
         share = episodes[row] / total
         others = np.delete(episodes, row).max()
-        # One rank with twice the stalls of the next, plus three sigma of a Poisson count, is no accident of a noisy host.
+        # Twice the stalls of the next rank and three sigma of a Poisson count more: no accident of a noisy host.
         if share >= settings.min_stall_share and episodes[row] > 2 * others + 3 * np.sqrt(others + 1):
             steps = np.flatnonzero(stalled[row])
             found.append(Stalls(row, steps, float(np.median(excess[row, steps])), float(share)))

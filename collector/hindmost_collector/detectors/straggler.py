@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -79,7 +80,7 @@ def stretch(series: Floats, smallest: float) -> tuple[int, int]:
     Neighbouring pieces count as one while each is at least half as high as the highest.
     """
     edges = [0, *sorted(_changes(np.nan_to_num(series), 0, len(series), smallest, _CHANGES)), len(series)]
-    levels = [float(np.median(series[a:b])) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    levels = [float(np.median(series[a:b])) for a, b in itertools.pairwise(edges)]
     lengths = np.diff(edges)
     worth = [level * length for level, length in zip(levels, lengths, strict=True)]
     best = int(np.argmax(worth))

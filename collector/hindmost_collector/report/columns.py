@@ -4,34 +4,37 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hindmost_collector.model import PHASES
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-Row = "Mapping[str, Any]"
+#: What stands for a value that was not measured.
+UNMEASURED = "\N{EN DASH}"
 
 #: Ranks shown of a large job: culprits, victims, then the extremes.
 SHOWN = 16
 
-_PHASES = ("input", "h2d", "forward", "backward", "sync", "optimizer", "checkpoint", "gc", "gpu_forward", "gpu_backward", "gpu_optimizer")  # fmt: skip
+_PHASES = tuple(name for name in PHASES if name not in ("cpu", "runqueue"))
 _TITLES = {"gpu_forward": "gpu fwd", "gpu_backward": "gpu bwd", "gpu_optimizer": "gpu opt"}
 
 
 def duration(value: float | None) -> str:
     """Milliseconds with as many digits as the eye can use; a dash where unmeasured."""
     if value is None:
-        return "–"
+        return UNMEASURED
     return f"{value:.0f} ms" if abs(value) >= 1000 else f"{value:.1f} ms" if abs(value) >= 0.05 else f"{value:.2f} ms"
 
 
 def ratio(value: float | None) -> str:
     """A ratio as per cent; a dash where unmeasured."""
-    return "–" if value is None else f"{value:.0%}" if value >= 0.1 or value == 0 else f"{value:.1%}"
+    return UNMEASURED if value is None else f"{value:.0%}" if value >= 0.1 or value == 0 else f"{value:.1%}"
 
 
 def size(value: float | None) -> str:
     """Bytes in binary units; a dash where unmeasured."""
     if value is None:
-        return "–"
+        return UNMEASURED
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:
             return f"{value:.0f} {unit}"
@@ -41,7 +44,7 @@ def size(value: float | None) -> str:
 
 def table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """Titles and cells for these rank rows; a column that no rank measured is left out."""
-    chosen = [(title, cell) for title, cell in _columns(rows) if any(cell(row) != "–" for row in rows)]
+    chosen = [(title, cell) for title, cell in _columns(rows) if any(cell(row) != UNMEASURED for row in rows)]
     return [title for title, _ in chosen], [[cell(row) for _, cell in chosen] for row in rows]
 
 
@@ -53,7 +56,7 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, Callable[[Map
 
     return [
         ("rank", lambda row: str(row["rank"])),
-        ("node", lambda row: row.get("node") or "–"),
+        ("node", lambda row: row.get("node") or UNMEASURED),
         ("step", lambda row: duration(row.get("step_ms"))),
         ("self", lambda row: duration(row.get("self_ms"))),
         *[(_TITLES.get(name, name), phase(name)) for name in _PHASES if name in measured],

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-_PLAIN = ("rank", "node", "gpu", "step_ms", "self_ms", "wait_ms", "caused_wait_ms", "share_last", "cpu_ratio", "rss_bytes")
+_PLAIN = (
+    "rank",
+    "node",
+    "gpu",
+    "step_ms",
+    "self_ms",
+    "wait_ms",
+    "caused_wait_ms",
+    "share_last",
+    "cpu_ratio",
+    "rss_bytes",
+)
 
 
 def render(report: Mapping[str, Any], ranks: Iterable[int] | None = None) -> str:
@@ -21,7 +32,9 @@ def render(report: Mapping[str, Any], ranks: Iterable[int] | None = None) -> str
     writer.writerow([*_PLAIN, *(f"phase_{name}_ms" for name in phases)])
     for row in report["ranks"]:
         if wanted is None or row["rank"] in wanted:
-            writer.writerow([_cell(row[name]) for name in _PLAIN] + [_cell(row["phases_ms"].get(name)) for name in phases])
+            writer.writerow(
+                [_cell(row[name]) for name in _PLAIN] + [_cell(row["phases_ms"].get(name)) for name in phases]
+            )
     return sink.getvalue()
 
 

@@ -8,7 +8,7 @@ from hindmost_collector.report.columns import duration, ratio
 from hindmost_collector.wording import names
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 _CAUSES = {
     "gpu_contention": "GPU contention",
@@ -25,7 +25,9 @@ def title(report: Mapping[str, Any]) -> str:
     job = report["job"]
     found = ["hindmost", job.get("command") or job["id"]]
     if job.get("world_size"):
-        found.append(_count(job["world_size"], "rank") + (f" on {_count(job['nodes'], 'node')}" if job.get("nodes") else ""))
+        found.append(
+            _count(job["world_size"], "rank") + (f" on {_count(job['nodes'], 'node')}" if job.get("nodes") else "")
+        )
     if job.get("steps"):
         typical = (job.get("step_ms") or {}).get("p50")
         found.append(_count(job["steps"], "step") + (f" of {duration(typical)}" if typical else ""))
@@ -80,7 +82,7 @@ def _stopped(one: Mapping[str, Any]) -> str:
     return f"the job hangs: {_who(one)} did not come, {_count(len(one['victims']), 'rank')} waiting"
 
 
-_KINDS = {
+_KINDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "straggler": _holds,
     "intermittent": lambda one: f"{_who(one)} stalls now and then{_cost(one)}{_cause(one)}",
     "hang": _stopped,
@@ -89,6 +91,6 @@ _KINDS = {
     "input_bound": lambda one: f"all ranks wait for their input{_cost(one)}",
     "host_bound": lambda one: f"the GPUs wait for the host to launch work{_cost(one)}",
     "uneven_workload": lambda one: f"nobody is slow: the work is uneven{_cost(one)}",
-    "balanced": lambda one: "balanced: no rank holds the job back",
-    "insufficient_data": lambda one: "not enough data to judge",
+    "balanced": lambda _: "balanced: no rank holds the job back",
+    "insufficient_data": lambda _: "not enough data to judge",
 }

@@ -11,20 +11,23 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _STYLE = """
-:root{--ink:#1c2430;--soft:#5b6675;--line:#e3e7ec;--page:#f6f7f9;--card:#fff;--bad:#c02f3b;--good:#1f8a4c;--odd:#a86a00;--bar:#3f6fd8}
-@media(prefers-color-scheme:dark){:root{--ink:#e7ebf0;--soft:#9aa5b4;--line:#2c343f;--page:#12161c;--card:#1a2028;
---bad:#ff6b74;--good:#4cc683;--odd:#e0a53b;--bar:#6f98f0}}
-*{box-sizing:border-box}body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
-main{max-width:1100px;margin:0 auto;padding:32px 20px 64px}h1{font-size:15px;font-weight:600;color:var(--soft);margin:0 0 20px}
-article,section{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:20px 24px;margin:0 0 16px}
+:root{--ink:#1c2430;--soft:#5b6675;--line:#e3e7ec;--page:#f6f7f9;--card:#fff;--bad:#c02f3b;--good:#1f8a4c;
+--odd:#a86a00;--bar:#3f6fd8}@media(prefers-color-scheme:dark){:root{--ink:#e7ebf0;--soft:#9aa5b4;
+--line:#2c343f;--page:#12161c;--card:#1a2028;--bad:#ff6b74;--good:#4cc683;--odd:#e0a53b;--bar:#6f98f0}}
+*{box-sizing:border-box}body{margin:0;background:var(--page);color:var(--ink);
+font:15px/1.5 system-ui,sans-serif}main{max-width:1100px;margin:0 auto;padding:32px 20px 64px}
+h1{font-size:15px;font-weight:600;color:var(--soft);margin:0 0 20px}article,section{background:var(--card);
+border:1px solid var(--line);border-radius:10px;padding:20px 24px;margin:0 0 16px}
 article{border-left:5px solid var(--bad)}article.balanced{border-left-color:var(--good)}
 article.insufficient_data{border-left-color:var(--odd)}h2{font-size:20px;line-height:1.3;margin:0 0 10px}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:4px 16px;margin:0}dt{color:var(--soft)}dd{margin:0}
-ul{margin:0;padding-left:18px}.figures{display:flex;flex-wrap:wrap;gap:12px 40px}.figures b{display:block;font-size:22px}
-.figures span{color:var(--soft)}.scroll{overflow-x:auto}table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
-th,td{text-align:right;padding:5px 10px;border-bottom:1px solid var(--line);white-space:nowrap}th{color:var(--soft);font-weight:500}
-tr.named td{color:var(--bad);font-weight:600}.bar{width:220px;height:12px;display:flex;background:var(--line);border-radius:3px;overflow:hidden}
-.own{background:var(--bar)}.wait{background:var(--odd);opacity:.55}p.note{color:var(--soft);margin:6px 0}
+ul{margin:0;padding-left:18px}.figures{display:flex;flex-wrap:wrap;gap:12px 40px}.figures b{display:block;
+font-size:22px}.figures span{color:var(--soft)}.scroll{overflow-x:auto}table{border-collapse:collapse;
+width:100%;font-variant-numeric:tabular-nums}th,td{text-align:right;padding:5px 10px;
+border-bottom:1px solid var(--line);white-space:nowrap}th{color:var(--soft);font-weight:500}
+tr.named td{color:var(--bad);font-weight:600}.bar{width:220px;height:12px;display:flex;background:var(--line);
+border-radius:3px;overflow:hidden}.own{background:var(--bar)}.wait{background:var(--odd);opacity:.55}
+p.note{color:var(--soft);margin:6px 0}
 """
 
 
@@ -59,7 +62,9 @@ def _figures(report: Mapping[str, Any]) -> str:
         ("time lost to uneven ranks", columns.ratio(what_if.get("wasted_ratio"))),
         ("step if all were alike", columns.duration(what_if.get("ideal_step_ms"))),
     ]
-    cells = "".join(f"<div><b>{escape(value)}</b><span>{name}</span></div>" for name, value in shown if value != "–")
+    cells = "".join(
+        f"<div><b>{escape(value)}</b><span>{name}</span></div>" for name, value in shown if value != columns.UNMEASURED
+    )
     return f'<section class="figures">{cells}</section>' if cells else ""
 
 
@@ -86,7 +91,8 @@ def _bar(row: Mapping[str, Any]) -> str:
     if not step or wait is None:
         return ""
     waiting = min(max(wait / step, 0.0), 1.0)
-    return f'<div class="bar"><div class="own" style="width:{1 - waiting:.1%}"></div><div class="wait" style="width:{waiting:.1%}"></div></div>'
+    own = f'<div class="own" style="width:{1 - waiting:.1%}"></div>'
+    return f'<div class="bar">{own}<div class="wait" style="width:{waiting:.1%}"></div></div>'
 
 
 def _notes(report: Mapping[str, Any]) -> str:

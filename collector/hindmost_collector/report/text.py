@@ -24,9 +24,15 @@ def render(report: Mapping[str, Any], width: int = 100, color: bool = False, ran
     """The report (``Report.to_dict()`` or a parsed report.json) as text; ``ranks`` limits the table to these."""
     sink = io.StringIO()
     console = Console(
-        file=sink, width=max(width, 60), force_terminal=color, color_system="standard" if color else None,
-        highlight=False, markup=False, emoji=False, legacy_windows=False,
-    )  # fmt: skip
+        file=sink,
+        width=max(width, 60),
+        force_terminal=color,
+        color_system="standard" if color else None,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+    )
     console.print(Text(headline.title(report), style="bold"), soft_wrap=False)
     for verdict in report["verdicts"]:
         console.print(_verdict(verdict))
@@ -36,7 +42,9 @@ def render(report: Mapping[str, Any], width: int = 100, color: bool = False, ran
     if rows:
         console.print(_table(rows, _named(report), console.width))
     if left_out:
-        console.print(Text(f"{left_out:,} more ranks are not shown: --ranks 0-{len(report['ranks']) - 1} shows all", "dim"))
+        console.print(
+            Text(f"{left_out:,} more ranks are not shown: --ranks 0-{len(report['ranks']) - 1} shows all", "dim")
+        )
     return "\n".join(line.rstrip() for line in sink.getvalue().splitlines()) + "\n"
 
 
@@ -77,7 +85,9 @@ def _table(rows: Sequence[Mapping[str, Any]], named: set[int], width: int) -> Ta
     tight = 0 if sum(_widths(titles, cells)) + 2 * len(titles) > width else 1
     shown = Table(box=SIMPLE_HEAD, padding=(0, tight), pad_edge=False, show_edge=False, header_style="bold")
     for title in titles:
-        shown.add_column(title, justify="left" if title == "node" else "right", no_wrap=title != "node", overflow="ellipsis")
+        shown.add_column(
+            title, justify="left" if title == "node" else "right", no_wrap=title != "node", overflow="ellipsis"
+        )
     for row, line in zip(rows, cells, strict=True):
         shown.add_row(*line, style="red" if row["rank"] in named else None)
     return shown
