@@ -8,10 +8,10 @@ from pathlib import Path
 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
-from dashboards import job
+from dashboards import job, nodes
 
 HERE = Path(__file__).parent
-DASHBOARDS = {"hindmost-job.json": job.dashboard}
+DASHBOARDS = {"hindmost-job.json": job.dashboard, "hindmost-nodes.json": nodes.dashboard}
 
 
 def render(name: str) -> str:

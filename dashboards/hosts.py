@@ -90,15 +90,37 @@ def nodes() -> Panels:
 
 
 def hindmost() -> Panels:
-    """Whether what the other panels show is complete."""
+    """Whether what the other panels show is complete, and what it costs to know it."""
     lost = with_node(per_second(of_ranks("hindmost_rank_events_lost_total")))
+    agent = per_second("hindmost_agent_cpu_seconds_total")
     return [
         lines(
-            "Events lost",
+            f"Events lost a second, the {LINES} highest nodes",
             "Events that probes wrote and no agent read in time. What is lost is missing from waits and phases; raise "
             "HINDMOST_RING_CAPACITY or give the agent CPU.",
             "none",
             (f"topk({LINES}, sum by (node) ({lost}))", "{{node}}"),
+            width=6,
+        ),
+        _own(
+            "Agent not heard for",
+            "Time since the collector last heard of a node's agent. More than some seconds: the node, its network or "
+            "its agent is down.",
+            "s",
+            "hindmost_collector_agent_silence_seconds",
+        ),
+        _own(
+            "Spool of the agent",
+            "What an agent holds back until the collector has made it durable. Growing: the collector is slow or not "
+            "reached, and at its limit the agent drops the oldest.",
+            "bytes",
+            "hindmost_agent_spool_bytes",
+        ),
+        _own(
+            "CPU of the agent",
+            "What observing costs a node, as a share of one core.",
+            "percentunit",
+            agent,
         ),
     ]
 
@@ -115,3 +137,9 @@ def _node(title: str, description: str, unit: str, *queries: Query) -> timeserie
 
 def _of_devices(metric: str, matchers: str = "") -> str:
     return f"sum by (node) ({per_second(f'{metric}{{{matchers}}}' if matchers else metric)})"
+
+
+def _own(title: str, description: str, unit: str, expression: str) -> timeseries.Panel:
+    """One panel of the agents on the ranks' nodes."""
+    of_node = f"max by (node) ({expression})"
+    return lines(f"{title}, the {LINES} highest nodes", description, unit, (busiest(of_node), "{{node}}"), width=6)

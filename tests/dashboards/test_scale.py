@@ -32,22 +32,34 @@ PER_SECOND = {
     "hindmost_process_runqueue_seconds_total": 0.01,
     "hindmost_process_read_bytes_total": 1e6,
 }
+NODE_COUNTERS = [
+    ("hindmost_agent_cpu_seconds_total", ""),
+    ("hindmost_node_context_switches_total", ""),
+    ("hindmost_node_major_page_faults_total", ""),
+    *(("hindmost_node_cpu_seconds_total", f',mode="{mode}"') for mode in ("user", "idle")),
+    *(("hindmost_node_pressure_waiting_seconds_total", f',resource="{what}"') for what in ("cpu", "io", "memory")),
+    *((f"hindmost_node_disk_{what}_total", ',device="d0"') for what in ("read_bytes", "written_bytes", "busy_seconds")),
+    *(
+        (f"hindmost_node_network_{way}_{what}_total", ',device="eth0"')
+        for way in ("receive", "transmit")
+        for what in ("bytes", "errors", "drops")
+    ),
+]
 
 
 def test_every_panel_has_data_and_stays_readable(
     serve: Callable[[Path, Path], Any], panels: Callable[[str], Any], data: Path, tmp_path: Path
 ) -> None:
-    """With 1,024 ranks each query of the job dashboard answers, with few enough series to read."""
+    """With 1,024 ranks each query of each dashboard answers, with few enough series to read."""
     config = tmp_path / "prometheus.yml"
     config.write_text("scrape_configs: []\n")
     server = serve(config, data)
     wrong = []
-    for panel in panels("hindmost-job.json"):
-        most = MOST_ROWS if panel["type"] == "table" else MOST_LINES
-        for target in panel["targets"]:
-            found = server.show(target, "big", END)
-            if not 0 < len(found) <= most:
-                wrong.append((panel["title"], target["refId"], len(found)))
+    for panel in [*panels("hindmost-job.json"), *panels("hindmost-nodes.json")]:
+        found = [len(server.show(target, "big", END)) for target in panel["targets"]]
+        readable = max(found) <= MOST_ROWS if panel["type"] == "table" else sum(found) <= MOST_LINES
+        if not (all(found) and readable):
+            wrong.append((panel["title"], found))
     assert wrong == []
 
 
@@ -127,14 +139,14 @@ def of(rank: int, elapsed: float) -> Iterator[Sample]:
 
 
 def nodes(elapsed: float) -> Iterator[Sample]:
-    """What is said of each node."""
+    """What is said of each node, by itself and by its agent."""
     for number in range(RANKS // PER_NODE):
         node = f'node="n{number}"'
         yield "hindmost_node_memory_total_bytes", node, 1e12
         yield "hindmost_node_memory_available_bytes", node, 8e11
-        for mode in ("user", "idle"):
-            yield "hindmost_node_cpu_seconds_total", f'{node},mode="{mode}"', elapsed * 48
-        for name in ("disk_read", "disk_written", "network_receive", "network_transmit"):
-            yield f"hindmost_node_{name}_bytes_total", f'{node},device="d0"', elapsed * 1e6
-        for resource in ("cpu", "io", "memory"):
-            yield "hindmost_node_pressure_waiting_seconds_total", f'{node},resource="{resource}"', elapsed * 0.02
+        yield "hindmost_node_cpus", node, 96.0
+        yield "hindmost_node_processes_running", node, 9.0
+        yield "hindmost_agent_spool_bytes", node, 1e5
+        yield "hindmost_collector_agent_silence_seconds", node, 0.5
+        for name, labels in NODE_COUNTERS:
+            yield name, f"{node}{labels}", elapsed * 0.02

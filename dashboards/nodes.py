@@ -1,0 +1,157 @@
+"""The node dashboard: every node of a cluster at a glance, then the chosen ones in detail, whatever runs there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dashboards import board
+from dashboards.panels import Column, lines, rows
+from dashboards.promql import ROWS, per_second
+
+if TYPE_CHECKING:
+    from grafana_foundation_sdk.builders import timeseries
+    from grafana_foundation_sdk.models import dashboard as model
+
+    from dashboards.board import Panels
+    from dashboards.panels import Query
+
+#: How many nodes, or devices of nodes, one panel draws.
+LINES = 16
+
+
+NOT_IDLE = 'mode!="idle"'
+NOT_LOOPBACK = 'device!="lo"'
+RESOURCE_CPU = 'resource="cpu"'
+
+
+def of(metric: str, matcher: str = "") -> str:
+    """The chosen nodes' series of ``metric``."""
+    return f'{metric}{{node=~"$node"{"," + matcher if matcher else ""}}}'
+
+
+CORES = of("hindmost_node_cpus")
+RUNNABLE = f"{of('hindmost_node_processes_running')} / {CORES}"
+MEMORY = f"1 - {of('hindmost_node_memory_available_bytes')} / {of('hindmost_node_memory_total_bytes')}"
+CPU_TIME = of("hindmost_node_cpu_seconds_total")
+IDLE_TIME = of("hindmost_node_cpu_seconds_total", 'mode=~"idle|iowait"')
+BUSY = f"1 - sum by (node) ({per_second(IDLE_TIME)}) / sum by (node) ({per_second(CPU_TIME)})"
+LOST = " + ".join(
+    per_second(of(f"hindmost_node_network_{way}_{what}_total"))
+    for way in ("receive", "transmit")
+    for what in ("errors", "drops")
+)
+
+
+def dashboard() -> model.Dashboard:
+    """The whole dashboard, with the variable ``node``."""
+    variables = [board.several("node", "node", "label_values(hindmost_node_cpus, node)")]
+    sections = {
+        "All chosen nodes": overview(),
+        "CPU and memory": host(),
+        "Disk and network": devices(),
+    }
+    about = "What the nodes of the cluster do, job or no job: where a straggler's host differs from its neighbours."
+    return board.assemble("hindmost-nodes", "hindmost / nodes", about, variables, sections)
+
+
+def overview() -> Panels:
+    """A row a node, the busiest on top."""
+    busiest = f"topk({ROWS}, {BUSY})"
+
+    def of_busiest(expression: str) -> str:
+        return f"max by (node) ({expression}) and on (node) {busiest}"
+
+    pressure = per_second(of("hindmost_node_pressure_waiting_seconds_total", RESOURCE_CPU))
+    return [
+        rows(
+            f"The {ROWS} busiest nodes",
+            "Compare a straggler's node with its neighbours. More runnable threads than cores, memory nearly gone, or "
+            "CPU pressure on one node alone explains a slow rank there.",
+            {"node": "node"},
+            [
+                Column("CPU in use", busiest, "percentunit", 0.9, 0.98),
+                Column("runnable threads a core", of_busiest(RUNNABLE), "none"),
+                Column("memory in use", of_busiest(MEMORY), "percentunit", 0.9, 0.97),
+                Column("CPU pressure", of_busiest(pressure), "percentunit", 0.1, 0.4),
+                Column("cores", of_busiest(CORES), "none"),
+            ],
+            height=10,
+        ),
+    ]
+
+
+def host() -> Panels:
+    """Where CPU time goes, what is short, and what memory is used for."""
+    return [
+        lines(
+            "CPU time by mode",
+            "Cores' worth of time of the chosen nodes together. Much system time: interrupts, page faults, file I/O. "
+            "Much iowait: storage. Steal: another virtual machine on the same host.",
+            "none",
+            (f"sum by (mode) ({per_second(of('hindmost_node_cpu_seconds_total', NOT_IDLE))})", "{{mode}}"),
+            stacked=True,
+        ),
+        _highest(
+            "Pressure",
+            "Share of time in which some task stood still for want of the resource.",
+            "percentunit",
+            (per_second(of("hindmost_node_pressure_waiting_seconds_total")), "{{node}} {{resource}}"),
+        ),
+        _highest(
+            "Runnable threads a core",
+            "Above 1 threads wait for a core. Load balance between cores is not perfect: below 1 some wait too.",
+            "none",
+            (RUNNABLE, "{{node}}"),
+        ),
+        _highest(
+            "Context switches",
+            "A step up without a new job: something wakes up often, such as spinning threads on too few cores.",
+            "cps",
+            (per_second(of("hindmost_node_context_switches_total")), "{{node}}"),
+        ),
+        _highest("Memory in use", "Share that is not available.", "percentunit", (MEMORY, "{{node}}")),
+        _highest(
+            "Major page faults",
+            "Pages that had to be read from disk: memory is short, or a program starts.",
+            "cps",
+            (per_second(of("hindmost_node_major_page_faults_total")), "{{node}}"),
+        ),
+    ]
+
+
+def devices() -> Panels:
+    """Bytes and trouble of block devices and interfaces."""
+    return [
+        _highest(
+            "Disk bytes",
+            "Read and written, by device.",
+            "Bps",
+            (per_second(of("hindmost_node_disk_read_bytes_total")), "{{node}} {{device}} read"),
+            (per_second(of("hindmost_node_disk_written_bytes_total")), "{{node}} {{device}} written"),
+        ),
+        _highest(
+            "Disk busy",
+            "Share of time with a request in flight. Near 1 with few bytes: a device at its limit of operations, or "
+            "ill.",
+            "percentunit",
+            (per_second(of("hindmost_node_disk_busy_seconds_total")), "{{node}} {{device}}"),
+        ),
+        _highest(
+            "Network bytes",
+            "Received and sent, by interface. RDMA does not pass here.",
+            "Bps",
+            (per_second(of("hindmost_node_network_receive_bytes_total", NOT_LOOPBACK)), "{{node}} {{device}} received"),
+            (per_second(of("hindmost_node_network_transmit_bytes_total", NOT_LOOPBACK)), "{{node}} {{device}} sent"),
+        ),
+        _highest(
+            "Network errors and drops",
+            "Packets lost on this node, received or sent. Any that go on are worth a look at cable, switch and ring "
+            "sizes.",
+            "cps",
+            (LOST, "{{node}} {{device}}"),
+        ),
+    ]
+
+
+def _highest(title: str, description: str, unit: str, *queries: Query) -> timeseries.Panel:
+    return lines(title, description, unit, *((f"topk({LINES}, {query})", legend) for query, legend in queries))
