@@ -20,6 +20,7 @@ T = TypeVar("T")
 
 STEP, PHASE = 1, 2  # kinds of ring.h
 STEP_SLOT = 0
+FRAMEWORKS = ("python", "mpi4py", "torch", "keras", "horovod")
 FIRST_PHASE_SLOT, LAST_PHASE_SLOT = 1, 8
 
 
@@ -75,6 +76,7 @@ class Recorder:
         self.on_step: list[Callable[[int, int, str], None]] = []
         self._usage = usage
         self._used = (0, -1)
+        self._framework = FRAMEWORKS[0]
         self._thread = 0
         self._depth = 0
         self._ended = -1
@@ -91,6 +93,16 @@ class Recorder:
     def training(self) -> bool:
         """Whether a training thread has shown itself yet."""
         return self._thread != 0
+
+    def name_framework(self, text: str) -> None:
+        """Say what trains here. A Horovod job imports torch, too: the later one of ``FRAMEWORKS`` is what it is."""
+        if FRAMEWORKS.index(text) > FRAMEWORKS.index(self._framework):
+            self._framework = text
+            self.ring.set_framework(text)
+
+    def usage(self) -> tuple[int, int]:
+        """CPU ns of this process and run-queue ns of the training thread, so far; -1 unmeasured."""
+        return self._usage() if self._usage is not None else (0, -1)
 
     def phase(self, name: str, start_ns: int, end_ns: int) -> None:
         """Write an interval that has ended."""
@@ -134,7 +146,7 @@ class Recorder:
         """The measures ``cpu`` and ``runqueue``: amounts within the step, not intervals of it."""
         if self._usage is None:
             return
-        cpu, waited = self._usage()
+        cpu, waited = self.usage()
         self.ring.event(PHASE, self.ring.name("cpu"), start_ns, cpu - self._used[0])
         if waited >= 0 and self._used[1] >= 0:
             self.ring.event(PHASE, self.ring.name("runqueue"), start_ns, waited - self._used[1])

@@ -115,7 +115,7 @@ def install(torch: ModuleType, recorder: Recorder) -> None:
     t: Any = torch
     gpu = GpuPhases(t.cuda, recorder) if t.version.cuda or getattr(t.version, "hip", None) else None
     hooks = Hooks(torch, recorder, recogniser, gpu)
-    recorder.ring.set_framework("torch")
+    recorder.name_framework("torch")
     around(
         t.utils.data.dataloader._BaseDataLoaderIter,
         "__next__",
