@@ -1,0 +1,168 @@
+/* The PMPI shim's inside: what a wrapped call does before and after the real one.
+ *
+ * The rules: a call does what it would do without us, its result is handed on, and while `hm_pmpi.active` is false (no
+ * job, before MPI_Init, after MPI_Finalize, in a forked child, with an MPI that we do not know) it costs one branch.
+ */
+#ifndef HINDMOST_PMPI_H
+#define HINDMOST_PMPI_H
+
+#include "mpi_library.h"
+
+#define HM_EXPORT __attribute__((visibility("default")))
+#define HM_COLD __attribute__((cold, noinline))
+#define HM_LIKELY(x) __builtin_expect(!!(x), 1)
+
+enum {
+    HM_LONG_GAP_NS = 1000000,  /* gaps from here on are worth the 1 us that sampling CPU and run queue takes */
+    HM_SHORT_CALL_NS = 10000,  /* point-to-point calls below this are dropped first when there are very many */
+    HM_WINDOW_NS = 100000000,  /* over which "very many" is counted */
+    HM_COMM_CACHE = 64,
+    HM_PREDICTIONS = 256
+};
+
+/* A communicator that has been used. Its place outlives it: the next with the same members takes it over. */
+struct hm_communicator {
+    HM_HANDLE handle; /* 0: free */
+    uint64_t members; /* hash of the set of world ranks in it */
+    uint32_t ordinal; /* which of that set's communicators it is */
+    uint32_t seq;     /* collectives begun on it */
+    int rank, size;
+    int blocks;     /* an all-to-all's: the ranks of the other side where it is an intercommunicator */
+    int neighbors;  /* to which this rank sends, where there is a topology */
+    uint16_t index; /* in the ring's table */
+};
+
+struct hm_usage {
+    bool cpu_known, runqueue_known;
+    uint64_t cpu_ns, runqueue_ns;
+};
+
+/* What a thread remembers from one call to the next. */
+struct hm_thread {
+    int depth;             /* inside a wrapped call: what the library calls itself is not recorded */
+    int slot;              /* in the open table, + 1; 0: none asked for yet, -1: none left */
+    uint64_t last_end;     /* of its last collective; 0: none yet */
+    uint64_t inside;       /* ns in point-to-point calls since then */
+    bool sampled;          /* `usage` was taken at last_end */
+    struct hm_usage usage; /* of the process */
+    uint32_t position;     /* collectives since the last long gap */
+    uint32_t after;        /* what the current gap follows: key into `long_gap` */
+    uint8_t long_gap[HM_PREDICTIONS]; /* how surely a long gap follows, 0 to 3 */
+    uint64_t window_start; /* of counting short point-to-point calls */
+    uint32_t window_count;
+    uint32_t generation; /* of the cache */
+    HM_HANDLE cached_handle[HM_COMM_CACHE];
+    struct hm_communicator *cached[HM_COMM_CACHE];
+};
+
+/* One call from begin to end. */
+struct hm_call {
+    struct hm_communicator *comm;
+    uint64_t start, gap, gap_cpu;
+    uint32_t seq, gap_runqueue_us;
+    uint8_t gap_flags;
+    bool has_gap;
+};
+
+struct hm_pmpi {
+    bool active;
+    uint32_t generation;  /* grows when a communicator is freed */
+    uint32_t short_calls; /* a thread may record in a window */
+    struct hm_ring ring;
+};
+
+extern HM_HIDDEN struct hm_pmpi hm_pmpi;
+extern HM_HIDDEN __thread struct hm_thread hm_thread __attribute__((tls_model("initial-exec")));
+
+/* Names in the ring, in the order of HM_OPERATIONS. */
+enum hm_operation {
+#define HM_NAME(id, text) HM_OP_##id,
+#include "pmpi_names.h"
+#undef HM_NAME
+    HM_OPERATION_COUNT
+};
+
+HM_HIDDEN struct hm_communicator *hm_comm_find(HM_HANDLE comm);
+HM_HIDDEN bool hm_comm_init(void);
+HM_HIDDEN void hm_usage_init(void);
+HM_HIDDEN int hm_take_slot(void);
+HM_HIDDEN void hm_start_agent(void);
+HM_HIDDEN void hm_begin_p2p(struct hm_call *call, struct hm_communicator *comm, enum hm_operation op, uint32_t seq);
+HM_HIDDEN void hm_end_p2p(struct hm_call *call, enum hm_operation op, uint8_t flags, int result, int peer,
+                          int64_t bytes);
+
+/* Bytes that this rank contributes; called after the call has succeeded, so that arguments are known to be good. */
+HM_HIDDEN int64_t hm_type_bytes(int64_t count, HM_HANDLE type);
+
+static inline bool hm_observed(void) { return HM_LIKELY(hm_pmpi.active) && hm_thread.depth == 0; }
+
+static inline struct hm_communicator *hm_comm_of(HM_HANDLE raw) {
+    HM_HANDLE comm = hm_handle(raw);
+    uint32_t place = (uint32_t)(comm * 0x9E3779B97F4A7C15ull >> 58);
+    uint32_t generation = __atomic_load_n(&hm_pmpi.generation, __ATOMIC_ACQUIRE);
+    if (HM_LIKELY(hm_thread.cached_handle[place] == comm && hm_thread.generation == generation))
+        return hm_thread.cached[place];
+    return hm_comm_find(comm);
+}
+
+static inline void hm_open(uint64_t what, uint64_t start, uint64_t where) {
+    if (!HM_LIKELY(hm_thread.slot != 0))
+        hm_thread.slot = hm_take_slot();
+    if (HM_LIKELY(hm_thread.slot > 0))
+        hm_enter(&hm_pmpi.ring, hm_thread.slot - 1, what, start, where);
+}
+
+static inline void hm_shut(void) {
+    if (HM_LIKELY(hm_thread.slot > 0))
+        hm_leave(&hm_pmpi.ring, hm_thread.slot - 1);
+}
+
+HM_HIDDEN void hm_long_gap(struct hm_call *call);
+HM_HIDDEN void hm_sample(struct hm_thread *thread);
+
+/* The gap since the last collective of this thread: its own time, without what it spent in point-to-point calls. */
+static inline void hm_measure_gap(struct hm_call *call) {
+    struct hm_thread *thread = &hm_thread;
+    call->has_gap = thread->last_end != 0;
+    uint64_t away = thread->last_end + thread->inside;
+    call->gap = call->has_gap && call->start > away ? call->start - away : 0;
+    call->gap_flags = 0;
+    call->gap_cpu = call->gap_runqueue_us = 0;
+    if (call->gap >= HM_LONG_GAP_NS)
+        hm_long_gap(call);
+    else if (thread->long_gap[thread->after])
+        thread->long_gap[thread->after]--;
+}
+
+static inline void hm_begin_collective(struct hm_call *call, struct hm_communicator *comm, enum hm_operation op,
+                                       uint8_t flags) {
+    hm_thread.depth = 1;
+    call->comm = comm;
+    call->seq = call->comm->seq++;
+    call->start = hm_now();
+    hm_measure_gap(call);
+    hm_open(hm_what(HM_COLLECTIVE, flags, (uint16_t)op), call->start, hm_where(call->seq, HM_NONE16, call->comm->index));
+}
+
+static inline void hm_end_collective(struct hm_call *call, enum hm_operation op, uint8_t flags, int root, int64_t bytes) {
+    struct hm_ring *ring = &hm_pmpi.ring;
+    struct hm_thread *thread = &hm_thread;
+    uint64_t end = hm_now();
+    uint64_t index = hm_claim(ring, call->has_gap ? 2 : 1);
+    if (HM_LIKELY(call->has_gap))
+        hm_write(ring, index++, hm_what(HM_SELF, call->gap_flags, HM_NONE16), thread->last_end, call->gap,
+                 hm_where(call->gap_runqueue_us, HM_NONE16, HM_NONE16), call->gap_cpu);
+    hm_write(ring, index, hm_what(HM_COLLECTIVE, flags, (uint16_t)op), call->start, end - call->start,
+             hm_where(call->seq, root < 0 ? HM_NONE16 : (uint16_t)root, call->comm->index), (uint64_t)bytes);
+    hm_shut();
+    thread->last_end = end;
+    thread->inside = 0;
+    thread->position++;
+    thread->after = (thread->position * 31u + (uint32_t)op * 7u + call->comm->index) % HM_PREDICTIONS;
+    thread->sampled = false;
+    if (thread->long_gap[thread->after])
+        hm_sample(thread);
+    thread->depth = 0;
+}
+
+#endif

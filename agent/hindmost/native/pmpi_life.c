@@ -1,0 +1,147 @@
+/* From MPI_Init to MPI_Finalize: whether this process is observed, its ring, and the making of communicators. */
+#define _GNU_SOURCE
+#include "pmpi_real.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+struct hm_pmpi hm_pmpi;
+__thread struct hm_thread hm_thread __attribute__((tls_model("initial-exec")));
+
+static pthread_key_t slot_key;
+static uint32_t slots_taken; /* a bit for each slot of the open table */
+
+static const char *const names[] = {
+#define HM_NAME(id, text) text,
+#include "pmpi_names.h"
+#undef HM_NAME
+};
+
+static bool wanted(void) {
+    const char *job = getenv("HINDMOST_JOB_ID"), *directory = getenv("HINDMOST_RING_DIR");
+    const char *probe = getenv("HINDMOST_PROBE");
+    return job && *job && directory && *directory && !(probe && strcmp(probe, "0") == 0);
+}
+
+static void say(const char *what, const char *why) {
+    fprintf(stderr, "hindmost: this rank's MPI calls are not recorded: %s%s%s\n", what, *why ? ": " : "", why);
+}
+
+/* A thread that ends gives its slot back. */
+static void give_slot_back(void *slot) {
+    __atomic_fetch_and(&slots_taken, ~(1u << ((uintptr_t)slot - 1)), __ATOMIC_RELEASE);
+}
+
+int hm_take_slot(void) {
+    uint32_t taken = __atomic_load_n(&slots_taken, __ATOMIC_ACQUIRE);
+    while (taken != UINT32_MAX) {
+        int slot = __builtin_ctz(~taken);
+        if (__atomic_compare_exchange_n(&slots_taken, &taken, taken | 1u << slot, false, __ATOMIC_ACQ_REL,
+                                        __ATOMIC_ACQUIRE)) {
+            pthread_setspecific(slot_key, (void *)(uintptr_t)(slot + 1));
+            return slot + 1;
+        }
+    }
+    return -1;
+}
+
+/* A forked child is not a rank, whatever it inherits. */
+static void in_child(void) { hm_pmpi.active = false; }
+
+static int local_rank(void) {
+    static const char *const variables[] = {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK",
+                                            "PALS_LOCAL_RANKID", "SLURM_LOCALID"};
+    for (size_t i = 0; i < sizeof variables / sizeof *variables; i++) {
+        const char *text = getenv(variables[i]);
+        if (text && *text)
+            return atoi(text);
+    }
+    return -1;
+}
+
+/* The command line, its arguments separated by blanks. */
+static void read_command(char *command, size_t size) {
+    int file = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
+    ssize_t length = file < 0 ? 0 : read(file, command, size - 1);
+    if (file >= 0)
+        close(file);
+    length = length < 0 ? 0 : length;
+    while (length > 0 && command[length - 1] == '\0')
+        length--;
+    for (ssize_t i = 0; i < length; i++)
+        if (command[i] == '\0')
+            command[i] = ' ';
+    command[length] = '\0';
+}
+
+static bool make_ring(void) {
+    char command[240];
+    struct hm_identity who = {.job_id = getenv("HINDMOST_JOB_ID"), .framework = "mpi", .command = command};
+    int (*rank)(HM_HANDLE, int *) = (int (*)(HM_HANDLE, int *))hm_library_symbol("PMPI_Comm_rank", NULL);
+    int (*size)(HM_HANDLE, int *) = (int (*)(HM_HANDLE, int *))hm_library_symbol("PMPI_Comm_size", NULL);
+    read_command(command, sizeof command);
+    who.local_rank = local_rank();
+    if (!rank || !size || rank(hm_library.comm_world, &who.rank) || size(hm_library.comm_world, &who.world_size))
+        return say("its rank is not known", ""), false;
+    const char *directory = getenv("HINDMOST_RING_DIR");
+    int error = hm_ring_create(&hm_pmpi.ring, directory, &who, HM_MPI, hm_ring_capacity());
+    if (error)
+        say(directory, strerror(error));
+    return error == 0;
+}
+
+/* After MPI_Init, while its threads are not yet ours: from here on calls are recorded. */
+static void attach(uint64_t start) {
+    if (hm_pmpi.ring.base || !wanted())
+        return;
+    if (!hm_library.known)
+        return say("this MPI library is not known", "");
+    if (!make_ring())
+        return;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        hm_ring_name(&hm_pmpi.ring, names[i]);
+    hm_usage_init();
+    hm_pmpi.short_calls = (uint32_t)(hm_pmpi.ring.mask + 1) / 64;
+    if (pthread_key_create(&slot_key, give_slot_back) || pthread_atfork(NULL, NULL, in_child) || !hm_comm_init())
+        return say("no thread key or communicator attribute left", "");
+    hm_event(&hm_pmpi.ring, hm_what(HM_MARK, 0, HM_OP_mpi_init), start, hm_now() - start,
+             hm_where(0, HM_NONE16, HM_NONE16), 0);
+    hm_pmpi.active = true;
+    hm_comm_of(hm_library.comm_world);
+    hm_start_agent();
+}
+
+HM_EXPORT int MPI_Init(int *argc, char ***argv) {
+    HM_REAL(MPI_Init, (int *, char ***))
+    uint64_t start = hm_now();
+    int result = real(argc, argv);
+    if (result == HM_MPI_SUCCESS)
+        attach(start);
+    return result;
+}
+
+HM_EXPORT int MPI_Init_thread(int *argc, char ***argv, int required, int *provided) {
+    HM_REAL(MPI_Init_thread, (int *, char ***, int, int *))
+    uint64_t start = hm_now();
+    int result = real(argc, argv, required, provided);
+    if (result == HM_MPI_SUCCESS)
+        attach(start);
+    return result;
+}
+
+HM_EXPORT int MPI_Finalize(void) {
+    HM_REAL(MPI_Finalize, (void))
+    bool was_active = hm_pmpi.active;
+    uint64_t start = hm_now();
+    hm_pmpi.active = false;
+    int result = real();
+    if (was_active) {
+        hm_event(&hm_pmpi.ring, hm_what(HM_MARK, 0, HM_OP_mpi_finalize), start, hm_now() - start,
+                 hm_where(0, HM_NONE16, HM_NONE16), 0);
+        hm_ring_close(&hm_pmpi.ring);
+    }
+    return result;
+}

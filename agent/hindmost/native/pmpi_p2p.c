@@ -1,0 +1,184 @@
+/* Point-to-point calls and waits. Their time is not a rank's own: it is taken out of the gap between collectives. */
+#include "pmpi_real.h"
+
+typedef HM_HANDLE H;
+
+static int (*get_count)(const void *, H, int *);
+
+/* Two statuses of any MPI fit; one is lent to a receive whose caller ignores its own. */
+struct status {
+    int words[16];
+};
+
+void hm_begin_p2p(struct hm_call *call, struct hm_communicator *comm, enum hm_operation op, uint32_t seq) {
+    hm_thread.depth = 1;
+    call->comm = comm;
+    call->seq = seq;
+    call->start = hm_now();
+    hm_open(hm_what(HM_P2P, 0, (uint16_t)op), call->start, hm_where(seq, HM_NONE16, comm ? comm->index : HM_NONE16));
+}
+
+/* Very many short calls would push the collectives out of the ring: beyond a share of it they are only counted. */
+static bool worth_recording(struct hm_thread *thread, uint64_t end, uint64_t duration) {
+    if (end - thread->window_start > HM_WINDOW_NS) {
+        thread->window_start = end;
+        thread->window_count = 0;
+    }
+    return thread->window_count++ < hm_pmpi.short_calls || duration >= HM_SHORT_CALL_NS;
+}
+
+void hm_end_p2p(struct hm_call *call, enum hm_operation op, uint8_t flags, int result, int peer, int64_t bytes) {
+    struct hm_thread *thread = &hm_thread;
+    uint64_t now = hm_now(), duration = now - call->start;
+    bool good = result == HM_MPI_SUCCESS;
+    uint16_t other = peer < 0 || peer >= HM_NONE16 ? HM_NONE16 : (uint16_t)peer;
+    if (worth_recording(thread, now, duration))
+        hm_event(&hm_pmpi.ring, hm_what(HM_P2P, good ? flags : flags | HM_ERROR, (uint16_t)op), call->start, duration,
+                 hm_where(call->seq, other, call->comm ? call->comm->index : HM_NONE16), good ? (uint64_t)bytes : 0);
+    else
+        hm_refuse(&hm_pmpi.ring);
+    hm_shut();
+    thread->inside += duration;
+    thread->depth = 0;
+}
+
+static void *status_or(void *given, struct status *own) { return given == hm_library.status_ignore ? own : given; }
+
+static int source_of(const void *status) { return *(const int *)((const char *)status + hm_library.source_offset); }
+
+/* Bytes that a receive got, -> 0 where they do not fit an int. */
+static int64_t bytes_of(const void *status) {
+    int bytes = 0;
+    if (!get_count)
+        get_count = (int (*)(const void *, H, int *))hm_library_symbol("PMPI_Get_count", NULL);
+    return get_count && get_count(status, hm_library.byte, &bytes) == HM_MPI_SUCCESS && bytes > 0 ? bytes : 0;
+}
+
+#define SEND(symbol, op_, flags, N)                                                                                    \
+    HM_EXPORT int symbol(const void *buffer, N n, H type, int peer, int tag, H comm) {                                 \
+        HM_REAL(symbol, (const void *, N, H, int, int, H))                                                             \
+        if (!hm_observed())                                                                                            \
+            return real(buffer, n, type, peer, tag, comm);                                                             \
+        struct hm_call call;                                                                                           \
+        hm_begin_p2p(&call, hm_comm_of(comm), HM_OP_##op_, 0);                                                         \
+        int result = real(buffer, n, type, peer, tag, comm);                                                           \
+        hm_end_p2p(&call, HM_OP_##op_, flags, result, peer, result ? 0 : hm_type_bytes(n, type));                      \
+        return result;                                                                                                 \
+    }
+
+#define POST(symbol, op_, N)                                                                                           \
+    HM_EXPORT int symbol(const void *buffer, N n, H type, int peer, int tag, H comm, H *request) {                     \
+        HM_REAL(symbol, (const void *, N, H, int, int, H, H *))                                                        \
+        if (!hm_observed())                                                                                            \
+            return real(buffer, n, type, peer, tag, comm, request);                                                    \
+        struct hm_call call;                                                                                           \
+        hm_begin_p2p(&call, hm_comm_of(comm), HM_OP_##op_, 0);                                                         \
+        int result = real(buffer, n, type, peer, tag, comm, request);                                                  \
+        hm_end_p2p(&call, HM_OP_##op_, HM_NONBLOCKING, result, peer, result ? 0 : hm_type_bytes(n, type));             \
+        return result;                                                                                                 \
+    }
+
+#define RECV(symbol, N)                                                                                                \
+    HM_EXPORT int symbol(void *buffer, N n, H type, int source, int tag, H comm, void *status) {                       \
+        HM_REAL(symbol, (void *, N, H, int, int, H, void *))                                                           \
+        if (!hm_observed())                                                                                            \
+            return real(buffer, n, type, source, tag, comm, status);                                                   \
+        struct hm_call call;                                                                                           \
+        struct status own;                                                                                             \
+        void *given = status_or(status, &own);                                                                         \
+        hm_begin_p2p(&call, hm_comm_of(comm), HM_OP_recv, 0);                                                          \
+        int result = real(buffer, n, type, source, tag, comm, given);                                                  \
+        hm_end_p2p(&call, HM_OP_recv, 0, result, result ? source : source_of(given), result ? 0 : bytes_of(given));    \
+        return result;                                                                                                 \
+    }
+
+#define SENDRECV(symbol, N)                                                                                            \
+    HM_EXPORT int symbol(const void *in, N n, H type, int to, int tag, void *out, N m, H mtype, int from, int mtag,    \
+                         H comm, void *status) {                                                                       \
+        HM_REAL(symbol, (const void *, N, H, int, int, void *, N, H, int, int, H, void *))                             \
+        if (!hm_observed())                                                                                            \
+            return real(in, n, type, to, tag, out, m, mtype, from, mtag, comm, status);                                \
+        struct hm_call call;                                                                                           \
+        hm_begin_p2p(&call, hm_comm_of(comm), HM_OP_sendrecv, 0);                                                      \
+        int result = real(in, n, type, to, tag, out, m, mtype, from, mtag, comm, status);                              \
+        hm_end_p2p(&call, HM_OP_sendrecv, 0, result, from, result ? 0 : hm_type_bytes(n, type));                       \
+        return result;                                                                                                 \
+    }
+
+#define SENDRECV_REPLACE(symbol, N)                                                                                    \
+    HM_EXPORT int symbol(void *buffer, N n, H type, int to, int tag, int from, int mtag, H comm, void *status) {       \
+        HM_REAL(symbol, (void *, N, H, int, int, int, int, H, void *))                                                 \
+        if (!hm_observed())                                                                                            \
+            return real(buffer, n, type, to, tag, from, mtag, comm, status);                                           \
+        struct hm_call call;                                                                                           \
+        hm_begin_p2p(&call, hm_comm_of(comm), HM_OP_sendrecv, 0);                                                      \
+        int result = real(buffer, n, type, to, tag, from, mtag, comm, status);                                         \
+        hm_end_p2p(&call, HM_OP_sendrecv, 0, result, from, result ? 0 : hm_type_bytes(n, type));                       \
+        return result;                                                                                                 \
+    }
+
+#define MRECV(symbol, N)                                                                                               \
+    HM_EXPORT int symbol(void *buffer, N n, H type, H *message, void *status) {                                        \
+        HM_REAL(symbol, (void *, N, H, H *, void *))                                                                   \
+        if (!hm_observed())                                                                                            \
+            return real(buffer, n, type, message, status);                                                             \
+        struct hm_call call;                                                                                           \
+        struct status own;                                                                                             \
+        void *given = status_or(status, &own);                                                                         \
+        hm_begin_p2p(&call, NULL, HM_OP_recv, 0);                                                                      \
+        int result = real(buffer, n, type, message, given);                                                            \
+        hm_end_p2p(&call, HM_OP_recv, 0, result, -1, result ? 0 : bytes_of(given));                                    \
+        return result;                                                                                                 \
+    }
+
+SEND(MPI_Send, send, 0, int)
+SEND(MPI_Ssend, send, 0, int)
+SEND(MPI_Bsend, send, 0, int)
+SEND(MPI_Rsend, send, 0, int)
+POST(MPI_Isend, send, int)
+POST(MPI_Issend, send, int)
+POST(MPI_Ibsend, send, int)
+POST(MPI_Irsend, send, int)
+POST(MPI_Irecv, recv, int)
+RECV(MPI_Recv, int)
+MRECV(MPI_Mrecv, int)
+SENDRECV(MPI_Sendrecv, int)
+SENDRECV_REPLACE(MPI_Sendrecv_replace, int)
+
+#ifdef HM_LARGE
+SEND(MPI_Send_c, send, 0, int64_t)
+SEND(MPI_Ssend_c, send, 0, int64_t)
+SEND(MPI_Bsend_c, send, 0, int64_t)
+SEND(MPI_Rsend_c, send, 0, int64_t)
+POST(MPI_Isend_c, send, int64_t)
+POST(MPI_Issend_c, send, int64_t)
+POST(MPI_Ibsend_c, send, int64_t)
+POST(MPI_Irsend_c, send, int64_t)
+POST(MPI_Irecv_c, recv, int64_t)
+RECV(MPI_Recv_c, int64_t)
+MRECV(MPI_Mrecv_c, int64_t)
+SENDRECV(MPI_Sendrecv_c, int64_t)
+SENDRECV_REPLACE(MPI_Sendrecv_replace_c, int64_t)
+#endif
+
+HM_EXPORT int MPI_Probe(int source, int tag, H comm, void *status) {
+    HM_REAL(MPI_Probe, (int, int, H, void *))
+    if (!hm_observed())
+        return real(source, tag, comm, status);
+    struct hm_call call;
+    hm_begin_p2p(&call, hm_comm_of(comm), HM_OP_probe, 0);
+    int result = real(source, tag, comm, status);
+    hm_end_p2p(&call, HM_OP_probe, 0, result, source, 0);
+    return result;
+}
+
+HM_EXPORT int MPI_Mprobe(int source, int tag, H comm, H *message, void *status) {
+    HM_REAL(MPI_Mprobe, (int, int, H, H *, void *))
+    if (!hm_observed())
+        return real(source, tag, comm, message, status);
+    struct hm_call call;
+    hm_begin_p2p(&call, hm_comm_of(comm), HM_OP_probe, 0);
+    int result = real(source, tag, comm, message, status);
+    hm_end_p2p(&call, HM_OP_probe, 0, result, source, 0);
+    return result;
+}

@@ -1,0 +1,63 @@
+/* The table of collectives' requests: a few entries, under one lock, searched in order. */
+#include "pmpi_requests.h"
+
+#include <pthread.h>
+
+enum { MOST = 256 };
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static HM_HANDLE handles[MOST]; /* 0: free */
+static struct hm_request requests[MOST];
+uint32_t hm_requests_count;
+
+static int place_of(HM_HANDLE handle) {
+    for (int i = 0; i < MOST; i++)
+        if (handles[i] == handle)
+            return i;
+    return -1;
+}
+
+void hm_request_add(HM_HANDLE handle, const struct hm_request *request) {
+    if (handle == hm_library.request_null)
+        return; /* already complete */
+    pthread_mutex_lock(&lock);
+    int place = place_of(handle); /* one that was completed by a call we do not see */
+    if (place < 0 && (place = place_of(0)) >= 0)
+        hm_requests_count++;
+    if (place >= 0) {
+        handles[place] = handle;
+        requests[place] = *request;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+bool hm_request_find(HM_HANDLE handle, struct hm_request *found) {
+    pthread_mutex_lock(&lock);
+    int place = place_of(handle);
+    if (place >= 0)
+        *found = requests[place];
+    pthread_mutex_unlock(&lock);
+    return place >= 0;
+}
+
+void hm_request_started(HM_HANDLE handle, uint32_t seq) {
+    pthread_mutex_lock(&lock);
+    int place = place_of(handle);
+    if (place >= 0)
+        requests[place].seq = seq;
+    pthread_mutex_unlock(&lock);
+}
+
+static void remove_request(HM_HANDLE handle, bool also_persistent) {
+    pthread_mutex_lock(&lock);
+    int place = place_of(handle);
+    if (place >= 0 && (also_persistent || !requests[place].persistent)) {
+        handles[place] = 0;
+        hm_requests_count--;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+void hm_request_done(HM_HANDLE handle) { remove_request(handle, false); }
+
+void hm_request_forget(HM_HANDLE handle) { remove_request(handle, true); }

@@ -1,0 +1,137 @@
+/* Waits, tests and starts: where the requests of nonblocking and persistent collectives end and begin. */
+#include "pmpi_real.h"
+#include "pmpi_requests.h"
+
+typedef HM_HANDLE H;
+
+enum { MOST_HELD = 64 };
+
+/* The collectives' requests among those a call is given, as they were before it: it clears what it completes. */
+struct held {
+    int count;
+    struct {
+        int at;
+        H handle;
+    } entries[MOST_HELD];
+    struct hm_request first;
+};
+
+static void hold(struct held *held, const void *requests, int count) {
+    held->count = 0;
+    held->first = (struct hm_request){.comm = NULL};
+    if (!hm_requests_any())
+        return;
+    for (int i = 0; i < count && held->count < MOST_HELD; i++) {
+        struct hm_request found;
+        H handle = hm_handle_at(requests, i);
+        if (!hm_request_find(handle, &found))
+            continue;
+        if (held->count == 0)
+            held->first = found;
+        held->entries[held->count].at = i;
+        held->entries[held->count++].handle = handle;
+    }
+}
+
+static void release(const struct held *held, const void *requests) {
+    for (int i = 0; i < held->count; i++)
+        if (hm_handle_at(requests, held->entries[i].at) == hm_library.request_null)
+            hm_request_done(held->entries[i].handle);
+}
+
+#define WAIT(symbol, declaration, arguments, requests, count)                                                          \
+    HM_EXPORT int symbol declaration {                                                                                 \
+        HM_REAL(symbol, declaration)                                                                                   \
+        if (!hm_observed())                                                                                            \
+            return real arguments;                                                                                     \
+        struct hm_call call;                                                                                           \
+        struct held held;                                                                                              \
+        hold(&held, requests, count);                                                                                  \
+        hm_begin_p2p(&call, held.first.comm, HM_OP_wait, held.first.seq);                                              \
+        int result = real arguments;                                                                                   \
+        hm_end_p2p(&call, HM_OP_wait, 0, result, -1, 0);                                                               \
+        release(&held, requests);                                                                                      \
+        return result;                                                                                                 \
+    }
+
+/* A test is polled: it leaves no record, and costs a load where no collective's request is known. */
+#define TEST(symbol, declaration, arguments, requests, count)                                                          \
+    HM_EXPORT int symbol declaration {                                                                                 \
+        HM_REAL(symbol, declaration)                                                                                   \
+        if (!hm_observed() || !hm_requests_any())                                                                      \
+            return real arguments;                                                                                     \
+        struct held held;                                                                                              \
+        hold(&held, requests, count);                                                                                  \
+        int result = real arguments;                                                                                   \
+        release(&held, requests);                                                                                      \
+        return result;                                                                                                 \
+    }
+
+WAIT(MPI_Wait, (H * request, void *status), (request, status), request, 1)
+WAIT(MPI_Waitall, (int n, H *requests, void *statuses), (n, requests, statuses), requests, n)
+WAIT(MPI_Waitany, (int n, H *requests, int *index, void *status), (n, requests, index, status), requests, n)
+WAIT(MPI_Waitsome, (int n, H *requests, int *done, int *indices, void *statuses),
+     (n, requests, done, indices, statuses), requests, n)
+TEST(MPI_Test, (H * request, int *flag, void *status), (request, flag, status), request, 1)
+TEST(MPI_Testall, (int n, H *requests, int *flag, void *statuses), (n, requests, flag, statuses), requests, n)
+TEST(MPI_Testany, (int n, H *requests, int *index, int *flag, void *status), (n, requests, index, flag, status),
+     requests, n)
+TEST(MPI_Testsome, (int n, H *requests, int *done, int *indices, void *statuses),
+     (n, requests, done, indices, statuses), requests, n)
+
+static int start_collective(int (*real)(H *), H *request, const struct hm_request *of) {
+    struct hm_call call;
+    hm_begin_collective(&call, of->comm, of->operation, HM_NONBLOCKING);
+    int result = real(request);
+    uint8_t flags = result == HM_MPI_SUCCESS ? HM_NONBLOCKING : HM_NONBLOCKING | HM_ERROR;
+    hm_end_collective(&call, of->operation, flags, of->root, of->bytes);
+    hm_request_started(hm_handle_at(request, 0), call.seq);
+    return result;
+}
+
+static int start_other(int (*real)(H *), H *request) {
+    struct hm_call call;
+    hm_begin_p2p(&call, NULL, HM_OP_start, 0);
+    int result = real(request);
+    hm_end_p2p(&call, HM_OP_start, HM_NONBLOCKING, result, -1, 0);
+    return result;
+}
+
+HM_EXPORT int MPI_Start(H *request) {
+    struct hm_request found;
+    HM_REAL(MPI_Start, (H *))
+    if (!hm_observed())
+        return real(request);
+    if (hm_requests_any() && hm_request_find(hm_handle_at(request, 0), &found))
+        return start_collective(real, request, &found);
+    return start_other(real, request);
+}
+
+/* Each request is started by itself, so that each collective gets its number; the standard defines it so. */
+HM_EXPORT int MPI_Startall(int n, H *requests) {
+    HM_REAL(MPI_Startall, (int, H *))
+    struct held held;
+    if (!hm_observed())
+        return real(n, requests);
+    hold(&held, requests, n);
+    if (held.count > 0) {
+        int result = HM_MPI_SUCCESS;
+        for (int i = 0; i < n && result == HM_MPI_SUCCESS; i++)
+            result = MPI_Start(hm_library.int_handles ? (H *)((uint32_t *)requests + i) : requests + i);
+        return result;
+    }
+    struct hm_call call;
+    hm_begin_p2p(&call, NULL, HM_OP_start, 0);
+    int result = real(n, requests);
+    hm_end_p2p(&call, HM_OP_start, HM_NONBLOCKING, result, -1, 0);
+    return result;
+}
+
+HM_EXPORT int MPI_Request_free(H *request) {
+    HM_REAL(MPI_Request_free, (H *))
+    H handle = hm_pmpi.active ? hm_handle_at(request, 0) : 0;
+    int result = real(request);
+    if (handle && result == HM_MPI_SUCCESS && hm_requests_any())
+        hm_request_forget(handle);
+    return result;
+}
