@@ -100,7 +100,7 @@ class Agent:
             producer.finish()
         ref = producer.process.ref(self._builder.node)
         state = self._lives.look(producer, ref, now_ns)
-        rows = producer.take()
+        rows = producer.take(now_ns)
         if state is not None or any(rows):
             self._builder.rank(producer.process)
             self._builder.communicators(ref, producer.communicators())

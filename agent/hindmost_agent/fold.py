@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hindmost import ring
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from hindmost.ring import Event
 
@@ -19,6 +19,9 @@ UNMEASURED = -1
 PENDING_LIMIT = 8192
 #: Phases that are amounts within a step (CPU time, GPU time), not intervals of the host: nothing nests in them.
 AMOUNTS = frozenset({"cpu", "runqueue"})
+#: GPU times come when the GPU has got there, steps later, with the step's number: so long a step waits for them.
+GPU_LATE_STEPS = 16
+GPU_LATE_NS = 2_000_000_000
 
 
 class StepRow(NamedTuple):
@@ -88,6 +91,8 @@ class Fold:
         self._phases: list[_Phase] = []
         self._outermost: list[_Phase] = []
         self._seen: dict[str, None] = {}
+        self._held: list[StepRow] = []
+        self._gpu_step = UNMEASURED
         self._gap: tuple[int, int, int] | None = None
         self._left_ns = UNMEASURED
 
@@ -112,8 +117,13 @@ class Fold:
         self._left_ns = UNMEASURED
         self._outermost.clear()
 
+    def age(self, now_ns: int) -> None:
+        """Let go of steps whose GPU times should have come by now."""
+        self._let_go(lambda step: now_ns - step.start_ns - step.duration_ns > GPU_LATE_NS)
+
     def finish(self) -> None:
-        """Nothing more comes: phases that no step took become intervals."""
+        """Nothing more comes: steps wait no longer, phases that no step took become intervals."""
+        self._let_go(lambda _: True)
         self._release(self._phases)
         self._phases = []
 
@@ -146,6 +156,9 @@ class Fold:
         )
 
     def _phase(self, event: Event) -> None:
+        if event.seq and event.name.startswith("gpu_"):
+            self._gpu_time(event)
+            return
         exclusive = event.duration_ns
         if not is_amount(event):
             # Inner phases end, and are written, before the one around them.
@@ -179,7 +192,23 @@ class Fold:
         self._outermost = [phase for phase in self._outermost if phase.start_ns >= end]
         self.last_step = event.seq
         work = event.value or UNMEASURED
-        self.steps.append(StepRow(event.name, event.seq, start, event.duration_ns, work, phases))
+        self._held.append(StepRow(event.name, event.seq, start, event.duration_ns, work, phases))
+        if self._gpu_step == UNMEASURED:
+            self._let_go(lambda _: True)
+        elif len(self._held) > GPU_LATE_STEPS:
+            self.steps.append(self._held.pop(0))
+
+    def _gpu_time(self, event: Event) -> None:
+        """A GPU time of an earlier train step; steps before that one have all of theirs."""
+        for step in self._held:
+            if step.step == event.seq and step.kind != "eval":
+                step.phases[event.name] = step.phases.get(event.name, 0) + event.duration_ns
+        self._gpu_step = max(self._gpu_step, event.seq)
+        self._let_go(lambda step: step.step < self._gpu_step or step.kind == "eval")
+
+    def _let_go(self, ready: Callable[[StepRow], bool]) -> None:
+        while self._held and ready(self._held[0]):
+            self.steps.append(self._held.pop(0))
 
     def _release(self, phases: Iterable[_Phase]) -> None:
         nan = float("nan")

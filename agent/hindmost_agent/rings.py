@@ -117,10 +117,11 @@ class Producer:
         elif self.gone_ns is None and (self._seen_alive or self.closed or now_ns - self.progress_ns > SILENT_NS):
             self.gone_ns = now_ns
 
-    def take(self) -> Rows:
+    def take(self, now_ns: int) -> Rows:
         """The rows finished since last asked, of all its rings."""
         rows = Rows([], [], [])
         for item in self.rings.values():
+            item.fold.age(now_ns)
             finished = item.fold.take()
             rows.steps.extend(finished.steps)
             rows.collectives.extend(finished.collectives)

@@ -135,3 +135,27 @@ def test_a_loop_without_steps_keeps_nothing_forever() -> None:
     assert waiting <= 8192
     fold.finish()
     assert len(fold.intervals) == 20_000
+
+
+def test_gpu_times_find_their_step_though_they_come_late() -> None:
+    """Once GPU times come, a step waits for its own; the next step's show that it has all of them."""
+    fold = folded(
+        event(ring.STEP, "train", 0, 100, seq=1),
+        event(ring.PHASE, "gpu_forward", 10, 60, seq=1),
+        event(ring.STEP, "train", 100, 100, seq=2),
+        event(ring.STEP, "train", 200, 100, seq=3),
+        event(ring.PHASE, "gpu_forward", 110, 70, seq=2),
+        event(ring.PHASE, "gpu_backward", 150, 20, seq=2),
+        event(ring.PHASE, "gpu_forward", 210, 80, seq=3),
+    )
+    assert [step.step for step in fold.steps] == [1, 2]
+    assert fold.steps[1].phases == {"gpu_forward": 70, "gpu_backward": 20}
+
+
+def test_a_step_whose_gpu_times_never_come_is_let_go() -> None:
+    """A lost GPU time delays a step by two seconds, not for ever."""
+    fold = folded(event(ring.PHASE, "gpu_forward", 10, 60, seq=1), event(ring.STEP, "train", 100, 100, seq=2))
+    fold.age(1_000_000_000)
+    assert fold.steps == []
+    fold.age(3_000_000_000)
+    assert [step.step for step in fold.steps] == [2]
