@@ -82,7 +82,7 @@ class Agent:
         self.rings.discover(now_ns)
         for producer in self.rings:
             producer.look(self.host.proc, now_ns)
-            producer.refresh_gpu()
+            producer.refresh_gpu(self.host.gpu_of)
             if producer.gone_ns is None:
                 self.host.ranks.put(producer.process)
                 self.seen_ns = now_ns

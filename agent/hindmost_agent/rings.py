@@ -14,7 +14,7 @@ from hindmost_agent.fold import Fold, Rows
 from hindmost_agent.ranks import RankProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from hindmost_agent.sampler import Host
@@ -101,9 +101,10 @@ class Producer:
         if _telling(header.framework) > _telling(self.process.framework):
             self.process = self.process._replace(framework=header.framework)
 
-    def refresh_gpu(self) -> bool:
-        """Look whether a probe has learned which GPU this rank uses; true when that is news."""
-        uuid = next((uuid for item in self.rings.values() if (uuid := item.reader.gpu_uuid)), "")
+    def refresh_gpu(self, gpu_of: Mapping[int, str]) -> bool:
+        """Look whether a probe, or else the driver, says by now which GPU this rank uses; true when that is news."""
+        told = next((uuid for item in self.rings.values() if (uuid := item.reader.gpu_uuid)), "")
+        uuid = told or gpu_of.get(self.process.pid, "")
         if not uuid or uuid == self.process.gpu_uuid:
             return False
         self.process = self.process._replace(gpu_uuid=uuid)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from hindmost_agent.observe import Own
 from hindmost_agent.ranks import Ranks
@@ -30,6 +30,13 @@ class Host:
     dev: Path = Path("/dev")
     ranks: Ranks = field(default_factory=Ranks)
     own: Own = field(default_factory=Own)
+    #: The module ``pynvml`` or one that behaves like it; ``None`` imports it where a driver is loaded.
+    nvml_library: Any = None
+    nvml: Any = None
+    #: The same of ``amdsmi``.
+    amdsmi_library: Any = None
+    #: Which GPU a process of this node computes on, by pid, as far as the drivers say.
+    gpu_of: dict[int, str] = field(default_factory=dict)
 
 
 class Sampler(ABC):

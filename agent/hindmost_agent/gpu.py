@@ -1,0 +1,113 @@
+"""What every kind of GPU is asked, whoever made it, and what becomes of a value or a card that does not answer."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+from hindmost_agent.metric import Metric, Series, gauge, series
+from hindmost_agent.sampler import NAN, Host, Sampler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+log = logging.getLogger(__name__)
+
+
+def ratio(name: str, text: str, *labels: str) -> Metric:
+    """A gauge from 0 to 1 of one GPU."""
+    return gauge(f"hindmost_gpu_{name}_ratio", text, "gpu_uuid", *labels)
+
+
+UP = gauge("hindmost_gpu_up", "1 if the GPU answers, 0 if it was lost.", "gpu_uuid")
+INFO = gauge("hindmost_gpu_info", "1; what the GPU is.", "gpu_uuid", "gpu", "vendor", "model", "pci_bus_id", "driver")
+UTILIZATION = ratio("utilization", "Share of time with a kernel resident; says nothing of how much of the GPU it used.")
+MEMORY_BUSY = ratio("memory_utilization", "Share of time in which device memory was read or written.")
+MEMORY_USED = gauge("hindmost_gpu_memory_used_bytes", "Device memory in use.", "gpu_uuid")
+MEMORY_TOTAL = gauge("hindmost_gpu_memory_total_bytes", "Device memory.", "gpu_uuid")
+POWER = gauge("hindmost_gpu_power_watts", "Power drawn.", "gpu_uuid")
+POWER_LIMIT = gauge("hindmost_gpu_power_limit_watts", "Power at which the GPU is slowed down.", "gpu_uuid")
+TEMPERATURE = gauge("hindmost_gpu_temperature_celsius", "Temperature of the GPU's core.", "gpu_uuid")
+MEMORY_TEMPERATURE = gauge("hindmost_gpu_memory_temperature_celsius", "Temperature of device memory.", "gpu_uuid")
+SM_CLOCK = gauge("hindmost_gpu_sm_clock_hertz", "Clock of the compute units.", "gpu_uuid")
+SM_CLOCK_MAX = gauge("hindmost_gpu_sm_clock_max_hertz", "Highest clock of the compute units.", "gpu_uuid")
+MEMORY_CLOCK = gauge("hindmost_gpu_memory_clock_hertz", "Clock of device memory.", "gpu_uuid")
+MEMORY_CLOCK_MAX = gauge("hindmost_gpu_memory_clock_max_hertz", "Highest clock of device memory.", "gpu_uuid")
+
+
+class Trouble(Enum):
+    """What an error of a GPU library means."""
+
+    UNSUPPORTED = "is not supported"
+    LOST = "the GPU is lost"
+    PASSING = "could not be read"
+
+
+class Call(NamedTuple):
+    """One call into a GPU library: the series it fills, in order, and how to make it."""
+
+    what: str
+    fills: tuple[Series, ...]
+    read: Callable[[], Sequence[float]]
+
+
+class Card:
+    """One GPU and the calls that are made on it at each reading. One sampler of a maker's says whether it is ``up``."""
+
+    def __init__(
+        self, uuid: str, calls: Sequence[Call], trouble: Callable[[Exception], Trouble], *, up: bool = False
+    ) -> None:
+        self.uuid = uuid
+        self._up = (series(UP, uuid),) if up else ()
+        self.series = (*self._up, *(one for call in calls for one in call.fills))
+        self._calls: list[Callable[[], Sequence[float]] | None] = [call.read for call in calls]
+        self._names = [call.what for call in calls]
+        self._missing = [[NAN] * len(call.fills) for call in calls]
+        self._trouble = trouble
+        self._said: set[str] = set()
+
+    def read(self) -> list[float]:
+        """One value for each series. A call that is not supported is not made again; a lost GPU is looked for again."""
+        values: list[float] = [1.0] * len(self._up)
+        lost = False
+        for index, call in enumerate(self._calls):
+            if call is None or lost:
+                values += self._missing[index]
+                continue
+            try:
+                values += call()
+            except Exception as error:  # noqa: BLE001 - each library has its own; the others' values must go on
+                lost = self._failed(index, error)
+                values += self._missing[index]
+        if lost and self._up:
+            values[0] = 0.0
+        return values
+
+    def _failed(self, index: int, error: Exception) -> bool:
+        """Note a failure; true when the GPU is gone."""
+        trouble, what = self._trouble(error), self._names[index]
+        if trouble is Trouble.UNSUPPORTED:
+            self._calls[index] = None
+        key = trouble.value if trouble is Trouble.LOST else what
+        if key not in self._said:
+            self._said.add(key)
+            log.warning("GPU %s: %s %s (%s)", self.uuid, what, trouble.value, error)
+        return trouble is Trouble.LOST
+
+
+class GpuSampler(Sampler):
+    """Base of the samplers of all GPU makers: ``cards`` finds the GPUs, the rest is alike."""
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self.found = self.cards()
+        self.series = tuple(one for card in self.found for one in card.series)
+
+    @abstractmethod
+    def cards(self) -> list[Card]:
+        """The GPUs of this node. Raises ``Absent`` when there is none."""
+
+    def sample(self) -> list[float]:
+        return [value for card in self.found for value in card.read()]

@@ -1,0 +1,86 @@
+"""NVIDIA's management library, opened once for all the samplers that use it."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hindmost_agent.gpu import Trouble
+from hindmost_agent.sampler import Absent
+
+if TYPE_CHECKING:
+    from hindmost_agent.sampler import Host
+
+log = logging.getLogger(__name__)
+
+
+class Device(NamedTuple):
+    """One GPU of this node; ``handle`` is NVML's."""
+
+    handle: Any
+    number: int
+    uuid: str
+    model: str
+    pci_bus_id: str
+
+
+class Nvml(NamedTuple):
+    """The library (the module ``pynvml``), its driver's version and the GPUs that answered."""
+
+    lib: Any
+    driver: str
+    devices: tuple[Device, ...]
+
+
+def opened(host: Host) -> Nvml:
+    """The library for this host, initialised at first use. Raises ``Absent`` where there is no NVIDIA GPU."""
+    if host.nvml is None:
+        host.nvml = _open(host)
+    found: Nvml = host.nvml
+    return found
+
+
+def _open(host: Host) -> Nvml:
+    lib = host.nvml_library
+    if lib is None:
+        # Looked at first, because importing costs memory that a node without GPUs need not spend.
+        if not (host.dev / "nvidiactl").exists():
+            raise Absent("no NVIDIA driver is loaded")
+        try:
+            lib = importlib.import_module("pynvml")
+        except ImportError as error:
+            raise Absent("nvidia-ml-py is not installed") from error
+    try:
+        lib.nvmlInit()
+        devices = [_device(lib, index) for index in range(lib.nvmlDeviceGetCount())]
+        driver = _text(lib.nvmlSystemGetDriverVersion())
+    except lib.NVMLError as error:
+        raise Absent(f"NVML does not start: {error}") from error
+    found = tuple(device for device in devices if device is not None)
+    if not found:
+        raise Absent("NVML names no GPU that answers")
+    return Nvml(lib, driver, found)
+
+
+def _device(lib: Any, index: int) -> Device | None:
+    """One GPU, or ``None`` with a line that says so when it does not even say who it is."""
+    try:
+        handle = lib.nvmlDeviceGetHandleByIndex(index)
+        uuid, model = _text(lib.nvmlDeviceGetUUID(handle)), _text(lib.nvmlDeviceGetName(handle))
+        return Device(handle, index, uuid, model, _text(lib.nvmlDeviceGetPciInfo(handle).busId))
+    except lib.NVMLError as error:
+        log.warning("GPU %d does not answer (%s); the others are sampled", index, error)
+        return None
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def trouble(error: Exception) -> Trouble:
+    """What an NVML error means for the value that was asked for. Numbers: ``nvmlReturn_t`` of nvml.h."""
+    code = getattr(error, "value", None)
+    if code in (2, 3, 4, 13):  # invalid argument, not supported, no permission, function not found
+        return Trouble.UNSUPPORTED
+    return Trouble.LOST if code in (15, 16) else Trouble.PASSING  # GPU is lost, reset required

@@ -1,0 +1,327 @@
+#!/usr/bin/env python3
+"""What the agent's GPU part costs, whether its readings are right, what it does to a training job. Needs NVIDIA GPUs.
+
+    python bench/gpu/agent_gpu.py [--out results.json] [--minutes 7]
+
+Four parts, on every GPU that is visible:
+
+1. cost: us a GPU and tick of each sampler, GPM on, idle and under load.
+2. readings: the agent's values beside nvidia-smi's, read within a second of each other, under a bf16 GEMM loop.
+3. activity: GPM's tensor and DRAM activity for an idle GPU, a GEMM loop and a device-to-device copy loop.
+4. training: step time of a DDP transformer without an agent, with one at 1 Hz and one at 10 Hz, interleaved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "agent"), str(ROOT / "proto"), str(ROOT / "collector")]
+
+from hindmost_agent import samplers as folder  # noqa: E402 - after the repository is on the path
+from hindmost_agent.sampler import Host  # noqa: E402
+
+LOAD = """
+import sys, time, torch
+kind, seconds, gpu = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
+torch.cuda.set_device(gpu)
+end = time.time() + seconds
+a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16); b = torch.randn_like(a); c = torch.empty_like(a)
+x = torch.empty(1 << 30, device="cuda", dtype=torch.uint8); y = torch.empty_like(x)
+print("loaded", flush=True)
+while time.time() < end:
+    for _ in range(50):
+        torch.matmul(a, b, out=c) if kind == "gemm" else y.copy_(x)
+    torch.cuda.synchronize()
+"""
+
+TRAIN = """
+import os, sys, time, torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+rank = int(os.environ["RANK"]); torch.cuda.set_device(rank)
+dist.init_process_group("nccl")
+layer = nn.TransformerEncoderLayer(1024, 16, 4096, batch_first=True, device="cuda", dtype=torch.bfloat16)
+model = DDP(nn.TransformerEncoder(layer, 6).to("cuda", torch.bfloat16), device_ids=[rank])
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+x = torch.randn(16, 512, 1024, device="cuda", dtype=torch.bfloat16)
+def step():
+    model(x).float().pow(2).mean().backward(); optimizer.step(); optimizer.zero_grad()
+for _ in range(30):
+    step()
+torch.cuda.synchronize(); dist.barrier()
+if rank == 0:
+    print("warm", flush=True)
+while True:
+    line = torch.zeros(1, dtype=torch.int64, device="cuda")
+    if rank == 0:
+        word = sys.stdin.readline().strip()
+        line[0] = int(word) if word else 0
+    dist.broadcast(line, 0)
+    steps = int(line.item())
+    if not steps:
+        break
+    torch.cuda.synchronize(); started = time.perf_counter()
+    for _ in range(steps):
+        step()
+    torch.cuda.synchronize()
+    if rank == 0:
+        print((time.perf_counter() - started) / steps * 1e3, flush=True)
+dist.destroy_process_group()
+"""
+
+SMI = (
+    "uuid,utilization.gpu,memory.used,power.draw.instant,power.draw.average,temperature.gpu,clocks.sm,clocks.mem,pstate"
+)
+SMI_METRIC = {
+    "utilization.gpu": ("hindmost_gpu_utilization_ratio", 100.0),
+    "memory.used": ("hindmost_gpu_memory_used_bytes", 1 / 2**20),
+    "power.draw.average": ("hindmost_gpu_power_watts", 1.0),
+    "power.draw.instant": ("hindmost_gpu_power_watts", 1.0),
+    "temperature.gpu": ("hindmost_gpu_temperature_celsius", 1.0),
+    "clocks.sm": ("hindmost_gpu_sm_clock_hertz", 1e-6),
+    "clocks.mem": ("hindmost_gpu_memory_clock_hertz", 1e-6),
+}
+
+
+def load(kind: str, seconds: float, gpus: int) -> list[subprocess.Popen[str]]:
+    """Keep every GPU busy for a while; returns once all of them are."""
+    started = [
+        subprocess.Popen([sys.executable, "-c", LOAD, kind, str(seconds), str(gpu)], stdout=subprocess.PIPE, text=True)
+        for gpu in range(gpus)
+    ]
+    for process in started:
+        assert process.stdout is not None
+        process.stdout.readline()
+    time.sleep(2)
+    return started
+
+
+def stop(processes: list[subprocess.Popen[str]]) -> None:
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def samplers() -> dict[str, Any]:
+    host, kinds = Host(), folder.load()
+    return {name: kinds[name](host) for name in ("nvidia", "nvidia_gpm", "nvidia_health")}
+
+
+def cost(made: dict[str, Any], gpus: int) -> dict[str, Any]:
+    """us a GPU: median and 99th percentile of each sampler's reading, and the mean a tick at each sampler's period."""
+    found: dict[str, Any] = {}
+    for name, count in (("nvidia", 300), ("nvidia_gpm", 60), ("nvidia_health", 8)):
+        sampler, times = made[name], []
+        for _ in range(count):
+            time.sleep(0.02)
+            started = time.perf_counter_ns()
+            sampler.sample()
+            times.append((time.perf_counter_ns() - started) / 1e3 / gpus)
+        times.sort()
+        found[name] = {
+            "period_s": sampler.period or 1.0,
+            "median_us": round(statistics.median(times), 1),
+            "p99_us": round(times[int(len(times) * 0.99)], 1),
+            "max_us": round(times[-1], 1),
+        }
+    found["mean_us_a_gpu_and_tick_at_1hz"] = round(sum(row["median_us"] / row["period_s"] for row in found.values()), 1)
+    found["every_tick_us_a_gpu"] = found["nvidia"]["median_us"]
+    return found
+
+
+def values(sampler: Any) -> dict[tuple[str, ...], float]:
+    read = sampler.sample()
+    return {(one.metric.name, *one.values): value for one, value in zip(sampler.series, read, strict=True)}
+
+
+def readings(made: dict[str, Any]) -> list[dict[str, Any]]:
+    """Ours read before and after nvidia-smi: what changes by itself is seen as the span between the two."""
+    before = values(made["nvidia"])
+    query = ["nvidia-smi", f"--query-gpu={SMI}", "--format=csv,noheader,nounits"]
+    lines = subprocess.run(query, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
+    after = values(made["nvidia"])
+    rows = []
+    for line in lines:
+        cells = dict(zip(SMI.split(","), (cell.strip() for cell in line.split(",")), strict=True))
+        for column, (metric, unit) in SMI_METRIC.items():
+            key = metric, cells["uuid"]
+            ours = sorted((before[key] * unit, after[key] * unit))
+            rows.append(
+                {
+                    "gpu": cells["uuid"][-4:],
+                    "value": column,
+                    "nvidia_smi": cells[column],
+                    "agent": [round(v, 1) for v in ours],
+                }
+            )
+    return rows
+
+
+def activity(made: dict[str, Any], gpus: int) -> dict[str, dict[str, float]]:
+    """Mean over the GPUs of each GPM value for three things that a GPU may do."""
+    found = {}
+    for kind in ("idle", "gemm", "copy"):
+        processes = [] if kind == "idle" else load(kind, 30, gpus)
+        try:
+            values(made["nvidia_gpm"])
+            time.sleep(4)
+            read = values(made["nvidia_gpm"])
+        finally:
+            stop(processes)
+        names = sorted({key[0] for key in read})
+        found[kind] = {
+            name.removeprefix("hindmost_gpu_"): round(
+                statistics.fmean(v for key, v in read.items() if key[0] == name), 4
+            )
+            for name in names
+        }
+        time.sleep(2)
+    return found
+
+
+class Agent:
+    """A real agent process, streaming to nobody: its spool takes everything, as when the collector is away."""
+
+    def __init__(self, interval: str) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        path = self._folder.name
+        command = [
+            sys.executable, "-m", "hindmost", "agent", "--collector", "127.0.0.1:9", "--hold", "--interval", interval,
+            "--ring-dir", f"{path}/rings", "--spool", f"{path}/spool",
+        ]  # fmt: skip
+        environ = {**os.environ, "PYTHONPATH": ":".join(sys.path[:3])}
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environ
+        )
+        assert self._process.stdout is not None
+        self._process.stdout.readline()
+        time.sleep(1)
+        self._cpu0, self._then = self._cpu(), time.monotonic()
+
+    def _cpu(self) -> float:
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def stop(self) -> tuple[float, float]:
+        """CPU share of one core in per cent, and RSS in MiB."""
+        share = 100 * (self._cpu() - self._cpu0) / (time.monotonic() - self._then)
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        resident = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) / 1024
+        self._process.kill()
+        self._process.wait()
+        self._folder.cleanup()
+        return share, resident
+
+
+def training(gpus: int, seconds: float) -> dict[str, Any]:
+    """Step times (ms) of one running job in blocks: none, 1 Hz, 10 Hz, none, … until the time is spent."""
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
+        script.write(TRAIN)
+        script.flush()
+        environ = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29617", "WORLD_SIZE": str(gpus)}
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, script.name], env={**environ, "RANK": str(rank)}, text=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+            )
+            for rank in range(gpus)
+        ]  # fmt: skip
+        try:
+            return _blocks(ranks[0], seconds)
+        finally:
+            for process in ranks:
+                process.kill()
+                process.wait()
+
+
+def _blocks(first: subprocess.Popen[str], seconds: float) -> dict[str, Any]:
+    assert first.stdin is not None
+    assert first.stdout is not None
+    while first.stdout.readline().strip() != "warm":
+        if first.poll() is not None:
+            raise SystemExit("the training job ended before it was warm")
+
+    def block(steps: int) -> float:
+        assert first.stdin is not None
+        assert first.stdout is not None
+        print(steps, file=first.stdin, flush=True)
+        return float(first.stdout.readline())
+
+    steps = max(int(6000 / block(50)), 20)
+    modes: dict[str, list[float]] = {"none": [], "1 Hz": [], "10 Hz": []}
+    agents: dict[str, list[tuple[float, float]]] = {"1 Hz": [], "10 Hz": []}
+    end, order = time.monotonic() + seconds, ["none", "1 Hz", "10 Hz"]
+    while time.monotonic() < end or not modes["10 Hz"]:
+        for mode in order:
+            agent = None if mode == "none" else Agent({"1 Hz": "1s", "10 Hz": "100ms"}[mode])
+            modes[mode].append(block(steps))
+            if agent is not None:
+                agents[mode].append(agent.stop())
+        order.reverse()  # so that a drift of clocks or temperature favours nobody
+    print("", file=first.stdin, flush=True)
+    return summary(modes, agents, steps)
+
+
+def summary(modes: dict[str, list[float]], agents: dict[str, list[tuple[float, float]]], steps: int) -> dict[str, Any]:
+    """Medians, and the ratio of each mode to none in its own round with its spread."""
+    found: dict[str, Any] = {"steps_a_block": steps, "rounds": len(modes["none"]), "step_ms": {}}
+    for mode, times in modes.items():
+        row: dict[str, Any] = {"median": round(statistics.median(times), 3), "all": [round(t, 3) for t in times]}
+        if mode != "none":
+            ratios = sorted(time_ / base for time_, base in zip(times, modes["none"], strict=True))
+            row["ratio_median"] = round(statistics.median(ratios), 5)
+            row["ratio_range"] = [round(ratios[0], 5), round(ratios[-1], 5)]
+            row["agent_cpu_percent"] = round(statistics.median(share for share, _ in agents[mode]), 3)
+            row["agent_rss_mib"] = round(max(resident for _, resident in agents[mode]), 1)
+        found["step_ms"][mode] = row
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=None, help="also write the results here, as JSON")
+    parser.add_argument("--minutes", type=float, default=7.0, help="for everything")
+    args = parser.parse_args()
+    end = time.monotonic() + args.minutes * 60
+    made = samplers()
+    gpus = len(made["nvidia"].found)
+    result: dict[str, Any] = {"gpus": gpus, "unit": "us a GPU, side by side on one machine"}
+    values(made["nvidia_health"])
+    result["cost_idle"] = cost(made, gpus)
+    busy = load("gemm", 60, gpus)
+    try:
+        result["cost_under_load"] = cost(made, gpus)
+        fields = values(made["nvidia_health"])
+        then = time.monotonic()
+        result["readings_under_load"] = readings(made)
+        time.sleep(3)
+        later = values(made["nvidia_health"])
+        passed = time.monotonic() - then
+        result["counters_per_second_under_load"] = {
+            "/".join((key[0], *key[2:])): round((later[key] - value) / passed, 6)
+            for key, value in fields.items()
+            if key[0].endswith("_total") and key[1] == made["nvidia"].found[0].uuid and not math.isnan(value)
+        }
+    finally:
+        stop(busy)
+    result["activity"] = activity(made, gpus)
+    print(json.dumps(result, indent=1), flush=True)
+    result["training"] = training(gpus, max(end - time.monotonic() - 40, 30))
+    print(json.dumps({"training": result["training"]}, indent=1), flush=True)
+    if args.out:
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

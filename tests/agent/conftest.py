@@ -1,0 +1,166 @@
+# ruff: noqa: N802, N815 - the stand-in is called as the real library is
+"""Stand-ins for what a test machine has not: NVIDIA's management library, with GPUs that behave as told."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hindmost_agent.sampler import Host
+
+
+class NVMLError(Exception):
+    """As pynvml raises it."""
+
+    def __init__(self, value: int) -> None:
+        super().__init__(f"NVML error {value}")
+        self.value = value
+
+
+def ns(**fields: Any) -> SimpleNamespace:
+    return SimpleNamespace(**fields)
+
+
+class FakeNvml:
+    """The part of ``pynvml`` that is used, over busy GPUs. ``fails[call]`` maps a GPU's number to an error code."""
+
+    NVMLError = NVMLError
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, nvmlMemory_v2, NVML_GPM_METRICS_GET_VERSION = 1, 2, 0x2000028, 1
+
+    def __init__(self, count: int = 1, *, gpm: bool = True) -> None:
+        self.count = count
+        self.gpm = gpm
+        self.fails: dict[str, dict[int, int]] = {}
+        self.calls: list[str] = []
+        self.xids: list[tuple[int, int]] = []
+        self.processes: dict[int, list[tuple[int, int | None]]] = {}
+        self.latency_us: dict[int, int] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        answer = object.__getattribute__(self, f"_{name}")
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.calls.append(name)
+            code = self.fails[name].get(args[0] if args else -1, 0) if name in self.fails else 0
+            if code:
+                raise NVMLError(code)
+            return answer(*args, **kwargs)
+
+        return call
+
+    def _nvmlInit(self) -> None: ...
+    def _nvmlDeviceGetCount(self) -> int:
+        return self.count
+
+    def _nvmlSystemGetDriverVersion(self) -> str:
+        return "580.159"
+
+    def _nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def _nvmlDeviceGetUUID(self, gpu: int) -> str:
+        return f"GPU-{gpu:08x}"
+
+    def _nvmlDeviceGetName(self, _: int) -> bytes:
+        return b"NVIDIA H200"
+
+    def _nvmlDeviceGetPciInfo(self, gpu: int) -> Any:
+        return ns(busId=f"00000000:{gpu + 0x10:02X}:00.0")
+
+    def _nvmlDeviceGetUtilizationRates(self, _: int) -> Any:
+        return ns(gpu=100, memory=42)
+
+    def _nvmlDeviceGetMemoryInfo(self, _: int, version: int | None = None) -> Any:
+        return ns(used=70 << 30, total=140 << 30)
+
+    def _nvmlDeviceGetPowerUsage(self, gpu: int) -> int:
+        return 689_000 + gpu
+
+    def _nvmlDeviceGetTemperature(self, gpu: int, _: int) -> int:
+        return 60 + gpu
+
+    def _nvmlDeviceGetClockInfo(self, _: int, kind: int) -> int:
+        return 1440 if kind == 1 else 3201
+
+    def _nvmlDeviceGetMaxClockInfo(self, _: int, kind: int) -> int:
+        return 1980 if kind == 1 else 3201
+
+    def _nvmlDeviceGetEnforcedPowerLimit(self, _: int) -> int:
+        return 700_000
+
+    def _nvmlDeviceGetPerformanceState(self, _: int) -> int:
+        return 0
+
+    def _nvmlDeviceGetCurrentClocksEventReasons(self, _: int) -> int:
+        return 0x4
+
+    def _nvmlDeviceGetFieldValues(self, _: int, fields: list[Any]) -> list[Any]:
+        numbers = [field[0] if isinstance(field, tuple) else field for field in fields]
+        return [
+            ns(
+                nvmlReturn=0,
+                latencyUsec=self.latency_us.get(number, 3),
+                valueType=3 if number != 82 else 1,
+                value=ns(ullVal=number * 1000, uiVal=71),
+            )
+            for number in numbers
+        ]
+
+    def _nvmlDeviceGetTotalEccErrors(self, _: int, kind: int, __: int) -> int:
+        return 5 if kind == 0 else 0
+
+    def _nvmlDeviceGetRemappedRows(self, _: int) -> tuple[int, ...]:
+        return 1, 0, 0, 0
+
+    def _nvmlDeviceGetCurrPcieLinkWidth(self, _: int) -> int:
+        return 16
+
+    def _nvmlDeviceGetCurrPcieLinkGeneration(self, _: int) -> int:
+        return 5
+
+    def _nvmlDeviceGetComputeRunningProcesses(self, gpu: int) -> list[Any]:
+        return [ns(pid=pid, usedGpuMemory=used) for pid, used in self.processes.get(gpu, [])]
+
+    def _nvmlDeviceGetMigMode(self, _: int) -> tuple[int, int]:
+        return 0, 0
+
+    def _nvmlEventSetCreate(self) -> object:
+        return object()
+
+    def _nvmlDeviceRegisterEvents(self, *_: Any) -> None: ...
+    def _nvmlEventSetWait_v2(self, _: object, timeout_ms: int) -> Any:
+        assert timeout_ms == 0, "the agent never waits for the driver"
+        if not self.xids:
+            raise NVMLError(10)
+        gpu, xid = self.xids.pop(0)
+        return ns(device=gpu, eventData=xid)
+
+    def _nvmlGpmQueryDeviceSupport(self, _: int) -> Any:
+        return ns(isSupportedDevice=int(self.gpm))
+
+    def _nvmlGpmSampleAlloc(self) -> Any:
+        return ns(taken=0)
+
+    def _nvmlGpmSampleGet(self, _: int, sample: Any) -> None:
+        sample.taken += 1
+
+    def _c_nvmlGpmMetricsGet_t(self) -> Any:
+        return ns(metrics=[ns(metricId=0, nvmlReturn=0, value=0.0) for _ in range(333)])
+
+    def _nvmlGpmMetricsGet(self, request: Any) -> None:
+        assert request.sample1 is not request.sample2
+        for slot in request.metrics[: request.numMetrics]:
+            slot.value = 93.6
+
+
+@pytest.fixture
+def nvml() -> FakeNvml:
+    """A node with two H200s under load."""
+    return FakeNvml(2)
+
+
+@pytest.fixture
+def gpu_host(nvml: FakeNvml) -> Host:
+    """A host whose NVML is the fake one."""
+    return Host(nvml_library=nvml)

@@ -1,0 +1,136 @@
+"""GPU values are read cheaply, each at its own rate; what cannot be read is missing and stops nothing else."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hindmost_agent.ranks import RankProcess
+from hindmost_agent.sampler import Absent, Host
+from hindmost_agent.samplers.nvidia import Nvidia
+from hindmost_agent.samplers.nvidia_gpm import NvidiaGpm
+from hindmost_agent.samplers.nvidia_health import NvidiaHealth
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hindmost_agent.sampler import Sampler
+
+
+def read(sampler: Sampler) -> dict[tuple[str, ...], float]:
+    values = sampler.sample()
+    assert len(values) == len(sampler.series)
+    names = ((one.metric.name.removeprefix("hindmost_gpu_"), *one.values) for one in sampler.series)
+    return dict(zip(names, values, strict=True))
+
+
+def test_a_card_says_what_it_draws_and_what_holds_it_back(gpu_host: Host) -> None:
+    """Base units; each clocks event reason is a metric of its own."""
+    found = read(Nvidia(gpu_host))
+    first = "GPU-00000000"
+    assert found["power_watts", first] == 689.0
+    assert found["sm_clock_hertz", first] == 1.44e9
+    assert found["utilization_ratio", first] == 1.0
+    assert found["memory_temperature_celsius", first] == 71
+    assert found["clocks_event_active", first, "sw_power_cap"] == 1
+    assert found["clocks_event_active", first, "hw_slowdown"] == 0
+
+
+def test_a_lost_card_stops_no_other(gpu_host: Host, nvml: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Its values are missing, not 0; up says so; one line; and it is looked for again."""
+    sampler = Nvidia(gpu_host)
+    nvml.fails["nvmlDeviceGetUtilizationRates"] = {0: 15}
+    found = read(sampler)
+    read(sampler)
+    assert (found["up", "GPU-00000000"], found["up", "GPU-00000001"]) == (0, 1)
+    assert math.isnan(found["power_watts", "GPU-00000000"])
+    assert found["power_watts", "GPU-00000001"] == pytest.approx(689.001)
+    assert len(caplog.records) == 1
+    nvml.fails.clear()
+    assert read(sampler)["up", "GPU-00000000"] == 1
+
+
+def test_what_a_card_does_not_support_is_not_asked_again(
+    gpu_host: Host, nvml: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A missing value, one line in the log, and no further call."""
+    sampler = Nvidia(gpu_host)
+    nvml.fails["nvmlDeviceGetPowerUsage"] = {0: 3, 1: 3}
+    found = read(sampler)
+    read(sampler)
+    assert math.isnan(found["power_watts", "GPU-00000000"])
+    assert nvml.calls.count("nvmlDeviceGetPowerUsage") == 2
+    assert len(caplog.records) == 2
+
+
+def test_no_call_of_the_tick_blocks(gpu_host: Host, nvml: Any) -> None:
+    """Calls known to take milliseconds are never made, in any sampler."""
+    samplers = [kind(gpu_host) for kind in (Nvidia, NvidiaGpm, NvidiaHealth)]
+    for sampler in samplers:
+        sampler.sample()
+    slow = {"nvmlDeviceGetPcieThroughput", "nvmlDeviceGetSamples", "nvmlDeviceGetViolationStatus"}
+    assert not slow & set(nvml.calls)
+    nvml.calls.clear()
+    samplers[0].sample()
+    assert len(nvml.calls) == 9 * nvml.count
+
+
+def test_activity_is_what_happened_between_two_samples(gpu_host: Host) -> None:
+    """The first reading has nothing to compare with: missing. Per cent become ratios."""
+    sampler = NvidiaGpm(gpu_host)
+    assert all(math.isnan(value) for value in read(sampler).values())
+    found = read(sampler)
+    assert found["tensor_activity_ratio", "GPU-00000000"] == pytest.approx(0.936)
+    assert found["nvlink_receive_bytes_per_second", "GPU-00000000"] == pytest.approx(93.6 * 2**20)
+
+
+def test_cards_without_a_performance_monitor_are_no_error(nvml: Any) -> None:
+    """Before Hopper there is none: absent."""
+    nvml.gpm = False
+    with pytest.raises(Absent):
+        NvidiaGpm(Host(nvml_library=nvml))
+
+
+def test_a_field_that_is_slow_here_is_left_out(gpu_host: Host, nvml: Any) -> None:
+    """NVML says how long each value took; after the first reading a slow one is not asked for again."""
+    nvml.latency_us[83] = 4_000
+    sampler = NvidiaHealth(gpu_host)
+    first, second = read(sampler), read(sampler)
+    assert first["energy_joules_total", "GPU-00000000"] == pytest.approx(83.0)
+    assert math.isnan(second["energy_joules_total", "GPU-00000000"])
+    assert second["pcie_receive_bytes_total", "GPU-00000000"] == 198_000
+
+
+def test_a_gpu_knows_its_rank(gpu_host: Host, nvml: Any) -> None:
+    """The job's process on a GPU names the rank that owns it; strangers are not named."""
+    gpu_host.ranks.put(RankProcess("j", 3, 8, 1, pid=4242, start_ticks=1))
+    nvml.processes[1] = [(4242, 5 << 30), (99, 1 << 30)]
+    found = read(NvidiaHealth(gpu_host))
+    assert found["rank_info", "GPU-00000001", "j", "3"] == 1
+    assert found["process_memory_used_bytes", "GPU-00000001", "j", "3"] == 5 << 30
+    assert gpu_host.gpu_of == {4242: "GPU-00000001"}
+
+
+def test_xid_errors_are_counted_by_number(gpu_host: Host, nvml: Any) -> None:
+    """Two of one kind and one of another, each read once and counted on."""
+    sampler = NvidiaHealth(gpu_host)
+    read(sampler)
+    nvml.xids += [(0, 79), (0, 79), (1, 63)]
+    found = read(sampler)
+    assert (found["xid_errors_total", "GPU-00000000", "79"], found["xid_errors_total", "GPU-00000001", "63"]) == (2, 1)
+    assert read(sampler)["xid_errors_total", "GPU-00000000", "79"] == 2
+
+
+def test_a_node_without_a_driver_has_no_gpus(tmp_path: Path) -> None:
+    """Absent, and nothing is imported for it."""
+    for kind in (Nvidia, NvidiaGpm, NvidiaHealth):
+        with pytest.raises(Absent):
+            kind(Host(dev=tmp_path))
+
+
+def test_a_gpu_that_does_not_say_who_it_is_is_left_out(nvml: Any) -> None:
+    """One dead card at start: the others are sampled."""
+    nvml.fails["nvmlDeviceGetUUID"] = {0: 15}
+    found = read(Nvidia(Host(nvml_library=nvml)))
+    assert {key[1] for key in found} == {"GPU-00000001"}
