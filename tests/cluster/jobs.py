@@ -1,0 +1,95 @@
+"""Real jobs under a real ``hindmost run``: what the tests here start them with, and how they look for leftovers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+TRAIN_MPI = str(ROOT / "examples" / "train_mpi.py")
+HINDMOST = [sys.executable, "-m", "hindmost"]
+MPIRUN = ["mpirun", "--bind-to", "none", "-np", "4", sys.executable]
+
+#: Ranks share the cores of whatever machine this is; waiting ones give way. Root is allowed: CI containers are root.
+MPI_ENVIRON = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
+
+
+def environ(**more: str) -> dict[str, str]:
+    """The environment of a user who works in this checkout."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    packages = ":".join(str(ROOT / package) for package in ("agent", "collector", "proto"))
+    return {**os.environ, **MPI_ENVIRON, "PATH": path, "PYTHONPATH": packages, **more}
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A ``hindmost run`` that has ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+    out: Path
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """Its report.json."""
+        found: dict[str, Any] = json.loads((self.out / "report.json").read_text())
+        return found
+
+    @property
+    def own_lines(self) -> list[str]:
+        """What hindmost itself said while the job ran."""
+        return [line for line in self.stderr.splitlines() if line.startswith("hindmost:")]
+
+
+def observe(out: Path, *command: str, options: tuple[str, ...] = (), seconds: float = 90, **more: str) -> Observed:
+    """``hindmost run --out OUT OPTIONS -- COMMAND`` to its end; nothing of it may be running afterwards."""
+    argv = [*HINDMOST, "run", "--out", str(out), "--job-id", job_of(out), *options, "--", *command]
+    done = subprocess.run(
+        argv,
+        env=environ(**more),
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    assert not wait_until_gone(job_of(out))
+    return Observed(done.returncode, done.stdout, done.stderr, out)
+
+
+def job_of(out: Path) -> str:
+    """A job id that no other test uses: what is left of a job is found by it."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", f"{out.parent.name}-{out.name}-{os.getpid()}").strip("-")[-60:].lstrip("-")
+
+
+def wait_until_gone(job: str, seconds: float = 20.0) -> dict[int, str]:
+    """The processes that belong to this job, by its id in their environment or arguments, once none should be left."""
+    deadline = time.monotonic() + seconds
+    while (left := _processes(job)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+def _processes(job: str) -> dict[int, str]:
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            command, environment = (entry / "cmdline").read_bytes(), (entry / "environ").read_bytes()
+        except OSError:  # it has ended meanwhile
+            continue
+        if int(entry.name) != os.getpid() and job.encode() in command + environment:
+            found[int(entry.name)] = command.replace(b"\0", b" ").decode(errors="replace")
+    return found

@@ -1,0 +1,113 @@
+"""However a job ends, its exit code is its own, what was recorded is reported, and nothing is left running."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.jobs import HINDMOST, MPIRUN, TRAIN_MPI, environ, job_of, observe, wait_until_gone
+
+pytestmark = pytest.mark.mpi
+
+STEPS = """
+import sys, time
+from mpi4py import MPI
+import numpy as np
+comm, ones, total = MPI.COMM_WORLD, np.ones(1000), np.zeros(1000)
+for step in range(1000):
+    if step == 3:
+        {fault}
+    time.sleep(0.01)
+    comm.Allreduce(ones, total)
+"""
+
+
+def script(tmp_path: Path, fault: str) -> str:
+    """A job of 1,000 steps to which ``fault`` happens at step 3."""
+    path = tmp_path / "job.py"
+    path.write_text(STEPS.format(fault=fault))
+    return str(path)
+
+
+def test_a_job_that_raises_at_step_3(out: Path, tmp_path: Path) -> None:
+    """An exception's exit code is kept, its traceback shown, and the run reported."""
+    run = observe(out, *MPIRUN, script(tmp_path, "if comm.rank == 1: comm.Abort(41)"))
+    assert run.returncode == 41
+    assert run.report["schema"] == "hindmost.report/1"
+
+
+def test_a_rank_that_is_killed_at_step_3(out: Path, tmp_path: Path) -> None:
+    """A rank that dies of SIGKILL takes the job with it, as without us, and the run is reported."""
+    job = script(tmp_path, "if comm.rank == 1: import os; os.kill(os.getpid(), 9)")
+    alone = subprocess.run([*MPIRUN, job], env=environ(), capture_output=True, timeout=60, check=False)
+    run = observe(out, *MPIRUN, job)
+    assert run.returncode == alone.returncode != 0
+    assert run.report["schema"] == "hindmost.report/1"
+
+
+def test_kill_9_of_hindmost_leaves_nothing(out: Path) -> None:
+    """Whoever kills hindmost ends the job, the agent and the collector, and no ring stays in shared memory."""
+    job = job_of(out)
+    argv = [*HINDMOST, "run", "--out", str(out), "--job-id", job, "--", *MPIRUN, TRAIN_MPI, "--steps", "100000"]
+    with subprocess.Popen(argv, env=environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert b"step" in process.stdout.readline()
+        process.kill()
+    assert wait_until_gone(job, 30) == {}
+    assert not (Path("/dev/shm") / f"hindmost-{os.getuid()}" / job).exists()
+    assert (out / "meta.json").exists()
+
+
+@pytest.mark.parametrize("keys", [b"\x03", b"\x03\x03"])
+def test_ctrl_c_reaches_the_job_first(out: Path, keys: bytes) -> None:
+    """Ctrl-C in a terminal ends the job as it does alone; once or twice, the summary still comes, and nothing stays."""
+    job = job_of(out)
+    argv = [*HINDMOST, "run", "--out", str(out), "--job-id", job, "--", *MPIRUN, TRAIN_MPI, "--steps", "100000"]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(sys.executable, argv, environ())  # noqa: S606 - this is the child, about to become hindmost
+    said = _read_until(terminal, b"step ")
+    for key in keys:
+        os.write(terminal, bytes([key]))
+        time.sleep(0.2)  # a person's fingers
+    said += _read_until(terminal, None)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    os.close(terminal)
+    assert status not in (0, 1)
+    assert (out / "report.json").exists(), said.decode(errors="replace")
+    assert wait_until_gone(job) == {}
+
+
+def test_sigterm_to_hindmost_ends_the_job(out: Path) -> None:
+    """A batch system's SIGTERM goes to the job, whose ending is then reported."""
+    job = job_of(out)
+    argv = [*HINDMOST, "run", "--out", str(out), "--job-id", job, "--", *MPIRUN, TRAIN_MPI, "--steps", "100000"]
+    with subprocess.Popen(argv, env=environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert "step" in process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        said = process.communicate(timeout=60)[1]
+    assert process.returncode != 0
+    assert (out / "report.json").exists(), said
+    assert wait_until_gone(job) == {}
+
+
+def _read_until(terminal: int, wanted: bytes | None) -> bytes:
+    """What the terminal shows until ``wanted`` appears, or until its end."""
+    shown = b""
+    while wanted is None or wanted not in shown:
+        try:
+            block = os.read(terminal, 65536)
+        except OSError:  # the other side is closed
+            return shown
+        if not block:
+            return shown
+        shown += block
+    return shown

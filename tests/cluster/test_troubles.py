@@ -1,0 +1,131 @@
+"""What is wrong around a job costs one clear line, never the job."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cluster.jobs import HINDMOST, MPIRUN, TRAIN_MPI, environ, observe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+JOB = (sys.executable, "-c", "print('trained'); raise SystemExit(5)")
+
+
+FILL = """
+import sys
+with open(sys.argv[1], "wb", buffering=0) as file:
+    try:
+        while True:
+            file.write(bytes(4096))
+    except OSError:
+        pass
+"""
+
+
+@contextmanager
+def mounted(where: Path, options: str) -> Iterator[Path]:
+    """A small file system of our own, where this user may mount one."""
+    where.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(where)], capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip(f"may not mount here: {done.stderr.decode().strip()}")
+    try:
+        yield where
+    finally:
+        subprocess.run(["umount", "-l", str(where)], check=True)
+
+
+def test_a_port_in_use(out: Path) -> None:
+    """A port that somebody else listens on is named; the job runs and keeps its exit code."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        run = observe(out, *JOB, options=("--listen", f"127.0.0.1:{port}"))
+    assert (run.returncode, run.stdout) == (5, "trained\n")
+    assert len(run.own_lines) == 1
+    assert str(port) in run.own_lines[0]
+    assert "in use" in run.own_lines[0]
+
+
+def test_a_read_only_directory(tmp_path: Path) -> None:
+    """A directory that cannot be written is named; the run is kept elsewhere and still reported."""
+    with mounted(tmp_path / "ro", "ro") as where:
+        run = observe(where / "run", *JOB, TMPDIR=str(tmp_path))
+    assert (run.returncode, run.stdout) == (5, "trained\n")
+    assert f"cannot record into {where / 'run'} (Read-only file system)" in run.own_lines[0]
+    assert any(tmp_path.glob("hindmost-*/report.json"))
+
+
+def test_a_full_directory(tmp_path: Path) -> None:
+    """A file system without room is named before the job starts; the run is kept elsewhere and still reported."""
+    with mounted(tmp_path / "full", "size=256k") as where:
+        run = observe(where / "run", *JOB, TMPDIR=str(tmp_path))
+    assert (run.returncode, run.stdout) == (5, "trained\n")
+    assert "No space left on device" in run.own_lines[0]
+    assert any(tmp_path.glob("hindmost-*/report.json"))
+
+
+@pytest.mark.mpi
+def test_a_directory_that_fills_up(tmp_path: Path) -> None:
+    """When the disk fills while the job runs, the job goes on, and what was recorded is still summed up."""
+    with mounted(tmp_path / "small", "size=2m") as where:
+        job = (
+            f'{sys.executable} -c "$FILL" {where}/filler; exec {" ".join(MPIRUN)} {TRAIN_MPI} --steps 300 --slow-rank 2'
+        )
+        run = observe(where / "run", "bash", "-c", job, FILL=FILL)
+        assert run.returncode == 0
+        assert "step   200  loss" in run.stdout
+        assert "rank 2" in run.stderr
+
+
+def test_a_job_without_a_rank(out: Path) -> None:
+    """A command in which no rank was seen is said to be that."""
+    run = observe(out, "sh", "-c", "exit 3")
+    assert run.returncode == 3
+    assert [verdict["kind"] for verdict in run.report["verdicts"]] == ["insufficient_data"]
+
+
+def test_hindmost_that_cannot_start(out: Path, tmp_path: Path) -> None:
+    """Where the collector cannot start, one line says why, and the job runs."""
+    (tmp_path / "grpc.py").write_text("raise ImportError('grpc is broken here')")
+    run = observe(out, *JOB, PYTHONPATH=f"{tmp_path}:{environ()['PYTHONPATH']}")
+    assert (run.returncode, run.stdout) == (5, "trained\n")
+    assert len(run.own_lines) == 1
+    assert "the job runs unobserved" in run.own_lines[0]
+
+
+def test_two_runs_do_not_mix(out: Path) -> None:
+    """A directory that holds a run is not written into again; the second run is kept elsewhere, and says where."""
+    first, second = observe(out, *JOB), observe(out, *JOB, TMPDIR=str(out.parent))
+    assert first.returncode == second.returncode == 5
+    assert "already holds a run" in second.own_lines[0]
+    assert any(out.parent.glob("hindmost-*/report.json"))
+
+
+@pytest.mark.parametrize("what", ["nothing there", "empty", "torn"])
+def test_reporting_a_directory_that_is_no_run(out: Path, what: str) -> None:
+    """A missing or empty directory is refused by name; a run with a torn segment is reported without it."""
+    if what == "torn":
+        observe(out, *JOB)
+        for segment in (out / "segments").rglob("*.parquet"):
+            segment.write_bytes(segment.read_bytes()[:40])
+        shutil.rmtree(out / "logs", ignore_errors=True)
+    elif what == "empty":
+        out.mkdir()
+    done = subprocess.run(
+        [*HINDMOST, "report", str(out)], env=environ(), capture_output=True, text=True, timeout=60, check=False
+    )
+    if what == "torn":
+        assert done.returncode == 0, done.stderr
+    else:
+        assert done.returncode == 2
+        assert str(out) in done.stderr
+        assert done.stderr.count("\n") == 1
