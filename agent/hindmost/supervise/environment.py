@@ -33,6 +33,8 @@ def variables(
     }
     if "pmpi" in native:
         found["LD_PRELOAD"] = in_front(str(native["pmpi"]), environ.get("LD_PRELOAD", ""), ":")
+    else:
+        found["HINDMOST_MPI"] = "python"
     if "nccl" in native and not environ.get("NCCL_PROFILER_PLUGIN"):
         found["NCCL_PROFILER_PLUGIN"] = str(native["nccl"])
     carried = ("HINDMOST_RING_CAPACITY", "HINDMOST_PROBE")

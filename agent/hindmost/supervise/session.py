@@ -112,16 +112,8 @@ def _collector(
     wish: Wish, launcher: Launcher, job: str, directory: Path, environ: Mapping[str, str], started: list[Daemon]
 ) -> tuple[Daemon, dict[str, str]]:
     host = place.address(launcher.remote_hosts(wish.command, environ))
-    arguments = [
-        "--listen",
-        f"{host}:0",
-        "--out",
-        str(directory),
-        "--job-id",
-        job,
-        "--command",
-        shlex.join(wish.command),
-    ]
+    arguments = ["--listen", f"{host}:0", "--out", str(directory), "--job-id", job]
+    arguments += ["--command", shlex.join(wish.command), "--launcher", launcher.NAME]
     if wish.live:
         arguments += ["--http", wish.listen or f"{place.LOOPBACK}:0"]
     daemon = Daemon("collector", [*arguments, "--hold"], environ, directory / "logs" / "collector.log")
