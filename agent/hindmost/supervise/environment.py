@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hindmost
-from hindmost.errors import HindmostError
+from hindmost.native import build
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+#: What is lost without each of the C parts.
+MISSING = {"pmpi": "MPI calls are timed from Python only", "nccl": "NCCL's collectives are not seen"}
 
 INJECT = Path(hindmost.__file__).parent / "inject"
 
@@ -47,16 +49,18 @@ def in_front(ours: str, theirs: str, separator: str) -> str:
     return separator.join([ours, *rest])
 
 
-def native_libraries(kinds: Iterable[str]) -> tuple[dict[str, Path], list[str]]:
-    """The C parts that this job can use, built at first use; and a sentence for each that cannot be had."""
+def native_libraries(
+    kinds: Iterable[str], environ: Mapping[str, str], program: Path
+) -> tuple[dict[str, Path], list[str]]:
+    """The C parts that this job can use, built at first use; and a sentence for each that cannot be had.
+
+    ``program`` is the launcher: which MPI it belongs to decides what the shim wraps.
+    """
     found: dict[str, Path] = {}
-    notes = [note for kind in kinds if (note := _native(kind, found))]
+    notes: list[str] = []
+    for kind in kinds:
+        try:
+            found[kind] = build.library(kind, environ, program)
+        except build.BuildError as error:  # noqa: PERF203 - two rounds
+            notes.append(f"{MISSING[kind]}: {error}")
     return found, notes
-
-
-def _native(kind: str, found: dict[str, Path]) -> str | None:
-    try:
-        found[kind] = importlib.import_module("hindmost.native.build").library(kind)
-    except (HindmostError, ImportError) as error:
-        return str(error)
-    return None

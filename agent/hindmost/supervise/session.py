@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hindmost.errors import HindmostError
-from hindmost.supervise import environment, place
+from hindmost.supervise import environment, foreground, place
 from hindmost.supervise.daemon import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
     from hindmost.launchers import Launcher
 
@@ -65,7 +65,8 @@ class Session:
                 daemon.kill()
             place.remove_rings(rings)
             raise
-        native, notes = environment.native_libraries(launcher.NATIVE)
+        program = Path(foreground.find(wish.command[0], environ))
+        native, notes = environment.native_libraries(launcher.NATIVE, environ, program)
         for sentence in notes:
             say(sentence)
         ours = environment.variables(

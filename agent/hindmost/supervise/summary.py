@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import shutil
@@ -22,7 +21,8 @@ def show(directory: Path, said: str) -> None:
     if report is None:
         sys.stderr.write(f"hindmost: no report was made; see {directory / 'logs'} and hindmost report {directory}\n")
         return
-    text = importlib.import_module("hindmost_collector.report.text")
+    from hindmost_collector.report import text
+
     terminal = sys.stderr.isatty()
     width = min(shutil.get_terminal_size().columns, WIDEST) if terminal else PLAIN_WIDTH
     color = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
