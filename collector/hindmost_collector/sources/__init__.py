@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Protocol
 
 from hindmost.errors import UsageError
 
-from hindmost_collector.sources import flight_recorder, inspector, nvml_csv, profiler_csv, pyspy_dump, steps_jsonl
+from hindmost_collector.sources import (
+    flight_recorder,
+    horovod_timeline,
+    inspector,
+    kineto,
+    nvml_csv,
+    profiler_csv,
+    pyspy_dump,
+    steps_jsonl,
+    straggler_analysis,
+)
 from hindmost_collector.sources.combine import combine
 from hindmost_collector.sources.files import Sample, sample, unpacked, walk
 
@@ -35,7 +45,17 @@ class Format(Protocol):
 
 
 #: In the order in which they are believed: an earlier one's table wins over a later one's.
-FORMATS: tuple[Format, ...] = (profiler_csv, inspector, flight_recorder, steps_jsonl, nvml_csv, pyspy_dump)
+FORMATS: tuple[Format, ...] = (
+    profiler_csv,
+    kineto,
+    inspector,
+    straggler_analysis,
+    horovod_timeline,
+    flight_recorder,
+    steps_jsonl,
+    nvml_csv,
+    pyspy_dump,
+)
 
 
 def load(path: Path | str) -> Run:

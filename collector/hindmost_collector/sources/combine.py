@@ -27,6 +27,7 @@ def combine(path: Path, runs: Sequence[Run]) -> Run:
     world = next((run.communicators for run in runs if has_rows(run, "communicators")), None)
     runs = [_in_the_communicators_of(world, run) for run in runs]
     chosen = {name: next((run.tables()[name] for run in runs if has_rows(run, name)), None) for name in _ONE_SOURCE}
+    chosen["steps"] = max((run.steps for run in runs), key=rows)  # a profiler sees a few steps of those that a log has
     added = {name: concatenate(name, [run.tables()[name] for run in runs]) for name in _ADDED_UP}
     ranks = _ranks(runs)
     notes = [note for run in runs for note in run.notes]

@@ -31,8 +31,12 @@ SAMPLE_BYTES = 64 * 1024
 MAX_LINE_BYTES = 4 * 1024 * 1024
 MAX_FILES = 100_000
 MAX_DEPTH = 6
-#: What an archive may unpack to, and a gzip file may inflate to: a profiler trace of an hour is about 2 GiB.
+#: What an archive may unpack to: a folder of an hour's profiler traces is about 5 GiB.
 MAX_UNPACKED_BYTES = 16 * 1024**3
+#: What a gzip file may inflate to, in multiples of its size: traces reach 20 to 40, a bomb 1,000.
+MAX_INFLATION = 200
+#: … and below which size nobody asks.
+SMALL_BYTES = 64 * 1024**2
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2")
 _GZIP = b"\x1f\x8b"
 _CHUNK = 1024 * 1024
@@ -104,7 +108,7 @@ class _Bounded(io.RawIOBase):
             raise UsageError(f"{self._path}: damaged or cut short ({error}); copy it again") from error
         self._left -= len(data)
         if self._left < 0:
-            raise UsageError(f"{self._path}: inflates to more than {MAX_UNPACKED_BYTES >> 30} GiB; not read")
+            raise UsageError(f"{self._path}: inflates to more than {MAX_INFLATION} times its size; not read")
         buffer[: len(data)] = data
         return len(data)
 
@@ -114,14 +118,15 @@ class _Bounded(io.RawIOBase):
 
 
 def open_bytes(path: Path) -> IO[bytes]:
-    """A file for reading, decompressed where it is gzip, within :data:`MAX_UNPACKED_BYTES`."""
+    """A file for reading, decompressed where it is gzip, within :data:`MAX_INFLATION`."""
     raw = path.open("rb")
     if raw.read(2) != _GZIP:
         raw.seek(0)
         return raw
     raw.close()
+    limit = max(SMALL_BYTES, MAX_INFLATION * path.stat().st_size)
     inflated = gzip.open(path, "rb")  # noqa: SIM115 - closed by the reader around it
-    return io.BufferedReader(_Bounded(inflated, path, MAX_UNPACKED_BYTES), _CHUNK)
+    return io.BufferedReader(_Bounded(inflated, path, limit), _CHUNK)
 
 
 def lines(path: Path) -> Iterator[bytes]:

@@ -6,13 +6,12 @@ through first, and refused if it holds any instruction but those that build such
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import pickle
 import pickletools
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from hindmost.errors import UsageError
 from hindmost_collector.model import NONBLOCKING, Job, Run, Table
 from hindmost_collector.sources.columns import concatenate, table
 from hindmost_collector.sources.operations import operation
+from hindmost_collector.sources.process_groups import ITEM_BYTES, ProcessGroup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,21 +47,6 @@ _PLAIN = frozenset(
     )
     for name in names
 )
-_ITEM_BYTES = {
-    **dict.fromkeys(("Float", "Int"), 4),
-    **dict.fromkeys(("Double", "Long", "ComplexFloat"), 8),
-    **dict.fromkeys(("Half", "BFloat16", "Short"), 2),
-    **dict.fromkeys(("Byte", "Char", "Bool", "Float8_e4m3fn", "Float8_e5m2"), 1),
-}
-
-
-@dataclass(frozen=True)
-class _Group:
-    """A process group: its identity here, alike on all members, and who is in it."""
-
-    comm: int
-    name: str
-    ranks: tuple[int, ...] = field(default=())
 
 
 @dataclass(frozen=True)
@@ -69,7 +54,7 @@ class _Dump:
     path: Path
     rank: int
     entries: list[dict[str, Any]]
-    groups: dict[str, _Group]
+    groups: dict[str, ProcessGroup]
 
 
 def recognises(sample: Sample) -> bool:
@@ -129,25 +114,15 @@ def plain_pickle(data: bytes) -> Any:
     return pickle.loads(data)  # noqa: S301 - looked through above: nothing in it can name or call anything
 
 
-def _groups(config: dict[Any, Any]) -> dict[str, _Group]:
-    groups = {}
-    for name, one in config.items():
-        listed = one.get("ranks", "") if isinstance(one, dict) else ""
-        ranks = tuple(
-            int(number) for number in re.findall(r"\d{1,9}", listed if isinstance(listed, str) else str(listed))
-        )
-        groups[str(name)] = _Group(_identity(str(name), ranks), str(one.get("desc", "")) if one else "", ranks)
-    return groups
+def _groups(config: dict[Any, Any]) -> dict[str, ProcessGroup]:
+    known = {str(name): one for name, one in config.items() if isinstance(one, dict)}
+    return {n: ProcessGroup.named(n, one.get("ranks"), str(one.get("desc", ""))) for n, one in known.items()}
 
 
-def _identity(name: str, ranks: tuple[int, ...]) -> int:
-    return int.from_bytes(hashlib.blake2b(f"{name} {ranks}".encode(), digest_size=8).digest(), "little")
-
-
-def _group(dump: _Dump, entry: dict[str, Any]) -> _Group:
+def _group(dump: _Dump, entry: dict[str, Any]) -> ProcessGroup:
     group = entry.get("process_group")
     name = str(group[0]) if isinstance(group, list | tuple) and group else str(entry.get("pg_name", ""))
-    return dump.groups.get(name) or _Group(_identity(name, ()), name)
+    return dump.groups.get(name) or ProcessGroup.named(name, ())
 
 
 def _number(entry: dict[str, Any], key: str) -> int:
@@ -170,7 +145,7 @@ def _bytes(entry: dict[str, Any]) -> int:
     if not isinstance(sizes, list) or not isinstance(kinds, list) or len(sizes) != len(kinds):
         return -1
     try:
-        return sum(math.prod(size) * _ITEM_BYTES[kind] for size, kind in zip(sizes, kinds, strict=True))
+        return sum(math.prod(size) * ITEM_BYTES[kind] for size, kind in zip(sizes, kinds, strict=True))
     except (TypeError, KeyError):
         return -1
 

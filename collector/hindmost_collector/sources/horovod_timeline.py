@@ -1,0 +1,128 @@
+"""Horovod timelines: a Chrome-trace array written by rank 0, one row of it a tensor.
+
+``NEGOTIATE_…`` phases hold a mark a rank, named by it, at which that rank had the tensor ready; they end when the last
+one had. Times are us from the start of the timeline; the operations that follow are rank 0's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from hindmost.errors import UsageError
+
+from hindmost_collector.model import Job, Run, Table
+from hindmost_collector.sources.columns import table
+from hindmost_collector.sources.json_stream import events
+from hindmost_collector.sources.operations import operation
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from hindmost_collector.sources.files import Sample
+
+NAME = "Horovod timelines"
+
+MAX_OPERATIONS = 2_000_000
+_NEGOTIATE = "NEGOTIATE_"
+
+
+def recognises(sample: Sample) -> bool:
+    """Whether it is an array of trace events with Horovod's phases near its begin."""
+    words = (b"NEGOTIATE_ALL", b"NEGOTIATE_BROADCAST", b"NEGOTIATE_REDUCESCATTER", b"HOROVOD")
+    return sample.head.lstrip()[:1] == b"[" and any(word in sample.head for word in words)
+
+
+@dataclass
+class _Tensor:
+    """One tensor's open negotiation: its operation, when it began, and when each rank was ready."""
+
+    op: str = ""
+    since: float = 0.0
+    ready: dict[int, float] = field(default_factory=dict)
+    depth: int = 0
+    times: int = 0
+
+
+@dataclass
+class _Timeline:
+    tensors: dict[Any, _Tensor] = field(default_factory=dict)
+    #: rank, op, start us, end us, number of this operation, which time for its tensor
+    rows: list[tuple[int, str, float, float, int, int]] = field(default_factory=list)
+    operations: int = 0
+    negotiated: int = 0
+
+
+def load(files: Sequence[Path]) -> Run:
+    """Who was ready when, of every negotiation that the timeline shows."""
+    if len(files) > 1:
+        raise UsageError(f"{files[0].parent}: {len(files)} {NAME}; name the file of one job")
+    timeline, beside = _Timeline(), dict[str, Any]()
+    for event in events(files[0], beside):
+        if isinstance(event.get("ts"), int | float) and len(timeline.rows) < MAX_OPERATIONS:
+            _take(timeline, event, float(event["ts"]))
+    if not timeline.rows:
+        raise UsageError(f"{files[0]}: a Horovod timeline without one negotiation: nobody can be told apart")
+    size = max(row[0] for row in timeline.rows) + 1
+    comm = int.from_bytes(hashlib.blake2b(b"horovod", digest_size=8).digest(), "little")
+    return Run(
+        job=Job(id="", world_size=size, source=NAME),
+        ranks=table("ranks", rank=np.arange(size), world_size=size, framework="horovod"),
+        collectives=_collectives(timeline, comm),
+        communicators=table("communicators", comm=comm, rank=np.arange(size), rank_in=np.arange(size), size=size),
+        notes=_notes(timeline, "torn" in beside),
+    )
+
+
+def _take(timeline: _Timeline, event: dict[str, Any], at: float) -> None:
+    tensor = timeline.tensors.setdefault(event.get("pid"), _Tensor())
+    kind, name = event.get("ph"), str(event.get("name", ""))
+    if kind == "B":
+        tensor.depth += 1
+        if tensor.depth == 1:
+            tensor.op, tensor.since, tensor.ready = name, at, {}
+            timeline.operations += not name.startswith(_NEGOTIATE)
+    elif kind in ("X", "i", "I") and name.isdecimal() and len(name) < 8:
+        tensor.ready.setdefault(int(name), at)
+    elif kind == "E" and tensor.depth:
+        tensor.depth -= 1
+        if tensor.depth == 0 and tensor.op.startswith(_NEGOTIATE) and tensor.ready:
+            _negotiated(timeline, tensor, at)
+
+
+def _negotiated(timeline: _Timeline, tensor: _Tensor, at: float) -> None:
+    """The negotiation ended when the last rank was ready: until then the others waited."""
+    op = operation(tensor.op.removeprefix(_NEGOTIATE))
+    rows = [(rank, op, ready, at, timeline.negotiated, tensor.times) for rank, ready in tensor.ready.items()]
+    timeline.rows += sorted(rows)
+    timeline.negotiated += 1
+    tensor.times += 1
+
+
+def _collectives(timeline: _Timeline, comm: int) -> Table:
+    rank, op, start, end, seq, time = (np.array(column) for column in zip(*timeline.rows, strict=True))
+    return table(
+        "collectives",
+        rank=rank,
+        comm=np.full(len(rank), comm, dtype=np.uint64),
+        seq=seq,
+        op=op,
+        start_ns=np.rint(start * 1000),
+        duration_ns=np.rint(np.maximum(end - start, 0) * 1000),
+        step=time,
+    )
+
+
+def _notes(timeline: _Timeline, torn: bool) -> tuple[str, ...]:
+    notes = ["A Horovod timeline is rank 0's: of other ranks it holds when each was ready, nothing else."]
+    if timeline.negotiated < timeline.operations:
+        shown = f"{timeline.negotiated} of {timeline.operations}"
+        notes.append(f"Only {shown} operations show who was ready when; HOROVOD_CACHE_CAPACITY=0 shows all.")
+    if torn:
+        notes.append("The timeline was cut off, read up to there.")
+    if len(timeline.rows) >= MAX_OPERATIONS:
+        notes.append(f"Only the first {MAX_OPERATIONS:,} rows were read.")
+    return tuple(notes)

@@ -1,0 +1,141 @@
+"""Chrome traces read one event at a time: what has been read is forgotten, whatever the size of the file."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from typing import IO, TYPE_CHECKING, Any
+
+from hindmost.errors import UsageError
+
+from hindmost_collector.sources.files import open_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_CHUNK = 1 << 20
+#: No event, and nothing beside the events, is longer.
+MAX_VALUE_CHARACTERS = 8 << 20
+_BLANK = " \t\r\n"
+
+
+def events(path: Path, beside: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The events of a Chrome trace: an object with ``traceEvents``, or an array.
+
+    Everything else in the object is put into ``beside`` as it is met. A trace that was cut off gives what it has, and
+    ``beside["torn"]`` is true. Raises :class:`UsageError` for what is no trace.
+    """
+    with open_bytes(path) as stream:
+        scanner = _Scanner(path, stream)
+        if scanner.take() == "[":
+            yield from _array(scanner, beside)
+        else:
+            yield from _object(scanner, beside)
+
+
+def _object(scanner: _Scanner, beside: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    while scanner.peek() != "}":
+        key = scanner.whole()
+        if key is not None and scanner.peek() and scanner.take() != ":":
+            raise scanner.error("is not JSON")
+        if key == "traceEvents" and scanner.peek() == "[":
+            scanner.take()
+            yield from _array(scanner, beside)
+        elif key is not None:
+            beside[str(key)] = scanner.whole()
+        if not scanner.peek():
+            beside["torn"] = True
+            return
+        if scanner.peek() == ",":
+            scanner.take()
+
+
+def _array(scanner: _Scanner, beside: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    while (mark := scanner.peek()) != "]":
+        if mark == ",":
+            scanner.take()
+            continue
+        value = scanner.whole()
+        if value is None:
+            beside["torn"] = True
+            return
+        if isinstance(value, dict):
+            yield value
+    scanner.take()
+
+
+class _Scanner:
+    """A window on the text that moves on; :meth:`whole` decodes one JSON value at its front."""
+
+    def __init__(self, path: Path, stream: IO[bytes]) -> None:
+        self._path, self._stream = path, stream
+        self._text, self._at, self._ended = "", 0, False
+        self._decoder = json.JSONDecoder()
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def error(self, what: str) -> UsageError:
+        return UsageError(f"{self._path}: {what}; not a Chrome trace")
+
+    def _more(self) -> bool:
+        """Read on; false at the end of the file."""
+        if self._ended:
+            return False
+        data = self._stream.read(_CHUNK)
+        self._ended = not data
+        self._text = self._text[self._at :] + self._utf8.decode(data, final=self._ended)
+        self._at = 0
+        return not self._ended
+
+    def peek(self) -> str:
+        """The next character that is not blank; empty at the end."""
+        blanks = 0
+        while True:
+            while self._at < len(self._text) and self._text[self._at] in _BLANK:
+                self._at += 1
+                blanks += 1
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if blanks > _CHUNK:
+                raise self.error("holds nothing but blanks")
+            if not self._more():
+                return ""
+
+    def take(self) -> str:
+        mark = self.peek()
+        self._at += 1
+        return mark
+
+    def whole(self) -> Any:
+        """The next value; None where the file ends within it."""
+        if not self.peek():
+            return None
+        try:
+            return self._value()
+        except UsageError:
+            if self._ended and len(self._text) - self._at < MAX_VALUE_CHARACTERS:
+                self._at = len(self._text)
+                return None
+            raise
+
+    def _value(self) -> Any:
+        """Decode the next value, reading on until it is whole."""
+        self.peek()
+        while True:
+            found = self._decode()
+            if found is not None and (found[1] < len(self._text) or self._ended):
+                self._at = found[1]
+                return found[0]
+            if found is None and len(self._text) - self._at > MAX_VALUE_CHARACTERS:
+                raise self.error(f"is not JSON, or holds one value of more than {MAX_VALUE_CHARACTERS >> 20} MiB")
+            if not self._more() and found is None:
+                raise self.error("is not JSON")
+
+    def _decode(self) -> tuple[Any, int] | None:
+        """The value at the front and where it ends; None where it is not whole. A number at the end may go on."""
+        try:
+            return self._decoder.raw_decode(self._text, self._at)
+        except json.JSONDecodeError:
+            return None
+        except (RecursionError, ValueError) as error:
+            raise self.error("is nested too deeply or holds a number too long") from error

@@ -1,0 +1,185 @@
+"""Chrome traces: the PyTorch profiler's, one a rank, and Horovod's timeline."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hindmost.errors import UsageError
+from hindmost_collector.sources import files, load
+from hindmost_collector.sources.json_stream import MAX_VALUE_CHARACTERS, events
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BASE_NS = 1_790_857_026_000_000_000
+KERNEL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def _complete(kind: str, name: str, at: float, took: float, **args: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": kind, "name": name, "pid": 1, "tid": 1, "ts": at, "dur": took, "args": args}
+
+
+def _trace(rank: int, earlier: int = 0) -> dict[str, Any]:
+    """Steps 7 and 8 of 1 ms with two all-reduces each; ``earlier`` kernels were launched before the profiler began."""
+    happened = [_complete("kernel", KERNEL, 10.0 + i, 1.0, correlation=900 + i) for i in range(earlier)]
+    for step in (7, 8):
+        begin = (step - 7) * 1000.0
+        happened += [
+            _complete("user_annotation", f"ProfilerStep#{step}", begin, 900.0),
+            _complete("gpu_user_annotation", "DistributedDataParallel.forward", begin + 100, 200.0),
+            _complete("gpu_user_annotation", "Optimizer.step#AdamW.step", begin + 700, 50.0),
+            _complete("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", begin + 20, 30.0),
+        ]
+        for i in range(2):
+            correlation = step * 10 + i
+            happened += [
+                _complete("kernel", KERNEL, begin + 950 + 200 * i, 5.0 + rank, correlation=correlation),
+                _complete("cuda_driver", "cuLaunchKernelEx", begin + 400 + i, 2.0, correlation=correlation),
+            ]
+    info = {"rank": rank, "world_size": 2, "pg_config": [{"pg_name": "0", "ranks": [0, 1]}]}
+    return {"schemaVersion": 1, "distributedInfo": info, "baseTimeNanoseconds": BASE_NS, "traceEvents": happened}
+
+
+def _write(folder: Path, name: str, trace: Any) -> Path:
+    (folder / name).write_bytes(gzip.compress(json.dumps(trace).encode()))
+    return folder / name
+
+
+def test_nccl_kernels_are_collectives_of_the_step_that_launched_them(tmp_path: Path) -> None:
+    """The kernel may run in a later step; both ranks number it alike though one trace began earlier."""
+    _write(tmp_path, "a.json.gz", _trace(0, earlier=3))
+    _write(tmp_path, "b.json.gz", _trace(1))
+    run = load(tmp_path)
+    for rank, took in ((0, 5000), (1, 6000)):
+        mine = run.collectives["rank"] == rank
+        assert run.collectives["step"][mine].tolist() == [7, 7, 8, 8]
+        assert run.collectives["duration_ns"][mine].tolist() == [took] * 4
+        assert run.collectives["seq"][mine].tolist() == run.collectives["seq"][:4].tolist()
+    assert run.collectives["start_ns"][0] == BASE_NS + 950_000
+    assert run.communicators["size"].tolist() == [2, 2]
+    assert run.job.world_size == 2
+
+
+def test_marked_phases_are_read_and_others_are_absent(tmp_path: Path) -> None:
+    """Forward and optimizer are marked on the GPU, backward lies between, input is not marked."""
+    _write(tmp_path, "a.json.gz", _trace(0))
+    steps = load(tmp_path).steps
+    assert steps["duration_ns"].tolist() == [1_000_000, 900_000]
+    assert steps["gpu_forward_ns"].tolist() == [200_000] * 2
+    assert steps["gpu_backward_ns"].tolist() == [400_000] * 2
+    assert steps["gpu_optimizer_ns"].tolist() == [50_000] * 2
+    assert steps["h2d_ns"].tolist() == [30_000] * 2
+    assert steps["input_ns"].tolist() == [-1, -1]
+
+
+def test_process_groups_and_sizes_of_newer_traces_are_read(tmp_path: Path) -> None:
+    """A kernel that names its process group, element type and count belongs to that group."""
+    trace = _trace(0)
+    more = {"Process Group Name": "5", "Process Group Ranks": "[0, 2]", "In msg nelems": 8, "dtype": "BFloat16"}
+    for event in trace["traceEvents"]:
+        if event["cat"] == "kernel":
+            event["args"] |= more
+    _write(tmp_path, "a.json.gz", trace)
+    run = load(tmp_path)
+    assert set(run.collectives["bytes"].tolist()) == {16}
+    sizes = dict(zip(run.communicators["comm"].tolist(), run.communicators["size"].tolist(), strict=True))
+    assert [sizes[comm] for comm in set(run.collectives["comm"].tolist())] == [2]
+
+
+def test_a_trace_cut_off_gives_what_it_has(tmp_path: Path) -> None:
+    """A profiler that was killed leaves half an event; the steps before it count, and a note says so."""
+    text = json.dumps(_trace(0))
+    (tmp_path / "trace.0.json").write_text(text[: text.rindex("cuLaunchKernelEx")])
+    run = load(tmp_path)
+    assert run.collectives["step"].tolist() == [7, 7, 8]
+    assert any("cut off" in note for note in run.notes)
+
+
+def test_two_traces_of_one_rank_are_refused(tmp_path: Path) -> None:
+    """Two jobs in one folder are not one run."""
+    for name in ("a.json.gz", "b.json.gz"):
+        _write(tmp_path, name, _trace(0))
+    with pytest.raises(UsageError, match=r"two .* of one rank"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ('{"schemaVersion": 1, "traceEvents": [' + "[" * 200_000, "nested too deeply"),
+        ('{"schemaVersion": 1, "traceEvents": [] "x" 5}', "is not JSON"),
+        (
+            '{"schemaVersion": 1, "traceEvents": [{"a": "' + "a" * (MAX_VALUE_CHARACTERS + (3 << 20)),
+            "one value of more",
+        ),
+        ('{"schemaVersion": 1, "traceEvents": [' + " " * (3 << 20), "nothing but blanks"),
+    ],
+    ids=["deep", "no JSON", "one long value", "blanks"],
+)
+def test_a_hostile_trace_ends_in_one_line(tmp_path: Path, content: str, complaint: str) -> None:
+    """Whatever is wrong with it, the file is named and nothing is read into memory whole."""
+    (tmp_path / "trace.0.json").write_text(content)
+    with pytest.raises(UsageError, match=complaint) as caught:
+        load(tmp_path)
+    assert "trace.0.json" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_gzip_bomb_is_refused_by_its_ratio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that inflates many hundredfold is no trace: reading stops at the greatest ratio that traces reach."""
+    monkeypatch.setattr(files, "SMALL_BYTES", 1 << 20)
+    bomb = b'{"schemaVersion": 1, "traceEvents": [' + b" " * 900_000 + b'{"ph": "M"},' * 100_000
+    (tmp_path / "trace.0.json.gz").write_bytes(gzip.compress(bomb, 9))
+    with pytest.raises(UsageError, match="times its size"):
+        load(tmp_path)
+
+
+def test_events_come_one_by_one_across_the_window(tmp_path: Path) -> None:
+    """Whatever an event's length, none is lost or doubled where the window ends."""
+    wanted = [{"ph": "X", "ts": i, "pad": "é" * (i * 37 % 4000)} for i in range(2500)]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(wanted, ensure_ascii=False))
+    beside: dict[str, Any] = {}
+    assert list(events(path, beside)) == wanted
+    assert not beside
+
+
+def _horovod(folder: Path, late: int) -> Path:
+    happened: list[dict[str, Any]] = [{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "grad"}}]
+    for step in range(3):
+        at = step * 1000
+        happened.append({"ph": "B", "name": "NEGOTIATE_ALLREDUCE", "ts": at, "pid": 1})
+        ready = {rank: at + (400 if rank == late else 10) for rank in range(3)}
+        happened += [{"ph": "X", "name": str(rank), "ts": when, "dur": 0, "pid": 1} for rank, when in ready.items()]
+        happened += [
+            {"ph": "E", "ts": at + 410, "pid": 1},
+            {"ph": "B", "name": "ALLREDUCE", "ts": at + 420, "pid": 1},
+            {"ph": "B", "name": "MPI_ALLREDUCE", "ts": at + 430, "pid": 1},
+            {"ph": "E", "ts": at + 480, "pid": 1},
+            {"ph": "E", "ts": at + 490, "pid": 1},
+        ]
+    text = json.dumps(happened)
+    (folder / "timeline.json").write_text(text)
+    return folder / "timeline.json"
+
+
+def test_a_horovod_timeline_says_who_was_ready_last(tmp_path: Path) -> None:
+    """From being ready until the negotiation's end a rank waited; the last one waited least."""
+    run = load(_horovod(tmp_path, late=2))
+    waited = {rank: set(run.collectives["duration_ns"][run.collectives["rank"] == rank].tolist()) for rank in range(3)}
+    assert waited == {0: {400_000}, 1: {400_000}, 2: {10_000}}
+    assert run.collectives["step"].tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert run.collectives["op"][0] == "all_reduce"
+    assert any("rank 0's" in note for note in run.notes)
+
+
+def test_an_unfinished_timeline_is_read_to_where_it_ends(tmp_path: Path) -> None:
+    """Horovod closes the array at a clean exit only."""
+    path = _horovod(tmp_path, late=0)
+    path.write_text(path.read_text()[:-30])
+    run = load(path)
+    assert run.job.world_size == 3
+    assert any("cut off" in note for note in run.notes)

@@ -1,0 +1,63 @@
+"""Parquet traces of pipeline operations become a graph's operations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hindmost.errors import UsageError
+from hindmost_collector.sources import load
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _trace(folder: Path, name: str = "XY") -> Path:
+    rows = [
+        {"dp_rank": dp, "stage": stage, "rank": 2 * (dp * 2 + stage), "step": step, "optype": "forward-compute"}
+        | {"start_ts": 0.5 * stage, "duration": 0.25, "seq_id": 0, "mc": 0, "mb_id": 3}
+        for dp in range(2)
+        for stage in range(2)
+        for step in (10, 20)
+    ]
+    path = folder / f"trace-{name}.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    (folder / f"meta-{name}.yaml").write_text("trial_name: XY\ntp_size: 2\nworld_size: 8\n")
+    return path
+
+
+def test_operations_keep_their_place_in_the_pipeline(tmp_path: Path) -> None:
+    """Stage, replica, micro-batch and order survive; a worker is named by its group's first rank."""
+    run = load(_trace(tmp_path))
+    assert run.job.id == "XY"
+    assert run.job.world_size == 8
+    assert run.ranks["rank"].tolist() == [0, 2, 4, 6]
+    assert run.operations["stage"].tolist() == [0, 0, 1, 1] * 2
+    assert set(run.operations["micro_batch"].tolist()) == {3}
+    assert any("tensor-parallel group of 2" in note for note in run.notes)
+
+
+def test_steps_lie_end_to_end_on_one_clock(tmp_path: Path) -> None:
+    """The file counts every step from its own begin; the run's clock goes on."""
+    run = load(_trace(tmp_path))
+    last = run.operations["rank"] == 2
+    assert run.operations["start_ns"][last].tolist() == [500_000_000, 1_250_000_000]
+    assert (run.operations["duration_ns"] == 250_000_000).all()
+
+
+def test_two_traces_in_a_folder_are_two_jobs(tmp_path: Path) -> None:
+    """They are never mixed: the error asks for one."""
+    _trace(tmp_path, "XY")
+    _trace(tmp_path, "ZZ")
+    with pytest.raises(UsageError, match="name one of them"):
+        load(tmp_path)
+
+
+def test_a_torn_file_is_not_taken_for_anything(tmp_path: Path) -> None:
+    """Parquet without its footer cannot be read; the error says what was found."""
+    path = _trace(tmp_path)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(UsageError, match=r"trace-XY\.parquet starts with 'PAR1"):
+        load(path)
