@@ -14,6 +14,7 @@ from hindmost.errors import UsageError
 
 from hindmost_collector.sources import (
     flight_recorder,
+    hindmost_run,
     horovod_timeline,
     inspector,
     kineto,
@@ -72,6 +73,9 @@ def load(path: Path | str) -> Run:
 
 
 def _load(path: Path, folder: Path) -> Run:
+    own = hindmost_run.find(folder)
+    if own is not None:
+        return hindmost_run.load(own)
     files = walk(folder)
     found: dict[str, list[Path]] = {form.NAME: [] for form in FORMATS}
     strangers: list[Sample] = []
@@ -88,7 +92,7 @@ def _load(path: Path, folder: Path) -> Run:
 
 
 def _nothing_understood(path: Path, strangers: list[Sample]) -> str:
-    understood = "hindmost runs, " + ", ".join(form.NAME for form in FORMATS)
+    understood = ", ".join([hindmost_run.NAME, *(form.NAME for form in FORMATS)])
     if not strangers:
         return f"{path}: an empty folder; understood are {understood}"
     if all(head.size == 0 for head in strangers):

@@ -34,7 +34,10 @@ def combine(path: Path, runs: Sequence[Run]) -> Run:
     if chosen["collectives"] is not None and (chosen["collectives"]["duration_ns"] < 0).all():
         notes.append("Nothing here says how long collectives took: who waits for whom cannot be told.")
     if chosen["collectives"] is not None:
-        chosen["collectives"] = with_what_others_saw(chosen["collectives"], [run.collectives for run in runs])
+        operations = with_what_others_saw(chosen["collectives"], [run.collectives for run in runs])
+        if "elements" in operations:
+            notes.append("Sizes are element counts, not bytes: the recording does not say what an element is.")
+        chosen["collectives"] = operations
     run = Run(
         job=_job(path, runs, ranks),
         ranks=ranks,

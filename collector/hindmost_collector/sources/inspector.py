@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pa_json
 from hindmost.errors import UsageError
 
-from hindmost_collector.model import Job, Run, Table
+from hindmost_collector.model import GPU_TIME, UNMEASURED, Job, Run, Table
 from hindmost_collector.sources.columns import table
 from hindmost_collector.sources.files import lines
 from hindmost_collector.sources.operations import operation
@@ -243,21 +243,21 @@ def _memberships(c: dict[str, np.ndarray[Any, Any]], processes: int) -> tuple[li
 
 
 def _collectives(c: dict[str, np.ndarray[Any, Any]], ranks: np.ndarray[Any, Any]) -> Table:
-    """Verbose lines have the start; terse ones the time when the line was written, soon after the end."""
+    """Verbose lines have a start, seen by the host; terse ones the GPU's duration and no start."""
     rank = ranks[c["process"]]
     p2p = c["peer"] >= 0
     seq = positions(c["comm"], c["op"], c["number"], c["written"])
     seq[p2p] = counted([rank[p2p], c["comm"][p2p], c["op"][p2p], c["peer"][p2p]])
-    written = c["written"] * 1000 - np.maximum(c["took"], 0)
     part = table(
         "collectives",
         rank=rank,
         comm=c["comm"],
         seq=seq,
         op=c["op"],
-        start_ns=np.where(c["start"] >= 0, c["start"] * 1000, written),
+        start_ns=np.where(c["start"] >= 0, c["start"] * 1000, UNMEASURED),
         duration_ns=c["took"],
         bytes=c["bytes"],
+        flags=np.where(c["start"] >= 0, 0, GPU_TIME),
         peer=np.where(p2p, c["peer"], -1),
     )
     return {**part, "enqueue_ns": np.where(c["host"] >= 0, c["host"] * 1000, -1)}
@@ -266,7 +266,7 @@ def _collectives(c: dict[str, np.ndarray[Any, Any]], ranks: np.ndarray[Any, Any]
 def _notes(c: dict[str, np.ndarray[Any, Any]], collectives: Table, torn: int) -> list[str]:
     notes = []
     if (c["start"] < 0).any():
-        notes.append("Terse Inspector lines have no start times: an operation's time is when its line was written.")
+        notes.append("Terse Inspector lines have no start times: only how long each operation took is known.")
     ranks = len(np.unique(collectives["rank"]))
     expected = (
         sum(int(collectives["seq"][collectives["comm"] == one].max()) + 1 for one in np.unique(c["comm"])) * ranks

@@ -123,8 +123,7 @@ def _encoded(column: Any) -> tuple[list[str], np.ndarray[Any, Any]]:
 
 def _notes(parts: list[_File]) -> list[str]:
     torn = sum(part.torn for part in parts)
-    notes = ["Profiler CSVs give element counts: where nothing else says the size, an element is taken as one byte."]
-    return notes + ([f"{torn} torn line{'s' * (torn > 1)} of the profiler CSVs left out."] if torn else [])
+    return [f"{torn} torn line{'s' * (torn > 1)} of the profiler CSVs left out."] if torn else []
 
 
 def _positions(parts: list[_File]) -> list[np.ndarray[Any, Any]]:

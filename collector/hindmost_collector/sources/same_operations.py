@@ -53,14 +53,19 @@ def _enqueued(chosen: Table, other: Table, mine: np.ndarray[Any, Any], theirs: n
 
 
 def _sized(chosen: Table, other: Table, mine: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]) -> Table:
-    """Bytes from element counts, where all common operations of a kind have one size of element."""
+    """Bytes from element counts, where all common operations of a kind have one size of element.
+
+    The column ``elements`` stays as long as some operations' element size is unknown.
+    """
     if "elements" not in chosen:
         return chosen
     elements, size = chosen["elements"], chosen["bytes"].copy()
+    sized = np.zeros(len(size), dtype=bool)
     for op in np.unique(chosen["op"][mine]):
         common = (chosen["op"][mine] == op) & (other["bytes"][theirs] > 0) & (elements[mine] > 0)
         ratio = np.unique(other["bytes"][theirs][common] / elements[mine][common])
         if len(ratio) == 1:
             every = chosen["op"] == op
-            size[every] = elements[every] * ratio[0]
-    return {**chosen, "bytes": size}
+            size[every], sized[every] = elements[every] * ratio[0], True
+    kept = {name: values for name, values in chosen.items() if name != "elements" or not sized.all()}
+    return {**kept, "bytes": size}

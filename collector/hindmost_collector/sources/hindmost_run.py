@@ -1,0 +1,39 @@
+"""A run directory that ``hindmost run`` or a collector wrote."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from hindmost_collector.store.run_directory import read_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hindmost_collector.model import Run
+
+NAME = "hindmost runs"
+
+
+def find(folder: Path) -> Path | None:
+    """The run directory that ``folder`` is, or holds as its only folder (as an archive does); None where it is none."""
+    if not folder.is_dir():
+        return None
+    inside = [path for path in folder.iterdir() if not path.name.startswith(".")]
+    candidates = [folder, *inside] if len(inside) == 1 else [folder]
+    return next((path for path in candidates if _is_run(path)), None)
+
+
+def load(folder: Path) -> Run:
+    """What the run directory recorded."""
+    return read_run(folder)
+
+
+def _is_run(folder: Path) -> bool:
+    if (folder / "segments").is_dir():
+        return True
+    try:
+        meta = json.loads((folder / "meta.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(meta, dict) and str(meta.get("schema", "")).startswith("hindmost.run/")
