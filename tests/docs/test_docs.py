@@ -1,0 +1,181 @@
+"""What the documentation names exists, and what exists is documented."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from hindmost.cli import COMMANDS
+from hindmost_agent import samplers
+from hindmost_agent.sampler import REGISTRY
+from hindmost_collector.model import TABLES
+from hindmost_collector.options import Options
+from hindmost_collector.settings import DEFAULT
+from hindmost_collector.verdict import CAUSES, KINDS
+from hindmost_proto import telemetry_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hindmost_agent.metric import Metric
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md")])
+DEPLOYED = sorted(path for path in (ROOT / "deploy").rglob("*") if path.is_file())
+
+#: A metric's whole name: prefix, subject, what it measures.
+METRIC = re.compile(r"\bhindmost_(?:job|rank|verdict|node|process|gpu|agent|collector)_[a-z0-9_]*[a-z0-9]\b(?!\.|/)")
+
+#: ``hindmost SUBCOMMAND words``, up to the end of the line or to what ends a command in a shell or in Markdown.
+INVOCATION = re.compile(rf"\bhindmost (?P<name>{'|'.join(COMMANDS)})\b(?P<words>[^\n`|;)\"]*)")
+
+
+def test_every_link_leads_somewhere() -> None:
+    """A relative link of any page names a file or a folder of this repository."""
+    broken = [
+        (page.name, target)
+        for page in PAGES
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8"))
+        if "://" not in target and not (page.parent / target).exists()
+    ]
+    assert broken == []
+
+
+def test_every_page_is_listed() -> None:
+    """The two indexes name each page beside them."""
+    for index in (DOCS / "README.md", DOCS / "decisions" / "README.md"):
+        listed = index.read_text(encoding="utf-8")
+        assert [page.name for page in index.parent.glob("*.md") if page != index and page.name not in listed] == []
+
+
+@pytest.mark.parametrize("path", [*PAGES, *DEPLOYED], ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_option_that_is_shown_exists(path: Path) -> None:
+    """Each option after ``hindmost SUBCOMMAND`` in docs, units, scripts and containers is one that it takes."""
+    unknown = [
+        (command, option)
+        for command, words in invocations(path)
+        for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*", words)
+        if option not in options(command)
+    ]
+    assert unknown == []
+
+
+def test_the_shown_commands_are_found_at_all() -> None:
+    """The search above sees the places where commands stand: a unit, a container's arguments, a job script, a page."""
+    found = {path.name for path in [*PAGES, *DEPLOYED] if any(words.strip() for _, words in invocations(path))}
+    assert {"hindmost-agent.service", "compose.yaml", "agent.yaml", "mpirun.sbatch", "getting-started.md"} <= found
+
+
+def test_every_variable_that_is_named_exists() -> None:
+    """Environment variables on a page are read by the code or by a file under deploy."""
+    known = variables([*ROOT.glob("agent/**/*.py"), *ROOT.glob("agent/**/*.[ch]"), *ROOT.glob("collector/**/*.py")])
+    assert variables(PAGES) - known - variables(DEPLOYED) == set()
+
+
+def test_every_variable_of_the_code_is_documented() -> None:
+    """docs/architecture.md names each variable that the code reads or sets; those of settings have their own table."""
+    used = variables([*ROOT.glob("agent/**/*.py"), *ROOT.glob("collector/**/*.py")])
+    assert {name for name in used - variables([DOCS / "architecture.md"]) if "COLLECTOR_" not in name} == set()
+
+
+def test_every_setting_of_the_collector_is_documented_with_its_default() -> None:
+    """Operating: the table of settings is that of the code."""
+    section = section_of("operating.md", "## Settings of the collector")
+    written = dict(re.findall(r"^\| `(\w+)` \|\s*`?([^|`]*?)`?\s*\|", section, re.MULTILINE))
+    assert written == {name: str(value) for name, value in dataclasses.asdict(Options()).items()}
+
+
+def test_every_metric_that_is_named_exists() -> None:
+    """Pages, dashboards and alerts name only metrics that an agent declares or the collector's code has."""
+    source = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("collector/**/*.py"))
+    known = set(re.findall(r"\bhindmost_[a-z0-9_]+", source)) | {metric.name for metric in declared()}
+    users = [*PAGES, *(ROOT / "dashboards").glob("*.json"), ROOT / "dashboards" / "alerts.yml"]
+    named = set().union(*(METRIC.findall(path.read_text(encoding="utf-8")) for path in users))
+    assert {name for name in named if name not in known and name.removesuffix("_total") not in known} == set()
+
+
+def test_every_kind_and_cause_is_explained() -> None:
+    """Reading a verdict: the tables have each kind and cause, and no other."""
+    assert first_column("reading-a-verdict.md", "## Kinds") == set(KINDS)
+    assert first_column("reading-a-verdict.md", "## Causes") == set(CAUSES)
+
+
+def test_every_threshold_is_documented_as_it_is() -> None:
+    """Reading a verdict: the table of thresholds has the values that the judge decides by."""
+    section = section_of("reading-a-verdict.md", "## Thresholds")
+    written = {name: float(value) for name, value in re.findall(r"^\| `(\w+)` \| ([\d.]+) \|", section, re.MULTILINE)}
+    assert written == {name: float(value) for name, value in dataclasses.asdict(DEFAULT).items()}
+
+
+def test_every_table_and_column_of_a_run_is_documented() -> None:
+    """Run directory: each table with its columns; those of phases are named once as a kind."""
+    text = (DOCS / "run-directory.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \| [^|]* \| ([^|]*) \|", text, re.MULTILINE))
+    assert set(rows) == set(TABLES)
+    for table, columns in TABLES.items():
+        phases = {name for name in columns if name.endswith("_ns") and table == "steps"} - {"start_ns", "duration_ns"}
+        assert {name for name in columns if name not in rows[table]} <= phases, table
+
+
+def test_every_message_of_the_protocol_is_explained() -> None:
+    """Wire: each message of telemetry.proto is named."""
+    text = (DOCS / "wire.md").read_text(encoding="utf-8")
+    parts = {"AgentMessage", "CollectorMessage", "Series"}
+    messages = set(telemetry_pb2.DESCRIPTOR.message_types_by_name) - parts
+    assert [name for name in messages if not re.search(rf"\b{name}\b", text)] == []
+
+
+def declared() -> list[Metric]:
+    """Every metric that a sampler of the agent declares."""
+    for module in pkgutil.iter_modules(samplers.__path__):
+        importlib.import_module(f"{samplers.__name__}.{module.name}")
+    return [metric for sampler in REGISTRY.values() for metric in sampler.metrics]
+
+
+def section_of(page: str, heading: str) -> str:
+    """What a page has under one heading."""
+    return (DOCS / page).read_text(encoding="utf-8").split(heading)[1].split("\n## ", maxsplit=1)[0]
+
+
+def options(command: str) -> set[str]:
+    """The options that a subcommand takes."""
+    parser = argparse.ArgumentParser()
+    importlib.import_module(f"hindmost.cli.{command}").configure(parser)
+    return set(re.findall(r"--[a-z][a-z-]*", parser.format_help()))
+
+
+def invocations(path: Path) -> Iterator[tuple[str, str]]:
+    """Each ``(subcommand, words after it)`` in a file, the words of the job after ``--`` left out."""
+    text = path.read_text(encoding="utf-8").replace("\\\n", " ")
+    for match in INVOCATION.finditer(text):
+        yield match["name"], match["words"].split(" -- ")[0]
+    if path.suffix == ".yaml":
+        for document in yaml.safe_load_all(text):
+            yield from arguments(document)
+
+
+def arguments(node: Any) -> Iterator[tuple[str, str]]:
+    """Each list in a YAML document that begins with a subcommand."""
+    if isinstance(node, list) and node and str(node[0]) in COMMANDS:
+        yield node[0], " ".join(node[1:])
+    for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from arguments(child)
+
+
+def variables(paths: list[Path]) -> set[str]:
+    """Every environment variable of hindmost that some files name."""
+    names = set().union(*(re.findall(r"\bHINDMOST_[A-Z][A-Z_]*\b", path.read_text(encoding="utf-8")) for path in paths))
+    return {name for name in names if not name.endswith("_H")}
+
+
+def first_column(page: str, heading: str) -> set[str]:
+    """The code names in the first column of the table under a heading."""
+    return set(re.findall(r"^\| `(\w+)` \|", section_of(page, heading), re.MULTILINE))
