@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 STEPS = of_ranks("hindmost_rank_steps_total")
 STEP_SECONDS = of_ranks("hindmost_rank_step_seconds_total")
 PHASES = of_ranks("hindmost_rank_phase_seconds_total")
+#: These add up to a step; CPU, run queue and the GPU's own phases run beside them.
+EXCLUSIVE_PHASES = of_ranks("hindmost_rank_phase_seconds_total", 'phase!~"cpu|runqueue|gpu_.*"')
 WAIT = of_ranks("hindmost_rank_wait_seconds_total")
 CAUSED = of_ranks("hindmost_rank_caused_wait_seconds_total")
 LAST = of_ranks("hindmost_rank_last_arrivals_total")
@@ -181,12 +183,13 @@ def waiting() -> Panels:
 def phases() -> Panels:
     """Where the time of a step goes."""
     each = with_node(per_step(PHASES))
+    exclusive = with_node(per_step(EXCLUSIVE_PHASES))
     return [
         lines(
             "Phases of a step",
             "Mean over the selected ranks, stacked. Select the culprit alone, then another rank, to see what differs.",
             "s",
-            (f"avg by (phase) ({each})", "{{phase}}"),
+            (f"avg by (phase) ({exclusive})", "{{phase}}"),
             stacked=True,
         ),
         lines(

@@ -18,9 +18,9 @@ def of_job(metric: str) -> str:
     return f'{metric}{{job="$job"}}'
 
 
-def of_ranks(metric: str) -> str:
-    """The chosen ranks' series of ``metric``."""
-    return f'{metric}{{job="$job",rank=~"$rank"}}'
+def of_ranks(metric: str, matcher: str = "") -> str:
+    """The chosen ranks' series of ``metric``, narrowed by one more matcher."""
+    return f'{metric}{{job="$job",rank=~"$rank"{"," + matcher if matcher else ""}}}'
 
 
 def per_second(selector: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
-import pkgutil
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 from hindmost.cli import COMMANDS
-from hindmost_agent import samplers
-from hindmost_agent.sampler import REGISTRY
 from hindmost_collector.model import TABLES
 from hindmost_collector.options import Options
 from hindmost_collector.settings import DEFAULT
@@ -24,15 +21,11 @@ from hindmost_proto import telemetry_pb2
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hindmost_agent.metric import Metric
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md")])
 DEPLOYED = sorted(path for path in (ROOT / "deploy").rglob("*") if path.is_file())
-
-#: A metric's whole name: prefix, subject, what it measures.
-METRIC = re.compile(r"\bhindmost_(?:job|rank|verdict|node|process|gpu|agent|collector)_[a-z0-9_]*[a-z0-9]\b(?!\.|/)")
 
 #: ``hindmost SUBCOMMAND words``, up to the end of the line or to what ends a command in a shell or in Markdown.
 INVOCATION = re.compile(rf"\bhindmost (?P<name>{'|'.join(COMMANDS)})\b(?P<words>[^\n`|;)\"]*)")
@@ -93,15 +86,6 @@ def test_every_setting_of_the_collector_is_documented_with_its_default() -> None
     assert written == {name: str(value) for name, value in dataclasses.asdict(Options()).items()}
 
 
-def test_every_metric_that_is_named_exists() -> None:
-    """Pages, dashboards and alerts name only metrics that an agent declares or the collector's code has."""
-    source = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("collector/**/*.py"))
-    known = set(re.findall(r"\bhindmost_[a-z0-9_]+", source)) | {metric.name for metric in declared()}
-    users = [*PAGES, *(ROOT / "dashboards").glob("*.json"), ROOT / "dashboards" / "alerts.yml"]
-    named = set().union(*(METRIC.findall(path.read_text(encoding="utf-8")) for path in users))
-    assert {name for name in named if name not in known and name.removesuffix("_total") not in known} == set()
-
-
 def test_every_kind_and_cause_is_explained() -> None:
     """Reading a verdict: the tables have each kind and cause, and no other."""
     assert first_column("reading-a-verdict.md", "## Kinds") == set(KINDS)
@@ -131,13 +115,6 @@ def test_every_message_of_the_protocol_is_explained() -> None:
     parts = {"AgentMessage", "CollectorMessage", "Series"}
     messages = set(telemetry_pb2.DESCRIPTOR.message_types_by_name) - parts
     assert [name for name in messages if not re.search(rf"\b{name}\b", text)] == []
-
-
-def declared() -> list[Metric]:
-    """Every metric that a sampler of the agent declares."""
-    for module in pkgutil.iter_modules(samplers.__path__):
-        importlib.import_module(f"{samplers.__name__}.{module.name}")
-    return [metric for sampler in REGISTRY.values() for metric in sampler.metrics]
 
 
 def section_of(page: str, heading: str) -> str:
