@@ -27,8 +27,8 @@ SOURCES = Path(__file__).parent
 
 #: The libraries and what they are made of, by file name pattern.
 KINDS: Mapping[str, tuple[str, ...]] = {
-    "pmpi": ("pmpi*.c", "mpi_library.c", "ring_create.c", "agent_start.c"),
-    "nccl": ("nccl_profiler*.c", "ring_create.c"),
+    "pmpi": ("pmpi*.c", "mpi_library.c", "ring_create.c", "identity_env.c", "agent_start.c"),
+    "nccl": ("nccl_*.c", "ring_create.c", "identity_env.c"),
     "ring": ("_ring.c",),
 }
 

@@ -1,8 +1,8 @@
 /* From MPI_Init to MPI_Finalize: whether this process is observed, its ring, and the making of communicators. */
 #define _GNU_SOURCE
+#include "identity_env.h"
 #include "pmpi_real.h"
 
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,12 +19,6 @@ static const char *const names[] = {
 #include "pmpi_names.h"
 #undef HM_NAME
 };
-
-static bool wanted(void) {
-    const char *job = getenv("HINDMOST_JOB_ID"), *directory = getenv("HINDMOST_RING_DIR");
-    const char *probe = getenv("HINDMOST_PROBE");
-    return job && *job && directory && *directory && !(probe && strcmp(probe, "0") == 0);
-}
 
 static void say(const char *what, const char *why) {
     fprintf(stderr, "hindmost: this rank's MPI calls are not recorded: %s%s%s\n", what, *why ? ": " : "", why);
@@ -51,39 +45,13 @@ int hm_take_slot(void) {
 /* A forked child is not a rank, whatever it inherits. */
 static void in_child(void) { hm_pmpi.active = false; }
 
-static int local_rank(void) {
-    static const char *const variables[] = {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK",
-                                            "PALS_LOCAL_RANKID", "SLURM_LOCALID"};
-    for (size_t i = 0; i < sizeof variables / sizeof *variables; i++) {
-        const char *text = getenv(variables[i]);
-        if (text && *text)
-            return atoi(text);
-    }
-    return -1;
-}
-
-/* The command line, its arguments separated by blanks. */
-static void read_command(char *command, size_t size) {
-    int file = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
-    ssize_t length = file < 0 ? 0 : read(file, command, size - 1);
-    if (file >= 0)
-        close(file);
-    length = length < 0 ? 0 : length;
-    while (length > 0 && command[length - 1] == '\0')
-        length--;
-    for (ssize_t i = 0; i < length; i++)
-        if (command[i] == '\0')
-            command[i] = ' ';
-    command[length] = '\0';
-}
-
 static bool make_ring(void) {
-    char command[240];
+    char command[HM_COMMAND_BYTES];
     struct hm_identity who = {.job_id = getenv("HINDMOST_JOB_ID"), .framework = "mpi", .command = command};
     int (*rank)(HM_HANDLE, int *) = (int (*)(HM_HANDLE, int *))hm_library_symbol("PMPI_Comm_rank", NULL);
     int (*size)(HM_HANDLE, int *) = (int (*)(HM_HANDLE, int *))hm_library_symbol("PMPI_Comm_size", NULL);
-    read_command(command, sizeof command);
-    who.local_rank = local_rank();
+    hm_read_command(command);
+    hm_place_from_environment(&who); /* for the local rank; the others MPI knows best */
     if (!rank || !size || rank(hm_library.comm_world, &who.rank) || size(hm_library.comm_world, &who.world_size))
         return say("its rank is not known", ""), false;
     const char *directory = getenv("HINDMOST_RING_DIR");
@@ -95,7 +63,7 @@ static bool make_ring(void) {
 
 /* After MPI_Init, while its threads are not yet ours: from here on calls are recorded. */
 static void attach(uint64_t start) {
-    if (hm_pmpi.ring.base || !wanted())
+    if (hm_pmpi.ring.base || !hm_wanted())
         return;
     if (!hm_library.known)
         return say("this MPI library is not known", "");

@@ -1,0 +1,255 @@
+/* Operations from their start on the host to the end of their last channel on the GPU.
+ *
+ * What NCCL keeps as an event's handle is not a pointer but a place in the pool and that place's generation, so a report
+ * that comes after its operation was given up falls on nothing.
+ */
+#include "nccl_profiler.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+enum {
+    OPERATIONS = 2048, /* in flight; the oldest is given up for a new one */
+    GPU_CLOCK_NS = 1000000000
+};
+
+struct operation {
+    uint32_t generation; /* of this place; odd while it is taken */
+    uint32_t remaining;  /* the host's stop and the channels' stops still to come */
+    uint32_t stopped;    /* channels that have */
+    struct context *context;
+    uint64_t what, where, bytes;
+    uint64_t host_start, host_end;
+    uint64_t gpu_start, gpu_end;
+};
+
+/* NCCL's word for a function, and the ring's. */
+static const struct {
+    const char *nccl, *ring;
+} names[] = {
+    {"", "nccl_other"},         {"AllReduce", "all_reduce"}, {"Broadcast", "broadcast"},
+    {"Reduce", "reduce"},       {"AllGather", "all_gather"}, {"ReduceScatter", "reduce_scatter"},
+    {"AlltoAll", "all_to_all"}, {"Gather", "gather"},        {"Scatter", "scatter"},
+    {"Send", "send"},           {"Recv", "recv"},            {"\1", "gpu_clock"},
+};
+
+static const char *const algorithms[] = {"TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT"};
+static const char *const protocols[] = {"LL", "LL128", "SIMPLE"};
+
+static struct operation operations[OPERATIONS];
+static uint32_t next_operation;
+static uint64_t clock_said; /* host ns of the last gpu_clock mark */
+static uint64_t clock_host, clock_gpu; /* the closest pair since */
+
+void hm_nccl_register_names(void) {
+    char text[HM_NAME_BYTES];
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        hm_ring_name(&hm_nccl_ring, names[i].ring);
+    for (size_t i = 0; i < sizeof algorithms / sizeof *algorithms; i++)
+        for (size_t j = 0; j < sizeof protocols / sizeof *protocols; j++) {
+            snprintf(text, sizeof text, "algorithm %s %s", algorithms[i], protocols[j]);
+            hm_ring_name(&hm_nccl_ring, text);
+        }
+}
+
+/* ---- the open table: each communicator's oldest collective in flight ---- */
+
+static void show(struct context *context, uint32_t seq) {
+    struct recent *recent = &context->recent[seq % HM_NCCL_RECENT];
+    hm_enter(&hm_nccl_ring, context->slot, recent->what, recent->start, hm_where(seq, HM_NONE16, context->comm));
+}
+
+static uint32_t started(struct context *context, uint64_t what, uint64_t now) {
+    uint32_t seq = context->started;
+    context->recent[seq % HM_NCCL_RECENT] = (struct recent){what, now};
+    __atomic_store_n(&context->started, seq + 1, __ATOMIC_SEQ_CST);
+    if (context->slot >= 0 && __atomic_load_n(&context->finished, __ATOMIC_SEQ_CST) == seq)
+        show(context, seq);
+    return seq;
+}
+
+/* The slot is freed before it is counted: whoever then sees that another is in flight shows that one. */
+static void finished(struct context *context) {
+    if (context->slot >= 0)
+        hm_leave(&hm_nccl_ring, context->slot);
+    uint32_t done = __atomic_add_fetch(&context->finished, 1, __ATOMIC_SEQ_CST);
+    if (context->slot >= 0 && __atomic_load_n(&context->started, __ATOMIC_SEQ_CST) != done)
+        show(context, done);
+}
+
+/* ---- operations ---- */
+
+#define CHANNEL_TAG ((uintptr_t)1 << 31) /* in a handle: one of the operation's channels */
+
+static void *handle_of(const struct operation *operation) {
+    return (void *)((uintptr_t)operation->generation << 32 | (uintptr_t)(operation - operations + 1));
+}
+
+static bool is_channel(const void *handle) { return (uintptr_t)handle & CHANNEL_TAG; }
+
+/* The operation that a handle stands for; NULL when it has been given up meanwhile. */
+static struct operation *operation_of(const void *handle) {
+    uint32_t place = (uint32_t)((uintptr_t)handle & ~CHANNEL_TAG), generation = (uint32_t)((uintptr_t)handle >> 32);
+    if (place == 0 || place > OPERATIONS)
+        return NULL;
+    struct operation *operation = &operations[place - 1];
+    return __atomic_load_n(&operation->generation, __ATOMIC_ACQUIRE) == generation ? operation : NULL;
+}
+
+/* Write an operation down and free its place, whoever of two threads comes first. Without any channel's report only
+ * the enqueueing is known, which says nothing of how long the operation took. */
+static void write_down(struct operation *operation, uint32_t generation) {
+    bool gpu = operation->stopped > 0 && operation->gpu_end >= operation->gpu_start;
+    uint64_t flags = hm_what(0, gpu ? HM_GPU_TIME : HM_NONBLOCKING, 0);
+    uint64_t start = gpu ? operation->gpu_start : operation->host_start;
+    uint64_t end = gpu ? operation->gpu_end : operation->host_end;
+    uint64_t what = operation->what | flags, where = operation->where, bytes = operation->bytes;
+    struct context *context = operation->context;
+    if (!__atomic_compare_exchange_n(&operation->generation, &generation, generation + 1, false, __ATOMIC_ACQ_REL,
+                                     __ATOMIC_RELAXED))
+        return;
+    hm_event(&hm_nccl_ring, what, start, end > start ? end - start : 0, where, bytes);
+    if ((what >> 32 & 0xFF) == HM_COLLECTIVE)
+        finished(context);
+}
+
+static struct operation *take_operation(uint32_t channels) {
+    uint32_t place = __atomic_fetch_add(&next_operation, 1, __ATOMIC_RELAXED) % OPERATIONS;
+    struct operation *operation = &operations[place];
+    uint32_t generation = __atomic_load_n(&operation->generation, __ATOMIC_ACQUIRE);
+    if (generation & 1)
+        write_down(operation, generation);
+    operation->remaining = channels + 1;
+    operation->stopped = 0;
+    operation->gpu_start = UINT64_MAX;
+    operation->gpu_end = operation->host_end = 0;
+    return operation;
+}
+
+static void publish(struct operation *operation, void **handle) {
+    __atomic_add_fetch(&operation->generation, 1, __ATOMIC_RELEASE);
+    *handle = handle_of(operation);
+}
+
+static void one_less(struct operation *operation) {
+    uint32_t generation = operation->generation;
+    if (__atomic_sub_fetch(&operation->remaining, 1, __ATOMIC_ACQ_REL) == 0)
+        write_down(operation, generation);
+}
+
+static uint16_t name_of(const char *function) {
+    for (uint16_t i = NAME_ALL_REDUCE; i < NAME_GPU_CLOCK; i++)
+        if (strcasecmp(function, names[i].nccl) == 0)
+            return i;
+    return NAME_OTHER;
+}
+
+/* Bytes of an element: "ncclFloat32" is 32 bits, "ncclBfloat16" 16, "ncclFloat8e4m3" 8. */
+static uint64_t element_bytes(const char *datatype) {
+    while (*datatype && (*datatype < '0' || *datatype > '9'))
+        datatype++;
+    return strtoul(datatype, NULL, 10) / 8;
+}
+
+static int position(const char *const *list, int count, const char *text) {
+    for (int i = 0; text && i < count; i++)
+        if (strcmp(list[i], text) == 0)
+            return i;
+    return -1;
+}
+
+/* Say with which algorithm, protocol and channels an operation runs, when that has changed. */
+static void say_algorithm(struct context *context, uint16_t name, const struct nccl_collective *call, uint64_t where,
+                          uint64_t now) {
+    uint64_t key = (uintptr_t)call->algorithm * 31 + (uintptr_t)call->protocol * 7 + call->channels;
+    if (context->algorithm[name] == key)
+        return;
+    context->algorithm[name] = key;
+    int algorithm = position(algorithms, sizeof algorithms / sizeof *algorithms, call->algorithm);
+    int protocol = position(protocols, sizeof protocols / sizeof *protocols, call->protocol);
+    if (algorithm >= 0 && protocol >= 0)
+        hm_event(&hm_nccl_ring, hm_what(HM_MARK, 0, (uint16_t)(NAME_ALGORITHMS + algorithm * 3 + protocol)), now, 0, where,
+                 call->channels);
+}
+
+void hm_nccl_start_collective(struct context *context, void **handle, const struct nccl_collective *call) {
+    struct operation *operation = take_operation(call->channels);
+    uint16_t name = name_of(call->function), root = HM_NONE16;
+    uint64_t now = hm_now(), what = hm_what(HM_COLLECTIVE, 0, name);
+    if (name == NAME_BROADCAST || name == NAME_REDUCE || name == NAME_GATHER || name == NAME_SCATTER)
+        root = (uint16_t)call->root;
+    operation->context = context;
+    operation->what = what;
+    operation->where = hm_where(started(context, what, now), root, context->comm);
+    operation->bytes = call->count * element_bytes(call->datatype);
+    operation->host_start = now;
+    say_algorithm(context, name, call, operation->where, now);
+    publish(operation, handle);
+}
+
+void hm_nccl_start_p2p(struct context *context, void **handle, const struct nccl_p2p *call) {
+    struct operation *operation = take_operation(call->channels);
+    operation->context = context;
+    operation->what = hm_what(HM_P2P, 0, name_of(call->function));
+    operation->where = hm_where(0, (uint16_t)call->peer, context->comm);
+    operation->bytes = call->count * element_bytes(call->datatype);
+    operation->host_start = hm_now();
+    publish(operation, handle);
+}
+
+/* ---- channels: NCCL's proxy thread ---- */
+
+/* A channel's handle is its operation's: only the earliest start and the latest stop of all channels count. */
+void hm_nccl_start_channel(void **handle, void *parent, uint64_t timer) {
+    struct operation *operation = operation_of(parent);
+    if (!operation)
+        return;
+    uint64_t earliest = __atomic_load_n(&operation->gpu_start, __ATOMIC_RELAXED);
+    while (timer < earliest && !__atomic_compare_exchange_n(&operation->gpu_start, &earliest, timer, true,
+                                                            __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        ;
+    *handle = (void *)((uintptr_t)parent | CHANNEL_TAG);
+}
+
+/* Once a second, the pair of host and GPU time that lay closest: the GPU's stop was seen soonest after it happened. */
+static void compare_clocks(uint64_t gpu) {
+    static bool busy;
+    uint64_t host = hm_now();
+    if (__atomic_test_and_set(&busy, __ATOMIC_ACQUIRE))
+        return;
+    if (!clock_host || (int64_t)(host - gpu) < (int64_t)(clock_host - clock_gpu)) {
+        clock_host = host;
+        clock_gpu = gpu;
+    }
+    if (host - clock_said >= GPU_CLOCK_NS) {
+        hm_event(&hm_nccl_ring, hm_what(HM_MARK, 0, NAME_GPU_CLOCK), clock_host, 0, hm_where(0, HM_NONE16, HM_NONE16),
+                 clock_gpu);
+        clock_said = host;
+        clock_host = 0;
+    }
+    __atomic_clear(&busy, __ATOMIC_RELEASE);
+}
+
+void hm_nccl_stop_channel(void *handle, uint64_t timer) {
+    struct operation *operation = is_channel(handle) ? operation_of(handle) : NULL;
+    if (!operation)
+        return;
+    uint64_t latest = __atomic_load_n(&operation->gpu_end, __ATOMIC_RELAXED);
+    while (timer > latest && !__atomic_compare_exchange_n(&operation->gpu_end, &latest, timer, true, __ATOMIC_RELAXED,
+                                                          __ATOMIC_RELAXED))
+        ;
+    if (__atomic_add_fetch(&operation->stopped, 1, __ATOMIC_ACQ_REL) == 1)
+        compare_clocks(timer);
+    one_less(operation);
+}
+
+/* The host is done with an operation: it has been enqueued. A channel's end has been recorded before. */
+void hm_nccl_stop(void *handle) {
+    struct operation *operation = is_channel(handle) ? NULL : operation_of(handle);
+    if (operation) {
+        operation->host_end = hm_now();
+        one_less(operation);
+    }
+}

@@ -1,0 +1,49 @@
+/* Between the plugin's two halves: nccl_profiler.c, which NCCL calls, and nccl_operations.c, which records. */
+#ifndef HINDMOST_NCCL_PROFILER_H
+#define HINDMOST_NCCL_PROFILER_H
+
+#include "nccl_abi.h"
+#include "ring_write.h"
+
+enum { HM_NCCL_RECENT = 256 }; /* collectives a communicator remembers, to name the next one in flight */
+
+struct recent {
+    uint64_t what, start;
+};
+
+/* A communicator. */
+struct context {
+    uint32_t taken;
+    uint16_t comm; /* in the ring's table */
+    int slot;      /* of the open table; -1: none */
+    uint32_t started, finished;
+    uint64_t algorithm[16]; /* by operation: what was last said of it */
+    struct recent recent[HM_NCCL_RECENT];
+};
+
+enum {
+    NAME_OTHER,
+    NAME_ALL_REDUCE,
+    NAME_BROADCAST,
+    NAME_REDUCE,
+    NAME_ALL_GATHER,
+    NAME_REDUCE_SCATTER,
+    NAME_ALL_TO_ALL,
+    NAME_GATHER,
+    NAME_SCATTER,
+    NAME_SEND,
+    NAME_RECV,
+    NAME_GPU_CLOCK,
+    NAME_ALGORITHMS
+};
+
+extern HM_HIDDEN struct hm_ring hm_nccl_ring;
+
+HM_HIDDEN void hm_nccl_register_names(void);
+HM_HIDDEN void hm_nccl_start_collective(struct context *context, void **handle, const struct nccl_collective *call);
+HM_HIDDEN void hm_nccl_start_p2p(struct context *context, void **handle, const struct nccl_p2p *call);
+HM_HIDDEN void hm_nccl_start_channel(void **handle, void *parent, uint64_t timer);
+HM_HIDDEN void hm_nccl_stop(void *handle);
+HM_HIDDEN void hm_nccl_stop_channel(void *handle, uint64_t timer);
+
+#endif

@@ -1,0 +1,61 @@
+"""What the native tests share: a compiler, and rings read back."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hindmost import ring
+from hindmost.native import build
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Compile a C program of this folder, once; ``compiled("nccl_host.c", *flags)``."""
+    folder = tmp_path_factory.mktemp("programs")
+
+    def compile_program(source: str, *command: str) -> Path:
+        target = folder / source.partition(".")[0]
+        if not target.exists():
+            line = [
+                *(command or build.compiler()),
+                "-O2",
+                "-I",
+                str(build.SOURCES),
+                str(HERE / source),
+                "-o",
+                str(target),
+            ]
+            subprocess.run([*line, "-ldl", "-pthread"], check=True)
+        return target
+
+    return compile_program
+
+
+@pytest.fixture
+def observed(tmp_path: Path) -> dict[str, str]:
+    """The environment of a rank under observation, without a launcher's variables; rings go to ``tmp_path/rings``."""
+    launchers = ("OMPI_", "PMI", "PMIX_", "SLURM_", "HINDMOST_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "HOROVOD_")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(launchers)}
+    kept = {name: value for name, value in os.environ.items() if name.startswith("OMPI_ALLOW_RUN_AS_ROOT")}
+    rings = tmp_path / "rings"
+    return clean | kept | {"HINDMOST_JOB_ID": "job-1", "HINDMOST_RING_DIR": str(rings)}
+
+
+@pytest.fixture
+def rings(tmp_path: Path) -> Callable[[], list[ring.Reader]]:
+    """A reader for every ring that was made, by rank."""
+
+    def read() -> list[ring.Reader]:
+        readers = [ring.Reader(path) for path in (tmp_path / "rings").glob("*.ring")]
+        return sorted(readers, key=lambda reader: reader.header.rank)
+
+    return read

@@ -1,0 +1,172 @@
+/* Plays NCCL towards a profiler plugin: loads it, and calls it as NCCL does, with times that the test knows.
+ *
+ *   nccl_host PLUGIN VERSION SCENE
+ *
+ * Operation i of a scene has its channels on the GPU from 1000000 * (i + 1) ns on; channel c starts c ns later and
+ * ends 500 + c ns after the first start. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "nccl_abi.h"
+
+enum { CHANNELS = 4, MANY = 5000, THREADS = 8 };
+
+static const struct nccl_profiler_v4 *v4;
+static const struct nccl_profiler_v5 *v5;
+
+struct communicator {
+    void *context;
+    int mask;
+};
+
+static struct communicator open_communicator(const char *name, uint64_t id, int ranks, int rank) {
+    struct communicator made = {.mask = -1};
+    int error = v5 ? v5->init(&made.context, id, &made.mask, name, 1, ranks, rank, NULL)
+                   : v4->init(&made.context, &made.mask, name, id, 1, ranks, rank, NULL);
+    if (error)
+        exit(3);
+    return made;
+}
+
+static void *start(struct communicator *in, uint64_t type, void *parent, union nccl_what what) {
+    void *handle = NULL;
+    struct nccl_descriptor_v4 old = {.type = (uint8_t)type, .parent = parent, .what = what};
+    struct nccl_descriptor_v5 new = {.type = type, .parent = parent, .what = what};
+    if (!(in->mask & type))
+        return NULL;
+    if (v5 ? v5->start(in->context, &handle, &new) : v4->start(in->context, &handle, &old))
+        exit(3);
+    return handle;
+}
+
+static void stop(void *handle) {
+    if (handle && (v5 ? v5->stop(handle) : v4->stop(handle)))
+        exit(3);
+}
+
+static void channels_run(struct communicator *in, void *handle, int first, int count, uint64_t begin) {
+    void *running[CHANNELS];
+    for (int c = first; c < count; c++)
+        running[c] = start(in, NCCL_KERNEL_CHANNEL, handle,
+                           (union nccl_what){.kernel = {.channel = (uint8_t)c, .timer = begin + (uint64_t)c}});
+    for (int c = first; c < count; c++) {
+        union nccl_state ended = {.kernel = {.timer = begin + 500 + (uint64_t)c}};
+        if (!running[c])
+            continue;
+        (v5 ? v5->record : v4->record)(running[c], NCCL_KERNEL_CHANNEL_STOP, &ended);
+        stop(running[c]);
+    }
+}
+
+static void *enqueue(struct communicator *in, const char *function, int i, int root) {
+    union nccl_what what = {.collective = {.seq = (uint64_t)i, .function = function, .count = 1000, .root = root,
+                                           .datatype = "ncclBfloat16", .channels = CHANNELS, .warps = 16,
+                                           .algorithm = "RING", .protocol = "LL128"}};
+    void *handle = start(in, NCCL_COLLECTIVE, NULL, what);
+    stop(handle);
+    return handle;
+}
+
+static void *enqueue_p2p(struct communicator *in, const char *function, int peer) {
+    union nccl_what what = {.p2p = {.function = function, .datatype = "ncclInt8", .count = 77, .peer = peer,
+                                    .channels = 2}};
+    void *handle = start(in, NCCL_P2P, NULL, what);
+    stop(handle);
+    return handle;
+}
+
+static void run_one(struct communicator *in, const char *function, int i) {
+    channels_run(in, enqueue(in, function, i, 1), 0, CHANNELS, 1000000ull * (uint64_t)(i + 1));
+}
+
+/* Each kind of operation once, on two communicators. */
+static void plain(void) {
+    struct communicator world = open_communicator("world", 0xABCDEF, 4, 2), pair = open_communicator(NULL, 77, 2, 1);
+    run_one(&world, "AllReduce", 0);
+    run_one(&world, "Broadcast", 1);
+    run_one(&pair, "ReduceScatter", 2);
+    run_one(&world, "AllReduce", 3);
+    channels_run(&pair, enqueue_p2p(&pair, "Send", 3), 0, 2, 5000000);
+    run_one(&pair, "SomethingNew", 5);
+    (v5 ? v5->finalize : v4->finalize)(pair.context);
+}
+
+/* Enqueued and never run: what a hang looks like. The second of three is the oldest still in flight. */
+static void hang(void) {
+    struct communicator world = open_communicator("world", 1, 4, 2);
+    run_one(&world, "AllReduce", 0);
+    enqueue(&world, "AllGather", 1, 0);
+    enqueue(&world, "AllReduce", 2, 0);
+    _exit(0);
+}
+
+/* Channels that are never reported: each operation is written when its place is needed, with what is known. */
+static void silent(void) {
+    struct communicator world = open_communicator("world", 1, 4, 2);
+    void *first = enqueue(&world, "AllReduce", 0, 0);
+    for (int i = 1; i < MANY; i++)
+        enqueue(&world, "AllReduce", i, 0);
+    channels_run(&world, first, 0, CHANNELS, 123); /* too late: its place is another's */
+}
+
+static void *many(void *arg) {
+    struct communicator own = open_communicator("thread", (uint64_t)(uintptr_t)arg, 2, 0);
+    for (int i = 0; i < MANY / THREADS; i++)
+        run_one(&own, "AllReduce", i);
+    return NULL;
+}
+
+static void threads(void) {
+    pthread_t running[THREADS];
+    for (uintptr_t i = 0; i < THREADS; i++)
+        pthread_create(&running[i], NULL, many, (void *)(i + 1));
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(running[i], NULL);
+}
+
+static void forked(void) {
+    struct communicator world = open_communicator("world", 1, 4, 2);
+    if (fork() == 0) {
+        run_one(&world, "AllReduce", 0);
+        exit(0);
+    }
+    wait(NULL);
+    run_one(&world, "Reduce", 1);
+}
+
+/* Nanoseconds a collective costs the enqueueing thread and the proxy thread together. */
+static void timed(void) {
+    enum { ROUNDS = 200000 };
+    struct communicator world = open_communicator("world", 1, 4, 2);
+    struct timespec a, b;
+    clock_gettime(CLOCK_MONOTONIC, &a);
+    for (int i = 0; i < ROUNDS; i++)
+        enqueue(&world, "AllReduce", i, 0);
+    clock_gettime(CLOCK_MONOTONIC, &b);
+    printf("%.1f\n", ((double)(b.tv_sec - a.tv_sec) * 1e9 + (double)(b.tv_nsec - a.tv_nsec)) / ROUNDS);
+}
+
+int main(int argc, char **argv) {
+    static const struct {
+        const char *name;
+        void (*play)(void);
+    } scenes[] = {{"plain", plain},     {"hang", hang},     {"silent", silent},
+                  {"threads", threads}, {"forked", forked}, {"timed", timed}};
+    void *plugin = argc == 4 ? dlopen(argv[1], RTLD_NOW | RTLD_LOCAL) : NULL;
+    if (!plugin)
+        return 2;
+    if (strcmp(argv[2], "5") == 0)
+        v5 = dlsym(plugin, "ncclProfiler_v5");
+    else
+        v4 = dlsym(plugin, "ncclProfiler_v4");
+    for (size_t i = 0; i < sizeof scenes / sizeof *scenes && (v4 || v5); i++)
+        if (strcmp(argv[3], scenes[i].name) == 0)
+            return scenes[i].play(), 0;
+    return 2;
+}
