@@ -11,7 +11,7 @@ from hindmost_agent.runner import LONG_AGO_NS, following
 
 if TYPE_CHECKING:
     from hindmost_agent.rings import Producer, Rings
-    from hindmost_agent.runner import Reading, Runner
+    from hindmost_agent.runner import Runner
     from hindmost_agent.sampler import Host
     from hindmost_agent.spool import Spool
 
@@ -22,6 +22,8 @@ NS = 1_000_000_000
 FLUSH_NS = NS
 #: How soon a ring that fills fast is read again.
 BUSY_NS = NS // 20
+#: What a verdict is made of: sent also while the collector has asked to hold node metrics back.
+NEEDED = frozenset({"process", "agent"})
 
 
 class Agent:
@@ -33,7 +35,6 @@ class Agent:
         self.host = host
         self.rings = rings
         self.spool = spool
-        self.latest: dict[tuple[str, ...], Reading] = {}
         self.held_back = False
         self.seen_ns: int | None = None
         self._runner = runner
@@ -91,7 +92,8 @@ class Agent:
 
     def _sample(self, now_ns: int) -> None:
         for reading in self._runner.run(now_ns):
-            self._builder.reading(reading)
+            if not self.held_back or reading.sampler in NEEDED:
+                self._builder.reading(reading)
 
     def _gather(self, producer: Producer, now_ns: int) -> None:
         """Move one process's finished rows into the batch; take leave of it once it has ended."""

@@ -21,6 +21,7 @@ class File:
     __slots__ = ("_fd", "path")
 
     def __init__(self, path: Path | str) -> None:
+        self._fd = -1
         self.path = str(path)
         self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
 

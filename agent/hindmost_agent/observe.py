@@ -17,6 +17,7 @@ class Own:
     delivered: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     spool_bytes: int = 0
+    spool_limit_bytes: int | None = None
     pending: int = 0
     batches: int = 0
     connects: int = 0

@@ -25,6 +25,7 @@ LONG_AGO_NS = -(1 << 62)
 class Reading(NamedTuple):
     """What one sampler read at one time (ns, CLOCK_MONOTONIC); ``series`` is the same object until it changes."""
 
+    sampler: str
     time_ns: int
     series: tuple[Series, ...]
     values: list[float]
@@ -53,7 +54,7 @@ class Slot:
         values = self.sampler.sample()
         if len(values) != len(self.sampler.series):
             raise ValueError(f"{len(values)} values for {len(self.sampler.series)} series")
-        return Reading(now_ns, self.sampler.series, values) if values else None
+        return Reading(self.name, now_ns, self.sampler.series, values) if values else None
 
 
 class Runner:
@@ -67,6 +68,8 @@ class Runner:
         timer: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self.host = host
+        #: What each sampler read last; without those that failed or are absent, whose values are old.
+        self.latest: dict[str, Reading] = {}
         self._timer = timer
         self._slots = [Slot(kind, interval_ns) for kind in kinds.values()]
 
@@ -77,7 +80,10 @@ class Runner:
             if now_ns >= slot.due_ns:
                 slot.due_ns = following(slot.due_ns, slot.period_ns, now_ns)
                 reading = self._guarded(slot, now_ns)
-                if reading is not None:
+                if reading is None:
+                    self.latest.pop(slot.name, None)
+                else:
+                    self.latest[slot.name] = reading
                     readings.append(reading)
         return readings
 

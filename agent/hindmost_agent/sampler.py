@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,8 @@ from hindmost_agent.observe import Own
 from hindmost_agent.ranks import Ranks
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hindmost_agent.metric import Metric, Series
 
 NAN = float("nan")
@@ -28,6 +31,8 @@ class Host:
     sys: Path = Path("/sys")
     cgroup: Path = Path("/sys/fs/cgroup")
     dev: Path = Path("/dev")
+    #: ``os.statvfs`` or a stand-in.
+    statvfs: Callable[[str], os.statvfs_result] = os.statvfs
     ranks: Ranks = field(default_factory=Ranks)
     own: Own = field(default_factory=Own)
     #: The module ``pynvml`` or one that behaves like it; ``None`` imports it where a driver is loaded.

@@ -17,17 +17,18 @@ from hindmost_proto import telemetry_pb2 as wire
 
 from hindmost_agent import samplers
 from hindmost_agent.agent import Agent
+from hindmost_agent.exposition import Exposition, listen
 from hindmost_agent.files import text
 from hindmost_agent.rings import Rings
 from hindmost_agent.runner import Runner
 from hindmost_agent.sampler import Host
+from hindmost_agent.settings import Address, Settings
 from hindmost_agent.ship import Shipper
 from hindmost_agent.spool import Spool
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hindmost_agent.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +47,11 @@ class Service:
         self.settings = settings
         self.host = Host()
         self.spool = Spool(settings.spool, settings.spool_bytes) if settings.spool else None
+        if self.spool is not None:
+            self.host.own.spool_limit_bytes = settings.spool_bytes
         rings = Rings(self.host, [settings.ring_dir] if settings.ring_dir else [])
-        runner = Runner(samplers.load(), self.host, settings.interval_ns)
-        self.agent = Agent(settings.node, settings.interval_ns, self.host, runner, rings, self.spool)
+        self.runner = Runner(samplers.load(), self.host, settings.interval_ns)
+        self.agent = Agent(settings.node, settings.interval_ns, self.host, self.runner, rings, self.spool)
         self.shipper: Shipper | None = None
         self._started_ns = time.monotonic_ns()
         self._leaving: asyncio.Future[str] | None = None
@@ -59,12 +62,15 @@ class Service:
         self._leaving = loop.create_future()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.leave, signal.Signals(number).name)
+        server = await self._serve()
         shipping = self._ship()
         self._tick()
         if self.settings.hold:
             self._watch_stdin(loop)
-        self._say_ready()
+        self._say_ready(server)
         reason = await self._leaving
+        if server is not None:
+            server.close()
         await self._finish(reason)
         if shipping is not None:
             shipping.cancel()
@@ -88,6 +94,12 @@ class Service:
             realtime_ns=time.time_ns(),
         )
 
+    async def _serve(self) -> asyncio.Server | None:
+        if self.settings.listen is None:
+            return None
+        exposition = Exposition(self.settings.node)
+        return await listen(self.settings.listen, lambda: exposition.render(self.runner.latest.values()))
+
     def _ship(self) -> asyncio.Task[None] | None:
         if self.settings.collector is None or self.spool is None:
             return None
@@ -107,6 +119,7 @@ class Service:
             next_ns = self.agent.tick(now_ns)
             if self.shipper is not None and self.host.own.batches != made:
                 self.shipper.notify()
+                self.agent.held_back = self.shipper.held_back
         except Exception:
             log.exception("tick failed; going on with the next")
         if self.settings.ring_dir is not None and not self.settings.hold:
@@ -169,8 +182,13 @@ class Service:
         except (OSError, ValueError):  # /dev/null and files cannot be waited for: they are at their end
             self.leave("stdin is closed")
 
-    def _say_ready(self) -> None:
-        line = {"ready": True, "pid": os.getpid(), "node": self.settings.node, "spool": str(self.settings.spool)}
+    def _say_ready(self, server: asyncio.Server | None) -> None:
+        line: dict[str, object] = {"ready": True, "pid": os.getpid(), "node": self.settings.node}
+        if self.settings.spool is not None:
+            line["spool"] = str(self.settings.spool)
+        if server is not None:
+            host, port, *_ = server.sockets[0].getsockname()
+            line["listen"] = str(Address(host, port))
         sys.stdout.write(json.dumps(line) + "\n")
         sys.stdout.flush()
 

@@ -23,6 +23,7 @@ PRODUCED = counter("hindmost_agent_produced_samples_total", "Samples put into ba
 DELIVERED = counter("hindmost_agent_delivered_samples_total", "Samples that the collector said are durable.")
 PENDING = gauge("hindmost_agent_pending_samples", "Samples spooled and not yet acknowledged.")
 SPOOL = gauge("hindmost_agent_spool_bytes", "Size of the spool.")
+SPOOL_LIMIT = gauge("hindmost_agent_spool_limit_bytes", "Size at which the spool drops its oldest samples.")
 CONNECTED = gauge("hindmost_agent_connected", "1 while a stream to the collector is open.")
 CONNECTS = counter("hindmost_agent_connects_total", "Streams opened to the collector.")
 OFFSET = gauge("hindmost_agent_clock_offset_seconds", "Collector's clock minus the node's real-time clock.")
@@ -32,7 +33,8 @@ EVENTS = counter("hindmost_agent_ring_events_total", "Events read from rings.")
 LOST = counter("hindmost_agent_ring_lost_events_total", "Events overwritten in a ring before they were read.")
 
 SINGLE = (
-    CPU, RESIDENT, PRODUCED, DELIVERED, PENDING, SPOOL, CONNECTED, CONNECTS, OFFSET, ROUND_TRIP, RINGS, EVENTS, LOST,
+    CPU, RESIDENT, PRODUCED, DELIVERED, PENDING, SPOOL, SPOOL_LIMIT, CONNECTED, CONNECTS, OFFSET, ROUND_TRIP,
+    RINGS, EVENTS, LOST,
 )  # fmt: skip
 
 
@@ -78,6 +80,7 @@ class Agent(Sampler):
             own.delivered,
             own.pending,
             own.spool_bytes,
+            NAN if own.spool_limit_bytes is None else own.spool_limit_bytes,
             own.connected,
             own.connects,
             NAN if own.clock_offset_s is None else own.clock_offset_s,

@@ -1,0 +1,127 @@
+"""The agent's own ``/metrics`` for a Prometheus that scrapes nodes directly: no collector is needed for it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+from hindmost.errors import HindmostError
+
+from hindmost_agent.metric import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from hindmost_agent.metric import Metric, Series
+    from hindmost_agent.runner import Reading
+    from hindmost_agent.settings import Address
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+#: A request is a line and some headers; whoever sends more, or takes longer, is no scraper.
+LARGEST_REQUEST = 16 << 10
+PATIENCE_S = 10.0
+ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+
+
+class _Line(NamedTuple):
+    """Where a sample's value is found, and everything before it on its line (headers of its metric included)."""
+
+    place: int
+    metric: str
+    prefix: bytes
+    header: bytes
+
+
+class Exposition:
+    """Text format 0.0.4. What stands before a value is made once for each tuple of series, not at each scrape."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._plans: dict[int, tuple[tuple[Series, ...], list[_Line]]] = {}
+
+    def render(self, readings: Iterable[Reading]) -> bytes:
+        """The latest readings as one page. Missing values have no line."""
+        pieces: list[bytes] = []
+        said = ""
+        for reading in readings:
+            values = reading.values
+            for place, metric, prefix, header in self._plan(reading.series):
+                value = values[place]
+                if value != value:  # noqa: PLR0124 - NaN, without the cost of a call for each sample
+                    continue
+                if metric != said:
+                    pieces.append(header)
+                    said = metric
+                pieces.append(b"%b%b\n" % (prefix, number(value)))
+        return b"".join(pieces)
+
+    def _plan(self, series: tuple[Series, ...]) -> list[_Line]:
+        known = self._plans.get(id(series))
+        if known is None:
+            if len(self._plans) > 256:
+                self._plans.clear()
+            known = self._plans[id(series)] = (series, self._make(series))
+        return known[1]
+
+    def _make(self, series: tuple[Series, ...]) -> list[_Line]:
+        """All samples of a metric stand together, in the order in which the metrics first appear."""
+        order = {metric.name: place for place, metric in enumerate(dict.fromkeys(one.metric for one in series))}
+        indices = sorted(range(len(series)), key=lambda index: order[series[index].metric.name])
+        return [
+            _Line(index, one.metric.name, self._prefix(one).encode(), _header(one.metric))
+            for index in indices
+            for one in (series[index],)
+        ]
+
+    def _prefix(self, one: Series) -> str:
+        labels = [("node", self._node), *zip(one.metric.labels, one.values, strict=True)]
+        inside = ",".join(f'{name}="{value.translate(ESCAPES)}"' for name, value in labels)
+        return f"{one.metric.name}{{{inside}}} "
+
+
+def number(value: float) -> bytes:
+    """A value as Prometheus reads it; whole numbers without a fraction."""
+    if math.isinf(value):
+        return b"+Inf" if value > 0 else b"-Inf"
+    whole = int(value)
+    return b"%d" % whole if whole == value and abs(whole) < 1 << 53 else repr(float(value)).encode()
+
+
+def _header(metric: Metric) -> bytes:
+    kind = "counter" if metric.kind is Kind.COUNTER else "gauge"
+    text = metric.help.replace("\\", r"\\").replace("\n", r"\n")
+    return f"# HELP {metric.name} {text}\n# TYPE {metric.name} {kind}\n".encode()
+
+
+async def listen(address: Address, page: Callable[[], bytes]) -> asyncio.Server:
+    """Serve ``page()`` at ``/metrics``. Raises ``HindmostError`` when the address cannot be had."""
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await asyncio.wait_for(_answer(reader, writer, page), PATIENCE_S)
+        except (OSError, asyncio.TimeoutError, asyncio.LimitOverrunError, asyncio.IncompleteReadError):
+            pass  # a scraper that went away, or no scraper: it is the one to notice
+        finally:
+            writer.close()
+
+    try:
+        return await asyncio.start_server(handle, address.host or None, address.port, limit=LARGEST_REQUEST)
+    except OSError as error:
+        raise HindmostError(f"--listen {address}: {error.strerror or error}; choose another address") from error
+
+
+async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, page: Callable[[], bytes]) -> None:
+    request = await reader.readuntil(b"\r\n\r\n")
+    words = request.split(b"\r\n", 1)[0].split()
+    path = words[1].split(b"?", 1)[0] if len(words) == 3 else b""
+    status, body = "404 Not Found", b"hindmost agent: see /metrics\n"
+    if words[:1] not in ([b"GET"], [b"HEAD"]):
+        status, body = "405 Method Not Allowed", b"only GET\n"
+    elif path == b"/metrics":
+        status, body = "200 OK", page()
+    head = (
+        f"HTTP/1.1 {status}\r\nContent-Type: {CONTENT_TYPE}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    writer.write(head.encode() + (b"" if words[0] == b"HEAD" else body))
+    await writer.drain()

@@ -1,0 +1,68 @@
+"""How full local file systems are: a checkpoint that finds no room stops a job."""
+
+from __future__ import annotations
+
+import os
+
+from hindmost_agent.files import File
+from hindmost_agent.metric import gauge, series
+from hindmost_agent.sampler import NAN, Absent, Host, Sampler, register
+
+#: Only file systems that answer from this node: asking a network file system for its size may block for ever.
+LOCAL = {b"ext2", b"ext3", b"ext4", b"xfs", b"btrfs", b"zfs", b"f2fs", b"tmpfs", b"overlay", b"vfat"}
+MOST = 64
+
+_BY = ("device", "mountpoint", "fstype")
+SIZE = gauge("hindmost_node_filesystem_size_bytes", "Size of the file system.", *_BY)
+AVAILABLE = gauge("hindmost_node_filesystem_available_bytes", "Space left for users other than root.", *_BY)
+FILES = gauge("hindmost_node_filesystem_files_free", "Inodes left.", *_BY)
+READONLY = gauge("hindmost_node_filesystem_readonly", "1 if mounted read-only.", *_BY)
+
+
+@register
+class Filesystem(Sampler):
+    """Space and inodes of local file systems, each once however often it is mounted; network ones are not asked."""
+
+    name = "filesystem"
+    period = 30.0
+    source = "/proc/self/mounts, statvfs"
+    metrics = (SIZE, AVAILABLE, FILES, READONLY)
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self._mounts = File(host.proc / "self/mounts")
+
+    def sample(self) -> list[float]:
+        found, values = [], []
+        for mount in self._local():
+            labels = [part.decode("utf-8", "replace") for part in mount[:3]]
+            found += [series(metric, *labels) for metric in self.metrics]
+            values += self._sizes(labels[1])
+        if not found:
+            raise Absent("no local file system")
+        if tuple(found) != self.series:
+            self.series = tuple(found)
+        return values
+
+    def _local(self) -> list[list[bytes]]:
+        """Device, mount point and type of each local file system, the first mount of each."""
+        mounts: dict[bytes, list[bytes]] = {}
+        for line in self._mounts.read().splitlines():
+            fields = line.split()
+            if len(fields) >= 4 and fields[2] in LOCAL and not fields[1].startswith((b"/proc", b"/sys", b"/run/user")):
+                key = fields[0] if fields[0].startswith(b"/") else fields[1]
+                mounts.setdefault(key, [fields[0], fields[1].replace(rb"\040", b" "), fields[2]])
+        return list(mounts.values())[:MOST]
+
+    def _sizes(self, path: str) -> list[float]:
+        try:
+            status = self.host.statvfs(path)
+        except OSError:
+            return [NAN] * len(self.metrics)
+        block = status.f_frsize
+        return [
+            status.f_blocks * block,
+            status.f_bavail * block,
+            status.f_favail,
+            float(bool(status.f_flag & os.ST_RDONLY)),
+        ]

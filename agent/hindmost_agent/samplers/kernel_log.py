@@ -1,0 +1,85 @@
+"""Kernel messages that name broken hardware: GPU XIDs, machine checks, links that went down, memory that ran out."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+
+from hindmost_agent.metric import counter, series
+from hindmost_agent.sampler import Absent, Host, Sampler, register
+
+EVENTS = counter(
+    "hindmost_node_kernel_events_total", "Kernel messages of this kind since the agent started.", "event", "device"
+)
+
+#: Kind of event and how its message reads; the group, where there is one, is the device.
+PATTERNS = (
+    ("gpu_xid", re.compile(rb"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\)")),
+    ("gpu_fell_off_bus", re.compile(rb"NVRM: .*GPU at PCI:([0-9a-fA-F:.]+).* has fallen off the bus", re.IGNORECASE)),
+    ("gpu_reset", re.compile(rb"amdgpu ([0-9a-fA-F:.]+): amdgpu: GPU reset", re.IGNORECASE)),
+    ("machine_check", re.compile(rb"mce: .*\[Hardware Error\]|Machine check events logged")),
+    ("memory_error", re.compile(rb"EDAC (MC\d+):")),
+    ("pcie_error", re.compile(rb"pcieport ([0-9a-fA-F:.]+): (?:AER|PCIe Bus Error)")),
+    ("link_down", re.compile(rb"(\S+): (?:NIC )?Link is Down|mlx5_core \S+ (\S+): Link down", re.IGNORECASE)),
+    ("out_of_memory", re.compile(rb"(?:Out of memory|Memory cgroup out of memory): Killed process")),
+    ("io_error", re.compile(rb"(?:blk_update_request|print_req_error): (?:critical \w+|I/O) error, dev (\w+)")),
+    ("hung_task", re.compile(rb"blocked for more than \d+ seconds")),
+    ("soft_lockup", re.compile(rb"watchdog: BUG: soft lockup - (CPU#\d+)")),
+    ("nfs_not_responding", re.compile(rb"nfs: server (\S+) not responding")),
+    ("lustre_connection_lost", re.compile(rb"Lustre: (\S+): Connection to \S+ .* was lost")),
+)
+#: Messages taken in at one reading at most; a flood is read over several.
+MOST = 2000
+RECORD = 8192
+
+
+@register
+class KernelLog(Sampler):
+    """Counts messages that name trouble, from the agent's start on; absent where the log may not be read."""
+
+    name = "kernel_log"
+    period = 5.0
+    source = "/dev/kmsg"
+    metrics = (EVENTS,)
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        try:
+            self._fd = os.open(host.dev / "kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except (FileNotFoundError, PermissionError) as error:
+            raise Absent(f"the kernel log cannot be read: {error.strerror}") from error
+        os.lseek(self._fd, 0, os.SEEK_END)  # what was there before is another's story
+        self._counts: Counter[tuple[str, str]] = Counter()
+
+    def sample(self) -> list[float]:
+        for _ in range(MOST):
+            record = self._record()
+            if not record:
+                break
+            # The device hands out one record a read; a file in its place, as many lines as fit.
+            for line in record.splitlines():
+                self._line(line)
+        if len(self._counts) != len(self.series):
+            self.series = tuple(series(EVENTS, *key) for key in self._counts)
+        return [float(count) for count in self._counts.values()]
+
+    def _record(self) -> bytes:
+        try:
+            return os.read(self._fd, RECORD)
+        except BlockingIOError:
+            return b""
+        except BrokenPipeError:  # records were overwritten before they were read: the next read goes on after them
+            return b"\n"
+
+    def _line(self, line: bytes) -> None:
+        """Count a message once, as the first kind that it matches."""
+        for kind, pattern in PATTERNS:
+            if match := pattern.search(line):
+                device = next((group for group in match.groups() if group), b"")
+                self._counts[kind, device.decode("utf-8", "replace")] += 1
+                return
+
+    def __del__(self) -> None:
+        if hasattr(self, "_fd"):
+            os.close(self._fd)

@@ -1,0 +1,70 @@
+"""What the NFS client did on each mount: bytes, operations, retransmissions and how long they took."""
+
+from __future__ import annotations
+
+from hindmost_agent.files import File
+from hindmost_agent.metric import Metric, Series, counter, series
+from hindmost_agent.sampler import Absent, Host, Sampler, register
+
+_BY = ("export", "mountpoint")
+
+
+def _of(what: str, text: str, *labels: str) -> Metric:
+    return counter(f"hindmost_node_nfs_{what}_total", text, *_BY, *labels)
+
+
+#: Column of the ``bytes:`` line to metric.
+BYTES = {
+    0: _of("read_bytes", "Bytes that programs read, cached or not."),
+    1: _of("written_bytes", "Bytes that programs wrote."),
+    4: _of("server_read_bytes", "Bytes read from the server."),
+    5: _of("server_written_bytes", "Bytes written to the server."),
+}
+#: Column of a per-operation line to metric and the size of its unit (times there are ms).
+OPERATION = {
+    0: (_of("operations", "Requests of this operation.", "operation"), 1.0),
+    2: (_of("timeouts", "Requests of this operation that timed out for good.", "operation"), 1.0),
+    1: (_of("transmissions", "Requests sent, sent again ones included.", "operation"), 1.0),
+    6: (_of("round_trip_seconds", "Time between request and answer, added up.", "operation"), 1e-3),
+    7: (_of("execution_seconds", "Time between a program's wish and its fulfilment, added up.", "operation"), 1e-3),
+}
+OPERATIONS = {b"READ", b"WRITE", b"OPEN", b"GETATTR", b"LOOKUP", b"COMMIT", b"CREATE"}
+
+
+@register
+class Nfs(Sampler):
+    """NFS mounts; only operations that have happened are shown."""
+
+    name = "nfs"
+    period = 10.0
+    source = "/proc/self/mountstats"
+    metrics = (*BYTES.values(), *(metric for metric, _ in OPERATION.values()))
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self._file = File(host.proc / "self/mountstats")
+
+    def sample(self) -> list[float]:
+        found: dict[Series, float] = {}
+        for block in self._file.read().split(b"device ")[1:]:
+            head = block.split(None, 6)
+            # "server:/path mounted on /mnt with fstype nfs4 statvers=1.1"
+            if len(head) == 7 and head[5].startswith(b"nfs"):
+                self._mount(block, (head[0].decode("utf-8", "replace"), head[3].decode("utf-8", "replace")), found)
+        if not found:
+            raise Absent("no NFS mount")
+        if self.series != tuple(found):
+            self.series = tuple(found)
+        return list(found.values())
+
+    @staticmethod
+    def _mount(block: bytes, labels: tuple[str, str], found: dict[Series, float]) -> None:
+        for line in block.splitlines():
+            key, colon, rest = line.strip().partition(b":")
+            numbers = rest.split()
+            if colon and key == b"bytes":
+                found.update((series(metric, *labels), int(numbers[column])) for column, metric in BYTES.items())
+            elif colon and key in OPERATIONS and len(numbers) >= 8 and int(numbers[0]):
+                name = key.decode().lower()
+                for column, (metric, unit) in OPERATION.items():
+                    found[series(metric, *labels, name)] = int(numbers[column]) * unit

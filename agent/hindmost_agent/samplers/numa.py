@@ -1,0 +1,64 @@
+"""Memory of each NUMA node, and how often it had to come from another."""
+
+from __future__ import annotations
+
+from hindmost_agent.files import File
+from hindmost_agent.metric import Metric, Series, counter, gauge, series
+from hindmost_agent.sampler import Absent, Host, Sampler, register
+
+
+def _gauge(what: str, text: str) -> Metric:
+    return gauge(f"hindmost_node_numa_memory_{what}_bytes", text, "numa_node")
+
+
+def _counter(what: str, text: str) -> Metric:
+    return counter(f"hindmost_node_numa_{what}_pages_total", text, "numa_node")
+
+
+MEMINFO = {
+    b"MemTotal": _gauge("total", "Memory of this NUMA node."),
+    b"MemFree": _gauge("free", "Memory of this NUMA node that nobody uses."),
+    b"FilePages": _gauge("cached", "Page cache in this NUMA node."),
+    b"AnonPages": _gauge("anonymous", "Memory of processes, backed by no file, in this NUMA node."),
+}
+NUMASTAT = {
+    b"numa_hit": _counter("hit", "Pages given from the node that was asked for."),
+    b"numa_miss": _counter("missed", "Pages given from here though another node was asked for."),
+    b"numa_foreign": _counter("foreign", "Pages asked for here and given from elsewhere."),
+    b"local_node": _counter("local", "Pages given to a process that ran on this node."),
+    b"other_node": _counter("remote", "Pages given to a process that ran on another node."),
+}
+
+
+@register
+class Numa(Sampler):
+    """Memory by NUMA node; absent where there is only one."""
+
+    name = "numa"
+    period = 10.0
+    source = "/sys/devices/system/node/node*/{meminfo,numastat}"
+    metrics = (*MEMINFO.values(), *NUMASTAT.values())
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        folder = host.sys / "devices/system/node"
+        nodes = sorted((int(path.name[4:]), path) for path in folder.glob("node[0-9]*") if path.name[4:].isdigit())
+        if len(nodes) < 2:
+            raise Absent("one NUMA node or none")
+        self._files = [(str(number), File(path / "meminfo"), File(path / "numastat")) for number, path in nodes]
+
+    def sample(self) -> list[float]:
+        found: list[Series] = []
+        values: list[float] = []
+        for number, meminfo, numastat in self._files:
+            # "Node 0 MemTotal:  131923108 kB"
+            lines = (line.split() for line in meminfo.read().splitlines())
+            memory = {fields[2].rstrip(b":"): int(fields[3]) * 1024 for fields in lines if len(fields) >= 4}
+            pages = {key: int(count) for key, count in (line.split() for line in numastat.read().splitlines())}
+            for table, metrics in ((memory, MEMINFO), (pages, NUMASTAT)):
+                there = [key for key in metrics if key in table]
+                found += [series(metrics[key], number) for key in there]
+                values += [float(table[key]) for key in there]
+        if tuple(found) != self.series:
+            self.series = tuple(found)
+        return values
