@@ -1,0 +1,150 @@
+"""A headless Chromium, driven by the WebDriver protocol, and the collector's own page server with a report to show."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tempfile
+import time
+import urllib.request
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from hindmost_collector.web.server import Page
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hindmost_collector.scrape import Scrape
+
+#: Without the background-networking flags Chromium calls home at every start.
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--window-size=1280,1000",
+)
+WAIT_S = 20.0
+
+
+class Browser:
+    """One window of a real browser."""
+
+    def __init__(self, driver: str, profile: str) -> None:
+        self._driver = driver
+        arguments = [*FLAGS, f"--user-data-dir={profile}"]
+        options = {"goog:chromeOptions": {"args": arguments}, "goog:loggingPrefs": {"browser": "ALL"}}
+        session = self._ask("POST", f"{driver}/session", {"capabilities": {"alwaysMatch": options}})
+        self._session = f"{driver}/session/{session['sessionId']}"
+
+    def open(self, address: str) -> None:
+        """Load a page."""
+        self._ask("POST", f"{self._session}/url", {"url": address})
+
+    def run(self, script: str) -> Any:
+        """The value that a piece of JavaScript returns."""
+        return self._ask("POST", f"{self._session}/execute/sync", {"script": script, "args": []})
+
+    def until(self, script: str) -> Any:
+        """The value of ``script`` once it is true; the page polls every two seconds."""
+        deadline = time.monotonic() + WAIT_S
+        while not (value := self.run(f"return {script}")):
+            assert time.monotonic() < deadline, f"never true in the page: {script}"
+            time.sleep(0.05)
+        return value
+
+    def text(self, selector: str) -> str:
+        """What a reader sees of the first element that matches."""
+        return str(self.run(f"return document.querySelector({json.dumps(selector)}).innerText"))
+
+    def width(self, pixels: int) -> None:
+        """Make the window as narrow as a telephone, or as wide as a desk."""
+        self._ask("POST", f"{self._session}/window/rect", {"width": pixels, "height": 900})
+
+    def complaints(self) -> list[str]:
+        """Errors on the browser's console since last asked."""
+        entries = self._ask("POST", f"{self._session}/se/log", {"type": "browser"})
+        return [
+            entry["message"] for entry in entries if entry["level"] == "SEVERE" and "favicon" not in entry["message"]
+        ]
+
+    def close(self) -> None:
+        """End the browser."""
+        self._ask("DELETE", self._session)
+
+    def _ask(self, method: str, url: str, body: dict[str, Any] | None = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)  # noqa: S310
+        with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 - loopback
+            return json.load(answer)["value"]
+
+
+class Told:
+    """Stands where the collector's state stands: one job with one report."""
+
+    def __init__(self, report: dict[str, Any] | None) -> None:
+        self.shown = report
+
+    def report(self, job: str | None) -> dict[str, Any] | None:
+        """The report, whichever job is asked for."""
+        return self.shown
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """The one job."""
+        return [{"id": self.shown["job"]["id"]}] if self.shown else []
+
+    def metrics(self) -> bytes:
+        """None of them."""
+        return b""
+
+    def ready(self) -> str | None:
+        """Always."""
+        return None
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """A browser for all tests; starting one takes a second."""
+    chromedriver = shutil.which("chromedriver")
+    if chromedriver is None or shutil.which("chromium") is None:
+        pytest.skip("needs a browser: apt-get install chromium chromium-driver")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        process = subprocess.Popen([chromedriver, "--port=0"], stdout=subprocess.PIPE, text=True)
+        try:
+            made = Browser(f"http://127.0.0.1:{_port(process)}", profile)
+            yield made
+            made.close()
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+@pytest.fixture
+def show(browser: Browser) -> Iterator[Callable[[dict[str, Any] | None], Told]]:
+    """Serve a report on the collector's page and open it."""
+    pages: list[Page] = []
+
+    def serve(report: dict[str, Any] | None) -> Told:
+        told = Told(report)
+        pages.append(Page(("127.0.0.1", 0), cast("Scrape", told)))
+        browser.width(1280)
+        browser.open(f"http://{pages[-1].address}/")
+        return told
+
+    yield serve
+    for page in pages:
+        page.close()
+
+
+def _port(process: subprocess.Popen[str]) -> int:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "started successfully on port" in line:
+            return int(line.rstrip(".\n").rpartition(" ")[2])
+    raise AssertionError("chromedriver did not start")
