@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 
-from hindmost_collector.model import ERROR, GPU_TIME, NONBLOCKING, Run, Table, rows
+from hindmost_collector.model import ERROR, GPU_TIME, NONBLOCKING, UNMEASURED, Run, Table, rows
+from hindmost_collector.robust import median
 
 Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 Ints: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
@@ -48,6 +49,7 @@ class Grid:
     cpu: Floats
     runqueue: Floats
     step: Ints
+    seq: Ints
     token: Ints
     klass: Ints
     group: Ints
@@ -72,6 +74,7 @@ class Grid:
             cpu=cut(self.cpu),
             runqueue=cut(self.runqueue),
             step=cut(self.step),
+            seq=cut(self.seq),
             token=cut(self.token),
             klass=cut(self.klass),
         )
@@ -135,6 +138,7 @@ def grid(run: Run) -> Grid | None:
         cpu=_fill(table["cpu_ns"], row, column, (len(ranks), count)),
         runqueue=_fill(table["runqueue_ns"], row, column, (len(ranks), count)),
         step=_first(table["step"], column, count) if "step" in table else np.full(count, -1, np.int64),
+        seq=_first(table["seq"], column, count),
         token=pd.factorize(place * (1 << 40) + size)[0].astype(np.int64),
         klass=_first(klass, column, count),
         group=group,
@@ -184,16 +188,16 @@ def _first(values: Array, column: Array, columns: int) -> Ints:
 def _fill(values: Array, row: Array, column: Array, shape: tuple[int, int]) -> Floats:
     """[R, K] block of one column of the table; -1 becomes NaN."""
     block = np.full(shape, np.nan)
-    block[row, column] = np.where(values < 0, np.nan, values)
+    block[row, column] = np.where(values == UNMEASURED, np.nan, values)
     return block
 
 
 def _ordered(grid: Grid) -> Grid:
     """Columns in the order in which ranks ran them, by each rank's own clock."""
-    origin = np.nanmin(grid.start, axis=1, keepdims=True)
-    with np.errstate(invalid="ignore"):
-        when = np.nanmean(grid.start - origin, axis=0)
-    return grid.take(np.argsort(when, kind="stable"))
+    if np.isnan(grid.start).all():  # only the order within a communicator is known
+        return grid.take(np.lexsort((grid.seq, grid.step)))
+    origin = np.fmin.reduce(grid.start, axis=1, keepdims=True)
+    return grid.take(np.argsort(median(grid.start - origin, axis=0), kind="stable"))
 
 
 def own_time(grid: Grid) -> Floats:

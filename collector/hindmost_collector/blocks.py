@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector import align, steps
+from hindmost_collector import align, roles, steps
 from hindmost_collector.model import PHASES, Run, Table, rows
 from hindmost_collector.robust import median, peers_median, sums_by_step
 
@@ -28,7 +28,9 @@ class Blocks:
     ``excess`` [R, S] is how much later than its median peer a rank was by its own doing. ``segments`` [R, K] is the
     same for each stretch between two synchronisations and ``segment_step`` [K] the step's index. ``period`` [S] is the
     job's step time, ``wait`` [R, S] what a rank waited in collectives, ``caused`` [R, S] what it made each other one
-    wait, ``last`` [R, S] the share of collectives it entered last. ``parts`` are what own time consists of.
+    wait, ``last`` [R, S] the share of collectives it entered last. ``group`` [R, C] is the communicator of each rank in
+    each class, ``klass`` [K] the class that ends each segment, ``role`` [R] who may be compared. ``parts`` are what own
+    time consists of.
     """
 
     ranks: Ints
@@ -43,7 +45,11 @@ class Blocks:
     last: Floats
     collectives: int
     warmup: int
+    group: Ints
+    klass: Ints
+    role: Ints
     parts: dict[str, Floats] = field(default_factory=dict)
+    joined: Grid | None = None
     work: Floats | None = None
     evidence: str = "collectives"
     overlapped: bool = False
@@ -96,16 +102,18 @@ def _from_collectives(joined: Grid, table: Table, settings: Settings) -> Blocks 
 def _assemble(
     joined: Grid, own: Floats, numbers: Ints, starts: Ints, period: Floats, warmup: int, table: Table
 ) -> Blocks:
-    waits = np.maximum(joined.duration - align.shortest(joined), 0.0)
-    is_last = joined.duration == align.shortest(joined)
+    shortest = align.shortest(joined)
+    waits = np.maximum(joined.duration - shortest, 0.0)
+    is_last = joined.duration == shortest
     counts = np.diff(np.append(starts, joined.columns))
     step_of = np.repeat(np.arange(len(numbers)), counts)
     overlapped = joined.gpu_time and joined.group.shape[1] == 1
+    role = roles.find(joined, own)
     if overlapped:
-        excess = _lateness(joined.duration, step_of, starts)
+        excess = _lateness(joined.duration, own, step_of, starts)
         segments, segment_step = excess, np.arange(len(numbers))
     else:
-        segments, segment_step = own - peers_median(own), step_of
+        segments, segment_step = roles.excess(own, role), step_of
         excess = sums_by_step(segments, starts)
     members = np.maximum(np.sum(~np.isnan(joined.duration), axis=0) - 1, 1)
     caused = np.where(is_last, np.nansum(waits, axis=0) / members, 0.0)
@@ -122,30 +130,49 @@ def _assemble(
         last=sums_by_step(is_last.astype(float), starts) / counts,
         collectives=joined.columns,
         warmup=warmup,
+        group=joined.group,
+        klass=np.zeros(len(numbers), np.int64) if overlapped else joined.klass,
+        role=role,
         parts=_parts(joined, own, starts, numbers, table),
+        joined=joined,
         work=_pivot(table, joined.ranks, numbers, "work"),
         overlapped=overlapped,
     )
 
 
-def _lateness(duration: Floats, step_of: Ints, starts: Ints) -> Floats:
+#: Entering a collective this soon after the last is queueing behind it, not arriving: kernels follow within 20 us.
+_QUEUED_NS = 30_000.0
+
+
+def _lateness(duration: Floats, own: Floats, step_of: Ints, starts: Ints) -> Floats:
     """[R, S] how late each rank was where it typically is latest in the step.
 
     Where collectives overlap with computing, one delay shows again in every collective of the step; the largest counts,
     at the position in the step where it typically is largest, so that noise is not collected over all positions.
+    Positions at which the typical rank merely queues behind its previous collective say nothing of how late a rank is:
+    the others were ready long before. Where starts are unknown, the first position that shows half of the largest.
     """
     late = peers_median(duration) - duration
     position = np.arange(duration.shape[1]) - starts[step_of]
-    typical = np.stack([median(late[:, position == p], axis=1) for p in range(position.max() + 1)], axis=1)
-    where = np.argmax(np.nan_to_num(typical, nan=-np.inf), axis=1)
+    places = [position == p for p in range(position.max() + 1)]
+    typical = np.nan_to_num(np.stack([median(late[:, held], axis=1) for held in places], axis=1), nan=-np.inf)
+    gaps = np.array([float(median(own[:, held])) for held in places])
+    if np.isnan(gaps[1:]).all():
+        where = np.argmax(typical >= np.maximum(typical.max(axis=1, keepdims=True), 0.0) / 2, axis=1)
+    else:
+        free = np.nan_to_num(gaps, nan=np.inf) > _QUEUED_NS
+        where = np.argmax(np.where(free, typical, -np.inf), axis=1)
     column = np.minimum(starts[None, :] + where[:, None], np.append(starts[1:], duration.shape[1])[None, :] - 1)
     return np.take_along_axis(late, column, axis=1)
 
 
 def _period(joined: Grid, starts: Ints, numbers: Ints, table: Table) -> Floats:
-    """[S] step time: what the ranks' step marks say, else from the end of one step's collectives to the next's."""
+    """[S] step time: from the end of one step's collectives to the next's on a GPU's clock, else what the marks say.
+
+    Hosts run ahead of their GPUs, so that the time between two marks of a host is not the time a step takes.
+    """
     marked = _pivot(table, joined.ranks, numbers, "duration_ns")
-    if marked is not None:
+    if marked is not None and (not joined.gpu_time or np.isnan(joined.start).all()):
         return median(marked, axis=0)
     end = joined.start + joined.duration
     ends = end[:, np.append(starts[1:], joined.columns) - 1]
@@ -189,6 +216,23 @@ def _pivot(table: Table, ranks: Ints, numbers: Ints, name: str) -> Floats | None
     return block
 
 
+def _busy(parts: dict[str, Floats], duration: Floats) -> Floats:
+    """[R, S] ns of a step in which a rank surely did not wait for others.
+
+    Where the GPU was timed its phases and its idle time count, and the host's do not: what the host does late while the
+    GPU still has work queued delays nobody.
+    """
+    on_gpu = [block for name, block in parts.items() if name.startswith("gpu_")]
+    if on_gpu:
+        idle = np.maximum(duration - np.sum([np.nan_to_num(block) for block in on_gpu], axis=0), 0.0)
+        busy = [block for name, block in parts.items() if name.startswith("gpu_") and name not in _MAY_WAIT]
+        return np.asarray(np.sum([np.nan_to_num(block) for block in busy], axis=0) + idle)
+    busy = [block for name, block in parts.items() if name not in _MAY_WAIT | _NOT_TIME]
+    return (
+        np.asarray(np.sum([np.nan_to_num(block) for block in busy], axis=0)) if busy else np.full_like(duration, np.nan)
+    )
+
+
 def _from_phases(table: Table, settings: Settings) -> Blocks | None:
     """Without collectives the phases in which nobody waits tell who is late; the rest of the step is wait."""
     ranks, numbers = np.unique(table["rank"]).astype(np.int64), np.unique(table["step"]).astype(np.int64)
@@ -198,8 +242,7 @@ def _from_phases(table: Table, settings: Settings) -> Blocks | None:
     first = steps.warmup(median(duration, axis=0), settings)
     numbers, duration = numbers[first:], duration[:, first:]
     parts = _phase_blocks(table, ranks, numbers)
-    busy = [block for name, block in parts.items() if name not in _MAY_WAIT | _NOT_TIME and not name.startswith("gpu_")]
-    own = np.sum([np.nan_to_num(block) for block in busy], axis=0) if busy else np.full_like(duration, np.nan)
+    own = _busy(parts, duration)
     excess = own - peers_median(own)
     nothing = np.full_like(duration, np.nan)
     return Blocks(
@@ -214,6 +257,9 @@ def _from_phases(table: Table, settings: Settings) -> Blocks | None:
         caused=nothing,
         last=nothing,
         collectives=0,
+        group=np.zeros((len(ranks), 1), np.int64),
+        klass=np.zeros(len(numbers), np.int64),
+        role=np.zeros(len(ranks), np.int64),
         warmup=first,
         parts=parts,
         work=_pivot(table, ranks, numbers, "work"),

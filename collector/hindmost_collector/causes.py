@@ -75,7 +75,8 @@ def _shares(blocks: Blocks, row: int, columns: Array) -> dict[str, float]:
             found[cause] = _excess(parts[phase], row, columns)
     computing = [_excess(block, row, columns) for block in _computing(blocks)]
     if computing and "self_cpu" not in parts:
-        found["compute"] = sum(computing) - max(found.get("cpu_contention", 0.0), 0.0)
+        # Phases that wait for others inside shrink where the rank is late: only what grew speaks of the rank itself.
+        found["compute"] = sum(max(ns, 0.0) for ns in computing) - max(found.get("cpu_contention", 0.0), 0.0)
     return found
 
 

@@ -11,6 +11,8 @@ class Settings:
 
     #: Below this nobody acts on a name: GPUs of one model differ by about 1 % from silicon alone.
     min_effect: float = 0.01
+    #: What a repair must save, as a share of the step. Less than the effect: noise hides a part of any excess.
+    min_cost: float = 0.004
     #: With fewer than four ranks there is no crowd to compare with: two healthy GPUs differ by up to 2 %.
     min_effect_of_few: float = 0.02
     #: Fewer measured steps cannot tell a habit from an accident, unless the effect is ``large_effect``.

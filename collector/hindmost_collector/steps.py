@@ -74,10 +74,11 @@ def _matches(tokens: Ints, pattern: Ints) -> list[int]:
 
 
 def warmup(durations: Floats, settings: Settings) -> int:
-    """How many leading steps to leave out: those long ones at the start, and the first, which follows no other."""
+    """How many leading steps to leave out: the first, which follows no other, and on until three in a row are usual."""
     if len(durations) < 5:
         return 0
     typical = np.nanmedian(durations)
     most = max(1, int(len(durations) * settings.max_warmup))
-    slow = np.nan_to_num(durations[:most], nan=np.inf) > settings.warmup_ratio * typical
-    return max(1, int(np.flatnonzero(slow)[-1]) + 1) if slow.any() else 1
+    slow = np.nan_to_num(durations[: most + 3], nan=np.inf) > settings.warmup_ratio * typical
+    calm = [first for first in range(1, most + 1) if not slow[first : first + 3].any()]
+    return calm[0] if calm else most

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector import causes, wording
+from hindmost_collector import causes, roles, whatif, wording
 from hindmost_collector.model import Run, rows
-from hindmost_collector.robust import median
+from hindmost_collector.robust import median, peers_median
 from hindmost_collector.verdict import Verdict
 from hindmost_collector.whatif import saving, stall_saving, waste
 
@@ -30,7 +30,7 @@ def of_habits(habits: list[Habit], blocks: Blocks, settings: Settings) -> tuple[
     for habit in habits:
         together = saving(blocks, [one.row for one in [*kept, habit]], _span([*kept, habit]))
         gain = float((together - so_far)[habit.first : habit.stop].mean())
-        if gain >= settings.min_effect / 2 * blocks.step_ns:
+        if gain >= settings.min_cost * blocks.step_ns:
             kept.append(habit)
             so_far = together
         elif gain > 0:
@@ -77,14 +77,15 @@ def _straggler(
     gain = saving(blocks, [habit.row for habit in [*before, *habits]], _span([*before, *habits]))
     if before:
         gain = gain - saving(blocks, [habit.row for habit in before], _span(before))
-    cost = float(gain[span].mean())
-    ratio = float(gain.sum() / np.nansum(blocks.period))
-    if cost < settings.min_effect * blocks.step_ns or cost < settings.min_share_of_waste * waste(blocks):
+    cost = min(float(gain[span].mean()), whatif.observed_change(blocks, span))
+    ratio = cost / float(np.nanmean(blocks.period[span]))
+    if cost < settings.min_cost * blocks.step_ns or cost < settings.min_share_of_waste * waste(blocks):
         return None
     cause = group[0][1]
     return Verdict(
         kind="straggler",
         ranks=tuple(sorted(int(blocks.ranks[habit.row]) for habit in habits)),
+        victims=_victims(blocks, [habit.row for habit in habits]),
         cause=cause.cause,
         since_step=_since(blocks, span.start),
         until_step=_until(blocks, span.stop),
@@ -96,6 +97,18 @@ def _straggler(
         evidence=tuple(wording.why(blocks, habits, cause)),
         advice=tuple(wording.advice(cause.cause, [int(blocks.ranks[habit.row]) for habit in habits])),
     )
+
+
+def _victims(blocks: Blocks, rows: list[int]) -> tuple[int, ...]:
+    """Ranks that look late and are not: their group waits for a culprit before it meets the others."""
+    if blocks.joined is None or blocks.overlapped or blocks.group.shape[1] < 2:
+        return ()
+    late = peers_median(blocks.joined.duration) - blocks.joined.duration
+    own = median(blocks.excess, axis=1)
+    threshold = float(np.min(own[rows])) / 2
+    starts = np.searchsorted(blocks.segment_step, np.arange(len(blocks.steps)))
+    found = roles.victims(blocks.joined, starts, late, rows, threshold)
+    return tuple(int(blocks.ranks[row]) for row in found if own[row] < threshold)
 
 
 def _since(blocks: Blocks, index: int) -> int:

@@ -38,8 +38,28 @@ def repaired(segments: Floats, segment_step: Ints, rows: Sequence[int], during: 
 def saving(blocks: Blocks, rows: Sequence[int], during: slice = slice(None)) -> Floats:
     """[S] ns that each step would have been shorter with these rows repaired during those steps."""
     fixed = repaired(blocks.segments, blocks.segment_step, rows, during)
-    gain = blocks.segments.max(axis=0) - fixed.max(axis=0)
-    return np.bincount(blocks.segment_step, weights=gain, minlength=len(blocks.steps)).astype(np.float64)
+    return np.subtract(stretched(blocks, blocks.segments), stretched(blocks, fixed))
+
+
+#: Steps on each side of an onset before the change of the step time itself is a measurement.
+_ENOUGH = 20
+
+
+def observed_change(blocks: Blocks, during: slice) -> float:
+    """Ns a step by which the job became longer in ``during``; infinite where the steps outside are too few to tell.
+
+    Waiting ranks cool down and clock higher, so what a repair saves is less than what they wait: an onset shows how
+    much less. Steps count for at most three typical ones, so that a checkpoint decides nothing.
+    """
+    inside = np.zeros(len(blocks.steps), bool)
+    inside[during] = True
+    period = np.minimum(blocks.period, 3 * blocks.step_ns)
+    before, after = period[~inside & ~np.isnan(period)], period[inside & ~np.isnan(period)]
+    if len(before) < _ENOUGH or len(after) < _ENOUGH:
+        return float("inf")
+    change = float(after.mean() - before.mean())
+    noise = float(np.hypot(before.std() / np.sqrt(len(before)), after.std() / np.sqrt(len(after))))
+    return change if change > 2 * noise else float("inf")
 
 
 def stall_saving(blocks: Blocks, row: int, stalled: Ints) -> Floats:
@@ -47,13 +67,42 @@ def stall_saving(blocks: Blocks, row: int, stalled: Ints) -> Floats:
     fixed = blocks.segments.copy()
     columns = np.flatnonzero(np.isin(blocks.segment_step, stalled))
     fixed[row, columns] = np.minimum(fixed[row, columns], 0.0)
-    gain = blocks.segments.max(axis=0) - fixed.max(axis=0)
-    return np.bincount(blocks.segment_step, weights=gain, minlength=len(blocks.steps)).astype(np.float64)
+    return np.subtract(stretched(blocks, blocks.segments), stretched(blocks, fixed))
 
 
 def waste(blocks: Blocks) -> float:
     """Ns a typical step loses to ranks that are not alike: every stretch at its ranks' mean instead of its slowest."""
     if blocks.segments.size == 0:
         return 0.0
-    gain = blocks.segments.max(axis=0) - blocks.segments.mean(axis=0)
-    return float(gain.sum() / max(len(blocks.steps), 1))
+    even = np.broadcast_to(blocks.segments.mean(axis=0), blocks.segments.shape)
+    return float((stretched(blocks, blocks.segments) - stretched(blocks, even)).mean())
+
+
+def stretched(blocks: Blocks, segments: Floats) -> Floats:
+    """[S] ns by which each step is longer than one of peers all alike, were this the excess of each stretch.
+
+    At every synchronisation the members of a group leave together, when the last of them has come; a step ends for all.
+    """
+    if blocks.group.shape[1] == 1:
+        worst = segments.max(axis=0)
+        return np.bincount(blocks.segment_step, weights=worst, minlength=len(blocks.steps)).astype(np.float64)
+    first = np.searchsorted(blocks.segment_step, np.arange(len(blocks.steps)))
+    count = np.diff(np.append(first, len(blocks.segment_step)))
+    behind = np.zeros((len(blocks.ranks), len(blocks.steps)))
+    for place in range(int(count.max())):
+        for klass in np.unique(blocks.klass[(first + place)[place < count]]):
+            held = np.flatnonzero(
+                (place < count) & (blocks.klass[np.minimum(first + place, len(blocks.klass) - 1)] == klass)
+            )
+            arrived = behind[:, held] + segments[:, first[held] + place]
+            behind[:, held] = _leave_together(arrived, blocks.group[:, klass])
+    return np.asarray(behind.max(axis=0))
+
+
+def _leave_together(arrived: Floats, group: Ints) -> Floats:
+    """[R, S] when each rank leaves: with the last of its group; a rank of no group leaves as it came."""
+    left: Floats = arrived.copy()
+    for one in np.unique(group[group >= 0]):
+        members = np.flatnonzero(group == one)
+        left[members] = arrived[members].max(axis=0)
+    return left

@@ -51,7 +51,8 @@ def verdict(one: Mapping[str, Any]) -> str:
 def _cost(one: Mapping[str, Any]) -> str:
     if one.get("cost_ms_per_step") is None:
         return ""
-    return f": +{duration(one['cost_ms_per_step'])} a step ({ratio(one.get('cost_ratio'))} of the job's time)"
+    of_what = "of the time since" if one.get("since_step") else "of the job's time"
+    return f": +{duration(one['cost_ms_per_step'])} a step ({ratio(one.get('cost_ratio'))} {of_what})"
 
 
 def _cause(one: Mapping[str, Any]) -> str:

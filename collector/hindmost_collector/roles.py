@@ -1,0 +1,86 @@
+"""Which ranks may be compared: those of one role, as the communicators themselves tell.
+
+Ranks that reduce gradients together hold the same layers, and gradients are reduced at the end of a step, so the
+groups of the class that runs last in the step are the roles. Groups whose fastest members keep the same pace, like the
+tensor ranks of one layer, count as one role, so that small groups have peers to be compared with.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.robust import median, peers_median, sums_by_step
+
+if TYPE_CHECKING:
+    from hindmost_collector.align import Floats, Grid, Ints
+
+#: Groups whose fastest members differ by less than this share of their own time do the same work.
+_SAME_PACE = 0.03
+
+
+def find(grid: Grid, own: Floats) -> Ints:
+    """[R] role of each rank; all zero where nothing tells them apart. ``own`` [R, K] is own time before each column."""
+    klass = _gradient_class(grid)
+    if klass is None:
+        return np.zeros(len(grid.ranks), np.int64)
+    return _merge(grid.group[:, klass], np.nansum(own, axis=1))
+
+
+def _gradient_class(grid: Grid) -> int | None:
+    """The class of groups that every rank is in and that runs last in a step; not the one group of the whole job."""
+    begins = np.searchsorted(grid.step, grid.step)
+    steps = len(np.unique(grid.step))
+    best, latest = None, -1.0
+    for klass in range(grid.group.shape[1]):
+        columns = np.flatnonzero(grid.klass == klass)
+        groups = grid.group[:, klass]
+        if len(columns) < steps or (groups < 0).any() or len(np.unique(groups)) == 1:
+            continue
+        place = float(np.mean(columns - begins[columns]))
+        if place > latest:
+            best, latest = klass, place
+    return best
+
+
+def _merge(groups: Ints, pace: Floats) -> Ints:
+    """Groups in order of their fastest member; a gap in pace begins a new role."""
+    names = np.unique(groups)
+    fastest = np.array([pace[groups == name].min() for name in names])
+    role = np.zeros(len(groups), np.int64)
+    current, last = 0, None
+    for i in np.argsort(fastest):
+        if last is not None and fastest[i] > last * (1 + _SAME_PACE):
+            current += 1
+        role[groups == names[i]] = current
+        last = fastest[i]
+    return role
+
+
+def excess(block: Floats, role: Ints) -> Floats:
+    """[R, K] how far each rank is above the median of its peers; alone in its role, it has no excess."""
+    found = np.zeros_like(block)
+    for one in np.unique(role):
+        members = np.flatnonzero(role == one)
+        if len(members) > 1:
+            found[members] = block[members] - peers_median(block[members])
+    return found
+
+
+def victims(grid: Grid, starts: Ints, late: Floats, culprits: list[int], least: float) -> list[int]:
+    """Rows that look late only because they share a group with a culprit.
+
+    ``late`` [R, K] is lateness into each collective, ``starts`` [S] the columns at which steps begin. A victim meets
+    a culprit in one class of communicators and is late by ``least`` ns a step into those of another class.
+    """
+    found: set[int] = set()
+    for klass in range(grid.group.shape[1]):
+        elsewhere = grid.klass != klass
+        if not elsewhere.any() or len(np.unique(grid.group[:, klass])) < 2:
+            continue
+        level = median(sums_by_step(np.where(elsewhere, late, 0.0), starts), axis=1)
+        for row in culprits:
+            mates = np.flatnonzero(grid.group[:, klass] == grid.group[row, klass])
+            found |= {int(r) for r in mates if r not in culprits and level[r] >= least}
+    return sorted(found)

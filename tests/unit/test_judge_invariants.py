@@ -1,0 +1,74 @@
+"""What must hold of every judgement, whatever the job: tried on made jobs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hindmost_collector.judge import judge
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.scenarios.loads import Load, make
+
+if TYPE_CHECKING:
+    from hindmost_collector.verdict import Verdict
+
+quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+excesses = st.sampled_from([0.0, 0.3, 1.0, 4.0])
+seeds = st.integers(0, 1000)
+
+
+def verdicts(load: Load) -> tuple[Verdict, ...]:
+    return judge(make(load)).verdicts
+
+
+def job(excess: float, seed: int, **more: object) -> Load:
+    return Load(steps=60, seed=seed, faults=[{"rank": 2, "compute": excess}], **more)  # type: ignore[arg-type]
+
+
+def named(found: tuple[Verdict, ...]) -> list[tuple[str, tuple[int, ...]]]:
+    return [(verdict.kind, verdict.ranks) for verdict in found]
+
+
+@quick
+@given(excesses, seeds, st.permutations(range(4)))
+def test_renaming_ranks_renames_the_verdict(excess: float, seed: int, order: list[int]) -> None:
+    """A rank's number is a name and nothing else."""
+    plain = named(verdicts(job(excess, seed)))
+    renamed = named(verdicts(job(excess, seed, names=order)))
+    assert renamed == [(kind, tuple(sorted(order[rank] for rank in ranks))) for kind, ranks in plain]
+
+
+@quick
+@given(excesses, seeds, st.floats(-1e6, 1e6), st.integers(0, 3))
+def test_a_shifted_clock_changes_nothing(excess: float, seed: int, shift: float, rank: int) -> None:
+    """No rank's clock is compared with another's: a quarter of an hour off is as good as exact."""
+    assert named(verdicts(job(excess, seed, shift={rank: shift}))) == named(verdicts(job(excess, seed)))
+
+
+@quick
+@given(excesses, seeds, st.sampled_from([0.5, 3.0, 20.0]))
+def test_scaling_time_scales_cost(excess: float, seed: int, scale: float) -> None:
+    """A job that is three times slower in everything loses three times the milliseconds, and the same share."""
+    plain, scaled = verdicts(job(excess, seed)), verdicts(job(excess, seed, scale=scale))
+    assert named(plain) == named(scaled)
+    for one, other in zip(plain, scaled, strict=True):
+        if one.cost_ms_per_step is not None and other.cost_ms_per_step is not None:
+            assert abs(other.cost_ms_per_step / scale - one.cost_ms_per_step) < 0.01 * one.cost_ms_per_step + 1e-3
+
+
+@quick
+@given(excesses, seeds)
+def test_a_healthy_rank_more_names_nobody_new(excess: float, seed: int) -> None:
+    """Whoever was not slow beside four ranks is not slow beside five."""
+    few = verdicts(job(excess, seed))
+    more = verdicts(replace(job(excess, seed), ranks=5))
+    assert {rank for verdict in more for rank in verdict.ranks} <= {rank for verdict in few for rank in verdict.ranks}
+
+
+@quick
+@given(seeds)
+def test_a_healthy_job_is_balanced(seed: int) -> None:
+    """Noise alone never names anyone."""
+    assert [verdict.kind for verdict in verdicts(job(0.0, seed))] == ["balanced"]
