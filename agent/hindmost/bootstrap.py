@@ -64,6 +64,20 @@ def stop() -> None:
         closing.close()
 
 
+def detach() -> None:
+    """Take the probe out of a process that ``hindmost attach`` put it into: hooks, ring, environment, modules."""
+    global _started  # noqa: PLW0603 - see start
+    from hindmost.probes import guard
+
+    stop()
+    atexit.unregister(stop)
+    guard.remove_all()
+    os.environ.pop(ATTACHED, None)
+    _started = False
+    for name in [name for name in sys.modules if name == "hindmost" or name.startswith("hindmost.")]:
+        del sys.modules[name]
+
+
 def _observe(found: Identity) -> None:
     """Make the ring and everything that writes to it."""
     from hindmost import probes

@@ -47,6 +47,12 @@ class Usage:
         except OSError:  # a kernel without CONFIG_SCHED_INFO: the delay stays unmeasured
             self._file = None
 
+    def close(self) -> None:
+        """Give the file back; later readings have no delay."""
+        file, self._file = self._file, None
+        if file is not None:
+            os.close(file)
+
     def read(self) -> tuple[int, int]:
         """CPU ns of all threads, and ns the thread was runnable and did not run (-1 where the kernel does not say)."""
         waited = -1
@@ -84,9 +90,13 @@ class Recorder:
     def training_thread(self) -> bool:
         """Whether the caller is the thread that trains; the first that asks is."""
         if not self._thread:
+            # First, and now: a collection may strike while a ring is made, or a name registered under its lock.
+            self.ring.name("gc")
             self._thread = get_ident()
-            self.ring.name("gc")  # now: a collection may strike while another name is being registered, under that lock
-            self._usage = self._usage or Usage().read
+            if self._usage is None:
+                opened = Usage()
+                self._usage = opened.read
+                self.closers.append(opened.close)
             self._used = self._usage()
         return self._thread == get_ident()
 

@@ -23,6 +23,7 @@ def install(recorder: Recorder) -> None:
     """Wait for the frameworks that probes know, and record what needs no framework."""
     from hindmost.bootstrap import complain
     from hindmost.probes import pauses
+    from hindmost.probes.guard import undo
     from hindmost.probes.imports import Watch
 
     def act(module: ModuleType) -> None:
@@ -33,4 +34,6 @@ def install(recorder: Recorder) -> None:
         complain(f"{name} cannot be observed ({error!r})")
 
     pauses.install(recorder)
-    Watch(dict.fromkeys(WATCHED, act), failed).install()
+    watch = Watch(dict.fromkeys(WATCHED, act), failed)
+    watch.install()
+    undo.append(watch.remove)

@@ -60,3 +60,19 @@ def around(
     # torch.compile must neither trace the hooks nor wonder at them.
     surrounded._torchdynamo_disable = True  # type: ignore[attr-defined]
     setattr(owner, name, surrounded)
+
+    def restore() -> None:
+        if getattr(owner, name) is surrounded:  # whoever patched it after us keeps calling us, and we call on
+            setattr(owner, name, original)
+
+    undo.append(restore)
+
+
+#: What takes the hooks out again, in the order in which they were put in.
+undo: list[Callable[[], None]] = []
+
+
+def remove_all() -> None:
+    """Take every hook out, the last first: ``hindmost attach`` leaves the process as it found it."""
+    while undo:
+        guarded(undo.pop())()

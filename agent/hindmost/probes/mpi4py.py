@@ -12,6 +12,8 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hindmost.probes.guard import undo
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import ModuleType
@@ -258,4 +260,10 @@ def install(mpi: ModuleType, recorder: Recorder) -> None:
         return
     module: Any = mpi
     observed = observed_class(module, Calls(module, recorder))
-    module.COMM_WORLD, module.COMM_SELF = observed(module.COMM_WORLD), observed(module.COMM_SELF)
+    own = module.COMM_WORLD, module.COMM_SELF
+    module.COMM_WORLD, module.COMM_SELF = map(observed, own)
+
+    def restore() -> None:
+        module.COMM_WORLD, module.COMM_SELF = own
+
+    undo.append(restore)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING
 
+from hindmost.probes.guard import guarded, undo
+
 if TYPE_CHECKING:
     from hindmost.stepping import Recorder
 
@@ -25,5 +27,6 @@ def install(recorder: Recorder) -> None:
         elif started and now - started >= LEAST_NS and recorder.training():
             recorder.phase("gc", started, now)
 
-    gc.callbacks.append(collected)
-    recorder.closers.append(lambda: gc.callbacks.remove(collected) if collected in gc.callbacks else None)
+    callback = guarded(collected)
+    gc.callbacks.append(callback)
+    undo.append(lambda: gc.callbacks.remove(callback))

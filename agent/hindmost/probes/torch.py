@@ -12,7 +12,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from hindmost.probes import torch_ddp
-from hindmost.probes.guard import around, guarded
+from hindmost.probes.guard import around, guarded, undo
 from hindmost.probes.recognise import Recogniser
 from hindmost.probes.torch_cuda import GpuPhases
 
@@ -141,8 +141,8 @@ def _hook_optimizers(torch: Any, hooks: Hooks) -> None:
         ends(0, None, optimizer)
 
     before._torchdynamo_disable = after._torchdynamo_disable = True  # type: ignore[attr-defined]
-    module.register_optimizer_step_pre_hook(before)
-    module.register_optimizer_step_post_hook(after)
+    undo.append(module.register_optimizer_step_pre_hook(before).remove)
+    undo.append(module.register_optimizer_step_post_hook(after).remove)
     scaler = getattr(getattr(torch, "amp", None), "GradScaler", None)
     if scaler is not None:
         around(

@@ -13,7 +13,7 @@ import hashlib
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from hindmost.probes.guard import around, guarded
+from hindmost.probes.guard import around, guarded, undo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,6 +50,7 @@ class Gradients:
         self._last: Any = None
         self._backwards = 0
         self._missed = 0
+        undo.append(lambda: self._keep_only(None))
 
     def alive(self) -> bool:
         """Whether the model still exists."""

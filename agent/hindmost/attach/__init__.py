@@ -1,0 +1,1 @@
+"""Look into training processes that are already running, without restarting them."""

@@ -1,0 +1,40 @@
+"""The Python stacks of a running process, by py-spy, which reads its memory from outside."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from hindmost.errors import HindmostError
+
+
+def py_spy() -> str:
+    """The py-spy to run: beside this interpreter, else on the PATH. HindmostError where there is none."""
+    beside = Path(sys.executable).with_name("py-spy")
+    found = str(beside) if beside.exists() else shutil.which("py-spy")
+    if found is None:
+        raise HindmostError("py-spy is not installed; `pip install py-spy` beside hindmost")
+    return found
+
+
+def dump(pid: int, timeout_s: float = 5.0) -> str:
+    """The stacks of all threads of a process as ``py-spy dump`` prints them, or one line that says why not.
+
+    The process is not paused: a stalled one does not move, and a moving one must not be held up. Never raises.
+    """
+    try:
+        command = [py_spy(), "dump", "--nonblocking", "--pid", str(pid)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    except (HindmostError, OSError, subprocess.SubprocessError) as error:
+        return f"no stack of process {pid}: {error}\n"
+    return done.stdout if done.returncode == 0 else f"no stack of process {pid}: {reason(done.stderr)}\n"
+
+
+def reason(stderr: str) -> str:
+    """What py-spy says went wrong, as one line, with the remedy where one is known."""
+    lines = [line.removeprefix("Error: ").strip() for line in stderr.splitlines() if line.strip()]
+    if "ermission" in stderr:
+        return "the kernel forbids reading it (kernel.yama.ptrace_scope or a container without CAP_SYS_PTRACE)"
+    return lines[0] if lines else "py-spy failed without a word"

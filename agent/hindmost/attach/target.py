@@ -1,0 +1,107 @@
+"""Which running processes are the ranks to look into, read from /proc; only processes of the same user."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hindmost import identity
+from hindmost.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+#: Variables whose value names a job, whichever launcher or scheduler set them.
+JOB_VARIABLES = ("HINDMOST_JOB_ID", "SLURM_JOB_ID", "PBS_JOBID", "TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE")
+PYTHON = re.compile(r"(?:lib)?python3\.(\d+)")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A running Python process. ``rank`` is -1 where no launcher named one; ``minor`` its Python's version, 3.minor."""
+
+    pid: int
+    rank: int
+    world_size: int
+    command: str
+    executable: str
+    minor: int
+
+
+def by_pid(pid: int, proc: Path = Path("/proc")) -> Target:
+    """The process with this pid. UsageError where there is none, where it is another user's, or no Python."""
+    folder = proc / str(pid)
+    try:
+        owner = folder.stat().st_uid
+        environ = _environ(folder) if owner == os.geteuid() else None
+    except OSError:
+        raise UsageError(f"--pid {pid}: there is no such process; `pgrep -af python` lists candidates") from None
+    if environ is None:
+        raise UsageError(f"--pid {pid}: it belongs to user {owner}, and hindmost attaches to your own processes only")
+    target = _describe(folder, environ)
+    if target is None:
+        raise UsageError(f"--pid {pid}: it runs no Python 3 interpreter")
+    return target
+
+
+def by_job(job: str, proc: Path = Path("/proc")) -> list[Target]:
+    """Every rank on this machine of the job that a launcher or scheduler calls ``job``, by rank."""
+    found = [target for folder, environ in _own(proc) if (target := _member(folder, environ, job)) is not None]
+    if not found:
+        raise UsageError(f"--job {job}: no process of yours on this machine has it in {', '.join(JOB_VARIABLES[:4])}")
+    return sorted(found, key=lambda target: target.rank)
+
+
+def _member(folder: Path, environ: Mapping[str, str], job: str) -> Target | None:
+    if job not in (environ.get(name) for name in JOB_VARIABLES) or not identity.is_named(environ):
+        return None
+    argv = _argv(folder)
+    return None if identity.is_launcher(argv) or identity.is_worker(argv) else _describe(folder, environ)
+
+
+def _own(proc: Path) -> Iterator[tuple[Path, dict[str, str]]]:
+    """Processes of this user, with their environment."""
+    for folder in proc.iterdir():
+        if folder.name.isdigit():
+            try:
+                if folder.stat().st_uid == os.geteuid():
+                    yield folder, _environ(folder)
+            except OSError:  # it ended meanwhile
+                continue
+
+
+def _describe(folder: Path, environ: Mapping[str, str]) -> Target | None:
+    minor = _python(folder)
+    if minor is None:
+        return None
+    argv = _argv(folder)
+    found = identity.find({**environ, "HINDMOST_JOB_ID": "attach", "HINDMOST_LAUNCHER": "mpirun"}, argv)
+    return Target(
+        pid=int(folder.name),
+        rank=found.rank if found else identity.UNKNOWN,
+        world_size=found.world_size if found else identity.UNKNOWN,
+        command=" ".join(argv[1:]),
+        executable=str((folder / "exe").resolve()),
+        minor=minor,
+    )
+
+
+def _python(folder: Path) -> int | None:
+    """The minor version of the Python 3 that a process runs: of its binary, else of a libpython it maps."""
+    try:
+        found = PYTHON.search((folder / "exe").resolve().name) or PYTHON.search((folder / "maps").read_text())
+    except OSError:
+        return None
+    return int(found[1]) if found else None
+
+
+def _environ(folder: Path) -> dict[str, str]:
+    entries = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
+
+
+def _argv(folder: Path) -> list[str]:
+    return (folder / "cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")

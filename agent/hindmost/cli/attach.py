@@ -1,0 +1,67 @@
+"""``hindmost attach``: look into training processes that are already running."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from hindmost.errors import UsageError
+
+if TYPE_CHECKING:
+    from hindmost.attach.sampling import Shares
+    from hindmost.attach.target import Target
+
+HELP = "look into training processes that are already running, without restarting them"
+
+EPILOG = """\
+examples:
+  hindmost attach --pid 4711 --pid 4712
+  hindmost attach --job 812345 --seconds 30      a Slurm job's ranks on this machine
+  hindmost attach --stacks --job 812345          where each rank stands, now
+
+Python 3.14 and later is entered by sys.remote_exec and measured from inside; older ones are sampled from outside by
+py-spy, and shares come with the 95 % interval that sampling has. Only your own processes; nothing stays in them."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``hindmost attach``."""
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--pid", type=int, action="append", metavar="PID", help="a process; may be repeated")
+    which.add_argument("--job", metavar="ID", help="all ranks on this machine of a job, as its scheduler calls it")
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long to look (default: 10)")
+    parser.add_argument("--rate", type=int, default=100, help="samples a second where sampled (default: 100)")
+    parser.add_argument("--sample", action="store_true", help="sample from outside even where Python can be entered")
+    parser.add_argument("--stacks", action="store_true", help="print the stacks of all threads instead, and leave")
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Look, print, leave."""
+    from hindmost.attach import stacks, table, target
+
+    if not 0 < args.seconds <= 3600 or not 1 <= args.rate <= 1000:
+        raise UsageError("--seconds must be between 0 and 3600, --rate between 1 and 1000")
+    targets = target.by_job(args.job) if args.job else [target.by_pid(pid) for pid in args.pid]
+    if args.stacks:
+        for one in targets:
+            sys.stdout.write(f"rank {one.rank if one.rank >= 0 else '-'}: {stacks.dump(one.pid)}\n")
+        return 0
+    method, seen = _look(targets, args)
+    if args.format == "json":
+        sys.stdout.write(json.dumps(table.to_dict(targets, seen, method, args.seconds), indent=2) + "\n")
+    else:
+        sys.stdout.write(table.render(targets, seen, method, args.seconds))
+    return 0
+
+
+def _look(targets: list[Target], args: argparse.Namespace) -> tuple[str, list[Shares]]:
+    """Measured from inside where every target can be entered, else sampled: ranks are compared by one method."""
+    from hindmost.attach import injected, sampling
+
+    if not args.sample and all(one.minor >= injected.FIRST_MINOR for one in targets):
+        return "measured inside", injected.measure(targets, args.seconds)
+    return f"sampled {args.rate} times a second", sampling.sample(targets, args.seconds, args.rate)

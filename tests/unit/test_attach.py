@@ -1,0 +1,285 @@
+"""Looking into running processes: whom, by what, and how sure."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hindmost import cli, ring
+from hindmost.attach import sampling, stacks, table, target
+from hindmost.attach.fold import Folded
+from hindmost.attach.injected import FIRST_MINOR
+from hindmost.attach.sampling import Frame, Shares
+from hindmost.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+#: A loop that spends its time in a function and a half, and whose lines say so.
+LOOP = """
+    import sys, time
+    class comm:
+        Allreduce = staticmethod(time.sleep)
+    def forward(): time.sleep(0.002)
+    sys.stdout.write("training\\n"); sys.stdout.flush()
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        forward()
+        comm.Allreduce(float(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Iterator[Callable[..., int]]:
+    """Starts a training process of a script, which says when it trains; returns its pid."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(script: str, *argv: str, python: str = sys.executable, **environ: str) -> int:
+        path = tmp_path / "script.py"
+        path.write_text(textwrap.dedent(script))
+        process = subprocess.Popen(
+            [python, str(path), *argv], stdout=subprocess.PIPE, text=True, env={**os.environ, **environ}
+        )
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "training\n"
+        return process.pid
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def stack(*files: str) -> list[Frame]:
+    return [Frame("function", file, 1) for file in files]
+
+
+@pytest.mark.parametrize(
+    ("files", "phase"),
+    [
+        (("train.py", "torch/utils/data/dataloader.py", "torch/nn/modules/module.py"), "input"),
+        (("train.py", "torch/nn/modules/module.py", "torch/nn/modules/linear.py"), "forward"),
+        (("train.py", "torch/_tensor.py", "torch/autograd/graph.py"), "backward"),
+        (("train.py", "torch/nn/parallel/distributed.py", "torch/distributed/distributed_c10d.py"), "comm"),
+        (("train.py", "torch/optim/optimizer.py", "torch/nn/modules/module.py"), "forward"),
+        (("train.py", "torch/optim/optimizer.py", "torch/optim/adam.py"), "optimizer"),
+        (("train.py", "torch/serialization.py"), "checkpoint"),
+        (("train.py", "horovod/torch/mpi_ops.py"), "comm"),
+        (("train.py",), "other"),
+    ],
+)
+def test_a_stack_is_in_one_phase(files: tuple[str, ...], phase: str) -> None:
+    """The loader anywhere means input; else the innermost frame that is known decides."""
+    assert sampling.classify(stack(*files)) == phase
+
+
+@pytest.mark.parametrize(
+    ("line", "phase"),
+    [("comm.Allreduce(a, b)", "comm"), ("x = comm.bcast(x, root=0)", "comm"), ("y = numpy.add.reduceat(x)", "other")],
+)
+def test_a_c_function_is_known_by_the_line_that_calls_it(tmp_path: Path, line: str, phase: str) -> None:
+    """mpi4py's calls have no frame: the source line of the innermost frame tells."""
+    (tmp_path / "train.py").write_text(f"\n{line}\n")
+    assert sampling.classify([Frame("train", str(tmp_path / "train.py"), 2)]) == phase
+
+
+def test_only_the_main_thread_counts() -> None:
+    """Other threads' samples are left out, a main thread without a name is not."""
+    seen = sampling.shares(
+        [
+            "thread (7): MainThread;train (train.py:1);forward (/x/torch/nn/modules/module.py:5) 3",
+            "thread (8): Thread-1;pin (/x/torch/utils/data/_utils/pin_memory.py:5) 90",
+            "thread (7);train (train.py:1) 1",
+        ]
+    )
+    assert seen.samples == 4
+    assert seen.share["forward"] == 0.75
+
+
+def test_the_error_shrinks_with_the_samples_and_is_never_nothing() -> None:
+    """Half of a share's interval falls with the root of the samples, and 0 of n is not surely 0."""
+    few, many = Shares({"input": 0.5}, 100), Shares({"input": 0.5}, 10_000)
+    assert 0.09 < few.error("input") < 0.11
+    assert 9 < few.error("input") / many.error("input") < 11
+    assert few.error("comm") > 0.01
+    assert Shares({"input": 0.5}, 0).error("input") == 0.0
+
+
+def rank(number: int) -> target.Target:
+    return target.Target(100 + number, number, 3, "train.py", "/usr/bin/python3", 12)
+
+
+def share(samples: int = 1000, **phases: float) -> Shares:
+    return Shares({phase: phases.get(phase, 0.0) for phase in sampling.PHASES}, samples)
+
+
+def test_the_rank_that_does_more_of_its_own_stands_out() -> None:
+    """The largest excess over the others' median is named with its phase, not the waiting of the others."""
+    ranks = [rank(0), rank(1), rank(2)]
+    seen = [share(input=0.1, comm=0.6), share(input=0.5, comm=0.1), share(input=0.12, comm=0.6)]
+    excess = table.largest_excess(ranks, seen)
+    assert excess is not None
+    assert (excess.rank, excess.phase) == (1, "input")
+    assert "rank 1 stands out: 50 ± 3 % of its time is input, the others' median 11 %" in table.render(
+        ranks, seen, "sampled", 10
+    )
+
+
+def test_what_sampling_can_produce_is_not_named() -> None:
+    """With few samples the same difference is noise, and no rank stands out."""
+    ranks = [rank(0), rank(1), rank(2)]
+    seen = [share(20, input=0.2), share(20, input=0.4), share(20, input=0.2)]
+    assert table.largest_excess(ranks, seen) is None
+    assert "no rank stands out" in table.render(ranks, seen, "sampled", 1)
+
+
+def test_what_was_not_seen_is_null() -> None:
+    """A process without samples has no shares, and JSON says null."""
+    report = table.to_dict([rank(0)], [Shares({}, 0)], "sampled", 1)
+    assert report["ranks"][0]["phases"]["input"] == {"share": None, "error": None}
+    assert report["stands_out"] is None
+
+
+def test_nested_phases_are_counted_once() -> None:
+    """Of a ring's inclusive phases each keeps what nothing inside it took; measures are no time."""
+    folded = Folded()
+    named = {"kind": ring.PHASE, "flags": 0, "seq": 0, "peer": -1, "comm_id": 0, "value": 0}
+    step = ring.Event(ring.STEP, 0, "train", 0, 0, 0, -1, 0, 0)
+    folded.add([step])
+    folded.add(
+        [
+            ring.Event(name="input", start_ns=0, duration_ns=20, **named),
+            ring.Event(name="sync", start_ns=50, duration_ns=30, **named),
+            ring.Event(name="backward", start_ns=40, duration_ns=40, **named),
+            ring.Event(name="cpu", start_ns=0, duration_ns=400, **named),
+            step._replace(start_ns=0, duration_ns=100, seq=1),
+        ]
+    )
+    seen = folded.shares().share
+    assert (seen["input"], seen["comm"], seen["backward"], seen["other"]) == pytest.approx((0.2, 0.3, 0.1, 0.4))
+
+
+def test_other_processes_are_refused_by_name(tmp_path: Path) -> None:
+    """No such process, another user's, and one that runs no Python: each refusal says which and why."""
+    with pytest.raises(UsageError, match="there is no such process"):
+        target.by_pid(7, tmp_path)
+    (tmp_path / "7").mkdir()
+    for name, content in (("environ", b"A=1\0"), ("cmdline", b"sleep\x0060\0"), ("maps", b"/usr/lib/libc.so.6\n")):
+        (tmp_path / "7" / name).write_bytes(content)
+    (tmp_path / "7" / "exe").symlink_to("/usr/bin/sleep")
+    with pytest.raises(UsageError, match="no Python 3"):
+        target.by_pid(7, tmp_path)
+    with pytest.raises(UsageError, match="no process of yours"):
+        target.by_job("99", tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a process of another user")
+def test_another_users_process_is_refused(tmp_path: Path) -> None:
+    """Even root looks into its own processes only."""
+    (tmp_path / "7").mkdir()
+    os.chown(tmp_path / "7", 12345, -1)
+    with pytest.raises(UsageError, match="belongs to user 12345"):
+        target.by_pid(7, tmp_path)
+
+
+def test_a_jobs_ranks_are_found_by_its_name(tmp_path: Path) -> None:
+    """Ranks of the job are found in order; its launcher, its workers and other jobs are not."""
+    job = b"SLURM_JOB_ID=42\0SLURM_STEP_ID=0\0SLURM_PROCID=%d\0SLURM_STEP_NUM_TASKS=2\0"
+    processes = {
+        10: (job % 1, b"python\0train.py\0"),
+        11: (job % 0, b"python\0train.py\0"),
+        12: (job % 0, b"python\0-m\0torch.distributed.run\0train.py\0"),
+        13: (job % 0, b"python\0-c\0from multiprocessing.spawn import spawn_main\0"),
+        14: (b"SLURM_JOB_ID=43\0RANK=0\0", b"python\0train.py\0"),
+        15: (b"SLURM_JOB_ID=42\0", b"bash\0"),
+    }
+    for pid, (environ, cmdline) in processes.items():
+        folder = tmp_path / str(pid)
+        folder.mkdir()
+        (folder / "environ").write_bytes(environ)
+        (folder / "cmdline").write_bytes(cmdline)
+        (folder / "exe").symlink_to("/usr/bin/python3.12")
+    found = target.by_job("42", tmp_path)
+    assert [(one.rank, one.pid, one.world_size, one.minor) for one in found] == [(0, 11, 2, 12), (1, 10, 2, 12)]
+
+
+needs_py_spy = pytest.mark.skipif(
+    not (shutil.which("py-spy") or Path(sys.executable).with_name("py-spy").exists()), reason="py-spy is not installed"
+)
+
+
+@needs_py_spy
+def test_two_running_ranks_are_sampled(train: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    """Shares of two live processes come out as they are spent, and the one that waits less stands out."""
+    pids = [train(LOOP, seconds, RANK=str(r), WORLD_SIZE="2") for r, seconds in enumerate(("0.018", "0.0001"))]
+    argv = ["attach", "--sample", "--seconds", "2", "--format", "json", *(f"--pid={pid}" for pid in pids)]
+    assert cli.main(argv) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [one["rank"] for one in report["ranks"]] == [0, 1]
+    comm = [one["phases"]["comm"]["share"] for one in report["ranks"]]
+    assert comm[0] > 0.7
+    assert comm[1] < 0.3
+    assert (report["stands_out"]["rank"], report["stands_out"]["phase"]) == (1, "other")
+
+
+@needs_py_spy
+def test_a_running_process_shows_where_it_stands(train: Callable[..., int]) -> None:
+    """A stack dump holds the functions the process is in; of a process that is gone it says why there is none."""
+    pid = train(LOOP, "1.0")
+    deadline = time.monotonic() + 10
+    while "<module> (script.py:" not in (text := stacks.dump(pid)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert f"Process {pid}" in text
+    assert "<module> (script.py:" in text
+    assert stacks.dump(2**22 + 1).startswith(f"no stack of process {2**22 + 1}: ")
+
+
+def python_314() -> str | None:
+    return sys.executable if sys.version_info >= (3, FIRST_MINOR) else shutil.which("python3.14")
+
+
+@pytest.mark.skipif(python_314() is None, reason="no Python 3.14 on this machine: sys.remote_exec is new in it")
+def test_a_python_314_is_entered_and_left_without_a_trace(
+    train: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Phases are measured from inside; afterwards modules, hooks, environment and open files are what they were."""
+    script = """
+        import gc, json, os, signal, sys, time
+        import importlib.util
+        def look():
+            return [sorted(m for m in sys.modules if "hindmost" in m), sorted(k for k in os.environ if "HIND" in k),
+                    len(sys.meta_path), len(gc.callbacks),
+                    sorted(p for p in (os.readlink(f"/proc/self/fd/{f}") for f in os.listdir("/proc/self/fd")
+                                       if os.path.islink(f"/proc/self/fd/{f}")) if "hindmost" in p or "schedstat" in p)]
+        signal.signal(signal.SIGUSR1, lambda *_: open(sys.argv[1], "w").write(json.dumps(look())))
+        sys.stdout.write("training\\n"); sys.stdout.flush()
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            if hindmost := sys.modules.get("hindmost"):
+                with hindmost.step():
+                    with hindmost.phase("input"): time.sleep(0.006)
+                    with hindmost.phase("forward"): time.sleep(0.002)
+            else:
+                time.sleep(0.008)
+    """
+    pid = train(script, str(tmp_path / "seen"), python=python_314() or "", RANK="0", WORLD_SIZE="1")
+    assert cli.main(["attach", "--seconds", "1", "--format", "json", f"--pid={pid}"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["method"] == "measured inside"
+    phases = {name: seen["share"] for name, seen in report["ranks"][0]["phases"].items()}
+    assert 0.6 < phases["input"] < 0.85
+    assert 0.15 < phases["forward"] < 0.4
+    os.kill(pid, 10)
+    deadline = time.monotonic() + 10
+    while not (tmp_path / "seen").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert json.loads((tmp_path / "seen").read_text()) == [[], [], 3, 0, []]
