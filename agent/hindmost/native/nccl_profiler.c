@@ -70,7 +70,7 @@ static void open_communicator(void **context, int *mask, const char *name, uint6
     pthread_once(&once, make_ring);
     *mask = 0;
     *context = &no_context;
-    if (!enabled)
+    if (!enabled || !hm_wanted()) /* HINDMOST_PROBE=0 may also be set for single communicators */
         return;
     struct context *taken = take_context();
     if (taken != &no_context)
