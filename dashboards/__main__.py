@@ -8,10 +8,14 @@ from pathlib import Path
 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
-from dashboards import job, nodes
+from dashboards import gpus, job, nodes
 
 HERE = Path(__file__).parent
-DASHBOARDS = {"hindmost-job.json": job.dashboard, "hindmost-nodes.json": nodes.dashboard}
+DASHBOARDS = {
+    "hindmost-job.json": job.dashboard,
+    "hindmost-nodes.json": nodes.dashboard,
+    "hindmost-gpus.json": gpus.dashboard,
+}
 
 
 def render(name: str) -> str:

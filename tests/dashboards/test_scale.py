@@ -32,6 +32,28 @@ PER_SECOND = {
     "hindmost_process_runqueue_seconds_total": 0.01,
     "hindmost_process_read_bytes_total": 1e6,
 }
+BOARDS = ("hindmost-job.json", "hindmost-nodes.json", "hindmost-gpus.json")
+
+GPU_GAUGES = {
+    "hindmost_gpu_sm_clock_hertz": 1.7e9,
+    "hindmost_gpu_sm_clock_max_hertz": 1.98e9,
+    "hindmost_gpu_memory_used_bytes": 1e11,
+    "hindmost_gpu_memory_total_bytes": 1.5e11,
+    "hindmost_gpu_power_watts": 600.0,
+    "hindmost_gpu_temperature_celsius": 60.0,
+    "hindmost_gpu_utilization_ratio": 0.99,
+    "hindmost_gpu_sm_activity_ratio": 0.8,
+    "hindmost_gpu_tensor_activity_ratio": 0.4,
+    "hindmost_gpu_dram_activity_ratio": 0.3,
+}
+GPU_COUNTERS = [
+    ("hindmost_gpu_clocks_event_seconds_total", ',reason="sw_power_cap"'),
+    ("hindmost_gpu_nvlink_receive_bytes_total", ""),
+    ("hindmost_gpu_pcie_receive_bytes_total", ""),
+    ("hindmost_gpu_pcie_replays_total", ""),
+    ("hindmost_gpu_ecc_errors_total", ',corrected="no"'),
+    ("hindmost_gpu_xid_errors_total", ',xid="79"'),
+]
 NODE_COUNTERS = [
     ("hindmost_agent_cpu_seconds_total", ""),
     ("hindmost_node_context_switches_total", ""),
@@ -55,7 +77,7 @@ def test_every_panel_has_data_and_stays_readable(
     config.write_text("scrape_configs: []\n")
     server = serve(config, data)
     wrong = []
-    for panel in [*panels("hindmost-job.json"), *panels("hindmost-nodes.json")]:
+    for panel in (panel for name in BOARDS for panel in panels(name)):
         found = [len(server.show(target, "big", END)) for target in panel["targets"]]
         readable = max(found) <= MOST_ROWS if panel["type"] == "table" else sum(found) <= MOST_LINES
         if not (all(found) and readable):
@@ -136,6 +158,12 @@ def of(rank: int, elapsed: float) -> Iterator[Sample]:
     for name, per_second in PER_SECOND.items():
         yield name, f"{labels},{node}" if "process" in name else labels, elapsed * per_second
     yield "hindmost_process_resident_memory_bytes", f"{labels},{node}", 4e9
+    gpu = f'{node},gpu_uuid="GPU-{rank}"'
+    yield "hindmost_gpu_rank_info", f"{gpu},{labels}", 1.0
+    for name, value in GPU_GAUGES.items():
+        yield name, gpu, value
+    for name, more in GPU_COUNTERS:
+        yield name, gpu + more, elapsed * 0.01
 
 
 def nodes(elapsed: float) -> Iterator[Sample]:

@@ -1,0 +1,38 @@
+"""Metrics in pages, dashboards and alerts, against those that agents and collectors have."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hindmost_agent import samplers
+from hindmost_agent.sampler import REGISTRY
+
+if TYPE_CHECKING:
+    from hindmost_agent.metric import Metric
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md")])
+
+#: A metric's whole name: prefix, subject, what it measures.
+METRIC = re.compile(r"\bhindmost_(?:job|rank|verdict|node|process|gpu|agent|collector)_[a-z0-9_]*[a-z0-9]\b(?!\.|/)")
+
+
+def test_every_metric_that_is_named_exists() -> None:
+    """Pages, dashboards and alerts name only metrics that an agent declares or the collector's code has."""
+    source = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("collector/**/*.py"))
+    known = set(re.findall(r"\bhindmost_[a-z0-9_]+", source)) | {metric.name for metric in declared()}
+    users = [*PAGES, *(ROOT / "dashboards").glob("*.json"), ROOT / "dashboards" / "alerts.yml"]
+    named = set().union(*(METRIC.findall(path.read_text(encoding="utf-8")) for path in users))
+    assert {name for name in named if name not in known and name.removesuffix("_total") not in known} == set()
+
+
+def declared() -> list[Metric]:
+    """Every metric that a sampler of the agent declares."""
+    for module in pkgutil.iter_modules(samplers.__path__):
+        importlib.import_module(f"{samplers.__name__}.{module.name}")
+    return [metric for sampler in REGISTRY.values() for metric in sampler.metrics]
