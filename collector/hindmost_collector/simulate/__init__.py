@@ -1,0 +1,53 @@
+"""A test bed: jobs with known faults, recorded as hindmost would have recorded them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hindmost_collector.simulate import engine
+from hindmost_collector.simulate.draws import draw
+from hindmost_collector.simulate.record import record
+from hindmost_collector.simulate.scenario import Fault, Noise, Scenario, Truth
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hindmost_collector.model import Run
+    from hindmost_collector.simulate.draws import Draws
+
+__all__ = ["Fault", "Noise", "Scenario", "Simulated", "Truth", "simulate"]
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A recorded run, and apart from it what is true of it."""
+
+    run: Run
+    truth: Truth
+
+
+def simulate(scenario: Scenario, metrics: bool = True) -> Simulated:
+    """Record one job. The truth's costs come from the same job and noise without its faults."""
+    draws = draw(scenario, engine.stretches(scenario))
+    timing = engine.run(scenario, draws, scenario.faults)
+    return Simulated(record(scenario, draws, timing, metrics), _truth(scenario, draws, timing))
+
+
+def _truth(scenario: Scenario, draws: Draws, timing: engine.Timing) -> Truth:
+    faults = scenario.faults
+    total = int(timing.finish[-1].max())
+    active = engine.activity(scenario, draws, faults)
+
+    def without(kept: Sequence[Fault]) -> int:
+        return int(engine.run(scenario, draws, kept).finish[-1].max())
+
+    each = [without([*faults[:i], *faults[i + 1 :]]) for i in range(len(faults))] if len(faults) > 1 else []
+    repaired = without([]) if faults else total
+    return Truth(
+        faults=faults,
+        total_ns=total,
+        repaired_ns=repaired,
+        repaired_each_ns=tuple(each) if each else (repaired,) * len(faults),
+        active=tuple(tuple(row.nonzero()[0].tolist()) for row in active),
+    )

@@ -1,0 +1,232 @@
+"""What a probe, a GPU plugin and the node agents would have recorded of a timing: each on its own clock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hindmost_collector.model import GPU_TIME, UNMEASURED, Job, Run, Table
+from hindmost_collector.simulate.engine import ISSUE_SHARE
+from hindmost_collector.simulate.layout import groups
+from hindmost_collector.simulate.telemetry import telemetry
+from hindmost_collector.sources.columns import concatenate, select, table
+
+if TYPE_CHECKING:
+    from hindmost_collector.simulate.draws import Draws
+    from hindmost_collector.simulate.engine import Timing
+    from hindmost_collector.simulate.layout import Array, Groups
+    from hindmost_collector.simulate.scenario import Scenario
+
+#: Unix time at which simulated runs begin: nothing depends on it.
+EPOCH_NS = 1_800_000_000_000_000_000
+TOKENS = 4096
+GRADIENT_BYTES = 64 << 20
+#: How long a rank's peers were seen to wait when a hang was looked at.
+HANG_SECONDS = 60
+
+
+def record(scenario: Scenario, draws: Draws, timing: Timing, metrics: bool) -> Run:
+    """The run as columns; a hang ends it at its onset, the others' next operation in flight."""
+    hung = [fault for fault in scenario.faults if fault.cause == "hang"]
+    last = min((fault.onset for fault in hung), default=scenario.steps)
+    known = groups(scenario)
+    operations = _collectives(scenario, draws, timing, known, last)
+    return Run(
+        job=Job(id=f"simulated-{scenario.seed}", world_size=scenario.ranks, source="simulation"),
+        ranks=_ranks(scenario),
+        steps=_steps(scenario, draws, timing, last),
+        collectives=operations,
+        communicators=_communicators(known),
+        in_flight=_in_flight(scenario, draws, timing, known, last, {rank for fault in hung for rank in fault.ranks}),
+        metrics=telemetry(scenario, draws, timing, EPOCH_NS) if metrics else table("metrics", node=[]),
+    )
+
+
+def _ranks(scenario: Scenario) -> Table:
+    rank = np.arange(scenario.ranks)
+    return table(
+        "ranks",
+        rank=rank,
+        world_size=scenario.ranks,
+        local_rank=rank % scenario.gpus_per_node,
+        node=[node(scenario, one) for one in rank.tolist()],
+        pid=1000 + rank,
+        gpu_uuid=[gpu(one) for one in rank.tolist()],
+        framework="torch",
+        start_ns=EPOCH_NS,
+    )
+
+
+def node(scenario: Scenario, rank: int) -> str:
+    """The host of a rank."""
+    return f"node{rank // scenario.gpus_per_node:04d}"
+
+
+def gpu(rank: int) -> str:
+    """The GPU of a rank."""
+    return f"GPU-{rank:08x}"
+
+
+def _on_host_clock(draws: Draws, times: Array, ranks: Any = slice(None)) -> Array:
+    shown: Array = np.rint(EPOCH_NS + draws.clock_ns[ranks] + times * draws.drift[ranks]).astype(np.int64)
+    return shown
+
+
+def _on_gpu_clock(draws: Draws, times: Array, ranks: Any = slice(None)) -> Array:
+    shown: Array = np.rint(EPOCH_NS + draws.gpu_clock_ns[ranks] + times * draws.gpu_drift[ranks]).astype(np.int64)
+    return shown
+
+
+def _steps(scenario: Scenario, draws: Draws, timing: Timing, last: int) -> Table:
+    shape = (scenario.steps, scenario.ranks)
+    until = np.vstack([timing.begin[1:], timing.finish[-1:]])
+    start = _on_host_clock(draws, timing.begin)
+    issue = ISSUE_SHARE * scenario.step_ms * 1e6 * draws.host
+    runqueue = timing.host["runqueue"]
+    columns = {
+        "rank": np.broadcast_to(np.arange(scenario.ranks), shape),
+        "step": np.broadcast_to(np.arange(scenario.steps)[:, None], shape),
+        "start_ns": start,
+        "duration_ns": _on_host_clock(draws, until) - start,
+        "work": np.rint(TOKENS * draws.lengths),
+        "input_ns": timing.host["input"],
+        "h2d_ns": timing.gpu["h2d"],
+        "forward_ns": 0.3 * issue + runqueue,
+        "backward_ns": 0.6 * issue,
+        "optimizer_ns": 0.1 * issue,
+        "cpu_ns": issue + timing.host["input"],
+        "runqueue_ns": runqueue + 0.001 * issue,
+        **{f"{name}_ns": _seen(timing.host[name]) for name in ("checkpoint", "gc")},
+        **{f"gpu_{phase}_ns": timing.gpu[phase] for phase in ("forward", "backward", "optimizer")},
+    }
+    flat = {name: np.rint(values[:last].T).astype(np.int64).ravel() for name, values in columns.items()}
+    return table("steps", kind="train", **flat)
+
+
+def _seen(values: Array) -> Array:
+    """A phase is measured from its first sight on; a rank that never had it does not know of it."""
+    return np.where(values.any(axis=0, keepdims=True), values, UNMEASURED)
+
+
+def _numbers(timing: Timing) -> list[tuple[int, int]]:
+    """Of each collective: its sequence number in its communicator, and its place among its kind in the step."""
+    count: dict[str, int] = {}
+    place: dict[tuple[int, str], int] = {}
+    out = []
+    for step, item in timing.collectives:
+        seq = count.setdefault(item.groups, 0)
+        at = place.setdefault((step, item.groups), 0)
+        out.append((seq, at))
+        count[item.groups] += 1
+        place[step, item.groups] += 1
+    return out
+
+
+def _comm(kind: Groups, number: Array) -> Array:
+    base = int.from_bytes(kind.name.encode().ljust(8, b"\0")[:6], "big") << 16
+    return (base + number).astype(np.uint64)
+
+
+def _collectives(scenario: Scenario, draws: Draws, timing: Timing, known: dict[str, Groups], last: int) -> Table:
+    rank = np.arange(scenario.ranks)
+    kept = [i for i, (step, _) in enumerate(timing.collectives) if step < last]
+    numbers = _numbers(timing)
+    items = [timing.collectives[i] for i in kept]
+    count = len(kept)
+
+    def each(values: list[Any], dtype: Any) -> Array:
+        return np.repeat(np.array(values, dtype=dtype), scenario.ranks)
+
+    start = np.concatenate([_on_gpu_clock(draws, timing.start[i]) for i in kept]) if kept else np.empty(0, np.int64)
+    stop = np.concatenate([_on_gpu_clock(draws, timing.end[i]) for i in kept]) if kept else np.empty(0, np.int64)
+    part = table(
+        "collectives",
+        rank=np.tile(rank, count),
+        comm=np.concatenate([_comm(known[item.groups], known[item.groups].member) for _, item in items] or [rank[:0]]),
+        seq=each([numbers[i][0] for i in kept], np.int64),
+        op=each([item.op for _, item in items], "U16"),
+        start_ns=start,
+        duration_ns=stop - start,
+        bytes=each(
+            [
+                round(GRADIENT_BYTES * item.share) + 512 * numbers[i][1]
+                for i, (_, item) in zip(kept, items, strict=True)
+            ],
+            np.int64,
+        ),
+        flags=GPU_TIME,
+        step=each([step for step, _ in items], np.int64),
+    )
+    order = np.lexsort((np.repeat(np.arange(count), scenario.ranks), part["rank"]))
+    return concatenate("collectives", [select(part, order), _transfers(draws, timing, last)])
+
+
+def _transfers(draws: Draws, timing: Timing, last: int) -> Table:
+    """Sends and receives of a pipeline, numbered per direction and peer."""
+    sends = [one for one in timing.sends if one.step < last]
+    if not sends:
+        return table("collectives", rank=[])
+    count: dict[tuple[str, int, int], int] = {}
+    seq = []
+    for one in sends:
+        key = (one.op, int(one.ranks[0]), int(one.peers[0]))
+        seq.append(count.setdefault(key, 0))
+        count[key] += 1
+    width = len(sends[0].ranks)
+    start = np.concatenate([_on_gpu_clock(draws, one.start, one.ranks) for one in sends])
+    stop = np.concatenate([_on_gpu_clock(draws, one.end, one.ranks) for one in sends])
+    return table(
+        "collectives",
+        rank=np.concatenate([one.ranks for one in sends]),
+        comm=np.full(len(start), 1, dtype=np.uint64),
+        seq=np.repeat(seq, width),
+        op=np.repeat([one.op for one in sends], width),
+        start_ns=start,
+        duration_ns=stop - start,
+        bytes=GRADIENT_BYTES // 64,
+        flags=GPU_TIME,
+        peer=np.concatenate([one.peers for one in sends]),
+        step=np.repeat([one.step for one in sends], width),
+    )
+
+
+def _communicators(known: dict[str, Groups]) -> Table:
+    parts = []
+    for kind in known.values():
+        inside = np.empty(len(kind.member), dtype=np.int64)
+        inside[kind.order] = np.tile(np.arange(kind.size), len(kind.member) // kind.size)
+        comm = _comm(kind, kind.member)
+        parts.append(
+            table(
+                "communicators",
+                comm=comm,
+                rank=np.arange(len(comm)),
+                rank_in=inside,
+                size=np.full(len(comm), kind.size),
+                name=kind.name,
+            )
+        )
+    return concatenate("communicators", parts)
+
+
+def _in_flight(
+    scenario: Scenario, draws: Draws, timing: Timing, known: dict[str, Groups], last: int, hung: set[int]
+) -> Table:
+    """The first operation of the step in which somebody hangs, entered by everybody else."""
+    first = next((i for i, (step, _) in enumerate(timing.collectives) if step == last), None)
+    if not hung or first is None:
+        return table("in_flight", rank=[])
+    others = np.array([rank for rank in range(scenario.ranks) if rank not in hung])
+    kind = known[timing.collectives[first][1].groups]
+    start = _on_host_clock(draws, timing.start[first][others], others)
+    return table(
+        "in_flight",
+        rank=others,
+        kind="collective",
+        name=timing.collectives[first][1].op,
+        comm=_comm(kind, kind.member[others]),
+        seq=_numbers(timing)[first][0],
+        start_ns=start,
+        observed_ns=start + HANG_SECONDS * 10**9,
+    )

@@ -1,0 +1,119 @@
+"""What is simulated: a job's layout, its noise, and what is wrong with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hindmost.errors import UsageError
+
+LAYOUTS = ("dp", "fsdp", "tp_dp", "pp_dp")
+#: Where a fault of a cause bites: the GPU's computing, the host before it launches, or the network.
+ON_GPU = ("compute", "gpu_throttle", "gpu_contention")
+ON_HOST = ("input", "cpu_contention", "gc", "checkpoint")
+CAUSES = (*ON_GPU, *ON_HOST, "h2d", "network", "hang")
+MAX_RANKS = 16_384
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something wrong with some ranks: ``size`` is what it adds to their step, as a share of the clean step.
+
+    It acts from step ``onset`` to before ``end`` (``None``: to the last), in a share ``duty`` of those steps. A
+    ``network`` fault slows the transfers of every group that has one of the ranks; a ``hang`` stops at ``onset``.
+    """
+
+    cause: str
+    ranks: tuple[int, ...]
+    size: float = 0.1
+    onset: int = 0
+    end: int | None = None
+    duty: float = 1.0
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How unlike each other healthy ranks and steps are. Shares of a stretch of computing unless said otherwise.
+
+    The defaults are about what 4 H200s in DDP showed: 0.2 % between GPUs, 1 % between kernels of one, slow wandering,
+    and a stall of some % of the step now and then.
+    """
+
+    between_ranks: float = 0.002
+    each_stretch: float = 0.01
+    wandering: float = 0.003
+    wandering_memory: float = 0.8
+    stall_probability: float = 2e-4
+    stall_size: float = 0.05
+    transfer: float = 0.05
+    host: float = 0.08
+    clock_offset_ms: float = 1.0
+    clock_drift_ppm: float = 10.0
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A job to simulate. ``step_ms`` is the clean computing of a step; ranks are numbered tensor, data, pipeline."""
+
+    ranks: int = 8
+    steps: int = 100
+    seed: int = 0
+    layout: str = "dp"
+    tensor: int = 1
+    pipeline: int = 1
+    microbatches: int = 8
+    stretches: int = 6
+    step_ms: float = 100.0
+    input_share: float = 0.02
+    transfer_share: float = 0.08
+    run_ahead: int = 0
+    varying_lengths: float = 0.0
+    warmup: int = 3
+    checkpoint_every: int = 0
+    gpus_per_node: int = 8
+    noise: Noise = field(default_factory=Noise)
+    faults: tuple[Fault, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.layout not in LAYOUTS:
+            raise UsageError(f"layout {self.layout!r}: one of {', '.join(LAYOUTS)}")
+        if not 2 <= self.ranks <= MAX_RANKS:
+            raise UsageError(f"{self.ranks} ranks: from 2 to {MAX_RANKS}")
+        if self.ranks % self.model_parallel:
+            raise UsageError(f"{self.ranks} ranks do not divide by {self.model_parallel} ranks a replica")
+        if self.steps < 1 or self.stretches < 1 or self.microbatches < 1:
+            raise UsageError("steps, stretches and microbatches are at least 1")
+        for fault in self.faults:
+            self._check(fault)
+
+    @property
+    def model_parallel(self) -> int:
+        """Ranks that share one replica of the model."""
+        return {"tp_dp": self.tensor, "pp_dp": self.pipeline}.get(self.layout, 1)
+
+    def _check(self, fault: Fault) -> None:
+        if fault.cause not in CAUSES:
+            raise UsageError(f"cause {fault.cause!r}: one of {', '.join(CAUSES)}")
+        if not fault.ranks or min(fault.ranks) < 0 or max(fault.ranks) >= self.ranks:
+            raise UsageError(f"a fault of ranks {list(fault.ranks)}: they are 0 to {self.ranks - 1}")
+        if fault.size < 0 or not 0 < fault.duty <= 1:
+            raise UsageError("a fault's size is at least 0 and its duty above 0 and at most 1")
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What is so, for whoever grades a verdict; never part of the recording.
+
+    Times are ns of the whole run: ``total_ns`` as it went, ``repaired_ns`` without any fault and ``repaired_each_ns``
+    without that one, all with the same noise. ``active`` are the steps in which each fault acted.
+    """
+
+    faults: tuple[Fault, ...]
+    total_ns: int
+    repaired_ns: int
+    repaired_each_ns: tuple[int, ...] = ()
+    active: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def cost_ratio(self) -> float:
+        """Share of the run's time that repairing every fault would have saved."""
+        return (self.total_ns - self.repaired_ns) / self.total_ns

@@ -1,0 +1,80 @@
+"""Node, process and GPU samples of a simulated run, at 1 Hz or ten a run, whichever is more often."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.simulate.engine import activity
+from hindmost_collector.sources.columns import concatenate, table
+
+if TYPE_CHECKING:
+    from hindmost_collector.model import Table
+    from hindmost_collector.simulate.draws import Draws
+    from hindmost_collector.simulate.engine import Timing
+    from hindmost_collector.simulate.layout import Array
+    from hindmost_collector.simulate.scenario import Scenario
+
+FULL_CLOCK_HZ = 1.98e9
+#: NVML's reason bits: idle, software power cap, software thermal slowdown.
+POWER_CAP, THERMAL = 0x4, 0x20
+OWN_BYTES = 60e9
+OTHERS_BYTES = 8e9
+
+
+def telemetry(scenario: Scenario, draws: Draws, timing: Timing, epoch_ns: int) -> Table:
+    """Every rank's GPU clock, reasons and memory, and its process' waiting for a CPU, from true times."""
+    end = float(timing.finish[-1].max())
+    count = int(np.clip(end / 1e9, 10, 120))
+    at = np.linspace(0, end, count, endpoint=False) + end / count / 2
+    step = np.clip(np.searchsorted(timing.begin[:, 0], at, side="right") - 1, 0, scenario.steps - 1)
+    random = np.random.default_rng([scenario.seed, 0x54454C45])
+    slow = {cause: _acting(scenario, draws, cause)[step] for cause in ("gpu_throttle", "gpu_contention")}
+    queued = np.cumsum(timing.host["runqueue"] + 1e5, axis=0)[step] / 1e9
+    noise = 1 + 0.003 * random.standard_normal((count, scenario.ranks))
+    clock = FULL_CLOCK_HZ * noise / (1 + slow["gpu_throttle"])
+    series = {
+        "hindmost_gpu_sm_clock_hertz": clock,
+        "hindmost_gpu_clocks_event_reasons": np.where(slow["gpu_throttle"] > 0, THERMAL, 0),
+        "hindmost_gpu_utilization_ratio": np.ones_like(clock),
+        "hindmost_gpu_memory_used_bytes": OWN_BYTES + np.where(slow["gpu_contention"] > 0, OTHERS_BYTES, 0),
+        "hindmost_gpu_process_memory_used_bytes": np.full_like(clock, OWN_BYTES),
+        "hindmost_process_runqueue_seconds_total": queued,
+    }
+    times = np.rint(epoch_ns + at[:, None] + draws.clock_ns[None, :]).astype(np.int64)
+    return concatenate("metrics", [_series(scenario, name, times, values) for name, values in series.items()])
+
+
+def _acting(scenario: Scenario, draws: Draws, cause: str) -> Array:
+    """[S, R] size of the faults of that cause."""
+    out = np.zeros((scenario.steps, scenario.ranks))
+    active = activity(scenario, draws, scenario.faults)
+    for row, fault in enumerate(scenario.faults):
+        if fault.cause == cause:
+            out[np.ix_(active[row], list(fault.ranks))] += fault.size
+    return out
+
+
+def _series(scenario: Scenario, name: str, times: Array, values: Array) -> Table:
+    """Long rows, rank by rank."""
+    count = times.shape[0]
+    ranks = range(scenario.ranks)
+    labels = [_labels(scenario, name, rank) for rank in ranks]
+    return table(
+        "metrics",
+        node=np.repeat([f"node{rank // scenario.gpus_per_node:04d}" for rank in ranks], count),
+        name=name,
+        labels=np.repeat(labels, count),
+        time_ns=times.T.ravel(),
+        value=values.T.ravel(),
+    )
+
+
+def _labels(scenario: Scenario, name: str, rank: int) -> str:
+    job = {"job": f"simulated-{scenario.seed}", "rank": str(rank)}
+    uuid = {"gpu_uuid": f"GPU-{rank:08x}"}
+    if name.startswith("hindmost_process"):
+        return json.dumps(job)
+    return json.dumps(uuid | job if "process" in name else uuid)
