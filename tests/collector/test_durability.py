@@ -1,0 +1,240 @@
+"""What was acknowledged survives: real collector processes, killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+
+import duckdb
+import grpc
+import pytest
+from hindmost.errors import HindmostError, UsageError
+from hindmost_collector.store.journal import Journal
+from hindmost_collector.store.parquet import ParquetStore, read_run
+
+
+def test_kill_under_load_loses_nothing(collector_process, fake_agent, tmp_path):
+    """After kill -9 at three moments under load, every step is stored exactly once."""
+    rounds, total = 3, 0
+
+    async def load(agent, process, base):
+        agent.address = process.addresses["grpc"]
+        await agent.connect()
+        acked = asyncio.create_task(agent.until_acked(agent.sequence + 25))
+        for step in range(base, base + 40):
+            await agent.send(agent.batch(step))
+            await asyncio.sleep(0.02)
+            if acked.done():
+                break
+        process.kill()
+        acked.cancel()
+        await asyncio.gather(acked, return_exceptions=True)
+        await agent.close()
+        return step + 1
+
+    async def scenario():
+        agent, base = fake_agent(""), 0
+        for _ in range(rounds):
+            base = await load(agent, collector_process("--http", "none", "--out", tmp_path), base)
+        process = collector_process("--http", "none", "--out", tmp_path)
+        agent.address = process.addresses["grpc"]
+        await agent.connect()
+        await agent.until_acked(agent.sequence)
+        await agent.close()
+        return base
+
+    total = asyncio.run(scenario())
+    stored = duckdb.read_parquet(f"{tmp_path}/segments/steps/*.parquet").aggregate("step, count(*)").order("step")
+    assert stored.fetchall() == [(step, 2) for step in range(total)]
+    assert total > rounds
+
+
+def test_duckdb_reads_while_writing(collecting, fake_agent, tmp_path):
+    """Another process counts rows with DuckDB while the collector writes; the counts only grow."""
+    script = (
+        "import duckdb, sys; print(duckdb.sql(f\"select count(*) from '{sys.argv[1]}/segments/steps/*.parquet'\")"
+        ".fetchall()[0][0])"
+    )
+
+    async def scenario():
+        counts = []
+        async with collecting(out=str(tmp_path), flush_seconds=0.1) as collector:
+            agent = fake_agent(collector.addresses["grpc"])
+            await agent.connect()
+            for step in range(3):
+                await agent.send(agent.batch(step))
+                await agent.until_acked(step + 1)
+                command = [sys.executable, "-c", script, str(tmp_path)]
+                counts.append(int(await asyncio.to_thread(subprocess.check_output, command)))
+            await agent.close()
+        return counts
+
+    assert asyncio.run(scenario()) == [2, 4, 6]
+
+
+def test_torn_segment_is_set_aside(collecting, fake_agent, tmp_path):
+    """A torn segment is named in the notes, and everything else is read."""
+
+    async def scenario():
+        async with collecting(out=str(tmp_path)) as collector:
+            agent = fake_agent(collector.addresses["grpc"])
+            await agent.connect()
+            for step in range(2):
+                await agent.send(agent.batch(step))
+                await agent.until_acked(step + 1)
+            await agent.close()
+
+    asyncio.run(scenario())
+    torn = sorted((tmp_path / "segments/steps").glob("*.parquet"))[0]
+    torn.write_bytes(torn.read_bytes()[:100])
+    run = read_run(tmp_path)
+    assert run.steps["step"].tolist() == [1, 1]
+    assert any(torn.name in note for note in run.notes)
+    store = ParquetStore(tmp_path, single=True)
+    store.close()
+    assert len(store.torn) == 1
+    assert not torn.exists()
+
+
+def test_commit_is_finished_after_a_crash(tmp_path):
+    """Renames that a crash left undone after the commit are done at the next start; without a commit they are not."""
+    (tmp_path / "committed.tmp").write_text("rows")
+    journal = Journal(tmp_path)
+    real, journal.finish = journal.finish, lambda: None
+    journal.commit([("committed.tmp", "committed")], sequences={"a@n": 4})
+    journal.finish = real
+    journal.close()
+    assert not (tmp_path / "committed").exists()
+    again = Journal(tmp_path)
+    assert (tmp_path / "committed").read_text() == "rows"
+    assert again.state.sequences == {"a@n": 4}
+    again.close()
+
+
+def test_one_writer_a_store(tmp_path):
+    """A second collector on the same directory is refused, and told why."""
+    first = ParquetStore(tmp_path, single=True)
+    with pytest.raises(HindmostError, match="written by another collector"):
+        ParquetStore(tmp_path, single=True)
+    first.close()
+    ParquetStore(tmp_path, single=True).close()
+
+
+def test_empty_directory_is_no_run(tmp_path):
+    """Reading what is not a recording says what is missing."""
+    with pytest.raises(UsageError, match="holds no recording"):
+        read_run(tmp_path)
+    with pytest.raises(UsageError, match="no run directory"):
+        read_run(tmp_path / "absent")
+
+
+def test_disk_full_degrades_and_recovers(collecting, fake_agent, tmp_path, monkeypatch):
+    """While the disk is full nothing is acknowledged and readiness says why; afterwards everything is stored."""
+    import errno
+
+    from hindmost_collector.store import segments
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def scenario():
+        async with collecting(out=str(tmp_path), flush_seconds=0.1) as collector:
+            agent = fake_agent(collector.addresses["grpc"])
+            await agent.connect()
+            with monkeypatch.context() as patch:
+                patch.setattr(segments, "write", full)
+                await agent.send(agent.batch(0))
+                while not collector.recorder.failing:
+                    await asyncio.sleep(0.05)
+                reason = collector.scrape.ready()
+                acked = agent.acked
+                await agent.send(agent.batch(1))
+            await agent.until_acked(2)
+            healthy = collector.scrape.ready()
+            await agent.close()
+            return reason, acked, healthy
+
+    assert asyncio.run(scenario()) == ("recording fails: the disk is full", 0, None)
+    assert sorted(read_run(tmp_path).steps["step"].tolist()) == [0, 0, 1, 1]
+
+
+def test_held_collector_ends_with_its_stdin(collector_process, fake_agent, tmp_path):
+    """A held collector stops its agents, records the exit code and leaves when stdin ends."""
+
+    async def scenario(process):
+        agent = fake_agent(process.addresses["grpc"])
+        await agent.connect()
+        await agent.send(agent.batch(0))
+        process.popen.stdin.write('{"exit_code": 3}\n')
+        process.popen.stdin.close()
+        while not (await agent.read()).HasField("stop"):
+            pass
+        from hindmost_proto import telemetry_pb2 as wire
+
+        await agent.stream.write(wire.AgentMessage(goodbye=wire.Goodbye(reason="stopped")))
+        await agent.until_acked(1)
+        await agent.close()
+
+    process = collector_process("--out", tmp_path, "--job-id", "j", "--command", "x.py", "--hold")
+    assert process.addresses["http"] is None
+    asyncio.run(scenario(process))
+    assert process.popen.wait(20) == 0
+    meta = json.loads((tmp_path / "meta.json").read_text())
+    assert (meta["schema"], meta["exit_code"], meta["command"]) == ("hindmost.run/1", 3, "x.py")
+    assert meta["ended_ns"] > meta["started_ns"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--listen", "nowhere"], "not HOST:PORT"),
+        (["--out", "/proc/nope"], "cannot record into /proc/nope"),
+        (["--config", "/absent.toml"], "cannot read /absent.toml"),
+        (["--listen", "203.0.113.1:1"], "cannot listen on 203.0.113.1:1"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, said):
+    """What is wrong with the input is said in one line that names it, with a non-zero exit."""
+    command = [sys.executable, "-m", "hindmost", "collector", "--http", "none", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode in {1, 2}
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_port_in_use_is_one_line(collector_process, tmp_path):
+    """A second collector on a taken port says so, for gRPC and HTTP alike."""
+    process = collector_process("--http", "127.0.0.1:0")
+    for arguments in (
+        ["--listen", process.addresses["grpc"], "--http", "none"],
+        ["--listen", "127.0.0.1:0", "--http", process.addresses["http"]],
+    ):
+        command = [sys.executable, "-m", "hindmost", "collector", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 1
+        assert arguments[1 if arguments[3] == "none" else 3] in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_oversized_message_ends_only_its_stream(collecting, fake_agent, tmp_path):
+    """A message beyond the limit is refused by its stream's end; the next stream is served."""
+    from hindmost_proto import telemetry_pb2 as wire
+
+    async def scenario():
+        async with collecting(out=str(tmp_path)) as collector:
+            agent = fake_agent(collector.addresses["grpc"])
+            await agent.connect()
+            content = bytes(17 << 20)
+            huge = wire.Batch(sequence=1, attachments=[wire.Attachment(rank=agent.rank_ref(0), content=content)])
+            await agent.stream.write(wire.AgentMessage(batch=huge))
+            assert await agent.stream.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+            await agent.close()
+            await agent.connect()
+            await agent.send(agent.batch(0))
+            await agent.until_acked(1)
+            await agent.close()
+
+    asyncio.run(scenario())
+    assert read_run(tmp_path).steps["step"].tolist() == [0, 0]

@@ -1,0 +1,245 @@
+"""Receiving: real gRPC on loopback, simulated agents."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.request
+
+import duckdb
+import grpc
+import numpy as np
+import pytest
+from hindmost_collector.store.parquet import read_run
+from hindmost_proto import telemetry_pb2 as wire
+
+
+def steps(directory):
+    """``(rank, step)`` of every stored step."""
+    stored = duckdb.read_parquet(f"{directory}/segments/steps/*.parquet")
+    return stored.project("rank, step").order("rank, step").fetchall()
+
+
+def get(url):
+    """The body at ``url``."""
+    with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - our own loopback
+        return answer.read()
+
+
+def test_rows_come_back_as_sent(collecting, fake_agent, tmp_path):
+    """What an agent sends is what read_run returns, on the job clock."""
+
+    async def scenario():
+        async with collecting(out=str(tmp_path), job_id="j", command="train.py") as collector:
+            agent = fake_agent(collector.addresses["grpc"])
+            await agent.connect()
+            for step in range(5):
+                await agent.send(agent.batch(step))
+            await agent.until_acked(5)
+            await agent.close()
+            return collector.clock.now()
+
+    now = asyncio.run(scenario())
+    run = read_run(tmp_path)
+    assert sorted(zip(run.steps["rank"].tolist(), run.steps["step"].tolist(), strict=True)) == [
+        (rank, step) for rank in range(2) for step in range(5)
+    ]
+    assert set(run.steps["forward_ns"].tolist()) == {8_000_000}
+    assert set(run.steps["input_ns"].tolist()) == {-1}
+    assert run.collectives["comm"].tolist() == [2**63 + 5] * 10
+    assert set(run.collectives["op"].tolist()) == {"all_reduce"}
+    assert np.abs(run.steps["start_ns"] - now).max() < 60e9
+    assert run.job.command == "train.py"
+    assert sorted(run.metrics["value"].tolist()) == [0.0, 1.0, 2.0, 3.0, 4.0] + [1e9] * 5
+
+
+def test_batches_count_once(collecting, fake_agent, tmp_path):
+    """A batch that comes twice, on one stream or two, is stored once."""
+
+    async def scenario():
+        async with collecting(out=str(tmp_path)) as collector:
+            agent = fake_agent(collector.addresses["grpc"])
+            await agent.connect()
+            first, second = agent.batch(0), agent.batch(1)
+            for batch in (first, first, second):
+                await agent.send(batch)
+            await agent.until_acked(2)
+            await agent.close()
+            agent.kept = {1: first, 2: second}
+            assert await agent.connect() == 2
+            agent.kept = {1: first}
+            await agent.stream.write(wire.AgentMessage(batch=first))
+            await agent.send(agent.batch(2))
+            await agent.until_acked(3)
+            await agent.close()
+            return collector.ingest.counts["duplicate_batches"]
+
+    assert asyncio.run(scenario()) == 2
+    assert steps(tmp_path) == [(rank, step) for rank in range(2) for step in range(3)]
+
+
+def test_late_batches_fill_their_gap(collecting, fake_agent, tmp_path):
+    """Batches out of order are all stored, and skipped numbers are counted as missing only while they are."""
+
+    async def scenario():
+        async with collecting(out=str(tmp_path)) as collector:
+            agent = fake_agent(collector.addresses["grpc"])
+            await agent.connect()
+            batches = [agent.batch(step) for step in range(4)]
+            for index in (0, 3, 1):
+                await agent.send(batches[index])
+            await agent.until_acked(4)
+            await agent.close()
+            return [one.skipped for one in collector.ingest.agents.values()]
+
+    assert asyncio.run(scenario()) == [1]
+    assert steps(tmp_path) == [(rank, step) for rank in range(2) for step in (0, 1, 3)]
+
+
+def test_asks_for_definitions(collecting, fake_agent, tmp_path):
+    """A batch that refers to the unknown waits for the definitions that the collector asks for."""
+
+    async def scenario():
+        async with collecting(out=str(tmp_path)) as collector:
+            agent = fake_agent(collector.addresses["grpc"])
+            await agent.connect(define=False)
+            await agent.send(agent.batch(0))
+            message = await agent.read()
+            assert set(message.need.refs) == {9, agent.rank_ref(0), agent.rank_ref(1)}
+            await agent.define()
+            await agent.until_acked(1)
+            await agent.close()
+
+    asyncio.run(scenario())
+    assert steps(tmp_path) == [(0, 0), (1, 0)]
+
+
+def test_leaves_malformed_blocks_out(collecting, fake_agent, tmp_path):
+    """Blocks that make no sense are counted and left out; the rest of the batch is kept."""
+
+    async def scenario():
+        async with collecting(out=str(tmp_path)) as collector:
+            agent = fake_agent(collector.addresses["grpc"])
+            await agent.connect()
+            batch = agent.batch(0)
+            batch.steps[0].duration_ns.append(3)
+            batch.collectives[0].op[0] = 77
+            batch.metrics[0].values.append(1.0)
+            await agent.send(batch)
+            await agent.until_acked(1)
+            await agent.close()
+            return collector.ingest.counts["malformed_blocks"]
+
+    assert asyncio.run(scenario()) == 3
+    assert steps(tmp_path) == [(1, 0)]
+
+
+def test_goodbye_gets_the_last_ack(collecting, fake_agent, tmp_path):
+    """An agent that says Goodbye gets an ack of everything, and then the end of the stream."""
+
+    async def scenario():
+        async with collecting(out=str(tmp_path), flush_seconds=30.0) as collector:
+            agent = fake_agent(collector.addresses["grpc"])
+            await agent.connect()
+            await agent.send(agent.batch(0))
+            await agent.stream.write(wire.AgentMessage(goodbye=wire.Goodbye(reason="done")))
+            await agent.until_acked(1)
+            assert await agent.stream.code() == grpc.StatusCode.OK
+            await agent.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("first", [wire.AgentMessage(batch=wire.Batch(sequence=1)), wire.AgentMessage()])
+def test_refuses_strangers(collecting, fake_agent, tmp_path, first):
+    """A stream that does not begin with Hello is refused with a reason, and others go on."""
+
+    async def scenario():
+        async with collecting(out=str(tmp_path)) as collector:
+            stranger = fake_agent(collector.addresses["grpc"])
+            await stranger.connect(define=False)
+            await stranger.close()
+            stream = fake_agent(collector.addresses["grpc"])
+            from hindmost_proto import telemetry_pb2_grpc
+
+            async with grpc.aio.insecure_channel(stream.address) as channel:
+                call = telemetry_pb2_grpc.TelemetryStub(channel).Stream()
+                await call.write(first)
+                assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT
+                assert "must be Hello" in await call.details()
+
+    asyncio.run(scenario())
+
+
+def test_newest_stream_wins(collecting, fake_agent, tmp_path):
+    """Of two streams with one identity the older is told why it ends; nothing is stored twice."""
+
+    async def scenario():
+        async with collecting(out=str(tmp_path)) as collector:
+            older = fake_agent(collector.addresses["grpc"])
+            await older.connect()
+            await older.send(older.batch(0))
+            await older.until_acked(1)
+            newer = fake_agent(collector.addresses["grpc"])
+            assert await newer.connect() == 1
+            await older.stream.write(wire.AgentMessage(batch=older.batch(1)))
+            assert "replaced" in await older.stream.details()
+            newer.sequence = 1
+            await newer.send(newer.batch(5))
+            await newer.until_acked(2)
+            await older.close()
+            await newer.close()
+
+    asyncio.run(scenario())
+    assert steps(tmp_path) == [(0, 0), (0, 5), (1, 0), (1, 5)]
+
+
+def test_many_jobs_stay_apart(collecting, fake_agent, tmp_path):
+    """A store keeps each job as a run directory of its own."""
+
+    async def scenario():
+        async with collecting(store=str(tmp_path)) as collector:
+            for job in ("alpha", "beta/1"):
+                agent = fake_agent(collector.addresses["grpc"], agent_id=job, job=job)
+                await agent.connect()
+                await agent.send(agent.batch(3))
+                await agent.until_acked(1)
+                await agent.close()
+
+    asyncio.run(scenario())
+    assert read_run(tmp_path / "alpha").job.id == "alpha"
+    assert read_run(tmp_path / "beta%2F1").job.id == "beta/1"
+    assert read_run(tmp_path / "beta%2F1").steps["step"].tolist() == [3, 3]
+
+
+def test_metrics_page(collecting, fake_agent, tmp_path):
+    """/metrics shows who waits and who causes it, node metrics with their node, and is valid exposition text."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    async def scenario():
+        async with collecting(out=str(tmp_path), job_id="j") as collector:
+            agent = fake_agent(collector.addresses["grpc"], ranks=4)
+            await agent.connect()
+            for step in range(10):
+                await agent.send(agent.batch(step, slow_rank=2))
+            await agent.until_acked(10)
+            url = f"http://{collector.addresses['http']}"
+            pages = [await asyncio.to_thread(get, url + path) for path in ("/metrics", "/api/jobs", "/", "/readyz")]
+            await agent.close()
+            return pages
+
+    metrics, jobs, page, ready = asyncio.run(scenario())
+    found = {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(metrics.decode())
+        for sample in family.samples
+    }
+    assert found["hindmost_rank_wait_seconds_total", ("job", "j"), ("rank", "0")] == pytest.approx(0.04)
+    assert found["hindmost_rank_wait_seconds_total", ("job", "j"), ("rank", "2")] == 0
+    assert found["hindmost_rank_caused_wait_seconds_total", ("job", "j"), ("rank", "2")] == pytest.approx(0.12)
+    assert found["hindmost_rank_last_arrivals_total", ("job", "j"), ("rank", "2")] == 10
+    assert found["hindmost_node_cpu_seconds_total", ("mode", "user"), ("node", "n0")] == 9
+    assert ("hindmost_rank_phase_seconds_total", ("job", "j"), ("phase", "input"), ("rank", "0")) not in found
+    assert json.loads(jobs)[0]["last_step"] == 9
+    assert b"hindmost" in page
+    assert ready == b"ready\n"
