@@ -133,6 +133,14 @@ class FakeAgent:
         self.messages.append(message)
         return message  # type: ignore[no-any-return]
 
+    async def ended(self) -> str:
+        """Read to the end of the stream; the reason it gives."""
+        try:
+            while True:
+                await self.read()
+        except ConnectionError as error:
+            return str(error)
+
     async def until_acked(self, sequence: int) -> None:
         """Read until everything up to ``sequence`` is durable."""
         while self.acked < sequence:
