@@ -161,10 +161,10 @@ def train(args: argparse.Namespace, comm: MPI.Comm, directory: Path) -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--batch-size", type=int, default=384)
     parser.add_argument("--learning-rate", type=float, default=0.05)
-    parser.add_argument("--log-every", type=int, default=200)
+    parser.add_argument("--log-every", type=int, default=100)
     parser.add_argument("--slow-rank", type=int, default=-1, help="the rank to hold up (default: none)")
     parser.add_argument("--slow-ms", type=float, default=4.0, help="by how much, each step")
     parser.add_argument("--slow-what", choices=["compute", "input", "checkpoint"], default="compute")
