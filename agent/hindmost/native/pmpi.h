@@ -13,7 +13,7 @@
 #define HM_LIKELY(x) __builtin_expect(!!(x), 1)
 
 enum {
-    HM_LONG_GAP_NS = 1000000,  /* gaps from here on are worth the 1 us that sampling CPU and run queue takes */
+    HM_LONG_NS = 1000000,      /* stretches from here on are worth the 1 us that sampling CPU and run queue takes */
     HM_SHORT_CALL_NS = 10000,  /* point-to-point calls below this are dropped first when there are very many */
     HM_WINDOW_NS = 100000000,  /* over which "very many" is counted */
     HM_COMM_CACHE = 64,
@@ -37,18 +37,22 @@ struct hm_usage {
     uint64_t cpu_ns, runqueue_ns;
 };
 
-/* What a thread remembers from one call to the next. */
+/* What a thread remembers from one call to the next. Its own time is a chain of stretches between MPI calls. */
 struct hm_thread {
-    int depth;             /* inside a wrapped call: what the library calls itself is not recorded */
-    int slot;              /* in the open table, + 1; 0: none asked for yet, -1: none left */
-    uint64_t last_end;     /* of its last collective; 0: none yet */
-    uint64_t inside;       /* ns in point-to-point calls since then */
-    bool sampled;          /* `usage` was taken at last_end */
-    struct hm_usage usage; /* of the process */
-    uint32_t position;     /* collectives since the last long gap */
-    uint32_t after;        /* what the current gap follows: key into `long_gap` */
-    uint8_t long_gap[HM_PREDICTIONS]; /* how surely a long gap follows, 0 to 3 */
-    uint64_t window_start; /* of counting short point-to-point calls */
+    bool files;             /* its file I/O is watched: the thread that called MPI_Init */
+    int depth;              /* inside a wrapped call: what the library calls itself is not recorded */
+    int slot;               /* in the open table, + 1; 0: none asked for yet, -1: none left */
+    uint64_t gap_start;     /* end of its last collective; 0: none yet */
+    uint64_t stretch_start; /* end of its last MPI call */
+    uint64_t own_ns;        /* since gap_start */
+    uint64_t sampled_ns;    /* of these, in stretches whose CPU and run-queue time is known */
+    struct hm_usage spent;  /* in those */
+    bool sampled;           /* `before` was taken at stretch_start */
+    struct hm_usage before;
+    uint32_t position; /* calls since the last long stretch */
+    uint32_t after;    /* what the current stretch follows: key into `expected` */
+    uint8_t expected[HM_PREDICTIONS]; /* how surely a long stretch follows, 0 to 3 */
+    uint64_t window_start;            /* of counting short point-to-point calls */
     uint32_t window_count;
     uint32_t generation; /* of the cache */
     HM_HANDLE cached_handle[HM_COMM_CACHE];
@@ -58,10 +62,8 @@ struct hm_thread {
 /* One call from begin to end. */
 struct hm_call {
     struct hm_communicator *comm;
-    uint64_t start, gap, gap_cpu;
-    uint32_t seq, gap_runqueue_us;
-    uint8_t gap_flags;
-    bool has_gap;
+    uint64_t start;
+    uint32_t seq;
 };
 
 struct hm_pmpi {
@@ -117,21 +119,43 @@ static inline void hm_shut(void) {
         hm_leave(&hm_pmpi.ring, hm_thread.slot - 1);
 }
 
-HM_HIDDEN void hm_long_gap(struct hm_call *call);
+HM_HIDDEN void hm_long_stretch(struct hm_thread *thread, uint64_t ns);
 HM_HIDDEN void hm_sample(struct hm_thread *thread);
 
-/* The gap since the last collective of this thread: its own time, without what it spent in point-to-point calls. */
-static inline void hm_measure_gap(struct hm_call *call) {
+/* The gap since the last collective, just before the collective that ends it. */
+static inline void hm_write_gap(struct hm_thread *thread, uint64_t index) {
+    uint64_t cpu = 0, flags = 0;
+    uint32_t runqueue_us = 0;
+    if (thread->sampled_ns && thread->sampled_ns * 10 >= thread->own_ns * 9) {
+        cpu = thread->spent.cpu_ns;
+        runqueue_us = (uint32_t)(thread->spent.runqueue_ns / 1000);
+        flags = (thread->spent.cpu_known ? HM_CPU_KNOWN : 0) | (thread->spent.runqueue_known ? HM_RUNQUEUE_KNOWN : 0);
+    }
+    thread->sampled_ns = 0;
+    hm_write(&hm_pmpi.ring, index, hm_what(HM_SELF, (uint8_t)flags, HM_NONE16), thread->gap_start, thread->own_ns,
+             hm_where(runqueue_us, HM_NONE16, HM_NONE16), cpu);
+}
+
+/* An MPI call begins: the stretch of own time before it is over. */
+static inline void hm_stretch_ends(uint64_t now) {
     struct hm_thread *thread = &hm_thread;
-    call->has_gap = thread->last_end != 0;
-    uint64_t away = thread->last_end + thread->inside;
-    call->gap = call->has_gap && call->start > away ? call->start - away : 0;
-    call->gap_flags = 0;
-    call->gap_cpu = call->gap_runqueue_us = 0;
-    if (call->gap >= HM_LONG_GAP_NS)
-        hm_long_gap(call);
-    else if (thread->long_gap[thread->after])
-        thread->long_gap[thread->after]--;
+    uint64_t ns = now - thread->stretch_start;
+    thread->own_ns += ns;
+    if (ns >= HM_LONG_NS)
+        hm_long_stretch(thread, ns);
+    else if (thread->expected[thread->after])
+        thread->expected[thread->after]--;
+}
+
+/* An MPI call ends: a stretch begins. `site` tells kinds of calls apart. */
+static inline void hm_stretch_begins(uint64_t now, uint32_t site) {
+    struct hm_thread *thread = &hm_thread;
+    thread->stretch_start = now;
+    thread->position++;
+    thread->after = (thread->position * 31u + site) % HM_PREDICTIONS;
+    thread->sampled = false;
+    if (thread->expected[thread->after])
+        hm_sample(thread);
 }
 
 static inline void hm_begin_collective(struct hm_call *call, struct hm_communicator *comm, enum hm_operation op,
@@ -140,7 +164,7 @@ static inline void hm_begin_collective(struct hm_call *call, struct hm_communica
     call->comm = comm;
     call->seq = call->comm->seq++;
     call->start = hm_now();
-    hm_measure_gap(call);
+    hm_stretch_ends(call->start);
     hm_open(hm_what(HM_COLLECTIVE, flags, (uint16_t)op), call->start, hm_where(call->seq, HM_NONE16, call->comm->index));
 }
 
@@ -148,20 +172,15 @@ static inline void hm_end_collective(struct hm_call *call, enum hm_operation op,
     struct hm_ring *ring = &hm_pmpi.ring;
     struct hm_thread *thread = &hm_thread;
     uint64_t end = hm_now();
-    uint64_t index = hm_claim(ring, call->has_gap ? 2 : 1);
-    if (HM_LIKELY(call->has_gap))
-        hm_write(ring, index++, hm_what(HM_SELF, call->gap_flags, HM_NONE16), thread->last_end, call->gap,
-                 hm_where(call->gap_runqueue_us, HM_NONE16, HM_NONE16), call->gap_cpu);
+    uint64_t index = hm_claim(ring, thread->gap_start ? 2 : 1);
+    if (HM_LIKELY(thread->gap_start))
+        hm_write_gap(thread, index++);
     hm_write(ring, index, hm_what(HM_COLLECTIVE, flags, (uint16_t)op), call->start, end - call->start,
              hm_where(call->seq, root < 0 ? HM_NONE16 : (uint16_t)root, call->comm->index), (uint64_t)bytes);
     hm_shut();
-    thread->last_end = end;
-    thread->inside = 0;
-    thread->position++;
-    thread->after = (thread->position * 31u + (uint32_t)op * 7u + call->comm->index) % HM_PREDICTIONS;
-    thread->sampled = false;
-    if (thread->long_gap[thread->after])
-        hm_sample(thread);
+    thread->gap_start = end;
+    thread->own_ns = 0;
+    hm_stretch_begins(end, (uint32_t)op * 7u + call->comm->index);
     thread->depth = 0;
 }
 

@@ -1,9 +1,9 @@
-/* What a rank did in the gap between two collectives: how much CPU it had and how long it stood in the run queue.
+/* What a rank did in a stretch between two MPI calls: how much CPU it had and how long it stood in the run queue.
  *
- * Both take system calls, about 1 us together, so they are asked for only around gaps of 1 ms and more. Such a gap is
- * known when it ends, but the first of the two samples is due when it begins: which of the collectives of a step a
- * long gap follows is learned from the steps before, by its place since the last long gap, its operation and its
- * communicator. A gap that was not foreseen carries no CPU time; it is not guessed.
+ * Both take system calls, about 1 us together, so they are asked for only around stretches of 1 ms and more. Such a
+ * stretch is known when it ends, but the first of the two samples is due when it begins: which of the calls of a step a
+ * long stretch follows is learned from the steps before, by its place since the last long one and by its operation.
+ * Where long stretches were not foreseen, the gap carries no CPU time; it is not guessed.
  */
 #define _GNU_SOURCE
 #include "pmpi.h"
@@ -36,28 +36,22 @@ static struct hm_usage usage_now(void) {
 }
 
 void hm_sample(struct hm_thread *thread) {
-    thread->usage = usage_now();
+    thread->before = usage_now();
     thread->sampled = true;
 }
 
-/* Waits in point-to-point calls burn CPU too; with more of them than this share, CPU time says nothing of the gap. */
-enum { MOST_INSIDE_PERCENT = 10 };
-
-void hm_long_gap(struct hm_call *call) {
-    struct hm_thread *thread = &hm_thread;
-    uint8_t *sure = &thread->long_gap[thread->after];
+void hm_long_stretch(struct hm_thread *thread, uint64_t ns) {
+    uint8_t *sure = &thread->expected[thread->after];
     *sure = *sure >= 2 ? 3 : *sure + 2;
     thread->position = 0;
     if (!thread->sampled)
         return;
-    struct hm_usage now = usage_now(), *before = &thread->usage;
-    if (now.cpu_known && before->cpu_known && thread->inside * 100 <= call->gap * MOST_INSIDE_PERCENT) {
-        uint64_t cpu = now.cpu_ns - before->cpu_ns;
-        call->gap_cpu = cpu > thread->inside ? cpu - thread->inside : 0;
-        call->gap_flags |= HM_CPU_KNOWN;
-    }
-    if (now.runqueue_known && before->runqueue_known) {
-        call->gap_runqueue_us = (uint32_t)((now.runqueue_ns - before->runqueue_ns) / 1000);
-        call->gap_flags |= HM_RUNQUEUE_KNOWN;
-    }
+    struct hm_usage now = usage_now(), *before = &thread->before, *spent = &thread->spent;
+    if (thread->sampled_ns == 0)
+        *spent = (struct hm_usage){.cpu_known = true, .runqueue_known = true};
+    spent->cpu_known &= now.cpu_known && before->cpu_known;
+    spent->runqueue_known &= now.runqueue_known && before->runqueue_known;
+    spent->cpu_ns += now.cpu_ns - before->cpu_ns;
+    spent->runqueue_ns += now.runqueue_ns - before->runqueue_ns;
+    thread->sampled_ns += ns;
 }

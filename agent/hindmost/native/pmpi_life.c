@@ -77,6 +77,7 @@ static void attach(uint64_t start) {
         return say("no thread key or communicator attribute left", "");
     hm_event(&hm_pmpi.ring, hm_what(HM_MARK, 0, HM_OP_mpi_init), start, hm_now() - start,
              hm_where(0, HM_NONE16, HM_NONE16), 0);
+    hm_thread.files = true;
     hm_pmpi.active = true;
     hm_comm_of(hm_library.comm_world);
     hm_start_agent();

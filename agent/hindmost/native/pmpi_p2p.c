@@ -15,6 +15,7 @@ void hm_begin_p2p(struct hm_call *call, struct hm_communicator *comm, enum hm_op
     call->comm = comm;
     call->seq = seq;
     call->start = hm_now();
+    hm_stretch_ends(call->start);
     hm_open(hm_what(HM_P2P, 0, (uint16_t)op), call->start, hm_where(seq, HM_NONE16, comm ? comm->index : HM_NONE16));
 }
 
@@ -38,7 +39,7 @@ void hm_end_p2p(struct hm_call *call, enum hm_operation op, uint8_t flags, int r
     else
         hm_refuse(&hm_pmpi.ring);
     hm_shut();
-    thread->inside += duration;
+    hm_stretch_begins(now, (uint32_t)op * 7u);
     thread->depth = 0;
 }
 
