@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector import align, roles, steps
+from hindmost_collector import align, intervals, roles, steps, telemetry
 from hindmost_collector.model import PHASES, Run, Table, rows
 from hindmost_collector.robust import median, peers_median, sums_by_step
 
@@ -30,7 +30,7 @@ class Blocks:
     job's step time, ``wait`` [R, S] what a rank waited in collectives, ``caused`` [R, S] what it made each other one
     wait, ``last`` [R, S] the share of collectives it entered last. ``group`` [R, C] is the communicator of each rank in
     each class, ``klass`` [K] the class that ends each segment, ``role`` [R] who may be compared. ``parts`` are what own
-    time consists of.
+    time consists of; ``gauges`` [R] what the metrics say of a rank as a whole.
     """
 
     ranks: Ints
@@ -49,6 +49,7 @@ class Blocks:
     klass: Ints
     role: Ints
     parts: dict[str, Floats] = field(default_factory=dict)
+    gauges: dict[str, Floats] = field(default_factory=dict)
     joined: Grid | None = None
     work: Floats | None = None
     evidence: str = "collectives"
@@ -64,11 +65,31 @@ def build(run: Run, settings: Settings) -> Blocks | None:
     """The blocks of a run, from its collectives where it has them, else from its steps' phases; ``None``: neither."""
     joined = align.grid(run)
     table = _training(run.steps)
+    found = None
     if joined is not None and len(joined.ranks) > 1:
         found = _from_collectives(joined, table, settings)
-        if found is not None:
-            return found
-    return _from_phases(table, settings) if rows(table) else None
+    if rows(table) and (found is None or len(found.steps) < settings.min_steps):
+        phases = _from_phases(table, settings)  # a profiler looks at a few steps, step marks at all
+        if found is None or (phases is not None and len(phases.steps) >= settings.min_steps):
+            found = phases
+    if found is None:
+        return None
+    marked = intervals.by_step(run.intervals, found.ranks, _ends(found, table))
+    return replace(found, parts=marked | found.parts, gauges=telemetry.gauges(run, found.ranks))
+
+
+def _ends(found: Blocks, table: Table) -> Floats:
+    """[R, S] when each rank's steps ended on the job clock; of no columns where that cannot be told."""
+    start = _pivot(table, found.ranks, found.steps, "start_ns")
+    duration = _pivot(table, found.ranks, found.steps, "duration_ns")
+    if start is not None and duration is not None:
+        ends = start + duration
+    elif found.joined is not None and not found.joined.gpu_time:
+        last = np.append(np.searchsorted(found.segment_step, np.arange(1, len(found.steps))), found.joined.columns) - 1
+        ends = (found.joined.start + found.joined.duration)[:, last]
+    else:
+        return np.empty((len(found.ranks), 0))
+    return np.empty((len(found.ranks), 0)) if np.isnan(ends).any() else ends
 
 
 def _training(table: Table) -> Table:

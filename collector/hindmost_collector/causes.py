@@ -8,21 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector.robust import median
+from hindmost_collector.telemetry import SLOWING_REASONS
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Array, Floats
     from hindmost_collector.blocks import Blocks
     from hindmost_collector.settings import Settings
-
-#: Phase to the cause that its excess speaks for. Order matters: the first that explains enough is the cause.
-PHASE_CAUSES = {
-    "checkpoint": "checkpoint",
-    "gc": "gc",
-    "input": "input",
-    "h2d": "h2d",
-}
-_COMPUTE = ("forward", "backward", "optimizer")
-_GPU_COMPUTE = ("gpu_forward", "gpu_backward", "gpu_optimizer")
 
 MEASURES = {
     "compute": "computing",
@@ -31,8 +22,16 @@ MEASURES = {
     "h2d": "copying to the GPU",
     "gc": "garbage collection",
     "checkpoint": "checkpoints",
+    "io": "writing files",
     "blocked": "being off the CPU",
 }
+_SYSTEM = ("cpu_contention", "gc", "checkpoint", "io")
+_HOST_FIRST = (*_SYSTEM, "input", "h2d", "compute")
+#: Where GPU phases were timed, what the host does late may be hidden by work still queued: the GPU's own word first.
+_GPU_FIRST = (*_SYSTEM, "compute", "input", "h2d")
+
+#: Device memory of other processes on a rank's GPU, beyond its peers', that is no mere driver context.
+_FOREIGN_BYTES = 600e6
 
 
 @dataclass(frozen=True)
@@ -43,38 +42,49 @@ class Cause:
     explained: float | None = None
     partial: str | None = None
     shares_ns: tuple[tuple[str, float], ...] = ()
+    remark: str | None = None
 
 
 def explain(blocks: Blocks, row: int, columns: Array, excess: float, settings: Settings) -> Cause:
     """The cause of one rank's excess (ns a step) over the steps ``columns`` (indices)."""
-    shares = _shares(blocks, row, columns)
+    shares = _bounded(_shares(blocks, row, columns), excess)
     if not shares or excess <= 0:
         return Cause("unknown")
     fractions = {name: float(np.clip(ns / excess, 0.0, 1.0)) for name, ns in shares.items()}
     listed = tuple(sorted(shares.items(), key=lambda item: -item[1]))
-    for name, fraction in fractions.items():
-        if fraction >= settings.min_explained and name != "blocked":
-            return Cause(name, fraction, None, listed)
+    order = _GPU_FIRST if "gpu_forward" in blocks.parts else _HOST_FIRST
+    for name in order:
+        if fractions.get(name, 0.0) >= settings.min_explained:
+            why, remark = _finer(blocks, row, columns, excess, settings) if name == "compute" else (name, None)
+            return Cause(why, fractions[name], None, listed, remark)
     best = max(fractions, key=lambda name: fractions[name])
     return Cause("unknown", fractions[best], best if fractions[best] > 0 else None, listed)
 
 
+def _bounded(shares: dict[str, float], excess: float) -> dict[str, float]:
+    """Shares of one clock add up to no more than the excess, though medians of parts do not add up exactly."""
+    exclusive = [name for name in ("compute", "cpu_contention", "blocked", "io") if shares.get(name, 0.0) > 0]
+    total = sum(shares[name] for name in exclusive)
+    if total <= excess or "blocked" not in shares:
+        return shares
+    return {name: ns * excess / total if name in exclusive else ns for name, ns in shares.items()}
+
+
 def _shares(blocks: Blocks, row: int, columns: Array) -> dict[str, float]:
-    """Cause to ns a step of the excess that its measurement accounts for, more specific causes first."""
+    """Cause to ns a step of the excess that its measurement accounts for."""
     parts = blocks.parts
-    found: dict[str, float] = {}
+    found = {
+        phase: _excess(parts[phase], row, columns) for phase in ("checkpoint", "gc", "input", "h2d") if phase in parts
+    }
     if "self_cpu" in parts:
         found |= _of_processor(blocks, row, columns, parts["self_cpu"], parts.get("self_runqueue"))
         if "self_blocked" in parts:
-            found["blocked"] = _excess(parts["self_blocked"], row, columns)
-    elif "runqueue" in parts and "cpu" in parts:
-        contended = _of_processor(blocks, row, columns, parts["cpu"], parts["runqueue"])
-        found["cpu_contention"] = contended["cpu_contention"]
-    for phase, cause in PHASE_CAUSES.items():
-        if phase in parts:
-            found[cause] = _excess(parts[phase], row, columns)
+            found |= _of_files(blocks, row, columns, _excess(parts["self_blocked"], row, columns))
+        return found
+    if "runqueue" in parts and "cpu" in parts:
+        found["cpu_contention"] = _of_processor(blocks, row, columns, parts["cpu"], parts["runqueue"])["cpu_contention"]
     computing = [_excess(block, row, columns) for block in _computing(blocks)]
-    if computing and "self_cpu" not in parts:
+    if computing:
         # Phases that wait for others inside shrink where the rank is late: only what grew speaks of the rank itself.
         found["compute"] = sum(max(ns, 0.0) for ns in computing) - max(found.get("cpu_contention", 0.0), 0.0)
     return found
@@ -83,18 +93,43 @@ def _shares(blocks: Blocks, row: int, columns: Array) -> dict[str, float]:
 def _of_processor(blocks: Blocks, row: int, columns: Array, cpu: Floats, runqueue: Floats | None) -> dict[str, float]:
     """Excess as computing and as waiting for a CPU.
 
-    On a shared machine whoever computes longer also queues longer. The queueing that peers suffer for the same CPU time
-    belongs to the computing; only what goes beyond it is contention of this rank's own.
+    On a shared machine whoever computes longer also queues longer: the queueing that peers suffer alike belongs to the
+    computing, and only what goes beyond it is contention of this rank's own. Peers' queueing shows between their
+    collectives, for the same CPU time, or, where they spin in collectives meanwhile, in their whole process.
     """
     more = _excess(cpu, row, columns)
     if runqueue is None:
         return {"compute": more}
     queued = _excess(runqueue, row, columns)
+    if queued <= 0 or more <= 0:
+        return {"cpu_contention": queued, "compute": more}
     others = np.delete(np.arange(len(blocks.ranks)), row)
     busy = float(median(cpu[np.ix_(others, columns)]))
     usual = float(median(runqueue[np.ix_(others, columns)])) / busy if busy > 0 else 0.0
-    proportional = float(np.clip(more * usual, 0.0, max(queued, 0.0))) if more > 0 else 0.0
-    return {"cpu_contention": queued - proportional, "compute": more + proportional}
+    shared = np.clip(max(more * usual, queued * _like_peers(blocks, row)), 0.0, queued)
+    return {"cpu_contention": float(queued - shared), "compute": float(more + shared)}
+
+
+def _like_peers(blocks: Blocks, row: int) -> float:
+    """0 to 1: how much of a rank's queueing for CPUs its peers' processes suffer alike, per second."""
+    rates = blocks.gauges.get("runqueue")
+    if rates is None or np.isnan(rates[row]) or rates[row] <= 0:
+        return 0.0
+    theirs = float(median(np.delete(rates, row)))
+    return 0.0 if np.isnan(theirs) else min(theirs / float(rates[row]), 1.0)
+
+
+def _of_files(blocks: Blocks, row: int, columns: Array, blocked: float) -> dict[str, float]:
+    """Time off the CPU, and what of it was in reading (input) and in writing files (checkpoints, where flushed)."""
+    found: dict[str, float] = {}
+    left = blocked
+    for name, cause in (("file_read", "input"), ("file_sync", "checkpoint"), ("file_write", "io")):
+        if name in blocks.parts:
+            found[cause] = _excess(blocks.parts[name], row, columns)
+            left -= max(found[cause], 0.0)
+    if found.get("checkpoint", 0.0) > 0 and "io" in found:  # what is flushed was written to be kept
+        found["checkpoint"] += max(found.pop("io"), 0.0)
+    return found | {"blocked": max(left, 0.0)}
 
 
 def _computing(blocks: Blocks) -> list[Floats]:
@@ -103,10 +138,38 @@ def _computing(blocks: Blocks) -> list[Floats]:
     on_gpu = [parts[name] for name in ("gpu_forward", "gpu_optimizer") if name in parts]
     if on_gpu:
         return on_gpu
-    found = [parts[name] for name in _COMPUTE if name in parts and name != "backward"]
+    found = [parts[name] for name in ("forward", "optimizer") if name in parts]
     if "backward" in parts and not np.isnan(blocks.wait).all():
         found.append(parts["backward"] - (0.0 if "sync" in parts else blocks.wait))
     return found
+
+
+def _finer(blocks: Blocks, row: int, columns: Array, excess: float, settings: Settings) -> tuple[str, str | None]:
+    """What makes computing slow: a lower clock, somebody else on the GPU, or longer work at the same clock."""
+    clock = blocks.gauges.get("sm_clock")
+    if clock is not None and not np.isnan(clock[row]):
+        theirs = float(median(np.delete(clock, row)))
+        busy = float(sum(median(block[row, columns]) for block in _computing(blocks)))
+        if theirs > clock[row] and busy * (1 - clock[row] / theirs) >= settings.min_explained * excess:
+            reasons = _reasons(blocks, row)
+            return (
+                "gpu_throttle",
+                f"its SM clock is {clock[row] / 1e6:.0f} MHz, its peers' {theirs / 1e6:.0f} MHz{reasons}",
+            )
+    foreign = blocks.gauges.get("foreign_memory")
+    if foreign is not None and not np.isnan(foreign[row]):
+        beyond = float(foreign[row] - np.nan_to_num(median(np.delete(foreign, row))))
+        if beyond > _FOREIGN_BYTES:
+            return "gpu_contention", f"another process holds {beyond / 2**30:.1f} GiB of its GPU's memory"
+    return "compute", None
+
+
+def _reasons(blocks: Blocks, row: int) -> str:
+    mask = blocks.gauges.get("clock_reasons")
+    if mask is None or np.isnan(mask[row]):
+        return ""
+    found = [text for bit, text in SLOWING_REASONS.items() if int(mask[row]) & bit]
+    return f" ({', '.join(found)})" if found else ""
 
 
 def _excess(block: Floats, row: int, columns: Array) -> float:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hindmost_collector import telemetry, whatif
+from hindmost_collector import whatif
 from hindmost_collector.model import Run, rows
 from hindmost_collector.robust import median
 from hindmost_collector.verdict import JobSummary, RankRow, WhatIf
@@ -52,8 +52,7 @@ def ranks(run: Run, blocks: Blocks | None) -> tuple[RankRow, ...]:
     """A row for every rank that was seen, in order."""
     seen = sorted({*run.ranks["rank"].tolist(), *(blocks.ranks.tolist() if blocks is not None else [])})
     place = {int(rank): i for i, rank in enumerate(run.ranks["rank"])}
-    cpu = telemetry.per_rank(run, "hindmost_process_cpu_seconds_total")
-    rss = telemetry.per_rank(run, "hindmost_process_resident_memory_bytes")
+    gauges = blocks.gauges if blocks is not None else {}
     row_of = {int(rank): i for i, rank in enumerate(blocks.ranks)} if blocks is not None else {}
     found = []
     for rank in seen:
@@ -63,8 +62,8 @@ def ranks(run: Run, blocks: Blocks | None) -> tuple[RankRow, ...]:
                 rank=int(rank),
                 node=_text(run.ranks["node"], at),
                 gpu=_text(run.ranks["gpu_uuid"], at),
-                cpu_ratio=_known(telemetry.rate(cpu.get(rank, []))),
-                rss_bytes=_known(telemetry.level(rss.get(rank, []))),
+                cpu_ratio=_of(gauges, "cpu", row_of.get(rank)),
+                rss_bytes=_of(gauges, "rss", row_of.get(rank)),
                 **_measured(blocks, row_of.get(rank)),
             )
         )
@@ -77,6 +76,10 @@ def _text(column: np.ndarray[tuple[int], np.dtype[np.str_]], at: int | None) -> 
 
 def _known(value: float) -> float | None:
     return None if np.isnan(value) else value
+
+
+def _of(gauges: dict[str, Floats], name: str, row: int | None) -> float | None:
+    return _known(float(gauges[name][row])) if name in gauges and row is not None else None
 
 
 def _typical(block: Floats, row: int) -> float | None:
@@ -100,11 +103,11 @@ def _measured(blocks: Blocks | None, row: int | None) -> dict[str, Any]:
 
 
 def what_if(run: Run, blocks: Blocks | None) -> WhatIf:
-    """Time with every rank at the mean of its peers, beside the time as it was."""
+    """Time with every rank at the pace of its typical peer in every stretch, beside the time as it was."""
     if blocks is None or len(blocks.ranks) < 2 or not blocks.step_ns > 0:
         return WhatIf()
     step = float(np.nanmean(blocks.period))
-    ideal = max(step - whatif.waste(blocks), 0.0)
+    ideal = max(step - float(whatif.stretched(blocks, blocks.segments).mean()), 0.0)
     by_rank = {
         str(int(rank)): float(np.nanmean(row)) / 1e6
         for rank, row in zip(blocks.ranks, blocks.caused, strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,32 +12,91 @@ from hindmost_collector.align import codes
 from hindmost_collector.model import Run, rows
 
 if TYPE_CHECKING:
-    from hindmost_collector.align import Array, Floats
+    from collections.abc import Iterator
 
-Series = tuple["Array", "Floats"]
+    from hindmost_collector.align import Array, Floats, Ints
+
+#: Bits of NVML's clocks-event reasons that slow a GPU down: power caps, thermal slow-downs, power brake, sync boost.
+SLOWING_REASONS = {
+    0x4: "software power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+}
 
 
-def per_rank(run: Run, name: str) -> dict[int, list[Series]]:
-    """Rank to the series (times, values) of one metric that are its own: of its process, of its GPU, or of its node.
+@dataclass(frozen=True)
+class Series:
+    """One metric's samples in time order, and whose they are."""
 
-    A series that says no rank and no GPU is the node's, and so every rank's there.
-    """
-    table = run.metrics
-    if rows(table) == 0:
-        return {}
-    chosen = np.flatnonzero(table["name"] == name)
-    if len(chosen) == 0:
-        return {}
-    label, texts = codes(table["labels"][chosen])
-    node, nodes = codes(table["node"][chosen])
-    found: dict[int, list[Series]] = {}
-    for one in np.unique(label * len(nodes) + node).tolist():
-        held = chosen[(label == one // len(nodes)) & (node == one % len(nodes))]
-        held = held[np.argsort(table["time_ns"][held], kind="stable")]
-        series = (table["time_ns"][held], table["value"][held].astype(np.float64))
-        for rank in _owners(run, _labels(texts[one // len(nodes)]), nodes[one % len(nodes)]):
-            found.setdefault(rank, []).append(series)
-    return found
+    labels: dict[str, str]
+    node: str
+    times: Array
+    values: Floats
+
+
+class Metrics:
+    """The metrics of a run, looked up by name; names are read once, whatever is asked."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        name, self._names = codes(run.metrics["name"]) if rows(run.metrics) else (np.empty(0, np.int64), [])
+        self._order = np.argsort(name, kind="stable")
+        self._first = np.searchsorted(name[self._order], np.arange(len(self._names) + 1))
+        self._rank_of: dict[tuple[str, str], list[int]] | None = None
+
+    def series(self, name: str) -> Iterator[Series]:
+        """Every series of this name."""
+        if name not in self._names:
+            return
+        table, one = self._run.metrics, self._names.index(name)
+        held = self._order[self._first[one] : self._first[one + 1]]
+        label, texts = codes(table["labels"][held])
+        node, nodes = codes(table["node"][held])
+        key = label * len(nodes) + node
+        order = np.lexsort((table["time_ns"][held], key))
+        for part in np.split(order, np.flatnonzero(np.diff(key[order])) + 1):
+            at = held[part]
+            yield Series(
+                _labels(texts[label[part[0]]]),
+                nodes[node[part[0]]],
+                table["time_ns"][at],
+                table["value"][at].astype(np.float64),
+            )
+
+    def per_rank(self, name: str) -> dict[int, list[Series]]:
+        """Rank to the series that are its own: of its process, of its GPU, else of its node."""
+        found: dict[int, list[Series]] = {}
+        for series in self.series(name):
+            for rank in self._owners(series):
+                found.setdefault(rank, []).append(series)
+        return found
+
+    def vector(self, name: str, ranks: Ints, counter: bool = False) -> Floats | None:
+        """[R] typical value of a gauge, or rate per second of a counter; ``None`` where no rank has it."""
+        held = self.per_rank(name)
+        if not held:
+            return None
+        measure = rate if counter else typical
+        return np.array([measure(held.get(int(rank), [])) for rank in ranks])
+
+    def _owners(self, series: Series) -> list[int]:
+        if "rank" in series.labels:
+            text = series.labels["rank"]
+            return [int(text)] if text.isdigit() else []
+        if self._rank_of is None:
+            self._rank_of = {}
+            ranks = self._run.ranks
+            for rank, node, gpu in zip(
+                ranks["rank"].tolist(), ranks["node"].tolist(), ranks["gpu_uuid"].tolist(), strict=True
+            ):
+                self._rank_of.setdefault((node, ""), []).append(rank)
+                self._rank_of.setdefault(("", gpu), []).append(rank)
+        if "gpu_uuid" in series.labels:
+            return self._rank_of.get(("", series.labels["gpu_uuid"]), [])
+        return self._rank_of.get((series.node, ""), [])
 
 
 def _labels(text: str) -> dict[str, str]:
@@ -47,42 +107,41 @@ def _labels(text: str) -> dict[str, str]:
     return {str(key): str(value) for key, value in parsed.items()} if isinstance(parsed, dict) else {}
 
 
-def _owners(run: Run, labels: dict[str, str], node: str) -> list[int]:
-    ranks = run.ranks
-    if "rank" in labels:
-        return [int(labels["rank"])] if labels["rank"].lstrip("-").isdigit() else []
-    mask = (ranks["node"] == node) | (node == "")
-    if "gpu_uuid" in labels:
-        mask &= ranks["gpu_uuid"] == labels["gpu_uuid"]
-    return [int(rank) for rank in ranks["rank"][mask]]
-
-
-def level(series: list[Series], start_ns: int | None = None, end_ns: int | None = None) -> float:
-    """Mean of a gauge's samples in a time window; NaN where there is none."""
-    values = [v[_inside(t, start_ns, end_ns)] for t, v in series]
-    known = np.concatenate(values) if values else np.empty(0)
+def typical(series: list[Series]) -> float:
+    """Median of a gauge's samples; NaN where there is none."""
+    known = np.concatenate([one.values for one in series]) if series else np.empty(0)
     known = known[~np.isnan(known)]
-    return float(known.mean()) if len(known) else float("nan")
+    return float(np.median(known)) if len(known) else float("nan")
 
 
-def rate(series: list[Series], start_ns: int | None = None, end_ns: int | None = None) -> float:
+def rate(series: list[Series]) -> float:
     """Increase per second of counters, summed over their series; a reset counts from zero. NaN where unmeasured."""
     total, seen = 0.0, False
-    for times, values in series:
-        inside = _inside(times, start_ns, end_ns) & ~np.isnan(values)
-        t, v = times[inside], values[inside]
-        if len(t) < 2 or t[-1] == t[0]:
+    for one in series:
+        known = ~np.isnan(one.values)
+        times, values = one.times[known], one.values[known]
+        if len(times) < 2 or times[-1] == times[0]:
             continue
-        rises = np.diff(v)
-        total += float(np.where(rises < 0, v[1:], rises).sum() / ((t[-1] - t[0]) / 1e9))
+        rises = np.diff(values)
+        total += float(np.where(rises < 0, values[1:], rises).sum() / ((times[-1] - times[0]) / 1e9))
         seen = True
     return total if seen else float("nan")
 
 
-def _inside(times: Array, start_ns: int | None, end_ns: int | None) -> Array:
-    mask = np.ones(len(times), bool)
-    if start_ns is not None:
-        mask &= times >= start_ns
-    if end_ns is not None:
-        mask &= times <= end_ns
-    return mask
+def gauges(run: Run, ranks: Ints) -> dict[str, Floats]:
+    """What causes need of a rank's process and GPU: [R] each, absent where no rank has it, NaN where one has not.
+
+    ``runqueue`` s/s, ``sm_clock`` Hz, ``foreign_memory`` bytes of a rank's GPU that belong to other processes.
+    """
+    metrics = Metrics(run)
+    used = metrics.vector("hindmost_gpu_memory_used_bytes", ranks)
+    own = metrics.vector("hindmost_gpu_process_memory_used_bytes", ranks)
+    found = {
+        "runqueue": metrics.vector("hindmost_process_runqueue_seconds_total", ranks, counter=True),
+        "sm_clock": metrics.vector("hindmost_gpu_sm_clock_hertz", ranks),
+        "clock_reasons": metrics.vector("hindmost_gpu_clocks_event_reasons", ranks),
+        "foreign_memory": used - own if used is not None and own is not None else None,
+        "cpu": metrics.vector("hindmost_process_cpu_seconds_total", ranks, counter=True),
+        "rss": metrics.vector("hindmost_process_resident_memory_bytes", ranks),
+    }
+    return {name: vector for name, vector in found.items() if vector is not None}

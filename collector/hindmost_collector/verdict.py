@@ -75,7 +75,7 @@ class RankRow:
 
 @dataclass(frozen=True)
 class WhatIf:
-    """How much faster the job could be: ``slowdown`` is time over the time with every rank at its role's mean."""
+    """How much faster the job could be: ``slowdown`` is time over the time with all alike."""
 
     slowdown: float | None = None
     wasted_ratio: float | None = None

@@ -72,7 +72,7 @@ def why(blocks: Blocks, habits: list[Habit], cause: Cause) -> list[str]:
     elif len(others):
         mine = float(median(blocks.excess[rows, first:stop]))
         found.append(f"it arrives {ms(mine)} a step after its typical peer")
-    return found + _shares(habits[0].excess, cause)
+    return found + _shares(habits[0].excess, cause) + ([cause.remark] if cause.remark else [])
 
 
 def _shares(excess: float, cause: Cause) -> list[str]:

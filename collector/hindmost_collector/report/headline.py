@@ -23,7 +23,7 @@ _CAUSES = {
 def title(report: Mapping[str, Any]) -> str:
     """``hindmost · train.py · 4 ranks on 1 node · 150 steps of 21.4 ms · 3.2 s``, as far as known."""
     job = report["job"]
-    found = ["hindmost", job.get("command") or job["id"]]
+    found = ["hindmost", script(job.get("command")) or job["id"]]
     if job.get("world_size"):
         found.append(
             _count(job["world_size"], "rank") + (f" on {_count(job['nodes'], 'node')}" if job.get("nodes") else "")
@@ -36,6 +36,15 @@ def title(report: Mapping[str, Any]) -> str:
     if job.get("exit_code"):
         found.append(f"exit code {job['exit_code']}")
     return " · ".join(found)
+
+
+def script(command: str | None) -> str | None:
+    """The training script's name in a command line; where there is none, the program's."""
+    words = (command or "").split()
+    scripts = [word for word in words if word.endswith((".py", ".sh"))]
+    programs = [word for word in words if not word.startswith("-")]
+    found = scripts or programs
+    return found[0].rpartition("/")[2] if found else None
 
 
 def _count(number: int, what: str) -> str:
