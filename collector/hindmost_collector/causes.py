@@ -73,9 +73,10 @@ def _bounded(shares: dict[str, float], excess: float) -> dict[str, float]:
 def _shares(blocks: Blocks, row: int, columns: Array) -> dict[str, float]:
     """Cause to ns a step of the excess that its measurement accounts for."""
     parts = blocks.parts
-    found = {
-        phase: _excess(parts[phase], row, columns) for phase in ("checkpoint", "gc", "input", "h2d") if phase in parts
-    }
+    found: dict[str, float] = {}
+    for phase in ("checkpoint", "gc", "input", "h2d"):
+        if phase in parts:
+            found[phase] = _excess(parts[phase], row, columns)
     if "self_cpu" in parts:
         found |= _of_processor(blocks, row, columns, parts["self_cpu"], parts.get("self_runqueue"))
         if "self_blocked" in parts:
