@@ -260,7 +260,8 @@ class Decoder:
         if name.startswith("stack"):
             time_ns = attachment.time_ns + clock.offset(attachment.time_ns)
             rows.stacks.append((rank.rank, time_ns, attachment.content.decode("utf-8", "replace")))
-        rows.attachments.append((f"stacks/rank{rank.rank}-{name}", attachment.content))
+        kept = f"stacks/{rank.rank}.txt" if name == "stack.txt" else f"stacks/{rank.rank}-{name}"
+        rows.attachments.append((kept, attachment.content))
 
 
 def _complaint(take: Callable[..., None], *given: Any) -> list[str]:

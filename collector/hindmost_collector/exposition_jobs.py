@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 #: Counter in ``RankTotals`` to ``(metric, type, help)``.
 RANK_METRICS: Mapping[str, tuple[str, str, str]] = {
-    "steps_total": ("hindmost_rank_steps_total", "counter", "Steps that this rank finished."),
+    "steps_total": (
+        "hindmost_rank_steps_total",
+        "counter",
+        "Steps that this rank finished; inferred from its collectives where it marks none.",
+    ),
     "step_seconds_total": ("hindmost_rank_step_seconds_total", "counter", "Time that this rank spent in steps."),
     "collectives_total": ("hindmost_rank_collectives_total", "counter", "Collective calls that this rank finished."),
     "wait_seconds_total": (
@@ -81,7 +85,7 @@ class JobPage:
     def _ranks(self, jobs: list[LiveJob]) -> Iterator[str]:
         columns: dict[str, list[tuple[str, Any]]] = {}
         for job in jobs:
-            for name, values in job.totals:
+            for name, values in job.counters():
                 columns.setdefault(name, []).append((job.id, values))
         for name, (metric, kind, text) in RANK_METRICS.items():
             yield self._lines(

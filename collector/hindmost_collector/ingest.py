@@ -214,6 +214,12 @@ class Ingest(telemetry_pb2_grpc.TelemetryServicer):
             if agent.outbox:
                 agent.outbox.ack(agent.durable)
 
+    def ask(self, job: str, question: wire.Zoom) -> None:
+        """Send a question to the agents that serve a job: its own, and those that serve a whole node."""
+        for agent in self.agents.values():
+            if agent.outbox and agent.job in {job, ""}:
+                agent.outbox.zoom(question)
+
     def stop(self, reason: str) -> None:
         """Ask every agent, and those still to come, to flush and leave."""
         self.stopping = reason

@@ -10,7 +10,7 @@ from hindmost_collector.totals import RankTotals
 from hindmost_collector.window import Window
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from hindmost_collector.chunk import Chunk
     from hindmost_collector.columns import Words
@@ -34,6 +34,7 @@ class LiveJob:
         self.judged_revision = 0
         self._lives: dict[int, int] = {}
         self.sealed = False
+        self.calls_per_step: int | None = None
 
     def add(self, chunk: Chunk, words: Words, definitions: Definitions, now_ns: int) -> None:
         """Take a tick in."""
@@ -61,8 +62,20 @@ class LiveJob:
         """Median and 99th percentile of step time over the window, seconds; empty before the first step."""
         seconds = self.window.step_seconds()
         if not seconds.size:
-            return {}
+            inferred = ((self.report or {}).get("job") or {}).get("step_ms") or {}
+            known = {"0.5": inferred.get("p50"), "0.99": inferred.get("p99")}
+            return {quantile: value / 1e3 for quantile, value in known.items() if value is not None}
         return dict(zip(("0.5", "0.99"), np.quantile(seconds, (0.5, 0.99)).tolist(), strict=True))
+
+    def counters(self) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+        """``(name, values by rank)`` of every counter, steps inferred where none are marked."""
+        yield from self.totals
+        yield from self.totals.inferred(self.calls_per_step).items()
+
+    def infer_steps(self) -> None:
+        """Learn how many collective calls make a step, where a job marks none."""
+        if self.window.last_step < 0:
+            self.calls_per_step = self.window.calls_per_step() or self.calls_per_step
 
     def run(self, words: Words, definitions: Definitions) -> Run:
         """The window, as detectors take it."""

@@ -8,6 +8,8 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
+from hindmost_proto import telemetry_pb2 as wire
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
@@ -83,6 +85,25 @@ def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
 def line(event: Mapping[str, Any]) -> str:
     """An event as one line of ``verdicts.jsonl``."""
     return json.dumps(event, separators=(",", ":"))
+
+
+#: Steps before and after the one since which a verdict holds whose raw events are asked for.
+_AROUND = 5
+#: Ranks that one question names; the raw events of more would say no more.
+_ASKED = 16
+
+
+def zoom(job: str, event: Mapping[str, Any]) -> wire.Zoom | None:
+    """What to ask the agents when a verdict opens: stacks of all ranks in a hang, raw events of whom it names else."""
+    verdict = event["verdict"]
+    if event["event"] != "opened":
+        return None
+    if verdict["kind"] in {"hang", "desync"}:
+        return wire.Zoom(job_id=job, stacks=True)
+    since, ranks = verdict.get("since_step"), list(verdict.get("ranks") or ())[:_ASKED]
+    if since is None or not ranks:
+        return None
+    return wire.Zoom(job_id=job, ranks=ranks, first_step=max(since - _AROUND, 0), last_step=since + _AROUND)
 
 
 class Judging:

@@ -22,7 +22,7 @@ from hindmost_collector.decode import Decoder
 from hindmost_collector.definitions import Definitions
 from hindmost_collector.ingest import MESSAGE_LIMIT, Ingest
 from hindmost_collector.jobs import LiveJob
-from hindmost_collector.live import Judging, VerdictLog, line
+from hindmost_collector.live import Judging, VerdictLog, line, zoom
 from hindmost_collector.options import address
 from hindmost_collector.recording import Recorder
 from hindmost_collector.scrape import Scrape
@@ -174,6 +174,7 @@ class Collector:
 
     async def _judge(self, job: LiveJob) -> None:
         job.judged_revision = job.revision
+        job.infer_steps()
         run = job.run(self.decoder.words, self.definitions)
         report = await asyncio.to_thread(self.judging.report, job.id, run)
         if report is None:
@@ -181,6 +182,9 @@ class Collector:
         events = self._verdicts.setdefault(job.id, VerdictLog()).update(report["verdicts"], self.clock.now())
         for event in events:
             self._line(job.id, line(event))
+            question = zoom(job.id, event)
+            if question is not None:
+                self.ingest.ask(job.id, question)
         job.report = report
 
     def _line(self, job: str, text: str) -> None:

@@ -68,9 +68,42 @@ class RankTotals:
             if known.any():
                 self._count(name, rank[known], steps[column][known] / 1e9)
         np.fmax.at(self.column("last_step"), rank, steps["step"].astype(float))
+        for name in ("phase:self_cpu", "phase:self_runqueue", "phase:self_blocked", "covered_seconds"):
+            self._columns.pop(name, None)  # steps are marked after all: their own phases say it better
+
+    def _unmarked(self, collectives: Table) -> None:
+        """A job that marks no steps: its time is what its calls took and what lies between them."""
+        rank, own, took = collectives["rank"], collectives["self_ns"], collectives["duration_ns"]
+        known = own >= 0
+        if known.any():
+            self._count("covered_seconds", rank[known], (own + np.maximum(took, 0))[known] / 1e9)
+        cpu, runqueue = collectives["cpu_ns"], collectives["runqueue_ns"]
+        if (cpu >= 0).any():
+            self._count("phase:self_cpu", rank[cpu >= 0], cpu[cpu >= 0] / 1e9)
+        both = known & (cpu >= 0) & (runqueue >= 0)
+        if both.any():
+            blocked = np.maximum(own - cpu - runqueue, 0)
+            self._count("phase:self_runqueue", rank[both], runqueue[both] / 1e9)
+            self._count("phase:self_blocked", rank[both], blocked[both] / 1e9)
+
+    def inferred(self, calls_per_step: int | None) -> dict[str, Array]:
+        """Step counters of a job that marks no steps, from how many collective calls make one; empty for other jobs."""
+        calls = self._columns.get("collectives_total")
+        if not calls_per_step or calls is None or "steps_total" in self._columns:
+            return {}
+        steps = np.floor(calls / calls_per_step)
+        found = {"steps_total": steps, "last_step": np.where(steps > 0, steps - 1, np.nan)}
+        if "covered_seconds" in self._columns:
+            found["step_seconds_total"] = self.column("covered_seconds")
+        return found
 
     def _collectives(self, collectives: Table, words: Words) -> None:
-        self._count("collectives_total", collectives["rank"])
+        rank = collectives["rank"]
+        self._count("collectives_total", rank)
+        for name in ("wait_seconds_total", "caused_wait_seconds_total", "last_arrivals_total"):
+            self._count(name, rank, np.zeros(len(rank)))  # with collectives, not having waited is a measurement
+        if "steps_total" not in self._columns:
+            self._unmarked(collectives)
         for name, (rank, values) in self._waits.add(collectives, words).items():
             if rank.size:
                 self._size = max(self._size, int(rank.max()) + 1)

@@ -9,6 +9,7 @@ import numpy as np
 
 from hindmost_collector.chunk import CODED, concatenated, from_rows, with_words
 from hindmost_collector.model import COMMUNICATORS, IN_FLIGHT, METRICS, RANKS, TABLES, Job, Run, Table, empty, rows
+from hindmost_collector.steps import period
 
 if TYPE_CHECKING:
     from hindmost_collector.chunk import Chunk
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 WINDOW_NS = 300_000_000_000
 #: Rows that a window may hold of one table; beyond, the oldest go first, however young.
 ROWS = 400_000
+#: Calls of one rank among which a repeating pattern is looked for.
+_PATTERN = 2048
 #: Metric samples that a window may hold.
 SAMPLES = 200_000
 #: What causes are read from; other metrics are for dashboards and stay out of the window.
@@ -82,6 +85,16 @@ class Window:
     def last_step(self) -> int:
         """The newest step of any rank; -1 before the first."""
         return max((int(part["step"].max()) for part in self._parts["steps"]), default=-1)
+
+    def calls_per_step(self) -> int | None:
+        """Collective calls in one repetition of a rank's pattern; None where nothing repeats."""
+        parts = self._parts["collectives"]
+        if not parts:
+            return None
+        columns = concatenated("collectives", list(parts))
+        one = np.flatnonzero(columns["rank"] == columns["rank"][0])[-_PATTERN:]
+        tokens = np.stack([columns[name][one].astype(np.int64) for name in ("comm", "op", "bytes")])
+        return period(np.unique(tokens, axis=1, return_inverse=True)[1].ravel())
 
     def step_seconds(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         """Durations of the training steps in the window, seconds, all ranks."""

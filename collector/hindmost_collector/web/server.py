@@ -45,8 +45,13 @@ class _Handler(BaseHTTPRequestHandler):
         """Requests are not logged."""
 
 
-def _page(_: Scrape, __: dict[str, str]) -> Answer:
-    return HTTPStatus.OK, "text/html; charset=utf-8", files(__package__).joinpath("page.html").read_bytes()
+def _asset(name: str, kind: str) -> Callable[[Scrape, dict[str, str]], Answer]:
+    """Serves a file of this package."""
+
+    def serve(_: Scrape, __: dict[str, str]) -> Answer:
+        return HTTPStatus.OK, f"{kind}; charset=utf-8", files(__package__).joinpath(name).read_bytes()
+
+    return serve
 
 
 def _metrics(scrape: Scrape, _: dict[str, str]) -> Answer:
@@ -80,7 +85,9 @@ def _unknown() -> Answer:
 
 
 ROUTES: dict[str, Callable[[Scrape, dict[str, str]], Answer]] = {
-    "/": _page,
+    "/": _asset("page.html", "text/html"),
+    "/page.css": _asset("page.css", "text/css"),
+    "/page.js": _asset("page.js", "text/javascript"),
     "/metrics": _metrics,
     "/api/report": _report,
     "/api/jobs": _jobs,

@@ -1,0 +1,237 @@
+"use strict";
+
+const ABSENT = "–";
+const ROWS = 256;
+const FINE = new Set(["balanced", "insufficient_data"]);
+const COLOURED = new Set([
+  "input", "h2d", "forward", "backward", "optimizer", "sync",
+  "self_cpu", "self_blocked", "self_runqueue", "checkpoint", "gc", "wait",
+]);
+
+const find = id => document.getElementById(id);
+
+function make(tag, text, className) {
+  const element = document.createElement(tag);
+  if (text != null) element.textContent = text;
+  if (className) element.className = className;
+  return element;
+}
+
+function milliseconds(value) {
+  if (value == null) return ABSENT;
+  if (value >= 1000) return (value / 1000).toFixed(2) + " s";
+  return value.toFixed(value < 10 ? 2 : 1) + " ms";
+}
+
+function percent(value) {
+  return value == null ? ABSENT : (value * 100).toFixed(value < 0.1 ? 1 : 0) + " %";
+}
+
+function who(ranks) {
+  if (!ranks || !ranks.length) return "";
+  if (ranks.length === 1) return "rank " + ranks[0];
+  if (ranks.length < 9) return "ranks " + ranks.join(", ");
+  return ranks.length + " ranks (" + ranks.slice(0, 4).join(", ") + " …)";
+}
+
+const TITLES = {
+  straggler: verdict => who(verdict.ranks) + " holds the job back",
+  intermittent: verdict => who(verdict.ranks) + " holds the job back now and then",
+  hang: verdict => "The job hangs: waiting for " + who(verdict.ranks),
+  desync: verdict => who(verdict.ranks) + " called something else",
+  slow_link: verdict => "A slow link at " + who(verdict.ranks),
+  input_bound: () => "Every rank waits for input",
+  host_bound: () => "Every rank waits for its host",
+  uneven_workload: () => "Nobody: the work is uneven",
+  balanced: () => "Nothing is wrong",
+  insufficient_data: () => "Too little to judge yet",
+};
+
+function facing(verdict) {
+  const parts = [];
+  if (verdict.cost_ms_per_step != null) parts.push("+" + milliseconds(verdict.cost_ms_per_step) + " a step");
+  if (verdict.cost_ratio != null) parts.push(percent(verdict.cost_ratio) + " of the job's time");
+  if (!FINE.has(verdict.kind)) {
+    if (verdict.cause) parts.push("cause: " + verdict.cause.replace(/_/g, " "));
+    if (verdict.since_step != null) parts.push("since step " + verdict.since_step);
+  }
+  if (verdict.confidence != null) parts.push("confidence " + percent(verdict.confidence));
+  return parts.join(" · ");
+}
+
+function verdictCard(verdict) {
+  const card = make("div", null, FINE.has(verdict.kind) ? "card verdict fine" : "card verdict");
+  const title = TITLES[verdict.kind] || (() => verdict.kind);
+  card.append(make("h2", title(verdict)));
+  const facts = facing(verdict);
+  if (facts) {
+    const line = make("p");
+    line.append(make("b", facts));
+    card.append(line);
+  }
+  for (const sentence of [].concat(verdict.evidence || []).slice(0, 4)) card.append(make("p", sentence));
+  for (const sentence of [].concat(verdict.advice || []).slice(0, 3)) card.append(make("p", "Next: " + sentence));
+  return card;
+}
+
+function showFacts(report) {
+  const job = report.job || {};
+  const step = job.step_ms || {};
+  const whatIf = report.what_if || {};
+  const facts = [
+    ["step, median", milliseconds(step.p50)],
+    ["step, p99", milliseconds(step.p99)],
+    ["step with every rank alike", milliseconds(whatIf.ideal_step_ms)],
+    ["ranks", job.world_size ?? ABSENT],
+    ["nodes", job.nodes ?? ABSENT],
+    ["steps in view", job.steps ?? ABSENT],
+  ];
+  find("facts").replaceChildren(...facts.map(([name, value]) => {
+    const box = make("div");
+    box.append(make("span", name), make("strong", value));
+    return box;
+  }));
+  find("facts").hidden = false;
+}
+
+const COLUMNS = [
+  { name: "rank", key: "rank", show: row => row.rank },
+  { name: "node", key: "node", show: row => row.node || ABSENT, left: true },
+  { name: "step", key: "step_ms", show: row => milliseconds(row.step_ms) },
+  { name: "where a step goes", left: true },
+  { name: "waits", key: "wait_ms", show: row => milliseconds(row.wait_ms) },
+  { name: "makes others wait", key: "caused_wait_ms", show: row => milliseconds(row.caused_wait_ms) },
+  { name: "last in", key: "share_last", show: row => percent(row.share_last) },
+];
+let order = { key: "caused_wait_ms", down: true };
+let latest = null;
+
+function colour(phase) {
+  return "var(--" + (COLOURED.has(phase) ? phase.replace("_", "-") : "other") + ")";
+}
+
+function parts(row) {
+  const phases = Object.entries(row.phases_ms || {}).filter(([, value]) => value > 0);
+  if (row.wait_ms > 0 && !phases.some(([name]) => name === "sync")) phases.push(["wait", row.wait_ms]);
+  return phases;
+}
+
+function bar(row, longest) {
+  const box = make("div", null, "bar");
+  for (const [phase, value] of parts(row)) {
+    const piece = make("i");
+    piece.style.width = (100 * value) / longest + "%";
+    piece.style.background = colour(phase);
+    piece.title = phase + " " + milliseconds(value);
+    box.append(piece);
+  }
+  return box;
+}
+
+function heading(column) {
+  const arrow = column.key && order.key === column.key ? (order.down ? " ↓" : " ↑") : "";
+  const cell = make("th", column.name + arrow, column.left ? "left" : "");
+  if (column.key) {
+    cell.onclick = () => {
+      order = { key: column.key, down: order.key === column.key ? !order.down : true };
+      showTable(latest);
+    };
+  }
+  return cell;
+}
+
+function rankRow(row, bad, longest) {
+  const line = make("tr", null, bad.has(row.rank) ? "bad" : "");
+  for (const column of COLUMNS) {
+    const cell = make("td", column.show ? column.show(row) : null, column.left ? "left" : "");
+    if (!column.show) cell.append(bar(row, longest));
+    line.append(cell);
+  }
+  return line;
+}
+
+function sorted(ranks) {
+  const value = row => row[order.key] ?? -1;
+  return [...ranks].sort((one, other) => {
+    const [a, b] = [value(one), value(other)];
+    if (a === b) return one.rank - other.rank;
+    return (a < b ? -1 : 1) * (order.down ? -1 : 1);
+  });
+}
+
+function legend(shown, all) {
+  const used = new Set(shown.flatMap(row => parts(row).map(([phase]) => phase)));
+  const entries = [...used].map(phase => {
+    const entry = make("span");
+    const mark = make("i");
+    mark.style.background = colour(phase);
+    entry.append(mark, phase === "wait" ? "waiting for others" : phase.replace("_", " "));
+    return entry;
+  });
+  if (all > shown.length) entries.push(make("span", "the first " + shown.length + " of " + all + " ranks"));
+  return entries;
+}
+
+function showTable(report) {
+  const troubled = (report.verdicts || []).filter(verdict => !FINE.has(verdict.kind));
+  const bad = new Set(troubled.flatMap(verdict => verdict.ranks || []));
+  const ranks = report.ranks || [];
+  const shown = sorted(ranks).slice(0, ROWS);
+  const length = row => parts(row).reduce((sum, [, value]) => sum + value, 0);
+  const longest = Math.max(1e-9, ...ranks.map(length));
+  find("head").replaceChildren(...COLUMNS.map(heading));
+  find("rows").replaceChildren(...shown.map(row => rankRow(row, bad, longest)));
+  find("key").replaceChildren(...legend(shown, ranks.length));
+  find("table").hidden = !ranks.length;
+}
+
+function show(report) {
+  latest = report;
+  const job = report.job || {};
+  const first = (report.verdicts || [])[0];
+  const troubled = first && !FINE.has(first.kind);
+  document.title = (troubled ? "● " : "") + "hindmost · " + (job.id || "");
+  find("job").textContent = [job.id, job.command].filter(Boolean).join(" · ");
+  find("verdicts").replaceChildren(...(report.verdicts || []).slice(0, 5).map(verdictCard));
+  find("alarm").hidden = !report.recording;
+  find("alarm").textContent = report.recording ? "Recording stopped: " + report.recording : "";
+  showFacts(report);
+  showTable(report);
+}
+
+let known = "";
+
+async function listJobs() {
+  const jobs = await (await fetch("api/jobs")).json();
+  const names = jobs.map(job => job.id);
+  if (names.join("\n") === known) return;
+  known = names.join("\n");
+  const select = find("jobs");
+  const chosen = select.value;
+  select.replaceChildren(...names.map(name => new Option(name)));
+  if (names.includes(chosen)) select.value = chosen;
+  select.hidden = names.length < 2;
+}
+
+async function refresh() {
+  const live = find("live");
+  try {
+    await listJobs();
+    const name = find("jobs").value;
+    const answer = await fetch("api/report" + (name ? "?job=" + encodeURIComponent(name) : ""));
+    if (answer.ok) show(await answer.json());
+    live.className = "";
+    live.textContent = answer.ok ? "live" : "waiting for steps";
+  } catch {
+    live.className = "off";
+    live.textContent = "the collector does not answer";
+  }
+}
+
+async function watch() {
+  await refresh();
+  setTimeout(watch, document.hidden ? 10000 : 2000);
+}
+
+find("jobs").onchange = refresh;
+watch();

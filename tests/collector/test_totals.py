@@ -1,0 +1,56 @@
+"""Counters of ranks, for jobs with step marks and without."""
+
+from __future__ import annotations
+
+import numpy as np
+from hindmost_collector.chunk import Chunk
+from hindmost_collector.columns import Words
+from hindmost_collector.definitions import Definitions
+from hindmost_collector.jobs import LiveJob
+
+
+def chunk(words, steps):
+    """Two ranks, ``steps`` times two all-reduces of 1 ms after 4 ms and 5 ms of own time, half of it on the CPU."""
+    rows = [(rank, 2 * step + call) for rank in range(2) for step in range(steps) for call in range(2)]
+    count = len(rows)
+    call = np.array([row[1] % 2 for row in rows])
+    own = np.where(call, 4_000_000, 5_000_000)
+    table = {
+        "rank": np.array([row[0] for row in rows], dtype=np.int32),
+        "comm": np.ones(count, dtype=np.uint64),
+        "seq": np.array([row[1] for row in rows]),
+        "op": np.full(count, words.code("all_reduce"), dtype=np.int32),
+        "start_ns": np.arange(count) * 1_000_000,
+        "duration_ns": np.full(count, 1_000_000),
+        "bytes": np.where(call, 64, 4096),
+        "flags": np.zeros(count, dtype=np.int32),
+        "peer": np.full(count, -1, dtype=np.int32),
+        "self_ns": own,
+        "cpu_ns": own // 2,
+        "runqueue_ns": np.zeros(count, dtype=np.int64),
+        "step": np.full(count, -1),
+    }
+    return Chunk({"collectives": table}, {}, [], [])
+
+
+def test_steps_of_an_unmarked_job_are_inferred():
+    """A job that marks no steps has step counters and phases all the same, from the pattern of its collectives."""
+    words, job = Words(), LiveJob("j", 0)
+    job.add(chunk(words, 40), words, Definitions(), 1)
+    job.infer_steps()
+    counters = {name: values.tolist() for name, values in job.counters()}
+    assert job.calls_per_step == 2
+    assert counters["steps_total"] == [40, 40]
+    assert counters["last_step"] == [39, 39]
+    assert np.allclose(counters["step_seconds_total"], 40 * 0.011)
+    assert np.allclose(counters["phase:self_cpu"], 40 * 0.0045)
+    assert np.allclose(counters["phase:self_blocked"], 40 * 0.0045)
+
+
+def test_not_having_waited_is_zero():
+    """A rank with collectives that nobody waited for has counters of zero, not none."""
+    words, job = Words(), LiveJob("j", 0)
+    job.add(chunk(words, 2), words, Definitions(), 1)
+    counters = {name: values.tolist() for name, values in job.counters()}
+    assert counters["caused_wait_seconds_total"] == [0, 0]
+    assert counters["last_arrivals_total"] == [0, 0]
