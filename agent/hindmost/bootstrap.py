@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import os
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hindmost import identity, stepping
@@ -24,6 +25,7 @@ RING_METHODS = ("event", "enter", "leave", "name", "communicator")
 _complained = False
 _started = False
 _writer: Writer | None = None
+_identity: Identity | None = None
 
 
 def complain(what: str) -> None:
@@ -64,6 +66,20 @@ def stop() -> None:
         closing.close()
 
 
+def move(rank: int, world_size: int, local_rank: int) -> None:
+    """This process has another rank now (an elastic job): its next events go to a ring that says so."""
+    global _identity, _writer  # noqa: PLW0603 - see start
+    old, known = _writer, _identity
+    if known is None or old is None or (known.rank, known.world_size) == (rank, world_size):
+        return
+    _identity = replace(known, rank=rank, world_size=world_size, local_rank=local_rank)
+    os.environ[ATTACHED] = identity.token(_identity)
+    _writer = None
+    nowhere: Any = _Nowhere()
+    stepping.move(_make_ring(old.path.parent, _identity) or nowhere)
+    old.close()
+
+
 def detach() -> None:
     """Take the probe out of a process that ``hindmost attach`` put it into: hooks, ring, environment, modules."""
     global _started  # noqa: PLW0603 - see start
@@ -97,11 +113,12 @@ def _observe(found: Identity) -> None:
     probes.install(recorder)
 
 
-def _make_ring(directory: str, found: Identity) -> Writer | None:
+def _make_ring(directory: str | os.PathLike[str], found: Identity) -> Writer | None:
     """The ring of this process; ``None``, and a line on stderr, where it cannot be made."""
-    global _writer  # noqa: PLW0603 - see start
+    global _identity, _writer  # noqa: PLW0603 - see start
     from hindmost import ring
 
+    _identity = found
     try:
         _writer = ring.Writer.create(directory, found, "py", ring.capacity(os.environ))
     except (OSError, ValueError) as error:

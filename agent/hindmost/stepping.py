@@ -110,6 +110,12 @@ class Recorder:
             self._framework = text
             self.ring.set_framework(text)
 
+    def move(self, ring: Ring) -> None:
+        """Go on in another ring."""
+        self.ring = ring
+        ring.name("gc")
+        ring.set_framework(self._framework)
+
     def usage(self) -> tuple[int, int]:
         """CPU ns of this process and run-queue ns of the training thread, so far; -1 unmeasured."""
         return self._usage() if self._usage is not None else (0, -1)
@@ -271,6 +277,12 @@ def attach(recorder: Recorder | None) -> None:
     """Make ``step`` and ``phase`` write to this recorder, or to nothing."""
     global _recorder  # noqa: PLW0603 - one a process, and a call of step() must find it in one look-up
     _recorder = recorder
+
+
+def move(ring: Ring) -> None:
+    """What is recorded from now on goes to another ring."""
+    if _recorder is not None:
+        _recorder.move(ring)
 
 
 def finish() -> None:

@@ -1,90 +1,45 @@
-"""The torch probe in real jobs: torchrun with gloo on CPU, everything seen through the rings."""
+"""The torch probe in real jobs on CPU: torchrun and mpirun with gloo, everything seen through the rings."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
-from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import hindmost
 import pytest
 from hindmost import ring
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    Train = Callable[..., dict[int, Any]]  # conftest.py: rank -> Trace
+
 pytestmark = pytest.mark.torch
 
-INJECT = Path(hindmost.__file__).parent / "inject"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_torch_ddp.py"
-Events = dict[int, list[ring.Event]]
 
 
-@pytest.fixture
-def train(tmp_path: Path) -> Callable[..., Events]:
-    """Runs a script on so many ranks under torchrun; returns each rank's events."""
-
-    def run(script: Path | str, *argv: str, ranks: int = 2, probe: bool = True) -> Events:
-        if isinstance(script, str):
-            path = tmp_path / "script.py"
-            path.write_text(textwrap.dedent(script))
-            script = path
-        environ = {
-            **os.environ,
-            "PYTHONPATH": str(INJECT),
-            "HINDMOST_JOB_ID": "job",
-            "HINDMOST_RING_DIR": str(tmp_path / "rings"),
-            "HINDMOST_LAUNCHER": "torchrun",
-            "HINDMOST_PROBE": str(int(probe)),
-            "OMP_NUM_THREADS": "1",
-        }
-        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        if ranks == 1:
-            environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-        command = [sys.executable, *(torchrun if ranks > 1 else ())]
-        done = subprocess.run(
-            [*command, str(script), *argv], env=environ, capture_output=True, text=True, timeout=100, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        assert "hindmost" not in done.stderr
-        return {reader.header.rank: reader.poll() for reader in map(ring.Reader, (tmp_path / "rings").glob("*.ring"))}
-
-    return run
-
-
-def names(events: list[ring.Event], kind: int) -> Counter[str]:
-    return Counter(event.name for event in events if event.kind == kind)
-
-
-def total_ms(events: list[ring.Event], kind: int, name: str) -> float:
-    """Sum of what such events took, without the first three steps' worth of warm-up."""
-    return sum([event.duration_ns for event in events if (event.kind, event.name) == (kind, name)][3:]) / 1e6
-
-
-def test_ddp_on_gloo_shows_steps_phases_and_who_waits(train: Callable[..., Events]) -> None:
+@pytest.mark.parametrize("by", ["torchrun", "mpirun"])
+def test_ddp_on_gloo_shows_steps_phases_and_who_waits(train: Train, by: str) -> None:
     """Every step has its phases; the rank whose input is slow waits for input, and its peer waits for it."""
-    events = train(EXAMPLE, "--steps", "20", "--slow-rank", "1", "--slow-what", "input", "--slow-ms", "20")
-    assert sorted(events) == [0, 1]
+    traces = train(EXAMPLE, "--steps", "20", "--slow-rank", "1", "--slow-what", "input", "--slow-ms", "20", by=by)
+    assert sorted(traces) == [0, 1]
     for rank in (0, 1):
-        assert names(events[rank], ring.STEP) == {"train": 20}
-        seen = names(events[rank], ring.PHASE)
+        assert traces[rank].count(ring.STEP) == {"train": 20}
+        seen = traces[rank].count(ring.PHASE)
         assert {seen[name] for name in ("input", "forward", "backward", "optimizer", "sync", "cpu")} == {20}
-        assert names(events[rank], ring.COLLECTIVE) == {"ddp_sync": 20}
-        assert {event.value for event in events[rank] if event.kind == ring.STEP} == {16}
-    assert total_ms(events[1], ring.PHASE, "input") > total_ms(events[0], ring.PHASE, "input") + 17 * 15
-    waits = [total_ms(events[rank], ring.COLLECTIVE, "ddp_sync") for rank in (0, 1)]
+        assert traces[rank].count(ring.COLLECTIVE) == {"ddp_sync": 20}
+        assert {event.value for event in traces[rank].events if event.kind == ring.STEP} == {16}
+    assert traces[1].total_ms(ring.PHASE, "input") > traces[0].total_ms(ring.PHASE, "input") + 17 * 15
+    waits = [traces[rank].total_ms(ring.COLLECTIVE, "ddp_sync") for rank in (0, 1)]
     assert waits[0] > waits[1] + 17 * 15
 
 
-def test_both_ranks_name_the_communicator_alike(train: Callable[..., Events]) -> None:
+def test_both_ranks_name_the_communicator_alike(train: Train) -> None:
     """A ddp_sync has the same communicator and sequence numbers on all its members, and the gradients' bytes."""
-    events = train(EXAMPLE, "--steps", "6")
+    traces = train(EXAMPLE, "--steps", "6")
     syncs = [
-        [(event.comm_id, event.seq, event.value) for event in events[rank] if event.kind == ring.COLLECTIVE]
+        [(event.comm_id, event.seq, event.value) for event in traces[rank].events if event.kind == ring.COLLECTIVE]
         for rank in (0, 1)
     ]
     assert syncs[0] == syncs[1]
@@ -108,7 +63,7 @@ LOOPS = """
 """
 
 
-def test_accumulation_evaluation_and_checkpoints_are_told_apart(train: Callable[..., Events], tmp_path: Path) -> None:
+def test_accumulation_evaluation_and_checkpoints_are_told_apart(train: Train, tmp_path: Path) -> None:
     """Four batches a step are one step of their samples; evaluation has steps of its own; a save is a checkpoint."""
     script = (
         LOOPS
@@ -125,10 +80,10 @@ def test_accumulation_evaluation_and_checkpoints_are_told_apart(train: Callable[
         torch.save(model.state_dict(), {str(tmp_path / "model.pt")!r})
     """
     )
-    (events,) = train(textwrap.dedent(script), ranks=1).values()
-    assert names(events, ring.STEP) == {"train": 4, "eval": 4}
-    assert {event.value for event in events if event.name == "train"} == {32}
-    assert names(events, ring.PHASE)["checkpoint"] == 2
+    (trace,) = train(textwrap.dedent(script), ranks=1, by="python").values()
+    assert trace.count(ring.STEP) == {"train": 4, "eval": 4}
+    assert {event.value for event in trace.events if event.name == "train"} == {32}
+    assert trace.count(ring.PHASE)["checkpoint"] == 2
     assert (tmp_path / "model.pt").exists()
 
 
@@ -140,7 +95,7 @@ def test_accumulation_evaluation_and_checkpoints_are_told_apart(train: Callable[
     ],
     ids=["eager", "aot_eager"],
 )
-def test_compiled_models_train_alike(train: Callable[..., Events], body: str, steps: int) -> None:
+def test_compiled_models_train_alike(train: Train, body: str, steps: int) -> None:
     """A compiled model's steps are recognised, its graph is not broken by hooks, its loss is what it was."""
     script = (
         LOOPS
@@ -156,12 +111,12 @@ def test_compiled_models_train_alike(train: Callable[..., Events], body: str, st
     print(loss.item())
     """
     )
-    (events,) = train(textwrap.dedent(script), ranks=1).values()
-    assert names(events, ring.STEP) == {"train": steps}
-    assert names(events, ring.PHASE)["backward"] == steps
+    (trace,) = train(textwrap.dedent(script), ranks=1, by="python").values()
+    assert trace.count(ring.STEP) == {"train": steps}
+    assert trace.count(ring.PHASE)["backward"] == steps
 
 
-def test_several_optimizers_amp_and_closures(train: Callable[..., Events]) -> None:
+def test_several_optimizers_amp_and_closures(train: Train) -> None:
     """A step with two optimizers, one behind an AMP scaler and one with a closure, is one step."""
     script = (
         LOOPS
@@ -182,12 +137,12 @@ def test_several_optimizers_amp_and_closures(train: Callable[..., Events]) -> No
         second.step(closure)
     """
     )
-    (events,) = train(textwrap.dedent(script), ranks=1).values()
-    assert names(events, ring.STEP) == {"train": 8}
-    assert names(events, ring.PHASE)["optimizer"] == 16
+    (trace,) = train(textwrap.dedent(script), ranks=1, by="python").values()
+    assert trace.count(ring.STEP) == {"train": 8}
+    assert trace.count(ring.PHASE)["optimizer"] == 16
 
 
-def test_no_sync_backwards_wait_for_nobody(train: Callable[..., Events]) -> None:
+def test_no_sync_backwards_wait_for_nobody(train: Train) -> None:
     """Under DDP's no_sync only the last backward of a step synchronises, and only it is a ddp_sync."""
     script = (
         LOOPS
@@ -206,7 +161,7 @@ def test_no_sync_backwards_wait_for_nobody(train: Callable[..., Events]) -> None
     dist.destroy_process_group()
     """
     )
-    events = train(textwrap.dedent(script))
+    traces = train(textwrap.dedent(script))
     for rank in (0, 1):
-        assert names(events[rank], ring.STEP) == {"train": 4}
-        assert names(events[rank], ring.COLLECTIVE)["ddp_sync"] == 4
+        assert traces[rank].count(ring.STEP) == {"train": 4}
+        assert traces[rank].count(ring.COLLECTIVE)["ddp_sync"] == 4

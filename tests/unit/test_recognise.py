@@ -222,6 +222,19 @@ def test_a_closure_inside_the_optimizer_keeps_its_phases_nested() -> None:
     assert loop.phases("optimizer") == [(10, 30)]
 
 
+def test_an_optimizer_step_before_any_backward_is_no_step() -> None:
+    """Horovod steps an optimizer once to give it state; without any backward, steps are believed after some."""
+    loop = Loop()
+    loop.optimize()
+    loop.train(1)
+    loop.exhausted()
+    assert loop.steps() == [(10, 50)]
+    without = Loop()
+    for _ in range(12):
+        without.optimize()
+    assert len(without.steps()) == 4
+
+
 def test_marked_steps_replace_recognised_ones() -> None:
     """Once the loop marks its own steps, none is recognised, and phases still are."""
     loop = Loop()

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 #: Module of the training job -> the probe (``hindmost.probes.NAME``) whose ``install(module, recorder)`` is called
 #: once that module has been imported.
 WATCHED = {
+    "horovod.torch": "horovod",
     "mpi4py.MPI": "mpi4py",
     "torch": "torch",
     "torch._dynamo.trace_rules": "torch_compile",

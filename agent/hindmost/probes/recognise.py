@@ -33,6 +33,8 @@ class Recogniser:
         self._fed = False  # input was fetched in this step
         self._evaluating = False
         self._backward = False
+        self._prompted = False  # backward was called, ever
+        self._unprompted = 0  # steps of optimizers before that
         self._stepped: dict[int, int] = {}  # optimizer -> its steps in this step
         self._leader: int | None = None  # the optimizer whose step ends a step of a loop that fetches nothing
         self._trainers: set[int] = set()  # sources of input that a backward followed
@@ -71,7 +73,7 @@ class Recogniser:
         """The outermost backward begins."""
         self._begin(now)
         self._forward_until(now)
-        self._backward = True
+        self._backward = self._prompted = True
         if self._fed:
             self._trainers.add(self._source)
         self._evaluating = False
@@ -90,6 +92,8 @@ class Recogniser:
         """An optimizer's step has ended. ``optimizer`` tells the optimizers of a process apart."""
         self._recorder.phase("optimizer", start, now)
         self._ready = self._last = now
+        if not self._trains():
+            return
         repeats = self._stepped[optimizer] = self._stepped.get(optimizer, 0) + 1
         if self._leader is None or (repeats > 1 and self._leader not in self._stepped):
             self._leader = optimizer
@@ -102,6 +106,14 @@ class Recogniser:
         if self._stepped:
             self._close(self._last, "train")
         self._recorder.step_leaves()
+
+    def _trains(self) -> bool:
+        """Whether an optimizer's step ends something: one before any backward only makes the optimizer's state.
+
+        A loop that never calls backward has gradients from elsewhere; after some steps that is believed.
+        """
+        self._unprompted += not self._prompted
+        return self._prompted or self._unprompted > REPEATS
 
     def _begin(self, now: int) -> None:
         """The first sign of a step, where no fetch was."""

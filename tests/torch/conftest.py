@@ -1,0 +1,86 @@
+"""Runs training scripts on real ranks under the probe, and reads what their rings hold."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import hindmost
+import pytest
+from hindmost import ring
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+INJECT = Path(hindmost.__file__).parent / "inject"
+MPIRUN = ("--bind-to", "none", "--map-by", ":OVERSUBSCRIBE", "--mca", "mpi_yield_when_idle", "1")
+
+
+class Trace:
+    """What one rank recorded."""
+
+    def __init__(self, path: Path) -> None:
+        reader = ring.Reader(path)
+        self.header, self.events, self.closed = reader.header, reader.poll(), reader.closed
+        self.open = reader.open_records()
+        reader.close()
+
+    def count(self, kind: int) -> Counter[str]:
+        """Events of a kind by name."""
+        return Counter(event.name for event in self.events if event.kind == kind)
+
+    def of(self, kind: int, name: str) -> list[ring.Event]:
+        """Events of a kind and name, in order."""
+        return [event for event in self.events if (event.kind, event.name) == (kind, name)]
+
+    def total_ms(self, kind: int, name: str) -> float:
+        """What such events took together, without the first three: the warm-up."""
+        return sum(event.duration_ns for event in self.of(kind, name)[3:]) / 1e6
+
+
+def launcher(name: str, ranks: int) -> list[str]:
+    """The command that goes before the script."""
+    if name == "torchrun":
+        return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    if name == "python":
+        return [sys.executable]
+    program = shutil.which(name)
+    if program is None:
+        pytest.skip(f"no {name} on the PATH")
+    return [program, *(MPIRUN if name == "mpirun" else ("--gloo",)), "-np", str(ranks), sys.executable]
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Callable[..., dict[int, Trace]]:
+    """``train(script, *argv, ranks=2, by="torchrun")``: each rank's trace; the script's stderr is free of us."""
+
+    def run(script: Path | str, *argv: str, ranks: int = 2, by: str = "torchrun") -> dict[int, Trace]:
+        if isinstance(script, str):
+            path = tmp_path / "script.py"
+            path.write_text(textwrap.dedent(script))
+            script = path
+        environ = {
+            **os.environ,
+            "PYTHONPATH": str(INJECT),
+            "HINDMOST_JOB_ID": "job",
+            "HINDMOST_RING_DIR": str(tmp_path / "rings"),
+            "HINDMOST_LAUNCHER": by,
+            "OMP_NUM_THREADS": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        }
+        command = [*launcher(by, ranks), str(script), *argv]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=110, check=False)
+        assert done.returncode == 0, done.stderr + done.stdout
+        assert "hindmost:" not in done.stderr
+        traces = [Trace(path) for path in (tmp_path / "rings").glob("*.ring")]
+        assert len(traces) == ranks
+        return {trace.header.rank: trace for trace in traces}
+
+    return run

@@ -1,0 +1,80 @@
+"""The Horovod probe where no Horovod is needed: an elastic rank that moves, and calls made of calls."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hindmost import bootstrap, ring, stepping
+from hindmost.identity import Identity
+from hindmost.probes import guard
+from hindmost.probes import horovod as probe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+class FakeHorovod(SimpleNamespace):
+    """As much of horovod.torch as the probe touches; ``place`` is what init() finds."""
+
+    def __init__(self) -> None:
+        optimizer = type("_DistributedOptimizer", (), {"synchronize": lambda self: None})
+        super().__init__(place=(0, 2), optimizer=SimpleNamespace(_DistributedOptimizer=optimizer))
+        self.init = lambda: None
+        self.rank, self.size = (lambda: self.place[0]), (lambda: self.place[1])
+        self.local_rank, self.is_initialized = self.rank, lambda: True
+        self.allreduce = lambda value: value
+        self.allgather = lambda value: [self.allreduce(value)]
+
+
+@pytest.fixture
+def horovod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Horovod, hooked, in a process that is rank 0 of 2."""
+    monkeypatch.setenv("HINDMOST_ATTACHED", "")
+    identity = Identity("job", 0, 2, 0, "node", "python", "train.py")
+    writer = bootstrap._make_ring(tmp_path, identity)
+    assert writer is not None
+    recorder = stepping.Recorder(writer)
+    stepping.attach(recorder)
+    module = FakeHorovod()
+    probe.install(module, recorder)  # type: ignore[arg-type]
+    yield module
+    bootstrap.stop()
+    guard.remove_all()
+
+
+def events(directory: Path, rank: int) -> list[tuple[str, int]]:
+    (path,) = directory.glob(f"{rank}.py.*.ring")
+    reader = ring.Reader(path)
+    found = [(event.name, event.seq) for event in reader.poll() if event.kind == ring.COLLECTIVE]
+    reader.close()
+    return found
+
+
+def test_a_rank_that_moves_goes_on_in_another_ring(horovod: Any, tmp_path: Path) -> None:
+    """When an elastic job gives this process another rank, what follows is that rank's, counted from 0."""
+    horovod.init()
+    horovod.allreduce(1)
+    horovod.place = (1, 3)
+    horovod.init()
+    horovod.allreduce(1)
+    assert events(tmp_path, 0) == [("all_reduce", 0)]
+    assert events(tmp_path, 1) == [("all_reduce", 0)]
+    (path,) = tmp_path.glob("1.py.*.ring")
+    moved = ring.Reader(path)
+    assert (moved.header.world_size, moved.communicators()[0].size) == (3, 3)
+    moved.close()
+
+
+def test_a_call_made_of_calls_is_one(horovod: Any, tmp_path: Path) -> None:
+    """Only the outermost of nested blocking calls is written, and an error leaves nothing in progress."""
+    assert horovod.allgather(5) == [5]
+    assert events(tmp_path, 0) == [("all_gather", 0)]
+    with pytest.raises(TypeError):
+        horovod.allreduce()
+    (path,) = tmp_path.glob("0.py.*.ring")
+    reader = ring.Reader(path)
+    assert reader.open_records() == []
+    reader.close()
