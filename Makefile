@@ -35,6 +35,9 @@ $(VENV)/.torch: $(VENV)/.dev
 	$(PIP) install torch==2.13.0
 	@touch $@
 
+horovod: $(VENV)/.torch ## Horovod for test-torch; its wheel is built once, into .cache (needs g++ and cmake)
+	tests/torch/build-horovod $(VENV) .cache/horovod
+
 setup: $(VENV)/.all ## make .venv with hindmost and the demo's MPI in it
 
 demo: $(VENV)/.all ## a real mpirun with one slow rank, and the verdict on it
@@ -63,4 +66,4 @@ dashboards: $(VENV)/.dev ## rebuild the Grafana JSON
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
 
-.PHONY: help setup demo demo-balanced test test-torch lint proto dashboards clean
+.PHONY: help horovod setup demo demo-balanced test test-torch lint proto dashboards clean
