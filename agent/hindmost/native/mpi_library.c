@@ -26,13 +26,19 @@ static void *find_library(const void *caller) {
     return init ? library_of(init) : NULL;
 }
 
+/* An object of Open MPI's. A program may hold the one that counts, its linker's copy of the library's. */
+static void *object(const char *name) {
+    void *found = dlsym(RTLD_DEFAULT, name);
+    return found ? found : dlsym(opened, name);
+}
+
 static void know_open_mpi(void *world) {
     hm_library = (struct hm_library){
         .known = true,
         .comm_world = (HM_HANDLE)world,
-        .comm_null = (HM_HANDLE)dlsym(opened, "ompi_mpi_comm_null"),
-        .request_null = (HM_HANDLE)dlsym(opened, "ompi_request_null"),
-        .byte = (HM_HANDLE)dlsym(opened, "ompi_mpi_byte"),
+        .comm_null = (HM_HANDLE)object("ompi_mpi_comm_null"),
+        .request_null = (HM_HANDLE)object("ompi_request_null"),
+        .byte = (HM_HANDLE)object("ompi_mpi_byte"),
         .in_place = (void *)1,
         .cartesian = 1,
         .graph = 2,
@@ -78,7 +84,7 @@ static void recognise(void) {
     char text[16384] = ""; /* MPI_MAX_LIBRARY_VERSION_STRING is at most 8192 */
     int length = 0;
     Dl_info info = {0};
-    void *world = dlsym(opened, "ompi_mpi_comm_world");
+    void *world = dlsym(opened, "ompi_mpi_comm_world") ? object("ompi_mpi_comm_world") : NULL;
     int (*version)(char *, int *) = (int (*)(char *, int *))dlsym(opened, "PMPI_Get_library_version");
     if (world) {
         know_open_mpi(world);

@@ -68,6 +68,7 @@ struct hm_call {
 
 struct hm_pmpi {
     bool active;
+    int pid;              /* of the process that made the ring */
     uint32_t generation;  /* grows when a communicator is freed */
     uint32_t short_calls; /* a thread may record in a window */
     struct hm_ring ring;

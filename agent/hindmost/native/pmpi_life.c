@@ -11,6 +11,7 @@
 struct hm_pmpi hm_pmpi;
 __thread struct hm_thread hm_thread __attribute__((tls_model("initial-exec")));
 
+static bool paused;
 static pthread_key_t slot_key;
 static uint32_t slots_taken; /* a bit for each slot of the open table */
 
@@ -61,9 +62,16 @@ static bool make_ring(void) {
     return error == 0;
 }
 
+/* For a framework that makes MPI calls of its own accord, as Horovod's background thread does in every cycle: they say
+ * nothing of the training, and its probe reports the real waits. Called by the probe, by name. */
+HM_EXPORT void hindmost_pmpi_pause(void) {
+    paused = true;
+    hm_pmpi.active = false;
+}
+
 /* After MPI_Init, while its threads are not yet ours: from here on calls are recorded. */
 static void attach(uint64_t start) {
-    if (hm_pmpi.ring.base || !hm_wanted())
+    if (hm_pmpi.ring.base || paused || !hm_wanted())
         return;
     if (!hm_library.known)
         return say("this MPI library is not known", "");
@@ -78,6 +86,7 @@ static void attach(uint64_t start) {
     hm_event(&hm_pmpi.ring, hm_what(HM_MARK, 0, HM_OP_mpi_init), start, hm_now() - start,
              hm_where(0, HM_NONE16, HM_NONE16), 0);
     hm_thread.files = true;
+    hm_pmpi.pid = getpid();
     hm_pmpi.active = true;
     hm_comm_of(hm_library.comm_world);
     hm_start_agent();
@@ -103,11 +112,11 @@ HM_EXPORT int MPI_Init_thread(int *argc, char ***argv, int required, int *provid
 
 HM_EXPORT int MPI_Finalize(void) {
     HM_REAL(MPI_Finalize, (void))
-    bool was_active = hm_pmpi.active;
+    bool ours = hm_pmpi.ring.base && hm_pmpi.pid == getpid();
     uint64_t start = hm_now();
     hm_pmpi.active = false;
     int result = real();
-    if (was_active) {
+    if (ours) {
         hm_event(&hm_pmpi.ring, hm_what(HM_MARK, 0, HM_OP_mpi_finalize), start, hm_now() - start,
                  hm_where(0, HM_NONE16, HM_NONE16), 0);
         hm_ring_close(&hm_pmpi.ring);

@@ -1,0 +1,275 @@
+"""The PMPI shim under a real mpirun: what it records, and that a program does not notice it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+from hindmost import ring
+from hindmost.native import build, mpi
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.mpi
+
+HERE = Path(__file__).parent
+
+#: Where another MPI than the one on PATH is to be tested: the folder of its mpirun, mpicc and (for mpi4py) python.
+OTHERS = [Path(folder) for folder in os.environ.get("HINDMOST_TEST_MPI", "").split(":") if folder]
+
+
+class Mpi(NamedTuple):
+    """One MPI installation."""
+
+    launcher: Path
+    compiler: Path
+    python: Path
+    shim: Path
+    persistent: bool
+
+    def line(self, environ: dict[str, str], *command: str) -> list[str]:
+        """mpirun with four ranks on few cores, the shim preloaded into the ranks."""
+        if mpi.kind(self.launcher) == "mpich":
+            return [str(self.launcher), "-np", "4", "-genv", "LD_PRELOAD", environ["PRELOAD"], *command]
+        crowded = ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
+        carried = [word for name in environ if name.startswith("HINDMOST_") for word in ("-x", name)]
+        return [str(self.launcher), *crowded, *carried, "-x", f"LD_PRELOAD={environ['PRELOAD']}", "-np", "4", *command]
+
+
+@pytest.fixture(scope="module", params=[None, *OTHERS], ids=lambda path: path.parent.name if path else "default")
+def installed(request: pytest.FixtureRequest) -> Mpi:
+    """The MPI on PATH, and those of ``HINDMOST_TEST_MPI``."""
+    folder: Path | None = request.param
+    launcher = folder / "mpirun" if folder else Path(shutil.which("mpirun") or "")
+    if not launcher.is_file():
+        pytest.skip("no mpirun on PATH: install the demo extra")
+    python = launcher.parent / "python"
+    return Mpi(
+        launcher,
+        launcher.parent / "mpicc",
+        python if python.exists() else Path(shutil.which("python3") or "python3"),
+        build.library("pmpi", launcher=launcher),
+        "-DHM_PERSISTENT" in mpi.features(launcher),
+    )
+
+
+class Ran(NamedTuple):
+    """A job that has ended, and what its ranks left behind, by rank."""
+
+    code: int
+    output: str
+    errors: str
+    events: list[list[ring.Event]]
+    readers: list[ring.Reader]
+
+
+def launch(installed: Mpi, environ: dict[str, str], *command: str, preload: bool = True) -> Ran:
+    """Run four ranks, observed or not."""
+    environ = environ | {"PRELOAD": str(installed.shim) if preload else ""}
+    line = installed.line(environ, *command)
+    done = subprocess.run(line, env=environ, capture_output=True, text=True, timeout=100, check=False)
+    paths = list(Path(environ["HINDMOST_RING_DIR"]).glob("*.ring"))
+    readers = sorted((ring.Reader(path) for path in paths), key=lambda reader: reader.header.rank)
+    return Ran(done.returncode, done.stdout, done.stderr, [reader.poll() for reader in readers], readers)
+
+
+@pytest.fixture(scope="module")
+def program(installed: Mpi, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """mpi_program.c, compiled with this MPI's own compiler."""
+    target = tmp_path_factory.mktemp("program") / "mpi_program"
+    flags = ["-DHM_PERSISTENT"] if installed.persistent else []
+    source = str(HERE / "mpi_program.c")
+    subprocess.run([str(installed.compiler), "-O1", *flags, source, "-o", str(target)], check=True)
+    return target
+
+
+@pytest.fixture(scope="module")
+def ran(installed: Mpi, program: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
+    """The program, observed."""
+    folder = tmp_path_factory.mktemp("job")
+    job = {"HINDMOST_JOB_ID": "job-1", "HINDMOST_RING_DIR": str(folder / "rings"), "HINDMOST_RING_CAPACITY": "32768"}
+    return launch(installed, {**os.environ, **job}, str(program), str(folder / "file"))
+
+
+def of(events: list[ring.Event], kind: int, *names: str) -> list[ring.Event]:
+    """The events of a kind, of these names if any are given."""
+    return [e for e in events if e.kind == kind and (not names or e.name in names)]
+
+
+def test_program_does_not_notice(installed: Mpi, program: Path, ran: Ran, tmp_path: Path) -> None:
+    """Output and exit code are the same with and without the shim, and nothing is said on stderr."""
+    environ = {**os.environ, "HINDMOST_RING_DIR": str(tmp_path / "none")}
+    alone = launch(installed, environ, str(program), str(tmp_path / "file"), preload=False)
+    assert (ran.code, ran.output) == (alone.code, alone.output)
+    assert (ran.code, len(ran.output.splitlines())) == (0, 4)
+    assert "hindmost" not in ran.errors
+    assert alone.events == []
+
+
+def test_every_rank_has_a_ring(ran: Ran) -> None:
+    """Each rank's ring says who it is and that it ended in order; nothing was lost."""
+    headers = [reader.header for reader in ran.readers]
+    assert [(h.rank, h.world_size, h.local_rank, h.producer) for h in headers] == [(i, 4, i, "mpi") for i in range(4)]
+    assert [(reader.closed, reader.lost, reader.open_records()) for reader in ran.readers] == [(True, 0, [])] * 4
+
+
+def test_collectives_join_across_ranks(ran: Ran) -> None:
+    """Communicator and sequence name the same collective on all of its ranks, whichever duplicate was used first."""
+    joined: dict[tuple[int, int], list[tuple[int, str]]] = {}
+    for rank, events in enumerate(ran.events):
+        for event in of(events, ring.COLLECTIVE):
+            joined.setdefault((event.comm_id, event.seq), []).append((rank, event.name))
+    assert {len({name for _, name in calls}) for calls in joined.values()} == {1}
+    sizes = Counter(len(calls) for calls in joined.values())
+    assert sizes[2] == 2  # the halves' all-reduces
+    assert set(sizes) == {2, 4}
+    halves = [sorted(rank for rank, _ in calls) for calls in joined.values() if len(calls) == 2]
+    assert sorted(halves) == [[0, 2], [1, 3]]
+
+
+def test_communicators_that_come_and_go_stay_few(ran: Ran) -> None:
+    """A place in the table is used again by the next communicator of the same ranks."""
+    for reader in ran.readers:
+        found = reader.communicators()
+        assert found[0].name == "MPI_COMM_WORLD"
+        assert [c.size for c in found] == [4, 4, 4, 2]
+        assert len({c.id for c in found}) == 4
+        assert [c.rank for c in found[:3]] == [reader.header.rank] * 3
+    assert sum(e.name == "barrier" and not e.flags for e in ran.events[0]) >= 700
+
+
+def test_bytes_and_roots(ran: Ran) -> None:
+    """A collective carries the bytes that its rank contributes, in place or not, and its root."""
+    for rank, events in enumerate(ran.events):
+        calls = [e for e in of(events, ring.COLLECTIVE) if not e.flags]
+        assert [(e.value, e.peer) for e in calls if e.name == "all_reduce"][:4] == [(800, -1), (80, -1)] * 2
+        assert next((e.value, e.peer) for e in calls if e.name == "gather") == (4 * (rank + 1), 3)
+        assert [e.value for e in calls if e.name == "all_gather"] == [4 * (rank + 1)]
+        assert [e.value for e in calls if e.name == "all_to_all"] == [16]
+        assert [e.value for e in calls if e.name == "reduce_scatter"] == [16]
+        assert [(e.value, e.peer) for e in calls if e.name == "broadcast"] == [(16, 2)]
+
+
+def test_nonblocking_and_persistent_collectives_are_flagged(installed: Mpi, ran: Ran) -> None:
+    """They count in their communicator's sequence, and the wait names the collective it is for."""
+    for events in ran.events:
+        flagged = [e for e in of(events, ring.COLLECTIVE) if e.flags & ring.NONBLOCKING]
+        expected = ["barrier", "barrier", "all_reduce"] + ["all_reduce"] * (3 if installed.persistent else 0)
+        assert [e.name for e in flagged] == expected
+        awaited = [(e.comm_id, e.seq) for e in of(events, ring.P2P, "wait") if e.comm_id]
+        assert [(e.comm_id, e.seq) for e in flagged[1:]] == [awaited[0], *awaited[1:]] or awaited[1:] == [
+            (e.comm_id, e.seq) for e in flagged[2:]
+        ]
+
+
+def test_point_to_point_has_peer_and_bytes(ran: Ran) -> None:
+    """A receive from anybody tells who sent and how much came."""
+    received = [e for e in of(ran.events[0], ring.P2P, "recv") if not e.flags][:3]
+    assert sorted((e.peer, e.value) for e in received) == [(1, 4), (2, 8), (3, 12)]
+    for rank in (1, 2, 3):
+        assert next((e.peer, e.value) for e in of(ran.events[rank], ring.P2P, "send")) == (0, 4 * rank)
+    assert len(of(ran.events[2], ring.P2P, "sendrecv")) == 1
+
+
+def test_errors_are_passed_on_and_flagged(ran: Ran) -> None:
+    """A call that fails returns its error to the program and is marked in the ring."""
+    for events in ran.events:
+        failed = [e for e in events if e.flags & ring.ERROR and e.kind == ring.COLLECTIVE]
+        assert [(e.name, e.value) for e in failed] == [("broadcast", 0)]
+    assert all(line.split()[-2] == "1" for line in ran.output.splitlines())
+
+
+def test_own_time_between_collectives(ran: Ran) -> None:
+    """The gap before a step's first all-reduce is its rank's own: CPU where it computes, none where it sleeps."""
+    for rank, (long_ms, cpu_share) in {1: (5, (0.7, 1.2)), 2: (5, (0.0, 0.3))}.items():
+        gaps = [e for e in of(ran.events[rank], ring.SELF) if e.duration_ns >= 4_500_000]
+        assert len(gaps) >= 11
+        assert statistics.median(e.duration_ns for e in gaps) >= long_ms * 0.95e6
+        known = [e for e in gaps if e.flags & ring.CPU_KNOWN]
+        assert len(known) >= 7
+        share = statistics.median(e.value / e.duration_ns for e in known)
+        if all(e.flags & ring.RUNQUEUE_KNOWN for e in known):  # on a crowded machine the rest was spent in the queue
+            share = max(share, share + statistics.median(e.seq * 1000 / e.duration_ns for e in known) * (rank == 1))
+        assert cpu_share[0] <= share <= cpu_share[1]
+
+
+def test_every_collective_but_the_first_has_its_gap(ran: Ran) -> None:
+    """A gap stands directly before the collective that ends it, and begins where the last one ended."""
+    for events in ran.events:
+        for i, event in enumerate(events):
+            if event.kind == ring.SELF:
+                assert events[i + 1].kind == ring.COLLECTIVE
+                assert event.start_ns + event.duration_ns <= events[i + 1].start_ns
+        assert len(of(events, ring.SELF)) == len(of(events, ring.COLLECTIVE)) - 1
+
+
+def test_file_access_is_recorded(ran: Ran) -> None:
+    """MPI file I/O carries its bytes."""
+    for events in ran.events:
+        names = [
+            (e.name, e.value) for e in of(events, ring.IO) if e.name in ("file_open", "file_close") or e.value == 4
+        ]
+        assert [name for name, _ in names] == ["file_open", "file_write", "file_read", "file_close"]
+
+
+PYTHON = """
+import numpy, sys, time
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+rank = world.Get_rank()
+data, total = numpy.ones(1000), numpy.empty(1000)
+half = world.Split(rank // 2)
+for step in range(5):
+    world.Allreduce(data, total)
+    half.Bcast(data, root=1)
+request = world.Iallreduce(data, total)
+request.Wait()
+gathered = world.allgather(rank)
+sys.stdout.write(f"{rank} {total[0]} {gathered}\\n")
+"""
+
+
+def test_mpi4py(installed: Mpi, observed: dict[str, str]) -> None:
+    """mpi4py's calls are seen, whichever of an MPI's functions it takes."""
+    found = subprocess.run([installed.python, "-c", "import mpi4py, numpy"], capture_output=True, check=False)
+    if found.returncode != 0:
+        pytest.skip(f"{installed.python} has no mpi4py and numpy")
+    ran = launch(installed, observed, str(installed.python), "-c", PYTHON)
+    assert ran.code == 0, ran.errors
+    assert sorted(ran.output.splitlines()) == [f"{i} 4.0 [0, 1, 2, 3]" for i in range(4)]
+    for rank, events in enumerate(ran.events):
+        calls = [(e.name, e.value, e.peer, e.flags) for e in of(events, ring.COLLECTIVE)]
+        assert calls[:11] == [("all_reduce", 8000, -1, 0), ("broadcast", 8000, 1, 0)] * 5 + [
+            ("all_reduce", 8000, -1, ring.NONBLOCKING)
+        ]
+        halves = [c for c in ran.readers[rank].communicators() if c.size == 2]
+        assert [c.rank for c in halves] == [rank % 2]
+
+
+@pytest.mark.parametrize("missing", ["HINDMOST_JOB_ID", "HINDMOST_RING_DIR", "probe"])
+def test_outside_a_job_nothing_is_made(
+    installed: Mpi, program: Path, observed: dict[str, str], tmp_path: Path, missing: str
+) -> None:
+    """Without a job, or with the probe off, a single rank runs as if there were no shim."""
+    environ = observed | {"LD_PRELOAD": str(installed.shim), "HINDMOST_PROBE": "1"}
+    environ |= {"HINDMOST_PROBE": "0"} if missing == "probe" else {missing: ""}
+    done = subprocess.run([program], env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert "hindmost" not in done.stderr
+    assert not (tmp_path / "rings").exists()
+
+
+def test_processes_without_mpi_are_left_alone(installed: Mpi, observed: dict[str, str], tmp_path: Path) -> None:
+    """A shell that is preloaded makes no ring, says nothing and does its work."""
+    line = ["sh", "-c", f"cat {HERE / 'mpi_program.c'} | wc -l; (exit 7)"]
+    environ = observed | {"LD_PRELOAD": str(installed.shim)}
+    done = subprocess.run(line, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    expected = len((HERE / "mpi_program.c").read_text().splitlines())
+    assert (done.returncode, int(done.stdout), done.stderr) == (7, expected, "")
+    assert not (tmp_path / "rings").exists()
