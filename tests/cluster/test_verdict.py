@@ -34,9 +34,7 @@ def test_an_even_job_is_balanced(out: Path) -> None:
 
 def test_a_slow_file_is_told_from_slow_arithmetic(out: Path) -> None:
     """Rank 1 waits 6 ms for its file each step: it is named, and its cause is not compute."""
-    run = observe(
-        out, *MPIRUN, TRAIN_MPI, "--slow-rank", "1", "--slow-ms", "6", "--slow-what", "input"
-    )
+    run = observe(out, *MPIRUN, TRAIN_MPI, "--slow-rank", "1", "--slow-ms", "6", "--slow-what", "input")
     verdict = run.report["verdicts"][0]
     assert (verdict["kind"], verdict["ranks"]) in [("straggler", [1]), ("input_bound", [1])]
     assert verdict["cause"] in {"input", "io"}

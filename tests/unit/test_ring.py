@@ -7,13 +7,15 @@ import re
 import struct
 import subprocess
 import threading
+import types
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 from hindmost import ring
-from hindmost.ring import layout
+from hindmost.native import build
+from hindmost.ring import layout, native
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -26,11 +28,28 @@ IDENTITY = SimpleNamespace(
 HEADER = Path(layout.__file__).parents[1] / "native" / "ring.h"
 
 
+@pytest.fixture(params=["python", "c"], autouse=True)
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every test runs over the pure Python writer and over the C one, where it can be built."""
+    monkeypatch.delenv("HINDMOST_RING_MODULE", raising=False)
+    if request.param == "c":
+        try:
+            monkeypatch.setenv("HINDMOST_RING_MODULE", str(build.library("ring")))
+        except build.BuildError as error:
+            pytest.skip(str(error))
+    return str(request.param)
+
+
 @pytest.fixture
 def writer(tmp_path: Path) -> Iterator[ring.Writer]:
     writer = ring.Writer.create(tmp_path, IDENTITY, "py", capacity=64)
     yield writer
     writer.close()
+
+
+def test_implementation_is_the_one_that_was_asked_for(writer: ring.Writer, implementation: str) -> None:
+    """The C writer is in use exactly where the environment names it."""
+    assert isinstance(writer.event, types.FunctionType) == (implementation == "python")
 
 
 def test_layout_is_that_of_ring_h() -> None:
@@ -159,6 +178,30 @@ def test_field_out_of_range_is_refused_and_counted(writer: ring.Writer) -> None:
     reader = ring.Reader(writer.path)
     assert [e.start_ns for e in reader.poll()] == [7]
     assert reader.lost == 2
+
+
+def test_wrong_call_is_a_type_error(writer: ring.Writer) -> None:
+    """A call that does not fit the signature is the caller's mistake, whichever writer it is."""
+    with pytest.raises(TypeError, match="event"):
+        writer.event(ring.MARK, 0, 1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="colour"):
+        writer.event(ring.MARK, 0, 1, 2, colour=3)  # type: ignore[call-arg]
+    assert ring.Reader(writer.path).written == 0
+
+
+@pytest.mark.parametrize("path", ["/nowhere/ring-{abi}.so", "{text}", "ring-cpython-27-other.so"])
+def test_module_that_does_not_load_leaves_the_python_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """A C writer that is missing, broken or of another interpreter costs speed and nothing else."""
+    text = tmp_path / f"ring-{native.abi()}.so"
+    text.write_text("this is no library")
+    monkeypatch.setenv("HINDMOST_RING_MODULE", path.format(abi=native.abi(), text=text))
+    writer = ring.Writer.create(tmp_path / "rings", IDENTITY, "py", capacity=64)
+    writer.event(ring.MARK, 0, 9, 0)
+    assert [e.start_ns for e in ring.Reader(writer.path).poll()] == [9]
+    assert isinstance(writer.event, types.FunctionType)
+    writer.close()
 
 
 def test_full_tables_refuse_and_count(writer: ring.Writer) -> None:

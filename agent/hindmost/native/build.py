@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from hindmost.errors import HindmostError
 from hindmost.native import mpi
+from hindmost.ring.native import abi
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,7 +63,8 @@ def library(kind: str, environ: Mapping[str, str] = os.environ, launcher: Path |
     Raises BuildError, one line with the remedy, when it cannot be built or kept.
     """
     command = [*compiler(environ), *FLAGS, *_flags(kind, environ, launcher)]
-    target = cache_directory(environ) / f"{kind}-{_key(kind, command)}.so"
+    name = f"ring-{abi()}" if kind == "ring" else kind
+    target = cache_directory(environ) / f"{name}-{_key(kind, command)}.so"
     if not target.exists():
         _build(command, _files(kind), target, environ)
     return target
@@ -81,8 +83,6 @@ def _flags(kind: str, environ: Mapping[str, str], launcher: Path | None) -> tupl
 def _key(kind: str, command: list[str]) -> str:
     """16 hex digits that change when the library would."""
     digest = hashlib.sha256(repr((command, platform.machine(), platform.libc_ver())).encode())
-    if kind == "ring":
-        digest.update(str(sysconfig.get_config_var("SOABI")).encode())
     for path in [*_files(kind), *sorted(SOURCES.glob("*.h"))]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hindmost.ring import layout
+from hindmost.ring.native import open_ring
 
 
 class IdentityLike(Protocol):
@@ -78,7 +79,8 @@ class Writer:
         self._names: dict[str, int] = {}
         self._comms: dict[int, int] = {}
         self._words = self._view(0, layout.RECORDS_OFFSET, "Q")
-        self.event = self._python_event(records)
+        self._native = open_ring(memory, records)
+        self.event = self._native.event if self._native else self._python_event(records)
         _writers.add(self)
 
     @classmethod
@@ -231,6 +233,8 @@ class Writer:
     def _unmap(self) -> None:
         """Release every view: whoever still holds ``event`` writes nowhere."""
         with contextlib.suppress(BufferError):  # a thread is inside a view: the mapping goes with the last of them
+            if self._native:
+                self._native.release()
             for view in reversed(self._views):
                 view.release()
             self._memory.close()
