@@ -1,5 +1,5 @@
 /* File I/O of the thread that called MPI_Init, where it takes 100 us and more: what a rank that is late may have waited
- * for. Pipes, sockets and devices are left out; a sleep or a lock is not taken for input.
+ * for. Sockets and devices are left out; a sleep or a lock is not taken for input.
  *
  * These wrappers are in every process that the job starts, so they must not call what is not yet there: the real
  * functions are found when the shim is loaded, and until then the system is called directly.
@@ -41,12 +41,17 @@ __attribute__((constructor)) static void find_real(void) {
 
 static inline bool watched(void) { return hm_thread.files && hm_thread.depth == 0 && hm_pmpi.active; }
 
+/* Files and block devices; and reading a pipe, which is how data comes from a decompressor or another program. */
+static bool waits_for_data(enum hm_operation op, mode_t mode) {
+    return S_ISREG(mode) || S_ISBLK(mode) || (op == HM_OP_file_read && S_ISFIFO(mode));
+}
+
 /* Record a call that has ended, if it was slow and on a file. The caller's errno is kept. */
 static void ended(int file, enum hm_operation op, uint64_t start, long long result) {
     uint64_t duration = hm_now() - start;
     struct stat what;
     int error = errno;
-    if (duration >= SLOW_NS && fstat(file, &what) == 0 && (S_ISREG(what.st_mode) || S_ISBLK(what.st_mode)))
+    if (duration >= SLOW_NS && fstat(file, &what) == 0 && waits_for_data(op, what.st_mode))
         hm_event(&hm_pmpi.ring, hm_what(HM_IO, result < 0 ? HM_ERROR : 0, (uint16_t)op), start, duration,
                  hm_where(0, HM_NONE16, HM_NONE16), result > 0 ? (uint64_t)result : 0);
     errno = error;
