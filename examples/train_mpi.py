@@ -123,12 +123,13 @@ def more_arithmetic(slow_ms: float, images: np.ndarray, network: Network) -> int
 
 
 def save(weights: np.ndarray, path: Path, slow_ms: float) -> None:
-    """Write the weights and wait for a disk that takes some ms to say that it has them."""
-    with path.open("wb") as file:
-        weights.tofile(file)
-        file.flush()
-        os.fsync(file.fileno())
-    time.sleep(slow_ms / 1e3)
+    """Write the weights and wait until the disk has them, again and again for some ms."""
+    end = time.perf_counter() + slow_ms / 1e3
+    with path.open("wb", buffering=0) as file:
+        while time.perf_counter() < end:
+            file.seek(0)
+            file.write(weights)
+            os.fsync(file.fileno())
 
 
 def train(args: argparse.Namespace, comm: MPI.Comm, directory: Path) -> None:
