@@ -66,7 +66,7 @@ class Session:
             place.remove_rings(rings)
             raise
         program = Path(foreground.find(wish.command[0], environ))
-        native, notes = environment.native_libraries(launcher.NATIVE, environ, program)
+        native, notes = environment.native_libraries([*launcher.NATIVE, "ring"], environ, program)
         for sentence in notes:
             say(sentence)
         ours = environment.variables(
