@@ -1,14 +1,20 @@
 #!/bin/bash
 # Slurm TaskProlog (slurm.conf: TaskProlog=/etc/slurm/task-prolog.sh): observes every job of the cluster without a change
 # to its script. Lines "export NAME=value" on stdout become the environment of the task.
-# Each node runs hindmost-agent.service, which finds the rings by itself. A user leaves with HINDMOST_PROBE=0.
+# The collector runs as a service; /etc/default/hindmost-agent names it. The first rank on each node starts an agent for the
+# job, which leaves when the ranks have left. A user who wants none of it: export HINDMOST_PROBE=0.
 prefix=${HINDMOST_VENV:-/opt/hindmost}
 [ "${HINDMOST_PROBE:-1}" = 0 ] && exit 0
 [ -n "${HINDMOST_JOB_ID:-}" ] && exit 0 # under hindmost run already
 [ -x "$prefix/bin/python" ] || exit 0
+settings=${HINDMOST_SETTINGS:-/etc/default/hindmost-agent}
+collector=$(sed -n 's/^HINDMOST_COLLECTOR=//p' "$settings" 2>/dev/null)
+[ -n "$collector" ] || exit 0
 
 inject=$("$prefix/bin/python" -c 'import pathlib, hindmost.inject as i; print(pathlib.Path(i.__path__[0]))' 2>/dev/null) || exit 0
 echo "export HINDMOST_JOB_ID=$SLURM_JOB_ID"
 echo "export HINDMOST_RING_DIR=/dev/shm/hindmost-$(id -u)/$SLURM_JOB_ID"
+echo "export HINDMOST_COLLECTOR=$collector"
+echo "export HINDMOST_PYTHON=$prefix/bin/python"
 echo "export HINDMOST_LAUNCHER=srun"
 echo "export PYTHONPATH=$inject${PYTHONPATH:+:$PYTHONPATH}"

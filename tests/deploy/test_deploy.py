@@ -126,13 +126,16 @@ def test_task_prolog_switches_the_probe_on(tmp_path: Path) -> None:
     said = prolog(tmp_path, {"SLURM_JOB_ID": "77"})
     variables = dict(line.removeprefix("export ").split("=", 1) for line in said.splitlines())
     assert variables["HINDMOST_JOB_ID"] == "77"
+    assert variables["HINDMOST_COLLECTOR"] == "collector.example.org:9460"
     assert variables["HINDMOST_RING_DIR"] == f"/dev/shm/hindmost-{os.getuid()}/77"
     assert (Path(variables["PYTHONPATH"]) / "sitecustomize.py").is_file()
 
 
-@pytest.mark.parametrize("variable", ["HINDMOST_PROBE=0", "HINDMOST_JOB_ID=other", "HINDMOST_VENV=/nowhere"])
+@pytest.mark.parametrize(
+    "variable", ["HINDMOST_PROBE=0", "HINDMOST_JOB_ID=other", "HINDMOST_VENV=/none", "HINDMOST_SETTINGS=/none"]
+)
 def test_task_prolog_leaves_alone_who_wants_none(tmp_path: Path, variable: str) -> None:
-    """A user who opted out, a job under hindmost run, and a node without hindmost get nothing."""
+    """A user who opted out, a job under hindmost run, a node without hindmost or without a collector get nothing."""
     name, value = variable.split("=")
     assert prolog(tmp_path, {"SLURM_JOB_ID": "77", name: value}) == ""
 
@@ -143,6 +146,7 @@ def prolog(tmp_path: Path, variables: dict[str, str]) -> str:
     python.parent.mkdir()
     python.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT / "agent"} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": "", "HINDMOST_VENV": str(tmp_path), **variables}
+    settings = {"HINDMOST_SETTINGS": str(DEPLOY / "systemd" / "hindmost-agent.default")}
+    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": "", "HINDMOST_VENV": str(tmp_path), **settings, **variables}
     script = DEPLOY / "slurm" / "task-prolog.sh"
     return subprocess.run(["bash", script], check=True, capture_output=True, text=True, env=environ, timeout=30).stdout
