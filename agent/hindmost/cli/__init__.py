@@ -20,6 +20,7 @@ COMMANDS = {
     "report": "judge a recorded run, or a folder of a foreign format",
     "agent": "sample this node and its training processes",
     "collector": "receive agents, judge live, serve metrics and the page",
+    "native": "build the C libraries for the MPI that jobs use",
     "attach": "look into training processes that are already running",
     "doctor": "say what can be seen on this machine, and what cannot, and why",
 }

@@ -1,0 +1,75 @@
+"""``hindmost native build``: build the C libraries now rather than at first use, for the MPI that jobs will use."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hindmost.errors import HindmostError, UsageError
+from hindmost.native import build, mpi
+
+if TYPE_CHECKING:
+    import argparse
+
+WHAT = {
+    "pmpi": "times MPI calls (LD_PRELOAD)",
+    "nccl": "times NCCL operations (NCCL_PROFILER_PLUGIN)",
+    "ring": "writes events from Python (HINDMOST_RING_MODULE)",
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``hindmost native``."""
+    parser.add_argument("action", choices=["build"], help="build what is not in the cache yet")
+    parser.add_argument(
+        "kind", nargs="*", metavar="KIND", help=f"which of {', '.join(WHAT)}; all unless told otherwise"
+    )
+    parser.add_argument("--mpirun", metavar="PATH", help="the mpirun of the MPI that jobs use (default: that on PATH)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Build each library and print where it lies; exit code 1 when one could not be built."""
+    launcher = _launcher(args.mpirun)
+    failed = [kind for kind in _kinds(args.kind) if not _built(kind, launcher)]
+    if failed:
+        raise HindmostError(f"not built: {', '.join(failed)}; jobs run without them")
+    return 0
+
+
+def _kinds(asked: list[str]) -> list[str]:
+    unknown = [kind for kind in asked if kind not in WHAT]
+    if unknown:
+        raise UsageError(f"{unknown[0]}: no such library; there are {', '.join(WHAT)}")
+    return asked or list(WHAT)
+
+
+def _launcher(asked: str | None) -> Path | None:
+    if asked is None:
+        return None
+    found = shutil.which(asked)
+    if found is None:
+        raise UsageError(f"--mpirun {asked}: no such program")
+    return Path(found)
+
+
+def _built(kind: str, launcher: Path | None) -> bool:
+    try:
+        path = build.library(kind, launcher=launcher)
+    except build.BuildError as error:
+        print(f"{kind:<5} {WHAT[kind]}: {error}")
+        return False
+    print(f"{kind:<5} {WHAT[kind]}: {path}")
+    if kind == "pmpi":
+        print(f"{'':<5} {_fits(launcher)}")
+    return True
+
+
+def _fits(launcher: Path | None) -> str:
+    """For which MPI the shim was built, in words."""
+    found = mpi.library(launcher)
+    if found is None:
+        return "no MPI library was found beside mpirun: only what every MPI has is timed; --mpirun names another"
+    flags = mpi.features(launcher)
+    more = [text for flag, text in (("-DHM_PERSISTENT", "persistent"), ("-DHM_LARGE", "large-count")) if flag in flags]
+    return f"for {found}" + (f", with its {' and '.join(more)} collectives" if more else "")

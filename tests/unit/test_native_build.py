@@ -1,0 +1,133 @@
+"""Building the C libraries: at first use, once, and with one clear line when it cannot be done."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hindmost.cli import main
+from hindmost.native import build, mpi
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    """An environment whose only compiler is ``tmp_path/bin/cc`` and whose cache is empty."""
+    (tmp_path / "bin").mkdir()
+    return {"PATH": f"{tmp_path / 'bin'}", "XDG_CACHE_HOME": str(tmp_path / "cache"), "LD_PRELOAD": "unwanted.so"}
+
+
+@pytest.fixture
+def cc(tmp_path: Path, environ: dict[str, str]) -> Callable[[str], Path]:
+    """Install a compiler that is this shell script."""
+
+    def install(script: str) -> Path:
+        path = tmp_path / "bin" / "cc"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        return path
+
+    return install
+
+
+#: A compiler that writes its own environment into what -o names, and counts its calls.
+FAKE = 'echo >>{calls}; while [ "$1" != -o ]; do shift; done; echo "preload=$LD_PRELOAD" > "$2"'
+
+
+def test_library_is_built_once(cc: Callable[[str], Path], environ: dict[str, str], tmp_path: Path) -> None:
+    """The second call takes it from the cache; the compiler runs without the job's LD_PRELOAD; nothing is left over."""
+    cc(FAKE.format(calls=tmp_path / "calls"))
+    first = build.library("nccl", environ)
+    assert build.library("nccl", environ) == first
+    assert first.read_text() == "preload=\n"
+    assert (tmp_path / "calls").read_text() == "\n"
+    assert list(first.parent.iterdir()) == [first]
+    assert first.parent == tmp_path / "cache" / "hindmost"
+
+
+def test_builders_at_once_agree(cc: Callable[[str], Path], environ: dict[str, str], tmp_path: Path) -> None:
+    """Several ranks that build at the same time all get the same whole library."""
+    cc(FAKE.format(calls=tmp_path / "calls"))
+    got: list[Path] = []
+    threads = [threading.Thread(target=lambda: got.append(build.library("nccl", environ))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(got) == 4
+    assert len(set(got)) == 1
+    assert [path.name for path in got[0].parent.iterdir()] == [got[0].name]
+
+
+def test_other_flags_make_another_library(cc: Callable[[str], Path], environ: dict[str, str], tmp_path: Path) -> None:
+    """A library is rebuilt when the compiler changes."""
+    cc(FAKE.format(calls=tmp_path / "calls"))
+    (tmp_path / "bin" / "gcc").symlink_to("cc")
+    assert build.library("nccl", environ) != build.library("nccl", environ | {"CC": "gcc"})
+
+
+def test_no_compiler(environ: dict[str, str]) -> None:
+    """Without a compiler the line names cc and the remedy."""
+    with pytest.raises(build.BuildError, match=r"no C compiler \(cc\) on PATH: install gcc or clang, or set CC"):
+        build.library("pmpi", environ)
+
+
+def test_compiler_that_fails(cc: Callable[[str], Path], environ: dict[str, str], tmp_path: Path) -> None:
+    """Its first error is told, in one line, and nothing is kept."""
+    cc('echo "x.c: In function f:" >&2; echo "x.c:3: error: Python.h: no such file" >&2; exit 4')
+    with pytest.raises(build.BuildError) as error:
+        build.library("ring", environ)
+    assert str(error.value) == "cc failed (4): x.c:3: error: Python.h: no such file"
+    assert list((tmp_path / "cache" / "hindmost").iterdir()) == []
+
+
+def test_cache_that_cannot_be_written(cc: Callable[[str], Path], environ: dict[str, str], tmp_path: Path) -> None:
+    """The line names the folder."""
+    cc("exit 0")
+    (tmp_path / "cache").write_text("")
+    with pytest.raises(build.BuildError, match=f"{tmp_path / 'cache' / 'hindmost'}: cannot keep built libraries here"):
+        build.library("nccl", environ)
+
+
+def install_mpi(folder: Path, version: str, library: str, symbols: bytes) -> Path:
+    """A made-up MPI installation; its mpirun."""
+    for name in ("bin", "lib"):
+        (folder / name).mkdir(parents=True)
+    launcher = folder / "bin" / "mpirun"
+    launcher.write_text(f"#!/bin/sh\necho '{version}'\n")
+    launcher.chmod(0o755)
+    (folder / "lib" / library).write_bytes(b"\x7fELF" + symbols)
+    return launcher
+
+
+@pytest.mark.parametrize(
+    ("version", "library", "symbols", "flags"),
+    [
+        ("mpirun (Open MPI) 4.1.4", "libmpi.so.40", b"\0PMPI_Allreduce\0", ()),
+        ("mpirun (Open MPI) 5.0.11", "libmpi.so.40", b"\0PMPI_Allreduce\0PMPI_Allreduce_init\0", ("-DHM_PERSISTENT",)),
+        ("HYDRA build details:", "libmpi.so.12", b"\0PMPI_Allreduce_init\0PMPI_Allreduce_c\0", tuple(mpi.FEATURES)),
+    ],
+)
+def test_shim_fits_its_mpi(tmp_path: Path, version: str, library: str, symbols: bytes, flags: tuple[str, ...]) -> None:
+    """Newer functions are wrapped only where the library of this very mpirun has them."""
+    launcher = install_mpi(tmp_path / "mpi", version, library, symbols)
+    assert mpi.features(launcher, {"PATH": "/usr/bin:/bin"}) == flags
+
+
+def test_no_mpi_at_all() -> None:
+    """Without an mpirun nothing is assumed."""
+    assert mpi.features(None, {"PATH": "/nowhere"}) == ()
+
+
+def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """``hindmost native build`` says where each library lies; a wrong name or mpirun is one line."""
+    assert main(["native", "build", "nccl"]) == 0
+    assert Path(capsys.readouterr().out.split()[-1]).is_file()
+    assert main(["native", "build", "opengl"]) == 2
+    assert capsys.readouterr().err == "hindmost native: opengl: no such library; there are pmpi, nccl, ring\n"
+    assert main(["native", "build", "--mpirun", "/no/mpirun"]) == 2
+    assert capsys.readouterr().err == "hindmost native: --mpirun /no/mpirun: no such program\n"
