@@ -38,8 +38,9 @@ class Grid:
     """Synchronising collectives as blocks: a row a rank, a column an operation that every group of a class ran.
 
     ``start``, ``duration``, ``self_time``, ``cpu`` and ``runqueue`` are [R, K] float ns, NaN where unmeasured, and
-    ``start`` is of the rank's own clock. ``group`` [R, C] is the communicator of rank r in class c, -1 where it has
-    none. Columns are in the order in which the ranks ran them.
+    ``start`` is of the rank's own clock; ``peer_wait`` [R, K] is what sends and receives took before each column.
+    ``group`` [R, C] is the communicator of rank r in class c, -1 where it has none. Columns are in the order in which
+    the ranks ran them.
     """
 
     ranks: Ints
@@ -54,6 +55,8 @@ class Grid:
     klass: Ints
     group: Ints
     gpu_time: bool
+    gathers: Array
+    peer_wait: Floats
 
     @property
     def columns(self) -> int:
@@ -76,6 +79,8 @@ class Grid:
             step=cut(self.step),
             seq=cut(self.seq),
             token=cut(self.token),
+            gathers=cut(self.gathers),
+            peer_wait=cut(self.peer_wait),
             klass=cut(self.klass),
         )
 
@@ -121,7 +126,7 @@ def grid(run: Run) -> Grid | None:
     gpu = (table["flags"] & GPU_TIME) != 0
     if gpu.any() and not gpu.all():  # kernels say more than the calls that enqueued them
         table = {name: column[gpu] for name, column in table.items()}
-    op, _ = codes(table["op"])
+    op, op_names = codes(table["op"])
     comm, _ = pd.factorize(table["comm"])
     ranks, row = np.unique(table["rank"], return_inverse=True)
     klass_of_comm, group = _classes(comm, op, row, len(ranks))
@@ -143,8 +148,28 @@ def grid(run: Run) -> Grid | None:
         klass=_first(klass, column, count),
         group=group,
         gpu_time=bool(gpu.any()),
+        gathers=_first(np.array(["gather" in name for name in op_names])[op], column, count).astype(bool),
+        peer_wait=np.zeros((len(ranks), count)),
     )
-    return _ordered(joined)
+    joined = _ordered(joined)
+    return replace(joined, peer_wait=_peer_wait(run.collectives, joined))
+
+
+def _peer_wait(collectives: Table, grid: Grid) -> Floats:
+    """[R, K] ns in sends and receives between a rank's previous collective and this one: waiting for a neighbour."""
+    waited = np.zeros_like(grid.start)
+    code, names = codes(collectives["op"])
+    chosen = np.array([name.replace("_", "") in ("send", "recv", "sendrecv", "probe", "wait") for name in names])
+    held = np.flatnonzero(chosen[code] & (collectives["duration_ns"] > 0) & ((collectives["flags"] & NONBLOCKING) == 0))
+    if len(held) == 0 or np.isnan(grid.start).all():
+        return waited
+    for row, rank in enumerate(grid.ranks.tolist()):
+        mine = held[collectives["rank"][held] == rank]
+        mine = mine[np.argsort(collectives["start_ns"][mine], kind="stable")]
+        before = np.concatenate([[0.0], np.cumsum(collectives["duration_ns"][mine])])
+        total = before[np.searchsorted(collectives["start_ns"][mine], np.nan_to_num(grid.start[row]))]
+        waited[row, 1:] = np.maximum(np.diff(np.maximum.accumulate(total)), 0.0)
+    return waited
 
 
 def _classes(comm: Ints, op: Ints, row: Ints, ranks: int) -> tuple[Ints, Ints]:
@@ -204,13 +229,36 @@ def own_time(grid: Grid) -> Floats:
     """[R, K] ns between the end of a rank's previous collective and the start of this one, on its own clock.
 
     What the probe measured itself (``self_time``) wins; NaN for the first column and after a gap in the recording.
+    Collectives that run beside the computing end no stretch of it, and have none of their own.
     """
-    end = grid.start + grid.duration
+    beside = beside_computing(grid)
+    end = np.where(beside, np.nan, grid.start + grid.duration)
     between = np.full_like(grid.start, np.nan)
     if grid.columns > 1:
         previous = _last_known(end)[:, :-1]
-        between[:, 1:] = np.maximum(grid.start[:, 1:] - previous, 0.0)
-    return np.where(np.isnan(grid.self_time), between, grid.self_time)
+        between[:, 1:] = np.maximum(grid.start[:, 1:] - previous - grid.peer_wait[:, 1:], 0.0)
+    return np.where(beside, np.nan, np.where(np.isnan(grid.self_time), between, grid.self_time))
+
+
+#: Share of a class's collectives during which a rank must have started another for the class to run beside computing.
+_OFTEN = 0.1
+
+
+def beside_computing(grid: Grid) -> Array:
+    """[K] whether a column belongs to a class whose collectives run beside the computing, as others start meanwhile.
+
+    Only told apart where there are several classes: gradients reduced while tensor groups go on, say.
+    """
+    beside = np.zeros(grid.columns, bool)
+    if grid.group.shape[1] < 2 or grid.columns < 2:
+        return beside
+    end = grid.start + grid.duration
+    during = grid.start[:, 1:] < end[:, :-1]
+    for klass in range(grid.group.shape[1]):
+        mine = grid.klass[:-1] == klass
+        if mine.any() and during[:, mine].mean() > _OFTEN:
+            beside |= grid.klass == klass
+    return np.zeros(grid.columns, bool) if beside.all() else beside
 
 
 def _last_known(block: Floats) -> Floats:

@@ -12,7 +12,7 @@ from hindmost_collector.model import PHASES, Run, Table, rows
 from hindmost_collector.robust import median, peers_median, sums_by_step
 
 if TYPE_CHECKING:
-    from hindmost_collector.align import Floats, Grid, Ints
+    from hindmost_collector.align import Array, Floats, Grid, Ints
     from hindmost_collector.settings import Settings
 
 #: Phases in which a rank may sit waiting for others without saying so: no sign of its own slowness.
@@ -27,10 +27,11 @@ class Blocks:
 
     ``excess`` [R, S] is how much later than its median peer a rank was by its own doing. ``segments`` [R, K] is the
     same for each stretch between two synchronisations and ``segment_step`` [K] the step's index. ``period`` [S] is the
-    job's step time, ``wait`` [R, S] what a rank waited in collectives, ``caused`` [R, S] what it made each other one
-    wait, ``last`` [R, S] the share of collectives it entered last. ``group`` [R, C] is the communicator of each rank in
-    each class, ``klass`` [K] the class that ends each segment, ``role`` [R] who may be compared. ``parts`` are what own
-    time consists of; ``gauges`` [R] what the metrics say of a rank as a whole.
+    job's step time, ``starts`` [S] the first column of each step, ``wait`` [R, S] what a rank waited in collectives,
+    ``caused`` [R, S] what it made each other one wait, ``last`` [R, S] the share of collectives it entered last.
+    ``group`` [R, C] is the communicator of each rank in each class, ``klass`` [K] the class that ends each segment,
+    ``beside`` [K] which collectives computing does not wait for, ``role`` [R] who may be compared. ``parts`` are what
+    own time consists of; ``gauges`` [R] what the metrics say of a rank as a whole.
     """
 
     ranks: Ints
@@ -44,9 +45,11 @@ class Blocks:
     caused: Floats
     last: Floats
     collectives: int
+    starts: Ints
     warmup: int
     group: Ints
     klass: Ints
+    beside: Array
     role: Ints
     parts: dict[str, Floats] = field(default_factory=dict)
     gauges: dict[str, Floats] = field(default_factory=dict)
@@ -128,13 +131,13 @@ def _assemble(
     is_last = joined.duration == shortest
     counts = np.diff(np.append(starts, joined.columns))
     step_of = np.repeat(np.arange(len(numbers)), counts)
-    overlapped = joined.gpu_time and joined.group.shape[1] == 1
+    overlapped = _overlapped(joined, step_of, starts)
     role = roles.find(joined, own)
     if overlapped:
         excess = _lateness(joined.duration, own, step_of, starts)
         segments, segment_step = excess, np.arange(len(numbers))
     else:
-        segments, segment_step = roles.excess(own, role), step_of
+        segments, segment_step = roles.excess(joined, own, role), step_of
         excess = sums_by_step(segments, starts)
     members = np.maximum(np.sum(~np.isnan(joined.duration), axis=0) - 1, 1)
     caused = np.where(is_last, np.nansum(waits, axis=0) / members, 0.0)
@@ -150,9 +153,11 @@ def _assemble(
         caused=sums_by_step(caused, starts),
         last=sums_by_step(is_last.astype(float), starts) / counts,
         collectives=joined.columns,
+        starts=starts,
         warmup=warmup,
         group=joined.group,
         klass=np.zeros(len(numbers), np.int64) if overlapped else joined.klass,
+        beside=align.beside_computing(joined),
         role=role,
         parts=_parts(joined, own, starts, numbers, table),
         joined=joined,
@@ -161,8 +166,24 @@ def _assemble(
     )
 
 
-#: Entering a collective this soon after the last is queueing behind it, not arriving: kernels follow within 20 us.
-_QUEUED_NS = 30_000.0
+def _overlapped(joined: Grid, step_of: Ints, starts: Ints) -> bool:
+    """Whether collectives run beside the computing, so that one delay shows in all that follow in its step.
+
+    Gradients of one group of ranks are reduced beside backward. Gathered parameters may block or be fetched ahead: if
+    beside, a rank that is late for one collective is as late for the next, and if not, it starts anew.
+    """
+    if not joined.gpu_time or joined.group.shape[1] > 1 or len(np.unique(joined.group)) > 1:
+        return False
+    if joined.gathers.sum() < len(starts) or joined.columns < 2 or np.isnan(joined.start).all():
+        return True
+    late = peers_median(joined.duration) - joined.duration
+    position = np.arange(joined.columns) - starts[step_of]
+    for place in np.unique(position):
+        held = position == place
+        late[:, held] -= median(late[:, held], axis=1)[:, None]
+    pair = np.flatnonzero(np.diff(step_of) == 0)
+    now, then = np.nan_to_num(late[:, pair]).ravel(), np.nan_to_num(late[:, pair + 1]).ravel()
+    return bool(now.any() and np.dot(now, then) / np.dot(now, now) > 0.5)
 
 
 def _lateness(duration: Floats, own: Floats, step_of: Ints, starts: Ints) -> Floats:
@@ -181,7 +202,7 @@ def _lateness(duration: Floats, own: Floats, step_of: Ints, starts: Ints) -> Flo
     if np.isnan(gaps[1:]).all():
         where = np.argmax(typical >= np.maximum(typical.max(axis=1, keepdims=True), 0.0) / 2, axis=1)
     else:
-        free = np.nan_to_num(gaps, nan=np.inf) > _QUEUED_NS
+        free = np.nan_to_num(gaps, nan=np.inf) > roles.QUEUED_NS
         where = np.argmax(np.where(free, typical, -np.inf), axis=1)
     column = np.minimum(starts[None, :] + where[:, None], np.append(starts[1:], duration.shape[1])[None, :] - 1)
     return np.take_along_axis(late, column, axis=1)
@@ -278,8 +299,10 @@ def _from_phases(table: Table, settings: Settings) -> Blocks | None:
         caused=nothing,
         last=nothing,
         collectives=0,
+        starts=np.arange(len(numbers)),
         group=np.zeros((len(ranks), 1), np.int64),
         klass=np.zeros(len(numbers), np.int64),
+        beside=np.zeros(len(numbers), bool),
         role=np.zeros(len(ranks), np.int64),
         warmup=first,
         parts=parts,

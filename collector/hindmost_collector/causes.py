@@ -74,7 +74,10 @@ def _shares(blocks: Blocks, row: int, columns: Array) -> dict[str, float]:
     """Cause to ns a step of the excess that its measurement accounts for."""
     parts = blocks.parts
     found: dict[str, float] = {}
-    for phase in ("checkpoint", "gc", "input", "h2d"):
+    for phase in ("checkpoint", "gc"):  # what happens now and then: not seen is not happened
+        if phase in parts:
+            found[phase] = _excess(np.nan_to_num(parts[phase]), row, columns)
+    for phase in ("input", "h2d"):
         if phase in parts:
             found[phase] = _excess(parts[phase], row, columns)
     if "self_cpu" in parts:
@@ -82,9 +85,13 @@ def _shares(blocks: Blocks, row: int, columns: Array) -> dict[str, float]:
         if "self_blocked" in parts:
             found |= _of_files(blocks, row, columns, _excess(parts["self_blocked"], row, columns))
         return found
-    if "runqueue" in parts and "cpu" in parts:
-        found["cpu_contention"] = _of_processor(blocks, row, columns, parts["cpu"], parts["runqueue"])["cpu_contention"]
+    if "runqueue" in parts:
+        queue = np.nan_to_num(parts["runqueue"])
+        cpu = parts.get("cpu", np.zeros_like(queue))
+        found["cpu_contention"] = _of_processor(blocks, row, columns, cpu, queue)["cpu_contention"]
     computing = [_excess(block, row, columns) for block in _computing(blocks)]
+    if "gpu_forward" in parts and "gpu_backward" in parts:
+        computing.append(_hidden_backward(blocks, row, columns))
     if computing:
         # Phases that wait for others inside shrink where the rank is late: only what grew speaks of the rank itself.
         found["compute"] = sum(max(ns, 0.0) for ns in computing) - max(found.get("cpu_contention", 0.0), 0.0)
@@ -143,6 +150,26 @@ def _computing(blocks: Blocks) -> list[Floats]:
     if "backward" in parts and not np.isnan(blocks.wait).all():
         found.append(parts["backward"] - (0.0 if "sync" in parts else blocks.wait))
     return found
+
+
+def _hidden_backward(blocks: Blocks, row: int, columns: Array) -> float:
+    """Ns a step by which backward on the GPU is longer, where the peers' waiting hides it.
+
+    A GPU that is slow in forward and optimizer is slow in backward, in the same ratio; backward without waiting is
+    about that of the rank that waits least. Slow in forward alone says nothing of backward.
+    """
+    parts = blocks.parts
+    forward = _excess(parts["gpu_forward"], row, columns)
+    usual = float(median(parts["gpu_forward"][row, columns])) - forward
+    backward = float(np.nanmin(median(parts["gpu_backward"][:, columns], axis=1)))
+    if forward <= 0 or usual <= 0:
+        return 0.0
+    ratio = forward / usual
+    if "gpu_optimizer" in parts:
+        more = _excess(parts["gpu_optimizer"], row, columns)
+        least = float(median(parts["gpu_optimizer"][row, columns])) - more
+        ratio = min(ratio, more / least) if least > 0 else 0.0
+    return max(ratio, 0.0) * backward / (1 + max(ratio, 0.0))
 
 
 def _finer(blocks: Blocks, row: int, columns: Array, excess: float, settings: Settings) -> tuple[str, str | None]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from hindmost_collector import blocks as blocks_of
 from hindmost_collector import summary, whatif
-from hindmost_collector.detectors import hang, intermittent, straggler
+from hindmost_collector.detectors import hang, intermittent, slow_link, straggler
 from hindmost_collector.model import Run, rows
 from hindmost_collector.settings import DEFAULT, Settings
 from hindmost_collector.verdict import Report, Verdict
@@ -19,6 +19,7 @@ from hindmost_collector.verdicts import (
     of_habits,
     of_hang,
     of_job,
+    of_links,
     of_stalls,
 )
 
@@ -63,6 +64,7 @@ def _slow(blocks: Blocks, settings: Settings) -> tuple[list[Verdict], list[str]]
     found, notes = of_habits(habits, blocks, settings)
     stalls = [one for one in intermittent.find(blocks, settings) if not any(habit.row == one.row for habit in habits)]
     found += of_stalls(stalls, blocks, settings)
+    found += of_links(slow_link.find(blocks, settings), blocks)
     found += of_job(blocks, settings)
     return found, notes
 

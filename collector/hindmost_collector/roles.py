@@ -16,6 +16,9 @@ from hindmost_collector.robust import median, peers_median, sums_by_step
 if TYPE_CHECKING:
     from hindmost_collector.align import Floats, Grid, Ints
 
+#: Entering a collective this soon after the last is queueing behind it, not arriving: kernels follow within 20 us.
+QUEUED_NS = 30_000.0
+
 #: Groups whose fastest members differ by less than this share of their own time do the same work.
 _SAME_PACE = 0.03
 
@@ -58,13 +61,26 @@ def _merge(groups: Ints, pace: Floats) -> Ints:
     return role
 
 
-def excess(block: Floats, role: Ints) -> Floats:
-    """[R, K] how far each rank is above the median of its peers; alone in its role, it has no excess."""
-    found = np.zeros_like(block)
+def excess(grid: Grid, own: Floats, role: Ints) -> Floats:
+    """[R, K] how far each rank's own time is above the median of its peers; alone in its role, it has no excess.
+
+    Where the typical rank of a GPU job only queues behind its last collective, other groups say nothing of how long the
+    computing took: there a rank is compared with those it meets in that collective.
+    """
+    found = np.zeros_like(own)
     for one in np.unique(role):
         members = np.flatnonzero(role == one)
         if len(members) > 1:
-            found[members] = block[members] - peers_median(block[members])
+            found[members] = own[members] - peers_median(own[members])
+    if not grid.gpu_time or grid.group.shape[1] < 2:
+        return found
+    queued = np.nan_to_num(median(own, axis=0), nan=np.inf) <= QUEUED_NS
+    for klass in range(grid.group.shape[1]):
+        columns = np.flatnonzero(queued & (grid.klass == klass))
+        for name in np.unique(grid.group[:, klass]) if len(columns) else ():
+            members = np.flatnonzero(grid.group[:, klass] == name)
+            block = own[np.ix_(members, columns)]
+            found[np.ix_(members, columns)] = block - peers_median(block) if len(members) > 1 else 0.0
     return found
 
 

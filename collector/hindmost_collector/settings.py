@@ -26,6 +26,8 @@ class Settings:
     min_spread_ratio: float = 3.0
     #: Share of time blocks in which the rank must be late by at least half of its typical excess.
     min_consistency: float = 0.85
+    #: Share of steps in which the rank must be later than all of seven healthy ones; chance gives one in eight.
+    min_latest: float = 0.5
     #: A cost below this share of everything the ranks wait is drowned in noise that has no owner.
     min_share_of_waste: float = 0.12
     #: A cause must explain this much of the excess, or the cause is unknown.

@@ -18,23 +18,14 @@ if TYPE_CHECKING:
     from hindmost_collector.causes import Cause
     from hindmost_collector.detectors.hang import Hang
     from hindmost_collector.detectors.intermittent import Stalls
+    from hindmost_collector.detectors.slow_link import SlowLink
     from hindmost_collector.detectors.straggler import Habit
     from hindmost_collector.settings import Settings
 
 
 def of_habits(habits: list[Habit], blocks: Blocks, settings: Settings) -> tuple[list[Verdict], list[str]]:
     """Verdicts of habitually late ranks that cost something, and notes on those that others hide."""
-    kept: list[Habit] = []
-    notes: list[str] = []
-    so_far = np.zeros(len(blocks.steps))
-    for habit in habits:
-        together = saving(blocks, [one.row for one in [*kept, habit]], _span([*kept, habit]))
-        gain = float((together - so_far)[habit.first : habit.stop].mean())
-        if gain >= settings.min_cost * blocks.step_ns:
-            kept.append(habit)
-            so_far = together
-        elif gain > 0:
-            notes.append(wording.hidden(blocks, habit))
+    kept, notes = _that_count(habits, blocks, settings)
     explained = [(habit, _cause(blocks, habit, settings)) for habit in kept]
     verdicts, repaired = [], []
     for group in _groups(explained):
@@ -44,6 +35,27 @@ def of_habits(habits: list[Habit], blocks: Blocks, settings: Settings) -> tuple[
         if verdict is not None:
             verdicts.append(verdict)
     return verdicts, notes
+
+
+def _that_count(habits: list[Habit], blocks: Blocks, settings: Settings) -> tuple[list[Habit], list[str]]:
+    """Leave out, from the least late on, whoever's repair adds nothing to that of the rest.
+
+    From the least, since of ranks that are late alike the repair of any one alone saves nothing.
+    """
+    kept, notes = list(habits), []
+    for habit in reversed(habits):
+        rest = [one for one in kept if one is not habit]
+        gain = _saving(blocks, kept)[habit.first : habit.stop] - _saving(blocks, rest)[habit.first : habit.stop]
+        if float(gain.mean()) < settings.min_cost * blocks.step_ns:
+            kept = rest
+            if kept:
+                notes.append(wording.hidden(blocks, habit))
+    return kept, notes
+
+
+def _saving(blocks: Blocks, habits: list[Habit]) -> Floats:
+    """[S] ns saved with all of these repaired."""
+    return saving(blocks, [one.row for one in habits], _span(habits)) if habits else np.zeros(len(blocks.steps))
 
 
 def _span(habits: list[Habit]) -> slice:
@@ -74,9 +86,7 @@ def _straggler(
 ) -> Verdict | None:
     habits = [habit for habit, _ in group]
     span = _span(habits)
-    gain = saving(blocks, [habit.row for habit in [*before, *habits]], _span([*before, *habits]))
-    if before:
-        gain = gain - saving(blocks, [habit.row for habit in before], _span(before))
+    gain = _saving(blocks, [*before, *habits]) - _saving(blocks, before)
     cost = min(float(gain[span].mean()), whatif.observed_change(blocks, span))
     ratio = cost / float(np.nanmean(blocks.period[span]))
     if cost < settings.min_cost * blocks.step_ns or cost < settings.min_share_of_waste * waste(blocks):
@@ -106,8 +116,7 @@ def _victims(blocks: Blocks, rows: list[int]) -> tuple[int, ...]:
     late = peers_median(blocks.joined.duration) - blocks.joined.duration
     own = median(blocks.excess, axis=1)
     threshold = float(np.min(own[rows])) / 2
-    starts = np.searchsorted(blocks.segment_step, np.arange(len(blocks.steps)))
-    found = roles.victims(blocks.joined, starts, late, rows, threshold)
+    found = roles.victims(blocks.joined, blocks.starts, late, rows, threshold)
     return tuple(int(blocks.ranks[row]) for row in found if own[row] < threshold)
 
 
@@ -154,6 +163,27 @@ def of_stalls(stalls: list[Stalls], blocks: Blocks, settings: Settings) -> list[
             )
         )
     return found
+
+
+def of_links(link: SlowLink | None, blocks: Blocks) -> list[Verdict]:
+    """The verdict on a group whose transfers are slow though nobody in it is late."""
+    if link is None:
+        return []
+    ranks = tuple(int(blocks.ranks[row]) for row in link.rows)
+    return [
+        Verdict(
+            kind="slow_link",
+            ranks=ranks,
+            cause="network",
+            since_step=_since(blocks, 0),
+            cost_ms_per_step=link.excess / 1e6,
+            cost_ratio=link.excess / blocks.step_ns,
+            confidence=0.9,
+            explained=1.0,
+            evidence=tuple(wording.link(ranks, link)),
+            advice=tuple(wording.advice("network", list(ranks))),
+        )
+    ]
 
 
 def of_job(blocks: Blocks, settings: Settings) -> list[Verdict]:

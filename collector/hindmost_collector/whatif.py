@@ -94,6 +94,8 @@ def stretched(blocks: Blocks, segments: Floats) -> Floats:
             held = np.flatnonzero(
                 (place < count) & (blocks.klass[np.minimum(first + place, len(blocks.klass) - 1)] == klass)
             )
+            if blocks.beside[first[held] + place].all():  # nobody's computing waits for these
+                continue
             arrived = behind[:, held] + segments[:, first[held] + place]
             behind[:, held] = _leave_together(arrived, blocks.group[:, klass])
     return np.asarray(behind.max(axis=0))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hindmost_collector.causes import Cause
     from hindmost_collector.detectors.hang import Hang
     from hindmost_collector.detectors.intermittent import Stalls
+    from hindmost_collector.detectors.slow_link import SlowLink
     from hindmost_collector.detectors.straggler import Habit
     from hindmost_collector.model import Run
     from hindmost_collector.settings import Settings
@@ -60,7 +61,9 @@ def why(blocks: Blocks, habits: list[Habit], cause: Cause) -> list[str]:
     who = names([int(blocks.ranks[row]) for row in rows])
     if blocks.collectives:
         most = np.isin(np.argmax(blocks.caused, axis=0), rows)
-        found.append(f"{who} kept the others waiting longest in {int(most.sum())} of {len(blocks.steps)} steps")
+        found.append(
+            f"{who} kept the others waiting longest in {int(most.sum())} of the {len(blocks.steps)} steps after warm-up"
+        )
     first, stop = min(habit.first for habit in habits), max(habit.stop for habit in habits)
     others = np.delete(np.arange(len(blocks.ranks)), rows)
     if not np.isnan(blocks.own).all() and not blocks.overlapped and len(others):
@@ -93,6 +96,12 @@ def stalls(blocks: Blocks, found: Stalls, cause: Cause) -> list[str]:
     rank = int(blocks.ranks[found.row])
     often = f"rank {rank} stalls in {len(found.stalled)} of {len(blocks.steps)} steps, by {ms(found.excess)} each"
     return [often, f"{found.share:.0%} of all stalls in the job are its own", *_shares(found.excess, cause)]
+
+
+def link(ranks: Sequence[int], found: SlowLink) -> list[str]:
+    """Evidence for a slow link."""
+    took = f"{ms(found.usual + found.excess)} a step, in groups alike {ms(found.usual)}"
+    return [f"transfers in the group of {names(ranks)} take {took}, though its members arrive together"]
 
 
 def advice(cause: str, ranks: list[int]) -> list[str]:

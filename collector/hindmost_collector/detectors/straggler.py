@@ -31,6 +31,7 @@ class Habit:
     z: float
     consistency: float
     spread_ratio: float
+    latest: float
 
 
 def find(blocks: Blocks, settings: Settings) -> list[Habit]:
@@ -61,9 +62,25 @@ def _judge(blocks: Blocks, row: int, suspects: list[int], smallest: float, setti
     z = level / max(standard_error(part), 1.0)
     consistency = float(np.mean(np.nan_to_num(block_medians(part)) >= level / 2))
     ratio = level / max(_healthy_spread(blocks.excess[:, first:stop], suspects, row), 1.0)
+    latest = _latest(blocks.excess[:, first:stop], suspects, row)
     if z < settings.min_z or consistency < settings.min_consistency or ratio < settings.min_spread_ratio:
         return None
-    return Habit(row, first, stop, level, z, consistency, ratio)
+    return Habit(row, first, stop, level, z, consistency, ratio, latest) if latest >= settings.min_latest else None
+
+
+#: A rank is set against so many others, whatever the size of the job: of 1,000 there is always one with more noise.
+_RIVALS = 7
+
+
+def _latest(excess: Floats, suspects: list[int], row: int) -> float:
+    """Share of steps in which this rank is later than all of ``_RIVALS`` ranks that nobody suspects would be."""
+    others = np.array(
+        [r for r in range(len(excess)) if r not in set(suspects)] or [r for r in range(len(excess)) if r != row]
+    )
+    rivals = np.nan_to_num(excess[others])
+    share = 1 - 1 / (_RIVALS + 1) if len(rivals) > _RIVALS else 1.0
+    bound = np.quantile(rivals, share, axis=0)
+    return float(np.mean(np.nan_to_num(excess[row]) > bound))
 
 
 def _healthy_spread(excess: Floats, suspects: list[int], row: int) -> float:
