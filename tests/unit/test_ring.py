@@ -131,6 +131,18 @@ def test_stamps_wrap_with_the_index(writer: ring.Writer, tmp_path: Path) -> None
     assert [e.start_ns for e in ring.Reader(writer.path, start=index).poll()] == list(range(index, index + 6))
 
 
+def test_writer_goes_on_beyond_32_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The 2**32th event and those after it are written like any other."""
+    first = 2**32 - 3
+    monkeypatch.setattr("itertools.count", lambda: iter(range(first, first + 10)))
+    monkeypatch.delenv("HINDMOST_RING_MODULE", raising=False)
+    writer = ring.Writer.create(tmp_path, IDENTITY, "py", capacity=64)
+    for i in range(6):
+        writer.event(ring.MARK, 0, i, 0)
+    assert [e.start_ns for e in ring.Reader(writer.path, start=first).poll()] == list(range(6))
+    writer.close()
+
+
 def test_slot_claimed_and_never_written_is_lost_after_a_second(writer: ring.Writer) -> None:
     """A reader waits one second for an unfinished record, then counts it and goes on."""
     for i in range(3):

@@ -16,6 +16,9 @@ from typing import Any, Protocol
 from hindmost.ring import layout
 from hindmost.ring.native import open_ring
 
+#: The fields of a record that says nothing.
+_NOTHING = (layout.VOID, 0, layout.NONE16, 0, 0, 0, layout.NONE16, layout.NONE16, 0)
+
 
 class IdentityLike(Protocol):
     """What a ring's header takes from ``hindmost.identity.Identity``."""
@@ -121,6 +124,16 @@ class Writer:
         pack = layout.BODY.pack_into
         mask = records - 1
 
+        def rescue(slot: int, index: int, fields: tuple[int, ...]) -> None:
+            """Stamp the slot all the same, so that no reader waits for it; an event that does not fit is refused."""
+            with contextlib.suppress(ValueError, TypeError):  # closed: there is no reader
+                try:
+                    pack(body, slot * 40, *fields)
+                except struct.error:
+                    self._refuse()
+                    pack(body, slot * 40, *_NOTHING)
+                stamps[slot] = index & 0xFFFFFFFF
+
         def event(
             kind: int,
             name: int,
@@ -138,10 +151,13 @@ class Writer:
             try:
                 head[0] = index
                 pack(body, slot * 40, kind, flags, name, start_ns, duration_ns, seq, peer, comm, value)
-                stamps[slot] = index & 0xFFFFFFFF
-            except (struct.error, ValueError, TypeError):  # a field out of range, or the ring was closed
-                self._refuse()
-                _void(body, stamps, slot, index)
+                stamps[slot] = index
+            except (
+                struct.error,
+                ValueError,
+                TypeError,
+            ):  # does not fit, or the ring was closed, or index needs cutting
+                rescue(slot, index, (kind, flags, name, start_ns, duration_ns, seq, peer, comm, value))
 
         return event
 
@@ -252,14 +268,6 @@ def _disown() -> None:
 
 
 os.register_at_fork(after_in_child=_disown)
-
-
-def _void(body: memoryview[Any], stamps: memoryview[Any], slot: int, stamp: int) -> None:
-    """Fill a claimed slot with nothing, so that no reader waits for it."""
-    with contextlib.suppress(ValueError, TypeError):  # closed: there is no reader to hold up
-        none = layout.NONE16
-        layout.BODY.pack_into(body, slot * layout.RECORD_BYTES, layout.VOID, 0, none, 0, 0, 0, none, none, 0)
-        stamps[slot] = stamp & 0xFFFFFFFF
 
 
 def _allocate(path: Path, size: int) -> mmap.mmap:

@@ -1,0 +1,191 @@
+#!/usr/bin/env python3
+"""What observing costs the training process: ns an event, ns an MPI call, and a training step with and without.
+
+    python bench/probe_overhead.py                      # everything, about three minutes on two cores
+    python bench/probe_overhead.py --part events calls  # seconds
+
+Each comparison is of pairs that are measured side by side, in alternating order; the interval is a bootstrap over
+pairs. The figures are of the machine and the moment: they are written with both into bench/results/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import random
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import timeit
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "agent"))
+
+from hindmost import ring  # noqa: E402
+from hindmost.native import build  # noqa: E402
+
+CROWDED = ("--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1")
+FIRST_STEP, LAST_STEP = 200, 1200
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Median, extremes of the middle 90 %, and how many."""
+    ordered = sorted(values)
+    cut = len(ordered) // 20
+    return {
+        "median": statistics.median(ordered),
+        "p5": ordered[cut],
+        "p95": ordered[-1 - cut],
+        "min": ordered[0],
+        "samples": len(ordered),
+    }
+
+
+def compared(through: list[float], around: list[float]) -> dict[str, Any]:
+    """Both spreads, and the median difference of pairs with its 95 % interval; a mean would follow the noise."""
+    differences = [a - b for a, b in zip(through, around, strict=True)]
+    draw = random.Random(5)  # noqa: S311 - a bootstrap
+    medians = sorted(statistics.median(draw.choices(differences, k=len(differences))) for _ in range(2000))
+    return {
+        "with": spread(through),
+        "without": spread(around),
+        "difference": statistics.median(differences),
+        "low": medians[50],
+        "high": medians[1949],
+        "ratio": statistics.median(differences) / statistics.median(around),
+    }
+
+
+def events(directory: Path) -> dict[str, Any]:
+    """ns an event in pure Python and in C, in alternating blocks of 20,000 events; the bare loop is deducted."""
+    identity = SimpleNamespace(job_id="bench", rank=0, world_size=1, local_rank=0, framework="", command="")
+    writers = {}
+    for name, module in (("python", ""), ("c", _ring_module())):
+        os.environ["HINDMOST_RING_MODULE"] = module
+        if name == "python" or module:
+            writers[name] = ring.Writer.create(directory / name, identity, "py")
+    took: dict[str, list[float]] = {name: [] for name in writers}
+    number, start = 20000, time.monotonic_ns()
+    for _ in range(40):
+        for name, writer in writers.items():
+            call = timeit.timeit(
+                "e(3, 1, t, 1000, 5, 2, value=4096)", globals={"e": writer.event, "t": start}, number=number
+            )
+            bare = timeit.timeit("pass", number=number)
+            took[name].append((call - bare) / number * 1e9)
+    return {name: spread(values) for name, values in took.items()}
+
+
+def _ring_module() -> str:
+    try:
+        return str(build.library("ring"))
+    except build.BuildError as error:
+        print(f"no C writer: {error}", file=sys.stderr)
+        return ""
+
+
+def calls(directory: Path) -> dict[str, Any]:
+    """ns that the shim adds to an MPI call, over 200 pairs of blocks of 20,000 calls in one process."""
+    program = directory / "calls"
+    source = ROOT / "bench" / "probe_overhead_calls.c"
+    subprocess.run(["mpicc", "-O2", str(source), "-o", str(program)], check=True)
+    shim = {
+        "LD_PRELOAD": str(build.library("pmpi")),
+        "HINDMOST_JOB_ID": "bench",
+        "HINDMOST_RING_DIR": str(directory / "rings"),
+    }
+    done = subprocess.run([program, "200"], env={**os.environ, **shim}, check=True, capture_output=True, text=True)
+    pairs = [tuple(map(float, line.split())) for line in done.stdout.splitlines()]
+    return compared([pair[0] for pair in pairs], [pair[1] for pair in pairs])
+
+
+def step_ms(observed: bool, directory: Path, number: int) -> float:
+    """Milliseconds a step of examples/train_mpi.py on two ranks, from the times at which its lines arrive."""
+    line = ["mpirun", *CROWDED, "-np", "2", sys.executable, "-u", str(ROOT / "examples" / "train_mpi.py")]
+    line += ["--steps", str(LAST_STEP + 1), "--log-every", str(FIRST_STEP)]
+    if observed:
+        out = str(directory / f"run{number}")
+        line = [sys.executable, "-m", "hindmost", "run", "--out", out, "--no-live", "--", *line]
+    arrived: dict[int, float] = {}
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as job:
+        for text in job.stdout or ():
+            if match := re.match(r"step\s+(\d+)", text):
+                arrived[int(match[1])] = time.perf_counter()
+    return (arrived[LAST_STEP] - arrived[FIRST_STEP]) * 1e3 / (LAST_STEP - FIRST_STEP)
+
+
+def steps(directory: Path, pairs: int = 12) -> dict[str, Any]:
+    """Pairs of whole jobs, under `hindmost run` and bare, the order drawn anew for each pair."""
+    took: dict[bool, list[float]] = {True: [], False: []}
+    order = random.Random(3)  # noqa: S311 - an order of measuring
+    for number in range(pairs):
+        for observed in order.sample([True, False], 2):
+            took[observed].append(step_ms(observed, directory, number))
+        print(f"pair {number + 1}: {took[True][-1]:.3f} ms with, {took[False][-1]:.3f} without", file=sys.stderr)
+    return compared(took[True], took[False])
+
+
+PARTS = {"events": events, "calls": calls, "steps": steps}
+
+
+def machine() -> dict[str, Any]:
+    """What the figures are of."""
+    cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    mpi = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False).stdout.partition("\n")[0]
+    return {
+        "when": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "cpu": cpu[1] if cpu else platform.processor(),
+        "cpus": os.cpu_count(),
+        "load": os.getloadavg()[0],
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "mpi": mpi,
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    """The figures in lines."""
+    lines = []
+    for name, figures in result.get("events", {}).items():
+        lines.append(
+            f"event, {name:<24} {figures['median']:8.1f} ns  (5-95 %: {figures['p5']:.1f} to {figures['p95']:.1f})"
+        )
+    for part, what, unit in (("calls", "MPI call, added by the shim", "ns"), ("steps", "training step, added", "ms")):
+        if figures := result.get(part):
+            lines.append(
+                f"{what:<31} {figures['difference']:8.3f} {unit}  (95 %: {figures['low']:.3f} to {figures['high']:.3f};"
+                f" {figures['ratio']:+.2%} of {figures['without']['median']:.3f} {unit})"
+            )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "probe_overhead.json")
+    arguments = parser.parse_args()
+    if shutil.which("mpirun") is None:
+        parser.error("there is no mpirun on PATH: install the demo extra")
+    result: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    with tempfile.TemporaryDirectory(prefix="hindmost-bench-", dir="/dev/shm") as folder:
+        for name in arguments.part:
+            result[name] = PARTS[name](Path(folder))
+            result.setdefault("machine", {})[name] = machine()
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(table(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
