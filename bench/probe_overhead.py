@@ -35,7 +35,7 @@ from hindmost import ring  # noqa: E402
 from hindmost.native import build  # noqa: E402
 
 CROWDED = ("--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1")
-FIRST_STEP, LAST_STEP = 200, 1200
+FIRST_STEP, LAST_STEP = 100, 600
 
 
 def spread(values: list[float]) -> dict[str, float]:
