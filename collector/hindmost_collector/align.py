@@ -225,40 +225,54 @@ def _ordered(grid: Grid) -> Grid:
     return grid.take(np.argsort(median(grid.start - origin, axis=0), kind="stable"))
 
 
-def own_time(grid: Grid) -> Floats:
+def own_time(grid: Grid, beside: Array | None = None) -> Floats:
     """[R, K] ns between the end of a rank's previous collective and the start of this one, on its own clock.
 
     What the probe measured itself (``self_time``) wins; NaN for the first column and after a gap in the recording.
-    Collectives that run beside the computing end no stretch of it, and have none of their own.
+    Collectives that run ``beside`` [K] the computing end no stretch of it, and have none of their own.
     """
-    beside = beside_computing(grid)
-    end = np.where(beside, np.nan, grid.start + grid.duration)
+    skipped = np.zeros(grid.columns, bool) if beside is None else beside
+    end = np.where(skipped, np.nan, grid.start + grid.duration)
     between = np.full_like(grid.start, np.nan)
     if grid.columns > 1:
         previous = _last_known(end)[:, :-1]
         between[:, 1:] = np.maximum(grid.start[:, 1:] - previous - grid.peer_wait[:, 1:], 0.0)
-    return np.where(beside, np.nan, np.where(np.isnan(grid.self_time), between, grid.self_time))
+    return np.where(skipped, np.nan, np.where(np.isnan(grid.self_time), between, grid.self_time))
 
 
-#: Share of a class's collectives during which a rank must have started another for the class to run beside computing.
-_OFTEN = 0.1
+#: A longer collective must shorten the gap after it by this much of itself to have run beside computing.
+_TRADED = 0.5
 
 
-def beside_computing(grid: Grid) -> Array:
-    """[K] whether a column belongs to a class whose collectives run beside the computing, as others start meanwhile.
+def beside_computing(grid: Grid, position: Ints) -> Array:
+    """[K] whether a column's class runs beside the computing: gradients reduced while tensor groups go on, say.
 
-    Only told apart where there are several classes: gradients reduced while tensor groups go on, say.
+    Waiting in a collective that blocks says nothing of the gap after it; waiting beside computing shortens that gap by
+    as much. Deviations from what a rank usually does at the same ``position`` [K] of the step are compared.
     """
     beside = np.zeros(grid.columns, bool)
-    if grid.group.shape[1] < 2 or grid.columns < 2:
+    if not grid.gpu_time or grid.group.shape[1] < 2 or grid.columns < 2:
         return beside
-    end = grid.start + grid.duration
-    during = grid.start[:, 1:] < end[:, :-1]
+    gap = np.zeros_like(grid.start)
+    gap[:, :-1] = grid.start[:, 1:] - (grid.start + grid.duration)[:, :-1]
     for klass in range(grid.group.shape[1]):
-        mine = grid.klass[:-1] == klass
-        if mine.any() and during[:, mine].mean() > _OFTEN:
+        waited, followed = [], []
+        for place in np.unique(position[grid.klass == klass]):
+            at = np.flatnonzero((position == place) & (grid.klass == klass))
+            at = at[at < grid.columns - 1]
+            waited.append(grid.duration[:, at] - median(grid.duration[:, at], axis=1)[:, None])
+            followed.append(gap[:, at] - median(gap[:, at], axis=1)[:, None])
+        if waited and _traded(np.concatenate(waited, axis=1), np.concatenate(followed, axis=1)):
             beside |= grid.klass == klass
+    beside &= np.append(np.diff(position) > 0, False)  # computing does wait for a step's last
     return np.zeros(grid.columns, bool) if beside.all() else beside
+
+
+def _traded(waited: Floats, followed: Floats) -> bool:
+    """Whether gaps shrink by what was waited; clipped, so that one stall decides nothing."""
+    limit = 3 * float(median(np.abs(waited)))
+    x, y = np.nan_to_num(np.clip(waited, -limit, limit)), np.nan_to_num(np.clip(followed, -limit, limit))
+    return bool(x.any() and np.sum(x * y) / np.sum(x * x) < -_TRADED)
 
 
 def _last_known(block: Floats) -> Floats:

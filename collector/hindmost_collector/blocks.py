@@ -27,7 +27,8 @@ class Blocks:
 
     ``excess`` [R, S] is how much later than its median peer a rank was by its own doing. ``segments`` [R, K] is the
     same for each stretch between two synchronisations and ``segment_step`` [K] the step's index. ``period`` [S] is the
-    job's step time, ``starts`` [S] the first column of each step, ``wait`` [R, S] what a rank waited in collectives,
+    job's step time, ``starts`` [S] the first column of each step, ``wait`` [R, S] what a rank waited in collectives
+    and ``transfer`` [R, S] what they took beyond that,
     ``caused`` [R, S] what it made each other one wait, ``last`` [R, S] the share of collectives it entered last.
     ``group`` [R, C] is the communicator of each rank in each class, ``klass`` [K] the class that ends each segment,
     ``beside`` [K] which collectives computing does not wait for, ``role`` [R] who may be compared. ``parts`` are what
@@ -42,6 +43,7 @@ class Blocks:
     segments: Floats
     segment_step: Ints
     wait: Floats
+    transfer: Floats
     caused: Floats
     last: Floats
     collectives: int
@@ -119,12 +121,15 @@ def _from_collectives(joined: Grid, table: Table, settings: Settings) -> Blocks 
     if len(found) - first < 1:
         return None
     cut = starts[first]
-    joined, own = joined.take(np.arange(cut, joined.columns)), own[:, cut:]
-    return _assemble(joined, own, found[first:], starts[first:] - cut, period[first:], first, table)
+    position = np.arange(joined.columns) - np.repeat(starts, np.diff(np.append(starts, joined.columns)))
+    beside = align.beside_computing(joined, position)[cut:]
+    own = align.own_time(joined, np.append(np.zeros(cut, bool), beside))[:, cut:] if beside.any() else own[:, cut:]
+    joined = joined.take(np.arange(cut, joined.columns))
+    return _assemble(joined, own, beside, found[first:], starts[first:] - cut, period[first:], first, table)
 
 
 def _assemble(
-    joined: Grid, own: Floats, numbers: Ints, starts: Ints, period: Floats, warmup: int, table: Table
+    joined: Grid, own: Floats, beside: Array, numbers: Ints, starts: Ints, period: Floats, warmup: int, table: Table
 ) -> Blocks:
     shortest = align.shortest(joined)
     waits = np.maximum(joined.duration - shortest, 0.0)
@@ -150,6 +155,7 @@ def _assemble(
         segments=np.nan_to_num(segments),
         segment_step=segment_step,
         wait=sums_by_step(waits, starts),
+        transfer=sums_by_step(shortest, starts),
         caused=sums_by_step(caused, starts),
         last=sums_by_step(is_last.astype(float), starts) / counts,
         collectives=joined.columns,
@@ -157,7 +163,7 @@ def _assemble(
         warmup=warmup,
         group=joined.group,
         klass=np.zeros(len(numbers), np.int64) if overlapped else joined.klass,
-        beside=align.beside_computing(joined),
+        beside=beside,
         role=role,
         parts=_parts(joined, own, starts, numbers, table),
         joined=joined,
@@ -290,12 +296,13 @@ def _from_phases(table: Table, settings: Settings) -> Blocks | None:
     return Blocks(
         ranks=ranks,
         steps=numbers,
-        period=median(duration, axis=0),
+        period=duration.max(axis=0) if not np.isnan(duration).any() else median(duration, axis=0),
         own=own,
         excess=excess,
         segments=np.nan_to_num(excess),
         segment_step=np.arange(len(numbers)),
         wait=nothing,
+        transfer=nothing,
         caused=nothing,
         last=nothing,
         collectives=0,

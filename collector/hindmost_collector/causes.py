@@ -45,10 +45,12 @@ class Cause:
     remark: str | None = None
 
 
-def explain(blocks: Blocks, row: int, columns: Array, excess: float, settings: Settings) -> Cause:
-    """The cause of one rank's excess (ns a step) over the steps ``columns`` (indices)."""
+def explain(blocks: Blocks, row: int, columns: Array, settings: Settings) -> Cause:
+    """The cause of one rank's excess over the steps ``columns`` (indices)."""
+    held = _typical_steps(blocks.excess[row, columns])
+    columns, excess = columns[held], float(np.nanmean(blocks.excess[row, columns][held]))
     shares = _bounded(_shares(blocks, row, columns), excess)
-    if not shares or excess <= 0:
+    if not shares or not excess > 0:
         return Cause("unknown")
     fractions = {name: float(np.clip(ns / excess, 0.0, 1.0)) for name, ns in shares.items()}
     listed = tuple(sorted(shares.items(), key=lambda item: -item[1]))
@@ -59,6 +61,13 @@ def explain(blocks: Blocks, row: int, columns: Array, excess: float, settings: S
             return Cause(why, fractions[name], None, listed, remark)
     best = max(fractions, key=lambda name: fractions[name])
     return Cause("unknown", fractions[best], best if fractions[best] > 0 else None, listed)
+
+
+def _typical_steps(excess: Floats) -> Array:
+    """Indices of the steps in the middle half by excess: over these, parts are averaged, so that they add up."""
+    order = np.argsort(np.nan_to_num(excess), kind="stable")
+    quarter = len(order) // 4
+    return np.sort(order[quarter : len(order) - quarter])
 
 
 def _bounded(shares: dict[str, float], excess: float) -> dict[str, float]:
@@ -94,7 +103,8 @@ def _shares(blocks: Blocks, row: int, columns: Array) -> dict[str, float]:
         computing.append(_hidden_backward(blocks, row, columns))
     if computing:
         # Phases that wait for others inside shrink where the rank is late: only what grew speaks of the rank itself.
-        found["compute"] = sum(max(ns, 0.0) for ns in computing) - max(found.get("cpu_contention", 0.0), 0.0)
+        more = sum(max(ns, 0.0) for ns in computing) - max(found.get("cpu_contention", 0.0), 0.0)
+        found["blocked" if _is_idle(blocks, row, columns) else "compute"] = more
     return found
 
 
@@ -152,6 +162,18 @@ def _computing(blocks: Blocks) -> list[Floats]:
     return found
 
 
+#: Computing on the host that uses less of a CPU than this is no computing but waiting for something.
+_IDLE = 0.2
+
+
+def _is_idle(blocks: Blocks, row: int, columns: Array) -> bool:
+    """Whether the host's computing phases of this rank hardly used a CPU."""
+    if "cpu" not in blocks.parts or "gpu_forward" in blocks.parts:
+        return False
+    busy = float(sum(median(block[row, columns]) for block in _computing(blocks)))
+    return float(median(blocks.parts["cpu"][row, columns])) < _IDLE * busy
+
+
 def _hidden_backward(blocks: Blocks, row: int, columns: Array) -> float:
     """Ns a step by which backward on the GPU is longer, where the peers' waiting hides it.
 
@@ -201,11 +223,11 @@ def _reasons(blocks: Blocks, row: int) -> str:
 
 
 def _excess(block: Floats, row: int, columns: Array) -> float:
-    """Ns a step by which a rank's typical value exceeds its peers'; 0 where it was not measured."""
+    """Ns a step by which a rank is above its typical peer, on average; 0 where it was not measured."""
     chosen = block[:, columns]
     others = np.delete(chosen, row, axis=0)
     if len(others) == 0:
         return 0.0
     more = chosen[row] - median(others, axis=0)
     known = more[~np.isnan(more)]
-    return float(np.median(known)) if len(known) else 0.0
+    return float(known.mean()) if len(known) else 0.0

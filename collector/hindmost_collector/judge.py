@@ -64,7 +64,7 @@ def _slow(blocks: Blocks, settings: Settings) -> tuple[list[Verdict], list[str]]
     found, notes = of_habits(habits, blocks, settings)
     stalls = [one for one in intermittent.find(blocks, settings) if not any(habit.row == one.row for habit in habits)]
     found += of_stalls(stalls, blocks, settings)
-    found += of_links(slow_link.find(blocks, settings), blocks)
+    found += of_links(slow_link.find(blocks, settings), blocks, settings)
     found += of_job(blocks, settings)
     return found, notes
 

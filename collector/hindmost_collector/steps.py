@@ -37,7 +37,8 @@ def infer(tokens: Ints, gap: Floats) -> Ints:
     if length is None:
         return np.full(len(tokens), -1, np.int64)
     if length == 1:
-        return np.arange(len(tokens))
+        usual = tokens == np.bincount(tokens[len(tokens) // 4 :]).argmax()
+        return np.where(usual, np.cumsum(usual) - 1, -1)
     pattern = _pattern(tokens, gap, length)
     begins = _matches(tokens, pattern)
     steps = np.full(len(tokens), -1, np.int64)

@@ -97,6 +97,7 @@ def _measured(blocks: Blocks | None, row: int | None) -> dict[str, Any]:
         "self_ms": None if blocks.overlapped else _typical(blocks.own, row),
         "phases_ms": {name: _typical(block, row) for name, block in blocks.parts.items()},
         "wait_ms": _typical(blocks.wait, row),
+        "transfer_ms": _typical(blocks.transfer, row),
         "caused_wait_ms": None if np.isnan(caused).all() else float(np.nanmean(caused)) / 1e6,
         "share_last": None if np.isnan(last).all() else float(np.nanmean(last)),
     }

@@ -67,6 +67,7 @@ class RankRow:
     self_ms: float | None = None
     phases_ms: dict[str, float | None] = field(default_factory=dict)
     wait_ms: float | None = None
+    transfer_ms: float | None = None
     caused_wait_ms: float | None = None
     share_last: float | None = None
     cpu_ratio: float | None = None  # CPUs in use by the process

@@ -63,7 +63,7 @@ def _span(habits: list[Habit]) -> slice:
 
 
 def _cause(blocks: Blocks, habit: Habit, settings: Settings) -> Cause:
-    return causes.explain(blocks, habit.row, np.arange(habit.first, habit.stop), habit.excess, settings)
+    return causes.explain(blocks, habit.row, np.arange(habit.first, habit.stop), settings)
 
 
 def _groups(explained: list[tuple[Habit, Cause]]) -> list[list[tuple[Habit, Cause]]]:
@@ -92,10 +92,12 @@ def _straggler(
     if cost < settings.min_cost * blocks.step_ns or cost < settings.min_share_of_waste * waste(blocks):
         return None
     cause = group[0][1]
+    ranks = tuple(sorted(int(blocks.ranks[habit.row]) for habit in habits))
+    victims = _victims(blocks, [habit.row for habit in habits])
     return Verdict(
         kind="straggler",
-        ranks=tuple(sorted(int(blocks.ranks[habit.row]) for habit in habits)),
-        victims=_victims(blocks, [habit.row for habit in habits]),
+        ranks=ranks,
+        victims=victims,
         cause=cause.cause,
         since_step=_since(blocks, span.start),
         until_step=_until(blocks, span.stop),
@@ -104,8 +106,8 @@ def _straggler(
         confidence=_confidence(habits, settings),
         explained=cause.explained,
         partial=cause.partial,
-        evidence=tuple(wording.why(blocks, habits, cause)),
-        advice=tuple(wording.advice(cause.cause, [int(blocks.ranks[habit.row]) for habit in habits])),
+        evidence=(*wording.why(blocks, habits, cause), *wording.victims(victims, ranks)),
+        advice=tuple(wording.advice(cause.cause, list(ranks))),
     )
 
 
@@ -146,7 +148,7 @@ def of_stalls(stalls: list[Stalls], blocks: Blocks, settings: Settings) -> list[
         ratio = float(gain.sum() / np.nansum(blocks.period))
         if ratio < settings.min_effect or gain.mean() < settings.min_share_of_waste * waste(blocks):
             continue
-        cause = causes.explain(blocks, one.row, one.stalled, one.excess, settings)
+        cause = causes.explain(blocks, one.row, one.stalled, settings)
         found.append(
             Verdict(
                 kind="intermittent",
@@ -165,9 +167,9 @@ def of_stalls(stalls: list[Stalls], blocks: Blocks, settings: Settings) -> list[
     return found
 
 
-def of_links(link: SlowLink | None, blocks: Blocks) -> list[Verdict]:
+def of_links(link: SlowLink | None, blocks: Blocks, settings: Settings) -> list[Verdict]:
     """The verdict on a group whose transfers are slow though nobody in it is late."""
-    if link is None:
+    if link is None or link.shown < settings.min_cost * blocks.step_ns:
         return []
     ranks = tuple(int(blocks.ranks[row]) for row in link.rows)
     return [
@@ -176,8 +178,8 @@ def of_links(link: SlowLink | None, blocks: Blocks) -> list[Verdict]:
             ranks=ranks,
             cause="network",
             since_step=_since(blocks, 0),
-            cost_ms_per_step=link.excess / 1e6,
-            cost_ratio=link.excess / blocks.step_ns,
+            cost_ms_per_step=link.shown / 1e6,
+            cost_ratio=link.shown / blocks.step_ns,
             confidence=0.9,
             explained=1.0,
             evidence=tuple(wording.link(ranks, link)),

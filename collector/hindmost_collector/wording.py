@@ -75,7 +75,33 @@ def why(blocks: Blocks, habits: list[Habit], cause: Cause) -> list[str]:
     elif len(others):
         mine = float(median(blocks.excess[rows, first:stop]))
         found.append(f"it arrives {ms(mine)} a step after its typical peer")
-    return found + _shares(habits[0].excess, cause) + ([cause.remark] if cause.remark else [])
+    phase = _phase(blocks, rows, slice(first, stop)) if cause.cause == "compute" else []
+    return found + phase + _shares(habits[0].excess, cause) + ([cause.remark] if cause.remark else [])
+
+
+def _phase(blocks: Blocks, rows: list[int], span: slice) -> list[str]:
+    """The phase of computing that differs most, beside the others'."""
+    others = np.delete(np.arange(len(blocks.ranks)), rows)
+    levels = {
+        name: (float(median(blocks.parts[name][rows, span])), float(median(blocks.parts[name][others, span])))
+        for name in ("gpu_forward", "forward", "optimizer", "gpu_optimizer")
+        if name in blocks.parts and len(others)
+    }
+    if not levels:
+        return []
+    name, (mine, theirs) = max(levels.items(), key=lambda item: item[1][0] - item[1][1])
+    told = f"{name.replace('gpu_', 'GPU ')} takes {ms(mine)} against {ms(theirs)}"
+    return [told] if mine > 1.01 * theirs else []
+
+
+def victims(ranks: Sequence[int], culprits: Sequence[int]) -> list[str]:
+    """Who looks late and is not."""
+    if not ranks:
+        return []
+    are = (
+        "looks late too, but is a victim: it waits" if len(ranks) == 1 else "look late too, but are victims: they wait"
+    )
+    return [f"{names(ranks)} {are} for {names(culprits)} first"]
 
 
 def _shares(excess: float, cause: Cause) -> list[str]:
@@ -132,7 +158,7 @@ def insufficient(ranks: int, steps: int, seen: bool, settings: Settings) -> tupl
     if not seen or steps == 0:
         return (
             f"{ranks} ranks were seen, but no step and no collective that repeats",
-            "call hindmost.step() once in each iteration of the training loop",
+            "write `for batch in hindmost.steps(loader):`, or `with hindmost.step():` around each iteration",
         )
     return (
         f"{steps} steps after warm-up, of {ranks} ranks: too few to tell a habit from an accident",

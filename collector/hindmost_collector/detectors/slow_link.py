@@ -25,28 +25,31 @@ _LONGER = 1.2
 
 @dataclass(frozen=True)
 class SlowLink:
-    """Rows that share the slow link, and how much longer a step's transfers take there than elsewhere, in ns."""
+    """Rows that share the slow link, and how much longer a step's transfers take there than elsewhere.
+
+    Ns a step: ``excess`` in all, ``shown`` where computing waits for the transfers, ``usual`` in groups alike."""
 
     rows: tuple[int, ...]
     excess: float
     usual: float
+    shown: float
 
 
 def find(blocks: Blocks, settings: Settings) -> SlowLink | None:
     """The slow link of a job whose ranks talk in several groups of a class; ``None`` where there is none to compare."""
     if blocks.joined is None or len(blocks.steps) < settings.min_steps:
         return None
-    slow: list[tuple[set[int], float, float]] = []
+    slow: list[tuple[set[int], float, float, float]] = []
     for klass in range(blocks.group.shape[1]):
         slow += _in_class(blocks, klass, settings)
     if not slow:
         return None
-    shared = set.intersection(*(members for members, _, _ in slow))
+    shared = set.intersection(*(one[0] for one in slow))
     worst = max(slow, key=lambda one: one[1])
-    return SlowLink(tuple(sorted(shared or worst[0])), worst[1], worst[2])
+    return SlowLink(tuple(sorted(shared or worst[0])), worst[1], worst[2], worst[3])
 
 
-def _in_class(blocks: Blocks, klass: int, settings: Settings) -> list[tuple[set[int], float, float]]:
+def _in_class(blocks: Blocks, klass: int, settings: Settings) -> list[tuple[set[int], float, float, float]]:
     groups = blocks.group[:, klass]
     names = np.unique(groups[groups >= 0])
     if len(names) < 2:
@@ -61,7 +64,9 @@ def _in_class(blocks: Blocks, klass: int, settings: Settings) -> list[tuple[set[
             continue
         steady = float(np.mean(block_medians(more) >= level / 2)) >= settings.min_consistency
         if steady and level >= settings.min_z * standard_error(more):
-            found.append(({int(row) for row in np.flatnonzero(groups == name)}, level, base))
+            members = {int(row) for row in np.flatnonzero(groups == name)}
+            share = float(np.mean(~blocks.beside[blocks.klass == klass]))
+            found.append((members, level, base, level * share))
     return found
 
 

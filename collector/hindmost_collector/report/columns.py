@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hindmost_collector.model import PHASES
 
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 #: What stands for a value that was not measured.
 UNMEASURED = "\N{EN DASH}"
+
+Cell: TypeAlias = "Callable[[Mapping[str, Any]], str]"
 
 #: Ranks shown of a large job: culprits, victims, then the extremes.
 SHOWN = 16
@@ -42,26 +44,71 @@ def size(value: float | None) -> str:
     return f"{value:.1f} TiB"
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Titles and cells for these rank rows; a column that no rank measured is left out."""
+def number(value: float | None) -> str:
+    """Milliseconds without their unit, which the caption says once."""
+    if value is None:
+        return UNMEASURED
+    return (
+        f"{value:,.0f}"
+        if abs(value) >= 1000
+        else f"{value:.1f}"
+        if abs(value) >= 0.05 or value == 0
+        else f"{value:.2f}"
+    )
+
+
+#: Under the table: what its numbers are.
+CAPTION = "times in ms a step: medians, caused wait a mean"
+
+#: What goes first where the table is too wide; phases go before these, the least telling first.
+_FIRST_TO_GO = ("rss", "transfer", "cpu", "self", "node", "last in")
+
+
+def table(rows: Sequence[Mapping[str, Any]], width: int | None = None) -> tuple[list[str], list[list[str]]]:
+    """Titles and cells for these rank rows. A column that no rank measured, or that tells nothing, is left out.
+
+    With ``width``, columns are dropped until the rest fits: a number is never cut.
+    """
     chosen = [(title, cell) for title, cell in _columns(rows) if any(cell(row) != UNMEASURED for row in rows)]
+    phases = sorted(_telling(rows).items(), key=lambda item: item[1])
+    order = [*_FIRST_TO_GO[:2], *(_TITLES.get(name, name) for name, _ in phases[:-2]), *_FIRST_TO_GO[2:]]
+    while width is not None and order and sum(_width(title, cell, rows) + 3 for title, cell in chosen) > width + 2:
+        gone = order.pop(0)
+        chosen = [(title, cell) for title, cell in chosen if title != gone]
     return [title for title, _ in chosen], [[cell(row) for _, cell in chosen] for row in rows]
 
 
-def _columns(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, Callable[[Mapping[str, Any]], str]]]:
-    measured = {name for row in rows for name, value in (row.get("phases_ms") or {}).items() if value is not None}
+def _width(title: str, cell: Cell, rows: Sequence[Mapping[str, Any]]) -> int:
+    return max([len(word) for word in title.split()] + [len(cell(row)) for row in rows])
 
-    def phase(name: str) -> Callable[[Mapping[str, Any]], str]:
-        return lambda row: duration((row.get("phases_ms") or {}).get(name))
+
+def _telling(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Phases worth a column and how much: the larger of their size and their spread, above 2 % of the step."""
+    found: dict[str, float] = {}
+    for name in _PHASES:
+        values = [value for row in rows if (value := (row.get("phases_ms") or {}).get(name)) is not None]
+        steps = [row["step_ms"] for row in rows if row.get("step_ms")]
+        if values and max(values) > (0.02 * max(steps) if steps else 0.0):
+            found[name] = max(values) + 10 * (max(values) - min(values))
+    return found
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, Cell]]:
+    telling = _telling(rows)
+    nodes = {row.get("node") for row in rows}
+
+    def phase(name: str) -> Cell:
+        return lambda row: number((row.get("phases_ms") or {}).get(name))
 
     return [
         ("rank", lambda row: str(row["rank"])),
-        ("node", lambda row: row.get("node") or UNMEASURED),
-        ("step", lambda row: duration(row.get("step_ms"))),
-        ("self", lambda row: duration(row.get("self_ms"))),
-        *[(_TITLES.get(name, name), phase(name)) for name in _PHASES if name in measured],
-        ("comm wait", lambda row: duration(row.get("wait_ms"))),
-        ("caused wait", lambda row: duration(row.get("caused_wait_ms"))),
+        *([("node", lambda row: row.get("node") or UNMEASURED)] if len(nodes) > 1 else []),
+        ("step", lambda row: number(row.get("step_ms"))),
+        ("self", lambda row: number(row.get("self_ms"))),
+        *[(_TITLES.get(name, name), phase(name)) for name in _PHASES if name in telling],
+        ("comm wait", lambda row: number(row.get("wait_ms"))),
+        ("transfer", lambda row: number(row.get("transfer_ms"))),
+        ("caused wait", lambda row: number(row.get("caused_wait_ms"))),
         ("last in", lambda row: ratio(row.get("share_last"))),
         ("cpu", lambda row: ratio(row.get("cpu_ratio"))),
         ("rss", lambda row: size(row.get("rss_bytes"))),

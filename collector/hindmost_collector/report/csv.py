@@ -16,6 +16,7 @@ _PLAIN = (
     "step_ms",
     "self_ms",
     "wait_ms",
+    "transfer_ms",
     "caused_wait_ms",
     "share_last",
     "cpu_ratio",

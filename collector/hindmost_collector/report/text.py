@@ -81,17 +81,14 @@ def _named(report: Mapping[str, Any]) -> set[int]:
 
 
 def _table(rows: Sequence[Mapping[str, Any]], named: set[int], width: int) -> Table:
-    titles, cells = columns.table(rows)
-    tight = 0 if sum(_widths(titles, cells)) + 2 * len(titles) > width else 1
-    shown = Table(box=SIMPLE_HEAD, padding=(0, tight), pad_edge=False, show_edge=False, header_style="bold")
+    titles, cells = columns.table(rows, width)
+    shown = Table(
+        box=SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="bold",
+        caption=columns.CAPTION, caption_justify="left", caption_style="dim",
+    )  # fmt: skip
     for title in titles:
-        shown.add_column(
-            title, justify="left" if title == "node" else "right", no_wrap=title != "node", overflow="ellipsis"
-        )
+        left = title == "node"
+        shown.add_column(title, justify="left" if left else "right", no_wrap=False, overflow="fold", vertical="bottom")
     for row, line in zip(rows, cells, strict=True):
         shown.add_row(*line, style="red" if row["rank"] in named else None)
     return shown
-
-
-def _widths(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> list[int]:
-    return [max(len(title), *(len(line[i]) for line in cells)) for i, title in enumerate(titles)]
