@@ -177,8 +177,8 @@ def _through_program(
     work: Array,
     random: np.random.Generator,
 ) -> Array:
-    """[R] when the step's last computing ends. Operations run one after the other beside the computing."""
-    wire, stretch, index = now, 0, 0
+    """[R] when the step's last computing ends. Operations of one communicator run one after the other."""
+    wires, stretch, index = dict.fromkeys(plan.groups, now), 0, 0
     slow = _slow_links(plan, faults, step)
     for item in plan.items:
         if isinstance(item, Compute):
@@ -186,7 +186,7 @@ def _through_program(
             timing.gpu[item.phase][step] += now - started
             stretch += 1
         elif isinstance(item, Collective):
-            arrived = np.maximum(now, wire)
+            arrived = np.maximum(now, wires[item.groups])
             took = (
                 plan.scenario.transfer_share
                 * item.share
@@ -198,11 +198,13 @@ def _through_program(
             timing.collectives.append((step, item))
             timing.start.append(arrived)
             timing.end.append(wire)
+            wires[item.groups] = wire
             now = wire if item.blocking else now
             index += 1
         else:
-            timing.gpu["backward"][step] += np.maximum(wire - now, 0)
-            now = np.maximum(now, wire)
+            last = np.maximum.reduce(list(wires.values()))
+            timing.gpu["backward"][step] += np.maximum(last - now, 0)
+            now = np.maximum(now, last)
     return now
 
 

@@ -45,7 +45,7 @@ def combine(path: Path, runs: Sequence[Run]) -> Run:
         **added,
         notes=tuple(notes),
     )
-    return _with_gpus_by_index(_with_steps_of_operations(run))
+    return _with_gpus_by_index(_looked_at_to_the_end(_with_steps_of_operations(run)))
 
 
 def _job(path: Path, runs: Sequence[Run], ranks: Table) -> Job:
@@ -131,6 +131,14 @@ def _step_at(steps: Table, rank: int, times: np.ndarray[Any, Any]) -> np.ndarray
     at = np.searchsorted(steps["start_ns"][mine], times, side="right") - 1
     inside = (at >= 0) & (times < (steps["start_ns"] + steps["duration_ns"])[mine][at])
     return np.where(inside, steps["step"][mine][at], UNMEASURED)
+
+
+def _looked_at_to_the_end(run: Run) -> Run:
+    """What a dump found in flight still was when the recording's last sample was taken: nothing finished since."""
+    if not rows(run.in_flight) or not rows(run.metrics):
+        return run
+    seen = np.maximum(run.in_flight["observed_ns"], run.metrics["time_ns"].max())
+    return replace(run, in_flight={**run.in_flight, "observed_ns": seen})
 
 
 def _with_gpus_by_index(run: Run) -> Run:

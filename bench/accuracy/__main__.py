@@ -1,0 +1,90 @@
+"""How often the judge is right, on simulated jobs whose faults are known: ``python bench/accuracy --runs 1000``.
+
+Results are appended to a file as they come; started again it goes on where it stopped. Without ``--tuning`` seeds are
+held out: none of them was looked at while thresholds were chosen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from grade import graded
+from suite import FAMILIES, HELD_OUT, SHARES
+from table import lines
+
+TUNING = 1_000
+
+
+def main() -> None:
+    """Run what is missing, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=1000)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--out", type=Path, default=Path("accuracy.jsonl"))
+    parser.add_argument("--tuning", action="store_true", help="seeds that may be looked at")
+    parser.add_argument("--base", type=int, help="first seed of each family, instead")
+    parser.add_argument("--family", choices=FAMILIES, action="append", help="only these")
+    parser.add_argument("--minutes", type=float, default=60.0, help="stop after so long; start again to go on")
+    args = parser.parse_args()
+    base = args.base if args.base is not None else TUNING if args.tuning else HELD_OUT
+    wanted = _wanted(args.runs, base, args.family or list(FAMILIES))
+    results = {key: one for key, one in _read(args.out).items() if key in wanted}
+    missing = [key for key in wanted if key not in results]
+    if missing:
+        results |= _run(missing, args.out, args.jobs, time.monotonic() + 60 * args.minutes)
+    print("\n".join(lines(list(results.values()))))
+    if len(results) < len(wanted):
+        print(f"{len(wanted) - len(results)} of {len(wanted)} runs left: start again to go on")
+    if args.tuning or args.base is not None:
+        _print_misjudged(list(results.values()))
+
+
+def _wanted(runs: int, base: int, families: list[str]) -> list[tuple[str, int]]:
+    """Families in turn, so that a run stopped early has some of each."""
+    counts = {family: max(1, round(runs * SHARES[family] / sum(SHARES.values()))) for family in families}
+    first = {family: base + 10_000 * place for place, family in enumerate(FAMILIES)}
+    keys = [(i / counts[family], family, first[family] + i) for family in families for i in range(counts[family])]
+    return [(family, seed) for _, family, seed in sorted(keys)]
+
+
+def _read(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
+    if not path.exists():
+        return {}
+    results = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+    return {(one["family"], one["seed"]): one for one in results}
+
+
+def _run(keys: list[tuple[str, int]], out: Path, jobs: int, deadline: float) -> dict[tuple[str, int], dict[str, Any]]:
+    done: dict[tuple[str, int], dict[str, Any]] = {}
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool, out.open("a") as stream:
+        for one in pool.imap_unordered(graded, keys):
+            stream.write(json.dumps(one) + "\n")
+            stream.flush()
+            done[one["family"], one["seed"]] = one
+            if time.monotonic() > deadline:
+                break
+    return done
+
+
+def _print_misjudged(results: list[dict[str, Any]]) -> None:
+    wrong = [one for one in results if one["family"] != "link" and one["named"] not in _right(one)]
+    for one in sorted(wrong, key=lambda one: (one["family"], one["seed"])):
+        shown = {key: one[key] for key in ("ranks", "layout", "causes", "onset", "true", "named", "kinds")}
+        print(f"{one['family']} {one['seed']} effect {one['effect']:.3f} {shown}")
+
+
+def _right(one: dict[str, Any]) -> list[list[int]]:
+    """Whom to name; below 2 % either way is right."""
+    if one["family"] in ("clean", "hidden"):
+        return [[]]
+    return [list(one["true"]), []] if one["effect"] < 0.02 else [list(one["true"])]
+
+
+if __name__ == "__main__":
+    main()

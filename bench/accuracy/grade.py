@@ -1,0 +1,74 @@
+"""One run simulated, judged, and compared with what is true of it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from baselines import BASELINES
+from hindmost_collector.judge import judge
+from hindmost_collector.simulate import Simulated, simulate
+from hindmost_collector.simulate.engine import WARMUP
+from suite import scenario
+
+if TYPE_CHECKING:
+    from hindmost_collector.simulate import Scenario, Truth
+    from hindmost_collector.verdict import Verdict
+
+#: Verdicts that point at somebody.
+NAMING = ("straggler", "intermittent", "hang", "desync")
+
+
+def graded(key: tuple[str, int]) -> dict[str, Any]:
+    """:func:`grade` of a family and seed in a pair, for a pool of processes."""
+    with np.errstate(all="ignore"):
+        return grade(*key)
+
+
+def grade(family: str, seed: int) -> dict[str, Any]:
+    """Everything the table needs to know of one run."""
+    job = scenario(family, seed)
+    simulated = simulate(job)
+    begun = time.perf_counter()
+    report = judge(simulated.run)
+    took = time.perf_counter() - begun
+    naming = [verdict for verdict in report.verdicts if verdict.kind in NAMING]
+    return {
+        "family": family,
+        "seed": seed,
+        "ranks": job.ranks,
+        "steps": job.steps,
+        "layout": job.layout,
+        "causes": sorted({fault.cause for fault in job.faults}),
+        "onset": min((fault.onset for fault in job.faults), default=None),
+        "true": sorted({rank for fault in job.faults for rank in fault.ranks}),
+        "effect": _effect(job, simulated.truth),
+        "named": sorted({rank for verdict in naming for rank in verdict.ranks}),
+        "top": naming[0].ranks[0] if naming and naming[0].ranks else None,
+        "kinds": [verdict.kind for verdict in report.verdicts],
+        "verdict_causes": sorted({str(verdict.cause) for verdict in naming}),
+        "since": min((verdict.since_step for verdict in naming if verdict.since_step is not None), default=None),
+        "error": _error(job, simulated, list(report.verdicts)),
+        "judge_seconds": took,
+        "baselines": {name: sorted(rule(simulated.run)) for name, rule in BASELINES.items()},
+    }
+
+
+def _effect(job: Scenario, truth: Truth) -> float:
+    """What the faults did to the steps in which they acted, as a share of the clean step."""
+    active = {step for steps in truth.active for step in steps}
+    warm = sum(factor - 1 for factor in WARMUP[: job.warmup]) * job.step_ms * 1e6
+    clean = (truth.repaired_ns - warm) / job.steps
+    return (truth.total_ns - truth.repaired_ns) / max(len(active), 1) / clean
+
+
+def _error(job: Scenario, simulated: Simulated, verdicts: list[Verdict]) -> float:
+    """How far the judge's time without what it blames is from the true time without the faults."""
+    saved = 0.0
+    for verdict in verdicts:
+        if verdict.cost_ms_per_step:
+            until = job.steps if verdict.until_step is None else verdict.until_step + 1
+            saved += verdict.cost_ms_per_step * 1e6 * (until - (verdict.since_step or 0))
+    truth = simulated.truth
+    return abs(truth.total_ns - saved - truth.repaired_ns) / truth.repaired_ns
