@@ -66,7 +66,10 @@ def _on_job_clock(table: Table, columns: Mapping[str, Any]) -> Table:
     if "flags" in table:
         known &= (table["flags"] & GPU_TIME) == 0
     table["start_ns"] = np.where(known, start + offset, start)
-    return {name: table[name] for name in columns}
+    return {
+        name: table[name] if dtype is np.str_ else table[name].astype(dtype, copy=False)
+        for name, dtype in columns.items()
+    }
 
 
 #: The order in which rows of the small tables are gathered, where it is not the stored one.

@@ -6,13 +6,13 @@ loops over samples in Python.
 
 from __future__ import annotations
 
-from itertools import repeat
+from array import array
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
 Array = np.ndarray[Any, Any]
 
@@ -29,42 +29,38 @@ class Column:
     __slots__ = ("_dtype", "_fill", "_pieces", "_tail", "length")
 
     def __init__(self, dtype: Any, fill: float) -> None:
-        self._dtype, self._fill = dtype, fill
+        self._dtype, self._fill = np.dtype(dtype), fill
         self._pieces: list[Array] = []
-        self._tail: list[float] = []
+        self._tail: array[Any] = array(self._dtype.char)
         self.length = 0
 
-    def extend(self, values: Sequence[float]) -> None:
-        """Append ``values``."""
-        count = len(values)
+    def extend(self, values: list[Any], count: int) -> None:
+        """Append the ``count`` values of a short list."""
+        self._tail.fromlist(values)
         self.length += count
-        if count < _SMALL:
-            self._tail.extend(values)
-            return
+
+    def append(self, values: Array) -> None:
+        """Append an array."""
         self._spill()
-        self._pieces.append(np.asarray(values, dtype=self._dtype))
+        self._pieces.append(values)
+        self.length += len(values)
 
     def pad(self, length: int) -> None:
         """Fill up with *not measured* until there are ``length`` values."""
-        missing = length - self.length
-        if missing <= 0:
-            return
-        self.length = length
-        if missing < _SMALL:
-            self._tail.extend(repeat(self._fill, missing))
-            return
-        self._spill()
-        self._pieces.append(np.full(missing, self._fill, self._dtype))
+        if length > self.length:
+            self.append(np.full(length - self.length, self._fill, self._dtype))
 
     def _spill(self) -> None:
         if self._tail:
-            self._pieces.append(np.array(self._tail, dtype=self._dtype))
-            self._tail = []
+            self._pieces.append(np.frombuffer(self._tail, dtype=self._dtype))
+            self._tail = array(self._dtype.char)
 
     def take(self) -> Array:
         """Everything so far as one array; the column is empty afterwards."""
         self._spill()
         pieces, self._pieces, self.length = self._pieces, [], 0
+        if len(pieces) == 1:
+            return pieces[0]
         return np.concatenate(pieces) if pieces else np.empty(0, self._dtype)
 
 
@@ -78,20 +74,32 @@ class Builder:
 
     def __init__(self, constants: Mapping[str, Any], columns: Mapping[str, tuple[Any, float]]) -> None:
         self._constants = dict(constants)
+        self._dtypes = {name: dtype for name, (dtype, _) in columns.items()}
         self._blocks: list[tuple[float, ...]] = []
         self._columns = {name: Column(dtype, fill) for name, (dtype, fill) in columns.items()}
         self.rows = 0
 
-    def add(self, count: int, constants: tuple[float, ...], values: Iterable[tuple[str, Sequence[float]]]) -> None:
-        """Append ``count`` rows. Raises Malformed, appending nothing, when a column has another length."""
-        given = [(name, column) for name, column in values if len(column)]
-        for name, column in given:
-            if len(column) != count:
-                raise Malformed(f"column {name} has {len(column)} values in a block of {count}")
-        for name, column in given:
-            growing = self._columns[name]
-            growing.pad(self.rows)
-            growing.extend(column)
+    def add(self, count: int, constants: tuple[float, ...], values: Iterable[tuple[str, Any]]) -> None:
+        """Append ``count`` rows, ``values`` of each column sliceable as a list or a packed field is.
+
+        Raises Malformed, appending nothing, when a column has another length.
+        """
+        small = count < _SMALL
+        fitting: list[tuple[Column, Any]] = []
+        for name, given in values:
+            # slicing a packed field makes a list at once; iterating over it costs ten times as much
+            taken = given[:] if small else np.asarray(given, dtype=self._dtypes[name])
+            if len(taken) == count:
+                fitting.append((self._columns[name], taken))
+            elif len(taken):
+                raise Malformed(f"column {name} has {len(taken)} values in a block of {count}")
+        for column, taken in fitting:
+            if column.length != self.rows:
+                column.pad(self.rows)
+            if small:
+                column.extend(taken, count)
+            else:
+                column.append(taken)
         self._blocks.append((count, *constants))
         self.rows += count
 

@@ -66,7 +66,7 @@ class JobRows:
                 "start_ns": _UNKNOWN,
                 "duration_ns": _UNKNOWN,
                 "bytes": _UNKNOWN,
-                "flags": (_I32, 0),
+                "flags": (_I64, 0),  # unsigned on the wire
                 "peer": (_I32, -1),
                 "self_ns": _UNKNOWN,
                 "cpu_ns": _UNKNOWN,
@@ -113,7 +113,6 @@ class Decoder:
     def __init__(self, definitions: Definitions) -> None:
         self._definitions = definitions
         self.words = Words()
-        self._ops: dict[tuple[str, ...], Array] = {}
         self._jobs: dict[str, JobRows] = {}
         self.malformed = 0
         self.samples = 0
@@ -180,14 +179,12 @@ class Decoder:
             ]
             rows.intervals.add(count, (rank.rank, offset), interval)
 
-    def _codes(self, names: Any) -> Array:
-        key = tuple(names)
-        codes = self._ops.get(key)
-        if codes is None:
-            codes = np.array([self.words.code(name) for name in key], dtype=_I32)
-            if len(self._ops) < 4096:  # a sender of ever new names must not fill the memory
-                self._ops[key] = codes
-        return codes
+    def _codes(self, names: Any, indices: Any) -> list[int]:
+        """The codes of ``names[i]`` for each of ``indices``. Raises IndexError for an index without a name."""
+        codes = [self.words.code(name) for name in names]
+        if len(codes) == 1 and not any(indices):
+            return codes * len(indices)
+        return [codes[index] for index in indices]
 
     def _collectives(self, block: wire.CollectiveBlock, clock: NodeClock) -> None:
         rank, count = self._rank(block.rank), len(block.seq)
@@ -197,7 +194,7 @@ class Decoder:
             raise Malformed(f"column op has {len(block.op)} values in a block of {count}")
         offset = _host_offset(block, clock)
         columns: list[tuple[str, Any]] = [
-            ("op", self._codes(block.op_names)[np.asarray(block.op, dtype=_I64)]),
+            ("op", self._codes(block.op_names, block.op)),
             ("comm", block.comm),
             ("seq", block.seq),
             ("start_ns", block.start_ns),
@@ -218,7 +215,7 @@ class Decoder:
         if len(block.name) != count:
             raise Malformed(f"column name has {len(block.name)} values in a block of {count}")
         columns: list[tuple[str, Any]] = [
-            ("name", self._codes(block.names)[np.asarray(block.name, dtype=_I64)]),
+            ("name", self._codes(block.names, block.name)),
             ("start_ns", block.start_ns),
             ("duration_ns", block.duration_ns),
             ("value", block.value),

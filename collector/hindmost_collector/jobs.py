@@ -10,7 +10,7 @@ from hindmost_collector.totals import RankTotals
 from hindmost_collector.window import Window
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from hindmost_collector.chunk import Chunk
     from hindmost_collector.columns import Words
@@ -77,9 +77,9 @@ class LiveJob:
         if self.window.last_step < 0:
             self.calls_per_step = self.window.calls_per_step() or self.calls_per_step
 
-    def run(self, words: Words, definitions: Definitions) -> Run:
-        """The window, as detectors take it."""
-        return self.window.run(self.id, words, definitions)
+    def snapshot(self, words: Words, definitions: Definitions) -> Callable[[], Run]:
+        """What makes the window's run, as detectors take it, in any thread."""
+        return self.window.snapshot(self.id, words, definitions)
 
     def verdicts(self) -> list[Mapping[str, Any]]:
         """The open verdicts, most costly first."""

@@ -107,9 +107,9 @@ def zoom(job: str, event: Mapping[str, Any]) -> wire.Zoom | None:
 
 
 class Judging:
-    """Paces judging so that it never takes more than a tenth of a core, whatever the size of the job."""
+    """Paces judging so that it never takes more than a twentieth of a core, whatever the size of the job."""
 
-    def __init__(self, period_s: float = 2.0, share: float = 0.1, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, period_s: float = 2.0, share: float = 0.05, clock: Callable[[], float] = time.monotonic) -> None:
         self._period, self._share, self._clock = period_s, share, clock
         self._next: dict[str, float] = {}
         self._failed = False
@@ -120,12 +120,12 @@ class Judging:
         """Whether it is time to judge a job again."""
         return self._clock() >= self._next.get(job, 0.0)
 
-    def report(self, job: str, run: Run) -> dict[str, Any] | None:
+    def report(self, job: str, run: Callable[[], Run]) -> dict[str, Any] | None:
         """Judge a window; None when judging failed, which is said once and never stops the collector."""
         began = self._clock()
         try:
             self.judge = self.judge or load_judge()
-            return judged(run, self.judge)
+            return judged(run(), self.judge)
         except Exception:
             if not self._failed:
                 log.warning("judging failed; recording goes on", exc_info=True)

@@ -9,12 +9,12 @@ import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Protocol
 
+import pyarrow as pa
+
 from hindmost_collector.store.flush import arrow_tables
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import pyarrow as pa
+    from collections.abc import Iterable, Mapping
 
     from hindmost_collector.chunk import Chunk
     from hindmost_collector.columns import Words
@@ -35,10 +35,10 @@ class Store(Protocol):
 
     def write(
         self,
-        tables: Mapping[tuple[str, str], pa.Table],
+        tables: Mapping[tuple[str, str], Iterable[pa.Table]],
         sequences: Mapping[str, int],
         clock: dict[str, Any] | None = None,
-    ) -> int: ...
+    ) -> tuple[int, int]: ...
 
     def write_meta(self, job: str, meta: Mapping[str, Any]) -> None: ...
 
@@ -115,8 +115,9 @@ class Recorder:
             for chunk in chunks:
                 for name, content in chunk.attachments:
                     self.store.write_file(job, name, content)
-        written = self.store.write(tables, sequences, clock)
-        return sum(table.num_rows for table in tables.values()), written
+        done = self.store.write(tables, sequences, clock)
+        pa.default_memory_pool().release_unused()
+        return done
 
     def _failed(self, error: OSError, pending: Mapping[str, list[Chunk]], sequences: Mapping[str, int]) -> None:
         """Put everything back, and say once what is wrong."""

@@ -30,6 +30,7 @@ class Scrape:
         self._jobs = JobPage()
         self._registry = CollectorRegistry()
         self._registry.register(OwnMetrics(collector))
+        self._registry.register(collector.lag.histogram)
         for standard in (ProcessCollector, PlatformCollector, GCCollector):
             standard(registry=self._registry)
         self._one_at_a_time = threading.Lock()
@@ -159,7 +160,6 @@ class OwnMetrics:
             "hindmost_collector_store_failing": ("1 while the store cannot be written.", float(bool(recorder.failing))),
             "hindmost_collector_pending_bytes": ("Memory held by rows that are not durable.", recorder.pending_bytes),
             "hindmost_collector_agents": ("Agents with a stream.", ingest.connected()),
-            "hindmost_collector_loop_lag_seconds": ("How late the last tick was.", self._collector.lag_s),
         }
         for name, (text, value) in gauges.items():
             yield GaugeMetricFamily(name, text, value)

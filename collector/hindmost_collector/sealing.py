@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 def seal(collector: Collector, job: LiveJob) -> dict[str, Any] | None:
     """Write ``report.json``. The report where it could not be written, else None."""
-    report = collector.judging.report(job.id, _whole(collector, job))
+    report = collector.judging.report(job.id, lambda: _whole(collector, job))
     if report is None:
         return None
     job.report = report
@@ -45,6 +45,6 @@ def _whole(collector: Collector, job: LiveJob) -> Run:
             notes = (f"the recording cannot be read ({error}): judged from memory",)
     elif recorder.failing:
         notes = (f"recording stopped ({recorder.failing}): judged from the last minutes in memory",)
-    run = job.run(collector.decoder.words, collector.definitions)
+    run = job.snapshot(collector.decoder.words, collector.definitions)()
     facts = dataclasses.replace(run.job, exit_code=job.exit_code, ended_ns=collector.clock.now())
     return dataclasses.replace(run, job=facts, notes=(*run.notes, *notes))

@@ -22,6 +22,7 @@ from hindmost_collector.decode import Decoder
 from hindmost_collector.definitions import Definitions
 from hindmost_collector.ingest import MESSAGE_LIMIT, Ingest
 from hindmost_collector.jobs import LiveJob
+from hindmost_collector.lag import Lag
 from hindmost_collector.live import Judging, VerdictLog, line, zoom
 from hindmost_collector.options import address
 from hindmost_collector.recording import Recorder
@@ -66,13 +67,13 @@ class Collector:
         self.recorder = Recorder(store, self.decoder.words, self.definitions, options.memory_mib << 20)
         self.jobs: dict[str, LiveJob] = {}
         self.judging = Judging(options.judge_seconds)
+        self.lag = Lag()
         self.scrape = Scrape(self)
         self._verdicts: dict[str, VerdictLog] = {}
         self._server: grpc.aio.Server | None = None
         self._page: Page | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.ready = False
-        self.lag_s = 0.0
 
     async def start(self) -> dict[str, str | None]:
         """Bind both ports; ``{"grpc": "HOST:PORT", "http": "HOST:PORT" or None}``. Raises HindmostError."""
@@ -96,7 +97,8 @@ class Collector:
         if http:
             self._page = Page(http, self.scrape)
         await self._server.start()
-        self._tasks = [asyncio.create_task(self._ticks()), asyncio.create_task(self._judges())]
+        work = (self._ticks(), self._judges(), self.lag.watch())
+        self._tasks = [asyncio.create_task(one) for one in work]
         self.ready = True
         if self.options.job_id:
             self.job(self.options.job_id)
@@ -113,13 +115,11 @@ class Collector:
 
     async def _ticks(self) -> None:
         while True:
-            due = time.monotonic() + TICK_S
             await asyncio.sleep(TICK_S)
-            self.lag_s = time.monotonic() - due
             self.gather()
             pending = time.monotonic() - self.recorder.last_flush
             departing = any(agent.departed and agent.outbox for agent in self.ingest.agents.values())
-            if pending >= self.options.flush_period or departing or self.recorder.pressure > 0.25:
+            if pending >= self.options.flush_period or departing or self.recorder.pressure > 0.125:
                 await self.flush()
 
     def gather(self) -> None:
@@ -175,8 +175,8 @@ class Collector:
     async def _judge(self, job: LiveJob) -> None:
         job.judged_revision = job.revision
         job.infer_steps()
-        run = job.run(self.decoder.words, self.definitions)
-        report = await asyncio.to_thread(self.judging.report, job.id, run)
+        snapshot = job.snapshot(self.decoder.words, self.definitions)
+        report = await asyncio.to_thread(self.judging.report, job.id, snapshot)
         if report is None:
             return
         events = self._verdicts.setdefault(job.id, VerdictLog()).update(report["verdicts"], self.clock.now())

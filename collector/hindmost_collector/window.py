@@ -12,6 +12,8 @@ from hindmost_collector.model import COMMUNICATORS, IN_FLIGHT, METRICS, RANKS, T
 from hindmost_collector.steps import period
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hindmost_collector.chunk import Chunk
     from hindmost_collector.columns import Words
     from hindmost_collector.decode import MetricRows
@@ -35,6 +37,8 @@ class Window:
         self._span, self._limit = span_ns, row_limit
         self._parts: dict[str, deque[Table]] = {name: deque() for name in CODED}
         self._metrics: deque[MetricRows] = deque()
+        self._samples = 0
+        self._causal: dict[int, bool] = {}
         self._ranks: dict[int, Table] = {}
         self._communicators: dict[tuple[int, int], Table] = {}
         self._in_flight: dict[int, list[tuple[object, ...]]] = {}
@@ -54,11 +58,19 @@ class Window:
                     self._communicators[int(row["comm"][0]), int(row["rank"][0])] = row
         self._observe(chunk)
         for block in chunk.metrics:
-            causal = _causal(block, definitions)
-            if causal is not None:
-                self._metrics.append(causal)
-        while self._metrics and sum(one.values.size for one in self._metrics) > SAMPLES:
-            self._metrics.popleft()
+            if self._is_causal(block.schema, definitions):
+                self._metrics.append(block)
+                self._samples += block.values.size
+        while self._samples > SAMPLES:
+            self._samples -= self._metrics.popleft().values.size
+
+    def _is_causal(self, schema: int, definitions: Definitions) -> bool:
+        """Whether a schema has any series that a cause is read from."""
+        known = self._causal.get(schema)
+        if known is None:
+            series = definitions.schemas[schema].series
+            known = self._causal[schema] = any(one.name.startswith(CAUSAL) for one in series)
+        return known
 
     def _observe(self, chunk: Chunk) -> None:
         """Replace what each rank had in flight by what its newest state says."""
@@ -107,41 +119,41 @@ class Window:
         known = [self._ranks[rank] for rank in sorted(self._ranks)]
         return concatenated("ranks", known) if known else empty(RANKS)
 
-    def run(self, job: str, words: Words, definitions: Definitions) -> Run:
-        """The window as the run model has it."""
-        tables: dict[str, Any] = {
-            name: with_words(name, concatenated(name, list(parts)), words) if parts else empty(TABLES[name])
-            for name, parts in self._parts.items()
-        }
-        ranks = self.ranks()
+    def snapshot(self, job: str, words: Words, definitions: Definitions) -> Callable[[], Run]:
+        """A function that makes the run of this moment; it may be called in another thread while rows come in."""
+        parts = {name: list(found) for name, found in self._parts.items()}
+        metrics, ranks = list(self._metrics), self.ranks()
         known = list(self._communicators.values())
         in_flight = [row for found in self._in_flight.values() for row in found]
-        return Run(
-            job=Job(
-                id=job,
-                command=self.command,
-                world_size=int(ranks["world_size"].max()) if rows(ranks) else None,
-                nodes=len(np.unique(ranks["node"])) or None,
-                started_ns=self.started_ns,
-            ),
-            ranks=ranks,
-            communicators=concatenated("communicators", known) if known else empty(COMMUNICATORS),
-            in_flight=from_rows("in_flight", in_flight) if in_flight else empty(IN_FLIGHT),
-            metrics=_long(list(self._metrics), definitions),
-            **tables,
+        facts = Job(
+            id=job,
+            command=self.command,
+            world_size=int(ranks["world_size"].max()) if rows(ranks) else None,
+            nodes=len(np.unique(ranks["node"])) or None,
+            started_ns=self.started_ns,
         )
+
+        def make() -> Run:
+            tables: dict[str, Any] = {
+                name: with_words(name, concatenated(name, pieces), words) if pieces else empty(TABLES[name])
+                for name, pieces in parts.items()
+            }
+            return Run(
+                job=facts,
+                ranks=ranks,
+                communicators=concatenated("communicators", known) if known else empty(COMMUNICATORS),
+                in_flight=from_rows("in_flight", in_flight) if in_flight else empty(IN_FLIGHT),
+                metrics=_long(metrics, definitions),
+                **tables,
+            )
+
+        return make
 
 
 def _single_rows(table: Table | None) -> list[Table]:
     if table is None:
         return []
     return [{name: column[index : index + 1] for name, column in table.items()} for index in range(rows(table))]
-
-
-def _causal(block: MetricRows, definitions: Definitions) -> MetricRows | None:
-    """The block, if its schema has any series that a cause is read from."""
-    series = definitions.schemas[block.schema].series
-    return block if any(one.name.startswith(CAUSAL) for one in series) else None
 
 
 def _long(blocks: list[MetricRows], definitions: Definitions) -> Table:

@@ -13,7 +13,7 @@ from hindmost_collector.columns import Words
 from hindmost_collector.store import schema
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from hindmost_collector.chunk import Chunk
     from hindmost_collector.columns import Array
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 def arrow_tables(
     chunks: Mapping[str, Sequence[Chunk]], words: Words, definitions: Definitions
-) -> dict[tuple[str, str], pa.Table]:
-    """``(job, table)`` to its rows; tables without rows are left out."""
-    made: dict[tuple[str, str], pa.Table] = {}
+) -> dict[tuple[str, str], Iterable[pa.Table]]:
+    """``(job, table)`` to its rows in pieces; tables without rows are left out."""
+    made: dict[tuple[str, str], Iterable[pa.Table]] = {}
     for job, parts in chunks.items():
         tables: dict[str, list[Table]] = defaultdict(list)
         for part in parts:
             for name, table in (*part.coded.items(), *part.plain.items()):
                 tables[name].append(table)
         for name, pieces in tables.items():
-            made[job, name] = _arrow(name, concatenated(name, pieces), words)
+            made[job, name] = [_arrow(name, concatenated(name, pieces), words)]
         samples = [one for part in parts for one in part.metrics]
         if samples:
-            made[job, "metrics"] = metrics_table(samples, definitions)
+            made[job, "metrics"] = metrics_tables(samples, definitions)
     return made
 
 
@@ -71,11 +71,30 @@ def _plain(values: Array, kind: pa.DataType) -> pa.Array:
     return pa.array(values, kind)
 
 
-def metrics_table(samples: Sequence[MetricRows], definitions: Definitions) -> pa.Table:
-    """Samples as long rows, already in the stored order within a node: series after series, each by time."""
-    groups: dict[tuple[str, int], list[MetricRows]] = defaultdict(list)
+#: Samples that are long rows in memory at one time; they take ten times the space of the matrices they come from.
+_PIECE = 1 << 19
+
+Groups = dict[tuple[str, int], "list[MetricRows]"]
+
+
+def metrics_tables(samples: Sequence[MetricRows], definitions: Definitions) -> Iterator[pa.Table]:
+    """Samples as long rows, in the stored order: node by node, series after series, each by time; piece by piece."""
+    groups: Groups = defaultdict(list)
     for one in samples:
         groups[one.node, one.schema].append(one)
+    piece: Groups = {}
+    held = 0
+    for key in sorted(groups):
+        piece[key] = groups.pop(key)
+        held += sum(block.values.size for block in piece[key])
+        if held >= _PIECE:
+            yield _long_rows(piece, definitions)
+            piece, held = {}, 0
+    if piece:
+        yield _long_rows(piece, definitions)
+
+
+def _long_rows(groups: Groups, definitions: Definitions) -> pa.Table:
     nodes, names, labels = Words(), Words(), Words()
     columns: dict[str, list[Array]] = {name: [] for name in ("node", "name", "labels", "time_ns", "value")}
     layout: dict[int, tuple[Array, Array, Array]] = {}

@@ -18,7 +18,7 @@ from hindmost_collector.store.journal import TEMPORARY, Journal, write_durably
 from hindmost_collector.store.run_directory import open_run, read_run
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     import pyarrow as pa
@@ -66,20 +66,20 @@ class ParquetStore:
 
     def write(
         self,
-        tables: Mapping[tuple[str, str], pa.Table],
+        tables: Mapping[tuple[str, str], Iterable[pa.Table]],
         sequences: Mapping[str, int],
         clock: dict[str, Any] | None = None,
-    ) -> int:
-        """Make the rows of ``(job, table)`` and the agents' sequences durable together; their bytes. Raises OSError."""
+    ) -> tuple[int, int]:
+        """Make the rows of ``(job, table)`` and the agents' sequences durable; ``(rows, bytes)``. Raises OSError."""
         self._journal.finish()
         flush = self._journal.state.flush + 1
         day = time.strftime("%Y%m%d", time.gmtime())
-        renames, total = [], 0
+        renames, rows, total = [], 0, 0
         try:
             for (job, table), data in tables.items():
                 final = self._directory(job, table) / segments.file_name(day, flush, 0)
                 temporary = final.with_name(f".{final.name}{TEMPORARY}")
-                segments.write(table, data, temporary)
+                rows += segments.write(table, data, temporary)
                 total += temporary.stat().st_size
                 renames.append((str(temporary.relative_to(self.root)), str(final.relative_to(self.root))))
             self._journal.commit(renames, sequences=dict(sequences), clock=clock)
@@ -88,7 +88,7 @@ class ParquetStore:
                 if (temporary_name, _) not in self._journal.state.renames:
                     (self.root / temporary_name).unlink(missing_ok=True)
             raise
-        return total
+        return rows, total
 
     def _directory(self, job: str, table: str) -> Path:
         directory = self.job_directory(job) / "segments" / table

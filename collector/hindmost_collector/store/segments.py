@@ -19,7 +19,7 @@ from hindmost_collector.store import schema
 from hindmost_collector.store.journal import TEMPORARY
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
 SUFFIX = ".parquet"
@@ -64,28 +64,30 @@ def listed(directory: Path) -> list[Segment]:
     return sorted((one for one in found if one), key=lambda one: (one.day, one.flush, one.level))
 
 
-def write(table: str, data: pa.Table, path: Path) -> None:
-    """Write ``data`` to ``path`` and sync it. Raises OSError, leaving nothing behind."""
+def write(table: str, pieces: Iterable[pa.Table], path: Path) -> int:
+    """Write ``pieces`` to ``path`` and sync it; how many rows. Raises OSError, leaving nothing behind."""
     dictionary, plain = schema.encodings(table)
+    rows = 0
     try:
         with path.open("wb") as file:
-            pq.write_table(
-                data,
+            with pq.ParquetWriter(
                 file,
+                schema.arrow_schema(table),
                 compression="zstd",
                 compression_level=3,
                 use_dictionary=dictionary,
                 column_encoding=plain,
-                row_group_size=_ROW_GROUP,
-                store_schema=True,
-                write_statistics=True,
-            )
+            ) as writer:
+                for piece in pieces:
+                    writer.write_table(piece, row_group_size=_ROW_GROUP)
+                    rows += piece.num_rows
             file.flush()
             os.fsync(file.fileno())
     except (OSError, pa.ArrowException) as error:
         with contextlib.suppress(OSError):  # the disk may be the reason why we are here
             path.unlink()
         raise error if isinstance(error, OSError) else OSError(str(error)) from error
+    return rows
 
 
 def read(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
