@@ -64,7 +64,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--image-size", type=int, default=32)
+    parser.add_argument("--image-size", type=int, default=24)
     parser.add_argument("--width", type=int, default=16, help="channels of the first convolution")
     parser.add_argument("--workers", type=int, default=0, help="DataLoader workers of each rank")
     parser.add_argument("--lr", type=float, default=0.05)

@@ -76,6 +76,7 @@ class Recorder:
         self.ring = ring
         self.clock = clock
         self.explicit = False  # the loop marks its own steps: what probes recognise is not written
+        self.seen_work = 0  # samples or tokens that probes saw this step use
         self.numbers = {"train": 0, "eval": 0}  # the next step of each kind
         self.closers: list[Callable[[], None]] = []  # what has to be written before the ring is closed
         #: Called after each written step with its number, its start (ns) and its kind.
@@ -145,11 +146,12 @@ class Recorder:
         self.ring.leave(STEP_SLOT)
 
     def step(self, start_ns: int, end_ns: int, kind: str = "train", work: int = 0) -> None:
-        """Write a step that has ended, with what it used of the CPU. ``work``: samples or tokens, 0 unknown."""
+        """Write a step that has ended, with what it used of the CPU. ``work``: samples or tokens, 0: as was seen."""
         number = self.numbers.get(kind, 0)
         self.numbers[kind] = number + 1
         self._write_usage(start_ns)
-        self.ring.event(STEP, self.ring.name(kind), start_ns, end_ns - start_ns, number, value=work)
+        self.ring.event(STEP, self.ring.name(kind), start_ns, end_ns - start_ns, number, value=work or self.seen_work)
+        self.seen_work = 0
         self._ended = end_ns
         for heard in self.on_step:
             heard(number, start_ns, kind)
@@ -157,6 +159,14 @@ class Recorder:
     def previous_end(self, now_ns: int) -> int:
         """Where the last step ended; ``now_ns`` when there was none."""
         return self._ended if self._ended >= 0 else now_ns
+
+    def step_ends_here(self, now_ns: int, kind: str, work: int) -> None:
+        """A step that was not bracketed ends: it began where the one before ended. The first call only says where."""
+        self.explicit = True
+        if self._ended >= 0:
+            self.step(self._ended, now_ns, kind, work)
+        self._ended = now_ns
+        self.step_begins(now_ns, kind)
 
     def _write_usage(self, start_ns: int) -> None:
         """The measures ``cpu`` and ``runqueue``: amounts within the step, not intervals of it."""
@@ -185,17 +195,22 @@ class _Nothing:
 
 
 _NOTHING = _Nothing()
+UNENTERED, CANCELLED = -1, -2  # in place of a step's start
 _recorder: Recorder | None = None
 
 
 class _Step:
-    """One marked step. Writes its record at exit, an exception included."""
+    """One marked step. Writes its record at exit, an exception included; dropped without ``with``, it ends a step."""
 
     __slots__ = ("_kind", "_recorder", "_start", "_work")
 
     def __init__(self, recorder: Recorder, kind: str, work: int) -> None:
         self._recorder, self._kind, self._work = recorder, kind, work
-        self._start = 0
+        self._start = UNENTERED
+
+    def __del__(self) -> None:
+        if self._start == UNENTERED and _recorder is self._recorder:
+            self._recorder.step_ends_here(self._recorder.clock(), self._kind, self._work)
 
     def __enter__(self) -> None:
         recorder = self._recorder
@@ -205,7 +220,7 @@ class _Step:
 
     def cancel(self) -> None:
         """There was no step after all: write none."""
-        self._start = -1
+        self._start = CANCELLED
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -238,6 +253,7 @@ class _Phase:
 def step(kind: str = "train", work: int = 0) -> _Step | _Nothing:
     """Mark one step of a training loop: ``with hindmost.step(): …``. Steps number themselves.
 
+    A bare ``hindmost.step()`` at the end of the loop's body will do: each call but the first ends a step.
     ``kind`` is ``train`` or ``eval``; ``work`` the step's samples or tokens, where known. From the first marked step
     on, steps that hindmost recognises by itself are not counted. Without ``hindmost run`` it does nothing.
     """

@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.torch,
-    pytest.mark.skipif(
-        importlib.util.find_spec("horovod") is None, reason="Horovod is not installed; `make horovod` builds it"
-    ),
+    pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="no Horovod; `make horovod` builds it"),
 ]
 
 SCRIPT = """

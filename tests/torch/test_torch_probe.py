@@ -165,3 +165,44 @@ def test_no_sync_backwards_wait_for_nobody(train: Train) -> None:
     for rank in (0, 1):
         assert traces[rank].count(ring.STEP) == {"train": 4}
         assert traces[rank].count(ring.COLLECTIVE)["ddp_sync"] == 4
+
+
+def test_collectives_called_by_hand_are_seen(train: Train, tmp_path: Path) -> None:
+    """A loop that averages its gradients itself shows each call, alike on both ranks; nested calls are one."""
+    script = (
+        LOOPS
+        + f"""
+    import time, torch.distributed as dist, torch.distributed.checkpoint as checkpoint
+    dist.init_process_group("gloo")
+    for x, y in loader:
+        time.sleep(0.02 * dist.get_rank())
+        criterion(model(x), y).backward()
+        flat = torch.cat([p.grad.flatten() for p in model.parameters()])
+        dist.all_reduce(flat)
+        optimizer.step()
+        optimizer.zero_grad()
+    work = dist.all_reduce(flat, async_op=True)
+    work.wait()
+    gathered = [None, None]
+    dist.all_gather_object(gathered, dist.get_rank())
+    if dist.get_rank():
+        dist.send(flat, 0)
+    else:
+        dist.recv(flat, src=1)
+    checkpoint.save({{"model": model.state_dict()}}, checkpoint_id={str(tmp_path / "saved")!r})
+    dist.barrier()
+    dist.destroy_process_group()
+    """
+    )
+    traces = train(textwrap.dedent(script))
+    seen = [[event[:3] + event[5:] for event in traces[r].events if event.kind == ring.COLLECTIVE] for r in (0, 1)]
+    assert seen[0] == seen[1]
+    assert traces[0].count(ring.COLLECTIVE)["all_reduce"] == 9
+    assert traces[0].of(ring.COLLECTIVE, "all_reduce")[0].value == 4 * (8 * 8 + 8 + 8 * 2 + 2)
+    assert [event.flags for event in traces[0].of(ring.COLLECTIVE, "all_reduce")][7:] == [0, 2]
+    assert traces[0].count(ring.P2P) == {"recv": 1}
+    assert traces[1].count(ring.P2P) == {"send": 1}
+    assert traces[0].count(ring.PHASE)["checkpoint"] >= 1
+    waits = [traces[rank].total_ms(ring.COLLECTIVE, "all_reduce") for rank in (0, 1)]
+    assert waits[0] > waits[1] + 5 * 10
+    assert traces[0].open == []

@@ -184,14 +184,15 @@ def test_evaluation_that_fetches_with_gradients_on_is_told_by_its_source() -> No
 def test_a_prefetched_batch_is_no_evaluation() -> None:
     """A loop that fetches one batch ahead has a step a batch, from the first on."""
     loop = Loop()
-    loop.fetch()
-    for _ in range(3):
-        loop.fetch()
+    loop.fetch(work=7)
+    for batch in range(3):
+        loop.fetch(work=batch)
         loop.backward()
         loop.optimize()
     loop.exhausted()
     loop.backward()
     loop.optimize()
+    assert [event.value for event in loop.ring.written if event.kind == STEP] == [7, 0, 1, 2]
     assert loop.steps("eval") == []
     assert loop.steps() == [(0, 40), (40, 70), (70, 100), (100, 120)]
 

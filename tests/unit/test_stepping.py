@@ -91,6 +91,17 @@ def test_an_exception_ends_the_step_and_goes_on(events: ring.Reader) -> None:
     assert [name for name, *_ in summary(events)][-1] == "train"
 
 
+def test_a_bare_call_ends_a_step(events: ring.Reader) -> None:
+    """Without a with statement each call but the first writes the step that reaches back to the call before."""
+    for _ in range(3):
+        hindmost.step(work=2)
+    steps = [event for event in events.poll() if event.kind == ring.STEP]
+    assert [(step.start_ns, step.duration_ns, step.value, step.seq) for step in steps] == [
+        (0, 1000, 2, 0),
+        (1000, 1000, 2, 1),
+    ]
+
+
 def test_other_threads_are_not_the_training_loop(events: ring.Reader) -> None:
     """Marks of a background thread write nothing."""
     with hindmost.phase("forward"):

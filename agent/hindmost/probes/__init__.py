@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 #: once that module has been imported.
 WATCHED = {
     "horovod.torch": "horovod",
+    "keras.src.callbacks.callback_list": "keras",
     "mpi4py.MPI": "mpi4py",
     "torch": "torch",
+    "torch.distributed.checkpoint.state_dict_saver": "torch_checkpoint",
     "torch._dynamo.trace_rules": "torch_compile",
 }
 

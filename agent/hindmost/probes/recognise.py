@@ -12,6 +12,7 @@ does to the batch.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 #: So many steps of one optimizer after one fetch mean that the loop fetches no more.
 REPEATS = 8
+#: Batches that a loader may be ahead of the step that uses them.
+AHEAD = 16
 
 
 class Recogniser:
@@ -29,7 +32,7 @@ class Recogniser:
         self._boundary = -1  # where the step in progress began; -1: none is
         self._ready = -1  # since when a forward may be running
         self._last = -1  # when the last optimizer step or backward ended
-        self._work = 0
+        self._waiting: dict[int, deque[int]] = {}  # source -> work of batches fetched and not yet used
         self._fed = False  # input was fetched in this step
         self._evaluating = False
         self._backward = False
@@ -47,6 +50,7 @@ class Recogniser:
             self._close(now, "train")
         elif self._evaluating or (self._fed and not self._backward and self._only_evaluates(self._source)):
             self._forward_until(now)
+            self._use_batches()
             self._close(now, "eval")
         if not (self._fed or self._backward):
             self._boundary = now
@@ -59,7 +63,7 @@ class Recogniser:
         self._recorder.phase("input", start, now)
         self._fed = True
         self._backward = False
-        self._work += work
+        self._waiting.setdefault(self._source, deque(maxlen=AHEAD)).append(work)
         self._ready = now
 
     def input_fails(self) -> None:
@@ -74,6 +78,7 @@ class Recogniser:
         self._begin(now)
         self._forward_until(now)
         self._backward = self._prompted = True
+        self._use_batches()
         if self._fed:
             self._trainers.add(self._source)
         self._evaluating = False
@@ -123,6 +128,12 @@ class Recogniser:
         if self._ready < 0:
             self._ready = now
 
+    def _use_batches(self) -> None:
+        """One batch of each source is used: the oldest, for a loader may be some batches ahead."""
+        for batches in self._waiting.values():
+            if batches:
+                self._recorder.seen_work += batches.popleft()
+
     def _show(self, now: int, kind: str = "train") -> None:
         """Show a step in progress, unless the loop says for itself."""
         if not self._recorder.explicit:
@@ -140,8 +151,9 @@ class Recogniser:
         """The step in progress ends here and the next one begins."""
         recorder = self._recorder
         if not recorder.explicit:
-            recorder.step(self._boundary, now, kind, self._work)
+            recorder.step(self._boundary, now, kind)
+        elif kind == "eval":
+            recorder.seen_work = 0  # else the next step that is marked would count it
         self._boundary = self._ready = now
-        self._work = 0
         self._fed = self._backward = self._evaluating = False
         self._stepped.clear()

@@ -11,7 +11,7 @@ import importlib
 import math
 from typing import TYPE_CHECKING, Any
 
-from hindmost.probes import torch_ddp
+from hindmost.probes import torch_collectives, torch_ddp
 from hindmost.probes.guard import around, guarded, undo
 from hindmost.probes.recognise import Recogniser
 from hindmost.probes.torch_cuda import GpuPhases
@@ -127,6 +127,7 @@ def install(torch: ModuleType, recorder: Recorder) -> None:
     around(t, "save", hooks.save_begins, hooks.save_ends, hooks.save_ends)
     _hook_optimizers(t, hooks)
     torch_ddp.install(t, recorder)
+    torch_collectives.install(t, recorder)
 
 
 def _hook_optimizers(torch: Any, hooks: Hooks) -> None:

@@ -1,0 +1,151 @@
+"""Collectives that a script calls through ``torch.distributed`` itself, over a backend that blocks (gloo, MPI).
+
+Hooked when the process group is made, so a CPU job pays and a job on NCCL does not: there the call only enqueues, and
+the NCCL plugin tells. A script that took a function out of the module before (``from torch.distributed import
+all_reduce``, above ``init_process_group``) keeps the unhooked one.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from hindmost.probes.guard import around, guarded, undo
+from hindmost.probes.torch_ddp import BLOCKING, COLLECTIVE, NONE16, communicator_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hindmost.stepping import Recorder
+
+P2P = 4  # of ring.h
+NONBLOCKING, ERROR = 2, 4
+SLOT = 12  # of the open table
+#: Tells the ids of these communicators from DDP's own use of the same group, which counts for itself.
+CALLS = -1
+
+#: Function -> operation, and where ``group`` and the root or peer stand among its arguments (-1: there is none).
+FUNCTIONS = {
+    "all_reduce": ("all_reduce", 2, -1),
+    "broadcast": ("broadcast", 2, 1),
+    "reduce": ("reduce", 3, 1),
+    "all_gather": ("all_gather", 2, -1),
+    "all_gather_into_tensor": ("all_gather", 2, -1),
+    "reduce_scatter": ("reduce_scatter", 3, -1),
+    "reduce_scatter_tensor": ("reduce_scatter", 3, -1),
+    "all_to_all": ("all_to_all", 2, -1),
+    "all_to_all_single": ("all_to_all", 4, -1),
+    "gather": ("gather", 3, 2),
+    "scatter": ("scatter", 3, 2),
+    "barrier": ("barrier", 0, -1),
+    "send": ("send", 2, 1),
+    "recv": ("recv", 2, 1),
+}
+
+
+class Calls:
+    """Writes the training thread's own collectives; in the rings of all members under one id and number."""
+
+    def __init__(self, distributed: Any, recorder: Recorder) -> None:
+        self._distributed = distributed
+        self._recorder = recorder
+        self._sequences: dict[int, int] = {}
+        self._depth = 0
+
+    def begins(self, op: str, group: Any) -> tuple[int, int, int] | None:
+        """Start, communicator and number of an outermost call."""
+        if self._depth or not self._recorder.training_thread():
+            return None
+        comm = self._communicator(group)
+        number = self._sequences.get(comm, 0)
+        kind = P2P if op in ("send", "recv") else COLLECTIVE
+        if kind == COLLECTIVE:
+            self._sequences[comm] = number + 1
+        self._depth = 1
+        now, ring = self._recorder.clock(), self._recorder.ring
+        ring.enter(SLOT, kind, ring.name(op), now, number, comm)
+        return now, comm, number
+
+    def ends(self, op: str, token: tuple[int, int, int], flags: int, peer: int, size: int) -> None:
+        """Write the call."""
+        self._depth = 0
+        (start, comm, number), ring = token, self._recorder.ring
+        now = self._recorder.clock()
+        ring.leave(SLOT)
+        kind = P2P if op in ("send", "recv") else COLLECTIVE
+        ring.event(kind, ring.name(op), start, now - start, number, comm, peer if peer >= 0 else NONE16, size, flags)
+
+    def _communicator(self, group: Any) -> int:
+        distributed = self._distributed
+        ranks = distributed.get_process_group_ranks(group)
+        rank = distributed.get_rank(group)
+        name = getattr(group, "group_name", "") or "world"
+        return self._recorder.ring.communicator(communicator_id([*ranks, CALLS]), rank, len(ranks), name)
+
+
+def install(torch: Any, recorder: Recorder) -> None:
+    """Wait for a process group whose backend blocks, then hook the functions."""
+    distributed = torch.distributed
+    if not distributed.is_available():
+        return
+    calls = Calls(distributed, recorder)
+
+    def made(*_: Any) -> None:
+        if distributed.get_backend() in BLOCKING and not undo_of_calls:
+            for module in (distributed, distributed.distributed_c10d):
+                undo_of_calls.extend(_hook(module, name, calls) for name in FUNCTIONS if hasattr(module, name))
+            undo.extend(undo_of_calls)
+
+    undo_of_calls: list[Callable[[], None]] = []
+    for module in (distributed, distributed.distributed_c10d):
+        around(module, "init_process_group", lambda *_: 0, made)
+
+
+def _hook(module: Any, name: str, calls: Calls) -> Callable[[], None]:
+    """Hook one function; returns what takes the hook out."""
+    op, group_place, peer_place = FUNCTIONS[name]
+    original = getattr(module, name)
+    begins, ends = guarded(calls.begins), guarded(calls.ends)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        token = begins(op, _argument(args, kwargs, group_place, ("group",)))
+        if token is None:
+            return original(*args, **kwargs)
+        peer = _argument(args, kwargs, peer_place, ("src", "dst"))
+        size = sum(map(_bytes, args[:1]))
+        try:
+            result = original(*args, **kwargs)
+        except BaseException:
+            ends(op, token, ERROR, _number(peer), size)
+            raise
+        # A collective that was only started returns a handle; one that has ended, nothing.
+        ends(op, token, NONBLOCKING if hasattr(result, "wait") else 0, _number(peer), size)
+        return result
+
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]
+    setattr(module, name, call)
+
+    def restore() -> None:
+        if getattr(module, name) is call:
+            setattr(module, name, original)
+
+    return restore
+
+
+def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, names: tuple[str, ...]) -> Any:
+    if 0 <= place < len(args):
+        return args[place]
+    return next((kwargs[name] for name in names if name in kwargs), None)
+
+
+def _number(peer: Any) -> int:
+    return peer if isinstance(peer, int) else -1
+
+
+def _bytes(value: Any) -> int:
+    """Bytes of a tensor or of a list of tensors; 0 of anything else."""
+    if isinstance(value, (list, tuple)):
+        return sum(map(_bytes, value))
+    size = getattr(value, "nbytes", 0)
+    return size if isinstance(size, int) else 0
