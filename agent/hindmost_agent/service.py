@@ -104,7 +104,7 @@ class Service:
         if self.settings.collector is None or self.spool is None:
             return None
         self.shipper = Shipper(
-            str(self.settings.collector), self.spool, self.host.own, self.hello, self._stopped, self._zoom
+            self.settings.collector, self.spool, self.host.own, self.hello, self._stopped, self._zoom
         )
         return asyncio.get_running_loop().create_task(self.shipper.run())
 
@@ -137,22 +137,25 @@ class Service:
 
     async def _finish(self, reason: str) -> None:
         self.agent.finish(time.monotonic_ns())
-        delivered = True
         if self.shipper is not None:
-            delivered = await self.shipper.finish(reason, FLUSH_TIMEOUT_S)
+            await self.shipper.finish(reason, FLUSH_TIMEOUT_S)
         if self.spool is not None:
-            if not delivered:
-                log.warning(
-                    "%d samples are not acknowledged and stay in %s", self.spool.ledger.pending, self.settings.spool
-                )
-            self.spool.close(remove=bool(self.settings.job_id))
+            self._close_spool(self.spool)
         self._clear_rings()
 
+    def _close_spool(self, spool: Spool) -> None:
+        """A service's spool waits for its next start; a job's is of no use to anyone once the job has ended."""
+        pending = spool.ledger.pending
+        if pending:
+            what = "given up, the job has ended" if self.settings.job_id else f"kept in {self.settings.spool}"
+            log.warning("%d samples were not acknowledged: %s", pending, what)
+        spool.close(remove=bool(self.settings.job_id) or not pending)
+
     def _clear_rings(self) -> None:
-        """Remove the rings of processes that have ended, and the job's folder when nothing is left in it."""
+        """Remove a job's rings and their folder: no other agent will read them, and whoever writes to one can go on."""
         rings, folder = self.agent.rings, self.settings.ring_dir
         for producer in rings:
-            if producer.gone_ns is not None:
+            if producer.gone_ns is not None or self.settings.job_id:
                 rings.remove(producer)
         rings.close()
         if folder is not None and not any(folder.glob("*.ring")):

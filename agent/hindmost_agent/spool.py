@@ -158,9 +158,8 @@ class Spool:
         return None
 
     def close(self, *, remove: bool = False) -> None:
-        """Save the account; with ``remove``, and if nothing is pending, leave no file behind."""
+        """Save the account and leave everything to the next agent; or ``remove`` it all."""
         self.ledger.save()
-        remove = remove and not self.ledger.pending and self._folder is not None
         for segment in self._segments:
             if remove:
                 segment.remove()

@@ -172,18 +172,20 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         Spool(tmp_path / "file/spool", LIMIT)
 
 
-def test_nothing_is_left_behind_when_all_was_delivered(tmp_path: Path) -> None:
+def test_nothing_is_left_behind_on_demand(tmp_path: Path) -> None:
     """A job's spool is removed with its folder."""
     spool = Spool(tmp_path / "spool", LIMIT)
     fill(spool, 3)
-    spool.connected(3)
     spool.close(remove=True)
     assert not (tmp_path / "spool").exists()
 
 
-def test_a_spool_with_undelivered_batches_stays(tmp_path: Path) -> None:
-    """What was not acknowledged waits for the next agent."""
+def test_a_closed_spool_waits_for_the_next_agent(tmp_path: Path) -> None:
+    """What was not acknowledged is sent after the next start."""
     spool = Spool(tmp_path / "spool", LIMIT)
     fill(spool, 3)
-    spool.close(remove=True)
-    assert list((tmp_path / "spool").glob("*.spool"))
+    spool.close()
+    again = Spool(tmp_path / "spool", LIMIT)
+    again.connected(0)
+    assert sent(again) == [1, 2, 3]
+    again.close()

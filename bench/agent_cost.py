@@ -1,0 +1,203 @@
+#!/usr/bin/env python3
+"""What the agent costs a node: CPU share of one core and resident memory, beside two other ways to do the like.
+
+    python bench/agent_cost.py [--seconds 60] [--out results.json]
+
+Everything runs at the same time on the same machine, reading the same kernel files. Each agent reads the rings of four
+training processes of its own (10 steps a second each, 7 phases and a collective a step):
+
+    agent 1 Hz, 10 Hz    hindmost agent, streaming to a hindmost collector in a process of its own
+    psutil 1 Hz          the same node and process values through psutil, nothing sent
+    node_exporter 1 Hz   Prometheus' node_exporter, scraped once a second (where it is installed)
+
+CPU time is the scheduler's, in ns, all threads (/proc/PID/task/*/schedstat), so short runs are exact.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PATHS = [str(ROOT / part) for part in ("agent", "collector", "proto")]
+NODE_EXPORTER_PORT = 19462
+
+RANK = """
+import sys, time
+from hindmost import ring
+from hindmost.identity import Identity
+folder, rank = sys.argv[1], int(sys.argv[2])
+writer = ring.Writer.create(folder, Identity("bench", rank, 4, rank, "node", "torch", "train.py"), "py")
+train, reduce_ = writer.name("train"), writer.name("all_reduce")
+phases = [writer.name(name) for name in ("input", "h2d", "forward", "backward", "sync", "optimizer", "gc")]
+comm = writer.communicator(77, rank, 4, "world")
+step = 0
+while True:
+    start = time.monotonic_ns()
+    time.sleep(0.1)
+    took = time.monotonic_ns() - start
+    for place, phase in enumerate(phases):
+        writer.event(ring.PHASE, phase, start + place * took // 8, took // 8)
+    writer.event(ring.COLLECTIVE, reduce_, start + took // 2, took // 8, seq=step, comm=comm, value=1 << 20)
+    writer.event(ring.STEP, train, start, took, seq=step, value=32)
+    step += 1
+"""
+
+PSUTIL = """
+import sys, time, psutil
+ranks = [psutil.Process(int(pid)) for pid in sys.argv[1:]]
+next_ = time.monotonic()
+while True:
+    psutil.cpu_times(); psutil.cpu_stats(); psutil.getloadavg(); psutil.virtual_memory(); psutil.swap_memory()
+    psutil.disk_io_counters(perdisk=True); psutil.net_io_counters(pernic=True)
+    for rank in ranks:
+        with rank.oneshot():
+            rank.cpu_times(); rank.memory_info(); rank.num_threads(); rank.num_ctx_switches(); rank.io_counters()
+    next_ += 1
+    time.sleep(max(next_ - time.monotonic(), 0))
+"""
+
+
+class Watched:
+    """A process whose CPU time and memory are measured from ``mark`` on."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self._cpu_ns = self._then_ns = 0
+
+    def cpu_ns(self) -> int:
+        """CPU time of all its threads, ns."""
+        tasks = Path(f"/proc/{self.process.pid}/task").glob("*/schedstat")
+        return sum(int(task.read_text().split()[0]) for task in tasks)
+
+    def mark(self) -> None:
+        self._cpu_ns, self._then_ns = self.cpu_ns(), time.monotonic_ns()
+
+    def result(self) -> dict[str, float]:
+        share = 100 * (self.cpu_ns() - self._cpu_ns) / (time.monotonic_ns() - self._then_ns)
+        status = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        kib = {line.split(":")[0]: int(line.split()[1]) for line in status if line.startswith(("VmRSS", "VmHWM"))}
+        return {
+            "cpu_percent_of_a_core": round(share, 4),
+            "rss_mib": round(kib["VmRSS"] / 1024, 1),
+            "peak_rss_mib": round(kib["VmHWM"] / 1024, 1),
+        }
+
+
+class Bench:
+    """Starts everything below one folder, and ends it all."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environ = {**os.environ, "PYTHONPATH": ":".join(PATHS)}
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, *command: str, ready: bool = False) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            command, env=self.environ, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        self.started.append(process)
+        if ready:
+            assert process.stdout is not None
+            self.said = json.loads(process.stdout.readline())
+        return process
+
+    def python(self, code: str, *args: str) -> subprocess.Popen[str]:
+        return self.start(sys.executable, "-c", code, *args)
+
+    def hindmost(self, *args: str) -> subprocess.Popen[str]:
+        return self.start(sys.executable, "-m", "hindmost", *args, ready=True)
+
+    def agent(self, interval: str, rings: Path) -> Watched:
+        collector = self.said_by_collector
+        spool = str(self.folder / f"spool-{interval}")
+        return Watched(
+            self.hindmost(
+                "agent", "--collector", collector, "--ring-dir", str(rings), "--spool", spool,
+                "--interval", interval, "--hold",
+            )
+        )  # fmt: skip
+
+    def end(self) -> None:
+        for process in self.started:
+            process.kill()
+        for process in self.started:
+            process.wait()
+
+    said: dict[str, str]
+    said_by_collector: str
+
+
+def rings(bench: Bench, name: str) -> tuple[Path, list[str]]:
+    """Four training processes of their own for each agent: an agent owns the rings that it reads."""
+    folder = bench.folder / name
+    folder.mkdir()
+    ranks = [bench.python(RANK, str(folder), str(rank)) for rank in range(4)]
+    return folder, [str(rank.pid) for rank in ranks]
+
+
+def scrape() -> None:
+    with urllib.request.urlopen(f"http://127.0.0.1:{NODE_EXPORTER_PORT}/metrics", timeout=5) as answer:
+        answer.read()
+
+
+def measure(seconds: float) -> dict[str, dict[str, float]]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        bench = Bench(Path(name))
+        try:
+            return _measure(bench, seconds)
+        finally:
+            bench.end()
+
+
+def _measure(bench: Bench, seconds: float) -> dict[str, dict[str, float]]:
+    bench.hindmost("collector", "--listen", "127.0.0.1:0", "--out", str(bench.folder / "run"), "--hold")
+    bench.said_by_collector = bench.said["grpc"]
+    first, pids = rings(bench, "rings-1")
+    second, _ = rings(bench, "rings-10")
+    watched = {"agent 1 Hz": bench.agent("1s", first), "agent 10 Hz": bench.agent("100ms", second)}
+    watched["psutil 1 Hz"] = Watched(bench.python(PSUTIL, *pids))
+    exporter = shutil.which("prometheus-node-exporter") or shutil.which("node_exporter")
+    if exporter:
+        address = f"--web.listen-address=127.0.0.1:{NODE_EXPORTER_PORT}"
+        watched["node_exporter 1 Hz"] = Watched(bench.start(exporter, address))
+    time.sleep(5)  # start-up is not what is asked for
+    for one in watched.values():
+        one.mark()
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if exporter:
+            scrape()
+        time.sleep(1)
+    return {name: one.result() for name, one in watched.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--rounds", type=int, default=1, help="repeat, to see the spread")
+    parser.add_argument("--out", type=Path, help="also write the results here, as JSON")
+    args = parser.parse_args()
+    found = [measure(args.seconds) for _ in range(args.rounds)]
+    print(
+        f"{args.rounds} x {args.seconds:.0f} s on {os.cpu_count()} cores, Python {sys.version.split()[0]}; % of a core"
+    )
+    for name in found[0]:
+        shares = [round_[name]["cpu_percent_of_a_core"] for round_ in found]
+        memory = max(round_[name]["rss_mib"] for round_ in found)
+        print(f"{name:<20} {min(shares):7.3f} to {max(shares):.3f} %   {memory:6.1f} MiB")
+    if args.out:
+        args.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+"""The stream to a collector, against a real gRPC server in this process: order, acknowledgement, clock, coming back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+import grpc.aio
+import pytest
+from hindmost_agent.batch import message, sequenced
+from hindmost_agent.observe import Own
+from hindmost_agent.settings import Address
+from hindmost_agent.ship import BACKOFF_LAST_S, Pace, Shipper
+from hindmost_agent.spool import Spool
+from hindmost_proto import telemetry_pb2 as wire
+from hindmost_proto import telemetry_pb2_grpc as service
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Coroutine
+    from pathlib import Path
+
+PATIENCE_S = 10.0
+
+
+class Collector(service.TelemetryServicer):
+    """Takes everything, remembers it, acknowledges as told."""
+
+    def __init__(self) -> None:
+        self.durable = 0
+        self.acknowledges = True
+        self.messages: list[wire.AgentMessage] = []
+        self.streams: list[Any] = []
+        self.port = 0
+        self._server: grpc.aio.Server | None = None
+
+    async def Stream(self, messages: AsyncIterator[wire.AgentMessage], context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        self.streams.append(context)
+        async for one in messages:
+            self.messages.append(one)
+            kind = one.WhichOneof("body")
+            if kind == "hello":
+                yield wire.CollectorMessage(welcome=wire.Welcome(protocol=1, durable_sequence=self.durable))
+            elif kind == "batch" and self.acknowledges:
+                self.durable = one.batch.sequence
+                yield wire.CollectorMessage(ack=wire.Ack(durable_sequence=self.durable))
+            elif kind == "clock" and not one.clock.returned_ns:
+                now = time.time_ns()
+                reply = wire.ClockReply(sent_ns=one.clock.sent_ns, received_ns=now, replied_ns=now)
+                yield wire.CollectorMessage(clock=reply)
+            elif kind == "goodbye":
+                return
+
+    def sequences(self) -> list[int]:
+        return [one.batch.sequence for one in self.messages if one.WhichOneof("body") == "batch"]
+
+    def kinds(self) -> list[str]:
+        return [str(one.WhichOneof("body")) for one in self.messages]
+
+    async def start(self) -> None:
+        self._server = grpc.aio.server()
+        service.add_TelemetryServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        await self._server.start()
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        await self._server.stop(0)
+
+
+def append(spool: Spool, count: int, samples: int = 10) -> None:
+    for _ in range(count):
+        block = wire.Batch(metrics=[wire.MetricBlock(schema=77, time_ns=[1], values=[1.0])])
+        payload = message(sequenced(spool.next_sequence, block.SerializeToString()))
+        schema = wire.AgentMessage(definitions=wire.Definitions(schemas=[wire.Schema(ref=77)]))
+        spool.append(samples, payload, {77: schema.SerializeToString()})
+
+
+class Link:
+    """A shipper with its spool, and what the collector told it."""
+
+    def __init__(self, spool: Spool, port: int, **options: Any) -> None:
+        self.spool, self.own = spool, Own()
+        self.told: list[object] = []
+        self.shipper = Shipper(
+            Address("127.0.0.1", port),
+            spool,
+            self.own,
+            lambda: wire.Hello(protocol=1, agent_id=spool.ledger.agent_id),
+            lambda: self.told.append("stop"),
+            self.told.append,
+            jitter=lambda: 0.0,
+            **options,
+        )
+
+
+async def until(true: Any) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < end, "did not happen in time"
+        await asyncio.sleep(0.005)
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(work, 4 * PATIENCE_S))
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Spool:
+    return Spool(tmp_path / "spool", 4 << 20)
+
+
+def test_hello_definitions_batches_acks(spool: Spool) -> None:
+    """The order on a stream, and that acknowledged samples are counted as delivered."""
+
+    async def work() -> None:
+        collector = Collector()
+        await collector.start()
+        append(spool, 3)
+        link = Link(spool, collector.port)
+        task = asyncio.ensure_future(link.shipper.run())
+        await until(lambda: spool.ledger.delivered == 30)
+        task.cancel()
+        await collector.stop()
+        kinds = [kind for kind in collector.kinds() if kind != "clock"]
+        assert kinds == ["hello", "definitions", "batch", "batch", "batch"]
+        assert collector.sequences() == [1, 2, 3]
+
+    run(work())
+
+
+def test_the_clock_is_measured_in_round_trips(spool: Spool) -> None:
+    """Each reply is answered with all four times; here both clocks are one, so the offset is next to nothing."""
+
+    async def work() -> None:
+        collector = Collector()
+        await collector.start()
+        link = Link(spool, collector.port)
+        task = asyncio.ensure_future(link.shipper.run())
+        whole = lambda: [one.clock for one in collector.messages if one.clock.returned_ns]  # noqa: E731
+        await until(lambda: len(whole()) >= 8)
+        task.cancel()
+        await collector.stop()
+        assert all(sample.sent_ns < sample.returned_ns for sample in whole())
+        assert link.own.clock_offset_s is not None
+        assert abs(link.own.clock_offset_s) < 0.05
+
+    run(work())
+
+
+def test_a_collector_that_comes_back_gets_what_it_has_not(spool: Spool) -> None:
+    """Killed after it had received but not secured some batches: those come again, no other does."""
+
+    async def work() -> None:
+        collector = Collector()
+        await collector.start()
+        append(spool, 4)
+        collector.acknowledges = False
+        link = Link(spool, collector.port)
+        task = asyncio.ensure_future(link.shipper.run())
+        await until(lambda: collector.sequences() == [1, 2, 3, 4])
+        await collector.stop()
+        again = Collector()
+        again.port, again.durable = collector.port, 2
+        append(spool, 2)
+        await again.start()
+        await until(lambda: spool.ledger.delivered == 60)
+        task.cancel()
+        await again.stop()
+        assert again.sequences() == [3, 4, 5, 6]
+        assert link.own.connects == 2
+
+    run(work())
+
+
+def test_a_goodbye_comes_after_the_last_batch(spool: Spool) -> None:
+    """Leaving waits until everything is durable, and says so."""
+
+    async def work() -> None:
+        collector = Collector()
+        await collector.start()
+        link = Link(spool, collector.port)
+        task = asyncio.ensure_future(link.shipper.run())
+        append(spool, 5)
+        assert await link.shipper.finish("done", PATIENCE_S)
+        task.cancel()
+        await collector.stop()
+        assert [kind for kind in collector.kinds() if kind != "clock"][-2:] == ["batch", "goodbye"]
+        assert spool.ledger.pending == 0
+
+    run(work())
+
+
+def test_leaving_without_a_collector_takes_no_longer_than_told(spool: Spool) -> None:
+    """Nobody listens: finish gives up in time, and the spool still holds everything."""
+
+    async def work() -> None:
+        append(spool, 2)
+        link = Link(spool, 9)
+        task = asyncio.ensure_future(link.shipper.run())
+        assert not await link.shipper.finish("done", 0.3)
+        task.cancel()
+        assert spool.ledger.pending == 20
+
+    run(work())
+
+
+def test_stop_zoom_throttle_and_need_are_heard(spool: Spool) -> None:
+    """What a collector says on the way back reaches the agent."""
+
+    class Talkative(Collector):
+        async def Stream(self, messages: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:  # noqa: N802
+            async for answer in super().Stream(messages, context):
+                yield answer
+                if answer.WhichOneof("body") == "ack":
+                    yield wire.CollectorMessage(need=wire.Need(refs=[77, 78]))
+                    yield wire.CollectorMessage(zoom=wire.Zoom(job_id="j", stacks=True))
+                    yield wire.CollectorMessage(throttle=wire.Throttle(metrics=True))
+                    yield wire.CollectorMessage(stop=wire.Stop(reason="over"))
+
+    async def work() -> None:
+        collector = Talkative()
+        await collector.start()
+        append(spool, 1)
+        link = Link(spool, collector.port)
+        task = asyncio.ensure_future(link.shipper.run())
+        await until(lambda: "stop" in link.told and collector.kinds().count("definitions") == 2)
+        task.cancel()
+        await collector.stop()
+        assert link.told[0] == wire.Zoom(job_id="j", stacks=True)
+        assert link.shipper.held_back
+
+    run(work())
+
+
+def test_a_backlog_is_sent_no_faster_than_told(spool: Spool) -> None:
+    """1 MB at 4 MB a second, a tenth of that at once, takes a fifth of a second and more."""
+
+    async def work() -> None:
+        collector = Collector()
+        await collector.start()
+        for _ in range(100):
+            spool.append(1, message(sequenced(spool.next_sequence, wire.Batch(
+                attachments=[wire.Attachment(content=bytes(10_000))]).SerializeToString())), {})  # fmt: skip
+        link = Link(spool, collector.port, pace=Pace(rate=4e6, burst=1e5))
+        started = time.monotonic()
+        task = asyncio.ensure_future(link.shipper.run())
+        await until(lambda: spool.ledger.delivered == 100)
+        task.cancel()
+        await collector.stop()
+        assert time.monotonic() - started >= 0.2
+
+    run(work())
+
+
+def test_what_is_no_collector_is_said_once(spool: Spool, caplog: pytest.LogCaptureFixture) -> None:
+    """A port where nobody listens: one line, however many attempts."""
+
+    attempts: list[int] = []
+
+    async def work() -> None:
+        link = Link(spool, 9)
+        link.shipper._jitter = lambda: attempts.append(1) or 0.0  # type: ignore[func-returns-value]
+        task = asyncio.ensure_future(link.shipper.run())
+        await until(lambda: len(attempts) == 3)
+        task.cancel()
+
+    run(work())
+    assert len(caplog.records) == 1
+    assert "out of reach" in caplog.records[0].message
+
+
+def test_attempts_are_spread_and_ever_rarer(spool: Spool) -> None:
+    """Exponential, bounded, and with jitter, so that a thousand agents do not come back as one."""
+    patient = Link(spool, 9).shipper
+    delays = [patient.delay_s(attempt) for attempt in range(12)]
+    assert delays == sorted(delays)
+    assert delays[-1] == BACKOFF_LAST_S / 2
+    patient._jitter = lambda: 1.0
+    assert patient.delay_s(3) == 2 * delays[3]
