@@ -61,6 +61,17 @@ def test_every_option_that_is_shown_exists(path: Path) -> None:
     assert unknown == []
 
 
+def test_every_subcommand_that_is_shown_exists() -> None:
+    """No page shows ``hindmost WORD`` in code where the command line has no such word."""
+    shown = {
+        word
+        for page in PAGES
+        for word in re.findall(r"(?:^|`)(?:\$ )?hindmost ([a-z]+)", page.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert len(shown) > 4
+    assert shown - set(COMMANDS) == set()
+
+
 def test_the_shown_commands_are_found_at_all() -> None:
     """The search above sees the places where commands stand: a unit, a container's arguments, a job script, a page."""
     found = {path.name for path in [*PAGES, *DEPLOYED] if any(words.strip() for _, words in invocations(path))}
