@@ -6,16 +6,14 @@ import os
 import shutil
 import statistics
 import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from hindmost import ring
 from hindmost.native import build, mpi
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.mpi
 
@@ -50,11 +48,11 @@ def installed(request: pytest.FixtureRequest) -> Mpi:
     launcher = folder / "mpirun" if folder else Path(shutil.which("mpirun") or "")
     if not launcher.is_file():
         pytest.skip("no mpirun on PATH: install the demo extra")
-    python = launcher.parent / "python"
+    python = launcher.parent / "python" if folder else Path(sys.executable)
     return Mpi(
         launcher,
         launcher.parent / "mpicc",
-        python if python.exists() else Path(shutil.which("python3") or "python3"),
+        python,
         build.library("pmpi", launcher=launcher),
         "-DHM_PERSISTENT" in mpi.features(launcher),
     )
@@ -91,10 +89,14 @@ def program(installed: Mpi, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ran(installed: Mpi, program: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
+def ran(installed: Mpi, program: Path, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """The program, observed."""
     folder = tmp_path_factory.mktemp("job")
-    job = {"HINDMOST_JOB_ID": "job-1", "HINDMOST_RING_DIR": str(folder / "rings"), "HINDMOST_RING_CAPACITY": "32768"}
+    job = {
+        "HINDMOST_JOB_ID": "job-1",
+        "HINDMOST_RING_DIR": str(folder / "rings"),
+        "HINDMOST_RING_CAPACITY": str(1 << 18),
+    }
     return launch(installed, {**os.environ, **job}, str(program), str(folder / "file"))
 
 
@@ -238,9 +240,9 @@ sys.stdout.write(f"{rank} {total[0]} {gathered}\\n")
 
 def test_mpi4py(installed: Mpi, observed: dict[str, str]) -> None:
     """mpi4py's calls are seen, whichever of an MPI's functions it takes."""
-    found = subprocess.run([installed.python, "-c", "import mpi4py, numpy"], capture_output=True, check=False)
-    if found.returncode != 0:
-        pytest.skip(f"{installed.python} has no mpi4py and numpy")
+    probe = [str(installed.python), "-c", "import mpi4py, numpy"]
+    if not installed.python.exists() or subprocess.run(probe, capture_output=True, check=False).returncode != 0:
+        pytest.skip(f"beside {installed.launcher} there is no python with mpi4py and numpy")
     ran = launch(installed, observed, str(installed.python), "-c", PYTHON)
     assert ran.code == 0, ran.errors
     assert sorted(ran.output.splitlines()) == [f"{i} 4.0 [0, 1, 2, 3]" for i in range(4)]
@@ -251,6 +253,26 @@ def test_mpi4py(installed: Mpi, observed: dict[str, str]) -> None:
         ]
         halves = [c for c in ran.readers[rank].communicators() if c.size == 2]
         assert [c.rank for c in halves] == [rank % 2]
+
+
+@pytest.mark.parametrize("flags", [["-fallow-argument-mismatch"], ["-DFORTRAN08"]], ids=["use mpi", "use mpi_f08"])
+def test_fortran(installed: Mpi, observed: dict[str, str], tmp_path: Path, flags: list[str]) -> None:
+    """Fortran's names are seen, with bytes, roots and communicators as from C, and each call once."""
+    compiler = installed.launcher.parent / "mpifort"
+    if not compiler.exists():
+        pytest.skip(f"{installed.launcher.parent} has no mpifort")
+    program = tmp_path / "program"
+    source = str(HERE / "mpi_program.f90")
+    subprocess.run([str(compiler), "-cpp", *flags, source, "-o", str(program)], check=True, capture_output=True)
+    ran = launch(installed, observed, str(program))
+    assert (ran.code, ran.output.split()) == (0, ["sum", "10.0"]), ran.errors
+    for rank, events in enumerate(ran.events):
+        calls = [(e.name, e.value, e.peer, e.flags) for e in of(events, ring.COLLECTIVE)]
+        step = [("all_reduce", 800, -1, 0), ("broadcast", 80, 1, 0)]
+        assert calls == [*step * 5, ("all_reduce", 24, -1, 0), ("barrier", 0, -1, 0)]
+        assert [(c.size, c.rank) for c in ran.readers[rank].communicators()] == [(4, rank), (2, rank // 2)]
+        assert [e.name for e in of(events, ring.MARK)] == ["mpi_init", "mpi_finalize"]
+    assert [(e.name, e.value, e.peer) for e in of(ran.events[1], ring.P2P, "recv")] == [("recv", 32, 0)]
 
 
 @pytest.mark.parametrize("missing", ["HINDMOST_JOB_ID", "HINDMOST_RING_DIR", "probe"])

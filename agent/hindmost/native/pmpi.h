@@ -90,6 +90,8 @@ HM_HIDDEN bool hm_comm_init(void);
 HM_HIDDEN void hm_usage_init(void);
 HM_HIDDEN int hm_take_slot(void);
 HM_HIDDEN void hm_start_agent(void);
+HM_HIDDEN void hm_attach(uint64_t start);
+HM_HIDDEN void hm_detach(uint64_t start);
 HM_HIDDEN void hm_begin_p2p(struct hm_call *call, struct hm_communicator *comm, enum hm_operation op, uint32_t seq);
 HM_HIDDEN void hm_end_p2p(struct hm_call *call, enum hm_operation op, uint8_t flags, int result, int peer,
                           int64_t bytes);

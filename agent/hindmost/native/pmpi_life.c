@@ -70,7 +70,7 @@ HM_EXPORT void hindmost_pmpi_pause(void) {
 }
 
 /* After MPI_Init, while its threads are not yet ours: from here on calls are recorded. */
-static void attach(uint64_t start) {
+void hm_attach(uint64_t start) {
     if (hm_pmpi.ring.base || paused || !hm_wanted())
         return;
     if (!hm_library.known)
@@ -97,7 +97,7 @@ HM_EXPORT int MPI_Init(int *argc, char ***argv) {
     uint64_t start = hm_now();
     int result = real(argc, argv);
     if (result == HM_MPI_SUCCESS)
-        attach(start);
+        hm_attach(start);
     return result;
 }
 
@@ -106,20 +106,25 @@ HM_EXPORT int MPI_Init_thread(int *argc, char ***argv, int required, int *provid
     uint64_t start = hm_now();
     int result = real(argc, argv, required, provided);
     if (result == HM_MPI_SUCCESS)
-        attach(start);
+        hm_attach(start);
     return result;
+}
+
+/* After MPI_Finalize: the last record, and the ring's end. */
+void hm_detach(uint64_t start) {
+    if (!hm_pmpi.ring.base || hm_pmpi.pid != getpid())
+        return;
+    hm_event(&hm_pmpi.ring, hm_what(HM_MARK, 0, HM_OP_mpi_finalize), start, hm_now() - start,
+             hm_where(0, HM_NONE16, HM_NONE16), 0);
+    hm_ring_close(&hm_pmpi.ring);
+    hm_pmpi.pid = 0; /* a Fortran layer may come by the C name inside its own */
 }
 
 HM_EXPORT int MPI_Finalize(void) {
     HM_REAL(MPI_Finalize, (void))
-    bool ours = hm_pmpi.ring.base && hm_pmpi.pid == getpid();
     uint64_t start = hm_now();
     hm_pmpi.active = false;
     int result = real();
-    if (ours) {
-        hm_event(&hm_pmpi.ring, hm_what(HM_MARK, 0, HM_OP_mpi_finalize), start, hm_now() - start,
-                 hm_where(0, HM_NONE16, HM_NONE16), 0);
-        hm_ring_close(&hm_pmpi.ring);
-    }
+    hm_detach(start);
     return result;
 }
