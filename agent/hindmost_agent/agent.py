@@ -113,6 +113,7 @@ class Agent:
             self._builder.state(state)
         if ended:
             self._lives.forget(ref)
+            self._builder.forget(ref)
             self.rings.remove(producer)
 
     def _account(self, spool: Spool) -> None:

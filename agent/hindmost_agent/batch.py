@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hindmost_proto import telemetry_pb2 as wire
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from hindmost.ring import Communicator
 
@@ -36,6 +36,9 @@ class Builder:
 
     def __init__(self, node: str) -> None:
         self.node = node
+        self._ranks: dict[int, tuple[RankProcess, bytes]] = {}
+        #: By rank: how many communicators it had registered (they are never taken back), and their definitions.
+        self._communicators: dict[int, tuple[int, dict[int, bytes]]] = {}
         self._schemas: dict[int, tuple[tuple[Series, ...], int, bytes]] = {}
         self._start()
 
@@ -63,6 +66,12 @@ class Builder:
     def rank(self, process: RankProcess) -> int:
         """Define a rank; returns its reference."""
         ref = process.ref(self.node)
+        if self._ranks.get(ref, (None, b""))[0] != process:
+            self._ranks[ref] = process, self._rank(ref, process)
+        self._definitions[ref] = self._ranks[ref][1]
+        return ref
+
+    def _rank(self, ref: int, process: RankProcess) -> bytes:
         rank = wire.Rank(
             ref=ref,
             job_id=process.job_id,
@@ -76,17 +85,20 @@ class Builder:
             framework=process.framework,
             command=process.command,
         )
-        self._definitions[ref] = _definition(wire.Definitions(ranks=[rank]))
-        return ref
+        return _definition(wire.Definitions(ranks=[rank]))
 
-    def communicators(self, rank: int, communicators: Iterable[Communicator]) -> None:
+    def forget(self, ref: int) -> None:
+        """A rank has ended: its definitions are not kept."""
+        self._ranks.pop(ref, None)
+        self._communicators.pop(ref, None)
+
+    def communicators(self, rank: int, communicators: Sequence[Communicator]) -> None:
         """Define the communicators that a rank says it is in."""
-        for item in communicators:
-            ref = _hash(f"{rank}\0{item.id}\0{item.size}\0{item.rank}\0{item.name}")
-            definition = wire.Communicator(
-                ref=ref, rank=rank, id=item.id, size=item.size, rank_in=item.rank, name=item.name
-            )
-            self._definitions[ref] = _definition(wire.Definitions(communicators=[definition]))
+        known = self._communicators.get(rank)
+        if known is None or known[0] != len(communicators):
+            made = dict(_communicator(rank, item) for item in communicators)
+            known = self._communicators[rank] = len(communicators), made
+        self._definitions.update(known[1])
 
     def steps(self, rank: int, rows: Sequence[StepRow]) -> None:
         """Add steps of one rank, a block for each kind of step."""
@@ -182,6 +194,12 @@ def schema(series: tuple[Series, ...]) -> tuple[int, bytes]:
         found.series.add(name=metric.name, kind=wire.Series.Kind.ValueType(int(metric.kind)), help=text, labels=labels)
     found.ref = int.from_bytes(blake2b(found.SerializeToString(deterministic=True), digest_size=8).digest(), "little")
     return found.ref, _definition(wire.Definitions(schemas=[found]))
+
+
+def _communicator(rank: int, item: Communicator) -> tuple[int, bytes]:
+    ref = _hash(f"{rank}\0{item.id}\0{item.size}\0{item.rank}\0{item.name}")
+    definition = wire.Communicator(ref=ref, rank=rank, id=item.id, size=item.size, rank_in=item.rank, name=item.name)
+    return ref, _definition(wire.Definitions(communicators=[definition]))
 
 
 def sequenced(sequence: int, payload: bytes) -> bytes:

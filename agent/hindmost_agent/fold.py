@@ -5,6 +5,7 @@ Pure: no files, no clocks. Durations are integer ns; -1 means not measured.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from hindmost import ring
@@ -68,16 +69,15 @@ class Rows(NamedTuple):
     intervals: list[IntervalRow]
 
 
-class _Phase(NamedTuple):
-    start_ns: int
-    duration_ns: int
-    name: str
-    exclusive_ns: int
+#: A host phase: start, duration, name; and with the time that is its own alone. Plain tuples, for there are thousands.
+_Span = tuple[int, int, str]
+_Phase = tuple[int, int, str, int]
 
 
-def is_amount(event: Event) -> bool:
-    """Whether a phase event is a quantity of its step rather than an interval of the host's time."""
-    return event.name in AMOUNTS or event.name.startswith("gpu_") or bool(event.flags & ring.GPU_TIME)
+@lru_cache(maxsize=1024)
+def is_amount(name: str) -> bool:
+    """Whether a phase of this name is a quantity of its step rather than an interval of the host's time."""
+    return name in AMOUNTS or name.startswith("gpu_")
 
 
 class Fold:
@@ -89,7 +89,7 @@ class Fold:
         self.intervals: list[IntervalRow] = []
         self.last_step = UNMEASURED
         self._phases: list[_Phase] = []
-        self._outermost: list[_Phase] = []
+        self._outermost: list[_Span] = []
         self._seen: dict[str, None] = {}
         self._held: list[StepRow] = []
         self._gpu_step = UNMEASURED
@@ -156,19 +156,20 @@ class Fold:
         )
 
     def _phase(self, event: Event) -> None:
-        if event.seq and event.name.startswith("gpu_"):
+        name, start, exclusive = event.name, event.start_ns, event.duration_ns
+        amount = is_amount(name) or event.flags & ring.GPU_TIME
+        if event.seq and name.startswith("gpu_"):
             self._gpu_time(event)
             return
-        exclusive = event.duration_ns
-        if not is_amount(event):
+        span = (start, exclusive, name)
+        if not amount:
             # Inner phases end, and are written, before the one around them.
-            while self._outermost and self._outermost[-1].start_ns >= event.start_ns:
-                exclusive -= self._outermost.pop().duration_ns
-            self._seen[event.name] = None
-        phase = _Phase(event.start_ns, event.duration_ns, event.name, max(exclusive, 0))
-        self._phases.append(phase)
-        if not is_amount(event):
-            self._outermost.append(phase)
+            outermost = self._outermost
+            while outermost and outermost[-1][0] >= start:
+                exclusive -= outermost.pop()[1]
+            outermost.append(span)
+            self._seen[name] = None
+        self._phases.append((*span, exclusive if exclusive > 0 else 0))
         if len(self._phases) > PENDING_LIMIT:
             self._release(self._phases[: PENDING_LIMIT // 2])
             del self._phases[: PENDING_LIMIT // 2]
@@ -181,15 +182,15 @@ class Fold:
         phases = dict.fromkeys(self._seen, 0)
         earlier, later = [], []
         for phase in self._phases:
-            if phase.start_ns < start:
+            if phase[0] < start:
                 earlier.append(phase)
-            elif phase.start_ns >= end:
+            elif phase[0] >= end:
                 later.append(phase)
             else:
-                phases[phase.name] = phases.get(phase.name, 0) + phase.exclusive_ns
+                phases[phase[2]] = phases.get(phase[2], 0) + phase[3]
         self._release(earlier)
         self._phases = later
-        self._outermost = [phase for phase in self._outermost if phase.start_ns >= end]
+        self._outermost = [span for span in self._outermost if span[0] >= end]
         self.last_step = event.seq
         work = event.value or UNMEASURED
         self._held.append(StepRow(event.name, event.seq, start, event.duration_ns, work, phases))
@@ -212,7 +213,7 @@ class Fold:
 
     def _release(self, phases: Iterable[_Phase]) -> None:
         nan = float("nan")
-        self.intervals += (IntervalRow(phase.name, phase.start_ns, phase.duration_ns, nan) for phase in phases)
+        self.intervals += (IntervalRow(name, start, duration, nan) for start, duration, name, _ in phases)
 
 
 def _gap(event: Event) -> tuple[int, int, int]:

@@ -42,9 +42,29 @@ VMSTAT = {
 }
 
 
-def _table(data: bytes) -> dict[bytes, bytes]:
-    """First word to second word of each line, without the colon."""
-    return {words[0].rstrip(b":"): words[1] for line in data.splitlines() if len(words := line.split()) >= 2}
+class Lines:
+    """Chosen lines of a file of a name and a number each. Where they stand is found once, and again when it changes."""
+
+    def __init__(self, file: File, keys: tuple[bytes, ...]) -> None:
+        self._file = file
+        self._keys = keys
+        self._places: list[int | None] = []
+
+    def read(self) -> list[float]:
+        """A value for each key, missing where the file has none."""
+        lines = self._file.read().splitlines()
+        if not self._hold(lines):
+            first = {line.split(None, 1)[0].rstrip(b":"): place for place, line in enumerate(lines) if line.strip()}
+            self._places = [first.get(key) for key in self._keys]
+        return [NAN if place is None else float(lines[place].split(None, 2)[1]) for place in self._places]
+
+    def _hold(self, lines: list[bytes]) -> bool:
+        """Whether every key still stands where it was found."""
+        return len(self._places) == len(self._keys) and all(
+            place is None
+            or (place < len(lines) and lines[place].startswith(key) and lines[place][len(key) : len(key) + 1] in b": ")
+            for key, place in zip(self._keys, self._places, strict=True)
+        )
 
 
 @register
@@ -57,12 +77,9 @@ class Memory(Sampler):
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        self._meminfo = File(host.proc / "meminfo")
-        self._vmstat = File(host.proc / "vmstat")
+        self._meminfo = Lines(File(host.proc / "meminfo"), tuple(MEMINFO))
+        self._vmstat = Lines(File(host.proc / "vmstat"), tuple(VMSTAT))
         self.series = tuple(series(metric) for metric in self.metrics)
 
     def sample(self) -> list[float]:
-        meminfo, vmstat = _table(self._meminfo.read()), _table(self._vmstat.read())
-        values = [float(meminfo.get(key, NAN)) * 1024 for key in MEMINFO]
-        values += [float(vmstat.get(key, NAN)) for key in VMSTAT]
-        return values
+        return [*(kib * 1024 for kib in self._meminfo.read()), *self._vmstat.read()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hindmost_agent import gpu
@@ -215,8 +215,10 @@ def _calls(nvml: Nvml, device: Device) -> list[Call]:
     most = partial(lib.nvmlDeviceGetMaxClockInfo, handle)
     return [
         Call("identity", (series(gpu.INFO, *identity),), lambda: (1.0,)),
-        Call("SM clock limit", (series(gpu.SM_CLOCK_MAX, uuid),), lambda: (most(lib.NVML_CLOCK_SM) * 1e6,)),
-        Call("memory clock limit", (series(gpu.MEMORY_CLOCK_MAX, uuid),), lambda: (most(lib.NVML_CLOCK_MEM) * 1e6,)),
+        Call("SM clock limit", (series(gpu.SM_CLOCK_MAX, uuid),), _once(lambda: most(lib.NVML_CLOCK_SM) * 1e6)),
+        Call(
+            "memory clock limit", (series(gpu.MEMORY_CLOCK_MAX, uuid),), _once(lambda: most(lib.NVML_CLOCK_MEM) * 1e6)
+        ),
         Call("power limit", (series(gpu.POWER_LIMIT, uuid),), lambda: (limit() / 1e3,)),
         Call("corrected ECC errors", (series(ECC, uuid, "yes"),), lambda: (_ecc(lib, handle, 0),)),
         Call("uncorrected ECC errors", (series(ECC, uuid, "no"),), lambda: (_ecc(lib, handle, 1),)),
@@ -225,6 +227,11 @@ def _calls(nvml: Nvml, device: Device) -> list[Call]:
         Call("PCIe generation", (series(GENERATION, uuid),), lambda: (generation(),)),
         Call("field values", tuple(series(f.metric, uuid, *f.labels) for f in FIELDS), Fields(lib, device).read),
     ]
+
+
+def _once(read: Callable[[], float]) -> Callable[[], tuple[float]]:
+    """What never changes and takes milliseconds is asked for once."""
+    return cache(lambda: (read(),))
 
 
 def _remapped(uuid: str) -> tuple[Series, ...]:
