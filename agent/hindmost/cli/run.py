@@ -16,7 +16,7 @@ EPILOG = """\
 examples:
   hindmost run -- mpirun -np 4 python train.py
   hindmost run --out runs/baseline -- torchrun --nproc-per-node 8 train.py
-  hindmost run --listen :9090 -- srun -N 4 python train.py
+  hindmost run --listen 127.0.0.1:9090 -- srun -N 4 python train.py
 
 COMMAND keeps its terminal, signals and exit code. Should hindmost not start, COMMAND runs all the same."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -101,6 +102,16 @@ def address(remote_hosts: Sequence[str]) -> str:
             if not found.startswith("127."):
                 return found
     return LOOPBACK
+
+
+def must_be_free(listen: str) -> None:
+    """``HindmostError`` where nobody can listen on ``HOST:PORT``: it is in use, or not an address of this machine."""
+    host, _, port = listen.rpartition(":")
+    try:
+        socket.create_server((host.strip("[]"), int(port))).close()
+    except OSError as error:
+        why = "no such host" if isinstance(error, socket.gaierror) else os.strerror(error.errno or errno.EINVAL)
+        raise HindmostError(f"--listen {listen}: {why}; name another port, or leave it out for a free one") from error
 
 
 def _claimed(directory: Path) -> Path:

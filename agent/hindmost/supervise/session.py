@@ -52,6 +52,8 @@ class Session:
         ``say`` gets one sentence for each thing that will be missing.
         """
         job = place.job_id(wish.job_id, wish.command, environ)
+        if wish.listen:
+            place.must_be_free(wish.listen)
         directory, note = place.run_directory(wish.out, job)
         if note:
             say(note)
