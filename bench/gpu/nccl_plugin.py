@@ -6,13 +6,14 @@
 counts    DDP, FSDP and a hand-written TP x DP job: collectives of the same steps by the plugin and by the profiler's
           kernels, and the GPU time of each
 culprit   DDP with one rank that computes a little more: which rank's all-reduce is shortest
-overhead  time of a GPU-bound step of about 30 ms on an observed and on an unobserved communicator, in alternating
+overhead  time of a GPU-bound step of about 30 ms with the plugin asking NCCL for events and not, in alternating
           blocks; and the host's time to enqueue a small all-reduce, likewise
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import importlib
 import json
 import os
@@ -45,6 +46,7 @@ KERNELS = {
     "Reduce": "reduce",
     "SendRecv": "send_recv",
 }
+PARTS = ("counts", "culprit", "overhead")
 STEPS = 10
 PAIRS = 30
 BLOCK = 5
@@ -65,14 +67,17 @@ class Rank:
         (path,) = Path(os.environ["HINDMOST_RING_DIR"]).glob(f"*.nccl.{os.getpid()}.ring")
         self.reader = ring.Reader(path)
 
-    def group(self, ranks: list[int] | None = None, observed: bool = True) -> Any:
-        """A process group whose communicator exists: the plugin decides for or against it as it is made."""
-        os.environ["HINDMOST_PROBE"] = "1" if observed else "0"
+    def observe(self, observed: bool) -> None:
+        """Have the plugin ask NCCL for events, or not: NCCL has one mask for all communicators."""
+        self.torch.cuda.synchronize()
+        ctypes.CDLL(os.environ["NCCL_PROFILER_PLUGIN"]).hindmost_nccl_pause(not observed)
+
+    def group(self, ranks: list[int] | None = None) -> Any:
+        """A process group whose communicator exists."""
         made = self.dist.new_group(ranks)
         if ranks is None or self.rank in ranks:
             self.dist.all_reduce(self.torch.zeros(1, device="cuda"), group=made)
             self.torch.cuda.synchronize()
-        os.environ["HINDMOST_PROBE"] = "1"
         return made
 
     def recorded(self) -> list[ring.Event]:
@@ -234,26 +239,43 @@ def timed(rank: Rank, call: Callable[[], Any], count: int, wait: bool = True) ->
 def overhead(rank: Rank) -> dict[str, Any]:
     """Pairs of blocks, observed and not, in an order that is drawn alike on all ranks."""
     torch, dist = rank.torch, rank.dist
-    groups = {True: rank.group(), False: rank.group(observed=False)}
-    parallel = torch.nn.parallel.DistributedDataParallel
-    steps = {o: rank.stepper(parallel(rank.transformer(), process_group=groups[o]), 8) for o in groups}
-    first = torch.tensor([max(timed(rank, steps[o], 10) for o in groups)], device="cuda")
+    rank.recorded()
+    first = torch.tensor([timed(rank, trainer(rank, 8), 10)], device="cuda")
     dist.all_reduce(first, op=dist.ReduceOp.MAX)
     batch = max(1, round(8 * TARGET_MS / first.item()))
-    steps = {o: rank.stepper(parallel(rank.transformer(), process_group=groups[o]), batch) for o in groups}
-    small = torch.zeros(1, device="cuda")
-    calls = {o: lambda o=o: dist.all_reduce(small, group=groups[o]) for o in groups}
+    step, small = trainer(rank, batch), torch.zeros(1, device="cuda")
+
+    def call() -> None:
+        dist.all_reduce(small)
+
     order = random.Random(7)  # noqa: S311 - alike on all ranks
     step_ms: dict[bool, list[float]] = {True: [], False: []}
     host_us: dict[bool, list[float]] = {True: [], False: []}
-    for observed in groups:
-        timed(rank, steps[observed], 20)
-        timed(rank, calls[observed], SMALL_CALLS)
+    written = {True: 0, False: 0}
     for _ in range(PAIRS):
         for observed in order.sample([True, False], 2):
-            step_ms[observed].append(timed(rank, steps[observed], BLOCK))
-            host_us[observed].append(timed(rank, calls[observed], SMALL_CALLS, wait=False) * 1e3)
-    return {"batch": batch, "step_ms": compared(step_ms), "host_us_per_all_reduce": compared(host_us)}
+            rank.observe(observed)
+            before = rank.reader.written
+            timed(rank, step, 2)
+            step_ms[observed].append(timed(rank, step, BLOCK))
+            host_us[observed].append(timed(rank, call, SMALL_CALLS, wait=False) * 1e3)
+            time.sleep(0.05)
+            written[observed] += rank.reader.written - before
+    rank.observe(True)
+    records = {"with": written[True], "without": written[False]}
+    return {
+        "batch": batch,
+        "step_ms": compared(step_ms),
+        "host_us_per_all_reduce": compared(host_us),
+        "records": records,
+    }
+
+
+def trainer(rank: Rank, batch: int) -> Callable[[], None]:
+    """Steps of DDP, the first ten of them done."""
+    step = rank.stepper(rank.torch.nn.parallel.DistributedDataParallel(rank.transformer()), batch)
+    timed(rank, step, 10)
+    return step
 
 
 def compared(values: dict[bool, list[float]]) -> dict[str, float]:
@@ -273,19 +295,21 @@ def compared(values: dict[bool, list[float]]) -> dict[str, float]:
     }
 
 
-def be_rank(out: Path) -> None:
+def be_rank(out: Path, parts: list[str]) -> None:
     rank = Rank()
     result: dict[str, Any] = {
         "torch": rank.torch.__version__,
         "nccl": ".".join(map(str, rank.torch.cuda.nccl.version())),
     }
     result["device"] = rank.torch.cuda.get_device_name()
-    for job in (ddp, fsdp, tp_dp):
+    for job in (ddp, fsdp, tp_dp) if "counts" in parts else ():
         result[job.__name__] = against_profiler(rank, job)
         save(out, rank, result)
-    result["all_reduces"] = slow_one(rank)
-    save(out, rank, result)
-    result["overhead"] = overhead(rank)
+    if "culprit" in parts:
+        result["all_reduces"] = slow_one(rank)
+        save(out, rank, result)
+    if "overhead" in parts:
+        result["overhead"] = overhead(rank)
     marks = [e for e in rank.recorded() if e.kind == ring.MARK and e.name == "gpu_clock"]
     result["gpu_clock"] = [(e.start_ns, e.value) for e in marks]
     save(out, rank, result)
@@ -296,7 +320,7 @@ def save(out: Path, rank: Rank, result: dict[str, Any]) -> None:
     (out / f"rank{rank.rank}.json").write_text(json.dumps(result))
 
 
-def launch(gpus: int, out: Path, limit_s: float) -> list[dict[str, Any]]:
+def launch(gpus: int, out: Path, limit_s: float, parts: list[str]) -> list[dict[str, Any]]:
     """Run one process a GPU; what each measured by rank, also where a later part failed."""
     rings = tempfile.mkdtemp(prefix="hindmost-bench-", dir="/dev/shm")
     common = {
@@ -310,7 +334,7 @@ def launch(gpus: int, out: Path, limit_s: float) -> list[dict[str, Any]]:
         "MASTER_PORT": "29555",
         "WORLD_SIZE": str(gpus),
     }
-    line = [sys.executable, __file__, "--rank-into", str(out)]
+    line = [sys.executable, __file__, "--rank-into", str(out), "--part", *parts]
     ranks = [subprocess.Popen(line, env={**common, "RANK": str(i), "LOCAL_RANK": str(i)}) for i in range(gpus)]
     deadline = time.monotonic() + limit_s
     while any(process.poll() is None for process in ranks) and time.monotonic() < deadline:
@@ -344,14 +368,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--limit", type=float, default=420, help="seconds for the whole job")
+    parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--out", type=Path, default=Path("nccl_plugin.json"))
     parser.add_argument("--rank-into", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.rank_into:
-        be_rank(arguments.rank_into)
+        be_rank(arguments.rank_into, arguments.part)
         return 0
     with tempfile.TemporaryDirectory() as folder:
-        ranks = launch(arguments.gpus, Path(folder), arguments.limit)
+        ranks = launch(arguments.gpus, Path(folder), arguments.limit, arguments.part)
     if len(ranks) != arguments.gpus:
         print(f"only {len(ranks)} of {arguments.gpus} ranks measured anything", file=sys.stderr)
         return 1

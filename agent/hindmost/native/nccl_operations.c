@@ -12,11 +12,14 @@
 
 enum {
     OPERATIONS = 2048, /* in flight; the oldest is given up for a new one */
+    TRIES = 8,         /* places that others are just filling, before an operation goes unrecorded */
     GPU_CLOCK_NS = 1000000000
 };
 
+enum { FREE, FILLING, IN_FLIGHT, STATE = 3 };
+
 struct operation {
-    uint32_t generation; /* of this place; odd while it is taken */
+    uint32_t generation; /* of this place; its low two bits: FREE, FILLING, IN_FLIGHT */
     uint32_t remaining;  /* the host's stop and the channels' stops still to come */
     uint32_t stopped;    /* channels that have */
     struct context *context;
@@ -107,7 +110,7 @@ static void write_down(struct operation *operation, uint32_t generation) {
     uint64_t end = gpu ? operation->gpu_end : operation->host_end;
     uint64_t what = operation->what | flags, where = operation->where, bytes = operation->bytes;
     struct context *context = operation->context;
-    if (!__atomic_compare_exchange_n(&operation->generation, &generation, generation + 1, false, __ATOMIC_ACQ_REL,
+    if (!__atomic_compare_exchange_n(&operation->generation, &generation, generation + 2, false, __ATOMIC_ACQ_REL,
                                      __ATOMIC_RELAXED))
         return;
     hm_event(&hm_nccl_ring, what, start, end > start ? end - start : 0, where, bytes);
@@ -115,17 +118,28 @@ static void write_down(struct operation *operation, uint32_t generation) {
         finished(context);
 }
 
+/* A place that is this thread's to fill. The operation that has been in flight there is written down with what is known
+ * of it. NULL, and counted: none could be had. */
 static struct operation *take_operation(uint32_t channels) {
-    uint32_t place = __atomic_fetch_add(&next_operation, 1, __ATOMIC_RELAXED) % OPERATIONS;
-    struct operation *operation = &operations[place];
-    uint32_t generation = __atomic_load_n(&operation->generation, __ATOMIC_ACQUIRE);
-    if (generation & 1)
-        write_down(operation, generation);
-    operation->remaining = channels + 1;
-    operation->stopped = 0;
-    operation->gpu_start = UINT64_MAX;
-    operation->gpu_end = operation->host_end = 0;
-    return operation;
+    for (int i = 0; i < TRIES; i++) {
+        struct operation *operation = &operations[__atomic_fetch_add(&next_operation, 1, __ATOMIC_RELAXED) % OPERATIONS];
+        uint32_t generation = __atomic_load_n(&operation->generation, __ATOMIC_ACQUIRE);
+        if ((generation & STATE) == IN_FLIGHT) {
+            write_down(operation, generation);
+            generation = __atomic_load_n(&operation->generation, __ATOMIC_ACQUIRE);
+        }
+        if ((generation & STATE) != FREE ||
+            !__atomic_compare_exchange_n(&operation->generation, &generation, generation + FILLING, false,
+                                         __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+            continue;
+        operation->remaining = channels + 1;
+        operation->stopped = 0;
+        operation->gpu_start = UINT64_MAX;
+        operation->gpu_end = operation->host_end = 0;
+        return operation;
+    }
+    hm_refuse(&hm_nccl_ring);
+    return NULL;
 }
 
 static void publish(struct operation *operation, void **handle) {
@@ -174,15 +188,21 @@ static void say_algorithm(struct context *context, uint16_t name, const struct n
                  call->channels);
 }
 
+/* It counts in its communicator's sequence whether or not there is a place for it: the sequence is alike on all ranks. */
 void hm_nccl_start_collective(struct context *context, void **handle, const struct nccl_collective *call) {
-    struct operation *operation = take_operation(call->channels);
     uint16_t name = name_of(call->function), root = HM_NONE16;
     uint64_t now = hm_now(), what = hm_what(HM_COLLECTIVE, 0, name);
+    uint32_t seq = started(context, what, now);
+    struct operation *operation = take_operation(call->channels);
+    if (!operation) {
+        finished(context);
+        return;
+    }
     if (name == NAME_BROADCAST || name == NAME_REDUCE || name == NAME_GATHER || name == NAME_SCATTER)
         root = (uint16_t)call->root;
     operation->context = context;
     operation->what = what;
-    operation->where = hm_where(started(context, what, now), root, context->comm);
+    operation->where = hm_where(seq, root, context->comm);
     operation->bytes = call->count * element_bytes(call->datatype);
     operation->host_start = now;
     say_algorithm(context, name, call, operation->where, now);
@@ -191,6 +211,8 @@ void hm_nccl_start_collective(struct context *context, void **handle, const stru
 
 void hm_nccl_start_p2p(struct context *context, void **handle, const struct nccl_p2p *call) {
     struct operation *operation = take_operation(call->channels);
+    if (!operation)
+        return;
     operation->context = context;
     operation->what = hm_what(HM_P2P, 0, name_of(call->function));
     operation->where = hm_where(0, (uint16_t)call->peer, context->comm);

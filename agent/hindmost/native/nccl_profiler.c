@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { EVENTS = NCCL_COLLECTIVE | NCCL_P2P | NCCL_KERNEL_CHANNEL };
 enum { CONTEXTS = 128 }; /* communicators that are told apart; the operations of further ones carry none */
 
 struct hm_ring hm_nccl_ring;
@@ -21,6 +22,7 @@ static bool enabled;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static struct context contexts[CONTEXTS];
 static struct context no_context = {.comm = HM_NONE16, .slot = -1};
+static int *masks; /* NCCL has one for all communicators, and looks at it for each operation */
 static int first_rank, first_ranks; /* of the first communicator, where no launcher names this process */
 
 static void in_child(void) { enabled = false; }
@@ -70,13 +72,14 @@ static void open_communicator(void **context, int *mask, const char *name, uint6
     pthread_once(&once, make_ring);
     *mask = 0;
     *context = &no_context;
-    if (!enabled || !hm_wanted()) /* HINDMOST_PROBE=0 may also be set for single communicators */
+    if (!enabled)
         return;
     struct context *taken = take_context();
     if (taken != &no_context)
         taken->comm = hm_ring_comm(&hm_nccl_ring, id ? id : 1, rank, ranks, name && *name ? name : "nccl");
     *context = taken;
-    *mask = NCCL_COLLECTIVE | NCCL_P2P | NCCL_KERNEL_CHANNEL;
+    masks = mask;
+    *mask = EVENTS;
 }
 
 static int close_communicator(void *context) {
@@ -140,6 +143,12 @@ static int init_v5(void **context, uint64_t id, int *mask, const char *name, int
 }
 
 #define EXPORT __attribute__((visibility("default")))
+
+/* Stop or go on asking NCCL for events, on all communicators; for measuring what observing costs. */
+EXPORT void hindmost_nccl_pause(int paused) {
+    if (enabled && masks)
+        __atomic_store_n(masks, paused ? 0 : EVENTS, __ATOMIC_RELAXED);
+}
 
 EXPORT const struct nccl_profiler_v4 ncclProfiler_v4 = {
     "hindmost", init_v4, start_v4, stop_event, record_state, close_communicator,

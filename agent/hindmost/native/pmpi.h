@@ -122,7 +122,7 @@ static inline void hm_shut(void) {
         hm_leave(&hm_pmpi.ring, hm_thread.slot - 1);
 }
 
-HM_HIDDEN void hm_long_stretch(struct hm_thread *thread, uint64_t ns);
+HM_HIDDEN uint64_t hm_long_stretch(struct hm_thread *thread, uint64_t now);
 HM_HIDDEN void hm_sample(struct hm_thread *thread);
 
 /* The gap since the last collective, just before the collective that ends it. */
@@ -130,24 +130,27 @@ static inline void hm_write_gap(struct hm_thread *thread, uint64_t index) {
     uint64_t cpu = 0, flags = 0;
     uint32_t runqueue_us = 0;
     if (thread->sampled_ns && thread->sampled_ns * 10 >= thread->own_ns * 9) {
+        /* the queue is the main thread's: where it waited longer than this gap is, another thread is calling */
+        bool queue = thread->spent.runqueue_known && thread->spent.runqueue_ns <= thread->own_ns;
         cpu = thread->spent.cpu_ns;
-        runqueue_us = (uint32_t)(thread->spent.runqueue_ns / 1000);
-        flags = (thread->spent.cpu_known ? HM_CPU_KNOWN : 0) | (thread->spent.runqueue_known ? HM_RUNQUEUE_KNOWN : 0);
+        runqueue_us = queue ? (uint32_t)(thread->spent.runqueue_ns / 1000) : 0;
+        flags = (thread->spent.cpu_known ? HM_CPU_KNOWN : 0) | (queue ? HM_RUNQUEUE_KNOWN : 0);
     }
     thread->sampled_ns = 0;
     hm_write(&hm_pmpi.ring, index, hm_what(HM_SELF, (uint8_t)flags, HM_NONE16), thread->gap_start, thread->own_ns,
              hm_where(runqueue_us, HM_NONE16, HM_NONE16), cpu);
 }
 
-/* An MPI call begins: the stretch of own time before it is over. */
-static inline void hm_stretch_ends(uint64_t now) {
+/* An MPI call begins: the stretch of own time before it is over. Returns when: after a long one sampling takes a while,
+ * most of all where the system call that it makes lets another process run first. */
+static inline uint64_t hm_stretch_ends(uint64_t now) {
     struct hm_thread *thread = &hm_thread;
-    uint64_t ns = now - thread->stretch_start;
-    thread->own_ns += ns;
-    if (ns >= HM_LONG_NS)
-        hm_long_stretch(thread, ns);
+    if (now - thread->stretch_start >= HM_LONG_NS)
+        now = hm_long_stretch(thread, now);
     else if (thread->expected[thread->after])
         thread->expected[thread->after]--;
+    thread->own_ns += now - thread->stretch_start;
+    return now;
 }
 
 /* An MPI call ends: a stretch begins. `site` tells kinds of calls apart. */
@@ -166,8 +169,7 @@ static inline void hm_begin_collective(struct hm_call *call, struct hm_communica
     hm_thread.depth = 1;
     call->comm = comm;
     call->seq = call->comm->seq++;
-    call->start = hm_now();
-    hm_stretch_ends(call->start);
+    call->start = hm_stretch_ends(hm_now());
     hm_open(hm_what(HM_COLLECTIVE, flags, (uint16_t)op), call->start, hm_where(call->seq, HM_NONE16, call->comm->index));
 }
 

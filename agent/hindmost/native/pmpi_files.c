@@ -19,7 +19,7 @@ static void record(uint64_t start, enum hm_operation op, int result, int64_t byt
         uint64_t start = hm_now();                                                                                     \
         hm_thread.depth = 1;                                                                                           \
         if (collective)                                                                                                \
-            hm_stretch_ends(start);                                                                                    \
+            start = hm_stretch_ends(start);                                                                                    \
         int result = real arguments;                                                                                   \
         record(start, HM_OP_##operation, result, result == HM_MPI_SUCCESS ? (bytes) : 0);                              \
         if (collective)                                                                                                \

@@ -17,20 +17,21 @@ static int schedstat = -1;
 /* Kept open: the main thread's "CPU ns, run-queue ns, slices". */
 void hm_usage_init(void) { schedstat = open("/proc/self/schedstat", O_RDONLY | O_CLOEXEC); }
 
+/* The queue first: if another process is let run while this asks for CPU time, that belongs to what comes after. */
 static struct hm_usage usage_now(void) {
     struct hm_usage usage = {0};
     struct timespec t;
     char text[96], *end = text;
-    if (clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t) == 0) {
-        usage.cpu_known = true;
-        usage.cpu_ns = (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
-    }
     ssize_t size = schedstat < 0 ? -1 : pread(schedstat, text, sizeof text - 1, 0);
     if (size > 0) {
         text[size] = '\0';
         strtoull(text, &end, 10);
         usage.runqueue_known = *end == ' ';
         usage.runqueue_ns = strtoull(end, NULL, 10);
+    }
+    if (clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t) == 0) {
+        usage.cpu_known = true;
+        usage.cpu_ns = (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
     }
     return usage;
 }
@@ -40,18 +41,20 @@ void hm_sample(struct hm_thread *thread) {
     thread->sampled = true;
 }
 
-void hm_long_stretch(struct hm_thread *thread, uint64_t ns) {
+uint64_t hm_long_stretch(struct hm_thread *thread, uint64_t now) {
     uint8_t *sure = &thread->expected[thread->after];
     *sure = *sure >= 2 ? 3 : *sure + 2;
     thread->position = 0;
     if (!thread->sampled)
-        return;
-    struct hm_usage now = usage_now(), *before = &thread->before, *spent = &thread->spent;
+        return now;
+    struct hm_usage after = usage_now(), *before = &thread->before, *spent = &thread->spent;
+    now = hm_now();
     if (thread->sampled_ns == 0)
         *spent = (struct hm_usage){.cpu_known = true, .runqueue_known = true};
-    spent->cpu_known &= now.cpu_known && before->cpu_known;
-    spent->runqueue_known &= now.runqueue_known && before->runqueue_known;
-    spent->cpu_ns += now.cpu_ns - before->cpu_ns;
-    spent->runqueue_ns += now.runqueue_ns - before->runqueue_ns;
-    thread->sampled_ns += ns;
+    spent->cpu_known &= after.cpu_known && before->cpu_known;
+    spent->runqueue_known &= after.runqueue_known && before->runqueue_known;
+    spent->cpu_ns += after.cpu_ns - before->cpu_ns;
+    spent->runqueue_ns += after.runqueue_ns - before->runqueue_ns;
+    thread->sampled_ns += now - thread->stretch_start;
+    return now;
 }

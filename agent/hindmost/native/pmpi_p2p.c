@@ -14,8 +14,7 @@ void hm_begin_p2p(struct hm_call *call, struct hm_communicator *comm, enum hm_op
     hm_thread.depth = 1;
     call->comm = comm;
     call->seq = seq;
-    call->start = hm_now();
-    hm_stretch_ends(call->start);
+    call->start = hm_stretch_ends(hm_now());
     hm_open(hm_what(HM_P2P, 0, (uint16_t)op), call->start, hm_where(seq, HM_NONE16, comm ? comm->index : HM_NONE16));
 }
 
