@@ -6,10 +6,12 @@ import logging
 from typing import TYPE_CHECKING
 
 from hindmost_agent.batch import Builder, message, sequenced
+from hindmost_agent.jobs import ring_folders
 from hindmost_agent.life import Lives
 from hindmost_agent.runner import LONG_AGO_NS, following
 
 if TYPE_CHECKING:
+    from hindmost_agent.jobs import Jobs
     from hindmost_agent.rings import Producer, Rings
     from hindmost_agent.runner import Runner
     from hindmost_agent.sampler import Host
@@ -27,10 +29,20 @@ NEEDED = frozenset({"process", "agent"})
 
 
 class Agent:
-    """Everything an agent does between two looks at the clock. ``spool`` is ``None`` when nothing is shipped."""
+    """Everything an agent does between two looks at the clock.
+
+    ``spool`` is ``None`` when nothing is shipped; with ``jobs`` it finds the node's jobs itself.
+    """
 
     def __init__(
-        self, node: str, interval_ns: int, host: Host, runner: Runner, rings: Rings, spool: Spool | None
+        self,
+        node: str,
+        interval_ns: int,
+        host: Host,
+        runner: Runner,
+        rings: Rings,
+        spool: Spool | None,
+        jobs: Jobs | None = None,
     ) -> None:
         self.host = host
         self.rings = rings
@@ -38,6 +50,7 @@ class Agent:
         self.held_back = False
         self.seen_ns: int | None = None
         self._runner = runner
+        self._jobs = jobs
         self._builder = Builder(node)
         self._lives = Lives()
         self._interval_ns = interval_ns
@@ -80,6 +93,8 @@ class Agent:
         self.flush(now_ns)
 
     def _discover(self, now_ns: int) -> None:
+        if self._jobs is not None:
+            self.rings.folders = ring_folders(self._jobs.shared_memory)
         self.rings.discover(now_ns)
         for producer in self.rings:
             producer.look(self.host.proc, now_ns)
@@ -89,6 +104,8 @@ class Agent:
                 self.seen_ns = now_ns
             else:
                 self.host.ranks.remove(producer.process.pid)
+        if self._jobs is not None:
+            self._jobs.look(now_ns)
 
     def _sample(self, now_ns: int) -> None:
         for reading in self._runner.run(now_ns):

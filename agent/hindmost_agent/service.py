@@ -19,6 +19,7 @@ from hindmost_agent import samplers
 from hindmost_agent.agent import Agent
 from hindmost_agent.exposition import Exposition, listen
 from hindmost_agent.files import text
+from hindmost_agent.jobs import Jobs
 from hindmost_agent.rings import Rings
 from hindmost_agent.runner import Runner
 from hindmost_agent.sampler import Host
@@ -51,7 +52,8 @@ class Service:
             self.host.own.spool_limit_bytes = settings.spool_bytes
         rings = Rings(self.host, [settings.ring_dir] if settings.ring_dir else [])
         self.runner = Runner(samplers.load(), self.host, settings.interval_ns)
-        self.agent = Agent(settings.node, settings.interval_ns, self.host, self.runner, rings, self.spool)
+        jobs = None if settings.ring_dir else Jobs(self.host)
+        self.agent = Agent(settings.node, settings.interval_ns, self.host, self.runner, rings, self.spool, jobs)
         self.shipper: Shipper | None = None
         self._started_ns = time.monotonic_ns()
         self._leaving: asyncio.Future[str] | None = None
