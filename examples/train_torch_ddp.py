@@ -37,14 +37,44 @@ class Pictures(Dataset):
         return torch.rand(3, self.size, self.size, generator=generator), index % 10
 
 
+class Arithmetic:
+    """Matrix products that take so many seconds of this device: more work, not a wait until some time has passed."""
+
+    def __init__(self, seconds: float, device: torch.device) -> None:
+        self.matrix = torch.rand((2048, 2048) if device.type == "cuda" else (128, 128), device=device) / 1024
+        self.products = 1
+        self.do()  # warm up
+        self.products = 100
+        took = self.time_gpu() if device.type == "cuda" else self.time_cpu()
+        self.products = max(1, round(seconds * self.products / took))
+
+    def do(self) -> None:
+        for _ in range(self.products):
+            self.matrix = (self.matrix @ self.matrix).clamp_(0, 1e-3)
+
+    def time_cpu(self) -> float:
+        start = time.process_time()
+        self.do()
+        return time.process_time() - start
+
+    def time_gpu(self) -> float:
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        self.do()
+        torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+
 class Fault:
     """Makes one rank slow, from one step on, in one way."""
 
-    def __init__(self, args: argparse.Namespace, rank: int, data: Pictures) -> None:
+    def __init__(self, args: argparse.Namespace, rank: int, data: Pictures, device: torch.device) -> None:
         self.active = args.slow_rank == rank
         self.what, self.seconds, self.from_step = args.slow_what, args.slow_ms / 1e3, args.slow_from_step
         self.per_picture = self.seconds / args.batch_size
         self.data = data
+        # Every rank calibrates, so that they start alike.
+        self.extra = Arithmetic(self.seconds, device) if self.what == "compute" and args.slow_rank >= 0 else None
 
     def strike(self, step: int, where: str) -> None:
         """Called at each place of a step where a fault may be."""
@@ -52,10 +82,8 @@ class Fault:
             return
         if self.what == "input":
             self.data.delay = self.per_picture
-        elif self.what == where == "compute":
-            end = time.perf_counter() + self.seconds
-            while time.perf_counter() < end:
-                pass
+        elif self.what == where == "compute" and self.extra is not None:
+            self.extra.do()
         elif self.what == where:
             time.sleep(self.seconds)
 
@@ -113,7 +141,7 @@ def train(args: argparse.Namespace, rank: int, device: torch.device) -> float:
         build_model(args.width).to(device), device_ids=[device] if device.type == "cuda" else None
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
-    fault, loss = Fault(args, rank, data), torch.zeros(())
+    fault, loss = Fault(args, rank, data, device), torch.zeros(())
     for step, (pictures, labels) in enumerate(loader):
         fault.strike(step, "sleep")
         fault.strike(step, "compute")

@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 STEP, PHASE = 1, 2  # kinds of ring.h
 STEP_SLOT = 0
+#: What is sampled, CPU time and GPU events, may cost one part in so many of a step each.
+COST_SHARE = 1000
 FRAMEWORKS = ("python", "mpi4py", "torch", "keras", "horovod")
 FIRST_PHASE_SLOT, LAST_PHASE_SLOT = 1, 8
 
@@ -81,8 +83,10 @@ class Recorder:
         self.closers: list[Callable[[], None]] = []  # what has to be written before the ring is closed
         #: Called after each written step with its number, its start (ns) and its kind.
         self.on_step: list[Callable[[int, int, str], None]] = []
+        self._ids: dict[str, int] = {}  # the ring's indices of names: a look-up here is a call less
         self._usage = usage
-        self._used = (0, -1)
+        self._used: tuple[int, int] | None = None  # when the step in progress began; None: it is not sampled
+        self._usage_cost_ns = 0
         self._framework = FRAMEWORKS[0]
         self._thread = 0
         self._depth = 0
@@ -98,6 +102,7 @@ class Recorder:
                 opened = Usage()
                 self._usage = opened.read
                 self.closers.append(opened.close)
+                self._usage_cost_ns = min(self._time_usage() for _ in range(3))
             self._used = self._usage()
         return self._thread == get_ident()
 
@@ -114,6 +119,7 @@ class Recorder:
     def move(self, ring: Ring) -> None:
         """Go on in another ring."""
         self.ring = ring
+        self._ids.clear()
         ring.name("gc")
         ring.set_framework(self._framework)
 
@@ -123,13 +129,17 @@ class Recorder:
 
     def phase(self, name: str, start_ns: int, end_ns: int) -> None:
         """Write an interval that has ended."""
-        self.ring.event(PHASE, self.ring.name(name), start_ns, end_ns - start_ns)
+        self.ring.event(PHASE, self._ids.get(name) or self._id(name), start_ns, end_ns - start_ns)
 
     def enter(self, name: str, start_ns: int) -> None:
         """Show a phase as being in progress, until ``leave``."""
         self._depth += 1
         if self._depth <= LAST_PHASE_SLOT:
-            self.ring.enter(self._depth, PHASE, self.ring.name(name), start_ns)
+            self.ring.enter(self._depth, PHASE, self._ids.get(name) or self._id(name), start_ns)
+
+    def _id(self, name: str) -> int:
+        index = self._ids[name] = self.ring.name(name)
+        return index
 
     def leave(self) -> None:
         """The innermost phase in progress has ended."""
@@ -139,7 +149,8 @@ class Recorder:
 
     def step_begins(self, start_ns: int, kind: str = "train") -> None:
         """Show a step as being in progress."""
-        self.ring.enter(STEP_SLOT, STEP, self.ring.name(kind), start_ns, self.numbers.get(kind, 0))
+        index = self._ids.get(kind) or self._id(kind)
+        self.ring.enter(STEP_SLOT, STEP, index, start_ns, self.numbers.get(kind, 0))
 
     def step_leaves(self) -> None:
         """No step is in progress: between epochs, or when training has ended."""
@@ -149,8 +160,9 @@ class Recorder:
         """Write a step that has ended, with what it used of the CPU. ``work``: samples or tokens, 0: as was seen."""
         number = self.numbers.get(kind, 0)
         self.numbers[kind] = number + 1
-        self._write_usage(start_ns)
-        self.ring.event(STEP, self.ring.name(kind), start_ns, end_ns - start_ns, number, value=work or self.seen_work)
+        self._write_usage(start_ns, number + 1, end_ns - start_ns)
+        index = self._ids.get(kind) or self._id(kind)
+        self.ring.event(STEP, index, start_ns, end_ns - start_ns, number, value=work or self.seen_work)
         self.seen_work = 0
         self._ended = end_ns
         for heard in self.on_step:
@@ -168,15 +180,38 @@ class Recorder:
         self._ended = now_ns
         self.step_begins(now_ns, kind)
 
-    def _write_usage(self, start_ns: int) -> None:
-        """The measures ``cpu`` and ``runqueue``: amounts within the step, not intervals of it."""
+    def _time_usage(self) -> int:
+        """What one reading of the usage costs, ns: two system calls, cheap on bare metal and dear in some sandboxes."""
+        start = self.clock()
+        self.usage()
+        return self.clock() - start
+
+    def _write_usage(self, start_ns: int, following: int, duration_ns: int) -> None:
+        """The measures ``cpu`` and ``runqueue``: amounts within the step, not intervals of it.
+
+        Where reading them would cost more than a share of a step, only every 2nd, 4th … step is sampled.
+        """
         if self._usage is None:
             return
-        cpu, waited = self.usage()
-        self.ring.event(PHASE, self.ring.name("cpu"), start_ns, cpu - self._used[0])
-        if waited >= 0 and self._used[1] >= 0:
-            self.ring.event(PHASE, self.ring.name("runqueue"), start_ns, waited - self._used[1])
-        self._used = (cpu, waited)
+        now = None
+        if self._used is not None:
+            now = self._usage()
+            self.ring.event(PHASE, self._id("cpu"), start_ns, now[0] - self._used[0])
+            if now[1] >= 0 and self._used[1] >= 0:
+                self.ring.event(PHASE, self._id("runqueue"), start_ns, now[1] - self._used[1])
+        if following & every(self._usage_cost_ns, duration_ns // COST_SHARE) - 1:
+            self._used = None
+        else:
+            self._used = now or self._usage()
+
+
+def every(cost: int, budget: int) -> int:
+    """Every how many steps something of this cost may be done within a budget a step: a power of two, at most 64.
+
+    A power of two, so that the steps that a slower rank samples are among those that its peers do.
+    """
+    wanted = cost // max(budget, 1)
+    return min(64, 1 << wanted.bit_length()) if wanted else 1
 
 
 class _Nothing:

@@ -7,6 +7,7 @@ Three parts, in one process that is observed as `hindmost run` would have it:
 
 phases    gpu_forward, gpu_backward, gpu_optimizer of the same steps from the probe and from the profiler's kernels
 overhead  time of a GPU-bound step of about 30 ms with the hooks in and out, in alternating blocks
+us_each   what the hooks are made of
 host      host time of a step of a tiny model with the hooks in and out, in alternating blocks: what the probe takes
 """
 
@@ -37,9 +38,19 @@ def observed() -> None:
         "HINDMOST_LAUNCHER": "python",
         "RANK": "0",
         "WORLD_SIZE": "1",
+        "HINDMOST_RING_MODULE": ring_module(),
         "PYTHONPATH": os.pathsep.join([str(ROOT / "agent/hindmost/inject"), os.environ.get("PYTHONPATH", "")]),
     }
     os.execve(sys.executable, [sys.executable, *sys.argv], environ)  # noqa: S606 - this script again
+
+
+def ring_module() -> str:
+    """The C ring as `hindmost run` would give it to a job; empty without a compiler."""
+    sys.path.insert(0, str(ROOT / "agent"))
+    try:
+        return str(importlib.import_module("hindmost.native.build").library("ring"))
+    except importlib.import_module("hindmost.errors").HindmostError:
+        return ""
 
 
 class Training:
@@ -210,6 +221,63 @@ def compare_phases(training: Training, steps: int) -> dict[str, Any]:
     return result
 
 
+def breakdown(device: str) -> dict[str, float]:
+    """us of each thing that hooks are made of, and of all hooks of a step without GPU events and system calls."""
+    stepping = importlib.import_module("hindmost.stepping")
+    recorder, usage = stepping._recorder, stepping.Usage()
+    name, event = recorder.ring.name("bench"), recorder.ring.event
+    found = {
+        "clock": each(recorder.clock),
+        "ring_event": each(lambda: event(6, name, 0, 0)),
+        "ring_enter_leave": each(lambda: (recorder.ring.enter(20, 2, name, 1), recorder.ring.leave(20))),
+        "usage": each(usage.read),
+        "process_time": each(time.process_time_ns),
+        "usage_cost_assumed": recorder._usage_cost_ns / 1e3,
+        "hooks_of_a_step": each(hooks_alone(recorder)),
+    }
+    if device == "cuda":
+        cuda = importlib.import_module("torch").cuda
+        first, second = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+        found |= {
+            "cuda_event_create_record": each(lambda: cuda.Event(enable_timing=True).record()),
+            "cuda_event_record": each(first.record),
+            "cuda_capturing": each(cuda.is_current_stream_capturing),
+        }
+        second.record()
+        cuda.synchronize()
+        found |= {"cuda_event_query": each(second.query), "cuda_elapsed": each(lambda: first.elapsed_time(second))}
+    return found
+
+
+def hooks_alone(recorder: Any) -> Any:
+    """A step of hooks around nothing, into the same ring."""
+    probe = importlib.import_module("hindmost.probes.torch")
+    recogniser = importlib.import_module("hindmost.probes.recognise").Recogniser
+    quiet = importlib.import_module("hindmost.stepping").Recorder(recorder.ring, usage=lambda: (0, -1))
+    torch = importlib.import_module("torch")
+    hooks = probe.Hooks(torch, quiet, recogniser(quiet), None)
+    batch = [torch.zeros(4, 4)]
+
+    def step() -> None:
+        hooks.input_ends(hooks.input_begins(batch), batch, batch)
+        hooks.backward_ends(hooks.backward_begins())
+        hooks.step_begins()
+        hooks.step_ends(0, None, batch)
+
+    return step
+
+
+def each(call: Any, times: int = 5000) -> float:
+    """us a call, the best of five rounds."""
+    rounds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        for _ in range(times // 5):
+            call()
+        rounds.append((time.perf_counter() - start) / (times // 5))
+    return 1e6 * min(rounds)
+
+
 def train_steps() -> int:
     """The number of the train step in progress."""
     recorder = importlib.import_module("hindmost.stepping")._recorder
@@ -230,14 +298,16 @@ def main() -> None:
     torch = importlib.import_module("torch")
     torch.set_float32_matmul_precision("high")
     result: dict[str, Any] = {"torch": torch.__version__, "device": args.device}
+    result["c_ring"] = bool(os.environ.get("HINDMOST_RING_MODULE"))
     if args.device == "cuda":
         result["gpu"] = torch.cuda.get_device_name()
         large = Training("cuda", args.width, args.layers, args.batch, 512)
         large.steps(10)
-        result["phases"] = compare_phases(large, 40)
+        result["phases"] = compare_phases(large, 160)
         result["overhead"] = interleaved(large, args.pairs, 20)
     tiny = Training(args.device, 64, 1, 2, 8)
     tiny.steps(200)
+    result["us_each"] = breakdown(args.device)
     result["host"] = interleaved(tiny, 2 * args.pairs, 200)
     text = json.dumps(result, indent=2)
     print(text)

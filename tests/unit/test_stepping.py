@@ -128,3 +128,21 @@ def test_usage_of_this_process_is_measured() -> None:
 def test_a_kernel_without_schedstat_leaves_the_delay_unmeasured() -> None:
     """No schedstat means -1, not 0."""
     assert stepping.Usage("/nonexistent/schedstat").read()[1] == -1
+
+
+@pytest.mark.parametrize(("cost", "budget", "steps"), [(0, 0, 1), (5, 10, 1), (10, 10, 2), (39, 10, 4), (9999, 1, 64)])
+def test_what_is_dear_is_done_seldom(cost: int, budget: int, steps: int) -> None:
+    """Every how many steps: a power of two, so that ranks that differ sample the same ones, and at most 64."""
+    assert stepping.every(cost, budget) == steps
+
+
+def test_usage_that_is_dear_is_sampled(events: ring.Reader) -> None:
+    """Where reading the CPU time costs too much of a step, some steps have it, of that step alone, and others not."""
+    recorder = stepping._recorder
+    assert recorder is not None
+    recorder.training_thread()
+    recorder._usage_cost_ns = 3
+    for number in range(8):
+        recorder.step(number * 1000, number * 1000 + 1000)
+    sampled = [event.start_ns // 1000 for event in events.poll() if event.name == "cpu"]
+    assert sampled == [0, 4]

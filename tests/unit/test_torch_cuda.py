@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +20,7 @@ class FakeEvent:
         self.cuda, self.at = cuda, -1.0
 
     def record(self) -> None:
+        self.cuda.host_ns += self.cuda.cost_ns
         self.at = self.cuda.enqueued
 
     def query(self) -> bool:
@@ -35,9 +37,11 @@ class FakeCuda:
     def __init__(self) -> None:
         self.enqueued = self.done = 0.0
         self.initialized, self.capturing = True, False
+        self.host_ns, self.cost_ns, self.events = 0, 0, 0
 
     def Event(self, enable_timing: bool) -> FakeEvent:  # noqa: N802 - torch's name
         assert enable_timing
+        self.events += 1
         return FakeEvent(self)
 
     def is_initialized(self) -> bool:
@@ -59,22 +63,22 @@ class Device:
     def __init__(self, directory: Path) -> None:
         identity = Identity("job", 0, 1, 0, "node", "torch", "train.py")
         self.writer = ring.Writer.create(directory, identity, "py", 1024)
-        self.recorder = stepping.Recorder(self.writer, clock=lambda: 0)
         self.cuda = FakeCuda()
+        self.recorder = stepping.Recorder(self.writer, clock=lambda: self.cuda.host_ns)
         self.gpu = GpuPhases(self.cuda, self.recorder)
         self.reader = ring.Reader(self.writer.path)
 
-    def train(self, micro_batches: int = 1) -> None:
+    def train(self, micro_batches: int = 1, host_ns: int = 30_000_000) -> None:
+        self.cuda.host_ns += host_ns
         for _ in range(micro_batches):
             self.gpu.ready()
             self.cuda.enqueued += 3
             self.gpu.backward_begins()
             self.cuda.enqueued += 5
             self.gpu.backward_ends()
-        self.gpu.optimizer_begins()
         self.cuda.enqueued += 1
         self.gpu.optimizer_ends()
-        self.recorder.step(0, 1, "train")
+        self.recorder.step(self.cuda.host_ns - host_ns, self.cuda.host_ns, "train")
 
     def measured(self) -> list[tuple[int, str, float]]:
         """Step, phase and ms of each measure written since the last call."""
@@ -147,3 +151,37 @@ def test_evaluation_is_not_counted_into_the_next_step(device: Device) -> None:
     device.cuda.done = device.cuda.enqueued
     device.gpu._read()
     assert device.measured() == [(1, "gpu_forward", 3.0), (1, "gpu_backward", 5.0), (1, "gpu_optimizer", 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("cost_us", "step_ms", "share"), [(1, 30, 1), (1, 2, 4), (3, 30, 2), (50, 30, 32), (50, 1, 64)], ids=str
+)
+def test_what_measuring_costs_is_bounded(device: Device, cost_us: int, step_ms: int, share: int) -> None:
+    """Where events are dear or steps short only every 2nd, 4th … step is measured, the same ones on every rank."""
+    device.cuda.cost_ns = cost_us * 1000
+    for _ in range(512):
+        device.train(host_ns=step_ms * 1_000_000)
+        device.cuda.done = device.cuda.enqueued
+    steps = [step for step, name, _ in device.measured() if name == "gpu_backward"][2:]
+    assert steps
+    assert {step % share for step in steps} == {0}
+    assert {after - before for before, after in itertools.pairwise(steps)} == {share}
+
+
+def test_events_are_used_again(device: Device) -> None:
+    """A loop without input, whose steps share an event at their border, makes events only at first, and reads right."""
+    for _ in range(100):
+        device.cuda.enqueued += 3
+        device.gpu.backward_begins()
+        device.cuda.enqueued += 5
+        device.gpu.backward_ends()
+        device.cuda.enqueued += 1
+        device.gpu.optimizer_ends()
+        device.recorder.step(0, 10_000_000_000, "train")
+        device.cuda.done = device.cuda.enqueued
+    assert device.cuda.events < 20
+    assert {(name, ms) for _, name, ms in device.measured()} == {
+        ("gpu_forward", 3.0),
+        ("gpu_backward", 5.0),
+        ("gpu_optimizer", 1.0),
+    }

@@ -83,16 +83,12 @@ class Hooks:
         now = self._clock()
         if not self._optimizing:
             self._recogniser.optimizer_begins(now)
-            self._recorder.enter("optimizer", now)
-            if self._gpu is not None:
-                self._gpu.optimizer_begins()
         self._optimizing.append(now)
         return now
 
     def step_ends(self, _start: int, _result: Any, optimizer: Any, *_: Any) -> None:
         start = self._optimizing.pop() if self._optimizing else None
         if start is not None and not self._optimizing:
-            self._recorder.leave()
             if self._gpu is not None:
                 self._gpu.optimizer_ends()
             self._recogniser.optimizer_ends(start, self._clock(), id(optimizer))

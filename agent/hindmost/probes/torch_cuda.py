@@ -1,8 +1,12 @@
 """GPU time of forward, backward and optimizer, by CUDA events that are read steps later and never waited for.
 
-An event is recorded on the current stream where the host begins and ends a phase; the time between two of them is the
-GPU's, idle gaps included. ``gpu_forward`` begins when the batch was there, so it holds the copies to the device.
-Backward's last event comes after the reducer has joined the communication stream: exposed communication is in it.
+An event is recorded on the current stream where the host has the batch, and where it begins backward, ends backward
+and ends the optimizer's step; the time between two of them is the GPU's, idle gaps included. So ``gpu_forward`` holds
+the copies to the device, ``gpu_backward`` the communication that backward waits for (its last event comes after the
+reducer has joined the communication stream), and ``gpu_optimizer`` gradient clipping and unscaling.
+
+Recording and reading cost host time, which a step of some ms would feel: what a measured step costs is itself measured,
+and only every 2nd, 4th … step is, where it would be more than ``stepping.COST_SHARE`` and ``MOST_NS`` allow.
 """
 
 from __future__ import annotations
@@ -10,10 +14,13 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hindmost.stepping import COST_SHARE, PHASE, every
+
 if TYPE_CHECKING:
     from hindmost.stepping import Recorder
 
-PHASE = 2  # of ring.h
+#: Host time that GPU phases may take of a step, on average, however long it is.
+MOST_NS = 10_000
 #: Steps whose events may be outstanding; a GPU further behind than this has the oldest unmeasured.
 OUTSTANDING = 16
 #: Phases of one step that are measured: accumulation over more micro-batches has the rest unmeasured.
@@ -34,71 +41,96 @@ class GpuPhases:
     def __init__(self, cuda: Any, recorder: Recorder) -> None:
         self._cuda = cuda
         self._recorder = recorder
+        self._clock = recorder.clock
+        self._measuring = True
+        self._cost_ns = 0  # of a measured step: the least seen, slowly following when it grows
+        self._spent_ns = 0  # in the step in progress
+        self._pool: list[Any] = []
+        self._read_last: dict[int, Any] = {}  # events of the step read last: the next one may begin with one of them
         self._steps: deque[tuple[int, int, list[Interval]]] = deque()
         self._intervals: list[Interval] = []
-        self._begun: Any = None
-        self._ready: Any = None  # the event of the moment from which a forward may run
+        self._mark_before: Any = None  # where the phase that ends next began
         self._known = False
         recorder.on_step.append(self.step_ends)
         recorder.closers.append(self._read)
 
     def ready(self) -> None:
         """The batch is there: forward may begin."""
-        self._ready = self._mark()
+        self._mark_before = self._mark()
 
     def backward_begins(self) -> None:
-        now = self._mark()
-        self._add("gpu_forward", self._ready, now)
-        self._ready, self._begun = None, now
+        self._ends("gpu_forward")
 
     def backward_ends(self) -> None:
-        now = self._mark()
-        self._add("gpu_backward", self._begun, now)
-        self._begun, self._ready = None, now
-
-    def optimizer_begins(self) -> None:
-        self._begun = self._mark()
+        self._ends("gpu_backward")
 
     def optimizer_ends(self) -> None:
-        now = self._mark()
-        self._add("gpu_optimizer", self._begun, now)
-        self._begun, self._ready = None, now
+        self._ends("gpu_optimizer")
 
     def step_ends(self, number: int, start_ns: int, kind: str) -> None:
         """Keep this step's events until the GPU has passed them; write what it has passed by now."""
+        if kind != "train":
+            self._intervals = []
+            return
+        before = self._clock()
         if self._intervals:
-            if kind == "train" and number > 0:  # number 0 says "the next step" in a measure: warm-up goes unmeasured
+            if number > 0:  # number 0 says "the next step" in a measure: warm-up goes unmeasured
                 self._steps.append((number, start_ns, self._intervals))
             self._intervals = []
         if len(self._steps) > OUTSTANDING:
             self._steps.popleft()
-        self._read()
+        if self._steps:
+            self._read()
+        now = self._clock()
+        self._pace(number + 1, now - before, now - start_ns)
 
-    def _add(self, name: str, begin: Any, end: Any) -> None:
-        if begin is not None and end is not None and len(self._intervals) < INTERVALS:
-            self._intervals.append(Interval(name, begin, end))
+    def _pace(self, following: int, read_ns: int, step_ns: int) -> None:
+        """Decide whether the following step is measured, from what the last measured ones cost."""
+        if self._measuring and following > 1:  # the first step makes events, and asks for the device's name
+            spent = self._spent_ns + read_ns
+            known = self._cost_ns
+            self._cost_ns = known + (spent - known) // 4 if 0 < known < spent else spent
+        self._spent_ns = 0
+        budget = min(step_ns // COST_SHARE, MOST_NS)
+        self._measuring = following & every(self._cost_ns, budget) - 1 == 0
+
+    def _ends(self, name: str) -> None:
+        """A phase ends here and the next begins."""
+        now, begin = self._mark(), self._mark_before
+        self._mark_before = now
+        if begin is not None and now is not None and len(self._intervals) < INTERVALS:
+            self._intervals.append(Interval(name, begin, now))
 
     def _mark(self) -> Any:
         """An event recorded on the current stream; ``None`` before CUDA is in use and while a graph is captured."""
         cuda = self._cuda
-        if not cuda.is_initialized() or cuda.is_current_stream_capturing():
+        if not self._measuring or not cuda.is_initialized() or cuda.is_current_stream_capturing():
             return None
+        start = self._clock()
         if not self._known:
             self._name_device()
-        event = cuda.Event(enable_timing=True)
+        event = self._pool.pop() if self._pool else cuda.Event(enable_timing=True)
         event.record()
+        self._spent_ns += self._clock() - start
         return event
 
     def _read(self) -> None:
         """Write the steps that the GPU has finished."""
+        ring = self._recorder.ring
         while self._steps and self._steps[0][2][-1].end.query():
             number, start_ns, intervals = self._steps.popleft()
             sums: dict[str, float] = {}
             for name, begin, end in intervals:
                 sums[name] = sums.get(name, 0.0) + begin.elapsed_time(end)
-            ring = self._recorder.ring
             for name, milliseconds in sums.items():
                 ring.event(PHASE, ring.name(name), start_ns, int(milliseconds * 1e6), number)
+            self._recycle(intervals)
+
+    def _recycle(self, intervals: list[Interval]) -> None:
+        """Events can be recorded anew once no step refers to them: those of the step read before this one."""
+        here = {id(event): event for _, *events in intervals for event in events}
+        self._pool.extend(event for key, event in self._read_last.items() if key not in here)
+        self._read_last = here
 
     def _name_device(self) -> None:
         """Say which GPU this rank uses, so that its telemetry can be joined."""

@@ -130,6 +130,7 @@ class Synchronisation:
         self._torch = torch
         self._recorder = recorder
         self._models: list[Gradients] = []
+        self._hooked = False
 
     def meet(self, _token: int, _result: None, model: Any, *_: Any) -> None:
         """A DDP model was made. It is watched where its process group blocks and its parameters are on the CPU."""
@@ -141,6 +142,9 @@ class Synchronisation:
             communicator_id(ranks), distributed.get_rank(group), len(ranks), getattr(group, "group_name", "")
         )
         self._models.append(Gradients(model, self._recorder, index))
+        if not self._hooked:  # only now: a job without such a model pays nothing
+            self._hooked = True
+            around(self._torch.autograd, "backward", self.backward_begins, self.backward_ends, self.backward_fails)
 
     def backward_begins(self, *_: Any) -> list[Gradients] | None:
         """The models that this backward may synchronise."""
@@ -167,4 +171,3 @@ def install(torch: Any, recorder: Recorder) -> None:
         return
     models = Synchronisation(torch, recorder)
     around(parallel, "__init__", lambda *_: 0, models.meet)
-    around(torch.autograd, "backward", models.backward_begins, models.backward_ends, models.backward_fails)
