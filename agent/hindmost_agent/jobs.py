@@ -107,7 +107,6 @@ class Jobs:
             parent = int(read_once(folder / "stat", 4096).rsplit(b")", 1)[1].split()[1])
         except (OSError, ValueError, IndexError):  # it has ended, or is another user's
             return None
-        argv = line.split("\0")[:-1]
         if not argv or Path(argv[0]).name in NO_RANKS or self._host.ranks.get(parent) is not None:
             return None
         # A plain process of a batch job is no rank: only a launcher's own variables make it one.
