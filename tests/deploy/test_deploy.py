@@ -71,6 +71,17 @@ def test_every_file_that_compose_mounts_exists() -> None:
     assert (folder / services["collector"]["build"]["context"] / services["collector"]["build"]["dockerfile"]).is_file()
 
 
+def test_the_image_is_built_from_all_that_the_wheel_needs() -> None:
+    """What the build context leaves out is nothing that pyproject.toml names."""
+    ignored = (DEPLOY / "compose" / "Dockerfile.dockerignore").read_text()
+    sent = {line.removeprefix("!") for line in ignored.splitlines() if line.startswith("!")}
+    wheel = re.search(r"\[tool\.hatch\.build.*?(?=\n\[tool\.ruff)", (ROOT / "pyproject.toml").read_text(), re.DOTALL)
+    assert wheel is not None
+    named = {path for path in re.findall(r'"([^"]+)"', wheel[0]) if (ROOT / path).exists()}
+    assert len(named) > 4
+    assert {path.split("/")[0] for path in named} | {"pyproject.toml", "README.md", "LICENSE"} == sent
+
+
 def test_only_the_agents_port_leaves_the_machine() -> None:
     """Pages and metrics are published on loopback; so is the agents' port until somebody names another address."""
     services = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())["services"]
