@@ -1,4 +1,4 @@
-"""Intervals that are no phases of a step (file reads, checkpoints, garbage collection) put into the steps they fell in."""
+"""Intervals that are no phases of a step (file reads, checkpoints, pauses) put into the steps they fell in."""
 
 from __future__ import annotations
 
