@@ -124,7 +124,7 @@ def step_ms(observed: bool, directory: Path, number: int) -> float:
     return (arrived[LAST_STEP] - arrived[FIRST_STEP]) * 1e3 / (LAST_STEP - FIRST_STEP)
 
 
-def steps(directory: Path, pairs: int = 12) -> dict[str, Any]:
+def steps(directory: Path, pairs: int = 10) -> dict[str, Any]:
     """Pairs of whole jobs, under `hindmost run` and bare, the order drawn anew for each pair."""
     took: dict[bool, list[float]] = {True: [], False: []}
     order = random.Random(3)  # noqa: S311 - an order of measuring
