@@ -15,7 +15,7 @@
 
 #include "nccl_abi.h"
 
-enum { CHANNELS = 4, MANY = 5000, THREADS = 8 };
+enum { CHANNELS = 4, MANY = 5000, THREADS = 8, EACH = 250 }; /* THREADS * EACH fit the pool */
 
 static const struct nccl_profiler_v4 *v4;
 static const struct nccl_profiler_v5 *v5;
@@ -117,7 +117,7 @@ static void silent(void) {
 
 static void *many(void *arg) {
     struct communicator own = open_communicator("thread", (uint64_t)(uintptr_t)arg, 2, 0);
-    for (int i = 0; i < MANY / THREADS; i++)
+    for (int i = 0; i < EACH; i++)
         run_one(&own, "AllReduce", i);
     return NULL;
 }

@@ -100,7 +100,7 @@ def test_threads_do_not_mix(play: Callable[..., object], rings: Callable[[], lis
     assert reader.lost == 0
     for comm in range(1, 9):
         own = [(e.seq, e.start_ns, e.duration_ns) for e in events if e.comm_id == comm]
-        assert own == [(i, 1000000 * (i + 1), 503) for i in range(625)]
+        assert own == [(i, 1000000 * (i + 1), 503) for i in range(250)]
 
 
 def test_forked_child_is_silent(play: Callable[..., object], rings: Callable[[], list[ring.Reader]]) -> None:
