@@ -55,13 +55,14 @@
 
 enum hm_producer { HM_PYTHON = 1, HM_MPI = 2, HM_NCCL = 3 };
 
-enum hm_kind {
+enum hm_kind {         /* 0: a slot that was claimed for an event that could not be written */
     HM_STEP = 1,       /* name: train, eval; seq: step number; value: samples or tokens, 0 unknown */
     HM_PHASE = 2,      /* name: input, h2d, forward, backward, sync, optimizer, checkpoint, gc, gpu_forward … */
     HM_COLLECTIVE = 3, /* name: all_reduce …; comm, seq; peer: root; value: bytes */
-    HM_P2P = 4,        /* name: send, recv …; comm, peer; value: bytes */
-    HM_SELF = 5,       /* the gap since the last collective, written just before the collective that ends it;
-                          value: CPU ns of the process, seq: us its main thread waited for a CPU (see flags) */
+    HM_P2P = 4,        /* name: send, recv, wait …; comm, peer; value: bytes; seq: of the collective a wait is for */
+    HM_SELF = 5,       /* a rank's own time since its last collective ended (start), without what it spent in other MPI
+                          calls, written just before the collective that ends it; value: CPU ns of the process,
+                          seq: us its main thread waited for a CPU (see flags) */
     HM_MARK = 6,       /* an instant; name says what */
     HM_IO = 7          /* file I/O; name: file_read …; value: bytes */
 };
