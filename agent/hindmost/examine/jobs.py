@@ -32,7 +32,7 @@ def python(machine: Machine) -> Finding:
 
 def agent(machine: Machine) -> Finding:  # noqa: ARG001 - asks about this interpreter
     """What the node agent imports."""
-    return _modules("agent", {"grpc": "grpcio", "google.protobuf": "protobuf", "psutil": "psutil"})
+    return _modules("agent", {"google.protobuf": "protobuf"})
 
 
 def collector(machine: Machine) -> Finding:  # noqa: ARG001 - asks about this interpreter

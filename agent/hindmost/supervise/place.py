@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 import secrets
@@ -110,7 +109,7 @@ def must_be_free(listen: str) -> None:
     try:
         socket.create_server((host.strip("[]"), int(port))).close()
     except OSError as error:
-        why = "no such host" if isinstance(error, socket.gaierror) else os.strerror(error.errno or errno.EINVAL)
+        why = os.strerror(error.errno) if (error.errno or 0) > 0 else "no such host"
         raise HindmostError(f"--listen {listen}: {why}; name another port, or leave it out for a free one") from error
 
 
