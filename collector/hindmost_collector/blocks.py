@@ -233,7 +233,8 @@ def _parts(joined: Grid, own: Floats, starts: Ints, numbers: Ints, table: Table)
     """What own time consists of: CPU, run queue and being blocked between collectives, or the phases of the steps."""
     found = _phase_blocks(table, joined.ranks, numbers)
     if not np.isnan(joined.cpu).all():
-        runqueue = np.nan_to_num(joined.runqueue)
+        # The kernel charges a wait when it ends: one that began in the collective may exceed the gap it ended in.
+        runqueue = np.clip(np.nan_to_num(joined.runqueue), 0.0, np.nan_to_num(own))
         cpu = np.clip(joined.cpu, 0.0, np.maximum(own - runqueue, 0.0))  # of all threads: more than elapsed is parallel
         known = ~np.isnan(joined.cpu)
         found["self_cpu"] = sums_by_step(cpu, starts)

@@ -106,7 +106,16 @@ def stretch(series: Floats, smallest: float) -> tuple[int, int]:
         first -= 1
     while last < len(levels) - 1 and levels[last + 1] >= levels[best] / 2:
         last += 1
-    return edges[first], edges[last + 1]
+    stop = edges[last + 1]
+    ended = stop < len(series) and _over(series[stop:], levels[best])
+    return edges[first], stop if ended else len(series)
+
+
+def _over(after: Floats, level: float) -> bool:
+    """Whether a habit has ended: what follows is long enough to tell, and clearly lower throughout."""
+    if len(after) < 2 * _SHORTEST:
+        return False
+    return bool(np.nanmax(block_medians(after)) < level / 2 and float(median(after)) < level / 4)
 
 
 def _changes(series: Floats, start: int, stop: int, smallest: float, left: int) -> list[int]:

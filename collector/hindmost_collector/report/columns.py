@@ -18,7 +18,15 @@ Cell: TypeAlias = "Callable[[Mapping[str, Any]], str]"
 SHOWN = 16
 
 _PHASES = tuple(name for name in PHASES if name not in ("cpu", "runqueue"))
-_TITLES = {"gpu_forward": "gpu fwd", "gpu_backward": "gpu bwd", "gpu_optimizer": "gpu opt"}
+_TITLES = {
+    "forward": "fwd",
+    "backward": "bwd",
+    "optimizer": "opt",
+    "checkpoint": "ckpt",
+    "gpu_forward": "gfwd",
+    "gpu_backward": "gbwd",
+    "gpu_optimizer": "gopt",
+}
 
 
 def duration(value: float | None) -> str:
@@ -58,10 +66,10 @@ def number(value: float | None) -> str:
 
 
 #: Under the table: what its numbers are.
-CAPTION = "times in ms a step: medians, caused wait a mean"
+CAPTION = "times in ms a step: medians, caused wait a mean; gfwd, gbwd, gopt: on the GPU"
 
 #: What goes first where the table is too wide; phases go before these, the least telling first.
-_FIRST_TO_GO = ("rss", "transfer", "cpu", "self", "node", "last in")
+_FIRST_TO_GO = ("rss", "xfer", "cpu", "self", "node", "last in")
 
 
 def table(rows: Sequence[Mapping[str, Any]], width: int | None = None) -> tuple[list[str], list[list[str]]]:
@@ -107,7 +115,7 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, Cell]]:
         ("self", lambda row: number(row.get("self_ms"))),
         *[(_TITLES.get(name, name), phase(name)) for name in _PHASES if name in telling],
         ("comm wait", lambda row: number(row.get("wait_ms"))),
-        ("transfer", lambda row: number(row.get("transfer_ms"))),
+        ("xfer", lambda row: number(row.get("transfer_ms"))),
         ("caused wait", lambda row: number(row.get("caused_wait_ms"))),
         ("last in", lambda row: ratio(row.get("share_last"))),
         ("cpu", lambda row: ratio(row.get("cpu_ratio"))),
