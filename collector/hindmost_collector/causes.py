@@ -34,15 +34,24 @@ _GPU_FIRST = (*_SYSTEM, "compute", "input", "h2d")
 _FOREIGN_BYTES = 600e6
 
 
+#: Forward and the first of backward are seen, which is a third of the computing at least.
+_MOST_HIDDEN = 3.0
+
+
 @dataclass(frozen=True)
 class Cause:
-    """``cause`` explains the fraction ``explained`` of the excess; with ``unknown``, ``partial`` explains most."""
+    """``cause`` explains the fraction ``explained`` of the excess; with ``unknown``, ``partial`` explains most.
+
+    ``beyond`` is how many times the excess the cause's own measurement is, where lateness shows only a part: beside
+    backward, collectives queue, and how much later a slow GPU's gradients get goes unseen.
+    """
 
     cause: str
     explained: float | None = None
     partial: str | None = None
     shares_ns: tuple[tuple[str, float], ...] = ()
     remark: str | None = None
+    beyond: float = 1.0
 
 
 def explain(blocks: Blocks, row: int, columns: Array, settings: Settings) -> Cause:
@@ -58,7 +67,9 @@ def explain(blocks: Blocks, row: int, columns: Array, settings: Settings) -> Cau
     for name in order:
         if fractions.get(name, 0.0) >= settings.min_explained:
             why, remark = _finer(blocks, row, columns, excess, settings) if name == "compute" else (name, None)
-            return Cause(why, fractions[name], None, listed, remark)
+            hides = blocks.overlapped and name == "compute"
+            beyond = float(np.clip(shares[name] / excess, 1.0, _MOST_HIDDEN)) if hides else 1.0
+            return Cause(why, fractions[name], None, listed, remark, beyond)
     best = max(fractions, key=lambda name: fractions[name])
     return Cause("unknown", fractions[best], best if fractions[best] > 0 else None, listed)
 

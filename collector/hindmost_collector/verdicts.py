@@ -87,7 +87,7 @@ def _straggler(
     habits = [habit for habit, _ in group]
     span = _span(habits)
     gain = _saving(blocks, [*before, *habits]) - _saving(blocks, before)
-    cost = min(float(gain[span].mean()), whatif.observed_change(blocks, span))
+    cost = min(float(gain[span].mean()) * group[0][1].beyond, whatif.observed_change(blocks, span))
     ratio = cost / float(np.nanmean(blocks.period[span]))
     if cost < settings.min_cost * blocks.step_ns or cost < settings.min_share_of_waste * waste(blocks):
         return None
