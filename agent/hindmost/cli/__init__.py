@@ -21,6 +21,7 @@ COMMANDS = {
     "agent": "sample this node and its training processes",
     "collector": "receive agents, judge live, serve metrics and the page",
     "native": "build the C libraries for the MPI that jobs use",
+    "simulate": "write the recording of a job whose faults are known",
     "attach": "look into training processes that are already running",
     "doctor": "say what can be seen on this machine, and what cannot, and why",
 }

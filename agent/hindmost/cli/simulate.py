@@ -1,0 +1,91 @@
+"""``hindmost simulate``: write the recording of a job whose faults are known."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hindmost.errors import HindmostError, UsageError
+
+if TYPE_CHECKING:
+    import argparse
+
+_FAULT = re.compile(
+    r"(?P<cause>\w+):(?P<ranks>\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*):(?P<percent>\d+(?:\.\d+)?)%"
+    r"(?:@(?P<onset>\d+)(?:-(?P<end>\d+))?)?(?:~(?P<duty>\d+(?:\.\d+)?)%)?"
+)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add this subcommand's arguments."""
+    parser.add_argument("out", metavar="FOLDER", type=Path, help="where the recording goes: a new folder")
+    parser.add_argument("--format", choices=("run", "traces"), default="run", help="default: a run directory")
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--layout", choices=("dp", "fsdp", "tp_dp", "pp_dp"), default="dp")
+    parser.add_argument("--tensor", type=int, default=1, metavar="N", help="ranks of a tensor-parallel group")
+    parser.add_argument("--pipeline", type=int, default=1, metavar="N", help="pipeline stages")
+    parser.add_argument("--step-ms", type=float, default=100.0, help="computing of a clean step")
+    parser.add_argument("--run-ahead", type=int, default=0, help="steps that the host may be ahead of the GPU")
+    parser.add_argument("--varying-lengths", type=float, default=0.0, metavar="SIGMA", help="of sequence lengths")
+    parser.add_argument("--fault", action="append", default=[], metavar="CAUSE:RANKS:PERCENT%[@FROM[-TO]][~DUTY%]")
+    parser.add_argument("--truth", type=Path, metavar="FILE", help="write what is so, apart from the recording")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate, write, say what was written."""
+    try:
+        from hindmost_collector.simulate import Scenario, simulate
+        from hindmost_collector.simulate.write import write
+    except ImportError as error:
+        raise HindmostError(f"{error.name} is not installed: pip install 'hindmost[collector]'") from error
+    scenario = Scenario(
+        ranks=args.ranks,
+        steps=args.steps,
+        seed=args.seed,
+        layout=args.layout,
+        tensor=args.tensor,
+        pipeline=args.pipeline,
+        step_ms=args.step_ms,
+        run_ahead=args.run_ahead,
+        varying_lengths=args.varying_lengths,
+        faults=tuple(fault for text in args.fault for fault in parse_fault(text)),
+    )
+    simulated = simulate(scenario)
+    write(simulated.run, args.out, args.format)
+    if args.truth:
+        args.truth.write_text(json.dumps(asdict(simulated.truth), indent=1) + "\n")
+    sys.stdout.write(f"{args.out}: {args.ranks} ranks, {args.steps} steps; judge it by: hindmost report {args.out}\n")
+    return 0
+
+
+def parse_fault(text: str) -> list[Any]:
+    """``compute:3,5-6:20%@40-90~30%``: ranks 3, 5 and 6 slower by 20 % of the step in 30 % of steps 40 to 89.
+
+    A fault for each rank: each is a cause of its own, and its repair has its own worth.
+    """
+    from hindmost_collector.simulate import Fault
+
+    found = _FAULT.fullmatch(text)
+    if found is None:
+        raise UsageError(f"--fault {text}: expected CAUSE:RANKS:PERCENT%[@FROM[-TO]][~DUTY%], like compute:3:20%@40")
+    ranks: list[int] = []
+    for part in found["ranks"].split(","):
+        low, _, high = part.partition("-")
+        ranks += range(int(low), int(high or low) + 1)
+    return [
+        Fault(
+            found["cause"],
+            (rank,),
+            float(found["percent"]) / 100,
+            int(found["onset"] or 0),
+            int(found["end"]) if found["end"] else None,
+            float(found["duty"] or 100) / 100,
+        )
+        for rank in ranks
+    ]

@@ -1,0 +1,70 @@
+"""``hindmost simulate`` writes recordings that are read back as any other."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from hindmost.cli import main
+from hindmost.cli.simulate import parse_fault
+from hindmost.errors import UsageError
+from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_collector.simulate.write import write
+from hindmost_collector.sources import load
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_a_run_directory_holds_what_was_simulated(tmp_path: Path) -> None:
+    """Every step and collective comes back, and what hung is still in flight."""
+    run = simulate(Scenario(4, 12, faults=(Fault("hang", (1,), onset=9),))).run
+    write(run, tmp_path / "run", "run")
+    again = load(tmp_path / "run")
+    for name in ("duration_ns", "rank", "seq", "op"):
+        assert np.array_equal(np.sort(again.collectives[name]), np.sort(run.collectives[name]))
+    assert int(again.steps["gpu_forward_ns"].sum()) == int(run.steps["gpu_forward_ns"].sum())
+    assert again.in_flight["rank"].tolist() == [0, 2, 3]
+
+
+@pytest.mark.parametrize("layout", ["dp", "tp_dp", "pp_dp"])
+def test_a_trace_folder_holds_who_waited_how_long(tmp_path: Path, layout: str) -> None:
+    """Ranks, communicators, steps and durations survive the way through CSV."""
+    run = simulate(Scenario(4, 6, layout=layout, tensor=2, pipeline=2)).run
+    write(run, tmp_path / "traces", "traces")
+    again = load(tmp_path / "traces")
+    assert again.job.world_size == 4
+    for rank in range(4):
+        ours, theirs = (one.collectives["rank"] == rank for one in (run, again))
+        for name in ("duration_ns", "comm", "step", "peer"):
+            assert np.array_equal(np.sort(run.collectives[name][ours]), np.sort(again.collectives[name][theirs])), name
+
+
+def test_the_truth_is_written_apart(tmp_path: Path) -> None:
+    """Only the file that was asked for holds what is so; the folder that the judge reads does not."""
+    out, truth = tmp_path / "run", tmp_path / "truth.json"
+    fault = ["--fault", "input:1:30%"]
+    assert main(["simulate", str(out), "--ranks", "4", "--steps", "12", *fault, "--truth", str(truth)]) == 0
+    known = json.loads(truth.read_text())
+    assert known["faults"][0]["ranks"] == [1]
+    assert known["total_ns"] > known["repaired_ns"]
+    assert not any(b"repaired" in path.read_bytes() for path in out.rglob("*") if path.is_file())
+
+
+def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
+    """Nothing is ever written over."""
+    (tmp_path / "precious").write_text("x")
+    with pytest.raises(UsageError, match="not empty"):
+        write(simulate(Scenario(2, 3)).run, tmp_path, "run")
+    assert [path.name for path in tmp_path.iterdir()] == ["precious"]
+
+
+def test_faults_are_spelled_on_the_command_line() -> None:
+    """Cause, ranks, size, and where wanted an interval and a share of steps."""
+    assert parse_fault("compute:3:20%") == [Fault("compute", (3,), 0.2)]
+    assert parse_fault("gc:1,4-5:7.5%@40-90~30%") == [Fault("gc", (r,), 0.075, 40, 90, 0.3) for r in (1, 4, 5)]
+    with pytest.raises(UsageError, match="--fault compute: expected"):
+        parse_fault("compute")
