@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from hindmost.errors import UsageError
 
-from hindmost_collector.model import UNMEASURED, Job, Run, Table, rows
-from hindmost_collector.sources.columns import concatenate, table
+from hindmost_collector.model import UNMEASURED, Job, Run, Table
+from hindmost_collector.sources.columns import table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,7 +61,8 @@ def load(files: Sequence[Path]) -> Run:
     workers = np.unique(c["rank"])
     tensor_parallel = sizes.get("tp_size", 1)
     world = sizes.get("world_size", len(workers))
-    notes = [f"{path.name} has no host, GPU or network data: causes are told by kind of operation only."]
+    held = f"{len(c['step']):,} operations of {len(np.unique(c['step']))} steps as a graph"
+    notes = [f"{path.name} holds {held}: no collective says who waited for whom, so ranks are not compared."]
     if tensor_parallel > 1:
         notes.append(f"Each worker stands for a tensor-parallel group of {tensor_parallel} ranks, named by its first.")
     if left_out:
@@ -69,7 +70,6 @@ def load(files: Sequence[Path]) -> Run:
     return Run(
         job=Job(id=sizes_name(path), world_size=world, source=NAME),
         ranks=table("ranks", rank=workers, world_size=world),
-        steps=_steps(c, start),
         operations=_operations(c, start),
         notes=tuple(notes),
     )
@@ -141,25 +141,3 @@ def _operations(c: dict[str, np.ndarray[Any, Any]], start: np.ndarray[Any, Any])
         dp=c["dp_rank"],
         tp=0,
     )
-
-
-def _steps(c: dict[str, np.ndarray[Any, Any]], start: np.ndarray[Any, Any]) -> Table:
-    """Each worker's steps from its first operation's start to its last one's end."""
-    parts = []
-    for rank in np.unique(c["rank"]):
-        mine = c["rank"] == rank
-        numbers, which = np.unique(c["step"][mine], return_inverse=True)
-        first, last = np.full(len(numbers), np.inf), np.full(len(numbers), -np.inf)
-        np.minimum.at(first, which, start[mine])
-        np.maximum.at(last, which, (start + c["duration"])[mine])
-        parts.append(
-            table(
-                "steps",
-                rank=np.full(len(numbers), rank),
-                step=numbers,
-                kind="train",
-                start_ns=_nanoseconds(first),
-                duration_ns=_nanoseconds(last - first),
-            )
-        )
-    return concatenate("steps", [part for part in parts if rows(part)])

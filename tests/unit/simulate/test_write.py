@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-
 from hindmost.cli import main
 from hindmost.cli.simulate import parse_fault
 from hindmost.errors import UsageError

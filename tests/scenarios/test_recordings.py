@@ -1,0 +1,93 @@
+"""Recordings of real training on GPUs with known faults are judged as what they are.
+
+Three of them are in the repository. The whole set is looked for in ``HINDMOST_CORPUS``, the published traces in
+``HINDMOST_STRAGGLER_ANALYSIS``.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hindmost_collector.judge import judge
+from hindmost_collector.sources import load
+
+ROOT = Path(__file__).resolve().parents[2]
+OURS = ROOT / "tests/fixtures/recordings"
+CORPUS = Path(os.environ.get("HINDMOST_CORPUS", ROOT.parent / "shared/corpus"))
+STUDY = Path(os.environ.get("HINDMOST_STRAGGLER_ANALYSIS", ROOT.parent / "shared/straggler-analysis"))
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Who is named, why, since when, and what the fault did to the mean step in ms (``None``: not asked)."""
+
+    kinds: tuple[str, ...]
+    ranks: tuple[int, ...] = ()
+    cause: str | None = None
+    since: int | None = None
+    cost_ms: float | None = None
+
+
+RECORDINGS = {
+    "ddp-clean": Expected(("balanced",)),
+    "ddp-slow-compute-rank1": Expected(("straggler",), (1,), "compute", cost_ms=1.6),
+    "ddp-slow-compute-onset-rank1": Expected(("straggler",), (1,), "compute", since=60, cost_ms=2.6),
+    "ddp-slow-input-rank2": Expected(("straggler", "intermittent"), (2,), "input", cost_ms=0.9),
+    "tp2-dp2-slow-compute-rank3": Expected(("straggler",), (3,), "compute"),
+    "ddp-hang-rank1": Expected(("hang",), (1,)),
+    "ddp-noisy-host-slow-input-rank2": Expected(("straggler",), (2,), "input"),
+    "inspector-ddp-clean": Expected(("balanced",)),
+    "inspector-ddp-slow-rank0": Expected(("straggler",), (0,), "compute", cost_ms=3.6),
+    "kineto-ddp-slow-rank0": Expected(("straggler",), (0,), "compute"),
+}
+
+
+def _recording(name: str) -> Path:
+    for folder in (CORPUS, OURS):
+        if (folder / f"{name}.tar.xz").exists():
+            return folder / f"{name}.tar.xz"
+    pytest.skip(f"{name}: no such recording in {CORPUS}; HINDMOST_CORPUS names the folder")
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_a_recording_is_judged_as_what_it_is(name: str) -> None:
+    """Kind, culprits and nobody else, cause, onset within three steps, cost within a fifth of the measured effect."""
+    expected = RECORDINGS[name]
+    verdict = judge(load(_recording(name))).verdicts[0]
+    assert verdict.kind in expected.kinds
+    assert verdict.ranks == expected.ranks
+    if expected.cause is not None:
+        assert verdict.cause == expected.cause
+    if expected.since is not None:
+        assert abs((verdict.since_step or 0) - expected.since) <= 3
+    if expected.cost_ms is not None:
+        assert verdict.cost_ms_per_step == pytest.approx(expected.cost_ms, rel=0.2)
+
+
+def test_a_hang_is_told_with_the_line_in_which_the_culprit_stands() -> None:
+    """The stack dump of the rank that did not come is part of the evidence."""
+    verdict = judge(load(OURS / "ddp-hang-rank1.tar.xz")).verdicts[0]
+    assert any("data (corpus.py:49)" in line for line in verdict.evidence)
+
+
+def test_rank_numbers_are_those_of_the_job_s_own_records() -> None:
+    """The steps of a rank and the operations of its process go together: both show the slow one."""
+    run = load(OURS / "ddp-slow-compute-rank1.tar.xz")
+    forward = {rank: run.steps["gpu_forward_ns"][run.steps["rank"] == rank][20:].mean() for rank in range(4)}
+    waited = {rank: run.collectives["duration_ns"][run.collectives["rank"] == rank][500:].mean() for rank in range(4)}
+    assert max(forward, key=lambda rank: forward[rank]) == 1
+    assert min(waited, key=lambda rank: waited[rank]) == 1
+
+
+@pytest.mark.parametrize("name", ["AR", "ST"])
+def test_a_graph_of_operations_is_no_ground_for_a_name_or_an_all_clear(name: str) -> None:
+    """Who waited for whom is not in these traces as they are read: the judge abstains rather than guess."""
+    path = STUDY / f"trace-{name}.parquet"
+    if not path.exists():
+        pytest.skip(f"{path}: not there; HINDMOST_STRAGGLER_ANALYSIS names the folder")
+    run = load(path)
+    assert len(run.operations["rank"]) > 1000
+    assert [verdict.kind for verdict in judge(run).verdicts] == ["insufficient_data"]
