@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector import blocks as blocks_of
-from hindmost_collector import summary, whatif
+from hindmost_collector import pipeline, summary, whatif
 from hindmost_collector.detectors import hang, intermittent, slow_link, straggler
 from hindmost_collector.model import Run, rows
 from hindmost_collector.settings import DEFAULT, Settings
@@ -32,6 +32,8 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
 
     Never raises for missing or contradictory data: what cannot be judged is ``insufficient_data``, and says why.
     """
+    if rows(run.operations):
+        return pipeline.judge(run, settings)
     blocks = blocks_of.build(run, settings)
     p99 = float(np.nanpercentile(blocks.period, 99)) if blocks is not None and blocks.period.size else float("nan")
     found: list[Verdict] = []
