@@ -1,0 +1,75 @@
+"""Nothing that a recording holds or claims takes more memory or disk than is set aside for it."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hindmost.errors import HindmostError, UsageError
+from hindmost_collector.simulate import Scenario, simulate
+from hindmost_collector.simulate.write import write
+from hindmost_collector.sources import files, load, processes, profiler_csv
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _archive(path: Path, **members: bytes) -> Path:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return path
+
+
+def test_a_large_recording_is_read_in_windows_alike_on_all_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left out is left out everywhere, and the report is told."""
+    write(simulate(Scenario(4, 40)).run, tmp_path / "traces", "traces")
+    whole = load(tmp_path / "traces")
+    monkeypatch.setattr(processes, "MAX_OPERATIONS", 400)
+    monkeypatch.setattr(processes, "WINDOW_NS", 500_000_000)
+    monkeypatch.setattr(profiler_csv, "WINDOW_NS", 500_000_000)
+    part = load(tmp_path / "traces")
+    counts = np.bincount(part.collectives["rank"])
+    assert counts.sum() < len(whole.collectives["rank"]) / 2
+    assert counts.max() - counts.min() <= 12  # a step's operations at the edge of a window
+    assert any("stay in memory" in note for note in part.notes)
+
+
+def test_an_archive_cannot_write_outside_its_folder(tmp_path: Path) -> None:
+    """Names that lead elsewhere, and links, are no part of a recording."""
+    members = {"../escaped.jsonl": b"x", "/tmp/hindmost-escaped.jsonl": b"x", "notes.txt": b"hello\n"}
+    with pytest.raises(UsageError, match=r"found 1 of \.txt"):
+        load(_archive(tmp_path / "a.tar.gz", **members))
+    assert not (tmp_path / "escaped.jsonl").exists()
+    assert not (tmp_path.parent / "escaped.jsonl").exists()
+
+
+def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes are added up before anything is written."""
+    monkeypatch.setattr(files, "MAX_UNPACKED_BYTES", 1000)
+    with pytest.raises(HindmostError, match="unpacks to too much"):
+        load(_archive(tmp_path / "bomb.tar.gz", big=b"\0" * 100_000))
+
+
+def test_a_torn_archive_ends_in_one_line(tmp_path: Path) -> None:
+    """Half a download is named as such."""
+    path = _archive(tmp_path / "torn.tar.gz", big=np.random.default_rng(1).bytes(50_000))
+    path.write_bytes(path.read_bytes()[:20_000])
+    with pytest.raises(UsageError, match=r"torn\.tar\.gz: damaged or cut short"):
+        load(path)
+
+
+def test_empty_files_are_told_from_an_empty_folder(tmp_path: Path) -> None:
+    """Both are errors, each with its own sentence."""
+    with pytest.raises(UsageError, match="an empty folder"):
+        load(tmp_path)
+    (tmp_path / "prof.1.csv").touch()
+    with pytest.raises(UsageError, match="all empty"):
+        load(tmp_path)
