@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import TYPE_CHECKING
 
 import pytest
@@ -96,3 +97,14 @@ def test_loopback_unless_another_host_is_named() -> None:
     """Agents are told the loopback address where every rank is here, or where no named host is known."""
     assert place.address([]) == "127.0.0.1"
     assert place.address(["no-such-host.invalid"]) == "127.0.0.1"
+
+
+def test_an_address_nobody_can_listen_on_is_named() -> None:
+    """A port in use and a host that is none are each named by the option that asked for them."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(HindmostError, match=f"--listen {taken}: Address already in use"):
+            place.must_be_free(taken)
+    with pytest.raises(HindmostError, match="no such host"):
+        place.must_be_free("no-such-host.invalid:1")
+    place.must_be_free("127.0.0.1:0")

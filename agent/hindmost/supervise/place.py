@@ -109,7 +109,7 @@ def must_be_free(listen: str) -> None:
     try:
         socket.create_server((host.strip("[]"), int(port))).close()
     except OSError as error:
-        why = os.strerror(error.errno) if (error.errno or 0) > 0 else "no such host"
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else "no such host"
         raise HindmostError(f"--listen {listen}: {why}; name another port, or leave it out for a free one") from error
 
 
