@@ -40,4 +40,8 @@ def render(report: Mapping[str, Any], ranks: Iterable[int] | None = None) -> str
 
 
 def _cell(value: object) -> object:
-    return "" if value is None else round(value, 6) if isinstance(value, float) else value
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else round(value, 6)
+    return value

@@ -59,8 +59,8 @@ def _figures(report: Mapping[str, Any]) -> str:
     shown = [
         ("typical step", columns.duration(step.get("p50"))),
         ("slow step (p99)", columns.duration(step.get("p99"))),
-        ("time lost to uneven ranks", columns.ratio(what_if.get("wasted_ratio"))),
-        ("step if all were alike", columns.duration(what_if.get("ideal_step_ms"))),
+        ("lost to whoever is last, noise included", columns.ratio(what_if.get("wasted_ratio"))),
+        ("step if no rank were ever later than its peers", columns.duration(what_if.get("ideal_step_ms"))),
     ]
     cells = "".join(
         f"<div><b>{escape(value)}</b><span>{name}</span></div>" for name, value in shown if value != columns.UNMEASURED
@@ -87,13 +87,17 @@ def _row(row: Mapping[str, Any], line: Sequence[str], named: bool) -> str:
 
 
 def _bar(row: Mapping[str, Any]) -> str:
-    """How the rank's step divides into its own time and waiting for others, as far as measured."""
-    step, wait = row.get("step_ms"), row.get("wait_ms")
-    if not step or wait is None:
+    """How much of the rank's step was its own time, waiting for others and transfer, as far as measured."""
+    step = row.get("step_ms")
+    if not step or row.get("wait_ms") is None:
         return ""
-    waiting = min(max(wait / step, 0.0), 1.0)
-    own = f'<div class="own" style="width:{1 - waiting:.1%}"></div>'
-    return f'<div class="bar">{own}<div class="wait" style="width:{waiting:.1%}"></div></div>'
+    parts = (("own", row.get("self_ms")), ("wait", row.get("wait_ms")))
+    drawn = "".join(
+        f'<div class="{name}" style="width:{min(max(value / step, 0.0), 1.0):.1%}"></div>'
+        for name, value in parts
+        if value is not None
+    )
+    return f'<div class="bar">{drawn}</div>'
 
 
 def _notes(report: Mapping[str, Any]) -> str:
