@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hindmost_agent.ranks import RankProcess
 from hindmost_agent.sampler import Host
 
 
@@ -164,3 +168,32 @@ def nvml() -> FakeNvml:
 def gpu_host(nvml: FakeNvml) -> Host:
     """A host whose NVML is the fake one."""
     return Host(nvml_library=nvml)
+
+
+def _fake_node() -> Any:
+    path = Path(__file__).with_name("fake_node.py")
+    spec = importlib.util.spec_from_file_location("fake_node", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+fake_node = _fake_node()
+
+
+def _statvfs(path: str) -> os.statvfs_result:
+    return os.statvfs_result((4096, 4096, 1000, 600, 500, 100, 50, 40, 0, 255))
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Host:
+    """A whole node: 192 cores, 8 GPUs, 8 InfiniBand ports, Lustre, NFS, and one rank on it."""
+    root = fake_node.build(tmp_path / "node")
+    host = Host(
+        proc=root / "proc", sys=root / "sys", cgroup=root / "cgroup", dev=root / "dev", statvfs=_statvfs,
+        nvml_library=FakeNvml(8),
+    )  # fmt: skip
+    host.ranks.put(RankProcess("job", 0, 8, 0, fake_node.PID, 777))
+    return host

@@ -44,7 +44,7 @@ COUNTERS: dict[str, tuple[Metric, float]] = {
     "hw_counters/roce_adp_retrans": (_of("adaptive_retransmissions", "Adaptive retransmissions of RoCE."), 1.0),
 }
 ACTIVE = gauge("hindmost_node_infiniband_link_active", "1 while the link's logical state is active.", *_BY)
-RATE = gauge("hindmost_node_infiniband_link_bits_per_second", "Rate at which the link was trained.", *_BY)
+RATE = gauge("hindmost_node_infiniband_link_bytes_per_second", "Rate at which the link was trained.", *_BY)
 INFO = gauge("hindmost_node_infiniband_info", "1; what the port is.", *_BY, "link_layer", "firmware", "board")
 
 
@@ -91,8 +91,8 @@ class Infiniband(NumberFiles):
 
 
 def _rate(line: str) -> float:
-    """Bits a second from ``400 Gb/sec (4X NDR)``."""
+    """Bytes a second from ``400 Gb/sec (4X NDR)``."""
     try:
-        return float(line.split(maxsplit=1)[0]) * 1e9
+        return float(line.split(maxsplit=1)[0]) * 1e9 / 8
     except (ValueError, IndexError):
         return NAN

@@ -49,7 +49,7 @@ class Nfs(Sampler):
         for block in self._file.read().split(b"device ")[1:]:
             head = block.split(None, 6)
             # "server:/path mounted on /mnt with fstype nfs4 statvers=1.1"
-            if len(head) == 7 and head[5].startswith(b"nfs"):
+            if len(head) == 7 and head[6].startswith(b"nfs"):
                 self._mount(block, (head[0].decode("utf-8", "replace"), head[3].decode("utf-8", "replace")), found)
         if not found:
             raise Absent("no NFS mount")

@@ -1,0 +1,94 @@
+"""One scrape of a whole node is what it was, and what Prometheus wants. Renew with ``RENEW_GOLDEN=1 pytest``."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hindmost_agent import samplers
+from hindmost_agent.exposition import Exposition
+from hindmost_agent.runner import NS, Runner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+if TYPE_CHECKING:
+    from hindmost_agent.sampler import Host
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden/agent_scrape.txt"
+
+
+def kinds() -> dict[str, type]:
+    """All but the agent's account of itself, which differs from run to run."""
+    return {name: kind for name, kind in samplers.load().items() if name != "agent"}
+
+
+def scrape(host: Host) -> bytes:
+    runner = Runner(kinds(), host, NS)
+    for second in (0, 100):
+        runner.run(second * NS)
+    return Exposition("node1").render(runner.latest.values())
+
+
+def test_the_scrape_is_what_it_was(node: Host) -> None:
+    """Every sampler finds its source on this node, and none reads anything else."""
+    page = scrape(node)
+    if os.environ.get("RENEW_GOLDEN"):
+        GOLDEN.parent.mkdir(exist_ok=True)
+        GOLDEN.write_bytes(page)
+    assert node.own.errors == {}
+    assert set(node.own.success) == set(kinds())
+    assert page.decode().splitlines() == GOLDEN.read_text().splitlines()
+
+
+def test_prometheus_has_nothing_to_say_against_it(node: Host) -> None:
+    """promtool, from Debian's package prometheus, lints names, units and help."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed (Debian: prometheus)")
+    done = subprocess.run(
+        [promtool, "check", "metrics"], input=scrape(node), capture_output=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr.decode()) == (0, "")
+
+
+def test_no_series_comes_twice(node: Host) -> None:
+    """Prometheus refuses a page that holds one series twice."""
+    names = [line.rsplit(" ", 1)[0] for line in scrape(node).decode().splitlines() if not line.startswith("#")]
+    assert len(names) == len(set(names)) > 2000
+
+
+BROKEN = st.one_of(
+    st.binary(max_size=200),
+    st.integers(0, 60),  # truncated to so much
+    st.just(b"9" * 300_000),
+    st.none(),  # vanished
+)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_broken_files_break_nothing(node: Host, data: st.DataObject) -> None:
+    """Truncated, binary, huge or vanished: no sampler raises out of the runner, and the page is still a page."""
+    runner = Runner(kinds(), node, NS)
+    runner.run(0)
+    files = sorted(path for path in node.proc.rglob("*") if path.is_file())
+    some = data.draw(st.lists(st.sampled_from(files), min_size=1, max_size=6, unique=True))
+    before = {path: path.read_bytes() for path in some}
+    plan = [(path, data.draw(BROKEN)) for path in some]
+    for path, broken in plan:
+        if broken is None:
+            path.unlink()
+        else:
+            path.write_bytes(broken if isinstance(broken, bytes) else before[path][:broken])
+    try:
+        readings = runner.run(1000 * NS)
+        page = Exposition("node1").render(readings)
+    finally:
+        for path, content in before.items():
+            path.write_bytes(content)
+    assert all(len(reading.values) == len(reading.series) for reading in readings)
+    assert all(line.startswith(b"#") or float(line.rsplit(b" ", 1)[1]) is not None for line in page.splitlines())
