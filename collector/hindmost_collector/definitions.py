@@ -67,6 +67,11 @@ class Definitions:
         """Those of ``refs`` that nobody has defined yet."""
         return [ref for ref in dict.fromkeys(refs) if ref not in self.ranks and ref not in self.schemas]
 
+    def command(self, job: str) -> str | None:
+        """The command line that a job's lowest rank runs, as far as known."""
+        said = [(rank.rank, rank.command) for rank in self.ranks.values() if rank.job == job and rank.command]
+        return min(said)[1] if said else None
+
     def learn(self, sent: wire.Definitions, decoder: Decoder, clock: NodeClock) -> None:
         """Take definitions in; ranks and communicators that are new become rows. Raises Malformed."""
         for schema in sent.schemas:

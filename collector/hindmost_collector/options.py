@@ -33,6 +33,8 @@ class Options:
     flush_seconds: float = 0.0
     memory_mib: int = 256
     judge_seconds: float = 2.0
+    retention_days: float = 0.0
+    retention_gib: float = 0.0
     log_format: str = "text"
 
     @property
@@ -114,6 +116,9 @@ def _check(options: Options) -> None:
         raise UsageError(f"memory_mib is {options.memory_mib}: at least 16 are needed")
     if options.log_format not in {"text", "json"}:
         raise UsageError(f"log_format is {options.log_format!r}: text or json")
+    for name in ("retention_days", "retention_gib"):
+        if getattr(options, name) < 0:
+            raise UsageError(f"{name} is {getattr(options, name)}: zero for no limit, or more")
     for name in ("flush_seconds", "judge_seconds"):
         if not 0 <= getattr(options, name) <= 3600:
             raise UsageError(f"{name} is {getattr(options, name)}: between 0 and 3600")

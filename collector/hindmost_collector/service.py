@@ -29,6 +29,7 @@ from hindmost_collector.recording import Recorder
 from hindmost_collector.scrape import Scrape
 from hindmost_collector.sealing import seal
 from hindmost_collector.store.parquet import ParquetStore
+from hindmost_collector.store.upkeep import Retention, Upkeep
 from hindmost_collector.web.server import Page
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ log = logging.getLogger(__name__)
 TICK_S = 0.5
 #: How long agents may take to flush and say Goodbye once told to stop.
 GOODBYE_S = 12.0
+#: Between rounds of compaction and retention.
+UPKEEP_S = 30.0
 #: A series whose agent has not sent for this long has no value.
 STALE_NS = 120_000_000_000
 #: A job that nobody speaks of for this long is over, and so is one whose ranks are all gone for a tenth of it.
@@ -97,7 +100,7 @@ class Collector:
         if http:
             self._page = Page(http, self.scrape)
         await self._server.start()
-        work = (self._ticks(), self._judges(), self.lag.watch())
+        work = (self._ticks(), self._judges(), self.lag.watch(), self._keep_up())
         self._tasks = [asyncio.create_task(one) for one in work]
         self.ready = True
         if self.options.job_id:
@@ -122,6 +125,24 @@ class Collector:
             if pending >= self.options.flush_period or departing or self.recorder.pressure > 0.125:
                 await self.flush()
 
+    async def _keep_up(self) -> None:
+        """Compact and expire, a piece at a time, when the store allows."""
+        store = self.recorder.store
+        if not isinstance(store, ParquetStore):
+            return
+        limits = Retention(self.options.retention_days, int(self.options.retention_gib * 2**30))
+        upkeep = Upkeep(store, limits)
+        while True:
+            await asyncio.sleep(UPKEEP_S)
+            if self.recorder.failing:
+                continue
+            try:
+                while await asyncio.to_thread(upkeep.compact):
+                    await asyncio.sleep(1.0)
+                await asyncio.to_thread(upkeep.expire)
+            except (OSError, HindmostError) as error:
+                log.warning("upkeep of the store failed, and will be tried again: %s", error)
+
     def gather(self) -> None:
         """Move what has arrived to the recorder, the windows and the counters."""
         sequences = self.ingest.received()
@@ -132,6 +153,8 @@ class Collector:
                 self.scrape.nodes.add(block)
             if name:
                 self.job(name).add(chunk, self.decoder.words, self.definitions, now)
+                if "ranks" in chunk.plain:
+                    self._note(name, {"started_ns": self.jobs[name].started_ns})
         self.recorder.add(chunks, sequences)
         self.scrape.nodes.expire(now - STALE_NS)
         self._relieve()
@@ -200,7 +223,7 @@ class Collector:
         ours = job == self.options.job_id
         known = {
             "job_id": job,
-            "command": live.command,
+            "command": live.command or self.definitions.command(job),
             "launcher": (self.options.launcher or None) if ours else None,
             "world_size": live.world_size,
             "nodes": sorted(set(live.window.ranks()["node"].tolist())) or None,

@@ -7,6 +7,8 @@ job's directory in a store *is* a run directory, and can be copied away and repo
 from __future__ import annotations
 
 import json
+import shutil
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -15,7 +17,7 @@ from hindmost.errors import HindmostError
 
 from hindmost_collector.store import segments
 from hindmost_collector.store.journal import TEMPORARY, Journal, write_durably
-from hindmost_collector.store.run_directory import open_run, read_run
+from hindmost_collector.store.run_directory import read_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
     from hindmost_collector.model import Run
 
-__all__ = ["ParquetStore", "open_run", "read_run"]
+__all__ = ["ParquetStore", "read_run"]
 
 #: The job that node metrics belong to where an agent serves a node rather than one job.
 NODES = "_nodes"
@@ -49,6 +51,7 @@ class ParquetStore:
             raise HindmostError(f"cannot record into {root}: {error.strerror or error}") from error
         self.torn = self._set_torn_aside()
         self._known_directories: set[Path] = set()
+        self._writing = threading.Lock()  # flushes and upkeep commit from different threads
 
     @property
     def sequences(self) -> Mapping[str, int]:
@@ -71,8 +74,9 @@ class ParquetStore:
         clock: dict[str, Any] | None = None,
     ) -> tuple[int, int]:
         """Make the rows of ``(job, table)`` and the agents' sequences durable; ``(rows, bytes)``. Raises OSError."""
-        self._journal.finish()
-        flush = self._journal.state.flush + 1
+        with self._writing:
+            self._journal.finish()
+            flush = self._journal.state.flush + 1
         day = time.strftime("%Y%m%d", time.gmtime())
         renames, rows, total = [], 0, 0
         try:
@@ -82,13 +86,26 @@ class ParquetStore:
                 rows += segments.write(table, data, temporary)
                 total += temporary.stat().st_size
                 renames.append((str(temporary.relative_to(self.root)), str(final.relative_to(self.root))))
-            self._journal.commit(renames, sequences=dict(sequences), clock=clock)
+            with self._writing:
+                self._journal.commit(renames, sequences=dict(sequences), clock=clock)
         except OSError:
             for temporary_name, _ in renames:
                 if (temporary_name, _) not in self._journal.state.renames:
                     (self.root / temporary_name).unlink(missing_ok=True)
             raise
         return rows, total
+
+    def swap(self, made: tuple[Path, Path], replaced: list[Path]) -> None:
+        """Put a segment, written under a temporary name, in the place of others, in one commit. Raises OSError."""
+        temporary, final = (str(path.relative_to(self.root)) for path in made)
+        deletions = [str(path.relative_to(self.root)) for path in replaced if path != made[1]]
+        with self._writing:
+            self._journal.commit([(temporary, final)], deletions=deletions)
+
+    def remove(self, job: Path) -> None:
+        """Delete a job's directory, once no segment is left in it."""
+        shutil.rmtree(job, ignore_errors=True)
+        self._known_directories = {one for one in self._known_directories if job not in one.parents}
 
     def _directory(self, job: str, table: str) -> Path:
         directory = self.job_directory(job) / "segments" / table

@@ -49,11 +49,6 @@ def read_run(path: Path) -> Run:
     return Run(job=_job(path, meta, shown), **shown, notes=(*notes, *_losses(states), *_clock_note(tables["clocks"])))
 
 
-def open_run(path: Path) -> Run:
-    """The run at ``path``; see ``read_run``."""
-    return read_run(path)
-
-
 def _read_meta(path: Path) -> tuple[dict[str, Any], list[str]]:
     try:
         meta = json.loads((path / "meta.json").read_bytes())

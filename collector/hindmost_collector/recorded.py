@@ -1,0 +1,131 @@
+"""A recorded run for notebooks and scripts: its tables as Arrow or pandas, and SQL over them.
+
+>>> run = hindmost_collector.open("runs/42")                            # doctest: +SKIP
+>>> run.steps().to_pandas().groupby("rank").duration_ns.median()        # doctest: +SKIP
+>>> run.sql("select rank, quantile_cont(duration_ns, 0.99) / 1e6 as p99_ms from steps group by rank").to_pandas()
+...                                                                     # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+from hindmost.errors import UsageError
+
+from hindmost_collector.store import schema, segments
+from hindmost_collector.store.run_directory import is_run_directory, read_run
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from hindmost_collector.model import Run
+
+
+class Recording:
+    """One run directory, or a store of many. Reading works while a collector writes."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Raises UsageError when there is no recording at ``path``."""
+        self.path = Path(path)
+        if not self.path.is_dir():
+            raise UsageError(f"{path} is no directory: give a run directory, or a collector's store")
+        self._jobs = [self.path] if is_run_directory(self.path) else self._found()
+        if not self._jobs:
+            raise UsageError(f"{path} holds no recording: give a run directory, or a collector's store")
+
+    def _found(self) -> list[Path]:
+        return sorted(one for one in self.path.iterdir() if one.is_dir() and is_run_directory(one))
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What ``meta.json`` says of the run; of a store's first job where there are several."""
+        try:
+            known: dict[str, Any] = json.loads((self._jobs[0] / "meta.json").read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return known
+
+    def table(self, name: str) -> pa.Table:
+        """All rows of a table of ``TABLES``, ``clocks`` or ``rank_states``, with the job in the column ``job``."""
+        if name not in schema.STORED:
+            raise UsageError(f"there is no table {name!r}; tables are {', '.join(schema.STORED)}")
+        return self.sql(f'select * from "{name}"')  # noqa: S608 - one of our own names
+
+    def steps(self) -> pa.Table:
+        """A row a step of a rank: durations and phases in ns, -1 unmeasured."""
+        return self.table("steps")
+
+    def collectives(self) -> pa.Table:
+        """A row a collective or point-to-point call of a rank."""
+        return self.table("collectives")
+
+    def metrics(self) -> pa.Table:
+        """A row a sample of a node or process metric; ``labels`` is JSON."""
+        return self.table("metrics")
+
+    def ranks(self) -> pa.Table:
+        """A row each time a rank said who it is."""
+        return self.table("ranks")
+
+    def run(self) -> Run:
+        """The run as detectors take it. Raises UsageError for a store of several jobs."""
+        if len(self._jobs) != 1:
+            raise UsageError(f"{self.path} holds {len(self._jobs)} jobs: open one of its directories")
+        return read_run(self._jobs[0])
+
+    def sql(self, query: str) -> pa.Table:
+        """Run DuckDB SQL over the tables as views; every view has a column ``job``.
+
+        Raises UsageError, with DuckDB's own words, for a query that is wrong.
+        """
+        for attempt in range(5):
+            with duckdb.connect() as connection:
+                try:
+                    self._views(connection)
+                    return connection.sql(query).to_arrow_table()
+                except duckdb.IOException:  # compaction took a segment away after it was listed
+                    if attempt == 4:
+                        raise
+                except duckdb.Error as error:
+                    raise UsageError(f"the query failed: {str(error).splitlines()[0]}") from error
+        raise AssertionError
+
+    def _views(self, connection: duckdb.DuckDBPyConnection) -> None:
+        for table in schema.STORED:
+            parts = [part for job in self._jobs for part in self._selects(job, table)]
+            connection.execute(f'create view "{table}" as {" union all by name ".join(parts) or _nothing(table)}')
+
+    def _selects(self, job: Path, table: str) -> list[str]:
+        found = [one.path for one in segments.listed(job / "segments" / table) if not segments.is_torn(one.path)]
+        if not found:
+            return []
+        files = ", ".join(_quoted(str(path)) for path in found)
+        return [f"select {_quoted(_job_id(job))} as job, * from read_parquet([{files}], union_by_name = true)"]  # noqa: S608 - quoted
+
+
+def _job_id(job: Path) -> str:
+    try:
+        return str(json.loads((job / "meta.json").read_bytes())["job_id"])
+    except (OSError, ValueError, KeyError):
+        return job.name
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _nothing(table: str) -> str:
+    kinds = {"i": "bigint", "u": "ubigint", "f": "double", "U": "varchar"}
+    columns = (
+        f'null::{kinds[schema.missing_column(dtype, 0).dtype.kind]} as "{name}"'
+        for name, dtype in schema.STORED[table].items()
+    )
+    return f"select null::varchar as job, {', '.join(columns)} where false"
+
+
+def open_recording(path: str | Path) -> Recording:
+    """The recording at ``path``: a run directory or a store. Raises UsageError when it is neither."""
+    return Recording(path)

@@ -1,0 +1,112 @@
+"""The store between flushes, and reading it: compaction, retention, SQL."""
+
+from __future__ import annotations
+
+import time
+
+import hindmost_collector
+import numpy as np
+import pyarrow as pa
+import pytest
+from hindmost.cli import query
+from hindmost.errors import UsageError
+from hindmost_collector.store import schema
+from hindmost_collector.store.parquet import ParquetStore
+from hindmost_collector.store.upkeep import FEW, Retention, Upkeep
+
+DAY = 86400.0
+
+
+def steps(step):
+    """One step of rank 0 as a stored table."""
+    columns = {name: [step] for name in schema.STORED["steps"]} | {"rank": [0], "kind": ["train"], "input_ns": [-1]}
+    target = schema.arrow_schema("steps")
+    return pa.Table.from_arrays([pa.array(columns[field.name], field.type) for field in target], schema=target)
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A store of one job, ``j``, with one segment a step."""
+    made = ParquetStore(tmp_path, single=False)
+    for step in range(FEW + 4):
+        made.write({("j", "steps"): [steps(step)]}, {"a@n": step})
+    yield made
+    made.close()
+
+
+def test_compaction_keeps_every_row(store, tmp_path):
+    """Many small segments become one with the same rows, and the sequences stay."""
+    assert Upkeep(store, Retention()).compact() == FEW + 4
+    assert len(list((tmp_path / "j/segments/steps").glob("*.parquet"))) == 1
+    assert hindmost_collector.open(tmp_path).steps()["step"].to_pylist() == list(range(FEW + 4))
+    assert store.sequences == {"a@n": FEW + 3}
+    assert Upkeep(store, Retention()).compact() == 0
+
+
+def test_compaction_happens_again_with_what_came_later(store, tmp_path):
+    """A compacted segment is merged with later ones, in place, losing nothing."""
+    upkeep = Upkeep(store, Retention())
+    upkeep.compact()
+    for step in range(100, 100 + FEW):
+        store.write({("j", "steps"): [steps(step)]}, {"a@n": step})
+    assert upkeep.compact() == FEW + 1
+    assert len(hindmost_collector.open(tmp_path).steps()) == 2 * FEW + 4
+
+
+def test_compaction_survives_a_crash(store, tmp_path, monkeypatch):
+    """Killed after the commit and before the swap, the next start finishes it: no row is lost or doubled."""
+    monkeypatch.setattr(store._journal, "finish", lambda: None)
+    Upkeep(store, Retention()).compact()
+    store.close()
+    again = ParquetStore(tmp_path, single=False)
+    assert len(list((tmp_path / "j/segments/steps").glob("*.parquet"))) == 1
+    assert len(hindmost_collector.open(tmp_path).steps()) == FEW + 4
+    again.close()
+
+
+def test_old_days_go(store, tmp_path):
+    """Segments of days beyond the retention are deleted, a job without any with them; writing goes on."""
+    later = Upkeep(store, Retention(days=7), now=lambda: time.time() + 9 * DAY)
+    assert Upkeep(store, Retention(days=7)).expire() == 0
+    assert later.expire() > 0
+    assert not (tmp_path / "j").exists()
+    store.write({("j", "steps"): [steps(1)]}, {})
+    assert len(hindmost_collector.open(tmp_path).steps()) == 1
+
+
+def test_size_is_bounded_oldest_first(store, tmp_path):
+    """Over the size limit the oldest segments go, and only as many as needed."""
+    one = next((tmp_path / "j/segments/steps").glob("*.parquet")).stat().st_size
+    Upkeep(store, Retention(bytes=3 * one + one // 2)).expire()
+    assert hindmost_collector.open(tmp_path).steps()["step"].to_pylist() == [FEW + 1, FEW + 2, FEW + 3]
+
+
+def test_query_prints_rows(store, tmp_path, capsys):
+    """``hindmost query`` answers SQL over a store, with the job as a column."""
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    query.configure(parser)
+    args = parser.parse_args(
+        [str(tmp_path), "select job, max(step) as newest from steps group by 1", "--format", "csv"]
+    )
+    assert query.run(args) == 0
+    assert capsys.readouterr().out == f"job,newest\nj,{FEW + 3}\n"
+
+
+def test_wrong_query_is_a_usage_error(store, tmp_path):
+    """A wrong query, an unknown table and a directory without a recording each say what is wrong."""
+    with pytest.raises(UsageError, match="nosuch"):
+        hindmost_collector.open(tmp_path).sql("select nosuch from steps")
+    with pytest.raises(UsageError, match="there is no table"):
+        hindmost_collector.open(tmp_path).table("nosuch")
+    with pytest.raises(UsageError, match="holds no recording"):
+        hindmost_collector.open(tmp_path / "j/segments")
+
+
+def test_older_schema_reads_as_unmeasured():
+    """A column that an older version did not write reads as not measured, whatever its type."""
+    older = pa.table({"rank": pa.array([3], pa.int32()), "step": pa.array([1], pa.int64())})
+    columns = schema.to_numpy("steps", older)
+    assert (columns["forward_ns"].tolist(), columns["kind"].tolist()) == ([-1], [""])
+    assert np.isnan(schema.to_numpy("intervals", older)["value"]).all()
