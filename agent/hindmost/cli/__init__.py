@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "run": "run a training job under observation and print the verdict",
     "report": "judge a recorded run, or a folder of a foreign format",
+    "query": "SQL over a recorded run, also while it is written",
     "agent": "sample this node and its training processes",
     "collector": "receive agents, judge live, serve metrics and the page",
     "native": "build the C libraries for the MPI that jobs use",

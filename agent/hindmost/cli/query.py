@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import argparse
 
-HELP = "SQL over a recorded run, also while it is written"
-
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Where, what, and in which form."""
