@@ -61,8 +61,7 @@ def load(files: Sequence[Path]) -> Run:
     workers = np.unique(c["rank"])
     tensor_parallel = sizes.get("tp_size", 1)
     world = sizes.get("world_size", len(workers))
-    held = f"{len(c['step']):,} operations of {len(np.unique(c['step']))} steps as a graph"
-    notes = [f"{path.name} holds {held}: no collective says who waited for whom, so ranks are not compared."]
+    notes = [f"{path.name} has no host, GPU or network data: causes are told by kind of operation only."]
     if tensor_parallel > 1:
         notes.append(f"Each worker stands for a tensor-parallel group of {tensor_parallel} ranks, named by its first.")
     if left_out:
