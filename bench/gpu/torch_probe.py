@@ -18,6 +18,7 @@ import importlib
 import json
 import os
 import random
+import shutil
 import statistics
 import sys
 import tempfile
@@ -313,6 +314,7 @@ def main() -> None:
     print(text)
     if args.out:
         args.out.write_text(text + "\n")
+    shutil.rmtree(os.environ["HINDMOST_RING_DIR"], ignore_errors=True)
 
 
 if __name__ == "__main__":
