@@ -94,7 +94,7 @@ def build(operations: Table) -> Graph:
         op=op,
         names=names,
         group=group,
-        after=_order(step, table["rank"], start, np.isin([names[one] for one in op], _PAIRED)),
+        after=_order(step, table["rank"], [names[one] for one in op], table["seq"].tolist()),
         cost=cost,
         ideal=ideal,
     )
@@ -144,16 +144,36 @@ def _cost(start: Floats, duration: Floats, group: Ints) -> Floats:
     return cost
 
 
-def _order(step: Ints, rank: Array, start: Floats, paired: Array) -> list[list[int]]:
-    """[N] what each operation follows on its worker: the one before it, or the batch of sends and receives."""
+#: What follows the pipeline on a worker waits for its sends and receives to be over.
+_AFTER_PIPELINE = ("gc", "layernorm-grads-all-reduce", "grads-reduce-scatter")
+
+
+def _order(step: Ints, rank: Array, names: list[str], seq: list[int]) -> list[list[int]]:
+    """[N] what each operation follows on its worker.
+
+    Computing and what all replicas do follow one another; each direction of sends and of receives is a stream of its
+    own, beside the computing. A send follows the computing of its micro-batch, and computing its receive.
+    """
     after: list[list[int]] = []
-    previous: list[int] = []
-    batch: list[int] = []
-    for i in range(len(step)):
-        if i and (step[i] != step[i - 1] or rank[i] != rank[i - 1]):
-            previous, batch = [], []
-        if not (batch and start[i] == start[batch[0]] and paired[i] and paired[batch[0]]):
-            previous, batch = batch, []
-        after.append(list(previous))
-        batch.append(i)
+    edges = np.flatnonzero((np.diff(step) != 0) | (np.diff(rank) != 0)) + 1
+    for first, stop in zip([0, *edges.tolist()], [*edges.tolist(), len(step)], strict=True):
+        of_worker = {(names[i], seq[i]): i for i in range(first, stop)}
+        last: dict[str, int] = {}
+        for i in range(first, stop):
+            stream, found = _stream(names[i], seq[i], of_worker, last)
+            after.append(found)
+            last[stream] = i
     return after
+
+
+def _stream(name: str, seq: int, of_worker: dict[tuple[str, int], int], last: dict[str, int]) -> tuple[str, list[int]]:
+    """The stream of an operation and its predecessors."""
+    way, _, what = name.partition("-")
+    stream = name if name in _PAIRED else ""
+    found = [last[stream]] if stream in last else []
+    partner = {"send": (f"{way}-compute", seq), "compute": (f"{way}-recv", seq)}.get(what)
+    if partner in of_worker:
+        found.append(of_worker[partner])
+    if name in _AFTER_PIPELINE:
+        found += [one for other, one in last.items() if other]
+    return stream, found

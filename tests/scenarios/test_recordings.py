@@ -86,10 +86,10 @@ def test_rank_numbers_are_those_of_the_job_s_own_records() -> None:
     ("name", "kind", "ranks", "slowdown"), [("AR", "straggler", (0,), 1.9730), ("ST", "uneven_workload", (), 1.1787)]
 )
 def test_a_graph_of_operations_is_replayed(name: str, kind: str, ranks: tuple[int, ...], slowdown: float) -> None:
-    """The slowed worker is named, the heavy stage is nobody's, and the slowdown is that published within 0.2 %."""
+    """The slowed worker is named, the heavy stage is nobody's, and the slowdown is that published within 0.1 %."""
     path = STUDY / f"trace-{name}.parquet"
     if not path.exists():
         pytest.skip(f"{path}: not there; HINDMOST_STRAGGLER_ANALYSIS names the folder")
     report = judge(load(path))
     assert [(verdict.kind, verdict.ranks) for verdict in report.verdicts] == [(kind, ranks)]
-    assert report.what_if.slowdown == pytest.approx(slowdown, rel=0.002)
+    assert report.what_if.slowdown == pytest.approx(slowdown, rel=0.001)
