@@ -6,12 +6,11 @@ import asyncio
 import logging
 import random
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from google.protobuf.message import DecodeError
+import grpc
+import grpc.aio
 from hindmost_proto import telemetry_pb2 as wire
-
-from hindmost_agent.grpc_stream import GrpcStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +22,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 METHOD = "/hindmost.v1.Telemetry/Stream"
+OPTIONS = (
+    # Between nodes of a cluster a web proxy is never on the way, though the environment often names one.
+    ("grpc.enable_http_proxy", 0),
+    # Each attempt is a new connection: the back-off between them is ours.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", 4 << 20),
+    ("grpc.max_send_message_length", -1),
+    # Probing for bandwidth answers every message with a ping, which wakes the library's threads: a third of its cost.
+    ("grpc.http2.bdp_probe", 0),
+)
 #: Clock round trips: a quick handful at the start of a stream, then one every few seconds.
 FIRST_ROUND_TRIPS = 8
 CLOCK_PERIOD_S = 5.0
@@ -104,7 +113,7 @@ class Shipper:
             started_ns = self._monotonic_ns()
             try:
                 await self._stream()
-            except (ConnectionError, asyncio.TimeoutError) as error:
+            except (grpc.aio.AioRpcError, ConnectionError, asyncio.TimeoutError, asyncio.InvalidStateError) as error:
                 self._say(error)
             except Exception:
                 log.exception("the stream broke in an unforeseen way; trying again")
@@ -119,23 +128,26 @@ class Shipper:
         return ceiling * (0.5 + 0.5 * self._jitter())
 
     async def _stream(self) -> None:
-        stream = await GrpcStream.open(self.target.host, self.target.port, METHOD, SILENCE_S)
-        tasks: list[asyncio.Future[None]] = []
-        try:
-            await stream.write(wire.AgentMessage(hello=self._hello()).SerializeToString())
-            first = await asyncio.wait_for(_next(stream), SILENCE_S)
-            if first is None or first.WhichOneof("body") != "welcome":
-                raise ConnectionError("it does not answer as a collector")
-            self._opened(first.welcome)
-            tasks += [asyncio.ensure_future(work) for work in (self._receive(stream), self._send(stream), self._beat())]
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            stream.close()
+        async with grpc.aio.insecure_channel(str(self.target), options=OPTIONS) as channel:
+            call: Any = channel.stream_stream(
+                METHOD, request_serializer=None, response_deserializer=wire.CollectorMessage.FromString
+            )()
+            tasks: list[asyncio.Future[None]] = []
+            try:
+                await call.write(wire.AgentMessage(hello=self._hello()).SerializeToString())
+                first: Any = await asyncio.wait_for(call.read(), SILENCE_S)
+                if first is grpc.aio.EOF or first.WhichOneof("body") != "welcome":
+                    raise ConnectionError("it does not answer as a collector")
+                self._opened(first.welcome)
+                tasks += [asyncio.ensure_future(work) for work in (self._receive(call), self._send(call), self._beat())]
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                call.cancel()
 
     def _opened(self, welcome: wire.Welcome) -> None:
         self._spool.connected(welcome.durable_sequence)
@@ -148,29 +160,29 @@ class Shipper:
         self._outbox = []
         self._ask_time()
 
-    async def _send(self, stream: GrpcStream) -> None:
+    async def _send(self, call: Any) -> None:
         budget, then_ns = self._pace.burst, self._monotonic_ns()
         while True:
             while self._outbox:
-                await stream.write(self._outbox.pop(0))
+                await call.write(self._outbox.pop(0))
             outgoing = None if self._window_full() else self._spool.next()
             if outgoing is None:
                 if self._leaving is not None and not self._window_full():
-                    await self._say_goodbye(stream)
+                    await self._say_goodbye(call)
                 if self._settled.is_set():
-                    stream.done_writing()
+                    await call.done_writing()
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            await stream.write(outgoing.message)
+            await call.write(outgoing.message)
             now_ns = self._monotonic_ns()
             budget = min(budget + (now_ns - then_ns) / 1e9 * self._pace.rate, self._pace.burst) - len(outgoing.message)
             then_ns = now_ns
             if budget < 0:
                 await asyncio.sleep(-budget / self._pace.rate)
 
-    async def _say_goodbye(self, stream: GrpcStream) -> None:
-        await stream.write(wire.AgentMessage(goodbye=wire.Goodbye(reason=self._leaving or "")).SerializeToString())
+    async def _say_goodbye(self, call: Any) -> None:
+        await call.write(wire.AgentMessage(goodbye=wire.Goodbye(reason=self._leaving or "")).SerializeToString())
         self._leaving = None
         self._goodbye_said = True
         self._check_settled()
@@ -178,8 +190,8 @@ class Shipper:
     def _window_full(self) -> bool:
         return self._spool.on_the_way() >= WINDOW
 
-    async def _receive(self, stream: GrpcStream) -> None:
-        while (message := await _next(stream)) is not None:
+    async def _receive(self, call: Any) -> None:
+        while (message := await call.read()) is not grpc.aio.EOF:
             self._heard_ns = self._monotonic_ns()
             kind = message.WhichOneof("body")
             if kind == "ack":
@@ -245,14 +257,5 @@ class Shipper:
         """One line when a collector is lost or was never there, not one for each attempt."""
         if not self._said:
             self._said = True
-            what = str(error) or type(error).__name__
+            what = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error) or type(error).__name__
             log.warning("collector %s is out of reach (%s): kept in the spool until it answers", self.target, what)
-
-
-async def _next(stream: GrpcStream) -> wire.CollectorMessage | None:
-    """The collector's next message; ``None`` at the end. Raises ``ConnectionError``, also for what is no message."""
-    raw = await stream.read()
-    try:
-        return None if raw is None else wire.CollectorMessage.FromString(raw)
-    except DecodeError as error:
-        raise ConnectionError("it does not answer as a collector") from error
