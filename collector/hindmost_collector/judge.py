@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector import blocks as blocks_of
-from hindmost_collector import pipeline, summary, whatif
+from hindmost_collector import pipeline, sharing, summary, whatif
 from hindmost_collector.detectors import hang, intermittent, slow_link, straggler
 from hindmost_collector.model import Run, rows
+from hindmost_collector.robust import median
 from hindmost_collector.settings import DEFAULT, Settings
 from hindmost_collector.verdict import Report, Verdict
 from hindmost_collector.verdicts import (
@@ -22,6 +23,7 @@ from hindmost_collector.verdicts import (
     of_links,
     of_stalls,
 )
+from hindmost_collector.wording import names
 
 if TYPE_CHECKING:
     from hindmost_collector.blocks import Blocks
@@ -42,7 +44,7 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     if stop is not None:
         found.append(of_hang(stop, run))
     if blocks is not None:
-        slow, hidden = _slow(blocks, settings)
+        slow, hidden = _slow(run, blocks, settings)
         found += slow
         notes += hidden
     if not found:
@@ -61,14 +63,40 @@ def _weight(verdict: Verdict) -> tuple[bool, float]:
     return verdict.kind not in ("hang", "desync"), -(verdict.cost_ratio or 0.0)
 
 
-def _slow(blocks: Blocks, settings: Settings) -> tuple[list[Verdict], list[str]]:
+def _slow(run: Run, blocks: Blocks, settings: Settings) -> tuple[list[Verdict], list[str]]:
     habits = straggler.find(blocks, settings)
     found, notes = of_habits(habits, blocks, settings)
+    shared = sharing.find(run)
+    if shared is not None:
+        found, more = _of_shared_cpus(shared, found, blocks, settings)
+        notes += more
     stalls = [one for one in intermittent.find(blocks, settings) if not any(habit.row == one.row for habit in habits)]
-    found += of_stalls(stalls, blocks, settings)
+    stalled = of_stalls(stalls, blocks, settings)
+    found += stalled if shared is None else [one for one in stalled if one.cause not in _SCHEDULING]
     found += of_links(slow_link.find(blocks, settings), blocks, settings)
     found += of_job(blocks, settings)
     return found, notes
+
+
+#: Causes that, where ranks share CPUs, are the scheduler's doing and nobody's fault.
+_SCHEDULING = ("cpu_contention", "unknown")
+
+
+def _of_shared_cpus(
+    shared: sharing.Sharing, late: list[Verdict], blocks: Blocks, settings: Settings
+) -> tuple[list[Verdict], list[str]]:
+    """Who asks for more CPU time than its peers; else who is late for a reason that no scheduler makes."""
+    demand = sharing.on_demand(blocks)
+    if demand is not None:
+        least = settings.min_demand * float(median(demand.own))
+        habits = [habit for habit in straggler.find(demand, settings) if habit.excess >= least]
+        asking, notes = of_habits(habits, demand, settings)
+        if asking:
+            return asking, [*notes, str(shared)]
+    kept = [one for one in late if one.cause not in _SCHEDULING]
+    dropped = names([rank for one in late if one not in kept for rank in one.ranks]) if len(kept) < len(late) else ""
+    late_for_a_cpu = f": {dropped} came late for want of a CPU, which is no fault of a rank" if dropped else ""
+    return kept, [f"{shared}{late_for_a_cpu}"]
 
 
 def _nothing(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:

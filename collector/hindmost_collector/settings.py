@@ -13,6 +13,8 @@ class Settings:
     min_effect: float = 0.01
     #: What a repair must save, as a share of the step. Less than the effect: noise hides a part of any excess.
     min_cost: float = 0.004
+    #: Where ranks share CPUs, caches and clocks alone make the same work differ by some 10 % in CPU time.
+    min_demand: float = 0.15
     #: With fewer than four ranks there is no crowd to compare with: two healthy GPUs differ by up to 2 %.
     min_effect_of_few: float = 0.02
     #: Fewer measured steps cannot tell a habit from an accident, unless the effect is ``large_effect``.

@@ -8,6 +8,7 @@ import numpy as np
 
 from hindmost_collector.causes import MEASURES
 from hindmost_collector.robust import median, spread
+from hindmost_collector.sharing import DEMAND
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,7 +72,8 @@ def why(blocks: Blocks, habits: list[Habit], cause: Cause) -> list[str]:
         theirs = median(blocks.own[others, first:stop], axis=1)
         between = "between collectives " if blocks.collectives else ""
         told = f"{ms(mine)} a step, the others' {ms(float(median(theirs)))} (spread {ms(spread(theirs))})"
-        found.append(f"its own time {between}is {told}")
+        what = "CPU time" if blocks.evidence == DEMAND else "time"
+        found.append(f"its own {what} {between}is {told}")
     elif len(others):
         mine = float(median(blocks.excess[rows, first:stop]))
         found.append(f"it arrives {ms(mine)} a step after its typical peer")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from hindmost_collector.model import COLLECTIVES, IN_FLIGHT, RANKS, STEPS, Job, Run, Table, empty
+from hindmost_collector.model import COLLECTIVES, IN_FLIGHT, METRICS, RANKS, STEPS, Job, Run, Table, empty
 
 MS = 1e6
 
@@ -23,6 +23,8 @@ class Load:
     transfer: float = 0.3
     seed: int = 1
     cpu: bool = True
+    cpus: int = 0  # of the node, 0: nobody counted them
+    jostle: float = 0.0  # ms a step that the scheduler holds up some rank or other, and nobody accounts for
     shift: dict[int, float] = field(default_factory=dict)
     names: list[int] | None = None
     scale: float = 1.0
@@ -37,6 +39,9 @@ def own_times(load: Load) -> tuple[np.ndarray[Any, Any], dict[str, np.ndarray[An
     )
     parts = {name: np.zeros(shape) for name in ("compute", "runqueue", "input", "blocked")}
     parts["compute"] += load.compute + noise
+    if load.jostle:
+        held_up = np.random.default_rng(load.seed).gamma(0.5, 2 * load.jostle, shape)
+        parts["blocked"] += held_up + load.jostle * np.array([r % 2 for r in range(load.ranks)])[:, None]
     for fault in load.faults:
         held = np.arange(load.steps) >= fault.get("from", 0)
         held &= np.arange(load.steps) < fault.get("until", load.steps)
@@ -65,7 +70,21 @@ def make(load: Load) -> Run:
             steps=_steps(names, begin + shift, period, parts),
             collectives=_sync(names, start, duration),
         )
-    return Run(job, ranks=_ranks(names), collectives=_collectives(names, start, duration, own, parts))
+    table = _collectives(names, start, duration, own, parts)
+    return Run(job, ranks=_ranks(names), collectives=table, metrics=_counted(load.cpus))
+
+
+def _counted(cpus: int) -> Table:
+    """What an agent says of its node's CPUs."""
+    if not cpus:
+        return empty(METRICS)
+    return {
+        "node": np.array(["node0"]),
+        "name": np.array(["hindmost_node_cpus"]),
+        "labels": np.array(["{}"]),
+        "time_ns": np.array([10**12]),
+        "value": np.array([float(cpus)]),
+    }
 
 
 def hang(load: Load, missing: list[int], op: str = "all_reduce", other: str | None = None, waited: float = 30.0) -> Run:
