@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from hindmost_proto import telemetry_pb2 as wire
+
 from hindmost_agent.batch import Builder, message, sequenced
 from hindmost_agent.jobs import ring_folders
 from hindmost_agent.life import Lives
@@ -12,6 +14,7 @@ from hindmost_agent.runner import LONG_AGO_NS, following
 
 if TYPE_CHECKING:
     from hindmost_agent.jobs import Jobs
+    from hindmost_agent.ranks import RankProcess
     from hindmost_agent.rings import Producer, Rings
     from hindmost_agent.runner import Runner
     from hindmost_agent.sampler import Host
@@ -81,6 +84,11 @@ class Agent:
         batch = message(sequenced(self.spool.next_sequence, packed.payload))
         self.spool.append(packed.samples, batch, packed.definitions, marks)
         self._account(self.spool)
+
+    def attach(self, process: RankProcess, name: str, content: bytes, now_ns: int) -> None:
+        """Send something that belongs to a rank and is no number, with the next batch."""
+        ref = self._builder.rank(process)
+        self._builder.attach(wire.Attachment(rank=ref, time_ns=now_ns, name=name, content=content))
 
     def finish(self, now_ns: int) -> None:
         """Read every ring to its end, and make the last batch."""

@@ -44,6 +44,27 @@ def ring_folders(base: Path = SHARED_MEMORY) -> list[Path]:
         return []
 
 
+def sweep(proc: Path, base: Path = SHARED_MEMORY, uid: int | None = None) -> int:
+    """Remove this user's rings whose processes are gone and whose agent is too; returns how many.
+
+    An agent that was killed leaves its rings in shared memory, which is the node's memory.
+    """
+    removed = 0
+    own = base / f"hindmost-{os.getuid() if uid is None else uid}"
+    for folder in own.glob("*"):
+        if not folder.is_dir() or _taken(folder):
+            continue
+        rings = list(folder.glob("*.ring"))
+        dead = [ring for ring in rings if not (proc / ring.name.split(".")[-2]).exists()]
+        for ring in dead:
+            ring.unlink(missing_ok=True)
+        removed += len(dead)
+        if rings and len(dead) == len(rings):
+            (folder / "agent.lock").unlink(missing_ok=True)
+            folder.rmdir()
+    return removed
+
+
 def _taken(folder: Path) -> bool:
     try:
         lock = os.open(folder / "agent.lock", os.O_RDONLY | os.O_CLOEXEC)

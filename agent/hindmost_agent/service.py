@@ -13,13 +13,14 @@ import time
 from typing import TYPE_CHECKING
 
 from hindmost import __version__
+from hindmost.attach import stacks
 from hindmost_proto import telemetry_pb2 as wire
 
 from hindmost_agent import samplers
 from hindmost_agent.agent import Agent
 from hindmost_agent.exposition import Exposition, listen
 from hindmost_agent.files import text
-from hindmost_agent.jobs import Jobs
+from hindmost_agent.jobs import Jobs, sweep
 from hindmost_agent.rings import Rings
 from hindmost_agent.runner import Runner
 from hindmost_agent.sampler import Host
@@ -29,6 +30,8 @@ from hindmost_agent.spool import Spool
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from hindmost_agent.ranks import RankProcess
 
 
 log = logging.getLogger(__name__)
@@ -57,6 +60,7 @@ class Service:
         self.shipper: Shipper | None = None
         self._started_ns = time.monotonic_ns()
         self._leaving: asyncio.Future[str] | None = None
+        self._dumps: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Work until there is a reason to leave; then deliver what is held, within ``FLUSH_TIMEOUT_S``."""
@@ -172,7 +176,20 @@ class Service:
             self.leave("the collector said stop")
 
     def _zoom(self, zoom: wire.Zoom) -> None:
-        log.info("zoom on steps %d to %d asked for", zoom.first_step, zoom.last_step)
+        """Dump the stacks that the collector asks for, beside the loop: a dump takes up to seconds."""
+        if not zoom.stacks:
+            return
+        wanted = [
+            one for one in self.host.ranks if one.job_id == zoom.job_id and one.rank in (zoom.ranks or [one.rank])
+        ]
+        for rank in wanted:
+            task = asyncio.get_running_loop().create_task(self._dump(rank))
+            self._dumps.add(task)
+            task.add_done_callback(self._dumps.discard)
+
+    async def _dump(self, rank: RankProcess) -> None:
+        stack = await asyncio.to_thread(stacks.dump, rank.pid)
+        self.agent.attach(rank, "stack.txt", stack.encode(), time.monotonic_ns())
 
     def _watch_stdin(self, loop: asyncio.AbstractEventLoop) -> None:
         """``--hold``: whoever started this agent keeps its stdin open for as long as it is wanted."""
@@ -219,5 +236,10 @@ def serve(settings: Settings) -> int:
     if settings.ring_dir is not None and lock(settings.ring_dir) is None:
         log.info("another agent already reads %s; nothing to do", settings.ring_dir)
         return 0
+    try:
+        if settings.job_id and (removed := sweep(Host().proc)):
+            log.info("removed %d rings of processes that are gone", removed)
+    except OSError as error:  # another agent sweeps too
+        log.info("old rings stay: %s", error)
     asyncio.run(Service(settings).run())
     return 0

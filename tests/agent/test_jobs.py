@@ -10,7 +10,7 @@ import pytest
 from hindmost import ring
 from hindmost.identity import Identity
 from hindmost_agent.agent import Agent
-from hindmost_agent.jobs import PERIOD_NS, Jobs, job_id, ring_folders
+from hindmost_agent.jobs import PERIOD_NS, Jobs, job_id, ring_folders, sweep
 from hindmost_agent.rings import Rings
 from hindmost_agent.runner import NS, Runner
 from hindmost_agent.sampler import Host
@@ -105,3 +105,16 @@ def test_a_ring_that_appears_is_read(host: Host, tmp_path: Path) -> None:
     writer.close()
     assert host.own.ring_events == 1
     assert [(one.job_id, one.rank) for one in host.ranks] == [("job", 1)]
+
+
+def test_rings_that_nobody_will_read_are_swept(host: Host, tmp_path: Path) -> None:
+    """Killed processes and their killed agent leave memory behind; the next agent gives it back, and only that."""
+    process(host.proc, 101, "")
+    gone, half = tmp_path / "hindmost-7/gone", tmp_path / "hindmost-7/half"
+    for folder in (gone, half):
+        folder.mkdir(parents=True)
+    for path in (gone / "0.py.100.ring", gone / "agent.lock", half / "0.py.100.ring", half / "1.py.101.ring"):
+        path.touch()
+    assert sweep(host.proc, tmp_path, uid=7) == 2
+    assert not gone.exists()
+    assert [path.name for path in half.iterdir()] == ["1.py.101.ring"]
