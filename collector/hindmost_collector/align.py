@@ -93,9 +93,11 @@ def codes(text: Array) -> tuple[Ints, list[str]]:
     width = fixed.dtype.itemsize // 4
     if width == 0:
         return np.zeros(len(text), np.int64), [""]
-    words = fixed.view(np.uint32).reshape(len(fixed), width).astype(np.uint64)
-    factors = np.random.default_rng(7).integers(1, 2**63, width, dtype=np.uint64)
-    found, _ = pd.factorize((words * factors).sum(axis=1))
+    words = fixed.view(np.uint32).reshape(len(fixed), width)
+    hashed = np.zeros(len(fixed), np.uint64)
+    for column, factor in enumerate(np.random.default_rng(7).integers(1, 2**63, width, dtype=np.uint64)):
+        hashed += words[:, column] * factor  # a column at a time: no block of 64-bit words as large as the text
+    found, _ = pd.factorize(hashed)
     first = np.zeros(found.max() + 1, np.int64)
     first[found[::-1]] = np.arange(len(found))[::-1]
     return found.astype(np.int64), [str(fixed[i]) for i in first]
@@ -107,11 +109,11 @@ def is_synchronising(name: str) -> bool:
     return plain.removeprefix("mpi").removeprefix("nccl").rstrip("vw") in SYNCHRONISING
 
 
-def synchronising(collectives: Table) -> Array:
-    """Row mask [N]: finished synchronising operations whose duration is the waiting."""
+def synchronising(collectives: Table, named: tuple[Ints, list[str]]) -> Array:
+    """Row mask [N]: finished synchronising operations whose duration is the waiting; ``named`` are the ops' codes."""
     if rows(collectives) == 0:
         return np.zeros(0, bool)
-    code, names = codes(collectives["op"])
+    code, names = named
     wanted = np.array([is_synchronising(name) for name in names])
     usable = (collectives["flags"] & (NONBLOCKING | ERROR)) == 0
     return np.asarray(wanted[code] & usable & (collectives["duration_ns"] >= 0))
@@ -119,7 +121,8 @@ def synchronising(collectives: Table) -> Array:
 
 def grid(run: Run) -> Grid | None:
     """Join the run's synchronising collectives by communicator, operation and sequence; ``None`` if there are none."""
-    mask = synchronising(run.collectives)
+    named = codes(run.collectives["op"])
+    mask = synchronising(run.collectives, named)
     if not mask.any():
         return None
     table = {name: column[mask] for name, column in run.collectives.items()}
@@ -152,14 +155,16 @@ def grid(run: Run) -> Grid | None:
         peer_wait=np.zeros((len(ranks), count)),
     )
     joined = _ordered(joined)
-    return replace(joined, peer_wait=_peer_wait(run.collectives, joined))
+    return replace(joined, peer_wait=_peer_wait(run.collectives, named, joined))
 
 
-def _peer_wait(collectives: Table, grid: Grid) -> Floats:
+def _peer_wait(collectives: Table, named: tuple[Ints, list[str]], grid: Grid) -> Floats:
     """[R, K] ns in sends and receives between a rank's previous collective and this one: waiting for a neighbour."""
     waited = np.zeros_like(grid.start)
-    code, names = codes(collectives["op"])
+    code, names = named
     chosen = np.array([name.replace("_", "") in ("send", "recv", "sendrecv", "probe", "wait") for name in names])
+    if not chosen.any():
+        return waited
     held = np.flatnonzero(chosen[code] & (collectives["duration_ns"] > 0) & ((collectives["flags"] & NONBLOCKING) == 0))
     if len(held) == 0 or np.isnan(grid.start).all():
         return waited

@@ -30,6 +30,14 @@ def median(block: Floats, axis: int | None = None) -> Floats:
         return np.asarray(np.nanmedian(block, axis=axis))
 
 
+def mean(block: Floats) -> Floats:
+    """[R] mean of each row's known values; NaN where it has none."""
+    known = ~np.isnan(block)
+    count = known.sum(axis=1)
+    total = np.where(known, block, 0.0).sum(axis=1)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
 def peers_median(block: Floats) -> Floats:
     """[R, K] median of the *other* ranks in each column: what each rank is compared with.
 

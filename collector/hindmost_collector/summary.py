@@ -8,7 +8,7 @@ import numpy as np
 
 from hindmost_collector import whatif
 from hindmost_collector.model import Run, rows
-from hindmost_collector.robust import median
+from hindmost_collector.robust import mean, median
 from hindmost_collector.verdict import JobSummary, RankRow, WhatIf
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ def ranks(run: Run, blocks: Blocks | None) -> tuple[RankRow, ...]:
     place = {int(rank): i for i, rank in enumerate(run.ranks["rank"])}
     gauges = blocks.gauges if blocks is not None else {}
     row_of = {int(rank): i for i, rank in enumerate(blocks.ranks)} if blocks is not None else {}
+    figures = _figures(blocks) if blocks is not None else {}
+    phases = {name: median(block, axis=1) / 1e6 for name, block in blocks.parts.items()} if blocks is not None else {}
     found = []
     for rank in seen:
         at = place.get(rank)
@@ -64,7 +66,8 @@ def ranks(run: Run, blocks: Blocks | None) -> tuple[RankRow, ...]:
                 gpu=_text(run.ranks["gpu_uuid"], at),
                 cpu_ratio=_of(gauges, "cpu", row_of.get(rank)),
                 rss_bytes=_of(gauges, "rss", row_of.get(rank)),
-                **_measured(blocks, row_of.get(rank)),
+                phases_ms=_row(phases, row_of.get(rank)),
+                **_row(figures, row_of.get(rank)),
             )
         )
     return tuple(found)
@@ -82,24 +85,21 @@ def _of(gauges: dict[str, Floats], name: str, row: int | None) -> float | None:
     return _known(float(gauges[name][row])) if name in gauges and row is not None else None
 
 
-def _typical(block: Floats, row: int) -> float | None:
-    """Median of a row in ms, ``None`` where unmeasured."""
-    return _known(float(median(block[row])) / 1e6)
+def _row(figures: dict[str, Floats], row: int | None) -> dict[str, Any]:
+    """One rank's figures, ``None`` where unmeasured."""
+    return {name: _known(float(vector[row])) for name, vector in figures.items()} if row is not None else {}
 
 
-def _measured(blocks: Blocks | None, row: int | None) -> dict[str, Any]:
-    if blocks is None or row is None:
-        return {}
-    caused = blocks.caused[row]
-    last = blocks.last[row]
+def _figures(blocks: Blocks) -> dict[str, Floats]:
+    """Field of ``RankRow`` to [R], ms or ratio."""
+    unmeasured = np.full(len(blocks.ranks), np.nan)
     return {
-        "step_ms": _known(blocks.step_ns / 1e6),
-        "self_ms": None if blocks.overlapped else _typical(blocks.own, row),
-        "phases_ms": {name: _typical(block, row) for name, block in blocks.parts.items()},
-        "wait_ms": _typical(blocks.wait, row),
-        "transfer_ms": _typical(blocks.transfer, row),
-        "caused_wait_ms": None if np.isnan(caused).all() else float(np.nanmean(caused)) / 1e6,
-        "share_last": None if np.isnan(last).all() else float(np.nanmean(last)),
+        "step_ms": np.full(len(blocks.ranks), blocks.step_ns / 1e6),
+        "self_ms": unmeasured if blocks.overlapped else median(blocks.own, axis=1) / 1e6,
+        "wait_ms": median(blocks.wait, axis=1) / 1e6,
+        "transfer_ms": median(blocks.transfer, axis=1) / 1e6,
+        "caused_wait_ms": mean(blocks.caused) / 1e6,
+        "share_last": mean(blocks.last),
     }
 
 

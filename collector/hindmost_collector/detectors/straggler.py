@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector.robust import block_medians, median, spread, standard_error
+from hindmost_collector.robust import MAD_TO_SIGMA, MEDIAN_COST, block_medians, median, spread, standard_error
 
 if TYPE_CHECKING:
-    from hindmost_collector.align import Floats
+    from hindmost_collector.align import Floats, Ints
     from hindmost_collector.blocks import Blocks
     from hindmost_collector.settings import Settings
 
@@ -40,15 +40,30 @@ def find(blocks: Blocks, settings: Settings) -> list[Habit]:
         return []
     effect = settings.min_effect if len(blocks.ranks) > 3 else settings.min_effect_of_few
     smallest = effect * blocks.step_ns
-    levels = np.nan_to_num(block_medians(blocks.excess))
-    candidates = np.flatnonzero(levels.max(axis=1) >= smallest)
-    candidates = candidates[np.argsort(-levels[candidates].max(axis=1))][: max(8, len(blocks.ranks) // 2)]
+    candidates = _candidates(blocks.excess, smallest)[: max(8, len(blocks.ranks) // 2)]
     found: list[Habit] = []
     for row in candidates.tolist():
         habit = _judge(blocks, row, candidates.tolist(), smallest, settings)
         if habit is not None:
             found.append(habit)
     return sorted(found, key=lambda habit: -habit.excess)
+
+
+#: A block of steps must be above a rank's own noise by so many standard errors for the rank to be looked at closer.
+_STANDS_OUT = 3.5
+
+
+def _candidates(excess: Floats, smallest: float) -> Ints:
+    """Rows worth a closer look, latest first: late on the whole, or in some block of steps beyond their own noise."""
+    levels = np.nan_to_num(block_medians(excess))
+    highest = levels.max(axis=1)
+    found = np.flatnonzero(highest >= smallest)
+    part = excess[found]
+    usual = median(part, axis=1)
+    noise = MAD_TO_SIGMA * MEDIAN_COST * median(np.abs(part - usual[:, None]), axis=1)
+    beyond = highest[found] >= usual + _STANDS_OUT * noise / np.sqrt(excess.shape[1] / levels.shape[1])
+    found = found[(usual >= smallest) | beyond]
+    return np.asarray(found[np.argsort(-highest[found], kind="stable")])
 
 
 def _judge(blocks: Blocks, row: int, suspects: list[int], smallest: float, settings: Settings) -> Habit | None:
@@ -59,11 +74,13 @@ def _judge(blocks: Blocks, row: int, suspects: list[int], smallest: float, setti
     needed = settings.min_steps_when_large if level >= settings.large_effect * blocks.step_ns else settings.min_steps
     if stop - first < needed or not level >= smallest:
         return None
-    z = level / max(standard_error(part), 1.0)
+    z = level / max(standard_error(part), _noise(series) / np.sqrt(stop - first), 1.0)
     consistency = float(np.mean(np.nan_to_num(block_medians(part)) >= level / 2))
+    if z < settings.min_z or consistency < settings.min_consistency:
+        return None
     ratio = level / max(_healthy_spread(blocks.excess[:, first:stop], suspects, row), 1.0)
     latest = _latest(blocks.excess[:, first:stop], suspects, row)
-    if z < settings.min_z or consistency < settings.min_consistency or ratio < settings.min_spread_ratio:
+    if ratio < settings.min_spread_ratio:
         return None
     return Habit(row, first, stop, level, z, consistency, ratio, latest) if latest >= settings.min_latest else None
 
@@ -74,21 +91,33 @@ _RIVALS = 7
 
 def _latest(excess: Floats, suspects: list[int], row: int) -> float:
     """Share of steps in which this rank is later than all of ``_RIVALS`` ranks that nobody suspects would be."""
-    others = np.array(
-        [r for r in range(len(excess)) if r not in set(suspects)] or [r for r in range(len(excess)) if r != row]
-    )
+    others = _healthy(len(excess), suspects, row, 1)
     rivals = np.nan_to_num(excess[others])
     share = 1 - 1 / (_RIVALS + 1) if len(rivals) > _RIVALS else 1.0
     bound = np.quantile(rivals, share, axis=0)
     return float(np.mean(np.nan_to_num(excess[row]) > bound))
 
 
+def _noise(series: Floats) -> float:
+    """Scatter from step to step, over all steps: a stretch was picked for being high, and may be calm by chance."""
+    return float(MAD_TO_SIGMA * MEDIAN_COST * median(np.abs(np.diff(series))) / np.sqrt(2))
+
+
+#: Healthy ranks looked at: enough to know how much ranks differ, whatever the size of the job.
+_SAMPLE = 512
+
+
+def _healthy(ranks: int, suspects: list[int], row: int, least: int) -> Ints:
+    """Rows of ranks that nobody suspects; where there are too few, all but this one."""
+    others = np.setdiff1d(np.arange(ranks), suspects)
+    if len(others) < least:
+        others = np.delete(np.arange(ranks), row)
+    return np.asarray(others[:: max(len(others) // _SAMPLE, 1)])
+
+
 def _healthy_spread(excess: Floats, suspects: list[int], row: int) -> float:
     """How much ranks that nobody suspects differ in their typical excess; of a crowd, all but this rank."""
-    others = [r for r in range(len(excess)) if r not in set(suspects)]
-    if len(others) < 2:
-        others = [r for r in range(len(excess)) if r != row]
-    return spread(median(excess[others], axis=1))
+    return spread(median(excess[_healthy(len(excess), suspects, row, 2)], axis=1))
 
 
 def stretch(series: Floats, smallest: float) -> tuple[int, int]:
