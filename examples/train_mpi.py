@@ -163,7 +163,7 @@ def train(args: argparse.Namespace, comm: MPI.Comm, directory: Path) -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--batch-size", type=int, default=384)
     parser.add_argument("--learning-rate", type=float, default=0.05)
     parser.add_argument("--log-every", type=int, default=100)
     parser.add_argument("--slow-rank", type=int, default=-1, help="the rank to hold up (default: none)")
