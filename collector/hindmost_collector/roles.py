@@ -100,3 +100,34 @@ def victims(grid: Grid, starts: Ints, late: Floats, culprits: list[int], least: 
             mates = np.flatnonzero(grid.group[:, klass] == grid.group[row, klass])
             found |= {int(r) for r in mates if r not in culprits and level[r] >= least}
     return sorted(found)
+
+
+def waits_inside(grid: Grid, starts: Ints, rows: list[int], excess: list[float]) -> set[int]:
+    """Which of these rows only look late, because they wait for another of them in a group of both.
+
+    ``excess`` is of each row, ns a step. In its group's own collectives a culprit is late and its mates are not. Where
+    nobody in the group is late for the rest, they are late alike, and all stay.
+    """
+    found: set[int] = set()
+    gradients = _gradient_class(grid)  # its members are peers, not parts of one model: none waits for another's work
+    for klass in range(grid.group.shape[1]):
+        columns = grid.klass == klass
+        if klass == gradients:
+            continue
+        groups = grid.group[:, klass]
+        for name in np.unique(groups[rows]):
+            mates = np.flatnonzero(groups == name)
+            named = [row for row in rows if groups[row] == name]
+            if name < 0 or len(named) < 2 or len(mates) == len(groups):
+                continue
+            durations = np.where(columns, grid.duration[mates], 0.0)
+            late = median(sums_by_step(peers_median(durations) - durations, starts), axis=1)
+            by_row = dict(zip(mates.tolist(), late.tolist(), strict=True))
+            late_inside = [row for row in named if by_row[row] >= _LATE_INSIDE * excess[rows.index(row)]]
+            if late_inside:
+                found |= set(named) - set(late_inside)
+    return found
+
+
+#: A culprit is late in its own group by this share of its excess; the rest arises before other classes' collectives.
+_LATE_INSIDE = 0.25

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def of_habits(habits: list[Habit], blocks: Blocks, settings: Settings) -> tuple[list[Verdict], list[str]]:
     """Verdicts of habitually late ranks that cost something, and notes on those that others hide."""
-    kept, notes = _that_count(habits, blocks, settings)
+    kept, notes = _that_count(_upstream(habits, blocks), blocks, settings)
     explained = [(habit, _cause(blocks, habit, settings)) for habit in kept]
     verdicts, repaired = [], []
     for group in _groups(explained):
@@ -35,6 +35,15 @@ def of_habits(habits: list[Habit], blocks: Blocks, settings: Settings) -> tuple[
         if verdict is not None:
             verdicts.append(verdict)
     return verdicts, notes
+
+
+def _upstream(habits: list[Habit], blocks: Blocks) -> list[Habit]:
+    """Leave out who is late only because it waits, in a group, for another of these."""
+    if blocks.joined is None or blocks.group.shape[1] < 2 or len(habits) < 2:
+        return habits
+    rows, excess = [habit.row for habit in habits], [habit.excess for habit in habits]
+    waiting = roles.waits_inside(blocks.joined, blocks.starts, rows, excess)
+    return [habit for habit in habits if habit.row not in waiting]
 
 
 def _that_count(habits: list[Habit], blocks: Blocks, settings: Settings) -> tuple[list[Habit], list[str]]:
