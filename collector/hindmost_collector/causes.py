@@ -211,6 +211,8 @@ def _finer(blocks: Blocks, row: int, columns: Array, excess: float, settings: Se
     if clock is not None and not np.isnan(clock[row]):
         theirs = float(median(np.delete(clock, row)))
         busy = float(sum(median(block[row, columns]) for block in _computing(blocks)))
+        if "gpu_backward" in blocks.parts:  # without waiting it is about that of the rank that waits least
+            busy += float(np.nanmin(median(blocks.parts["gpu_backward"][:, columns], axis=1)))
         if theirs > clock[row] and busy * (1 - clock[row] / theirs) >= settings.min_explained * excess:
             reasons = _reasons(blocks, row)
             return (

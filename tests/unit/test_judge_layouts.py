@@ -1,0 +1,42 @@
+"""Who is named in jobs whose ranks talk in several groups, on simulated runs."""
+
+from __future__ import annotations
+
+import pytest
+from hindmost_collector.judge import judge
+from hindmost_collector.simulate import Fault, Scenario, simulate
+
+TENSOR = Scenario(seed=5, ranks=16, layout="tp_dp", tensor=4)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "cause", "ranks", "size"),
+    [
+        (TENSOR, "compute", (2,), 0.05),
+        (TENSOR, "h2d", (5,), 0.1),
+        (Scenario(seed=5, ranks=16, layout="fsdp"), "compute", (2,), 0.05),
+        (Scenario(seed=5, ranks=16, layout="pp_dp", pipeline=4), "compute", (6,), 0.1),
+        (Scenario(seed=5, ranks=64), "compute", (3, 10, 20), 0.1),
+        (Scenario(seed=5), "gpu_throttle", (2,), 0.1),
+    ],
+)
+def test_only_the_culprits_are_named(scenario: Scenario, cause: str, ranks: tuple[int, ...], size: float) -> None:
+    """Whoever waits for a culprit in a group of theirs looks late to the others, and is not named."""
+    faulty = Scenario(**{**scenario.__dict__, "faults": (Fault(cause, ranks, size),)})
+    (verdict,) = judge(simulate(faulty).run).verdicts
+    assert (verdict.kind, verdict.ranks) == ("straggler", ranks)
+    assert verdict.cause in (cause, "unknown")
+
+
+def test_a_slow_group_whose_members_arrive_together_is_a_link() -> None:
+    """Transfers that take long in one data group are its link's, and name no straggler."""
+    faulty = Scenario(**{**TENSOR.__dict__, "faults": (Fault("network", (2,), 0.15),)})
+    (verdict,) = judge(simulate(faulty).run).verdicts
+    assert (verdict.kind, verdict.cause) == ("slow_link", "network")
+    assert 2 in verdict.ranks
+
+
+def test_a_slow_input_that_run_ahead_hides_names_nobody() -> None:
+    """What the GPU never waits for costs nothing."""
+    hidden = Scenario(run_ahead=1, faults=(Fault("input", (3,), 0.05),))
+    assert [verdict.kind for verdict in judge(simulate(hidden).run).verdicts] == ["balanced"]
