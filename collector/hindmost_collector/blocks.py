@@ -229,15 +229,24 @@ def _period(joined: Grid, starts: Ints, numbers: Ints, table: Table) -> Floats:
     return median(lengths, axis=0)
 
 
+#: The MPI shim samples CPU time of gaps from here on: shorter ones cost more to measure than they tell.
+_SAMPLED_FROM_NS = 1e6
+
+
 def _parts(joined: Grid, own: Floats, starts: Ints, numbers: Ints, table: Table) -> dict[str, Floats]:
     """What own time consists of: CPU, run queue and being blocked between collectives, or the phases of the steps."""
     found = _phase_blocks(table, joined.ranks, numbers)
     if not np.isnan(joined.cpu).all():
         # The kernel charges a wait when it ends: one that began in the collective may exceed the gap it ended in.
-        runqueue = np.clip(np.nan_to_num(joined.runqueue), 0.0, np.nan_to_num(own))
-        cpu = np.clip(joined.cpu, 0.0, np.maximum(own - runqueue, 0.0))  # of all threads: more than elapsed is parallel
+        # CPU time is exact, so it goes first; where threads computed beside each other it is more than elapsed.
+        room = np.where(joined.cpu <= own, own - joined.cpu, own)
+        runqueue = np.clip(np.nan_to_num(joined.runqueue), 0.0, np.maximum(np.nan_to_num(room), 0.0))
+        cpu = np.clip(joined.cpu, 0.0, np.maximum(own - runqueue, 0.0))
         known = ~np.isnan(joined.cpu)
-        found["self_cpu"] = sums_by_step(cpu, starts)
+        short = ~known & (own < _SAMPLED_FROM_NS)  # the gap itself, which is the most it can have computed
+        found["self_cpu"] = sums_by_step(np.where(short, own, cpu), starts)
+        unknown = sums_by_step((~known & ~short).astype(np.float64), starts) > 0
+        found["self_cpu"][unknown] = np.nan
         if not np.isnan(joined.runqueue).all():
             found["self_runqueue"] = sums_by_step(np.where(known, runqueue, np.nan), starts)
             found["self_blocked"] = sums_by_step(np.where(known, own - cpu - runqueue, np.nan), starts)
