@@ -4,11 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 PROTO := proto/hindmost_proto
+# Tests and demo start mpirun and its kin by name, as a user does in an activated environment.
+PATHS := PATH="$(CURDIR)/$(BIN):$$PATH"
 
 # The demo's four ranks share whatever cores there are: let those that wait give way to those that work.
 DEMO_MPI := OMPI_MCA_mpi_yield_when_idle=1 PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe \
 	OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-DEMO = PATH="$(CURDIR)/$(BIN):$$PATH" $(DEMO_MPI) hindmost run -- \
+DEMO = $(PATHS) $(DEMO_MPI) hindmost run -- \
 	mpirun --bind-to none -np 4 python examples/train_mpi.py
 
 .DEFAULT_GOAL := help
@@ -33,6 +35,7 @@ $(VENV)/.dev: $(VENV)/.all
 
 $(VENV)/.torch: $(VENV)/.dev
 	$(PIP) install torch==2.13.0
+	$(PIP) install --group torch-loops
 	@touch $@
 
 horovod: $(VENV)/.torch ## Horovod for test-torch; its wheel is built once, into .cache (needs g++ and cmake)
@@ -47,10 +50,10 @@ demo-balanced: $(VENV)/.all ## the same job with no slow rank
 	$(DEMO)
 
 test: $(VENV)/.dev ## every test that needs neither torch nor a GPU
-	$(BIN)/python -m pytest -m 'not torch and not gpu'
+	$(PATHS) $(BIN)/python -m pytest -m 'not torch and not gpu'
 
 test-torch: $(VENV)/.torch ## the tests that need PyTorch (CPU)
-	$(BIN)/python -m pytest -m 'torch and not gpu'
+	$(PATHS) $(BIN)/python -m pytest -m 'torch and not gpu'
 
 lint: $(VENV)/.dev ## ruff and mypy --strict
 	$(BIN)/ruff check .
