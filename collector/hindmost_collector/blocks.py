@@ -203,7 +203,9 @@ def _lateness(duration: Floats, own: Floats, step_of: Ints, starts: Ints) -> Flo
     late = peers_median(duration) - duration
     position = np.arange(duration.shape[1]) - starts[step_of]
     places = [position == p for p in range(position.max() + 1)]
-    typical = np.nan_to_num(np.stack([median(late[:, held], axis=1) for held in places], axis=1), nan=-np.inf)
+    level = np.maximum(late, 0.0) if len(places) > 1 else late
+    # Means, for a rank that is late in a part of the run only has a median of nothing at every position.
+    typical = np.stack([np.nan_to_num(level[:, held]).mean(axis=1) for held in places], axis=1)
     gaps = np.array([float(median(own[:, held])) for held in places])
     if np.isnan(gaps[1:]).all():
         where = np.argmax(typical >= np.maximum(typical.max(axis=1, keepdims=True), 0.0) / 2, axis=1)

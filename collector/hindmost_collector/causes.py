@@ -194,8 +194,9 @@ def _hidden_backward(blocks: Blocks, row: int, columns: Array) -> float:
     parts = blocks.parts
     forward = _excess(parts["gpu_forward"], row, columns)
     usual = float(median(parts["gpu_forward"][row, columns])) - forward
-    backward = float(np.nanmin(median(parts["gpu_backward"][:, columns], axis=1)))
-    if forward <= 0 or usual <= 0:
+    waiting = median(parts["gpu_backward"][:, columns], axis=1)
+    backward = float(np.min(waiting[~np.isnan(waiting)], initial=np.inf))
+    if forward <= 0 or usual <= 0 or not np.isfinite(backward):
         return 0.0
     ratio = forward / usual
     if "gpu_optimizer" in parts:

@@ -49,14 +49,15 @@ def observed_change(blocks: Blocks, during: slice) -> float:
     """Ns a step by which the job became longer in ``during``; infinite where the steps outside are too few to tell.
 
     Waiting ranks cool down and clock higher, so what a repair saves is less than what they wait: an onset shows how
-    much less. Steps count for at most three typical ones, so that a checkpoint decides nothing.
+    much less. Steps count for at most three typical ones of their side, so that a checkpoint decides nothing.
     """
     inside = np.zeros(len(blocks.steps), bool)
     inside[during] = True
-    period = np.minimum(blocks.period, 3 * blocks.step_ns)
-    before, after = period[~inside & ~np.isnan(period)], period[inside & ~np.isnan(period)]
+    known = ~np.isnan(blocks.period)
+    before, after = blocks.period[~inside & known], blocks.period[inside & known]
     if len(before) < _ENOUGH or len(after) < _ENOUGH:
         return float("inf")
+    before, after = (np.minimum(side, 3 * float(median(side))) for side in (before, after))
     change = float(after.mean() - before.mean())
     noise = float(np.hypot(before.std() / np.sqrt(len(before)), after.std() / np.sqrt(len(after))))
     return change if change > 2 * noise else float("inf")

@@ -1,7 +1,7 @@
 """Recordings of real training on GPUs with known faults are judged as what they are.
 
-Three of them are in the repository. The whole set is looked for in ``HINDMOST_CORPUS``, the published traces in
-``HINDMOST_STRAGGLER_ANALYSIS``.
+Some of them are in the repository; those named ``observed`` are hindmost's own runs on 4 H200s. The whole set is looked
+for in ``HINDMOST_CORPUS``, the published traces in ``HINDMOST_STRAGGLER_ANALYSIS``.
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ RECORDINGS = {
     "inspector-ddp-clean": Expected(("balanced",)),
     "inspector-ddp-slow-rank0": Expected(("straggler",), (0,), "compute", cost_ms=3.6),
     "kineto-ddp-slow-rank0": Expected(("straggler",), (0,), "compute"),
+    "ddp-observed-clean": Expected(("balanced",)),
+    "ddp-observed-slow-compute-rank1": Expected(("straggler",), (1,), "compute", cost_ms=0.6),
+    "ddp-observed-late-input-rank1": Expected(("straggler",), (1,), "input", since=120, cost_ms=400),
 }
 
 
