@@ -22,6 +22,9 @@ HERE = Path(__file__).parent
 #: Where another MPI than the one on PATH is to be tested: the folder of its mpirun, mpicc and (for mpi4py) python.
 OTHERS = [Path(folder) for folder in os.environ.get("HINDMOST_TEST_MPI", "").split(":") if folder]
 
+#: CI runs as root, which Open MPI asks about.
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
 
 class Mpi(NamedTuple):
     """One MPI installation."""
@@ -70,7 +73,7 @@ class Ran(NamedTuple):
 
 def launch(installed: Mpi, environ: dict[str, str], *command: str, preload: bool = True) -> Ran:
     """Run four ranks, observed or not."""
-    environ = environ | {"PRELOAD": str(installed.shim) if preload else ""}
+    environ = environ | AS_ROOT | {"PRELOAD": str(installed.shim) if preload else ""}
     line = installed.line(environ, *command)
     done = subprocess.run(line, env=environ, capture_output=True, text=True, timeout=100, check=False)
     paths = list(Path(environ["HINDMOST_RING_DIR"]).glob("*.ring"))
