@@ -74,16 +74,15 @@ class Agent:
 
     def flush(self, now_ns: int) -> None:
         """Put all that was read into one batch, and that into the spool."""
-        for producer in self.rings:
-            self._gather(producer, now_ns)
+        ended = [producer for producer in self.rings if self._gather(producer, now_ns)]
         self.rings.account()
-        if self.spool is None or self._builder.empty:
-            return
-        marks = {str(item.path): item.reader.position for producer in self.rings for item in producer.rings.values()}
-        packed = self._builder.pack()
-        batch = message(sequenced(self.spool.next_sequence, packed.payload))
-        self.spool.append(packed.samples, batch, packed.definitions, marks)
-        self._account(self.spool)
+        if self.spool is not None and not self._builder.empty:
+            packed = self._builder.pack()
+            batch = message(sequenced(self.spool.next_sequence, packed.payload))
+            self.spool.append(packed.samples, batch, packed.definitions, self.rings.marks())
+            self._account(self.spool)
+        for producer in ended:  # only now: an agent killed before finds the ring again
+            self.rings.remove(producer)
 
     def attach(self, process: RankProcess, name: str, content: bytes, now_ns: int) -> None:
         """Send something that belongs to a rank and is no number, with the next batch."""
@@ -120,8 +119,8 @@ class Agent:
             if not self.held_back or reading.sampler in NEEDED:
                 self._builder.reading(reading)
 
-    def _gather(self, producer: Producer, now_ns: int) -> None:
-        """Move one process's finished rows into the batch; take leave of it once it has ended."""
+    def _gather(self, producer: Producer, now_ns: int) -> bool:
+        """Move one process's finished rows into the batch; true, and leave is taken of it, once it has ended."""
         ended = producer.finished(now_ns)
         if ended:
             producer.finish()
@@ -139,7 +138,7 @@ class Agent:
         if ended:
             self._lives.forget(ref)
             self._builder.forget(ref)
-            self.rings.remove(producer)
+        return ended
 
     def _account(self, spool: Spool) -> None:
         own, ledger = self.host.own, spool.ledger

@@ -127,6 +127,17 @@ class Fold:
         self._release(self._phases)
         self._phases = []
 
+    @property
+    def pending(self) -> tuple[int, int]:
+        """How many steps wait for their GPU times, and phases for their step; always the latest ones read."""
+        return len(self._held), len(self._phases)
+
+    def resume(self, steps: int, phases: int) -> None:
+        """Forget what an earlier agent has made rows of: of what was fed, all but that many pending ones."""
+        self.take()
+        del self._held[: max(len(self._held) - steps, 0)]
+        del self._phases[: max(len(self._phases) - phases, 0)]
+
     def take(self) -> Rows:
         """Hand over the finished rows and forget them."""
         rows = Rows(self.steps, self.collectives, self.intervals)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hindmost import ring
 
@@ -14,7 +14,7 @@ from hindmost_agent.fold import Fold, Rows
 from hindmost_agent.ranks import RankProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from hindmost_agent.sampler import Host
@@ -34,14 +34,50 @@ PATIENCE = 10
 LEAST_TELLING = ("", "mpi", "python", "mpi4py")
 
 
-class OpenRing:
-    """One ring file and what has been folded from it so far."""
+class Mark(NamedTuple):
+    """How far a ring had been read when a batch was made, and what its fold then still held back.
 
-    def __init__(self, path: Path, reader: ring.Reader) -> None:
+    ``created_ns`` tells the ring from an earlier one of the same name.
+    """
+
+    created_ns: int
+    position: int
+    skipped: int
+    steps: int
+    phases: int
+
+
+class OpenRing:
+    """One ring file and what has been folded from it so far; ``mark``: by an earlier agent, which was killed."""
+
+    def __init__(self, path: Path, reader: ring.Reader, mark: Mark | None = None) -> None:
         self.path = path
         self.reader = reader
         self.fold = Fold()
-        self._lost = 0
+        if mark is not None and mark.created_ns == reader.header.monotonic_ns and mark.position <= reader.written:
+            self._resume(mark)
+        self._lost = reader.lost
+
+    @property
+    def mark(self) -> Mark:
+        """Where to go on from once everything that was taken from the fold is in the spool."""
+        reader = self.reader
+        return Mark(reader.header.monotonic_ns, reader.position, reader.skipped, *self.fold.pending)
+
+    def _resume(self, mark: Mark) -> None:
+        """Fold once more what the ring still holds of the past, only for what was pending; read on at the mark."""
+        reader = self.reader
+        reader.position = max(reader.written - reader.header.capacity, 0)
+        while reader.position < mark.position:
+            before = reader.position
+            events = reader.poll(mark.position - before)
+            # Where the writer overwrote the oldest meanwhile, as many more were read beyond the mark.
+            self.fold.feed(events[: len(events) - max(reader.position - mark.position, 0)])
+            if reader.position == before:  # a slot that was never written, which the earlier agent gave up
+                reader.position += 1
+                self.fold.broke()
+        self.fold.resume(mark.steps, mark.phases)
+        reader.position, reader.skipped = mark.position, mark.skipped
 
     def read(self) -> int:
         """Fold what is new; return how many events that were. A torn ring is lost from here on, not an error."""
@@ -144,10 +180,17 @@ class Producer:
 
 
 class Rings:
-    """All rings in some folders."""
+    """All rings in some folders. ``marks``, by path: how far an earlier agent with the same spool had read them."""
 
-    def __init__(self, host: Host, folders: Iterable[Path] = (), unix_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(
+        self,
+        host: Host,
+        folders: Iterable[Path] = (),
+        unix_ns: Callable[[], int] = time.time_ns,
+        marks: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
         self.folders = list(folders)
+        self._marks = dict(marks or {})
         self._host = host
         self._unix_ns = unix_ns
         self._producers: dict[tuple[int, int], Producer] = {}
@@ -190,6 +233,10 @@ class Rings:
                     busy = busy or count > item.reader.header.capacity * BUSY_SHARE
         return busy
 
+    def marks(self) -> dict[str, Mark]:
+        """How far every ring has been read, by its path."""
+        return {str(item.path): item.mark for producer in self for item in producer.rings.values()}
+
     def account(self) -> None:
         """Bring the agent's own counts of rings and losses up to date."""
         own = self._host.own
@@ -218,6 +265,8 @@ class Rings:
     def _open(self, path: Path, now_ns: int) -> None:
         try:
             reader = ring.Reader(path)
+            mark = self._marks.get(str(path))
+            item = OpenRing(path, reader, Mark(*mark) if mark else None)
         except ring.RingError as error:
             self._failed[path] = tries = self._failed.get(path, 0) + 1
             if tries >= PATIENCE or not path.exists():
@@ -231,7 +280,7 @@ class Rings:
         key = header.pid, header.start_ticks
         if key not in self._producers:
             self._producers[key] = Producer(_process(header), now_ns)
-        self._producers[key].add(OpenRing(path, reader))
+        self._producers[key].add(item)
 
 
 def start_ticks(proc: Path, pid: int) -> int | None:

@@ -53,7 +53,8 @@ class Service:
         self.spool = Spool(settings.spool, settings.spool_bytes) if settings.spool else None
         if self.spool is not None:
             self.host.own.spool_limit_bytes = settings.spool_bytes
-        rings = Rings(self.host, [settings.ring_dir] if settings.ring_dir else [])
+        folders = [settings.ring_dir] if settings.ring_dir else []
+        rings = Rings(self.host, folders, marks=self.spool.marks if self.spool else None)
         self.runner = Runner(samplers.load(), self.host, settings.interval_ns)
         jobs = None if settings.ring_dir else Jobs(self.host)
         self.agent = Agent(settings.node, settings.interval_ns, self.host, self.runner, rings, self.spool, jobs)

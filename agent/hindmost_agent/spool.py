@@ -18,7 +18,7 @@ from hindmost_agent.ledger import Ledger
 from hindmost_agent.segment import BATCH, DEFINITION, START, FileSegment, MemorySegment, Segment, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Spool:
         self._cursor: tuple[Segment, int] | None = None
         self._ack: tuple[Segment, int] | None = None
         #: How far each ring had been read when the last batch was made, by an agent that then ended.
-        self.marks: dict[str, int] = {}
+        self.marks: dict[str, list[int]] = {}
         self._recover()
 
     @property
@@ -69,7 +69,11 @@ class Spool:
         return sum(segment.size for segment in self._segments)
 
     def append(
-        self, samples: int, message: bytes, definitions: Mapping[int, bytes], marks: Mapping[str, int] | None = None
+        self,
+        samples: int,
+        message: bytes,
+        definitions: Mapping[int, bytes],
+        marks: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         """Take a batch (``message`` holds ``next_sequence``) and the definitions that it refers to."""
         sequence = self.next_sequence
@@ -242,7 +246,8 @@ class Spool:
     def _recover(self) -> None:
         """Take over what an earlier agent left; what had been acknowledged or dropped is removed."""
         ledger = self.ledger
-        for path in sorted(self._folder.glob("*.spool")) if self._folder else ():
+        paths = sorted(self._folder.glob("*.spool")) if self._folder else []
+        for path in paths:
             try:
                 segment = FileSegment(path)
             except (OSError, ValueError) as error:
@@ -251,7 +256,9 @@ class Spool:
             self._number = int(path.stem) + 1
             if ledger.fresh:  # the account was lost: the segments say whose they are
                 ledger.agent_id = segment.agent_id
-            if segment.agent_id != ledger.agent_id or segment.last <= max(ledger.acked, ledger.dropped_through):
+            # The last one stays until another follows, delivered or not: it holds the marks.
+            over = ledger.dropped_through if path == paths[-1] else max(ledger.acked, ledger.dropped_through)
+            if segment.agent_id != ledger.agent_id or segment.last <= over:
                 segment.remove()
                 continue
             self._start_segment(segment)

@@ -138,10 +138,22 @@ def test_a_lost_account_is_rebuilt_from_the_segments(spool: Spool, tmp_path: Pat
 
 def test_marks_of_the_last_batch_survive(spool: Spool, tmp_path: Path) -> None:
     """How far each ring had been read belongs to the batch that holds what was read."""
-    spool.append(1, b"one", {}, {"/a.ring": 5})
-    spool.append(1, b"two", {}, {"/a.ring": 9})
+    spool.append(1, b"one", {}, {"/a.ring": [5]})
+    spool.append(1, b"two", {}, {"/a.ring": [9]})
     again = killed(spool, tmp_path / "spool")
-    assert again.marks == {"/a.ring": 9}
+    assert again.marks == {"/a.ring": [9]}
+    again.close()
+
+
+def test_marks_outlive_the_delivery_of_their_batch(spool: Spool, tmp_path: Path) -> None:
+    """Two agents killed in a row, everything delivered: the third still knows how far the rings were read."""
+    spool.append(1, b"one", {}, {"/a.ring": [5]})
+    spool.connected(0)
+    sent(spool)
+    spool.acknowledge(1)
+    again = killed(killed(spool, tmp_path / "spool"), tmp_path / "spool")
+    again.connected(1)
+    assert (again.marks, sent(again), held(again)) == ({"/a.ring": [5]}, [], 0)
     again.close()
 
 

@@ -55,7 +55,8 @@ class Reader:
             os.close(self._fd)
             raise
         self.position = start or 0
-        self._lost = 0
+        #: Records that were passed over: overwritten before they were read, or never finished.
+        self.skipped = 0
         self._stalled: tuple[int, float] | None = None
         self._names = _Entries("", self._load_names)
         self._comms = _Entries(0, lambda: [c.id for c in self.communicators()])
@@ -100,7 +101,7 @@ class Reader:
     @property
     def lost(self) -> int:
         """Events that no ``poll`` can return: overwritten before they were read, never finished, or refused."""
-        return self._lost + self._word(layout.REFUSED_OFFSET)
+        return self.skipped + self._word(layout.REFUSED_OFFSET)
 
     @property
     def closed(self) -> bool:
@@ -130,7 +131,7 @@ class Reader:
 
     def _skip_to(self, index: int) -> None:
         if index > self.position:
-            self._lost += index - self.position
+            self.skipped += index - self.position
             self.position = index
 
     def _block(self, first: int, count: int) -> bytes:
