@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from hindmost.errors import HindmostError
 
+from hindmost_collector.report import html
+
 if TYPE_CHECKING:
     from hindmost_collector.jobs import LiveJob
     from hindmost_collector.model import Run
@@ -18,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 def seal(collector: Collector, job: LiveJob) -> dict[str, Any] | None:
-    """Write ``report.json``. The report where it could not be written, else None."""
+    """Write ``report.json`` and ``report.html``. The report where they could not be written, else None."""
     report = collector.judging.report(job.id, lambda: _whole(collector, job))
     if report is None:
         return None
@@ -28,8 +30,9 @@ def seal(collector: Collector, job: LiveJob) -> dict[str, Any] | None:
         return report
     try:
         store.write_file(job.id, "report.json", json.dumps(report, indent=1).encode() + b"\n")
+        store.write_file(job.id, "report.html", html.render(report).encode())
     except OSError as error:
-        log.error("report.json could not be written: %s", error.strerror or error)  # noqa: TRY400 - one line, no traceback
+        log.error("the report could not be written: %s", error.strerror or error)  # noqa: TRY400 - one line, no traceback
         return report
     return None
 

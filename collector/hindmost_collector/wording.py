@@ -60,7 +60,7 @@ def why(blocks: Blocks, habits: list[Habit], cause: Cause) -> list[str]:
     found = []
     rows = [habit.row for habit in habits]
     who = names([int(blocks.ranks[row]) for row in rows])
-    if blocks.collectives:
+    if blocks.collectives and blocks.evidence != DEMAND:
         most = np.isin(np.argmax(blocks.caused, axis=0), rows)
         found.append(
             f"{who} kept the others waiting longest in {int(most.sum())} of the {len(blocks.steps)} steps after warm-up"
@@ -153,7 +153,7 @@ def insufficient(ranks: int, steps: int, seen: bool, settings: Settings) -> tupl
     if ranks == 0:
         return (
             "no rank was seen",
-            "start the job with `hindmost run -- COMMAND`, where COMMAND launches Python or MPI ranks",
+            "put `hindmost run --` before the command that launches the ranks; `hindmost doctor` says what can be seen",
         )
     if ranks == 1:
         return "one rank was seen: there is nobody to compare it with", "run more than one rank"

@@ -65,8 +65,18 @@ def number(value: float | None) -> str:
     )
 
 
-#: Under the table: what its numbers are.
-CAPTION = "times in ms a step: medians, caused wait a mean; gfwd, gbwd, gopt: on the GPU"
+#: Columns that are no times, and so need no caption.
+_NO_TIMES = {"rank", "node", "last in", "cpu", "rss"}
+
+
+def caption(titles: Sequence[str]) -> str:
+    """Under the table: what the numbers of its columns are; empty where there is nothing to explain."""
+    if _NO_TIMES.issuperset(titles):
+        return ""
+    mean = ", caused wait a mean" if "caused wait" in titles else ""
+    gpu = [title for title in ("gfwd", "gbwd", "gopt") if title in titles]
+    return f"times in ms a step: medians{mean}" + (f"; {', '.join(gpu)}: on the GPU" if gpu else "")
+
 
 #: What goes first where the table is too wide; phases go before these, the least telling first.
 _FIRST_TO_GO = ("rss", "xfer", "cpu", "self", "node", "last in")
@@ -113,6 +123,7 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, Cell]]:
         *([("node", lambda row: row.get("node") or UNMEASURED)] if len(nodes) > 1 else []),
         ("step", lambda row: number(row.get("step_ms"))),
         ("self", lambda row: number(row.get("self_ms"))),
+        ("own cpu", phase("self_cpu")),
         *[(_TITLES.get(name, name), phase(name)) for name in _PHASES if name in telling],
         ("comm wait", lambda row: number(row.get("wait_ms"))),
         ("xfer", lambda row: number(row.get("transfer_ms"))),

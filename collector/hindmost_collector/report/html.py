@@ -77,7 +77,8 @@ def _ranks(report: Mapping[str, Any]) -> str:
     head = "".join(f"<th>{escape(title)}</th>" for title in titles) + "<th>own time and wait</th>"
     body = "".join(_row(row, line, row["rank"] in named) for row, line in zip(rows, cells, strict=True))
     more = f'<p class="note">{left_out:,} more ranks are not shown; report.json has them all.</p>' if left_out else ""
-    more += f'<p class="note">{columns.CAPTION}</p>'
+    caption = columns.caption(titles)
+    more += f'<p class="note">{escape(caption)}</p>' if caption else ""
     return f'<section><div class="scroll"><table><tr>{head}</tr>{body}</table></div>{more}</section>'
 
 

@@ -39,8 +39,10 @@ def render(report: Mapping[str, Any], width: int = 100, color: bool = False, ran
     for note in report.get("notes") or []:
         console.print(_line("NOTE", note, "dim"))
     rows, left_out = columns.choose(report, ranks)
-    if rows:
-        console.print(_table(rows, _named(report), console.width))
+    titles, cells = columns.table(rows, console.width)
+    if len(titles) > 1:
+        console.print(_table(rows, titles, cells, _named(report)))
+        console.print(Text(columns.caption(titles), "dim"))
     if left_out:
         console.print(
             Text(f"{left_out:,} more ranks are not shown: --ranks 0-{len(report['ranks']) - 1} shows all", "dim")
@@ -80,12 +82,8 @@ def _named(report: Mapping[str, Any]) -> set[int]:
     return {rank for verdict in report["verdicts"] for rank in verdict["ranks"]}
 
 
-def _table(rows: Sequence[Mapping[str, Any]], named: set[int], width: int) -> Table:
-    titles, cells = columns.table(rows, width)
-    shown = Table(
-        box=SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="bold",
-        caption=columns.CAPTION, caption_justify="left", caption_style="dim",
-    )  # fmt: skip
+def _table(rows: Sequence[Mapping[str, Any]], titles: list[str], cells: list[list[str]], named: set[int]) -> Table:
+    shown = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
     for title in titles:
         left = title == "node"
         shown.add_column(title, justify="left" if left else "right", no_wrap=False, overflow="fold", vertical="bottom")

@@ -10,6 +10,7 @@ from hindmost.errors import UsageError
 
 from hindmost_collector.model import TABLES, Job, Run, Table, rows
 from hindmost_collector.store import schema, segments
+from hindmost_collector.wording import names
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -110,9 +111,7 @@ def _losses(states: Table) -> list[str]:
         )
     gone = states["rank"][states["life"] == VANISHED]
     if gone.size:
-        notes.append(
-            f"rank {', '.join(str(int(rank)) for rank in gone[:8])} ended without a farewell (killed, or crashed)"
-        )
+        notes.append(f"{names(gone.tolist())} ended without a farewell (killed, or crashed)")
     return notes
 
 

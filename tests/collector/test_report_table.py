@@ -1,0 +1,39 @@
+"""The table of ranks under a verdict says what its numbers are, and nothing where there are none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hindmost_collector.report import columns, text
+
+
+def report(**row: Any) -> dict[str, Any]:
+    blank = {"rank": 0, "node": "n", "step_ms": None, "self_ms": None, "wait_ms": None, "caused_wait_ms": None}
+    return {
+        "job": {
+            "id": "j",
+            "command": "x",
+            "world_size": 2,
+            "nodes": 1,
+            "steps": 0,
+            "step_ms": {"p50": None, "p99": None},
+        },
+        "verdicts": [],
+        "ranks": [blank | {"rank": rank} | row for rank in range(2)],
+        "what_if": {},
+        "notes": [],
+    }
+
+
+def test_no_table_is_drawn_of_rank_numbers_alone() -> None:
+    """Ranks of which nothing was measured make no table and no caption."""
+    shown = text.render(report())
+    assert "times in ms" not in shown
+    assert not any(line.strip() == "rank" for line in shown.splitlines())
+
+
+def test_the_caption_stands_on_one_line_and_explains_only_what_is_shown() -> None:
+    """However narrow the table, its caption is whole, and names no column that is not there."""
+    last = text.render(report(step_ms=2.0)).splitlines()[-1]
+    assert last == "times in ms a step: medians"
+    assert columns.caption(["rank", "step", "gfwd", "caused wait"]).endswith("caused wait a mean; gfwd: on the GPU")
