@@ -260,4 +260,7 @@ def insufficient(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict
     ranks = len(blocks.ranks) if blocks is not None else rows(run.ranks)
     count = len(blocks.steps) if blocks is not None else 0
     evidence, advice = wording.insufficient(ranks, count, blocks is not None, settings)
+    if run.job.exit_code and ranks:
+        ended, advice = wording.ended_early(run)
+        return Verdict(kind="insufficient_data", evidence=(ended, evidence), advice=(advice,))
     return Verdict(kind="insufficient_data", evidence=(evidence,), advice=(advice,))

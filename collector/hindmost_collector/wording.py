@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector.causes import MEASURES
+from hindmost_collector.model import rows
 from hindmost_collector.robust import median, spread
 from hindmost_collector.sharing import DEMAND
 
@@ -165,6 +166,16 @@ def insufficient(ranks: int, steps: int, seen: bool, settings: Settings) -> tupl
     return (
         f"{steps} steps after warm-up, of {ranks} ranks: too few to tell a habit from an accident",
         f"let the job run for {settings.min_steps} steps or more",
+    )
+
+
+def ended_early(run: Run) -> tuple[str, str]:
+    """That a job failed before there was enough to judge, and what was recorded of it until then."""
+    marked = int(run.steps["step"].max()) + 1 if rows(run.steps) else 0
+    recorded = f"{marked} steps and {rows(run.collectives)} collectives of all ranks were recorded until then"
+    return (
+        f"the job ended with exit code {run.job.exit_code}; {recorded}",
+        "read what the job itself said before it ended",
     )
 
 
