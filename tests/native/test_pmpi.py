@@ -76,7 +76,7 @@ def launch(installed: Mpi, environ: dict[str, str], *command: str, preload: bool
     environ = environ | AS_ROOT | {"PRELOAD": str(installed.shim) if preload else ""}
     line = installed.line(environ, *command)
     done = subprocess.run(line, env=environ, capture_output=True, text=True, timeout=100, check=False)
-    paths = list(Path(environ["HINDMOST_RING_DIR"]).glob("*.ring"))
+    paths = list(Path(environ["HINDMOST_RING_DIR"]).glob("*.mpi.*.ring"))  # an installed probe makes rings of its own
     readers = sorted((ring.Reader(path) for path in paths), key=lambda reader: reader.header.rank)
     return Ran(done.returncode, done.stdout, done.stderr, [reader.poll() for reader in readers], readers)
 
