@@ -70,6 +70,8 @@ def _slow(run: Run, blocks: Blocks, settings: Settings) -> tuple[list[Verdict], 
     if shared is not None:
         found, more = _of_shared_cpus(shared, found, blocks, settings)
         notes += more
+    elif not found:
+        found = _asking_most(blocks, settings)
     stalls = [one for one in intermittent.find(blocks, settings) if not any(habit.row == one.row for habit in habits)]
     stalled = of_stalls(stalls, blocks, settings)
     found += stalled if shared is None else [one for one in stalled if one.cause not in _SCHEDULING]
@@ -82,15 +84,33 @@ def _slow(run: Run, blocks: Blocks, settings: Settings) -> tuple[list[Verdict], 
 _SCHEDULING = ("cpu_contention", "unknown")
 
 
+def _asking_most(blocks: Blocks, settings: Settings) -> list[Verdict]:
+    """Whoever asks for more CPU time and makes the others wait most, where lateness alone is too noisy to name anybody.
+
+    Containers and cpusets share CPUs that no count of a node's shows.
+    """
+    demand = sharing.on_demand(blocks)
+    if demand is None:
+        return []
+    found, _ = _of_demand(demand, settings)
+    most = int(blocks.ranks[int(np.argmax(blocks.caused.mean(axis=1)))])
+    return found if found and most in found[0].ranks else []
+
+
+def _of_demand(demand: Blocks, settings: Settings) -> tuple[list[Verdict], list[str]]:
+    """Verdicts of ranks whose CPU time stands out by more than caches and clocks can make."""
+    least = settings.min_demand * float(median(demand.own))
+    habits = [habit for habit in straggler.find(demand, settings) if habit.excess >= least]
+    return of_habits(habits, demand, settings)
+
+
 def _of_shared_cpus(
     shared: sharing.Sharing, late: list[Verdict], blocks: Blocks, settings: Settings
 ) -> tuple[list[Verdict], list[str]]:
     """Who asks for more CPU time than its peers; else who is late for a reason that no scheduler makes."""
     demand = sharing.on_demand(blocks)
     if demand is not None:
-        least = settings.min_demand * float(median(demand.own))
-        habits = [habit for habit in straggler.find(demand, settings) if habit.excess >= least]
-        asking, notes = of_habits(habits, demand, settings)
+        asking, notes = _of_demand(demand, settings)
         if asking:
             return asking, [*notes, str(shared)]
     kept = [one for one in late if one.cause not in _SCHEDULING]
