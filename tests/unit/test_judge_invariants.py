@@ -61,10 +61,12 @@ def test_scaling_time_scales_cost(excess: float, seed: int, scale: float) -> Non
 @quick
 @given(excesses, seeds)
 def test_a_healthy_rank_more_names_nobody_new(excess: float, seed: int) -> None:
-    """Whoever was not slow beside four ranks is not slow beside five."""
+    """No healthy rank is named for one more beside it; the slow one, near a threshold, may be."""
     few = verdicts(job(excess, seed))
     more = verdicts(replace(job(excess, seed), ranks=5))
-    assert {rank for verdict in more for rank in verdict.ranks} <= {rank for verdict in few for rank in verdict.ranks}
+    slow = {fault["rank"] for fault in job(excess, seed).faults}
+    before = {rank for verdict in few for rank in verdict.ranks}
+    assert {rank for verdict in more for rank in verdict.ranks} <= before | slow
 
 
 @quick
