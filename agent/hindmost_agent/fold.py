@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 UNMEASURED = -1
 #: Phases that wait for their step; a loop that never marks a step must not grow without bound.
 PENDING_LIMIT = 8192
+#: A longer time (13 days) is damage, not a measurement: columns are signed 64-bit, and sums must fit in them too.
+LONGEST_NS = 1 << 50
 #: Phases that are amounts within a step (CPU time, GPU time), not intervals of the host: nothing nests in them.
 AMOUNTS = frozenset({"cpu", "runqueue"})
 #: GPU times come when the GPU has got there, steps later, with the step's number: so long a step waits for them.
@@ -95,10 +97,15 @@ class Fold:
         self._gpu_step = UNMEASURED
         self._gap: tuple[int, int, int] | None = None
         self._left_ns = UNMEASURED
+        #: Events left out because their times or values are damaged: they would not fit their columns.
+        self.damaged = 0
 
     def feed(self, events: Iterable[Event]) -> None:
         """Take in what was read. Finished rows are added to ``steps``, ``collectives`` and ``intervals``."""
         for event in events:
+            if event.duration_ns > LONGEST_NS or (event.start_ns | event.value) >> 63:
+                self.damaged += 1
+                continue
             kind = event.kind
             if kind in (ring.COLLECTIVE, ring.P2P):
                 self._collective(event)

@@ -123,7 +123,7 @@ class Producer:
     @property
     def lost(self) -> int:
         """Events of this process that were lost."""
-        return sum(item.reader.lost for item in self.rings.values())
+        return sum(item.reader.lost + item.fold.damaged for item in self.rings.values())
 
     @property
     def drained(self) -> bool:

@@ -159,3 +159,16 @@ def test_a_step_whose_gpu_times_never_come_is_let_go() -> None:
     assert fold.steps == []
     fold.age(3_000_000_000)
     assert [step.step for step in fold.steps] == [2]
+
+
+def test_a_damaged_event_costs_no_other() -> None:
+    """A value that fits no column of the wire is left out and counted; the rows around it are made."""
+    fold = folded(
+        event(ring.STEP, "train", 0, 100, seq=1),
+        event(ring.COLLECTIVE, "all_reduce", 10, 5, value=1 << 63),
+        event(ring.PHASE, "forward", (1 << 64) - 1, 5),
+        event(ring.STEP, "train", 100, (1 << 64) - 1, seq=2),
+        event(ring.STEP, "train", 100, 100, seq=3),
+    )
+    assert [step.step for step in fold.steps] == [1, 3]
+    assert (fold.collectives, fold.damaged) == ([], 3)
