@@ -1,0 +1,227 @@
+#!/usr/bin/env python3
+"""What each call into NVML costs, and what a tick of the agent's GPU samplers is made of. Needs NVIDIA GPUs.
+
+    python bench/gpu/nvml_cost.py [--out results.json] [--seconds 40] [--skip-calls]
+
+Two parts, every GPU under a bf16 GEMM loop:
+
+1. calls: each candidate alone, ten times a second, in turning order, so that none is always the first of its tick.
+2. ticks: the agent's own runner with its GPU samplers at 1 Hz and at 10 Hz: us a GPU of whole ticks and of each call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agent_gpu import load, stop  # beside this file; puts the repository on the path
+from hindmost_agent import samplers as folder
+from hindmost_agent.gpu import GpuSampler
+from hindmost_agent.nvml import opened
+from hindmost_agent.runner import Runner
+from hindmost_agent.sampler import Host
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+NS = 1_000_000_000
+#: Field values by number and scope (all links); names as in nvml.h, without NVML_FI_DEV_.
+ALL_LINKS = 0xFFFFFFFF
+FIELDS = {
+    "MEMORY_TEMP": (82, 0), "TOTAL_ENERGY_CONSUMPTION": (83, 0), "POWER_INSTANT": (186, 0), "POWER_AVERAGE": (185, 0),
+    "PCIE_REPLAY_COUNTER": (94, 0), "PCIE_COUNT_TX_BYTES": (197, 0), "PCIE_COUNT_RX_BYTES": (198, 0),
+    "NVLINK_THROUGHPUT_DATA_TX": (138, ALL_LINKS), "NVLINK_THROUGHPUT_DATA_RX": (139, ALL_LINKS),
+    "NVLINK_REPLAY_TOTAL": (52, 0), "NVLINK_CRC_FLIT_TOTAL": (38, 0), "NVLINK_CRC_DATA_TOTAL": (45, 0),
+    "CLOCKS_EVENT_SW_POWER_CAP": (74, 0), "CLOCKS_EVENT_SYNC_BOOST": (76, 0), "CLOCKS_EVENT_SW_THERM": (269, 0),
+    "CLOCKS_EVENT_HW_THERM": (270, 0), "CLOCKS_EVENT_HW_BRAKE": (271, 0),
+}  # fmt: skip
+
+
+def candidates(lib: Any, gpu: Any) -> dict[str, Callable[[], Any]]:
+    """Every call that a sampler makes or could make."""
+    found: dict[str, Callable[[], Any]] = {
+        "UtilizationRates": lambda: lib.nvmlDeviceGetUtilizationRates(gpu),
+        "MemoryInfo v2": lambda: lib.nvmlDeviceGetMemoryInfo(gpu, version=lib.nvmlMemory_v2),
+        "PowerUsage": lambda: lib.nvmlDeviceGetPowerUsage(gpu),
+        "Temperature": lambda: lib.nvmlDeviceGetTemperature(gpu, 0),
+        "ClockInfo SM": lambda: lib.nvmlDeviceGetClockInfo(gpu, lib.NVML_CLOCK_SM),
+        "ClockInfo MEM": lambda: lib.nvmlDeviceGetClockInfo(gpu, lib.NVML_CLOCK_MEM),
+        "PerformanceState": lambda: lib.nvmlDeviceGetPerformanceState(gpu),
+        "CurrentClocksEventReasons": lambda: lib.nvmlDeviceGetCurrentClocksEventReasons(gpu),
+        "EnforcedPowerLimit": lambda: lib.nvmlDeviceGetEnforcedPowerLimit(gpu),
+        "TotalEccErrors": lambda: lib.nvmlDeviceGetTotalEccErrors(gpu, 0, 0),
+        "RemappedRows": lambda: lib.nvmlDeviceGetRemappedRows(gpu),
+        "CurrPcieLinkWidth": lambda: lib.nvmlDeviceGetCurrPcieLinkWidth(gpu),
+        "CurrPcieLinkGeneration": lambda: lib.nvmlDeviceGetCurrPcieLinkGeneration(gpu),
+        "ComputeRunningProcesses": lambda: lib.nvmlDeviceGetComputeRunningProcesses(gpu),
+        "MigMode": lambda: lib.nvmlDeviceGetMigMode(gpu),
+        "UUID": lambda: lib.nvmlDeviceGetUUID(gpu),
+    }
+    for name, field in FIELDS.items():
+        found[f"field {name}"] = lambda field=field: lib.nvmlDeviceGetFieldValues(gpu, [field])
+    found["fields MEMORY_TEMP and both powers"] = lambda: lib.nvmlDeviceGetFieldValues(gpu, [82, 185, 186])
+    if lib.nvmlGpmQueryDeviceSupport(gpu).isSupportedDevice:
+        found.update(_gpm(lib, gpu))
+    return found
+
+
+def _gpm(lib: Any, gpu: Any) -> dict[str, Callable[[], Any]]:
+    first, second = lib.nvmlGpmSampleAlloc(), lib.nvmlGpmSampleAlloc()
+    lib.nvmlGpmSampleGet(gpu, first)
+    time.sleep(0.2)
+    lib.nvmlGpmSampleGet(gpu, second)
+
+    def metrics(numbers: tuple[int, ...]) -> Callable[[], Any]:
+        request = lib.c_nvmlGpmMetricsGet_t()
+        request.version, request.numMetrics = lib.NVML_GPM_METRICS_GET_VERSION, len(numbers)
+        request.sample1, request.sample2 = first, second
+        for slot, number in zip(request.metrics, numbers, strict=False):
+            slot.metricId = number
+        return lambda: lib.nvmlGpmMetricsGet(request)
+
+    third = lib.nvmlGpmSampleAlloc()
+    return {
+        "GPM sample": lambda: lib.nvmlGpmSampleGet(gpu, third),
+        "GPM 4 metrics": metrics((2, 3, 5, 10)),
+        "GPM 11 metrics": metrics((2, 3, 5, 10, 11, 12, 13, 20, 21, 60, 61)),
+    }
+
+
+def quantiles(times: list[float]) -> dict[str, float]:
+    times = sorted(times)
+    return {
+        "mean_us": round(statistics.fmean(times), 1),
+        "p50_us": round(statistics.median(times), 1),
+        "p99_us": round(times[min(int(len(times) * 0.99), len(times) - 1)], 1),
+        "max_us": round(times[-1], 1),
+        "count": len(times),
+    }
+
+
+def calls(host: Host, seconds: float) -> dict[str, Any]:
+    """Part 1, on the first GPU."""
+    nvml = opened(host)
+    offered = candidates(nvml.lib, nvml.devices[0].handle)
+    asked = {name: call for name, call in offered.items() if _there(nvml.lib, name, call)}
+    times: defaultdict[str, list[float]] = defaultdict(list)
+    names = list(asked)
+    for tick in pacing(0.1, seconds):
+        turn = tick % len(names)
+        for name in names[turn:] + names[:turn]:
+            began = time.perf_counter_ns()
+            asked[name]()
+            times[name].append((time.perf_counter_ns() - began) / 1e3)
+    return {name: quantiles(took) for name, took in times.items()}
+
+
+def _there(lib: Any, name: str, call: Callable[[], Any]) -> bool:
+    try:
+        call()
+    except lib.NVMLError as error:
+        print(f"  not here: {name} ({error})")
+        return False
+    return True
+
+
+def pacing(period_s: float, seconds: float) -> Iterator[int]:
+    """0, 1, 2, … once a period until the time is spent."""
+    start = time.monotonic()
+    for tick in range(max(int(seconds / period_s), 1)):
+        time.sleep(max(start + tick * period_s - time.monotonic(), 0))
+        yield tick
+
+
+class Split:
+    """The time of each call that the cards of a sampler make, taken around it."""
+
+    def __init__(self) -> None:
+        self.us: defaultdict[str, list[float]] = defaultdict(list)
+
+    def timed(self, name: str, call: Callable[[], Any]) -> Callable[[], Any]:
+        def read() -> Any:
+            began = time.perf_counter_ns()
+            try:
+                return call()
+            finally:
+                self.us[name].append((time.perf_counter_ns() - began) / 1e3)
+
+        return read
+
+    def watch(self, kind: type[GpuSampler]) -> type[GpuSampler]:
+        """The same sampler, whose cards' calls are timed."""
+        split = self
+
+        class Watched(kind):  # type: ignore[misc, valid-type]
+            def cards(self) -> Any:
+                cards = super().cards()
+                for card in cards:
+                    named = zip(card._names, card._calls, strict=True)
+                    card._calls = [split.timed(f"{kind.name}: {name}", call) for name, call in named]
+                return cards
+
+        return Watched
+
+
+def ticks(interval_s: float, seconds: float, *, split: bool) -> dict[str, Any]:
+    """Part 2: whole ticks, us a GPU, the first (which makes everything) left out; with ``split``, each call too."""
+    watch, host = Split(), Host()
+    kinds = {name: kind for name, kind in folder.load().items() if name.startswith("nvidia")}
+    if split:
+        kinds = {name: watch.watch(kind) if issubclass(kind, GpuSampler) else kind for name, kind in kinds.items()}
+    runner = Runner(kinds, host, int(interval_s * NS))
+    runner.run(0)
+    watch.us.clear()
+    gpus, times, read = len(opened(host).devices), list[float](), defaultdict[str, list[float]](list)
+    for tick in pacing(interval_s, seconds):
+        began = time.perf_counter_ns()
+        for reading in runner.run(int((tick + 1) * interval_s * NS)):
+            read[reading.sampler].append(host.own.duration_s[reading.sampler] * 1e6 / gpus)
+        times.append((time.perf_counter_ns() - began) / 1e3 / gpus)
+    found: dict[str, Any] = {"tick": quantiles(times), "samplers": {k: quantiles(v) for k, v in read.items()}}
+    if split:
+        found["calls"] = {name: quantiles(took) for name, took in watch.us.items()}
+    return found
+
+
+def show(title: str, rows: dict[str, dict[str, float]]) -> None:
+    print(f"{title:<58}     mean      p50      p99      max  count")
+    for name, row in sorted(rows.items(), key=lambda item: -item[1]["mean_us"]):
+        cells = "".join(f"{row[key]:9.1f}" for key in ("mean_us", "p50_us", "p99_us", "max_us"))
+        print(f"  {name:<56}{cells}{row['count']:7.0f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, help="also write the results here, as JSON")
+    parser.add_argument("--seconds", type=float, default=40.0, help="for each of the measurements at 1 Hz")
+    parser.add_argument("--skip-calls", action="store_true", help="only part 2")
+    args = parser.parse_args()
+    gpus = len(opened(Host()).devices)
+    result: dict[str, Any] = {"gpus": gpus, "under": "bf16 GEMM loop", "unit": "us a GPU"}
+    busy = load("gemm", math.ceil(args.seconds * 4 + 30), gpus)
+    try:
+        if not args.skip_calls:
+            result["calls"] = calls(Host(), args.seconds / 2)
+            show("one call, us", result["calls"])
+        for rate, interval_s, seconds in (("1 Hz", 1.0, args.seconds), ("10 Hz", 0.1, args.seconds / 2)):
+            plain = result[rate] = ticks(interval_s, seconds, split=False)
+            show(f"{rate}: whole tick, us a GPU", {"tick": plain["tick"]})
+            show(f"{rate}: samplers, us a GPU when they are due", plain["samplers"])
+        result["1 Hz"]["calls"] = ticks(1.0, args.seconds, split=True)["calls"]
+        result["10 Hz"]["calls"] = ticks(0.1, args.seconds / 2, split=True)["calls"]
+        for rate in ("1 Hz", "10 Hz"):
+            show(f"{rate}: calls, us", result[rate]["calls"])
+    finally:
+        stop(busy)
+    if args.out:
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
