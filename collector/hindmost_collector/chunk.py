@@ -37,6 +37,15 @@ class Chunk:
             one.values.nbytes + one.times.nbytes for one in self.metrics
         )
 
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing in it."""
+        return not (self.coded or self.plain or self.metrics or self.attachments)
+
+    def definitions(self) -> Chunk:
+        """Only what says who is who: it is sent once, not with the batches that a sequence number covers."""
+        return Chunk({}, {name: self.plain[name] for name in ("ranks", "communicators") if name in self.plain}, [], [])
+
 
 def finish(rows: JobRows) -> Chunk:
     """Turn gathered rows into arrays; host times become job times."""

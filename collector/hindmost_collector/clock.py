@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hindmost_collector.columns import bounded
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -89,7 +91,7 @@ class NodeClock:
 
     def __init__(self, hello_monotonic_ns: int, arrived_ns: int) -> None:
         """Start from the Hello: its arrival bounds the offset from above, good enough until the first round trip."""
-        self._guess = arrived_ns - hello_monotonic_ns
+        self._guess = bounded(arrived_ns - hello_monotonic_ns)
         self._best: deque[Sample] = deque(maxlen=BUCKETS)
         self._contradictions = 0
         self.resets = 0
@@ -109,7 +111,7 @@ class NodeClock:
             self._best.clear()
             self.resets += 1
         self._contradictions = 0
-        self.round_trip_ns = round_trip
+        self.round_trip_ns = bounded(round_trip)
         self._keep(sample)
         self._fit()
         return True
@@ -153,12 +155,14 @@ class NodeClock:
 
     def offset(self, node_ns: int) -> int:
         """What to add to node time ``node_ns`` to get job time, ns."""
-        return round(self._offset + self._drift * (node_ns - self._origin)) if self._best else self._guess
+        if not self._best:
+            return self._guess
+        return bounded(round(self._offset + self._drift * (node_ns - self._origin)))
 
     @property
     def uncertainty_ns(self) -> int:
         """How far ``offset`` may be off, ns."""
-        return round(self._error)
+        return bounded(round(self._error))
 
     @property
     def drift_ppb(self) -> int:

@@ -17,6 +17,14 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 _SMALL = 32
+#: Rows that one block may have: no ring holds more.
+BLOCK_LIMIT = 1 << 17
+_INT64 = np.iinfo(np.int64)
+
+
+def bounded(value: int) -> int:
+    """``value`` as far as 64 bits hold it: what others send may be anything, and sums of it more."""
+    return min(max(value, int(_INT64.min)), int(_INT64.max))
 
 
 class Malformed(ValueError):  # noqa: N818 - a verdict on the sender, said as an adjective
@@ -84,6 +92,8 @@ class Builder:
 
         Raises Malformed, appending nothing, when a column has another length.
         """
+        if count > BLOCK_LIMIT:
+            raise Malformed(f"a block of {count} rows: at most {BLOCK_LIMIT} are taken")
         small = count < _SMALL
         fitting: list[tuple[Column, Any]] = []
         for name, given in values:
@@ -119,16 +129,25 @@ class Builder:
 
 
 class Words:
-    """Strings by number: columns of few distinct strings travel as codes and become words at the edges."""
+    """Strings by number: columns of few distinct strings travel as codes and become words at the edges.
 
-    def __init__(self) -> None:
+    Args:
+        limit: how many there may be; beyond, every new one is ``OTHER``. None for no limit.
+    """
+
+    OTHER = "other"
+
+    def __init__(self, limit: int | None = None) -> None:
         self.words: list[str] = []
         self._codes: dict[str, int] = {}
+        self._limit = limit
 
     def code(self, word: str) -> int:
         """The number of ``word``, a new one when it is new."""
         code = self._codes.get(word)
         if code is None:
+            if self._limit is not None and len(self.words) >= self._limit and word != self.OTHER:
+                return self.code(self.OTHER)
             code = self._codes[word] = len(self.words)
             self.words.append(word)
         return code

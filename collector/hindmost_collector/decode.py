@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hindmost_collector.columns import Builder, Malformed, Words
+from hindmost_collector.columns import Builder, Malformed, Words, bounded
 from hindmost_collector.model import GPU_TIME, PHASES
 
 if TYPE_CHECKING:
@@ -22,10 +23,14 @@ Array = np.ndarray[Any, Any]
 
 #: No job has more ranks; a number above it is garbage that would cost memory.
 RANK_LIMIT = 1 << 20
+#: Names of operations and intervals that are kept apart; a job that makes them up as it goes gets ``other``.
+WORD_LIMIT = 1 << 16
 TICK_NS = 10_000_000  # of /proc/PID/stat: USER_HZ is 100 on every Linux
 
 _I64, _I32, _U64, _F64 = np.int64, np.int32, np.uint64, np.float64
 _UNKNOWN = (_I64, -1)
+#: What a name sent by others may not bring into a path.
+_UNFIT = re.compile(r"[^A-Za-z0-9._-]")
 _PHASE_COLUMNS = {name: f"{name}_ns" for name in PHASES}
 
 
@@ -110,9 +115,9 @@ class Decoder:
     ``words`` holds the operation, step-kind and interval names behind the codes in the rows.
     """
 
-    def __init__(self, definitions: Definitions) -> None:
+    def __init__(self, definitions: Definitions, words: Words | None = None) -> None:
         self._definitions = definitions
-        self.words = Words()
+        self.words = words or Words(WORD_LIMIT)
         self._jobs: dict[str, JobRows] = {}
         self.malformed = 0
         self.samples = 0
@@ -161,10 +166,13 @@ class Decoder:
             ("duration_ns", block.duration_ns),
             ("work", block.work),
         ]
-        others = []
+        others, named = [], set[str]()
         for phase in block.phases:
             name = _PHASE_COLUMNS.get(phase.name)
+            if name in named:
+                raise Malformed(f"phase {phase.name} twice in one block")
             if name:
+                named.add(name)
                 columns.append((name, phase.ns))
             elif len(phase.ns) == count:
                 others.append(phase)
@@ -225,10 +233,11 @@ class Decoder:
     def _state(self, state: wire.RankState, clock: NodeClock) -> None:
         rank = self._rank(state.rank)
         rows, offset = self.job(rank.job), clock.offset(state.time_ns)
-        observed = state.time_ns + offset
-        rows.rank_states.append((rank.rank, observed, state.life, state.events_total, state.events_lost_total))
+        observed = bounded(state.time_ns + offset)
+        totals = bounded(state.events_total), bounded(state.events_lost_total)
+        rows.rank_states.append((rank.rank, observed, state.life, *totals))
         rows.in_flight.extend(
-            (rank.rank, one.kind, one.name, one.comm, one.seq, one.start_ns + offset, observed)
+            (rank.rank, one.kind, one.name, one.comm, one.seq, bounded(one.start_ns + offset), observed)
             for one in state.in_flight
         )
 
@@ -252,10 +261,10 @@ class Decoder:
         if rank is None:
             self.malformed += 1
             return
-        name = attachment.name.replace("/", "_").lstrip(".") or "stack.txt"
+        name = _UNFIT.sub("_", attachment.name[:80]).lstrip(".") or "stack.txt"
         rows = self.job(rank.job)
         if name.startswith("stack"):
-            time_ns = attachment.time_ns + clock.offset(attachment.time_ns)
+            time_ns = bounded(attachment.time_ns + clock.offset(attachment.time_ns))
             rows.stacks.append((rank.rank, time_ns, attachment.content.decode("utf-8", "replace")))
         kept = f"stacks/{rank.rank}.txt" if name == "stack.txt" else f"stacks/{rank.rank}-{name}"
         rows.attachments.append((kept, attachment.content))

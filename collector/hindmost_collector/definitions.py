@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hindmost_collector.columns import Malformed
+from hindmost_collector.columns import Malformed, bounded
 from hindmost_collector.decode import RANK_LIMIT, TICK_NS
 
 if TYPE_CHECKING:
@@ -67,6 +67,11 @@ class Definitions:
         """Those of ``refs`` that nobody has defined yet."""
         return [ref for ref in dict.fromkeys(refs) if ref not in self.ranks and ref not in self.schemas]
 
+    def forget(self) -> None:
+        """Forget who is who, so that all of it is asked for, and recorded, again; schemas are only layouts and stay."""
+        self.ranks.clear()
+        self._communicators.clear()
+
     def command(self, job: str) -> str | None:
         """The command line that a job's lowest rank runs, as far as known."""
         said = [(rank.rank, rank.command) for rank in self.ranks.values() if rank.job == job and rank.command]
@@ -105,7 +110,7 @@ class Definitions:
         self.ranks[sent.ref] = rank
         self.revision += 1
         started = sent.process_start_ticks * TICK_NS
-        start_ns = started + clock.offset(started) if started else -1
+        start_ns = bounded(started + clock.offset(bounded(started))) if started else -1
         decoder.job(rank.job).ranks.append(
             (
                 rank.rank,

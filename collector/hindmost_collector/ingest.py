@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from hindmost_proto import telemetry_pb2_grpc
 
 from hindmost_collector.clock import NodeClock
 from hindmost_collector.columns import Malformed
-from hindmost_collector.decode import references
+from hindmost_collector.decode import Decoder, references
 from hindmost_collector.session import PROTOCOL, Agent, Outbox
 
 if TYPE_CHECKING:
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from hindmost_proto import telemetry_pb2 as wire
 
     from hindmost_collector.clock import JobClock
-    from hindmost_collector.decode import Decoder
     from hindmost_collector.definitions import Definitions
 
 log = logging.getLogger(__name__)
@@ -43,6 +41,7 @@ class Ingest(telemetry_pb2_grpc.TelemetryServicer):
 
     def __init__(self, clock: JobClock, definitions: Definitions, decoder: Decoder, durable: Mapping[str, int]) -> None:
         self.clock, self.definitions, self.decoder = clock, definitions, decoder
+        self.again = Decoder(definitions, decoder.words)  # for what the live windows have had
         self._durable = durable
         self.agents: dict[str, Agent] = {}
         self.counts: Counter[str] = Counter()
@@ -74,17 +73,21 @@ class Ingest(telemetry_pb2_grpc.TelemetryServicer):
             return
         agent, outbox = self._greet(first.hello)
         pump = asyncio.create_task(outbox.pump(context.write))
-        try:
-            await self._serve(agent, outbox, requests)
-            await pump
-        finally:
-            pump.cancel()
-            with contextlib.suppress(asyncio.CancelledError, grpc.RpcError, grpc.aio.BaseError):
+        serve = asyncio.create_task(self._serve(agent, outbox, requests))
+        try:  # a stream without its pump would take batches and never acknowledge one
+            await asyncio.wait({pump, serve}, return_when=asyncio.FIRST_COMPLETED)
+            if serve.done():
+                serve.result()
                 await pump
+            pump.result()
+        finally:
+            for task in (pump, serve):
+                task.cancel()
+            await asyncio.gather(pump, serve, return_exceptions=True)
             if agent.outbox is outbox:
                 agent.outbox = None
-        if outbox.closed and not agent.departed:
-            await context.abort(grpc.StatusCode.ABORTED, "another stream with this agent's identity replaced this one")
+        if outbox.reason:
+            await context.abort(grpc.StatusCode.ABORTED, outbox.reason)
 
     def _greet(self, hello: wire.Hello) -> tuple[Agent, Outbox]:
         identity, now = f"{hello.agent_id}@{hello.node}", self.clock.now()
@@ -98,7 +101,7 @@ class Ingest(telemetry_pb2_grpc.TelemetryServicer):
             agent.boot_id, agent.clock = hello.boot_id, NodeClock(hello.monotonic_ns, now)
         if agent.outbox is not None:
             self.counts["replaced_streams"] += 1
-            agent.outbox.close()
+            agent.outbox.close("another stream with this agent's identity replaced this one")
         outbox = Outbox(self.clock)
         agent.outbox, agent.departed, agent.last_heard_ns = outbox, False, now
         agent.parked.clear()
@@ -110,23 +113,27 @@ class Ingest(telemetry_pb2_grpc.TelemetryServicer):
 
     async def _serve(self, agent: Agent, outbox: Outbox, requests: AsyncIterator[wire.AgentMessage]) -> None:
         async for message in requests:
-            if outbox.closed:
+            if outbox.closed or not await self._handle(agent, outbox, message):
                 return
-            now = agent.last_heard_ns = self.clock.now()
-            kind = message.WhichOneof("body")
-            if kind == "batch":
-                self._batch(agent, outbox, message.batch, now)
-                if not self._open.is_set():
-                    await self._open.wait()
-            elif kind == "clock":
-                self._clock(agent, outbox, message.clock, now)
-            elif kind == "definitions":
-                self._define(agent, message.definitions)
-            elif kind == "goodbye":
-                agent.departed = True
-                self._unpark(agent, force=True)
-                await self._last_ack(agent, outbox)
-                return
+
+    async def _handle(self, agent: Agent, outbox: Outbox, message: wire.AgentMessage) -> bool:
+        """Take one message of a stream; False after the last."""
+        now = agent.last_heard_ns = self.clock.now()
+        kind = message.WhichOneof("body")
+        if kind == "batch":
+            self._batch(agent, outbox, message.batch, now)
+            if not self._open.is_set():
+                await self._open.wait()
+        elif kind == "clock":
+            self._clock(agent, outbox, message.clock, now)
+        elif kind == "definitions":
+            self._define(agent, message.definitions)
+        elif kind == "goodbye":
+            agent.departed = True
+            self._unpark(agent, force=True)
+            await self._last_ack(agent, outbox)
+            return False
+        return True
 
     async def _last_ack(self, agent: Agent, outbox: Outbox) -> None:
         """Keep the stream until everything received is durable: an agent leaves on its last ack."""
@@ -192,7 +199,8 @@ class Ingest(telemetry_pb2_grpc.TelemetryServicer):
         keep = not self.shed_metrics
         if not keep:
             self.counts["shed_samples"] += sum(len(block.values) for block in batch.metrics)
-        complaints = self.decoder.add(batch, agent.node, agent.job, agent.clock, metrics=keep)
+        decoder = self.decoder if batch.sequence > agent.shown else self.again
+        complaints = decoder.add(batch, agent.node, agent.job, agent.clock, metrics=keep)
         if complaints:
             self._complain(agent, complaints)
 
@@ -209,10 +217,20 @@ class Ingest(telemetry_pb2_grpc.TelemetryServicer):
     def durable(self, sequences: Mapping[str, int]) -> None:
         """Tell the agents that everything up to these sequences is safe."""
         for identity, sequence in sequences.items():
-            agent = self.agents[identity]
+            agent = self.agents.get(identity)
+            if agent is None:
+                continue
             agent.durable = max(agent.durable, sequence)
             if agent.outbox:
                 agent.outbox.ack(agent.durable)
+
+    def rewind(self, reason: str) -> None:
+        """Have all that was received and is not durable sent again, each agent on a new stream."""
+        for agent in self.agents.values():
+            if agent.received > agent.durable:
+                agent.rewind()
+                if agent.outbox:
+                    agent.outbox.close(reason)
 
     def ask(self, job: str, question: wire.Zoom) -> None:
         """Send a question to the agents that serve a job: its own, and those that serve a whole node."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 
 from hindmost_collector.store.flush import arrow_tables
+from hindmost_collector.store.journal import UnsettledError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class Store(Protocol):
-    """Where flushes go. ``write`` returns when its rows and sequences are durable together."""
+    """Where flushes go. ``write`` returns when its rows, files and sequences are durable together."""
 
     @property
     def sequences(self) -> Mapping[str, int]: ...
@@ -38,6 +39,7 @@ class Store(Protocol):
         tables: Mapping[tuple[str, str], Iterable[pa.Table]],
         sequences: Mapping[str, int],
         clock: dict[str, Any] | None = None,
+        files: Mapping[tuple[str, str], bytes] | None = None,
     ) -> tuple[int, int]: ...
 
     def write_meta(self, job: str, meta: Mapping[str, Any]) -> None: ...
@@ -54,6 +56,9 @@ class Store(Protocol):
 class Recorder:
     """Collects chunks and writes them; one write at a time, off the event loop.
 
+    While it is ``detached`` nothing but definitions is kept: the store has failed for so long that memory is full, and
+    the agents, who were told of nothing since, hold the rest.
+
     Args:
         limit: bytes that may wait for the disk. From half of it node metrics are shed, at all of it reading stops.
     """
@@ -62,19 +67,30 @@ class Recorder:
         self.store, self._words, self._definitions, self._limit = store, words, definitions, limit
         self._pending: dict[str, list[Chunk]] = defaultdict(list)
         self._sequences: dict[str, int] = {}
+        self._unsettled: dict[str, int] = {}
+        self._meta: dict[str, dict[str, Any]] = {}
         self.pending_bytes = 0
         self.written_bytes = self.written_rows = self.flushes = self.failures = self.shed_bytes = 0
         self.flush_seconds = 0.0
         self.failing: str | None = None
+        self.detached = False
         self.last_flush = time.monotonic()
         self._busy = asyncio.Lock()
 
     def add(self, chunks: Mapping[str, Chunk], sequences: Mapping[str, int]) -> None:
         """Queue a tick's chunks, and the batch sequences that they complete."""
+        if self.detached:
+            self.shed_bytes += sum(chunk.bytes for chunk in chunks.values())
+            chunks, sequences = {job: chunk.definitions() for job, chunk in chunks.items()}, {}
         for job, chunk in chunks.items():
-            self._pending[job].append(chunk)
-            self.pending_bytes += chunk.bytes
+            if not chunk.empty:
+                self._pending[job].append(chunk)
+                self.pending_bytes += chunk.bytes
         self._sequences.update(sequences)
+
+    def describe(self, job: str, meta: Mapping[str, Any]) -> None:
+        """Have facts of a job as a whole written to its ``meta.json`` with the next flush."""
+        self._meta.setdefault(job, {}).update(meta)
 
     @property
     def pressure(self) -> float:
@@ -82,57 +98,92 @@ class Recorder:
         return self.pending_bytes / self._limit
 
     async def flush(self, clock: dict[str, Any]) -> Mapping[str, int]:
-        """Write what is pending; the sequences that are durable now. A failing disk is remembered, never raised."""
+        """Write what is pending; the sequences that are durable now. A failing store is remembered, never raised."""
         async with self._busy:
-            pending, sequences, held = self._pending, self._sequences, self.pending_bytes
-            self._pending, self._sequences = defaultdict(list), {}
-            if not pending and not sequences:
+            self.last_flush = began = time.monotonic()
+            if not (self._pending or self._sequences or self._meta or self.failing):
                 return {}
-            began = time.monotonic()
+            taken = self._pending, self._sequences, self._meta
+            held, self._pending, self._sequences, self._meta = self.pending_bytes, defaultdict(list), {}, {}
             try:
-                rows, written = await asyncio.to_thread(self._write, pending, sequences, clock)
-            except OSError as error:
-                self._failed(error, pending, sequences)
+                rows, written = await asyncio.to_thread(self._write, *taken, clock)
+            except UnsettledError as error:
+                self.pending_bytes -= held
+                self._unsettled.update(taken[1])
+                self._failed(error)
                 return {}
-            self.flush_seconds += time.monotonic() - began
-            self.last_flush = time.monotonic()
+            except Exception as error:  # noqa: BLE001 - whatever it is, nothing was written and nobody may be told so
+                self._put_back(*taken)
+                self._failed(error)
+                return {}
             self.pending_bytes -= held
+            self.flush_seconds += time.monotonic() - began
             self.flushes += 1
             self.written_rows += rows
             self.written_bytes += written
             if self.failing:
                 log.warning("recording works again; what agents kept meanwhile is written now")
                 self.failing = None
-            return sequences
+            durable, self._unsettled = {**self._unsettled, **taken[1]}, {}
+            return durable
 
     def _write(
-        self, pending: Mapping[str, list[Chunk]], sequences: Mapping[str, int], clock: dict[str, Any]
+        self,
+        pending: Mapping[str, list[Chunk]],
+        sequences: Mapping[str, int],
+        meta: Mapping[str, dict[str, Any]],
+        clock: dict[str, Any],
     ) -> tuple[int, int]:
         if self.store is None:
             return 0, 0
         tables = arrow_tables(pending, self._words, self._definitions)
-        for job, chunks in pending.items():
-            for chunk in chunks:
-                for name, content in chunk.attachments:
-                    self.store.write_file(job, name, content)
-        done = self.store.write(tables, sequences, clock)
+        files = {
+            (job, name): content for job, parts in pending.items() for one in parts for name, content in one.attachments
+        }
+        done = self.store.write(tables, sequences, clock, files)
+        for job, facts in meta.items():
+            self._describe(job, facts)
         pa.default_memory_pool().release_unused()
         return done
 
-    def _failed(self, error: OSError, pending: Mapping[str, list[Chunk]], sequences: Mapping[str, int]) -> None:
-        """Put everything back, and say once what is wrong."""
-        self.failures += 1
+    def _describe(self, job: str, facts: dict[str, Any]) -> None:
+        """Write a job's facts; they are no part of what is acknowledged, so a failure is for the next flush to mend."""
+        assert self.store is not None  # noqa: S101 - for the type checker
+        try:
+            self.store.write_meta(job, facts)
+        except OSError:
+            self._meta[job] = {**facts, **self._meta.get(job, {})}
+
+    def _put_back(
+        self, pending: Mapping[str, list[Chunk]], sequences: Mapping[str, int], meta: Mapping[str, dict[str, Any]]
+    ) -> None:
         newer, self._pending = self._pending, defaultdict(list, pending)
         for job, chunks in newer.items():
             self._pending[job] = [*self._pending[job], *chunks]
         self._sequences = {**sequences, **self._sequences}
-        reason = "the disk is full" if error.errno in {errno.ENOSPC, errno.EDQUOT} else error.strerror or str(error)
+        self._meta = {**meta, **self._meta}
+
+    def _failed(self, error: Exception) -> None:
+        """Count, and say once what is wrong."""
+        self.failures += 1
+        if isinstance(error, OSError):
+            full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+            reason, trace = "the disk is full" if full else error.strerror or str(error), None
+        else:
+            reason, trace = f"{type(error).__name__}: {error}", error
         if not self.failing:
-            log.error("recording stopped: %s; judging goes on from memory, agents keep what they can", reason)
+            log.error(
+                "recording stopped: %s; judging goes on from memory, agents keep what they can", reason, exc_info=trace
+            )
         self.failing = reason
 
     def discard(self) -> None:
-        """Let go of what cannot be written; the agents still hold what was never acknowledged."""
-        self.shed_bytes += self.pending_bytes
+        """Let go of what cannot be written, and of all that comes until it can: the agents still hold it."""
+        kept = {job: [one.definitions() for one in chunks] for job, chunks in self._pending.items()}
+        before, self.detached = self.pending_bytes, True
         self._pending, self._sequences = defaultdict(list), {}
         self.pending_bytes = 0
+        for chunks in kept.values():
+            self.pending_bytes += sum(one.bytes for one in chunks)
+        self._pending.update({job: [one for one in chunks if not one.empty] for job, chunks in kept.items()})
+        self.shed_bytes += before - self.pending_bytes

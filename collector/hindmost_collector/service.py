@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 from hindmost import __version__
@@ -33,10 +33,13 @@ from hindmost_collector.store.upkeep import Retention, Upkeep
 from hindmost_collector.web.server import Page
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from hindmost_collector.options import Options
     from hindmost_collector.recording import Store
 
 log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 TICK_S = 0.5
 #: How long agents may take to flush and say Goodbye once told to stop.
@@ -76,6 +79,7 @@ class Collector:
         self._server: grpc.aio.Server | None = None
         self._page: Page | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._unbroken: set[asyncio.Task[Any]] = set()
         self.ready = False
 
     async def start(self) -> dict[str, str | None]:
@@ -119,11 +123,24 @@ class Collector:
     async def _ticks(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self.gather()
-            pending = time.monotonic() - self.recorder.last_flush
-            departing = any(agent.departed and agent.outbox for agent in self.ingest.agents.values())
-            if pending >= self.options.flush_period or departing or self.recorder.pressure > 0.125:
-                await self.flush()
+            try:
+                self.gather()
+                if self._flush_due():
+                    await self.flush()
+            except Exception:  # a collector that no longer ticks would take batches and keep none of them
+                if not self.recorder.failing:
+                    log.exception("a tick failed; what it held is asked for again")
+                self.recorder.failing = "a tick failed, see the log"
+                self.definitions.forget()
+                self.ingest.rewind("the collector could not keep what came before: send it again")
+
+    def _flush_due(self) -> bool:
+        if time.monotonic() - self.recorder.last_flush >= self.options.flush_period:
+            return True
+        if self.recorder.failing:
+            return False  # trying more often would cost, and help nobody
+        departing = any(agent.departed and agent.outbox for agent in self.ingest.agents.values())
+        return departing or self.recorder.pressure > 0.125
 
     async def _keep_up(self) -> None:
         """Compact and expire, a piece at a time, when the store allows."""
@@ -137,9 +154,9 @@ class Collector:
             if self.recorder.failing:
                 continue
             try:
-                while await asyncio.to_thread(upkeep.compact):
+                while await self._whole(asyncio.to_thread(upkeep.compact)):
                     await asyncio.sleep(1.0)
-                await asyncio.to_thread(upkeep.expire)
+                await self._whole(asyncio.to_thread(upkeep.expire))
             except (OSError, HindmostError) as error:
                 log.warning("upkeep of the store failed, and will be tried again: %s", error)
 
@@ -156,6 +173,7 @@ class Collector:
                 if "ranks" in chunk.plain:
                     self._note(name, {"started_ns": self.jobs[name].started_ns})
         self.recorder.add(chunks, sequences)
+        self.recorder.add({name: finish(rows) for name, rows in self.ingest.again.take().items()}, {})
         self.scrape.nodes.expire(now - STALE_NS)
         self._relieve()
 
@@ -175,14 +193,28 @@ class Collector:
             )
         if pressure >= 1 and self.recorder.failing:
             self.recorder.discard()
-        elif pressure >= 1:
+        if pressure >= 1 and not self.recorder.detached:
             self.ingest.pause()
         else:
             self.ingest.resume()
 
     async def flush(self) -> None:
         """Write what is pending and acknowledge it."""
+        await self._whole(self._flush())
+
+    async def _whole(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run to its end, even if who asks is cancelled, what another thread would go on doing unwatched."""
+        task = asyncio.create_task(work)
+        self._unbroken.add(task)
+        task.add_done_callback(self._unbroken.discard)
+        return await asyncio.shield(task)
+
+    async def _flush(self) -> None:
         self.ingest.durable(await self.recorder.flush(self.clock.state()))
+        if self.recorder.detached and not self.recorder.failing:
+            self.gather()  # what came meanwhile has been seen and not recorded: it comes again, with the rest
+            self.recorder.detached = False
+            self.ingest.rewind("the collector could not record what came before, and now can: send it again")
         self._relieve()
 
     async def _judges(self) -> None:
@@ -218,7 +250,7 @@ class Collector:
             self.recorder.failing = self.recorder.failing or error.strerror or str(error)
 
     def _note(self, job: str, meta: dict[str, Any]) -> None:
-        """Write what is known of a job as a whole to its ``meta.json``."""
+        """Have what is known of a job as a whole written to its ``meta.json``."""
         live = self.job(job)
         ours = job == self.options.job_id
         known = {
@@ -229,11 +261,7 @@ class Collector:
             "nodes": sorted(set(live.window.ranks()["node"].tolist())) or None,
             "version": __version__,
         }
-        try:
-            if self.recorder.store:
-                self.recorder.store.write_meta(job, {**known, **meta})
-        except OSError as error:
-            self.recorder.failing = self.recorder.failing or error.strerror or str(error)
+        self.recorder.describe(job, {**known, **meta})
 
     async def _seal_finished(self) -> None:
         """Judge, once and whole, each job that is over."""
@@ -241,7 +269,6 @@ class Collector:
         for job in list(self.jobs.values()):
             quiet = now - job.heard_ns
             if quiet > SILENCE_NS or (job.over and quiet > SILENCE_NS / 10):
-                await self.flush()
                 await self.finish(job)
                 del self.jobs[job.id]
                 self._verdicts.pop(job.id, None)
@@ -252,6 +279,7 @@ class Collector:
         """Write the end of a job: meta.json and report.json; the report."""
         job.sealed = True
         self._note(job.id, {"started_ns": job.started_ns, "ended_ns": self.clock.now(), "exit_code": job.exit_code})
+        await self.flush()
         return await asyncio.to_thread(seal, self, job)
 
     async def stop(self, reason: str) -> dict[str, Any] | None:
@@ -265,7 +293,7 @@ class Collector:
             await asyncio.sleep(0.05)
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, *self._unbroken, return_exceptions=True)
         if self._server:
             await self._server.stop(1.0)
         self.gather()

@@ -34,6 +34,7 @@ class Outbox:
         self._throttle: bool | None = None
         self._stop: str | None = None
         self.closed = False
+        self.reason: str | None = None
 
     def welcome(self, durable: int) -> None:
         """Greet: the agent replays from the sequence after ``durable``."""
@@ -71,9 +72,10 @@ class Outbox:
         self._stop = reason
         self._ready.set()
 
-    def close(self) -> None:
-        """Let ``pump`` return once everything is sent."""
+    def close(self, reason: str | None = None) -> None:
+        """Let ``pump`` return once everything is sent. ``reason``: why the stream is broken off, where it is."""
         self.closed = True
+        self.reason = self.reason or reason
         self._ready.set()
 
     async def pump(self, write: Callable[[wire.CollectorMessage], Awaitable[None]]) -> None:
@@ -113,7 +115,10 @@ class Outbox:
 
 @dataclass
 class Agent:
-    """One agent across its streams. Sequence numbers belong to ``identity``."""
+    """One agent across its streams. Sequence numbers belong to ``identity``.
+
+    ``durable <= received``; what was ``shown`` to the live windows before a ``rewind`` is not shown to them again.
+    """
 
     identity: str
     node: str
@@ -122,6 +127,7 @@ class Agent:
     clock: NodeClock
     received: int
     durable: int
+    shown: int = 0
     outbox: Outbox | None = None
     departed: bool = False
     last_heard_ns: int = 0
@@ -146,3 +152,11 @@ class Agent:
                 return True
         self.duplicates += 1
         return False
+
+    def rewind(self) -> None:
+        """Forget what was received and is not durable: the agent sends it again."""
+        self.shown = max(self.shown, self.received)
+        self.skipped -= sum(last - first + 1 for first, last in self._gaps if first > self.durable)
+        self._gaps = [gap for gap in self._gaps if gap[0] <= self.durable]
+        self.received, self.departed = self.durable, False
+        self.parked.clear()

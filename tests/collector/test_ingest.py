@@ -182,7 +182,6 @@ def test_newest_stream_wins(collecting, fake_agent, tmp_path):
             await older.until_acked(1)
             newer = fake_agent(collector.addresses["grpc"])
             assert await newer.connect() == 1
-            await older.stream.write(wire.AgentMessage(batch=older.batch(1)))
             assert "replaced" in await older.ended()
             newer.sequence = 1
             await newer.send(newer.batch(5))

@@ -34,20 +34,34 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def write_durably(path: Path, content: bytes) -> None:
-    """Replace ``path`` in one step: temporary file, fsync, rename, fsync of the directory. Raises OSError."""
-    temporary = path.with_name(f".{path.name}{TEMPORARY}")
+def write_synced(path: Path, content: bytes) -> None:
+    """Write and sync a new file. Raises OSError, leaving nothing behind."""
     try:
-        with temporary.open("wb") as file:
+        with path.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
     except OSError:
         with contextlib.suppress(OSError):  # the disk may be the reason why we are here
-            temporary.unlink()
+            path.unlink()
         raise
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Replace ``path`` in one step that survives kill -9. Raises OSError, ``path`` being what it was."""
+    temporary = path.with_name(f".{path.name}{TEMPORARY}")
+    write_synced(temporary, content)
+    temporary.replace(path)
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Replace ``path`` in one step that survives a power cut: file and directory are synced. Raises OSError."""
+    replace(path, content)
     sync_directory(path.parent)
+
+
+class UnsettledError(OSError):
+    """Committed, but not all is synced and renamed yet: ``finish`` will, and nothing is written again."""
 
 
 @dataclass
@@ -76,6 +90,7 @@ class Journal:
             message = f"{root} is being written by another collector: give this one a directory of its own"
             raise HindmostError(message) from error
         self.state = self._load()
+        self._synced = False
         self.finish()
 
     def _load(self) -> State:
@@ -95,7 +110,12 @@ class Journal:
         sequences: dict[str, int] | None = None,
         clock: dict[str, Any] | None = None,
     ) -> None:
-        """Make ``renames`` (already synced temporary file, final name) and the rest true together. Raises OSError."""
+        """Make ``renames`` (already synced temporary file, final name) and the rest true together.
+
+        Raises:
+            UnsettledError: it is committed, and ``finish`` has yet to succeed.
+            OSError: nothing has changed.
+        """
         self.finish()
         state = State(
             self.state.flush + 1,
@@ -104,12 +124,18 @@ class Journal:
             deletions or [],
             clock or self.state.clock,
         )
-        write_durably(self._path, json.dumps(state.__dict__, separators=(",", ":")).encode())
-        self.state = state
-        self.finish()
+        replace(self._path, json.dumps(state.__dict__, separators=(",", ":")).encode())
+        self.state, self._synced = state, False  # from here on a crash finds the new journal
+        try:
+            self.finish()
+        except OSError as error:
+            raise UnsettledError(error.errno, error.strerror) from error
 
     def finish(self) -> None:
-        """Do the renames and deletions of the last commit that are not done yet."""
+        """Sync the last commit, and do those of its renames and deletions that are not done yet. Raises OSError."""
+        if not self._synced:
+            sync_directory(self.root)
+            self._synced = True
         if not (self.state.renames or self.state.deletions):
             return
         touched: set[Path] = set()

@@ -6,17 +6,20 @@ job's directory in a store *is* a run directory, and can be copied away and repo
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import shutil
 import threading
 import time
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from hindmost.errors import HindmostError
 
 from hindmost_collector.store import segments
-from hindmost_collector.store.journal import TEMPORARY, Journal, write_durably
+from hindmost_collector.store.journal import TEMPORARY, Journal, UnsettledError, write_durably, write_synced
 from hindmost_collector.store.run_directory import read_run
 
 if TYPE_CHECKING:
@@ -31,6 +34,18 @@ __all__ = ["ParquetStore", "read_run"]
 
 #: The job that node metrics belong to where an agent serves a node rather than one job.
 NODES = "_nodes"
+#: Bytes that a directory's name may have, with room for what others append.
+LONGEST = 200
+
+
+def folder(job: str) -> str:
+    """The name of a job's directory: the job's own where a file system takes it, never one that leads elsewhere."""
+    name = quote(job or NODES, safe="@=+ ")
+    if name.startswith("."):
+        name = f"%2E{name[1:]}"
+    if len(name) > LONGEST:
+        name = f"{name[: LONGEST - 17]}~{hashlib.sha256(job.encode()).hexdigest()[:16]}"
+    return name
 
 
 class ParquetStore:
@@ -65,33 +80,47 @@ class ParquetStore:
 
     def job_directory(self, job: str) -> Path:
         """The run directory of a job."""
-        return self.root if self.single else self.root / quote(job or NODES, safe="@=+ ")
+        return self.root if self.single else self.root / folder(job)
 
     def write(
         self,
         tables: Mapping[tuple[str, str], Iterable[pa.Table]],
         sequences: Mapping[str, int],
         clock: dict[str, Any] | None = None,
+        files: Mapping[tuple[str, str], bytes] | None = None,
     ) -> tuple[int, int]:
-        """Make the rows of ``(job, table)`` and the agents' sequences durable; ``(rows, bytes)``. Raises OSError."""
+        """Make rows of ``(job, table)``, files of ``(job, name)`` and agents' sequences durable; ``(rows, bytes)``.
+
+        Raises:
+            UnsettledError: they are, but the store has to be written to once more before anyone may be told.
+            OSError: nothing has changed.
+        """
         with self._writing:
             self._journal.finish()
             flush = self._journal.state.flush + 1
         day = time.strftime("%Y%m%d", time.gmtime())
-        renames, rows, total = [], 0, 0
+        renames: list[tuple[Path, Path]] = []
+        rows = 0
         try:
             for (job, table), data in tables.items():
-                final = self._directory(job, table) / segments.file_name(day, flush, 0)
-                temporary = final.with_name(f".{final.name}{TEMPORARY}")
-                rows += segments.write(table, data, temporary)
-                total += temporary.stat().st_size
-                renames.append((str(temporary.relative_to(self.root)), str(final.relative_to(self.root))))
+                final = self._directory(job, f"segments/{table}") / segments.file_name(day, flush, 0)
+                renames.append((final.with_name(f".{final.name}{TEMPORARY}"), final))
+                rows += segments.write(table, data, renames[-1][0])
+            for (job, name), content in (files or {}).items():
+                final = self._directory(job, str(PurePosixPath(name).parent)) / PurePosixPath(name).name
+                renames.append((final.with_name(f".{final.name}{TEMPORARY}"), final))
+                write_synced(renames[-1][0], content)
+            total = sum(temporary.stat().st_size for temporary, _ in renames)
+            named = [(str(old.relative_to(self.root)), str(new.relative_to(self.root))) for old, new in renames]
             with self._writing:
-                self._journal.commit(renames, sequences=dict(sequences), clock=clock)
+                self._journal.commit(named, sequences=dict(sequences), clock=clock)
+        except UnsettledError:
+            raise
         except OSError:
-            for temporary_name, _ in renames:
-                if (temporary_name, _) not in self._journal.state.renames:
-                    (self.root / temporary_name).unlink(missing_ok=True)
+            self._known_directories.clear()  # somebody may have removed one
+            with contextlib.suppress(OSError):  # what cannot be removed now is swept at the next start
+                for temporary, _ in renames:
+                    temporary.unlink(missing_ok=True)
             raise
         return rows, total
 
@@ -107,8 +136,8 @@ class ParquetStore:
         shutil.rmtree(job, ignore_errors=True)
         self._known_directories = {one for one in self._known_directories if job not in one.parents}
 
-    def _directory(self, job: str, table: str) -> Path:
-        directory = self.job_directory(job) / "segments" / table
+    def _directory(self, job: str, inside: str) -> Path:
+        directory = self.job_directory(job) / inside
         if directory not in self._known_directories:
             directory.mkdir(parents=True, exist_ok=True)
             self._known_directories.add(directory)

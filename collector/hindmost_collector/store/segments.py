@@ -111,7 +111,7 @@ def set_aside(path: Path) -> str:
 
 def sweep(root: Path) -> int:
     """Delete what a crash left half-written under ``root``; how many files that was."""
-    stale = list(root.rglob(f"*{SUFFIX}{TEMPORARY}"))
+    stale = list(root.rglob(f".*{TEMPORARY}"))
     for path in stale:
         path.unlink(missing_ok=True)
     return len(stale)

@@ -1,0 +1,142 @@
+"""A store that cannot be written: what was acknowledged stays true, and what was not comes again."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+
+import duckdb
+import pytest
+from hindmost_collector.store import journal, segments
+from hindmost_collector.store.parquet import ParquetStore, folder, read_run
+
+
+def full(*_, **__):
+    """No space left."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def steps(directory):
+    """Each stored step, and how often."""
+    stored = duckdb.read_parquet(f"{directory}/segments/steps/*.parquet").aggregate("step, count(*)").order("step")
+    return stored.fetchall()
+
+
+async def until(condition):
+    """Wait for a condition, a minute at most."""
+    for _ in range(3000):
+        if condition():
+            return
+        await asyncio.sleep(0.02)
+    pytest.fail("it did not come about within a minute")
+
+
+def test_long_failure_is_replayed(collecting, fake_agent, tmp_path, monkeypatch):
+    """Rows let go while the disk was full are never acknowledged: they come again, and count once, live and stored."""
+
+    async def scenario():
+        async with collecting(out=str(tmp_path), flush_seconds=0.1) as collector:
+            agent = fake_agent(collector.addresses["grpc"])
+            await agent.connect()
+            collector.recorder._limit = 1  # any row is too much to keep
+            with monkeypatch.context() as patch:
+                patch.setattr(segments, "write", full)
+                for step in range(10):
+                    await agent.send(agent.batch(step))
+                await until(lambda: collector.recorder.detached and collector.recorder.shed_bytes)
+                for step in range(10, 15):
+                    await agent.send(agent.batch(step))
+                await until(lambda: collector.jobs["j"].window.last_step == 14)
+                acked = agent.acked
+            collector.recorder._limit = 1 << 20
+            assert "send it again" in await agent.ended()
+            await agent.close()
+            durable = await agent.connect()
+            await agent.until_acked(15)
+            await agent.send(agent.batch(15))
+            await agent.until_acked(16)
+            await until(lambda: collector.jobs["j"].window.last_step == 15)
+            counted = dict(collector.jobs["j"].counters())["steps_total"].tolist()
+            await agent.close()
+            return acked, durable, counted, collector.scrape.ready()
+
+    acked, durable, counted, ready = asyncio.run(scenario())
+    assert (acked, durable, counted, ready) == (0, 0, [16, 16], None)
+    assert steps(tmp_path) == [(step, 2) for step in range(16)]
+    assert read_run(tmp_path).ranks["rank"].tolist() == [0, 1]
+
+
+def test_committed_rows_are_not_written_twice(collecting, fake_agent, tmp_path, monkeypatch):
+    """A disk that fails between the commit and its renames doubles nothing, and nothing is acknowledged before them."""
+    real = journal.sync_directory
+    failed = []
+
+    def once(directory):
+        if len(failed) < 3:
+            failed.append(directory)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(directory)
+
+    async def scenario():
+        async with collecting(out=str(tmp_path), flush_seconds=0.1) as collector:
+            agent = fake_agent(collector.addresses["grpc"])
+            await agent.connect()
+            await agent.send(agent.batch(0))
+            await agent.until_acked(1)
+            monkeypatch.setattr(journal, "sync_directory", once)
+            await agent.send(agent.batch(1))
+            await until(lambda: len(failed) == 3)
+            acked = agent.acked
+            await agent.until_acked(2)
+            await agent.close()
+            return acked, collector.recorder.failures
+
+    acked, failures = asyncio.run(scenario())
+    assert acked == 1
+    assert failures == 3
+    assert steps(tmp_path) == [(0, 2), (1, 2)]
+
+
+def test_stack_is_written_with_its_commit(tmp_path, monkeypatch):
+    """A stack dump becomes a file when the journal commits it, and not before."""
+    store = ParquetStore(tmp_path, single=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(store._journal, "commit", full)
+        with pytest.raises(OSError, match="No space"):
+            store.write({}, {"a@n": 1}, files={("j", "stacks/3.txt"): b"here"})
+    assert list((tmp_path / "j").rglob("*.txt*")) == []
+    store.write({}, {"a@n": 1}, files={("j", "stacks/3.txt"): b"here"})
+    assert (tmp_path / "j/stacks/3.txt").read_bytes() == b"here"
+    store.close()
+
+
+@pytest.mark.parametrize("job", ["..", ".", "../../etc", "a/b", "x" * 5000, "\0", ".journal.json", "é" * 100])
+def test_no_job_name_leads_out_of_the_store(tmp_path, job):
+    """Whatever a job calls itself, its rows lie in one directory of the store."""
+    store = ParquetStore(tmp_path, single=False)
+    store.write({}, {}, files={(job, "stacks/0.txt"): b"here"})
+    store.close()
+    found = [path.relative_to(tmp_path) for path in tmp_path.rglob("0.txt")]
+    assert [str(path) for path in found] == [f"{folder(job)}/stacks/0.txt"]
+
+
+def test_flush_outlives_who_asked(collecting, fake_agent, tmp_path, monkeypatch):
+    """A flush that is cancelled goes to its end and is acknowledged; no second one starts beside it."""
+
+    async def scenario():
+        async with collecting(out=str(tmp_path), flush_seconds=600.0) as collector:
+            agent = fake_agent(collector.addresses["grpc"])
+            await agent.connect()
+            await agent.send(agent.batch(0))
+            await until(collector.ingest.received)
+            collector.gather()
+            asked = asyncio.create_task(collector.flush())
+            await asyncio.sleep(0)
+            asked.cancel()
+            await agent.until_acked(1)
+            await agent.close()
+            return asked.cancelled()
+
+    assert asyncio.run(scenario())
+    assert steps(tmp_path) == [(0, 2)]
