@@ -38,6 +38,10 @@ $(VENV)/.torch: $(VENV)/.dev
 	$(PIP) install --group torch-loops
 	@touch $@
 
+$(VENV)/.clickhouse: $(VENV)/.dev
+	$(PIP) install --group clickhouse
+	@touch $@
+
 horovod: $(VENV)/.torch ## Horovod for test-torch; its wheel is built once, into .cache (needs g++ and cmake)
 	tests/torch/build-horovod $(VENV) .cache/horovod
 
@@ -50,10 +54,13 @@ demo-balanced: $(VENV)/.all ## the same job with no slow rank
 	$(DEMO)
 
 test: $(VENV)/.dev ## every test that needs neither torch nor a GPU
-	$(PATHS) $(BIN)/python -m pytest -m 'not torch and not gpu'
+	$(PATHS) $(BIN)/python -m pytest -m 'not torch and not gpu and not clickhouse'
 
 test-torch: $(VENV)/.torch ## the tests that need PyTorch (CPU)
 	$(PATHS) $(BIN)/python -m pytest -m 'torch and not gpu'
+
+test-clickhouse: $(VENV)/.clickhouse ## the ClickHouse store against the real engine (chDB)
+	$(PATHS) $(BIN)/python -m pytest -m clickhouse tests/clickhouse
 
 lint: $(VENV)/.dev ## ruff and mypy --strict
 	$(BIN)/ruff check .
@@ -69,4 +76,4 @@ dashboards: $(VENV)/.dev ## rebuild the Grafana JSON
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
 
-.PHONY: help horovod setup demo demo-balanced test test-torch lint proto dashboards clean
+.PHONY: help horovod setup demo demo-balanced test test-clickhouse test-torch lint proto dashboards clean

@@ -8,10 +8,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hindmost_collector.recorded import Recording
+    from hindmost_collector.store.clickhouse_reading import ClickHouseRecording
 
 
-def open(path: str | Path) -> Recording:  # noqa: A001 - hindmost_collector.open reads as what it does
-    """The recording at ``path``, a run directory or a store: ``.steps()``, ``.sql(…)``, as Arrow or pandas.
+def open(path: str | Path) -> Recording | ClickHouseRecording:  # noqa: A001 - hindmost_collector.open reads as what it does
+    """The recording at ``path``: a run directory, a store or the URL of one. ``.steps()``, ``.sql(…)``: Arrow, pandas.
 
     Raises:
         hindmost.errors.UsageError: there is no recording at ``path``.

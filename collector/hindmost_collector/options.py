@@ -112,6 +112,8 @@ def _check(options: Options) -> None:
     _ = options.http_address  # raises when it is none
     if options.out and options.store:
         raise UsageError("--out and --store both say where to record: give one")
+    if options.store.startswith("clickhouse://") and options.retention_gib:
+        raise UsageError("retention_gib is for directories: bound a ClickHouse store by retention_days")
     if options.memory_mib < 16:
         raise UsageError(f"memory_mib is {options.memory_mib}: at least 16 are needed")
     if options.log_format not in {"text", "json"}:

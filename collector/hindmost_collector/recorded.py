@@ -16,12 +16,14 @@ import duckdb
 from hindmost.errors import UsageError
 
 from hindmost_collector.store import schema, segments
+from hindmost_collector.store.clickhouse_client import is_url
 from hindmost_collector.store.run_directory import is_run_directory, read_run
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from hindmost_collector.model import Run
+    from hindmost_collector.store.clickhouse_reading import ClickHouseRecording
 
 
 class Recording:
@@ -126,6 +128,10 @@ def _nothing(table: str) -> str:
     return f"select null::varchar as job, {', '.join(columns)} where false"
 
 
-def open_recording(path: str | Path) -> Recording:
-    """The recording at ``path``: a run directory or a store. Raises UsageError when it is neither."""
+def open_recording(path: str | Path) -> Recording | ClickHouseRecording:
+    """The recording at ``path``: a run directory, a store, or the URL of one. Raises UsageError when it is neither."""
+    if is_url(path):
+        from hindmost_collector.store.clickhouse_reading import ClickHouseRecording  # noqa: PLC0415 - where used
+
+        return ClickHouseRecording(str(path))
     return Recording(path)

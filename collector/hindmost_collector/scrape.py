@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from typing import TYPE_CHECKING, Any
 
 from hindmost import __version__
+from hindmost.errors import HindmostError
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
@@ -61,12 +63,23 @@ class Scrape:
         ]
 
     def report(self, name: str | None) -> dict[str, Any] | None:
-        """The newest report of a job, or of the only one; None when there is none yet."""
+        """The newest report of a job, or of the only one; the stored one of a job that is over; None when none is."""
         jobs = self._collector.jobs
         job = jobs.get(name) if name else next(iter(list(jobs.values())), None)
-        if job is None or job.report is None:
+        if job is None:
+            return self._stored_report(name) if name else None
+        if job.report is None:
             return None
         return {**job.report, "recording": self._collector.recorder.failing}
+
+    def _stored_report(self, name: str) -> dict[str, Any] | None:
+        store = self._collector.recorder.store
+        try:
+            content = store.read_file(name, "report.json") if store else None
+            known: dict[str, Any] | None = json.loads(content) if content else None
+        except (OSError, ValueError, HindmostError):  # no such job, or the store is away: readiness says which
+            return None
+        return known if known and known["job"]["id"] == name else None
 
     def ready(self) -> str | None:
         """Why this collector is not ready; None when it is."""

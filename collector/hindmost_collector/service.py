@@ -28,6 +28,7 @@ from hindmost_collector.options import address
 from hindmost_collector.recording import Recorder
 from hindmost_collector.scrape import Scrape
 from hindmost_collector.sealing import seal
+from hindmost_collector.store.clickhouse_client import is_url
 from hindmost_collector.store.parquet import ParquetStore
 from hindmost_collector.store.upkeep import Retention, Upkeep
 from hindmost_collector.web.server import Page
@@ -56,6 +57,10 @@ def open_store(options: Options) -> Store | None:
     """The store that the options name; None for none. Raises HindmostError when it cannot be had."""
     if options.out:
         return ParquetStore(Path(options.out), single=True)
+    if is_url(options.store):
+        from hindmost_collector.store.clickhouse import ClickHouseStore  # noqa: PLC0415 - where used
+
+        return ClickHouseStore(options.store, options.retention_days)
     if options.store:
         return ParquetStore(Path(options.store.removeprefix("file://")), single=False)
     return None

@@ -11,14 +11,15 @@ if TYPE_CHECKING:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Where, what, and in which form."""
-    parser.add_argument("path", metavar="PATH", help="a run directory, or a collector's store")
+    parser.add_argument("path", metavar="PATH", help="a run directory, or a collector's store (URL)")
     parser.add_argument(
         "sql", metavar="SQL", help="for example: select rank, avg(duration_ns) from steps group by rank"
     )
     parser.add_argument("--format", choices=["text", "csv", "json"], default="text", help="how to print (default text)")
     parser.epilog = (
         "Tables: ranks, steps, collectives, communicators, intervals, in_flight, metrics, stacks, clocks, rank_states. "
-        "Durations are ns, times ns of the job clock, -1 is unmeasured; each table has a column job."
+        "Durations are ns, times ns of the job clock, -1 is unmeasured; each table has a column job. "
+        "Directories answer DuckDB's SQL, clickhouse:// URLs ClickHouse's."
     )
 
 

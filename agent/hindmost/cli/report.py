@@ -18,7 +18,10 @@ FORMATS = ("text", "json", "html", "csv")
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add this subcommand's arguments."""
     parser.add_argument(
-        "path", metavar="PATH", type=Path, help="a run directory, or a folder of traces of any known format"
+        "path",
+        metavar="PATH",
+        type=_place,
+        help="a run directory, a folder of traces of any known format, or clickhouse://USER@HOST:PORT/DATABASE?job=ID",
     )
     parser.add_argument("--format", choices=FORMATS, default="text", help="default: text")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write there instead of standard output")
@@ -28,13 +31,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Load, judge, write. Exit code 0 whatever the verdict: it is the input that can be wrong, not the job."""
     chosen = parse_ranks(args.ranks) if args.ranks else None
-    if not args.path.exists():
+    if isinstance(args.path, Path) and not args.path.exists():
         raise UsageError(f"{args.path}: no such file or directory; give a run directory or a folder of traces")
     write(render(judged(args.path), args.format, chosen, args.output is None and sys.stdout.isatty()), args.output)
     return 0
 
 
-def judged(path: Path) -> dict[str, Any]:
+def _place(text: str) -> Path | str:
+    return text if "://" in text else Path(text)
+
+
+def judged(path: Path | str) -> dict[str, Any]:
     """The report of a recording as ``hindmost.report/1``."""
     try:
         from hindmost_collector import sources

@@ -26,6 +26,7 @@ from hindmost_collector.sources import (
 )
 from hindmost_collector.sources.combine import combine
 from hindmost_collector.sources.files import Sample, sample, unpacked, walk
+from hindmost_collector.store.clickhouse_client import is_url
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,11 +61,16 @@ FORMATS: tuple[Format, ...] = (
 
 
 def load(path: Path | str) -> Run:
-    """A recorded run: a run directory, a folder of foreign files, one such file, or a tar archive of them.
+    """A recorded run: a run directory, a folder of foreign files, one such file, a tar archive of them, or the URL of a
+    ClickHouse database.
 
     Files of several formats in one folder are taken as the same run seen several ways and combined. Raises
     :class:`UsageError` naming what was found where nothing is understood.
     """
+    if is_url(path):
+        from hindmost_collector.store.clickhouse_reading import ClickHouseRecording  # noqa: PLC0415 - where used
+
+        return ClickHouseRecording(str(path)).run()
     path = Path(path)
     if not path.exists():
         raise UsageError(f"{path}: no such file or folder")

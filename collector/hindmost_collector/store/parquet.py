@@ -167,6 +167,13 @@ class ParquetStore:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_durably(path, content)
 
+    def read_file(self, job: str, name: str) -> bytes | None:
+        """The content of a file of the run directory; None where there is none of that name. Raises OSError."""
+        try:
+            return (self.job_directory(job) / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
     def read(self, job: str) -> Run:
         """Everything recorded of one job."""
         return read_run(self.job_directory(job))

@@ -41,13 +41,17 @@ def read_run(path: Path) -> Run:
         tables[table] = schema.to_numpy(table, data)
         notes += torn
     meta, damage = _read_meta(path)
-    notes += damage
+    return run_of(tables, meta, path.name, [*notes, *damage])
+
+
+def run_of(tables: dict[str, Table], meta: dict[str, Any], name: str, notes: list[str]) -> Run:
+    """The run that stored ``tables`` hold, wherever they were stored. ``name`` is the job's where ``meta`` has none."""
     states = _last_by(tables["rank_states"], ("rank",), "time_ns")
     shown = {name: tables[name] for name in TABLES}
     shown["ranks"] = _last_by(tables["ranks"], ("rank",), None)
     shown["communicators"] = _last_by(tables["communicators"], ("comm", "rank"), None)
     shown["in_flight"] = _still_in_flight(tables["in_flight"], states)
-    return Run(job=_job(path, meta, shown), **shown, notes=(*notes, *_losses(states), *_clock_note(tables["clocks"])))
+    return Run(job=_job(name, meta, shown), **shown, notes=(*notes, *_losses(states), *_clock_note(tables["clocks"])))
 
 
 def _read_meta(path: Path) -> tuple[dict[str, Any], list[str]]:
@@ -60,11 +64,11 @@ def _read_meta(path: Path) -> tuple[dict[str, Any], list[str]]:
     return (meta, []) if isinstance(meta, dict) else ({}, ["meta.json is torn: command and exit code are unknown"])
 
 
-def _job(path: Path, meta: dict[str, Any], tables: dict[str, Table]) -> Job:
+def _job(name: str, meta: dict[str, Any], tables: dict[str, Table]) -> Job:
     ranks = tables["ranks"]
     world = int(ranks["world_size"].max()) if rows(ranks) else None
     return Job(
-        id=str(meta.get("job_id") or path.name),
+        id=str(meta.get("job_id") or name),
         command=meta.get("command"),
         world_size=world or meta.get("world_size"),
         nodes=len(np.unique(ranks["node"])) or None,

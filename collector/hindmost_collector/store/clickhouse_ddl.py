@@ -1,0 +1,174 @@
+"""The ClickHouse side of a stored table: columns, codecs, sort order, retention; on one server or on a cluster.
+
+Each table of the store is three things there, so that nobody ever sees half a flush:
+
+``TABLE_rows``
+    every row that was sent, with the number of its flush; on a cluster a Distributed table over ``TABLE_local``, which
+    is replicated.
+``flushes``
+    the flushes that are whole. A flush's row is inserted last, and is what makes its rows true.
+``TABLE``
+    the view that people and hindmost read: the rows of whole flushes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from hindmost_collector.store.schema import STORED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+#: A flush's number is its start in Unix ms times 2**20, plus a random part: unique among collectors, ordered in time.
+FLUSH_BITS = 20
+_WRITTEN = f"toDateTime(intDiv(bitShiftRight(flush, {FLUSH_BITS}), 1000), 'UTC')"
+
+#: Tables that are the store's own: what flushes, agents and files there are.
+OWN: Mapping[str, Mapping[str, Any]] = {
+    "agents": {"identity": np.str_, "sequence": np.uint64},
+    "files": {"name": np.str_, "content": bytes},
+    "lines": {"name": np.str_, "line": bytes},
+}
+TABLES: Mapping[str, Mapping[str, Any]] = {**STORED, **OWN}
+#: Tables whose rows are true by themselves, whatever flush they name.
+ALONE = frozenset({"files", "lines"})
+
+ORDER: Mapping[str, tuple[str, ...]] = {
+    "steps": ("job", "rank", "step"),
+    "collectives": ("job", "rank", "start_ns"),
+    "intervals": ("job", "rank", "start_ns"),
+    "metrics": ("job", "node", "name", "labels", "time_ns"),
+    "operations": ("job", "rank", "step"),
+    "agents": ("identity", "sequence"),
+    "files": ("job", "name", "flush"),
+    "lines": ("job", "name", "flush"),
+}
+
+#: Columns that go up by about the same from row to row of the sort order.
+_STEADY = frozenset({"step", "seq", "time_ns", "flush"})
+_TEXT = frozenset({"text", "line", "content"})
+
+
+class Place(NamedTuple):
+    """Where the tables are: a database, and the cluster that it is spread over (empty: one server)."""
+
+    database: str
+    cluster: str = ""
+
+
+def quoted(name: str) -> str:
+    """An identifier."""
+    return "`" + name.replace("\\", "\\\\").replace("`", "\\`") + "`"
+
+
+def columns(table: str) -> Iterator[tuple[str, str, str]]:
+    """``(name, type, codec)`` of each column as inserted."""
+    yield "job", "LowCardinality(String)", "ZSTD(1)"
+    for name, dtype in TABLES[table].items():
+        yield name, *_kind(name, dtype)
+    yield "flush", "UInt64", "Delta, ZSTD(1)"
+
+
+def _kind(name: str, dtype: Any) -> tuple[str, str]:
+    if dtype is bytes or name in _TEXT:
+        return "String", "ZSTD(3)"
+    if dtype is np.str_:
+        return "LowCardinality(String)", "ZSTD(1)"
+    if dtype is np.float64:
+        return "Float64", "Gorilla, ZSTD(1)"
+    integer = ("UInt" if np.dtype(dtype).kind == "u" else "Int") + str(np.dtype(dtype).itemsize * 8)
+    return integer, _codec(name, dtype)
+
+
+def _codec(name: str, dtype: Any) -> str:
+    if name in _STEADY:
+        return "DoubleDelta, ZSTD(1)"
+    if name.endswith("start_ns") or name == "observed_ns":
+        return "Delta, ZSTD(1)"
+    few = dtype is np.uint64 or name in {"rank", "flags", "peer"}
+    return "ZSTD(1)" if few else "T64, ZSTD(1)"
+
+
+def statements(place: Place, retention_days: float = 0.0) -> Iterator[str]:
+    """Everything that makes the store where it is absent, in order."""
+    on = _on(place)
+    database = quoted(place.database)
+    yield f"CREATE DATABASE IF NOT EXISTS {database}{on}"
+    flushes = (
+        "flush UInt64 CODEC(Delta, ZSTD(1)), collector LowCardinality(String), clock String CODEC(ZSTD(1)), void UInt8"
+    )
+    yield from _stored(place, "flushes", flushes, "flush", 0, "rand()")
+    for table in TABLES:
+        listed = ", ".join(f"{quoted(name)} {kind} CODEC({codec})" for name, kind, codec in columns(table))
+        order = ", ".join(ORDER.get(table, ("job", *(["rank"] if "rank" in TABLES[table] else []))))
+        spread = next((one for one in ("rank", "node", "identity") if one in TABLES[table]), "name")
+        days = 0 if table == "agents" else retention_days
+        yield from _stored(place, f"{table}_rows", listed, order, days, f"cityHash64(job, {spread})")
+        shown = ", ".join(quoted(name) for name, _, _ in columns(table))
+        whole = f" WHERE flush GLOBAL IN (SELECT flush FROM {database}.flushes GROUP BY flush HAVING max(void) = 0)"
+        yield (
+            f"CREATE OR REPLACE VIEW {database}.{quoted(table)}{on} AS SELECT {shown} FROM {database}.{table}_rows"
+            f"{'' if table in ALONE else whole}"
+        )
+
+
+def _on(place: Place) -> str:
+    return f" ON CLUSTER {quoted(place.cluster)}" if place.cluster else ""
+
+
+def _stored(place: Place, name: str, listed: str, order: str, days: float, spread: str) -> Iterator[str]:
+    """A table that holds rows: one, or a replicated one on each shard and one that spreads rows over them."""
+    on, database = _on(place), quoted(place.database)
+    local = name.removesuffix("_rows") + "_local" if place.cluster else name
+    engine = "ReplicatedMergeTree('/clickhouse/tables/{shard}/{database}/{table}', '{replica}')"
+    written = f"written DateTime('UTC') MATERIALIZED {_WRITTEN} CODEC(Delta, ZSTD(1))"
+    yield (
+        f"CREATE TABLE IF NOT EXISTS {database}.{local}{on} ({listed}, {written})"
+        f" ENGINE = {engine if place.cluster else 'MergeTree'}"
+        f" PARTITION BY toYYYYMMDD(written) ORDER BY ({order}){ttl(days)}"
+        # acknowledged means that it survives a power cut; a repeated insert is one insert
+        " SETTINGS fsync_after_insert = 1, fsync_part_directory = 1, ttl_only_drop_parts = 1,"
+        f" {'replicated' if place.cluster else 'non_replicated'}_deduplication_window = 10000"
+    )
+    if place.cluster:
+        yield (
+            f"CREATE TABLE IF NOT EXISTS {database}.{name}{on} AS {database}.{local}"
+            f" ENGINE = Distributed({quoted(place.cluster)}, {database}, {local}, {spread})"
+        )
+
+
+def ttl(days: float) -> str:
+    """The clause that lets rows go after ``days``; empty for never."""
+    return f" TTL written + toIntervalSecond({round(days * 86400)})" if days else ""
+
+
+def retention(place: Place, days: float) -> Iterator[tuple[str, str]]:
+    """``(table that holds rows, statement that sets its retention)`` where it was made with another."""
+    for table in TABLES:
+        if table == "agents":
+            continue
+        local = f"{table}_local" if place.cluster else f"{table}_rows"
+        change = f"MODIFY{ttl(days)}" if days else "REMOVE TTL"
+        yield local, f"ALTER TABLE {quoted(place.database)}.{local}{_on(place)} {change}"
+
+
+def additions(place: Place, present: Mapping[str, frozenset[str]]) -> Iterator[str]:
+    """What adds the columns that ``present`` (columns by table) lacks: older rows read as *not measured*."""
+    for table in TABLES:
+        for name, kind, codec in columns(table):
+            for holder in (f"{table}_local", f"{table}_rows"):
+                if holder in present and name not in present[holder]:
+                    compressed = "" if place.cluster and holder.endswith("_rows") else f" CODEC({codec})"
+                    yield (
+                        f"ALTER TABLE {quoted(place.database)}.{holder}{_on(place)}"
+                        f" ADD COLUMN IF NOT EXISTS {quoted(name)} {kind}{_missing(kind)}{compressed}"
+                    )
+
+
+def _missing(kind: str) -> str:
+    if kind == "Float64":
+        return " DEFAULT nan"
+    return " DEFAULT -1" if kind.startswith("Int") else ""

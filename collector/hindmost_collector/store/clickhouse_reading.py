@@ -1,0 +1,133 @@
+"""Reading what collectors wrote into ClickHouse: a run for the judge, tables and SQL for people."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from hindmost.errors import HindmostError, UsageError
+
+from hindmost_collector.store import clickhouse_ddl as ddl
+from hindmost_collector.store import schema
+from hindmost_collector.store.clickhouse_client import Server, Unreachable, parse
+from hindmost_collector.store.run_directory import run_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from hindmost_collector.model import Run
+
+
+def read_file(server: Server, job: str, name: str) -> bytes | None:
+    """The newest content of a job's file; None where it has none of that name."""
+    found = server.rows(
+        f"SELECT content FROM {_view(server, 'files')} WHERE job = {{job:String}} AND name = {{name:String}}"
+        " ORDER BY flush DESC LIMIT 1",
+        {"job": job, "name": name},
+    )
+    return _bytes(found["content"][0].as_py()) if len(found) else None
+
+
+def _bytes(content: str | bytes) -> bytes:
+    return content.encode() if isinstance(content, str) else content
+
+
+def read_meta(server: Server, job: str) -> dict[str, Any]:
+    """What is known of a job as a whole; empty when nothing is."""
+    try:
+        known: dict[str, Any] = json.loads(read_file(server, job, "meta.json") or b"{}")
+    except ValueError:
+        return {}
+    return known
+
+
+def jobs(server: Server) -> list[str]:
+    """Every job that has a ``meta.json``."""
+    query = f"SELECT DISTINCT job FROM {_view(server, 'files')} WHERE name = 'meta.json' ORDER BY job"
+    return [str(job) for job in server.rows(query)["job"].to_pylist()]
+
+
+def read_run(server: Server, job: str) -> Run:
+    """Everything recorded of one job as the model's arrays. Raises UsageError where there is nothing."""
+    meta = read_meta(server, job)
+    tables = {table: schema.to_numpy(table, _rows(server, table, job)) for table in schema.STORED}
+    if not meta and not any(len(next(iter(table.values()))) for table in tables.values()):
+        raise UsageError(f"{server.target} holds no job {job!r}; it holds {_listed(jobs(server))}")
+    notes = [] if meta else ["meta.json is missing: command and exit code are unknown"]
+    return run_of(tables, meta, job, notes)
+
+
+def _rows(server: Server, table: str, job: str) -> pa.Table:
+    names = ", ".join(ddl.quoted(name) for name in schema.STORED[table])
+    order = ", ".join(("flush", *ddl.ORDER.get(table, ())) if table not in schema.ORDER else ddl.ORDER[table])
+    query = f"SELECT {names} FROM {_view(server, table)} WHERE job = {{job:String}} ORDER BY {order}"
+    return server.rows(query, {"job": job})
+
+
+def _view(server: Server, table: str) -> str:
+    return f"{ddl.quoted(server.target.place.database)}.{table}"
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") or "none"
+
+
+class ClickHouseRecording:
+    """A database that collectors write into; one job of it where the URL says ``?job=ID``."""
+
+    def __init__(self, url: str) -> None:
+        """Raises UsageError when there is no recording there, HindmostError when the server does not answer."""
+        self._target = parse(url)
+        try:
+            self._server = Server(self._target, use_database=True)
+            self._jobs = [self._target.job] if self._target.job else jobs(self._server)
+        except Unreachable:
+            raise
+        except HindmostError as error:
+            raise UsageError(f"{self._target} holds no recording: {error}") from error
+        if not self._jobs:
+            raise UsageError(f"{self._target} holds no recording: no collector has written there yet")
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What is known of the job; of the first where there are several."""
+        return read_meta(self._server, self._jobs[0])
+
+    def table(self, name: str) -> pa.Table:
+        """All rows of a stored table, with the job in the column ``job``; of one job where the URL names one."""
+        if name not in schema.STORED:
+            raise UsageError(f"there is no table {name!r}; tables are {', '.join(schema.STORED)}")
+        where = " WHERE job = {job:String}" if self._target.job else ""
+        names = ", ".join(("job", *map(ddl.quoted, schema.STORED[name])))
+        return self._server.rows(f"SELECT {names} FROM {_view(self._server, name)}{where}", {"job": self._target.job})
+
+    def steps(self) -> pa.Table:
+        """A row a step of a rank: durations and phases in ns, -1 unmeasured."""
+        return self.table("steps")
+
+    def collectives(self) -> pa.Table:
+        """A row a collective or point-to-point call of a rank."""
+        return self.table("collectives")
+
+    def metrics(self) -> pa.Table:
+        """A row a sample of a node or process metric; ``labels`` is JSON."""
+        return self.table("metrics")
+
+    def ranks(self) -> pa.Table:
+        """A row each time a rank said who it is."""
+        return self.table("ranks")
+
+    def run(self) -> Run:
+        """The run as detectors take it. Raises UsageError where there are several jobs and the URL names none."""
+        if len(self._jobs) != 1:
+            raise UsageError(f"{self._target} holds {_listed(self._jobs)}: say which one with ?job=ID")
+        return read_run(self._server, self._jobs[0])
+
+    def sql(self, query: str) -> pa.Table:
+        """Run ClickHouse SQL over the tables; every table has a column ``job``. Raises UsageError when it is wrong."""
+        try:
+            return self._server.rows(query)
+        except Unreachable:
+            raise
+        except HindmostError as error:
+            raise UsageError(f"the query failed: {error}") from error

@@ -1,0 +1,1 @@
+"""The ClickHouse store against the real engine."""

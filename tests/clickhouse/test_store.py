@@ -1,0 +1,228 @@
+"""Flushes into the real engine: whole or not at all, once, and read back as they were."""
+
+from __future__ import annotations
+
+import time
+
+import hindmost_collector
+import pyarrow as pa
+import pytest
+from hindmost.errors import HindmostError, UsageError
+from hindmost_collector.store import clickhouse_ddl as ddl
+from hindmost_collector.store import schema
+from hindmost_collector.store.clickhouse import ClickHouseStore
+from hindmost_collector.store.clickhouse_client import Server, Unreachable, parse
+
+pytestmark = pytest.mark.clickhouse
+NOW_NS = time.time_ns()
+
+
+def steps(step, ranks=2):
+    """One step of each rank as a stored table."""
+    target = schema.arrow_schema("steps")
+    columns = {field.name: [step] * ranks for field in target} | {"rank": list(range(ranks))}
+    columns |= {"kind": ["train"] * ranks, "input_ns": [-1] * ranks}
+    return pa.Table.from_arrays([pa.array(columns[field.name], field.type) for field in target], schema=target)
+
+
+def metrics(ticks):
+    """A counter of a node, one sample a second."""
+    target = schema.arrow_schema("metrics")
+    columns = {
+        "node": ["n0"] * ticks,
+        "name": ["hindmost_node_cpu_seconds_total"] * ticks,
+        "labels": ['{"mode":"user"}'] * ticks,
+        "time_ns": [NOW_NS + tick * 1_000_000_000 for tick in range(ticks)],
+        "value": [tick / 8 for tick in range(ticks)],
+    }
+    return pa.Table.from_arrays([pa.array(columns[field.name], field.type) for field in target], schema=target)
+
+
+@pytest.fixture
+def store(url):
+    """A store of nothing yet."""
+    made = ClickHouseStore(url)
+    yield made
+    made.close()
+
+
+def test_rows_come_back_as_they_went(store, url):
+    """Rows of several jobs and tables are read back equal, by job and all together, with the agents' sequences."""
+    wrote = {("a", "steps"): [steps(1), steps(2)], ("b", "steps"): [steps(9)], ("a", "metrics"): [metrics(3)]}
+    rows, _ = store.write(wrote, {"x@n0": 7}, {"boot_id": "b", "base_ns": 1})
+    assert rows == 9
+    run = store.read("a")
+    assert run.steps["step"].tolist() == [1, 2, 1, 2]
+    assert set(run.steps["input_ns"].tolist()) == {-1}
+    assert run.metrics["value"].tolist() == [0.0, 0.125, 0.25]
+    assert run.metrics["labels"].tolist() == ['{"mode":"user"}'] * 3
+    assert (store.sequences, store.clock) == ({"x@n0": 7}, {"boot_id": "b", "base_ns": 1})
+    store.write_meta("a", {"job_id": "a"})
+    store.write_meta("b", {"job_id": "b"})
+    store.write({}, {})
+    recording = hindmost_collector.open(url)
+    assert sorted(recording.steps()["job"].to_pylist()) == ["a"] * 4 + ["b"] * 2
+    assert recording.sql("select max(step) as newest from steps")["newest"].to_pylist() == [9]
+    assert hindmost_collector.open(url + "?job=b").run().steps["step"].tolist() == [9, 9]
+
+
+def test_flush_without_its_commit_is_seen_by_nobody(store, monkeypatch):
+    """Rows of a flush that failed half-way are in no view, and writing them again does not double them."""
+    real = store.server.insert
+
+    def breaking(table, data, token):
+        if table == "flushes":
+            raise Unreachable("gone")
+        real(table, data, token)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.server, "insert", breaking)
+        with pytest.raises(OSError, match="gone"):
+            store.write({("j", "steps"): [steps(1)]}, {"x@n0": 1})
+    assert store.sequences == {}
+    store.write({("j", "steps"): [steps(1), steps(2)]}, {"x@n0": 2})
+    assert store.read("j").steps["step"].tolist() == [1, 2, 1, 2]
+    assert store.sequences == {"x@n0": 2}
+
+
+def test_commit_whose_answer_was_lost_is_undone(store, monkeypatch):
+    """A commit that reached the server though its answer did not is void when its rows are written again."""
+    real = store.server.insert
+
+    def deaf(table, data, token):
+        real(table, data, token)
+        if table == "flushes":
+            raise Unreachable("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.server, "insert", deaf)
+        with pytest.raises(OSError, match="no answer"):
+            store.write({("j", "steps"): [steps(1)]}, {"x@n0": 1})
+    store.write({("j", "steps"): [steps(1)]}, {"x@n0": 1})
+    assert store.read("j").steps["step"].tolist() == [1, 1]
+
+
+def test_insert_tried_again_is_done_once(store, monkeypatch):
+    """An insert whose answer was lost is repeated under the same token, and its rows are there once."""
+    real, lost = store.server.insert, []
+
+    def losing(table, data, token):
+        real(table, data, token)
+        if table not in lost:
+            lost.append(table)
+            raise Unreachable("no answer")
+
+    monkeypatch.setattr(store.server, "insert", losing)
+    store.write({("j", "steps"): [steps(1)], ("j", "metrics"): [metrics(2)]}, {"x@n0": 1})
+    assert set(lost) == {"steps_rows", "metrics_rows", "agents_rows", "flushes"}
+    assert store.read("j").steps["step"].tolist() == [1, 1]
+    assert store.read("j").metrics["value"].tolist() == [0.0, 0.125]
+
+
+def test_server_killed_keeps_what_was_acknowledged(standin):
+    """After kill -9 of the server every write that returned is there; while it is away a write says so."""
+    url = standin.url("killed")
+    store = ClickHouseStore(url)
+    store.write({("j", "steps"): [steps(1)]}, {"x@n0": 1})
+    standin.kill()
+    with pytest.raises(OSError, match="does not answer"):
+        store.write({("j", "steps"): [steps(2)]}, {"x@n0": 2})
+    standin.start()
+    store.write({("j", "steps"): [steps(2)]}, {"x@n0": 2})
+    assert store.read("j").steps["step"].tolist() == [1, 2, 1, 2]
+    store.close()
+
+
+def test_files_and_lines_of_a_job(store):
+    """What is noted of a job is merged, its newest file is the one read, and its verdicts are lines in order."""
+    store.write_meta("j", {"command": "train.py", "exit_code": None})
+    store.write_meta("j", {"exit_code": 3})
+    for line in ("first", "second"):
+        store.append_line("j", "verdicts.jsonl", line)
+    store.write({("j", "steps"): [steps(1)]}, {})
+    again = ClickHouseStore(f"clickhouse://default@127.0.0.1:{store.target.port}/{store.target.place.database}")
+    again.write_meta("j", {"ended_ns": 5})
+    run = again.read("j")
+    assert (run.job.command, run.job.exit_code, run.job.ended_ns) == ("train.py", 3, 5)
+    lines = again.server.rows(f"SELECT line FROM {store.target.place.database}.lines ORDER BY flush")
+    assert lines["line"].to_pylist() == ["first", "second"]
+    again.close()
+
+
+def test_retention_follows_the_setting(url):
+    """Rows older than the retention go; a changed retention changes tables that are there already."""
+    old = ClickHouseStore(url, now_ns=lambda: NOW_NS - 40 * 86_400_000_000_000)
+    old.write({("j", "steps"): [steps(1)]}, {})
+    old.close()
+    store = ClickHouseStore(url, retention_days=30)
+    store.write({("j", "steps"): [steps(2)]}, {})
+    database = store.target.place.database
+    store.server.command(f"OPTIMIZE TABLE {database}.steps_rows FINAL")
+    assert store.read("j").steps["step"].tolist() == [2, 2]
+    made = store.server.command(f"SHOW CREATE TABLE {database}.steps_rows")
+    assert "toIntervalSecond(2592000)" in made
+    ClickHouseStore(url).close()
+    assert "TTL" not in store.server.command(f"SHOW CREATE TABLE {database}.steps_rows")
+    store.close()
+
+
+def test_column_of_a_newer_version_is_added(url):
+    """Tables of an older version get the columns they lack; rows written before read as not measured."""
+    store = ClickHouseStore(url)
+    database = store.target.place.database
+    store.server.command(f"DROP VIEW {database}.steps")
+    store.server.command(f"ALTER TABLE {database}.steps_rows DROP COLUMN work")
+    store.close()
+    store = ClickHouseStore(url)
+    store.server.command(f"INSERT INTO {database}.steps_rows (job, rank, step, flush) SELECT 'j', 0, 1, 5")
+    store.server.command(f"INSERT INTO {database}.flushes (flush) SELECT 5")
+    assert store.read("j").steps["work"].tolist() == [-1]
+    store.close()
+
+
+def test_cluster_statements_are_understood(standin):
+    """The engine's parser takes every statement for a cluster, replicated tables and distributed ones among them."""
+    server = Server(parse(standin.url("x")))
+    place = ddl.Place("hindmost", "it's `mine`")
+    made = [
+        *ddl.statements(place, 30),
+        *(change for _, change in ddl.retention(place, 7)),
+        *ddl.additions(place, {"steps_local": frozenset({"rank"}), "steps_rows": frozenset({"rank"})}),
+    ]
+    for statement in made:
+        formatted = server.command("SELECT formatQuery({q:String})", {"q": statement})
+        assert "ON CLUSTER" in formatted
+    assert sum("ReplicatedMergeTree" in one for one in made) == sum("Distributed" in one for one in made) == 15
+    server.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("clickhouse://127.0.0.1:1/db", "does not answer: Connection refused"),
+        ("clickhouse://me:secret@127.0.0.1:1/db", "clickhouse://me@127.0.0.1:1/db does not answer"),
+        ("clickhouse://127.0.0.1:no/db", "is not understood: give clickhouse://USER@HOST:8123/DATABASE"),
+        ("clickhouse://127.0.0.1/db?claster=x", "unknown option 'claster'"),
+    ],
+)
+def test_what_is_wrong_is_said(url, said):
+    """A server that does not answer and a URL that is none are each named, without the password."""
+    with pytest.raises(HindmostError) as caught:
+        ClickHouseStore(url)
+    assert said in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_nothing_recorded_is_said(standin, url):
+    """A database that is not there, one without jobs, a job that is not there and a wrong query are usage errors."""
+    with pytest.raises(UsageError, match="holds no recording"):
+        hindmost_collector.open(standin.url("absent"))
+    store = ClickHouseStore(url)
+    with pytest.raises(UsageError, match="no collector has written there yet"):
+        hindmost_collector.open(url)
+    store.write_meta("j", {"job_id": "j"})
+    store.close()
+    with pytest.raises(UsageError, match="holds no job 'k'; it holds j"):
+        hindmost_collector.open(url + "?job=k").run()
+    with pytest.raises(UsageError, match="nosuch"):
+        hindmost_collector.open(url).sql("select nosuch from steps")
