@@ -59,8 +59,8 @@ def test_what_is_dear_is_done_seldom(cost: int, budget: int, steps: int) -> None
 def test_what_measuring_costs_is_bounded(cost_us: int, step_ms: int, share: int) -> None:
     """Where measuring is dear or steps short only every 2nd, 4th … step is measured, the same ones on every rank."""
     loop = Loop(step_ms * 1_000_000, cost_us * 1000)
-    steps = [number for number in loop.measured(512) if number > 64]
-    assert steps == [number for number in range(65, 512) if number % share == 0]
+    steps = [number for number in loop.measured(1024) if number > 512]
+    assert steps == [number for number in range(513, 1024) if number % share == 0]
 
 
 def test_a_measured_step_has_its_own_usage() -> None:
