@@ -14,11 +14,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: ``nvmlReturn_t`` of what will not be answered next time either: invalid argument, not supported, no permission,
-#: function not found.
-UNSUPPORTED = frozenset({2, 3, 4, 13})
-LOST = frozenset({15, 16})  # GPU is lost, reset required
-
 
 class Device(NamedTuple):
     """One GPU of this node; ``handle`` is NVML's."""
@@ -84,8 +79,8 @@ def _text(value: Any) -> str:
 
 
 def trouble(error: Exception) -> Trouble:
-    """What an NVML error means for the value that was asked for."""
+    """What an NVML error means for the value that was asked for. Numbers: ``nvmlReturn_t`` of nvml.h."""
     code = getattr(error, "value", None)
-    if code in UNSUPPORTED:
+    if code in (2, 3, 4, 13):  # invalid argument, not supported, no permission, function not found
         return Trouble.UNSUPPORTED
-    return Trouble.LOST if code in LOST else Trouble.PASSING
+    return Trouble.LOST if code in (15, 16) else Trouble.PASSING  # GPU is lost, reset required

@@ -102,8 +102,9 @@ def _shares(blocks: Blocks, row: int, columns: Array) -> dict[str, float]:
             found[phase] = _excess(parts[phase], row, columns)
     if "self_cpu" in parts:
         found |= _of_processor(blocks, row, columns, parts["self_cpu"], parts.get("self_runqueue"))
-        if "self_blocked" in parts:
-            found |= _of_files(blocks, row, columns, _excess(parts["self_blocked"], row, columns))
+        if "self_blocked" in parts or any(name in parts for name in FILES):
+            blocked = parts.get("self_blocked", np.zeros_like(parts["self_cpu"]))
+            found |= _of_files(blocks, row, columns, _excess(blocked, row, columns))
         return found
     if "runqueue" in parts:
         queue = np.nan_to_num(parts["runqueue"])
@@ -148,11 +149,15 @@ def _like_peers(blocks: Blocks, row: int) -> float:
     return 0.0 if np.isnan(theirs) else min(theirs / float(rates[row]), 1.0)
 
 
+#: Parts of own time spent in files, and what it is spent for.
+FILES = {"file_read": "input", "file_sync": "checkpoint", "file_write": "io"}
+
+
 def _of_files(blocks: Blocks, row: int, columns: Array, blocked: float) -> dict[str, float]:
     """Time off the CPU, and what of it was in reading (input) and in writing files (checkpoints, where flushed)."""
     found: dict[str, float] = {}
     left = blocked
-    for name, cause in (("file_read", "input"), ("file_sync", "checkpoint"), ("file_write", "io")):
+    for name, cause in FILES.items():
         if name in blocks.parts:
             found[cause] = _excess(blocks.parts[name], row, columns)
             left -= max(found[cause], 0.0)

@@ -3,6 +3,7 @@ foreign recordings."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -89,34 +90,42 @@ def _asking_most(blocks: Blocks, settings: Settings) -> list[Verdict]:
 
     Containers and cpusets share CPUs that no count of a node's shows.
     """
-    demand = sharing.on_demand(blocks)
-    if demand is None:
-        return []
-    found, _ = _of_demand(demand, settings)
+    found, _ = _of_needs(blocks, settings)
     most = int(blocks.ranks[int(np.argmax(blocks.caused.mean(axis=1)))])
     return found if found and most in found[0].ranks else []
 
 
-def _of_demand(demand: Blocks, settings: Settings) -> tuple[list[Verdict], list[str]]:
-    """Verdicts of ranks whose CPU time stands out by more than caches and clocks can make."""
-    least = settings.min_demand * float(median(demand.own))
-    habits = [habit for habit in straggler.find(demand, settings) if habit.excess >= least]
-    return of_habits(habits, demand, settings)
+def _of_needs(blocks: Blocks, settings: Settings) -> tuple[list[Verdict], list[str]]:
+    """Verdicts of ranks that need more than their peers, by more than caches and clocks can make."""
+    needs = sharing.on_needs(blocks)
+    if needs is None:
+        return [], []
+    least = settings.min_demand * float(median(needs.own))
+    habits = [habit for habit in straggler.find(needs, settings) if habit.excess >= least]
+    return of_habits(habits, needs, settings)
 
 
 def _of_shared_cpus(
     shared: sharing.Sharing, late: list[Verdict], blocks: Blocks, settings: Settings
 ) -> tuple[list[Verdict], list[str]]:
-    """Who asks for more CPU time than its peers; else who is late for a reason that no scheduler makes."""
-    demand = sharing.on_demand(blocks)
-    if demand is not None:
-        asking, notes = _of_demand(demand, settings)
-        if asking:
-            return asking, [*notes, str(shared)]
+    """Who needs more than its peers; else who is late for a reason that no scheduler makes."""
+    asking, notes = _of_needs(blocks, settings)
+    if asking:
+        return [_at_most(one, blocks, shared) for one in asking], [*notes, str(shared)]
     kept = [one for one in late if one.cause not in _SCHEDULING]
     dropped = names([rank for one in late if one not in kept for rank in one.ranks]) if len(kept) < len(late) else ""
     late_for_a_cpu = f": {dropped} came late for want of a CPU, which is no fault of a rank" if dropped else ""
     return kept, [f"{shared}{late_for_a_cpu}"]
+
+
+def _at_most(verdict: Verdict, blocks: Blocks, shared: sharing.Sharing) -> Verdict:
+    """No repair makes a step shorter than the CPU time that its ranks need, spread over all the CPUs they share."""
+    least = float(median(blocks.parts["self_cpu"])) * shared.ranks / shared.cpus
+    most = max(blocks.step_ns - least, 0.0) / 1e6
+    if verdict.cost_ms_per_step is None or verdict.cost_ratio is None or verdict.cost_ms_per_step <= most:
+        return verdict
+    ratio = verdict.cost_ratio * most / verdict.cost_ms_per_step
+    return replace(verdict, cost_ms_per_step=most, cost_ratio=ratio)
 
 
 def _nothing(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:

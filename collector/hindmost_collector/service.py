@@ -239,9 +239,7 @@ class Collector:
         report = await asyncio.to_thread(self.judging.report, job.id, snapshot)
         if report is None:
             return
-        events = self._verdicts.setdefault(job.id, VerdictLog()).update(
-            report["verdicts"], self.clock.now(), job.window.last_step
-        )
+        events = self._verdicts.setdefault(job.id, VerdictLog()).update(report["verdicts"], self.clock.now())
         for event in events:
             self._line(job.id, line(event))
             question = zoom(job.id, event)

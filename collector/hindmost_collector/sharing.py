@@ -1,7 +1,8 @@
 """Nodes whose ranks outnumber their CPUs: there the scheduler decides who arrives last, and not who is slow.
 
 Whoever computes longer keeps the others of its CPU from computing, so that its victims arrive late as well, now one
-and now another. What stays true is how much CPU time each rank asks for between two collectives.
+and now another. What stays true is how much CPU time each rank asks for between two collectives, and how long it
+reads and writes files.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_collector.causes import FILES
 from hindmost_collector.robust import peers_median
 from hindmost_collector.telemetry import Metrics, typical
 
 if TYPE_CHECKING:
+    from hindmost_collector.align import Floats
     from hindmost_collector.blocks import Blocks
     from hindmost_collector.model import Run
 
-#: Evidence of blocks whose excess is CPU time asked for rather than lateness.
-DEMAND = "demand"
+#: Evidence of blocks whose excess is time needed rather than lateness.
+NEEDS = "needs"
 #: Share of steps in which every rank's CPU time must have been measured, for it to speak of the job.
 _MEASURED = 0.5
 
@@ -48,25 +51,34 @@ def find(run: Run) -> Sharing | None:
     return max(crowded, key=lambda one: one.ranks / one.cpus, default=None)
 
 
-def on_demand(blocks: Blocks) -> Blocks | None:
-    """The same steps judged by CPU time asked for between collectives; ``None`` where too little of it was measured.
+def on_needs(blocks: Blocks) -> Blocks | None:
+    """The same steps judged by what each rank needs between collectives: CPU time, and time in files where measured.
 
-    Only for jobs in which all ranks meet in the same collectives: elsewhere ranks of different roles ask differently.
+    ``None`` where too little of it was measured. Other time off the CPU is left out: where threads compute beside the
+    one that is measured, this one is blocked for as long as they queue.
     """
-    demand = blocks.parts.get("self_cpu")
-    if demand is None or blocks.overlapped or blocks.group.shape[1] > 1:
+    cpu = blocks.parts.get("self_cpu")
+    if cpu is None:
         return None
-    if float(np.mean(~np.isnan(demand).any(axis=0))) < _MEASURED:
+    files = [np.nan_to_num(blocks.parts[name]) for name in FILES if name in blocks.parts]
+    return _judged_by(cpu + sum(files), blocks)
+
+
+def _judged_by(needed: Floats, blocks: Blocks) -> Blocks | None:
+    """Only for jobs in which all ranks meet in the same collectives: elsewhere roles need different things."""
+    if blocks.overlapped or blocks.group.shape[1] > 1:
         return None
-    excess = demand - peers_median(demand)
+    if float(np.mean(~np.isnan(needed).any(axis=0))) < _MEASURED:
+        return None
+    excess = needed - peers_median(needed)
     return replace(
         blocks,
-        own=demand,
+        own=needed,
         excess=excess,
         segments=np.nan_to_num(excess),
         segment_step=np.arange(len(blocks.steps)),
         klass=np.zeros(len(blocks.steps), np.int64),
         beside=np.zeros(len(blocks.steps), bool),
         parts={name: block for name, block in blocks.parts.items() if name not in ("self_runqueue", "self_blocked")},
-        evidence=DEMAND,
+        evidence=NEEDS,
     )

@@ -9,7 +9,7 @@ import numpy as np
 from hindmost_collector.causes import MEASURES
 from hindmost_collector.model import rows
 from hindmost_collector.robust import median, spread
-from hindmost_collector.sharing import DEMAND
+from hindmost_collector.sharing import NEEDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,7 +61,7 @@ def why(blocks: Blocks, habits: list[Habit], cause: Cause) -> list[str]:
     found = []
     rows = [habit.row for habit in habits]
     who = names([int(blocks.ranks[row]) for row in rows])
-    if blocks.collectives and blocks.evidence != DEMAND:
+    if blocks.collectives and blocks.evidence != NEEDS:
         most = np.isin(np.argmax(blocks.caused, axis=0), rows)
         found.append(
             f"{who} kept the others waiting longest in {int(most.sum())} of the {len(blocks.steps)} steps after warm-up"
@@ -73,7 +73,7 @@ def why(blocks: Blocks, habits: list[Habit], cause: Cause) -> list[str]:
         theirs = median(blocks.own[others, first:stop], axis=1)
         between = "between collectives " if blocks.collectives else ""
         told = f"{ms(mine)} a step, the others' {ms(float(median(theirs)))} (spread {ms(spread(theirs))})"
-        what = "CPU time" if blocks.evidence == DEMAND else "time"
+        what = "CPU and file time" if blocks.evidence == NEEDS else "time"
         found.append(f"its own {what} {between}is {told}")
     elif len(others):
         mine = float(median(blocks.excess[rows, first:stop]))

@@ -71,7 +71,25 @@ def make(load: Load) -> Run:
             collectives=_sync(names, start, duration),
         )
     table = _collectives(names, start, duration, own, parts)
-    return Run(job, ranks=_ranks(names), collectives=table, metrics=_counted(load.cpus))
+    return Run(
+        job,
+        ranks=_ranks(names),
+        collectives=table,
+        intervals=_reads(names, start - own, parts["input"]),
+        metrics=_counted(load.cpus),
+    )
+
+
+def _reads(names: Any, begin: Any, lasted: Any) -> Table:
+    """Reads of a file at the beginning of each step; of ranks that never read, nothing."""
+    row, step = np.nonzero(lasted)
+    return {
+        "rank": names[row],
+        "name": np.full(len(row), "file_read"),
+        "start_ns": _ns(begin[row, step]),
+        "duration_ns": _ns(lasted[row, step]),
+        "value": np.full(len(row), np.nan),
+    }
 
 
 def _counted(cpus: int) -> Table:
