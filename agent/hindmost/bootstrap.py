@@ -181,7 +181,7 @@ def _leave_to_parent() -> None:
     """In a forked child: the ring is the parent's. DataLoader workers, subprocesses and daemons are no ranks."""
     global _writer  # noqa: PLW0603 - see start
     _writer = None
-    stepping.attach(None)
+    stepping.abandon()
     atexit.unregister(stop)
 
 

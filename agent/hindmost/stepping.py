@@ -7,23 +7,24 @@ asynchronous checkpoint, a prefetcher) is not the step's time.
 
 from __future__ import annotations
 
-import os
 import time
-from threading import get_ident, get_native_id
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from types import TracebackType
 
+from hindmost.pacing import Measured, Pace, Usage
+
 T = TypeVar("T")
 
 STEP, PHASE = 1, 2  # kinds of ring.h
 STEP_SLOT = 0
-#: What is sampled, CPU time and GPU events, may cost one part in so many of a step each.
-COST_SHARE = 1000
+#: So long what hooks saw may wait to be written; the agent looks once a second.
+FLUSH_NS = 100_000_000
 FRAMEWORKS = ("python", "mpi4py", "torch", "keras", "horovod")
-FIRST_PHASE_SLOT, LAST_PHASE_SLOT = 1, 8
+FIRST_PHASE_SLOT, LAST_PHASE_SLOT = 1, 7
 
 
 class Ring(Protocol):
@@ -39,41 +40,19 @@ class Ring(Protocol):
     def set_gpu(self, uuid: str) -> None: ...
 
 
-class Usage:
-    """CPU time of this process and run-queue delay of the thread that opened it, both in ns."""
-
-    def __init__(self, schedstat: str | None = None) -> None:
-        path = schedstat or f"/proc/self/task/{get_native_id()}/schedstat"
-        try:
-            self._file: int | None = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:  # a kernel without CONFIG_SCHED_INFO: the delay stays unmeasured
-            self._file = None
-
-    def close(self) -> None:
-        """Give the file back; later readings have no delay."""
-        file, self._file = self._file, None
-        if file is not None:
-            os.close(file)
-
-    def read(self) -> tuple[int, int]:
-        """CPU ns of all threads, and ns the thread was runnable and did not run (-1 where the kernel does not say)."""
-        waited = -1
-        if self._file is not None:
-            try:
-                waited = int(os.pread(self._file, 64, 0).split()[1])
-            except (OSError, IndexError, ValueError):
-                self._file = None
-        return time.process_time_ns(), waited
-
-
 class Recorder:
-    """Writes steps and phases of the training thread. One a process; times are ns of ``CLOCK_MONOTONIC``."""
+    """Writes steps and phases of the training thread. One a process; times are ns of ``CLOCK_MONOTONIC``.
+
+    A hook that runs once a step runs in cold caches, where Python is many times slower than in a loop. So what hooks
+    of frameworks see is only stamped, and kept as calls in ``later``; ``flush`` makes them, many steps' at a time.
+    Whatever is written meanwhile waits in the same row, so that the ring's order stays that of time.
+    """
 
     def __init__(
         self,
         ring: Ring,
         clock: Callable[[], int] = time.monotonic_ns,
-        usage: Callable[[], tuple[int, int]] | None = None,
+        pace: Pace | None = None,
     ) -> None:
         self.ring = ring
         self.clock = clock
@@ -83,32 +62,29 @@ class Recorder:
         self.closers: list[Callable[[], None]] = []  # what has to be written before the ring is closed
         #: Called after each written step with its number, its start (ns) and its kind.
         self.on_step: list[Callable[[int, int, str], None]] = []
-        self._ids: dict[str, int] = {}  # the ring's indices of names: a look-up here is a call less
-        self._usage = usage
-        self._used: tuple[int, int] | None = None  # when the step in progress began; None: it is not sampled
-        self._usage_cost_ns = 0
+        self.thread = 0  # the ident of the training thread; 0: none has shown itself
+        self.later: list[tuple[Any, ...]] = []  # calls to be made, oldest first: function, arguments
+        self.due_ns = 0  # when they should be
+        self.own_ns = 0  # what hooks took of the training thread's time, since the last flush
+        self.pace = pace or Pace(clock, self._first_usage)
+        self.ids: dict[str, int] = {}  # the ring's indices of names: a look-up here is a call less
+        self._measured: Measured | None = None
+        self._flushing = False
         self._framework = FRAMEWORKS[0]
-        self._thread = 0
         self._depth = 0
         self._ended = -1
 
     def training_thread(self) -> bool:
         """Whether the caller is the thread that trains; the first that asks is."""
-        if not self._thread:
+        if not self.thread:
             # First, and now: a collection may strike while a ring is made, or a name registered under its lock.
             self.ring.name("gc")
-            self._thread = get_ident()
-            if self._usage is None:
-                opened = Usage()
-                self._usage = opened.read
-                self.closers.append(opened.close)
-                self._usage_cost_ns = min(self._time_usage() for _ in range(3))
-            self._used = self._usage()
-        return self._thread == get_ident()
+            self.thread = get_ident()
+        return self.thread == get_ident()
 
     def training(self) -> bool:
         """Whether a training thread has shown itself yet."""
-        return self._thread != 0
+        return self.thread != 0
 
     def name_framework(self, text: str) -> None:
         """Say what trains here. A Horovod job imports torch, too: the later one of ``FRAMEWORKS`` is what it is."""
@@ -118,27 +94,70 @@ class Recorder:
 
     def move(self, ring: Ring) -> None:
         """Go on in another ring."""
+        self.flush()
         self.ring = ring
-        self._ids.clear()
+        self.ids.clear()
         ring.name("gc")
         ring.set_framework(self._framework)
 
+    def abandon(self) -> None:
+        """This process is a fork of the one that trains: nothing is recorded here."""
+        self.later.clear()
+        self.thread = -1
+
     def usage(self) -> tuple[int, int]:
         """CPU ns of this process and run-queue ns of the training thread, so far; -1 unmeasured."""
-        return self._usage() if self._usage is not None else (0, -1)
+        return self.pace.usage()
+
+    def tick(self, now_ns: int) -> None:
+        """A step may end here, and the next begin: the place to measure what it used."""
+        measured = self.pace.tick(now_ns)
+        if measured is not None:
+            self.defer(self._keep, measured)
+
+    def flush(self) -> None:
+        """Make the calls that wait, in order. One that a collection adds meanwhile waits for the next time."""
+        later = self.later
+        if self._flushing or not later:
+            return
+        self._flushing = True
+        try:
+            calls = later[:]
+            for function, *arguments in calls:
+                function(*arguments)
+        finally:
+            del later[: len(calls)]
+            self._flushing = False
+
+    def flush_at(self, now_ns: int) -> None:
+        """Flush, and say when to do so again."""
+        self.due_ns = now_ns + FLUSH_NS
+        self.flush()
+
+    def defer(self, function: Callable[..., None], *arguments: object) -> None:
+        """Call it, after what waits."""
+        if self.later:
+            self.later.append((function, *arguments))
+        else:
+            function(*arguments)
 
     def phase(self, name: str, start_ns: int, end_ns: int) -> None:
-        """Write an interval that has ended."""
-        self.ring.event(PHASE, self._ids.get(name) or self._id(name), start_ns, end_ns - start_ns)
+        """Record an interval that has ended."""
+        self.defer(self.write, name, start_ns, end_ns)
+
+    def write(self, name: str, start_ns: int, end_ns: int) -> None:
+        """Write an interval, ahead of what waits."""
+        self.ring.event(PHASE, self.ids.get(name) or self.id(name), start_ns, end_ns - start_ns)
 
     def enter(self, name: str, start_ns: int) -> None:
         """Show a phase as being in progress, until ``leave``."""
         self._depth += 1
         if self._depth <= LAST_PHASE_SLOT:
-            self.ring.enter(self._depth, PHASE, self._ids.get(name) or self._id(name), start_ns)
+            self.ring.enter(self._depth, PHASE, self.ids.get(name) or self.id(name), start_ns)
 
-    def _id(self, name: str) -> int:
-        index = self._ids[name] = self.ring.name(name)
+    def id(self, name: str) -> int:
+        """The ring's index of a name."""
+        index = self.ids[name] = self.ring.name(name)
         return index
 
     def leave(self) -> None:
@@ -147,9 +166,15 @@ class Recorder:
             self.ring.leave(self._depth)
         self._depth = max(0, self._depth - 1)
 
+    def marks(self) -> None:
+        """The loop says for itself where its steps are: from now on none is recognised."""
+        if not self.explicit:
+            self.flush()
+            self.explicit = True
+
     def step_begins(self, start_ns: int, kind: str = "train") -> None:
         """Show a step as being in progress."""
-        index = self._ids.get(kind) or self._id(kind)
+        index = self.ids.get(kind) or self.id(kind)
         self.ring.enter(STEP_SLOT, STEP, index, start_ns, self.numbers.get(kind, 0))
 
     def step_leaves(self) -> None:
@@ -157,16 +182,20 @@ class Recorder:
         self.ring.leave(STEP_SLOT)
 
     def step(self, start_ns: int, end_ns: int, kind: str = "train", work: int = 0) -> None:
-        """Write a step that has ended, with what it used of the CPU. ``work``: samples or tokens, 0: as was seen."""
-        number = self.numbers.get(kind, 0)
-        self.numbers[kind] = number + 1
-        self._write_usage(start_ns, number + 1, end_ns - start_ns)
-        index = self._ids.get(kind) or self._id(kind)
-        self.ring.event(STEP, index, start_ns, end_ns - start_ns, number, value=work or self.seen_work)
-        self.seen_work = 0
+        """Record a step that the loop marked. ``work``: samples or tokens, 0: as was seen."""
+        if self._ended < 0:
+            self.tick(start_ns)
         self._ended = end_ns
-        for heard in self.on_step:
-            heard(number, start_ns, kind)
+        number = self._number(kind)
+        self.tick(end_ns)
+        self.defer(self._write_step, number, start_ns, end_ns, kind, work)
+        if end_ns >= self.due_ns:
+            self.flush_at(end_ns)
+
+    def write_step(self, start_ns: int, end_ns: int, kind: str) -> None:
+        """Write a step that was recognised, ahead of what waits."""
+        self._ended = end_ns
+        self._write_step(self._number(kind), start_ns, end_ns, kind, 0)
 
     def previous_end(self, now_ns: int) -> int:
         """Where the last step ended; ``now_ns`` when there was none."""
@@ -174,44 +203,41 @@ class Recorder:
 
     def step_ends_here(self, now_ns: int, kind: str, work: int) -> None:
         """A step that was not bracketed ends: it began where the one before ended. The first call only says where."""
-        self.explicit = True
+        self.marks()
         if self._ended >= 0:
             self.step(self._ended, now_ns, kind, work)
+        else:
+            self.tick(now_ns)
         self._ended = now_ns
         self.step_begins(now_ns, kind)
 
-    def _time_usage(self) -> int:
-        """What one reading of the usage costs, ns: two system calls, cheap on bare metal and dear in some sandboxes."""
-        start = self.clock()
-        self.usage()
-        return self.clock() - start
+    def _number(self, kind: str) -> int:
+        number = self.numbers.get(kind, 0)
+        self.numbers[kind] = number + 1
+        return number
 
-    def _write_usage(self, start_ns: int, following: int, duration_ns: int) -> None:
-        """The measures ``cpu`` and ``runqueue``: amounts within the step, not intervals of it.
+    def _write_step(self, number: int, start_ns: int, end_ns: int, kind: str, work: int) -> None:
+        used, self._measured = self._measured, None
+        if used is not None and (used.start_ns, used.end_ns) == (start_ns, end_ns):
+            # Amounts within the step, not intervals of it.
+            self.ring.event(PHASE, self.id("cpu"), start_ns, used.cpu_ns)
+            if used.runqueue_ns >= 0:
+                self.ring.event(PHASE, self.id("runqueue"), start_ns, used.runqueue_ns)
+        index = self.ids.get(kind) or self.id(kind)
+        self.ring.event(STEP, index, start_ns, end_ns - start_ns, number, value=work or self.seen_work)
+        self.seen_work = 0
+        for heard in self.on_step:
+            heard(number, start_ns, kind)
 
-        Where reading them would cost more than a share of a step, only every 2nd, 4th … step is sampled.
-        """
-        if self._usage is None:
-            return
-        now = None
-        if self._used is not None:
-            now = self._usage()
-            self.ring.event(PHASE, self._id("cpu"), start_ns, now[0] - self._used[0])
-            if now[1] >= 0 and self._used[1] >= 0:
-                self.ring.event(PHASE, self._id("runqueue"), start_ns, now[1] - self._used[1])
-        if following & every(self._usage_cost_ns, duration_ns // COST_SHARE) - 1:
-            self._used = None
-        else:
-            self._used = now or self._usage()
+    def _keep(self, measured: Measured) -> None:
+        self._measured = measured
 
-
-def every(cost: int, budget: int) -> int:
-    """Every how many steps something of this cost may be done within a budget a step: a power of two, at most 64.
-
-    A power of two, so that the steps that a slower rank samples are among those that its peers do.
-    """
-    wanted = cost // max(budget, 1)
-    return min(64, 1 << wanted.bit_length()) if wanted else 1
+    def _first_usage(self) -> tuple[int, int]:
+        """Open the files of the thread that trains, and read them from now on."""
+        opened = Usage()
+        self.closers.append(opened.close)
+        self.pace.usage = opened.read
+        return opened.read()
 
 
 class _Nothing:
@@ -249,7 +275,7 @@ class _Step:
 
     def __enter__(self) -> None:
         recorder = self._recorder
-        recorder.explicit = True
+        recorder.marks()
         self._start = recorder.previous_end(recorder.clock())
         recorder.step_begins(self._start, self._kind)
 
@@ -330,6 +356,13 @@ def attach(recorder: Recorder | None) -> None:
     _recorder = recorder
 
 
+def abandon() -> None:
+    """Record nothing in this process, which is a fork of the one that does."""
+    if _recorder is not None:
+        _recorder.abandon()
+    attach(None)
+
+
 def move(ring: Ring) -> None:
     """What is recorded from now on goes to another ring."""
     if _recorder is not None:
@@ -340,5 +373,7 @@ def finish() -> None:
     """Write what is still held back, and record nothing from now on."""
     recorder = _recorder
     attach(None)
+    if recorder is not None:
+        recorder.flush()
     for close in recorder.closers if recorder else ():
         close()

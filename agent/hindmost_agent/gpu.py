@@ -7,7 +7,7 @@ from abc import abstractmethod
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from hindmost_agent.metric import Metric, Series, gauge, series
+from hindmost_agent.metric import Metric, Series, counter, gauge, series
 from hindmost_agent.sampler import NAN, Host, Sampler
 
 if TYPE_CHECKING:
@@ -35,6 +35,15 @@ SM_CLOCK = gauge("hindmost_gpu_sm_clock_hertz", "Clock of the compute units.", "
 SM_CLOCK_MAX = gauge("hindmost_gpu_sm_clock_max_hertz", "Highest clock of the compute units.", "gpu_uuid")
 MEMORY_CLOCK = gauge("hindmost_gpu_memory_clock_hertz", "Clock of device memory.", "gpu_uuid")
 MEMORY_CLOCK_MAX = gauge("hindmost_gpu_memory_clock_max_hertz", "Highest clock of device memory.", "gpu_uuid")
+ENERGY = counter("hindmost_gpu_energy_joules_total", "Energy used since the driver was loaded.", "gpu_uuid")
+ECC = counter(
+    "hindmost_gpu_ecc_errors_total", "Memory errors since the driver was loaded, by whether ECC corrected them.",
+    "gpu_uuid", "corrected",
+)  # fmt: skip
+RANK = gauge("hindmost_gpu_rank_info", "1; which rank computes on this GPU.", "gpu_uuid", "job", "rank")
+RANK_MEMORY = gauge(
+    "hindmost_gpu_process_memory_used_bytes", "Device memory that a rank uses.", "gpu_uuid", "job", "rank"
+)
 
 
 class Trouble(Enum):

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: ``nvmlReturn_t`` of what will not be answered next time either: invalid argument, not supported, no permission,
+#: function not found.
+UNSUPPORTED = frozenset({2, 3, 4, 13})
+LOST = frozenset({15, 16})  # GPU is lost, reset required
+
 
 class Device(NamedTuple):
     """One GPU of this node; ``handle`` is NVML's."""
@@ -79,8 +84,8 @@ def _text(value: Any) -> str:
 
 
 def trouble(error: Exception) -> Trouble:
-    """What an NVML error means for the value that was asked for. Numbers: ``nvmlReturn_t`` of nvml.h."""
+    """What an NVML error means for the value that was asked for."""
     code = getattr(error, "value", None)
-    if code in (2, 3, 4, 13):  # invalid argument, not supported, no permission, function not found
+    if code in UNSUPPORTED:
         return Trouble.UNSUPPORTED
-    return Trouble.LOST if code in (15, 16) else Trouble.PASSING  # GPU is lost, reset required
+    return Trouble.LOST if code in LOST else Trouble.PASSING

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from hindmost_agent.sampler import Absent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from hindmost_agent.metric import Series
     from hindmost_agent.sampler import Host, Sampler
@@ -34,6 +35,22 @@ class Reading(NamedTuple):
 def following(due_ns: int, period_ns: int, now_ns: int) -> int:
     """When to be due next: a period after it was due, so that periods do not drift; a pause is not caught up with."""
     return due_ns + period_ns if due_ns + period_ns > now_ns else now_ns + period_ns
+
+
+def spread(slots: Iterable[Slot], cost: Mapping[str, float], now_ns: int, interval_ns: int) -> None:
+    """Give slow samplers ticks of their own, as far as there are any: else all fall due in the same one, for ever.
+
+    ``cost`` is what each took at ``now_ns``; the costliest choose first, each the tick that has least to do.
+    """
+    slow = [slot for slot in slots if slot.period_ns > interval_ns and slot.name in cost]
+    horizon = max((slot.period_ns for slot in slow), default=0) // interval_ns
+    load: defaultdict[int, float] = defaultdict(float)
+    for slot in sorted(slow, key=lambda slot: -cost[slot.name]):
+        every = slot.period_ns // interval_ns
+        first = min(range(1, every + 1), key=lambda tick: max(load[at] for at in range(tick, horizon + 1, every)))
+        for tick in range(first, horizon + 1, every):
+            load[tick] += cost[slot.name]
+        slot.due_ns = now_ns + first * interval_ns
 
 
 class Slot:
@@ -72,9 +89,11 @@ class Runner:
         self.latest: dict[str, Reading] = {}
         self._timer = timer
         self._slots = [Slot(kind, interval_ns) for kind in kinds.values()]
+        self._interval_ns = interval_ns
+        self._spread = False
 
     def run(self, now_ns: int) -> list[Reading]:
-        """Read every sampler that is due at ``now_ns``; one that fails or is absent leaves no reading."""
+        """Read every sampler that is due at ``now_ns``: at first all; one that fails or is absent leaves no reading."""
         readings = []
         for slot in self._slots:
             if now_ns >= slot.due_ns:
@@ -85,6 +104,9 @@ class Runner:
                 else:
                     self.latest[slot.name] = reading
                     readings.append(reading)
+        if not self._spread:
+            self._spread = True
+            spread(self._slots, self.host.own.duration_s, now_ns, self._interval_ns)
         return readings
 
     def _guarded(self, slot: Slot, now_ns: int) -> Reading | None:

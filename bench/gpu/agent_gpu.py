@@ -5,7 +5,7 @@
 
 Four parts, on every GPU that is visible:
 
-1. cost: us a GPU and tick of each sampler, GPM on, idle and under load.
+1. cost: us a GPU of whole ticks at 1 Hz and at 10 Hz, GPM on, split by sampler and by call, idle and under load.
 2. readings: the agent's values beside nvidia-smi's, read within a second of each other, under a bf16 GEMM loop.
 3. activity: GPM's tensor and DRAM activity for an idle GPU, a GEMM loop and a device-to-device copy loop.
 4. training: step time of a DDP transformer without an agent, with one at 1 Hz and one at 10 Hz, interleaved.
@@ -25,26 +25,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "agent"), str(ROOT / "proto"), str(ROOT / "collector")]
+from gpu_load import load, stop  # first: puts the repository on the path
+from hindmost_agent import samplers as folder
+from hindmost_agent.sampler import Host
+from nvml_cost import show, ticks
 
-from hindmost_agent import samplers as folder  # noqa: E402 - after the repository is on the path
-from hindmost_agent.sampler import Host  # noqa: E402
-
-LOAD = """
-import sys, time, torch
-kind, seconds, gpu = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
-torch.cuda.set_device(gpu)
-end = time.time() + seconds
-a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16); b = torch.randn_like(a); c = torch.empty_like(a)
-x = torch.empty(1 << 30, device="cuda", dtype=torch.uint8); y = torch.empty_like(x)
-print("loaded", flush=True)
-while time.time() < end:
-    for _ in range(50):
-        torch.matmul(a, b, out=c) if kind == "gemm" else y.copy_(x)
-    torch.cuda.synchronize()
-"""
-
+#: What the agent's readings are compared with, and what of them does not stand still.
+READ, COUNTED = ("nvidia", "nvidia_state"), ("nvidia_links", "nvidia_health")
 TRAIN = """
 import os, sys, time, torch, torch.distributed as dist
 from torch import nn
@@ -94,63 +81,35 @@ SMI_METRIC = {
 }
 
 
-def load(kind: str, seconds: float, gpus: int) -> list[subprocess.Popen[str]]:
-    """Keep every GPU busy for a while; returns once all of them are."""
-    started = [
-        subprocess.Popen([sys.executable, "-c", LOAD, kind, str(seconds), str(gpu)], stdout=subprocess.PIPE, text=True)
-        for gpu in range(gpus)
-    ]
-    for process in started:
-        assert process.stdout is not None
-        process.stdout.readline()
-    time.sleep(2)
-    return started
-
-
-def stop(processes: list[subprocess.Popen[str]]) -> None:
-    for process in processes:
-        process.kill()
-        process.wait()
-
-
 def samplers() -> dict[str, Any]:
     host, kinds = Host(), folder.load()
-    return {name: kinds[name](host) for name in ("nvidia", "nvidia_gpm", "nvidia_health")}
+    return {name: kind(host) for name, kind in kinds.items() if name.startswith("nvidia")}
 
 
-def cost(made: dict[str, Any], gpus: int) -> dict[str, Any]:
-    """us a GPU: median and 99th percentile of each sampler's reading, and the mean a tick at each sampler's period."""
-    found: dict[str, Any] = {}
-    for name, count in (("nvidia", 300), ("nvidia_gpm", 60), ("nvidia_health", 8)):
-        sampler, times = made[name], []
-        for _ in range(count):
-            time.sleep(0.02)
-            started = time.perf_counter_ns()
-            sampler.sample()
-            times.append((time.perf_counter_ns() - started) / 1e3 / gpus)
-        times.sort()
-        found[name] = {
-            "period_s": sampler.period or 1.0,
-            "median_us": round(statistics.median(times), 1),
-            "p99_us": round(times[int(len(times) * 0.99)], 1),
-            "max_us": round(times[-1], 1),
-        }
-    found["mean_us_a_gpu_and_tick_at_1hz"] = round(sum(row["median_us"] / row["period_s"] for row in found.values()), 1)
-    found["every_tick_us_a_gpu"] = found["nvidia"]["median_us"]
+def cost(gpus: int) -> dict[str, Any]:
+    """us a GPU of whole ticks at 1 Hz and 10 Hz, of each sampler and of each call."""
+    found = {"1 Hz": ticks(1.0, 30), "10 Hz": ticks(0.1, 15)}
+    for rate, row in found.items():
+        show(f"{rate}, {gpus} GPUs: whole tick, us a GPU", {"tick": row["tick"]})
+        show(f"{rate}: samplers when they are due, us a GPU", row["samplers"])
+        show(f"{rate}: calls, us", row["calls"])
     return found
 
 
-def values(sampler: Any) -> dict[tuple[str, ...], float]:
-    read = sampler.sample()
-    return {(one.metric.name, *one.values): value for one, value in zip(sampler.series, read, strict=True)}
+def values(*samplers: Any) -> dict[tuple[str, ...], float]:
+    found = {}
+    for sampler in samplers:
+        read = sampler.sample()
+        found.update(((one.metric.name, *one.values), value) for one, value in zip(sampler.series, read, strict=True))
+    return found
 
 
 def readings(made: dict[str, Any]) -> list[dict[str, Any]]:
     """Ours read before and after nvidia-smi: what changes by itself is seen as the span between the two."""
-    before = values(made["nvidia"])
+    before = values(*(made[name] for name in READ))
     query = ["nvidia-smi", f"--query-gpu={SMI}", "--format=csv,noheader,nounits"]
     lines = subprocess.run(query, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
-    after = values(made["nvidia"])
+    after = values(*(made[name] for name in READ))
     rows = []
     for line in lines:
         cells = dict(zip(SMI.split(","), (cell.strip() for cell in line.split(",")), strict=True))
@@ -297,16 +256,15 @@ def main() -> None:
     made = samplers()
     gpus = len(made["nvidia"].found)
     result: dict[str, Any] = {"gpus": gpus, "unit": "us a GPU, side by side on one machine"}
-    values(made["nvidia_health"])
-    result["cost_idle"] = cost(made, gpus)
-    busy = load("gemm", 60, gpus)
+    result["cost_idle"] = cost(gpus)
+    busy = load("gemm", 180, gpus)
     try:
-        result["cost_under_load"] = cost(made, gpus)
-        fields = values(made["nvidia_health"])
+        result["cost_under_load"] = cost(gpus)
+        fields = values(*(made[name] for name in COUNTED))
         then = time.monotonic()
         result["readings_under_load"] = readings(made)
         time.sleep(3)
-        later = values(made["nvidia_health"])
+        later = values(*(made[name] for name in COUNTED))
         passed = time.monotonic() - then
         result["counters_per_second_under_load"] = {
             "/".join((key[0], *key[2:])): round((later[key] - value) / passed, 6)

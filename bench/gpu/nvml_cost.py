@@ -20,7 +20,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent_gpu import load, stop  # beside this file; puts the repository on the path
+from gpu_load import load, stop  # first: puts the repository on the path
 from hindmost_agent import samplers as folder
 from hindmost_agent.gpu import GpuSampler
 from hindmost_agent.nvml import opened
@@ -168,25 +168,30 @@ class Split:
         return Watched
 
 
-def ticks(interval_s: float, seconds: float, *, split: bool) -> dict[str, Any]:
-    """Part 2: whole ticks, us a GPU, the first (which makes everything) left out; with ``split``, each call too."""
-    watch, host = Split(), Host()
+def ticks(interval_s: float, seconds: float) -> dict[str, Any]:
+    """Part 2: us a GPU of whole ticks and of samplers, and then, in as much time again, of each call."""
+    split = Split()
     kinds = {name: kind for name, kind in folder.load().items() if name.startswith("nvidia")}
-    if split:
-        kinds = {name: watch.watch(kind) if issubclass(kind, GpuSampler) else kind for name, kind in kinds.items()}
+    watched = {name: split.watch(kind) if issubclass(kind, GpuSampler) else kind for name, kind in kinds.items()}
+    whole = _ticks(kinds, interval_s, seconds)
+    _ticks(watched, interval_s, seconds, warm=split.us.clear)
+    return {**whole, "calls": {name: quantiles(took) for name, took in split.us.items()}}
+
+
+def _ticks(kinds: Any, interval_s: float, seconds: float, warm: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """The first tick makes everything, and is left out; ``warm`` is called after it."""
+    host = Host()
     runner = Runner(kinds, host, int(interval_s * NS))
     runner.run(0)
-    watch.us.clear()
+    warm()
     gpus, times, read = len(opened(host).devices), list[float](), defaultdict[str, list[float]](list)
     for tick in pacing(interval_s, seconds):
         began = time.perf_counter_ns()
-        for reading in runner.run(int((tick + 1) * interval_s * NS)):
-            read[reading.sampler].append(host.own.duration_s[reading.sampler] * 1e6 / gpus)
+        readings = runner.run(int((tick + 1) * interval_s * NS))
         times.append((time.perf_counter_ns() - began) / 1e3 / gpus)
-    found: dict[str, Any] = {"tick": quantiles(times), "samplers": {k: quantiles(v) for k, v in read.items()}}
-    if split:
-        found["calls"] = {name: quantiles(took) for name, took in watch.us.items()}
-    return found
+        for reading in readings:
+            read[reading.sampler].append(host.own.duration_s[reading.sampler] * 1e6 / gpus)
+    return {"tick": quantiles(times), "samplers": {name: quantiles(took) for name, took in read.items()}}
 
 
 def show(title: str, rows: dict[str, dict[str, float]]) -> None:
@@ -210,13 +215,10 @@ def main() -> None:
             result["calls"] = calls(Host(), args.seconds / 2)
             show("one call, us", result["calls"])
         for rate, interval_s, seconds in (("1 Hz", 1.0, args.seconds), ("10 Hz", 0.1, args.seconds / 2)):
-            plain = result[rate] = ticks(interval_s, seconds, split=False)
-            show(f"{rate}: whole tick, us a GPU", {"tick": plain["tick"]})
-            show(f"{rate}: samplers, us a GPU when they are due", plain["samplers"])
-        result["1 Hz"]["calls"] = ticks(1.0, args.seconds, split=True)["calls"]
-        result["10 Hz"]["calls"] = ticks(0.1, args.seconds / 2, split=True)["calls"]
-        for rate in ("1 Hz", "10 Hz"):
-            show(f"{rate}: calls, us", result[rate]["calls"])
+            found = result[rate] = ticks(interval_s, seconds)
+            show(f"{rate}: whole tick, us a GPU", {"tick": found["tick"]})
+            show(f"{rate}: samplers when they are due, us a GPU", found["samplers"])
+            show(f"{rate}: calls, us", found["calls"])
     finally:
         stop(busy)
     if args.out:

@@ -3,11 +3,12 @@
 
     python bench/gpu/torch_probe.py --out torch_probe.json     # one GPU, about a minute
 
-Three parts, in one process that is observed as `hindmost run` would have it:
+Five parts, in one process that is observed as `hindmost run` would have it:
 
 phases    gpu_forward, gpu_backward, gpu_optimizer of the same steps from the probe and from the profiler's kernels
 overhead  time of a GPU-bound step of about 30 ms with the hooks in and out, in alternating blocks
-us_each   what the hooks are made of
+us_each   what the hooks are made of, each alone in a loop
+in_situ   what each hook takes of a step of a tiny model, timed around it while the loop runs
 host      host time of a step of a tiny model with the hooks in and out, in alternating blocks: what the probe takes
 """
 
@@ -225,7 +226,7 @@ def compare_phases(training: Training, steps: int) -> dict[str, Any]:
 def breakdown(device: str) -> dict[str, float]:
     """us of each thing that hooks are made of, and of all hooks of a step without GPU events and system calls."""
     stepping = importlib.import_module("hindmost.stepping")
-    recorder, usage = stepping._recorder, stepping.Usage()
+    recorder, usage = stepping._recorder, importlib.import_module("hindmost.pacing").Usage()
     name, event = recorder.ring.name("bench"), recorder.ring.event
     found = {
         "clock": each(recorder.clock),
@@ -233,7 +234,8 @@ def breakdown(device: str) -> dict[str, float]:
         "ring_enter_leave": each(lambda: (recorder.ring.enter(20, 2, name, 1), recorder.ring.leave(20))),
         "usage": each(usage.read),
         "process_time": each(time.process_time_ns),
-        "usage_cost_assumed": recorder._usage_cost_ns / 1e3,
+        "measured_step_cost_assumed": recorder.pace._cost_ns / 1e3,
+        "measured_every": recorder.pace._mask + 1,
         "hooks_of_a_step": each(hooks_alone(recorder)),
     }
     if device == "cuda":
@@ -263,7 +265,7 @@ def hooks_alone(recorder: Any) -> Any:
         hooks.input_ends(hooks.input_begins(batch), batch, batch)
         hooks.backward_ends(hooks.backward_begins())
         hooks.step_begins()
-        hooks.step_ends(0, None, batch)
+        hooks.step_ends(batch)
 
     return step
 
@@ -310,6 +312,7 @@ def main() -> None:
     tiny.steps(200)
     result["us_each"] = breakdown(args.device)
     result["host"] = interleaved(tiny, 2 * args.pairs, 200)
+    result["in_situ"] = importlib.import_module("in_situ").in_situ(torch, tiny.steps)
     text = json.dumps(result, indent=2)
     print(text)
     if args.out:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hindmost_collector.model import RUNNING
 from hindmost_collector.totals import RankTotals
 from hindmost_collector.window import Window
 
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from hindmost_collector.columns import Words
     from hindmost_collector.definitions import Definitions
     from hindmost_collector.model import Run
-
-RUNNING = 0
 
 
 class LiveJob:
@@ -45,6 +44,8 @@ class LiveJob:
             self._lives.update(zip(states["rank"].tolist(), states["life"].tolist(), strict=True))
         if chunk.coded or chunk.plain.keys() - {"clocks"}:
             self.heard_ns = now_ns
+            self.revision += 1
+        elif self.window.waiting:  # nothing new is what a hang looks like
             self.revision += 1
 
     @property
@@ -82,5 +83,5 @@ class LiveJob:
         return self.window.snapshot(self.id, words, definitions)
 
     def verdicts(self) -> list[Mapping[str, Any]]:
-        """The open verdicts, most costly first."""
-        return list((self.report or {}).get("verdicts") or [])
+        """The verdicts that still hold, most costly first."""
+        return [one for one in (self.report or {}).get("verdicts") or [] if one.get("until_step") is None]

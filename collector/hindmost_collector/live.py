@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 SAME = 0.25
 #: Kinds that are an answer but no trouble: they are on the page, not in the log of verdicts.
 QUIET = frozenset({"balanced", "insufficient_data"})
+#: Kinds of a job that does not go on: every rank's stack is asked for.
+STOPS = frozenset({"hang", "desync"})
 
 
 def load_judge() -> Judge:
@@ -38,31 +40,57 @@ def judged(run: Run, judge: Judge) -> dict[str, Any]:
 
 
 def identity(verdict: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What makes two verdicts the same trouble."""
-    return verdict["kind"], verdict.get("cause"), tuple(verdict.get("ranks") or ())
+    """What makes two verdicts the same trouble; its cause may only be known later."""
+    return verdict["kind"], tuple(verdict.get("ranks") or ())
 
 
 class VerdictLog:
-    """Turns the verdicts of successive reports into events: opened, changed, closed."""
+    """Turns the verdicts of successive reports into events: opened, changed, closed.
+
+    A verdict is closed, with the step until which it held, when it no longer holds: when a report gives it an end, or
+    leaves it out. One that had begun and ended before anybody looked is opened and closed at once, one time.
+    """
 
     def __init__(self) -> None:
         self._open: dict[tuple[Any, ...], Mapping[str, Any]] = {}
+        self._past: set[tuple[Any, ...]] = set()
 
-    def update(self, verdicts: list[dict[str, Any]], now_ns: int) -> Iterator[dict[str, Any]]:
-        """The events of one more report. ``since_step`` of an open verdict stays the earliest seen."""
+    def update(
+        self, verdicts: list[dict[str, Any]], now_ns: int, last_step: int | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """The events of one more report, whose newest step is ``last_step``."""
         present = {identity(one): one for one in verdicts if one["kind"] not in QUIET}
         for key, verdict in present.items():
-            before = self._open.get(key)
-            if before is None:
-                yield _event("opened", now_ns, verdict)
-            else:
-                _keep_since(verdict, before)
-                if not _changed(before, verdict):
-                    continue
-                yield _event("changed", now_ns, verdict)
-            self._open[key] = verdict
+            yield from self._told(key, verdict, now_ns)
         for key in [key for key in self._open if key not in present]:
-            yield _event("closed", now_ns, self._open.pop(key))
+            yield self._closed(key, _ended(self._open[key], last_step), now_ns)
+
+    def _told(self, key: tuple[Any, ...], verdict: dict[str, Any], now_ns: int) -> Iterator[dict[str, Any]]:
+        before, ended = self._open.get(key), verdict.get("until_step") is not None
+        if before is None:
+            if ended and key in self._past:
+                return
+            yield _event("opened", now_ns, verdict)
+        else:
+            _keep_since(verdict, before)
+            if not ended and not _changed(before, verdict):
+                return  # what was told stays what changes are measured against: small ones add up
+            if not ended:
+                yield _event("changed", now_ns, verdict)
+        self._open[key] = verdict
+        if ended:
+            yield self._closed(key, verdict, now_ns)
+
+    def _closed(self, key: tuple[Any, ...], verdict: Mapping[str, Any], now_ns: int) -> dict[str, Any]:
+        del self._open[key]
+        self._past.add(key)
+        return _event("closed", now_ns, verdict)
+
+
+def _ended(verdict: Mapping[str, Any], last_step: int | None) -> dict[str, Any]:
+    """A verdict that no report gives any more held at most until now."""
+    until = last_step if verdict.get("since_step") is not None else None
+    return {**verdict, "until_step": until}
 
 
 def _event(what: str, now_ns: int, verdict: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,10 +104,17 @@ def _keep_since(verdict: dict[str, Any], before: Mapping[str, Any]) -> None:
 
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    if before.get("cause") != after.get("cause") or _more_is_known(before, after):
+        return True
     old, new = before.get("cost_ms_per_step"), after.get("cost_ms_per_step")
     if old is None or new is None:
         return (old is None) != (new is None)
     return bool(abs(new - old) > SAME * max(abs(old), 1e-9))
+
+
+def _more_is_known(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Whether of a stopped job more is known: the stacks come some seconds after the verdict that asks for them."""
+    return after["kind"] in STOPS and len(before["evidence"]) != len(after["evidence"])
 
 
 def line(event: Mapping[str, Any]) -> str:
@@ -98,7 +133,7 @@ def zoom(job: str, event: Mapping[str, Any]) -> wire.Zoom | None:
     verdict = event["verdict"]
     if event["event"] != "opened":
         return None
-    if verdict["kind"] in {"hang", "desync"}:
+    if verdict["kind"] in STOPS:
         return wire.Zoom(job_id=job, stacks=True)
     since, ranks = verdict.get("since_step"), list(verdict.get("ranks") or ())[:_ASKED]
     if since is None or not ranks:

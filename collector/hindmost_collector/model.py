@@ -118,6 +118,18 @@ STACKS: Mapping[str, Any] = {
     "text": np.str_,
 }
 
+RUNNING, FINISHED, VANISHED = 0, 1, 2
+
+#: How each rank was when last looked at. ``life``: running, finished (it closed its ring), or vanished (the process is
+#: gone without having closed it). The store keeps every look, a run the last one of each rank.
+RANK_STATES: Mapping[str, Any] = {
+    "rank": np.int32,
+    "time_ns": np.int64,
+    "life": np.int32,
+    "events_total": np.int64,
+    "events_lost_total": np.int64,
+}
+
 #: The operations of a recorded step as a graph needs them: compute and communication of each (dp, stage, tp) worker.
 OPERATIONS: Mapping[str, Any] = {
     "rank": np.int32,
@@ -143,6 +155,7 @@ TABLES: Mapping[str, Mapping[str, Any]] = {
     "metrics": METRICS,
     "stacks": STACKS,
     "operations": OPERATIONS,
+    "rank_states": RANK_STATES,
 }
 
 Table = dict[str, np.ndarray[Any, Any]]
@@ -189,6 +202,7 @@ class Run:
     metrics: Table = field(default_factory=lambda: empty(METRICS))
     stacks: Table = field(default_factory=lambda: empty(STACKS))
     operations: Table = field(default_factory=lambda: empty(OPERATIONS))
+    rank_states: Table = field(default_factory=lambda: empty(RANK_STATES))
     notes: tuple[str, ...] = ()
 
     def tables(self) -> dict[str, Table]:

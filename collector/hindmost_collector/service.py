@@ -239,7 +239,9 @@ class Collector:
         report = await asyncio.to_thread(self.judging.report, job.id, snapshot)
         if report is None:
             return
-        events = self._verdicts.setdefault(job.id, VerdictLog()).update(report["verdicts"], self.clock.now())
+        events = self._verdicts.setdefault(job.id, VerdictLog()).update(
+            report["verdicts"], self.clock.now(), job.window.last_step
+        )
         for event in events:
             self._line(job.id, line(event))
             question = zoom(job.id, event)

@@ -203,7 +203,7 @@ def of_job(blocks: Blocks, settings: Settings) -> list[Verdict]:
     if inputs is None or np.isnan(inputs).all():
         return []
     typical = _input_share(inputs, blocks)
-    if typical < settings.input_bound:
+    if not typical >= settings.input_bound:  # NaN where it cannot be told
         return []
     cost = typical * blocks.step_ns
     return [
@@ -224,12 +224,17 @@ def of_job(blocks: Blocks, settings: Settings) -> list[Verdict]:
 
 
 def _input_share(inputs: Floats, blocks: Blocks) -> float:
-    """Input of the median rank in the typical step as a share of the step, where the GPU does not hide it."""
+    """Input of the median rank in the typical step as a share of the step, where the GPU does not hide it.
+
+    NaN where a GPU works and its phases are not known (yet: the first steps' come late): it may hide all of it.
+    """
     shown = median(inputs, axis=0)
     gpu = [blocks.parts[name] for name in ("gpu_forward", "gpu_backward", "gpu_optimizer") if name in blocks.parts]
     if gpu:  # what the GPU still had queued covers the input
         idle = blocks.period - np.sum([median(block, axis=0) for block in gpu], axis=0)
         shown = np.minimum(shown, np.maximum(idle, 0.0))
+    elif blocks.joined is not None and blocks.joined.gpu_time:
+        return float("nan")
     return float(median(shown) / blocks.step_ns)
 
 

@@ -8,11 +8,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hindmost_collector.chunk import CODED, concatenated, from_rows, with_words
-from hindmost_collector.model import COMMUNICATORS, IN_FLIGHT, METRICS, RANKS, TABLES, Job, Run, Table, empty, rows
+from hindmost_collector.model import (
+    COMMUNICATORS,
+    IN_FLIGHT,
+    METRICS,
+    RANK_STATES,
+    RANKS,
+    RUNNING,
+    STACKS,
+    TABLES,
+    Job,
+    Run,
+    Table,
+    empty,
+    rows,
+)
 from hindmost_collector.steps import period
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping
 
     from hindmost_collector.chunk import Chunk
     from hindmost_collector.columns import Words
@@ -41,7 +55,10 @@ class Window:
         self._causal: dict[int, bool] = {}
         self._ranks: dict[int, Table] = {}
         self._communicators: dict[tuple[int, int], Table] = {}
-        self._in_flight: dict[int, list[tuple[object, ...]]] = {}
+        self._in_flight: dict[int, list[tuple[Any, ...]]] = {}
+        self._states: dict[int, tuple[Any, ...]] = {}
+        self._stacks: dict[int, tuple[Any, ...]] = {}
+        self._heard: dict[str, int] = {}
         self.started_ns: int | None = None
         self.command: str | None = None
 
@@ -73,19 +90,35 @@ class Window:
         return known
 
     def _observe(self, chunk: Chunk) -> None:
-        """Replace what each rank had in flight by what its newest state says."""
-        states = chunk.plain.get("rank_states")
-        if states is None:
-            return
-        newest = dict(zip(states["rank"].tolist(), states["time_ns"].tolist(), strict=True))
-        for rank in newest:
+        """Replace what each rank had in flight by what its newest state says; a rank that is gone waits for nothing."""
+        for block in chunk.metrics:
+            if len(block.times):
+                self._heard[block.node] = max(int(block.times[-1]), self._heard.get(block.node, 0))
+        for row in _tuples(chunk.plain.get("stacks"), STACKS):
+            self._stacks[row[0]] = row
+        states = {row[0]: row for row in _tuples(chunk.plain.get("rank_states"), RANK_STATES)}
+        for rank, state in states.items():
+            self._states[rank] = state
             self._in_flight.pop(rank, None)
-        found = chunk.plain.get("in_flight")
-        if found is None:
-            return
-        for row in zip(*(found[name].tolist() for name in IN_FLIGHT), strict=True):
-            if newest.get(row[0]) == row[-1]:
-                self._in_flight.setdefault(row[0], []).append(row)
+        for row in _tuples(chunk.plain.get("in_flight"), IN_FLIGHT):
+            rank, time_ns, life = states.get(row[0], (None, None, None))[:3]
+            if rank is not None and time_ns == row[-1] and life == RUNNING:
+                self._in_flight.setdefault(rank, []).append(row)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether any rank has entered something and not left it."""
+        return bool(self._in_flight)
+
+    def _still_in_flight(self) -> list[tuple[Any, ...]]:
+        """What is in flight as of now. An agent speaks of a rank when something changes and every 10 s: as long as it
+        sends its node's metrics and says nothing of a rank, what that rank had entered it has not left."""
+        nodes = {rank: str(row["node"][0]) for rank, row in self._ranks.items()}
+        return [
+            (*row[:-1], max(row[-1], self._heard.get(nodes.get(rank, ""), 0)))
+            for rank, found in self._in_flight.items()
+            for row in found
+        ]
 
     def _evict(self, parts: deque[Table]) -> None:
         newest = int(parts[-1]["start_ns"].max())
@@ -124,7 +157,11 @@ class Window:
         parts = {name: list(found) for name, found in self._parts.items()}
         metrics, ranks = list(self._metrics), self.ranks()
         known = list(self._communicators.values())
-        in_flight = [row for found in self._in_flight.values() for row in found]
+        small = {
+            "in_flight": self._still_in_flight(),
+            "rank_states": list(self._states.values()),
+            "stacks": list(self._stacks.values()),
+        }
         facts = Job(
             id=job,
             command=self.command,
@@ -138,16 +175,23 @@ class Window:
                 name: with_words(name, concatenated(name, pieces), words) if pieces else empty(TABLES[name])
                 for name, pieces in parts.items()
             }
+            tables |= {name: from_rows(name, found) for name, found in small.items() if found}
             return Run(
                 job=facts,
                 ranks=ranks,
                 communicators=concatenated("communicators", known) if known else empty(COMMUNICATORS),
-                in_flight=from_rows("in_flight", in_flight) if in_flight else empty(IN_FLIGHT),
                 metrics=_long(metrics, definitions),
                 **tables,
             )
 
         return make
+
+
+def _tuples(table: Table | None, columns: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+    """The rows of a small table, values in the model's order."""
+    if table is None:
+        return iter(())
+    return zip(*(table[name].tolist() for name in columns), strict=True)
 
 
 def _single_rows(table: Table | None) -> list[Table]:

@@ -11,11 +11,16 @@ from hindmost_agent.sampler import Absent, Host
 from hindmost_agent.samplers.nvidia import Nvidia
 from hindmost_agent.samplers.nvidia_gpm import NvidiaGpm
 from hindmost_agent.samplers.nvidia_health import NvidiaHealth
+from hindmost_agent.samplers.nvidia_links import NvidiaLinks
+from hindmost_agent.samplers.nvidia_processes import NvidiaProcesses
+from hindmost_agent.samplers.nvidia_state import NvidiaState
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from hindmost_agent.sampler import Sampler
+
+ALL = (Nvidia, NvidiaState, NvidiaLinks, NvidiaGpm, NvidiaHealth, NvidiaProcesses)
 
 
 def read(sampler: Sampler) -> dict[tuple[str, ...], float]:
@@ -32,9 +37,11 @@ def test_a_card_says_what_it_draws_and_what_holds_it_back(gpu_host: Host) -> Non
     assert found["power_watts", first] == 689.0
     assert found["sm_clock_hertz", first] == 1.44e9
     assert found["utilization_ratio", first] == 1.0
-    assert found["memory_temperature_celsius", first] == 71
     assert found["clocks_event_active", first, "sw_power_cap"] == 1
     assert found["clocks_event_active", first, "hw_slowdown"] == 0
+    state = read(NvidiaState(gpu_host))
+    assert state["memory_temperature_celsius", first] == 71
+    assert state["memory_used_bytes", first] == 70 << 30
 
 
 def test_a_lost_card_stops_no_other(gpu_host: Host, nvml: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -66,14 +73,14 @@ def test_what_a_card_does_not_support_is_not_asked_again(
 
 def test_no_call_of_the_tick_blocks(gpu_host: Host, nvml: Any) -> None:
     """Calls known to take milliseconds are never made, in any sampler."""
-    samplers = [kind(gpu_host) for kind in (Nvidia, NvidiaGpm, NvidiaHealth)]
+    samplers = [kind(gpu_host) for kind in ALL]
     for sampler in samplers:
         sampler.sample()
     slow = {"nvmlDeviceGetPcieThroughput", "nvmlDeviceGetSamples", "nvmlDeviceGetViolationStatus"}
     assert not slow & set(nvml.calls)
     nvml.calls.clear()
     samplers[0].sample()
-    assert len(nvml.calls) == 9 * nvml.count
+    assert len(nvml.calls) == 4 * nvml.count
 
 
 def test_activity_is_what_happened_between_two_samples(gpu_host: Host) -> None:
@@ -99,14 +106,15 @@ def test_a_field_that_is_slow_here_is_left_out(gpu_host: Host, nvml: Any) -> Non
     first, second = read(sampler), read(sampler)
     assert first["energy_joules_total", "GPU-00000000"] == pytest.approx(83.0)
     assert math.isnan(second["energy_joules_total", "GPU-00000000"])
-    assert second["pcie_receive_bytes_total", "GPU-00000000"] == 198_000
+    assert second["clocks_event_seconds_total", "GPU-00000000", "sw_power_cap"] == pytest.approx(74e-6)
+    assert read(NvidiaLinks(gpu_host))["pcie_receive_bytes_total", "GPU-00000000"] == 198_000
 
 
 def test_a_gpu_knows_its_rank(gpu_host: Host, nvml: Any) -> None:
     """The job's process on a GPU names the rank that owns it; strangers are not named."""
     gpu_host.ranks.put(RankProcess("j", 3, 8, 1, pid=4242, start_ticks=1))
     nvml.processes[1] = [(4242, 5 << 30), (99, 1 << 30)]
-    found = read(NvidiaHealth(gpu_host))
+    found = read(NvidiaProcesses(gpu_host))
     assert found["rank_info", "GPU-00000001", "j", "3"] == 1
     assert found["process_memory_used_bytes", "GPU-00000001", "j", "3"] == 5 << 30
     assert gpu_host.gpu_of == {4242: "GPU-00000001"}
@@ -124,7 +132,7 @@ def test_xid_errors_are_counted_by_number(gpu_host: Host, nvml: Any) -> None:
 
 def test_a_node_without_a_driver_has_no_gpus(tmp_path: Path) -> None:
     """Absent, and nothing is imported for it."""
-    for kind in (Nvidia, NvidiaGpm, NvidiaHealth):
+    for kind in ALL:
         with pytest.raises(Absent):
             kind(Host(dev=tmp_path))
 

@@ -53,10 +53,33 @@ def runner(*kinds: type[Sampler], host: Host | None = None) -> Runner:
 
 
 def test_each_sampler_has_its_own_period() -> None:
-    """In twenty ticks of a second one runs twenty times, the other twice."""
+    """In thirty ticks of a second after the first one runs thirty times, the other three times, ten seconds apart."""
     made = runner(Steady, Slow)
-    readings = [len(made.run(now * NS)) for now in range(1, 21)]
-    assert readings == [2] + [1] * 9 + [2] + [1] * 9
+    made.run(0)
+    readings = [len(made.run(now * NS)) for now in range(1, 31)]
+    both = [tick for tick, count in enumerate(readings) if count == 2]
+    assert (len(both), both[1] - both[0], both[2] - both[1]) == (3, 10, 10)
+
+
+def test_slow_samplers_do_not_meet_in_one_tick() -> None:
+    """All are read at the start; then ten that are due every ten seconds have a tick each."""
+    kinds = [type(f"Slow{number}", (Slow,), {"name": f"slow{number}"}) for number in range(10)]
+    made = runner(*kinds)
+    assert [len(made.run(now * NS)) for now in range(31)] == [10] + [1] * 30
+
+
+def test_the_costliest_choose_their_tick_first() -> None:
+    """One that takes as long as three others gets no company where two ticks are to be had."""
+
+    class Every2(Steady):
+        period = 2.0
+
+    kinds = {name: type(name, (Every2,), {"name": name}) for name in ("a", "b", "costly", "c")}
+    durations = iter([0, 1, 0, 1, 0, 3] + [0, 1] * 100)
+    made = Runner(kinds, Host(), NS, timer=lambda: next(durations))
+    made.run(0)
+    together = [{reading.sampler for reading in made.run(now * NS)} for now in (1, 2)]
+    assert {"costly"} in together
 
 
 def test_a_long_pause_is_not_caught_up_with() -> None:

@@ -139,7 +139,8 @@ def test_files_and_lines_of_a_job(store):
     store.write_meta("j", {"exit_code": 3})
     for line in ("first", "second"):
         store.append_line("j", "verdicts.jsonl", line)
-    store.write({("j", "steps"): [steps(1)]}, {})
+    store.write({("j", "steps"): [steps(1)]}, {}, None, {("j", "stacks/0.txt"): b"main()"})
+    assert store.read_file("j", "stacks/0.txt") == b"main()"
     again = ClickHouseStore(f"clickhouse://default@127.0.0.1:{store.target.port}/{store.target.place.database}")
     again.write_meta("j", {"ended_ns": 5})
     run = again.read("j")

@@ -10,6 +10,7 @@ import hindmost
 import pytest
 from hindmost import ring, stepping
 from hindmost.identity import Identity
+from hindmost.pacing import Pace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,9 +24,8 @@ def events(tmp_path: Path) -> Iterator[ring.Reader]:
     """A reader of what this process records while the test runs; the clock says 0, 1000, 2000 …"""
     writer = ring.Writer.create(tmp_path, IDENTITY, "py", 256)
     usage = itertools.count(5, 5)
-    recorder = stepping.Recorder(
-        writer, itertools.count(0, 1000).__next__, lambda: (next(usage) * 100, next(usage) * 10)
-    )
+    pace = Pace(lambda: 0, lambda: (next(usage) * 100, next(usage) * 10))
+    recorder = stepping.Recorder(writer, itertools.count(0, 1000).__next__, pace)
     stepping.attach(recorder)
     reader = ring.Reader(writer.path)
     yield reader
@@ -117,32 +117,18 @@ def test_other_threads_are_not_the_training_loop(events: ring.Reader) -> None:
     assert [name for name, *_ in summary(events)] == ["forward"]
 
 
-def test_usage_of_this_process_is_measured() -> None:
-    """CPU time and run-queue delay are read from the kernel, and never run backwards."""
-    usage = stepping.Usage()
-    first, second = usage.read(), usage.read()
-    assert 0 < first[0] <= second[0]
-    assert -1 <= first[1] <= second[1]
-
-
-def test_a_kernel_without_schedstat_leaves_the_delay_unmeasured() -> None:
-    """No schedstat means -1, not 0."""
-    assert stepping.Usage("/nonexistent/schedstat").read()[1] == -1
-
-
-@pytest.mark.parametrize(("cost", "budget", "steps"), [(0, 0, 1), (5, 10, 1), (10, 10, 2), (39, 10, 4), (9999, 1, 64)])
-def test_what_is_dear_is_done_seldom(cost: int, budget: int, steps: int) -> None:
-    """Every how many steps: a power of two, so that ranks that differ sample the same ones, and at most 64."""
-    assert stepping.every(cost, budget) == steps
-
-
-def test_usage_that_is_dear_is_sampled(events: ring.Reader) -> None:
-    """Where reading the CPU time costs too much of a step, some steps have it, of that step alone, and others not."""
+def test_what_hooks_leave_for_later_is_written_in_order(events: ring.Reader) -> None:
+    """Whatever is recorded while calls wait stands behind them, and a call that is added meanwhile behind that."""
     recorder = stepping._recorder
     assert recorder is not None
-    recorder.training_thread()
-    recorder._usage_cost_ns = 3
-    for number in range(8):
-        recorder.step(number * 1000, number * 1000 + 1000)
-    sampled = [event.start_ns // 1000 for event in events.poll() if event.name == "cpu"]
-    assert sampled == [0, 4]
+
+    def recognised() -> None:
+        recorder.write("backward", 5, 6)
+        recorder.phase("gc", 7, 8)  # a collection strikes while the row is worked off
+
+    recorder.later.append((recognised,))
+    recorder.phase("checkpoint", 6, 7)
+    assert events.poll() == []
+    recorder.flush()
+    recorder.flush()
+    assert [name for name, *_ in summary(events)] == ["backward", "checkpoint", "gc"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -68,17 +67,24 @@ class Device:
         self.gpu = GpuPhases(self.cuda, self.recorder)
         self.reader = ring.Reader(self.writer.path)
 
-    def train(self, micro_batches: int = 1, host_ns: int = 30_000_000) -> None:
+    def train(self, micro_batches: int = 1, host_ns: int = 30_000_000, fetches: bool = True) -> None:
+        start, measuring = self.cuda.host_ns, self.recorder.pace.measuring
         self.cuda.host_ns += host_ns
         for _ in range(micro_batches):
-            self.gpu.ready()
+            if measuring and fetches:
+                self.gpu.fetches()
+                self.gpu.ready()
             self.cuda.enqueued += 3
-            self.gpu.backward_begins()
+            if measuring:
+                self.gpu.backward_begins()
             self.cuda.enqueued += 5
-            self.gpu.backward_ends()
+            if measuring:
+                self.gpu.backward_ends()
         self.cuda.enqueued += 1
-        self.gpu.optimizer_ends()
-        self.recorder.step(self.cuda.host_ns - host_ns, self.cuda.host_ns, "train")
+        if measuring:
+            self.gpu.optimizer_ends()
+        self.recorder.step(start, self.cuda.host_ns)
+        self.recorder.flush()
 
     def measured(self) -> list[tuple[int, str, float]]:
         """Step, phase and ms of each measure written since the last call."""
@@ -137,6 +143,7 @@ def test_no_events_without_cuda_or_inside_a_graph_capture(device: Device, state:
 def test_the_ring_says_which_gpu(device: Device) -> None:
     """The rank's GPU is named as NVML names it."""
     device.train()
+    device.train()
     assert device.reader.gpu_uuid == "GPU-1b2c"
 
 
@@ -147,37 +154,27 @@ def test_evaluation_is_not_counted_into_the_next_step(device: Device) -> None:
     device.cuda.enqueued += 100
     device.gpu.backward_begins()
     device.recorder.step(0, 1, "eval")
+    device.recorder.flush()
     device.train()
     device.cuda.done = device.cuda.enqueued
     device.gpu._read()
     assert device.measured() == [(1, "gpu_forward", 3.0), (1, "gpu_backward", 5.0), (1, "gpu_optimizer", 1.0)]
 
 
-@pytest.mark.parametrize(
-    ("cost_us", "step_ms", "share"), [(1, 30, 1), (1, 2, 4), (3, 30, 2), (50, 30, 32), (50, 1, 64)], ids=str
-)
-def test_what_measuring_costs_is_bounded(device: Device, cost_us: int, step_ms: int, share: int) -> None:
-    """Where events are dear or steps short only every 2nd, 4th … step is measured, the same ones on every rank."""
-    device.cuda.cost_ns = cost_us * 1000
+def test_what_events_cost_is_told(device: Device) -> None:
+    """Recording is part of what a measured step costs: where events are dear, few steps have them."""
+    device.cuda.cost_ns = 50_000
     for _ in range(512):
-        device.train(host_ns=step_ms * 1_000_000)
+        device.train()
         device.cuda.done = device.cuda.enqueued
-    steps = [step for step, name, _ in device.measured() if name == "gpu_backward"][2:]
-    assert steps
-    assert {step % share for step in steps} == {0}
-    assert {after - before for before, after in itertools.pairwise(steps)} == {share}
+    steps = [step for step, name, _ in device.measured() if name == "gpu_backward" and step > 64]
+    assert steps == list(range(128, 511, 64))
 
 
 def test_events_are_used_again(device: Device) -> None:
     """A loop without input, whose steps share an event at their border, makes events only at first, and reads right."""
     for _ in range(100):
-        device.cuda.enqueued += 3
-        device.gpu.backward_begins()
-        device.cuda.enqueued += 5
-        device.gpu.backward_ends()
-        device.cuda.enqueued += 1
-        device.gpu.optimizer_ends()
-        device.recorder.step(0, 10_000_000_000, "train")
+        device.train(fetches=False)
         device.cuda.done = device.cuda.enqueued
     assert device.cuda.events < 20
     assert {(name, ms) for _, name, ms in device.measured()} == {

@@ -29,7 +29,7 @@ class Batches:
         """A batch begins; its step began when the one before ended, if that was of this epoch."""
         recorder = self._recorder
         if recorder.training_thread():
-            recorder.explicit = True
+            recorder.marks()
             if self._start < 0:
                 self._start = recorder.clock()
             recorder.step_begins(self._start, self._kind)

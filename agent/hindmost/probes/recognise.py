@@ -60,7 +60,7 @@ class Recogniser:
 
     def input_ends(self, start: int, now: int, work: int = 0) -> None:
         """The batch is there. ``work``: samples or tokens in it, 0 unknown."""
-        self._recorder.phase("input", start, now)
+        self._recorder.write("input", start, now)
         self._fed = True
         self._backward = False
         self._waiting.setdefault(self._source, deque(maxlen=AHEAD)).append(work)
@@ -85,7 +85,7 @@ class Recogniser:
 
     def backward_ends(self, start: int, now: int) -> None:
         """The outermost backward has returned."""
-        self._recorder.phase("backward", start, now)
+        self._recorder.write("backward", start, now)
         self._ready = self._last = now
 
     def optimizer_begins(self, now: int) -> None:
@@ -95,7 +95,7 @@ class Recogniser:
 
     def optimizer_ends(self, start: int, now: int, optimizer: int) -> None:
         """An optimizer's step has ended. ``optimizer`` tells the optimizers of a process apart."""
-        self._recorder.phase("optimizer", start, now)
+        self._recorder.write("optimizer", start, now)
         self._ready = self._last = now
         if not self._trains():
             return
@@ -141,7 +141,7 @@ class Recogniser:
 
     def _forward_until(self, now: int) -> None:
         if 0 <= self._ready < now:
-            self._recorder.phase("forward", self._ready, now)
+            self._recorder.write("forward", self._ready, now)
 
     def _only_evaluates(self, source: int) -> bool:
         """Whether this source has fed no backward while another has."""
@@ -151,7 +151,7 @@ class Recogniser:
         """The step in progress ends here and the next one begins."""
         recorder = self._recorder
         if not recorder.explicit:
-            recorder.step(self._boundary, now, kind)
+            recorder.write_step(self._boundary, now, kind)
         elif kind == "eval":
             recorder.seen_work = 0  # else the next step that is marked would count it
         self._boundary = self._ready = now

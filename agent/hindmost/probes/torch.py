@@ -8,90 +8,143 @@ optimizers that call a closure (LBFGS, Lightning) count without the forward and 
 from __future__ import annotations
 
 import importlib
-import math
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
+from hindmost.bootstrap import complain
 from hindmost.probes import torch_collectives, torch_ddp
-from hindmost.probes.guard import around, guarded, undo
-from hindmost.probes.recognise import Recogniser
+from hindmost.probes.batches import Batches
+from hindmost.probes.guard import around, undo
+from hindmost.probes.recognise import REPEATS, Recogniser
 from hindmost.probes.torch_cuda import GpuPhases
+from hindmost.stepping import FLUSH_NS, PHASE
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     from hindmost.stepping import Recorder
 
-#: How deep a batch is searched for its first tensor.
-DEPTH = 3
+SLOT = 8  # of the open table: the innermost phases of loops that mark so many are not shown
 
 
 class Hooks:
-    """What is called before and after torch's functions, in the training thread only."""
+    """What is called before and after torch's functions, in the training thread only.
+
+    Each takes the time, leaves a call to the recogniser in the recorder's row for later, and returns: it runs between
+    a training loop's own work, in caches that are cold for it.
+    """
 
     def __init__(self, torch: Any, recorder: Recorder, recogniser: Recogniser, gpu: GpuPhases | None) -> None:
-        self._torch = torch
+        self._gradients = torch.is_grad_enabled
         self._recorder = recorder
         self._recogniser = recogniser
         self._clock = recorder.clock
+        self._later = recorder.later
+        self._pace = recorder.pace
         self._gpu = gpu
+        self._batches = Batches()
+        self._fed = False  # input was fetched since the last tick
+        self._stepped = 1  # steps of optimizers since then; the first fetch is a tick, too
         self._backwards = 0  # backward inside backward (activation checkpointing) is part of the outer one
-        self._optimizing: list[int] = []  # Horovod's step calls the wrapped optimizer's step: both tell us
+        self._optimizing = 0  # Horovod's step calls the wrapped optimizer's step: both tell us
+        self._started = 0
 
     def input_begins(self, iterator: Any) -> int | None:
-        if not self._recorder.training_thread():
+        recorder = self._recorder
+        if get_ident() != recorder.thread and not recorder.training_thread():
             return None
-        self._optimizing.clear()
-        now = self._clock()
+        start = self._clock()
+        if self._stepped:
+            self._stepped = 0
+            recorder.tick(start)
+            if self._gpu is not None and self._pace.measuring:
+                self._gpu.fetches()
+        elif start > recorder.due_ns + FLUSH_NS:  # an evaluation has no optimizer
+            recorder.flush_at(start)
+        self._fed = True
+        self._optimizing = 0
         source = id(getattr(iterator, "_dataset", iterator))
-        self._recogniser.input_begins(now, source, self._torch.is_grad_enabled())
-        self._recorder.enter("input", now)
-        return now
+        self._later.append((self._recogniser.input_begins, start, source, self._gradients()))
+        recorder.ring.enter(SLOT, PHASE, recorder.ids.get("input") or recorder.id("input"), start)
+        recorder.own_ns += self._clock() - start
+        return start
 
     def input_ends(self, start: int, batch: Any, _iterator: Any) -> None:
-        self._recorder.leave()
-        self._recogniser.input_ends(start, self._clock(), work(batch))
-        if self._gpu is not None:
+        now = self._clock()
+        recorder = self._recorder
+        recorder.ring.leave(SLOT)
+        self._later.append((self._recogniser.input_ends, start, now, self._batches.work(batch)))
+        if self._gpu is not None and self._pace.measuring:
             self._gpu.ready()
+        recorder.own_ns += self._clock() - now
 
     def input_fails(self, _start: int, _iterator: Any) -> None:
-        self._recorder.leave()
-        self._recogniser.input_fails()
+        self._recorder.ring.leave(SLOT)
+        self._later.append((self._recogniser.input_fails,))
 
     def backward_begins(self, *_: Any) -> int | None:
-        if not self._recorder.training_thread():
+        recorder = self._recorder
+        if self._backwards or (get_ident() != recorder.thread and not recorder.training_thread()):
             return None
-        self._backwards += 1
-        now = self._clock()
-        if self._backwards == 1:
-            self._recogniser.backward_begins(now)
-            self._recorder.enter("backward", now)
-            if self._gpu is not None:
-                self._gpu.backward_begins()
-        return now
+        start = self._clock()
+        self._backwards = 1
+        self._later.append((self._recogniser.backward_begins, start))
+        recorder.ring.enter(SLOT, PHASE, recorder.ids.get("backward") or recorder.id("backward"), start)
+        if self._gpu is not None and self._pace.measuring:
+            self._gpu.backward_begins()
+        recorder.own_ns += self._clock() - start
+        return start
 
     def backward_ends(self, start: int, *_: Any) -> None:
-        self._backwards -= 1
-        if self._backwards == 0:
-            self._recorder.leave()
-            self._recogniser.backward_ends(start, self._clock())
-            if self._gpu is not None:
-                self._gpu.backward_ends()
+        now = self._clock()
+        recorder = self._recorder
+        self._backwards = 0
+        recorder.ring.leave(SLOT)
+        self._later.append((self._recogniser.backward_ends, start, now))
+        if self._gpu is not None and self._pace.measuring:
+            self._gpu.backward_ends()
+        recorder.own_ns += self._clock() - now
 
     def step_begins(self, *_: Any) -> int | None:
-        if not self._recorder.training_thread():
+        recorder = self._recorder
+        if get_ident() != recorder.thread and not recorder.training_thread():
             return None
-        now = self._clock()
-        if not self._optimizing:
-            self._recogniser.optimizer_begins(now)
-        self._optimizing.append(now)
-        return now
+        self._optimizing += 1
+        if self._optimizing == 1:
+            self._started = start = self._clock()
+            self._later.append((self._recogniser.optimizer_begins, start))
+            recorder.own_ns += self._clock() - start
+        return 0
 
-    def step_ends(self, _start: int, _result: Any, optimizer: Any, *_: Any) -> None:
-        start = self._optimizing.pop() if self._optimizing else None
-        if start is not None and not self._optimizing:
-            if self._gpu is not None:
-                self._gpu.optimizer_ends()
-            self._recogniser.optimizer_ends(start, self._clock(), id(optimizer))
+    def step_ends(self, optimizer: Any) -> None:
+        recorder = self._recorder
+        if not self._optimizing or get_ident() != recorder.thread:
+            return
+        self._optimizing -= 1
+        if self._optimizing:
+            return
+        now = self._clock()
+        if self._gpu is not None and self._pace.measuring:
+            self._gpu.optimizer_ends()
+        self._later.append((self._recogniser.optimizer_ends, self._started, now, id(optimizer)))
+        self._stepped += 1
+        if not self._fed or self._stepped > REPEATS:
+            self._step_ends_here(now)
+        if now >= recorder.due_ns:
+            recorder.flush_at(now)
+        recorder.own_ns += self._clock() - now
+
+    def _step_ends_here(self, now: int) -> None:
+        """Where a loop fetches nothing."""
+        measured = self._pace.measuring
+        self._recorder.tick(now)
+        if self._gpu is not None and self._pace.measuring and not measured:
+            self._gpu.ready()
+
+    def fails(self, error: Exception) -> None:
+        """Take every hook out of this process's steps: what is known by now may be wrong."""
+        self._recorder.abandon()
+        complain(f"torch's optimizers cannot be observed ({error!r})")
 
     def save_begins(self, *_: Any) -> int | None:
         if not self._recorder.training_thread():
@@ -128,14 +181,19 @@ def install(torch: ModuleType, recorder: Recorder) -> None:
 
 def _hook_optimizers(torch: Any, hooks: Hooks) -> None:
     """Every optimizer's step, and that of the AMP scaler, which skips the optimizer's after an overflow."""
-    begins, ends = guarded(hooks.step_begins), guarded(hooks.step_ends)
     module = importlib.import_module("torch.optim.optimizer")  # torch.optim removes the attribute
 
     def before(*_: Any) -> None:
-        begins()
+        try:
+            hooks.step_begins()
+        except Exception as error:
+            hooks.fails(error)
 
     def after(optimizer: Any, *_: Any) -> None:
-        ends(0, None, optimizer)
+        try:
+            hooks.step_ends(optimizer)
+        except Exception as error:
+            hooks.fails(error)
 
     before._torchdynamo_disable = after._torchdynamo_disable = True  # type: ignore[attr-defined]
     undo.append(module.register_optimizer_step_pre_hook(before).remove)
@@ -146,22 +204,6 @@ def _hook_optimizers(torch: Any, hooks: Hooks) -> None:
             scaler,
             "step",
             lambda _scaler, optimizer, *_: hooks.step_begins(optimizer),
-            lambda start, result, _scaler, optimizer, *_: hooks.step_ends(start, result, optimizer),
-            lambda start, _scaler, optimizer, *_: hooks.step_ends(start, None, optimizer),
+            lambda _start, _result, _scaler, optimizer, *_: hooks.step_ends(optimizer),
+            lambda _start, _scaler, optimizer, *_: hooks.step_ends(optimizer),
         )
-
-
-def work(batch: Any, depth: int = DEPTH) -> int:
-    """Tokens of a batch that has ``input_ids``, else samples: the first dimension of its first tensor; 0 unknown."""
-    shape = getattr(batch, "shape", None)
-    if shape is not None:
-        return int(shape[0]) if len(shape) else 0
-    if depth == 0:
-        return 0
-    if isinstance(batch, (list, tuple)):
-        return next(filter(None, (work(item, depth - 1) for item in batch)), 0)
-    if hasattr(batch, "keys"):
-        if "input_ids" in batch:
-            return math.prod(getattr(batch["input_ids"], "shape", ()) or (0,))
-        return next(filter(None, (work(batch[key], depth - 1) for key in batch.keys())), 0)  # noqa: SIM118 - BatchEncoding
-    return 0

@@ -5,8 +5,7 @@ and ends the optimizer's step; the time between two of them is the GPU's, idle g
 the copies to the device, ``gpu_backward`` the communication that backward waits for (its last event comes after the
 reducer has joined the communication stream), and ``gpu_optimizer`` gradient clipping and unscaling.
 
-Recording and reading cost host time, which a step of some ms would feel: what a measured step costs is itself measured,
-and only every 2nd, 4th … step is, where it would be more than ``stepping.COST_SHARE`` and ``MOST_NS`` allow.
+Recording and reading cost host time, which a step of some ms would feel: ``pacing.py`` says which steps are measured.
 """
 
 from __future__ import annotations
@@ -14,13 +13,11 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hindmost.stepping import COST_SHARE, PHASE, every
+from hindmost.stepping import PHASE
 
 if TYPE_CHECKING:
     from hindmost.stepping import Recorder
 
-#: Host time that GPU phases may take of a step, on average, however long it is.
-MOST_NS = 10_000
 #: Steps whose events may be outstanding; a GPU further behind than this has the oldest unmeasured.
 OUTSTANDING = 16
 #: Phases of one step that are measured: accumulation over more micro-batches has the rest unmeasured.
@@ -36,15 +33,12 @@ class Interval(NamedTuple):
 
 
 class GpuPhases:
-    """Told by the host's hooks where phases begin and end. Writes ``gpu_*`` measures of steps, oldest first."""
+    """Told by the host's hooks where phases begin and end, on measured steps. Writes ``gpu_*`` measures of steps."""
 
     def __init__(self, cuda: Any, recorder: Recorder) -> None:
         self._cuda = cuda
         self._recorder = recorder
         self._clock = recorder.clock
-        self._measuring = True
-        self._cost_ns = 0  # of a measured step: the least seen, slowly following when it grows
-        self._spent_ns = 0  # in the step in progress
         self._pool: list[Any] = []
         self._read_last: dict[int, Any] = {}  # events of the step read last: the next one may begin with one of them
         self._steps: deque[tuple[int, int, list[Interval]]] = deque()
@@ -54,8 +48,12 @@ class GpuPhases:
         recorder.on_step.append(self.step_ends)
         recorder.closers.append(self._read)
 
+    def fetches(self) -> None:
+        """A fetch of input begins: what the GPU does until there is a batch is no phase."""
+        self._mark_before = None
+
     def ready(self) -> None:
-        """The batch is there: forward may begin."""
+        """Forward may begin: the batch is there, or the loop fetches none and the step before has ended."""
         self._mark_before = self._mark()
 
     def backward_begins(self) -> None:
@@ -69,49 +67,38 @@ class GpuPhases:
 
     def step_ends(self, number: int, start_ns: int, kind: str) -> None:
         """Keep this step's events until the GPU has passed them; write what it has passed by now."""
-        if kind != "train":
-            self._intervals = []
-            return
-        before = self._clock()
-        if self._intervals:
-            if number > 0:  # number 0 says "the next step" in a measure: warm-up goes unmeasured
-                self._steps.append((number, start_ns, self._intervals))
-            self._intervals = []
-        if len(self._steps) > OUTSTANDING:
-            self._steps.popleft()
+        intervals, self._intervals = self._intervals, []
+        if intervals and kind == "train" and number > 0:  # number 0 says "the next step" in a measure
+            self._steps.append((number, start_ns, intervals))
+            if len(self._steps) > OUTSTANDING:
+                self._steps.popleft()
         if self._steps:
+            before = self._clock()
             self._read()
-        now = self._clock()
-        self._pace(number + 1, now - before, now - start_ns)
-
-    def _pace(self, following: int, read_ns: int, step_ns: int) -> None:
-        """Decide whether the following step is measured, from what the last measured ones cost."""
-        if self._measuring and following > 1:  # the first step makes events, and asks for the device's name
-            spent = self._spent_ns + read_ns
-            known = self._cost_ns
-            self._cost_ns = known + (spent - known) // 4 if 0 < known < spent else spent
-        self._spent_ns = 0
-        budget = min(step_ns // COST_SHARE, MOST_NS)
-        self._measuring = following & every(self._cost_ns, budget) - 1 == 0
+            self._recorder.pace.spent_ns += self._clock() - before
 
     def _ends(self, name: str) -> None:
         """A phase ends here and the next begins."""
         now, begin = self._mark(), self._mark_before
         self._mark_before = now
-        if begin is not None and now is not None and len(self._intervals) < INTERVALS:
-            self._intervals.append(Interval(name, begin, now))
+        if begin is not None and now is not None:
+            self._recorder.defer(self._add, Interval(name, begin, now))
+
+    def _add(self, interval: Interval) -> None:
+        if len(self._intervals) < INTERVALS:
+            self._intervals.append(interval)
 
     def _mark(self) -> Any:
         """An event recorded on the current stream; ``None`` before CUDA is in use and while a graph is captured."""
         cuda = self._cuda
-        if not self._measuring or not cuda.is_initialized() or cuda.is_current_stream_capturing():
+        if not cuda.is_initialized() or cuda.is_current_stream_capturing():
             return None
         start = self._clock()
         if not self._known:
             self._name_device()
         event = self._pool.pop() if self._pool else cuda.Event(enable_timing=True)
         event.record()
-        self._spent_ns += self._clock() - start
+        self._recorder.pace.spent_ns += self._clock() - start
         return event
 
     def _read(self) -> None:

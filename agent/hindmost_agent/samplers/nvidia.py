@@ -1,18 +1,15 @@
-"""NVIDIA GPUs, every tick: only calls that take a few microseconds each."""
+"""NVIDIA GPUs, every tick: what changes from one second to the next, and costs a microsecond or two to ask."""
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache, partial
+from typing import Any
 
 from hindmost_agent import gpu
 from hindmost_agent.gpu import Call, Card, GpuSampler
-from hindmost_agent.metric import Metric, gauge, series
+from hindmost_agent.metric import gauge, series
 from hindmost_agent.nvml import Device, opened, trouble
 from hindmost_agent.sampler import register
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 #: Bits of the clocks event reasons, as nvml.h names them.
 REASONS = {
@@ -26,23 +23,18 @@ REASONS = {
     0x80: "hw_power_brake",
     0x100: "display_clocks",
 }
-MEMORY_TEMP_FIELD = 82
 
 MASK = gauge("hindmost_gpu_clocks_event_reasons", "Why clocks are what they are, as NVML's bit mask.", "gpu_uuid")
 ACTIVE = gauge("hindmost_gpu_clocks_event_active", "1 while this reason holds the clocks back.", "gpu_uuid", "reason")
-PSTATE = gauge("hindmost_gpu_performance_state", "Performance state, 0 the fastest.", "gpu_uuid")
 
 
 @register
 class Nvidia(GpuSampler):
-    """Utilisation, memory, power, temperature, clocks and what holds them back, of each NVIDIA GPU."""
+    """Utilisation, power, the clock and what holds it back, of each NVIDIA GPU."""
 
     name = "nvidia"
     source = "NVML"
-    metrics = (
-        gpu.UP, gpu.UTILIZATION, gpu.MEMORY_BUSY, gpu.MEMORY_USED, gpu.MEMORY_TOTAL, gpu.POWER, gpu.TEMPERATURE,
-        gpu.MEMORY_TEMPERATURE, gpu.SM_CLOCK, gpu.MEMORY_CLOCK, MASK, ACTIVE, PSTATE,
-    )  # fmt: skip
+    metrics = (gpu.UP, gpu.UTILIZATION, gpu.MEMORY_BUSY, gpu.POWER, gpu.SM_CLOCK, MASK, ACTIVE)
 
     def cards(self) -> list[Card]:
         nvml = opened(self.host)
@@ -50,24 +42,16 @@ class Nvidia(GpuSampler):
 
 
 def _calls(lib: Any, device: Device) -> list[Call]:
-    handle = device.handle
-    reasons = (series(MASK, device.uuid), *(series(ACTIVE, device.uuid, name) for name in REASONS.values()))
-    ask: list[tuple[str, tuple[Metric, ...], Callable[[], tuple[float, ...]]]] = [
-        (
-            "utilisation",
-            (gpu.UTILIZATION, gpu.MEMORY_BUSY),
-            partial(_utilization, lib, handle),
-        ),
-        ("memory", (gpu.MEMORY_USED, gpu.MEMORY_TOTAL), partial(_memory, lib, handle)),
-        ("power", (gpu.POWER,), lambda: (lib.nvmlDeviceGetPowerUsage(handle) / 1e3,)),
-        ("temperature", (gpu.TEMPERATURE,), lambda: (lib.nvmlDeviceGetTemperature(handle, 0),)),
-        ("memory temperature", (gpu.MEMORY_TEMPERATURE,), partial(_memory_temperature, lib, handle)),
-        ("SM clock", (gpu.SM_CLOCK,), lambda: (lib.nvmlDeviceGetClockInfo(handle, lib.NVML_CLOCK_SM) * 1e6,)),
-        ("memory clock", (gpu.MEMORY_CLOCK,), lambda: (lib.nvmlDeviceGetClockInfo(handle, lib.NVML_CLOCK_MEM) * 1e6,)),
-        ("performance state", (PSTATE,), partial(_pstate, lib, handle)),
+    handle, uuid = device.handle, device.uuid
+    reasons = (series(MASK, uuid), *(series(ACTIVE, uuid, name) for name in REASONS.values()))
+    rates = (series(gpu.UTILIZATION, uuid), series(gpu.MEMORY_BUSY, uuid))
+    power, clock = lib.nvmlDeviceGetPowerUsage, partial(lib.nvmlDeviceGetClockInfo, handle, lib.NVML_CLOCK_SM)
+    return [
+        Call("utilisation", rates, partial(_utilization, lib, handle)),
+        Call("power", (series(gpu.POWER, uuid),), lambda: (power(handle) / 1e3,)),
+        Call("SM clock", (series(gpu.SM_CLOCK, uuid),), lambda: (clock() * 1e6,)),
+        Call("clocks event reasons", reasons, partial(_reasons, lib, handle)),
     ]
-    calls = [Call(what, tuple(series(metric, device.uuid) for metric in fills), read) for what, fills, read in ask]
-    return [*calls, Call("clocks event reasons", reasons, partial(_reasons, lib, handle))]
 
 
 def _utilization(lib: Any, handle: Any) -> tuple[float, float]:
@@ -75,24 +59,11 @@ def _utilization(lib: Any, handle: Any) -> tuple[float, float]:
     return rates.gpu / 100, rates.memory / 100
 
 
-def _memory(lib: Any, handle: Any) -> tuple[float, float]:
-    # Version 2 counts what the driver reserves apart from what is used, as nvidia-smi shows it.
-    memory = lib.nvmlDeviceGetMemoryInfo(handle, version=lib.nvmlMemory_v2)
-    return memory.used, memory.total
-
-
-def _memory_temperature(lib: Any, handle: Any) -> tuple[float]:
-    field = lib.nvmlDeviceGetFieldValues(handle, [MEMORY_TEMP_FIELD])[0]
-    if field.nvmlReturn:
-        raise lib.NVMLError(field.nvmlReturn)
-    return (field.value.uiVal,)
-
-
-def _pstate(lib: Any, handle: Any) -> tuple[float]:
-    state = lib.nvmlDeviceGetPerformanceState(handle)
-    return (float("nan") if state > 15 else state,)
+@lru_cache(64)
+def _active(mask: int) -> tuple[float, ...]:
+    """The mask and each of its reasons; there are few masks, and each tick one is asked for."""
+    return (mask, *(float(bool(mask & bit)) for bit in REASONS))
 
 
 def _reasons(lib: Any, handle: Any) -> tuple[float, ...]:
-    mask = lib.nvmlDeviceGetCurrentClocksEventReasons(handle)
-    return (mask, *(float(bool(mask & bit)) for bit in REASONS))
+    return _active(lib.nvmlDeviceGetCurrentClocksEventReasons(handle))

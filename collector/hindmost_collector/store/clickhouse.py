@@ -106,8 +106,12 @@ class ClickHouseStore:
         tables: Mapping[tuple[str, str], Iterable[pa.Table]],
         sequences: Mapping[str, int],
         clock: dict[str, Any] | None = None,
+        files: Mapping[tuple[str, str], bytes] | None = None,
     ) -> tuple[int, int]:
-        """Make the rows of ``(job, table)`` and the agents' sequences durable; ``(rows, bytes)``. Raises OSError."""
+        """Make rows of ``(job, table)``, files of ``(job, name)`` and agents' sequences durable; ``(rows, bytes)``.
+
+        Raises OSError when they may not be: the next write undoes what there is of them.
+        """
         try:
             self._settle()
             self._save_small()
@@ -119,6 +123,8 @@ class ClickHouseStore:
                     rows, total = rows + block.num_rows, total + block.nbytes
             if sequences:
                 self._insert("agents_rows", _agents(sequences, flush), f"{flush}-agents")
+            if files:
+                self._save("files", "content", [(job, name, content) for (job, name), content in files.items()])
             self._commit(flush, clock)
         except HindmostError as error:
             raise OSError(str(error)) from error

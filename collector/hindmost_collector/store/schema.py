@@ -1,7 +1,7 @@
 """What a stored table looks like: Arrow schemas made from the run model, how each column is encoded, and versions.
 
-Two tables exist only in the store, because they say how good the rest is: ``clocks`` (how each node's clock was mapped
-to the job clock, and how surely) and ``rank_states`` (what each rank's probe wrote, lost, and how it ended).
+One table exists only in the store, because it says how good the rest is: ``clocks`` (how each node's clock was mapped
+to the job clock, and how surely).
 """
 
 from __future__ import annotations
@@ -30,16 +30,7 @@ CLOCKS: Mapping[str, Any] = {
     "round_trip_ns": np.int64,
 }
 
-#: ``life``: 0 running, 1 finished, 2 vanished (the process is gone without closing its ring).
-RANK_STATES: Mapping[str, Any] = {
-    "rank": np.int32,
-    "time_ns": np.int64,
-    "life": np.int32,
-    "events_total": np.int64,
-    "events_lost_total": np.int64,
-}
-
-STORED: Mapping[str, Mapping[str, Any]] = {**TABLES, "clocks": CLOCKS, "rank_states": RANK_STATES}
+STORED: Mapping[str, Mapping[str, Any]] = {**TABLES, "clocks": CLOCKS}
 
 #: Columns that order a segment's rows: neighbours alike compress best and are read together.
 ORDER: Mapping[str, tuple[str, ...]] = {

@@ -1,0 +1,111 @@
+"""What is measured on some steps only: CPU time, run-queue delay and GPU times, each of which costs system calls.
+
+What measuring a step cost is itself measured; steps between measured ones are as many as keep it below one part in
+``COST_SHARE`` of the training thread's time, and below ``MOST_NS`` a step unless steps are long.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from threading import get_native_id
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: What is sampled may cost one part in so many of a step, on average.
+COST_SHARE = 1000
+#: And no more than this, ns, of a step shorter than ``LONG_NS``.
+MOST_NS = 4_000
+LONG_NS = 100_000_000
+#: The first steps make events and fill caches: what they cost says nothing.
+WARM_UP = 4
+
+
+class Usage:
+    """CPU time of this process and run-queue delay of the thread that opened it, both in ns."""
+
+    def __init__(self, schedstat: str | None = None) -> None:
+        path = schedstat or f"/proc/self/task/{get_native_id()}/schedstat"
+        try:
+            self._file: int | None = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:  # a kernel without CONFIG_SCHED_INFO: the delay stays unmeasured
+            self._file = None
+
+    def close(self) -> None:
+        """Give the file back; later readings have no delay."""
+        file, self._file = self._file, None
+        if file is not None:
+            os.close(file)
+
+    def read(self) -> tuple[int, int]:
+        """CPU ns of all threads, and ns the thread was runnable and did not run (-1 where the kernel does not say)."""
+        waited = -1
+        if self._file is not None:
+            try:
+                waited = int(os.pread(self._file, 64, 0).split()[1])
+            except (OSError, IndexError, ValueError):
+                self._file = None
+        return time.process_time_ns(), waited
+
+
+class Measured:
+    """What a measured step used: when it began and ended, CPU ns, run-queue ns (-1: the kernel does not say)."""
+
+    __slots__ = ("cpu_ns", "end_ns", "runqueue_ns", "start_ns")
+
+    def __init__(self, start_ns: int, before: tuple[int, int], end_ns: int, after: tuple[int, int]) -> None:
+        self.start_ns, self.end_ns = start_ns, end_ns
+        self.cpu_ns = after[0] - before[0]
+        self.runqueue_ns = after[1] - before[1] if min(before[1], after[1]) >= 0 else -1
+
+
+class Pace:
+    """Told where steps may end; says which are measured. Times are ns of ``clock``."""
+
+    def __init__(self, clock: Callable[[], int], usage: Callable[[], tuple[int, int]]) -> None:
+        self._clock = clock
+        #: Reads CPU ns and run-queue ns.
+        self.usage = usage
+        #: Whether the step in progress is measured.
+        self.measuring = False
+        #: What measuring took since it was last asked; whoever measures adds to it.
+        self.spent_ns = 0
+        self._ticks = -1
+        self._mask = 0
+        self._cost_ns = 0
+        self._before = (0, -1)
+        self._began = 0
+
+    def tick(self, now: int) -> Measured | None:
+        """A step may end here and the next begin; what the one that ends here used, where that was measured."""
+        self._ticks += 1
+        if not self.measuring and self._ticks & self._mask:
+            return None
+        usage, measured = self.usage(), None
+        if self.measuring:
+            measured = Measured(self._began, self._before, now, usage)
+            self._reckon(now - self._began)
+        self.measuring = not self._ticks & self._mask
+        self._before, self._began = usage, now
+        self.spent_ns += self._clock() - now
+        return measured
+
+    def _reckon(self, step_ns: int) -> None:
+        """Every how many steps is one measured, from the least that it was seen to cost, following when that grows."""
+        spent, self.spent_ns = self.spent_ns, 0
+        if self._ticks > WARM_UP:
+            known = self._cost_ns
+            self._cost_ns = known + (spent - known) // 16 if 0 < known < spent else spent
+        budget = step_ns // COST_SHARE
+        self._mask = every(self._cost_ns, budget if step_ns > LONG_NS else min(budget, MOST_NS)) - 1
+
+
+def every(cost: int, budget: int) -> int:
+    """Every how many steps something of this cost may be done within a budget a step: a power of two, at most 64.
+
+    A power of two, so that the steps that a slower rank samples are among those that its peers do.
+    """
+    wanted = cost // max(budget, 1)
+    return min(64, 1 << wanted.bit_length()) if wanted else 1

@@ -1,0 +1,63 @@
+"""What NVIDIA GPUs sent and received over PCIe and NVLink, and what had to be sent again."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from hindmost_agent import nvml_fields
+from hindmost_agent.gpu import Call, Card, GpuSampler
+from hindmost_agent.metric import Metric, counter, gauge, series
+from hindmost_agent.nvml import Device, opened, trouble
+from hindmost_agent.nvml_fields import Field
+from hindmost_agent.sampler import register
+
+if TYPE_CHECKING:
+    from typing import Any
+
+ALL_LINKS = 0xFFFFFFFF
+KIBI = 1024.0
+
+WIDTH = gauge("hindmost_gpu_pcie_link_width", "PCIe lanes in use.", "gpu_uuid")
+GENERATION = gauge("hindmost_gpu_pcie_link_generation", "PCIe generation in use (lower when idle).", "gpu_uuid")
+
+
+def _of(name: str, text: str, *labels: str) -> Metric:
+    return counter(f"hindmost_gpu_{name}_total", text, "gpu_uuid", *labels)
+
+
+CRC = _of("nvlink_crc_errors", "NVLink packets with a CRC error, all links.", "kind")
+FIELDS = (
+    Field(94, 0, _of("pcie_replays", "PCIe packets that had to be sent again.")),
+    Field(197, 0, _of("pcie_transmit_bytes", "Bytes from the GPU over PCIe.")),
+    Field(198, 0, _of("pcie_receive_bytes", "Bytes to the GPU over PCIe.")),
+    Field(138, ALL_LINKS, _of("nvlink_transmit_bytes", "Payload from the GPU over all NVLinks."), KIBI),
+    Field(139, ALL_LINKS, _of("nvlink_receive_bytes", "Payload to the GPU over all NVLinks."), KIBI),
+    Field(52, 0, _of("nvlink_replay_errors", "NVLink packets that had to be sent again, all links.")),
+    Field(38, 0, CRC, 1.0, ("flow_control",)),
+    Field(45, 0, CRC, 1.0, ("data",)),
+)
+
+
+@register
+class NvidiaLinks(GpuSampler):
+    """Bytes and errors of each GPU's PCIe and NVLinks, by counters that do not block."""
+
+    name = "nvidia_links"
+    period = 15.0
+    source = "NVML"
+    metrics = (WIDTH, GENERATION, *dict.fromkeys(field.metric for field in FIELDS))
+
+    def cards(self) -> list[Card]:
+        nvml = opened(self.host)
+        return [Card(device.uuid, _calls(nvml.lib, device), trouble) for device in nvml.devices]
+
+
+def _calls(lib: Any, device: Device) -> list[Call]:
+    width = partial(lib.nvmlDeviceGetCurrPcieLinkWidth, device.handle)
+    generation = partial(lib.nvmlDeviceGetCurrPcieLinkGeneration, device.handle)
+    return [
+        Call("PCIe width", (series(WIDTH, device.uuid),), lambda: (width(),)),
+        Call("PCIe generation", (series(GENERATION, device.uuid),), lambda: (generation(),)),
+        nvml_fields.call(lib, device, FIELDS),
+    ]

@@ -1,0 +1,154 @@
+"""Verdicts of a running job: opened once, told again when they change, closed with their interval."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hindmost_collector.chunk import Chunk, from_rows
+from hindmost_collector.columns import Words
+from hindmost_collector.decode import MetricRows
+from hindmost_collector.definitions import Definitions, Schema
+from hindmost_collector.detectors import hang
+from hindmost_collector.live import VerdictLog
+from hindmost_collector.model import FINISHED, RUNNING, VANISHED
+from hindmost_collector.settings import DEFAULT
+from hindmost_collector.window import Window
+
+SECOND = 1_000_000_000
+
+
+def verdict(kind: str = "straggler", **known: Any) -> dict[str, Any]:
+    usual = {"ranks": [2], "cause": "compute", "since_step": 40, "until_step": None, "cost_ms_per_step": 4.0}
+    return {"kind": kind, "evidence": [], **usual, **known}
+
+
+def told(log: VerdictLog, *reports: list[dict[str, Any]]) -> list[list[tuple[str, int | None, int | None]]]:
+    """Of each report the events with the interval that each gives."""
+    return [
+        [
+            (event["event"], event["verdict"]["since_step"], event["verdict"]["until_step"])
+            for event in log.update(report, now, last_step=100 + now)
+        ]
+        for now, report in enumerate(reports)
+    ]
+
+
+def test_a_verdict_is_opened_once_and_closed_where_it_stopped() -> None:
+    """It is silent while nothing changes; when a report leaves it out it held until the newest step."""
+    assert told(VerdictLog(), [verdict()], [verdict()], [], []) == [
+        [("opened", 40, None)],
+        [],
+        [("closed", 40, 102)],
+        [],
+    ]
+
+
+def test_a_verdict_with_an_end_is_closed_with_it() -> None:
+    """A report that says until when closes it, and it stays closed however long the window remembers it."""
+    ended = verdict(until_step=90)
+    assert told(VerdictLog(), [verdict()], [ended], [ended], []) == [
+        [("opened", 40, None)],
+        [("closed", 40, 90)],
+        [],
+        [],
+    ]
+
+
+def test_what_had_passed_before_anybody_looked_is_told_once() -> None:
+    """An episode that began and ended between two judgements is opened and closed at once."""
+    ended = verdict(until_step=90)
+    assert told(VerdictLog(), [ended], [ended]) == [[("opened", 40, 90), ("closed", 40, 90)], []]
+
+
+def test_what_comes_back_is_opened_again() -> None:
+    """A rank that is slow anew after its first episode is news."""
+    again = verdict(since_step=200)
+    assert told(VerdictLog(), [verdict()], [], [again])[2] == [("opened", 200, None)]
+
+
+@pytest.mark.parametrize(
+    ("change", "events"),
+    [
+        ({"cost_ms_per_step": 4.5}, []),
+        ({"cost_ms_per_step": 6.0}, ["changed"]),
+        ({"cause": "gpu_throttle"}, ["changed"]),
+        ({"ranks": [3]}, ["opened", "closed"]),
+        ({"kind": "intermittent"}, ["opened", "closed"]),
+    ],
+)
+def test_what_counts_as_a_change(change: dict[str, Any], events: list[str]) -> None:
+    """A cause that becomes known is the same trouble; another rank is another."""
+    log = VerdictLog()
+    list(log.update([verdict()], 0))
+    assert [event["event"] for event in log.update([verdict(**change)], 1)] == events
+
+
+def test_a_hang_is_told_again_when_the_stacks_are_there() -> None:
+    """The culprit's source line comes after the verdict that asked for it."""
+    log, stop = VerdictLog(), verdict("hang", since_step=None, cost_ms_per_step=None)
+    list(log.update([stop], 0))
+    (event,) = log.update([{**stop, "evidence": ["rank 2's stack: read_batch (data.py:7)"]}], 1)
+    assert event["event"] == "changed"
+
+
+def waiting(definitions: Definitions, life: int = RUNNING) -> Window:
+    """Three ranks of four in an all-reduce since second 1, as their agent said in second 2."""
+    window = Window()
+    ranks = [(rank, 4, rank, "n0", 100 + rank, "", "torch", 0) for rank in range(4)]
+    entered = [(rank, "collective", "all_reduce", 7, 5, SECOND, 2 * SECOND) for rank in range(3)]
+    states = [(rank, 2 * SECOND, life if rank < 3 else RUNNING, 10, 0) for rank in range(4)]
+    plain = {
+        "ranks": from_rows("ranks", ranks),
+        "communicators": from_rows("communicators", [(7, rank, rank, 4, "world") for rank in range(4)]),
+        "in_flight": from_rows("in_flight", entered),
+        "rank_states": from_rows("rank_states", states),
+    }
+    window.add(Chunk({}, plain, [], []), definitions)
+    return window
+
+
+def found(window: Window, definitions: Definitions) -> hang.Hang | None:
+    return hang.find(window.snapshot("j", Words(), definitions)(), float("nan"), DEFAULT)
+
+
+@pytest.fixture
+def definitions() -> Definitions:
+    known = Definitions()
+    known.schemas[1] = Schema(())
+    return known
+
+
+def heard(window: Window, definitions: Definitions, second: int, node: str = "n0") -> None:
+    """The node's agent has sent metrics, and said nothing of its ranks."""
+    block = MetricRows(node, 1, np.array([second * SECOND]), np.empty((1, 0)))
+    window.add(Chunk({}, {}, [block], []), definitions)
+
+
+def test_a_silent_wait_becomes_a_hang_as_soon_as_it_is_old_enough(definitions: Definitions) -> None:
+    """An agent speaks of a rank only when something changes: as long as the agent is heard, the wait goes on."""
+    window = waiting(definitions)
+    assert found(window, definitions) is None
+    heard(window, definitions, 5)
+    assert found(window, definitions) is None
+    heard(window, definitions, 7)
+    stop = found(window, definitions)
+    assert stop is not None
+    assert (stop.ranks, stop.victims, stop.waited_ns) == ((3,), (0, 1, 2), 6 * SECOND)
+
+
+def test_another_node_says_nothing_of_these_ranks(definitions: Definitions) -> None:
+    """Where an agent has fallen silent nobody knows how its ranks are."""
+    window = waiting(definitions)
+    heard(window, definitions, 60, node="n1")
+    assert found(window, definitions) is None
+
+
+@pytest.mark.parametrize("life", [FINISHED, VANISHED])
+def test_ranks_that_are_gone_wait_for_nothing(definitions: Definitions, life: int) -> None:
+    """What a process had entered when it ended is no hang of a running job."""
+    window = waiting(definitions, life)
+    heard(window, definitions, 60)
+    assert found(window, definitions) is None
+    assert not window.waiting
