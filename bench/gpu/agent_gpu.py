@@ -28,10 +28,10 @@ from typing import Any
 from gpu_load import load, stop  # first: puts the repository on the path
 from hindmost_agent import samplers as folder
 from hindmost_agent.sampler import Host
-from nvml_cost import show, ticks
+from nvml_cost import show_ticks, ticks
 
 #: What the agent's readings are compared with, and what of them does not stand still.
-READ, COUNTED = ("nvidia", "nvidia_state"), ("nvidia_links", "nvidia_health")
+READ, COUNTED = ("nvidia", "nvidia_state"), ("nvidia_links", "nvidia_slow", "nvidia_health")
 TRAIN = """
 import os, sys, time, torch, torch.distributed as dist
 from torch import nn
@@ -83,16 +83,14 @@ SMI_METRIC = {
 
 def samplers() -> dict[str, Any]:
     host, kinds = Host(), folder.load()
-    return {name: kind(host) for name, kind in kinds.items() if name.startswith("nvidia")}
+    return {name: kinds[name](host) for name in (*READ, *COUNTED, "nvidia_gpm")}
 
 
 def cost(gpus: int) -> dict[str, Any]:
     """us a GPU of whole ticks at 1 Hz and 10 Hz, of each sampler and of each call."""
-    found = {"1 Hz": ticks(1.0, 30), "10 Hz": ticks(0.1, 15)}
+    found = {"1 Hz": ticks(1.0, 60, 0.5), "10 Hz": ticks(0.1, 10)}
     for rate, row in found.items():
-        show(f"{rate}, {gpus} GPUs: whole tick, us a GPU", {"tick": row["tick"]})
-        show(f"{rate}: samplers when they are due, us a GPU", row["samplers"])
-        show(f"{rate}: calls, us", row["calls"])
+        show_ticks(f"{rate}, {gpus} GPUs", row)
     return found
 
 
@@ -257,7 +255,7 @@ def main() -> None:
     gpus = len(made["nvidia"].found)
     result: dict[str, Any] = {"gpus": gpus, "unit": "us a GPU, side by side on one machine"}
     result["cost_idle"] = cost(gpus)
-    busy = load("gemm", 180, gpus)
+    busy = load("gemm", 150, gpus)
     try:
         result["cost_under_load"] = cost(gpus)
         fields = values(*(made[name] for name in COUNTED))

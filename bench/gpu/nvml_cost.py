@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """What each call into NVML costs, and what a tick of the agent's GPU samplers is made of. Needs NVIDIA GPUs.
 
-    python bench/gpu/nvml_cost.py [--out results.json] [--seconds 40] [--skip-calls]
+    python bench/gpu/nvml_cost.py [--out results.json] [--pace 1.0] [--skip-calls]
 
 Two parts, every GPU under a bf16 GEMM loop:
 
 1. calls: each candidate alone, ten times a second, in turning order, so that none is always the first of its tick.
-2. ticks: the agent's own runner with its GPU samplers at 1 Hz and at 10 Hz: us a GPU of whole ticks and of each call.
+2. ticks: the agent's own runner with its GPU samplers: us a GPU of whole ticks and of each call, over the ticks of a
+   minute at 1 Hz, so that every sampler is due in it, and of 20 s at 10 Hz. With --pace the former follow each other
+   so many seconds apart instead of one: a quick look.
 """
 
 from __future__ import annotations
@@ -168,24 +170,32 @@ class Split:
         return Watched
 
 
-def ticks(interval_s: float, seconds: float) -> dict[str, Any]:
+def ticks(interval_s: float, seconds: float, pace_s: float | None = None) -> dict[str, Any]:
     """Part 2: us a GPU of whole ticks and of samplers, and then, in as much time again, of each call."""
     split = Split()
     kinds = {name: kind for name, kind in folder.load().items() if name.startswith("nvidia")}
     watched = {name: split.watch(kind) if issubclass(kind, GpuSampler) else kind for name, kind in kinds.items()}
-    whole = _ticks(kinds, interval_s, seconds)
-    _ticks(watched, interval_s, seconds, warm=split.us.clear)
-    return {**whole, "calls": {name: quantiles(took) for name, took in split.us.items()}}
+    when = interval_s, round(seconds / interval_s), pace_s or interval_s
+    found = _ticks(kinds, *when)
+    _ticks(watched, *when, warm=split.us.clear)
+    found["calls"] = {name: quantiles(took) for name, took in split.us.items()}
+    periods = {name: max(kinds[name].period, interval_s) for name in found["samplers"]}
+    found["mean_a_tick_us"] = round(
+        sum(row["mean_us"] * interval_s / periods[name] for name, row in found["samplers"].items()), 1
+    )
+    return found
 
 
-def _ticks(kinds: Any, interval_s: float, seconds: float, warm: Callable[[], None] = lambda: None) -> dict[str, Any]:
+def _ticks(
+    kinds: Any, interval_s: float, count: int, pace_s: float, warm: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
     """The first tick makes everything, and is left out; ``warm`` is called after it."""
     host = Host()
     runner = Runner(kinds, host, int(interval_s * NS))
     runner.run(0)
     warm()
     gpus, times, read = len(opened(host).devices), list[float](), defaultdict[str, list[float]](list)
-    for tick in pacing(interval_s, seconds):
+    for tick in pacing(pace_s, count * pace_s):
         began = time.perf_counter_ns()
         readings = runner.run(int((tick + 1) * interval_s * NS))
         times.append((time.perf_counter_ns() - began) / 1e3 / gpus)
@@ -201,24 +211,29 @@ def show(title: str, rows: dict[str, dict[str, float]]) -> None:
         print(f"  {name:<56}{cells}{row['count']:7.0f}")
 
 
+def show_ticks(rate: str, found: dict[str, Any]) -> None:
+    show(f"{rate}: whole tick, us a GPU", {"tick": found["tick"]})
+    print(f"  of samplers, each spread over its period: {found['mean_a_tick_us']} us a GPU and tick")
+    show(f"{rate}: samplers when they are due, us a GPU", found["samplers"])
+    show(f"{rate}: calls, us", found["calls"])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="also write the results here, as JSON")
-    parser.add_argument("--seconds", type=float, default=40.0, help="for each of the measurements at 1 Hz")
+    parser.add_argument("--pace", type=float, default=1.0, help="seconds between two ticks of the 1 Hz part")
     parser.add_argument("--skip-calls", action="store_true", help="only part 2")
     args = parser.parse_args()
     gpus = len(opened(Host()).devices)
     result: dict[str, Any] = {"gpus": gpus, "under": "bf16 GEMM loop", "unit": "us a GPU"}
-    busy = load("gemm", math.ceil(args.seconds * 4 + 30), gpus)
+    busy = load("gemm", math.ceil(args.pace * 140 + 120), gpus)
     try:
         if not args.skip_calls:
-            result["calls"] = calls(Host(), args.seconds / 2)
+            result["calls"] = calls(Host(), 20)
             show("one call, us", result["calls"])
-        for rate, interval_s, seconds in (("1 Hz", 1.0, args.seconds), ("10 Hz", 0.1, args.seconds / 2)):
-            found = result[rate] = ticks(interval_s, seconds)
-            show(f"{rate}: whole tick, us a GPU", {"tick": found["tick"]})
-            show(f"{rate}: samplers when they are due, us a GPU", found["samplers"])
-            show(f"{rate}: calls, us", found["calls"])
+        for rate, interval_s, seconds, pace_s in (("1 Hz", 1.0, 60, args.pace), ("10 Hz", 0.1, 20 * args.pace, 0.1)):
+            result[rate] = ticks(interval_s, seconds, pace_s)
+            show_ticks(rate, result[rate])
     finally:
         stop(busy)
     if args.out:

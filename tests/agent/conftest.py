@@ -40,6 +40,7 @@ class FakeNvml:
         self.xids: list[tuple[int, int]] = []
         self.processes: dict[int, list[tuple[int, int | None]]] = {}
         self.latency_us: dict[int, int] = {}
+        self.instances: dict[int, list[str]] = {}
 
     def __getattr__(self, name: str) -> Any:
         answer = object.__getattribute__(self, f"_{name}")
@@ -63,8 +64,8 @@ class FakeNvml:
     def _nvmlDeviceGetHandleByIndex(self, index: int) -> int:
         return index
 
-    def _nvmlDeviceGetUUID(self, gpu: int) -> str:
-        return f"GPU-{gpu:08x}"
+    def _nvmlDeviceGetUUID(self, gpu: int | str) -> str:
+        return gpu if isinstance(gpu, str) else f"GPU-{gpu:08x}"
 
     def _nvmlDeviceGetName(self, _: int) -> bytes:
         return b"NVIDIA H200"
@@ -126,8 +127,16 @@ class FakeNvml:
     def _nvmlDeviceGetComputeRunningProcesses(self, gpu: int) -> list[Any]:
         return [ns(pid=pid, usedGpuMemory=used) for pid, used in self.processes.get(gpu, [])]
 
-    def _nvmlDeviceGetMigMode(self, _: int) -> tuple[int, int]:
-        return 0, 0
+    def _nvmlDeviceGetMigMode(self, gpu: int) -> tuple[int, int]:
+        return (1, 1) if gpu in self.instances else (0, 0)
+
+    def _nvmlDeviceGetMaxMigDeviceCount(self, _: int) -> int:
+        return 7
+
+    def _nvmlDeviceGetMigDeviceHandleByIndex(self, gpu: int, index: int) -> str:
+        if index >= len(self.instances[gpu]):
+            raise NVMLError(6)  # not found
+        return self.instances[gpu][index]
 
     def _nvmlEventSetCreate(self) -> object:
         return object()
@@ -191,9 +200,12 @@ def _statvfs(path: str) -> os.statvfs_result:
 def node(tmp_path: Path) -> Host:
     """A whole node: 192 cores, 8 GPUs, 8 InfiniBand ports, Lustre, NFS, and one rank on it."""
     root = fake_node.build(tmp_path / "node")
+    gpus = FakeNvml(8)
+    gpus.instances[7] = ["MIG-c0ffee00"]
+    gpus.processes[0] = [(fake_node.PID, 5 << 30)]
     host = Host(
         proc=root / "proc", sys=root / "sys", cgroup=root / "cgroup", dev=root / "dev", statvfs=_statvfs,
-        nvml_library=FakeNvml(8),
+        nvml_library=gpus,
     )  # fmt: skip
     host.ranks.put(RankProcess("job", 0, 8, 0, fake_node.PID, 777))
     return host

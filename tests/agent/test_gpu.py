@@ -12,7 +12,9 @@ from hindmost_agent.samplers.nvidia import Nvidia
 from hindmost_agent.samplers.nvidia_gpm import NvidiaGpm
 from hindmost_agent.samplers.nvidia_health import NvidiaHealth
 from hindmost_agent.samplers.nvidia_links import NvidiaLinks
+from hindmost_agent.samplers.nvidia_mig import NvidiaMig
 from hindmost_agent.samplers.nvidia_processes import NvidiaProcesses
+from hindmost_agent.samplers.nvidia_slow import NvidiaSlow
 from hindmost_agent.samplers.nvidia_state import NvidiaState
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
     from hindmost_agent.sampler import Sampler
 
-ALL = (Nvidia, NvidiaState, NvidiaLinks, NvidiaGpm, NvidiaHealth, NvidiaProcesses)
+ALL = (Nvidia, NvidiaState, NvidiaLinks, NvidiaGpm, NvidiaHealth, NvidiaProcesses, NvidiaSlow)
 
 
 def read(sampler: Sampler) -> dict[tuple[str, ...], float]:
@@ -102,7 +104,7 @@ def test_cards_without_a_performance_monitor_are_no_error(nvml: Any) -> None:
 def test_a_field_that_is_slow_here_is_left_out(gpu_host: Host, nvml: Any) -> None:
     """NVML says how long each value took; after the first reading a slow one is not asked for again."""
     nvml.latency_us[83] = 4_000
-    sampler = NvidiaHealth(gpu_host)
+    sampler = NvidiaSlow(gpu_host)
     first, second = read(sampler), read(sampler)
     assert first["energy_joules_total", "GPU-00000000"] == pytest.approx(83.0)
     assert math.isnan(second["energy_joules_total", "GPU-00000000"])
@@ -120,6 +122,17 @@ def test_a_gpu_knows_its_rank(gpu_host: Host, nvml: Any) -> None:
     assert gpu_host.gpu_of == {4242: "GPU-00000001"}
 
 
+def test_instances_of_a_divided_gpu_are_named(gpu_host: Host, nvml: Any) -> None:
+    """A GPU in MIG mode shows each of its instances with the memory used there; while none is, there is nothing."""
+    with pytest.raises(Absent):
+        NvidiaMig(gpu_host)
+    nvml.instances[1] = ["MIG-a", "MIG-b"]
+    found = read(NvidiaMig(gpu_host))
+    assert found["mig_info", "GPU-00000001", "MIG-b"] == 1
+    assert found["mig_memory_used_bytes", "GPU-00000001", "MIG-a"] == 70 << 30
+    assert len(found) == 4
+
+
 def test_xid_errors_are_counted_by_number(gpu_host: Host, nvml: Any) -> None:
     """Two of one kind and one of another, each read once and counted on."""
     sampler = NvidiaHealth(gpu_host)
@@ -132,7 +145,7 @@ def test_xid_errors_are_counted_by_number(gpu_host: Host, nvml: Any) -> None:
 
 def test_a_node_without_a_driver_has_no_gpus(tmp_path: Path) -> None:
     """Absent, and nothing is imported for it."""
-    for kind in ALL:
+    for kind in (*ALL, NvidiaMig):
         with pytest.raises(Absent):
             kind(Host(dev=tmp_path))
 

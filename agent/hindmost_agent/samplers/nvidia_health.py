@@ -1,4 +1,4 @@
-"""What of NVIDIA GPUs changes seldom: identity, limits, memory errors, XID errors, time held back, energy."""
+"""What of NVIDIA GPUs changes seldom: identity, limits, memory errors, XID errors."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from collections import Counter
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from hindmost_agent import gpu, nvml_fields
+from hindmost_agent import gpu
 from hindmost_agent.gpu import Call, Card, GpuSampler
 from hindmost_agent.metric import Series, counter, gauge, series
 from hindmost_agent.nvml import Device, opened, trouble
-from hindmost_agent.nvml_fields import Field
 from hindmost_agent.sampler import register
 
 if TYPE_CHECKING:
@@ -28,29 +27,18 @@ XID = counter("hindmost_gpu_xid_errors_total", "XID errors seen by this agent, b
 REMAPPED = gauge("hindmost_gpu_remapped_rows", "Memory rows replaced by spare ones, by cause.", "gpu_uuid", "cause")
 REMAP_PENDING = gauge("hindmost_gpu_remap_pending", "1 if rows wait for a reset to be replaced.", "gpu_uuid")
 REMAP_FAILED = gauge("hindmost_gpu_remap_failed", "1 if a row could not be replaced.", "gpu_uuid")
-HELD_BACK = counter(
-    "hindmost_gpu_clocks_event_seconds_total", "Time in which this reason held the clocks back.", "gpu_uuid", "reason"
-)
-FIELDS = (
-    Field(83, 0, gpu.ENERGY, 1e-3),
-    Field(74, 0, HELD_BACK, 1e-9, ("sw_power_cap",)),
-    Field(76, 0, HELD_BACK, 1e-9, ("sync_boost",)),
-    Field(269, 0, HELD_BACK, 1e-9, ("sw_thermal_slowdown",)),
-    Field(270, 0, HELD_BACK, 1e-9, ("hw_thermal_slowdown",)),
-    Field(271, 0, HELD_BACK, 1e-9, ("hw_power_brake",)),
-)
 
 
 @register
 class NvidiaHealth(GpuSampler):
-    """Identity, highest clocks, power limit, memory errors, remapped rows, XID errors, time held back, energy."""
+    """Identity, highest clocks, power limit, memory errors, remapped rows, XID errors."""
 
     name = "nvidia_health"
     period = 30.0
     source = "NVML"
     metrics = (
         gpu.INFO, gpu.SM_CLOCK_MAX, gpu.MEMORY_CLOCK_MAX, gpu.POWER_LIMIT, gpu.ECC, REMAPPED, REMAP_PENDING,
-        REMAP_FAILED, *dict.fromkeys(field.metric for field in FIELDS), XID,
+        REMAP_FAILED, XID,
     )  # fmt: skip
 
     def __init__(self, host: Host) -> None:
@@ -112,7 +100,6 @@ def _calls(nvml: Nvml, device: Device) -> list[Call]:
         Call("corrected ECC errors", (series(gpu.ECC, uuid, "yes"),), lambda: (_ecc(lib, handle, 0),)),
         Call("uncorrected ECC errors", (series(gpu.ECC, uuid, "no"),), lambda: (_ecc(lib, handle, 1),)),
         Call("remapped rows", _remapped(uuid), partial(lib.nvmlDeviceGetRemappedRows, handle)),
-        nvml_fields.call(lib, device, FIELDS),
     ]
 
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 ALL_LINKS = 0xFFFFFFFF
 KIBI = 1024.0
 
-WIDTH = gauge("hindmost_gpu_pcie_link_width", "PCIe lanes in use.", "gpu_uuid")
 GENERATION = gauge("hindmost_gpu_pcie_link_generation", "PCIe generation in use (lower when idle).", "gpu_uuid")
 
 
@@ -28,7 +27,6 @@ def _of(name: str, text: str, *labels: str) -> Metric:
 
 CRC = _of("nvlink_crc_errors", "NVLink packets with a CRC error, all links.", "kind")
 FIELDS = (
-    Field(94, 0, _of("pcie_replays", "PCIe packets that had to be sent again.")),
     Field(197, 0, _of("pcie_transmit_bytes", "Bytes from the GPU over PCIe.")),
     Field(198, 0, _of("pcie_receive_bytes", "Bytes to the GPU over PCIe.")),
     Field(138, ALL_LINKS, _of("nvlink_transmit_bytes", "Payload from the GPU over all NVLinks."), KIBI),
@@ -44,9 +42,9 @@ class NvidiaLinks(GpuSampler):
     """Bytes and errors of each GPU's PCIe and NVLinks, by counters that do not block."""
 
     name = "nvidia_links"
-    period = 15.0
+    period = 30.0
     source = "NVML"
-    metrics = (WIDTH, GENERATION, *dict.fromkeys(field.metric for field in FIELDS))
+    metrics = (GENERATION, *dict.fromkeys(field.metric for field in FIELDS))
 
     def cards(self) -> list[Card]:
         nvml = opened(self.host)
@@ -54,10 +52,8 @@ class NvidiaLinks(GpuSampler):
 
 
 def _calls(lib: Any, device: Device) -> list[Call]:
-    width = partial(lib.nvmlDeviceGetCurrPcieLinkWidth, device.handle)
     generation = partial(lib.nvmlDeviceGetCurrPcieLinkGeneration, device.handle)
     return [
-        Call("PCIe width", (series(WIDTH, device.uuid),), lambda: (width(),)),
         Call("PCIe generation", (series(GENERATION, device.uuid),), lambda: (generation(),)),
         nvml_fields.call(lib, device, FIELDS),
     ]

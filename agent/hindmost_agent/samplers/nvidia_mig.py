@@ -1,0 +1,62 @@
+"""MIG instances of NVIDIA GPUs; absent while no GPU is divided."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hindmost_agent.metric import gauge, series
+from hindmost_agent.nvml import Device, opened
+from hindmost_agent.sampler import Absent, Host, Sampler, register
+
+if TYPE_CHECKING:
+    from hindmost_agent.metric import Series
+
+MIG = gauge("hindmost_gpu_mig_info", "1; a MIG instance of this GPU.", "gpu_uuid", "mig_uuid")
+MIG_USED = gauge(
+    "hindmost_gpu_mig_memory_used_bytes", "Device memory in use in a MIG instance.", "gpu_uuid", "mig_uuid"
+)
+
+
+@register
+class NvidiaMig(Sampler):
+    """The MIG instances of each GPU and the memory used in them."""
+
+    name = "nvidia_mig"
+    period = 60.0  # whether a GPU is divided takes 0.3 ms to ask, and changes only when nothing runs on it
+    source = "NVML"
+    metrics = (MIG, MIG_USED)
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        nvml = opened(host)
+        self._lib = nvml.lib
+        self._divided = [device for device in nvml.devices if self._is_divided(device)]
+        if not self._divided:
+            raise Absent("no GPU here is in MIG mode")
+
+    def sample(self) -> list[float]:
+        found: dict[Series, float] = {}
+        for device in self._divided:
+            for handle in self._instances(device):
+                who = (device.uuid, str(self._lib.nvmlDeviceGetUUID(handle)))
+                found[series(MIG, *who)] = 1.0
+                found[series(MIG_USED, *who)] = float(self._lib.nvmlDeviceGetMemoryInfo(handle).used)
+        if self.series != tuple(found):
+            self.series = tuple(found)
+        return list(found.values())
+
+    def _is_divided(self, device: Device) -> bool:
+        try:
+            return bool(self._lib.nvmlDeviceGetMigMode(device.handle)[0])
+        except self._lib.NVMLError:  # not a GPU that can be divided
+            return False
+
+    def _instances(self, device: Device) -> list[object]:
+        slots = range(self._lib.nvmlDeviceGetMaxMigDeviceCount(device.handle))
+        return [handle for slot in slots if (handle := self._instance(device, slot)) is not None]
+
+    def _instance(self, device: Device, slot: int) -> object:
+        try:
+            return self._lib.nvmlDeviceGetMigDeviceHandleByIndex(device.handle, slot)
+        except self._lib.NVMLError:  # this slot holds no instance
+            return None

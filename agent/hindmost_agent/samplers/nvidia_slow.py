@@ -1,0 +1,53 @@
+"""What NVML takes long to tell of NVIDIA GPUs, a millisecond or so in all: once a minute."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from hindmost_agent import gpu, nvml_fields
+from hindmost_agent.gpu import Call, Card, GpuSampler
+from hindmost_agent.metric import counter, gauge, series
+from hindmost_agent.nvml import Device, opened, trouble
+from hindmost_agent.nvml_fields import Field
+from hindmost_agent.sampler import register
+
+if TYPE_CHECKING:
+    from typing import Any
+
+HELD_BACK = counter(
+    "hindmost_gpu_clocks_event_seconds_total", "Time in which this reason held the clocks back.", "gpu_uuid", "reason"
+)
+REPLAYS = counter("hindmost_gpu_pcie_replays_total", "PCIe packets that had to be sent again.", "gpu_uuid")
+WIDTH = gauge("hindmost_gpu_pcie_link_width", "PCIe lanes in use.", "gpu_uuid")
+FIELDS = (
+    Field(83, 0, gpu.ENERGY, 1e-3),
+    Field(94, 0, REPLAYS),
+    Field(74, 0, HELD_BACK, 1e-9, ("sw_power_cap",)),
+    Field(76, 0, HELD_BACK, 1e-9, ("sync_boost",)),
+    Field(269, 0, HELD_BACK, 1e-9, ("sw_thermal_slowdown",)),
+    Field(270, 0, HELD_BACK, 1e-9, ("hw_thermal_slowdown",)),
+    Field(271, 0, HELD_BACK, 1e-9, ("hw_power_brake",)),
+)
+
+
+@register
+class NvidiaSlow(GpuSampler):
+    """Time held back by each reason, PCIe replays and width, and energy where it takes less than 2 ms."""
+
+    name = "nvidia_slow"
+    period = 60.0
+    source = "NVML"
+    metrics = (*dict.fromkeys(field.metric for field in FIELDS), WIDTH)
+
+    def cards(self) -> list[Card]:
+        nvml = opened(self.host)
+        return [Card(device.uuid, _calls(nvml.lib, device), trouble) for device in nvml.devices]
+
+
+def _calls(lib: Any, device: Device) -> list[Call]:
+    width = partial(lib.nvmlDeviceGetCurrPcieLinkWidth, device.handle)
+    return [
+        nvml_fields.call(lib, device, FIELDS),
+        Call("PCIe width", (series(WIDTH, device.uuid),), lambda: (width(),)),
+    ]
