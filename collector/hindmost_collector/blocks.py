@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector import align, intervals, roles, steps, telemetry
+from hindmost_collector import align, intervals, roles, steps
 from hindmost_collector.model import PHASES, Run, Table, rows
 from hindmost_collector.robust import median, peers_median, sums_by_step
+from hindmost_collector.sampled import Samples
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Array, Floats, Grid, Ints
@@ -32,7 +33,7 @@ class Blocks:
     ``caused`` [R, S] what it made each other one wait, ``last`` [R, S] the share of collectives it entered last.
     ``group`` [R, C] is the communicator of each rank in each class, ``klass`` [K] the class that ends each segment,
     ``beside`` [K] which collectives computing does not wait for, ``role`` [R] who may be compared. ``parts`` are what
-    own time consists of; ``gauges`` [R] what the metrics say of a rank as a whole.
+    own time consists of; ``samples`` are what the metrics say of each rank.
     """
 
     ranks: Ints
@@ -54,11 +55,15 @@ class Blocks:
     beside: Array
     role: Ints
     parts: dict[str, Floats] = field(default_factory=dict)
-    gauges: dict[str, Floats] = field(default_factory=dict)
+    samples: Samples | None = None
     joined: Grid | None = None
     work: Floats | None = None
     evidence: str = "collectives"
     overlapped: bool = False
+
+    def gauges(self, columns: Array | None = None) -> dict[str, Floats]:
+        """Quantity to [R] during these steps (indices), or all; see :class:`hindmost_collector.sampled.Samples`."""
+        return self.samples.during(columns) if self.samples is not None else {}
 
     @property
     def step_ns(self) -> float:
@@ -80,7 +85,25 @@ def build(run: Run, settings: Settings) -> Blocks | None:
     if found is None:
         return None
     marked = intervals.by_step(run.intervals, found.ranks, _ends(found, table))
-    return replace(found, parts=marked | found.parts, gauges=telemetry.gauges(run, found.ranks))
+    return replace(found, parts=marked | found.parts, samples=Samples(run, found.ranks, _bounds(found, table)))
+
+
+def _bounds(found: Blocks, table: Table) -> Floats:
+    """[S + 1] when each step began on the job clock, and when the last ended; empty where nobody knows.
+
+    A GPU's clock is some ms off the job's: nothing beside the pace of samples.
+    """
+    start = _pivot(table, found.ranks, found.steps, "start_ns")
+    if start is None and found.joined is not None:
+        start = found.joined.start[:, found.starts]
+    if start is None or np.isnan(start).all():
+        return np.empty(0)
+    begins = median(start, axis=0)
+    begins = begins[~np.isnan(begins)]
+    if len(begins) < len(found.steps):
+        return np.empty(0)
+    last = begins[-1] + np.nan_to_num(found.step_ns)
+    return np.maximum.accumulate(np.append(begins, last))
 
 
 def _ends(found: Blocks, table: Table) -> Floats:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_collector import slow_gpu
 from hindmost_collector.robust import median
-from hindmost_collector.telemetry import SLOWING_REASONS
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Array, Floats
@@ -29,10 +29,6 @@ _SYSTEM = ("cpu_contention", "gc", "checkpoint", "io")
 _HOST_FIRST = (*_SYSTEM, "input", "h2d", "compute")
 #: Where GPU phases were timed, what the host does late may be hidden by work still queued: the GPU's own word first.
 _GPU_FIRST = (*_SYSTEM, "compute", "input", "h2d")
-
-#: Device memory of other processes on a rank's GPU, beyond its peers', that is no mere driver context.
-_FOREIGN_BYTES = 600e6
-
 
 #: Forward and the first of backward are seen, which is a third of the computing at least.
 _MOST_HIDDEN = 3.0
@@ -66,7 +62,7 @@ def explain(blocks: Blocks, row: int, columns: Array, settings: Settings) -> Cau
     order = _GPU_FIRST if "gpu_forward" in blocks.parts else _HOST_FIRST
     for name in order:
         if fractions.get(name, 0.0) >= settings.min_explained:
-            why, remark = _finer(blocks, row, columns, excess, settings) if name == "compute" else (name, None)
+            why, remark = slow_gpu.finer(blocks, row, columns, settings) if name == "compute" else (name, None)
             hides = blocks.overlapped and name == "compute"
             beyond = float(np.clip(shares[name] / excess, 1.0, _MOST_HIDDEN)) if hides else 1.0
             return Cause(why, fractions[name], None, listed, remark, beyond)
@@ -96,21 +92,21 @@ def _shares(blocks: Blocks, row: int, columns: Array) -> dict[str, float]:
     found: dict[str, float] = {}
     for phase in ("checkpoint", "gc"):  # what happens now and then: not seen is not happened
         if phase in parts:
-            found[phase] = _excess(np.nan_to_num(parts[phase]), row, columns)
+            found[phase] = excess_of(np.nan_to_num(parts[phase]), row, columns)
     for phase in ("input", "h2d"):
         if phase in parts:
-            found[phase] = _excess(parts[phase], row, columns)
+            found[phase] = excess_of(parts[phase], row, columns)
     if "self_cpu" in parts:
         found |= _of_processor(blocks, row, columns, parts["self_cpu"], parts.get("self_runqueue"))
         if "self_blocked" in parts or any(name in parts for name in FILES):
             blocked = parts.get("self_blocked", np.zeros_like(parts["self_cpu"]))
-            found |= _of_files(blocks, row, columns, _excess(blocked, row, columns))
+            found |= _of_files(blocks, row, columns, excess_of(blocked, row, columns))
         return found
     if "runqueue" in parts:
         queue = np.nan_to_num(parts["runqueue"])
         cpu = parts.get("cpu", np.zeros_like(queue))
         found["cpu_contention"] = _of_processor(blocks, row, columns, cpu, queue)["cpu_contention"]
-    computing = [_excess(block, row, columns) for block in _computing(blocks)]
+    computing = [excess_of(block, row, columns) for block in _computing(blocks)]
     if "gpu_forward" in parts and "gpu_backward" in parts:
         computing.append(_hidden_backward(blocks, row, columns))
     if computing:
@@ -127,22 +123,22 @@ def _of_processor(blocks: Blocks, row: int, columns: Array, cpu: Floats, runqueu
     computing, and only what goes beyond it is contention of this rank's own. Peers' queueing shows between their
     collectives, for the same CPU time, or, where they spin in collectives meanwhile, in their whole process.
     """
-    more = _excess(cpu, row, columns)
+    more = excess_of(cpu, row, columns)
     if runqueue is None:
         return {"compute": more}
-    queued = _excess(runqueue, row, columns)
+    queued = excess_of(runqueue, row, columns)
     if queued <= 0 or more <= 0:
         return {"cpu_contention": queued, "compute": more}
     others = np.delete(np.arange(len(blocks.ranks)), row)
     busy = float(median(cpu[np.ix_(others, columns)]))
     usual = float(median(runqueue[np.ix_(others, columns)])) / busy if busy > 0 else 0.0
-    shared = np.clip(max(more * usual, queued * _like_peers(blocks, row)), 0.0, queued)
+    shared = np.clip(max(more * usual, queued * _like_peers(blocks, row, columns)), 0.0, queued)
     return {"cpu_contention": float(queued - shared), "compute": float(more + shared)}
 
 
-def _like_peers(blocks: Blocks, row: int) -> float:
+def _like_peers(blocks: Blocks, row: int, columns: Array) -> float:
     """0 to 1: how much of a rank's queueing for CPUs its peers' processes suffer alike, per second."""
-    rates = blocks.gauges.get("runqueue")
+    rates = blocks.gauges(columns).get("runqueue")
     if rates is None or np.isnan(rates[row]) or rates[row] <= 0:
         return 0.0
     theirs = float(median(np.delete(rates, row)))
@@ -159,7 +155,7 @@ def _of_files(blocks: Blocks, row: int, columns: Array, blocked: float) -> dict[
     left = blocked
     for name, cause in FILES.items():
         if name in blocks.parts:
-            found[cause] = _excess(blocks.parts[name], row, columns)
+            found[cause] = excess_of(blocks.parts[name], row, columns)
             left -= max(found[cause], 0.0)
     if found.get("checkpoint", 0.0) > 0 and "io" in found:  # what is flushed was written to be kept
         found["checkpoint"] += max(found.pop("io"), 0.0)
@@ -197,7 +193,7 @@ def _hidden_backward(blocks: Blocks, row: int, columns: Array) -> float:
     about that of the rank that waits least. Slow in forward alone says nothing of backward.
     """
     parts = blocks.parts
-    forward = _excess(parts["gpu_forward"], row, columns)
+    forward = excess_of(parts["gpu_forward"], row, columns)
     usual = float(median(parts["gpu_forward"][row, columns])) - forward
     waiting = median(parts["gpu_backward"][:, columns], axis=1)
     backward = float(np.min(waiting[~np.isnan(waiting)], initial=np.inf))
@@ -205,43 +201,13 @@ def _hidden_backward(blocks: Blocks, row: int, columns: Array) -> float:
         return 0.0
     ratio = forward / usual
     if "gpu_optimizer" in parts:
-        more = _excess(parts["gpu_optimizer"], row, columns)
+        more = excess_of(parts["gpu_optimizer"], row, columns)
         least = float(median(parts["gpu_optimizer"][row, columns])) - more
         ratio = min(ratio, more / least) if least > 0 else 0.0
     return max(ratio, 0.0) * backward / (1 + max(ratio, 0.0))
 
 
-def _finer(blocks: Blocks, row: int, columns: Array, excess: float, settings: Settings) -> tuple[str, str | None]:
-    """What makes computing slow: a lower clock, somebody else on the GPU, or longer work at the same clock."""
-    clock = blocks.gauges.get("sm_clock")
-    if clock is not None and not np.isnan(clock[row]):
-        theirs = float(median(np.delete(clock, row)))
-        busy = float(sum(median(block[row, columns]) for block in _computing(blocks)))
-        if "gpu_backward" in blocks.parts:  # without waiting it is about that of the rank that waits least
-            busy += float(np.nanmin(median(blocks.parts["gpu_backward"][:, columns], axis=1)))
-        if theirs > clock[row] and busy * (1 - clock[row] / theirs) >= settings.min_explained * excess:
-            reasons = _reasons(blocks, row)
-            return (
-                "gpu_throttle",
-                f"its SM clock is {clock[row] / 1e6:.0f} MHz, its peers' {theirs / 1e6:.0f} MHz{reasons}",
-            )
-    foreign = blocks.gauges.get("foreign_memory")
-    if foreign is not None and not np.isnan(foreign[row]):
-        beyond = float(foreign[row] - np.nan_to_num(median(np.delete(foreign, row))))
-        if beyond > _FOREIGN_BYTES:
-            return "gpu_contention", f"another process holds {beyond / 2**30:.1f} GiB of its GPU's memory"
-    return "compute", None
-
-
-def _reasons(blocks: Blocks, row: int) -> str:
-    mask = blocks.gauges.get("clock_reasons")
-    if mask is None or np.isnan(mask[row]):
-        return ""
-    found = [text for bit, text in SLOWING_REASONS.items() if int(mask[row]) & bit]
-    return f" ({', '.join(found)})" if found else ""
-
-
-def _excess(block: Floats, row: int, columns: Array) -> float:
+def excess_of(block: Floats, row: int, columns: Array) -> float:
     """Ns a step by which a rank is above its typical peer, on average; 0 where it was not measured."""
     chosen = block[:, columns]
     others = np.delete(chosen, row, axis=0)

@@ -52,7 +52,7 @@ def ranks(run: Run, blocks: Blocks | None) -> tuple[RankRow, ...]:
     """A row for every rank that was seen, in order."""
     seen = sorted({*run.ranks["rank"].tolist(), *(blocks.ranks.tolist() if blocks is not None else [])})
     place = {int(rank): i for i, rank in enumerate(run.ranks["rank"])}
-    gauges = blocks.gauges if blocks is not None else {}
+    gauges = blocks.gauges() if blocks is not None else {}
     row_of = {int(rank): i for i, rank in enumerate(blocks.ranks)} if blocks is not None else {}
     figures = _figures(blocks) if blocks is not None else {}
     phases = {name: median(block, axis=1) / 1e6 for name, block in blocks.parts.items()} if blocks is not None else {}

@@ -14,7 +14,7 @@ from hindmost_collector.model import Run, rows
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hindmost_collector.align import Array, Floats, Ints
+    from hindmost_collector.align import Array, Floats
 
 #: Bits of NVML's clocks-event reasons that slow a GPU down: power caps, thermal slow-downs, power brake, sync boost.
 SLOWING_REASONS = {
@@ -74,14 +74,6 @@ class Metrics:
                 found.setdefault(rank, []).append(series)
         return found
 
-    def vector(self, name: str, ranks: Ints, counter: bool = False) -> Floats | None:
-        """[R] typical value of a gauge, or rate per second of a counter; ``None`` where no rank has it."""
-        held = self.per_rank(name)
-        if not held:
-            return None
-        measure = rate if counter else typical
-        return np.array([measure(held.get(int(rank), [])) for rank in ranks])
-
     def _owners(self, series: Series) -> list[int]:
         if "rank" in series.labels:
             text = series.labels["rank"]
@@ -112,36 +104,3 @@ def typical(series: list[Series]) -> float:
     known = np.concatenate([one.values for one in series]) if series else np.empty(0)
     known = known[~np.isnan(known)]
     return float(np.median(known)) if len(known) else float("nan")
-
-
-def rate(series: list[Series]) -> float:
-    """Increase per second of counters, summed over their series; a reset counts from zero. NaN where unmeasured."""
-    total, seen = 0.0, False
-    for one in series:
-        known = ~np.isnan(one.values)
-        times, values = one.times[known], one.values[known]
-        if len(times) < 2 or times[-1] == times[0]:
-            continue
-        rises = np.diff(values)
-        total += float(np.where(rises < 0, values[1:], rises).sum() / ((times[-1] - times[0]) / 1e9))
-        seen = True
-    return total if seen else float("nan")
-
-
-def gauges(run: Run, ranks: Ints) -> dict[str, Floats]:
-    """What causes need of a rank's process and GPU: [R] each, absent where no rank has it, NaN where one has not.
-
-    ``runqueue`` s/s, ``sm_clock`` Hz, ``foreign_memory`` bytes of a rank's GPU that belong to other processes.
-    """
-    metrics = Metrics(run)
-    used = metrics.vector("hindmost_gpu_memory_used_bytes", ranks)
-    own = metrics.vector("hindmost_gpu_process_memory_used_bytes", ranks)
-    found = {
-        "runqueue": metrics.vector("hindmost_process_runqueue_seconds_total", ranks, counter=True),
-        "sm_clock": metrics.vector("hindmost_gpu_sm_clock_hertz", ranks),
-        "clock_reasons": metrics.vector("hindmost_gpu_clocks_event_reasons", ranks),
-        "foreign_memory": used - own if used is not None and own is not None else None,
-        "cpu": metrics.vector("hindmost_process_cpu_seconds_total", ranks, counter=True),
-        "rss": metrics.vector("hindmost_process_resident_memory_bytes", ranks),
-    }
-    return {name: vector for name, vector in found.items() if vector is not None}

@@ -1,0 +1,153 @@
+"""What metrics say of each rank during given steps: a fault that begins late is looked for where it acts.
+
+Before the first step and after the last a GPU idles, at its highest clock: samples outside of the steps say nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.telemetry import Metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from hindmost_collector.align import Array, Floats, Ints
+    from hindmost_collector.model import Run
+    from hindmost_collector.telemetry import Series
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a quantity comes from: a metric, whether it counts up, and labels that its series must have."""
+
+    metric: str
+    counter: bool = False
+    labels: tuple[tuple[str, str], ...] = ()
+
+
+#: Quantities that causes ask for. Gauges as they are, counters as their rate per second.
+SOURCES: Mapping[str, Source] = {
+    "runqueue": Source("hindmost_process_runqueue_seconds_total", counter=True),
+    "cpu": Source("hindmost_process_cpu_seconds_total", counter=True),
+    "major_faults": Source("hindmost_process_major_page_faults_total", counter=True),
+    "memory_pressure": Source("hindmost_node_pressure_waiting_seconds_total", True, (("resource", "memory"),)),
+    "rss": Source("hindmost_process_resident_memory_bytes"),
+    "sm_clock": Source("hindmost_gpu_sm_clock_hertz"),
+    "clock_reasons": Source("hindmost_gpu_clocks_event_reasons"),
+    "power": Source("hindmost_gpu_power_watts"),
+    "utilization": Source("hindmost_gpu_utilization_ratio"),
+    "used_memory": Source("hindmost_gpu_memory_used_bytes"),
+    "own_memory": Source("hindmost_gpu_process_memory_used_bytes"),
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    """Samples of one quantity, all ranks together, by rank and time: row [N], time ns [N], value [N].
+
+    Of a counter ``value`` is the rise since the sample before and ``seconds`` [N] how long that took.
+    """
+
+    row: Ints
+    time: Array
+    value: Floats
+    seconds: Floats | None = None
+
+    def level(self, ranks: int, held: Array) -> Floats:
+        """[R] median of a gauge, or rate of a counter, over the samples ``held`` [N]; NaN where a rank has none."""
+        row, value = self.row[held], self.value[held]
+        out = np.full(ranks, np.nan)
+        if self.seconds is not None:
+            lasted = np.bincount(row, self.seconds[held], ranks)
+            np.divide(np.bincount(row, value, ranks), lasted, out=out, where=lasted > 0)
+            return out
+        order = np.lexsort((value, row))
+        row, value = row[order], value[order]
+        found, first, count = np.unique(row, return_index=True, return_counts=True)
+        out[found] = (value[first + (count - 1) // 2] + value[first + count // 2]) / 2
+        return out
+
+
+class Samples:
+    """A run's metrics by rank, to be asked for the steps that matter.
+
+    ``bounds`` [S + 1] is when each step began on the job clock, and when the last ended; empty where nobody knows.
+    """
+
+    def __init__(self, run: Run, ranks: Ints, bounds: Floats) -> None:
+        metrics = Metrics(run)
+        columns = {name: _column(metrics, source, ranks) for name, source in SOURCES.items()}
+        self._columns = {name: column for name, column in columns.items() if column is not None}
+        self._ranks, self._bounds = len(ranks), bounds
+        self._known: dict[bytes, dict[str, Floats]] = {}
+
+    def during(self, steps: Array | None = None) -> dict[str, Floats]:
+        """Quantity to [R] over these steps (indices; default all), absent where no rank has it, NaN where one has not.
+
+        A rank without a sample in those steps, too short to be seen at the samples' pace, counts by all of the run's.
+        """
+        key = b"" if steps is None else np.asarray(steps).tobytes()
+        if key not in self._known:
+            self._known[key] = self._during(steps)
+        return self._known[key]
+
+    def before(self, step: int) -> dict[str, Floats]:
+        """The same over the steps before this one; empty where there are none."""
+        return self._during(np.arange(step), strictly=True) if step > 0 and len(self._bounds) else {}
+
+    def _during(self, steps: Array | None, strictly: bool = False) -> dict[str, Floats]:
+        found = {}
+        for name, column in self._columns.items():
+            level = column.level(self._ranks, self._inside(column.time, steps))
+            if not strictly and np.isnan(level).any():
+                level = np.where(np.isnan(level), column.level(self._ranks, np.ones(len(column.time), bool)), level)
+            if not np.isnan(level).all():
+                found[name] = level
+        if "used_memory" in found and "own_memory" in found:
+            found["foreign_memory"] = found["used_memory"] - found["own_memory"]
+        return found
+
+    def _inside(self, time: Array, steps: Array | None) -> Array:
+        """[N] which samples were taken in these steps."""
+        if len(self._bounds) < 2:
+            return np.ones(len(time), bool)
+        step = np.searchsorted(self._bounds, time, side="right") - 1
+        inside = (step >= 0) & (step < len(self._bounds) - 1)
+        return inside if steps is None else inside & np.isin(step, steps)
+
+
+def _column(metrics: Metrics, source: Source, ranks: Ints) -> Column | None:
+    """All samples of a quantity; ``None`` where no rank has any."""
+    row_of = {int(rank): row for row, rank in enumerate(ranks)}
+    parts = [
+        (row_of[rank], *one)
+        for rank, held in metrics.per_rank(source.metric).items()
+        if rank in row_of
+        for series in held
+        if all(series.labels.get(key) == value for key, value in source.labels)
+        for one in _samples(series, source.counter)
+    ]
+    if not parts:
+        return None
+    rows = np.repeat([row for row, *_ in parts], [len(time) for _, time, *_ in parts])
+    time, value, seconds = (np.concatenate([part[i] for part in parts]) for i in (1, 2, 3))
+    return Column(rows, time, value, seconds if source.counter else None)
+
+
+def _samples(series: Series, counter: bool) -> Iterator[tuple[Array, Floats, Floats]]:
+    """Times, values and seconds of a series; a counter's are of the middle between two samples, a reset from zero."""
+    known = ~np.isnan(series.values)
+    time, value = series.times[known], series.values[known]
+    if not counter:
+        if len(time):
+            yield time, value, np.zeros(len(time))
+        return
+    lasted = np.diff(time)
+    later = lasted > 0
+    if later.any():
+        rise = np.where(np.diff(value) < 0, value[1:], np.diff(value))
+        yield ((time[1:] + time[:-1]) // 2)[later], rise[later], lasted[later] / 1e9

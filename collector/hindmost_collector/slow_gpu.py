@@ -1,0 +1,131 @@
+"""What makes a GPU's computing take longer: a lower clock, another process on it, or longer work at the same clock.
+
+A clock slows all that it drives in one ratio, work that one rank does beyond its peers' only the phase it is part of.
+A GPU at its power limit lowers its clock for more work too, as its peers do: that is no throttling of its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.robust import median
+from hindmost_collector.telemetry import SLOWING_REASONS
+
+if TYPE_CHECKING:
+    from hindmost_collector.align import Array, Floats
+    from hindmost_collector.blocks import Blocks
+    from hindmost_collector.settings import Settings
+
+#: Device memory of other processes on a rank's GPU, beyond its peers', that is no mere driver context.
+_FOREIGN_BYTES = 600e6
+#: Clocks of healthy GPUs under load differ by this share from silicon alone.
+_CLOCKS_DIFFER = 0.005
+#: Below this share of its peers' power a GPU is held back by something else than the limit that they share.
+_LESS_POWER = 0.97
+
+
+def finer(blocks: Blocks, row: int, columns: Array, settings: Settings) -> tuple[str, str | None]:
+    """The cause of a rank's longer computing over these steps, and a sentence on what shows it."""
+    now, before = _levels(blocks, columns)
+    throttled = _throttled(blocks, row, columns, settings, now, before)
+    if throttled is not None:
+        return "gpu_throttle", throttled
+    contended = _contended(now, before, row)
+    return ("gpu_contention", contended) if contended is not None else ("compute", None)
+
+
+def _levels(blocks: Blocks, columns: Array) -> tuple[dict[str, Floats], dict[str, Floats]]:
+    """Quantities over these steps, and over the steps before them where the rank was as its peers."""
+    if blocks.samples is None:
+        return {}, {}
+    return blocks.gauges(columns), blocks.samples.before(int(columns[0]))
+
+
+def _throttled(
+    blocks: Blocks, row: int, columns: Array, settings: Settings, now: dict[str, Floats], before: dict[str, Floats]
+) -> str | None:
+    """What a lower clock explains; ``None`` where it does not, or where it was as low while the rank was not late."""
+    lower = _lower(now, row) - max(_lower(before, row), 0.0)
+    if not lower > _CLOCKS_DIFFER or not _held_back(now, row):
+        return None
+    if lower * _driven(blocks, row, columns) < settings.min_explained * _longer(blocks, row, columns):
+        return None
+    mine, theirs = now["sm_clock"][row], _peers(now["sm_clock"], row)
+    return f"its SM clock is {mine / 1e6:.0f} MHz, its peers' {theirs / 1e6:.0f} MHz{_reasons(now, row)}"
+
+
+def _lower(levels: dict[str, Floats], row: int) -> float:
+    """By what share of its own clock the peers' clock is above a rank's; 0 where unmeasured."""
+    clock = levels.get("sm_clock")
+    if clock is None or np.isnan(clock[row]) or not clock[row] > 0:
+        return 0.0
+    return float(np.nan_to_num(_peers(clock, row) / clock[row] - 1))
+
+
+def _held_back(levels: dict[str, Floats], row: int) -> bool:
+    """Whether the driver names a reason that the peers do not have, or less power is drawn; true where unmeasured."""
+    power, reasons = levels.get("power"), levels.get("clock_reasons")
+    told = [
+        bool(power[row] < _LESS_POWER * _peers(power, row)) if power is not None else None,
+        bool(_slowing(reasons[row]) & ~_slowing(_peers(reasons, row))) if reasons is not None else None,
+    ]
+    known = [one for one in told if one is not None]
+    return any(known) if known else True
+
+
+def _slowing(mask: float) -> int:
+    return 0 if np.isnan(mask) else int(mask) & sum(SLOWING_REASONS)
+
+
+def _peers(vector: Floats, row: int) -> float:
+    """The typical other rank's value."""
+    return float(median(np.delete(vector, row)))
+
+
+def _clean(blocks: Blocks) -> list[Floats]:
+    """Phases of the GPU that hold no waiting for others; of the host where the GPU was not timed."""
+    for names in (("gpu_forward",), ("forward", "optimizer")):
+        found = [blocks.parts[name] for name in names if name in blocks.parts]
+        if found:
+            return found
+    return []
+
+
+def _longer(blocks: Blocks, row: int, columns: Array) -> float:
+    """Ns a step by which these phases are longer than the typical peer's."""
+    found = _clean(blocks)
+    if not found:
+        return float(np.nanmean(blocks.excess[row, columns]))
+    mine = sum(float(np.nanmean(block[row, columns])) for block in found)
+    return mine - _usual(blocks, row, columns)
+
+
+def _usual(blocks: Blocks, row: int, columns: Array) -> float:
+    others = np.delete(np.arange(len(blocks.ranks)), row)
+    return sum(float(np.nanmean(median(block[np.ix_(others, columns)], axis=0))) for block in _clean(blocks))
+
+
+def _driven(blocks: Blocks, row: int, columns: Array) -> float:
+    """Ns a step that the typical peer spends in what :func:`_longer` compares."""
+    return _usual(blocks, row, columns) if _clean(blocks) else float(np.nanmean(blocks.period[columns]))
+
+
+def _contended(now: dict[str, Floats], before: dict[str, Floats], row: int) -> str | None:
+    """Who else holds memory of the rank's GPU, beyond what peers' GPUs have."""
+    foreign = now.get("foreign_memory")
+    if foreign is None or np.isnan(foreign[row]):
+        return None
+    beyond = float(foreign[row] - np.nan_to_num(_peers(foreign, row)))
+    if not beyond > _FOREIGN_BYTES:
+        return None
+    earlier = before.get("foreign_memory")
+    came = earlier is not None and bool(earlier[row] < foreign[row] - _FOREIGN_BYTES)
+    return f"another process holds {beyond / 2**30:.1f} GiB of its GPU's memory{', and did not before' if came else ''}"
+
+
+def _reasons(levels: dict[str, Floats], row: int) -> str:
+    mask = levels.get("clock_reasons")
+    found = [text for bit, text in SLOWING_REASONS.items() if mask is not None and _slowing(mask[row]) & bit]
+    return f" ({', '.join(found)})" if found else ""

@@ -1,0 +1,64 @@
+"""Why a GPU is slow, on simulated runs whose metrics say so only while it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hindmost_collector.judge import judge
+from hindmost_collector.simulate import Fault, Scenario, simulate
+
+if TYPE_CHECKING:
+    from hindmost_collector.model import Run
+    from hindmost_collector.verdict import Verdict
+
+
+def slow(cause: str, **more: int) -> Run:
+    return simulate(Scenario(seed=11, steps=120, faults=(Fault(cause, (3,), 0.12, **more),))).run
+
+
+def the(run: Run) -> Verdict:
+    (verdict,) = judge(run).verdicts
+    assert verdict.ranks == (3,)
+    return verdict
+
+
+def changed(run: Run, name: str, value: float, every: bool = False) -> Run:
+    """The run with samples of one metric set, of rank 3's GPU or of every GPU."""
+    held = run.metrics["name"] == name
+    if not every:
+        held &= np.char.find(run.metrics["labels"], "GPU-00000003") >= 0
+    assert held.any()
+    return replace(run, metrics=run.metrics | {"value": np.where(held, value, run.metrics["value"])})
+
+
+@pytest.mark.parametrize("cause", ["gpu_throttle", "gpu_contention"])
+def test_a_cause_that_begins_late_is_found_where_it_acts(cause: str) -> None:
+    """Over the whole run the metric is as the peers'; since the onset it is not."""
+    verdict = the(slow(cause, onset=90))
+    assert (verdict.cause, verdict.since_step) == (cause, 90)
+
+
+def test_idle_gpus_before_and_after_training_say_nothing_of_it() -> None:
+    """Most samples may be of GPUs that idle at their highest clock; the steps' own samples decide."""
+    run = slow("gpu_throttle")
+    outside = {name: np.tile(column, 9) for name, column in run.metrics.items()}
+    idle = outside["name"] == "hindmost_gpu_sm_clock_hertz"
+    outside["value"] = np.where(idle, 1.98e9, outside["value"])
+    outside["time_ns"] = outside["time_ns"] - np.repeat(np.arange(9), len(run.metrics["name"])) * 10**12 - 10**12
+    both = {name: np.concatenate([column, run.metrics[name]]) for name, column in outside.items()}
+    assert the(replace(run, metrics=both)).cause == "gpu_throttle"
+
+
+def test_a_lower_clock_for_the_same_reason_as_all_is_no_throttling() -> None:
+    """Whoever computes more at a power limit that all share clocks lower: the clock is not the cause."""
+    run = changed(slow("compute"), "hindmost_gpu_sm_clock_hertz", 1.75e9)
+    assert the(changed(run, "hindmost_gpu_clocks_event_reasons", 4, every=True)).cause == "compute"
+
+
+def test_a_clock_that_was_as_low_before_is_not_what_began() -> None:
+    """What did not change at the onset did not cause it."""
+    run = changed(slow("compute", onset=60), "hindmost_gpu_sm_clock_hertz", 1.75e9)
+    assert the(changed(run, "hindmost_gpu_clocks_event_reasons", 0x20)).cause == "compute"
