@@ -258,18 +258,20 @@ def beside_computing(grid: Grid, position: Ints) -> Array:
     beside = np.zeros(grid.columns, bool)
     if not grid.gpu_time or grid.group.shape[1] < 2 or grid.columns < 2:
         return beside
+    within = np.append(np.diff(position) > 0, False)  # computing does wait for a step's last
     gap = np.zeros_like(grid.start)
     gap[:, :-1] = grid.start[:, 1:] - (grid.start + grid.duration)[:, :-1]
     for klass in range(grid.group.shape[1]):
         waited, followed = [], []
         for place in np.unique(position[grid.klass == klass]):
-            at = np.flatnonzero((position == place) & (grid.klass == klass))
-            at = at[at < grid.columns - 1]
+            at = np.flatnonzero((position == place) & (grid.klass == klass) & within)
+            if len(at) == 0:
+                continue
             waited.append(grid.duration[:, at] - median(grid.duration[:, at], axis=1)[:, None])
             followed.append(gap[:, at] - median(gap[:, at], axis=1)[:, None])
         if waited and _traded(np.concatenate(waited, axis=1), np.concatenate(followed, axis=1)):
             beside |= grid.klass == klass
-    beside &= np.append(np.diff(position) > 0, False)  # computing does wait for a step's last
+    beside &= within
     return np.zeros(grid.columns, bool) if beside.all() else beside
 
 

@@ -52,6 +52,7 @@ class Cause:
 
 def explain(blocks: Blocks, row: int, columns: Array, settings: Settings) -> Cause:
     """The cause of one rank's excess over the steps ``columns`` (indices)."""
+    since = int(columns[0])
     held = _typical_steps(blocks.excess[row, columns])
     columns, excess = columns[held], float(np.nanmean(blocks.excess[row, columns][held]))
     shares = _bounded(_shares(blocks, row, columns), excess)
@@ -62,7 +63,7 @@ def explain(blocks: Blocks, row: int, columns: Array, settings: Settings) -> Cau
     order = _GPU_FIRST if "gpu_forward" in blocks.parts else _HOST_FIRST
     for name in order:
         if fractions.get(name, 0.0) >= settings.min_explained:
-            why, remark = slow_gpu.finer(blocks, row, columns, settings) if name == "compute" else (name, None)
+            why, remark = slow_gpu.finer(blocks, row, columns, since, settings) if name == "compute" else (name, None)
             hides = blocks.overlapped and name == "compute"
             beyond = float(np.clip(shares[name] / excess, 1.0, _MOST_HIDDEN)) if hides else 1.0
             return Cause(why, fractions[name], None, listed, remark, beyond)

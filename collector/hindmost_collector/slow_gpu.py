@@ -26,9 +26,12 @@ _CLOCKS_DIFFER = 0.005
 _LESS_POWER = 0.97
 
 
-def finer(blocks: Blocks, row: int, columns: Array, settings: Settings) -> tuple[str, str | None]:
-    """The cause of a rank's longer computing over these steps, and a sentence on what shows it."""
-    now, before = _levels(blocks, columns)
+def finer(blocks: Blocks, row: int, columns: Array, since: int, settings: Settings) -> tuple[str, str | None]:
+    """The cause of a rank's longer computing over these steps, and a sentence on what shows it.
+
+    The rank was as its peers before the step ``since`` (an index).
+    """
+    now, before = _levels(blocks, columns, since)
     throttled = _throttled(blocks, row, columns, settings, now, before)
     if throttled is not None:
         return "gpu_throttle", throttled
@@ -36,11 +39,11 @@ def finer(blocks: Blocks, row: int, columns: Array, settings: Settings) -> tuple
     return ("gpu_contention", contended) if contended is not None else ("compute", None)
 
 
-def _levels(blocks: Blocks, columns: Array) -> tuple[dict[str, Floats], dict[str, Floats]]:
-    """Quantities over these steps, and over the steps before them where the rank was as its peers."""
+def _levels(blocks: Blocks, columns: Array, since: int) -> tuple[dict[str, Floats], dict[str, Floats]]:
+    """Quantities over these steps, and over those before ``since``."""
     if blocks.samples is None:
         return {}, {}
-    return blocks.gauges(columns), blocks.samples.before(int(columns[0]))
+    return blocks.gauges(columns), blocks.samples.before(since)
 
 
 def _throttled(
