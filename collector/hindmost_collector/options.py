@@ -35,6 +35,7 @@ class Options:
     judge_seconds: float = 2.0
     retention_days: float = 0.0
     retention_gib: float = 0.0
+    remote_write: str = ""
     log_format: str = "text"
 
     @property

@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from hindmost_collector.exposition import family
 from hindmost_collector.exposition_jobs import JobPage
 from hindmost_collector.exposition_nodes import NodeMetrics
+from hindmost_collector.remote_write_metrics import metrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,15 +41,21 @@ class Scrape:
     def metrics(self) -> bytes:
         """The whole ``/metrics`` page."""
         with self._one_at_a_time:
-            jobs = self._jobs.text(list(self._collector.jobs.values()))
             return b"".join(
                 (
-                    jobs.encode(),
-                    _agents(self._collector).encode(),
+                    self._jobs_text().encode(),
                     self.nodes.text().encode(),
                     generate_latest(self._registry),
                 )
             )
+
+    def jobs_text(self) -> str:
+        """The part of the page that is about jobs, ranks, verdicts and agents."""
+        with self._one_at_a_time:
+            return self._jobs_text()
+
+    def _jobs_text(self) -> str:
+        return self._jobs.text(list(self._collector.jobs.values())) + _agents(self._collector)
 
     def forget(self, job: str) -> None:
         """A job is over: stop showing it."""
@@ -176,3 +183,5 @@ class OwnMetrics:
         }
         for name, (text, value) in gauges.items():
             yield GaugeMetricFamily(name, text, value)
+        if self._collector.remote:
+            yield from metrics(self._collector.remote)

@@ -26,6 +26,8 @@ from hindmost_collector.lag import Lag
 from hindmost_collector.live import Judging, VerdictLog, line, zoom
 from hindmost_collector.options import address
 from hindmost_collector.recording import Recorder
+from hindmost_collector.remote_write import RemoteWrite
+from hindmost_collector.remote_write_http import Receiver
 from hindmost_collector.scrape import Scrape
 from hindmost_collector.sealing import seal
 from hindmost_collector.store.clickhouse_client import is_url
@@ -80,12 +82,19 @@ class Collector:
         self.judging = Judging(options.judge_seconds)
         self.lag = Lag()
         self.scrape = Scrape(self)
+        self.remote = self._remote_write()
         self._verdicts: dict[str, VerdictLog] = {}
         self._server: grpc.aio.Server | None = None
         self._page: Page | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._unbroken: set[asyncio.Task[Any]] = set()
         self.ready = False
+
+    def _remote_write(self) -> RemoteWrite | None:
+        if not self.options.remote_write:
+            return None
+        receiver = Receiver(self.options.remote_write)
+        return RemoteWrite(receiver, self.definitions, self.scrape.jobs_text, now_ns=self.clock.now)
 
     async def start(self) -> dict[str, str | None]:
         """Bind both ports; ``{"grpc": "HOST:PORT", "http": "HOST:PORT" or None}``. Raises HindmostError."""
@@ -109,6 +118,8 @@ class Collector:
         if http:
             self._page = Page(http, self.scrape)
         await self._server.start()
+        if self.remote:
+            self.remote.start()
         work = (self._ticks(), self._judges(), self.lag.watch(), self._keep_up())
         self._tasks = [asyncio.create_task(one) for one in work]
         self.ready = True
@@ -173,6 +184,8 @@ class Collector:
         for name, chunk in chunks.items():
             for block in chunk.metrics:
                 self.scrape.nodes.add(block)
+            if self.remote:
+                self.remote.add(chunk.metrics)
             if name:
                 self.job(name).add(chunk, self.decoder.words, self.definitions, now)
                 if "ranks" in chunk.plain:
@@ -312,6 +325,8 @@ class Collector:
                 unwritten = report
         if self._page:
             self._page.close()
+        if self.remote:
+            await asyncio.to_thread(self.remote.close)
         if self.recorder.store:
             self.recorder.store.close()
         self.ready = False

@@ -18,6 +18,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--http", metavar="HOST:PORT", help="page, /metrics, /api/report (default 127.0.0.1:9461)")
     parser.add_argument("--out", metavar="RUN_DIR", help="record one job into this run directory")
     parser.add_argument("--store", metavar="URL", help="record every job into this store: a directory or a URL")
+    parser.add_argument("--remote-write", metavar="URL", help="send every metric to this Prometheus receiver, too")
     parser.add_argument("--job-id", metavar="ID", help="the job that --out and --command are about")
     parser.add_argument("--command", dest="job_command", metavar="TEXT", help="the job's command line, for reports")
     parser.add_argument("--launcher", metavar="NAME", help="what launched the job, for reports")

@@ -1,0 +1,88 @@
+"""Posting to a remote write receiver: headers, and which answers are worth another try."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import ssl
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from hindmost import __version__
+from hindmost.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+TIMEOUT_S = 30.0
+HEADERS: Mapping[str, str] = {
+    "Content-Encoding": "snappy",
+    "Content-Type": "application/x-protobuf",
+    "User-Agent": f"hindmost/{__version__}",
+    "X-Prometheus-Remote-Write-Version": "0.1.0",
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a receiver said. ``status`` 0: nobody answered."""
+
+    status: int
+    reason: str
+    retry_after_s: float = 0.0
+
+    @property
+    def taken(self) -> bool:
+        """Whether the samples are there."""
+        return 200 <= self.status < 300
+
+    @property
+    def temporary(self) -> bool:
+        """Whether the same request may succeed later."""
+        return self.status in {0, 429} or self.status >= 500
+
+
+class Receiver:
+    """One receiver, over one connection that is kept open. Raises UsageError for a URL that is none."""
+
+    def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise UsageError(
+                f"--remote-write {url!r}: give http://HOST:PORT/PATH, such as http://prom:9090/api/v1/write"
+            )
+        self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
+        self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        self._headers = dict(HEADERS)
+        if parts.username:
+            secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+            self._headers["Authorization"] = "Basic " + base64.b64encode(secret).decode()
+        self._timeout_s = timeout_s
+        self._connection: http.client.HTTPConnection | None = None
+
+    def post(self, body: bytes) -> Answer:
+        """Send one compressed request; never raises."""
+        connection = self._connection or self._connect()
+        try:
+            connection.request("POST", self._path, body, self._headers)
+            response = connection.getresponse()
+            said = response.read(4096).decode("utf-8", "replace").strip()
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            self._connection = None
+            return Answer(0, str(error) or type(error).__name__)
+        self._connection = None if response.will_close else connection
+        wait = response.headers.get("Retry-After", "")
+        return Answer(response.status, said or response.reason, float(wait) if wait.isdigit() else 0.0)
+
+    def _connect(self) -> http.client.HTTPConnection:
+        if self._secure:
+            context = ssl.create_default_context()
+            return http.client.HTTPSConnection(self._host, self._port, timeout=self._timeout_s, context=context)
+        return http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+
+    def close(self) -> None:
+        """Let the connection go."""
+        if self._connection:
+            self._connection.close()

@@ -1,0 +1,217 @@
+"""Remote write: the bytes, what is tried again, what is let go and counted, and what is marked as ended."""
+
+from __future__ import annotations
+
+import struct
+
+import cramjam
+import numpy as np
+import pytest
+from hindmost.errors import UsageError
+from hindmost_collector.decode import MetricRows
+from hindmost_collector.definitions import Definitions, Schema, Series
+from hindmost_collector.remote_write import RemoteWrite
+from hindmost_collector.remote_write_encoding import STALE, PageEncoder
+from hindmost_collector.remote_write_http import Answer, Receiver
+
+SECOND = 1_000_000_000
+NOW_NS = 1_760_000_000 * SECOND
+STALE_BITS = 0x7FF0000000000002
+
+
+def fields(message):
+    """``(tag, value)`` of each field of a protobuf message, read by the book."""
+    at = 0
+
+    def number():
+        nonlocal at
+        shift = value = 0
+        while True:
+            byte = message[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while at < len(message):
+        tag = number()
+        if tag & 7 == 2:
+            size = number()
+            yield tag >> 3, message[at : at + size]
+            at += size
+        elif tag & 7 == 1:
+            yield tag >> 3, struct.unpack_from("<Q", message, at)[0]
+            at += 8
+        else:
+            yield tag >> 3, number()
+
+
+def decoded(message):
+    """Labels (as text) to ``[(ms, bits of the value)]``."""
+    found = {}
+    for _, series in fields(message):
+        parts = list(fields(series))
+        pairs = [tuple(text.decode() for _, text in fields(one)) for tag, one in parts if tag == 1]
+        assert [name for name, _ in pairs] == sorted(name for name, _ in pairs)
+        samples = [dict(fields(one)) for tag, one in parts if tag == 2]
+        key = ",".join(f"{name}={value}" for name, value in pairs)
+        found.setdefault(key, []).extend((one[2], one[1]) for one in samples)
+    return found
+
+
+def bits(value):
+    """A double's bits."""
+    return struct.unpack("<Q", struct.pack("<d", value))[0]
+
+
+class FakeReceiver(Receiver):
+    """Answers what it is told to, one after the other, then 204; keeps what it took."""
+
+    def __init__(self, *answers):
+        super().__init__("http://127.0.0.1:1/write")
+        self.answers, self.taken = list(answers), []
+
+    def post(self, body):
+        answer = self.answers.pop(0) if self.answers else Answer(204, "")
+        if callable(answer):
+            answer = answer(body)
+        if answer.taken:
+            self.taken.append(decoded(bytes(cramjam.snappy.decompress_raw(body))))
+        return answer
+
+
+def definitions():
+    """One schema of three series."""
+    made = Definitions()
+    names = [("hindmost_node_cpu_seconds_total", '{"mode":"user"}'), ("b", "{}"), ("c", '{"zone":"ü"}')]
+    made.schemas[1] = Schema(tuple(Series(name, False, "", labels) for name, labels in names))
+    return made
+
+
+class Sink(RemoteWrite):
+    """A sink whose clock is in the test's hands."""
+
+    def __init__(self, receiver, page=str):
+        self.time_ns = NOW_NS
+        super().__init__(receiver, definitions(), page, now_ns=lambda: self.time_ns, jitter=lambda: 0.0)
+        self._leaving.wait = lambda timeout=None: False
+
+
+def block(node, first_s, values):
+    """Samples one second apart from ``first_s`` on; ``values`` a row a second."""
+    times = NOW_NS + (first_s + np.arange(len(values))) * SECOND
+    return MetricRows(node, 1, times, np.array(values, dtype=np.float64))
+
+
+def test_bytes_are_the_protocol_s():
+    """Labels in order, values bit by bit, times in ms; a missing sample is absent; nodes share a template."""
+    receiver = FakeReceiver()
+    sink = Sink(receiver)
+    nan = float("nan")
+    sink.add([block("n0", 0, [[1.5, -0.0, 7], [2.5, nan, 8]]), block("n1", 0, [[9, 8, nan], [3, 2, nan]])])
+    sink.send()
+    ms = NOW_NS // 1_000_000
+    cpu = "__name__=hindmost_node_cpu_seconds_total,mode=user,node="
+    assert receiver.taken == [
+        {
+            f"{cpu}n0": [(ms, bits(1.5)), (ms + 1000, bits(2.5))],
+            "__name__=b,node=n0": [(ms, bits(-0.0))],
+            "__name__=c,node=n0,zone=ü": [(ms, bits(7)), (ms + 1000, bits(8))],
+            f"{cpu}n1": [(ms, bits(9)), (ms + 1000, bits(3))],
+            "__name__=b,node=n1": [(ms, bits(8)), (ms + 1000, bits(2))],
+        }
+    ]
+    assert (sink.counts["sent"], sink.waiting_bytes) == (9, 0)
+
+
+def test_what_is_old_or_twice_is_left_out():
+    """Samples behind what was sent, replayed or from a broken clock, are not sent, and are counted."""
+    receiver = FakeReceiver()
+    sink = Sink(receiver)
+    sink.add([block("n0", 5, [[1, 1, 1]])])
+    sink.send()
+    sink.add([block("n0", 4, [[0, 0, 0], [1, 1, 1], [2, 2, 2]]), block("bad", -1_759_999_999, [[1, 1, 1]])])
+    sink.send()
+    assert [[ms for ms, _ in one["__name__=b,node=n0"]] for one in receiver.taken] == [
+        [NOW_NS // 1_000_000 + 5000],
+        [NOW_NS // 1_000_000 + 6000],
+    ]
+    assert sink.counts["dropped_old"] == 9
+
+
+def test_series_that_end_are_marked_once():
+    """A series missing where its agent goes on is stale at once, those of a silent agent after a minute."""
+    receiver = FakeReceiver()
+    sink = Sink(receiver)
+    nan = float("nan")
+    sink.add([block("n0", 0, [[1, 1, 1]])])
+    sink.send()
+    sink.add([block("n0", 1, [[2, nan, 2]])])
+    sink.send()
+    assert receiver.taken[1]["__name__=b,node=n0"] == [(NOW_NS // 1_000_000 + 1000, STALE_BITS)]
+    sink.time_ns += 70 * SECOND
+    sink.send()
+    assert {key.split(",")[0]: found for key, found in receiver.taken[2].items()} == {
+        "__name__=hindmost_node_cpu_seconds_total": [(NOW_NS // 1_000_000 + 1001, STALE_BITS)],
+        "__name__=c": [(NOW_NS // 1_000_000 + 1001, STALE_BITS)],
+    }
+    sink.send()
+    assert len(receiver.taken) == 3
+
+
+def test_temporary_failures_are_tried_again():
+    """No answer, 429 and 503 are tried again until taken; nothing is lost, and the retries are counted."""
+    receiver = FakeReceiver(Answer(0, "refused"), Answer(429, "slow down", 1.0), Answer(503, "starting"))
+    sink = Sink(receiver)
+    sink.add([block("n0", 0, [[1, 1, 1]])])
+    sink.send()
+    assert (sink.counts["sent"], sink.counts["retries"], sink.failing) == (3, 3, None)
+    assert len(receiver.taken) == 1
+
+
+def test_only_what_is_at_fault_is_refused():
+    """A request that is refused is cut in halves: the node at fault is left out and counted, the others arrive."""
+
+    def refusing(body):
+        found = decoded(bytes(cramjam.snappy.decompress_raw(body)))
+        return Answer(400, "out of order sample") if any("node=n2" in key for key in found) else Answer(204, "")
+
+    receiver = FakeReceiver(*[refusing] * 9)
+    sink = Sink(receiver)
+    sink.add([block(f"n{node}", 0, [[1, 2, 3]]) for node in range(5)])
+    sink.send()
+    arrived = {key.rpartition("node=")[2][:2] for one in receiver.taken for key in one}
+    assert arrived == {"n0", "n1", "n3", "n4"}
+    assert (sink.counts["sent"], sink.counts["refused"]) == (12, 3)
+
+
+def test_waiting_samples_are_bounded():
+    """While nothing is sent, memory stays bounded, the oldest samples give way, and they are counted."""
+    sink = Sink(FakeReceiver())
+    large = [MetricRows("n0", 1, np.arange(100_000) + NOW_NS, np.zeros((100_000, 3))) for _ in range(40)]
+    sink.add(large)
+    assert sink.waiting_bytes <= 64 << 20
+    assert sink.counts["dropped_full"] * 8 + sink.waiting_bytes == 40 * 100_000 * 3 * 8
+
+
+def test_page_is_sent_with_what_left_it():
+    """Series of the metrics page are sent as they stand there; one that is gone is marked, and then forgotten."""
+    pages = PageEncoder()
+    first = ['# TYPE a gauge\na{x="1\\"\\\\\\n",y=""} 2.5', "b 1e9"]
+    message, count = pages.page("\n".join(first).splitlines(), 1 << 40)
+    assert (decoded(message), count) == (
+        {'__name__=a,x=1"\\\n': [(1 << 40, bits(2.5))], "__name__=b": [(1 << 40, bits(1e9))]},
+        2,
+    )
+    message, _ = pages.page(["b 2"], 1 << 40)
+    assert decoded(message)['__name__=a,x=1"\\\n'] == [(1 << 40, STALE_BITS)]
+    assert pages.page(["b 2"], 1 << 40)[1] == 1
+    assert bits(STALE) == STALE_BITS
+
+
+@pytest.mark.parametrize("url", ["prometheus:9090", "ftp://x/y", "http:///api"])
+def test_url_is_checked(url):
+    """What is no http URL is a usage error that shows one."""
+    with pytest.raises(UsageError, match="such as http://prom:9090/api/v1/write"):
+        Receiver(url)

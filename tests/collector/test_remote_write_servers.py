@@ -1,0 +1,97 @@
+"""Remote write into real servers: what is read back is what the store holds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import shutil
+import socket
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+
+import pytest
+from hindmost_collector.store.parquet import read_run
+
+STEPS = 12
+START_S = 60.0
+
+
+def commands(name, port, folder):
+    """How each server is started on loopback with its data in ``folder``, and its path for remote write."""
+    config = folder / "empty.yml"
+    config.write_text("")
+    if name == "prometheus":
+        options = [
+            f"--config.file={config}",
+            f"--storage.tsdb.path={folder / 'data'}",
+            "--web.enable-remote-write-receiver",
+        ]
+        return [*options, f"--web.listen-address=127.0.0.1:{port}"], "/-/ready"
+    options = [f"-storageDataPath={folder / 'data'}", f"-httpListenAddr=127.0.0.1:{port}"]
+    return [*options, "-search.latencyOffset=0s", "-selfScrapeInterval=0s"], "/health"
+
+
+@pytest.fixture(params=["prometheus", "victoria-metrics"])
+def server(request, tmp_path):
+    """The base URL of a fresh server."""
+    binary = shutil.which(request.param)
+    if binary is None:
+        pytest.skip(f"needs {request.param}: apt-get install {request.param}")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    options, ready = commands(request.param, port, tmp_path)
+    log = (tmp_path / "server.log").open("wb")
+    process = subprocess.Popen([binary, *options], stdout=log, stderr=log, cwd=tmp_path)
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}{ready}", timeout=2):
+            break
+        time.sleep(0.05)
+    yield f"http://127.0.0.1:{port}"
+    process.terminate()
+    process.wait(30)
+
+
+def raw(base, selector):
+    """Every sample of a selector in the last minutes: ``(ms, value)``, those that mark an end left out."""
+    query = urllib.parse.urlencode({"query": f"{selector}[15m]"})
+    with urllib.request.urlopen(f"{base}/api/v1/query?{query}", timeout=20) as answer:  # noqa: S310 - loopback
+        result = json.load(answer)["data"]["result"]
+    found = [(round(float(at) * 1000), float(value)) for series in result for at, value in series["values"]]
+    return sorted(one for one in found if not math.isnan(one[1]))
+
+
+@pytest.mark.prometheus
+def test_read_back_equal(server, collecting, fake_agent, tmp_path):
+    """Samples of nodes come back at their own times with their own values, and counters of ranks are there too."""
+
+    async def scenario():
+        options = {"out": str(tmp_path / "run"), "remote_write": f"{server}/api/v1/write"}
+        async with collecting(job_id="j", **options) as collector:
+            agent = fake_agent(collector.addresses["grpc"])
+            await agent.connect()
+            for step in range(STEPS):
+                await agent.send(agent.batch(step))
+                await asyncio.sleep(0.01)  # samples of one ms would be one sample
+            await agent.until_acked(STEPS)
+            await agent.close()
+        return collector.remote.counts
+
+    counts = asyncio.run(scenario())
+    assert (counts["refused"], counts["dropped_leaving"], counts["dropped_full"]) == (0, 0, 0)
+    metrics = read_run(tmp_path / "run").metrics
+    name = "hindmost_node_cpu_seconds_total"
+    kept = metrics["name"] == name
+    stored = sorted(zip((metrics["time_ns"][kept] // 1_000_000).tolist(), metrics["value"][kept].tolist(), strict=True))
+    assert len(stored) == STEPS
+    deadline = time.monotonic() + START_S
+    while (got := raw(server, f'{name}{{node="n0",mode="user"}}')) != stored and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert got == stored
+    steps = raw(server, 'hindmost_rank_steps_total{job="j",rank="1"}')
+    assert steps[-1][1] == STEPS
