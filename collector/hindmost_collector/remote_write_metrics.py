@@ -19,13 +19,22 @@ DROPPED = {"queue_full": "dropped_full", "old": "dropped_old", "refused": "refus
 
 def metrics(sink: RemoteWrite) -> Iterator[Metric]:
     """The sink's own metrics, at their present values."""
-    name = "hindmost_collector_remote_write"
-    yield CounterMetricFamily(f"{name}_samples", "Samples that the receiver took.", sink.counts["sent"])
-    dropped = CounterMetricFamily(f"{name}_dropped_samples", "Samples that it will never have.", labels=["reason"])
+    yield CounterMetricFamily(
+        "hindmost_collector_remote_write_samples", "Samples that the receiver took.", sink.counts["sent"]
+    )
+    dropped = CounterMetricFamily(
+        "hindmost_collector_remote_write_dropped_samples", "Samples that it will never have.", labels=["reason"]
+    )
     for reason, key in DROPPED.items():
         dropped.add_metric([reason], sink.counts[key])
     yield dropped
-    yield CounterMetricFamily(f"{name}_requests", "Requests sent.", sink.counts["requests"])
-    yield CounterMetricFamily(f"{name}_retries", "Requests to be repeated.", sink.counts["retries"])
-    yield GaugeMetricFamily(f"{name}_waiting_bytes", "Memory held by samples not sent yet.", sink.waiting_bytes)
-    yield GaugeMetricFamily(f"{name}_failing", "1 while the receiver takes nothing.", float(bool(sink.failing)))
+    yield CounterMetricFamily("hindmost_collector_remote_write_requests", "Requests sent.", sink.counts["requests"])
+    yield CounterMetricFamily(
+        "hindmost_collector_remote_write_retries", "Requests to be repeated.", sink.counts["retries"]
+    )
+    yield GaugeMetricFamily(
+        "hindmost_collector_remote_write_waiting_bytes", "Memory held by samples not sent yet.", sink.waiting_bytes
+    )
+    yield GaugeMetricFamily(
+        "hindmost_collector_remote_write_failing", "1 while the receiver takes nothing.", float(bool(sink.failing))
+    )
