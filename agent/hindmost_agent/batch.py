@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hashlib import blake2b
+from math import isnan
 from typing import TYPE_CHECKING, NamedTuple
 
 from hindmost_proto import telemetry_pb2 as wire
@@ -32,7 +33,7 @@ class Packed(NamedTuple):
 
 
 class Builder:
-    """Collects what one batch will hold. A sample is a metric value or a row."""
+    """Collects what one batch will hold. A sample is a value that was measured, a row, a state or an attachment."""
 
     def __init__(self, node: str) -> None:
         self.node = node
@@ -51,7 +52,7 @@ class Builder:
     @property
     def empty(self) -> bool:
         """Whether there is nothing to send."""
-        return not self._samples and not self._batch.rank_states and not self._batch.attachments
+        return not self._samples
 
     def reading(self, reading: Reading) -> None:
         """Add what one sampler read; readings of one schema share a block."""
@@ -61,7 +62,7 @@ class Builder:
             block = self._blocks[ref] = self._batch.metrics.add(schema=ref)
         block.time_ns.append(reading.time_ns)
         block.values.extend(reading.values)
-        self._samples += len(reading.values)
+        self._samples += measured(reading.values)
 
     def rank(self, process: RankProcess) -> int:
         """Define a rank; returns its reference."""
@@ -181,6 +182,11 @@ class Builder:
         _, ref, definition = known
         self._definitions[ref] = definition
         return ref
+
+
+def measured(values: Sequence[float]) -> int:
+    """How many values there are; what is missing has a place in its row and is no sample."""
+    return len(values) - sum(map(isnan, values)) if isnan(sum(values)) else len(values)
 
 
 def schema(series: tuple[Series, ...]) -> tuple[int, bytes]:

@@ -28,6 +28,8 @@ class Ledger:
         self.agent_id = uuid.uuid4().hex
         self.sequence = 0
         self.sent = 0
+        #: What ``sent`` is without being ahead: exact in the agent that sends, after a restart an upper bound.
+        self._gone_out = 0
         self.acked = 0
         self.dropped_through = 0
         self.produced = 0
@@ -46,27 +48,32 @@ class Ledger:
         self.sequence = sequence
         self.produced += samples
 
+    def skip_sent(self) -> None:
+        """Use no number up to ``sent`` again: what was sent while the disk took nothing left no other trace."""
+        self.sequence = max(self.sequence, self.sent)
+
     def sending(self, sequence: int) -> None:
         """A batch is about to be sent."""
+        self._gone_out = max(self._gone_out, sequence)
         if sequence > self.sent:
             self.sent = sequence + AHEAD
             self.save()
 
     def drop(self, sequence: int, samples: int, reason: str) -> None:
         """A batch was given up; if it may have arrived, that is left open. ``save`` before its bytes are removed."""
-        if self.acked < sequence <= self.sent:
+        if self.acked < sequence <= self._gone_out:
             self.doubt.append((sequence, samples, reason))
         else:
             self.dropped[reason] += samples
         self.dropped_through = max(self.dropped_through, sequence)
 
-    def resolve(self, durable: int, *, final: bool) -> None:
-        """The collector has everything up to ``durable``; ``final``: and nothing of what was in doubt beyond it."""
+    def resolve(self, durable: int, received: int | None = None) -> None:
+        """Everything up to ``durable`` is safe at the collector; of what is in doubt nothing after ``received`` is."""
         still = []
         for sequence, samples, reason in self.doubt:
             if sequence <= durable:
                 self.delivered += samples
-            elif final:
+            elif received is not None and sequence > received:
                 self.dropped[reason] += samples
             else:
                 still.append((sequence, samples, reason))
@@ -103,7 +110,5 @@ class Ledger:
                 setattr(self, name, int(state[name]))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return False
-        # What was sent from memory alone, while the disk took nothing, left no other trace: its numbers are used up.
-        self.sequence = max(self.sequence, self.sent)
-        self._length = len(data)
+        self._length, self._gone_out = len(data), self.sent
         return True

@@ -10,13 +10,14 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hindmost import __version__
 from hindmost.attach import stacks
 from hindmost_proto import telemetry_pb2 as wire
 
-from hindmost_agent import samplers
+from hindmost_agent import kept, samplers
 from hindmost_agent.agent import Agent
 from hindmost_agent.exposition import Exposition, listen
 from hindmost_agent.files import text
@@ -24,13 +25,11 @@ from hindmost_agent.jobs import Jobs, sweep
 from hindmost_agent.rings import Rings
 from hindmost_agent.runner import Runner
 from hindmost_agent.sampler import Host
-from hindmost_agent.settings import Address, Settings
+from hindmost_agent.settings import Address, Settings, default_spool
 from hindmost_agent.ship import Shipper
 from hindmost_agent.spool import Spool
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from hindmost_agent.ranks import RankProcess
 
 
@@ -78,10 +77,12 @@ class Service:
         reason = await self._leaving
         if server is not None:
             server.close()
-        await self._finish(reason)
-        if shipping is not None:
-            shipping.cancel()
+        self.agent.finish(time.monotonic_ns())
+        if self.shipper is not None and shipping is not None:
+            await self.shipper.finish(reason, FLUSH_TIMEOUT_S)
+            shipping.cancel()  # before the spool is closed: no acknowledgement may come to a closed account
             await asyncio.gather(shipping, return_exceptions=True)
+        self._part(reason)
 
     def leave(self, reason: str) -> None:
         """Start leaving; the first reason counts."""
@@ -142,21 +143,12 @@ class Service:
         elif now_ns - seen > ALL_GONE_NS and not len(self.agent.rings):
             self.leave("all ranks have ended")
 
-    async def _finish(self, reason: str) -> None:
-        self.agent.finish(time.monotonic_ns())
-        if self.shipper is not None:
-            await self.shipper.finish(reason, FLUSH_TIMEOUT_S)
+    def _part(self, reason: str) -> None:
+        said: dict[str, object] = {"left": reason}
         if self.spool is not None:
-            self._close_spool(self.spool)
+            said["samples"] = kept.closed(self.spool, self.settings)
         self._clear_rings()
-
-    def _close_spool(self, spool: Spool) -> None:
-        """A service's spool waits for its next start; a job's is of no use to anyone once the job has ended."""
-        pending = spool.ledger.pending
-        if pending:
-            what = "given up, the job has ended" if self.settings.job_id else f"kept in {self.settings.spool}"
-            log.warning("%d samples were not acknowledged: %s", pending, what)
-        spool.close(remove=bool(self.settings.job_id) or not pending)
+        _say(said)
 
     def _clear_rings(self) -> None:
         """Remove a job's rings and their folder: no other agent will read them, and whoever writes to one can go on."""
@@ -212,8 +204,16 @@ class Service:
         if server is not None:
             host, port, *_ = server.sockets[0].getsockname()
             line["listen"] = str(Address(host, port))
+        _say(line)
+
+
+def _say(line: dict[str, object]) -> None:
+    """One JSON line on stdout, for whoever still reads it."""
+    try:
         sys.stdout.write(json.dumps(line) + "\n")
         sys.stdout.flush()
+    except OSError:  # whoever started this agent has gone
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - or the interpreter complains at its end
 
 
 def lock(folder: Path) -> int | None:
@@ -240,7 +240,9 @@ def serve(settings: Settings) -> int:
     try:
         if settings.job_id and (removed := sweep(Host().proc)):
             log.info("removed %d rings of processes that are gone", removed)
+        if settings.job_id and settings.spool is not None:
+            kept.expire(default_spool(settings.job_id, settings.node, os.environ).parent, time.time())
     except OSError as error:  # another agent sweeps too
-        log.info("old rings stay: %s", error)
+        log.info("old rings or spools stay: %s", error)
     asyncio.run(Service(settings).run())
     return 0

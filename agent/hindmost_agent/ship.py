@@ -150,7 +150,7 @@ class Shipper:
                 call.cancel()
 
     def _opened(self, welcome: wire.Welcome) -> None:
-        self._spool.connected(welcome.durable_sequence)
+        self._spool.connected(welcome.durable_sequence, welcome.received_sequence)
         self._own.connected = True
         self._own.connects += 1
         self._said = False

@@ -93,18 +93,23 @@ class Spool:
         """The number of the batch to be appended next."""
         return self.ledger.sequence + 1
 
-    def connected(self, durable: int) -> None:
-        """A new stream: the collector has everything up to ``durable``; go on from there."""
+    def connected(self, durable: int, received: int = 0) -> None:
+        """A new stream: the collector has everything up to ``durable``; go on from there.
+
+        What it has ``received`` beyond that, on a stream before, may still become durable; nothing else will.
+
+        What an earlier collector acknowledged is not sent to another: it was delivered, once.
+        """
         self.ledger.sequence = max(self.ledger.sequence, durable)  # numbers it knows are used up
-        self.ledger.resolve(durable, final=True)
+        self.ledger.resolve(durable, received)
         self.acknowledge(durable)
         self._on_stream.clear()
-        self._resume_after = self._sent = durable
+        self._resume_after = self._sent = self.ledger.acked
         self._cursor = (self._segments[0], START) if self._segments else None
 
     def on_the_way(self) -> int:
         """Batches sent on this stream and not acknowledged, at most (dropped ones leave gaps in the sequence)."""
-        return max(self._sent - max(self.ledger.acked, self._resume_after), 0)
+        return max(self._sent - self.ledger.acked, 0)
 
     def next(self) -> Outgoing | None:
         """What to send next on this stream, or ``None`` when all is sent."""
@@ -132,7 +137,7 @@ class Spool:
         ledger = self.ledger
         if durable <= ledger.acked:
             return
-        ledger.resolve(durable, final=False)
+        ledger.resolve(durable)
         while self._ack is not None:
             segment, offset = self._ack
             record = segment.record(offset)
@@ -263,6 +268,7 @@ class Spool:
                 continue
             self._start_segment(segment)
             self._take_over(segment)
+        ledger.skip_sent()
         if self._folder is not None:
             ledger.save()
 

@@ -105,7 +105,7 @@ class Ingest(telemetry_pb2_grpc.TelemetryServicer):
         outbox = Outbox(self.clock)
         agent.outbox, agent.departed, agent.last_heard_ns = outbox, False, now
         agent.parked.clear()
-        outbox.welcome(agent.durable)
+        outbox.welcome(agent.durable, agent.received)
         if self.stopping is not None:
             outbox.stop(self.stopping)
         self.counts["streams"] += 1

@@ -36,9 +36,11 @@ class Outbox:
         self.closed = False
         self.reason: str | None = None
 
-    def welcome(self, durable: int) -> None:
-        """Greet: the agent replays from the sequence after ``durable``."""
-        message = wire.Welcome(protocol=PROTOCOL, durable_sequence=durable, version=__version__)
+    def welcome(self, durable: int, received: int) -> None:
+        """Greet: the agent replays from the sequence after ``durable``; up to ``received`` may yet become durable."""
+        message = wire.Welcome(
+            protocol=PROTOCOL, durable_sequence=durable, received_sequence=received, version=__version__
+        )
         self._first = wire.CollectorMessage(welcome=message)
         self._ready.set()
 

@@ -60,14 +60,16 @@ class Hello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., agent_id: _Optional[str] = ..., node: _Optional[str] = ..., boot_id: _Optional[str] = ..., version: _Optional[str] = ..., job_id: _Optional[str] = ..., monotonic_ns: _Optional[int] = ..., realtime_ns: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol", "durable_sequence", "version")
+    __slots__ = ("protocol", "durable_sequence", "version", "received_sequence")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     DURABLE_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     durable_sequence: int
     version: str
-    def __init__(self, protocol: _Optional[int] = ..., durable_sequence: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
+    received_sequence: int
+    def __init__(self, protocol: _Optional[int] = ..., durable_sequence: _Optional[int] = ..., version: _Optional[str] = ..., received_sequence: _Optional[int] = ...) -> None: ...
 
 class Goodbye(_message.Message):
     __slots__ = ("reason",)

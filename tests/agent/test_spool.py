@@ -100,6 +100,22 @@ def test_a_batch_dropped_while_under_way_counts_as_what_the_collector_says(spool
     assert spool.ledger.delivered + spool.ledger.dropped["spool_full"] == spool.ledger.produced == 3500
 
 
+def test_a_dropped_batch_that_had_arrived_may_still_be_stored(spool: Spool) -> None:
+    """Received and not yet durable when a new stream opens: the next acknowledgement decides."""
+    fill(spool, 50, size=10_000)
+    spool.connected(0)
+    for _ in range(20):
+        spool.next()
+    fill(spool, 300, size=10_000)
+    spool.connected(5, received=12)
+    assert spool.ledger.delivered == 50
+    assert [sequence for sequence, _, _ in spool.ledger.doubt] == list(range(6, 13))
+    numbers = sent(spool)
+    spool.acknowledge(numbers[-1])
+    assert spool.ledger.delivered == 120 + 10 * len(numbers)
+    assert held(spool) == 0
+
+
 def test_kill_9_loses_nothing_that_was_appended(spool: Spool, tmp_path: Path) -> None:
     """The next agent has the same identity, goes on counting, and sends what was not acknowledged."""
     fill(spool, 10, definitions={77: b"what 77 means"})
@@ -114,6 +130,41 @@ def test_kill_9_loses_nothing_that_was_appended(spool: Spool, tmp_path: Path) ->
     fill(again, 1)
     assert sent(again)[-1] > 10
     again.close()
+
+
+def test_the_account_of_a_killed_agent_goes_on_where_it_was(spool: Spool, tmp_path: Path) -> None:
+    """Batches that were made and sent after the account was last saved are produced all the same, once."""
+    fill(spool, 2)
+    spool.connected(0)
+    sent(spool)
+    fill(spool, 3)
+    sent(spool)
+    again = killed(spool, tmp_path / "spool")
+    again.connected(5)
+    assert (again.ledger.produced, again.ledger.delivered, held(again)) == (50, 50, 0)
+    again.close()
+
+
+def test_what_was_never_sent_is_dropped_for_sure(spool: Spool) -> None:
+    """Only a batch that has gone out may have arrived; all others are counted as soon as they are given up."""
+    fill(spool, 1)
+    spool.connected(0)
+    assert sent(spool) == [1]
+    fill(spool, 200, size=10_000)
+    assert [sequence for sequence, _, _ in spool.ledger.doubt] == [1]
+    assert spool.ledger.dropped["spool_full"] > 0
+
+
+def test_another_collector_is_not_sent_what_was_delivered(spool: Spool) -> None:
+    """Its store is empty, yet what an earlier collector had secured was delivered: once is enough."""
+    fill(spool, 3)
+    spool.connected(0)
+    sent(spool)
+    spool.acknowledge(2)
+    spool.connected(0)
+    assert sent(spool) == [3]
+    spool.acknowledge(3)
+    assert (spool.ledger.delivered, held(spool)) == (30, 0)
 
 
 def test_a_record_torn_by_kill_9_is_cut_off(spool: Spool, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +82,9 @@ class Session:
     def finish(self, returncode: int, say: Callable[[str], None]) -> str:
         """Let both finish what they hold, agent first; return what the collector said last. Never raises for them."""
         self.collector.tell({"exit_code": returncode})
-        _finished(self.agent, AGENT_SECONDS, say)
+        kept = _kept(_finished(self.agent, AGENT_SECONDS, say))
+        if kept:
+            say(f"{kept} samples of this node were not delivered (see {self.agent.log})")
         said = _finished(self.collector, COLLECTOR_SECONDS, say)
         self.clean()
         return said
@@ -109,6 +112,15 @@ def _finished(daemon: Daemon, seconds: float, say: Callable[[str], None]) -> str
     except HindmostError as error:
         say(f"{error} (see {daemon.log})")
         return ""
+
+
+def _kept(said: str) -> int:
+    """How many samples an agent says it still holds, in its last line on stdout."""
+    try:
+        kept = json.loads(said.strip().rpartition("\n")[2])["samples"]["kept"]
+    except (ValueError, KeyError, TypeError):  # killed, or it had no spool
+        return 0
+    return kept if isinstance(kept, int) else 0
 
 
 def _collector(

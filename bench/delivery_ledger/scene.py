@@ -1,0 +1,153 @@
+"""A real collector, a real agent and two training processes, with a link between them that can be cut."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.compute as pc
+from hindmost_collector.store import segments
+
+from .link import Link
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pyarrow as pa
+
+ROOT = Path(__file__).resolve().parents[2]
+RANKS = 2
+PATIENCE_S = 60.0
+#: The tables whose rows an agent counts as samples: the others hold what defines them.
+COUNTED = ("metrics", "steps", "collectives", "intervals", "rank_states", "stacks")
+
+
+class Scene:
+    """Everything below one folder; ``close`` ends all of it."""
+
+    def __init__(self, folder: Path, *options: str, patience_s: float = PATIENCE_S) -> None:
+        self.run, self.rings, self.spool = folder / "run", folder / "rings", folder / "spool"
+        self.link = Link()
+        self._errors = (folder / "errors.log").open("ab")
+        self._options = options
+        self._patience_s = patience_s
+        self._ranks: list[subprocess.Popen[str]] = []
+        self._started: list[subprocess.Popen[str]] = []
+        self.collector = self.start_collector()
+        self.agent = self.start_agent()
+
+    def start_collector(self) -> subprocess.Popen[str]:
+        """A collector on this scene's run directory; the link leads to it from now on."""
+        process = self._hindmost("collector", "--listen", "127.0.0.1:0", "--out", str(self.run), "--hold")
+        self.link.target = int(_line(process)["grpc"].rpartition(":")[2])
+        self.collector = process
+        return process
+
+    def start_agent(self) -> subprocess.Popen[str]:
+        """An agent on this scene's rings and spool."""
+        where = ("--ring-dir", str(self.rings), "--spool", str(self.spool), "--job-id", "ledger")
+        address = f"127.0.0.1:{self.link.port}"
+        self.agent = self._hindmost("agent", "--collector", address, *where, *self._options, "--hold")
+        _line(self.agent)
+        return self.agent
+
+    def start_ranks(self, rate: float) -> None:
+        """Training begins: ``rate`` steps a second a rank."""
+        script = str(Path(__file__).with_name("rank.py"))
+        self._ranks = [self._python(script, str(self.rings), str(rank), str(rate)) for rank in range(RANKS)]
+
+    def end_ranks(self) -> list[int]:
+        """Training ends: how many steps each rank marked."""
+        return [int(rank.communicate(timeout=self._patience_s)[0]) for rank in self._ranks]
+
+    def deliver(self) -> dict[str, Any]:
+        """Let the agent leave, and where it ran out of time the next one, until nothing is kept: the last account."""
+        account = self.end_agent()
+        deadline = time.monotonic() + self._patience_s
+        while account["kept"] and time.monotonic() < deadline:
+            self.start_agent()
+            account = self.end_agent()
+        return account
+
+    def end_agent(self) -> dict[str, Any]:
+        """Let the agent leave in order: its account of samples."""
+        said, _ = self.agent.communicate(timeout=self._patience_s)
+        account: dict[str, Any] = json.loads(said.splitlines()[-1])["samples"]
+        return account
+
+    def end_collector(self) -> None:
+        """Let the collector write what it has, judge and leave."""
+        self.collector.communicate(timeout=self._patience_s)
+
+    def kill(self, process: subprocess.Popen[str]) -> None:
+        """``kill -9``: nothing is said or written in order."""
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+
+    def until(self, true: Callable[[], bool], what: str) -> None:
+        """Wait for something that must come. Raises ``AssertionError`` when it does not in time."""
+        deadline = time.monotonic() + self._patience_s
+        while not true():
+            assert time.monotonic() < deadline, f"did not happen within {self._patience_s:.0f} s: {what}"
+            time.sleep(0.2)
+
+    def spooled(self) -> int:
+        """Bytes in the agent's spool."""
+        return sum(path.stat().st_size for path in self.spool.glob("*.spool"))
+
+    def dropped(self) -> int:
+        """Samples that the agent's saved account says are given up, and surely so: none that may have arrived."""
+        try:
+            saved = json.loads((self.spool / "ledger.json").read_bytes())
+        except (OSError, ValueError):
+            return 0
+        return int(sum(saved["dropped"].values()))
+
+    def table(self, name: str) -> pa.Table:
+        """What is stored of one table, at this moment."""
+        return segments.read_table(self.run / "segments" / name, name)[0]
+
+    def last_step(self) -> int:
+        """The highest step that is stored of every rank."""
+        steps = self.table("steps")
+        last = [pc.max(steps.filter(pc.equal(steps["rank"], rank))["step"]).as_py() for rank in range(RANKS)]
+        return min(step or 0 for step in last)
+
+    def moves_on(self) -> None:
+        """Wait until more steps are stored than now."""
+        before = self.last_step()
+        self.until(lambda: self.last_step() > before, f"a step after {before} is stored")
+
+    def close(self) -> None:
+        """End whatever still runs."""
+        for process in self._started:
+            process.kill()
+            process.wait()
+        self.link.close()
+        self._errors.close()
+
+    def _hindmost(self, *arguments: str) -> subprocess.Popen[str]:
+        return self._python("-m", "hindmost", *arguments)
+
+    def _python(self, *arguments: str) -> subprocess.Popen[str]:
+        environ = {**os.environ, "PYTHONPATH": ":".join(str(ROOT / part) for part in ("agent", "collector", "proto"))}
+        process = subprocess.Popen(
+            [sys.executable, *arguments], env=environ, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=self._errors,
+        )  # fmt: skip
+        self._started.append(process)
+        return process
+
+
+def _line(process: subprocess.Popen[str]) -> dict[str, Any]:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, f"ended before it was ready: {process.args}"
+    said: dict[str, Any] = json.loads(line)
+    return said

@@ -1,0 +1,61 @@
+"""What is left undelivered at an agent's end, and how long it waits for the next one."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from hindmost_agent import kept
+from hindmost_agent.settings import Settings, settings
+from hindmost_agent.spool import Spool
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+def spool_with(folder: Path, batches: int) -> Spool:
+    spool = Spool(folder, 1 << 20)
+    for _ in range(batches):
+        spool.append(10, spool.next_sequence.to_bytes(8, "little"), {})
+    return spool
+
+
+def of_job(tmp_path: Path) -> Settings:
+    return settings(collector="head:9460", job_id="77", spool=str(tmp_path / "spool"))
+
+
+def test_what_was_not_acknowledged_is_said_and_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One line names the number, the folder and the command that delivers it; the account adds up."""
+    account = kept.closed(spool_with(tmp_path / "spool", 3), of_job(tmp_path))
+    assert account == {"produced": 30, "delivered": 0, "dropped": {}, "kept": 30}
+    (line,) = caplog.messages
+    assert f"30 samples were not acknowledged by head:9460: kept in {tmp_path}/spool" in line
+    assert f"hindmost agent --job-id 77 --spool {tmp_path}/spool" in line
+    again = Spool(tmp_path / "spool", 1 << 20)
+    assert again.ledger.pending == 30
+    again.close()
+
+
+def test_nothing_is_left_behind_where_all_was_delivered(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """No word, no folder."""
+    spool = spool_with(tmp_path / "spool", 2)
+    spool.connected(2)
+    assert kept.closed(spool, of_job(tmp_path))["kept"] == 0
+    assert not (tmp_path / "spool").exists()
+    assert not caplog.messages
+
+
+def test_a_spool_that_nobody_came_for_is_given_up_after_a_week(tmp_path: Path) -> None:
+    """Only an old one, and none that an agent uses."""
+    old, young, used = (spool_with(tmp_path / name, 1) for name in ("old", "young", "used"))
+    now = time.time()
+    old.close()
+    young.close()
+    for name in ("old", "used"):
+        os.utime(tmp_path / name / "ledger.json", (now - 8 * 86400, now - 8 * 86400))
+    assert kept.expire(tmp_path, now) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["used", "young"]
+    used.close()
