@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hindmost_collector import whatif
+from hindmost_collector import endings, whatif
 from hindmost_collector.model import Run, rows
 from hindmost_collector.robust import mean, median
 from hindmost_collector.verdict import JobSummary, RankRow, WhatIf
@@ -31,6 +31,7 @@ def job(run: Run, blocks: Blocks | None) -> JobSummary:
         step_ms={"p50": p50, "p99": p99},
         duration_s=seconds,
         exit_code=about.exit_code,
+        ended=endings.sentence(run),
         source=about.source,
     )
 

@@ -98,6 +98,7 @@ class JobSummary:
     step_ms: dict[str, float | None] = field(default_factory=dict)
     duration_s: float | None = None
     exit_code: int | None = None
+    ended: str | None = None  # how it failed and who died first; None: it did not, as far as is known
     source: str | None = None
 
 

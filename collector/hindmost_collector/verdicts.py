@@ -247,7 +247,7 @@ def of_hang(stop: Hang, run: Run) -> Verdict:
         cause="unknown",
         confidence=0.99 if stop.ranks else 0.6,
         evidence=tuple(wording.hang(stop, run)),
-        advice=tuple(wording.hang_advice(stop)),
+        advice=tuple(wording.hang_advice(stop, run)),
     )
 
 
@@ -266,6 +266,6 @@ def insufficient(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict
     count = len(blocks.steps) if blocks is not None else 0
     evidence, advice = wording.insufficient(ranks, count, blocks is not None, settings)
     if run.job.exit_code and ranks:
-        ended, advice = wording.ended_early(run)
-        return Verdict(kind="insufficient_data", evidence=(ended, evidence), advice=(advice,))
+        warmup = blocks.warmup if blocks is not None else 0
+        evidence, advice = wording.ended_early(run, count + warmup)
     return Verdict(kind="insufficient_data", evidence=(evidence,), advice=(advice,))

@@ -169,12 +169,16 @@ def insufficient(ranks: int, steps: int, seen: bool, settings: Settings) -> tupl
     )
 
 
-def ended_early(run: Run) -> tuple[str, str]:
-    """That a job failed before there was enough to judge, and what was recorded of it until then."""
-    marked = int(run.steps["step"].max()) + 1 if rows(run.steps) else 0
-    recorded = f"{marked} steps and {rows(run.collectives)} collectives of all ranks were recorded until then"
+def ended_early(run: Run, steps: int) -> tuple[str, str]:
+    """What was recorded of a job that failed before there was enough to judge. ``steps`` are those that were told
+    apart."""
+    counted = len(np.unique(run.steps["step"])) if rows(run.steps) else steps
+    calls = rows(run.collectives)
+    found = [f"{counted} steps"] if counted else []
+    found += [f"{calls} collective calls"] if calls else []
+    recorded = " and ".join(found) or "no step and no collective"
     return (
-        f"the job ended with exit code {run.job.exit_code}; {recorded}",
+        f"{recorded} of {rows(run.ranks)} ranks were recorded before the job failed: too few to judge",
         "read what the job itself said before it ended",
     )
 
@@ -182,7 +186,8 @@ def ended_early(run: Run) -> tuple[str, str]:
 def hang(stop: Hang, run: Run) -> list[str]:
     """Evidence for a stop."""
     where = f"{stop.op} number {stop.seq} of communicator {stop.comm:#x}"
-    found = [f"{len(stop.victims)} ranks have waited {stop.waited_ns / 1e9:.1f} s in {where}"]
+    waited = "1 rank has" if len(stop.victims) == 1 else f"{len(stop.victims)} ranks have"
+    found = [f"{waited} waited {stop.waited_ns / 1e9:.1f} s in {where}"]
     if stop.kind == "desync":
         found += [f"rank {rank} entered {name} there instead" for rank, name in sorted(stop.doing.items())]
         return found
@@ -191,23 +196,26 @@ def hang(stop: Hang, run: Run) -> list[str]:
     else:
         found.append("every member entered it and none leaves")
     found += [f"rank {rank} is inside {name}" for rank, name in sorted(stop.doing.items())]
-    for rank, text in zip(run.stacks["rank"].tolist(), run.stacks["text"].tolist(), strict=True):
-        if rank in stop.ranks:
-            found.append(f"rank {rank}'s stack: {_source_line(str(text))}")
-    return found
+    stacks = dict(zip(run.stacks["rank"].tolist(), run.stacks["text"].tolist(), strict=True))  # the last look at each
+    return found + [f"rank {rank} is at {_source_line(stacks[rank])}" for rank in stop.ranks if rank in stacks]
 
 
 def _source_line(stack: str) -> str:
     """The line of a stack dump that a reader wants: the innermost Python frame outside of libraries."""
     frames = [line.strip() for line in stack.splitlines() if "(" in line and ")" in line and ":" in line]
-    own = [line for line in frames if "site-packages" not in line and "/lib/python" not in line and ".py" in line]
-    return (own or frames or ["empty"])[0]
+    foreign = ("site-packages", "/lib/python", "hindmost/probes/")
+    own = [line for line in frames if ".py" in line and not any(place in line for place in foreign)]
+    return (own or frames or [stack.strip().partition("\n")[0] or "an empty stack"])[0]
 
 
-def hang_advice(stop: Hang) -> list[str]:
-    """What to do about a stop."""
+def hang_advice(stop: Hang, run: Run) -> list[str]:
+    """What to do about a stop: of a job that runs its processes can still be looked at."""
     if stop.kind == "desync":
         return [f"find the branch that {names(stop.ranks)} took and the others did not"]
     if not stop.ranks:
         return ["all ranks are inside the operation: look at the network and the GPUs, not at the script"]
-    return [f"look at what {names(stop.ranks)} is doing: the others wait for it"]
+    if run.job.ended_ns is None:
+        return [f"before you cancel it: `hindmost attach --stacks --job JOB` on the node of {names(stop.ranks)}"]
+    seen = sorted(set(stop.ranks) & set(run.stacks["rank"].tolist()))
+    where = f", and all its threads in stacks/{seen[0]}.txt of the run directory" if seen else ""
+    return [f"see what {names(stop.ranks)} printed last{where}: the others waited for it"]

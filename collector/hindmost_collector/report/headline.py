@@ -33,8 +33,6 @@ def title(report: Mapping[str, Any]) -> str:
         found.append(_count(job["steps"], "step") + (f" of {duration(typical)}" if typical else ""))
     if job.get("duration_s"):
         found.append(f"{job['duration_s']:.1f} s")
-    if job.get("exit_code"):
-        found.append(f"exit code {job['exit_code']}")
     return " · ".join(found)
 
 

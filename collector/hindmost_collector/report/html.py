@@ -34,12 +34,23 @@ p.note{color:var(--soft);margin:6px 0}
 def render(report: Mapping[str, Any]) -> str:
     """The report (``Report.to_dict()`` or a parsed report.json) as a whole HTML document."""
     title = escape(headline.title(report))
-    body = "".join(_verdict(one) for one in report["verdicts"]) + _figures(report) + _ranks(report) + _notes(report)
+    body = (
+        _ended(report)
+        + "".join(_verdict(one) for one in report["verdicts"])
+        + _figures(report)
+        + _ranks(report)
+        + _notes(report)
+    )
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>'
         f"<body><main><h1>{title}</h1>{body}</main></body></html>\n"
     )
+
+
+def _ended(report: Mapping[str, Any]) -> str:
+    ended = report["job"].get("ended")
+    return f"<article><h2>The job failed</h2><p>{escape(ended)}</p></article>" if ended else ""
 
 
 def _verdict(one: Mapping[str, Any]) -> str:

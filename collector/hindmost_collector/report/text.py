@@ -34,6 +34,8 @@ def render(report: Mapping[str, Any], width: int = 100, color: bool = False, ran
         legacy_windows=False,
     )
     console.print(Text(headline.title(report), style="bold"), soft_wrap=False)
+    if report["job"].get("ended"):
+        console.print(_line("ENDED", report["job"]["ended"], "bold red"))
     for verdict in report["verdicts"]:
         console.print(_verdict(verdict))
     for note in report.get("notes") or []:

@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from hindmost.errors import UsageError
 
-from hindmost_collector.model import TABLES, Job, Run, Table, rows
+from hindmost_collector.model import FINISHED, RUNNING, TABLES, Job, Run, Table, rows
 from hindmost_collector.store import schema, segments
-from hindmost_collector.wording import names
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-FINISHED, VANISHED = 1, 2
 
 
 def is_run_directory(path: Path) -> bool:
@@ -50,7 +47,8 @@ def run_of(tables: dict[str, Table], meta: dict[str, Any], name: str, notes: lis
     shown = {name: tables[name] for name in TABLES}
     shown["ranks"] = _last_by(tables["ranks"], ("rank",), None)
     shown["communicators"] = _last_by(tables["communicators"], ("comm", "rank"), None)
-    shown["in_flight"] = _still_in_flight(tables["in_flight"], states)
+    shown["in_flight"] = _still_in_flight(tables["in_flight"], tables["rank_states"], states)
+    shown["rank_states"] = states
     return Run(job=_job(name, meta, shown), **shown, notes=(*notes, *_losses(states), *_clock_note(tables["clocks"])))
 
 
@@ -90,18 +88,27 @@ def _last_by(table: Table, keys: tuple[str, ...], newest: str | None) -> Table:
     return {name: column[order[last]] for name, column in table.items()}
 
 
-def _still_in_flight(in_flight: Table, states: Table) -> Table:
-    """What each rank had entered and not left when it was last looked at; nothing for a rank that finished."""
+def _still_in_flight(in_flight: Table, looks: Table, last: Table) -> Table:
+    """What each rank had entered and not left when it was last looked at; nothing for a rank that finished.
+
+    A rank that vanished had not left it until then: what was seen of it while it still ran, or after, is kept.
+    """
     if not rows(in_flight):
         return in_flight
-    last = {
-        int(rank): int(time)
-        for rank, time, life in zip(states["rank"], states["time_ns"], states["life"], strict=True)
-        if life != FINISHED
+    running = _last_by({name: column[looks["life"] == RUNNING] for name, column in looks.items()}, ("rank",), "time_ns")
+    alive = dict(zip(running["rank"].tolist(), running["time_ns"].tolist(), strict=True))
+    ends = {
+        rank: (time, life)
+        for rank, time, life in zip(*(last[name].tolist() for name in ("rank", "time_ns", "life")), strict=True)
     }
-    newest = np.array([last.get(int(rank), -1) for rank in in_flight["rank"]])
-    keep = in_flight["observed_ns"] == newest
-    return {name: column[keep] for name, column in in_flight.items()}
+    keep, observed = np.zeros(rows(in_flight), bool), in_flight["observed_ns"].copy()
+    for rank, (time, life) in ends.items():
+        mine = in_flight["rank"] == rank
+        seen = in_flight["observed_ns"][mine].max(initial=-1)
+        if life != FINISHED and seen in (time, alive.get(rank)):
+            keep |= mine & (in_flight["observed_ns"] == seen)
+            observed[mine] = time
+    return {name: column[keep] for name, column in (in_flight | {"observed_ns": observed}).items()}
 
 
 def _losses(states: Table) -> list[str]:
@@ -113,9 +120,6 @@ def _losses(states: Table) -> list[str]:
             f"{int(lost.sum())} events were overwritten before they were read, most of rank"
             f" {int(states['rank'][worst])} ({int(lost[worst])}): raise HINDMOST_RING_CAPACITY"
         )
-    gone = states["rank"][states["life"] == VANISHED]
-    if gone.size:
-        notes.append(f"{names(gone.tolist())} ended without a farewell (killed, or crashed)")
     return notes
 
 

@@ -1,0 +1,137 @@
+"""A job that failed: how, who died first, and what was recorded of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hindmost_collector import endings
+from hindmost_collector.chunk import from_rows
+from hindmost_collector.judge import judge
+from hindmost_collector.model import FINISHED, RUNNING, VANISHED, Run
+from hindmost_collector.report import text
+from hindmost_collector.store.parquet import ParquetStore, read_run
+from hindmost_collector.store.schema import arrow_schema
+
+from tests.scenarios import loads
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import numpy as np
+
+SECOND = 1_000_000_000
+
+
+def ended(lives: Sequence[tuple[int, int]], exit_code: int | None = 137, **tables: Any) -> Run:
+    """Three steps of as many ranks as there are ``(life, second of the last look)``."""
+    run = loads.make(loads.Load(ranks=len(lives), steps=3))
+    states = [(rank, int(second * SECOND), life, 8, 0) for rank, (life, second) in enumerate(lives)]
+    job = dataclasses.replace(run.job, exit_code=exit_code)
+    return dataclasses.replace(run, job=job, rank_states=from_rows("rank_states", states), **tables)
+
+
+def entered(
+    ranks: Sequence[int], seq: int = 3, since: float = 1.0, seen: float = 2.0
+) -> dict[str, np.ndarray[Any, Any]]:
+    """These ranks are in an all-reduce of the communicator of all."""
+    comm = int(loads.make(loads.Load(ranks=4, steps=3)).collectives["comm"][0])
+    found = [(rank, "collective", "all_reduce", comm, seq, int(since * SECOND), int(seen * SECOND)) for rank in ranks]
+    return from_rows("in_flight", found)
+
+
+def test_who_was_missed_first_died_first() -> None:
+    """One look of an agent tells who was gone before the launcher killed the rest."""
+    run = ended([(VANISHED, 9), (VANISHED, 5), (VANISHED, 9), (VANISHED, 9)])
+    assert endings.first_to_die(run) == ([1], ", 4.0 s before ranks 0, 2 and 3")
+
+
+def test_gone_at_one_look_whom_the_others_waited_for_died_first() -> None:
+    """A launcher kills the rest within milliseconds: then the collective that one had not entered tells."""
+    run = ended([(VANISHED, 9)] * 4, in_flight=entered([0, 2, 3]))
+    assert endings.first_to_die(run) == ([1], ": ranks 0, 2 and 3 waited for it in all_reduce number 3")
+
+
+def test_gone_at_one_look_without_more_is_not_known() -> None:
+    """Nobody is named by guessing."""
+    said = endings.sentence(ended([(VANISHED, 9)] * 4))
+    assert said is not None
+    assert said.startswith("exit code 137 (SIGKILL); ranks 0, 1, 2 and 3")
+    assert said.endswith("nobody knows which first")
+
+
+@pytest.mark.parametrize(
+    ("code", "lives", "said"),
+    [
+        (0, [(FINISHED, 9), (FINISHED, 9)], None),
+        (0, [(VANISHED, 9), (FINISHED, 9)], None),
+        (None, [(RUNNING, 9), (RUNNING, 9)], None),
+        (3, [(FINISHED, 9), (FINISHED, 9)], "exit code 3"),
+        (139, [(FINISHED, 9), (VANISHED, 9)], "exit code 139 (SIGSEGV); rank 1 on node0 died first"),
+        (None, [(FINISHED, 9), (VANISHED, 9)], "rank 1 on node0 died first"),
+    ],
+)
+def test_how_a_job_ended(code: int | None, lives: list[tuple[int, int]], said: str | None) -> None:
+    """Only a failure is told; without an exit code a process that is gone without a word is one."""
+    assert endings.sentence(ended(lives, code)) == said
+
+
+def test_the_kernel_that_killed_for_want_of_memory_is_quoted() -> None:
+    """The most frequent reason of a SIGKILL nobody sent."""
+    metrics = from_rows("metrics", [("node0", "hindmost_node_oom_kills_total", "{}", at, 3.0 + at) for at in range(3)])
+    said = endings.sentence(ended([(VANISHED, 5), (VANISHED, 9)], metrics=metrics))
+    assert said is not None
+    assert said.endswith("the kernel of node0 killed 2 for want of memory")
+
+
+def test_a_job_that_was_killed_at_its_third_step_is_told_as_that() -> None:
+    """How it ended comes first, then what was recorded; nobody is told to mark steps in a job that died."""
+    report = judge(ended([(VANISHED, 5)] + [(VANISHED, 9)] * 3))
+    (verdict,) = report.verdicts
+    assert verdict.kind == "insufficient_data"
+    assert verdict.evidence == (
+        "3 steps and 12 collective calls of 4 ranks were recorded before the job failed: too few to judge",
+    )
+    lines = text.render(report.to_dict()).splitlines()
+    assert lines[1].startswith("ENDED    exit code 137 (SIGKILL); rank 0 on node0 died first")
+
+
+def recorded(folder: Path, lives: Sequence[tuple[int, int, int]]) -> Run:
+    """A run directory with these looks ``(rank, second, life)``; all but rank 1 sat in a collective at second 2."""
+    store = ParquetStore(folder, single=True)
+    looks = from_rows("rank_states", [(rank, at * SECOND, life, 8, 0) for rank, at, life in lives])
+    tables = {"rank_states": looks, "in_flight": entered([0, 2, 3])}
+    store.write({("j", name): [arrow(name, part)] for name, part in tables.items()}, {})
+    store.close()
+    return read_run(folder)
+
+
+def arrow(name: str, part: dict[str, np.ndarray[Any, Any]]) -> Any:
+    import pyarrow as pa
+
+    wanted = arrow_schema(name)
+    return pa.table({field.name: pa.array(part[field.name]).cast(field.type) for field in wanted}, schema=wanted)
+
+
+def test_what_killed_ranks_were_in_is_kept(tmp_path: Path) -> None:
+    """A hang mostly ends with everybody killed: the waits count until then."""
+    run = recorded(tmp_path, [(rank, at, life) for rank in range(4) for at, life in ((2, RUNNING), (60, VANISHED))])
+    assert run.in_flight["rank"].tolist() == [0, 2, 3]
+    assert (run.in_flight["observed_ns"] == 60 * SECOND).all()
+
+
+def test_what_ranks_have_left_is_not_kept(tmp_path: Path) -> None:
+    """A later look without it, or the end of the script, ends a wait."""
+    looks = [(0, 2, RUNNING), (0, 3, RUNNING), (0, 60, VANISHED), (2, 2, RUNNING), (2, 60, FINISHED), (3, 2, RUNNING)]
+    assert recorded(tmp_path, looks).in_flight["rank"].tolist() == [3]
+
+
+def test_a_long_wait_that_somebody_ended_is_a_hang_and_no_death() -> None:
+    """Whoever was waited for did not die first: all were killed when somebody had waited enough."""
+    run = ended([(VANISHED, 60)] * 4, in_flight=entered([0, 2, 3], seen=60))
+    said = endings.sentence(run)
+    assert said is not None
+    assert said.endswith("were killed or crashed while ranks 0, 2 and 3 waited for rank 1")
+    assert judge(run).verdicts[0].kind == "hang"
