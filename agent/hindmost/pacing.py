@@ -1,7 +1,9 @@
 """What is measured on some steps only: CPU time, run-queue delay and GPU times, each of which costs system calls.
 
 What measuring a step cost is itself measured; steps between measured ones are as many as keep it below one part in
-``COST_SHARE`` of the training thread's time, and below ``MOST_NS`` a step unless steps are long.
+``COST_SHARE`` of the training thread's time, and below ``MOST_NS`` a step unless steps are long. What all hooks took is
+added up, too; where that is more than ``MOST_SHARE`` for ``PATIENCE`` flushes on end, only every 2nd, 4th … step is
+recorded at all.
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ COST_SHARE = 1000
 #: And no more than this, ns, of a step shorter than ``LONG_NS``.
 MOST_NS = 4_000
 LONG_NS = 100_000_000
+#: Hooks may take this share of the training thread's time, for so many flushes on end.
+MOST_SHARE = 0.03
+PATIENCE = 20
 #: The first steps make events and fill caches: what they cost says nothing.
 WARM_UP = 4
 
@@ -72,6 +77,8 @@ class Pace:
         self.measuring = False
         #: What measuring took since it was last asked; whoever measures adds to it.
         self.spent_ns = 0
+        #: What hooks took of all steps.
+        self.thrift = Thrift()
         self._ticks = -1
         self._mask = 0
         self._cost_ns = 0
@@ -81,16 +88,22 @@ class Pace:
     def tick(self, now: int) -> Measured | None:
         """A step may end here and the next begin; what the one that ends here used, where that was measured."""
         self._ticks += 1
-        if not self.measuring and self._ticks & self._mask:
+        unmeasured = self._ticks & (self._mask | self.thrift.mask)
+        if unmeasured and not self.measuring:
             return None
         usage, measured = self.usage(), None
         if self.measuring:
             measured = Measured(self._began, self._before, now, usage)
             self._reckon(now - self._began)
-        self.measuring = not self._ticks & self._mask
+        self.measuring = not unmeasured
         self._before, self._began = usage, now
         self.spent_ns += self._clock() - now
         return measured
+
+    @property
+    def passing(self) -> bool:
+        """Whether the step in progress should go unrecorded."""
+        return self._ticks & self.thrift.mask != 0
 
     def _reckon(self, step_ns: int) -> None:
         """Every how many steps is one measured, from the least that it was seen to cost, following when that grows."""
@@ -100,6 +113,25 @@ class Pace:
             self._cost_ns = known + (spent - known) // 16 if 0 < known < spent else spent
         budget = step_ns // COST_SHARE
         self._mask = every(self._cost_ns, budget if step_ns > LONG_NS else min(budget, MOST_NS)) - 1
+
+
+class Thrift:
+    """Told at every flush what hooks took since the last; says which steps to record."""
+
+    def __init__(self) -> None:
+        #: Steps whose number has one of these bits go unrecorded.
+        self.mask = 0
+        self._over = self._under = 0
+
+    def told(self, own_ns: int, elapsed_ns: int) -> None:
+        """What hooks took of so much time. One interrupted hook says nothing, many on end do."""
+        share = own_ns / max(elapsed_ns, 1)
+        self._over = self._over + 1 if share > MOST_SHARE else 0
+        self._under = self._under + 1 if share < MOST_SHARE / 8 else 0
+        if self._over >= PATIENCE:
+            self.mask, self._over = min(2 * self.mask + 1, 63), 0
+        elif self._under >= PATIENCE:
+            self.mask, self._under = self.mask >> 1, 0
 
 
 def every(cost: int, budget: int) -> int:

@@ -19,10 +19,12 @@ from hindmost.pacing import Measured, Pace, Usage
 
 T = TypeVar("T")
 
-STEP, PHASE = 1, 2  # kinds of ring.h
+STEP, PHASE, MARK = 1, 2, 6  # kinds of ring.h
 STEP_SLOT = 0
 #: So long what hooks saw may wait to be written; the agent looks once a second.
 FLUSH_NS = 100_000_000
+#: How often it is written what hooks took, as a mark ``probe`` whose value is in ns.
+ACCOUNT_NS = 1_000_000_000
 FRAMEWORKS = ("python", "mpi4py", "torch", "keras", "horovod")
 FIRST_PHASE_SLOT, LAST_PHASE_SLOT = 1, 7
 
@@ -65,9 +67,11 @@ class Recorder:
         self.thread = 0  # the ident of the training thread; 0: none has shown itself
         self.later: list[tuple[Any, ...]] = []  # calls to be made, oldest first: function, arguments
         self.due_ns = 0  # when they should be
-        self.own_ns = 0  # what hooks took of the training thread's time, since the last flush
+        self.own_ns = 0  # what hooks took of the training thread's time since the last flush
         self.pace = pace or Pace(clock, self._first_usage)
         self.ids: dict[str, int] = {}  # the ring's indices of names: a look-up here is a call less
+        self._own = (0, 0)  # what hooks took, since when: not yet written
+        self._flushed_ns = 0
         self._measured: Measured | None = None
         self._flushing = False
         self._framework = FRAMEWORKS[0]
@@ -130,9 +134,20 @@ class Recorder:
             self._flushing = False
 
     def flush_at(self, now_ns: int) -> None:
-        """Flush, and say when to do so again."""
+        """Flush, say when to do so again, and account for what hooks took."""
         self.due_ns = now_ns + FLUSH_NS
         self.flush()
+        before, self._flushed_ns = self._flushed_ns, now_ns
+        own, self.own_ns = self.own_ns + self.clock() - now_ns, 0
+        if not before:
+            self._own = (0, now_ns)
+            return
+        self.pace.thrift.told(own, now_ns - before)
+        own, since = self._own[0] + own, self._own[1]
+        if now_ns - since >= ACCOUNT_NS:
+            self.ring.event(MARK, self.id("probe"), since, now_ns - since, value=own)
+            own, since = 0, now_ns
+        self._own = (own, since)
 
     def defer(self, function: Callable[..., None], *arguments: object) -> None:
         """Call it, after what waits."""

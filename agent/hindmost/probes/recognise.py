@@ -106,6 +106,19 @@ class Recogniser:
             self._close(now, "train")
             self._show(now)
 
+    def ends(self, now: int) -> None:
+        """The step in progress ends here, and what comes goes unrecorded."""
+        if self._stepped:
+            self._close(now, "train")
+        self._recorder.step_leaves()
+
+    def passed(self, now: int, count: int) -> None:
+        """So many train steps went by unrecorded; the next begins now."""
+        if not self._recorder.explicit:
+            self._recorder.numbers["train"] += count
+        self._boundary = self._ready = now
+        self._waiting.clear()
+
     def finish(self) -> None:
         """No more will come: the last step ended with its last optimizer step."""
         if self._stepped:

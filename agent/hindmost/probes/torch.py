@@ -48,25 +48,32 @@ class Hooks:
         self._backwards = 0  # backward inside backward (activation checkpointing) is part of the outer one
         self._optimizing = 0  # Horovod's step calls the wrapped optimizer's step: both tell us
         self._started = 0
+        self._passing = 0  # train steps gone by unrecorded, the one in progress included; 0: it is recorded
 
     def input_begins(self, iterator: Any) -> int | None:
         recorder = self._recorder
         if get_ident() != recorder.thread and not recorder.training_thread():
             return None
+        if self._passing and not self._stepped:
+            return None
         start = self._clock()
+        gradients = self._gradients()
         if self._stepped:
             self._stepped = 0
             recorder.tick(start)
+            if (self._passing or self._pace.passing) and self._passes(start, gradients):
+                return None
             if self._gpu is not None and self._pace.measuring:
                 self._gpu.fetches()
-        elif start > recorder.due_ns + FLUSH_NS:  # an evaluation has no optimizer
-            recorder.flush_at(start)
         self._fed = True
         self._optimizing = 0
         source = id(getattr(iterator, "_dataset", iterator))
-        self._later.append((self._recogniser.input_begins, start, source, self._gradients()))
+        self._later.append((self._recogniser.input_begins, start, source, gradients))
         recorder.ring.enter(SLOT, PHASE, recorder.ids.get("input") or recorder.id("input"), start)
-        recorder.own_ns += self._clock() - start
+        end = self._clock()
+        recorder.own_ns += end - start
+        if end > recorder.due_ns + FLUSH_NS:  # an evaluation has no optimizer, where this is done otherwise
+            recorder.flush_at(end)
         return start
 
     def input_ends(self, start: int, batch: Any, _iterator: Any) -> None:
@@ -84,7 +91,7 @@ class Hooks:
 
     def backward_begins(self, *_: Any) -> int | None:
         recorder = self._recorder
-        if self._backwards or (get_ident() != recorder.thread and not recorder.training_thread()):
+        if self._backwards or self._passing or (get_ident() != recorder.thread and not recorder.training_thread()):
             return None
         start = self._clock()
         self._backwards = 1
@@ -110,7 +117,7 @@ class Hooks:
         if get_ident() != recorder.thread and not recorder.training_thread():
             return None
         self._optimizing += 1
-        if self._optimizing == 1:
+        if self._optimizing == 1 and not self._passing:
             self._started = start = self._clock()
             self._later.append((self._recogniser.optimizer_begins, start))
             recorder.own_ns += self._clock() - start
@@ -123,6 +130,9 @@ class Hooks:
         self._optimizing -= 1
         if self._optimizing:
             return
+        if self._passing:
+            self._stepped = 1
+            return
         now = self._clock()
         if self._gpu is not None and self._pace.measuring:
             self._gpu.optimizer_ends()
@@ -130,9 +140,23 @@ class Hooks:
         self._stepped += 1
         if not self._fed or self._stepped > REPEATS:
             self._step_ends_here(now)
-        if now >= recorder.due_ns:
-            recorder.flush_at(now)
-        recorder.own_ns += self._clock() - now
+        end = self._clock()
+        recorder.own_ns += end - now
+        if end >= recorder.due_ns:
+            recorder.flush_at(end)
+
+    def _passes(self, start: int, gradients: bool) -> bool:
+        """Whether the step that begins goes unrecorded, because hooks take too much of such short steps."""
+        passing = self._passing
+        if self._pace.passing and gradients and not self._recorder.explicit:
+            if not passing:
+                self._later.append((self._recogniser.ends, start))
+            self._passing += 1
+            return True
+        if passing:
+            self._later.append((self._recogniser.passed, start, passing))
+            self._passing = 0
+        return False
 
     def _step_ends_here(self, now: int) -> None:
         """Where a loop fetches nothing."""
