@@ -29,7 +29,7 @@ class Lives:
     def look(self, producer: Producer, rank: int, now_ns: int) -> wire.RankState | None:
         """The rank's state if it is news. ``rank`` is its reference."""
         life = _life(producer)
-        entered = [] if producer.gone_ns is not None else in_flight(producer, now_ns)
+        entered = [] if life == wire.RankState.FINISHED else in_flight(producer, now_ns)
         news = (life, producer.lost, tuple(entered))
         if self._said.get(rank) == news and now_ns - self._said_ns[rank] < REPEAT_NS:
             return None
@@ -53,8 +53,12 @@ class Lives:
 
 
 def in_flight(producer: Producer, now_ns: int) -> list[Entered]:
-    """Kind, name, communicator, sequence and start (ns) of what has been open for long."""
+    """Kind, name, communicator, sequence and start (ns) of what has been open for long.
+
+    Of a process that is gone: of all that it was in when it ended, which its ring still shows.
+    """
     found = []
+    latest_ns = now_ns - OPEN_NS if producer.gone_ns is None else now_ns
     for item in producer.rings.values():
         try:
             records = item.reader.open_records()
@@ -63,7 +67,7 @@ def in_flight(producer: Producer, now_ns: int) -> list[Entered]:
         found += [
             (KINDS.get(event.kind, "other"), event.name, event.comm_id, event.seq, event.start_ns)
             for event in records
-            if now_ns - event.start_ns > OPEN_NS
+            if event.start_ns < latest_ns
         ]
     return found
 
