@@ -242,7 +242,24 @@ def own_time(grid: Grid, beside: Array | None = None) -> Floats:
     if grid.columns > 1:
         previous = _last_known(end)[:, :-1]
         between[:, 1:] = np.maximum(grid.start[:, 1:] - previous - grid.peer_wait[:, 1:], 0.0)
+    between[_queued(grid, skipped)] = np.nan
     return np.where(skipped, np.nan, np.where(np.isnan(grid.self_time), between, grid.self_time))
+
+
+#: Entering a collective this soon after the last is queueing behind it, not arriving: kernels follow within 20 us.
+QUEUED_NS = 30_000.0
+
+
+def _queued(grid: Grid, beside: Array) -> Array:
+    """[R, K] which collectives began when one of their class that ran ``beside`` [K] ended: nobody knows since when
+    the rank was ready."""
+    queued = np.zeros(grid.start.shape, bool)
+    for klass in np.unique(grid.klass[beside]) if beside.any() else ():
+        columns = np.flatnonzero(grid.klass == klass)
+        before, after = columns[:-1], columns[1:]
+        gap = grid.start[:, after] - (grid.start + grid.duration)[:, before]
+        queued[:, after] = (gap <= QUEUED_NS) & beside[before]
+    return queued
 
 
 #: A longer collective must shorten the gap after it by this much of itself to have run beside computing.

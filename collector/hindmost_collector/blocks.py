@@ -233,7 +233,7 @@ def _lateness(duration: Floats, own: Floats, step_of: Ints, starts: Ints) -> Flo
     if np.isnan(gaps[1:]).all():
         where = np.argmax(typical >= np.maximum(typical.max(axis=1, keepdims=True), 0.0) / 2, axis=1)
     else:
-        free = np.nan_to_num(gaps, nan=np.inf) > roles.QUEUED_NS
+        free = np.nan_to_num(gaps, nan=np.inf) > align.QUEUED_NS
         where = np.argmax(np.where(free, typical, -np.inf), axis=1)
     column = np.minimum(starts[None, :] + where[:, None], np.append(starts[1:], duration.shape[1])[None, :] - 1)
     return np.take_along_axis(late, column, axis=1)

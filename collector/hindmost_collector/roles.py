@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_collector.align import QUEUED_NS
 from hindmost_collector.robust import median, peers_median, sums_by_step
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Floats, Grid, Ints
-
-#: Entering a collective this soon after the last is queueing behind it, not arriving: kernels follow within 20 us.
-QUEUED_NS = 30_000.0
 
 #: Groups whose fastest members differ by less than this share of their own time do the same work.
 _SAME_PACE = 0.03

@@ -48,6 +48,8 @@ class Settings:
     #: An operation open for this many p99 steps, and at least ``hang_seconds``, hangs.
     hang_steps: float = 3.0
     hang_seconds: float = 5.0
+    #: Where the rank that did not come writes a checkpoint, the others wait for a minute as a matter of course.
+    hang_checkpoint_seconds: float = 60.0
 
 
 DEFAULT = Settings()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector.causes import MEASURES
-from hindmost_collector.model import rows
+from hindmost_collector.model import FINISHED, VANISHED, rows
 from hindmost_collector.robust import median, spread
 from hindmost_collector.sharing import NEEDS
 
@@ -186,6 +186,11 @@ def ended_early(run: Run, steps: int) -> tuple[str, str]:
 def hang(stop: Hang, run: Run) -> list[str]:
     """Evidence for a stop."""
     where = f"{stop.op} number {stop.seq} of communicator {stop.comm:#x}"
+    if not stop.seen:
+        return [
+            f"nothing moved for {stop.waited_ns / 1e9:.1f} s before a signal ended the job",
+            f"the last that anybody did was {where}; what was open then was not seen",
+        ]
     waited = "1 rank has" if len(stop.victims) == 1 else f"{len(stop.victims)} ranks have"
     found = [f"{waited} waited {stop.waited_ns / 1e9:.1f} s in {where}"]
     if stop.kind == "desync":
@@ -196,8 +201,23 @@ def hang(stop: Hang, run: Run) -> list[str]:
     else:
         found.append("every member entered it and none leaves")
     found += [f"rank {rank} is inside {name}" for rank, name in sorted(stop.doing.items())]
+    found += _gone(stop, run)
     stacks = dict(zip(run.stacks["rank"].tolist(), run.stacks["text"].tolist(), strict=True))  # the last look at each
     return found + [f"rank {rank} is at {_source_line(stacks[rank])}" for rank in stop.ranks if rank in stacks]
+
+
+_GONE = {FINISHED: "has finished", VANISHED: "is gone: its process ended without a word"}
+
+
+def _gone(stop: Hang, run: Run) -> list[str]:
+    """Which culprits were gone while the others still waited."""
+    seen = run.in_flight["observed_ns"].max(initial=0)
+    columns = (run.rank_states[name].tolist() for name in ("rank", "life", "time_ns"))
+    return [
+        f"rank {rank} {_GONE[life]}"
+        for rank, life, when in zip(*columns, strict=True)
+        if rank in stop.ranks and life in _GONE and when < seen
+    ]
 
 
 def _source_line(stack: str) -> str:
@@ -212,6 +232,8 @@ def hang_advice(stop: Hang, run: Run) -> list[str]:
     """What to do about a stop: of a job that runs its processes can still be looked at."""
     if stop.kind == "desync":
         return [f"find the branch that {names(stop.ranks)} took and the others did not"]
+    if not stop.seen:
+        return ["let `hindmost run` watch such a job to its end: it writes down every rank's stack when nothing moves"]
     if not stop.ranks:
         return ["all ranks are inside the operation: look at the network and the GPUs, not at the script"]
     if run.job.ended_ns is None:

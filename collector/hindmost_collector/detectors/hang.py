@@ -15,6 +15,7 @@ import numpy as np
 from hindmost_collector.model import Run, rows
 
 if TYPE_CHECKING:
+    from hindmost_collector.model import Table
     from hindmost_collector.settings import Settings
 
 _COLLECTIVE = {"collective", "p2p"}
@@ -22,7 +23,7 @@ _COLLECTIVE = {"collective", "p2p"}
 
 @dataclass(frozen=True)
 class Hang:
-    """A stop: ``kind`` is hang or desync. ``doing`` is what each culprit was inside, where known."""
+    """A stop: ``kind`` is hang or desync. ``doing`` is what each culprit was inside, or ran instead, where known."""
 
     kind: str
     ranks: tuple[int, ...]
@@ -32,6 +33,7 @@ class Hang:
     op: str
     waited_ns: int
     doing: dict[int, str]
+    seen: bool = True  # false: nobody saw what was open, only that nothing moved any more
 
 
 @dataclass(frozen=True)
@@ -48,24 +50,83 @@ def find(run: Run, step_ns: float, settings: Settings) -> Hang | None:
     waiting = _open_operations(run)
     stuck = {comm: held for comm, held in waiting.items() if max(one.waited for one in held) >= limit}
     if not stuck:
-        return None
-    divergence = _divergence(stuck)
-    if divergence is not None:
-        return divergence
+        return None if waiting else _silence(run, limit)
+    found = _divergence(stuck) or _left_behind(run, waiting, stuck)
+    patience = settings.hang_checkpoint_seconds * 1e9
+    return None if "checkpoint" in found.doing.values() and found.waited_ns < patience else found
+
+
+def _left_behind(run: Run, waiting: dict[int, list[_Open]], stuck: dict[int, list[_Open]]) -> Hang:
+    """Who did not come, upstream of everybody who waits; or came before, with an operation that nobody else ran."""
     blocked = {one.rank for held in waiting.values() for one in held}
     missing = {comm: _missing(run, comm, held) for comm, held in stuck.items()}
     culprits = sorted({rank for ranks in missing.values() for rank in ranks if rank not in blocked})
     comm = next((comm for comm in stuck if set(missing[comm]) & set(culprits)), next(iter(stuck)))
     held = stuck[comm]
+    entered = {one.rank for one in held}
+    others = _other_operations(run, comm, sorted(members(run, comm) - entered), entered)
     return Hang(
-        kind="hang",
-        ranks=tuple(culprits),
-        victims=tuple(sorted(blocked - set(culprits))),
+        kind="desync" if others else "hang",
+        ranks=tuple(sorted(others) if others else culprits),
+        victims=tuple(sorted(blocked - set(others or culprits))),
         comm=comm,
         seq=min(one.seq for one in held),
         op=held[0].name,
         waited_ns=max(one.waited for one in held),
-        doing=_doing(run, culprits),
+        doing=others or _doing(run, culprits),
+    )
+
+
+def _other_operations(run: Run, comm: int, away: list[int], entered: set[int]) -> dict[int, str]:
+    """Rank to the operation that it ran in this communicator and that none of those who wait ever entered.
+
+    A broadcast's root need not wait, so that whoever took the wrong branch may have finished there and gone on.
+    """
+    table = run.collectives
+    here = np.flatnonzero((table["comm"] == comm) & np.isin(table["rank"], [*away, *entered]))
+    if not away or not entered or len(here) == 0:
+        return {}
+    latest = {rank: int(table["start_ns"][here[table["rank"][here] == rank]].max(initial=0)) for rank in away}
+    found: dict[int, str] = {}
+    theirs = {(str(table["op"][i]), int(table["seq"][i])) for i in here if int(table["rank"][i]) in entered}
+    for i in here[np.isin(table["rank"][here], away)]:
+        rank, what = int(table["rank"][i]), (str(table["op"][i]), int(table["seq"][i]))
+        if what not in theirs and int(table["start_ns"][i]) == latest[rank]:
+            found[rank] = what[0]
+    return {rank: name for rank, name in found.items() if name not in _open_names(run, comm)}
+
+
+def _open_names(run: Run, comm: int) -> set[str]:
+    table = run.in_flight
+    return {str(name) for name in table["name"][table["comm"] == comm]}
+
+
+#: Exit codes from here on, and negative ones, are those of a job that a signal ended.
+_BY_SIGNAL = 128
+
+
+def _silence(run: Run, limit: float) -> Hang | None:
+    """A job that a signal ended long after anything had moved, though nobody saw what was open then."""
+    code, ended, table = run.job.exit_code, run.job.ended_ns, run.collectives
+    if code is None or 0 <= code < _BY_SIGNAL or ended is None or rows(table) == 0:
+        return None
+    stops = [
+        int((one["start_ns"] + np.maximum(one["duration_ns"], 0)).max()) for one in (table, run.steps) if rows(one)
+    ]
+    silent = ended - max(stops)
+    if silent < limit:
+        return None
+    last = int(np.argmax(table["start_ns"]))
+    return Hang(
+        kind="hang",
+        ranks=(),
+        victims=(),
+        comm=int(table["comm"][last]),
+        seq=int(table["seq"][last]),
+        op=str(table["op"][last]),
+        waited_ns=silent,
+        doing={},
+        seen=False,
     )
 
 
@@ -73,6 +134,7 @@ def _open_operations(run: Run) -> dict[int, list[_Open]]:
     """Communicator to its lowest unfinished operations."""
     table = run.in_flight
     found: dict[int, list[_Open]] = {}
+    killed = run.job.ended_ns if run.job.exit_code and not 0 <= run.job.exit_code < _BY_SIGNAL else None
     for i in range(rows(table)):
         if str(table["kind"][i]) not in _COLLECTIVE:
             continue
@@ -80,7 +142,7 @@ def _open_operations(run: Run) -> dict[int, list[_Open]]:
             int(table["rank"][i]),
             str(table["name"][i]),
             int(table["seq"][i]),
-            int(table["observed_ns"][i] - table["start_ns"][i]),
+            max(int(table["observed_ns"][i]), killed or 0) - int(table["start_ns"][i]),
         )
         found.setdefault(int(table["comm"][i]), []).append(one)
     return {comm: _frontier(held) for comm, held in found.items()}
@@ -121,7 +183,16 @@ def _missing(run: Run, comm: int, held: list[_Open]) -> list[int]:
     entered = {one.rank for one in held}
     table = run.collectives
     passed = (table["comm"] == comm) & (table["seq"] >= seq)
+    if _numbered_by_operation(table, comm):
+        passed &= table["op"] == held[0].name
     return sorted(members(run, comm) - entered - set(table["rank"][passed].tolist()))
+
+
+def _numbered_by_operation(table: Table, comm: int) -> bool:
+    """Whether sequence numbers count each operation of a communicator apart, as some recorders do."""
+    here = np.flatnonzero(table["comm"] == comm)
+    here = here[table["rank"][here] == table["rank"][here[0]]] if len(here) else here
+    return len(np.unique(table["seq"][here])) < len(here)
 
 
 def members(run: Run, comm: int) -> set[int]:
