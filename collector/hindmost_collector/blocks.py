@@ -254,6 +254,9 @@ def _period(joined: Grid, starts: Ints, numbers: Ints, table: Table) -> Floats:
     return median(lengths, axis=0)
 
 
+#: What :class:`Blocks` rest on where a job shows when its steps began and ended, and nothing else.
+BARE = "bare steps"
+
 #: The MPI shim samples CPU time of gaps from here on: shorter ones cost more to measure than they tell.
 _SAMPLED_FROM_NS = 1e6
 
@@ -317,7 +320,11 @@ def _busy(parts: dict[str, Floats], duration: Floats) -> Floats:
 
 
 def _from_phases(table: Table, settings: Settings) -> Blocks | None:
-    """Without collectives the phases in which nobody waits tell who is late; the rest of the step is wait."""
+    """Without collectives the phases in which nobody waits tell who is late; the rest of the step is wait.
+
+    Bare steps tell less: ranks that wait for each other take alike long over them, and only who takes longer than the
+    others, which do not wait for it there, is seen.
+    """
     ranks, numbers = np.unique(table["rank"]).astype(np.int64), np.unique(table["step"]).astype(np.int64)
     duration = _pivot(table, ranks, numbers, "duration_ns")
     if duration is None:
@@ -326,6 +333,8 @@ def _from_phases(table: Table, settings: Settings) -> Blocks | None:
     numbers, duration = numbers[first:], duration[:, first:]
     parts = _phase_blocks(table, ranks, numbers)
     own = _busy(parts, duration)
+    bare = bool(np.isnan(own).all())
+    own = duration if bare else own
     excess = own - peers_median(own)
     nothing = np.full_like(duration, np.nan)
     return Blocks(
@@ -349,5 +358,5 @@ def _from_phases(table: Table, settings: Settings) -> Blocks | None:
         warmup=first,
         parts=parts,
         work=_pivot(table, ranks, numbers, "work"),
-        evidence="phases",
+        evidence=BARE if bare else "phases",
     )

@@ -18,6 +18,7 @@ from hindmost_collector.verdict import Report, Verdict
 from hindmost_collector.verdicts import (
     balanced,
     insufficient,
+    nothing_inside,
     of_habits,
     of_hang,
     of_job,
@@ -133,4 +134,6 @@ def _nothing(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:
     ranks = len(blocks.ranks) if blocks is not None else rows(run.ranks)
     if blocks is None or ranks < 2 or len(blocks.steps) < settings.min_steps:
         return insufficient(run, blocks, settings)
+    if blocks.evidence == blocks_of.BARE:
+        return nothing_inside(blocks)
     return balanced(blocks, whatif.waste(blocks))

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hindmost_collector import endings, whatif
+from hindmost_collector import endings, intervals, whatif
 from hindmost_collector.model import Run, rows
-from hindmost_collector.robust import mean, median
+from hindmost_collector.robust import mean, median, sums_by_step
 from hindmost_collector.verdict import JobSummary, RankRow, WhatIf
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def ranks(run: Run, blocks: Blocks | None) -> tuple[RankRow, ...]:
     gauges = blocks.gauges() if blocks is not None else {}
     row_of = {int(rank): i for i, rank in enumerate(blocks.ranks)} if blocks is not None else {}
     figures = _figures(blocks) if blocks is not None else {}
-    phases = {name: median(block, axis=1) / 1e6 for name, block in blocks.parts.items()} if blocks is not None else {}
+    phases = _phases(run, blocks) if blocks is not None else {}
     found = []
     for rank in seen:
         at = place.get(rank)
@@ -72,6 +72,28 @@ def ranks(run: Run, blocks: Blocks | None) -> tuple[RankRow, ...]:
             )
         )
     return tuple(found)
+
+
+def _phases(run: Run, blocks: Blocks) -> dict[str, Floats]:
+    """Name to [R] ms in the typical step; NaN where nothing was measured of it, which for causes may count as none."""
+    found = {}
+    for name, block in blocks.parts.items():
+        seen = _measured(run, blocks, name)
+        found[name] = median(block if seen is None else np.where(seen, block, np.nan), axis=1) / 1e6
+    return found
+
+
+def _measured(run: Run, blocks: Blocks, name: str) -> np.ndarray[Any, Any] | None:
+    """[R, S] or [R, 1] whether a part was measured; ``None`` where its block says so itself.
+
+    The run queue is sampled in gaps long enough for it; of intervals, such as file reads, a rank without any may as well
+    not have been watched.
+    """
+    if name in ("self_runqueue", "self_blocked") and blocks.joined is not None:
+        return sums_by_step((~np.isnan(blocks.joined.runqueue)).astype(np.float64), blocks.starts) > 0
+    if name in intervals.WANTED and f"{name}_ns" not in run.steps:
+        return np.isin(blocks.ranks, run.intervals["rank"][run.intervals["name"] == name])[:, None]
+    return None
 
 
 def _text(column: np.ndarray[tuple[int], np.dtype[np.str_]], at: int | None) -> str | None:

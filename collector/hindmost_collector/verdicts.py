@@ -260,6 +260,12 @@ def balanced(blocks: Blocks, wasted: float) -> Verdict:
     )
 
 
+def nothing_inside(blocks: Blocks) -> Verdict:
+    """Steps alike long, and not a word on what is in them: that may be a wait or work."""
+    evidence, advice = wording.nothing_inside(blocks)
+    return Verdict(kind="insufficient_data", evidence=(evidence,), advice=(advice,))
+
+
 def insufficient(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:
     """Too little was seen; what is missing, and how to get it."""
     ranks = len(blocks.ranks) if blocks is not None else rows(run.ranks)

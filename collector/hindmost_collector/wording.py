@@ -169,6 +169,21 @@ def insufficient(ranks: int, steps: int, seen: bool, settings: Settings) -> tupl
     )
 
 
+def nothing_inside(blocks: Blocks) -> tuple[str, str]:
+    """Why bare steps name nobody, and what would."""
+    own = median(blocks.own, axis=1)
+    least, most = int(np.argmin(own)), int(np.argmax(own))
+    took = f"all {len(own)} ranks take about {ms(float(median(own)))} a step"
+    if own[most] > 1.05 * own[least]:
+        slowest, fastest = int(blocks.ranks[most]), int(blocks.ranks[least])
+        took = f"a step takes rank {slowest} {ms(float(own[most]))} and rank {fastest} {ms(float(own[least]))}"
+    return (
+        f"{took}; no collective and no phase was seen that would tell who works and who waits in it",
+        'mark what a step consists of, `with hindmost.phase("input"):` and so on; `hindmost doctor` says which'
+        " collectives can be seen here",
+    )
+
+
 def ended_early(run: Run, steps: int) -> tuple[str, str]:
     """What was recorded of a job that failed before there was enough to judge. ``steps`` are those that were told
     apart."""

@@ -37,6 +37,7 @@ def read_run(path: Path) -> Run:
         data, torn = segments.read_table(path / "segments" / table, table)
         tables[table] = schema.to_numpy(table, data)
         notes += torn
+    notes += _strangers(path / "segments")
     meta, damage = _read_meta(path)
     return run_of(tables, meta, path.name, [*notes, *damage])
 
@@ -50,6 +51,15 @@ def run_of(tables: dict[str, Table], meta: dict[str, Any], name: str, notes: lis
     shown["in_flight"] = _still_in_flight(tables["in_flight"], tables["rank_states"], states)
     shown["rank_states"] = states
     return Run(job=_job(name, meta, shown), **shown, notes=(*notes, *_losses(states), *_clock_note(tables["clocks"])))
+
+
+def _strangers(folder: Path) -> list[str]:
+    """What lies among the segments and is none."""
+    found = sorted(one.name for one in folder.glob("*") if not one.is_dir() and not one.name.startswith("."))
+    if not found:
+        return []
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    return [f"segments/ holds what is no segment, left out: {', '.join(found[:3])}{more}"]
 
 
 def _read_meta(path: Path) -> tuple[dict[str, Any], list[str]]:

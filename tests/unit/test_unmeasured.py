@@ -1,0 +1,83 @@
+"""What was not measured is null in a report, and a job that shows only its steps is told as that."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+from typing import TYPE_CHECKING
+
+import numpy as np
+from hindmost_collector.judge import judge
+from hindmost_collector.model import COLLECTIVES, Run, empty
+from hindmost_collector.report import csv as report_csv
+from hindmost_collector.store.parquet import ParquetStore, read_run
+
+from tests.scenarios import loads
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def phase(run: Run, name: str) -> list[str]:
+    """One phase's column of the CSV, as its cells are written."""
+    rows = list(csv.DictReader(io.StringIO(report_csv.render(judge(run).to_dict()))))
+    return [row[f"phase_{name}_ms"] for row in rows]
+
+
+def test_an_unsampled_run_queue_is_no_zero() -> None:
+    """A rank whose gaps were too short to sample has an empty cell; one that never queued has a 0."""
+    run = loads.make(loads.Load())
+    calls = dict(run.collectives)
+    calls["runqueue_ns"] = np.where(calls["rank"] == 2, -1, 0)
+    found = phase(dataclasses.replace(run, collectives=calls), "self_runqueue")
+    assert found == ["0", "0", "", "0"]
+
+
+def test_a_rank_without_any_file_read_is_no_zero() -> None:
+    """Nobody knows whether its reads were watched."""
+    run = loads.make(loads.Load())
+    first = run.collectives["rank"] == 1
+    starts = run.collectives["start_ns"][first] - 3_000_000
+    reads = {
+        "rank": np.full(len(starts), 1, np.int32),
+        "name": np.full(len(starts), "file_read"),
+        "start_ns": starts,
+        "duration_ns": np.full(len(starts), 2_000_000),
+        "value": np.zeros(len(starts)),
+    }
+    assert phase(dataclasses.replace(run, intervals=reads), "file_read") == ["", "2", "", ""]
+
+
+def bare(slow_ms: float) -> Run:
+    """Steps of 20 ms without anything in them; rank 1 takes longer."""
+    run = loads.make(loads.Load(kind="torch", cpu=False, noise=0.02))
+    steps = {name: np.where(name == "kind", column, -1) if name.endswith("_ns") else column
+             for name, column in run.steps.items()}  # fmt: skip
+    longer = (steps["rank"] == 1) * int(slow_ms * 1e6)
+    jitter = np.random.default_rng(3).normal(0, 1e5, len(longer)).astype(np.int64)
+    steps |= {"duration_ns": 20_000_000 + longer + jitter, "start_ns": run.steps["start_ns"]}
+    return dataclasses.replace(run, steps=steps, collectives=empty(COLLECTIVES))
+
+
+def test_bare_steps_alike_long_say_nothing() -> None:
+    """Ranks that wait for each other take alike long: nobody is called balanced for that."""
+    (verdict,) = judge(bare(0)).verdicts
+    assert verdict.kind == "insufficient_data"
+    assert verdict.evidence[0].startswith("all 4 ranks take about 20")
+
+
+def test_bare_steps_that_one_rank_takes_longer_over_name_it() -> None:
+    """Where the others do not wait inside their steps, the longest steps are the slow rank's."""
+    (verdict,) = judge(bare(8)).verdicts
+    assert (verdict.kind, verdict.ranks) == ("straggler", (1,))
+
+
+def test_a_stray_file_among_the_segments_is_told_in_one_line(tmp_path: Path) -> None:
+    """It is left out, and the reader knows."""
+    store = ParquetStore(tmp_path, single=True)
+    store.write_meta("j", {"job_id": "j"})
+    store.close()
+    (tmp_path / "segments").mkdir()
+    (tmp_path / "segments" / "notes.txt").write_bytes(b"\0garbage")
+    assert "segments/ holds what is no segment, left out: notes.txt" in read_run(tmp_path).notes
