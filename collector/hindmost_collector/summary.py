@@ -86,8 +86,8 @@ def _phases(run: Run, blocks: Blocks) -> dict[str, Floats]:
 def _measured(run: Run, blocks: Blocks, name: str) -> np.ndarray[Any, Any] | None:
     """[R, S] or [R, 1] whether a part was measured; ``None`` where its block says so itself.
 
-    The run queue is sampled in gaps long enough for it; of intervals, such as file reads, a rank without any may as well
-    not have been watched.
+    The run queue is sampled in gaps long enough for it; a rank without any interval of a name, such as file reads, may
+    as well not have been watched.
     """
     if name in ("self_runqueue", "self_blocked") and blocks.joined is not None:
         return sums_by_step((~np.isnan(blocks.joined.runqueue)).astype(np.float64), blocks.starts) > 0

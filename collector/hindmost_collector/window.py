@@ -41,7 +41,13 @@ _PATTERN = 2048
 #: Metric samples that a window may hold.
 SAMPLES = 200_000
 #: What causes are read from; other metrics are for dashboards and stay out of the window.
-CAUSAL = ("hindmost_process_", "hindmost_gpu_", "hindmost_node_pressure_", "hindmost_node_cpu_throttled")
+CAUSAL = (
+    "hindmost_process_",
+    "hindmost_gpu_",
+    "hindmost_node_pressure_",
+    "hindmost_node_cpus",
+    "hindmost_node_cpu_throttled",
+)
 
 
 class Window:

@@ -177,11 +177,9 @@ def nothing_inside(blocks: Blocks) -> tuple[str, str]:
     if own[most] > 1.05 * own[least]:
         slowest, fastest = int(blocks.ranks[most]), int(blocks.ranks[least])
         took = f"a step takes rank {slowest} {ms(float(own[most]))} and rank {fastest} {ms(float(own[least]))}"
-    return (
-        f"{took}; no collective and no phase was seen that would tell who works and who waits in it",
-        'mark what a step consists of, `with hindmost.phase("input"):` and so on; `hindmost doctor` says which'
-        " collectives can be seen here",
-    )
+    unseen = "no collective and no phase was seen that would tell who works and who waits in it"
+    mark = 'mark what a step consists of, `with hindmost.phase("input"):` and so on'
+    return f"{took}; {unseen}", f"{mark}; `hindmost doctor` says which collectives can be seen here"
 
 
 def ended_early(run: Run, steps: int) -> tuple[str, str]:
