@@ -251,6 +251,7 @@ def main() -> None:
     parser.add_argument("--plain-agents", type=int, nargs="*", default=[64])
     parser.add_argument("--seconds", type=int, default=30)
     parser.add_argument("--generate", metavar="ADDRESS", help=argparse.SUPPRESS)
+    parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--serve-plain", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--plain", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -258,7 +259,7 @@ def main() -> None:
         asyncio.run(PlainServer().serve())
     elif args.generate:
         count = args.agents[0]
-        done = asyncio.run(generate(args.generate, count, args.seconds, 0, count * RANKS, args.plain))
+        done = asyncio.run(generate(args.generate, count, args.seconds, args.first, count * RANKS, args.plain))
         print(json.dumps(done))
     else:
         for agents in args.agents:

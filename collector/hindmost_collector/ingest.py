@@ -13,6 +13,7 @@ from hindmost_proto import telemetry_pb2_grpc
 from hindmost_collector.clock import NodeClock
 from hindmost_collector.columns import Malformed
 from hindmost_collector.decode import Decoder, references
+from hindmost_collector.relay_ingest import RelayStream
 from hindmost_collector.session import PROTOCOL, Agent, Outbox
 
 if TYPE_CHECKING:
@@ -62,16 +63,18 @@ class Ingest(telemetry_pb2_grpc.TelemetryServicer):
     async def Stream(  # noqa: N802 - the wire's own name
         self, requests: AsyncIterator[wire.AgentMessage], context: Any
     ) -> None:
-        """Serve one agent until it says Goodbye and has its last ack, or breaks off."""
+        """Serve one agent until it says Goodbye and has its last ack, or breaks off; or a relay with many."""
         first = await anext(aiter(requests), None)
+        if first is not None and first.WhichOneof("body") == "relayed":
+            await RelayStream(self, context.write).serve(first, requests)
+            return
         if first is None or first.WhichOneof("body") != "hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message of a stream must be Hello")
             return
-        if first.hello.protocol != PROTOCOL:
-            message = f"protocol {first.hello.protocol} is not spoken here, only {PROTOCOL}: use one hindmost version"
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
+        if refusal := self.refused(first.hello):
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, refusal)
             return
-        agent, outbox = self._greet(first.hello)
+        agent, outbox = self.greet(first.hello)
         pump = asyncio.create_task(outbox.pump(context.write))
         serve = asyncio.create_task(self._serve(agent, outbox, requests))
         try:  # a stream without its pump would take batches and never acknowledge one
@@ -89,7 +92,15 @@ class Ingest(telemetry_pb2_grpc.TelemetryServicer):
         if outbox.reason:
             await context.abort(grpc.StatusCode.ABORTED, outbox.reason)
 
-    def _greet(self, hello: wire.Hello) -> tuple[Agent, Outbox]:
+    @staticmethod
+    def refused(hello: wire.Hello) -> str:
+        """Why an agent is not served; empty when it is."""
+        if hello.protocol == PROTOCOL:
+            return ""
+        return f"protocol {hello.protocol} is not spoken here, only {PROTOCOL}: use one hindmost version"
+
+    def greet(self, hello: wire.Hello) -> tuple[Agent, Outbox]:
+        """The agent that says so, and what is to be sent to it on this stream; an older stream of it ends."""
         identity, now = f"{hello.agent_id}@{hello.node}", self.clock.now()
         agent = self.agents.get(identity)
         if agent is None:
@@ -113,10 +124,10 @@ class Ingest(telemetry_pb2_grpc.TelemetryServicer):
 
     async def _serve(self, agent: Agent, outbox: Outbox, requests: AsyncIterator[wire.AgentMessage]) -> None:
         async for message in requests:
-            if outbox.closed or not await self._handle(agent, outbox, message):
+            if outbox.closed or not await self.handle(agent, outbox, message):
                 return
 
-    async def _handle(self, agent: Agent, outbox: Outbox, message: wire.AgentMessage) -> bool:
+    async def handle(self, agent: Agent, outbox: Outbox, message: wire.AgentMessage) -> bool:
         """Take one message of a stream; False after the last."""
         now = agent.last_heard_ns = self.clock.now()
         kind = message.WhichOneof("body")

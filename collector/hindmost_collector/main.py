@@ -9,6 +9,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
+from hindmost_collector import relay
 from hindmost_collector.service import serve
 
 if TYPE_CHECKING:
@@ -46,4 +47,4 @@ async def _serve(options: Options) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    return await serve(options, stopped)
+    return await (relay.serve if options.relay_to else serve)(options, stopped)

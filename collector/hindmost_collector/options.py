@@ -36,6 +36,7 @@ class Options:
     retention_days: float = 0.0
     retention_gib: float = 0.0
     remote_write: str = ""
+    relay_to: str = ""
     log_format: str = "text"
 
     @property
@@ -115,6 +116,7 @@ def _check(options: Options) -> None:
         raise UsageError("--out and --store both say where to record: give one")
     if options.store.startswith("clickhouse://") and options.retention_gib:
         raise UsageError("retention_gib is for directories: bound a ClickHouse store by retention_days")
+    _check_relay(options)
     if options.memory_mib < 16:
         raise UsageError(f"memory_mib is {options.memory_mib}: at least 16 are needed")
     if options.log_format not in {"text", "json"}:
@@ -125,3 +127,15 @@ def _check(options: Options) -> None:
     for name in ("flush_seconds", "judge_seconds"):
         if not 0 <= getattr(options, name) <= 3600:
             raise UsageError(f"{name} is {getattr(options, name)}: between 0 and 3600")
+
+
+def _check_relay(options: Options) -> None:
+    if not options.relay_to:
+        return
+    for target in options.relay_to.split(","):
+        if not address(target.strip(), "--relay-to")[1]:
+            raise UsageError(f"--relay-to {target!r}: port 0 is nobody's")
+    for name in ("out", "store", "job_id", "hold", "remote_write"):
+        if getattr(options, name):
+            flag = "--" + name.replace("_", "-")
+            raise UsageError(f"{flag} is for the collector: a relay (--relay-to) stores and judges nothing")

@@ -138,6 +138,7 @@ COUNTS = {
     "malformed_blocks": ("hindmost_collector_malformed_blocks", "Blocks left out because they made no sense."),
     "shed_samples": ("hindmost_collector_shed_samples", "Metric samples left out for want of memory."),
     "streams": ("hindmost_collector_streams", "Streams that agents opened."),
+    "relay_streams": ("hindmost_collector_relay_streams", "Streams that relays opened."),
     "replaced_streams": ("hindmost_collector_replaced_streams", "Streams replaced by another of the same identity."),
     "impossible_clock_samples": ("hindmost_collector_impossible_clock_samples", "Round trips that cannot have been."),
 }

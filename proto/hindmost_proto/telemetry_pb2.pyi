@@ -8,21 +8,23 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class AgentMessage(_message.Message):
-    __slots__ = ("hello", "definitions", "batch", "clock", "goodbye")
+    __slots__ = ("hello", "definitions", "batch", "clock", "goodbye", "relayed")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     DEFINITIONS_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    RELAYED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     definitions: Definitions
     batch: Batch
     clock: ClockSample
     goodbye: Goodbye
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., definitions: _Optional[_Union[Definitions, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., clock: _Optional[_Union[ClockSample, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+    relayed: Relayed
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., definitions: _Optional[_Union[Definitions, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., clock: _Optional[_Union[ClockSample, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., relayed: _Optional[_Union[Relayed, _Mapping]] = ...) -> None: ...
 
 class CollectorMessage(_message.Message):
-    __slots__ = ("welcome", "ack", "need", "clock", "zoom", "throttle", "stop")
+    __slots__ = ("welcome", "ack", "need", "clock", "zoom", "throttle", "stop", "returned")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
     NEED_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +32,7 @@ class CollectorMessage(_message.Message):
     ZOOM_FIELD_NUMBER: _ClassVar[int]
     THROTTLE_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    RETURNED_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     ack: Ack
     need: Need
@@ -37,7 +40,8 @@ class CollectorMessage(_message.Message):
     zoom: Zoom
     throttle: Throttle
     stop: Stop
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., need: _Optional[_Union[Need, _Mapping]] = ..., clock: _Optional[_Union[ClockReply, _Mapping]] = ..., zoom: _Optional[_Union[Zoom, _Mapping]] = ..., throttle: _Optional[_Union[Throttle, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ...) -> None: ...
+    returned: Returned
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., need: _Optional[_Union[Need, _Mapping]] = ..., clock: _Optional[_Union[ClockReply, _Mapping]] = ..., zoom: _Optional[_Union[Zoom, _Mapping]] = ..., throttle: _Optional[_Union[Throttle, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., returned: _Optional[_Union[Returned, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol", "agent_id", "node", "boot_id", "version", "job_id", "monotonic_ns", "realtime_ns")
@@ -367,6 +371,44 @@ class Throttle(_message.Message):
     def __init__(self, metrics: _Optional[bool] = ...) -> None: ...
 
 class Stop(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class Relayed(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[FromAgent]
+    def __init__(self, messages: _Optional[_Iterable[_Union[FromAgent, _Mapping]]] = ...) -> None: ...
+
+class FromAgent(_message.Message):
+    __slots__ = ("stream", "message", "ended")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    stream: int
+    message: AgentMessage
+    ended: bool
+    def __init__(self, stream: _Optional[int] = ..., message: _Optional[_Union[AgentMessage, _Mapping]] = ..., ended: _Optional[bool] = ...) -> None: ...
+
+class Returned(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[ToAgent]
+    def __init__(self, messages: _Optional[_Iterable[_Union[ToAgent, _Mapping]]] = ...) -> None: ...
+
+class ToAgent(_message.Message):
+    __slots__ = ("stream", "message", "end")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    stream: int
+    message: CollectorMessage
+    end: End
+    def __init__(self, stream: _Optional[int] = ..., message: _Optional[_Union[CollectorMessage, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ...) -> None: ...
+
+class End(_message.Message):
     __slots__ = ("reason",)
     REASON_FIELD_NUMBER: _ClassVar[int]
     reason: str

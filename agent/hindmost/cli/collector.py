@@ -19,6 +19,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="RUN_DIR", help="record one job into this run directory")
     parser.add_argument("--store", metavar="URL", help="record every job into this store: a directory or a URL")
     parser.add_argument("--remote-write", metavar="URL", help="send every metric to this Prometheus receiver, too")
+    parser.add_argument(
+        "--relay-to", metavar="HOST:PORT", help="be a relay: pass all agents on to this collector, in one stream"
+    )
     parser.add_argument("--job-id", metavar="ID", help="the job that --out and --command are about")
     parser.add_argument("--command", dest="job_command", metavar="TEXT", help="the job's command line, for reports")
     parser.add_argument("--launcher", metavar="NAME", help="what launched the job, for reports")

@@ -7,7 +7,7 @@ import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from urllib.parse import parse_qs, urlsplit
 
 from hindmost.errors import HindmostError
@@ -17,7 +17,18 @@ from hindmost_collector.exposition import CONTENT_TYPE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hindmost_collector.scrape import Scrape
+
+class Scrape(Protocol):
+    """What is served: a collector's side of it, or a relay's."""
+
+    def metrics(self) -> bytes: ...
+
+    def report(self, name: str | None, /) -> dict[str, Any] | None: ...
+
+    def jobs(self) -> list[dict[str, Any]]: ...
+
+    def ready(self) -> str | None: ...
+
 
 Answer = tuple[HTTPStatus, str, bytes]
 _TEXT = "text/plain; charset=utf-8"

@@ -1,0 +1,210 @@
+"""The lower end of a relay: one stream to a collector, into which the messages of many agents go unopened."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from typing import TYPE_CHECKING, Any, Protocol
+
+import grpc
+import grpc.aio
+from hindmost_proto import telemetry_pb2 as wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+log = logging.getLogger(__name__)
+
+METHOD = "/hindmost.v1.Telemetry/Stream"
+OPTIONS = (
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.keepalive_time_ms", 10_000),  # a collector that is gone without a word is noticed within 20 s
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.bdp_probe", 0),
+)
+#: Batches wait for others this long, so that one message carries many; everything else goes at once.
+GATHER_S = 0.1
+#: One message upwards, at most; and what may wait for it before agents are no longer read.
+MESSAGE_BYTES, WAITING_BYTES = 2 << 20, 16 << 20
+#: The collector's own limit of a message, less room for what goes around one agent's.
+AGENT_BYTES = (16 << 20) - 1024
+BACKOFF_FIRST_S, BACKOFF_LAST_S = 0.2, 10.0
+#: The first byte of an AgentMessage that is a batch: field 3, length-delimited.
+BATCH = 0x1A
+
+
+class Carried(Protocol):
+    """An agent's stream, as the link sees it."""
+
+    def tell(self, message: bytes) -> None:
+        """Send to the agent."""
+
+    def end(self, reason: str, *, away: bool = False) -> None:
+        """Close the agent's stream: as it should be, for a reason, or because the collector is ``away``."""
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def relayed(messages: Iterable[tuple[int, bytes | None]]) -> bytes:
+    """An AgentMessage with ``(stream, its AgentMessage, None where it ended)`` in it, without taking any apart."""
+    parts = []
+    for stream, message in messages:
+        told = b"\x18\x01" if message is None else b"\x12" + _varint(len(message)) + message
+        one = b"\x08" + _varint(stream) + told
+        parts.append(b"\x0a" + _varint(len(one)) + one)
+    content = b"".join(parts)
+    return b"\x32" + _varint(len(content)) + content
+
+
+class Link:
+    """Keeps one stream to one collector open. All agents' streams in it end when it breaks: they replay."""
+
+    def __init__(self, target: str, jitter: Callable[[], float] = random.random) -> None:
+        self.target = target
+        self.connected = False
+        self.messages = self.bytes = self.connects = 0
+        self._jitter = jitter
+        self._streams: dict[int, Carried] = {}
+        self._number = 0
+        self._waiting: list[tuple[int, bytes | None]] = []
+        self._waiting_bytes = 0
+        self._wake, self._urgent, self._room = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._room.set()
+        self._said = False
+
+    @property
+    def agents(self) -> int:
+        """How many agents' streams it carries."""
+        return len(self._streams)
+
+    def open(self, carried: Carried) -> int:
+        """A number for a new agent's stream. Only while ``connected``."""
+        self._number += 1
+        self._streams[self._number] = carried
+        return self._number
+
+    async def send(self, number: int, message: bytes) -> None:
+        """Pass an agent's message on. Waits while too much waits already."""
+        await self._room.wait()
+        if number in self._streams:
+            self._add(number, message, urgent=message[0] != BATCH)
+
+    def close(self, number: int) -> None:
+        """An agent broke off."""
+        if self._streams.pop(number, None):
+            self._add(number, None, urgent=True)
+
+    def _add(self, number: int, message: bytes | None, *, urgent: bool) -> None:
+        self._waiting.append((number, message))
+        self._waiting_bytes += len(message or b"")
+        self._wake.set()
+        if urgent or self._waiting_bytes > MESSAGE_BYTES // 4:
+            self._urgent.set()
+        if self._waiting_bytes > WAITING_BYTES:
+            self._room.clear()
+
+    async def run(self) -> None:
+        """Connect, carry, reconnect; until cancelled."""
+        attempt = 0
+        while True:
+            before = self.connects
+            try:
+                await self._stream()
+            except (grpc.aio.AioRpcError, ConnectionError, asyncio.TimeoutError, asyncio.InvalidStateError) as error:
+                self._say(error)
+            finally:
+                self._break()
+            attempt = 0 if self.connects > before else attempt + 1
+            pause = min(BACKOFF_FIRST_S * 2.0 ** min(attempt, 16), BACKOFF_LAST_S)
+            await asyncio.sleep(pause * (0.5 + 0.5 * self._jitter()))
+
+    async def _stream(self) -> None:
+        async with grpc.aio.insecure_channel(self.target, options=OPTIONS) as channel:
+            call: Any = channel.stream_stream(
+                METHOD, request_serializer=None, response_deserializer=wire.CollectorMessage.FromString
+            )()
+            await call.write(relayed([]))
+            first: Any = await asyncio.wait_for(call.read(), 20.0)
+            if first is grpc.aio.EOF or first.WhichOneof("body") != "returned":
+                raise ConnectionError("it does not answer as a collector that takes relays")
+            self.connected, self.connects, self._said = True, self.connects + 1, False
+            log.info("carrying agents to %s", self.target)
+            tasks = {asyncio.ensure_future(work) for work in (self._receive(call), self._send(call))}
+            try:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                call.cancel()
+
+    async def _receive(self, call: Any) -> None:
+        while (message := await call.read()) is not grpc.aio.EOF:
+            for one in message.returned.messages:
+                carried = self._streams.get(one.stream)
+                if carried is None:
+                    continue
+                if one.HasField("end"):
+                    del self._streams[one.stream]
+                    carried.end(one.end.reason)
+                else:
+                    carried.tell(one.message.SerializeToString())
+        raise ConnectionError("it ended the stream")
+
+    async def _send(self, call: Any) -> None:
+        while True:
+            await self._wake.wait()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._urgent.wait(), GATHER_S)
+            self._wake.clear()
+            self._urgent.clear()
+            waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+            self._room.set()
+            for part in _portions(waiting):
+                content = relayed(part)
+                self.messages += len(part)
+                self.bytes += len(content)
+                await call.write(content)
+
+    def _break(self) -> None:
+        self.connected = False
+        self._waiting, self._waiting_bytes = [], 0
+        self._room.set()
+        streams, self._streams = self._streams, {}
+        for carried in streams.values():
+            carried.end(f"collector {self.target} is out of reach", away=True)
+
+    def _say(self, error: Exception) -> None:
+        if not self._said:
+            self._said = True
+            what = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error) or type(error).__name__
+            log.warning("collector %s is out of reach (%s): agents wait, and keep what they have", self.target, what)
+
+
+def _portions(waiting: list[tuple[int, bytes | None]]) -> Iterable[list[tuple[int, bytes | None]]]:
+    """In order, each of about MESSAGE_BYTES at most; a larger message by itself."""
+    portion: list[tuple[int, bytes | None]] = []
+    held = 0
+    for one in waiting:
+        size = len(one[1] or b"")
+        if portion and held + size > MESSAGE_BYTES:
+            yield portion
+            portion, held = [], 0
+        portion.append(one)
+        held += size
+    if portion:
+        yield portion

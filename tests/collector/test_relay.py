@@ -1,0 +1,202 @@
+"""Relays: many agents in one stream, acknowledged end to end, with nothing to lose in between."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+import duckdb
+import grpc
+import pytest
+from hindmost_collector.relay import choose
+from hindmost_collector.relay_link import Link, relayed
+from hindmost_proto import telemetry_pb2 as wire
+
+PATIENCE_S = 60.0
+#: What a stream that breaks off looks like from an agent's side; an end in place of a message has no attributes.
+BROKEN = (OSError, asyncio.TimeoutError, asyncio.InvalidStateError, AttributeError, grpc.RpcError, grpc.aio.BaseError)
+
+
+async def deliver(agent, addresses, steps, moment=None):
+    """Send steps until all are acknowledged, through whichever address answers; ``moment(step)`` after each."""
+    deadline = time.monotonic() + PATIENCE_S
+    todo, attempt = list(steps), 0
+    while (todo or agent.kept) and time.monotonic() < deadline:
+        agent.address = addresses[attempt % len(addresses)]
+        attempt += 1
+        try:
+            await asyncio.wait_for(agent.connect(), 10)
+            while todo:
+                step = todo.pop(0)
+                await agent.send(agent.batch(step, slow_rank=3))
+                if moment:
+                    moment(step)
+                await asyncio.sleep(0.01)
+            await agent.until_acked(agent.sequence)
+        except BROKEN:
+            await asyncio.sleep(0.1)
+        finally:
+            await agent.close()
+    assert not agent.kept
+
+
+def counted(folder):
+    """``(rank, rows, distinct steps)`` of every rank that the run directory holds."""
+    stored = duckdb.read_parquet(f"{folder}/segments/steps/*.parquet")
+    return stored.aggregate("rank, count(*), count(distinct step)").order("rank").fetchall()
+
+
+class Four:
+    """Makes agents of two ranks each, of one job of four."""
+
+    def __init__(self, fake_agent):
+        self._make = fake_agent
+
+    def __call__(self, number):
+        agent = self._make("", agent_id=f"a{number}", node=f"n{number}", ranks=4)
+        definitions = agent.definitions
+        mine = range(2 * number, 2 * number + 2)
+
+        def batch(step, slow_rank=-1):
+            made = type(agent).batch(agent, step, slow_rank)
+            for column in (made.steps, made.collectives):
+                kept = [block for block in column if block.rank & 0xFFFF in mine]
+                del column[:]
+                column.extend(kept)
+            return made
+
+        agent.batch, agent.definitions = batch, definitions
+        return agent
+
+
+def test_relay_killed_loses_and_doubles_nothing(collector_process, fake_agent, tmp_path):
+    """One job over two relays, one of which is killed: every step of every rank is stored once, and rank 3 is named."""
+    collector = collector_process("--out", tmp_path, "--job-id", "j", "--http", "none", "--hold")
+    relays = [collector_process("--relay-to", collector.addresses["grpc"], "--http", "none") for _ in range(2)]
+    addresses = [one.addresses["grpc"] for one in relays]
+    steps = range(40)
+
+    def killing(step):
+        if step == 20:
+            relays[0].kill()
+
+    async def scenario():
+        agents = [Four(fake_agent)(number) for number in range(2)]
+        await asyncio.gather(deliver(agents[0], addresses, steps, killing), deliver(agents[1], addresses[::-1], steps))
+
+    asyncio.run(scenario())
+    assert counted(tmp_path) == [(rank, 40, 40) for rank in range(4)]
+    collector.popen.stdin.close()
+    assert collector.popen.wait(60) == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["job"]["world_size"] == 4
+    assert [(one["kind"], one["ranks"]) for one in report["verdicts"]][:1] == [("straggler", [3])]
+
+
+def test_collector_killed_behind_a_relay(collector_process, fake_agent, tmp_path):
+    """A collector that is killed and started again behind a relay has every step once: no ack came early."""
+    collector = collector_process("--out", tmp_path, "--http", "none")
+    where = collector.addresses["grpc"]
+    relay = collector_process("--relay-to", where, "--http", "127.0.0.1:0")
+
+    def restarting(step):
+        if step == 15:
+            collector.kill()
+            collector_process("--out", tmp_path, "--http", "none", "--listen", where)
+
+    asyncio.run(deliver(fake_agent(""), [relay.addresses["grpc"]], range(30), restarting))
+    assert counted(tmp_path) == [(rank, 30, 30) for rank in range(2)]
+    with urllib.request.urlopen(f"http://{relay.addresses['http']}/metrics", timeout=20) as answer:
+        page = answer.read().decode()
+    assert f'hindmost_collector_relay_connected{{collector="{where}"}} 1.0' in page
+
+
+def test_relay_without_its_collector_takes_nothing(collector_process, fake_agent):
+    """While the collector is out of reach a relay is not ready and turns agents away: they keep what they have."""
+    relay = collector_process("--relay-to", "127.0.0.1:1", "--http", "127.0.0.1:0")
+
+    async def scenario():
+        agent = fake_agent(relay.addresses["grpc"])
+        try:
+            with pytest.raises(Exception, match=r"collector 127.0.0.1:1 is out of reach of this relay"):
+                await agent.connect()
+        finally:
+            await agent.close()
+
+    asyncio.run(scenario())
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(f"http://{relay.addresses['http']}/readyz", timeout=20)
+    assert caught.value.read() == b"out of reach: 127.0.0.1:1\n"
+
+
+def test_garbage_ends_only_its_own_stream(collector_process, fake_agent, tmp_path):
+    """Bytes that are no message are refused from whoever sends them; the other agents of the relay go on."""
+    collector = collector_process("--out", tmp_path, "--http", "none")
+    relay = collector_process("--relay-to", collector.addresses["grpc"], "--http", "none")
+
+    async def scenario():
+        good = fake_agent(relay.addresses["grpc"])
+        deadline = time.monotonic() + PATIENCE_S
+        while good.stream is None or not good.messages:
+            assert time.monotonic() < deadline
+            try:
+                await good.connect()
+                await good.send(good.batch(0))
+                await good.until_acked(1)
+            except BROKEN:
+                await good.close()
+                await asyncio.sleep(0.1)
+        async with grpc.aio.insecure_channel(relay.addresses["grpc"]) as channel:
+            call = channel.stream_stream("/hindmost.v1.Telemetry/Stream")()
+            await call.write(b"\x1a\xff\xff\xff")
+            assert await call.code() != grpc.StatusCode.OK
+        await good.send(good.batch(1))
+        await good.until_acked(2)
+        await good.close()
+
+    asyncio.run(scenario())
+    assert counted(tmp_path) == [(0, 2, 2), (1, 2, 2)]
+
+
+def test_framing_is_protobuf_s():
+    """What a relay puts around messages, unopened, is what protobuf would."""
+    batch = wire.AgentMessage(batch=wire.Batch(sequence=7, metrics=[wire.MetricBlock(values=[1.0] * 99)]))
+    made = relayed([(1, batch.SerializeToString()), (300, None)])
+    messages = [wire.FromAgent(stream=1, message=batch), wire.FromAgent(stream=300, ended=True)]
+    assert wire.AgentMessage.FromString(made) == wire.AgentMessage(relayed=wire.Relayed(messages=messages))
+    empty = wire.AgentMessage.FromString(relayed([]))
+    assert empty.WhichOneof("body") == "relayed"
+
+
+def test_job_goes_to_one_collector():
+    """Every relay sends a job to the same collector; jobs spread; one more collector moves only its own share."""
+    three = [Link(f"c{number}:9460") for number in range(3)]
+    jobs = [f"job{number}" for number in range(300)]
+    before = {job: choose(three, job).target for job in jobs}
+    assert {job: choose(three[::-1], job).target for job in jobs} == before
+    counts = [list(before.values()).count(link.target) for link in three]
+    assert min(counts) > 60
+    after = {job: choose([*three, Link("c3:9460")], job).target for job in jobs}
+    assert {after[job] for job in jobs if after[job] != before[job]} == {"c3:9460"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--relay-to", "nowhere"], "--relay-to 'nowhere' is not HOST:PORT"),
+        (["--relay-to", "h:1", "--store", "/tmp/x"], "--store is for the collector"),
+        (["--relay-to", "h:1,h:0"], "port 0 is nobody's"),
+    ],
+)
+def test_bad_relay_is_one_line(arguments, said):
+    """What cannot be a relay is said in one line."""
+    command = [sys.executable, "-m", "hindmost", "collector", "--http", "none", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
