@@ -176,7 +176,7 @@ class Fold:
     def _phase(self, event: Event) -> None:
         name, start, exclusive = event.name, event.start_ns, event.duration_ns
         amount = is_amount(name) or event.flags & ring.GPU_TIME
-        if event.seq and name.startswith("gpu_"):
+        if event.seq and amount:
             self._gpu_time(event)
             return
         span = (start, exclusive, name)

@@ -146,10 +146,11 @@ def test_gpu_times_find_their_step_though_they_come_late() -> None:
         event(ring.STEP, "train", 200, 100, seq=3),
         event(ring.PHASE, "gpu_forward", 110, 70, seq=2),
         event(ring.PHASE, "gpu_backward", 150, 20, seq=2),
+        event(ring.PHASE, "h2d", 100, 5, flags=ring.GPU_TIME, seq=2),
         event(ring.PHASE, "gpu_forward", 210, 80, seq=3),
     )
     assert [step.step for step in fold.steps] == [1, 2]
-    assert fold.steps[1].phases == {"gpu_forward": 70, "gpu_backward": 20}
+    assert fold.steps[1].phases == {"gpu_forward": 70, "gpu_backward": 20, "h2d": 5}
 
 
 def test_a_step_whose_gpu_times_never_come_is_let_go() -> None:

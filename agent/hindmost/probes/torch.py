@@ -8,11 +8,12 @@ optimizers that call a closure (LBFGS, Lightning) count without the forward and 
 from __future__ import annotations
 
 import importlib
+import sys
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from hindmost.bootstrap import complain
-from hindmost.probes import torch_collectives, torch_ddp
+from hindmost.probes import torch_collectives, torch_copies, torch_ddp
 from hindmost.probes.batches import Batches
 from hindmost.probes.guard import around, undo
 from hindmost.probes.recognise import REPEATS, Recogniser
@@ -42,6 +43,7 @@ class Hooks:
         self._later = recorder.later
         self._pace = recorder.pace
         self._gpu = gpu
+        self._copies = torch_copies.install(torch, recorder, gpu) if gpu is not None else None
         self._batches = Batches()
         self._fed = False  # input was fetched since the last tick
         self._stepped = 1  # steps of optimizers since then; the first fetch is a tick, too
@@ -83,6 +85,8 @@ class Hooks:
         self._later.append((self._recogniser.input_ends, start, now, self._batches.work(batch)))
         if self._gpu is not None and self._pace.measuring:
             self._gpu.ready()
+            if self._copies is not None:
+                self._copies.begin(sys._getframe(2))
         recorder.own_ns += self._clock() - now
 
     def input_fails(self, _start: int, _iterator: Any) -> None:
@@ -98,6 +102,8 @@ class Hooks:
         self._later.append((self._recogniser.backward_begins, start))
         recorder.ring.enter(SLOT, PHASE, recorder.ids.get("backward") or recorder.id("backward"), start)
         if self._gpu is not None and self._pace.measuring:
+            if self._copies is not None:
+                self._copies.end()
             self._gpu.backward_begins()
         recorder.own_ns += self._clock() - start
         return start

@@ -2,8 +2,9 @@
 
 An event is recorded on the current stream where the host has the batch, and where it begins backward, ends backward
 and ends the optimizer's step; the time between two of them is the GPU's, idle gaps included. So ``gpu_forward`` holds
-the copies to the device, ``gpu_backward`` the communication that backward waits for (its last event comes after the
-reducer has joined the communication stream), and ``gpu_optimizer`` gradient clipping and unscaling.
+the copies to the device unless ``torch_copies.py`` sees them, ``gpu_backward`` the communication that backward waits
+for (its last event comes after the reducer has joined the communication stream), and ``gpu_optimizer`` gradient
+clipping and unscaling.
 
 Recording and reading cost host time, which a step of some ms would feel: ``pacing.py`` says which steps are measured.
 """
@@ -18,6 +19,7 @@ from hindmost.stepping import PHASE
 if TYPE_CHECKING:
     from hindmost.stepping import Recorder
 
+GPU_TIME = 1  # of ring.h: a time of the GPU's
 #: Steps whose events may be outstanding; a GPU further behind than this has the oldest unmeasured.
 OUTSTANDING = 16
 #: Phases of one step that are measured: accumulation over more micro-batches has the rest unmeasured.
@@ -65,6 +67,13 @@ class GpuPhases:
     def optimizer_ends(self) -> None:
         self._ends("gpu_optimizer")
 
+    def copy_begins(self) -> None:
+        """A copy of the batch to the GPU begins: it is no part of forward."""
+        self._ends("gpu_forward")
+
+    def copy_ends(self) -> None:
+        self._ends("h2d")
+
     def step_ends(self, number: int, start_ns: int, kind: str) -> None:
         """Keep this step's events until the GPU has passed them; write what it has passed by now."""
         intervals, self._intervals = self._intervals, []
@@ -110,7 +119,7 @@ class GpuPhases:
             for name, begin, end in intervals:
                 sums[name] = sums.get(name, 0.0) + begin.elapsed_time(end)
             for name, milliseconds in sums.items():
-                ring.event(PHASE, ring.name(name), start_ns, int(milliseconds * 1e6), number)
+                ring.event(PHASE, ring.name(name), start_ns, int(milliseconds * 1e6), number, flags=GPU_TIME)
             self._recycle(intervals)
 
     def _recycle(self, intervals: list[Interval]) -> None:

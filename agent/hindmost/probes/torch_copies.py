@@ -1,0 +1,112 @@
+"""Copies of a batch to the GPU, seen where the job's own code makes them, on measured steps.
+
+``Tensor.to`` and ``Tensor.cuda`` are left as they are: others compare functions with them, and ``torch.compile`` looks
+at them. Instead ``sys.monitoring`` (Python 3.12 and later) tells of calls made by the functions that are on the stack
+when a batch is there, and by functions that these call before the model; nothing else is instrumented, and that only
+on the steps that ``pacing.py`` has measured. The time between CUDA events around the copies is phase ``h2d``.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from hindmost.probes.guard import guarded, undo
+
+if TYPE_CHECKING:
+    from types import CodeType, FrameType
+
+    from hindmost.probes.torch_cuda import GpuPhases
+    from hindmost.stepping import Recorder
+
+#: Functions on the stack that are watched, and functions in all.
+CALLERS = 6
+WATCHED = 24
+#: Tools of ``sys.monitoring`` that are not a debugger's, coverage's, a profiler's or the interpreter's own.
+TOOLS = (3, 4)
+
+
+class Copies:
+    """Told where a batch is there and where backward begins; in between ``sys.monitoring`` tells it of calls."""
+
+    def __init__(self, torch: Any, recorder: Recorder, gpu: GpuPhases, monitoring: Any, tool: int) -> None:
+        self._recorder = recorder
+        self._clock = recorder.clock
+        self._gpu = gpu
+        self._monitoring = monitoring
+        self._tool = tool
+        self._to, self._cuda = torch.Tensor.to, torch.Tensor.cuda
+        self._module: type = torch.nn.Module
+        self._watched: list[CodeType] = []
+        self._copied: Any = None  # the tensor that is being copied
+        events = monitoring.events
+        monitoring.register_callback(tool, events.CALL, guarded(self.called))
+        for ended in (events.C_RETURN, events.C_RAISE):
+            monitoring.register_callback(tool, ended, guarded(self.returned))
+
+    def begin(self, frame: FrameType | None) -> None:
+        """The code that runs in this frame has its batch."""
+        start = self._clock()
+        self.end()
+        for _ in range(CALLERS):
+            if frame is None:
+                break
+            if not _is_of_torch(frame.f_globals.get("__name__", "")):
+                self._watch(frame.f_code)
+            frame = frame.f_back
+        self._recorder.pace.spent_ns += self._clock() - start
+
+    def end(self) -> None:
+        """What comes now is the model's."""
+        self._copied = None
+        for code in self._watched:
+            self._monitoring.set_local_events(self._tool, code, 0)
+        self._watched.clear()
+
+    def called(self, _code: CodeType, _place: int, function: Any, first: Any) -> None:
+        """A call is about to be made by watched code."""
+        if not self._watched or not self._recorder.training_thread():
+            return
+        if function is self._to or function is self._cuda:
+            if not first.is_cuda:
+                self._copied = first
+                self._gpu.copy_begins()
+        elif isinstance(function, self._module) or hasattr(function, "_torchdynamo_orig_callable"):
+            self.end()
+        else:
+            self._follow(function)
+
+    def returned(self, _code: CodeType, _place: int, function: Any, first: Any) -> None:
+        """A call of a function that is not Python's has ended."""
+        if self._copied is not None and first is self._copied and (function is self._to or function is self._cuda):
+            self._copied = None
+            self._gpu.copy_ends()
+
+    def _follow(self, function: Any) -> None:
+        """Watch what a Python function does that is about to be called: it may be the one that moves the batch."""
+        function = getattr(function, "__func__", function)
+        code = getattr(function, "__code__", None)
+        if code is not None and not _is_of_torch(getattr(function, "__module__", None) or ""):
+            self._watch(code)
+
+    def _watch(self, code: CodeType) -> None:
+        if code not in self._watched and len(self._watched) < WATCHED:
+            self._watched.append(code)
+            self._monitoring.set_local_events(self._tool, code, self._monitoring.events.CALL)
+
+
+def _is_of_torch(module: str) -> bool:
+    return module.partition(".")[0] in ("torch", "hindmost")
+
+
+def install(torch: Any, recorder: Recorder, gpu: GpuPhases) -> Copies | None:
+    """Take a tool of ``sys.monitoring``; ``None`` where there is no such thing, or none is free."""
+    monitoring: Any = getattr(sys, "monitoring", None)
+    for tool in TOOLS if monitoring is not None else ():
+        if monitoring.get_tool(tool) is None:
+            monitoring.use_tool_id(tool, "hindmost")
+            undo.append(lambda tool=tool: monitoring.free_tool_id(tool))  # type: ignore[misc]
+            copies = Copies(torch, recorder, gpu, monitoring, tool)
+            undo.append(copies.end)
+            return copies
+    return None

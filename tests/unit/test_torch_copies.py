@@ -1,0 +1,108 @@
+"""Which calls between a fetch and the model are taken for copies of the batch, where sys.monitoring tells of calls."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hindmost import stepping
+from hindmost.probes import guard, torch_copies
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.skipif(not hasattr(sys, "monitoring"), reason="sys.monitoring is new in Python 3.12")
+
+
+class Tensor(bytearray):
+    """Stands for a tensor: its methods are C's, as a tensor's are. ``extend`` is taken for ``to``."""
+
+    is_cuda = False
+
+
+class OnGpu(Tensor):
+    is_cuda = True
+
+
+class Module:
+    def __call__(self, x: Tensor) -> None:
+        x.extend(b"the model's own")
+
+
+TORCH: Any = SimpleNamespace(
+    Tensor=SimpleNamespace(to=bytearray.extend, cuda=bytearray.append), nn=SimpleNamespace(Module=Module)
+)
+
+
+class Gpu:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def copy_begins(self) -> None:
+        self.told.append("begins")
+
+    def copy_ends(self) -> None:
+        self.told.append("ends")
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    ring: Any = SimpleNamespace(name=lambda text: 0)
+    monkeypatch.setattr(guard, "undo", [])
+    monkeypatch.setattr(torch_copies, "undo", guard.undo)
+    made = torch_copies.install(TORCH, stepping.Recorder(ring), Gpu())  # type: ignore[arg-type]
+    assert made is not None
+    yield made
+    guard.remove_all()
+
+
+def move(x: Tensor) -> Tensor:
+    x.extend(b"a")
+    return x
+
+
+def test_copies_of_the_loop_and_its_functions_are_seen(copies: Any) -> None:
+    """A copy in the loop itself and one in a function it calls count; what the model does is the model's."""
+    x = Tensor()
+    copies.begin(sys._getframe())
+    x.extend(b"a")
+    move(x)
+    Module()(x)
+    x.extend(b"later")
+    assert copies._gpu.told == ["begins", "ends", "begins", "ends"]
+
+
+def test_what_is_on_the_gpu_is_not_copied_to_it(copies: Any) -> None:
+    """A conversion on the GPU is computing."""
+    copies.begin(sys._getframe())
+    OnGpu().extend(b"a")
+    assert copies._gpu.told == []
+
+
+def test_a_copy_that_fails_ends(copies: Any) -> None:
+    """The loop's exception is its own; the copy has ended all the same."""
+    copies.begin(sys._getframe())
+    with pytest.raises(TypeError):
+        Tensor().extend(1)  # type: ignore[arg-type]
+    assert copies._gpu.told == ["begins", "ends"]
+
+
+def test_nothing_is_watched_after_backward_began(copies: Any) -> None:
+    """Once the window is over no code is instrumented any more."""
+    copies.begin(sys._getframe())
+    copies.end()
+    Tensor().extend(b"a")
+    assert copies._gpu.told == []
+    monitoring = sys.monitoring  # type: ignore[attr-defined]
+    assert monitoring.get_local_events(copies._tool, move.__code__) == 0
+
+
+def test_where_no_tool_is_free_nothing_is_watched(copies: Any) -> None:
+    """The ids of debuggers and profilers are left to them."""
+    other = torch_copies.install(TORCH, copies._recorder, Gpu())  # type: ignore[arg-type]
+    assert other is not None
+    assert torch_copies.install(TORCH, copies._recorder, Gpu()) is None  # type: ignore[arg-type]
