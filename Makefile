@@ -53,7 +53,10 @@ demo: $(VENV)/.all ## a real mpirun with one slow rank, and the verdict on it
 demo-balanced: $(VENV)/.all ## the same job with no slow rank
 	$(DEMO)
 
-test: $(VENV)/.dev ## every test that needs neither torch nor a GPU
+python-newer: $(VENV)/.dev ## a Python 3.14 in .cache for the tests of attach, where Debian's packages can be had
+	@tests/unit/fetch-python3.14 $(VENV) .cache/python3.14 || echo 'make: no Python 3.14: its tests are skipped' >&2
+
+test: $(VENV)/.dev python-newer ## every test that needs neither torch nor a GPU
 	$(PATHS) $(BIN)/python -m pytest -m 'not torch and not gpu and not clickhouse'
 
 test-torch: $(VENV)/.torch ## the tests that need PyTorch (CPU)
@@ -76,4 +79,4 @@ dashboards: $(VENV)/.dev ## rebuild the Grafana JSON
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
 
-.PHONY: help horovod setup demo demo-balanced test test-clickhouse test-torch lint proto dashboards clean
+.PHONY: help horovod setup demo demo-balanced python-newer test test-clickhouse test-torch lint proto dashboards clean

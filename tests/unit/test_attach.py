@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hindmost import cli, ring
-from hindmost.attach import sampling, stacks, table, target
+from hindmost.attach import injected, sampling, stacks, table, target
 from hindmost.attach.fold import Folded
 from hindmost.attach.injected import FIRST_MINOR
 from hindmost.attach.sampling import Frame, Shares
@@ -243,11 +243,20 @@ def test_a_running_process_shows_where_it_stands(train: Callable[..., int]) -> N
     assert stacks.dump(2**22 + 1).startswith(f"no stack of process {2**22 + 1}: ")
 
 
+#: Where `make python-newer` unpacks one.
+FETCHED = Path(__file__).parents[2] / ".cache/python3.14/bin/python3.14"
+
+
 def python_314() -> str | None:
-    return sys.executable if sys.version_info >= (3, FIRST_MINOR) else shutil.which("python3.14")
+    if sys.version_info >= (3, FIRST_MINOR):
+        return sys.executable
+    return str(FETCHED) if FETCHED.exists() else shutil.which("python3.14")
 
 
-@pytest.mark.skipif(python_314() is None, reason="no Python 3.14 on this machine: sys.remote_exec is new in it")
+needs_314 = pytest.mark.skipif(python_314() is None, reason="no Python 3.14 here; `make python-newer` fetches one")
+
+
+@needs_314
 def test_a_python_314_is_entered_and_left_without_a_trace(
     train: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -283,3 +292,37 @@ def test_a_python_314_is_entered_and_left_without_a_trace(
     while not (tmp_path / "seen").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert json.loads((tmp_path / "seen").read_text()) == [[], [], 3, 0, []]
+
+
+@needs_314
+@needs_py_spy
+def test_a_python_314_can_be_sampled_from_outside(
+    train: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where it is asked for, py-spy looks into the newest Python too, and nothing enters the process."""
+    pid = train(LOOP, "0.02", python=python_314() or "", RANK="0", WORLD_SIZE="1")
+    assert cli.main(["attach", "--sample", "--seconds", "1", "--format", "json", f"--pid={pid}"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["method"].startswith("sampled")
+    assert report["ranks"][0]["phases"]["comm"]["share"] > 0.6
+    assert stacks.dump(pid).splitlines()[1].startswith("Python v3.14.")
+
+
+@needs_314
+def test_a_process_that_comes_by_too_late_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Inside one long call Python does not come by: attach says so, and nothing happens in the process afterwards."""
+    script = tmp_path / "stuck.py"
+    script.write_text("import os, sys\nos.write(1, b'in')\nos.read(0, 1)\nprint('hindmost' in sys.modules)\n")
+    monkeypatch.setattr(injected, "ARRIVAL_S", 0.3)
+    monkeypatch.setattr(injected, "SHARED_MEMORY", str(tmp_path))
+    with subprocess.Popen(
+        [python_314() or "", str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(2) == b"in"
+        assert cli.main(["attach", "--seconds", "1", f"--pid={process.pid}"]) != 0
+        assert "inside one long call" in capsys.readouterr().err
+        assert process.communicate(b"x", timeout=60) == (b"False\n", b"")
+    assert not list(tmp_path.glob("hindmost-attach-*"))

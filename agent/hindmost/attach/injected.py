@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 FIRST_MINOR = 14
 #: A main thread that is inside one C call, in a long kernel or hung, comes by when that call returns.
 ARRIVAL_S = 10.0
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a folder of our own is made in it
 
 PUT_IN = """
 import importlib.util, os, sys
@@ -52,6 +53,14 @@ for name in {names!r}:
     os.environ.pop(name, None)
 del bootstrap, name
 """
+#: Ends what a process runs that came by only after the caller had left.
+CLEAN_UP = """
+import shutil
+shutil.rmtree({folder!r}, ignore_errors=True)
+del shutil
+"""
+#: In a folder with a file of this name a script waits for such a process, which removes it.
+LATE = "late"
 
 
 def measure(targets: Sequence[Target], seconds: float) -> list[Shares]:
@@ -72,11 +81,12 @@ def measure(targets: Sequence[Target], seconds: float) -> list[Shares]:
 
 @contextmanager
 def _rings() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="hindmost-attach-", dir="/dev/shm"))
+    folder = Path(tempfile.mkdtemp(prefix="hindmost-attach-", dir=SHARED_MEMORY))
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if not (folder / LATE).exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -92,12 +102,18 @@ def _probe_in(targets: Sequence[Target], folder: Path) -> Iterator[None]:
             reached.append(target)
         yield
     finally:
-        for target in reached:
-            _execute(target, folder / f"out-{target.pid}.py", TAKE_OUT.format(names=sorted(environ)))
+        _take_out(reached, folder, TAKE_OUT.format(names=sorted(environ)))
 
 
-def _execute(target: Target, script: Path, source: str) -> None:
-    """Have the target run a script; return when it has."""
+def _take_out(targets: Sequence[Target], folder: Path, source: str) -> None:
+    """Out of every target; HindmostError of one that could not be left, once the others have been."""
+    with ExitStack() as stack:
+        for target in reversed(targets):
+            stack.callback(_execute, target, folder / f"out-{target.pid}.py", source, late=source)
+
+
+def _execute(target: Target, script: Path, source: str, late: str = "") -> None:
+    """Have the target run a script; return when it has. One that comes by too late runs ``late`` instead."""
     done = script.with_suffix(".done")
     script.write_text(f"{source}\nopen({str(done)!r}, 'w').close()\n")
     # The caller has to be of the target's own version, so the target's own interpreter calls.
@@ -112,11 +128,20 @@ def _execute(target: Target, script: Path, source: str) -> None:
     deadline = time.monotonic() + ARRIVAL_S
     while not done.exists():
         if time.monotonic() > deadline:
+            _leave_for_later(script, late)
             raise HindmostError(
                 f"process {target.pid} did not run Python for {ARRIVAL_S:.0f} s: it is inside one long call; "
                 f"`hindmost attach --stacks --pid {target.pid}` shows where"
             )
         time.sleep(0.01)
+
+
+def _leave_for_later(script: Path, source: str) -> None:
+    """Replace a script that its process has not come by for; it cannot be called off."""
+    (script.parent / LATE).touch()
+    replacement = script.with_suffix(".late")
+    replacement.write_text(source + CLEAN_UP.format(folder=str(script.parent)))
+    replacement.replace(script)
 
 
 def _reader(folder: Path, pid: int) -> ring.Reader:
