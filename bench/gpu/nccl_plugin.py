@@ -320,7 +320,7 @@ def save(out: Path, rank: Rank, result: dict[str, Any]) -> None:
     (out / f"rank{rank.rank}.json").write_text(json.dumps(result))
 
 
-def launch(gpus: int, out: Path, limit_s: float, parts: list[str]) -> list[dict[str, Any]]:
+def launch(gpus: int, out: Path, limit_s: float, parts: list[str], script: str = __file__) -> list[dict[str, Any]]:
     """Run one process a GPU; what each measured by rank, also where a later part failed."""
     rings = tempfile.mkdtemp(prefix="hindmost-bench-", dir="/dev/shm")
     common = {
@@ -334,7 +334,7 @@ def launch(gpus: int, out: Path, limit_s: float, parts: list[str]) -> list[dict[
         "MASTER_PORT": "29555",
         "WORLD_SIZE": str(gpus),
     }
-    line = [sys.executable, __file__, "--rank-into", str(out), "--part", *parts]
+    line = [sys.executable, script, "--rank-into", str(out), "--part", *parts]
     ranks = [subprocess.Popen(line, env={**common, "RANK": str(i), "LOCAL_RANK": str(i)}) for i in range(gpus)]
     deadline = time.monotonic() + limit_s
     while any(process.poll() is None for process in ranks) and time.monotonic() < deadline:
