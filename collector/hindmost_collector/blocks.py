@@ -7,19 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector import align, intervals, roles, steps
-from hindmost_collector.model import PHASES, Run, Table, rows
+from hindmost_collector import align, intervals, phases, roles, steps
+from hindmost_collector.model import Run, Table, rows
 from hindmost_collector.robust import median, peers_median, sums_by_step
 from hindmost_collector.sampled import Samples
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Array, Floats, Grid, Ints
     from hindmost_collector.settings import Settings
-
-#: Phases in which a rank may sit waiting for others without saying so: no sign of its own slowness.
-_MAY_WAIT = {"backward", "sync", "gpu_backward"}
-#: Phases that are not a share of the step's time but a property of it.
-_NOT_TIME = {"cpu", "runqueue"}
 
 
 @dataclass(frozen=True)
@@ -33,7 +28,9 @@ class Blocks:
     ``caused`` [R, S] what it made each other one wait, ``last`` [R, S] the share of collectives it entered last.
     ``group`` [R, C] is the communicator of each rank in each class, ``klass`` [K] the class that ends each segment,
     ``beside`` [K] which collectives computing does not wait for, ``role`` [R] who may be compared. ``parts`` are what
-    own time consists of; ``samples`` are what the metrics say of each rank.
+    own time consists of; ``samples`` are what the metrics say of each rank, ``work`` [R, S] its
+    samples or tokens, ``took`` and ``ended`` [R, S] how long its host was in the step and when it left it (job clock),
+    ``node`` [R] the number of its node, -1 where unknown.
     """
 
     ranks: Ints
@@ -58,6 +55,9 @@ class Blocks:
     samples: Samples | None = None
     joined: Grid | None = None
     work: Floats | None = None
+    took: Floats | None = None
+    ended: Floats | None = None
+    node: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     evidence: str = "collectives"
     overlapped: bool = False
 
@@ -74,7 +74,7 @@ class Blocks:
 def build(run: Run, settings: Settings) -> Blocks | None:
     """The blocks of a run, from its collectives where it has them, else from its steps' phases; ``None``: neither."""
     joined = align.grid(run)
-    table = _training(run.steps)
+    table = phases.training(run.steps)
     found = None
     if joined is not None and len(joined.ranks) > 1:
         found = _from_collectives(joined, table, settings)
@@ -85,7 +85,23 @@ def build(run: Run, settings: Settings) -> Blocks | None:
     if found is None:
         return None
     marked = intervals.by_step(run.intervals, found.ranks, _ends(found, table))
-    return replace(found, parts=marked | found.parts, samples=Samples(run, found.ranks, _bounds(found, table)))
+    took = phases.pivot(table, found.ranks, found.steps, "duration_ns")
+    began = phases.pivot(table, found.ranks, found.steps, "start_ns")
+    return replace(
+        found,
+        took=took,
+        ended=began + took if began is not None and took is not None else None,
+        parts=marked | found.parts,
+        samples=Samples(run, found.ranks, _bounds(found, table)),
+        node=_nodes(run, found.ranks),
+    )
+
+
+def _nodes(run: Run, ranks: Ints) -> Ints:
+    """[R] numbers of the nodes that ranks are on, -1 where nobody said."""
+    names = {name: number for number, name in enumerate(sorted({str(one) for one in run.ranks["node"]} - {""}))}
+    node = dict(zip(run.ranks["rank"].tolist(), (names.get(str(one), -1) for one in run.ranks["node"]), strict=True))
+    return np.array([node.get(int(rank), -1) for rank in ranks], np.int64)
 
 
 def _bounds(found: Blocks, table: Table) -> Floats:
@@ -93,7 +109,7 @@ def _bounds(found: Blocks, table: Table) -> Floats:
 
     A GPU's clock is some ms off the job's: nothing beside the pace of samples.
     """
-    start = _pivot(table, found.ranks, found.steps, "start_ns")
+    start = phases.pivot(table, found.ranks, found.steps, "start_ns")
     if start is None and found.joined is not None:
         start = found.joined.start[:, found.starts]
     if start is None or np.isnan(start).all():
@@ -108,8 +124,8 @@ def _bounds(found: Blocks, table: Table) -> Floats:
 
 def _ends(found: Blocks, table: Table) -> Floats:
     """[R, S] when each rank's steps ended on the job clock; of no columns where that cannot be told."""
-    start = _pivot(table, found.ranks, found.steps, "start_ns")
-    duration = _pivot(table, found.ranks, found.steps, "duration_ns")
+    start = phases.pivot(table, found.ranks, found.steps, "start_ns")
+    duration = phases.pivot(table, found.ranks, found.steps, "duration_ns")
     if start is not None and duration is not None:
         ends = start + duration
     elif found.joined is not None and not found.joined.gpu_time:
@@ -118,14 +134,6 @@ def _ends(found: Blocks, table: Table) -> Floats:
     else:
         return np.empty((len(found.ranks), 0))
     return np.empty((len(found.ranks), 0)) if np.isnan(ends).any() else ends
-
-
-def _training(table: Table) -> Table:
-    """Steps that train: evaluation is a phase of its own and nobody's stall."""
-    if rows(table) == 0:
-        return table
-    mask = (table["kind"] != "eval") & (table["duration_ns"] > 0)
-    return {name: column[mask] for name, column in table.items()}
 
 
 def _from_collectives(joined: Grid, table: Table, settings: Settings) -> Blocks | None:
@@ -190,7 +198,7 @@ def _assemble(
         role=role,
         parts=_parts(joined, own, starts, numbers, table),
         joined=joined,
-        work=_pivot(table, joined.ranks, numbers, "work"),
+        work=phases.work(table, joined.ranks, numbers),
         overlapped=overlapped,
     )
 
@@ -244,7 +252,7 @@ def _period(joined: Grid, starts: Ints, numbers: Ints, table: Table) -> Floats:
 
     Hosts run ahead of their GPUs, so that the time between two marks of a host is not the time a step takes.
     """
-    marked = _pivot(table, joined.ranks, numbers, "duration_ns")
+    marked = phases.pivot(table, joined.ranks, numbers, "duration_ns")
     if marked is not None and (not joined.gpu_time or np.isnan(joined.start).all()):
         return median(marked, axis=0)
     end = joined.start + joined.duration
@@ -263,7 +271,7 @@ _SAMPLED_FROM_NS = 1e6
 
 def _parts(joined: Grid, own: Floats, starts: Ints, numbers: Ints, table: Table) -> dict[str, Floats]:
     """What own time consists of: CPU, run queue and being blocked between collectives, or the phases of the steps."""
-    found = _phase_blocks(table, joined.ranks, numbers)
+    found = phases.phase_blocks(table, joined.ranks, numbers)
     if not np.isnan(joined.cpu).all():
         # The kernel charges a wait when it ends: one that began in the collective may exceed the gap it ended in.
         # CPU time is exact, so it goes first; where threads computed beside each other it is more than elapsed.
@@ -281,44 +289,6 @@ def _parts(joined: Grid, own: Floats, starts: Ints, numbers: Ints, table: Table)
     return found
 
 
-def _phase_blocks(table: Table, ranks: Ints, numbers: Ints) -> dict[str, Floats]:
-    """Every measured phase as [R, S]."""
-    blocks = {name: _pivot(table, ranks, numbers, f"{name}_ns") for name in PHASES}
-    return {name: block for name, block in blocks.items() if block is not None}
-
-
-def _pivot(table: Table, ranks: Ints, numbers: Ints, name: str) -> Floats | None:
-    """[R, S] of one column of the steps; ``None`` where no rank measured it."""
-    if rows(table) == 0 or name not in table:
-        return None
-    row = np.searchsorted(ranks, table["rank"])
-    column = np.searchsorted(numbers, table["step"])
-    row, column = np.minimum(row, len(ranks) - 1), np.minimum(column, len(numbers) - 1)
-    held = (ranks[row] == table["rank"]) & (numbers[column] == table["step"]) & (table[name] >= 0)
-    if not held.any():
-        return None
-    block = np.full((len(ranks), len(numbers)), np.nan)
-    block[row[held], column[held]] = table[name][held]
-    return block
-
-
-def _busy(parts: dict[str, Floats], duration: Floats) -> Floats:
-    """[R, S] ns of a step in which a rank surely did not wait for others.
-
-    Where the GPU was timed its phases and its idle time count, and the host's do not: what the host does late while the
-    GPU still has work queued delays nobody.
-    """
-    on_gpu = [block for name, block in parts.items() if name.startswith("gpu_")]
-    if on_gpu:
-        idle = np.maximum(duration - np.sum([np.nan_to_num(block) for block in on_gpu], axis=0), 0.0)
-        busy = [block for name, block in parts.items() if name.startswith("gpu_") and name not in _MAY_WAIT]
-        return np.asarray(np.sum([np.nan_to_num(block) for block in busy], axis=0) + idle)
-    busy = [block for name, block in parts.items() if name not in _MAY_WAIT | _NOT_TIME]
-    return (
-        np.asarray(np.sum([np.nan_to_num(block) for block in busy], axis=0)) if busy else np.full_like(duration, np.nan)
-    )
-
-
 def _from_phases(table: Table, settings: Settings) -> Blocks | None:
     """Without collectives the phases in which nobody waits tell who is late; the rest of the step is wait.
 
@@ -326,13 +296,13 @@ def _from_phases(table: Table, settings: Settings) -> Blocks | None:
     others, which do not wait for it there, is seen.
     """
     ranks, numbers = np.unique(table["rank"]).astype(np.int64), np.unique(table["step"]).astype(np.int64)
-    duration = _pivot(table, ranks, numbers, "duration_ns")
+    duration = phases.pivot(table, ranks, numbers, "duration_ns")
     if duration is None:
         return None
     first = steps.warmup(median(duration, axis=0), settings)
     numbers, duration = numbers[first:], duration[:, first:]
-    parts = _phase_blocks(table, ranks, numbers)
-    own = _busy(parts, duration)
+    parts = phases.phase_blocks(table, ranks, numbers)
+    own = phases.busy(parts, duration)
     bare = bool(np.isnan(own).all())
     own = duration if bare else own
     excess = own - peers_median(own)
@@ -357,6 +327,6 @@ def _from_phases(table: Table, settings: Settings) -> Blocks | None:
         role=np.zeros(len(ranks), np.int64),
         warmup=first,
         parts=parts,
-        work=_pivot(table, ranks, numbers, "work"),
+        work=phases.work(table, ranks, numbers),
         evidence=BARE if bare else "phases",
     )

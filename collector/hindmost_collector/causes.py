@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector import slow_gpu
+from hindmost_collector import slow_computing
 from hindmost_collector.robust import median
 
 if TYPE_CHECKING:
@@ -23,9 +23,10 @@ MEASURES = {
     "gc": "garbage collection",
     "checkpoint": "checkpoints",
     "io": "writing files",
+    "memory": "waiting for memory",
     "blocked": "being off the CPU",
 }
-_SYSTEM = ("cpu_contention", "gc", "checkpoint", "io")
+_SYSTEM = ("memory", "cpu_contention", "gc", "checkpoint", "io")
 _HOST_FIRST = (*_SYSTEM, "input", "h2d", "compute")
 #: Where GPU phases were timed, what the host does late may be hidden by work still queued: the GPU's own word first.
 _GPU_FIRST = (*_SYSTEM, "compute", "input", "h2d")
@@ -63,7 +64,8 @@ def explain(blocks: Blocks, row: int, columns: Array, settings: Settings) -> Cau
     order = _GPU_FIRST if "gpu_forward" in blocks.parts else _HOST_FIRST
     for name in order:
         if fractions.get(name, 0.0) >= settings.min_explained:
-            why, remark = slow_gpu.finer(blocks, row, columns, since, settings) if name == "compute" else (name, None)
+            finer = slow_computing.finer(blocks, row, columns, since, settings) if name == "compute" else None
+            why, remark = finer or (name, None)
             hides = blocks.overlapped and name == "compute"
             beyond = float(np.clip(shares[name] / excess, 1.0, _MOST_HIDDEN)) if hides else 1.0
             return Cause(why, fractions[name], None, listed, remark, beyond)
@@ -90,7 +92,7 @@ def _bounded(shares: dict[str, float], excess: float) -> dict[str, float]:
 def _shares(blocks: Blocks, row: int, columns: Array) -> dict[str, float]:
     """Cause to ns a step of the excess that its measurement accounts for."""
     parts = blocks.parts
-    found: dict[str, float] = {}
+    found = _of_memory(blocks, row, columns)
     for phase in ("checkpoint", "gc"):  # what happens now and then: not seen is not happened
         if phase in parts:
             found[phase] = excess_of(np.nan_to_num(parts[phase]), row, columns)
@@ -115,6 +117,25 @@ def _shares(blocks: Blocks, row: int, columns: Array) -> dict[str, float]:
         more = sum(max(ns, 0.0) for ns in computing) - max(found.get("cpu_contention", 0.0), 0.0)
         found["blocked" if _is_idle(blocks, row, columns) else "compute"] = more
     return found
+
+
+#: Major page faults a second beyond the peers', from which on a rank is the one that its node's memory is short for.
+_FAULTS = 10.0
+
+
+def _of_memory(blocks: Blocks, row: int, columns: Array) -> dict[str, float]:
+    """Ns a step in which tasks of the rank's node stood still for memory, beyond the nodes of its peers.
+
+    On one node all ranks see the same pressure: there it is this rank's own if its page faults alone read from disk.
+    """
+    levels = blocks.gauges(columns)
+    pressure, faults = levels.get("memory_pressure"), levels.get("major_faults")
+    if pressure is None or not pressure[row] > 0:
+        return {}
+    beyond = pressure[row] - np.nan_to_num(float(median(np.delete(pressure, row))))
+    if faults is not None and faults[row] >= 3 * np.nan_to_num(float(median(np.delete(faults, row)))) + _FAULTS:
+        beyond = pressure[row]
+    return {"memory": float(beyond) * blocks.step_ns} if beyond > 0 else {}
 
 
 def _of_processor(blocks: Blocks, row: int, columns: Array, cpu: Floats, runqueue: Floats | None) -> dict[str, float]:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector import blocks as blocks_of
-from hindmost_collector import pipeline, sharing, summary, whatif
-from hindmost_collector.detectors import hang, intermittent, slow_link, straggler
-from hindmost_collector.model import Run, rows
+from hindmost_collector import pipeline, sharing, summary, whatif, wording
+from hindmost_collector.detectors import hang, host_bound, intermittent, slow_link, straggler, uneven
+from hindmost_collector.job_verdicts import of_hosts, of_job, of_uneven
+from hindmost_collector.model import RUNNING, Run, rows
 from hindmost_collector.robust import median
 from hindmost_collector.settings import DEFAULT, Settings
 from hindmost_collector.verdict import Report, Verdict
@@ -21,7 +22,6 @@ from hindmost_collector.verdicts import (
     nothing_inside,
     of_habits,
     of_hang,
-    of_job,
     of_links,
     of_stalls,
 )
@@ -66,7 +66,7 @@ def _weight(verdict: Verdict) -> tuple[bool, float]:
 
 
 def _slow(run: Run, blocks: Blocks, settings: Settings) -> tuple[list[Verdict], list[str]]:
-    habits = straggler.find(blocks, settings)
+    habits = straggler.find(uneven.levelled(blocks, settings), settings)
     found, notes = of_habits(habits, blocks, settings)
     shared = sharing.find(run)
     if shared is not None:
@@ -74,12 +74,29 @@ def _slow(run: Run, blocks: Blocks, settings: Settings) -> tuple[list[Verdict], 
         notes += more
     elif not found:
         found = _asking_most(blocks, settings)
-    stalls = [one for one in intermittent.find(blocks, settings) if not any(habit.row == one.row for habit in habits)]
+    late = {habit.row for habit in habits}
+    stalls = [one for one in intermittent.find(blocks, settings) if late.isdisjoint(one.rows)]
     stalled = of_stalls(stalls, blocks, settings)
     found += stalled if shared is None else [one for one in stalled if one.cause not in _SCHEDULING]
     found += of_links(slow_link.find(blocks, settings), blocks, settings)
-    found += of_job(blocks, settings)
-    return found, notes
+    of_all = of_job(blocks, settings)
+    found += of_all or of_hosts(host_bound.find(blocks, settings), blocks)
+    found += of_uneven(uneven.find(blocks, settings), blocks)
+    return [_at_home(one, run) for one in found if not _gone(one, run)], notes
+
+
+def _at_home(verdict: Verdict, run: Run) -> Verdict:
+    """With the node told where a verdict names all of its ranks."""
+    told = wording.whole_nodes(run, verdict.ranks) if verdict.kind in ("straggler", "intermittent") else []
+    return replace(verdict, evidence=(*verdict.evidence, *told))
+
+
+def _gone(verdict: Verdict, run: Run) -> bool:
+    """Whether all ranks of a verdict have left a job that still runs: they hold nobody up any more."""
+    if run.job.ended_ns is not None or run.job.exit_code is not None or not verdict.ranks:
+        return False
+    life = dict(zip(run.rank_states["rank"].tolist(), run.rank_states["life"].tolist(), strict=True))
+    return RUNNING in life.values() and all(life.get(rank, RUNNING) != RUNNING for rank in verdict.ranks)
 
 
 #: Causes that, where ranks share CPUs, are the scheduler's doing and nobody's fault.

@@ -39,6 +39,12 @@ class Settings:
     #: Stalls, apart in time, before a rank is called intermittent, and their share of all stalls in the job.
     min_stalls: int = 5
     min_stall_share: float = 0.6
+    #: What ranks lose a step by not being alike, as a share of it, before uneven work is looked for.
+    min_uneven: float = 0.03
+    #: How much the work of a step must vary; kernels of equal work vary by about 1 %.
+    min_swing: float = 0.03
+    #: Share of the variance of who is late that the work must account for.
+    min_uneven_explained: float = 0.5
     #: Leading steps longer than this multiple of the median are warm-up (allocation, autotuning, file caches).
     warmup_ratio: float = 1.5
     #: At most this share of the run can be warm-up.

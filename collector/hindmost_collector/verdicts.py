@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector import causes, roles, whatif, wording
+from hindmost_collector.job_verdicts import since
 from hindmost_collector.model import Run, rows
 from hindmost_collector.robust import median, peers_median
 from hindmost_collector.verdict import Verdict
@@ -108,7 +109,7 @@ def _straggler(
         ranks=ranks,
         victims=victims,
         cause=cause.cause,
-        since_step=_since(blocks, span.start),
+        since_step=since(blocks, span.start),
         until_step=_until(blocks, span.stop),
         cost_ms_per_step=cost / 1e6,
         cost_ratio=ratio,
@@ -131,11 +132,6 @@ def _victims(blocks: Blocks, rows: list[int]) -> tuple[int, ...]:
     return tuple(int(blocks.ranks[row]) for row in found if own[row] < threshold)
 
 
-def _since(blocks: Blocks, index: int) -> int:
-    """Step number; from the first judged step means from the start, since warm-up cannot tell."""
-    return 0 if index == 0 and blocks.steps[0] == blocks.warmup else int(blocks.steps[index])
-
-
 def _until(blocks: Blocks, stop: int) -> int | None:
     return None if stop >= len(blocks.steps) else int(blocks.steps[stop])
 
@@ -153,15 +149,16 @@ def of_stalls(stalls: list[Stalls], blocks: Blocks, settings: Settings) -> list[
     """Verdicts of ranks that stall now and then, where that costs enough to act on."""
     found = []
     for one in stalls:
-        gain = stall_saving(blocks, one.row, one.stalled)
+        gain = stall_saving(blocks, one.rows, one.stalled)
         ratio = float(gain.sum() / np.nansum(blocks.period))
         if ratio < settings.min_effect or gain.mean() < settings.min_share_of_waste * waste(blocks):
             continue
-        cause = causes.explain(blocks, one.row, one.stalled, settings)
+        cause = causes.explain(blocks, one.rows[0], one.stalled, settings)
+        ranks = tuple(sorted(int(blocks.ranks[row]) for row in one.rows))
         found.append(
             Verdict(
                 kind="intermittent",
-                ranks=(int(blocks.ranks[one.row]),),
+                ranks=ranks,
                 cause=cause.cause,
                 since_step=int(blocks.steps[one.stalled[0]]),
                 cost_ms_per_step=float(gain.mean()) / 1e6,
@@ -170,7 +167,7 @@ def of_stalls(stalls: list[Stalls], blocks: Blocks, settings: Settings) -> list[
                 explained=cause.explained,
                 partial=cause.partial,
                 evidence=tuple(wording.stalls(blocks, one, cause)),
-                advice=tuple(wording.advice(cause.cause, [int(blocks.ranks[one.row])])),
+                advice=tuple(wording.advice(cause.cause, list(ranks))),
             )
         )
     return found
@@ -186,7 +183,7 @@ def of_links(link: SlowLink | None, blocks: Blocks, settings: Settings) -> list[
             kind="slow_link",
             ranks=ranks,
             cause="network",
-            since_step=_since(blocks, 0),
+            since_step=since(blocks, 0),
             cost_ms_per_step=link.shown / 1e6,
             cost_ratio=link.shown / blocks.step_ns,
             confidence=0.9,
@@ -195,47 +192,6 @@ def of_links(link: SlowLink | None, blocks: Blocks, settings: Settings) -> list[
             advice=tuple(wording.advice("network", list(ranks))),
         )
     ]
-
-
-def of_job(blocks: Blocks, settings: Settings) -> list[Verdict]:
-    """What holds all ranks back alike."""
-    inputs = blocks.parts.get("input")
-    if inputs is None or np.isnan(inputs).all():
-        return []
-    typical = _input_share(inputs, blocks)
-    if not typical >= settings.input_bound:  # NaN where it cannot be told
-        return []
-    cost = typical * blocks.step_ns
-    return [
-        Verdict(
-            kind="input_bound",
-            cause="input",
-            since_step=_since(blocks, 0),
-            cost_ms_per_step=cost / 1e6,
-            cost_ratio=typical,
-            confidence=0.9,
-            explained=1.0,
-            evidence=(
-                f"the typical rank waits {cost / 1e6:.1f} ms of a {blocks.step_ns / 1e6:.1f} ms step for its input",
-            ),
-            advice=("more loader workers, a faster store, or data kept closer: every rank waits for input alike",),
-        )
-    ]
-
-
-def _input_share(inputs: Floats, blocks: Blocks) -> float:
-    """Input of the median rank in the typical step as a share of the step, where the GPU does not hide it.
-
-    NaN where a GPU works and its phases are not known (yet: the first steps' come late): it may hide all of it.
-    """
-    shown = median(inputs, axis=0)
-    gpu = [blocks.parts[name] for name in ("gpu_forward", "gpu_backward", "gpu_optimizer") if name in blocks.parts]
-    if gpu:  # what the GPU still had queued covers the input
-        idle = blocks.period - np.sum([median(block, axis=0) for block in gpu], axis=0)
-        shown = np.minimum(shown, np.maximum(idle, 0.0))
-    elif blocks.joined is not None and blocks.joined.gpu_time:
-        return float("nan")
-    return float(median(shown) / blocks.step_ns)
 
 
 def of_hang(stop: Hang, run: Run) -> Verdict:

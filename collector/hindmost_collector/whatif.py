@@ -63,11 +63,12 @@ def observed_change(blocks: Blocks, during: slice) -> float:
     return change if change > 2 * noise else float("inf")
 
 
-def stall_saving(blocks: Blocks, row: int, stalled: Ints) -> Floats:
-    """[S] ns saved in the stalled steps if this rank had been at its peers' pace in them."""
+def stall_saving(blocks: Blocks, rows: Sequence[int], stalled: Ints) -> Floats:
+    """[S] ns saved in the stalled steps if these ranks had been at their peers' pace in them."""
     fixed = blocks.segments.copy()
     columns = np.flatnonzero(np.isin(blocks.segment_step, stalled))
-    fixed[row, columns] = np.minimum(fixed[row, columns], 0.0)
+    held = np.ix_(np.array(rows), columns)
+    fixed[held] = np.minimum(fixed[held], 0.0)
     return np.subtract(stretched(blocks, blocks.segments), stretched(blocks, fixed))
 
 

@@ -121,10 +121,24 @@ def hidden(blocks: Blocks, habit: Habit) -> str:
 
 
 def stalls(blocks: Blocks, found: Stalls, cause: Cause) -> list[str]:
-    """Evidence for an intermittent rank."""
-    rank = int(blocks.ranks[found.row])
-    often = f"rank {rank} stalls in {len(found.stalled)} of {len(blocks.steps)} steps, by {ms(found.excess)} each"
-    return [often, f"{found.share:.0%} of all stalls in the job are its own", *_shares(found.excess, cause)]
+    """Evidence for an intermittent rank, or a node's ranks that stall in turn."""
+    who = names([int(blocks.ranks[row]) for row in found.rows])
+    verb, whose = ("stalls", "its own") if len(found.rows) == 1 else ("stall, one or another,", "theirs")
+    often = f"{who} {verb} in {len(found.stalled)} of {len(blocks.steps)} steps, by {ms(found.excess)} each"
+    return [often, f"{found.share:.0%} of all stalls in the job are {whose}", *_shares(found.excess, cause)]
+
+
+def whole_nodes(run: Run, ranks: Sequence[int]) -> list[str]:
+    """That these are all the ranks of a node, which then is what to look at; nothing where they are not."""
+    nodes = {int(rank): str(node) for rank, node in zip(run.ranks["rank"], run.ranks["node"], strict=True)}
+    of_node: dict[str, set[int]] = {}
+    for rank, node in nodes.items():
+        of_node.setdefault(node, set()).add(rank)
+    whole = sorted(node for node, members in of_node.items() if node and len(members) > 1 and members <= set(ranks))
+    if not whole or len(whole) == len(of_node):
+        return []
+    which = f"{', '.join(whole[:4])}{f' and {len(whole) - 4} more' if len(whole) > 4 else ''}"
+    return [f"these are all ranks of {which}: what they share is the node"]
 
 
 def link(ranks: Sequence[int], found: SlowLink) -> list[str]:

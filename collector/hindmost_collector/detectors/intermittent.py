@@ -10,38 +10,61 @@ import numpy as np
 from hindmost_collector.robust import median
 
 if TYPE_CHECKING:
-    from hindmost_collector.align import Ints
+    from collections.abc import Iterator
+
+    from hindmost_collector.align import Array, Floats, Ints
     from hindmost_collector.blocks import Blocks
     from hindmost_collector.settings import Settings
 
 
 @dataclass(frozen=True)
 class Stalls:
-    """The stalls of one rank: indices of the stalled steps, and its share of all stalls in the job."""
+    """The stalls of one rank, or of a node's ranks: indices of the stalled steps, and the share of all in the job."""
 
-    row: int
+    rows: tuple[int, ...]
     stalled: Ints
     excess: float
     share: float
 
 
 def find(blocks: Blocks, settings: Settings) -> list[Stalls]:
-    """Ranks that own most of the job's stalls, by far more than chance would give one of them."""
+    """Ranks that own most of the job's stalls, by far more than chance would give one of them; else such a node."""
     if len(blocks.ranks) < 2 or len(blocks.steps) < 2 * settings.min_steps:
         return []
     excess = np.nan_to_num(blocks.excess - median(blocks.excess, axis=1)[:, None])
     stalled = excess >= settings.stall_effect * blocks.step_ns
+    found = [
+        Stalls((row,), steps, float(np.median(excess[row, steps])), share)
+        for row, steps, share in _owners(stalled, settings)
+    ]
+    return sorted(found, key=lambda one: -len(one.stalled)) or _of_nodes(blocks, excess, stalled, settings)
+
+
+def _owners(stalled: Array, settings: Settings) -> Iterator[tuple[int, Ints, float]]:
+    """Row, stalled steps and share of all stalls, of each row of [R, S] that owns most of them."""
     episodes = np.array([_episodes(row) for row in stalled])
     total = max(int(episodes.sum()), 1)
-    found = []
     for row in np.flatnonzero(episodes >= settings.min_stalls).tolist():
         share = episodes[row] / total
         others = np.delete(episodes, row).max()
         # Twice the stalls of the next rank and three sigma of a Poisson count more: no accident of a noisy host.
         if share >= settings.min_stall_share and episodes[row] > 2 * others + 3 * np.sqrt(others + 1):
-            steps = np.flatnonzero(stalled[row])
-            found.append(Stalls(row, steps, float(np.median(excess[row, steps])), float(share)))
-    return sorted(found, key=lambda one: -len(one.stalled))
+            yield row, np.flatnonzero(stalled[row]), float(share)
+
+
+def _of_nodes(blocks: Blocks, excess: Floats, stalled: Array, settings: Settings) -> list[Stalls]:
+    """A node on which now one rank stalls and now another: what disturbs them is the node's."""
+    nodes = np.unique(blocks.node)
+    if len(blocks.node) != len(stalled) or len(nodes) < 2 or nodes[0] < 0:
+        return []
+    together = np.stack([stalled[blocks.node == node].any(axis=0) for node in nodes])
+    found = []
+    for place, steps, share in _owners(together, settings):
+        rows = np.flatnonzero(blocks.node == nodes[place])
+        rows = rows[stalled[rows].any(axis=1)]
+        typical = float(np.median(excess[rows][:, steps].max(axis=0)))
+        found.append(Stalls(tuple(rows[np.argsort(-stalled[rows].sum(axis=1))].tolist()), steps, typical, share))
+    return found
 
 
 def _episodes(stalled: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int:

@@ -1,6 +1,7 @@
-"""What makes a GPU's computing take longer: a lower clock, another process on it, or longer work at the same clock.
+"""What makes computing take longer: more work, a lower clock, another process on the GPU, or slower work of one size.
 
-A clock slows all that it drives in one ratio, work that one rank does beyond its peers' only the phase it is part of.
+A lower clock slows all that it drives in one ratio, and more samples or tokens lengthen all in theirs; what code does
+beyond that shows in the phase it is part of.
 A GPU at its power limit lowers its clock for more work too, as its peers do: that is no throttling of its own.
 """
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Device memory of other processes on a rank's GPU, beyond its peers', that is no mere driver context.
 _FOREIGN_BYTES = 600e6
+#: Work must differ by this share to be a reason.
+_WORK_DIFFERS = 0.01
 #: Clocks of healthy GPUs under load differ by this share from silicon alone.
 _CLOCKS_DIFFER = 0.005
 #: Below this share of its peers' power a GPU is held back by something else than the limit that they share.
@@ -31,12 +34,30 @@ def finer(blocks: Blocks, row: int, columns: Array, since: int, settings: Settin
 
     The rank was as its peers before the step ``since`` (an index).
     """
+    more = _more_work(blocks, row, columns, settings)
+    if more is not None:
+        return "workload", more
     now, before = _levels(blocks, columns, since)
     throttled = _throttled(blocks, row, columns, settings, now, before)
     if throttled is not None:
         return "gpu_throttle", throttled
     contended = _contended(now, before, row)
     return ("gpu_contention", contended) if contended is not None else ("compute", None)
+
+
+def _more_work(blocks: Blocks, row: int, columns: Array, settings: Settings) -> str | None:
+    """Samples or tokens beyond the peers', where they are in about the ratio by which computing is longer."""
+    if blocks.work is None or np.isnan(blocks.work[row, columns]).all():
+        return None
+    typical = median(blocks.work[:, columns], axis=1)
+    mine, theirs = float(typical[row]), _peers(typical, row)
+    longer = _longer(blocks, row, columns)
+    if not theirs > 0 or not mine > theirs * (1 + _WORK_DIFFERS) or longer <= 0:
+        return None
+    due = (mine / theirs - 1) * _driven(blocks, row, columns)
+    if not settings.min_explained * longer <= due <= longer / settings.min_explained:
+        return None
+    return f"its steps have {mine:,.0f} samples or tokens, its peers' {theirs:,.0f}"
 
 
 def _levels(blocks: Blocks, columns: Array, since: int) -> tuple[dict[str, Floats], dict[str, Floats]]:
@@ -88,8 +109,8 @@ def _peers(vector: Floats, row: int) -> float:
 
 
 def _clean(blocks: Blocks) -> list[Floats]:
-    """Phases of the GPU that hold no waiting for others; of the host where the GPU was not timed."""
-    for names in (("gpu_forward",), ("forward", "optimizer")):
+    """What holds no waiting for others: the GPU's forward, else CPU time outside of collectives, else phases."""
+    for names in (("gpu_forward",), ("self_cpu",), ("forward", "optimizer")):
         found = [blocks.parts[name] for name in names if name in blocks.parts]
         if found:
             return found

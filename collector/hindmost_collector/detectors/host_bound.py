@@ -1,0 +1,86 @@
+"""Jobs whose GPUs wait for their hosts to launch work: the queue of a GPU is empty whenever the host ends a step.
+
+A GPU that is busy lags behind its host by the work that is still queued. Where the rank that the others wait for has
+nothing queued, while its host was launching all the step long, the host sets the pace.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.robust import median
+
+if TYPE_CHECKING:
+    from hindmost_collector.align import Floats
+    from hindmost_collector.blocks import Blocks
+    from hindmost_collector.settings import Settings
+
+#: A GPU's clock is up to 3 ms off its host's: of shorter steps nobody can tell what was queued.
+_SHORTEST_NS = 12e6
+#: Work queued at the end of a step on a GPU that its host keeps waiting, as a share of the step; a busy one has 0.5 up.
+_QUEUED = 0.25
+#: The host launches for this share of the step at least.
+_LAUNCHING = 0.8
+#: Forward takes the host as long as its GPU, which follows it kernel by kernel; a busy GPU takes longer.
+_IN_STEP = 0.85
+#: A GPU that waits for launches has a kernel resident less than this; one that is synchronised each step has more.
+_BUSY = 0.93
+
+
+@dataclass(frozen=True)
+class HostBound:
+    """``launching`` and ``queued`` as shares of the step; ``idle`` of the GPU, NaN where unmeasured."""
+
+    launching: float
+    queued: float
+    idle: float
+
+
+def find(blocks: Blocks, settings: Settings) -> HostBound | None:
+    """Whether hosts hold the job back; ``None`` too where nothing shows it."""
+    if blocks.ended is None or blocks.joined is None or not blocks.joined.gpu_time or np.isnan(blocks.ended).all():
+        return None
+    if len(blocks.steps) < 2 * settings.min_steps or not blocks.step_ns >= _SHORTEST_NS or np.isnan(blocks.wait).all():
+        return None
+    queued, launching = _of_latest(blocks, _queued(blocks)), _of_latest(blocks, _launching(blocks))
+    if not (queued <= _QUEUED and launching >= _LAUNCHING):
+        return None
+    latest = np.unique(np.argmin(blocks.wait, axis=0), return_counts=True)
+    row = int(latest[0][np.argmax(latest[1])])
+    busy = blocks.gauges().get("utilization")
+    resident = float(busy[row]) if busy is not None else float("nan")
+    if not _follows(blocks, resident):
+        return None
+    return HostBound(launching, queued, 1 - resident)
+
+
+def _of_latest(blocks: Blocks, block: Floats) -> float:
+    """Median over the steps of the value of whichever rank waited least: the one that the others waited for."""
+    steps = np.arange(len(blocks.steps))
+    return float(median(block[np.argmin(blocks.wait, axis=0), steps]))
+
+
+def _queued(blocks: Blocks) -> Floats:
+    """[R, S] share of the step for which a GPU still ran the step's collectives when its host had ended the step."""
+    assert blocks.joined is not None  # noqa: S101 - find() has looked
+    assert blocks.ended is not None  # noqa: S101
+    stop = blocks.joined.start + blocks.joined.duration
+    last = np.append(blocks.starts[1:], blocks.joined.columns) - 1
+    return np.asarray((stop[:, last] - blocks.ended) / blocks.step_ns)
+
+
+def _launching(blocks: Blocks) -> Floats:
+    """[R, S] share of the step that a host spent in it and not in its input."""
+    assert blocks.took is not None  # noqa: S101 - it comes with ``ended``
+    return np.asarray((blocks.took - np.nan_to_num(blocks.parts.get("input", 0.0))) / blocks.period)
+
+
+def _follows(blocks: Blocks, resident: float) -> bool:
+    """Whether GPUs follow their hosts: a loop that waits for its GPU each step has nothing queued either."""
+    host, gpu = blocks.parts.get("forward"), blocks.parts.get("gpu_forward")
+    if host is not None and gpu is not None:
+        return _of_latest(blocks, host) >= _IN_STEP * _of_latest(blocks, gpu)
+    return resident < _BUSY

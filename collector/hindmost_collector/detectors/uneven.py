@@ -1,0 +1,110 @@
+"""Work of uneven size: ranks are late in turn, each as its own batch is longer, and nobody is slow.
+
+Where steps count samples or tokens, these tell; else forward on the GPU, which grows with the work as all else does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.robust import MAD_TO_SIGMA, median, peers_median
+from hindmost_collector.whatif import stretched, waste
+
+if TYPE_CHECKING:
+    from hindmost_collector.align import Floats
+    from hindmost_collector.blocks import Blocks
+    from hindmost_collector.settings import Settings
+
+
+@dataclass(frozen=True)
+class Uneven:
+    """``cost`` ns a step that work of one size would save, ``explained`` of the lateness, ``swing`` of the work.
+
+    ``counted``: by samples or tokens; else by how long the GPU computed.
+    """
+
+    cost: float
+    explained: float
+    swing: float
+    counted: bool
+
+
+def find(blocks: Blocks, settings: Settings) -> Uneven | None:
+    """What uneven work costs the job; ``None`` where it costs little, or explains little of who is late."""
+    if len(blocks.ranks) < 2 or len(blocks.steps) < 2 * settings.min_steps:
+        return None
+    if waste(blocks) < settings.min_uneven * blocks.step_ns:
+        return None
+    for counted, work in ((True, blocks.work), (False, blocks.parts.get("gpu_forward"))):
+        if work is None or np.isnan(work).all():
+            continue
+        found = _by(blocks, work, counted, settings)
+        if found is not None:
+            return found
+    return None
+
+
+def _by(blocks: Blocks, work: Floats, counted: bool, settings: Settings) -> Uneven | None:
+    more = _more(work)
+    swing = float(MAD_TO_SIGMA * np.median(np.abs(more)))
+    if swing < settings.min_swing or _is_ones_own(more):
+        return None
+    explained = _explained(blocks.excess, more)
+    if explained < settings.min_uneven_explained:
+        return None
+    even = blocks.segments - _expected(blocks, more)
+    cost = float((stretched(blocks, blocks.segments) - stretched(blocks, even)).mean())
+    return Uneven(cost, explained, swing, counted) if cost >= settings.min_effect * blocks.step_ns else None
+
+
+def _is_ones_own(more: Floats) -> bool:
+    """Whether one rank has most of the variation: then its computing varies, and not the job's work."""
+    scatter = np.abs(more).sum(axis=1)
+    return len(scatter) > 2 and float(scatter.max()) > 0.5 * float(scatter.sum())
+
+
+def _explained(excess: Floats, more: Floats) -> float:
+    """Share of the variance of who is late that more work accounts for; 0 where more work makes nobody late."""
+    late = np.nan_to_num(excess - median(excess, axis=1)[:, None])
+    both = float(np.sum(late * more))
+    return both**2 / float(np.sum(late**2) * np.sum(more**2)) if both > 0 else 0.0
+
+
+def levelled(blocks: Blocks, settings: Settings) -> Blocks:
+    """The same with what counted work explains taken out of who is late, so that a slow rank shows among uneven ones.
+
+    By its GPU's time nobody can tell a rank that becomes slow from one that is given more.
+    """
+    if blocks.work is None or waste(blocks) < settings.min_uneven * blocks.step_ns:
+        return blocks
+    more = _more(blocks.work)
+    if _explained(blocks.excess, more) < settings.min_uneven_explained:
+        return blocks
+    slope = float(np.sum(more * np.nan_to_num(blocks.excess))) / float(np.sum(more**2))
+    return replace(blocks, excess=blocks.excess - slope * more)
+
+
+def _more(work: Floats) -> Floats:
+    """[R, S] by what share a rank's work is above the typical peer's, beyond what is usual for it.
+
+    A rank that always has more is late by habit.
+    """
+    usual = peers_median(work)
+    more = np.nan_to_num(work / np.where(usual > 0, usual, np.nan) - 1)
+    return np.asarray(more - median(more, axis=1)[:, None])
+
+
+def _expected(blocks: Blocks, more: Floats) -> Floats:
+    """[R, K] excess that the work makes due, by a line through each stretch of the step."""
+    due: Floats = np.zeros_like(blocks.segments)
+    first = np.searchsorted(blocks.segment_step, np.arange(len(blocks.steps)))
+    place = np.arange(len(blocks.segment_step)) - first[blocks.segment_step]
+    for spot in np.unique(place):
+        columns = np.flatnonzero(place == spot)
+        x, y = more[:, blocks.segment_step[columns]], blocks.segments[:, columns]
+        slope = float(np.sum(x * (y - median(y, axis=1)[:, None])) / max(float(np.sum(x * x)), 1e-30))
+        due[:, columns] = max(slope, 0.0) * x
+    return due

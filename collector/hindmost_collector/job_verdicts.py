@@ -1,0 +1,113 @@
+"""Verdicts on what holds all ranks back alike, and names nobody: input, hosts that launch too slowly, uneven work."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.robust import median
+from hindmost_collector.verdict import Verdict
+from hindmost_collector.wording import ms
+
+if TYPE_CHECKING:
+    from hindmost_collector.align import Floats
+    from hindmost_collector.blocks import Blocks
+    from hindmost_collector.detectors.host_bound import HostBound
+    from hindmost_collector.detectors.uneven import Uneven
+    from hindmost_collector.settings import Settings
+
+
+def of_uneven(found: Uneven | None, blocks: Blocks) -> list[Verdict]:
+    """The verdict on work whose size differs from rank to rank, in turn."""
+    if found is None:
+        return []
+    what = "samples or tokens" if found.counted else "the GPU's time in forward"
+    evidence = [
+        f"{what} of a step differ by {found.swing:.0%}, explaining {found.explained:.0%} of the lateness' variance",
+        f"ranks are late in turn: with work of one size a step would be {ms(found.cost)} shorter",
+    ]
+    if not found.counted:
+        evidence.append("the work itself was not counted: `hindmost.step(work=tokens)` would show it")
+    return [
+        Verdict(
+            kind="uneven_workload",
+            cause="workload",
+            since_step=since(blocks, 0),
+            cost_ms_per_step=found.cost / 1e6,
+            cost_ratio=found.cost / blocks.step_ns,
+            confidence=0.95 if found.counted else 0.7,
+            explained=found.explained,
+            evidence=tuple(evidence),
+            advice=("give ranks batches of alike size: sort or pack by length, or balance tokens instead of samples",),
+        )
+    ]
+
+
+def of_hosts(found: HostBound | None, blocks: Blocks) -> list[Verdict]:
+    """The verdict on a job whose GPUs wait for launches."""
+    if found is None:
+        return []
+    idle = found.idle if found.idle > 0 else None
+    evidence = [
+        f"hosts launch for {found.launching:.0%} of the step, and the latest rank's GPU has nothing queued at its end",
+    ]
+    if idle is not None:
+        evidence.append(f"no kernel ran on that GPU for {idle:.0%} of the time")
+    return [
+        Verdict(
+            kind="host_bound",
+            since_step=since(blocks, 0),
+            cost_ms_per_step=idle * blocks.step_ns / 1e6 if idle is not None else None,
+            cost_ratio=idle,
+            confidence=0.8,
+            evidence=tuple(evidence),
+            advice=("launch fewer and larger kernels: CUDA graphs, torch.compile, fused optimizers, larger batches",),
+        )
+    ]
+
+
+def since(blocks: Blocks, index: int) -> int:
+    """Step number; from the first judged step means from the start, since warm-up cannot tell."""
+    return 0 if index == 0 and blocks.steps[0] == blocks.warmup else int(blocks.steps[index])
+
+
+def of_job(blocks: Blocks, settings: Settings) -> list[Verdict]:
+    """What holds all ranks back alike."""
+    inputs = blocks.parts.get("input")
+    if inputs is None or np.isnan(inputs).all():
+        return []
+    typical = _input_share(inputs, blocks)
+    if not typical >= settings.input_bound:  # NaN where it cannot be told
+        return []
+    cost = typical * blocks.step_ns
+    return [
+        Verdict(
+            kind="input_bound",
+            cause="input",
+            since_step=since(blocks, 0),
+            cost_ms_per_step=cost / 1e6,
+            cost_ratio=typical,
+            confidence=0.9,
+            explained=1.0,
+            evidence=(
+                f"the typical rank waits {cost / 1e6:.1f} ms of a {blocks.step_ns / 1e6:.1f} ms step for its input",
+            ),
+            advice=("more loader workers, a faster store, or data kept closer: every rank waits for input alike",),
+        )
+    ]
+
+
+def _input_share(inputs: Floats, blocks: Blocks) -> float:
+    """Input of the median rank in the typical step as a share of the step, where the GPU does not hide it.
+
+    NaN where a GPU works and its phases are not known (yet: the first steps' come late): it may hide all of it.
+    """
+    shown = median(inputs, axis=0)
+    gpu = [blocks.parts[name] for name in ("gpu_forward", "gpu_backward", "gpu_optimizer") if name in blocks.parts]
+    if gpu:  # what the GPU still had queued covers the input
+        idle = blocks.period - np.sum([median(block, axis=0) for block in gpu], axis=0)
+        shown = np.minimum(shown, np.maximum(idle, 0.0))
+    elif blocks.joined is not None and blocks.joined.gpu_time:
+        return float("nan")
+    return float(median(shown) / blocks.step_ns)

@@ -1,0 +1,138 @@
+"""What nobody is named for, and what a whole node is: uneven work, hosts that launch too slowly, noisy nodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hindmost_collector.judge import judge
+from hindmost_collector.model import FINISHED, METRICS, RUNNING, empty
+from hindmost_collector.simulate import Fault, Scenario, simulate
+
+from tests.scenarios.loads import Load, make
+
+if TYPE_CHECKING:
+    from hindmost_collector.model import Run
+    from hindmost_collector.verdict import Verdict
+
+
+def found(run: Run) -> list[tuple[str, tuple[int, ...], str | None]]:
+    return [(verdict.kind, verdict.ranks, verdict.cause) for verdict in judge(run).verdicts]
+
+
+def steps(run: Run, **columns: Any) -> Run:
+    return replace(run, steps=run.steps | columns)
+
+
+@pytest.mark.parametrize("counted", [True, False])
+@pytest.mark.parametrize("layout", ["dp", "fsdp", "tp_dp"])
+def test_sequences_of_uneven_length_are_nobodys_fault(layout: str, counted: bool) -> None:
+    """Whether tokens were counted or only the GPU's time tells: the work is uneven, and no rank is named."""
+    run = simulate(Scenario(seed=7, layout=layout, tensor=2, varying_lengths=0.15)).run
+    run = run if counted else steps(run, work=np.zeros_like(run.steps["work"]))
+    assert found(run) == [("uneven_workload", (), "workload")]
+    assert judge(run).verdicts[0].confidence == (0.95 if counted else 0.7)
+
+
+def test_a_slow_rank_is_found_among_uneven_ones() -> None:
+    """What the tokens explain is taken out before ranks are compared."""
+    faulty = Scenario(seed=7, varying_lengths=0.15, faults=(Fault("compute", (3,), 0.15),))
+    assert ("straggler", (3,), "compute") in found(simulate(faulty).run)
+
+
+def test_whoever_always_has_more_work_is_late_for_it() -> None:
+    """A tenth more tokens in each step and a tenth more time: the cause is the work."""
+    run = simulate(Scenario(seed=7, faults=(Fault("compute", (3,), 0.1),))).run
+    assert found(run) == [("straggler", (3,), "compute")]
+    assert found(steps(run, work=np.where(run.steps["rank"] == 3, 4505, 4096))) == [("straggler", (3,), "workload")]
+
+
+def host_bound(ended_ms: float, forward: float) -> Run:
+    """A clean job whose hosts end each step so long before its GPUs, and take a share of the GPU's forward."""
+    run = simulate(Scenario(seed=7)).run
+    stop = run.collectives["start_ns"] + run.collectives["duration_ns"]
+    last = np.zeros((8, 100), np.int64)
+    np.maximum.at(last, (run.collectives["rank"], run.collectives["step"]), stop)
+    ended = last[run.steps["rank"], run.steps["step"]] - int(ended_ms * 1e6)
+    took = np.full(len(ended), 108_000_000)
+    host = (run.steps["gpu_forward_ns"] * forward).astype(np.int64)
+    return steps(run, start_ns=ended - took, duration_ns=took, forward_ns=host)
+
+
+@pytest.mark.parametrize(
+    ("ended_ms", "forward", "kind"), [(0, 1.0, "host_bound"), (60, 1.0, "balanced"), (0, 0.4, "balanced")]
+)
+def test_hosts_set_the_pace_where_nothing_is_queued_and_gpus_follow(ended_ms: float, forward: float, kind: str) -> None:
+    """Queued work means a busy GPU; so does a forward that takes the GPU longer than its host, in a loop that waits."""
+    (verdict,) = judge(host_bound(ended_ms, forward)).verdicts
+    assert (verdict.kind, verdict.ranks) == (kind, ())
+
+
+def memory(pressure: float, faults: dict[int, float]) -> dict[str, Any]:
+    """Ten seconds of a node that stands still for memory, and of page faults of its ranks."""
+    rows: list[tuple[str, str, float]] = [
+        ("hindmost_node_pressure_waiting_seconds_total", '{"resource": "memory"}', pressure)
+    ]
+    rows += [
+        ("hindmost_process_major_page_faults_total", f'{{"job": "made", "rank": "{rank}"}}', rate)
+        for rank, rate in faults.items()
+    ]
+    samples = [(name, labels, t, rate * t) for name, labels, rate in rows for t in range(10)]
+    name, labels, seconds, value = zip(*samples, strict=True)
+    return empty(METRICS) | {
+        "node": np.full(len(samples), "node0"),
+        "name": np.array(name),
+        "labels": np.array(labels),
+        "time_ns": np.array(seconds) * 10**9,
+        "value": np.array(value),
+    }
+
+
+def test_a_rank_that_reads_its_pages_from_disk_waits_for_memory() -> None:
+    """Pressure of the node in about the size of the excess, and page faults of one rank: that is the cause."""
+    run = make(Load(steps=150, faults=[{"rank": 1, "blocked": 4.0}]))
+    assert found(run) == [("straggler", (1,), "unknown")]
+    thrashing = replace(run, metrics=memory(0.33, {0: 0.1, 1: 300.0, 2: 0.0, 3: 0.2}))
+    assert found(thrashing) == [("straggler", (1,), "memory")]
+    alike = replace(run, metrics=memory(0.33, dict.fromkeys(range(4), 300.0)))
+    assert found(alike) == [("straggler", (1,), "unknown")]
+
+
+def the(run: Run) -> Verdict:
+    (verdict,) = judge(run).verdicts
+    return verdict
+
+
+def test_all_ranks_of_a_node_are_told_as_the_node() -> None:
+    """Eight slow ranks that share a host are one verdict, whose evidence names the host."""
+    slow = tuple(Fault("cpu_contention", (rank,), 0.1) for rank in range(8, 16))
+    verdict = the(simulate(Scenario(ranks=32, seed=7, faults=slow)).run)
+    assert (verdict.ranks, verdict.cause) == (tuple(range(8, 16)), "cpu_contention")
+    assert "these are all ranks of node0001: what they share is the node" in verdict.evidence
+
+
+def test_a_node_whose_ranks_stall_in_turn_is_named() -> None:
+    """No rank has most of the stalls, but one node has."""
+    run = make(Load(ranks=8, steps=240))
+    late = np.zeros((8, 240))
+    for step in range(4, 240, 6):
+        late[step // 6 % 4, step] = 5e6
+    start = run.collectives["start_ns"].reshape(8, 240) + late
+    duration = run.collectives["duration_ns"].reshape(8, 240) + late.max(axis=0) - late
+    table = run.collectives | {"start_ns": start.astype(int).ravel(), "duration_ns": duration.astype(int).ravel()}
+    table["self_ns"] = (run.collectives["self_ns"].reshape(8, 240) + late).astype(int).ravel()
+    nodes = run.ranks | {"node": np.repeat(["quiet", "noisy"], 4)[::-1]}
+    verdict = the(replace(run, collectives=table, ranks=nodes))
+    assert (verdict.kind, verdict.ranks) == ("intermittent", (0, 1, 2, 3))
+    assert "these are all ranks of noisy: what they share is the node" in verdict.evidence
+    assert the(replace(run, collectives=table)).kind == "balanced"  # nobody knows of nodes
+
+
+@pytest.mark.parametrize(("life", "kind"), [(RUNNING, "straggler"), (FINISHED, "balanced")])
+def test_who_has_finished_holds_nobody_up_any_more(life: int, kind: str) -> None:
+    """Live, a rank that left a job whose others run on is no straggler of now."""
+    run = make(Load(faults=[{"rank": 2, "compute": 3.0}]))
+    states = {"rank": np.arange(4), "life": np.array([RUNNING, RUNNING, life, RUNNING])}
+    assert the(replace(run, rank_states=run.rank_states | states)).kind == kind
