@@ -79,9 +79,9 @@ def build(run: Run, settings: Settings) -> Blocks | None:
     if joined is not None and len(joined.ranks) > 1:
         found = _from_collectives(joined, table, settings)
     if rows(table) and (found is None or len(found.steps) < settings.min_steps):
-        phases = _from_phases(table, settings)  # a profiler looks at a few steps, step marks at all
-        if found is None or (phases is not None and len(phases.steps) >= settings.min_steps):
-            found = phases
+        marked_only = _from_phases(table, settings)  # a profiler looks at a few steps, step marks at all
+        if found is None or (marked_only is not None and len(marked_only.steps) >= settings.min_steps):
+            found = marked_only
     if found is None:
         return None
     marked = intervals.by_step(run.intervals, found.ranks, _ends(found, table))
