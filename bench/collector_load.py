@@ -82,38 +82,40 @@ class Agent:
             batch.metrics.extend(wire.MetricBlock(schema=1, time_ns=[now], values=[one]) for one in values.tolist())
             return wire.AgentMessage(batch=batch)
         batch.metrics.append(wire.MetricBlock(schema=1, time_ns=[now], values=values))
-        jitter = random.integers(0, 2_000_000, (RANKS, len(PHASES) + COLLECTIVES)).tolist()
-        for local in range(RANKS):
-            self._rank_rows(batch, local, step, now, jitter[local])
+        self._rows(batch, step, now, random.integers(0, 2_000_000, (RANKS, len(PHASES) + COLLECTIVES)))
         return wire.AgentMessage(batch=batch)
 
-    def _rank_rows(self, batch: wire.Batch, local: int, step: int, now: int, jitter: list[int]) -> None:
+    def _rows(self, batch: wire.Batch, step: int, now: int, jitter: Any) -> None:
+        """One block of steps and one of collectives for all ranks, as the agent makes them."""
+        ranks = [self.ref(local) for local in range(RANKS)]
+        phases = zip(PHASES, (150_000_000 + jitter[:, : len(PHASES)]).T.tolist(), strict=True)
         batch.steps.append(
             wire.StepBlock(
-                rank=self.ref(local),
-                step=[step],
-                start_ns=[now - STEP_NS],
-                duration_ns=[STEP_NS + jitter[0]],
-                phases=[
-                    wire.PhaseColumn(name=name, ns=[150_000_000 + late])
-                    for name, late in zip(PHASES, jitter, strict=False)
-                ],
+                ranks=ranks,
+                rows=[1] * RANKS,
+                step=[step] * RANKS,
+                start_ns=[now - STEP_NS] * RANKS,
+                duration_ns=(STEP_NS + jitter[:, 0]).tolist(),
+                phases=[wire.PhaseColumn(name=name, ns=late) for name, late in phases],
             )
         )
-        calls = range(COLLECTIVES)
+        calls, rows = list(range(COLLECTIVES)) * RANKS, COLLECTIVES * RANKS
         batch.collectives.append(
             wire.CollectiveBlock(
-                rank=self.ref(local),
+                ranks=ranks,
+                rows=[COLLECTIVES] * RANKS,
                 op_names=["all_reduce"],
-                op=[0] * COLLECTIVES,
-                comm=[77] * COLLECTIVES,
+                op=[0] * rows,
+                comm=[77] * rows,
                 seq=[step * COLLECTIVES + call for call in calls],
                 start_ns=[now - STEP_NS + call * 80_000_000 for call in calls],
-                duration_ns=[9_000_000 + late for late in jitter[len(PHASES) :]],
-                bytes=[1 << 20] * COLLECTIVES,
-                flags=[0] * COLLECTIVES,
-                peer=[-1] * COLLECTIVES,
-                self_ns=[70_000_000] * COLLECTIVES,
+                duration_ns=(9_000_000 + jitter[:, len(PHASES) :]).ravel().tolist(),
+                bytes=[1 << 20] * rows,
+                flags=[0] * rows,
+                peer=[-1] * rows,
+                self_ns=[70_000_000] * rows,
+                cpu_ns=[-1] * rows,
+                runqueue_ns=[-1] * rows,
             )
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hashlib import blake2b
 from math import isnan
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from hindmost_proto import telemetry_pb2 as wire
 
@@ -32,6 +32,25 @@ class Packed(NamedTuple):
     definitions: dict[int, bytes]
 
 
+_Row = TypeVar("_Row")
+
+
+class Gathered(Generic[_Row]):
+    """Rows of several ranks, rank after rank: what shares one block."""
+
+    def __init__(self) -> None:
+        self.rows: list[_Row] = []
+        self.ranks: list[int] = []
+        self.counts: list[int] = []
+
+    def add(self, rank: int, rows: Sequence[_Row]) -> None:
+        """Append rows of one rank."""
+        if rows:
+            self.rows += rows
+            self.ranks.append(rank)
+            self.counts.append(len(rows))
+
+
 class Builder:
     """Collects what one batch will hold. A sample is a value that was measured, a row, a state or an attachment."""
 
@@ -46,6 +65,9 @@ class Builder:
     def _start(self) -> None:
         self._batch = wire.Batch()
         self._blocks: dict[int, wire.MetricBlock] = {}
+        self._steps: dict[str, Gathered[StepRow]] = {}
+        self._collectives: Gathered[CollectiveRow] = Gathered()
+        self._intervals: Gathered[IntervalRow] = Gathered()
         self._definitions: dict[int, bytes] = {}
         self._samples = 0
 
@@ -102,56 +124,19 @@ class Builder:
         self._definitions.update(known[1])
 
     def steps(self, rank: int, rows: Sequence[StepRow]) -> None:
-        """Add steps of one rank, a block for each kind of step."""
+        """Add steps of one rank; all ranks share a block for each kind of step."""
         for kind in dict.fromkeys(row.kind for row in rows):
-            some = [row for row in rows if row.kind == kind]
-            block = self._batch.steps.add(rank=rank, kind=kind)
-            block.step.extend(row.step for row in some)
-            block.start_ns.extend(row.start_ns for row in some)
-            block.duration_ns.extend(row.duration_ns for row in some)
-            if any(row.work != UNMEASURED for row in some):
-                block.work.extend(row.work for row in some)
-            for name in dict.fromkeys(name for row in some for name in row.phases):
-                block.phases.add(name=name, ns=[row.phases.get(name, UNMEASURED) for row in some])
+            self._steps.setdefault(kind, Gathered()).add(rank, [row for row in rows if row.kind == kind])
         self._samples += len(rows)
 
     def collectives(self, rank: int, rows: Sequence[CollectiveRow]) -> None:
-        """Add collectives and point-to-point calls of one rank."""
-        if not rows:
-            return
-        ops, comm, seq, start, duration, size, flags, peer, own, cpu, runqueue = zip(*rows, strict=True)
-        names = {name: index for index, name in enumerate(dict.fromkeys(ops))}
-        self._batch.collectives.add(
-            rank=rank,
-            op_names=list(names),
-            op=[names[op] for op in ops],
-            comm=comm,
-            seq=seq,
-            start_ns=start,
-            duration_ns=duration,
-            bytes=size,
-            flags=flags,
-            peer=peer,
-            self_ns=own,
-            cpu_ns=cpu,
-            runqueue_ns=runqueue,
-        )
+        """Add collectives and point-to-point calls of one rank; all ranks share a block."""
+        self._collectives.add(rank, rows)
         self._samples += len(rows)
 
     def intervals(self, rank: int, rows: Sequence[IntervalRow]) -> None:
-        """Add intervals of one rank."""
-        if not rows:
-            return
-        labels, start, duration, value = zip(*rows, strict=True)
-        names = {name: index for index, name in enumerate(dict.fromkeys(labels))}
-        self._batch.intervals.add(
-            rank=rank,
-            names=list(names),
-            name=[names[label] for label in labels],
-            start_ns=start,
-            duration_ns=duration,
-            value=value,
-        )
+        """Add intervals of one rank; all ranks share a block."""
+        self._intervals.add(rank, rows)
         self._samples += len(rows)
 
     def state(self, state: wire.RankState) -> None:
@@ -166,6 +151,10 @@ class Builder:
 
     def pack(self) -> Packed:
         """The batch as bytes; start the next one. Put ``sequenced`` bytes in front to number it."""
+        for kind, steps in self._steps.items():
+            _pack_steps(self._batch, kind, steps)
+        _pack_collectives(self._batch, self._collectives)
+        _pack_intervals(self._batch, self._intervals)
         packed = Packed(self._samples, self._batch.SerializeToString(), self._definitions)
         self._start()
         return packed
@@ -187,6 +176,57 @@ class Builder:
 def measured(values: Sequence[float]) -> int:
     """How many values there are; what is missing has a place in its row and is no sample."""
     return len(values) - sum(map(isnan, values)) if isnan(sum(values)) else len(values)
+
+
+def _pack_steps(batch: wire.Batch, kind: str, steps: Gathered[StepRow]) -> None:
+    rows = steps.rows
+    block = batch.steps.add(kind=kind, ranks=steps.ranks, rows=steps.counts)
+    block.step.extend(row.step for row in rows)
+    block.start_ns.extend(row.start_ns for row in rows)
+    block.duration_ns.extend(row.duration_ns for row in rows)
+    if any(row.work != UNMEASURED for row in rows):
+        block.work.extend(row.work for row in rows)
+    for name in dict.fromkeys(name for row in rows for name in row.phases):
+        block.phases.add(name=name, ns=[row.phases.get(name, UNMEASURED) for row in rows])
+
+
+def _pack_collectives(batch: wire.Batch, collectives: Gathered[CollectiveRow]) -> None:
+    if not collectives.rows:
+        return
+    ops, comm, seq, start, duration, size, flags, peer, own, cpu, runqueue = zip(*collectives.rows, strict=True)
+    names = {name: index for index, name in enumerate(dict.fromkeys(ops))}
+    batch.collectives.add(
+        ranks=collectives.ranks,
+        rows=collectives.counts,
+        op_names=list(names),
+        op=[names[op] for op in ops],
+        comm=comm,
+        seq=seq,
+        start_ns=start,
+        duration_ns=duration,
+        bytes=size,
+        flags=flags,
+        peer=peer,
+        self_ns=own,
+        cpu_ns=cpu,
+        runqueue_ns=runqueue,
+    )
+
+
+def _pack_intervals(batch: wire.Batch, intervals: Gathered[IntervalRow]) -> None:
+    if not intervals.rows:
+        return
+    labels, start, duration, value = zip(*intervals.rows, strict=True)
+    names = {name: index for index, name in enumerate(dict.fromkeys(labels))}
+    batch.intervals.add(
+        ranks=intervals.ranks,
+        rows=intervals.counts,
+        names=list(names),
+        name=[names[label] for label in labels],
+        start_ns=start,
+        duration_ns=duration,
+        value=value,
+    )
 
 
 def schema(series: tuple[Series, ...]) -> tuple[int, bytes]:

@@ -1,22 +1,17 @@
-"""Growing columns: what many small blocks of a wire message are gathered into before they become arrays.
-
-A block of one step costs a few C-level ``list.extend`` calls; a block of thousands becomes an array at once. Nothing
-loops over samples in Python.
-"""
+"""Growing tables: what the blocks of wire messages are gathered into before they become arrays."""
 
 from __future__ import annotations
 
-from array import array
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping, Sequence
 
 Array = np.ndarray[Any, Any]
 
-_SMALL = 32
 #: Rows that one block may have: no ring holds more.
 BLOCK_LIMIT = 1 << 17
 _INT64 = np.iinfo(np.int64)
@@ -31,101 +26,113 @@ class Malformed(ValueError):  # noqa: N818 - a verdict on the sender, said as an
     """A block whose columns do not fit together, or whose values cannot be."""
 
 
-class Column:
-    """One growing column of numbers."""
-
-    __slots__ = ("_dtype", "_fill", "_pieces", "_tail", "length")
-
-    def __init__(self, dtype: Any, fill: float) -> None:
-        self._dtype, self._fill = np.dtype(dtype), fill
-        self._pieces: list[Array] = []
-        self._tail: array[Any] = array(self._dtype.char)
-        self.length = 0
-
-    def extend(self, values: list[Any], count: int) -> None:
-        """Append the ``count`` values of a short list."""
-        self._tail.fromlist(values)
-        self.length += count
-
-    def append(self, values: Array) -> None:
-        """Append an array."""
-        self._spill()
-        self._pieces.append(values)
-        self.length += len(values)
-
-    def pad(self, length: int) -> None:
-        """Fill up with *not measured* until there are ``length`` values."""
-        if length > self.length:
-            self.append(np.full(length - self.length, self._fill, self._dtype))
-
-    def _spill(self) -> None:
-        if self._tail:
-            self._pieces.append(np.frombuffer(self._tail, dtype=self._dtype))
-            self._tail = array(self._dtype.char)
-
-    def take(self) -> Array:
-        """Everything so far as one array; the column is empty afterwards."""
-        self._spill()
-        pieces, self._pieces, self.length = self._pieces, [], 0
-        if len(pieces) == 1:
-            return pieces[0]
-        return np.concatenate(pieces) if pieces else np.empty(0, self._dtype)
-
-
 class Builder:
-    """A growing table: some values hold for a whole block, others differ by row.
+    """A growing table of blocks: wire messages whose packed columns have one length.
+
+    Blocks of one shape are joined by the protobuf library as they come, which copies memory, and become arrays when the
+    table is taken; nothing is done for a single value in Python. Rows come out shape by shape, as they came.
 
     Args:
-        constants: name to dtype of what is given once a block.
-        columns: name to ``(dtype, fill)`` of what is given by row; an absent column is filled.
+        message: the blocks' type.
+        constants: name to dtype of what holds for a run of rows.
+        columns: name to ``(field of the message, dtype, fill)``; an absent column is filled with *not measured*.
+        extras: name to ``(dtype, fill)`` of columns that have a message of their own, a ``PhaseColumn``.
+        coded: ``(column, field)`` of indices into the words that ``add`` is given codes of.
     """
 
-    def __init__(self, constants: Mapping[str, Any], columns: Mapping[str, tuple[Any, float]]) -> None:
-        self._constants = dict(constants)
-        self._dtypes = {name: dtype for name, (dtype, _) in columns.items()}
-        self._blocks: list[tuple[float, ...]] = []
-        self._columns = {name: Column(dtype, fill) for name, (dtype, fill) in columns.items()}
+    def __init__(
+        self,
+        message: type[Any],
+        constants: Mapping[str, Any],
+        columns: Mapping[str, tuple[str, Any, float]],
+        extras: Mapping[str, tuple[Any, float]] | None = None,
+        coded: tuple[str, str] | None = None,
+    ) -> None:
+        self._message, self._constants, self._columns = message, constants, columns
+        self._extras, self._coded = extras or {}, coded
+        self._fields = attrgetter(*(field for field, _, _ in columns.values()))
+        self._shapes: dict[Any, _Shape] = {}
         self.rows = 0
 
-    def add(self, count: int, constants: tuple[float, ...], values: Iterable[tuple[str, Any]]) -> None:
-        """Append ``count`` rows, ``values`` of each column sliceable as a list or a packed field is.
+    def add(
+        self,
+        block: Any,
+        count: int,
+        runs: Sequence[tuple[int, ...]],
+        codes: tuple[int, ...] = (),
+        extras: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Append a block of ``count`` rows.
+
+        Args:
+            runs: ``(rows, *constants)`` of consecutive rows; their rows sum up to ``count``.
+            codes: of the words that the block's own indices mean.
+            extras: column to a message with a field ``ns``.
 
         Raises Malformed, appending nothing, when a column has another length.
         """
         if count > BLOCK_LIMIT:
             raise Malformed(f"a block of {count} rows: at most {BLOCK_LIMIT} are taken")
-        small = count < _SMALL
-        fitting: list[tuple[Column, Any]] = []
-        for name, given in values:
-            # slicing a packed field makes a list at once; iterating over it costs ten times as much
-            taken = given[:] if small else np.asarray(given, dtype=self._dtypes[name])
-            if len(taken) == count:
-                fitting.append((self._columns[name], taken))
-            elif len(taken):
-                raise Malformed(f"column {name} has {len(taken)} values in a block of {count}")
-        for column, taken in fitting:
-            if column.length != self.rows:
-                column.pad(self.rows)
-            if small:
-                column.extend(taken, count)
-            else:
-                column.append(taken)
-        self._blocks.append((count, *constants))
+        extras = extras or {}
+        lengths = [*map(len, self._fields(block)), *(len(one.ns) for one in extras.values())]
+        whole = lengths.count(count)
+        if whole + lengths.count(0) != len(lengths):
+            self._refuse(count, lengths, extras)
+        key = codes, tuple(extras), None if whole == len(lengths) else tuple(map(bool, lengths))
+        shape = self._shapes.get(key)
+        if shape is None:
+            shape = self._shapes[key] = _Shape(self._message(), {name: type(one)() for name, one in extras.items()}, [])
+        shape.merged.MergeFrom(block)
+        for name, one in extras.items():
+            shape.extras[name].MergeFrom(one)
+        shape.runs.extend(runs)
         self.rows += count
+
+    def _refuse(self, count: int, lengths: Sequence[int], extras: Mapping[str, Any]) -> None:
+        names = (*self._columns, *extras)
+        name, length = next(one for one in zip(names, lengths, strict=True) if one[1] not in {0, count})
+        raise Malformed(f"column {name} has {length} values in a block of {count}")
 
     def take(self) -> dict[str, Array]:
         """All rows as arrays, one a column and a constant; the builder is empty afterwards."""
-        blocks, self._blocks = self._blocks, []
-        counts = np.array([block[0] for block in blocks], dtype=np.int64)
+        shapes, self._shapes, self.rows = self._shapes, {}, 0
+        if not shapes:
+            shapes = {((), (), None): _Shape(self._message(), {}, [])}
+        tables = [self._arrays(codes, shape) for (codes, _, _), shape in shapes.items()]
+        if len(tables) == 1:
+            return tables[0]
+        return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
+
+    def _arrays(self, codes: tuple[int, ...], shape: _Shape) -> dict[str, Array]:
+        runs = list(zip(*shape.runs, strict=True)) or [()] * (len(self._constants) + 1)
+        counts = np.array(runs[0], dtype=np.int64)
+        total = int(counts.sum())
         table = {
-            name: np.repeat(np.array([block[index] for block in blocks], dtype=dtype), counts)
-            for index, (name, dtype) in enumerate(self._constants.items(), start=1)
+            name: np.repeat(np.array(given, dtype=dtype), counts)
+            for (name, dtype), given in zip(self._constants.items(), runs[1:], strict=True)
         }
-        for name, column in self._columns.items():
-            column.pad(self.rows)
-            table[name] = column.take()
-        self.rows = 0
+        for name, (field, dtype, fill) in self._columns.items():
+            table[name] = _array(getattr(shape.merged, field), dtype, fill, total)
+        for name, (dtype, fill) in self._extras.items():
+            given = shape.extras.get(name)
+            table[name] = _array(given.ns if given is not None else (), dtype, fill, total)
+        if self._coded:
+            name, field = self._coded
+            indices = np.asarray(getattr(shape.merged, field), dtype=np.int64)
+            table[name] = np.array(codes, dtype=np.int32)[indices] if total else np.empty(0, np.int32)
         return table
+
+
+class _Shape(NamedTuple):
+    """Blocks that have the same columns and the same words."""
+
+    merged: Any
+    extras: dict[str, Any]
+    runs: list[tuple[int, ...]]
+
+
+def _array(given: Any, dtype: Any, fill: float, total: int) -> Array:
+    return np.asarray(given, dtype=dtype) if len(given) else np.full(total, fill, dtype)
 
 
 class Words:

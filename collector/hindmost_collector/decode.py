@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from hindmost_proto import telemetry_pb2 as wire
 
 from hindmost_collector.columns import Builder, Malformed, Words, bounded
 from hindmost_collector.model import GPU_TIME, PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from hindmost_proto import telemetry_pb2 as wire
 
     from hindmost_collector.clock import NodeClock
     from hindmost_collector.definitions import Definitions, RankRef
@@ -44,47 +43,51 @@ class MetricRows:
     values: Array
 
 
+def _steps_table() -> Builder:
+    return Builder(
+        wire.StepBlock,
+        {"rank": _I32, "kind": _I32, "offset": _I64},
+        {name: (name, *_UNKNOWN) for name in ("step", "start_ns", "duration_ns", "work")},
+        dict.fromkeys(_PHASE_COLUMNS.values(), _UNKNOWN),
+    )
+
+
+def _collectives_table() -> Builder:
+    unknown = ("seq", "start_ns", "duration_ns", "bytes", "self_ns", "cpu_ns", "runqueue_ns")
+    return Builder(
+        wire.CollectiveBlock,
+        {"rank": _I32, "offset": _I64},
+        {
+            "comm": ("comm", _U64, 0),
+            "flags": ("flags", _I64, 0),  # unsigned on the wire
+            "peer": ("peer", _I32, -1),
+            **{name: (name, *_UNKNOWN) for name in unknown},
+        },
+        {"step": _UNKNOWN},
+        coded=("op", "op"),
+    )
+
+
+def _intervals_table() -> Builder:
+    return Builder(
+        wire.IntervalBlock,
+        {"rank": _I32, "offset": _I64},
+        {
+            "start_ns": ("start_ns", *_UNKNOWN),
+            "duration_ns": ("duration_ns", *_UNKNOWN),
+            "value": ("value", _F64, float("nan")),
+        },
+        coded=("name", "name"),
+    )
+
+
 @dataclass
 class JobRows:
     """What arrived for one job since it was last taken."""
 
-    steps: Builder = field(
-        default_factory=lambda: Builder(
-            {"rank": _I32, "kind": _I32, "offset": _I64},
-            {
-                "step": _UNKNOWN,
-                "start_ns": _UNKNOWN,
-                "duration_ns": _UNKNOWN,
-                "work": _UNKNOWN,
-                **{f"{phase}_ns": _UNKNOWN for phase in PHASES},
-            },
-        )
-    )
-    collectives: Builder = field(
-        default_factory=lambda: Builder(
-            {"rank": _I32, "offset": _I64},
-            {
-                "op": (_I32, 0),
-                "comm": (_U64, 0),
-                "seq": _UNKNOWN,
-                "step": _UNKNOWN,
-                "start_ns": _UNKNOWN,
-                "duration_ns": _UNKNOWN,
-                "bytes": _UNKNOWN,
-                "flags": (_I64, 0),  # unsigned on the wire
-                "peer": (_I32, -1),
-                "self_ns": _UNKNOWN,
-                "cpu_ns": _UNKNOWN,
-                "runqueue_ns": _UNKNOWN,
-            },
-        )
-    )
-    intervals: Builder = field(
-        default_factory=lambda: Builder(
-            {"rank": _I32, "offset": _I64},
-            {"name": (_I32, 0), "start_ns": _UNKNOWN, "duration_ns": _UNKNOWN, "value": (_F64, float("nan"))},
-        )
-    )
+    steps: Builder = field(default_factory=_steps_table)
+    collectives: Builder = field(default_factory=_collectives_table)
+    intervals: Builder = field(default_factory=_intervals_table)
     in_flight: list[tuple[int, str, str, int, int, int, int]] = field(default_factory=list)
     rank_states: list[tuple[int, int, int, int, int]] = field(default_factory=list)
     ranks: list[tuple[Any, ...]] = field(default_factory=list)
@@ -94,19 +97,19 @@ class JobRows:
     stacks: list[tuple[int, int, str]] = field(default_factory=list)
     attachments: list[tuple[str, bytes]] = field(default_factory=list)
 
-    @property
-    def rows(self) -> int:
-        """Rows of the three large tables."""
-        return self.steps.rows + self.collectives.rows + self.intervals.rows
 
-
-def references(batch: wire.Batch) -> Iterator[int]:
+def references(batch: wire.Batch) -> list[int]:
     """Every definition that a batch refers to."""
-    for metric in batch.metrics:
-        yield metric.schema
-    for blocks in (batch.steps, batch.collectives, batch.intervals, batch.rank_states, batch.attachments):
-        for block in blocks:
-            yield block.rank
+    found = [metric.schema for metric in batch.metrics]
+    blocks: list[Any] = [*batch.steps, *batch.collectives, *batch.intervals]
+    for block in blocks:
+        if block.ranks:
+            found += block.ranks
+        else:
+            found.append(block.rank)
+    found += [one.rank for one in batch.rank_states]
+    found += [one.rank for one in batch.attachments]
+    return found
 
 
 class Decoder:
@@ -155,80 +158,68 @@ class Decoder:
             raise Malformed(f"rank {ref:#x} was never defined")
         return rank
 
+    def _owned(self, block: Any, count: int) -> Iterator[tuple[Any, int, str, list[tuple[int, int]]]]:
+        """``(block, rows, job, [(rows, rank)])``: the block itself, or a part each where its ranks are of several jobs.
+
+        Raises Malformed when the rows do not add up, or a rank was never defined.
+        """
+        if not block.ranks:
+            rank = self._rank(block.rank)
+            yield block, count, rank.job, [(count, rank.rank)]
+            return
+        counts = block.rows[:]
+        if len(counts) != len(block.ranks) or sum(counts) != count:
+            raise Malformed(f"{sum(counts)} rows of {len(counts)} ranks in a block of {count} rows, {len(block.ranks)}")
+        owners = [self._rank(ref) for ref in block.ranks]
+        if all(one.job == owners[0].job for one in owners):
+            yield block, count, owners[0].job, [(rows, one.rank) for rows, one in zip(counts, owners, strict=True)]
+            return
+        first = 0
+        for owner, rows in zip(owners, counts, strict=True):
+            yield cut(block, first, rows, count), rows, owner.job, [(rows, owner.rank)]
+            first += rows
+
     def _steps(self, block: wire.StepBlock, clock: NodeClock) -> None:
-        rank, count = self._rank(block.rank), len(block.step)
+        count = len(block.step)
         if not count:
             return
+        kind = self.words.code(block.kind or "train")
         offset = clock.offset(block.start_ns[0]) if block.start_ns else 0
-        columns: list[tuple[str, Any]] = [
-            ("step", block.step),
-            ("start_ns", block.start_ns),
-            ("duration_ns", block.duration_ns),
-            ("work", block.work),
-        ]
-        others, named = [], set[str]()
-        for phase in block.phases:
-            name = _PHASE_COLUMNS.get(phase.name)
-            if name in named:
-                raise Malformed(f"phase {phase.name} twice in one block")
-            if name:
-                named.add(name)
-                columns.append((name, phase.ns))
-            elif len(phase.ns) == count:
-                others.append(phase)
-        rows = self.job(rank.job)
-        rows.steps.add(count, (rank.rank, self.words.code(block.kind or "train"), offset), columns)
-        for phase in others:  # a phase of the user's own naming: an interval that starts with its step
-            interval: list[tuple[str, Any]] = [
-                ("name", [self.words.code(phase.name)] * count),
-                ("start_ns", block.start_ns),
-                ("duration_ns", phase.ns),
-                ("value", block.step),
-            ]
-            rows.intervals.add(count, (rank.rank, offset), interval)
-
-    def _codes(self, names: Any, indices: Any) -> list[int]:
-        """The codes of ``names[i]`` for each of ``indices``. Raises IndexError for an index without a name."""
-        codes = [self.words.code(name) for name in names]
-        if len(codes) == 1 and not any(indices):
-            return codes * len(indices)
-        return [codes[index] for index in indices]
+        for part, rows, job, runs in self._owned(block, count):
+            table = self.job(job)
+            phases, others = _phases(part, rows)
+            table.steps.add(part, rows, [(run, rank, kind, offset) for run, rank in runs], extras=phases)
+            for phase in others:  # a phase of the user's own naming: an interval that starts with its step
+                named = wire.IntervalBlock(name=[0] * rows, start_ns=part.start_ns, duration_ns=phase.ns)
+                named.value.extend(part.step)
+                code = self.words.code(phase.name)
+                table.intervals.add(named, rows, [(run, rank, offset) for run, rank in runs], (code,))
 
     def _collectives(self, block: wire.CollectiveBlock, clock: NodeClock) -> None:
-        rank, count = self._rank(block.rank), len(block.seq)
+        count = len(block.seq)
         if not count:
             return
-        if len(block.op) != count:
-            raise Malformed(f"column op has {len(block.op)} values in a block of {count}")
+        codes = self._codes(block.op_names, block.op, count, "op")
         offset = _host_offset(block, clock)
-        columns: list[tuple[str, Any]] = [
-            ("op", self._codes(block.op_names, block.op)),
-            ("comm", block.comm),
-            ("seq", block.seq),
-            ("start_ns", block.start_ns),
-            ("duration_ns", block.duration_ns),
-            ("bytes", block.bytes),
-            ("flags", block.flags),
-            ("peer", block.peer),
-            ("self_ns", block.self_ns),
-            ("cpu_ns", block.cpu_ns),
-            ("runqueue_ns", block.runqueue_ns),
-        ]
-        self.job(rank.job).collectives.add(count, (rank.rank, offset), columns)
+        for part, rows, job, runs in self._owned(block, count):
+            self.job(job).collectives.add(part, rows, [(run, rank, offset) for run, rank in runs], codes)
 
     def _intervals(self, block: wire.IntervalBlock, clock: NodeClock) -> None:
-        rank, count = self._rank(block.rank), len(block.start_ns)
+        count = len(block.start_ns)
         if not count:
             return
-        if len(block.name) != count:
-            raise Malformed(f"column name has {len(block.name)} values in a block of {count}")
-        columns: list[tuple[str, Any]] = [
-            ("name", self._codes(block.names, block.name)),
-            ("start_ns", block.start_ns),
-            ("duration_ns", block.duration_ns),
-            ("value", block.value),
-        ]
-        self.job(rank.job).intervals.add(count, (rank.rank, clock.offset(block.start_ns[0])), columns)
+        codes = self._codes(block.names, block.name, count, "name")
+        offset = clock.offset(block.start_ns[0])
+        for part, rows, job, runs in self._owned(block, count):
+            self.job(job).intervals.add(part, rows, [(run, rank, offset) for run, rank in runs], codes)
+
+    def _codes(self, names: Any, indices: Any, count: int, column: str) -> tuple[int, ...]:
+        """The codes of ``names``. Raises Malformed for an index without a name."""
+        if len(indices) != count:
+            raise Malformed(f"column {column} has {len(indices)} values in a block of {count}")
+        if max(indices[:]) >= len(names):
+            raise Malformed(f"column {column} has an index beyond its {len(names)} names")
+        return tuple(self.words.code(name) for name in names)
 
     def _state(self, state: wire.RankState, clock: NodeClock) -> None:
         rank = self._rank(state.rank)
@@ -268,6 +259,40 @@ class Decoder:
             rows.stacks.append((rank.rank, time_ns, attachment.content.decode("utf-8", "replace")))
         kept = f"stacks/{rank.rank}.txt" if name == "stack.txt" else f"stacks/{rank.rank}-{name}"
         rows.attachments.append((kept, attachment.content))
+
+
+def _phases(block: wire.StepBlock, count: int) -> tuple[dict[str, wire.PhaseColumn], list[wire.PhaseColumn]]:
+    """``(known phases by column, others)``. Raises Malformed for one that comes twice."""
+    known: dict[str, wire.PhaseColumn] = {}
+    others = []
+    for phase in block.phases:
+        column = _PHASE_COLUMNS.get(phase.name)
+        if column is None:
+            if len(phase.ns) == count:
+                others.append(phase)
+        elif column in known:
+            raise Malformed(f"phase {phase.name} comes twice in one block")
+        else:
+            known[column] = phase
+    return known, others
+
+
+def cut(block: Any, first: int, rows: int, count: int) -> Any:
+    """``rows`` rows of a block of ``count`` as a block of their own; columns of another length stay as they are."""
+    part = type(block)()
+    for field_, value in block.ListFields():
+        if field_.name in {"ranks", "rows"}:
+            continue
+        if field_.name == "phases":
+            for phase in value:
+                part.phases.add(name=phase.name, ns=phase.ns[first : first + rows])
+        elif not field_.is_repeated:
+            setattr(part, field_.name, value)
+        elif len(value) == count and field_.name not in {"op_names", "names"}:
+            getattr(part, field_.name).extend(value[first : first + rows])
+        else:
+            getattr(part, field_.name).extend(value)
+    return part
 
 
 def _complaint(take: Callable[..., None], *given: Any) -> list[str]:

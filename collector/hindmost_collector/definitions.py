@@ -65,7 +65,7 @@ class Definitions:
 
     def missing(self, refs: Iterable[int]) -> list[int]:
         """Those of ``refs`` that nobody has defined yet."""
-        return [ref for ref in dict.fromkeys(refs) if ref not in self.ranks and ref not in self.schemas]
+        return [ref for ref in refs if ref not in self.ranks and ref not in self.schemas]
 
     def forget(self) -> None:
         """Forget who is who, so that all of it is asked for, and recorded, again; schemas are only layouts and stay."""

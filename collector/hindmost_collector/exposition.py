@@ -15,9 +15,19 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
+def escaped(value: object) -> str:
+    """A label's value as the format wants it."""
+    return str(value).translate(_ESCAPES)
+
+
+def number(value: float) -> str:
+    """A sample's value, integers without a fraction. NaN is for the caller to leave out."""
+    return f"{value:.0f}" if abs(value) < 1e15 and value == value // 1 else repr(value)
+
+
 def labelled(name: str, labels: Mapping[str, object]) -> str:
     """A series' name with its labels, and the space before its value."""
-    inside = ",".join(f'{key}="{str(value).translate(_ESCAPES)}"' for key, value in labels.items())
+    inside = ",".join(f'{key}="{escaped(value)}"' for key, value in labels.items())
     return f"{name}{{{inside}}} " if inside else f"{name} "
 
 
@@ -26,14 +36,14 @@ class Family:
 
     def __init__(self, name: str, kind: str, help_text: str) -> None:
         self.name = name
-        escaped = help_text.replace("\\", r"\\").replace("\n", r"\n")
-        self.head = f"# HELP {name} {escaped}\n# TYPE {name} {kind}\n"
+        text = help_text.replace("\\", r"\\").replace("\n", r"\n")
+        self.head = f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
         self.prefixes: list[str] = []
 
     def lines(self, values: Iterable[float]) -> str:
         """The family's text for values in the order of ``prefixes``; NaN is missing and left out."""
         shown = [
-            f"{prefix}{value:.0f}\n" if value == (value // 1) and abs(value) < 1e15 else f"{prefix}{value!r}\n"
+            f"{prefix}{number(value)}\n"
             for prefix, value in zip(self.prefixes, values, strict=False)
             if value == value  # noqa: PLR0124 - false for NaN only, and far cheaper than isnan
         ]

@@ -3,69 +3,102 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from hindmost_collector.exposition import Family, labelled
+from hindmost_collector.exposition import Family, escaped, number
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from hindmost_collector.decode import MetricRows
-    from hindmost_collector.definitions import Definitions
+    from hindmost_collector.definitions import Definitions, Schema
 
 Array = np.ndarray[Any, Any]
 
 
+class _Newest(NamedTuple):
+    """The newest row of one schema of one node."""
+
+    time_ns: int
+    schema: Schema
+    values: Array
+
+
 class NodeMetrics:
-    """The newest value of every series: one vector, into which each block writes its places at once."""
+    """The newest value of every series. Taking a block in costs next to nothing; text is made when somebody asks."""
 
     def __init__(self, definitions: Definitions) -> None:
         self._definitions = definitions
-        self._families: dict[str, tuple[Family, list[int]]] = {}
-        self._values: Array = np.full(1024, np.nan)
-        self._times: dict[tuple[str, int], int] = {}
-        self._places: dict[tuple[str, int], Array] = {}
-        self._series: dict[tuple[str, str, str], int] = {}
-        self._used = 0
+        self._newest: dict[tuple[str, int], _Newest] = {}
 
     def add(self, block: MetricRows) -> None:
         """Take the newest row of a block."""
-        key = (block.node, block.schema)
-        newest = int(block.times[-1])
-        if newest < self._times.get(key, newest):
+        key, newest = (block.node, block.schema), int(block.times[-1])
+        before = self._newest.get(key)
+        if before is not None and newest < before.time_ns:
             return  # replayed from a spool
-        places = self._places.get(key)
-        if places is None:
-            places = self._places[key] = self._place(block.node, block.schema)
-        self._times[key] = newest
-        self._values[places] = block.values[-1]
-
-    def _place(self, node: str, schema: int) -> Array:
-        places = []
-        for series in self._definitions.schemas[schema].series:
-            identity = (node, series.name, series.labels)
-            place = self._series.get(identity)
-            if place is None:
-                place = self._series[identity] = self._used
-                self._used += 1
-                kind = "counter" if series.counter else "gauge"
-                family, members = self._families.setdefault(
-                    series.name, (Family(series.name, kind, series.help or "As reported by the agent."), [])
-                )
-                family.prefixes.append(labelled(series.name, {"node": node, **json.loads(series.labels)}))
-                members.append(place)
-            places.append(place)
-        while self._used > len(self._values):
-            self._values = np.concatenate([self._values, np.full(len(self._values), np.nan)])
-        return np.array(places, dtype=np.int64)
+        schema = before.schema if before is not None else self._definitions.schemas[block.schema]
+        values = block.values[-1]
+        self._newest[key] = _Newest(newest, schema, values if len(block.times) == 1 else values.copy())
 
     def expire(self, older_than_ns: int) -> None:
-        """Drop the values of blocks last seen before job time ``older_than_ns``: an agent that is gone has no value."""
-        for key in [key for key, seen in self._times.items() if seen < older_than_ns]:
-            self._values[self._places[key]] = np.nan
-            del self._times[key]
+        """Drop what was last seen before job time ``older_than_ns``: an agent that is gone has no value."""
+        for key in [key for key, newest in self._newest.items() if newest.time_ns < older_than_ns]:
+            del self._newest[key]
 
     def text(self) -> str:
-        """All families."""
-        values = self._values
-        return "".join(family.lines(values[members].tolist()) for family, members in list(self._families.values()))
+        """All families; a series that two schemas of a node have is shown once, as it was last."""
+        nodes: dict[str, dict[int, _Newest]] = defaultdict(dict)
+        for (node, ref), newest in list(self._newest.items()):
+            nodes[node][ref] = newest
+        alike: dict[frozenset[int], list[str]] = defaultdict(list)
+        for node, held in nodes.items():
+            alike[frozenset(held)].append(node)
+        families: dict[str, tuple[str, list[str]]] = {}
+        for refs, members in alike.items():
+            shared = _shared({ref: nodes[members[0]][ref].schema for ref in refs})
+            for ref in refs:
+                held_here = [nodes[node][ref] for node in members]
+                values = np.stack([one.values for one in held_here])
+                for other, mine in shared.get(ref, {}).items():
+                    newer = [nodes[node][other].time_ns > nodes[node][ref].time_ns for node in members]
+                    values[np.ix_(newer, mine)] = np.nan
+                for name, head, lines in _lines(held_here[0].schema, members, values):
+                    families.setdefault(name, (head, []))[1].extend(lines)
+        return "".join(head + "".join(lines) for head, lines in families.values() if lines)
+
+
+def _shared(schemas: dict[int, Schema]) -> dict[int, dict[int, list[int]]]:
+    """For each schema and each other one: its places of the series that both have."""
+    places: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
+    for ref, schema in schemas.items():
+        for index, series in enumerate(schema.series):
+            places[series.name, series.labels].append((ref, index))
+    found: dict[int, dict[int, list[int]]] = defaultdict(dict)
+    for several in places.values():
+        for ref, index in several if len(several) > 1 else ():
+            for other, _ in several:
+                if other != ref:
+                    found[ref].setdefault(other, []).append(index)
+    return found
+
+
+def _lines(schema: Schema, nodes: list[str], values: Array) -> Iterator[tuple[str, str, list[str]]]:
+    """``(name, head of the family, lines)`` of each series of a schema, for all nodes that have it."""
+    starts = [escaped(node) for node in nodes]
+    for index, series in enumerate(schema.series):
+        kind = "counter" if series.counter else "gauge"
+        family = Family(series.name, kind, series.help or "As reported by the agent.")
+        labels = "".join(f',{key}="{escaped(value)}"' for key, value in json.loads(series.labels).items())
+        yield (
+            series.name,
+            family.head,
+            [
+                f'{series.name}{{node="{node}"{labels}}} {number(value)}\n'
+                for node, value in zip(starts, values[:, index].tolist(), strict=True)
+                if value == value  # noqa: PLR0124 - false for NaN only, and far cheaper than isnan
+            ],
+        )

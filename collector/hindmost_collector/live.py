@@ -142,18 +142,24 @@ def zoom(job: str, event: Mapping[str, Any]) -> wire.Zoom | None:
 
 
 class Judging:
-    """Paces judging so that it never takes more than a twentieth of a core, whatever the size of the job."""
+    """Paces judging so that it never takes more than a twentieth of a core, whatever the size and number of jobs."""
 
     def __init__(self, period_s: float = 2.0, share: float = 0.05, clock: Callable[[], float] = time.monotonic) -> None:
         self._period, self._share, self._clock = period_s, share, clock
         self._next: dict[str, float] = {}
+        self._free = 0.0
         self._failed = False
         self.seconds = 0.0
         self.judge: Judge | None = None
 
     def due(self, job: str) -> bool:
         """Whether it is time to judge a job again."""
-        return self._clock() >= self._next.get(job, 0.0)
+        now = self._clock()
+        return now >= self._next.get(job, 0.0) and now + self._period >= self._free
+
+    def turn(self, job: str) -> float:
+        """When it is a job's turn: jobs that wait longest come first."""
+        return self._next.get(job, 0.0)
 
     def report(self, job: str, run: Callable[[], Run]) -> dict[str, Any] | None:
         """Judge a window; None when judging failed, which is said once and never stops the collector."""
@@ -169,7 +175,9 @@ class Judging:
         finally:
             took = self._clock() - began
             self.seconds += took
-            self._next[job] = self._clock() + max(self._period, took / self._share)
+            now = self._clock()
+            self._next[job] = now + max(self._period, took / self._share)
+            self._free = max(self._free, now) + took / self._share
 
     def forget(self, job: str) -> None:
         """A job is over."""

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from hindmost_collector.options import Options
 
 
+#: How long a thread that writes or judges may keep the event loop waiting for the interpreter's lock.
+SWITCH_S = 0.0005
+
+
 class JsonLines(logging.Formatter):
     """One JSON object a line, for log collectors."""
 
@@ -39,6 +43,7 @@ def run_collector(options: Options) -> int:
     handler.setFormatter(JsonLines() if options.log_format == "json" else text)
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("grpc").setLevel(logging.ERROR)
+    sys.setswitchinterval(SWITCH_S)
     return asyncio.run(_serve(options))
 
 

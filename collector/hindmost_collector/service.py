@@ -84,6 +84,7 @@ class Collector:
         self.scrape = Scrape(self)
         self.remote = self._remote_write()
         self._verdicts: dict[str, VerdictLog] = {}
+        self._described: set[str] = set()  # jobs of whose ranks something new is known
         self._server: grpc.aio.Server | None = None
         self._page: Page | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -189,7 +190,7 @@ class Collector:
             if name:
                 self.job(name).add(chunk, self.decoder.words, self.definitions, now)
                 if "ranks" in chunk.plain:
-                    self._note(name, {"started_ns": self.jobs[name].started_ns})
+                    self._described.add(name)
         self.recorder.add(chunks, sequences)
         self.recorder.add({name: finish(rows) for name, rows in self.ingest.again.take().items()}, {})
         self.scrape.nodes.expire(now - STALE_NS)
@@ -228,6 +229,9 @@ class Collector:
         return await asyncio.shield(task)
 
     async def _flush(self) -> None:
+        described, self._described = self._described, set()
+        for name in described & self.jobs.keys():
+            self._note(name, {"started_ns": self.jobs[name].started_ns})
         self.ingest.durable(await self.recorder.flush(self.clock.state()))
         if self.recorder.detached and not self.recorder.failing:
             self.gather()  # what came meanwhile has been seen and not recorded: it comes again, with the rest
@@ -238,7 +242,7 @@ class Collector:
     async def _judges(self) -> None:
         while True:
             await asyncio.sleep(0.25)
-            for job in list(self.jobs.values()):
+            for job in sorted(self.jobs.values(), key=lambda job: self.judging.turn(job.id)):
                 if job.sealed or job.judged_revision == job.revision or not self.judging.due(job.id):
                     continue
                 await self._judge(job)

@@ -9,11 +9,9 @@ import numpy as np
 
 from hindmost_collector.chunk import CODED, concatenated, from_rows, with_words
 from hindmost_collector.model import (
-    COMMUNICATORS,
     IN_FLIGHT,
     METRICS,
     RANK_STATES,
-    RANKS,
     RUNNING,
     STACKS,
     TABLES,
@@ -59,8 +57,8 @@ class Window:
         self._metrics: deque[MetricRows] = deque()
         self._samples = 0
         self._causal: dict[int, bool] = {}
-        self._ranks: dict[int, Table] = {}
-        self._communicators: dict[tuple[int, int], Table] = {}
+        self._ranks = _Known("ranks", ("rank",))
+        self._communicators = _Known("communicators", ("comm", "rank"))
         self._in_flight: dict[int, list[tuple[Any, ...]]] = {}
         self._states: dict[int, tuple[Any, ...]] = {}
         self._stacks: dict[int, tuple[Any, ...]] = {}
@@ -73,12 +71,8 @@ class Window:
         for name, table in chunk.coded.items():
             self._parts[name].append(table)
             self._evict(self._parts[name])
-        for name, kept in (("ranks", "rank"), ("communicators", "comm")):
-            for row in _single_rows(chunk.plain.get(name)):
-                if kept == "rank":
-                    self._ranks[int(row["rank"][0])] = row
-                else:
-                    self._communicators[int(row["comm"][0]), int(row["rank"][0])] = row
+        self._ranks.add(chunk.plain.get("ranks"))
+        self._communicators.add(chunk.plain.get("communicators"))
         self._observe(chunk)
         for block in chunk.metrics:
             if self._is_causal(block.schema, definitions):
@@ -119,7 +113,8 @@ class Window:
     def _still_in_flight(self) -> list[tuple[Any, ...]]:
         """What is in flight as of now. An agent speaks of a rank when something changes and every 10 s: as long as it
         sends its node's metrics and says nothing of a rank, what that rank had entered it has not left."""
-        nodes = {rank: str(row["node"][0]) for rank, row in self._ranks.items()}
+        ranks = self._ranks.table()
+        nodes = dict(zip(ranks["rank"].tolist(), ranks["node"].tolist(), strict=True))
         return [
             (*row[:-1], max(row[-1], self._heard.get(nodes.get(rank, ""), 0)))
             for rank, found in self._in_flight.items()
@@ -155,14 +150,13 @@ class Window:
 
     def ranks(self) -> Table:
         """Every rank that has said what it is, by number."""
-        known = [self._ranks[rank] for rank in sorted(self._ranks)]
-        return concatenated("ranks", known) if known else empty(RANKS)
+        return self._ranks.table()
 
     def snapshot(self, job: str, words: Words, definitions: Definitions) -> Callable[[], Run]:
         """A function that makes the run of this moment; it may be called in another thread while rows come in."""
         parts = {name: list(found) for name, found in self._parts.items()}
         metrics, ranks = list(self._metrics), self.ranks()
-        known = list(self._communicators.values())
+        communicators = self._communicators.table()
         small = {
             "in_flight": self._still_in_flight(),
             "rank_states": list(self._states.values()),
@@ -185,7 +179,7 @@ class Window:
             return Run(
                 job=facts,
                 ranks=ranks,
-                communicators=concatenated("communicators", known) if known else empty(COMMUNICATORS),
+                communicators=communicators,
                 metrics=_long(metrics, definitions),
                 **tables,
             )
@@ -200,10 +194,27 @@ def _tuples(table: Table | None, columns: Mapping[str, Any]) -> Iterator[tuple[A
     return zip(*(table[name].tolist() for name in columns), strict=True)
 
 
-def _single_rows(table: Table | None) -> list[Table]:
-    if table is None:
-        return []
-    return [{name: column[index : index + 1] for name, column in table.items()} for index in range(rows(table))]
+class _Known:
+    """The last row of each key of a small table, in the order of the keys."""
+
+    def __init__(self, table: str, keys: tuple[str, ...]) -> None:
+        self._table, self._keys = table, keys
+        self._columns: Table = empty(TABLES[table])
+
+    def add(self, rows_: Table | None) -> None:
+        """Take rows in; each replaces the one of its key."""
+        if rows_ is None:
+            return
+        joined = concatenated(self._table, [self._columns, rows_])
+        count = rows(joined)
+        order = np.lexsort((np.arange(count), *(joined[key] for key in reversed(self._keys))))
+        last = np.ones(count, dtype=bool)
+        last[:-1] = np.logical_or.reduce([np.diff(joined[key][order]) != 0 for key in self._keys])
+        self._columns = {name: column[order[last]] for name, column in joined.items()}
+
+    def table(self) -> Table:
+        """All of them."""
+        return self._columns
 
 
 def _long(blocks: list[MetricRows], definitions: Definitions) -> Table:

@@ -195,7 +195,7 @@ class MetricBlock(_message.Message):
     def __init__(self, schema: _Optional[int] = ..., time_ns: _Optional[_Iterable[int]] = ..., values: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class StepBlock(_message.Message):
-    __slots__ = ("rank", "step", "start_ns", "duration_ns", "work", "phases", "kind")
+    __slots__ = ("rank", "step", "start_ns", "duration_ns", "work", "phases", "kind", "ranks", "rows")
     RANK_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     START_NS_FIELD_NUMBER: _ClassVar[int]
@@ -203,6 +203,8 @@ class StepBlock(_message.Message):
     WORK_FIELD_NUMBER: _ClassVar[int]
     PHASES_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
     rank: int
     step: _containers.RepeatedScalarFieldContainer[int]
     start_ns: _containers.RepeatedScalarFieldContainer[int]
@@ -210,7 +212,9 @@ class StepBlock(_message.Message):
     work: _containers.RepeatedScalarFieldContainer[int]
     phases: _containers.RepeatedCompositeFieldContainer[PhaseColumn]
     kind: str
-    def __init__(self, rank: _Optional[int] = ..., step: _Optional[_Iterable[int]] = ..., start_ns: _Optional[_Iterable[int]] = ..., duration_ns: _Optional[_Iterable[int]] = ..., work: _Optional[_Iterable[int]] = ..., phases: _Optional[_Iterable[_Union[PhaseColumn, _Mapping]]] = ..., kind: _Optional[str] = ...) -> None: ...
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    rows: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, rank: _Optional[int] = ..., step: _Optional[_Iterable[int]] = ..., start_ns: _Optional[_Iterable[int]] = ..., duration_ns: _Optional[_Iterable[int]] = ..., work: _Optional[_Iterable[int]] = ..., phases: _Optional[_Iterable[_Union[PhaseColumn, _Mapping]]] = ..., kind: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PhaseColumn(_message.Message):
     __slots__ = ("name", "ns")
@@ -221,7 +225,7 @@ class PhaseColumn(_message.Message):
     def __init__(self, name: _Optional[str] = ..., ns: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CollectiveBlock(_message.Message):
-    __slots__ = ("rank", "op_names", "op", "comm", "seq", "start_ns", "duration_ns", "bytes", "flags", "peer", "self_ns", "cpu_ns", "runqueue_ns")
+    __slots__ = ("rank", "op_names", "op", "comm", "seq", "start_ns", "duration_ns", "bytes", "flags", "peer", "self_ns", "cpu_ns", "runqueue_ns", "ranks", "rows")
     RANK_FIELD_NUMBER: _ClassVar[int]
     OP_NAMES_FIELD_NUMBER: _ClassVar[int]
     OP_FIELD_NUMBER: _ClassVar[int]
@@ -235,6 +239,8 @@ class CollectiveBlock(_message.Message):
     SELF_NS_FIELD_NUMBER: _ClassVar[int]
     CPU_NS_FIELD_NUMBER: _ClassVar[int]
     RUNQUEUE_NS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
     rank: int
     op_names: _containers.RepeatedScalarFieldContainer[str]
     op: _containers.RepeatedScalarFieldContainer[int]
@@ -248,23 +254,29 @@ class CollectiveBlock(_message.Message):
     self_ns: _containers.RepeatedScalarFieldContainer[int]
     cpu_ns: _containers.RepeatedScalarFieldContainer[int]
     runqueue_ns: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, rank: _Optional[int] = ..., op_names: _Optional[_Iterable[str]] = ..., op: _Optional[_Iterable[int]] = ..., comm: _Optional[_Iterable[int]] = ..., seq: _Optional[_Iterable[int]] = ..., start_ns: _Optional[_Iterable[int]] = ..., duration_ns: _Optional[_Iterable[int]] = ..., bytes: _Optional[_Iterable[int]] = ..., flags: _Optional[_Iterable[int]] = ..., peer: _Optional[_Iterable[int]] = ..., self_ns: _Optional[_Iterable[int]] = ..., cpu_ns: _Optional[_Iterable[int]] = ..., runqueue_ns: _Optional[_Iterable[int]] = ...) -> None: ...
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    rows: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, rank: _Optional[int] = ..., op_names: _Optional[_Iterable[str]] = ..., op: _Optional[_Iterable[int]] = ..., comm: _Optional[_Iterable[int]] = ..., seq: _Optional[_Iterable[int]] = ..., start_ns: _Optional[_Iterable[int]] = ..., duration_ns: _Optional[_Iterable[int]] = ..., bytes: _Optional[_Iterable[int]] = ..., flags: _Optional[_Iterable[int]] = ..., peer: _Optional[_Iterable[int]] = ..., self_ns: _Optional[_Iterable[int]] = ..., cpu_ns: _Optional[_Iterable[int]] = ..., runqueue_ns: _Optional[_Iterable[int]] = ..., ranks: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class IntervalBlock(_message.Message):
-    __slots__ = ("rank", "names", "name", "start_ns", "duration_ns", "value")
+    __slots__ = ("rank", "names", "name", "start_ns", "duration_ns", "value", "ranks", "rows")
     RANK_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     START_NS_FIELD_NUMBER: _ClassVar[int]
     DURATION_NS_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
     rank: int
     names: _containers.RepeatedScalarFieldContainer[str]
     name: _containers.RepeatedScalarFieldContainer[int]
     start_ns: _containers.RepeatedScalarFieldContainer[int]
     duration_ns: _containers.RepeatedScalarFieldContainer[int]
     value: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, rank: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., name: _Optional[_Iterable[int]] = ..., start_ns: _Optional[_Iterable[int]] = ..., duration_ns: _Optional[_Iterable[int]] = ..., value: _Optional[_Iterable[float]] = ...) -> None: ...
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    rows: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, rank: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., name: _Optional[_Iterable[int]] = ..., start_ns: _Optional[_Iterable[int]] = ..., duration_ns: _Optional[_Iterable[int]] = ..., value: _Optional[_Iterable[float]] = ..., ranks: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RankState(_message.Message):
     __slots__ = ("rank", "time_ns", "life", "events_total", "events_lost_total", "in_flight")

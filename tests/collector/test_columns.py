@@ -7,35 +7,50 @@ import pytest
 from hindmost_collector.columns import Builder, Malformed, Words
 from hindmost_collector.exposition_jobs import ranks_label
 from hindmost_collector.waits import Waits
+from hindmost_proto import telemetry_pb2 as wire
 from hypothesis import given
 from hypothesis import strategies as st
 
 
 def builder():
-    """A table with one constant and two columns."""
-    return Builder({"rank": np.int32}, {"a": (np.int64, -1), "b": (np.int64, -1)})
+    """A table with one constant, two columns and one extra."""
+    columns = {"a": ("step", np.int64, -1), "b": ("work", np.int64, -1)}
+    return Builder(wire.StepBlock, {"rank": np.int32}, columns, {"c": (np.int64, -1)})
 
 
-@given(st.lists(st.tuples(st.integers(0, 70), st.booleans(), st.booleans()), max_size=12))
-def test_blocks_of_any_size_keep_their_rows(blocks):
-    """Small and large blocks, with columns absent here and there, come out in order; the absent is -1."""
-    table, expected = builder(), []
-    for rank, (count, has_a, has_b) in enumerate(blocks):
-        values = list(range(count))
-        table.add(count, (rank,), [("a", values if has_a else []), ("b", values if has_b else [])])
-        expected += [(rank, one if has_a else -1, one if has_b else -1) for one in values]
+def rows(table):
+    """All rows as tuples, in any order."""
     taken = table.take()
-    assert list(zip(*(taken[name].tolist() for name in ("rank", "a", "b")), strict=True)) == expected
+    return sorted(zip(*(taken[name].tolist() for name in ("rank", "a", "b", "c")), strict=True))
+
+
+@given(st.lists(st.tuples(st.integers(1, 70), st.booleans(), st.booleans(), st.booleans()), max_size=12))
+def test_blocks_of_any_shape_keep_their_rows(blocks):
+    """Blocks of any size, with columns absent here and there, all come out; the absent is -1."""
+    table, expected = builder(), []
+    for rank, (count, has_a, has_b, has_c) in enumerate(blocks):
+        values = list(range(count))
+        block = wire.StepBlock(step=values if has_a else [], work=values if has_b else [])
+        table.add(block, count, [(count, rank)], extras={"c": wire.PhaseColumn(ns=values)} if has_c else {})
+        expected += [(rank, *(one if has else -1 for has in (has_a, has_b, has_c))) for one in values]
+    assert rows(table) == sorted(expected)
     assert table.take()["a"].size == 0
+
+
+def test_one_block_of_many_ranks():
+    """Runs of rows in one block are of one rank each."""
+    table = builder()
+    table.add(wire.StepBlock(step=[7, 8, 7]), 3, [(2, 5), (1, 6)])
+    assert rows(table) == [(5, 7, -1, -1), (5, 8, -1, -1), (6, 7, -1, -1)]
 
 
 def test_ragged_block_is_refused_whole():
     """A block whose columns differ in length leaves no trace."""
     table = builder()
     with pytest.raises(Malformed, match="column b has 1 values in a block of 2"):
-        table.add(2, (0,), [("a", [1, 2]), ("b", [1])])
-    table.add(1, (5,), [("a", [9])])
-    assert {name: column.tolist() for name, column in table.take().items()} == {"rank": [5], "a": [9], "b": [-1]}
+        table.add(wire.StepBlock(step=[1, 2], work=[1]), 2, [(2, 0)])
+    table.add(wire.StepBlock(step=[9]), 1, [(1, 5)])
+    assert rows(table) == [(5, 9, -1, -1)]
 
 
 def collectives(words, rows):

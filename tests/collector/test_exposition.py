@@ -1,0 +1,53 @@
+"""The metrics of nodes as text."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hindmost_collector.decode import MetricRows
+from hindmost_collector.definitions import Definitions, Schema, Series
+from hindmost_collector.exposition_nodes import NodeMetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+
+@pytest.fixture
+def definitions():
+    """Schema 1 has series a and b, schema 2, which came later, b and c."""
+    a, b = Series("hindmost_a", False, "A.", "{}"), Series("hindmost_b_total", True, "", '{"device":"x\\"y"}')
+    made = Definitions()
+    made.schemas = {1: Schema((a, b)), 2: Schema((b, Series("hindmost_c", False, "", "{}")))}
+    return made
+
+
+def shown(metrics):
+    """``(name, node, value)`` of all samples."""
+    return sorted(
+        (sample.name, sample.labels["node"], sample.value)
+        for family in text_string_to_metric_families(metrics.text())
+        for sample in family.samples
+    )
+
+
+def test_newest_value_of_each_series_is_shown_once(definitions):
+    """A series that two schemas of a node have is shown as it was last; what is older or missing is left out."""
+    metrics = NodeMetrics(definitions)
+    metrics.add(MetricRows("n0", 1, np.array([5, 6]), np.array([[1.0, 2.0], [3.0, 4.0]])))
+    metrics.add(MetricRows("n0", 1, np.array([4]), np.array([[9.0, 9.0]])))
+    metrics.add(MetricRows("n0", 2, np.array([7]), np.array([[40.5, np.nan]])))
+    metrics.add(MetricRows('n"1', 1, np.array([7]), np.array([[np.nan, 8.0]])))
+    assert shown(metrics) == [
+        ("hindmost_a", "n0", 3.0),
+        ("hindmost_b_total", 'n"1', 8.0),
+        ("hindmost_b_total", "n0", 40.5),
+    ]
+
+
+def test_silent_nodes_have_no_values(definitions):
+    """What has not been sent for long is not shown."""
+    metrics = NodeMetrics(definitions)
+    metrics.add(MetricRows("n0", 1, np.array([5]), np.array([[1.0, 2.0]])))
+    metrics.add(MetricRows("n1", 1, np.array([9]), np.array([[1.0, 2.0]])))
+    metrics.expire(6)
+    assert {node for _, node, _ in shown(metrics)} == {"n1"}
+    metrics.expire(10)
+    assert metrics.text() == ""
