@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,14 +28,14 @@ class Malformed(ValueError):  # noqa: N818 - a verdict on the sender, said as an
 
 
 class Builder:
-    """A growing table of blocks: wire messages whose packed columns have one length.
+    """A growing table of blocks: wire messages of some ranks' rows, whose packed columns have one length.
 
     Blocks of one shape are joined by the protobuf library as they come, which copies memory, and become arrays when the
     table is taken; nothing is done for a single value in Python. Rows come out shape by shape, as they came.
 
     Args:
         message: the blocks' type.
-        constants: name to dtype of what holds for a run of rows.
+        constants: name to dtype of what holds for a whole block.
         columns: name to ``(field of the message, dtype, fill)``; an absent column is filled with *not measured*.
         extras: name to ``(dtype, fill)`` of columns that have a message of their own, a ``PhaseColumn``.
         coded: ``(column, field)`` of indices into the words that ``add`` is given codes of.
@@ -50,7 +51,7 @@ class Builder:
     ) -> None:
         self._message, self._constants, self._columns = message, constants, columns
         self._extras, self._coded = extras or {}, coded
-        self._fields = attrgetter(*(field for field, _, _ in columns.values()))
+        self._fields = attrgetter(*(source for source, _, _ in columns.values()))
         self._shapes: dict[Any, _Shape] = {}
         self.rows = 0
 
@@ -58,14 +59,18 @@ class Builder:
         self,
         block: Any,
         count: int,
-        runs: Sequence[tuple[int, ...]],
+        counts: Sequence[int],
+        ranks: Sequence[int],
+        constants: Sequence[int],
         codes: tuple[int, ...] = (),
         extras: Mapping[str, Any] | None = None,
     ) -> None:
         """Append a block of ``count`` rows.
 
         Args:
-            runs: ``(rows, *constants)`` of consecutive rows; their rows sum up to ``count``.
+            counts: of consecutive rows of one rank each; they sum up to ``count``.
+            ranks: of those rows.
+            constants: what holds for the whole block, in the order of ``constants``.
             codes: of the words that the block's own indices mean.
             extras: column to a message with a field ``ns``.
 
@@ -81,11 +86,14 @@ class Builder:
         key = codes, tuple(extras), None if whole == len(lengths) else tuple(map(bool, lengths))
         shape = self._shapes.get(key)
         if shape is None:
-            shape = self._shapes[key] = _Shape(self._message(), {name: type(one)() for name, one in extras.items()}, [])
+            shape = self._shapes[key] = _Shape(self._message(), {name: type(one)() for name, one in extras.items()})
         shape.merged.MergeFrom(block)
         for name, one in extras.items():
             shape.extras[name].MergeFrom(one)
-        shape.runs.extend(runs)
+        shape.counts.extend(counts)
+        shape.ranks.extend(ranks)
+        shape.sizes.append(count)
+        shape.constants.extend(constants)
         self.rows += count
 
     def _refuse(self, count: int, lengths: Sequence[int], extras: Mapping[str, Any]) -> None:
@@ -97,38 +105,42 @@ class Builder:
         """All rows as arrays, one a column and a constant; the builder is empty afterwards."""
         shapes, self._shapes, self.rows = self._shapes, {}, 0
         if not shapes:
-            shapes = {((), (), None): _Shape(self._message(), {}, [])}
+            shapes = {((), (), None): _Shape(self._message(), {})}
         tables = [self._arrays(codes, shape) for (codes, _, _), shape in shapes.items()]
         if len(tables) == 1:
             return tables[0]
         return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
 
     def _arrays(self, codes: tuple[int, ...], shape: _Shape) -> dict[str, Array]:
-        runs = list(zip(*shape.runs, strict=True)) or [()] * (len(self._constants) + 1)
-        counts = np.array(runs[0], dtype=np.int64)
-        total = int(counts.sum())
-        table = {
-            name: np.repeat(np.array(given, dtype=dtype), counts)
-            for (name, dtype), given in zip(self._constants.items(), runs[1:], strict=True)
-        }
-        for name, (field, dtype, fill) in self._columns.items():
-            table[name] = _array(getattr(shape.merged, field), dtype, fill, total)
+        counts = np.array(shape.counts, dtype=np.int64)
+        sizes = np.array(shape.sizes, dtype=np.int64)
+        constants = np.array(shape.constants, dtype=np.int64).reshape(len(sizes), len(self._constants))
+        total = int(sizes.sum())
+        table = {"rank": np.repeat(np.array(shape.ranks, dtype=np.int32), counts)}
+        for index, (name, dtype) in enumerate(self._constants.items()):
+            table[name] = np.repeat(constants[:, index].astype(dtype), sizes)
+        for name, (source, dtype, fill) in self._columns.items():
+            table[name] = _array(getattr(shape.merged, source), dtype, fill, total)
         for name, (dtype, fill) in self._extras.items():
             given = shape.extras.get(name)
             table[name] = _array(given.ns if given is not None else (), dtype, fill, total)
         if self._coded:
-            name, field = self._coded
-            indices = np.asarray(getattr(shape.merged, field), dtype=np.int64)
+            name, source = self._coded
+            indices = np.asarray(getattr(shape.merged, source), dtype=np.int64)
             table[name] = np.array(codes, dtype=np.int32)[indices] if total else np.empty(0, np.int32)
         return table
 
 
-class _Shape(NamedTuple):
+@dataclass
+class _Shape:
     """Blocks that have the same columns and the same words."""
 
     merged: Any
     extras: dict[str, Any]
-    runs: list[tuple[int, ...]]
+    counts: list[int] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    constants: list[int] = field(default_factory=list)
 
 
 def _array(given: Any, dtype: Any, fill: float, total: int) -> Array:

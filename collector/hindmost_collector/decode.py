@@ -13,7 +13,7 @@ from hindmost_collector.columns import Builder, Malformed, Words, bounded
 from hindmost_collector.model import GPU_TIME, PHASES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from hindmost_collector.clock import NodeClock
     from hindmost_collector.definitions import Definitions, RankRef
@@ -46,7 +46,7 @@ class MetricRows:
 def _steps_table() -> Builder:
     return Builder(
         wire.StepBlock,
-        {"rank": _I32, "kind": _I32, "offset": _I64},
+        {"kind": _I32, "offset": _I64},
         {name: (name, *_UNKNOWN) for name in ("step", "start_ns", "duration_ns", "work")},
         dict.fromkeys(_PHASE_COLUMNS.values(), _UNKNOWN),
     )
@@ -56,7 +56,7 @@ def _collectives_table() -> Builder:
     unknown = ("seq", "start_ns", "duration_ns", "bytes", "self_ns", "cpu_ns", "runqueue_ns")
     return Builder(
         wire.CollectiveBlock,
-        {"rank": _I32, "offset": _I64},
+        {"offset": _I64},
         {
             "comm": ("comm", _U64, 0),
             "flags": ("flags", _I64, 0),  # unsigned on the wire
@@ -71,7 +71,7 @@ def _collectives_table() -> Builder:
 def _intervals_table() -> Builder:
     return Builder(
         wire.IntervalBlock,
-        {"rank": _I32, "offset": _I64},
+        {"offset": _I64},
         {
             "start_ns": ("start_ns", *_UNKNOWN),
             "duration_ns": ("duration_ns", *_UNKNOWN),
@@ -153,30 +153,30 @@ class Decoder:
         return complaints
 
     def _rank(self, ref: int) -> RankRef:
-        rank = self._definitions.ranks.get(ref)
-        if rank is None:
-            raise Malformed(f"rank {ref:#x} was never defined")
-        return rank
+        try:
+            return self._definitions.ranks[ref]
+        except KeyError:
+            raise Malformed(f"rank {ref:#x} was never defined") from None
 
-    def _owned(self, block: Any, count: int) -> Iterator[tuple[Any, int, str, list[tuple[int, int]]]]:
-        """``(block, rows, job, [(rows, rank)])``: the block itself, or a part each where its ranks are of several jobs.
+    def _owned(self, block: Any, count: int) -> Iterator[tuple[Any, int, str, Sequence[int], Sequence[int]]]:
+        """``(block, rows, job, rows by rank, ranks)``: the block, or a part each where its ranks are of several jobs.
 
         Raises Malformed when the rows do not add up, or a rank was never defined.
         """
         if not block.ranks:
             rank = self._rank(block.rank)
-            yield block, count, rank.job, [(count, rank.rank)]
+            yield block, count, rank.job, (count,), (rank.rank,)
             return
         counts = block.rows[:]
         if len(counts) != len(block.ranks) or sum(counts) != count:
             raise Malformed(f"{sum(counts)} rows of {len(counts)} ranks in a block of {count} rows, {len(block.ranks)}")
         owners = [self._rank(ref) for ref in block.ranks]
-        if all(one.job == owners[0].job for one in owners):
-            yield block, count, owners[0].job, [(rows, one.rank) for rows, one in zip(counts, owners, strict=True)]
+        if len({one.job for one in owners}) == 1:
+            yield block, count, owners[0].job, counts, [one.rank for one in owners]
             return
         first = 0
         for owner, rows in zip(owners, counts, strict=True):
-            yield cut(block, first, rows, count), rows, owner.job, [(rows, owner.rank)]
+            yield cut(block, first, rows, count), rows, owner.job, (rows,), (owner.rank,)
             first += rows
 
     def _steps(self, block: wire.StepBlock, clock: NodeClock) -> None:
@@ -185,15 +185,15 @@ class Decoder:
             return
         kind = self.words.code(block.kind or "train")
         offset = clock.offset(block.start_ns[0]) if block.start_ns else 0
-        for part, rows, job, runs in self._owned(block, count):
+        for part, rows, job, counts, ranks in self._owned(block, count):
             table = self.job(job)
             phases, others = _phases(part, rows)
-            table.steps.add(part, rows, [(run, rank, kind, offset) for run, rank in runs], extras=phases)
+            table.steps.add(part, rows, counts, ranks, (kind, offset), extras=phases)
             for phase in others:  # a phase of the user's own naming: an interval that starts with its step
                 named = wire.IntervalBlock(name=[0] * rows, start_ns=part.start_ns, duration_ns=phase.ns)
                 named.value.extend(part.step)
                 code = self.words.code(phase.name)
-                table.intervals.add(named, rows, [(run, rank, offset) for run, rank in runs], (code,))
+                table.intervals.add(named, rows, counts, ranks, (offset,), (code,))
 
     def _collectives(self, block: wire.CollectiveBlock, clock: NodeClock) -> None:
         count = len(block.seq)
@@ -201,8 +201,8 @@ class Decoder:
             return
         codes = self._codes(block.op_names, block.op, count, "op")
         offset = _host_offset(block, clock)
-        for part, rows, job, runs in self._owned(block, count):
-            self.job(job).collectives.add(part, rows, [(run, rank, offset) for run, rank in runs], codes)
+        for part, rows, job, counts, ranks in self._owned(block, count):
+            self.job(job).collectives.add(part, rows, counts, ranks, (offset,), codes)
 
     def _intervals(self, block: wire.IntervalBlock, clock: NodeClock) -> None:
         count = len(block.start_ns)
@@ -210,8 +210,8 @@ class Decoder:
             return
         codes = self._codes(block.names, block.name, count, "name")
         offset = clock.offset(block.start_ns[0])
-        for part, rows, job, runs in self._owned(block, count):
-            self.job(job).intervals.add(part, rows, [(run, rank, offset) for run, rank in runs], codes)
+        for part, rows, job, counts, ranks in self._owned(block, count):
+            self.job(job).intervals.add(part, rows, counts, ranks, (offset,), codes)
 
     def _codes(self, names: Any, indices: Any, count: int, column: str) -> tuple[int, ...]:
         """The codes of ``names``. Raises Malformed for an index without a name."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 SCHEMA = "hindmost.report/1"
@@ -114,17 +114,24 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON contract, ``hindmost.report/1``: plain types only, NaN and infinities as ``None``."""
-        plain: dict[str, Any] = _plain(asdict(self))
+        plain: dict[str, Any] = _plain(self)
         return {"schema": SCHEMA, **plain}
 
 
 def _plain(value: Any) -> Any:
+    """A report of a large job has a hundred thousand fields, and is made every few seconds: the common types first."""
+    kind = type(value)
+    if kind is float:
+        return value if math.isfinite(value) else None
+    if kind in _SIMPLE:
+        return value
+    if is_dataclass(value):
+        return {name: _plain(item) for name, item in vars(value).items()}
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
-    if hasattr(value, "item"):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    return _plain(value.item()) if hasattr(value, "item") else value
+
+
+_SIMPLE = frozenset({str, int, bool, type(None)})

@@ -1,0 +1,139 @@
+"""How many nodes one collector carries: simulated agents, real gRPC on loopback, beside other servers in the same run.
+
+Each agent sends, every second, one tick of 340 metric series and, of 8 ranks, one step with five phases and ten
+collectives. CPU is the server process's own user and system time, all threads, with store and detection; the agents run
+in a process of their own. Other load on the machine shifts lag, not CPU. ``bare`` is a grpc.aio server that looks into
+no message, the floor of any collector in Python; ``plain`` is what one would write first: one message a sample, one
+``prometheus_client`` gauge set for each, nothing stored.
+
+    python -m bench.collector_load --agents 64 256 1024 --bare 64 256 1024 --plain 16 --seconds 40 -o FILE
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bench.collector_load import agents, servers
+
+#: Connecting and the first definitions are not what is measured.
+SETTLE_S = 5.0
+COUNTERS = ("batches", "duplicate_batches", "missing_batches", "shed_samples", "malformed_blocks", "store_failures")
+
+
+def page(address: str) -> str:
+    """The collector's metrics."""
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=120) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+def quantile(text: str, share: float) -> float:
+    """Upper bound of a quantile of the event loop's lag, seconds, from the collector's histogram."""
+    pattern = r'hindmost_collector_loop_lag_seconds_bucket\{le="([^"]+)"\} ([\d.e+]+)'
+    buckets = [(float(bound), float(count)) for bound, count in re.findall(pattern, text)]
+    return next(bound for bound, count in buckets if count >= share * buckets[-1][1])
+
+
+def collected(address: str) -> dict[str, Any]:
+    """What the collector says of itself after the load."""
+    text = page(address)
+    values = {name: re.search(rf"^hindmost_collector_{name}_total (\S+)", text, re.M) for name in COUNTERS}
+    seconds = {
+        name: re.search(rf"^hindmost_collector_{name}_seconds_total (\S+)", text, re.M) for name in ("flush", "judging")
+    }
+    return {
+        "lag_p99_s": quantile(text, 0.99),
+        "lag_p999_s": quantile(text, 0.999),
+        **{name: int(float(found[1])) for name, found in values.items() if found},
+        **{f"{name}_s": round(float(found[1]), 2) for name, found in seconds.items() if found},
+    }
+
+
+def measure(server: str, count: int, seconds: int) -> dict[str, Any]:
+    """Start a server and its agents, each in processes of their own; what the server took."""
+    with tempfile.TemporaryDirectory() as directory:
+        own = ["-m", "hindmost", "collector", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--store", directory]
+        command = own if server == "hindmost" else ["-m", "bench.collector_load", "--serve", server]
+        started = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True)
+        assert started.stdout
+        addresses = json.loads(started.stdout.readline())
+        load = ["-m", "bench.collector_load", "--generate", addresses["grpc"]]
+        load += ["--agents", str(count), "--seconds", str(seconds), *(["--samples"] if server == "plain" else [])]
+        client = subprocess.Popen([sys.executable, *load], stdout=subprocess.PIPE, text=True)
+        try:
+            cpu, peak = watched(psutil.Process(started.pid), client, seconds)
+            done = json.loads(client.communicate(timeout=seconds + 180)[0])
+            told = collected(addresses["http"]) if addresses["http"] else {}
+            stored = sum(one.stat().st_size for one in Path(directory).rglob("*.parquet"))
+        finally:
+            for process in (client, started):
+                process.kill()
+                process.wait()
+    return {
+        "server": server,
+        "agents": count,
+        "cpu_of_a_core": round(cpu, 4),
+        "us_a_message": round(cpu / count * 1e6, 1),
+        "rss_mib": round(peak / 2**20),
+        "sent": done["sent"],
+        "unacknowledged": done["sent"] - done["acked"],
+        "stored_mib": round(stored / 2**20, 1),
+        "client_cpu_of_a_core": round(done["cpu_ms"] / 1e3 / seconds, 3),
+        **told,
+    }
+
+
+def watched(process: psutil.Process, client: subprocess.Popen[str], seconds: int) -> tuple[float, int]:
+    """``(CPU of a core, largest resident bytes)`` of a process while its agents send at full rate."""
+    time.sleep(SETTLE_S)
+    before, began, peak = process.cpu_times(), time.monotonic(), 0
+    while client.poll() is None and time.monotonic() - began < seconds - SETTLE_S:
+        peak = max(peak, process.memory_info().rss)
+        time.sleep(0.25)
+    after, took = process.cpu_times(), time.monotonic() - began
+    return (after.user + after.system - before.user - before.system) / took, peak
+
+
+def main() -> None:
+    """Parse, measure, print one JSON line a measurement."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--agents", type=int, nargs="*", default=[64, 256, 1024], help="at the collector")
+    parser.add_argument("--bare", type=int, nargs="*", default=[], help="agents at the bare server")
+    parser.add_argument("--plain", type=int, nargs="*", default=[], help="agents at the plain server")
+    parser.add_argument("--seconds", type=int, default=40)
+    parser.add_argument("-o", "--output", type=Path, help="where the figures go as JSON")
+    parser.add_argument("--generate", metavar="ADDRESS", help=argparse.SUPPRESS)
+    parser.add_argument("--samples", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--serve", choices=servers.SERVERS, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve:
+        asyncio.run(servers.serve(args.serve))
+    elif args.generate:
+        count = args.agents[0]
+        ranks = count * agents.RANKS
+        print(json.dumps(asyncio.run(agents.generate(args.generate, count, args.seconds, 0, ranks, args.samples))))
+    else:
+        plan = [("bare", args.bare), ("hindmost", args.agents), ("plain", args.plain)]
+        found = []
+        for server, counts in plan:
+            for count in counts:
+                found.append(measure(server, count, args.seconds))
+                print(json.dumps(found[-1]), flush=True)
+        if args.output:
+            args.output.write_text(json.dumps({"seconds": args.seconds, "measured": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

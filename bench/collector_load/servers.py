@@ -1,0 +1,70 @@
+"""Servers to compare with: what one would write first, and what gRPC alone costs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import grpc
+from hindmost_proto import telemetry_pb2 as wire
+from prometheus_client import CollectorRegistry, Gauge
+
+#: Messages that the bare server acknowledges at once; the collector does it once a flush of ten seconds.
+ACK_EVERY = 10
+
+
+class PlainServer:
+    """One message a sample, one gauge set a sample, nothing stored: acknowledged at once."""
+
+    def __init__(self) -> None:
+        self._gauge = Gauge("sample", "A sample.", ["node", "series"], registry=CollectorRegistry())
+
+    async def stream(self, requests: Any, context: Any) -> None:
+        """Serve one agent."""
+        node = ""
+        async for raw in requests:
+            message = wire.AgentMessage.FromString(raw)
+            kind = message.WhichOneof("body")
+            if kind == "hello":
+                node = message.hello.node
+                await context.write(wire.CollectorMessage(welcome=wire.Welcome(protocol=1)))
+            elif kind == "batch":
+                for index, block in enumerate(message.batch.metrics):
+                    self._gauge.labels(node, str(index)).set(block.values[0])
+                await context.write(acknowledged(message.batch.sequence))
+
+
+class BareServer:
+    """Reads bytes, looks into none of them, and acknowledges: what gRPC itself costs."""
+
+    async def stream(self, requests: Any, context: Any) -> None:
+        """Serve one agent, whose first two messages are Hello and its definitions."""
+        count = -2
+        async for _ in requests:
+            count += 1
+            if count == -1:
+                await context.write(wire.CollectorMessage(welcome=wire.Welcome(protocol=1)))
+            elif count > 0 and count % ACK_EVERY == 0:
+                await context.write(acknowledged(count))
+
+
+SERVERS = {"plain": PlainServer, "bare": BareServer}
+
+
+def acknowledged(sequence: int) -> wire.CollectorMessage:
+    """An ack."""
+    return wire.CollectorMessage(ack=wire.Ack(durable_sequence=sequence))
+
+
+async def serve(kind: str) -> None:
+    """Serve until killed."""
+    server = grpc.aio.server()
+    handler = grpc.stream_stream_rpc_method_handler(
+        SERVERS[kind]().stream, None, wire.CollectorMessage.SerializeToString
+    )
+    service = grpc.method_handlers_generic_handler("hindmost.v1.Telemetry", {"Stream": handler})
+    server.add_generic_rpc_handlers((service,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    print(json.dumps({"grpc": f"127.0.0.1:{port}", "http": None}), flush=True)
+    await server.wait_for_termination()
