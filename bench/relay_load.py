@@ -1,6 +1,6 @@
 """What a relay takes from a collector, and what it costs: the same agents directly, and through relays.
 
-The agents are those of ``collector_load.py``; CPU is each process's own user and system time over the same seconds.
+The agents are those of ``bench/collector_load``; CPU is each process's own user and system time over the same seconds.
 
     python bench/relay_load.py --agents 256 --relays 2 --seconds 20 --output bench/results/relay_load.json
 """
@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-LOAD = Path(__file__).with_name("collector_load.py")
+ROOT = Path(__file__).parent.parent
 CONNECT_S = 4.0
 
 
@@ -35,7 +35,8 @@ def generator(door: str, agents: int, first: int, seconds: int) -> subprocess.Po
     """A process that is ``agents`` agents, numbered from ``first``."""
     numbers = {"--agents": agents, "--first": first, "--seconds": seconds}
     words = [str(word) for pair in numbers.items() for word in pair]
-    return subprocess.Popen([sys.executable, str(LOAD), "--generate", door, *words], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "bench.collector_load", "--generate", door, *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
 
 
 def cpu_s(process: subprocess.Popen[str]) -> float:
@@ -92,7 +93,7 @@ def main() -> None:
         for direct, via in zip(found[::2], found[1::2], strict=True)
     ]
     result = {
-        "what": "simulated agents of bench/collector_load.py (340 series, 8 ranks, a batch a second) on loopback",
+        "what": "simulated agents of bench/collector_load (340 series, 8 ranks, a batch a second) on loopback",
         "machine": f"{os.cpu_count()} cores, shared with other work: ratios within a round are what holds",
         "collector_cpu_through_relays_over_direct": ratios,
         "rounds": found,

@@ -115,6 +115,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=40)
     parser.add_argument("-o", "--output", type=Path, help="where the figures go as JSON")
     parser.add_argument("--generate", metavar="ADDRESS", help=argparse.SUPPRESS)
+    parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--samples", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--serve", choices=servers.SERVERS, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -122,8 +123,12 @@ def main() -> None:
         asyncio.run(servers.serve(args.serve))
     elif args.generate:
         count = args.agents[0]
-        ranks = count * agents.RANKS
-        print(json.dumps(asyncio.run(agents.generate(args.generate, count, args.seconds, 0, ranks, args.samples))))
+        ranks = (args.first + count) * agents.RANKS
+        print(
+            json.dumps(
+                asyncio.run(agents.generate(args.generate, count, args.seconds, args.first, ranks, args.samples))
+            )
+        )
     else:
         plan = [("bare", args.bare), ("hindmost", args.agents), ("plain", args.plain)]
         found = []
