@@ -40,6 +40,9 @@ ECC = counter(
     "hindmost_gpu_ecc_errors_total", "Memory errors since the driver was loaded, by whether ECC corrected them.",
     "gpu_uuid", "corrected",
 )  # fmt: skip
+PCIE_WIDTH = gauge("hindmost_gpu_pcie_link_width", "PCIe lanes in use.", "gpu_uuid")
+PCIE_GENERATION = gauge("hindmost_gpu_pcie_link_generation", "PCIe generation in use (lower when idle).", "gpu_uuid")
+PCIE_REPLAYS = counter("hindmost_gpu_pcie_replays_total", "PCIe packets that had to be sent again.", "gpu_uuid")
 RANK = gauge("hindmost_gpu_rank_info", "1; which rank computes on this GPU.", "gpu_uuid", "job", "rank")
 RANK_MEMORY = gauge(
     "hindmost_gpu_process_memory_used_bytes", "Device memory that a rank uses.", "gpu_uuid", "job", "rank"
@@ -102,7 +105,7 @@ class Card:
         key = trouble.value if trouble is Trouble.LOST else what
         if key not in self._said:
             self._said.add(key)
-            log.warning("GPU %s: %s %s (%s)", self.uuid, what, trouble.value, error)
+            log.warning("GPU %s: %s %s (%s)", self.uuid, what, trouble.value, " ".join(str(error).split()))
         return trouble is Trouble.LOST
 
 

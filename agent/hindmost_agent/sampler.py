@@ -40,6 +40,7 @@ class Host:
     nvml: Any = None
     #: The same of ``amdsmi``.
     amdsmi_library: Any = None
+    amdsmi: Any = None
     #: Which GPU a process of this node computes on, by pid, as far as the drivers say.
     gpu_of: dict[int, str] = field(default_factory=dict)
 

@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hindmost_agent.ranks import RankProcess
 from hindmost_agent.sampler import Host
+
+from tests.agent import fake_node
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class NVMLError(Exception):
@@ -179,33 +182,23 @@ def gpu_host(nvml: FakeNvml) -> Host:
     return Host(nvml_library=nvml)
 
 
-def _fake_node() -> Any:
-    path = Path(__file__).with_name("fake_node.py")
-    spec = importlib.util.spec_from_file_location("fake_node", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-fake_node = _fake_node()
-
-
 def _statvfs(path: str) -> os.statvfs_result:
     return os.statvfs_result((4096, 4096, 1000, 600, 500, 100, 50, 40, 0, 255))
+
+
+def whole_node(root: Path, gpus: FakeNvml) -> Host:
+    """The host whose files ``fake_node`` wrote below ``root``, and one rank on it."""
+    host = Host(
+        proc=root / "proc", sys=root / "sys", cgroup=root / "cgroup", dev=root / "dev", statvfs=_statvfs,
+        nvml_library=gpus,
+    )  # fmt: skip
+    gpus.instances[gpus.count - 1] = ["MIG-c0ffee00"]
+    gpus.processes[0] = [(fake_node.PID, 5 << 30)]
+    host.ranks.put(RankProcess("job", 0, 8, 0, fake_node.PID, 777))
+    return host
 
 
 @pytest.fixture
 def node(tmp_path: Path) -> Host:
     """A whole node: 192 cores, 8 GPUs, 8 InfiniBand ports, Lustre, NFS, and one rank on it."""
-    root = fake_node.build(tmp_path / "node")
-    gpus = FakeNvml(8)
-    gpus.instances[7] = ["MIG-c0ffee00"]
-    gpus.processes[0] = [(fake_node.PID, 5 << 30)]
-    host = Host(
-        proc=root / "proc", sys=root / "sys", cgroup=root / "cgroup", dev=root / "dev", statvfs=_statvfs,
-        nvml_library=gpus,
-    )  # fmt: skip
-    host.ranks.put(RankProcess("job", 0, 8, 0, fake_node.PID, 777))
-    return host
+    return whole_node(fake_node.build(tmp_path / "node"), FakeNvml(8))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hindmost_agent import nvml_fields
+from hindmost_agent import gpu, nvml_fields
 from hindmost_agent.gpu import Call, Card, GpuSampler
-from hindmost_agent.metric import Metric, counter, gauge, series
+from hindmost_agent.metric import Metric, counter, series
 from hindmost_agent.nvml import Device, opened, trouble
 from hindmost_agent.nvml_fields import Field
 from hindmost_agent.sampler import register
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 ALL_LINKS = 0xFFFFFFFF
 KIBI = 1024.0
-
-GENERATION = gauge("hindmost_gpu_pcie_link_generation", "PCIe generation in use (lower when idle).", "gpu_uuid")
 
 
 def _of(name: str, text: str, *labels: str) -> Metric:
@@ -44,7 +42,7 @@ class NvidiaLinks(GpuSampler):
     name = "nvidia_links"
     period = 30.0
     source = "NVML"
-    metrics = (GENERATION, *dict.fromkeys(field.metric for field in FIELDS))
+    metrics = (gpu.PCIE_GENERATION, *dict.fromkeys(field.metric for field in FIELDS))
 
     def cards(self) -> list[Card]:
         nvml = opened(self.host)
@@ -54,6 +52,6 @@ class NvidiaLinks(GpuSampler):
 def _calls(lib: Any, device: Device) -> list[Call]:
     generation = partial(lib.nvmlDeviceGetCurrPcieLinkGeneration, device.handle)
     return [
-        Call("PCIe generation", (series(GENERATION, device.uuid),), lambda: (generation(),)),
+        Call("PCIe generation", (series(gpu.PCIE_GENERATION, device.uuid),), lambda: (generation(),)),
         nvml_fields.call(lib, device, FIELDS),
     ]

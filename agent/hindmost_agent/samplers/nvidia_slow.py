@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hindmost_agent import gpu, nvml_fields
 from hindmost_agent.gpu import Call, Card, GpuSampler
-from hindmost_agent.metric import counter, gauge, series
+from hindmost_agent.metric import counter, series
 from hindmost_agent.nvml import Device, opened, trouble
 from hindmost_agent.nvml_fields import Field
 from hindmost_agent.sampler import register
@@ -18,11 +18,9 @@ if TYPE_CHECKING:
 HELD_BACK = counter(
     "hindmost_gpu_clocks_event_seconds_total", "Time in which this reason held the clocks back.", "gpu_uuid", "reason"
 )
-REPLAYS = counter("hindmost_gpu_pcie_replays_total", "PCIe packets that had to be sent again.", "gpu_uuid")
-WIDTH = gauge("hindmost_gpu_pcie_link_width", "PCIe lanes in use.", "gpu_uuid")
 FIELDS = (
     Field(83, 0, gpu.ENERGY, 1e-3),
-    Field(94, 0, REPLAYS),
+    Field(94, 0, gpu.PCIE_REPLAYS),
     Field(74, 0, HELD_BACK, 1e-9, ("sw_power_cap",)),
     Field(76, 0, HELD_BACK, 1e-9, ("sync_boost",)),
     Field(269, 0, HELD_BACK, 1e-9, ("sw_thermal_slowdown",)),
@@ -38,7 +36,7 @@ class NvidiaSlow(GpuSampler):
     name = "nvidia_slow"
     period = 60.0
     source = "NVML"
-    metrics = (*dict.fromkeys(field.metric for field in FIELDS), WIDTH)
+    metrics = (*dict.fromkeys(field.metric for field in FIELDS), gpu.PCIE_WIDTH)
 
     def cards(self) -> list[Card]:
         nvml = opened(self.host)
@@ -49,5 +47,5 @@ def _calls(lib: Any, device: Device) -> list[Call]:
     width = partial(lib.nvmlDeviceGetCurrPcieLinkWidth, device.handle)
     return [
         nvml_fields.call(lib, device, FIELDS),
-        Call("PCIe width", (series(WIDTH, device.uuid),), lambda: (width(),)),
+        Call("PCIe width", (series(gpu.PCIE_WIDTH, device.uuid),), lambda: (width(),)),
     ]

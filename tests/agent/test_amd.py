@@ -1,0 +1,182 @@
+"""AMD's GPUs through AMD's own Python package: the same names as NVIDIA's where the meaning is the same."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hindmost_agent.ranks import RankProcess
+from hindmost_agent.runner import NS, Runner
+from hindmost_agent.sampler import Absent, Host
+from hindmost_agent.samplers.amd import Amd
+from hindmost_agent.samplers.amd_health import AmdHealth
+from hindmost_agent.samplers.amd_processes import AmdProcesses
+from hindmost_agent.samplers.amd_state import AmdState
+from hindmost_agent.samplers.amd_table import AmdTable
+
+from tests.agent.fake_amd import BUSY, NOT_FOUND, NOT_SUPPORTED, Driver, package
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hindmost_agent.sampler import Sampler
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("amdsmi") is None, reason="amdsmi is not installed")
+ALL = (Amd, AmdState, AmdHealth, AmdTable, AmdProcesses)
+FIRST, SECOND = (f"{gpu:02x}ff74a1-0000-1000-80c1-94d62f7ec64b" for gpu in (0, 1))
+
+
+@pytest.fixture
+def driver() -> Driver:
+    """A node with two MI300X under load."""
+    return Driver(2)
+
+
+@pytest.fixture
+def host(driver: Driver) -> Host:
+    """A host whose amdsmi is AMD's own, over that driver."""
+    return Host(amdsmi_library=package(driver))
+
+
+def read(sampler: Sampler) -> dict[tuple[str, ...], float]:
+    values = sampler.sample()
+    assert len(values) == len(sampler.series)
+    names = ((one.metric.name.removeprefix("hindmost_gpu_"), *one.values) for one in sampler.series)
+    return dict(zip(names, values, strict=True))
+
+
+def test_a_card_says_what_it_does_and_draws(host: Host) -> None:
+    """Ratios, watts and hertz, from AMD's own dictionaries."""
+    found = read(Amd(host))
+    assert found["utilization_ratio", FIRST] == pytest.approx(0.97)
+    assert found["memory_utilization_ratio", FIRST] == pytest.approx(0.41)
+    assert (found["power_watts", SECOND], found["sm_clock_hertz", SECOND]) == (712, 1.9e9)
+
+
+def test_memory_and_temperatures_are_in_base_units(host: Host) -> None:
+    """MiB become bytes; where there is no sensor at the edge, the hottest spot stands for the chip."""
+    found = read(AmdState(host))
+    assert found["memory_total_bytes", FIRST] == 192 * 2**30 - 16 * 2**20
+    assert found["memory_used_bytes", FIRST] == 60_000 * 2**20
+    assert (found["temperature_celsius", FIRST], found["memory_temperature_celsius", FIRST]) == (71, 66)
+    assert found["memory_clock_hertz", FIRST] == 1.3e9
+
+
+def test_identity_limits_errors_link_and_energy(host: Host) -> None:
+    """One metric says what the card is; uW, MT/s and the accumulator's units become base units."""
+    found = read(AmdHealth(host))
+    assert found["info", FIRST, "0", "amd", "AMD Instinct MI300X", "0000:1b:00.0", "6.12.12"] == 1
+    assert found["power_limit_watts", FIRST] == 750
+    assert found["sm_clock_max_hertz", FIRST] == 2.1e9
+    assert (found["ecc_errors_total", FIRST, "yes"], found["ecc_errors_total", FIRST, "no"]) == (3, 1)
+    assert (found["pcie_link_width", FIRST], found["pcie_link_generation", FIRST]) == (16, 5)
+    assert found["pcie_replays_total", FIRST] == 2
+    assert found["energy_joules_total", FIRST] == pytest.approx(2e9 * 15.25e-6)
+
+
+def test_what_held_the_clocks_back_is_a_share_of_the_time_between_two_readings(host: Host, driver: Driver) -> None:
+    """Of 400 rounds of the firmware 100 saw the power limit: a quarter; the first reading has nothing before it."""
+    sampler, table = AmdTable(host), driver.answers["amdsmi_get_gpu_metrics_info"]
+    assert all(math.isnan(value) for value in read(sampler).values())
+    table.update(accumulation_counter=1_400, ppt_residency_acc=200, xgmi_read_data_acc=[3, 1])
+    found = read(sampler)
+    assert found["clocks_event_ratio", FIRST, "power_cap"] == 0.25
+    assert found["clocks_event_ratio", FIRST, "socket_thermal"] == 0
+    assert found["xgmi_read_bytes_total", FIRST] == 4096
+    assert math.isnan(found["xgmi_written_bytes_total", FIRST])
+
+
+def test_a_gpu_knows_its_rank(host: Host, driver: Driver) -> None:
+    """The job's process on a GPU names the rank that owns it; strangers are not named."""
+    host.ranks.put(RankProcess("j", 3, 8, 1, pid=4242, start_ticks=1))
+    driver.processes[1] = [(4242, 5 << 30), (99, 1 << 30)]
+    found = read(AmdProcesses(host))
+    assert found == {("rank_info", SECOND, "j", "3"): 1, ("process_memory_used_bytes", SECOND, "j", "3"): 5 << 30}
+    assert host.gpu_of == {4242: SECOND}
+
+
+def test_what_the_driver_does_not_know_is_missing(host: Host, driver: Driver) -> None:
+    """AMD writes N/A for it: never 0."""
+    driver.answers["amdsmi_get_gpu_activity"] = {"gfx_activity": 0xFFFF, "umc_activity": 41, "mm_activity": 0}
+    driver.answers["amdsmi_get_power_info"] = {"current_socket_power": 0xFFFF, "average_socket_power": 0xFFFF}
+    found = read(Amd(host))
+    assert math.isnan(found["utilization_ratio", FIRST])
+    assert math.isnan(found["power_watts", FIRST])
+    assert found["memory_utilization_ratio", FIRST] == pytest.approx(0.41)
+
+
+def test_what_is_not_supported_is_not_asked_again(host: Host, driver: Driver, caplog: pytest.LogCaptureFixture) -> None:
+    """A missing value, one line for each card, and no further call."""
+    driver.fails["amdsmi_get_power_info"] = {0: NOT_SUPPORTED, 1: NOT_SUPPORTED}
+    sampler = Amd(host)
+    read(sampler)
+    assert math.isnan(read(sampler)["power_watts", FIRST])
+    assert driver.calls.count("amdsmi_get_power_info") == 2
+    assert len(caplog.records) == 2
+
+
+def test_a_lost_card_stops_no_other(host: Host, driver: Driver) -> None:
+    """Its values are missing and up is 0; a driver that is only busy loses nothing but that value."""
+    sampler = Amd(host)
+    driver.fails["amdsmi_get_gpu_activity"] = {0: NOT_FOUND, 1: BUSY}
+    found = read(sampler)
+    assert (found["up", FIRST], found["up", SECOND]) == (0, 1)
+    assert math.isnan(found["power_watts", FIRST])
+    assert found["power_watts", SECOND] == 712
+    driver.fails.clear()
+    assert read(sampler)["up", FIRST] == 1
+
+
+def test_a_card_that_does_not_say_who_it_is_is_left_out(host: Host, driver: Driver) -> None:
+    """One dead card at start: the others are sampled."""
+    driver.fails["amdsmi_get_gpu_device_uuid"] = {0: BUSY}
+    assert {key[1] for key in read(Amd(host))} == {SECOND}
+
+
+def test_no_call_of_a_tick_is_known_to_block(host: Host, driver: Driver) -> None:
+    """AMD's violation status waits a tenth of a second inside: it is never asked."""
+    made = [kind(host) for kind in ALL]
+    for sampler in made:
+        sampler.sample()
+    assert "amdsmi_get_violation_status" not in driver.calls
+    driver.calls.clear()
+    made[0].sample()
+    assert len(driver.calls) == 3 * driver.count
+
+
+def test_the_runner_reads_every_sampler_of_amd(host: Host) -> None:
+    """No error over a minute of ticks, and each of them has a reading."""
+    runner = Runner({kind.name: kind for kind in ALL}, host, NS)
+    for second in range(60):
+        runner.run(second * NS)
+    assert host.own.errors == {}
+    assert set(host.own.success) == {kind.name for kind in ALL}
+
+
+def test_without_the_driver_nothing_is_imported(tmp_path: Path) -> None:
+    """A node without AMD's kernel driver spends nothing on its package."""
+    before = set(sys.modules)
+    for kind in ALL:
+        with pytest.raises(Absent):
+            kind(Host(dev=tmp_path))
+    assert "amdsmi" not in set(sys.modules) - before
+
+
+def test_a_package_without_its_shared_library_is_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the package prints then does not reach stdout, where the agent says that it is ready."""
+    (tmp_path / "kfd").touch()
+    monkeypatch.setenv("ROCM_PATH", str(tmp_path))
+
+    def missing(name: str) -> Any:
+        sys.stdout.write("Unable to find libamd_smi.so")
+        raise KeyError("libamd_smi.so")
+
+    monkeypatch.setattr("hindmost_agent.amd.importlib.import_module", missing)
+    with pytest.raises(Absent, match=r"libamd_smi\.so"):
+        Amd(Host(dev=tmp_path))
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,136 @@
+"""Whatever /proc and /sys hand out, no sampler raises out of the runner. Every sampler is tried, a new one too."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from array import array
+from typing import TYPE_CHECKING
+
+import pytest
+from hindmost_agent import samplers
+from hindmost_agent.runner import NS, Runner
+from hindmost_agent.sampler import Host
+
+from tests.agent.conftest import FakeNvml, fake_node, whole_node
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from hindmost_agent.sampler import Sampler
+
+Damage = "Callable[[bytes], bytes]"
+NUMBER = re.compile(rb"\d+")
+
+
+def fails(code: int) -> Callable[[bytes], bytes]:
+    """A read that ends with this error, as of a process that has ended or a device that was taken out."""
+
+    def read(_: bytes) -> bytes:
+        raise OSError(code, os.strerror(code))
+
+    return read
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda _: b"",
+    "half of it": lambda whole: whole[: len(whole) // 2],
+    "all but the end": lambda whole: whole[:-3],
+    "a line without its end": lambda whole: whole.split(b"\n", 1)[0][:7],
+    "only line ends": lambda whole: b"\n" * len(whole),
+    "binary": lambda whole: bytes(range(256)) * (len(whole) // 256 + 1),
+    "no numbers": lambda whole: NUMBER.sub(b"x", whole),
+    "negative numbers": lambda whole: NUMBER.sub(b"-1", whole),
+    "numbers beyond any counter": lambda whole: NUMBER.sub(b"9" * 400, whole[:4096]),
+    "one endless number": lambda _: b"9" * (5 << 20),
+    "many times as long": lambda whole: whole * 50,
+    "process gone": fails(errno.ESRCH),
+    "device gone": fails(errno.ENODEV),
+    "input/output error": fails(errno.EIO),
+    "not permitted": fails(errno.EACCES),
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of a whole node."""
+    return fake_node.build(tmp_path_factory.mktemp("node"))
+
+
+@pytest.fixture
+def damage(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[bytes], bytes]]]:
+    """What is in this list is done to the content of every file that is read."""
+    done: list[Callable[[bytes], bytes]] = []
+    pread, read = os.pread, os.read
+
+    def damaged(fd: int, size: int, offset: int) -> bytes:
+        if not done:
+            return pread(fd, size, offset)
+        whole = b""
+        while piece := pread(fd, 1 << 20, len(whole)):
+            whole += piece
+        return done[0](whole)[offset : offset + size]
+
+    monkeypatch.setattr(os, "pread", damaged)
+    monkeypatch.setattr(os, "read", lambda fd, size: done[0](read(fd, size))[:size] if done else read(fd, size))
+    yield done
+    done.clear()
+
+
+def survives(runner: Runner, now_ns: int) -> None:
+    """A run raises nothing, and what it reads can be sent: a number, or missing, for each series."""
+    for reading in runner.run(now_ns):
+        assert len(array("d", reading.values)) == len(reading.series), reading.sampler
+
+
+def tried(kind: type[Sampler], host: Host, damage: list[Callable[[bytes], bytes]]) -> None:
+    """Every damage, to a sampler that is at work and to one that starts; afterwards it works as before."""
+    runner = Runner({kind.name: kind}, host, NS)
+    survives(runner, 0)
+    before = set(host.own.success)
+    for number, broken in enumerate(DAMAGES.values(), 1):
+        damage[:] = [broken]
+        survives(runner, number * 1000 * NS)
+        survives(Runner({kind.name: kind}, host, NS), 0)
+        damage.clear()
+        survives(runner, (number * 1000 + 500) * NS)
+    assert set(host.own.success) == before
+    assert all(host.own.success.values())
+
+
+@pytest.mark.parametrize("name", samplers.load())
+def test_broken_files_break_no_sampler(name: str, root: Path, damage: list[Callable[[bytes], bytes]]) -> None:
+    """Empty, cut, binary, huge, wrong, failing: at worst a counted error, and the next whole file is read again."""
+    tried(samplers.load()[name], whole_node(root, FakeNvml(2)), damage)
+
+
+@pytest.mark.parametrize("name", samplers.load())
+def test_files_that_vanish_break_no_sampler(name: str, root: Path) -> None:
+    """A node whose /proc and /sys are gone between two readings: no sampler raises."""
+    runner = Runner({name: samplers.load()[name]}, whole_node(root, FakeNvml(2)), NS)
+    survives(runner, 0)
+    away = root.rename(root.with_name("away"))
+    try:
+        for second in (1000, 2000):
+            survives(runner, second * NS)
+    finally:
+        away.rename(root)
+
+
+@pytest.mark.parametrize("at", range(1, 40, 3))
+def test_a_file_may_vanish_while_a_sampler_reads(at: int, root: Path, damage: list[Callable[[bytes], bytes]]) -> None:
+    """The first reads of a tick work and from one on none does: whatever was read by then harms nobody."""
+    runner = Runner(samplers.load(), whole_node(root, FakeNvml(2)), NS)
+    survives(runner, 0)
+    reads = iter(range(at))
+    gone = fails(errno.ESRCH)
+    damage[:] = [lambda whole: whole if next(reads, None) is not None else gone(whole)]
+    survives(runner, 1000 * NS)
+
+
+def test_this_machine_s_own_files_may_break_too(damage: list[Callable[[bytes], bytes]]) -> None:
+    """The same with what this kernel has, for every sampler that finds something here."""
+    for kind in samplers.load().values():
+        tried(kind, Host(), damage)
