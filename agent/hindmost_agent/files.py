@@ -66,6 +66,6 @@ def read_once(path: Path | str, limit: int = LIMIT) -> bytes:
 def text(path: Path | str) -> str:
     """A one-line file as text without the newline; empty when it cannot be read."""
     try:
-        return read_once(path, 4096).decode("utf-8", "replace").strip()
+        return read_once(path, 256).decode("utf-8", "replace").strip()
     except OSError:
         return ""

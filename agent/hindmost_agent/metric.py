@@ -47,7 +47,12 @@ def series(metric: Metric, *values: str) -> Series:
     """The series of ``metric`` with these label values."""
     if len(values) != len(metric.labels):
         raise ValueError(f"{metric.name} has labels {metric.labels}, not {len(values)} of them")
-    return Series(metric, values)
+    return Series(metric, tuple([value if value.isprintable() else _printable(value) for value in values]))
+
+
+def _printable(value: str) -> str:
+    """A thread or a mount may have any name: what would break a line of a page, or a terminal, becomes a blank."""
+    return "".join(character if character.isprintable() else " " for character in value)
 
 
 def _declared(metric: Metric) -> Metric:

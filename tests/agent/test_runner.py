@@ -137,3 +137,9 @@ def test_a_badly_declared_metric_never_starts(declare: object, wrong: str) -> No
     """Names, units and help are checked where a metric is declared."""
     with pytest.raises(ValueError, match=wrong):
         declare()  # type: ignore[operator]
+
+
+def test_a_label_is_one_line() -> None:
+    """A thread may be called anything: what is not to be printed becomes a blank."""
+    named = gauge("hindmost_node_named_bytes", "Named.", "name")
+    assert series(named, "a\r\nb\x1b[31m").values == ("a  b [31m",)
