@@ -17,6 +17,15 @@ from hindmost.errors import UsageError
 
 from hindmost_collector.store import schema, segments
 from hindmost_collector.store.clickhouse_client import is_url
+from hindmost_collector.store.level_views import (
+    COARSEST,
+    FINEST,
+    conditions,
+    level_select,
+    quoted,
+    series_queries,
+    span_query,
+)
 from hindmost_collector.store.run_directory import is_run_directory, read_run
 
 if TYPE_CHECKING:
@@ -52,8 +61,8 @@ class Recording:
 
     def table(self, name: str) -> pa.Table:
         """All rows of a table of ``TABLES``, ``clocks`` or ``rank_states``, with the job in the column ``job``."""
-        if name not in schema.STORED:
-            raise UsageError(f"there is no table {name!r}; tables are {', '.join(schema.STORED)}")
+        if name not in schema.FILED:
+            raise UsageError(f"there is no table {name!r}; tables are {', '.join(schema.FILED)}")
         return self.sql(f'select * from "{name}"')  # noqa: S608 - one of our own names
 
     def steps(self) -> pa.Table:
@@ -71,6 +80,42 @@ class Recording:
     def ranks(self) -> pa.Table:
         """A row each time a rank said who it is."""
         return self.table("ranks")
+
+    def series(
+        self,
+        name: str,
+        *,
+        node: str | None = None,
+        start_ns: int | None = None,
+        end_ns: int | None = None,
+        points: int = 1000,
+    ) -> pa.Table:
+        """A metric over time: job, node, labels, time_ns, count, min, max, mean, last; a row a series and interval.
+
+        Args:
+            node: of one node only.
+            start_ns: from there on (Unix ns); from the first sample where not given.
+            end_ns: up to there, exclusive; to the last sample where not given.
+            points: a series has about so many rows at most: samples themselves (count 1), or intervals of the finest
+                level that keeps to it.
+        """
+        where = conditions(name, node, start_ns, end_ns)
+        first, last = self._span(where)
+        length = (end_ns or last) - (start_ns or first)
+        found: list[pa.Table] = []
+        for query in series_queries(length, where, points):
+            found.append(self.sql(query))
+            times = found[-1]["time_ns"].to_numpy()
+            if len(times) and times.min() < first + schema.LEVELS[COARSEST]:
+                break  # else the beginning is not there any more, but a coarser level may have it
+        return found[-1]
+
+    def _span(self, where: str) -> tuple[int, int]:
+        """From when to when there is anything; ``(0, 0)`` where there is nothing."""
+        span = self.sql(span_query(where, COARSEST)).to_pylist()[0]
+        if span["first"] is None or span["last"] - span["first"] < 24 * schema.LEVELS[COARSEST]:
+            span = self.sql(span_query(where, FINEST)).to_pylist()[0]
+        return span["first"] or 0, span["last"] or 0
 
     def run(self) -> Run:
         """The run as detectors take it. Raises UsageError for a store of several jobs."""
@@ -99,13 +144,17 @@ class Recording:
         for table in schema.STORED:
             parts = [part for job in self._jobs for part in self._selects(job, table)]
             connection.execute(f'create view "{table}" as {" union all by name ".join(parts) or _nothing(table)}')
+        for level in schema.LEVELS:
+            made = (level_select(_job_id(job), job / "segments", level) for job in self._jobs)
+            parts = [part for part in made if part]
+            connection.execute(f'create view "{level}" as {" union all ".join(parts) or _nothing(level)}')
 
     def _selects(self, job: Path, table: str) -> list[str]:
         found = [one.path for one in segments.listed(job / "segments" / table) if not segments.is_torn(one.path)]
         if not found:
             return []
-        files = ", ".join(_quoted(str(path)) for path in found)
-        return [f"select {_quoted(_job_id(job))} as job, * from read_parquet([{files}], union_by_name = true)"]  # noqa: S608 - quoted
+        files = ", ".join(quoted(str(path)) for path in found)
+        return [f"select {quoted(_job_id(job))} as job, * from read_parquet([{files}], union_by_name = true)"]  # noqa: S608 - quoted
 
 
 def _job_id(job: Path) -> str:
@@ -115,15 +164,11 @@ def _job_id(job: Path) -> str:
         return job.name
 
 
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
 def _nothing(table: str) -> str:
     kinds = {"i": "bigint", "u": "ubigint", "f": "double", "U": "varchar"}
     columns = (
         f'null::{kinds[schema.missing_column(dtype, 0).dtype.kind]} as "{name}"'
-        for name, dtype in schema.STORED[table].items()
+        for name, dtype in schema.FILED[table].items()
     )
     return f"select null::varchar as job, {', '.join(columns)} where false"
 

@@ -124,12 +124,13 @@ class ParquetStore:
             raise
         return rows, total
 
-    def swap(self, made: tuple[Path, Path], replaced: list[Path]) -> None:
-        """Put a segment, written under a temporary name, in the place of others, in one commit. Raises OSError."""
-        temporary, final = (str(path.relative_to(self.root)) for path in made)
-        deletions = [str(path.relative_to(self.root)) for path in replaced if path != made[1]]
+    def swap(self, made: Mapping[Path, Path], replaced: Iterable[Path]) -> None:
+        """Put segments (temporary to final name) in the place of others, all in one commit. Raises OSError."""
+        renames = [(str(old.relative_to(self.root)), str(new.relative_to(self.root))) for old, new in made.items()]
+        kept = set(made.values())
+        deletions = [str(path.relative_to(self.root)) for path in replaced if path not in kept]
         with self._writing:
-            self._journal.commit([(temporary, final)], deletions=deletions)
+            self._journal.commit(renames, deletions=deletions)
 
     def remove(self, job: Path) -> None:
         """Delete a job's directory, once no segment is left in it."""

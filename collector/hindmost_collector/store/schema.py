@@ -32,12 +32,36 @@ CLOCKS: Mapping[str, Any] = {
 
 STORED: Mapping[str, Mapping[str, Any]] = {**TABLES, "clocks": CLOCKS}
 
+#: Coarser levels of ``metrics`` and the width of their intervals, ns.
+LEVELS: Mapping[str, int] = {
+    "metrics_10s": 10_000_000_000,
+    "metrics_5m": 300_000_000_000,
+    "metrics_1h": 3_600_000_000_000,
+}
+
+#: A row a series and interval; ``time_ns`` is where the interval starts, ``last`` its newest value, for counters.
+LEVEL: Mapping[str, Any] = {
+    "node": np.str_,
+    "name": np.str_,
+    "labels": np.str_,
+    "time_ns": np.int64,
+    "count": np.int64,
+    "min": np.float64,
+    "max": np.float64,
+    "sum": np.float64,
+    "last": np.float64,
+}
+
+#: Every table that there are segments of.
+FILED: Mapping[str, Mapping[str, Any]] = {**STORED, **dict.fromkeys(LEVELS, LEVEL)}
+
 #: Columns that order a segment's rows: neighbours alike compress best and are read together.
 ORDER: Mapping[str, tuple[str, ...]] = {
     "steps": ("rank", "step"),
     "collectives": ("rank", "start_ns"),
     "intervals": ("rank", "start_ns"),
     "metrics": ("node", "name", "labels", "time_ns"),
+    **dict.fromkeys(LEVELS, ("node", "name", "labels", "time_ns")),
 }
 
 _STRING = pa.dictionary(pa.int32(), pa.string())
@@ -50,13 +74,13 @@ def arrow_type(dtype: Any) -> pa.DataType:
 
 def arrow_schema(table: str) -> pa.Schema:
     """The schema of a stored table, with its version in the metadata."""
-    columns = [pa.field(name, arrow_type(dtype), nullable=False) for name, dtype in STORED[table].items()]
+    columns = [pa.field(name, arrow_type(dtype), nullable=False) for name, dtype in FILED[table].items()]
     return pa.schema(columns, metadata={VERSION_KEY: str(VERSION).encode()})
 
 
 def encodings(table: str) -> tuple[list[str], dict[str, str]]:
     """``(dictionary columns, encoding by other column)`` for the Parquet writer: deltas for integers, split floats."""
-    columns = STORED[table]
+    columns = FILED[table]
     plain: dict[str, str] = {}
     for name, dtype in columns.items():
         if dtype is np.float64:

@@ -64,42 +64,79 @@ def listed(directory: Path) -> list[Segment]:
     return sorted((one for one in found if one), key=lambda one: (one.day, one.flush, one.level))
 
 
+class Writer:
+    """A segment in the making, under a temporary name: ``add`` pieces, then ``finish``; or ``discard`` it."""
+
+    def __init__(self, table: str, path: Path) -> None:
+        """Raises OSError."""
+        dictionary, plain = schema.encodings(table)
+        self.rows = 0
+        self._path = path
+        self._file = path.open("wb")
+        self._writer = pq.ParquetWriter(
+            self._file,
+            schema.arrow_schema(table),
+            compression="zstd",
+            compression_level=3,
+            use_dictionary=dictionary,
+            column_encoding=plain,
+        )
+
+    def add(self, piece: pa.Table) -> None:
+        """Append rows. Raises OSError."""
+        try:
+            self._writer.write_table(piece, row_group_size=_ROW_GROUP)
+        except pa.ArrowException as error:
+            raise OSError(str(error)) from error
+        self.rows += piece.num_rows
+
+    def finish(self) -> int:
+        """Sync it; how many rows. Raises OSError."""
+        self._writer.close()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        return self.rows
+
+    def discard(self) -> None:
+        """Leave nothing behind; never raises."""
+        with contextlib.suppress(OSError, pa.ArrowException):  # the disk may be the reason why we are here
+            self._writer.close()
+        with contextlib.suppress(OSError):
+            self._file.close()
+            self._path.unlink()
+
+
 def write(table: str, pieces: Iterable[pa.Table], path: Path) -> int:
     """Write ``pieces`` to ``path`` and sync it; how many rows. Raises OSError, leaving nothing behind."""
-    dictionary, plain = schema.encodings(table)
-    rows = 0
+    writer = Writer(table, path)
     try:
-        with path.open("wb") as file:
-            with pq.ParquetWriter(
-                file,
-                schema.arrow_schema(table),
-                compression="zstd",
-                compression_level=3,
-                use_dictionary=dictionary,
-                column_encoding=plain,
-            ) as writer:
-                for piece in pieces:
-                    writer.write_table(piece, row_group_size=_ROW_GROUP)
-                    rows += piece.num_rows
-            file.flush()
-            os.fsync(file.fileno())
-    except (OSError, pa.ArrowException) as error:
-        with contextlib.suppress(OSError):  # the disk may be the reason why we are here
-            path.unlink()
-        raise error if isinstance(error, OSError) else OSError(str(error)) from error
-    return rows
+        for piece in pieces:
+            writer.add(piece)
+        return writer.finish()
+    except OSError:
+        writer.discard()
+        raise
 
 
 def read(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """A segment's rows. Raises OSError or pa.ArrowException when torn, HindmostError when newer than this program."""
     with pq.ParquetFile(path) as file:
-        metadata = file.schema_arrow.metadata or {}
-        version = int(metadata.get(schema.VERSION_KEY, b"1"))
-        if version > schema.VERSION:
-            raise HindmostError(
-                f"{path} was written by a newer hindmost (schema {version}): upgrade this one to read it"
-            )
+        _check_version(path, file)
         return file.read(columns=list(columns) if columns else None)
+
+
+def read_groups(path: Path, indices: Sequence[int]) -> pa.Table:
+    """Some row groups of a segment. Raises as ``read`` does."""
+    with pq.ParquetFile(path) as file:
+        _check_version(path, file)
+        return file.read_row_groups(list(indices)).replace_schema_metadata(None)
+
+
+def _check_version(path: Path, file: pq.ParquetFile) -> None:
+    version = int((file.schema_arrow.metadata or {}).get(schema.VERSION_KEY, b"1"))
+    if version > schema.VERSION:
+        raise HindmostError(f"{path} was written by a newer hindmost (schema {version}): upgrade this one to read it")
 
 
 def set_aside(path: Path) -> str:

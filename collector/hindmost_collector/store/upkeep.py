@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from hindmost_collector.store import schema, segments
+from hindmost_collector.store.downsample import levels
 from hindmost_collector.store.journal import TEMPORARY
+from hindmost_collector.store.merge import merged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,6 +32,10 @@ log = logging.getLogger(__name__)
 FEW, MANY = 16, 256
 #: A segment of this size is large enough.
 LARGE_BYTES = 64 << 20
+
+
+#: How many times longer than samples each level is kept.
+_LONGER = {"": 1, "metrics_10s": 4, "metrics_5m": 16, "metrics_1h": 64}
 
 
 @dataclass(frozen=True)
@@ -48,33 +54,55 @@ class Upkeep:
 
     def compact(self) -> int:
         """Merge the small segments of one table, if any has enough of them; how many went. Raises OSError."""
+        today = time.strftime("%Y%m%d", time.gmtime(self._now()))
         for directory in sorted(self._store.root.rglob("segments/*")):
-            for small in _mergeable(directory):
-                self._merge(directory.name, small)
+            if directory.name in schema.LEVELS:
+                continue  # made from the samples, and merged as they are
+            for small in _mergeable(directory, today):
+                self._merge(directory, small)
                 return len(small)
         return 0
 
-    def _merge(self, table: str, small: list[Segment]) -> None:
-        first = small[0]
-        final = first.path.with_name(segments.file_name(first.day, first.flush, 1))
-        temporary = final.with_name(f".{final.name}{TEMPORARY}")
-        parts = [segments.read(one.path).replace_schema_metadata(None) for one in small]
-        merged = pa.concat_tables(parts, promote_options="default").unify_dictionaries()
-        order = schema.ORDER.get(table)
-        if order:
-            merged = _decoded(merged).sort_by([(name, "ascending") for name in order])
-        target = schema.arrow_schema(table)
-        segments.write(table, [_fitted(table, merged, target)], temporary)
-        self._store.swap((temporary, final), [one.path for one in small])
+    def _merge(self, directory: Path, small: list[Segment]) -> None:
+        """Make one segment of several, and its coarser levels with it; all of them appear in one commit."""
+        name = segments.file_name(small[0].day, small[0].flush, 1)
+        tables = [directory.name, *(schema.LEVELS if directory.name == "metrics" else ())]
+        made: dict[Path, Path] = {}
+        writers: dict[str, segments.Writer] = {}
+        try:
+            for table in tables:
+                final = directory.with_name(table) / name
+                final.parent.mkdir(exist_ok=True)
+                made[final.with_name(f".{name}{TEMPORARY}")] = final
+                writers[table] = segments.Writer(table, final.with_name(f".{name}{TEMPORARY}"))
+            for piece in merged(directory.name, [one.path for one in small]):
+                writers[directory.name].add(piece)
+                for table, rows in (levels(piece) if len(tables) > 1 else {}).items():
+                    writers[table].add(rows)
+            for writer in writers.values():
+                writer.finish()
+        except (OSError, pa.ArrowException) as error:
+            for writer in writers.values():
+                writer.discard()
+            raise error if isinstance(error, OSError) else OSError(str(error)) from error
+        self._store.swap(made, [directory.with_name(table) / one.path.name for table in tables for one in small])
 
     def expire(self) -> int:
-        """Delete what is older or more than the retention allows; how many bytes went. Raises OSError."""
+        """Delete what is older or more than the retention allows; how many bytes went. Raises OSError.
+
+        Coarser levels stay longer than samples, and are the last to go for their size.
+        """
         freed = 0
         if self._retention.days:
-            limit = time.strftime("%Y%m%d", time.gmtime(self._now() - self._retention.days * 86400))
-            freed += self._delete([one for one in self._all() if one.day < limit])
+            limits = {
+                table: time.strftime("%Y%m%d", time.gmtime(self._now() - self._retention.days * 86400 * longer))
+                for table, longer in _LONGER.items()
+            }
+            freed += self._delete(
+                [one for one in self._all() if one.day < limits.get(one.path.parent.name, limits[""])]
+            )
         if self._retention.bytes:
-            held = sorted(self._all(), key=lambda one: (one.day, one.flush))
+            held = sorted(self._all(), key=lambda one: (one.path.parent.name in schema.LEVELS, one.day, one.flush))
             excess, doomed = sum(one.bytes for one in held) - self._retention.bytes, []
             for one in held:
                 if excess <= 0:
@@ -103,33 +131,24 @@ def _segment_files(job: Path) -> Iterator[Path]:
     return job.glob(f"segments/*/*{segments.SUFFIX}")
 
 
-def _mergeable(directory: Path) -> list[list[Segment]]:
-    """Groups of small segments of one day that are many enough to merge."""
+def _mergeable(directory: Path, today: str) -> list[list[Segment]]:
+    """Groups of small segments of one day that are many enough to merge; of days that are over, all that never were."""
     days: dict[str, list[Segment]] = defaultdict(list)
     for one in segments.listed(directory):
-        if one.bytes < LARGE_BYTES:
+        if one.bytes < LARGE_BYTES or one.level == 0:
             days[one.day].append(one)
-    return [group[:MANY] for group in days.values() if sum(one.level == 0 for one in group) >= FEW]
+    found = []
+    for day, group in days.items():
+        if sum(one.level == 0 for one in group) >= (FEW if day >= today else 1):
+            found.append(_at_most(group))
+    return found
 
 
-def _decoded(data: pa.Table) -> pa.Table:
-    """Dictionaries as plain text, which sorts by itself and not by code."""
-    columns = [column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column for column in data.columns]
-    return pa.table(columns, names=data.column_names)
-
-
-def _fitted(table: str, data: pa.Table, target: pa.Schema) -> pa.Table:
-    """The columns of ``target``, strings dictionary-coded; what an older version lacked is *not measured*."""
-    count = data.num_rows
-    columns = []
-    for field in target:
-        if field.name in data.column_names:
-            column = data.column(field.name).combine_chunks()
-        else:
-            column = pa.array(schema.missing_column(schema.STORED[table][field.name], count).tolist())
-        if pa.types.is_dictionary(field.type):
-            column = column if pa.types.is_dictionary(column.type) else column.cast(pa.string()).dictionary_encode()
-        else:
-            column = column.cast(field.type)
-        columns.append(column)
-    return pa.Table.from_arrays(columns, schema=target)
+def _at_most(group: list[Segment]) -> list[Segment]:
+    """The first of a group that make no more than a few large segments together; two at least, if there are two."""
+    total = 0
+    for index, one in enumerate(group):
+        total += one.bytes
+        if total > 4 * LARGE_BYTES and index > 1:
+            return group[:index]
+    return group[:MANY]

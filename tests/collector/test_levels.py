@@ -1,0 +1,169 @@
+"""Coarser levels of samples: made by compaction, whole at any time, and chosen by the length of a range."""
+
+from __future__ import annotations
+
+import time
+
+import hindmost_collector
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hindmost.errors import HindmostError
+from hindmost_collector.store import merge, schema, segments
+from hindmost_collector.store.parquet import ParquetStore, read_run
+from hindmost_collector.store.upkeep import FEW, Retention, Upkeep
+
+SECOND = 1_000_000_000
+START_NS = 1_760_000_400 * SECOND  # a full hour
+FLUSH_S = 7  # no level's interval is a multiple of it
+NAME = "hindmost_node_cpu_seconds_total"
+DAY_S = 86400.0
+
+
+def samples(first_s, seconds, nodes=3):
+    """One series a node, a sample a second; node k counts up by k+1 a second."""
+    target = schema.arrow_schema("metrics")
+    at = np.tile(np.arange(first_s, first_s + seconds), nodes)
+    of = np.repeat(np.arange(nodes), seconds)
+    columns = {
+        "node": [f"n{node}" for node in of],
+        "name": [NAME] * len(at),
+        "labels": ["{}"] * len(at),
+        "time_ns": START_NS + at * SECOND,
+        "value": at * (of + 1.0),
+    }
+    return pa.Table.from_arrays([pa.array(columns[field.name], field.type) for field in target], schema=target)
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A store of one job with FEW flushes, and as many again that compaction has not come to."""
+    made = ParquetStore(tmp_path, single=False)
+    for flush in range(FEW):
+        made.write({("j", "metrics"): [samples(flush * FLUSH_S, FLUSH_S)]}, {})
+    Upkeep(made, Retention()).compact()
+    for flush in range(FEW, 2 * FEW - 1):
+        made.write({("j", "metrics"): [samples(flush * FLUSH_S, FLUSH_S)]}, {})
+    yield made
+    made.close()
+
+
+def expected(width_s, seconds):
+    """Of node 2: start, count, min, max, sum, last of every interval."""
+    values = np.arange(seconds) * 3.0
+    found = []
+    for first in range(0, seconds, width_s):
+        part = values[first : first + width_s]
+        found.append((START_NS + first * SECOND, len(part), part[0], part[-1], part.sum(), part[-1]))
+    return found
+
+
+@pytest.mark.parametrize(("level", "width_s"), [("metrics_10s", 10), ("metrics_5m", 300), ("metrics_1h", 3600)])
+def test_level_is_whole(store, tmp_path, level, width_s):
+    """A level has every sample once: those of compacted segments, the newest ones, and intervals that lie across."""
+    assert (tmp_path / "j/segments" / level).is_dir()
+    query = f"select time_ns, count, min, max, sum, last from {level} where node = 'n2' order by 1"  # noqa: S608
+    rows = hindmost_collector.open(tmp_path).sql(query).to_pylist()
+    assert [tuple(row.values()) for row in rows] == expected(width_s, FLUSH_S * (2 * FEW - 1))
+
+
+def test_range_chooses_its_level(store, tmp_path):
+    """A short range is answered with samples, a longer one with the finest level that has no more points than asked."""
+    recording = hindmost_collector.open(tmp_path)
+    total = FLUSH_S * (2 * FEW - 1)
+    fine = recording.series(NAME, node="n1", start_ns=START_NS, end_ns=START_NS + 60 * SECOND)
+    assert fine["last"].to_pylist() == [2.0 * at for at in range(60)]
+    coarse = recording.series(NAME, node="n1", points=total // 10 + 1)
+    assert coarse["count"].to_pylist() == [10] * (total // 10) + [total % 10]
+    assert coarse["mean"].to_pylist()[0] == 9.0
+    assert recording.series(NAME, points=1)["count"].to_pylist() == [total] * 3
+    assert len(recording.series("nosuch")) == 0
+
+
+def test_levels_outlive_their_samples(store, tmp_path):
+    """Retention takes samples first; what they were is still there in the levels, and a range finds it."""
+    Upkeep(store, Retention(days=2), now=lambda: time.time() + 4 * DAY_S).compact()
+    Upkeep(store, Retention(days=2), now=lambda: time.time() + 4 * DAY_S).expire()
+    assert not list((tmp_path / "j/segments/metrics").glob("*.parquet"))
+    recording = hindmost_collector.open(tmp_path)
+    kept = recording.series(NAME, node="n2")
+    assert sum(kept["count"].to_pylist()) == FLUSH_S * (2 * FEW - 1)
+    assert kept["count"].to_pylist()[0] == 10
+    Upkeep(store, Retention(days=2), now=lambda: time.time() + 200 * DAY_S).expire()
+    assert not (tmp_path / "j").exists()
+
+
+def test_size_takes_samples_before_levels(store, tmp_path):
+    """Over the size limit the samples go first, oldest first, and the levels last."""
+    held = sum(path.stat().st_size for path in tmp_path.rglob("metrics_*/*.parquet"))
+    Upkeep(store, Retention(bytes=held + 1)).expire()
+    assert not list((tmp_path / "j/segments/metrics").glob("*.parquet"))
+    assert sum(path.stat().st_size for path in tmp_path.rglob("metrics_*/*.parquet")) == held
+
+
+def test_day_that_is_over_is_compacted_whatever_it_has(tmp_path):
+    """A few flushes of a day that is over are merged too, so that its levels are there when its samples go."""
+    made = ParquetStore(tmp_path, single=False)
+    made.write({("j", "metrics"): [samples(0, 5)]}, {})
+    assert Upkeep(made, Retention()).compact() == 0
+    tomorrow = Upkeep(made, Retention(), now=lambda: time.time() + DAY_S)
+    assert tomorrow.compact() == 1
+    assert len(list((tmp_path / "j/segments/metrics_1h").glob("*.parquet"))) == 1
+    assert tomorrow.compact() == 0
+    made.close()
+
+
+def test_merge_in_pieces_is_the_sorted_whole(tmp_path, monkeypatch):
+    """Merging piece by piece gives every row once, sorted, whatever words and ranges the segments have."""
+    monkeypatch.setattr(merge, "PIECE_ROWS", 400)
+    paths = []
+    for number in range(4):
+        paths.append(tmp_path / f"{number}.parquet")
+        pieces = [samples(number * 50, 50, nodes=2 + 3 * number).slice(at, 100) for at in range(0, 550, 100)]
+        segments.write("metrics", [piece for piece in pieces if len(piece)], paths[-1])
+    made = list(merge.merged("metrics", paths))
+    assert len(made) > 2
+    rows = [row for piece in made for row in piece.to_pylist()]
+    keys = [(row["node"], row["name"], row["labels"], row["time_ns"]) for row in rows]
+    assert keys == sorted(keys)
+    assert len(set(keys)) == len(keys) == sum(50 * (2 + 3 * number) for number in range(4))
+
+
+def test_late_rows_are_sorted_in():
+    """Samples that an agent sent late, from its spool, end up in their place."""
+    late = pa.concat_tables([samples(10, 5, 1), samples(0, 5, 1)]).unify_dictionaries().combine_chunks()
+    made = merge._sorted(late, schema.ORDER["metrics"])
+    assert made["time_ns"].to_pylist() == sorted(late["time_ns"].to_pylist())
+
+
+def test_segment_of_an_older_schema_is_read_and_migrated(tmp_path):
+    """A segment of version 0, without columns that came later, is read as not measured, and compaction renews it."""
+    target = schema.arrow_schema("steps")
+    old = pa.schema([target.field(name) for name in ("rank", "step", "start_ns", "duration_ns")])
+    old = old.with_metadata({schema.VERSION_KEY: b"0"})
+    made = ParquetStore(tmp_path, single=False)
+    directory = tmp_path / "j/segments/steps"
+    directory.mkdir(parents=True)
+    for flush in range(FEW):
+        rows = pa.table({name: pa.array([flush], old.field(name).type) for name in old.names}, schema=old)
+        pq.write_table(rows, directory / segments.file_name("20250101", flush, 0))
+    run = read_run(tmp_path / "j")
+    assert run.steps["step"].tolist() == list(range(FEW))
+    assert (run.steps["forward_ns"].tolist(), run.steps["kind"].tolist()) == ([-1] * FEW, [""] * FEW)
+    assert Upkeep(made, Retention()).compact() == FEW
+    (renewed,) = directory.glob("*.parquet")
+    metadata = pq.ParquetFile(renewed).schema_arrow.metadata
+    assert metadata[schema.VERSION_KEY] == str(schema.VERSION).encode()
+    assert read_run(tmp_path / "j").steps["forward_ns"].tolist() == [-1] * FEW
+    made.close()
+
+
+def test_segment_of_a_newer_schema_is_refused(tmp_path):
+    """A segment that a newer hindmost wrote is not misread: the error names it and the remedy."""
+    target = schema.arrow_schema("steps").with_metadata({schema.VERSION_KEY: str(schema.VERSION + 1).encode()})
+    directory = tmp_path / "segments/steps"
+    directory.mkdir(parents=True)
+    pq.write_table(target.empty_table(), directory / segments.file_name("20250101", 1, 0))
+    with pytest.raises(HindmostError, match="written by a newer hindmost"):
+        read_run(tmp_path)
