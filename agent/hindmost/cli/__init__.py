@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 COMMANDS = {
     "run": "run a training job under observation and print the verdict",
     "report": "judge a recorded run, or a folder of a foreign format",
+    "compare": "say what changed between two recorded runs, and how surely",
+    "top": "watch the verdict and the ranks of a running job in the terminal",
     "query": "SQL over a recorded run, also while it is written",
     "agent": "sample this node and its training processes",
     "collector": "receive agents, judge live, serve metrics and the page",

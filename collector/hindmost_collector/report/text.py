@@ -22,9 +22,30 @@ _LABEL = 9
 
 def render(report: Mapping[str, Any], width: int = 100, color: bool = False, ranks: Iterable[int] | None = None) -> str:
     """The report (``Report.to_dict()`` or a parsed report.json) as text; ``ranks`` limits the table to these."""
-    sink = io.StringIO()
-    console = Console(
-        file=sink,
+    page = console(width, color)
+    page.print(Text(headline.title(report), style="bold"), soft_wrap=False)
+    if report["job"].get("ended"):
+        page.print(labelled("ENDED", report["job"]["ended"], "bold red"))
+    for verdict in report["verdicts"]:
+        page.print(_verdict(verdict))
+    for note in report.get("notes") or []:
+        page.print(labelled("NOTE", note, "dim"))
+    rows, left_out = columns.choose(report, ranks)
+    titles, cells = columns.table(rows, page.width)
+    if len(titles) > 1:
+        page.print(_table(rows, titles, cells, _named(report)))
+        page.print(Text(columns.caption(titles), "dim"))
+    if left_out:
+        page.print(
+            Text(f"{left_out:,} more ranks are not shown: --ranks 0-{len(report['ranks']) - 1} shows all", "dim")
+        )
+    return written(page)
+
+
+def console(width: int, color: bool) -> Console:
+    """A page to print on; :func:`written` gives what was printed."""
+    return Console(
+        file=io.StringIO(),
         width=max(width, 60),
         force_terminal=color,
         color_system="standard" if color else None,
@@ -33,26 +54,16 @@ def render(report: Mapping[str, Any], width: int = 100, color: bool = False, ran
         emoji=False,
         legacy_windows=False,
     )
-    console.print(Text(headline.title(report), style="bold"), soft_wrap=False)
-    if report["job"].get("ended"):
-        console.print(_line("ENDED", report["job"]["ended"], "bold red"))
-    for verdict in report["verdicts"]:
-        console.print(_verdict(verdict))
-    for note in report.get("notes") or []:
-        console.print(_line("NOTE", note, "dim"))
-    rows, left_out = columns.choose(report, ranks)
-    titles, cells = columns.table(rows, console.width)
-    if len(titles) > 1:
-        console.print(_table(rows, titles, cells, _named(report)))
-        console.print(Text(columns.caption(titles), "dim"))
-    if left_out:
-        console.print(
-            Text(f"{left_out:,} more ranks are not shown: --ranks 0-{len(report['ranks']) - 1} shows all", "dim")
-        )
-    return "\n".join(line.rstrip() for line in sink.getvalue().splitlines()) + "\n"
 
 
-def _line(label: str, text: str, style: str = "") -> Padding:
+def written(page: Console) -> str:
+    """Everything printed on a page, without blanks at the ends of lines."""
+    assert isinstance(page.file, io.StringIO)
+    return "\n".join(line.rstrip() for line in page.file.getvalue().splitlines()) + "\n"
+
+
+def labelled(label: str, text: str, style: str = "") -> Padding:
+    """A paragraph with its label in front, lines that follow indented below the text."""
     grid = Table.grid(padding=(0, 0))
     grid.add_column(width=_LABEL, no_wrap=True)
     grid.add_column(overflow="fold")
@@ -61,12 +72,12 @@ def _line(label: str, text: str, style: str = "") -> Padding:
 
 
 def _verdict(verdict: Mapping[str, Any]) -> Group:
-    lines = [_line("VERDICT", headline.verdict(verdict), _STYLES.get(verdict["kind"], "bold red"))]
+    lines = [labelled("VERDICT", headline.verdict(verdict), _STYLES.get(verdict["kind"], "bold red"))]
     if verdict["evidence"]:
-        lines.append(_line("WHY", "; ".join(verdict["evidence"])))
+        lines.append(labelled("WHY", "; ".join(verdict["evidence"])))
     if verdict.get("cost_ms_per_step") is not None and verdict.get("confidence") is not None:
-        lines.append(_line("COST", _saving(verdict)))
-    lines += [_line("NEXT", text) for text in _next(verdict)]
+        lines.append(labelled("COST", _saving(verdict)))
+    lines += [labelled("NEXT", text) for text in _next(verdict)]
     return Group(*lines)
 
 

@@ -1,0 +1,47 @@
+"""``hindmost compare``: two recorded runs, what changed between them, and how surely."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hindmost.errors import HindmostError
+
+if TYPE_CHECKING:
+    import argparse
+
+FORMATS = ("text", "json")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add this subcommand's arguments."""
+    what = "a run directory, or a folder of traces of any known format"
+    parser.add_argument("a", metavar="A", type=Path, help=f"before: {what}")
+    parser.add_argument("b", metavar="B", type=Path, help="after: another")
+    parser.add_argument("--format", choices=FORMATS, default="text", help="default: text")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Load both, compare, print. Exit code 0 whatever changed."""
+    found = compared(args.a, args.b)
+    if args.format == "json":
+        sys.stdout.write(json.dumps(found, indent=1) + "\n")
+        return 0
+    from hindmost_collector.report import compare as text
+
+    width = min(max(shutil.get_terminal_size((100, 24)).columns, 80), 120)
+    sys.stdout.write(text.render(found, width, sys.stdout.isatty()))
+    return 0
+
+
+def compared(a: Path, b: Path) -> dict[str, Any]:
+    """``hindmost.compare/1`` of two recordings."""
+    try:
+        from hindmost_collector import sources
+        from hindmost_collector.compare import compare
+    except ImportError as error:
+        raise HindmostError(f"{error.name} is not installed: pip install 'hindmost[collector]'") from error
+    return compare(sources.load(a), sources.load(b))

@@ -1,0 +1,124 @@
+"""``hindmost top``: the verdict and the ranks of a running job, in the terminal, as its collector sees them."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import sys
+import time
+import urllib.error
+import urllib.request
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode
+
+from hindmost.errors import HindmostError, UsageError
+
+if TYPE_CHECKING:
+    import argparse
+
+EPILOG = "ADDRESS is what `hindmost run` prints as its page, or what a collector was given as --http."
+#: Where a collector that nobody told otherwise serves its page.
+USUAL = "127.0.0.1:9461"
+#: Seconds that a collector may take to answer.
+TIMEOUT = 5.0
+WIDEST = 120
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add this subcommand's arguments."""
+    parser.epilog = EPILOG
+    parser.add_argument("address", metavar="ADDRESS", nargs="?", default=USUAL, help=f"default: {USUAL}")
+    parser.add_argument("--job", metavar="ID", help="which job, where the collector has several")
+    parser.add_argument("--interval", type=float, default=2.0, metavar="SECONDS", help="default: 2")
+    parser.add_argument("--once", action="store_true", help="print once and leave; so it does where it is piped")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show until Ctrl-C, or until the collector leaves with its job."""
+    if not args.interval > 0:
+        raise UsageError(f"--interval {args.interval:g}: seconds between two looks, more than 0")
+    base = place(args.address)
+    shown = page(base, args.job)
+    if args.once or not sys.stdout.isatty():
+        sys.stdout.write(shown)
+        return 0
+    return follow(base, args.job, args.interval, shown)
+
+
+def place(address: str) -> str:
+    """``http://HOST:PORT`` of whatever the user pasted."""
+    base = address if "://" in address else f"http://{address}"
+    scheme, _, rest = base.partition("://")
+    host = rest.partition("/")[0]
+    if scheme not in ("http", "https") or not host or (":" in host and not host.rpartition(":")[2].isdigit()):
+        raise UsageError(f"{address}: write HOST:PORT, or the page's address as `hindmost run` prints it")
+    return f"{scheme}://{host}"
+
+
+def page(base: str, job: str | None) -> str:
+    """What is to be seen now. Raises HindmostError where nobody answers, or there is no such job."""
+    report = fetch(base, "/api/report", {"job": job} if job else {})
+    if report is None:
+        known = fetch(base, "/api/jobs", {}) or []
+        names = ", ".join(str(one["id"]) for one in known)
+        if job and job not in [one["id"] for one in known]:
+            raise HindmostError(f"{base} has no job {job!r}; it has {names or 'none'}")
+        return f"hindmost · {names or 'no job yet'} · nothing judged yet\n"
+    return rendered(report)
+
+
+def rendered(report: dict[str, Any]) -> str:
+    """A report as the terminal takes it."""
+    try:
+        from hindmost_collector.report import text
+    except ImportError as error:
+        raise HindmostError(f"{error.name} is not installed: pip install 'hindmost[collector]'") from error
+    terminal = sys.stdout.isatty()
+    color = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return text.render(report, min(shutil.get_terminal_size((100, 24)).columns, WIDEST), color)
+
+
+def fetch(base: str, path: str, query: dict[str, str]) -> Any:
+    """A JSON answer; None for "there is none". Raises HindmostError where this is no collector."""
+    url = f"{base}{quote(path)}" + (f"?{urlencode(query)}" if query else "")
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT) as answer:  # noqa: S310 - http or https, see place()
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        if error.code == http.client.NOT_FOUND:
+            return None
+        raise HindmostError(f"{url} answers {error.code} {error.reason}: is that a hindmost collector?") from error
+    except ValueError as error:
+        raise HindmostError(f"{url} answers no JSON: is that a hindmost collector?") from error
+    except (OSError, http.client.HTTPException) as error:
+        why = getattr(error, "reason", None) or error
+        raise HindmostError(f"nobody answers at {base} ({why}): is the job still running?") from error
+
+
+def follow(base: str, job: str | None, interval: float, shown: str) -> int:
+    """Redraw in place; the last picture stays on the terminal when the collector or the user leaves."""
+    out, left = sys.stdout, ""
+    out.write("\x1b[?1049h\x1b[?25l")
+    try:
+        while True:
+            footer = f"\x1b[2mlive · {time.strftime('%H:%M:%S')} · every {interval:g} s · Ctrl-C leaves\x1b[0m"
+            out.write("\x1b[H\x1b[2J" + fitting(shown, shutil.get_terminal_size().lines - 1) + footer)
+            out.flush()
+            time.sleep(interval)
+            shown = page(base, job)
+    except KeyboardInterrupt:
+        pass  # that is how one leaves
+    except HindmostError:
+        left = "hindmost: the collector has left: the job is over, or it cannot be reached; this was the last look\n"
+    finally:
+        out.write("\x1b[?25h\x1b[?1049l" + shown)
+        out.flush()
+    sys.stderr.write(left)
+    return 0
+
+
+def fitting(text: str, lines: int) -> str:
+    """The first lines that the terminal has room for."""
+    return "".join(text.splitlines(keepends=True)[: max(lines, 1)])

@@ -1,0 +1,89 @@
+"""A comparison of two runs for the eye."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from hindmost_collector.report import headline
+from hindmost_collector.report.columns import UNMEASURED, duration, number, ratio
+from hindmost_collector.report.text import console, labelled, written
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_WORSE, _BETTER = "red", "green"
+#: Measures below this share of the step, in both runs, that did not change: not shown.
+_TINY = 0.02
+
+
+def render(found: Mapping[str, Any], width: int = 100, color: bool = False) -> str:
+    """``hindmost.compare/1`` as text: what changed first, then every measure, then the verdicts."""
+    page = console(width, color)
+    for label in ("a", "b"):
+        page.print(labelled(label.upper(), headline.title({"job": found[label]}).removeprefix("hindmost · "), "bold"))
+    page.print(labelled("RESULT", *_result(found)))
+    for label, style, sentence in _changes(found["verdicts"]):
+        page.print(labelled(label, sentence, style))
+    for note in found["notes"]:
+        page.print(labelled("NOTE", note, "dim"))
+    shown = [one for one in found["measures"] if _matters(one, found["measures"])]
+    if shown:
+        page.print(_table(shown))
+        page.print(
+            Text("ms a step of the typical rank: medians; the interval holds the change in 19 of 20 cases,", "dim")
+        )
+        page.print(Text("as far as each run's own steps tell: nodes and days differ, too", "dim"))
+    return written(page)
+
+
+def _result(found: Mapping[str, Any]) -> tuple[str, str]:
+    """What happened to the step, and its style."""
+    step = next((one for one in found["measures"] if one["name"] == "step"), None)
+    if step is None or step["change_ms"] is None:
+        return "the two cannot be compared: steps are not told apart in both", "bold yellow"
+    both = f"{duration(step['a_ms'])} to {duration(step['b_ms'])} a step"
+    if step["changed"] is None:
+        return f"{both}; too few steps to say whether that is a change", "bold yellow"
+    if not step["changed"]:
+        return f"no change: {both}", "bold green"
+    slower = step["change_ms"] > 0
+    low, high = sorted((abs(step["low_ms"]), abs(step["high_ms"])))
+    by = f"{'slower' if slower else 'faster'} by {ratio(abs(step['change_ms']) / step['a_ms'])}"
+    return f"B is {by}: {both} (by {number(low)} to {number(high)} ms)", f"bold {_WORSE if slower else _BETTER}"
+
+
+def _changes(verdicts: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    new = [("NEW", _WORSE, headline.verdict(one)) for one in verdicts["new"]]
+    gone = [("GONE", _BETTER, headline.verdict(one)) for one in verdicts["gone"]]
+    kept = [("STILL", "", f"{headline.verdict(one['b'])}{_before(one)}") for one in verdicts["kept"]]
+    return new + gone + kept
+
+
+def _before(one: Mapping[str, Any]) -> str:
+    cost = one["a"].get("cost_ms_per_step")
+    return f" (in A: +{duration(cost)} a step)" if cost is not None else ""
+
+
+def _matters(one: Mapping[str, Any], measures: list[Mapping[str, Any]]) -> bool:
+    step = max((one[key] or 0.0) for one in measures if one["name"] == "step" for key in ("a_ms", "b_ms"))
+    return bool(one["changed"]) or max(one["a_ms"] or 0.0, one["b_ms"] or 0.0) > _TINY * step
+
+
+def _table(measures: list[Mapping[str, Any]]) -> Table:
+    shown = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
+    for title in ("", "A", "B", "change", "95 % interval"):
+        shown.add_column(title, justify="right" if title else "left", no_wrap=True)
+    for one in measures:
+        style = None if not one["changed"] else _WORSE if one["change_ms"] > 0 else _BETTER
+        interval = UNMEASURED if one["low_ms"] is None else f"{_signed(one['low_ms'])} to {_signed(one['high_ms'])}"
+        cells = (number(one["a_ms"]), number(one["b_ms"]), _signed(one["change_ms"]), interval)
+        shown.add_row(one["name"].replace("_", " "), *cells, style=style)
+    return shown
+
+
+def _signed(value: float | None) -> str:
+    return UNMEASURED if value is None else ("+" if value > 0 else "") + number(value)

@@ -1,0 +1,86 @@
+"""Two runs beside each other."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hindmost.cli import main
+from hindmost_collector.compare import compare
+from hindmost_collector.model import COLLECTIVES, empty
+from hindmost_collector.report import compare as text
+from hindmost_collector.simulate.write import write
+
+from tests.scenarios import loads
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hindmost_collector.model import Run
+
+SLOW = {"rank": 2, "compute": 3.0}
+
+
+def job(seed: int = 1, command: str = "train.py", **more: Any) -> Run:
+    run = loads.make(loads.Load(seed=seed, **more))
+    return dataclasses.replace(run, job=dataclasses.replace(run.job, command=command))
+
+
+def measure(found: dict[str, Any], name: str) -> dict[str, Any]:
+    (one,) = [one for one in found["measures"] if one["name"] == name]
+    return one
+
+
+def test_a_slower_run_is_told_with_its_interval_and_its_new_verdict() -> None:
+    """Rank 2 computes 3 ms more: a little less than that is what the step, which waited for its latest, is longer."""
+    found = compare(job(), job(2, faults=[SLOW]))
+    step = measure(found, "step")
+    assert step["changed"]
+    assert 2.5 < step["low_ms"] < step["change_ms"] < step["high_ms"] < 3.0
+    assert [(one["kind"], one["ranks"]) for one in found["verdicts"]["new"]] == [("straggler", [2])]
+    assert found["verdicts"]["gone"] == []
+
+
+def test_two_runs_of_the_same_are_no_change() -> None:
+    """Other noise is no other speed."""
+    found = compare(job(1), job(2))
+    assert measure(found, "step")["changed"] is False
+    assert found["verdicts"] == {"gone": [], "new": [], "kept": []}
+    assert "RESULT   no change" in text.render(found)
+
+
+def test_what_stays_and_what_goes() -> None:
+    """The same rank in both is the same trouble; another kind or rank is not."""
+    other = {"rank": 1, "compute": 6.0}
+    found = compare(job(faults=[SLOW]), job(2, faults=[SLOW]))
+    assert [one["b"]["ranks"] for one in found["verdicts"]["kept"]] == [[2]]
+    found = compare(job(faults=[SLOW]), job(2, faults=[other]))
+    assert [one["ranks"] for one in found["verdicts"]["gone"]] == [[2]]
+    assert [one["ranks"] for one in found["verdicts"]["new"]] == [[1]]
+
+
+def test_the_page_says_first_what_changed() -> None:
+    """Who is compared, the result, what is new; then the table."""
+    lines = text.render(compare(job(), job(2, "train.py --slow", faults=[SLOW])), width=80).splitlines()
+    assert [line.split()[0] for line in lines[:4]] == ["A", "B", "RESULT", "NEW"]
+    assert "B is slower by" in lines[2]
+    assert any("only B has `--slow`" in line for line in lines)
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_run_without_steps_is_told_as_that() -> None:
+    """Nothing is compared with nothing."""
+    nothing = dataclasses.replace(job(), collectives=empty(COLLECTIVES))
+    assert "cannot be compared" in text.render(compare(job(), nothing))
+
+
+def test_the_command_compares_two_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``hindmost compare A B`` takes whatever ``hindmost report`` takes."""
+    for name, faults in (("a", []), ("b", [SLOW])):
+        write(job(faults=faults), tmp_path / name, "run")
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["schema"] == "hindmost.compare/1"
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "none")]) == 2
+    assert "no such file or folder" in capsys.readouterr().err

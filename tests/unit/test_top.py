@@ -1,0 +1,104 @@
+"""Watching a running job in the terminal."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hindmost.cli import main, top
+from hindmost.errors import UsageError
+from hindmost_collector.judge import judge
+
+from tests.scenarios import loads
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+REPORT = judge(loads.make(loads.Load(faults=[{"rank": 2, "compute": 3.0}]))).to_dict()
+
+
+@pytest.fixture
+def collector() -> Iterator[tuple[str, dict[str, Any]]]:
+    """A page that answers what is put into the dictionary, by path; 404 for the rest."""
+    answers: dict[str, Any] = {"/api/jobs": [{"id": "made"}]}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = answers.get(self.path)
+            self.send_response(404 if body is None else 200)
+            self.end_headers()
+            self.wfile.write(body if isinstance(body, bytes) else json.dumps(body).encode())
+
+        def log_message(self, *_: object) -> None:
+            """Tests are quiet."""
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield f"127.0.0.1:{server.server_address[1]}", answers
+    server.shutdown()
+    server.server_close()
+
+
+def test_the_report_of_a_running_job(collector: tuple[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
+    """Piped, it is printed once, as the report after the run would be."""
+    address, answers = collector
+    answers["/api/report"] = REPORT
+    assert main(["top", address]) == 0
+    assert "VERDICT  rank 2 holds the job back" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("answers", "arguments", "said"),
+    [
+        ({}, ["--job", "other"], "has no job 'other'; it has made"),
+        ({"/api/report": b"<html>"}, [], "answers no JSON: is that a hindmost collector?"),
+    ],
+)
+def test_what_is_no_such_job_or_no_collector(
+    collector: tuple[str, dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
+    answers: dict[str, Any],
+    arguments: list[str],
+    said: str,
+) -> None:
+    """One clear line each."""
+    address, known = collector
+    known.update(answers)
+    assert main(["top", address, *arguments]) != 0
+    assert said in capsys.readouterr().err
+
+
+def test_a_job_that_was_not_judged_yet(
+    collector: tuple[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first seconds are no error."""
+    assert main(["top", collector[0]]) == 0
+    assert "made · nothing judged yet" in capsys.readouterr().out
+
+
+def test_nobody_answers(collector: tuple[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
+    """A job that is over took its page along."""
+    assert main(["top", "127.0.0.1:1"]) != 0
+    assert "is the job still running?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("address", ["http://h:80/", "h:80", "http://h:80/metrics?x=1"])
+def test_whatever_was_pasted_leads_to_the_page(address: str) -> None:
+    """The address as `hindmost run` prints it, or parts of it."""
+    assert top.place(address) == "http://h:80"
+
+
+@pytest.mark.parametrize("address", ["h:x", "ftp://h:1", "http://"])
+def test_what_is_no_address(address: str) -> None:
+    """Named, with what to write."""
+    with pytest.raises(UsageError, match="write HOST:PORT"):
+        top.place(address)
+
+
+def test_a_page_is_cut_to_the_terminal() -> None:
+    """The verdict stays in sight, whatever the number of ranks."""
+    assert top.fitting("a\nb\nc\n", 2) == "a\nb\n"
