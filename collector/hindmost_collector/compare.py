@@ -47,7 +47,7 @@ class Measure:
 
 
 def compare(a: Run, b: Run) -> dict[str, Any]:
-    """``hindmost.compare/1``: both jobs, the measures, and verdicts ``gone``, ``new`` and ``kept`` (as in A and in B)."""
+    """``hindmost.compare/1``: both jobs, the measures, and verdicts ``gone``, ``new`` and ``kept`` (as each has it)."""
     reports = [judge(run).to_dict() for run in (a, b)]
     series = [_series(run) for run in (a, b)]
     step = max(_typical(found.get("step")) for found in series)

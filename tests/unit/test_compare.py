@@ -6,7 +6,6 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from hindmost.cli import main
 from hindmost_collector.compare import compare
 from hindmost_collector.model import COLLECTIVES, empty
@@ -18,6 +17,7 @@ from tests.scenarios import loads
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pytest
     from hindmost_collector.model import Run
 
 SLOW = {"rank": 2, "compute": 3.0}

@@ -58,8 +58,8 @@ def console(width: int, color: bool) -> Console:
 
 def written(page: Console) -> str:
     """Everything printed on a page, without blanks at the ends of lines."""
-    assert isinstance(page.file, io.StringIO)
-    return "\n".join(line.rstrip() for line in page.file.getvalue().splitlines()) + "\n"
+    whole = page.file.getvalue() if isinstance(page.file, io.StringIO) else ""
+    return "\n".join(line.rstrip() for line in whole.splitlines()) + "\n"
 
 
 def labelled(label: str, text: str, style: str = "") -> Padding:
