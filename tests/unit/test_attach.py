@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hindmost import cli, ring
-from hindmost.attach import injected, sampling, stacks, table, target
+from hindmost.attach import injected, pending, sampling, stacks, table, target
 from hindmost.attach.fold import Folded
 from hindmost.attach.injected import FIRST_MINOR
 from hindmost.attach.sampling import Frame, Shares
 from hindmost.errors import UsageError
+from hindmost.identity import Identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -210,6 +211,26 @@ def test_a_jobs_ranks_are_found_by_its_name(tmp_path: Path) -> None:
         (folder / "exe").symlink_to("/usr/bin/python3.12")
     found = target.by_job("42", tmp_path)
     assert [(one.rank, one.pid, one.world_size, one.minor) for one in found] == [(0, 11, 2, 12), (1, 10, 2, 12)]
+
+
+def test_what_a_rank_waits_in_is_read_from_its_rings(tmp_path: Path) -> None:
+    """A rank's open collective is said with number, communicator and age; without a ring there is nothing to say."""
+    folder = tmp_path / "7"
+    folder.mkdir()
+    (folder / "environ").write_bytes(f"HINDMOST_RING_DIR={tmp_path}\0".encode())
+    who = Identity("job", 1, 2, 1, "node", "python", "train.py")
+    writer = ring.Writer.create(tmp_path, who, "py")
+    comm = writer.communicator(0xABC, 1, 2, "world")
+    writer.enter(0, ring.COLLECTIVE, writer.name("all_reduce"), 1_000_000_000, seq=41, comm=comm)
+    writer.enter(1, ring.PHASE, writer.name("forward"), 500_000_000)
+    (made,) = tmp_path.glob("*.ring")
+    made.rename(tmp_path / "1.py.7.ring")
+    assert pending.pending(7, tmp_path, now_ns=3_500_000_000) == [
+        "waits for 2.5 s in all_reduce number 41 of communicator 0xabc"
+    ]
+    (folder / "environ").write_bytes(b"A=1\0")
+    assert pending.pending(7, tmp_path) == []
+    assert pending.pending(8, tmp_path) == []
 
 
 needs_py_spy = pytest.mark.skipif(

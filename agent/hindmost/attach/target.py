@@ -98,6 +98,11 @@ def _python(folder: Path) -> int | None:
     return int(found[1]) if found else None
 
 
+def environ_of(pid: int, proc: Path = Path("/proc")) -> dict[str, str]:
+    """The environment that a process was started with. OSError where there is none, or it is another user's."""
+    return _environ(proc / str(pid))
+
+
 def _environ(folder: Path) -> dict[str, str]:
     entries = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
     return dict(entry.split("=", 1) for entry in entries if "=" in entry)

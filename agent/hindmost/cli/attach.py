@@ -19,7 +19,7 @@ EPILOG = """\
 examples:
   hindmost attach --pid 4711 --pid 4712
   hindmost attach --job 812345 --seconds 30      a Slurm job's ranks on this machine
-  hindmost attach --stacks --job 812345          where each rank stands, now
+  hindmost attach --stacks --job 812345          where each rank stands and what it waits in, now
 
 Python 3.14 and later is entered by sys.remote_exec and measured from inside; older ones are sampled from outside by
 py-spy, and shares come with the 95 % interval that sampling has. Only your own processes; nothing stays in them."""
@@ -35,26 +35,41 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="how long to look (default: 10)")
     parser.add_argument("--rate", type=int, default=100, help="samples a second where sampled (default: 100)")
     parser.add_argument("--sample", action="store_true", help="sample from outside even where Python can be entered")
-    parser.add_argument("--stacks", action="store_true", help="print the stacks of all threads instead, and leave")
+    parser.add_argument(
+        "--stacks", action="store_true", help="print all threads' stacks and pending collectives instead"
+    )
     parser.add_argument("--format", choices=("text", "json"), default="text")
 
 
 def run(args: argparse.Namespace) -> int:
     """Look, print, leave."""
-    from hindmost.attach import stacks, table, target
+    from hindmost.attach import table, target
 
     if not 0 < args.seconds <= 3600 or not 1 <= args.rate <= 1000:
         raise UsageError("--seconds must be between 0 and 3600, --rate between 1 and 1000")
     targets = target.by_job(args.job) if args.job else [target.by_pid(pid) for pid in args.pid]
     if args.stacks:
-        for one in targets:
-            sys.stdout.write(f"rank {one.rank if one.rank >= 0 else '-'}: {stacks.dump(one.pid)}\n")
-        return 0
+        return _show_stacks(targets)
     method, seen = _look(targets, args)
     if args.format == "json":
         sys.stdout.write(json.dumps(table.to_dict(targets, seen, method, args.seconds), indent=2) + "\n")
     else:
         sys.stdout.write(table.render(targets, seen, method, args.seconds))
+    return 0
+
+
+def _show_stacks(targets: list[Target]) -> int:
+    """Each rank's stacks and, where `hindmost run` observes it, what it waits in: all looked at together, then said."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from hindmost.attach import pending, stacks
+
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        waiting = [pending.pending(one.pid) for one in targets]
+        dumped = list(pool.map(stacks.dump, [one.pid for one in targets]))
+    for one, waits, text in zip(targets, waiting, dumped, strict=True):
+        lines = "".join(f"{line}\n" for line in waits)
+        sys.stdout.write(f"rank {one.rank if one.rank >= 0 else '-'}: {text}{lines}\n")
     return 0
 
 
