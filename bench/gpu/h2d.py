@@ -1,58 +1,55 @@
-#!/usr/bin/env python3
-"""What the torch probe says of copies to the GPU, against the PyTorch profiler, on the same kind of steps.
-
-    python bench/gpu/h2d.py --out h2d.json     # one GPU, under a minute; Python 3.12 or later
+"""What the torch probe says of copies to the GPU, against the PyTorch profiler: a part of torch_probe.py.
 
 A loop whose batches take about a millisecond to copy, pinned and pageable, copied in the loop itself and in a function
 of it, with a model that is compiled and one that is not: the probe's ``h2d`` of its measured steps beside the
-profiler's copies from host to device of others. A compiled model must be compiled once with the probe as without.
+profiler's copies from host to device of other steps. Needs Python 3.12 or later; earlier ones measure no copies. A
+compiled model must be compiled once with the probe as without.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import os
-import shutil
 import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from torch_probe import observed, train_steps
+from torch_probe import train_steps
 
-STEPS = 300
+STEPS = 128
 
 
 class Loop:
     """Trains a small model on large batches."""
 
-    def __init__(self, pinned: bool, compiled: bool, helper: bool) -> None:
+    def __init__(self, device: str, pinned: bool, compiled: bool, helper: bool) -> None:
         self.torch = torch = importlib.import_module("torch")
         torch.manual_seed(0)
         torch._dynamo.reset()
-        model = torch.nn.Sequential(torch.nn.Linear(4096, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 16)).cuda()
+        model = torch.nn.Sequential(torch.nn.Linear(4096, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 16)).to(device)
         self.model = torch.compile(model) if compiled else model
         self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
         rows = torch.utils.data.TensorDataset(torch.rand(2048 * 4, 4096), torch.randint(0, 16, (2048 * 4,)))
-        self.loader = torch.utils.data.DataLoader(rows, 2048, pin_memory=pinned)
-        self.helper = helper
+        self.loader = torch.utils.data.DataLoader(rows, 2048, pin_memory=pinned and device == "cuda")
+        self.helper, self.device = helper, device
 
     def train(self, steps: int) -> None:
         done = 0
         while done < steps:
             for batch in self.loader:
-                x, y = move(batch) if self.helper else (b.to("cuda", non_blocking=True) for b in batch)
+                x, y = move(batch, self.device) if self.helper else (b.to(self.device) for b in batch)
                 self.torch.nn.functional.cross_entropy(self.model(x), y).backward()
                 self.optimizer.step()
                 self.optimizer.zero_grad()
                 done += 1
-        self.torch.cuda.synchronize()
+        if self.device == "cuda":
+            self.torch.cuda.synchronize()
 
 
-def move(batch: list[Any]) -> list[Any]:
-    return [b.cuda(non_blocking=True) for b in batch]
+def move(batch: list[Any], device: str) -> list[Any]:
+    return [b.to(device, non_blocking=True) for b in batch]
 
 
 def profiled(loop: Loop, steps: int) -> float:
@@ -75,8 +72,8 @@ def recorded(first: int) -> list[float]:
     return [event.duration_ns / 1e6 for event in ring.Reader(path).poll() if event.name == "h2d" and event.seq >= first]
 
 
-def measure(pinned: bool, compiled: bool, helper: bool) -> dict[str, Any]:
-    loop = Loop(pinned, compiled, helper)
+def measure(device: str, pinned: bool, compiled: bool, helper: bool) -> dict[str, Any]:
+    loop = Loop(device, pinned, compiled, helper)
     loop.train(20)
     first = train_steps() + 1
     loop.train(STEPS)
@@ -96,21 +93,7 @@ def measure(pinned: bool, compiled: bool, helper: bool) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
-    if "HINDMOST_JOB_ID" not in os.environ:
-        observed()
-    torch = importlib.import_module("torch")
+def measured(device: str) -> list[dict[str, Any]]:
+    """Each kind of loop; on a CPU there is nothing to see, and the probe must say so."""
     cases = [(True, False, False), (True, False, True), (False, False, False), (True, True, True)]
-    result = {"torch": torch.__version__, "gpu": torch.cuda.get_device_name(), "loops": [measure(*c) for c in cases]}
-    text = json.dumps(result, indent=2)
-    print(text)
-    if args.out:
-        args.out.write_text(text + "\n")
-    shutil.rmtree(os.environ["HINDMOST_RING_DIR"], ignore_errors=True)
-
-
-if __name__ == "__main__":
-    main()
+    return [measure(device, *case) for case in cases]

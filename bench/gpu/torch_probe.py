@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """What the torch probe measures on a GPU, against the PyTorch profiler, and what it costs.
 
-    python bench/gpu/torch_probe.py --out torch_probe.json     # one GPU, about a minute
+    python bench/gpu/torch_probe.py --out torch_probe.json     # one GPU, about two minutes
 
-Five parts, in one process that is observed as `hindmost run` would have it:
+Six parts, in one process that is observed as `hindmost run` would have it:
 
 phases    gpu_forward, gpu_backward, gpu_optimizer of the same steps from the probe and from the profiler's kernels
 overhead  time of a GPU-bound step of about 30 ms with the hooks in and out, in alternating blocks
 us_each   what the hooks are made of, each alone in a loop
+h2d       copies of batches to the GPU from the probe and from the profiler: see h2d.py
 in_situ   what each hook takes of a step of a tiny model, timed around it while the loop runs
 host      host time of a step of a tiny model with the hooks in and out, in alternating blocks: what the probe takes
 """
@@ -25,7 +26,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).parents[2]
 PHASES = ("forward", "backward", "optimizer")
@@ -256,7 +260,8 @@ def hooks_alone(recorder: Any) -> Any:
     """A step of hooks around nothing, into the same ring."""
     probe = importlib.import_module("hindmost.probes.torch")
     recogniser = importlib.import_module("hindmost.probes.recognise").Recogniser
-    quiet = importlib.import_module("hindmost.stepping").Recorder(recorder.ring, usage=lambda: (0, -1))
+    pace = importlib.import_module("hindmost.pacing").Pace(recorder.clock, lambda: (0, -1))
+    quiet = importlib.import_module("hindmost.stepping").Recorder(recorder.ring, pace=pace)
     torch = importlib.import_module("torch")
     hooks = probe.Hooks(torch, quiet, recogniser(quiet), None)
     batch = [torch.zeros(4, 4)]
@@ -304,20 +309,30 @@ def main() -> None:
     result["c_ring"] = bool(os.environ.get("HINDMOST_RING_MODULE"))
     if args.device == "cuda":
         result["gpu"] = torch.cuda.get_device_name()
+    for name, part in parts(torch, args).items():
+        result[name] = part()
+        text = json.dumps(result, indent=2)
+        if args.out:  # as far as it has come: a machine may be taken away
+            args.out.write_text(text + "\n")
+    print(text)
+    shutil.rmtree(os.environ["HINDMOST_RING_DIR"], ignore_errors=True)
+
+
+def parts(torch: Any, args: argparse.Namespace) -> dict[str, Callable[[], Any]]:
+    """What is measured, in order."""
+    found: dict[str, Callable[[], Any]] = {}
+    if args.device == "cuda":
         large = Training("cuda", args.width, args.layers, args.batch, 512)
         large.steps(10)
-        result["phases"] = compare_phases(large, 160)
-        result["overhead"] = interleaved(large, args.pairs, 20)
+        found["phases"] = lambda: compare_phases(large, 160)
+        found["overhead"] = lambda: interleaved(large, args.pairs, 20)
     tiny = Training(args.device, 64, 1, 2, 8)
     tiny.steps(200)
-    result["us_each"] = breakdown(args.device)
-    result["host"] = interleaved(tiny, 2 * args.pairs, 200)
-    result["in_situ"] = importlib.import_module("in_situ").in_situ(torch, tiny.steps)
-    text = json.dumps(result, indent=2)
-    print(text)
-    if args.out:
-        args.out.write_text(text + "\n")
-    shutil.rmtree(os.environ["HINDMOST_RING_DIR"], ignore_errors=True)
+    found["us_each"] = lambda: breakdown(args.device)
+    found["host"] = lambda: interleaved(tiny, 2 * args.pairs, 200)
+    found["h2d"] = lambda: importlib.import_module("h2d").measured(args.device)
+    found["in_situ"] = lambda: importlib.import_module("in_situ").in_situ(torch, tiny.steps)
+    return found
 
 
 if __name__ == "__main__":
