@@ -81,7 +81,7 @@ def _print_misjudged(results: list[dict[str, Any]]) -> None:
 
 def _right(one: dict[str, Any]) -> list[list[int]]:
     """Whom to name; below 2 % either way is right."""
-    if one["family"] in ("clean", "hidden"):
+    if one["family"] in ("clean", "hidden") or not one["true"]:
         return [[]]
     return [list(one["true"]), []] if one["effect"] < 0.02 else [list(one["true"])]
 

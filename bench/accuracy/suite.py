@@ -77,6 +77,18 @@ def large(random: np.random.Generator, seed: int) -> Scenario:
     return Scenario(8192, 40, seed, stretches=2, step_ms=200, faults=(fault,))
 
 
+def pipeline(random: np.random.Generator, seed: int) -> Scenario:
+    """One rank of a pipeline with replicas slow by 8 to 50 %; in every fifth job none."""
+    stages = int(random.choice([2, 4, 8]))
+    ranks = stages * int(random.choice([2, 4, 8, 16, 32]))
+    shape = _shape(random, (ranks,)) | {"layout": "pp_dp", "pipeline": stages}
+    shape["microbatches"] = int(random.choice([1, 2, 4])) * stages
+    shape.pop("tensor", None)
+    size = float(np.exp(random.uniform(np.log(0.08), np.log(0.5))))
+    fault = _fault(random, shape, 1, size)
+    return Scenario(**shape, seed=seed, faults=() if seed % 5 == 0 else (fault,))
+
+
 FAMILIES: dict[str, Callable[[np.random.Generator, int], Scenario]] = {
     "single": single,
     "small": small,
@@ -86,8 +98,9 @@ FAMILIES: dict[str, Callable[[np.random.Generator, int], Scenario]] = {
     "hidden": hidden,
     "link": link,
     "large": large,
+    "pipeline": pipeline,
 }
-#: Out of 1,000 runs.
+#: Out of 1,060 runs.
 SHARES = {
     "single": 340,
     "small": 150,
@@ -97,6 +110,7 @@ SHARES = {
     "hidden": 40,
     "link": 40,
     "large": 30,
+    "pipeline": 60,
 }
 
 

@@ -80,6 +80,8 @@ def lines(results: list[Result]) -> list[str]:
         *_causes_and_costs(strong, faulty),
         f"intermittent: recall            {recall(by.get('intermittent', []), own)}",
         f"slow link: said so              {_said(by.get('link', []), 'slow_link')}",
+        f"pipelines: precision            {precision(by.get('pipeline', []), own)}",
+        f"pipelines: recall               {recall(by.get('pipeline', []), own)}",
         "",
         *_beside(strong, multiple, by.get("clean", [])),
     ]

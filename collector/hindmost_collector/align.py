@@ -311,7 +311,7 @@ def _last_known(block: Floats) -> Floats:
 def shortest(grid: Grid) -> Floats:
     """[R, K] the shortest duration among the members of the rank's own group in that column: about the transfer."""
     if grid.group.shape == (len(grid.ranks), 1) and len(np.unique(grid.group)) == 1:
-        return np.broadcast_to(np.nanmin(grid.duration, axis=0), grid.duration.shape)
+        return np.broadcast_to(np.fmin.reduce(grid.duration, axis=0), grid.duration.shape)
     least = np.full_like(grid.duration, np.nan)
     for klass in range(grid.group.shape[1]):
         columns = np.flatnonzero(grid.klass == klass)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector import slow_computing
-from hindmost_collector.robust import median
+from hindmost_collector.robust import average, median
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Array, Floats
@@ -55,7 +55,7 @@ def explain(blocks: Blocks, row: int, columns: Array, settings: Settings) -> Cau
     """The cause of one rank's excess over the steps ``columns`` (indices)."""
     since = int(columns[0])
     held = _typical_steps(blocks.excess[row, columns])
-    columns, excess = columns[held], float(np.nanmean(blocks.excess[row, columns][held]))
+    columns, excess = columns[held], average(blocks.excess[row, columns][held])
     shares = _bounded(_shares(blocks, row, columns), excess)
     if not shares or not excess > 0:
         return Cause("unknown")

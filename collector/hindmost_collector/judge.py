@@ -13,7 +13,7 @@ from hindmost_collector import pipeline, sharing, summary, whatif, wording
 from hindmost_collector.detectors import hang, host_bound, intermittent, slow_link, straggler, uneven
 from hindmost_collector.job_verdicts import of_hosts, of_job, of_uneven
 from hindmost_collector.model import RUNNING, Run, rows
-from hindmost_collector.robust import median
+from hindmost_collector.robust import median, percentile
 from hindmost_collector.settings import DEFAULT, Settings
 from hindmost_collector.verdict import Report, Verdict
 from hindmost_collector.verdicts import (
@@ -39,7 +39,7 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     if rows(run.operations):
         return pipeline.judge(run, settings)
     blocks = blocks_of.build(run, settings)
-    p99 = float(np.nanpercentile(blocks.period, 99)) if blocks is not None and blocks.period.size else float("nan")
+    p99 = percentile(blocks.period, 99) if blocks is not None else float("nan")
     found: list[Verdict] = []
     notes = list(run.notes)
     stop = hang.find(run, p99, settings)

@@ -38,6 +38,18 @@ def mean(block: Floats) -> Floats:
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
+def average(values: Floats) -> float:
+    """Mean of the known values; NaN where there is none."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if known.size else float("nan")
+
+
+def percentile(values: Floats, percent: float) -> float:
+    """Percentile of the known values; NaN where there is none."""
+    known = values[~np.isnan(values)]
+    return float(np.percentile(known, percent)) if known.size else float("nan")
+
+
 def peers_median(block: Floats) -> Floats:
     """[R, K] median of the *other* ranks in each column: what each rank is compared with.
 

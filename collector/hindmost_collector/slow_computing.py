@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector.robust import median
+from hindmost_collector.robust import average, median
 from hindmost_collector.telemetry import SLOWING_REASONS
 
 if TYPE_CHECKING:
@@ -121,19 +121,19 @@ def _longer(blocks: Blocks, row: int, columns: Array) -> float:
     """Ns a step by which these phases are longer than the typical peer's."""
     found = _clean(blocks)
     if not found:
-        return float(np.nanmean(blocks.excess[row, columns]))
-    mine = sum(float(np.nanmean(block[row, columns])) for block in found)
+        return average(blocks.excess[row, columns])
+    mine = sum(average(block[row, columns]) for block in found)
     return mine - _usual(blocks, row, columns)
 
 
 def _usual(blocks: Blocks, row: int, columns: Array) -> float:
     others = np.delete(np.arange(len(blocks.ranks)), row)
-    return sum(float(np.nanmean(median(block[np.ix_(others, columns)], axis=0))) for block in _clean(blocks))
+    return sum(average(median(block[np.ix_(others, columns)], axis=0)) for block in _clean(blocks))
 
 
 def _driven(blocks: Blocks, row: int, columns: Array) -> float:
     """Ns a step that the typical peer spends in what :func:`_longer` compares."""
-    return _usual(blocks, row, columns) if _clean(blocks) else float(np.nanmean(blocks.period[columns]))
+    return _usual(blocks, row, columns) if _clean(blocks) else average(blocks.period[columns])
 
 
 def _contended(now: dict[str, Floats], before: dict[str, Floats], row: int) -> str | None:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_collector.robust import median
+
 if TYPE_CHECKING:
     from hindmost_collector.align import Floats, Ints
     from hindmost_collector.settings import Settings
@@ -52,7 +54,7 @@ def _pattern(tokens: Ints, gap: Floats, length: int) -> Ints:
     first = len(tokens) // 4
     count = (len(tokens) - first) // length
     gaps = gap[first : first + count * length].reshape(count, length)
-    begin = first + int(np.argmax(np.nan_to_num(np.nanmedian(gaps, axis=0))))
+    begin = first + int(np.argmax(np.nan_to_num(median(gaps, axis=0))))
     windows = [tokens[begin + i * length : begin + (i + 1) * length] for i in range(count - 1)] or [
         tokens[begin : begin + length]
     ]
@@ -78,7 +80,7 @@ def warmup(durations: Floats, settings: Settings) -> int:
     """How many leading steps to leave out: the first, which follows no other, and on until three in a row are usual."""
     if len(durations) < 5:
         return 0
-    typical = np.nanmedian(durations)
+    typical = median(durations)
     most = max(1, int(len(durations) * settings.max_warmup))
     slow = np.nan_to_num(durations[: most + 3], nan=np.inf) > settings.warmup_ratio * typical
     calm = [first for first in range(1, most + 1) if not slow[first : first + 3].any()]

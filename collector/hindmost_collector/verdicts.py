@@ -9,7 +9,7 @@ import numpy as np
 from hindmost_collector import causes, roles, whatif, wording
 from hindmost_collector.job_verdicts import since
 from hindmost_collector.model import Run, rows
-from hindmost_collector.robust import median, peers_median
+from hindmost_collector.robust import average, median, peers_median
 from hindmost_collector.verdict import Verdict
 from hindmost_collector.whatif import saving, stall_saving, waste
 
@@ -98,7 +98,7 @@ def _straggler(
     span = _span(habits)
     gain = _saving(blocks, [*before, *habits]) - _saving(blocks, before)
     cost = min(float(gain[span].mean()) * group[0][1].beyond, whatif.observed_change(blocks, span))
-    ratio = cost / float(np.nanmean(blocks.period[span]))
+    ratio = cost / average(blocks.period[span])
     if cost < settings.min_cost * blocks.step_ns or cost < settings.min_share_of_waste * waste(blocks):
         return None
     cause = group[0][1]
