@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0, help="stop after so long; start again to go on")
     args = parser.parse_args()
     base = args.base if args.base is not None else TUNING if args.tuning else HELD_OUT
-    wanted = _wanted(args.runs, base, args.family or list(FAMILIES))
+    wanted = _wanted(args.runs, base, args.family or [name for name in FAMILIES if SHARES[name]])
     results = {key: one for key, one in _read(args.out).items() if key in wanted}
     missing = [key for key in wanted if key not in results]
     if missing:
@@ -47,7 +47,7 @@ def main() -> None:
 
 def _wanted(runs: int, base: int, families: list[str]) -> list[tuple[str, int]]:
     """Families in turn, so that a run stopped early has some of each."""
-    counts = {family: max(1, round(runs * SHARES[family] / sum(SHARES.values()))) for family in families}
+    counts = {family: max(1, round(runs * (SHARES[family] or sum(SHARES.values())) / sum(SHARES.values()))) for family in families}
     first = {family: base + 10_000 * place for place, family in enumerate(FAMILIES)}
     keys = [(i / counts[family], family, first[family] + i) for family in families for i in range(counts[family])]
     return [(family, seed) for _, family, seed in sorted(keys)]

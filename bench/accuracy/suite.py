@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hindmost_collector.simulate import Fault, Scenario
+from hindmost_collector.simulate import Fault, Noise, Scenario
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,6 +89,25 @@ def pipeline(random: np.random.Generator, seed: int) -> Scenario:
     return Scenario(**shape, seed=seed, faults=() if seed % 5 == 0 else (fault,))
 
 
+def hard(random: np.random.Generator, seed: int) -> Scenario:
+    """Few ranks, few steps, much noise, a fault about as large as the noise or none: where a name may well be wrong."""
+    shape = _shape(random, (4, 8, 16, 32)) | {"steps": int(random.integers(20, 90))}
+    noise = Noise(
+        each_stretch=float(random.uniform(0.01, 0.08)),
+        wandering=float(random.uniform(0.003, 0.04)),
+        wandering_memory=float(random.choice([0.8, 0.95, 0.99])),
+        stall_probability=float(random.choice([2e-4, 0.01, 0.03])),
+        stall_size=float(random.uniform(0.05, 0.4)),
+    )
+    fault = _fault(random, shape, 1, float(random.uniform(0.01, 0.1)))
+    if random.random() < 0.3:
+        fault = Fault(fault.cause, fault.ranks, 4 * fault.size, duty=float(random.uniform(0.05, 0.3)))
+    lengths = float(random.choice([0, 0, 0.1]))
+    return Scenario(
+        **shape, seed=seed, noise=noise, varying_lengths=lengths, faults=(fault,) if random.random() < 0.6 else ()
+    )
+
+
 FAMILIES: dict[str, Callable[[np.random.Generator, int], Scenario]] = {
     "single": single,
     "small": small,
@@ -99,8 +118,9 @@ FAMILIES: dict[str, Callable[[np.random.Generator, int], Scenario]] = {
     "link": link,
     "large": large,
     "pipeline": pipeline,
+    "hard": hard,
 }
-#: Out of 1,060 runs.
+#: Out of 1,060 runs. ``hard`` is for calibrating confidence, and run by name only.
 SHARES = {
     "single": 340,
     "small": 150,
@@ -111,6 +131,7 @@ SHARES = {
     "link": 40,
     "large": 30,
     "pipeline": 60,
+    "hard": 0,
 }
 
 
