@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+#: A suite that a script put into the background was started with SIGINT ignored; what is tested here was not.
 RUN = """
-import os, sys
+import os, signal, sys
+for number in (signal.SIGINT, signal.SIGQUIT):
+    signal.signal(number, signal.SIG_DFL)
 from hindmost.supervise import foreground
 sys.exit(foreground.exit_like(foreground.run(sys.argv[1:], os.environ)))
 """
