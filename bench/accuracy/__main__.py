@@ -47,7 +47,8 @@ def main() -> None:
 
 def _wanted(runs: int, base: int, families: list[str]) -> list[tuple[str, int]]:
     """Families in turn, so that a run stopped early has some of each."""
-    counts = {family: max(1, round(runs * (SHARES[family] or sum(SHARES.values())) / sum(SHARES.values()))) for family in families}
+    whole = sum(SHARES.values())  # a family that has no share is run as often as is asked for
+    counts = {family: max(1, round(runs * (SHARES[family] or whole) / whole)) for family in families}
     first = {family: base + 10_000 * place for place, family in enumerate(FAMILIES)}
     keys = [(i / counts[family], family, first[family] + i) for family in families for i in range(counts[family])]
     return [(family, seed) for _, family, seed in sorted(keys)]
