@@ -77,7 +77,7 @@ def build(run: Run, settings: Settings) -> Blocks | None:
     table = phases.training(run.steps)
     found = None
     if joined is not None and len(joined.ranks) > 1:
-        found = _from_collectives(joined, table, settings)
+        found = _at_pace(_from_collectives(joined, table, settings), run.job.pace_ns)
     if rows(table) and (found is None or len(found.steps) < settings.min_steps):
         marked_only = _from_phases(table, settings)  # a profiler looks at a few steps, step marks at all
         if found is None or (marked_only is not None and len(marked_only.steps) >= settings.min_steps):
@@ -120,6 +120,13 @@ def _bounds(found: Blocks, table: Table) -> Floats:
         return np.empty(0)
     last = begins[-1] + np.nan_to_num(found.step_ns)
     return np.maximum.accumulate(np.append(begins, last))
+
+
+def _at_pace(found: Blocks | None, pace_ns: float | None) -> Blocks | None:
+    """Steps of the mean length, where nothing tells how long each of them was."""
+    if found is None or pace_ns is None or not np.isnan(found.period).all():
+        return found
+    return replace(found, period=np.full(len(found.steps), pace_ns * found.collectives / len(found.steps)))
 
 
 def _ends(found: Blocks, table: Table) -> Floats:

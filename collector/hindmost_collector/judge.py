@@ -19,6 +19,7 @@ from hindmost_collector.verdict import Report, Verdict
 from hindmost_collector.verdicts import (
     balanced,
     insufficient,
+    no_measure,
     nothing_inside,
     of_habits,
     of_hang,
@@ -153,4 +154,6 @@ def _nothing(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:
         return insufficient(run, blocks, settings)
     if blocks.evidence == blocks_of.BARE:
         return nothing_inside(blocks)
+    if np.isnan(blocks.period).all():
+        return no_measure(blocks)
     return balanced(blocks, whatif.waste(blocks))

@@ -183,6 +183,8 @@ class Job:
     ended_ns: int | None = None
     exit_code: int | None = None
     source: str = "hindmost"
+    #: Mean time from one collective of a rank to its next, where rows have no start to tell it from.
+    pace_ns: float | None = None
 
 
 @dataclass(frozen=True)

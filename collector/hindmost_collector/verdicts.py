@@ -216,6 +216,12 @@ def balanced(blocks: Blocks, wasted: float) -> Verdict:
     )
 
 
+def no_measure(blocks: Blocks) -> Verdict:
+    """Waits without the length of a step to weigh them against."""
+    evidence, advice = wording.no_measure(blocks)
+    return Verdict(kind="insufficient_data", evidence=(evidence,), advice=(advice,))
+
+
 def nothing_inside(blocks: Blocks) -> Verdict:
     """Steps alike long, and not a word on what is in them: that may be a wait or work."""
     evidence, advice = wording.nothing_inside(blocks)
@@ -226,7 +232,7 @@ def insufficient(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict
     """Too little was seen; what is missing, and how to get it."""
     ranks = len(blocks.ranks) if blocks is not None else rows(run.ranks)
     count = len(blocks.steps) if blocks is not None else 0
-    evidence, advice = wording.insufficient(ranks, count, blocks is not None, settings)
+    evidence, advice = wording.insufficient(ranks, count, blocks is not None, settings, run.job.source)
     if run.job.exit_code and ranks:
         warmup = blocks.warmup if blocks is not None else 0
         evidence, advice = wording.ended_early(run, count + warmup)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector.causes import MEASURES
-from hindmost_collector.model import FINISHED, VANISHED, rows
+from hindmost_collector.model import FINISHED, VANISHED, Job, rows
 from hindmost_collector.robust import median, spread
 from hindmost_collector.sharing import NEEDS
 
@@ -163,7 +163,7 @@ def balanced(blocks: Blocks, wasted: float) -> list[str]:
     return found
 
 
-def insufficient(ranks: int, steps: int, seen: bool, settings: Settings) -> tuple[str, str]:
+def insufficient(ranks: int, steps: int, seen: bool, settings: Settings, source: str) -> tuple[str, str]:
     """What is missing, and how to get it."""
     if ranks == 0:
         return (
@@ -172,14 +172,28 @@ def insufficient(ranks: int, steps: int, seen: bool, settings: Settings) -> tupl
         )
     if ranks == 1:
         return "one rank was seen: there is nobody to compare it with", "run more than one rank"
+    own = source == Job.source
     if not seen or steps == 0:
         return (
             f"{ranks} ranks were seen, but no step and no collective that repeats",
-            "write `for batch in hindmost.steps(loader):`, or `with hindmost.step():` around each iteration",
+            "write `for batch in hindmost.steps(loader):`, or `with hindmost.step():` around each iteration"
+            if own
+            else f"{source} did not record enough of it; `hindmost run -- COMMAND` records it all",
         )
+    enough = f"{settings.min_steps} steps or more"
     return (
         f"{steps} steps after warm-up, of {ranks} ranks: too few to tell a habit from an accident",
-        f"let the job run for {settings.min_steps} steps or more",
+        f"let the job run for {enough}" if own else f"record {enough}, such as by `hindmost run -- COMMAND`",
+    )
+
+
+def no_measure(blocks: Blocks) -> tuple[str, str]:
+    """Who was waited for most, where nobody knows whether that is much."""
+    most = int(np.argmax(blocks.caused.mean(axis=1)))
+    waited = f"rank {int(blocks.ranks[most])} came last most often"
+    return (
+        f"{waited}, but how long a step takes is not recorded: whether its lateness matters cannot be told",
+        "record when operations start, too, or put a log of the steps beside it",
     )
 
 

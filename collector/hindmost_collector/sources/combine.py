@@ -57,6 +57,7 @@ def _job(path: Path, runs: Sequence[Run], ranks: Table) -> Job:
         world_size=max((run.job.world_size or 0 for run in runs), default=0) or None,
         nodes=len(nodes) or None,
         source=" + ".join(run.job.source for run in runs),
+        pace_ns=next((run.job.pace_ns for run in runs if run.job.pace_ns), None),
     )
 
 

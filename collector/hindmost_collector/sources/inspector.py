@@ -117,7 +117,7 @@ def load(files: Sequence[Path]) -> Run:
     ranks, notes = world_ranks(rank_in)
     collectives = _collectives(c, np.array(ranks))
     return Run(
-        job=Job(id="", world_size=len(ranks), source=NAME),
+        job=Job(id="", world_size=len(ranks), source=NAME, pace_ns=_pace(c)),
         ranks=table(
             "ranks",
             rank=ranks,
@@ -261,6 +261,19 @@ def _collectives(c: dict[str, np.ndarray[Any, Any]], ranks: np.ndarray[Any, Any]
         peer=np.where(p2p, c["peer"], -1),
     )
     return {**part, "enqueue_ns": np.where(c["host"] >= 0, c["host"] * 1000, -1)}
+
+
+def _pace(c: dict[str, np.ndarray[Any, Any]]) -> float | None:
+    """ns from one collective of a process to its next, by when they were written down: coarse, and right on average."""
+    mine = np.flatnonzero((c["process"] == 0) & (c["peer"] < 0) & (c["written"] >= 0))
+    window = c["written"][mine] * 1000 // WINDOW_NS
+    order = np.argsort(window, kind="stable")
+    covered = counted = 0
+    for part in np.split(c["written"][mine][order], np.flatnonzero(np.diff(window[order])) + 1):
+        if len(part) > 1:
+            covered += int(part.max() - part.min())
+            counted += len(part) - 1
+    return covered * 1000 / counted if covered and counted else None
 
 
 def _notes(c: dict[str, np.ndarray[Any, Any]], collectives: Table, torn: int) -> list[str]:

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
     from hindmost_collector.model import Table
 
-#: Operations kept of one recording: about 120 bytes each in memory. Beyond it, whole windows of time are left out, the
-#: same ones on every rank.
-MAX_OPERATIONS = 3_000_000
+#: Operations kept of one recording: judging takes up to 600 bytes of memory for each. Beyond it, whole windows of time
+#: are left out, the same ones on every rank.
+MAX_OPERATIONS = 1_200_000
 WINDOW_NS = 10_000_000_000
 _NUMBER_BITS = 40
 

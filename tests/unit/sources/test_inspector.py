@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hindmost.errors import UsageError
+from hindmost_collector.judge import judge
 from hindmost_collector.sources import load
 from hindmost_collector.sources.files import MAX_LINE_BYTES
 
@@ -120,3 +122,23 @@ def test_a_line_without_end_ends_in_one_line(tmp_path: Path) -> None:
         out.write('{"header":{"id":"' + "a" * (MAX_LINE_BYTES + 10))
     with pytest.raises(UsageError, match=r"host\.log: line 2 is longer than 4 MiB"):
         load(tmp_path)
+
+
+def test_terse_lines_alone_name_a_late_rank(tmp_path: Path) -> None:
+    """How long a step takes was not recorded, but on average it is told by when the lines were written."""
+    for rank in range(4):
+        took = 200 if rank == 2 else 2200
+        lines = [_line(rank, "AllReduce", n, 20_000 * n, coll_exec_time_us=took + n % 7) for n in range(60)]
+        text = "".join(lines).replace('"n_ranks": 2', '"n_ranks": 4')
+        (tmp_path / f"host-pid{40 + rank}.log").write_text(text)
+    report = judge(load(tmp_path))
+    assert report.job.step_ms["p50"] == pytest.approx(20.0)
+    assert (report.verdicts[0].kind, report.verdicts[0].ranks) == ("straggler", (2,))
+
+
+def test_durations_without_any_clock_are_not_called_balanced(tmp_path: Path) -> None:
+    """Where not even that is known, whoever came last is told, and that its weight is not known."""
+    _terse(tmp_path)
+    run = load(tmp_path)
+    report = judge(replace(run, job=replace(run.job, pace_ns=None)))
+    assert report.verdicts[0].kind == "insufficient_data"
