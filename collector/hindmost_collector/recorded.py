@@ -9,19 +9,22 @@
 from __future__ import annotations
 
 import json
+import re
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import duckdb
 from hindmost.errors import UsageError
 
-from hindmost_collector.store import schema, segments
+from hindmost_collector.store import schema
 from hindmost_collector.store.clickhouse_client import is_url
 from hindmost_collector.store.level_views import (
     COARSEST,
     FINEST,
     conditions,
     level_select,
+    present,
     quoted,
     series_queries,
     span_query,
@@ -46,6 +49,9 @@ class Recording:
         self._jobs = [self.path] if is_run_directory(self.path) else self._found()
         if not self._jobs:
             raise UsageError(f"{path} holds no recording: give a run directory, or a collector's store")
+        self._names: dict[Path, str] = {}
+        self._connection: duckdb.DuckDBPyConnection | None = None
+        self._one_at_a_time = threading.Lock()
 
     def _found(self) -> list[Path]:
         return sorted(one for one in self.path.iterdir() if one.is_dir() and is_run_directory(one))
@@ -129,32 +135,49 @@ class Recording:
         Raises UsageError, with DuckDB's own words, for a query that is wrong.
         """
         for attempt in range(5):
-            with duckdb.connect() as connection:
+            with self._one_at_a_time:
                 try:
-                    self._views(connection)
-                    return connection.sql(query).to_arrow_table()
-                except duckdb.IOException:  # compaction took a segment away after it was listed
+                    self._views(query, careful=attempt > 0)
+                    return self._engine().sql(query).to_arrow_table()
+                except (duckdb.IOException, duckdb.InvalidInputException) as error:
+                    # a segment was compacted away after it was listed, or is torn: look closer, and again
                     if attempt == 4:
-                        raise
+                        raise UsageError(f"the query failed: {str(error).splitlines()[0]}") from error
                 except duckdb.Error as error:
                     raise UsageError(f"the query failed: {str(error).splitlines()[0]}") from error
         raise AssertionError
 
-    def _views(self, connection: duckdb.DuckDBPyConnection) -> None:
-        for table in schema.STORED:
-            parts = [part for job in self._jobs for part in self._selects(job, table)]
-            connection.execute(f'create view "{table}" as {" union all by name ".join(parts) or _nothing(table)}')
-        for level in schema.LEVELS:
-            made = (level_select(_job_id(job), job / "segments", level) for job in self._jobs)
-            parts = [part for part in made if part]
-            connection.execute(f'create view "{level}" as {" union all ".join(parts) or _nothing(level)}')
+    def _engine(self) -> duckdb.DuckDBPyConnection:
+        """One engine for all questions: to start it takes longer than most of them."""
+        if self._connection is None:
+            self._connection = duckdb.connect()
+        return self._connection
 
-    def _selects(self, job: Path, table: str) -> list[str]:
-        found = [one.path for one in segments.listed(job / "segments" / table) if not segments.is_torn(one.path)]
+    def _views(self, query: str, *, careful: bool) -> None:
+        """Define the tables that a query may mean, as they are now; ``careful``: without what is torn."""
+        words = {word.lower() for word in re.findall(r"\w+", query)}
+        for table in schema.FILED:
+            if table not in words and not words & {"describe", "show", "tables"}:
+                continue
+            parts = [part for job in self._jobs if (part := self._select(job, table, careful=careful))]
+            self._engine().execute(
+                f'create or replace view "{table}" as {" union all by name ".join(parts) or _nothing(table)}'
+            )
+
+    def _select(self, job: Path, table: str, *, careful: bool) -> str:
+        """What selects a job's rows of a table; empty where it has none."""
+        if table in schema.LEVELS:
+            return level_select(self._name(job), job / "segments", table, careful=careful)
+        found = present(job / "segments" / table, careful=careful)
         if not found:
-            return []
+            return ""
         files = ", ".join(quoted(str(path)) for path in found)
-        return [f"select {quoted(_job_id(job))} as job, * from read_parquet([{files}], union_by_name = true)"]  # noqa: S608 - quoted
+        return f"select {quoted(self._name(job))} as job, * from read_parquet([{files}], union_by_name = true)"  # noqa: S608 - quoted
+
+    def _name(self, job: Path) -> str:
+        if job not in self._names:
+            self._names[job] = _job_id(job)
+        return self._names[job]
 
 
 def _job_id(job: Path) -> str:

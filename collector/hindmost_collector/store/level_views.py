@@ -19,12 +19,16 @@ def quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def level_select(job: str, directory: Path, level: str) -> str:
+def present(directory: Path, *, careful: bool) -> list[Path]:
+    """A table's segments, oldest first; ``careful``: each is opened, and left out when it is torn."""
+    return [one.path for one in segments.listed(directory) if not (careful and segments.is_torn(one.path))]
+
+
+def level_select(job: str, directory: Path, level: str, *, careful: bool = False) -> str:
     """What selects a job's rows of a level, whole; ``directory`` is its ``segments``. Empty where it has no samples."""
-    made = [one.path for one in segments.listed(directory / level) if not segments.is_torn(one.path)]
+    made = present(directory / level, careful=careful)
     there = {path.name for path in made}
-    rest = [one.path for one in segments.listed(directory / "metrics") if one.path.name not in there]
-    rest = [path for path in rest if not segments.is_torn(path)]
+    rest = [path for path in present(directory / "metrics", careful=careful) if path.name not in there]
     width = schema.LEVELS[level]
     parts = []
     if made:

@@ -1,0 +1,210 @@
+"""Measure storage: ``python -m bench.storage --output bench/results/storage.json``.
+
+Rows are written by the collector's own store, ten seconds a flush, and compacted by its own upkeep; then the same rows
+go into other engines. ``--recorded STORE`` adds samples that a real agent took. Times are of whole questions, files
+listed and opened each time, the page cache warm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import hindmost_collector
+from hindmost_collector.store.clickhouse import ClickHouseStore
+from hindmost_collector.store.flush import metrics_tables
+from hindmost_collector.store.parquet import ParquetStore
+from hindmost_collector.store.upkeep import Retention, Upkeep
+
+from bench.storage import data, engines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import pyarrow as pa
+
+JOB = "bench"
+SQLITE_ROWS = 500_000
+KEYS = {"metrics": ("node", "name", "labels", "time_ns"), "steps": ("rank", "step"), "collectives": ("rank", "seq")}
+DAY_S = 86400.0
+
+#: What people ask, and the goal in seconds.
+QUESTIONS = {
+    "per_rank_p50_p99": (
+        0.5,
+        """
+        select rank, quantile_cont(duration_ns, 0.5) / 1e6 as p50_ms, quantile_cont(duration_ns, 0.99) / 1e6 as p99_ms
+        from steps where duration_ns >= 0 group by rank order by rank""",
+    ),
+    "five_minutes_of_a_node": (
+        0.02,
+        """
+        select time_ns, value from metrics where node = 'node00017' and name = 'hindmost_bench_cpu_seconds_total_20'
+        and time_ns >= {start} and time_ns < {start} + 300000000000 order by time_ns""",
+    ),
+    "slow_rank_join": (
+        0.3,
+        """
+        select s.rank, r.node, avg(s.forward_ns) / 1e6 as forward_ms, count(*) as steps from steps s
+        join (select rank, any_value(node) as node from ranks group by rank) r on s.rank = r.rank
+        where s.step >= {late} group by s.rank, r.node order by forward_ms desc limit 10""",
+    ),
+}
+
+
+def stored(store: ParquetStore, table: str, flushes: Iterable[Iterable[pa.Table]]) -> int:
+    """Write flushes of a table, then compact as after the day is over; how many rows."""
+    rows = 0
+    for pieces in flushes:
+        rows += store.write({(JOB, table): pieces}, {})[0]
+    upkeep = Upkeep(store, Retention(), now=lambda: time.time() + DAY_S)
+    while upkeep.compact():
+        pass
+    return rows
+
+
+@contextmanager
+def emptied(folder: Path) -> Any:
+    """A store in ``folder``."""
+    store = ParquetStore(folder, single=False)
+    yield store
+    store.close()
+
+
+def sizes(args: argparse.Namespace, folder: Path, start_ns: int) -> dict[str, Any]:
+    """Bytes a row of each table, ours and the others'."""
+    definitions, kinds = data.definitions()
+    made = {
+        "metrics": (list(metrics_tables(tick, definitions)) for tick in _ticks(args, start_ns, kinds)),
+        "steps": ([one] for one in data.steps(args.ranks, args.steps, start_ns)),
+        "collectives": ([one] for one in data.collectives(args.ranks, args.steps // 10, 10, start_ns)),
+    }
+    found: dict[str, Any] = {}
+    with emptied(folder / "store") as store:
+        store.write({(JOB, "ranks"): [data.ranks(args.ranks)]}, {})
+        for table, flushes in made.items():
+            rows = stored(store, table, flushes)
+            taken = engines.size(folder / "store" / JOB / "segments" / table)
+            found[table] = {"rows": rows, "hindmost_parquet": round(taken / rows, 2)}
+            if table == "metrics":
+                levels = sum(engines.size(one) for one in (folder / "store" / JOB / "segments").glob("metrics_*"))
+                found[table]["coarser_levels_add"] = round(levels / rows, 2)
+    for table, row in found.items():
+        order = ", ".join(KEYS[table])
+        part = hindmost_collector.open(folder / "store").sql(
+            f"select * exclude (job) from {table} order by {order} limit {args.other_rows}"
+        )
+        row["duckdb_file"] = round(engines.in_duckdb(part, folder), 2)
+        row["sqlite"] = round(engines.in_sqlite(part.slice(0, SQLITE_ROWS), folder, KEYS[table]), 2)
+    found["metrics"]["victoria_metrics"] = _rounded(
+        engines.in_victoria_metrics(definitions, _ticks(args, start_ns, kinds), folder)
+    )
+    return found
+
+
+def _ticks(args: argparse.Namespace, start_ns: int, kinds: Any) -> Any:
+    return data.metrics(args.nodes, args.seconds, start_ns, kinds)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 2)
+
+
+def in_clickhouse(folder: Path) -> dict[str, float]:
+    """Bytes a row of each table in ClickHouse, as its own parts say after a full merge."""
+    found = {}
+    for url in engines.clickhouse(folder):
+        if url is None:
+            return {}
+        store = ClickHouseStore(url)
+        recording = hindmost_collector.open(folder / "store")
+        for table, keys in KEYS.items():
+            rows = recording.sql(
+                f"select * exclude (job) from {table} order by {', '.join(keys)} limit {4 * SQLITE_ROWS}"
+            )
+            store.write({(JOB, table): [rows]}, {})
+            store.server.command(f"OPTIMIZE TABLE bench.{table}_rows FINAL")
+            taken = store.server.command(
+                "SELECT sum(data_compressed_bytes) FROM system.parts WHERE active AND database = 'bench'"
+                f" AND table = '{table}_rows'"
+            )
+            found[table] = round(int(taken) / len(rows), 2)
+        store.close()
+    return found
+
+
+def recorded(folder: Path, store: Path) -> dict[str, Any]:
+    """Bytes a sample of what a real agent recorded, written and compacted again."""
+    rows = hindmost_collector.open(store).sql(
+        "select node, name, labels, time_ns, value from metrics order by node, name, labels, time_ns"
+    )
+    with emptied(folder / "recorded") as kept:
+        count = stored(kept, "metrics", [[rows.slice(0, len(rows))]])
+    taken = engines.size(folder / "recorded" / JOB / "segments" / "metrics")
+    names = ("node", "name", "labels")
+    series = len(rows.group_by(list(names)).aggregate([]))
+    return {"rows": count, "series": series, "hindmost_parquet": round(taken / count, 2)}
+
+
+def asked(store: Path, start_ns: int, late: int, rounds: int) -> dict[str, Any]:
+    """Seconds that each question takes."""
+    found = {}
+    for name, (goal, sql) in QUESTIONS.items():
+        query = sql.format(start=start_ns + 60 * data.SECOND, late=late)
+        recording = hindmost_collector.open(store)
+        rows, times = 0, []
+        for _ in range(rounds):
+            began = time.perf_counter()
+            rows = len(recording.sql(query))
+            times.append(time.perf_counter() - began)
+        found[name] = {
+            "goal_s": goal,
+            "median_s": round(statistics.median(times), 4),
+            "least_s": round(min(times), 4),
+            "most_s": round(max(times), 4),
+            "rows": rows,
+        }
+    return found
+
+
+def main() -> None:
+    """Parse, measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=int, default=64)
+    parser.add_argument("--seconds", type=int, default=600)
+    parser.add_argument("--ranks", type=int, default=1024)
+    parser.add_argument("--steps", type=int, default=9_770, help="of every rank: 10 M rows with 1,024 ranks")
+    parser.add_argument("--other-rows", type=int, default=4_000_000, help="rows that the other engines get")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--recorded", type=Path, metavar="STORE")
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    start_ns = (int(time.time()) - args.seconds - 60) * data.SECOND
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        found = sizes(args, folder, start_ns)
+        for table, taken in in_clickhouse(folder).items():
+            found[table]["clickhouse"] = taken
+        if args.recorded:
+            found["metrics_recorded"] = recorded(folder, args.recorded)
+        questions = asked(folder / "store", start_ns, args.steps - 1000, args.rounds)
+    result = {
+        "what": "bytes a row on disk; seconds a question takes, files listed and opened each time, page cache warm",
+        "data": f"simulated: {args.nodes} nodes x {data.SERIES} series x {args.seconds} s; {args.ranks} ranks",
+        "machine": f"{os.cpu_count()} cores, shared with other work while this ran",
+        "bytes_a_row": found,
+        "questions": questions,
+    }
+    print(result)
+    if args.output:
+        engines.write(args.output, result)
+
+
+if __name__ == "__main__":
+    main()
