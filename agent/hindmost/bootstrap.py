@@ -26,6 +26,7 @@ _complained = False
 _started = False
 _writer: Writer | None = None
 _identity: Identity | None = None
+_recorder: stepping.Recorder | None = None  # kept beyond a fork: a child may turn out to be a rank
 
 
 def complain(what: str) -> None:
@@ -48,6 +49,8 @@ def start() -> None:
         found = identity.find(os.environ)
         if found is not None and os.environ.get(ATTACHED) != identity.token(found):
             _observe(found)
+        elif found is None and identity.is_worker(sys.orig_argv):
+            _wait_for_a_rank()
     except Exception as error:
         complain(f"the probe did not start ({error!r})")
 
@@ -80,6 +83,28 @@ def move(rank: int, world_size: int, local_rank: int) -> None:
     old.close()
 
 
+def place(rank: int, world_size: int) -> None:
+    """``init_process_group`` has said who this process is, where no launcher did: ``mp.spawn``, ``--rank`` of a script.
+
+    A process alone in its group, one that a launcher named, and one that has its place already, keep it.
+    """
+    known, recorder = _identity, _recorder
+    if world_size < 2 or (known is not None and known.world_size > 1):
+        return
+    if _writer is not None:
+        move(rank, world_size, identity.local_rank(os.environ))
+        return
+    found = identity.late(os.environ, rank, world_size)
+    if recorder is None:
+        _observe(found, named=True)
+        return
+    nowhere: Any = _Nowhere()
+    os.environ[ATTACHED] = identity.token(found)
+    recorder.begin_again(_make_ring(_directory(found), found) or nowhere)
+    stepping.attach(recorder)
+    _register_exit()
+
+
 def detach() -> None:
     """Take the probe out of a process that ``hindmost attach`` put it into: hooks, ring, environment, modules."""
     global _started  # noqa: PLW0603 - see start
@@ -94,23 +119,44 @@ def detach() -> None:
         del sys.modules[name]
 
 
-def _observe(found: Identity) -> None:
-    """Make the ring and everything that writes to it."""
+def _observe(found: Identity, *, named: bool = False) -> None:
+    """Make the ring and everything that writes to it. Where nobody has ``named`` the rank, the ring waits for steps."""
+    global _recorder  # noqa: PLW0603 - see start
     from hindmost import probes
 
     os.environ[ATTACHED] = identity.token(found)
-    directory = os.environ.get("HINDMOST_RING_DIR") or f"/dev/shm/hindmost-{os.getuid()}/{found.job_id}"  # noqa: S108
-    named = identity.is_named(os.environ)
+    directory = _directory(found)
+    named = named or identity.is_named(os.environ)
     ring: Any = _make_ring(directory, found) if named else _Deferred(directory, found)
     if ring is None:
         return
     if named:
         _try_to_start_agent(directory, found)
-    recorder = stepping.Recorder(ring)
+    _recorder = recorder = stepping.Recorder(ring)
     stepping.attach(recorder)
     os.register_at_fork(after_in_child=_leave_to_parent)
-    atexit.register(stop)
+    _register_exit()
     probes.install(recorder)
+
+
+def _directory(found: Identity) -> str:
+    return os.environ.get("HINDMOST_RING_DIR") or f"/dev/shm/hindmost-{os.getuid()}/{found.job_id}"  # noqa: S108
+
+
+def _register_exit() -> None:
+    """Close the ring when Python ends, or a forked child of ``multiprocessing``, which ends without atexit."""
+    atexit.register(stop)
+    processes: Any = sys.modules.get("multiprocessing.util")
+    if processes is not None:
+        processes.Finalize(None, stop, exitpriority=0)
+
+
+def _wait_for_a_rank() -> None:
+    """In a worker of ``multiprocessing``: should it meet others in a process group, it is a rank all the same."""
+    from hindmost.probes import torch_place
+    from hindmost.probes.imports import Watch
+
+    Watch({"torch": torch_place.install}, lambda *_: None).install()
 
 
 def _make_ring(directory: str | os.PathLike[str], found: Identity) -> Writer | None:
@@ -179,8 +225,9 @@ def _try_to_start_agent(directory: str, found: Identity) -> None:
 
 def _leave_to_parent() -> None:
     """In a forked child: the ring is the parent's. DataLoader workers, subprocesses and daemons are no ranks."""
-    global _writer  # noqa: PLW0603 - see start
+    global _identity, _writer  # noqa: PLW0603 - see start
     _writer = None
+    _identity = None
     stepping.abandon()
     atexit.unregister(stop)
 

@@ -90,6 +90,17 @@ def find(environ: Mapping[str, str], argv: Sequence[str] | None = None) -> Ident
     return Identity(job_id, *place, os.uname().nodename, "python", " ".join(line[1:]))
 
 
+def late(environ: Mapping[str, str], rank: int, world_size: int) -> Identity:
+    """A rank that learned its place from its process group."""
+    job_id, command = environ.get("HINDMOST_JOB_ID", ""), " ".join(sys.orig_argv[1:])
+    return Identity(job_id, rank, world_size, local_rank(environ), os.uname().nodename, "python", command)
+
+
+def local_rank(environ: Mapping[str, str]) -> int:
+    """What ``LOCAL_RANK`` says, or -1."""
+    return _number(environ, ("LOCAL_RANK",))
+
+
 def is_named(environ: Mapping[str, str]) -> bool:
     """Whether a launcher named this process's rank; otherwise rank 0 of 1 is only what it looks like."""
     return _place(environ) is not None

@@ -88,7 +88,7 @@ class Recorder:
 
     def training(self) -> bool:
         """Whether a training thread has shown itself yet."""
-        return self.thread != 0
+        return self.thread > 0
 
     def name_framework(self, text: str) -> None:
         """Say what trains here. A Horovod job imports torch, too: the later one of ``FRAMEWORKS`` is what it is."""
@@ -103,6 +103,14 @@ class Recorder:
         self.ids.clear()
         ring.name("gc")
         ring.set_framework(self._framework)
+
+    def begin_again(self, ring: Ring) -> None:
+        """A process that nobody had named, or a fork that was no rank, is one now: record into this ring, from 0."""
+        self.later.clear()
+        self.move(ring)
+        self.numbers = {"train": 0, "eval": 0}
+        self._ended = -1
+        self.thread = 0
 
     def abandon(self) -> None:
         """This process is a fork of the one that trains: nothing is recorded here."""

@@ -207,3 +207,37 @@ def test_collectives_called_by_hand_are_seen(train: Train, tmp_path: Path) -> No
     waits = [traces[rank].total_ms(ring.COLLECTIVE, "all_reduce") for rank in (0, 1)]
     assert waits[0] > waits[1] + 5 * 10
     assert traces[0].open == []
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_ranks_that_a_script_starts_itself_name_themselves(train: Train, method: str) -> None:
+    """Processes of multiprocessing become ranks when they join a process group; their parent is none."""
+    script = f"""
+        import os, torch, torch.distributed as dist, torch.multiprocessing as mp
+        from torch import nn
+        from torch.utils.data import DataLoader, TensorDataset
+        def work(rank, port):
+            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+            dist.init_process_group("gloo", rank=rank, world_size=2)
+            model = nn.parallel.DistributedDataParallel(nn.Linear(8, 2))
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            data = TensorDataset(torch.rand(32, 8), torch.randint(0, 2, (32,)))
+            for x, y in DataLoader(data, batch_size=8):
+                nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            dist.barrier()
+            dist.destroy_process_group()
+        if __name__ == "__main__":
+            import socket
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = free.getsockname()[1]
+            mp.start_processes(work, args=(port,), nprocs=2, start_method={method!r})
+    """
+    traces = train(script, by="python")
+    assert sorted(traces) == [0, 1]
+    for trace in traces.values():
+        assert (trace.header.world_size, trace.closed) == (2, True)
+        assert trace.count(ring.STEP) == {"train": 4}
+        assert trace.count(ring.COLLECTIVE)["ddp_sync"] == 4

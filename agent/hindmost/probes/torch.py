@@ -13,7 +13,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from hindmost.bootstrap import complain
-from hindmost.probes import torch_collectives, torch_copies, torch_ddp
+from hindmost.probes import torch_collectives, torch_copies, torch_ddp, torch_place
 from hindmost.probes.batches import Batches
 from hindmost.probes.guard import around, undo
 from hindmost.probes.recognise import REPEATS, Recogniser
@@ -205,6 +205,7 @@ def install(torch: ModuleType, recorder: Recorder) -> None:
     around(t.autograd, "backward", hooks.backward_begins, hooks.backward_ends, hooks.backward_ends)
     around(t, "save", hooks.save_begins, hooks.save_ends, hooks.save_ends)
     _hook_optimizers(t, hooks)
+    torch_place.install(torch)
     torch_ddp.install(t, recorder)
     torch_collectives.install(t, recorder)
 

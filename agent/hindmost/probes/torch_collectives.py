@@ -99,6 +99,8 @@ def install(torch: Any, recorder: Recorder) -> None:
     undo_of_calls: list[Callable[[], None]] = []
     for module in (distributed, distributed.distributed_c10d):
         around(module, "init_process_group", lambda *_: 0, made)
+    if distributed.is_initialized():  # the group that told a spawned process its rank
+        made()
 
 
 def _hook(module: Any, name: str, calls: Calls) -> Callable[[], None]:
