@@ -64,6 +64,8 @@ class Recorder:
         self.closers: list[Callable[[], None]] = []  # what has to be written before the ring is closed
         #: Called after each written step with its number, its start (ns) and its kind.
         self.on_step: list[Callable[[int, int, str], None]] = []
+        #: Called where an epoch begins: batches that were fetched and not used are no step's.
+        self.on_epoch: list[Callable[[], None]] = []
         self.thread = 0  # the ident of the training thread; 0: none has shown itself
         self.later: list[tuple[Any, ...]] = []  # calls to be made, oldest first: function, arguments
         self.due_ns = 0  # when they should be

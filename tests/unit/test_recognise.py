@@ -169,6 +169,20 @@ def test_batches_without_gradients_are_evaluation() -> None:
     assert [event.seq for event in loop.ring.written if event[:2] == (STEP, "train")] == [0, 1, 2]
 
 
+def test_an_evaluation_ends_where_something_else_begins() -> None:
+    """A loop that knows its last batch fetches no more: a checkpoint ends its evaluation, and it is no step's."""
+    loop = Loop()
+    loop.train(1)
+    loop.fetch(source=2, gradients=False)
+    loop.compute()
+    loop.seen.pauses(loop.now)
+    loop.now += 1000
+    loop.train(1)
+    loop.exhausted()
+    assert loop.steps("eval") == [(40, 60)]
+    assert loop.steps("train") == [(0, 40), (1060, 1100)]
+
+
 def test_evaluation_that_fetches_with_gradients_on_is_told_by_its_source() -> None:
     """A loader that no backward ever followed, beside one that trains, only evaluates."""
     loop = Loop()

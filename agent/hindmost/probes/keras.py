@@ -47,6 +47,8 @@ class Batches:
         self._start = -1
         if self._recorder.training_thread():
             self._recorder.step_leaves()
+            for begins in self._recorder.on_epoch:
+                self._recorder.defer(begins)
 
 
 def install(module: ModuleType, recorder: Recorder) -> None:

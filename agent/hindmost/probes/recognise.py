@@ -43,6 +43,7 @@ class Recogniser:
         self._trainers: set[int] = set()  # sources of input that a backward followed
         self._source = 0
         recorder.closers.append(self.finish)
+        recorder.on_epoch.append(self._waiting.clear)
 
     def input_begins(self, now: int, source: int = 0, gradients: bool = True) -> None:
         """A fetch from ``source`` begins; ``gradients`` says whether autograd records."""
@@ -105,6 +106,14 @@ class Recogniser:
         if optimizer == self._leader and (not self._fed or repeats > REPEATS):
             self._close(now, "train")
             self._show(now)
+
+    def pauses(self, now: int) -> None:
+        """The loop does something that is no batch's: an evaluation whose last batch it knew to be so has ended."""
+        if self._evaluating and self._fed:
+            self._forward_until(now)
+            self._use_batches()
+            self._close(now, "eval")
+            self._boundary = self._ready = -1
 
     def ends(self, now: int) -> None:
         """The step in progress ends here, and what comes goes unrecorded."""

@@ -180,6 +180,7 @@ class Hooks:
         if not self._recorder.training_thread():
             return None
         now = self._clock()
+        self._later.append((self._recogniser.pauses, now))
         self._recorder.enter("checkpoint", now)
         return now
 
