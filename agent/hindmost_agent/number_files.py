@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
     from hindmost_agent.metric import Series
 
+log = logging.getLogger(__name__)
+
 #: Devices come and go: they are looked for again after this many readings.
 RESCAN = 120
 
@@ -24,6 +27,8 @@ class NumberFile(NamedTuple):
     series: Series
     path: Path
     unit: float = 1.0
+    #: Whether a number below 0 says that it is not known.
+    unsigned: bool = False
 
 
 class NumberFiles(Sampler):
@@ -32,44 +37,56 @@ class NumberFiles(Sampler):
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         self._open: dict[Path, File] = {}
-        self._read: list[tuple[File, float]] = []
+        self._read: list[tuple[File, NumberFile]] = []
         self._until_scan = 0
+        self._said: set[str] = set()
 
     @abstractmethod
     def scan(self) -> Iterable[NumberFile]:
-        """The files there are, in a stable order; none at all makes the sampler absent."""
+        """The files there are, in a stable order, none twice; none at all makes the sampler absent."""
 
     def sample(self) -> list[float]:
         if self._until_scan == 0:
             self._rescan()
             self._until_scan = RESCAN
         self._until_scan -= 1
-        return [_number(file) * unit for file, unit in self._read]
+        return [self._number(file, item) for file, item in self._read]
 
     def _rescan(self) -> None:
         before, self._open = self._open, {}
         found, self._read = [], []
         for item in self.scan():
-            file = before.get(item.path) or _opened(item.path)
+            file = before.get(item.path) or self._opened(item)
             if file is not None:
                 self._open[item.path] = file
-                self._read.append((file, item.unit))
+                self._read.append((file, item))
                 found.append(item.series)
         if not found:
             raise Absent(f"nothing to read for {self.name}")
         if tuple(found) != self.series:
             self.series = tuple(found)
 
+    def _opened(self, item: NumberFile) -> File | None:
+        try:
+            return File(item.path)
+        except FileNotFoundError:  # not every device has every file
+            return None
+        except OSError as error:
+            self._say(item, error)
+            return None
 
-def _opened(path: Path) -> File | None:
-    try:
-        return File(path)
-    except OSError:
-        return None
+    def _number(self, file: File, item: NumberFile) -> float:
+        try:
+            value = file.integer()
+        except (OSError, ValueError) as error:
+            self._say(item, error)
+            return NAN
+        return NAN if item.unsigned and value < 0 else value * item.unit
 
-
-def _number(file: File) -> float:
-    try:
-        return file.integer()
-    except (OSError, ValueError):
-        return NAN
+    def _say(self, item: NumberFile, error: Exception) -> None:
+        """One line for each metric, not one for each device and reading."""
+        name = item.series.metric.name
+        if name not in self._said:
+            self._said.add(name)
+            why = error.strerror if isinstance(error, OSError) else error
+            log.info("sampler %s: %s is missing: %s: %s (said once)", self.name, name, item.path, why)

@@ -118,7 +118,9 @@ class Runner:
         try:
             reading = slot.run(self.host, now_ns)
             own.success[slot.name] = 1
-        except Absent:
+        except Absent as absent:
+            if isinstance(absent.__cause__, PermissionError):  # it is there: who runs the agent may want to know
+                self._say(slot, absent)
             slot.sampler = None
             slot.due_ns = now_ns + max(ABSENT_RETRY_NS, slot.period_ns)
             own.success.pop(slot.name, None)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What the agent's GPU part costs, whether its readings are right, what it does to a training job. Needs NVIDIA GPUs.
 
-    python bench/gpu/agent_gpu.py [--out results.json] [--minutes 7]
+    python bench/gpu/agent_gpu.py [--out results.json] [--minutes 7] [--only-training]
 
 Four parts, on every GPU that is visible:
 
@@ -14,9 +14,11 @@ Four parts, on every GPU that is visible:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -30,6 +32,8 @@ from hindmost_agent import samplers as folder
 from hindmost_agent.sampler import Host
 from nvml_cost import show_ticks, ticks
 
+#: Length of one block of training steps.
+BLOCK_MS = 2_000
 #: What the agent's readings are compared with, and what of them does not stand still.
 READ, COUNTED = ("nvidia", "nvidia_state"), ("nvidia_links", "nvidia_slow", "nvidia_health")
 TRAIN = """
@@ -148,7 +152,10 @@ def activity(made: dict[str, Any], gpus: int) -> dict[str, dict[str, float]]:
 
 
 class Agent:
-    """A real agent process, streaming to nobody: its spool takes everything, as when the collector is away."""
+    """A real agent process, streaming to nobody: its spool takes everything, as when the collector is away.
+
+    It stands still (SIGSTOP) but for the blocks that it is wanted in: rounds are short, and many.
+    """
 
     def __init__(self, interval: str) -> None:
         self._folder = tempfile.TemporaryDirectory()
@@ -163,22 +170,35 @@ class Agent:
         )
         assert self._process.stdout is not None
         self._process.stdout.readline()
-        time.sleep(1)
+        time.sleep(3)  # the first tick makes everything
+        self._ran_s = self._used_s = 0.0
+        self._process.send_signal(signal.SIGSTOP)
+
+    def __enter__(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+        time.sleep(0.1)  # what it makes up for is not the block's
         self._cpu0, self._then = self._cpu(), time.monotonic()
 
-    def _cpu(self) -> float:
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    def __exit__(self, *_: object) -> None:
+        self._used_s += self._cpu() - self._cpu0
+        self._ran_s += time.monotonic() - self._then
+        self._process.send_signal(signal.SIGSTOP)
 
-    def stop(self) -> tuple[float, float]:
+    def _cpu(self) -> float:
+        tasks = Path(f"/proc/{self._process.pid}/task").glob("*/schedstat")
+        return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+
+    def stop(self) -> dict[str, float]:
         """CPU share of one core in per cent, and RSS in MiB."""
-        share = 100 * (self._cpu() - self._cpu0) / (time.monotonic() - self._then)
         status = Path(f"/proc/{self._process.pid}/status").read_text()
         resident = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) / 1024
         self._process.kill()
         self._process.wait()
         self._folder.cleanup()
-        return share, resident
+        return {
+            "agent_cpu_percent": round(100 * self._used_s / self._ran_s, 3),
+            "agent_rss_mib": round(resident, 1),
+        }
 
 
 def training(gpus: int, seconds: float) -> dict[str, Any]:
@@ -215,32 +235,31 @@ def _blocks(first: subprocess.Popen[str], seconds: float) -> dict[str, Any]:
         print(steps, file=first.stdin, flush=True)
         return float(first.stdout.readline())
 
-    steps = max(int(6000 / block(50)), 20)
-    modes: dict[str, list[float]] = {"none": [], "1 Hz": [], "10 Hz": []}
-    agents: dict[str, list[tuple[float, float]]] = {"1 Hz": [], "10 Hz": []}
-    end, order = time.monotonic() + seconds, ["none", "1 Hz", "10 Hz"]
-    while time.monotonic() < end or not modes["10 Hz"]:
+    steps = max(int(BLOCK_MS / block(50)), 20)
+    agents = {"1 Hz": Agent("1s"), "10 Hz": Agent("100ms")}
+    times: dict[str, list[float]] = {"none": [], **{mode: [] for mode in agents}}
+    end, order = time.monotonic() + seconds, list(times)
+    while time.monotonic() < end or not times["10 Hz"]:
         for mode in order:
-            agent = None if mode == "none" else Agent({"1 Hz": "1s", "10 Hz": "100ms"}[mode])
-            modes[mode].append(block(steps))
-            if agent is not None:
-                agents[mode].append(agent.stop())
+            with agents.get(mode, contextlib.nullcontext()):
+                times[mode].append(block(steps))
         order.reverse()  # so that a drift of clocks or temperature favours nobody
     print("", file=first.stdin, flush=True)
-    return summary(modes, agents, steps)
+    return summary(times, {mode: agent.stop() for mode, agent in agents.items()}, steps)
 
 
-def summary(modes: dict[str, list[float]], agents: dict[str, list[tuple[float, float]]], steps: int) -> dict[str, Any]:
-    """Medians, and the ratio of each mode to none in its own round with its spread."""
-    found: dict[str, Any] = {"steps_a_block": steps, "rounds": len(modes["none"]), "step_ms": {}}
-    for mode, times in modes.items():
-        row: dict[str, Any] = {"median": round(statistics.median(times), 3), "all": [round(t, 3) for t in times]}
+def summary(times: dict[str, list[float]], agents: dict[str, dict[str, float]], steps: int) -> dict[str, Any]:
+    """Medians, and the mean ratio of each mode to none in its own round with its 95 % interval."""
+    found: dict[str, Any] = {"steps_a_block": steps, "rounds": len(times["none"]), "step_ms": {}}
+    for mode, took in times.items():
+        row: dict[str, Any] = {"median": round(statistics.median(took), 3), "all": [round(t, 3) for t in took]}
         if mode != "none":
-            ratios = sorted(time_ / base for time_, base in zip(times, modes["none"], strict=True))
-            row["ratio_median"] = round(statistics.median(ratios), 5)
-            row["ratio_range"] = [round(ratios[0], 5), round(ratios[-1], 5)]
-            row["agent_cpu_percent"] = round(statistics.median(share for share, _ in agents[mode]), 3)
-            row["agent_rss_mib"] = round(max(resident for _, resident in agents[mode]), 1)
+            ratios = [with_ / without for with_, without in zip(took, times["none"], strict=True)]
+            mean = statistics.fmean(ratios)
+            half = 1.96 * statistics.stdev(ratios) / math.sqrt(len(ratios)) if len(ratios) > 1 else math.nan
+            row["ratio_mean"] = round(mean, 5)
+            row["ratio_95_interval"] = [round(mean - half, 5), round(mean + half, 5)]
+            row |= agents[mode]
         found["step_ms"][mode] = row
     return found
 
@@ -249,11 +268,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=None, help="also write the results here, as JSON")
     parser.add_argument("--minutes", type=float, default=7.0, help="for everything")
+    parser.add_argument("--only-training", action="store_true", help="only part 4")
     args = parser.parse_args()
     end = time.monotonic() + args.minutes * 60
     made = samplers()
     gpus = len(made["nvidia"].found)
     result: dict[str, Any] = {"gpus": gpus, "unit": "us a GPU, side by side on one machine"}
+    if not args.only_training:
+        result |= parts_1_to_3(made, gpus)
+        print(json.dumps(result, indent=1), flush=True)
+    result["training"] = training(gpus, max(end - time.monotonic() - 20, 30))
+    print(json.dumps({"training": result["training"]}, indent=1), flush=True)
+    if args.out:
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def parts_1_to_3(made: dict[str, Any], gpus: int) -> dict[str, Any]:
+    result: dict[str, Any] = {}
     result["cost_idle"] = cost(gpus)
     busy = load("gemm", 150, gpus)
     try:
@@ -272,11 +303,7 @@ def main() -> None:
     finally:
         stop(busy)
     result["activity"] = activity(made, gpus)
-    print(json.dumps(result, indent=1), flush=True)
-    result["training"] = training(gpus, max(end - time.monotonic() - 40, 30))
-    print(json.dumps({"training": result["training"]}, indent=1), flush=True)
-    if args.out:
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
+    return result
 
 
 if __name__ == "__main__":

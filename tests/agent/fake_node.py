@@ -95,11 +95,18 @@ def sys() -> dict[str, str]:
         files |= {f"{device}/fw_ver": "28.39.1002\n", f"{device}/board_id": "MT_0000000838\n"}
         port = f"{device}/ports/1"
         files |= {
-            f"{port}/state": "4: ACTIVE\n", f"{port}/rate": "400 Gb/sec (4X NDR)\n", f"{port}/link_layer": "InfiniBand\n",
+            f"{port}/state": "4: ACTIVE\n", f"{port}/phys_state": "5: LinkUp\n", f"{port}/rate": "400 Gb/sec (4X NDR)\n", f"{port}/link_layer": "InfiniBand\n",
             f"{port}/counters/port_xmit_data": "1000\n", f"{port}/counters/port_rcv_data": "2000\n",
             f"{port}/counters/port_xmit_wait": "77\n", f"{port}/counters/link_downed": "0\n",
             f"{port}/hw_counters/np_cnp_sent": "5\n", f"{port}/hw_counters/out_of_sequence": "2\n",
         }  # fmt: skip
+    for size, pages in ((2048, 1024), (1_048_576, 0)):
+        folder = f"kernel/mm/hugepages/hugepages-{size}kB"
+        files |= {f"{folder}/nr_hugepages": f"{pages}\n", f"{folder}/free_hugepages": f"{pages // 2}\n"}
+        files |= {f"{folder}/resv_hugepages": "0\n", f"{folder}/surplus_hugepages": "0\n"}
+    net = "class/net/eth0"
+    files |= {f"{net}/device/vendor": "0x15b3\n", f"{net}/carrier": "1\n", f"{net}/speed": "200000\n"}
+    files |= {f"{net}/carrier_down_count": "2\n"}
     chip = "class/hwmon/hwmon0"
     files |= {f"{chip}/name": "coretemp\n", f"{chip}/temp1_input": "61000\n", f"{chip}/temp1_label": "Package id 0\n"}
     return files
@@ -118,7 +125,9 @@ CGROUP = {
 
 def build(root: Path) -> Path:
     """Write the tree; /proc, /sys, the control groups and /dev are its folders."""
-    for base, files in (("proc", proc()), ("sys", sys()), ("cgroup/job_77", CGROUP), ("dev", {"kmsg": ""})):
+    root_group = {"cgroup.controllers": "cpu memory pids\n"}
+    trees = {"proc": proc(), "sys": sys(), "cgroup": root_group, "cgroup/job_77": CGROUP, "dev": {"kmsg": ""}}
+    for base, files in trees.items():
         for name, content in files.items():
             path = root / base / name
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -116,6 +116,21 @@ def test_nothing_here_is_no_error() -> None:
     assert Elsewhere.looks == 120 * NS // ABSENT_RETRY_NS
 
 
+class Locked(Steady):
+    name = "locked"
+
+    def sample(self) -> list[float]:
+        raise Absent("may not be read") from PermissionError()
+
+
+def test_what_may_not_be_read_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """It is absent like what does not exist, but whoever runs the agent learns of it."""
+    made = runner(Locked)
+    for now in range(0, 600, 60):
+        made.run(now * NS)
+    assert len(caplog.records) == 1
+
+
 def test_durations_are_the_runner_s() -> None:
     """Each sampler's cost is measured around it, in seconds."""
     host = Host()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from hindmost_agent.files import File, read_once
@@ -31,7 +32,7 @@ PIDS = _gauge("processes", "Processes and threads in the group.")
 
 #: A memory limit of version 1 that is none (the largest multiple of a page).
 NO_LIMIT_V1 = 1 << 62
-MOST_GROUPS = 64
+MOST_GROUPS, DEEPEST = 64, 16
 
 
 class Group:
@@ -41,8 +42,17 @@ class Group:
         self.label = label
         self._files = {name: File(folder / name) for name, folder in folders.items() if (folder / name).exists()}
 
-    def __bool__(self) -> bool:
-        return bool(self._files)
+    def first_of(self, known: set[frozenset[str]]) -> bool:
+        """Whether it has files, and is none of those that are known already; it is then."""
+        files = frozenset(file.path for file in self._files.values())
+        new = bool(files) and files not in known
+        known.add(files)
+        return new
+
+    @property
+    def limited(self) -> bool:
+        """Whether CPU time or memory is limited here."""
+        return CPU_LIMIT in _cpu(self) or LIMIT in _memory(self)
 
     def read(self, name: str) -> bytes:
         """A file's content; empty when the group has none of this name."""
@@ -67,23 +77,43 @@ V1_FILES = {
 }
 
 
-def group_of(host: Host, pid: int) -> Group | None:
-    """The control group of a process, of version 2 or 1; ``None`` when it has none that can be read."""
+def groups_of(host: Host, pid: int) -> list[Group]:
+    """The control group of a process, of version 2 or 1, and those above it that have a limit: it binds them all."""
     controllers = {}
     for line in read_once(host.proc / str(pid) / "cgroup").decode("utf-8", "replace").splitlines():
         _, names, path = line.split(":", 2)
-        controllers.update(dict.fromkeys(names.split(","), path.lstrip("/")))
-    unified = host.cgroup / controllers.get("", "")
-    if (unified / "cgroup.controllers").exists():
-        return Group("/" + controllers[""], dict.fromkeys(V2_FILES, unified)) or None
+        controllers.update(dict.fromkeys(names.split(","), PurePosixPath("/" + path.strip("/"))))
+    if (host.cgroup / "cgroup.controllers").exists():
+        levels = _levels({"": controllers.get("", PurePosixPath("/"))})
+        groups = [Group(str(level[""]), dict.fromkeys(V2_FILES, _below(host.cgroup, level[""]))) for level in levels]
+    else:
+        levels = _levels({name: path for name, path in controllers.items() if name in V1_FILES})
+        groups = [_group_v1(host, level) for level in levels]
+    known: set[frozenset[str]] = set()
+    return [group for place, group in enumerate(groups) if group.first_of(known) and (place == 0 or group.limited)]
+
+
+def _levels(paths: dict[str, PurePosixPath]) -> list[dict[str, PurePosixPath]]:
+    """From a process's own groups up to the root of each controller, which has no limits of its own."""
+    levels = [paths]
+    while any(len(path.parts) > 2 for path in levels[-1].values()) and len(levels) < DEEPEST:
+        levels.append({name: path.parent for name, path in levels[-1].items() if len(path.parts) > 2})
+    return levels
+
+
+def _below(root: Path, path: PurePosixPath) -> Path:
+    """A group's folder. In a container the path may be the host's, and what is mounted is the group itself."""
+    folder = root / path.relative_to("/")
+    return folder if folder.exists() else root
+
+
+def _group_v1(host: Host, paths: dict[str, PurePosixPath]) -> Group:
     folders = {
-        name: host.cgroup / controller / controllers[controller]
-        for controller, names in V1_FILES.items()
-        if controller in controllers
-        for name in names
+        name: _below(host.cgroup / controller, path)
+        for controller, path in paths.items()
+        for name in V1_FILES[controller]
     }
-    label = next((controllers[name] for name in V1_FILES if controllers.get(name)), "")
-    return Group("/" + label, folders) or None
+    return Group(str(next((paths[name] for name in V1_FILES if name in paths), "/")), folders)
 
 
 def _cpu(group: Group) -> dict[Metric, float]:
@@ -126,7 +156,7 @@ def _events(group: Group) -> dict[str, float]:
 
 @register
 class Cgroup(Sampler):
-    """The control groups that the node's ranks are in, each once."""
+    """The control groups that the node's ranks are in, and those above with a limit, each once."""
 
     name = "cgroup"
     period = 5.0
@@ -155,14 +185,14 @@ class Cgroup(Sampler):
     def _follow(self) -> None:
         groups: dict[str, Group] = {}
         for rank in self.host.ranks:
-            group = self._group(rank.pid)
-            if group is not None and len(groups) < MOST_GROUPS:
-                groups.setdefault(group.label, group)
+            for group in self._found(rank.pid):
+                if len(groups) < MOST_GROUPS:
+                    groups.setdefault(group.label, group)
         self._groups = list(groups.values())
         self._generation = self.host.ranks.generation
 
-    def _group(self, pid: int) -> Group | None:
+    def _found(self, pid: int) -> list[Group]:
         try:
-            return group_of(self.host, pid)
+            return groups_of(self.host, pid)
         except (OSError, ValueError):  # the process has gone
-            return None
+            return []

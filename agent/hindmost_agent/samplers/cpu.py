@@ -18,7 +18,11 @@ SWITCHES = counter("hindmost_node_context_switches_total", "Context switches.")
 FORKS = counter("hindmost_node_forks_total", "Processes and threads started.")
 RUNNING = gauge("hindmost_node_processes_running", "Threads that run or wait for a core.")
 BLOCKED = gauge("hindmost_node_processes_blocked", "Threads that wait for I/O without being interruptible.")
-LOAD1 = gauge("hindmost_node_load1_ratio", "Load average over one minute, as the kernel gives it.")
+LOADS = (
+    gauge("hindmost_node_load1_ratio", "Load average over one minute, as the kernel gives it."),
+    gauge("hindmost_node_load5_ratio", "Load average over five minutes."),
+    gauge("hindmost_node_load15_ratio", "Load average over fifteen minutes."),
+)
 
 
 @register
@@ -27,7 +31,7 @@ class Cpu(Sampler):
 
     name = "cpu"
     source = "/proc/stat, /proc/loadavg"
-    metrics = (CPU, CORES, SWITCHES, FORKS, RUNNING, BLOCKED, LOAD1)
+    metrics = (CPU, CORES, SWITCHES, FORKS, RUNNING, BLOCKED, *LOADS)
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
@@ -35,7 +39,7 @@ class Cpu(Sampler):
         self._load = File(host.proc / "loadavg")
         self.series = (
             *(series(CPU, mode) for mode in MODES),
-            *(series(metric) for metric in (CORES, SWITCHES, FORKS, RUNNING, BLOCKED, LOAD1)),
+            *(series(metric) for metric in (CORES, SWITCHES, FORKS, RUNNING, BLOCKED, *LOADS)),
         )
 
     def sample(self) -> list[float]:
@@ -49,5 +53,6 @@ class Cpu(Sampler):
         rest = dict(line.split()[:2] for line in data[max(data.rfind(b"\nctxt"), 0) :].splitlines() if b" " in line)
         values.append(data.count(b"\ncpu"))
         values += [float(rest.get(key, NAN)) for key in (b"ctxt", b"processes", b"procs_running", b"procs_blocked")]
-        values.append(float(self._load.read().split()[0]))
+        one, five, fifteen = self._load.read().split()[:3]
+        values += [float(one), float(five), float(fifteen)]
         return values

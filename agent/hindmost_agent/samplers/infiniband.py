@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hindmost_agent.files import text
+from hindmost_agent.files import File, text
 from hindmost_agent.metric import Metric, counter, gauge, series
 from hindmost_agent.number_files import NumberFile, NumberFiles
 from hindmost_agent.sampler import NAN, Absent, Host, register
@@ -20,12 +20,24 @@ def _of(what: str, text_: str) -> Metric:
     return counter(f"hindmost_node_infiniband_{what}_total", text_, *_BY)
 
 
-#: File below a port to metric and the size of its unit (data counters count 4-byte words).
+TRANSMITTED = _of("transmit_bytes", "Bytes sent.")
+RECEIVED = _of("receive_bytes", "Bytes received.")
+TRANSMITTED_PACKETS = _of("transmit_packets", "Packets sent.")
+RECEIVED_PACKETS = _of("receive_packets", "Packets received.")
+#: File below a port to metric and the size of its unit (data counters count 4-byte words). Of two files of one metric
+#: the first is read: EFA and others have no ``counters`` and count under names of their own.
 COUNTERS: dict[str, tuple[Metric, float]] = {
-    "counters/port_xmit_data": (_of("transmit_bytes", "Bytes sent."), 4.0),
-    "counters/port_rcv_data": (_of("receive_bytes", "Bytes received."), 4.0),
-    "counters/port_xmit_packets": (_of("transmit_packets", "Packets sent."), 1.0),
-    "counters/port_rcv_packets": (_of("receive_packets", "Packets received."), 1.0),
+    "counters/port_xmit_data": (TRANSMITTED, 4.0),
+    "counters/port_rcv_data": (RECEIVED, 4.0),
+    "counters/port_xmit_packets": (TRANSMITTED_PACKETS, 1.0),
+    "counters/port_rcv_packets": (RECEIVED_PACKETS, 1.0),
+    "hw_counters/tx_bytes": (TRANSMITTED, 1.0),
+    "hw_counters/rx_bytes": (RECEIVED, 1.0),
+    "hw_counters/tx_pkts": (TRANSMITTED_PACKETS, 1.0),
+    "hw_counters/rx_pkts": (RECEIVED_PACKETS, 1.0),
+    "hw_counters/rx_drops": (_of("receive_drops", "Packets received and dropped."), 1.0),
+    "hw_counters/retrans_pkts": (_of("retransmitted_packets", "Packets sent again."), 1.0),
+    "hw_counters/retrans_timeout_events": (_of("retransmit_timeouts", "Retransmission timers that ran out."), 1.0),
     "counters/port_xmit_wait": (_of("transmit_wait_ticks", "Ticks in which data waited for credits."), 1.0),
     "counters/port_xmit_discards": (_of("transmit_discards", "Packets not sent: port down or congested."), 1.0),
     "counters/port_rcv_errors": (_of("receive_errors", "Packets received with an error."), 1.0),
@@ -36,6 +48,13 @@ COUNTERS: dict[str, tuple[Metric, float]] = {
     "hw_counters/np_ecn_marked_roce_packets": (_of("ecn_marked_packets", "RoCE packets received with ECN."), 1.0),
     "hw_counters/np_cnp_sent": (_of("cnp_sent", "Congestion notifications sent."), 1.0),
     "hw_counters/rp_cnp_handled": (_of("cnp_handled", "Congestion notifications obeyed."), 1.0),
+    "hw_counters/rp_cnp_ignored": (_of("cnp_ignored", "Congestion notifications not obeyed."), 1.0),
+    "hw_counters/rx_icrc_encapsulated": (_of("icrc_errors", "RoCE packets received with a wrong checksum."), 1.0),
+    "counters/port_rcv_remote_physical_errors": (
+        _of("remote_physical_errors", "Packets received that were marked bad on their way."),
+        1.0,
+    ),
+    "counters/excessive_buffer_overrun_errors": (_of("buffer_overruns", "Overruns of the receive buffer."), 1.0),
     "hw_counters/out_of_sequence": (_of("out_of_sequence", "Packets received out of sequence."), 1.0),
     "hw_counters/packet_seq_err": (_of("sequence_errors", "Sequence errors answered with a NAK."), 1.0),
     "hw_counters/local_ack_timeout_err": (_of("ack_timeouts", "Acknowledgements that did not come in time."), 1.0),
@@ -43,6 +62,7 @@ COUNTERS: dict[str, tuple[Metric, float]] = {
     "hw_counters/rnr_nak_retry_err": (_of("rnr_retry_errors", "Sends given up because the peer was not ready."), 1.0),
     "hw_counters/roce_adp_retrans": (_of("adaptive_retransmissions", "Adaptive retransmissions of RoCE."), 1.0),
 }
+UP = gauge("hindmost_node_infiniband_link_up", "1 while the link's physical state is up.", *_BY)
 ACTIVE = gauge("hindmost_node_infiniband_link_active", "1 while the link's logical state is active.", *_BY)
 RATE = gauge("hindmost_node_infiniband_link_bytes_per_second", "Rate at which the link was trained.", *_BY)
 INFO = gauge("hindmost_node_infiniband_info", "1; what the port is.", *_BY, "link_layer", "firmware", "board")
@@ -55,42 +75,71 @@ class Infiniband(NumberFiles):
     name = "infiniband"
     period = 5.0
     source = "/sys/class/infiniband"
-    metrics = (*(metric for metric, _ in COUNTERS.values()), ACTIVE, RATE, INFO)
+    metrics = (*dict.fromkeys(metric for metric, _ in COUNTERS.values()), ACTIVE, UP, RATE, INFO)
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        self._ports: list[tuple[str, str, Path]] = []
+        self._ports: list[Port] = []
 
     def scan(self) -> Iterator[NumberFile]:
-        self._ports = [
-            (port.parts[-3], port.name, port)
-            for port in sorted((self.host.sys / "class/infiniband").glob("*/ports/*"))
-            if port.name.isdigit()
-        ]
+        folders = sorted((self.host.sys / "class/infiniband").glob("*/ports/*"))
+        self._ports = [Port(folder) for folder in folders if folder.name.isdigit()]
         if not self._ports:
             raise Absent("no RDMA adapter")
-        for name, (metric, unit) in COUNTERS.items():
-            for device, port, path in self._ports:
-                if (path / name).exists():
-                    yield NumberFile(series(metric, device, port), path / name, unit)
+        for port in self._ports:
+            known = set()
+            for name, (metric, unit) in COUNTERS.items():
+                if metric not in known and (port.folder / name).exists():
+                    known.add(metric)
+                    yield NumberFile(series(metric, *port.labels), port.folder / name, unit)
 
     def sample(self) -> list[float]:
         values = super().sample()
-        extra = {}
-        for device, port, path in self._ports:
-            state = text(path / "state")
-            extra[series(ACTIVE, device, port)] = float(state.startswith("4")) if state else NAN
-            extra[series(RATE, device, port)] = _rate(text(path / "rate"))
-            adapter = path.parent.parent
-            what = (text(path / "link_layer"), text(adapter / "fw_ver"), text(adapter / "board_id"))
-            extra[series(INFO, device, port, *what)] = 1.0
         counted = self.series[: len(values)]
-        if self.series != (expected := (*counted, *extra)):
-            self.series = expected
-        return [*values, *extra.values()]
+        for port in self._ports:
+            values += port.read()
+        if len(values) != len(self.series):
+            self.series = (*counted, *(one for port in self._ports for one in port.series))
+        return values
 
 
-def _rate(line: str) -> float:
+class Port:
+    """State and rate of one port, and what it is, which is asked once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.labels = (folder.parts[-3], folder.name)
+        adapter = folder.parent.parent
+        what = (text(folder / "link_layer"), text(adapter / "fw_ver"), text(adapter / "board_id"))
+        self.series = (
+            *(series(metric, *self.labels) for metric in (ACTIVE, UP, RATE)),
+            series(INFO, *self.labels, *what),
+        )
+        self._files = [_maybe(folder / name) for name in ("state", "phys_state", "rate")]
+
+    def read(self) -> tuple[float, float, float, float]:
+        """In the order of ``series``."""
+        state, physical, rate = (_line(file) for file in self._files)
+        # "4: ACTIVE", "5: LinkUp"
+        active = float(state.startswith(b"4")) if state else NAN
+        return active, float(physical.startswith(b"5")) if physical else NAN, _rate(rate), 1.0
+
+
+def _maybe(path: Path) -> File | None:
+    try:
+        return File(path)
+    except OSError:
+        return None
+
+
+def _line(file: File | None) -> bytes:
+    try:
+        return b"" if file is None else file.read()
+    except OSError:
+        return b""
+
+
+def _rate(line: bytes) -> float:
     """Bytes a second from ``400 Gb/sec (4X NDR)``."""
     try:
         return float(line.split(maxsplit=1)[0]) * 1e9 / 8

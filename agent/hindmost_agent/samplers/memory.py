@@ -29,6 +29,9 @@ MEMINFO = {
     b"SwapFree": _bytes("swap_free", "Swap space not in use."),
 }
 
+TOTAL, AVAILABLE = (tuple(MEMINFO).index(key) for key in (b"MemTotal", b"MemAvailable"))
+USED = _bytes("used", "Memory that could not be had without swapping: total without available.")
+
 #: Key in /proc/vmstat to metric.
 VMSTAT = {
     b"pgfault": counter("hindmost_node_page_faults_total", "Page faults, minor and major."),
@@ -73,7 +76,7 @@ class Memory(Sampler):
 
     name = "memory"
     source = "/proc/meminfo, /proc/vmstat"
-    metrics = (*MEMINFO.values(), *VMSTAT.values())
+    metrics = (USED, *MEMINFO.values(), *VMSTAT.values())
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
@@ -82,4 +85,5 @@ class Memory(Sampler):
         self.series = tuple(series(metric) for metric in self.metrics)
 
     def sample(self) -> list[float]:
-        return [*(kib * 1024 for kib in self._meminfo.read()), *self._vmstat.read()]
+        memory = [kib * 1024 for kib in self._meminfo.read()]
+        return [memory[TOTAL] - memory[AVAILABLE], *memory, *self._vmstat.read()]

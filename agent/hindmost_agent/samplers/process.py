@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,8 @@ from hindmost_agent.sampler import NAN, Host, Sampler, register
 
 if TYPE_CHECKING:
     from hindmost_agent.ranks import RankProcess
+
+log = logging.getLogger(__name__)
 
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -41,7 +44,8 @@ INVOLUNTARY = counter(
 
 
 class Watch:
-    """The open files of one process. ``io`` and ``schedstat`` may be out of reach: then their values are missing."""
+    """The open files of one process. ``io`` and ``schedstat`` may be out of reach: then their values are missing, and
+    ``out_of_reach`` names them."""
 
     def __init__(self, host: Host, rank: RankProcess) -> None:
         folder = host.proc / str(rank.pid)
@@ -49,6 +53,9 @@ class Watch:
         self.schedstat = _maybe(folder / "schedstat")
         self.io = _maybe(folder / "io")
         self.status = _maybe(folder / "status")
+        if self.io is not None and not _readable(self.io):
+            self.io = None
+        self.out_of_reach = [name for name in ("schedstat", "io", "status") if getattr(self, name) is None]
 
     def values(self) -> list[float]:
         """In the order of ``Process.metrics``; all missing once the process has gone."""
@@ -63,6 +70,14 @@ def _maybe(path: os.PathLike[str]) -> File | None:
         return File(os.fspath(path))
     except OSError:
         return None
+
+
+def _readable(file: File) -> bool:
+    try:
+        file.read()
+    except PermissionError:  # another user's process: opening works, reading does not
+        return False
+    return True
 
 
 def _stat(data: bytes) -> tuple[float, ...]:
@@ -89,10 +104,7 @@ def _schedstat(file: File | None) -> tuple[float, ...]:
 def _io(file: File | None) -> tuple[float, ...]:
     if file is None:
         return NAN, NAN, NAN, NAN
-    try:
-        fields = file.read().split()
-    except PermissionError:  # another user's process: opening works, reading does not
-        return NAN, NAN, NAN, NAN
+    fields = file.read().split()
     return int(fields[5]), int(fields[1]), int(fields[9]), int(fields[11])
 
 
@@ -120,6 +132,7 @@ class Process(Sampler):
         super().__init__(host)
         self._generation = -1
         self._watched: dict[RankProcess, Watch] = {}
+        self._said = False
 
     def sample(self) -> list[float]:
         if self.host.ranks.generation != self._generation:
@@ -131,9 +144,13 @@ class Process(Sampler):
 
     def _watch(self, rank: RankProcess) -> Watch | None:
         try:
-            return Watch(self.host, rank)
+            watch = Watch(self.host, rank)
         except (FileNotFoundError, ProcessLookupError):  # it has ended in the meantime
             return None
+        if watch.out_of_reach and not self._said:
+            self._said = True
+            log.warning("/proc/%d: %s cannot be read (said once)", rank.pid, ", ".join(watch.out_of_reach))
+        return watch
 
     def _follow(self) -> None:
         """Take on new ranks, leave those that went. Of one rank's processes the latest is shown."""

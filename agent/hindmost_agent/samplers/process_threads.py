@@ -9,41 +9,48 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hindmost_agent.files import read_once
 from hindmost_agent.metric import Series, counter, gauge, series
-from hindmost_agent.sampler import Host, Sampler, register
+from hindmost_agent.sampler import NAN, Host, Sampler, register
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from hindmost_agent.ranks import RankProcess
 
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
-#: Threads of one rank that are looked at, at most; descendants likewise.
+#: Threads of one rank that are looked at, at most; descendants and names of threads likewise.
 MOST_THREADS, MOST_CHILDREN, MOST_GROUPS = 1024, 256, 24
 
 _BY = ("job", "rank")
-GROUP_CPU = counter(
-    "hindmost_process_thread_group_cpu_seconds_total", "CPU time of live threads, by their name.", *_BY, "threads"
-)
+GROUP_CPU = counter("hindmost_process_thread_group_cpu_seconds_total", "CPU time by thread name.", *_BY, "threads")
 GROUP_WAITED = counter(
     "hindmost_process_thread_group_runqueue_seconds_total",
-    "Time in which live threads could have run but had no core, by their name.", *_BY, "threads",
+    "Time in which threads of this name could have run but had no core.", *_BY, "threads",
+)  # fmt: skip
+ALL_WAITED = counter(
+    "hindmost_process_threads_runqueue_seconds_total",
+    "Time in which any thread of the rank could have run but had no core, added up.", *_BY,
 )  # fmt: skip
 ALLOWED = gauge("hindmost_process_allowed_cpus", "Cores on which the rank may run.", *_BY)
+AFFINITY = gauge("hindmost_process_affinity_info", "1; the list of cores on which the rank may run.", *_BY, "cpus")
 CHILDREN = gauge("hindmost_process_children", "Descendants of the rank: DataLoader workers and others.", *_BY)
-CHILD_CPU = counter("hindmost_process_children_cpu_seconds_total", "CPU time of the rank's live descendants.", *_BY)
+CHILD_CPU = counter("hindmost_process_children_cpu_seconds_total", "CPU time of the rank's descendants.", *_BY)
 CHILD_MEMORY = gauge(
     "hindmost_process_children_resident_memory_bytes",
-    "Resident memory of descendants, shared pages counted in each.",
-    *_BY,
+    "Resident memory of descendants, shared pages counted in each.", *_BY,
+)  # fmt: skip
+CHILD_READ = counter(
+    "hindmost_process_children_read_bytes_total", "Bytes that the rank's descendants fetched from storage.", *_BY
 )
 
 
 class Stat(NamedTuple):
-    """What is needed of one line of stat; times in s, memory in bytes."""
+    """What is needed of one line of stat; times in s, memory in bytes, the start in clock ticks since boot."""
 
     name: str
     cpu_s: float
+    start: int
     resident: int
 
 
@@ -52,12 +59,29 @@ def stat(data: bytes) -> Stat:
     close = data.rindex(b")")
     fields = data[close + 2 :].split()
     name = data[data.index(b"(") + 1 : close].decode("utf-8", "replace")
-    return Stat(name, (int(fields[11]) + int(fields[12])) / TICKS, int(fields[21]) * PAGE)
+    return Stat(name, (int(fields[11]) + int(fields[12])) / TICKS, int(fields[19]), int(fields[21]) * PAGE)
 
 
 def group_name(name: str) -> str:
     """Threads of one kind share a name but for a number: ``pt_autograd_0`` and ``_1`` are ``pt_autograd``."""
     return re.sub(r"[-_#:/]?\d+$", "", name) or "unnamed"
+
+
+class Sums:
+    """Counters of what comes and goes, added up by group: what an ended thread had used stays in its group's sum."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[int, int], tuple[float, float]] = {}
+        self.groups: dict[str, list[float]] = {}
+
+    def add(self, found: dict[tuple[int, int], tuple[str, float, float]]) -> None:
+        """Take in the two counters of each thread or process, by its id and start, with the group that it is in."""
+        for key, (group, *now) in found.items():
+            name = group if group in self.groups or len(self.groups) < MOST_GROUPS else "other"
+            total = self.groups.setdefault(name, [0.0, 0.0])
+            for place, (value, before) in enumerate(zip(now, self._last.get(key, (0.0, 0.0)), strict=True)):
+                total[place] += max(value - before, 0.0)
+        self._last = {key: (first, second) for key, (_, first, second) in found.items()}
 
 
 @register
@@ -66,71 +90,114 @@ class ProcessThreads(Sampler):
 
     name = "process_threads"
     period = 10.0
-    source = "/proc/PID/task/*/{stat,schedstat,children}, /proc/PID/status"
-    metrics = (GROUP_CPU, GROUP_WAITED, ALLOWED, CHILDREN, CHILD_CPU, CHILD_MEMORY)
+    source = "/proc/PID/task/*/{stat,schedstat,children}, /proc/PID/{status,io}"
+    metrics = (
+        GROUP_CPU, GROUP_WAITED, ALL_WAITED, ALLOWED, AFFINITY, CHILDREN, CHILD_CPU, CHILD_MEMORY, CHILD_READ,
+    )  # fmt: skip
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self._threads: defaultdict[tuple[int, int], Sums] = defaultdict(Sums)
+        self._children: defaultdict[tuple[int, int], Sums] = defaultdict(Sums)
 
     def sample(self) -> list[float]:
         found: dict[Series, float] = {}
-        for rank in self.host.ranks:
-            found.update(_threads(self.host.proc / str(rank.pid), rank))
-            found.update(_descendants(self.host, rank))
+        live = {(rank.pid, rank.start_ticks): rank for rank in self.host.ranks}
+        for table in (self._threads, self._children):
+            for key in table.keys() - live.keys():
+                del table[key]
+        for key, rank in live.items():
+            folder = self.host.proc / str(rank.pid)
+            found.update(_threads(folder, rank, self._threads[key]))
+            found.update(_affinity(folder, rank))
+            found.update(_descendants(self.host, rank, self._children[key]))
         if self.series != tuple(found):
             self.series = tuple(found)
         return list(found.values())
 
 
-def _threads(folder: Path, rank: RankProcess) -> dict[Series, float]:
-    cpu: defaultdict[str, float] = defaultdict(float)
-    waited: defaultdict[str, float] = defaultdict(float)
+def _threads(folder: Path, rank: RankProcess, sums: Sums) -> dict[Series, float]:
+    sums.add(dict(_each_thread(folder)))
+    who = (rank.job_id, str(rank.rank))
+    found = {series(GROUP_CPU, *who, name): cpu for name, (cpu, _) in sums.groups.items()}
+    found.update({series(GROUP_WAITED, *who, name): waited for name, (_, waited) in sums.groups.items()})
+    if sums.groups:
+        found[series(ALL_WAITED, *who)] = sum(waited for _, waited in sums.groups.values())
+    return found
+
+
+def _each_thread(folder: Path) -> Iterator[tuple[tuple[int, int], tuple[str, float, float]]]:
+    """Id and start of each thread, and its group, CPU time and waiting; those that ended meanwhile are left out."""
     for task in _numbers(folder / "task")[:MOST_THREADS]:
         try:
             thread = stat(read_once(folder / f"task/{task}/stat", 4096))
-            times = read_once(folder / f"task/{task}/schedstat", 256).split()
-        except (OSError, ValueError, IndexError):  # the thread has ended
+            waited = _waited(folder / f"task/{task}")
+        except (OSError, ValueError, IndexError, OverflowError):
             continue
-        name = group_name(thread.name)
-        name = name if name in cpu or len(cpu) < MOST_GROUPS else "other"
-        cpu[name] += thread.cpu_s
-        waited[name] += int(times[1]) / 1e9 if len(times) == 3 else 0.0
-    who = (rank.job_id, str(rank.rank))
-    found = {series(GROUP_CPU, *who, name): value for name, value in cpu.items()}
-    found.update({series(GROUP_WAITED, *who, name): value for name, value in waited.items()})
-    allowed = _allowed(folder)
-    return found if allowed is None else {**found, series(ALLOWED, *who): float(allowed)}
+        yield (task, thread.start), (group_name(thread.name), thread.cpu_s, waited)
 
 
-def _allowed(folder: Path) -> int | None:
-    """Cores in ``Cpus_allowed_list: 0-31,64-95``; ``None`` when it cannot be read."""
+def _waited(thread: Path) -> float:
+    """Run-queue wait of a thread, s; missing where the kernel keeps none. Raises ``OSError`` when it has ended."""
+    try:
+        times = read_once(thread / "schedstat", 256).split()
+    except FileNotFoundError:
+        if not thread.exists():
+            raise
+        return NAN
+    return int(times[1]) / 1e9 if len(times) == 3 else NAN
+
+
+def _affinity(folder: Path, rank: RankProcess) -> dict[Series, float]:
+    """From ``Cpus_allowed_list: 0-31,64-95``; nothing when it cannot be read."""
     try:
         status = read_once(folder / "status", 65536)
-        line = status[status.index(b"Cpus_allowed_list:") :].split(None, 2)[1]
-        spans = [span.split(b"-") for span in line.split(b",")]
-        return sum(int(span[-1]) - int(span[0]) + 1 for span in spans)
+        listed = status[status.index(b"Cpus_allowed_list:") :].split(None, 2)[1]
+        spans = [span.split(b"-") for span in listed.split(b",")]
+        allowed = sum(int(span[-1]) - int(span[0]) + 1 for span in spans)
     except (OSError, ValueError, IndexError):
-        return None
-
-
-def _descendants(host: Host, rank: RankProcess) -> dict[Series, float]:
-    """The descendants of a rank added up, without those that are ranks themselves; nothing where they are not told."""
-    first = _children(host.proc / str(rank.pid))
-    if first is None:
         return {}
-    todo, found = first, list[Stat]()
+    who = (rank.job_id, str(rank.rank))
+    return {series(ALLOWED, *who): float(allowed), series(AFFINITY, *who, listed.decode("ascii", "replace")): 1.0}
+
+
+def _descendants(host: Host, rank: RankProcess, sums: Sums) -> dict[Series, float]:
+    """The descendants of a rank added up, without those that are ranks themselves; nothing where they are not told."""
+    todo = _children(host.proc / str(rank.pid))
+    if todo is None:
+        return {}
+    found: dict[tuple[int, int], tuple[str, float, float]] = {}
+    resident = 0
     while todo and len(found) < MOST_CHILDREN:
         pid = todo.pop()
         if host.ranks.get(pid) is not None:
             continue
         try:
-            found.append(stat(read_once(host.proc / f"{pid}/stat", 4096)))
-        except (OSError, ValueError, IndexError):  # it has ended
+            child = stat(read_once(host.proc / f"{pid}/stat", 4096))
+        except (OSError, ValueError, IndexError, OverflowError):  # it has ended
             continue
+        found[pid, child.start] = "all", child.cpu_s, _read_bytes(host.proc / f"{pid}/io")
+        resident += child.resident
         todo += _children(host.proc / str(pid)) or ()
+    sums.add(found)
+    cpu, read = sums.groups.get("all", (0.0, 0.0))
     who = (rank.job_id, str(rank.rank))
     return {
         series(CHILDREN, *who): float(len(found)),
-        series(CHILD_CPU, *who): sum(child.cpu_s for child in found),
-        series(CHILD_MEMORY, *who): float(sum(child.resident for child in found)),
+        series(CHILD_CPU, *who): cpu,
+        series(CHILD_MEMORY, *who): float(resident),
+        series(CHILD_READ, *who): read,
     }
+
+
+def _read_bytes(path: Path) -> float:
+    """What a process fetched from storage; missing, and so is the sum, where it may not be read."""
+    try:
+        return float(read_once(path, 4096).split()[9])
+    except (FileNotFoundError, ProcessLookupError):  # it has ended
+        return 0.0
+    except (OSError, ValueError, IndexError):
+        return NAN
 
 
 def _children(folder: Path) -> list[int] | None:

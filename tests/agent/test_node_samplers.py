@@ -1,0 +1,237 @@
+"""What single sources say of a node: truths that a page as a whole does not show."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hindmost_agent.ranks import RankProcess
+from hindmost_agent.sampler import Absent, Host
+from hindmost_agent.samplers.cgroup import Cgroup
+from hindmost_agent.samplers.infiniband import Infiniband
+from hindmost_agent.samplers.network_link import NetworkLink
+from hindmost_agent.samplers.process import Process
+from hindmost_agent.samplers.process_threads import ProcessThreads
+
+if TYPE_CHECKING:
+    from hindmost_agent.sampler import Sampler
+
+PID = 4242
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    """An empty node with one rank."""
+    made = Host(proc=tmp_path / "proc", sys=tmp_path / "sys", cgroup=tmp_path / "cgroup")
+    made.ranks.put(RankProcess("j", 0, 1, 0, PID, 777))
+    return made
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+
+
+def read(sampler: Sampler) -> dict[tuple[str, ...], float]:
+    values = sampler.sample()
+    assert len(values) == len(sampler.series)
+    return {(one.metric.name, *one.values): value for one, value in zip(sampler.series, values, strict=True)}
+
+
+def stat(pid: int, name: str, ticks: int, start: int = 777) -> str:
+    """A line of /proc/PID/stat: user time in ticks, start, 2048 pages resident."""
+    fields = ["0"] * 49
+    fields[10], fields[18], fields[20] = str(ticks), str(start), "2048"
+    return f"{pid} ({name}) S " + " ".join(fields) + "\n"
+
+
+def thread(folder: Path, tid: int, name: str, ticks: int, waited_s: float, children: str = "") -> None:
+    write(
+        folder / f"task/{tid}",
+        {"stat": stat(tid, name, ticks), "schedstat": f"1 {waited_s * 1e9:.0f} 1\n", "children": children},
+    )
+
+
+def gone(folder: Path) -> None:
+    for path in sorted(folder.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    folder.rmdir()
+
+
+def test_what_an_ended_thread_used_stays_in_its_group(host: Host) -> None:
+    """A sum over live threads falls when one ends, and Prometheus takes that for a restart: this one only grows."""
+    folder = host.proc / str(PID)
+    thread(folder, PID, "python", 100, 1.0)
+    thread(folder, 4243, "pt_autograd_0", 200, 0.5)
+    sampler = ProcessThreads(host)
+    cpu, waited = "hindmost_process_thread_group_cpu_seconds_total", "hindmost_process_threads_runqueue_seconds_total"
+    assert read(sampler)[cpu, "j", "0", "pt_autograd"] == 2.0
+    gone(folder / "task/4243")
+    thread(folder, 4244, "pt_autograd_1", 30, 0.25)
+    found = read(sampler)
+    assert found[cpu, "j", "0", "pt_autograd"] == pytest.approx(2.3)
+    assert found[waited, "j", "0"] == pytest.approx(1.75)
+
+
+def test_a_dataloader_s_worker_belongs_to_its_rank(host: Host) -> None:
+    """Its time, memory and reads count for the rank, also after it has ended; a rank below a rank is its own."""
+    folder = host.proc / str(PID)
+    thread(folder, PID, "python", 100, 0.0, children="5000 6000 ")
+    for pid, ticks in ((5000, 700), (5001, 40), (6000, 900)):
+        write(host.proc / str(pid), {"stat": stat(pid, "pt_data_worker", ticks), "io": "rchar: 9\n" * 4 + "r: 4096\n"})
+        thread(host.proc / str(pid), pid, "pt_data_worker", ticks, 0.0, children="5001 " if pid == 5000 else "")
+    host.ranks.put(RankProcess("j", 1, 2, 1, 6000, 777))
+    sampler = ProcessThreads(host)
+    found = read(sampler)
+    assert found["hindmost_process_children", "j", "0"] == 2
+    assert found["hindmost_process_children_cpu_seconds_total", "j", "0"] == pytest.approx(7.4)
+    assert found["hindmost_process_children_read_bytes_total", "j", "0"] == 8192
+    gone(host.proc / "5001")
+    thread(host.proc / "5000", 5000, "pt_data_worker", 700, 0.0)
+    found = read(sampler)
+    assert found["hindmost_process_children", "j", "0"] == 1
+    assert found["hindmost_process_children_cpu_seconds_total", "j", "0"] == pytest.approx(7.4)
+
+
+def test_a_rank_says_where_it_may_run(host: Host) -> None:
+    """The number of cores and their list, as the kernel gives it."""
+    thread(host.proc / str(PID), PID, "python", 1, 0.0)
+    write(host.proc / str(PID), {"status": "Name:\tpython\nCpus_allowed_list:\t0-23,96-119\n"})
+    found = read(ProcessThreads(host))
+    assert found["hindmost_process_allowed_cpus", "j", "0"] == 48
+    assert found["hindmost_process_affinity_info", "j", "0", "0-23,96-119"] == 1
+
+
+def test_waiting_that_the_kernel_does_not_keep_is_missing(host: Host) -> None:
+    """A kernel without scheduler statistics: CPU time is there, run-queue wait is not, and is not 0."""
+    write(host.proc / f"{PID}/task/{PID}", {"stat": stat(PID, "python", 100)})
+    found = read(ProcessThreads(host))
+    assert found["hindmost_process_thread_group_cpu_seconds_total", "j", "0", "python"] == 1.0
+    assert math.isnan(found["hindmost_process_threads_runqueue_seconds_total", "j", "0"])
+
+
+def test_files_of_a_rank_that_are_out_of_reach_are_said_once(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    """Values missing, one line that names the files."""
+    write(host.proc / str(PID), {"stat": stat(PID, "python", 100)})
+    sampler = Process(host)
+    read(sampler)
+    found = read(sampler)
+    assert found["hindmost_process_cpu_seconds_total", "j", "0"] == 1.0
+    assert math.isnan(found["hindmost_process_read_bytes_total", "j", "0"])
+    assert [record.getMessage() for record in caplog.records] == [
+        "/proc/4242: schedstat, io, status cannot be read (said once)"
+    ]
+
+
+V2 = {"cpu.stat": "usage_usec 1\nnr_periods 100\nnr_throttled 40\nthrottled_usec 2500000\n", "cpu.max": "max 100000\n"}
+
+
+def test_a_limit_above_a_rank_s_own_group_binds_it_too(host: Host) -> None:
+    """Slurm limits the job's group, the rank is in its task's: both are shown, those without a limit are not."""
+    path = "system.slice/slurmstepd.scope/job_77/step_0/user/task_0"
+    write(host.proc / str(PID), {"cgroup": f"0::/{path}\n"})
+    write(host.cgroup, {"cgroup.controllers": "cpu memory\n"})
+    for level in (Path(path), *Path(path).parents[:-1]):
+        write(host.cgroup / level, {"memory.max": "max\n", "memory.current": "4096\n", **V2})
+    job = "system.slice/slurmstepd.scope/job_77"
+    write(host.cgroup / job, {"memory.max": "8589934592\n", "memory.events": "max 3\noom 1\noom_kill 1\n"})
+    found = read(Cgroup(host))
+    assert {key[1] for key in found} == {f"/{path}", f"/{job}"}
+    assert found["hindmost_node_cgroup_memory_limit_bytes", f"/{job}"] == 8 << 30
+    assert found["hindmost_node_cgroup_memory_events_total", f"/{job}", "oom_kill"] == 1
+    assert found["hindmost_node_cgroup_cpu_throttled_seconds_total", f"/{path}"] == 2.5
+
+
+def test_version_1_says_the_same_by_the_same_names(host: Host) -> None:
+    """Quotas in us, throttled time in ns, failures of the memory limit, as Linux 4.18 (RHEL 8) has them."""
+    write(host.proc / str(PID), {"cgroup": "9:pids:/slurm/job_7\n5:cpu,cpuacct:/slurm/job_7\n3:memory:/slurm/job_7\n"})
+    write(
+        host.cgroup / "cpu/slurm/job_7",
+        {
+            "cpu.cfs_quota_us": "800000\n",
+            "cpu.cfs_period_us": "100000\n",
+            "cpu.stat": "nr_periods 100\nnr_throttled 40\nthrottled_time 2500000000\n",
+        },
+    )
+    write(
+        host.cgroup / "memory/slurm/job_7",
+        {
+            "memory.usage_in_bytes": "4096\n",
+            "memory.limit_in_bytes": "9223372036854771712\n",
+            "memory.failcnt": "3\n",
+            "memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n",
+        },
+    )
+    found = {key[0].removeprefix("hindmost_node_cgroup_"): value for key, value in read(Cgroup(host)).items()}
+    assert (found["cpu_limit_cores"], found["cpu_throttled_seconds_total"]) == (8, 2.5)
+    assert found["memory_used_bytes"] == 4096
+    assert "memory_limit_bytes" not in found
+
+
+def test_in_a_container_the_mounted_group_is_the_rank_s(host: Host) -> None:
+    """The path is the host's, the files are at the mount: shown once, under the path."""
+    write(host.proc / str(PID), {"cgroup": "3:memory:/docker/c0ffee\n"})
+    write(host.cgroup / "memory", {"memory.usage_in_bytes": "4096\n", "memory.limit_in_bytes": "8192\n"})
+    found = read(Cgroup(host))
+    assert found["hindmost_node_cgroup_memory_limit_bytes", "/docker/c0ffee"] == 8192
+    assert {key[1] for key in found} == {"/docker/c0ffee"}
+
+
+def test_a_link_that_went_down_is_seen(host: Host) -> None:
+    """Logical and physical state apart; a RoCE port's congestion counters; data counters are of 4-byte words."""
+    port = host.sys / "class/infiniband/mlx5_0/ports/1"
+    write(
+        port,
+        {
+            "state": "1: DOWN\n",
+            "phys_state": "3: Disabled\n",
+            "rate": "100 Gb/sec (4X EDR)\n",
+            "link_layer": "Ethernet\n",
+            "counters/port_xmit_data": "1000\n",
+            "hw_counters/np_ecn_marked_roce_packets": "12\n",
+            "hw_counters/rp_cnp_handled": "9\n",
+        },
+    )
+    sampler = Infiniband(host)
+    found = {key[0].removeprefix("hindmost_node_infiniband_"): value for key, value in read(sampler).items()}
+    assert (found["link_active"], found["link_up"], found["link_bytes_per_second"]) == (0, 0, 12.5e9)
+    assert (found["transmit_bytes_total"], found["ecn_marked_packets_total"], found["cnp_handled_total"]) == (
+        4000,
+        12,
+        9,
+    )
+    write(port, {"state": "4: ACTIVE\n", "phys_state": "5: LinkUp\n"})
+    found = {key[0].removeprefix("hindmost_node_infiniband_"): value for key, value in read(sampler).items()}
+    assert (found["link_active"], found["link_up"]) == (1, 1)
+
+
+def test_an_adapter_that_counts_under_names_of_its_own(host: Host) -> None:
+    """EFA has bytes, not words, among its hw_counters: the same metrics."""
+    write(
+        host.sys / "class/infiniband/rdmap0s6/ports/1",
+        {"hw_counters/tx_bytes": "77\n", "hw_counters/retrans_pkts": "2\n"},
+    )
+    found = read(Infiniband(host))
+    assert found["hindmost_node_infiniband_transmit_bytes_total", "rdmap0s6", "1"] == 77
+    assert found["hindmost_node_infiniband_retransmitted_packets_total", "rdmap0s6", "1"] == 2
+    assert math.isnan(found["hindmost_node_infiniband_link_active", "rdmap0s6", "1"])
+
+
+def test_a_rate_that_is_not_known_is_missing(host: Host) -> None:
+    """Virtual adapters say -1 Mbit/s; interfaces without hardware are left out."""
+    write(host.sys / "class/net/eth0", {"device/vendor": "0x1af4\n", "carrier": "1\n", "speed": "-1\n"})
+    write(host.sys / "class/net/lo", {"carrier": "1\n"})
+    found = read(NetworkLink(host))
+    assert found["hindmost_node_network_carrier", "eth0"] == 1
+    assert math.isnan(found["hindmost_node_network_link_bytes_per_second", "eth0"])
+    assert {key[1] for key in found} == {"eth0"}
+
+
+def test_a_node_without_adapters_has_none(host: Host) -> None:
+    """Absent, not an empty page."""
+    for kind in (Infiniband, NetworkLink):
+        with pytest.raises(Absent):
+            kind(host).sample()
