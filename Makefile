@@ -56,7 +56,10 @@ demo-balanced: $(VENV)/.all ## the same job with no slow rank
 python-newer: $(VENV)/.dev ## a Python 3.14 in .cache for the tests of attach, where Debian's packages can be had
 	@tests/unit/fetch-python3.14 $(VENV) .cache/python3.14 || echo 'make: no Python 3.14: its tests are skipped' >&2
 
-test: $(VENV)/.dev python-newer ## every test that needs neither torch nor a GPU
+mpich: $(VENV)/.dev ## Debian's MPICH in .cache for the tests of the MPI shim (Fortran's need gfortran)
+	@tests/native/fetch-mpich $(VENV) .cache/mpich || echo 'make: no MPICH: the MPI shim is tested with Open MPI only' >&2
+
+test: $(VENV)/.dev python-newer mpich ## every test that needs neither torch nor a GPU
 	$(PATHS) $(BIN)/python -m pytest -m 'not torch and not gpu and not clickhouse'
 
 test-torch: $(VENV)/.torch ## the tests that need PyTorch (CPU)
@@ -79,4 +82,4 @@ dashboards: $(VENV)/.dev ## rebuild the Grafana JSON
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
 
-.PHONY: help horovod setup demo demo-balanced python-newer test test-clickhouse test-torch lint proto dashboards clean
+.PHONY: help horovod setup demo demo-balanced python-newer mpich test test-clickhouse test-torch lint proto dashboards clean

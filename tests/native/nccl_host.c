@@ -152,13 +152,31 @@ static void timed(void) {
     printf("%.1f\n", ((double)(b.tv_sec - a.tv_sec) * 1e9 + (double)(b.tv_nsec - a.tv_nsec)) / ROUNDS);
 }
 
+static void *plugin;
+
+/* NCCL lets go of the plugin with its last communicator; the process lives on, forks and exits. */
+static void unloaded(void) {
+    struct communicator world = open_communicator("world", 1, 4, 2);
+    int status = -1;
+    run_one(&world, "AllGather", 0);
+    (v5 ? v5->finalize : v4->finalize)(world.context);
+    if (dlclose(plugin))
+        exit(4);
+    pid_t child = fork();
+    if (child == 0)
+        _exit(0);
+    if (waitpid(child, &status, 0) != child || status != 0)
+        exit(5);
+}
+
 int main(int argc, char **argv) {
     static const struct {
         const char *name;
         void (*play)(void);
     } scenes[] = {{"plain", plain},     {"hang", hang},     {"silent", silent},
-                  {"threads", threads}, {"forked", forked}, {"timed", timed}};
-    void *plugin = argc == 4 ? dlopen(argv[1], RTLD_NOW | RTLD_LOCAL) : NULL;
+                  {"threads", threads}, {"forked", forked}, {"timed", timed},
+                  {"unloaded", unloaded}};
+    plugin = argc == 4 ? dlopen(argv[1], RTLD_NOW | RTLD_LOCAL) : NULL;
     if (!plugin)
         return 2;
     if (strcmp(argv[2], "5") == 0)

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+#: What a kernel takes, ns, before its first channel starts and after its last one stops; it is added in front.
+EDGES = 3000
+
 Play = "Callable[..., subprocess.CompletedProcess[str]]"
 
 
@@ -38,7 +41,7 @@ def found(event: ring.Event) -> tuple[object, ...]:
 def test_operations_carry_gpu_time_over_all_channels(
     play: Callable[..., object], rings: Callable[[], list[ring.Reader]], version: int
 ) -> None:
-    """An operation lasts from its first channel's start to its last channel's stop, under both versions of the ABI."""
+    """Under both ABIs an operation lasts from its first channel's start to its last one's stop, edges added."""
     play("plain", version, RANK="2", WORLD_SIZE="4", LOCAL_RANK="1")
     (reader,) = rings()
     assert (reader.header.producer, reader.header.rank, reader.header.world_size, reader.header.local_rank) == (
@@ -54,12 +57,12 @@ def test_operations_carry_gpu_time_over_all_channels(
     events = [e for e in reader.poll() if e.kind != ring.MARK]
     assert [e.flags for e in events] == [ring.GPU_TIME] * 6
     assert [found(e) for e in events] == [
-        ("all_reduce", 0xABCDEF, 0, -1, 2000, 1000000, 503),
-        ("broadcast", 0xABCDEF, 1, 1, 2000, 2000000, 503),
-        ("reduce_scatter", 77, 0, -1, 2000, 3000000, 503),
-        ("all_reduce", 0xABCDEF, 2, -1, 2000, 4000000, 503),
-        ("send", 77, 0, 3, 77, 5000000, 501),
-        ("nccl_other", 77, 1, -1, 2000, 6000000, 503),
+        ("all_reduce", 0xABCDEF, 0, -1, 2000, 1000000 - EDGES, 503 + EDGES),
+        ("broadcast", 0xABCDEF, 1, 1, 2000, 2000000 - EDGES, 503 + EDGES),
+        ("reduce_scatter", 77, 0, -1, 2000, 3000000 - EDGES, 503 + EDGES),
+        ("all_reduce", 0xABCDEF, 2, -1, 2000, 4000000 - EDGES, 503 + EDGES),
+        ("send", 77, 0, 3, 77, 5000000 - EDGES, 501 + EDGES),
+        ("nccl_other", 77, 1, -1, 2000, 6000000 - EDGES, 503 + EDGES),
     ]
     assert reader.open_records() == []
     assert (reader.closed, reader.lost) == (True, 0)
@@ -100,7 +103,7 @@ def test_threads_do_not_mix(play: Callable[..., object], rings: Callable[[], lis
     assert reader.lost == 0
     for comm in range(1, 9):
         own = [(e.seq, e.start_ns, e.duration_ns) for e in events if e.comm_id == comm]
-        assert own == [(i, 1000000 * (i + 1), 503) for i in range(250)]
+        assert own == [(i, 1000000 * (i + 1) - EDGES, 503 + EDGES) for i in range(250)]
 
 
 def test_forked_child_is_silent(play: Callable[..., object], rings: Callable[[], list[ring.Reader]]) -> None:
@@ -108,6 +111,16 @@ def test_forked_child_is_silent(play: Callable[..., object], rings: Callable[[],
     play("forked")
     (reader,) = rings()
     assert [e.name for e in reader.poll() if e.kind == ring.COLLECTIVE] == ["reduce"]
+
+
+def test_a_plugin_that_was_unloaded_is_not_called(
+    play: Callable[..., object], rings: Callable[[], list[ring.Reader]]
+) -> None:
+    """Once NCCL has unloaded the plugin the process forks and exits as if it had never been there."""
+    play("unloaded")
+    (reader,) = rings()
+    assert [e.name for e in reader.poll() if e.kind == ring.COLLECTIVE] == ["all_gather"]
+    assert reader.closed
 
 
 def test_without_a_launcher_the_first_communicator_names_the_rank(

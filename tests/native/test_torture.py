@@ -104,6 +104,33 @@ def test_a_hundred_threads(
     assert (reader.lost, reader.open_records()) == (0, [])
 
 
+def test_signals_that_interrupt(
+    run: Callable[..., subprocess.CompletedProcess[str]], rings: Callable[[], list[ring.Reader]]
+) -> None:
+    """A timer's signals, thousands of times a second, reach the program's own handler, and no record is lost."""
+    done = run(
+        """
+        came = 0
+        def handler(*_):
+            global came
+            came += 1
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.0002, 0.0002)
+        calls = 0
+        while came < 200:
+            world.Barrier()
+            calls += 1
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        print(calls)
+        """,
+        HINDMOST_RING_CAPACITY=str(1 << 20),
+    )
+    assert done.returncode == 0, done.stderr
+    (reader,) = rings()
+    seen = sum(e.kind == ring.COLLECTIVE for e in reader.poll())
+    assert (seen, reader.lost) == (int(done.stdout) + 1, 0)
+
+
 def test_ring_that_is_removed_under_it(run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
     """Whoever removes the ring does not hurt the rank."""
     done = run("""

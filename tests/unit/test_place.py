@@ -93,6 +93,18 @@ def test_nothing_of_the_users_environment_is_lost(tmp_path: Path) -> None:
     assert ours({**theirs, **once}) == once
 
 
+@pytest.mark.parametrize(("theirs", "said"), [("mine.so", 1), ("", 0), ("ours", 0)])
+def test_a_profiler_plugin_of_the_users_is_said_to_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, theirs: str, said: int
+) -> None:
+    """NCCL loads one plugin: where the user has set one, a sentence says that ours stays out."""
+    monkeypatch.setattr(environment.build, "library", lambda kind, *_: tmp_path / kind)
+    environ = {"NCCL_PROFILER_PLUGIN": str(tmp_path / "nccl") if theirs == "ours" else theirs}
+    _, notes = environment.native_libraries(["nccl", "ring"], environ, tmp_path)
+    assert len(notes) == said
+    assert all("NCCL_PROFILER_PLUGIN=mine.so is yours and stays" in note for note in notes)
+
+
 def test_loopback_unless_another_host_is_named() -> None:
     """Agents are told the loopback address where every rank is here, or where no named host is known."""
     assert place.address([]) == "127.0.0.1"

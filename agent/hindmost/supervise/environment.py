@@ -66,4 +66,7 @@ def native_libraries(
         except build.BuildError as error:  # noqa: PERF203 - three rounds
             if kind in MISSING:
                 notes.append(f"{MISSING[kind]}: {error}")
+    theirs = environ.get("NCCL_PROFILER_PLUGIN")
+    if "nccl" in found and theirs and theirs != str(found["nccl"]):
+        notes.append(f"{MISSING['nccl']}: NCCL_PROFILER_PLUGIN={theirs} is yours and stays; unset it for hindmost's")
     return found, notes
