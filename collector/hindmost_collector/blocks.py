@@ -143,11 +143,22 @@ def _ends(found: Blocks, table: Table) -> Floats:
     return np.empty((len(found.ranks), 0)) if np.isnan(ends).any() else ends
 
 
+def _marks(joined: Grid, table: Table) -> steps.Marks | None:
+    """The marked steps beside when the collectives started; ``None`` where none are marked."""
+    number, which = np.unique(table["step"], return_inverse=True) if rows(table) else (np.empty(0, np.int64), None)
+    if which is None:
+        return None
+    start = np.full(len(number), np.inf)
+    np.minimum.at(start, which, np.where(table["start_ns"] >= 0, table["start_ns"], np.inf).astype(np.float64))
+    known = np.isfinite(start)
+    return steps.Marks(number[known], np.maximum.accumulate(start[known]), median(joined.start, axis=0))
+
+
 def _from_collectives(joined: Grid, table: Table, settings: Settings) -> Blocks | None:
     own = align.own_time(joined)
     number = joined.step
     if (number < 0).all():
-        number = steps.infer(joined.token, median(own, axis=0))
+        number = steps.infer(joined.token, median(own, axis=0), _marks(joined, table))
     keep = np.flatnonzero(number >= 0)
     if len(keep) == 0:
         return None

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from hindmost_collector.robust import median
 
 if TYPE_CHECKING:
-    from hindmost_collector.align import Floats, Ints
+    from hindmost_collector.align import Array, Floats, Ints
     from hindmost_collector.settings import Settings
 
 #: Share of tokens that must equal those one period later; the rest may be checkpoints or evaluations.
 _ALIKE = 0.95
 _LONGEST_PERIOD = 4096
+#: Repetitions that a step may be: more layers than that are reduced in one bucket.
+_MOST = 512
+#: A gap before a step's first collective, against the usual one there; six times as much, against those inside it.
+_LARGE = 0.5
+#: Steps by which found and marked numbers are matched.
+_EARLIEST = 20
 
 
 def period(tokens: Ints) -> int | None:
@@ -29,24 +35,81 @@ def period(tokens: Ints) -> int | None:
     return None
 
 
-def infer(tokens: Ints, gap: Floats) -> Ints:
-    """Step number of every collective [K], from 0; -1 for what belongs to none (start-up, checkpoint, evaluation).
+class Marks(NamedTuple):
+    """Steps as hosts marked them: ``number`` and ``start`` [S], in order; ``at`` [K] when each collective started.
+
+    All in ns of about one clock. Hosts run some steps ahead of their GPUs, so that ``at`` says no more than about when.
+    """
+
+    number: Ints
+    start: Floats
+    at: Floats
+
+
+def infer(tokens: Ints, gap: Floats, marks: Marks | None = None) -> Ints:
+    """Step number of every collective [K]; -1 for what belongs to none (start-up, checkpoint, evaluation).
 
     ``gap`` [K] is the typical own time before each collective: a step begins at the longest one of the pattern, since
-    that is where the computing is.
+    that is where the computing is. Numbers count from 0, or as ``marks`` do. With marks a step may be several
+    repetitions: what repeats in a deep model is a layer.
     """
     length = period(tokens)
     if length is None:
         return np.full(len(tokens), -1, np.int64)
-    if length == 1:
+    times = _repetitions_a_step(tokens, gap, length, marks)
+    if length == 1 and times == 1:
         usual = tokens == np.bincount(tokens[len(tokens) // 4 :]).argmax()
-        return np.where(usual, np.cumsum(usual) - 1, -1)
-    pattern = _pattern(tokens, gap, length)
-    begins = _matches(tokens, pattern)
-    steps = np.full(len(tokens), -1, np.int64)
-    for number, begin in enumerate(begins):
-        steps[begin : begin + length] = number
-    return steps
+        found = np.where(usual, np.cumsum(usual) - 1, -1)
+    else:
+        pattern = _pattern(tokens, gap, length * times)
+        least = _LARGE * _longest_gap(tokens, gap, length * times) if times > 1 else 0.0
+        begins = _matches(tokens, pattern, np.nan_to_num(gap) >= least)
+        found = np.full(len(tokens), -1, np.int64)
+        for number, begin in enumerate(begins):
+            found[begin : begin + len(pattern)] = number
+    return np.where(found >= 0, found + _first_number(found, marks), -1)
+
+
+def _repetitions_a_step(tokens: Ints, gap: Floats, length: int, marks: Marks | None) -> int:
+    """How many repetitions make a step: about as many as the marks say, and as many as the longest gaps are apart."""
+    if marks is None or len(marks.number) < 2:
+        return 1
+    inside = np.isfinite(marks.at)
+    if not inside.any():
+        return 1
+    first, last = np.nanmin(marks.at), np.nanmax(marks.at)
+    marked = int(np.sum((marks.start >= first) & (marks.start <= last)))
+    ratio = len(tokens) / length / max(marked, 1)
+    near = [times for times in range(2, _MOST) if 0.75 * ratio <= times <= 1.33 * ratio]
+    gaps = {times: _longest_gap(tokens, gap, length * times) for times in near if length * times < len(tokens) // 3}
+    best = max(gaps, key=lambda times: gaps[times], default=1)
+    return best if best > 1 and gaps[best] > _LARGE * 6 * _longest_gap(tokens, gap, length) else 1
+
+
+def _longest_gap(tokens: Ints, gap: Floats, length: int) -> float:
+    """The gap at the place in the pattern where it typically is longest."""
+    count = (len(tokens) - len(tokens) // 4) // length
+    gaps = np.nan_to_num(gap[len(gap) - count * length :]).reshape(count, length)
+    return float(median(gaps, axis=0).max())
+
+
+def _first_number(found: Ints, marks: Marks | None) -> int:
+    """The number of the step that was found first: of the last marked to have begun by then.
+
+    Of the earliest steps the one that says least: hosts get ahead of their GPUs, never behind.
+    """
+    if marks is None or not len(marks.number):
+        return 0
+    numbers, begins = np.unique(found[found >= 0], return_index=True)
+    begins = np.flatnonzero(found >= 0)[begins][:_EARLIEST]
+    known = np.isfinite(marks.at[begins]) if len(begins) else np.zeros(0, bool)
+    if not known.any():
+        return int(marks.number[0])
+    place = np.searchsorted(marks.start, marks.at[begins[known]], side="right") - 1
+    if (place < 0).all() or (place == len(marks.start) - 1).all():
+        return int(marks.number[0])  # another clock altogether
+    shifts = marks.number[np.maximum(place, 0)] - numbers[: len(begins)][known]
+    return max(int(shifts.min()), int(marks.number[0]))
 
 
 def _pattern(tokens: Ints, gap: Floats, length: int) -> Ints:
@@ -62,10 +125,10 @@ def _pattern(tokens: Ints, gap: Floats, length: int) -> Ints:
     return np.asarray(found[np.argmax(votes)])
 
 
-def _matches(tokens: Ints, pattern: Ints) -> list[int]:
-    """Where the pattern occurs, without overlap, in order."""
+def _matches(tokens: Ints, pattern: Ints, may_begin: Array) -> list[int]:
+    """Where the pattern occurs, without overlap, in order, beginning at one of the places ``may_begin`` [K]."""
     length = len(pattern)
-    equal = np.ones(max(len(tokens) - length + 1, 0), bool)
+    equal = may_begin[: max(len(tokens) - length + 1, 0)].copy()
     for offset, token in enumerate(pattern):
         equal &= tokens[offset : offset + len(equal)] == token
     found, next_free = [], 0

@@ -1,0 +1,66 @@
+"""Steps from the pattern of collectives, with and without marks of the hosts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hindmost_collector.steps import Marks, infer
+
+LAYERS, STEPS = 12, 60
+FORWARD, BETWEEN, STEP = 12e6, 0.4e6, 30e6
+
+
+def layered(first: int = 0, clock: float = 0.0) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], Marks]:
+    """A model of twelve equal layers, three all-reduces each, its GPU two steps behind its host; two calls of start-up.
+
+    ``first`` is the step that the recording begins with, ``clock`` by how much the GPU's clock is ahead.
+    """
+    tokens = np.concatenate([[7, 8], np.tile([0, 1, 2], LAYERS * STEPS)])
+    gap = np.full((STEPS, 3 * LAYERS), BETWEEN)
+    gap[:, 0] = FORWARD
+    start = (first + np.arange(STEPS)) * STEP
+    at = start[:, None] + FORWARD + np.arange(3 * LAYERS) * BETWEEN + clock
+    at += np.minimum(np.arange(STEPS), 2)[:, None] * 0.3 * STEP
+    marks = Marks(first + np.arange(STEPS), start, np.concatenate([[np.nan, np.nan], at.ravel()]))
+    return tokens, np.concatenate([[np.nan, 5e6], gap.ravel()]), marks
+
+
+def test_a_layer_that_repeats_is_no_step_where_steps_are_marked() -> None:
+    """As many repetitions make a step as the longest gaps are apart, and its numbers are the marks'."""
+    tokens, gap, marks = layered()
+    expected = np.concatenate([[-1, -1], np.repeat(np.arange(STEPS), 3 * LAYERS)])
+    assert infer(tokens, gap, marks).tolist() == expected.tolist()
+
+
+def test_without_marks_what_repeats_is_a_step() -> None:
+    """Nothing tells that a layer is not all there is."""
+    tokens, gap, _ = layered()
+    assert infer(tokens, gap).max() > (LAYERS - 1) * STEPS
+
+
+def test_a_window_begins_with_the_marked_number() -> None:
+    """Hours into a job the first step in memory is not step 0."""
+    tokens, gap, marks = layered(first=5000)
+    found = infer(tokens, gap, marks)
+    assert found[2] == 5000
+    assert found[-1] == 5000 + STEPS - 1
+
+
+@pytest.mark.parametrize("clock", [1e12, -1e12])
+def test_a_gpu_clock_of_its_own_moves_no_step(clock: float) -> None:
+    """Where the two clocks have nothing in common the first step found is the first marked."""
+    tokens, gap, marks = layered(first=3, clock=clock)
+    numbers = infer(tokens, gap, marks)
+    assert numbers[numbers >= 0].min() == 3
+
+
+def test_a_step_cut_in_two_by_start_up_begins_where_the_computing_is() -> None:
+    """Half a step before the first whole one belongs to none."""
+    tokens, gap, marks = layered()
+    cut = 2 + 10
+    late = Marks(marks.number, marks.start, marks.at[cut:] - 0.6 * STEP)
+    found = infer(tokens[cut:], gap[cut:], late)
+    assert (found[: 3 * LAYERS - 10] == -1).all()
+    assert found[3 * LAYERS - 10] == 1
