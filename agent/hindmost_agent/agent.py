@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NS = 1_000_000_000
-#: A batch is made this often, however often is sampled: a message costs the same for one tick or ten.
-FLUSH_NS = NS
+#: A batch is made this often, however often is sampled: a message costs the same for one tick or twenty.
+FLUSH_NS = 2 * NS
 #: How soon a ring that fills fast is read again.
 BUSY_NS = NS // 20
 #: What a verdict is made of: sent also while the collector has asked to hold node metrics back.
@@ -46,6 +46,7 @@ class Agent:
         rings: Rings,
         spool: Spool | None,
         jobs: Jobs | None = None,
+        flush_ns: int = FLUSH_NS,
     ) -> None:
         self.host = host
         self.rings = rings
@@ -58,6 +59,7 @@ class Agent:
         self._lives = Lives()
         self._interval_ns = interval_ns
         self._sample_ns = LONG_AGO_NS
+        self._flush_period_ns = flush_ns
         self._flush_ns = LONG_AGO_NS
 
     def tick(self, now_ns: int) -> int:
@@ -68,7 +70,7 @@ class Agent:
             self._discover(now_ns)
             self._sample(now_ns)
         if now_ns >= self._flush_ns:
-            self._flush_ns = following(self._flush_ns, FLUSH_NS, now_ns)
+            self._flush_ns = following(self._flush_ns, self._flush_period_ns, now_ns)
             self.flush(now_ns)
         return min(self._sample_ns, now_ns + BUSY_NS) if busy else self._sample_ns
 
@@ -94,7 +96,7 @@ class Agent:
         self._discover(now_ns)
         self.rings.poll(now_ns)
         for producer in self.rings:
-            producer.look(self.host.proc, now_ns)
+            producer.look(self.host.proc, now_ns, closely=True)
             if producer.gone_ns is not None or producer.closed:
                 producer.finish()
         self.flush(now_ns)
@@ -105,7 +107,7 @@ class Agent:
         self.rings.discover(now_ns)
         for producer in self.rings:
             producer.look(self.host.proc, now_ns)
-            producer.refresh_gpu(self.host.gpu_of)
+            producer.refresh_gpu(self.host.gpu_of, now_ns)
             if producer.gone_ns is None:
                 self.host.ranks.put(producer.process)
                 self.seen_ns = now_ns

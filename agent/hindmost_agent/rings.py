@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hindmost import ring
 
-from hindmost_agent.files import read_once
+from hindmost_agent.files import File, read_once
 from hindmost_agent.fold import Fold, Rows
 from hindmost_agent.ranks import RankProcess
 
@@ -28,6 +28,8 @@ BUSY_SHARE = 0.2
 SILENT_NS = 60 * NS
 #: A dead writer may have left a slot claimed and unwritten, which the reader gives up on after a second.
 DRAIN_NS = 2 * NS
+#: Which GPU a rank uses is said once, by its probe or by the driver.
+GPU_NS = 5 * NS
 #: A ring file is under construction for an instant; one that cannot be opened this many times is reported.
 PATIENCE = 10
 #: Frameworks from the least telling to the most, where the rings of one process disagree; any other says more.
@@ -108,7 +110,8 @@ class Producer:
         self.rings: dict[Path, OpenRing] = {}
         self.progress_ns = now_ns
         self.gone_ns: int | None = None
-        self._seen_alive = False
+        self._stat: File | None = None
+        self._gpu_due_ns = now_ns
 
     @property
     def closed(self) -> bool:
@@ -137,8 +140,11 @@ class Producer:
         if _telling(header.framework) > _telling(self.process.framework):
             self.process = self.process._replace(framework=header.framework)
 
-    def refresh_gpu(self, gpu_of: Mapping[int, str]) -> bool:
+    def refresh_gpu(self, gpu_of: Mapping[int, str], now_ns: int) -> bool:
         """Look whether a probe, or else the driver, says by now which GPU this rank uses; true when that is news."""
+        if now_ns < self._gpu_due_ns:
+            return False
+        self._gpu_due_ns = now_ns + GPU_NS
         told = next((uuid for item in self.rings.values() if (uuid := item.reader.gpu_uuid)), "")
         uuid = told or gpu_of.get(self.process.pid, "")
         if not uuid or uuid == self.process.gpu_uuid:
@@ -146,13 +152,31 @@ class Producer:
         self.process = self.process._replace(gpu_uuid=uuid)
         return True
 
-    def look(self, proc: Path, now_ns: int) -> None:
-        """Note in ``gone_ns`` when the process has ended."""
-        ticks = start_ticks(proc, self.process.pid)
-        if ticks is not None and self.process.start_ticks in (0, ticks):
-            self._seen_alive = True
-        elif self.gone_ns is None and (self._seen_alive or self.closed or now_ns - self.progress_ns > SILENT_NS):
+    def look(self, proc: Path, now_ns: int, *, closely: bool = False) -> None:
+        """Note in ``gone_ns`` when the process has ended; without ``closely``, one that just wrote is known to run.
+
+        The kernel sums over all threads of a process to say how it is, which is dear.
+        """
+        if self.gone_ns is not None or (self._stat is not None and self.progress_ns == now_ns and not closely):
+            return
+        seen_alive = self._stat is not None
+        if not self._alive(proc) and (seen_alive or self.closed or now_ns - self.progress_ns > SILENT_NS):
             self.gone_ns = now_ns
+
+    def _alive(self, proc: Path) -> bool:
+        """Whether the process runs. Its file stays open: reading that fails once it has gone, whoever has its pid."""
+        process = self.process
+        try:
+            if self._stat is not None:
+                return started(self._stat.read()) is not None
+            file = File(proc / str(process.pid) / "stat")
+            ticks = started(file.read())
+        except OSError:
+            return False
+        if ticks is None or process.start_ticks not in (0, ticks):
+            return False
+        self._stat = file
+        return True
 
     def take(self, now_ns: int) -> Rows:
         """The rows finished since last asked, of all its rings."""
@@ -286,11 +310,18 @@ class Rings:
 def start_ticks(proc: Path, pid: int) -> int | None:
     """When the process started (field 22 of its stat), which tells a reused pid apart; ``None``: no such process."""
     try:
-        data = read_once(proc / str(pid) / "stat", 4096)
-        fields = data[data.rindex(b")") + 2 :].split()
+        return started(read_once(proc / str(pid) / "stat", 4096))
+    except OSError:
+        return None
+
+
+def started(stat: bytes) -> int | None:
+    """When the process started, from the content of its stat, in clock ticks since boot; ``None``: it runs no more."""
+    try:
+        fields = stat[stat.rindex(b")") + 2 :].split()
         # A zombie runs no more; its parent has just not asked yet.
         return None if fields[0] in (b"Z", b"X") else int(fields[19])
-    except (OSError, ValueError, IndexError):
+    except (ValueError, IndexError):
         return None
 
 

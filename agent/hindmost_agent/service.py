@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import gc
 import json
 import logging
 import os
@@ -74,6 +75,8 @@ class Service:
         if self.settings.hold:
             self._watch_stdin(loop)
         self._say_ready(server)
+        gc.collect()
+        gc.freeze()  # what is here now stays: no later collection needs to look through it
         reason = await self._leaving
         if server is not None:
             server.close()

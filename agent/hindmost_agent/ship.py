@@ -32,11 +32,11 @@ OPTIONS = (
     # Probing for bandwidth answers every message with a ping, which wakes the library's threads: a third of its cost.
     ("grpc.http2.bdp_probe", 0),
 )
-#: Clock round trips: a quick handful at the start of a stream, then one every few seconds.
+#: Clock round trips: a quick handful at the start of a stream, then one now and then.
 FIRST_ROUND_TRIPS = 8
-CLOCK_PERIOD_S = 5.0
+CLOCK_PERIOD_S = 10.0
 #: A collector that answers no round trip for this long is gone, though TCP may take a quarter of an hour to say so.
-SILENCE_S = 20.0
+SILENCE_S = 25.0
 #: Not acknowledged batches on the way at most; more stay in the spool.
 WINDOW = 512
 #: After the last acknowledgement: for the Goodbye to arrive and the collector to end its side.

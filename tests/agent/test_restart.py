@@ -32,7 +32,9 @@ def writer(tmp_path: Path) -> Iterator[ring.Writer]:
 
 def started(tmp_path: Path) -> Agent:
     host, spool = Host(), Spool(tmp_path / "spool", 1 << 20)
-    return Agent("n", NS, host, Runner({}, host, NS), Rings(host, [tmp_path / "rings"], marks=spool.marks), spool)
+    return Agent(
+        "n", NS, host, Runner({}, host, NS), Rings(host, [tmp_path / "rings"], marks=spool.marks), spool, flush_ns=NS
+    )
 
 
 def killed(agent: Agent) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,8 @@ from hindmost.ring import layout
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+#: ``Event._make`` without a Python frame around it: there are thousands of events a second.
+_event: Callable[[tuple[Any, ...]], layout.Event] = partial(tuple.__new__, layout.Event)
 _LOOKAHEAD = 8  # slots read beyond head: between two threads' claims head may fall back for an instant
 _STALL_S = 1.0
 
@@ -162,9 +165,9 @@ class Reader:
             self._skip_to(index + 1)
 
     def _decode(self, block: bytes) -> list[layout.Event]:
-        names, comms, none, make = self._names, self._comms, layout.NONE16, layout.Event._make
+        names, comms, none = self._names, self._comms, layout.NONE16
         return [
-            make((kind, flags, names[name], start, took, seq, -1 if peer == none else peer, comms[comm], value))
+            _event((kind, flags, names[name], start, took, seq, -1 if peer == none else peer, comms[comm], value))
             for _, kind, flags, name, start, took, seq, peer, comm, value in layout.RECORD.iter_unpack(block)
             if kind
         ]
