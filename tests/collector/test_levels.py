@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import hindmost_collector
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hindmost.errors import HindmostError
-from hindmost_collector.store import merge, schema, segments
+from hindmost_collector.store import merge, schema, segments, upkeep
 from hindmost_collector.store.parquet import ParquetStore, read_run
 from hindmost_collector.store.upkeep import FEW, Retention, Upkeep
 
@@ -147,7 +148,7 @@ def test_segment_of_an_older_schema_is_read_and_migrated(tmp_path):
     directory.mkdir(parents=True)
     for flush in range(FEW):
         rows = pa.table({name: pa.array([flush], old.field(name).type) for name in old.names}, schema=old)
-        pq.write_table(rows, directory / segments.file_name("20250101", flush, 0))
+        pq.write_table(rows, directory / segments.file_name("20250101", flush))
     run = read_run(tmp_path / "j")
     assert run.steps["step"].tolist() == list(range(FEW))
     assert (run.steps["forward_ns"].tolist(), run.steps["kind"].tolist()) == ([-1] * FEW, [""] * FEW)
@@ -164,6 +165,33 @@ def test_segment_of_a_newer_schema_is_refused(tmp_path):
     target = schema.arrow_schema("steps").with_metadata({schema.VERSION_KEY: str(schema.VERSION + 1).encode()})
     directory = tmp_path / "segments/steps"
     directory.mkdir(parents=True)
-    pq.write_table(target.empty_table(), directory / segments.file_name("20250101", 1, 0))
+    pq.write_table(target.empty_table(), directory / segments.file_name("20250101", 1))
     with pytest.raises(HindmostError, match="written by a newer hindmost"):
         read_run(tmp_path)
+
+
+def test_what_was_merged_counts_once_while_both_are_there(store, tmp_path):
+    """Between the two halves of a swap a reader finds old segments and new: it reads the new ones only."""
+    directory = tmp_path / "j/segments"
+    store.write({("j", "metrics"): [samples((2 * FEW - 1) * FLUSH_S, FLUSH_S)]}, {})
+    before = {path: path.read_bytes() for path in directory.rglob("*.parquet")}
+    assert Upkeep(store, Retention()).compact() == FEW + 1
+    total = FLUSH_S * 2 * FEW * 3
+    for path, content in before.items():
+        path.write_bytes(content)
+    recording = hindmost_collector.open(tmp_path)
+    assert len(recording.metrics()) == total
+    assert len(read_run(tmp_path / "j").metrics["value"]) == total
+    for level in schema.LEVELS:
+        assert recording.sql(f"select sum(count) as n from {level}")["n"].to_pylist() == [total]  # noqa: S608
+
+
+def test_large_segment_is_not_stood_for(tmp_path):
+    """Segments before and after one that is large enough are not merged across it: its rows would be left out."""
+    names = [segments.file_name("20250101", flush) for flush in (1, 2, 3)]
+    large = segments.file_name("20250101", 4, 9)
+    for name in [*names, large, segments.file_name("20250101", 10)]:
+        (tmp_path / name).touch()
+    os.truncate(tmp_path / large, upkeep.LARGE_BYTES)
+    groups = [[one.path.name for one in group] for group in upkeep._mergeable(tmp_path, "20250102")]
+    assert groups == [names, [segments.file_name("20250101", 10)]]

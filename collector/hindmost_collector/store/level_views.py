@@ -26,9 +26,12 @@ def present(directory: Path, *, careful: bool) -> list[Path]:
 
 def level_select(job: str, directory: Path, level: str, *, careful: bool = False) -> str:
     """What selects a job's rows of a level, whole; ``directory`` is its ``segments``. Empty where it has no samples."""
-    made = present(directory / level, careful=careful)
+    both = [*segments.listed(directory / level), *segments.listed(directory / "metrics")]
+    names = {one.path.name for one in segments.standing(both)}
+    made = [path for path in present(directory / level, careful=careful) if path.name in names]
     there = {path.name for path in made}
-    rest = [path for path in present(directory / "metrics", careful=careful) if path.name not in there]
+    samples = present(directory / "metrics", careful=careful)
+    rest = [path for path in samples if path.name in names and path.name not in there]
     width = schema.LEVELS[level]
     parts = []
     if made:

@@ -103,7 +103,7 @@ class ParquetStore:
         rows = 0
         try:
             for (job, table), data in tables.items():
-                final = self._directory(job, f"segments/{table}") / segments.file_name(day, flush, 0)
+                final = self._directory(job, f"segments/{table}") / segments.file_name(day, flush)
                 renames.append((final.with_name(f".{final.name}{TEMPORARY}"), final))
                 rows += segments.write(table, data, renames[-1][0])
             for (job, name), content in (files or {}).items():

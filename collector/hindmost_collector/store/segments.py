@@ -1,7 +1,8 @@
 """Segments as files: writing one under a temporary name, listing, reading, setting a torn one aside.
 
-A segment's name is ``DAY-FLUSH-LEVEL.parquet`` (UTC day, flush number of its writer, 0 for a flush and 1 for a
-compacted one), so that names sort by time and a day can be read or dropped by a glob.
+A segment's name is ``DAY-FLUSH-0.parquet`` (UTC day, flush number of its writer), one made of several
+``DAY-FIRST-LAST-1.parquet``: names sort by time, and a day can be read or dropped by a glob. While a merged segment and
+those that it was made of are both there, which a reader may see for a moment, its name says that it stands for them.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Segment:
     path: Path
     day: str
     flush: int
+    last: int
     level: int
 
     @property
@@ -45,23 +47,32 @@ class Segment:
             return 0
 
 
-def file_name(day: str, flush: int, level: int) -> str:
-    """The name of a segment."""
-    return f"{day}-{flush:010d}-{level}{SUFFIX}"
+def file_name(day: str, flush: int, last: int | None = None) -> str:
+    """The name of a flush's segment, or of one that stands for all flushes from ``flush`` to ``last``."""
+    return f"{day}-{flush:010d}-0{SUFFIX}" if last is None else f"{day}-{flush:010d}-{last:010d}-1{SUFFIX}"
 
 
 def parse(path: Path) -> Segment | None:
     """The segment that ``path`` names, None for any other file."""
     parts = path.name.removesuffix(SUFFIX).split("-")
-    if path.suffix != SUFFIX or len(parts) != 3 or not all(part.isdigit() for part in parts):
+    if path.suffix != SUFFIX or len(parts) not in {3, 4} or not all(part.isdigit() for part in parts):
         return None
-    return Segment(path, parts[0], int(parts[1]), int(parts[2]))
+    return Segment(path, parts[0], int(parts[1]), int(parts[-2]), int(parts[-1]))
 
 
 def listed(directory: Path) -> list[Segment]:
     """The segments in a table's directory, oldest first; none where there is no directory."""
-    found = (parse(path) for path in directory.glob(f"*{SUFFIX}"))
-    return sorted((one for one in found if one), key=lambda one: (one.day, one.flush, one.level))
+    return standing(parse(path) for path in directory.glob(f"*{SUFFIX}"))
+
+
+def standing(found: Iterable[Segment | None]) -> list[Segment]:
+    """Segments in order, those left out that another one stands for."""
+    ordered = sorted((one for one in found if one), key=lambda one: (one.day, one.flush, -one.last, -one.level))
+    kept: list[Segment] = []
+    for one in ordered:
+        if not (kept and kept[-1].level and kept[-1].day == one.day and one.last <= kept[-1].last):
+            kept.append(one)
+    return kept
 
 
 class Writer:

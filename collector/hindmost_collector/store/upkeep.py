@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -65,7 +64,7 @@ class Upkeep:
 
     def _merge(self, directory: Path, small: list[Segment]) -> None:
         """Make one segment of several, and its coarser levels with it; all of them appear in one commit."""
-        name = segments.file_name(small[0].day, small[0].flush, 1)
+        name = segments.file_name(small[0].day, small[0].flush, small[-1].last)
         tables = [directory.name, *(schema.LEVELS if directory.name == "metrics" else ())]
         made: dict[Path, Path] = {}
         writers: dict[str, segments.Writer] = {}
@@ -132,16 +131,22 @@ def _segment_files(job: Path) -> Iterator[Path]:
 
 
 def _mergeable(directory: Path, today: str) -> list[list[Segment]]:
-    """Groups of small segments of one day that are many enough to merge; of days that are over, all that never were."""
-    days: dict[str, list[Segment]] = defaultdict(list)
+    """Groups of small segments of one day that are many enough to merge; of days that are over, all that never were.
+
+    A group has no other segment in between: what is made of it stands for everything from its first flush to its last.
+    """
+    groups: list[list[Segment]] = [[]]
     for one in segments.listed(directory):
-        if one.bytes < LARGE_BYTES or one.level == 0:
-            days[one.day].append(one)
-    found = []
-    for day, group in days.items():
-        if sum(one.level == 0 for one in group) >= (FEW if day >= today else 1):
-            found.append(_at_most(group))
-    return found
+        large = one.bytes >= LARGE_BYTES and one.level
+        if large or (groups[-1] and groups[-1][-1].day != one.day):
+            groups.append([])
+        if not large:
+            groups[-1].append(one)
+    return [
+        _at_most(group)
+        for group in groups
+        if sum(one.level == 0 for one in group) >= (FEW if group and group[0].day >= today else 1)
+    ]
 
 
 def _at_most(group: list[Segment]) -> list[Segment]:

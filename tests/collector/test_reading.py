@@ -1,0 +1,91 @@
+"""Reading with Arrow and pandas: in another process while a store writes and compacts, and as documented."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import hindmost_collector
+import pyarrow as pa
+from hindmost_collector.store import schema
+from hindmost_collector.store.parquet import ParquetStore
+from hindmost_collector.store.upkeep import Retention, Upkeep
+
+DOCS = Path(__file__).parents[2] / "docs"
+FLUSHES = 64
+
+#: Reads until it is told that everything is written, and once more; prints how many rows and different ones it saw.
+READER = """
+import json, sys
+from pathlib import Path
+import hindmost_collector
+
+folder, done = Path(sys.argv[1]), Path(sys.argv[2])
+seen, last = [], False
+print("ready", flush=True)
+while True:
+    last = done.exists()
+    steps = hindmost_collector.open(folder).steps().to_pandas()
+    seen.append((len(steps), len(steps.drop_duplicates(["rank", "step"]))))
+    if last:
+        break
+print(json.dumps(seen))
+"""
+
+
+def rows(step):
+    """A step of four ranks as a stored table."""
+    target = schema.arrow_schema("steps")
+    columns = {field.name: [step] * 4 for field in target} | {"rank": range(4), "kind": ["train"] * 4}
+    return pa.Table.from_arrays([pa.array(list(columns[field.name]), field.type) for field in target], schema=target)
+
+
+def test_another_process_reads_while_it_is_written(tmp_path):
+    """A reader sees more and more rows, each of them once, while segments come and are merged; in the end all."""
+    store, done = ParquetStore(tmp_path / "run", single=True), tmp_path / "done"
+    store.write({("j", "steps"): [rows(0)]}, {})
+    command = [sys.executable, "-c", READER, str(tmp_path / "run"), str(done)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as reader:
+        assert reader.stdout
+        assert reader.stdout.readline() == "ready\n"
+        upkeep = Upkeep(store, Retention())
+        for step in range(1, FLUSHES):
+            store.write({("j", "steps"): [rows(step)]}, {})
+            upkeep.compact()
+        done.touch()
+        seen = json.loads(reader.stdout.readline())
+    store.close()
+    assert seen == sorted(seen)
+    assert all(count == different for count, different in seen)
+    assert seen[-1] == [4 * FLUSHES, 4 * FLUSHES]
+
+
+def test_the_documented_lines_run(tmp_path):
+    """The lines of Python in the documentation of a run directory do what they say."""
+    store = ParquetStore(tmp_path, single=True)
+    store.write({("j", "steps"): [rows(7)]}, {})
+    store.close()
+    text = (DOCS / "run-directory.md").read_text(encoding="utf-8")
+    blocks = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "run." in block]
+    assert len(blocks) == 2
+    code = "\n".join(blocks).replace('"runs/42"', repr(str(tmp_path)))
+    told = {}
+    exec(code, told)  # noqa: S102 - our own documentation
+    assert told["run"].steps().to_pandas().groupby("rank").duration_ns.median().tolist() == [7.0] * 4
+
+
+def test_tables_are_arrow_with_the_job(tmp_path):
+    """Each table is an Arrow table with the columns of the model and the job; one without rows has them too."""
+    store = ParquetStore(tmp_path, single=False)
+    store.write({("a", "steps"): [rows(1)], ("b", "steps"): [rows(2)]}, {})
+    store.close()
+    recording = hindmost_collector.open(tmp_path)
+    steps = recording.steps()
+    assert set(steps.column_names) == {"job", *schema.STORED["steps"]}
+    assert sorted(set(zip(steps["job"].to_pylist(), steps["step"].to_pylist(), strict=True))) == [("a", 1), ("b", 2)]
+    for name in ("collectives", "metrics", "ranks"):
+        empty = getattr(recording, name)()
+        assert (len(empty), set(empty.column_names)) == (0, {"job", *schema.STORED[name]})
