@@ -17,8 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hindmost_collector
+import pyarrow as pa
+from hindmost_collector.store import segments
 from hindmost_collector.store.clickhouse import ClickHouseStore
 from hindmost_collector.store.flush import metrics_tables
+from hindmost_collector.store.merge import merged
 from hindmost_collector.store.parquet import ParquetStore
 from hindmost_collector.store.upkeep import Retention, Upkeep
 
@@ -26,8 +29,6 @@ from bench.storage import data, engines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    import pyarrow as pa
 
 JOB = "bench"
 SQLITE_ROWS = 500_000
@@ -141,14 +142,13 @@ def in_clickhouse(folder: Path) -> dict[str, float]:
 
 def recorded(folder: Path, store: Path) -> dict[str, Any]:
     """Bytes a sample of what a real agent recorded, written and compacted again."""
-    rows = hindmost_collector.open(store).sql(
-        "select node, name, labels, time_ns, value from metrics order by node, name, labels, time_ns"
-    )
+    paths = [one.path for found in sorted(store.rglob("segments/metrics")) for one in segments.listed(found)]
+    pieces = list(merged("metrics", paths))
     with emptied(folder / "recorded") as kept:
-        count = stored(kept, "metrics", [[rows.slice(0, len(rows))]])
+        count = stored(kept, "metrics", [pieces])
     taken = engines.size(folder / "recorded" / JOB / "segments" / "metrics")
     names = ("node", "name", "labels")
-    series = len(rows.group_by(list(names)).aggregate([]))
+    series = len(pa.concat_tables(pieces).unify_dictionaries().group_by(list(names)).aggregate([]))
     return {"rows": count, "series": series, "hindmost_parquet": round(taken / count, 2)}
 
 
@@ -193,6 +193,7 @@ def main() -> None:
             found[table]["clickhouse"] = taken
         if args.recorded:
             found["metrics_recorded"] = recorded(folder, args.recorded)
+        print(found, flush=True)
         questions = asked(folder / "store", start_ns, args.steps - 1000, args.rounds)
     result = {
         "what": "bytes a row on disk; seconds a question takes, files listed and opened each time, page cache warm",
