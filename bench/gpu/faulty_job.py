@@ -169,6 +169,8 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
 
 def burn(args: argparse.Namespace) -> None:
     """Another process on the rank's GPU, busy from ``strike`` on."""
+    while not (args.room / "go").exists():  # until then the GPU is another job's
+        time.sleep(0.02)
     torch.cuda.set_device(args.rank)
     products = Products(torch.device("cuda", args.rank), 4096)
     while not (args.room / "strike").exists():

@@ -25,7 +25,10 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 JOB = Path(__file__).with_name("faulty_job.py")
@@ -254,12 +257,11 @@ def line(one: dict[str, Any]) -> str:
     )
 
 
-def measure(cases: list[Case], ranks: int, folder: Path, limit_s: float) -> list[dict[str, Any]]:
-    """All cases in turn; the next one's processes are started while one runs."""
+def measure(cases: list[Case], ranks: int, folder: Path, limit_s: float) -> Iterator[dict[str, Any]]:
+    """All cases in turn, each graded while the next one runs, whose processes were started while it ran."""
     began = time.monotonic()
-    found: list[dict[str, Any]] = []
     upcoming = Running(cases[0], ranks, folder)
-    sealed: list[tuple[Running, int]] = []
+    previous: tuple[Running, int] | None = None
     for number in range(len(cases)):
         job = upcoming
         for rank in range(ranks):
@@ -268,14 +270,21 @@ def measure(cases: list[Case], ranks: int, folder: Path, limit_s: float) -> list
         more = number + 1 < len(cases) and time.monotonic() - began < limit_s
         if job.wait_for("steps", 60) and more:
             upcoming = Running(cases[number + 1], ranks, folder)
-        sealed.append((job, observe(job)))
+        struck = observe(job)
         print(f"{time.monotonic() - began:5.0f} s  {job.case.name}", flush=True)
+        if previous is not None:
+            yield finished(*previous)
+        previous = job, struck
         if not more:
             break
-    for job, struck in sealed:
-        (job.room / "quit").touch()
-        found.append(grade(job, struck, job.finish()))
-    return found
+    if previous is not None:
+        yield finished(*previous)
+
+
+def finished(job: Running, struck: int) -> dict[str, Any]:
+    """The grade of a job that is over, once hindmost has sealed it."""
+    (job.room / "quit").touch()
+    return grade(job, struck, job.finish())
 
 
 def main() -> int:
@@ -292,14 +301,14 @@ def main() -> int:
             [*(str(ROOT / part) for part in ("agent", "collector", "proto")), os.environ.get("PYTHONPATH", "")]
         )
     cases = [case for case in CASES if (case.name in args.fault if args.fault else gpu or not case.needs_gpu)]
+    told: dict[str, Any] = {"ranks": args.ranks, "what": "NCCL on GPUs" if gpu else "gloo on CPU", "faults": []}
     with tempfile.TemporaryDirectory(prefix="hindmost-faults-") as folder:
-        found = measure(cases, args.ranks, Path(folder), args.limit)
+        for one in measure(cases, args.ranks, Path(folder), args.limit):
+            told["faults"].append(one)
+            args.out.write_text(json.dumps(told, indent=1) + "\n")  # what is measured is kept, whatever comes
+            print(line(one), flush=True)
         if args.keep:
             shutil.copytree(folder, args.keep, dirs_exist_ok=True)
-    label = "NCCL on GPUs" if gpu else "gloo on CPU"
-    args.out.write_text(json.dumps({"ranks": args.ranks, "what": label, "faults": found}, indent=1) + "\n")
-    for one in found:
-        print(line(one))
     return 0
 
 
