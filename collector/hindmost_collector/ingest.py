@@ -31,6 +31,8 @@ MESSAGE_LIMIT = 16 << 20
 #: How long and how many batches wait for definitions that were asked for.
 PARK_NS = 5_000_000_000
 PARK_BATCHES = 64
+#: So many streams of one identity that replace each other within so long are two agents, not one that reconnects.
+CONTESTED, CONTEST_NS = 5, 60_000_000_000
 
 
 class Ingest(telemetry_pb2_grpc.TelemetryServicer):
@@ -113,6 +115,7 @@ class Ingest(telemetry_pb2_grpc.TelemetryServicer):
         if agent.outbox is not None:
             self.counts["replaced_streams"] += 1
             agent.outbox.close("another stream with this agent's identity replaced this one")
+            self._contest(agent, now)
         outbox = Outbox(self.clock)
         agent.outbox, agent.departed, agent.last_heard_ns = outbox, False, now
         agent.parked.clear()
@@ -121,6 +124,18 @@ class Ingest(telemetry_pb2_grpc.TelemetryServicer):
             outbox.stop(self.stopping)
         self.counts["streams"] += 1
         return agent, outbox
+
+    def _contest(self, agent: Agent, now: int) -> None:
+        """Say, once, when two agents take the stream from each other: they share a spool's copy, and its numbers."""
+        agent.replaced_ns.append(now)
+        if len(agent.replaced_ns) == CONTESTED and now - agent.replaced_ns[0] < CONTEST_NS and not agent.contested:
+            agent.contested = True
+            log.warning(
+                "two agents on node %s say that they are %s: each batch is taken from the one that is first; remove"
+                " the copied spool of one of them",
+                agent.node,
+                agent.identity,
+            )
 
     async def _serve(self, agent: Agent, outbox: Outbox, requests: AsyncIterator[wire.AgentMessage]) -> None:
         async for message in requests:

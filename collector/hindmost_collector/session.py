@@ -135,6 +135,8 @@ class Agent:
     last_heard_ns: int = 0
     duplicates: int = 0
     skipped: int = 0
+    contested: bool = False
+    replaced_ns: deque[int] = field(default_factory=lambda: deque(maxlen=5))
     parked: deque[tuple[int, wire.Batch]] = field(default_factory=deque)
     _gaps: list[tuple[int, int]] = field(default_factory=list)
 

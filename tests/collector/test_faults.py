@@ -1,0 +1,260 @@
+"""Faults, one at a time, under load from clients that replay: afterwards every row is there once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import time
+
+import grpc
+import numpy as np
+import psutil
+import pytest
+from hindmost_collector.store.parquet import read_run
+
+from bench.collector_faults import ledger
+from bench.collector_faults.client import Client
+
+CLEAN = {"missing": 0, "doubled": 0, "unknown": 0}
+
+
+async def until(condition, seconds=60.0):
+    """Poll a condition; fails when it has not come about in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about in time"
+        await asyncio.sleep(0.02)
+
+
+@contextlib.asynccontextmanager
+async def running(*clients):
+    """The clients' lives, ended with the block."""
+    lives = [asyncio.create_task(one.run()) for one in clients]
+    try:
+        yield
+    finally:
+        for life in lives:
+            life.cancel()
+        await asyncio.gather(*lives, return_exceptions=True)
+
+
+def troubles(clients, store):
+    """What is wrong with the rows of any table; empty where they add up."""
+    found = ledger.balance(clients, store)
+    assert all(found[table]["made"] for table in found)
+    return {table: row for table, row in found.items() if {key: row[key] for key in CLEAN} != CLEAN}
+
+
+@pytest.mark.timeout(400)
+def test_three_kills(tmp_path):
+    """kill -9 at three random moments under load: nothing that was acknowledged is lost, nothing is there twice."""
+    result = asyncio.run(ledger.kills(tmp_path, 3, seed=7, agents=3, period_s=0.05))
+    assert ledger.adds_up(result), result
+    assert result["batches"] > 3
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of a few MB of its own."""
+    directory = tmp_path / "disk"
+    directory.mkdir()
+    mount = shutil.which("mount")
+    done = mount and subprocess.run(
+        [mount, "-t", "tmpfs", "-o", "size=3m", "tmpfs", directory], check=False, timeout=20
+    )
+    if done is None or done.returncode:
+        pytest.skip("no file system can be mounted here: it takes root, in a container that is allowed to")
+    yield directory
+    subprocess.run(["umount", "-l", directory], check=True, timeout=20)
+
+
+def fill(path):
+    """Take all the space that is left on a file's disk."""
+    with path.open("wb") as file, contextlib.suppress(OSError):
+        while True:
+            os.write(file.fileno(), bytes(4096))
+
+
+def test_full_disk(collecting, small_disk, tmp_path):
+    """On a disk that is really full nothing is acknowledged and readiness says why; with room again all is stored."""
+
+    async def scenario():
+        async with collecting(store=str(small_disk), flush_seconds=0.1) as collector:
+            clients = [Client(number, collector.addresses["grpc"]) for number in range(2)]
+            async with running(*clients):
+                for one in clients:
+                    one.make()
+                await until(lambda: all(one.acked == 1 for one in clients))
+                fill(small_disk / "ballast")
+                for one in clients:
+                    for _ in range(50):
+                        one.make()
+                await until(lambda: collector.recorder.failures > 2)
+                reason, acked = collector.scrape.ready(), [one.acked for one in clients]
+                (small_disk / "ballast").unlink()
+                await until(lambda: all(one.acked == one.sequence for one in clients))
+                return clients, reason, acked, collector.scrape.ready()
+
+    clients, reason, acked, ready = asyncio.run(scenario())
+    assert (reason, acked, ready) == ("recording fails: the disk is full", [1, 1], None)
+    assert troubles(clients, small_disk) == {}
+    assert list(small_disk.rglob("*.tmp")) == []
+
+
+@pytest.mark.parametrize("jump_s", [3600, -3600])
+def test_clock_jump(collecting, fake_agent, tmp_path, jump_s):
+    """Nodes with clocks hours apart, and one that jumps by an hour, are on one clock after three round trips."""
+
+    async def scenario():
+        async with collecting(out=str(tmp_path)) as collector:
+            agents = [fake_agent(collector.addresses["grpc"], agent_id=name, node=name) for name in ("near", "far")]
+            agents[1].clock_shift_ns = 5 * 3600 * 10**9
+            for agent in agents:
+                await agent.connect()
+                await agent.round_trip()
+                await agent.send(agent.batch(0))
+            agents[0].clock_shift_ns += jump_s * 10**9
+            for _ in range(4):
+                await agents[0].round_trip()
+            await agents[0].send(agents[0].batch(1))
+            for agent, last in zip(agents, (2, 1), strict=True):
+                await agent.until_acked(last)
+                await agent.close()
+            return collector.clock.now()
+
+    now = asyncio.run(scenario())
+    run = read_run(tmp_path)
+    assert np.sort(run.steps["step"]).tolist() == [0, 0, 0, 0, 1, 1]
+    assert np.abs(run.steps["start_ns"] - now).max() < 60e9
+
+
+def test_client_that_never_reads(collecting, fake_agent, tmp_path):
+    """A client that sends and never reads holds nobody else up, and what waits for it does not grow."""
+
+    async def scenario():
+        async with collecting(out=str(tmp_path), flush_seconds=0.05) as collector:
+            deaf = fake_agent(collector.addresses["grpc"], agent_id="deaf", node="n9", job="deaf")
+            await deaf.connect()
+            client = Client(0, collector.addresses["grpc"])
+            async with running(client):
+                for step in range(200):
+                    await deaf.send(deaf.batch(step))
+                    client.make()
+                await until(lambda: client.acked == 200)
+                await until(lambda: collector.ingest.agents["deaf@n9"].durable == 200)
+                waiting = len(collector.ingest.agents["deaf@n9"].outbox._drain())
+            await deaf.close()
+            return waiting
+
+    assert asyncio.run(scenario()) <= 2
+
+
+def test_bytes_that_are_no_protocol(collecting, tmp_path):
+    """Noise on the port, half a handshake and messages that do not parse end their connections, and nothing else."""
+
+    async def scenario():
+        async with collecting(store=str(tmp_path), flush_seconds=0.1) as collector:
+            address = collector.addresses["grpc"]
+            host, port = address.rsplit(":", 1)
+            idle = socket.create_connection((host, int(port)))
+            idle.sendall(b"PRI * HTT")  # and never the rest
+            with socket.create_connection((host, int(port))) as noise, contextlib.suppress(OSError):
+                noise.sendall(os.urandom(1 << 20))
+            async with grpc.aio.insecure_channel(address) as channel:
+                call = channel.stream_stream("/hindmost.v1.Telemetry/Stream")()
+                await call.write(b"\xff" * 1000)
+                code = await call.code()
+            client = Client(0, address)
+            async with running(client):
+                client.make()
+                await until(lambda: client.acked == 1)
+            idle.close()
+            return client, code
+
+    client, code = asyncio.run(scenario())
+    assert code in {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
+    assert troubles([client], tmp_path) == {}
+
+
+def frame(kind, flags, stream, payload):
+    """An HTTP/2 frame."""
+    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+def header(name, value):
+    """A literal header field, never indexed."""
+    return b"\x10" + bytes([len(name)]) + name + bytes([len(value)]) + value
+
+
+def closes_stream(answer):
+    """Whether frames end stream 1: by RST_STREAM, by a flag, or with the whole connection."""
+    while len(answer) >= 9:
+        size, kind, flags = int.from_bytes(answer[:3], "big"), answer[3], answer[4]
+        stream = int.from_bytes(answer[5:9], "big")
+        if kind in {3, 7} or (stream == 1 and flags & 1 and kind in {0, 1}):
+            return True
+        answer = answer[9 + size :]
+    return False
+
+
+def announce_gigabyte(host, port):
+    """Begin a message that says it has 1 GB; what the server answers, once it has ended the stream."""
+    named = {b":method": b"POST", b":scheme": b"http", b":path": b"/hindmost.v1.Telemetry/Stream", b":authority": b"x"}
+    named |= {b"te": b"trailers", b"content-type": b"application/grpc"}
+    fields = b"".join(header(*one) for one in named.items())
+    with socket.create_connection((host, port), timeout=20) as connection:
+        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"") + frame(1, 4, 1, fields))
+        connection.sendall(frame(0, 0, 1, b"\0" + struct.pack(">I", 1 << 30) + bytes(16_000)))
+        answer = b""
+        while not closes_stream(answer):
+            more = connection.recv(65536)
+            if not more:
+                break
+            answer += more
+        return answer
+
+
+def test_gigabyte_message(collecting, tmp_path):
+    """A message that says it has 1 GB is refused before a byte of memory is taken for it; others are served."""
+
+    async def scenario():
+        async with collecting(store=str(tmp_path), flush_seconds=0.1) as collector:
+            host, port = collector.addresses["grpc"].rsplit(":", 1)
+            before = psutil.Process().memory_info().rss
+            answers = [await asyncio.to_thread(announce_gigabyte, host, int(port)) for _ in range(3)]
+            grown = psutil.Process().memory_info().rss - before
+            client = Client(0, collector.addresses["grpc"])
+            async with running(client):
+                client.make()
+                await until(lambda: client.acked == 1)
+            return client, answers, grown
+
+    client, answers, grown = asyncio.run(scenario())
+    assert all(b"larger than max (1073741824" in answer for answer in answers)
+    assert grown < 100 << 20
+    assert troubles([client], tmp_path) == {}
+
+
+def test_two_agents_of_one_identity(collecting, tmp_path, caplog):
+    """Two agents with one identity: each sequence number is taken once, the rest is counted, and one line says so."""
+
+    async def scenario():
+        async with collecting(store=str(tmp_path), flush_seconds=0.05) as collector:
+            twins = [Client(0, collector.addresses["grpc"]) for _ in range(2)]
+            async with running(*twins):
+                for one in twins:
+                    for _ in range(20):
+                        one.make()
+                await until(lambda: all(one.acked == 20 for one in twins))
+                await until(lambda: next(iter(collector.ingest.agents.values())).contested)
+            return twins, collector.ingest.counts
+
+    twins, counts = asyncio.run(scenario())
+    assert troubles(twins[:1], tmp_path) == {}
+    assert counts["batches"] - counts["duplicate_batches"] == 20
+    assert sum("two agents on node n0" in record.message for record in caplog.records) == 1
