@@ -18,7 +18,7 @@ from hindmost import __version__
 from hindmost.attach import stacks
 from hindmost_proto import telemetry_pb2 as wire
 
-from hindmost_agent import kept, samplers
+from hindmost_agent import closer, kept, samplers
 from hindmost_agent.agent import Agent
 from hindmost_agent.exposition import Exposition, listen
 from hindmost_agent.files import text
@@ -172,20 +172,24 @@ class Service:
             self.leave("the collector said stop")
 
     def _zoom(self, zoom: wire.Zoom) -> None:
-        """Dump the stacks that the collector asks for, beside the loop: a dump takes up to seconds."""
-        if not zoom.stacks:
-            return
+        """Fetch the stacks or the events that the collector asks for, beside the loop: a dump takes up to seconds."""
         wanted = [
             one for one in self.host.ranks if one.job_id == zoom.job_id and one.rank in (zoom.ranks or [one.rank])
         ]
         for rank in wanted:
-            task = asyncio.get_running_loop().create_task(self._dump(rank))
+            look = self._dump(rank) if zoom.stacks else self._trace(rank, zoom.first_step, zoom.last_step)
+            task = asyncio.get_running_loop().create_task(look)
             self._dumps.add(task)
             task.add_done_callback(self._dumps.discard)
 
     async def _dump(self, rank: RankProcess) -> None:
         stack = await asyncio.to_thread(stacks.dump, rank.pid)
         self.agent.attach(rank, "stack.txt", stack.encode(), time.monotonic_ns())
+
+    async def _trace(self, rank: RankProcess, first: int, last: int) -> None:
+        paths = [path for one in self.agent.rings if one.process.pid == rank.pid for path in one.rings]
+        content = await asyncio.to_thread(closer.trace, paths, rank.rank, first, last)
+        self.agent.attach(rank, f"trace-{first}-{last}.json", content, time.monotonic_ns())
 
     def _watch_stdin(self, loop: asyncio.AbstractEventLoop) -> None:
         """``--hold``: whoever started this agent keeps its stdin open for as long as it is wanted."""
