@@ -94,11 +94,14 @@ class Runner:
         self._interval_ns = interval_ns
         self._spread = False
 
-    def run(self, now_ns: int) -> list[Reading]:
-        """Read every sampler that is due at ``now_ns``: at first all; one that fails or is absent leaves no reading."""
+    def run(self, now_ns: int, *, everything: bool = False) -> list[Reading]:
+        """Read every sampler that is due at ``now_ns``: at first all; one that fails or is absent leaves no reading.
+
+        With ``everything`` due or not: what a job's end has changed must not wait for the next period.
+        """
         readings = []
         for slot in self._slots:
-            if now_ns >= slot.due_ns:
+            if everything or now_ns >= slot.due_ns:
                 slot.due_ns = following(slot.due_ns, slot.period_ns, now_ns)
                 reading = self._guarded(slot, now_ns)
                 if reading is None:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from hindmost_agent.sampler import Sampler
 
 PID = 4242
+STATUS = (
+    "Name:\tpython\nCpus_allowed_list:\t0-23,96-119\nvoluntary_ctxt_switches:\t400\nnonvoluntary_ctxt_switches:\t30\n"
+)
 
 
 @pytest.fixture
@@ -99,10 +102,12 @@ def test_a_dataloader_s_worker_belongs_to_its_rank(host: Host) -> None:
 def test_a_rank_says_where_it_may_run(host: Host) -> None:
     """The number of cores and their list, as the kernel gives it."""
     thread(host.proc / str(PID), PID, "python", 1, 0.0)
-    write(host.proc / str(PID), {"status": "Name:\tpython\nCpus_allowed_list:\t0-23,96-119\n"})
+    write(host.proc / str(PID), {"status": STATUS})
     found = read(ProcessThreads(host))
     assert found["hindmost_process_allowed_cpus", "j", "0"] == 48
     assert found["hindmost_process_affinity_info", "j", "0", "0-23,96-119"] == 1
+    assert found["hindmost_process_voluntary_switches_total", "j", "0"] == 400
+    assert found["hindmost_process_involuntary_switches_total", "j", "0"] == 30
 
 
 def test_waiting_that_the_kernel_does_not_keep_is_missing(host: Host) -> None:
@@ -122,7 +127,7 @@ def test_files_of_a_rank_that_are_out_of_reach_are_said_once(host: Host, caplog:
     assert found["hindmost_process_cpu_seconds_total", "j", "0"] == 1.0
     assert math.isnan(found["hindmost_process_read_bytes_total", "j", "0"])
     assert [record.getMessage() for record in caplog.records] == [
-        "/proc/4242: schedstat, io, status cannot be read (said once)"
+        "/proc/4242: schedstat, io cannot be read (said once)"
     ]
 
 

@@ -27,6 +27,7 @@ class Disk(Sampler):
     """Reads and writes of whole disks; partitions, loop and RAM devices are left out."""
 
     name = "disk"
+    period = 2.0
     source = "/proc/diskstats"
     metrics = (READS, READ_BYTES, READ_SECONDS, WRITES, WRITTEN, WRITE_SECONDS, IN_FLIGHT, BUSY)
 

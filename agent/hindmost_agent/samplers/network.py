@@ -24,6 +24,7 @@ class Network(Sampler):
     """Traffic of every interface; container-side virtual pairs are left out."""
 
     name = "network"
+    period = 2.0
     source = "/proc/net/dev"
     metrics = (RX_BYTES, RX_PACKETS, RX_ERRORS, RX_DROPS, TX_BYTES, TX_PACKETS, TX_ERRORS, TX_DROPS)
 

@@ -22,6 +22,7 @@ class Pressure(Sampler):
     """Pressure stall information (PSI) of the node; absent where the kernel was built or started without it."""
 
     name = "pressure"
+    period = 2.0
     source = "/proc/pressure"
     metrics = (WAITING, STALLED)
 

@@ -37,10 +37,6 @@ READ_ANY = counter(
 )
 READ = counter("hindmost_process_read_bytes_total", "Bytes fetched from storage.", *_BY)
 WRITTEN = counter("hindmost_process_written_bytes_total", "Bytes sent to storage.", *_BY)
-VOLUNTARY = counter("hindmost_process_voluntary_switches_total", "Times the main thread gave up its core.", *_BY)
-INVOLUNTARY = counter(
-    "hindmost_process_involuntary_switches_total", "Times the main thread was put off its core.", *_BY
-)
 
 
 class Watch:
@@ -52,15 +48,14 @@ class Watch:
         self.stat = File(folder / "stat")
         self.schedstat = _maybe(folder / "schedstat")
         self.io = _maybe(folder / "io")
-        self.status = _maybe(folder / "status")
         if self.io is not None and not _readable(self.io):
             self.io = None
-        self.out_of_reach = [name for name in ("schedstat", "io", "status") if getattr(self, name) is None]
+        self.out_of_reach = [name for name in ("schedstat", "io") if getattr(self, name) is None]
 
     def values(self) -> list[float]:
         """In the order of ``Process.metrics``; all missing once the process has gone."""
         try:
-            return [*_stat(self.stat.read()), *_schedstat(self.schedstat), *_io(self.io), *_switches(self.status)]
+            return [*_stat(self.stat.read()), *_schedstat(self.schedstat), *_io(self.io)]
         except ProcessLookupError:
             return [NAN] * len(Process.metrics)
 
@@ -108,24 +103,15 @@ def _io(file: File | None) -> tuple[float, ...]:
     return int(fields[5]), int(fields[1]), int(fields[9]), int(fields[11])
 
 
-def _switches(file: File | None) -> tuple[float, ...]:
-    if file is None:
-        return NAN, NAN
-    data = file.read()
-    at = data.rindex(b"voluntary_ctxt_switches:", 0, data.rindex(b"nonvoluntary"))
-    words = data[at:].split()
-    return int(words[1]), int(words[3])
-
-
 @register
 class Process(Sampler):
     """The ranks of this node, one process each; see `process_threads` for their threads and DataLoader workers."""
 
     name = "process"
-    source = "/proc/PID/{stat,schedstat,io,status}"
+    source = "/proc/PID/{stat,schedstat,io}"
     metrics = (
         CPU, SYSTEM, MINOR, MAJOR, THREADS, RESIDENT, RUNQUEUE, SLICES,
-        READ_CALLS, READ_ANY, READ, WRITTEN, VOLUNTARY, INVOLUNTARY,
+        READ_CALLS, READ_ANY, READ, WRITTEN,
     )  # fmt: skip
 
     def __init__(self, host: Host) -> None:

@@ -34,6 +34,10 @@ ALL_WAITED = counter(
 )  # fmt: skip
 ALLOWED = gauge("hindmost_process_allowed_cpus", "Cores on which the rank may run.", *_BY)
 AFFINITY = gauge("hindmost_process_affinity_info", "1; the list of cores on which the rank may run.", *_BY, "cpus")
+VOLUNTARY = counter("hindmost_process_voluntary_switches_total", "Times the main thread gave up its core.", *_BY)
+INVOLUNTARY = counter(
+    "hindmost_process_involuntary_switches_total", "Times the main thread was put off its core.", *_BY
+)
 CHILDREN = gauge("hindmost_process_children", "Descendants of the rank: DataLoader workers and others.", *_BY)
 CHILD_CPU = counter("hindmost_process_children_cpu_seconds_total", "CPU time of the rank's descendants.", *_BY)
 CHILD_MEMORY = gauge(
@@ -86,13 +90,14 @@ class Sums:
 
 @register
 class ProcessThreads(Sampler):
-    """Thread groups, affinity and descendants of each rank; a DataLoader's worker belongs to its rank."""
+    """Thread groups, affinity, context switches and descendants of each rank; a DataLoader's worker is its rank's."""
 
     name = "process_threads"
-    period = 10.0
+    period = 15.0
     source = "/proc/PID/task/*/{stat,schedstat,children}, /proc/PID/{status,io}"
     metrics = (
-        GROUP_CPU, GROUP_WAITED, ALL_WAITED, ALLOWED, AFFINITY, CHILDREN, CHILD_CPU, CHILD_MEMORY, CHILD_READ,
+        GROUP_CPU, GROUP_WAITED, ALL_WAITED, ALLOWED, AFFINITY, VOLUNTARY, INVOLUNTARY,
+        CHILDREN, CHILD_CPU, CHILD_MEMORY, CHILD_READ,
     )  # fmt: skip
 
     def __init__(self, host: Host) -> None:
@@ -109,7 +114,7 @@ class ProcessThreads(Sampler):
         for key, rank in live.items():
             folder = self.host.proc / str(rank.pid)
             found.update(_threads(folder, rank, self._threads[key]))
-            found.update(_affinity(folder, rank))
+            found.update(_status(folder, rank))
             found.update(_descendants(self.host, rank, self._children[key]))
         if self.series != tuple(found):
             self.series = tuple(found)
@@ -148,17 +153,29 @@ def _waited(thread: Path) -> float:
     return int(times[1]) / 1e9 if len(times) == 3 else NAN
 
 
-def _affinity(folder: Path, rank: RankProcess) -> dict[Series, float]:
-    """From ``Cpus_allowed_list: 0-31,64-95``; nothing when it cannot be read."""
-    try:
-        status = read_once(folder / "status", 65536)
-        listed = status[status.index(b"Cpus_allowed_list:") :].split(None, 2)[1]
-        spans = [span.split(b"-") for span in listed.split(b",")]
-        allowed = sum(int(span[-1]) - int(span[0]) + 1 for span in spans)
-    except (OSError, ValueError, IndexError):
-        return {}
+def _status(folder: Path, rank: RankProcess) -> dict[Series, float]:
+    """Affinity and context switches of the main thread; nothing of what cannot be read."""
     who = (rank.job_id, str(rank.rank))
-    return {series(ALLOWED, *who): float(allowed), series(AFFINITY, *who, listed.decode("ascii", "replace")): 1.0}
+    try:
+        lines = (line.partition(b":") for line in read_once(folder / "status", 65536).splitlines())
+        table = {key: value.strip() for key, _, value in lines}
+        found = {
+            series(metric, *who): float(int(table[key]))
+            for metric, key in ((VOLUNTARY, b"voluntary_ctxt_switches"), (INVOLUNTARY, b"nonvoluntary_ctxt_switches"))
+            if key in table
+        }
+        listed = table[b"Cpus_allowed_list"].decode("ascii", "replace")
+        found[series(ALLOWED, *who)] = float(_cores(listed))
+        found[series(AFFINITY, *who, listed)] = 1.0
+    except (OSError, ValueError, KeyError, OverflowError):
+        return {}
+    return found
+
+
+def _cores(listed: str) -> int:
+    """How many cores ``0-31,64-95`` are."""
+    spans = [span.split("-") for span in listed.split(",")]
+    return sum(int(span[-1]) - int(span[0]) + 1 for span in spans)
 
 
 def _descendants(host: Host, rank: RankProcess, sums: Sums) -> dict[Series, float]:

@@ -33,7 +33,7 @@ class Tcp(Sampler):
     """Segments, retransmissions, timeouts and drops of TCP."""
 
     name = "tcp"
-    period = 5.0
+    period = 15.0
     source = "/proc/net/snmp, /proc/net/netstat"
     metrics = tuple(COLUMNS.values())
 

@@ -1,0 +1,38 @@
+"""How hard the kernel works to find memory: faults, swap, reclaim, migrations."""
+
+from __future__ import annotations
+
+from hindmost_agent.files import File
+from hindmost_agent.lines import Lines
+from hindmost_agent.metric import counter, series
+from hindmost_agent.sampler import Host, Sampler, register
+
+#: Key in /proc/vmstat to metric.
+VMSTAT = {
+    b"pgfault": counter("hindmost_node_page_faults_total", "Page faults, minor and major."),
+    b"pgmajfault": counter("hindmost_node_major_page_faults_total", "Page faults that had to read from disk."),
+    b"pswpin": counter("hindmost_node_swap_in_pages_total", "Pages read back from swap."),
+    b"pswpout": counter("hindmost_node_swap_out_pages_total", "Pages written to swap."),
+    b"allocstall_normal": counter("hindmost_node_allocation_stalls_total", "Allocations that had to reclaim first."),
+    b"oom_kill": counter("hindmost_node_oom_kills_total", "Processes that the kernel killed for want of memory."),
+    b"numa_miss": counter("hindmost_node_numa_miss_pages_total", "Pages given from another node than was asked for."),
+    b"pgmigrate_success": counter("hindmost_node_migrated_pages_total", "Pages moved between NUMA nodes or compacted."),
+}
+
+
+@register
+class Vmstat(Sampler):
+    """Page faults, swapping, reclaim and migration of the node. The file is long: seldomer than `memory`."""
+
+    name = "vmstat"
+    period = 5.0
+    source = "/proc/vmstat"
+    metrics = tuple(VMSTAT.values())
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self._lines = Lines(File(host.proc / "vmstat"), tuple(VMSTAT))
+        self.series = tuple(series(metric) for metric in self.metrics)
+
+    def sample(self) -> list[float]:
+        return self._lines.read()
