@@ -67,9 +67,14 @@ def of_hosts(found: HostBound | None, blocks: Blocks) -> list[Verdict]:
     ]
 
 
+#: A job's first steps may differ from the rest in their collectives, and are not found by their pattern.
+_START = 2
+
+
 def since(blocks: Blocks, index: int) -> int:
     """Step number; from the first judged step means from the start, since warm-up cannot tell."""
-    return 0 if index == 0 and blocks.steps[0] == blocks.warmup else int(blocks.steps[index])
+    from_the_start = index == 0 and blocks.steps[0] <= blocks.warmup + _START
+    return 0 if from_the_start else int(blocks.steps[index])
 
 
 def of_job(blocks: Blocks, settings: Settings) -> list[Verdict]:

@@ -1,0 +1,47 @@
+"""A slow input that is hidden behind a GPU's queued work costs nothing, and the report says so."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hindmost_collector.judge import judge
+from hindmost_collector.simulate import Scenario, simulate
+
+if TYPE_CHECKING:
+    from hindmost_collector.model import Run
+    from hindmost_collector.verdict import Report
+
+
+def fetching(ms: dict[int, float]) -> Run:
+    """A clean job on GPUs, run ahead by its hosts; these ranks wait so much longer for their input in each step."""
+    run = simulate(Scenario(4, 80, run_ahead=2)).run
+    longer = np.array([ms.get(rank, 0.0) * 1e6 for rank in run.steps["rank"].tolist()]).astype(np.int64)
+    steps = {**run.steps, "input_ns": run.steps["input_ns"] + longer}
+    return dataclasses.replace(run, steps=steps)
+
+
+def told(report: Report) -> list[str]:
+    return [note for note in report.notes if "costs nothing now" in note]
+
+
+def test_a_rank_whose_slow_input_is_hidden_is_told_and_not_named() -> None:
+    """30 ms of a 100 ms step, and nobody waits for it."""
+    report = judge(fetching({1: 30.0}))
+    assert [verdict.kind for verdict in report.verdicts] == ["balanced"]
+    (note,) = told(report)
+    assert note.startswith("rank 1 waits 30.0 ms a step longer for input than the rest")
+
+
+@pytest.mark.parametrize("ms", [{}, {1: 2.0}])
+def test_a_usual_input_is_not_told(ms: dict[int, float]) -> None:
+    """Less than a twentieth of the step is no news."""
+    assert told(judge(fetching(ms))) == []
+
+
+def test_of_an_input_that_all_hide_alike_all_are_told() -> None:
+    """It bounds how much faster the GPUs may become."""
+    (note,) = told(judge(fetching(dict.fromkeys(range(4), 40.0))))
+    assert note.startswith("every rank waits about")
