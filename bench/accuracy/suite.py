@@ -91,7 +91,7 @@ def pipeline(random: np.random.Generator, seed: int) -> Scenario:
 
 def hard(random: np.random.Generator, seed: int) -> Scenario:
     """Few ranks, few steps, much noise, a fault about as large as the noise or none: where a name may well be wrong."""
-    shape = _shape(random, (4, 8, 16, 32)) | {"steps": int(random.integers(20, 90))}
+    shape = _shape(random, (4, 8, 16, 32)) | {"steps": int(random.integers(44, 90))}
     noise = Noise(
         each_stretch=float(random.uniform(0.01, 0.08)),
         wandering=float(random.uniform(0.003, 0.04)),

@@ -52,6 +52,10 @@ def _owners(stalled: Array, settings: Settings) -> Iterator[tuple[int, Ints, flo
             yield row, np.flatnonzero(stalled[row]), float(share)
 
 
+#: A rank that stalled once may have been anybody.
+_AGAIN = 2
+
+
 def _of_nodes(blocks: Blocks, excess: Floats, stalled: Array, settings: Settings) -> list[Stalls]:
     """A node on which now one rank stalls and now another: what disturbs them is the node's."""
     nodes = np.unique(blocks.node)
@@ -61,7 +65,14 @@ def _of_nodes(blocks: Blocks, excess: Floats, stalled: Array, settings: Settings
     found = []
     for place, steps, share in _owners(together, settings):
         rows = np.flatnonzero(blocks.node == nodes[place])
-        rows = rows[stalled[rows].any(axis=1)]
+        often = np.array([_episodes(stalled[row]) for row in rows])
+        rows = rows[often >= _AGAIN]
+        if (
+            len(rows) < 2
+            or often.sum() < 2 * settings.min_stalls
+            or often.max() > settings.min_stall_share * often.sum()
+        ):
+            continue  # mostly one rank's, and too few to name it
         typical = float(np.median(excess[rows][:, steps].max(axis=0)))
         found.append(Stalls(tuple(rows[np.argsort(-stalled[rows].sum(axis=1))].tolist()), steps, typical, share))
     return found
