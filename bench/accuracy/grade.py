@@ -46,7 +46,7 @@ def grade(family: str, seed: int) -> dict[str, Any]:
         "effect": _effect(job, simulated.truth),
         "named": sorted({rank for verdict in naming for rank in verdict.ranks}),
         "top": naming[0].ranks[0] if naming and naming[0].ranks else None,
-        "said": [[verdict.confidence, _is_right(verdict, job)] for verdict in naming],
+        "said": [[verdict.kind, verdict.confidence, _is_right(verdict, job)] for verdict in naming],
         "kinds": [verdict.kind for verdict in report.verdicts],
         "verdict_causes": sorted({str(verdict.cause) for verdict in naming}),
         "since": min((verdict.since_step for verdict in naming if verdict.since_step is not None), default=None),

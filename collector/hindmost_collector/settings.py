@@ -24,7 +24,8 @@ class Settings:
     min_steps_when_large: int = 3
     #: Median over blocks of steps against their standard error; at five, normal noise errs once in a million.
     min_z: float = 5.0
-    #: The excess must stand out from how much the healthy ranks differ among themselves.
+    #: The excess against how much healthy ranks differ among themselves, beyond the most extreme that chance makes of
+    #: so many: standard deviations, times 1.6 with 4 ranks, 2.2 with 1,024.
     min_spread_ratio: float = 3.0
     #: Share of time blocks in which the rank must be late by at least half of its typical excess.
     min_consistency: float = 0.85

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector import causes, roles, whatif, wording
+from hindmost_collector import causes, confidence, roles, whatif, wording
 from hindmost_collector.job_verdicts import since
 from hindmost_collector.model import Run, rows
 from hindmost_collector.robust import average, median, peers_median
@@ -137,12 +137,13 @@ def _until(blocks: Blocks, stop: int) -> int | None:
 
 
 def _confidence(habits: list[Habit], settings: Settings) -> float:
-    """0 to 1: how far the weakest criterion of the weakest rank is above its threshold."""
-    margins = [
-        min(habit.z / settings.min_z, habit.spread_ratio / settings.min_spread_ratio, 10.0) * habit.consistency
-        for habit in habits
-    ]
-    return float(np.clip(1.0 - 0.1 / max(min(margins), 0.1) ** 2, 0.5, 0.99))
+    """How far the weakest criterion of the weakest rank is above its threshold, as a share of such names right."""
+    return confidence.of_margin(
+        min(
+            min(habit.z / settings.min_z, habit.spread_ratio / settings.min_spread_ratio) * habit.consistency
+            for habit in habits
+        )
+    )
 
 
 def of_stalls(stalls: list[Stalls], blocks: Blocks, settings: Settings) -> list[Verdict]:

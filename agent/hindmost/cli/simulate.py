@@ -22,7 +22,11 @@ _FAULT = re.compile(
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add this subcommand's arguments."""
-    parser.add_argument("out", metavar="FOLDER", type=Path, help="where the recording goes: a new folder")
+    parser.add_argument("out", metavar="FOLDER", type=Path, nargs="?", help="where the recording goes: a new folder")
+    parser.add_argument("--collector", metavar="HOST:PORT", help="send the job to a running collector instead")
+    parser.add_argument(
+        "--speed", type=float, default=0.0, metavar="X", help="seconds of the job a second; default: at once"
+    )
     parser.add_argument("--format", choices=("run", "traces"), default="run", help="default: a run directory")
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--steps", type=int, default=100)
@@ -44,6 +48,8 @@ def run(args: argparse.Namespace) -> int:
         from hindmost_collector.simulate.write import write
     except ImportError as error:
         raise HindmostError(f"{error.name} is not installed: pip install 'hindmost[collector]'") from error
+    if (args.out is None) == (args.collector is None):
+        raise UsageError("name a FOLDER for the recording, or a --collector to send it to")
     scenario = Scenario(
         ranks=args.ranks,
         steps=args.steps,
@@ -56,11 +62,23 @@ def run(args: argparse.Namespace) -> int:
         varying_lengths=args.varying_lengths,
         faults=tuple(fault for text in args.fault for fault in parse_fault(text)),
     )
+    if args.collector:
+        return _to_collector(scenario, args)
     simulated = simulate(scenario)
     write(simulated.run, args.out, args.format)
     if args.truth:
         args.truth.write_text(json.dumps(asdict(simulated.truth), indent=1) + "\n")
     sys.stdout.write(f"{args.out}: {args.ranks} ranks, {args.steps} steps; judge it by: hindmost report {args.out}\n")
+    return 0
+
+
+def _to_collector(scenario: Any, args: argparse.Namespace) -> int:
+    from hindmost_collector.simulate.stream import send
+
+    if args.truth:
+        raise UsageError("--truth goes with a FOLDER: what is so is known only by simulating again without faults")
+    count = send(scenario, args.collector, args.speed)
+    sys.stdout.write(f"{args.collector}: {args.ranks} ranks, {args.steps} steps, {count} batches, all durable\n")
     return 0
 
 

@@ -78,7 +78,7 @@ def _judge(blocks: Blocks, row: int, suspects: list[int], smallest: float, setti
     consistency = float(np.mean(np.nan_to_num(block_medians(part)) >= level / 2))
     if z < settings.min_z or consistency < settings.min_consistency:
         return None
-    ratio = level / max(_healthy_spread(blocks.excess[:, first:stop], suspects, row), 1.0)
+    ratio = level / max(_healthy_spread(blocks.excess[:, first:stop], suspects, row), 1.0) / extreme(len(blocks.ranks))
     latest = _latest(blocks.excess[:, first:stop], suspects, row)
     if ratio < settings.min_spread_ratio:
         return None
@@ -101,6 +101,11 @@ def _latest(excess: Floats, suspects: list[int], row: int) -> float:
 def _noise(series: Floats) -> float:
     """Scatter from step to step, over all steps: a stretch was picked for being high, and may be calm by chance."""
     return float(MAD_TO_SIGMA * MEDIAN_COST * median(np.abs(np.diff(series))) / np.sqrt(2))
+
+
+def extreme(ranks: int) -> float:
+    """How many standard deviations the most extreme of so many healthy ranks is off, as a multiple of one's."""
+    return 1 + float(np.sqrt(2 * np.log(ranks))) / 3
 
 
 #: Healthy ranks looked at: enough to know how much ranks differ, whatever the size of the job.

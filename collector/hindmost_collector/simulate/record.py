@@ -31,13 +31,13 @@ def record(scenario: Scenario, draws: Draws, timing: Timing, metrics: bool) -> R
     hung = [fault for fault in scenario.faults if fault.cause == "hang"]
     last = min((fault.onset for fault in hung), default=scenario.steps)
     known = groups(scenario)
-    operations = _collectives(scenario, draws, timing, known, last)
+    operations = collectives_of(scenario, draws, timing, known, last)
     return Run(
         job=Job(id=f"simulated-{scenario.seed}", world_size=scenario.ranks, source="simulation"),
         ranks=_ranks(scenario),
-        steps=_steps(scenario, draws, timing, last),
+        steps=steps_of(scenario, draws, timing, last),
         collectives=operations,
-        communicators=_communicators(known),
+        communicators=communicators_of(known),
         in_flight=_in_flight(scenario, draws, timing, known, last, {rank for fault in hung for rank in fault.ranks}),
         metrics=telemetry(scenario, draws, timing, EPOCH_NS) if metrics else table("metrics", node=[]),
     )
@@ -78,29 +78,31 @@ def _on_gpu_clock(draws: Draws, times: Array, ranks: Any = slice(None)) -> Array
     return shown
 
 
-def _steps(scenario: Scenario, draws: Draws, timing: Timing, last: int) -> Table:
-    shape = (scenario.steps, scenario.ranks)
-    until = np.vstack([timing.begin[1:], timing.finish[-1:]])
-    start = _on_host_clock(draws, timing.begin)
-    issue = ISSUE_SHARE * scenario.step_ms * 1e6 * draws.host
-    runqueue = timing.host["runqueue"]
+def steps_of(scenario: Scenario, draws: Draws, timing: Timing, last: int, first: int = 0) -> Table:
+    """The steps from ``first`` to before ``last``, rank by rank."""
+    cut = slice(first, last)
+    shape = (last - first, scenario.ranks)
+    until = np.vstack([timing.begin[1:], timing.finish[-1:]])[cut]
+    start = _on_host_clock(draws, timing.begin[cut])
+    issue = ISSUE_SHARE * scenario.step_ms * 1e6 * draws.host[cut]
+    runqueue = timing.host["runqueue"][cut]
     columns = {
         "rank": np.broadcast_to(np.arange(scenario.ranks), shape),
-        "step": np.broadcast_to(np.arange(scenario.steps)[:, None], shape),
+        "step": np.broadcast_to(np.arange(first, last)[:, None], shape),
         "start_ns": start,
         "duration_ns": _on_host_clock(draws, until) - start,
-        "work": np.rint(TOKENS * draws.lengths),
-        "input_ns": timing.host["input"],
-        "h2d_ns": timing.gpu["h2d"],
+        "work": np.rint(TOKENS * draws.lengths[cut]),
+        "input_ns": timing.host["input"][cut],
+        "h2d_ns": timing.gpu["h2d"][cut],
         "forward_ns": 0.3 * issue + runqueue,
         "backward_ns": 0.6 * issue,
         "optimizer_ns": 0.1 * issue,
-        "cpu_ns": issue + timing.host["input"],
+        "cpu_ns": issue + timing.host["input"][cut],
         "runqueue_ns": runqueue + 0.001 * issue,
-        **{f"{name}_ns": _seen(timing.host[name]) for name in ("checkpoint", "gc")},
-        **{f"gpu_{phase}_ns": timing.gpu[phase] for phase in ("forward", "backward", "optimizer")},
+        **{f"{name}_ns": _seen(timing.host[name])[cut] for name in ("checkpoint", "gc")},
+        **{f"gpu_{phase}_ns": timing.gpu[phase][cut] for phase in ("forward", "backward", "optimizer")},
     }
-    flat = {name: np.rint(values[:last].T).astype(np.int64).ravel() for name, values in columns.items()}
+    flat = {name: np.rint(values.T).astype(np.int64).ravel() for name, values in columns.items()}
     return table("steps", kind="train", **flat)
 
 
@@ -123,14 +125,18 @@ def _numbers(timing: Timing) -> list[tuple[int, int]]:
     return out
 
 
-def _comm(kind: Groups, number: Array) -> Array:
+def comm_id(kind: Groups, number: Array) -> Array:
+    """Communicator ids of groups by their number."""
     base = int.from_bytes(kind.name.encode().ljust(8, b"\0")[:6], "big") << 16
     return (base + number).astype(np.uint64)
 
 
-def _collectives(scenario: Scenario, draws: Draws, timing: Timing, known: dict[str, Groups], last: int) -> Table:
+def collectives_of(
+    scenario: Scenario, draws: Draws, timing: Timing, known: dict[str, Groups], last: int, first: int = 0
+) -> Table:
+    """The collectives of the steps from ``first`` to before ``last``, rank by rank; then what went between two."""
     rank = np.arange(scenario.ranks)
-    kept = [i for i, (step, _) in enumerate(timing.collectives) if step < last]
+    kept = [i for i, (step, _) in enumerate(timing.collectives) if first <= step < last]
     numbers = _numbers(timing)
     items = [timing.collectives[i] for i in kept]
     count = len(kept)
@@ -143,7 +149,9 @@ def _collectives(scenario: Scenario, draws: Draws, timing: Timing, known: dict[s
     part = table(
         "collectives",
         rank=np.tile(rank, count),
-        comm=np.concatenate([_comm(known[item.groups], known[item.groups].member) for _, item in items] or [rank[:0]]),
+        comm=np.concatenate(
+            [comm_id(known[item.groups], known[item.groups].member) for _, item in items] or [rank[:0]]
+        ),
         seq=each([numbers[i][0] for i in kept], np.int64),
         op=each([item.op for _, item in items], "U16"),
         start_ns=start,
@@ -159,10 +167,10 @@ def _collectives(scenario: Scenario, draws: Draws, timing: Timing, known: dict[s
         step=each([step for step, _ in items], np.int64),
     )
     order = np.lexsort((np.repeat(np.arange(count), scenario.ranks), part["rank"]))
-    return concatenate("collectives", [select(part, order), _transfers(draws, timing, last)])
+    return concatenate("collectives", [select(part, order), _transfers(draws, timing, last, first)])
 
 
-def _transfers(draws: Draws, timing: Timing, last: int) -> Table:
+def _transfers(draws: Draws, timing: Timing, last: int, first: int) -> Table:
     """Sends and receives of a pipeline, numbered per direction and peer."""
     sends = [one for one in timing.sends if one.step < last]
     if not sends:
@@ -173,6 +181,8 @@ def _transfers(draws: Draws, timing: Timing, last: int) -> Table:
         key = (one.op, int(one.ranks[0]), int(one.peers[0]))
         seq.append(count.setdefault(key, 0))
         count[key] += 1
+    seq = [number for number, one in zip(seq, sends, strict=True) if one.step >= first]
+    sends = [one for one in sends if one.step >= first]
     width = len(sends[0].ranks)
     start = np.concatenate([_on_gpu_clock(draws, one.start, one.ranks) for one in sends])
     stop = np.concatenate([_on_gpu_clock(draws, one.end, one.ranks) for one in sends])
@@ -191,12 +201,13 @@ def _transfers(draws: Draws, timing: Timing, last: int) -> Table:
     )
 
 
-def _communicators(known: dict[str, Groups]) -> Table:
+def communicators_of(known: dict[str, Groups]) -> Table:
+    """Every rank's place in each of its communicators."""
     parts = []
     for kind in known.values():
         inside = np.empty(len(kind.member), dtype=np.int64)
         inside[kind.order] = np.tile(np.arange(kind.size), len(kind.member) // kind.size)
-        comm = _comm(kind, kind.member)
+        comm = comm_id(kind, kind.member)
         parts.append(
             table(
                 "communicators",
@@ -225,7 +236,7 @@ def _in_flight(
         rank=others,
         kind="collective",
         name=timing.collectives[first][1].op,
-        comm=_comm(kind, kind.member[others]),
+        comm=comm_id(kind, kind.member[others]),
         seq=_numbers(timing)[first][0],
         start_ns=start,
         observed_ns=start + HANG_SECONDS * 10**9,

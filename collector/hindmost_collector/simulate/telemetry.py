@@ -26,6 +26,13 @@ OTHERS_BYTES = 8e9
 
 def telemetry(scenario: Scenario, draws: Draws, timing: Timing, epoch_ns: int) -> Table:
     """Every rank's GPU clock, reasons and memory, and its process' waiting for a CPU, from true times."""
+    at, series = sampled(scenario, draws, timing)
+    times = np.rint(epoch_ns + at[:, None] + draws.clock_ns[None, :]).astype(np.int64)
+    return concatenate("metrics", [_series(scenario, name, times, values) for name, values in series.items()])
+
+
+def sampled(scenario: Scenario, draws: Draws, timing: Timing) -> tuple[Array, dict[str, Array]]:
+    """When samples are taken [T], ns from the begin on the clock that all share; and of each metric [T, R] values."""
     end = float(timing.finish[-1].max())
     count = int(np.clip(end / 1e9, 10, 120))
     at = np.linspace(0, end, count, endpoint=False) + end / count / 2
@@ -43,8 +50,7 @@ def telemetry(scenario: Scenario, draws: Draws, timing: Timing, epoch_ns: int) -
         "hindmost_gpu_process_memory_used_bytes": np.full_like(clock, OWN_BYTES),
         "hindmost_process_runqueue_seconds_total": queued,
     }
-    times = np.rint(epoch_ns + at[:, None] + draws.clock_ns[None, :]).astype(np.int64)
-    return concatenate("metrics", [_series(scenario, name, times, values) for name, values in series.items()])
+    return at, series
 
 
 def _acting(scenario: Scenario, draws: Draws, cause: str) -> Array:
@@ -61,7 +67,7 @@ def _series(scenario: Scenario, name: str, times: Array, values: Array) -> Table
     """Long rows, rank by rank."""
     count = times.shape[0]
     ranks = range(scenario.ranks)
-    labels = [_labels(scenario, name, rank) for rank in ranks]
+    labels = [json.dumps(labels_of(scenario, name, rank)) for rank in ranks]
     return table(
         "metrics",
         node=np.repeat([f"node{rank // scenario.gpus_per_node:04d}" for rank in ranks], count),
@@ -72,9 +78,10 @@ def _series(scenario: Scenario, name: str, times: Array, values: Array) -> Table
     )
 
 
-def _labels(scenario: Scenario, name: str, rank: int) -> str:
+def labels_of(scenario: Scenario, name: str, rank: int) -> dict[str, str]:
+    """Labels of a rank's series of this metric."""
     job = {"job": f"simulated-{scenario.seed}", "rank": str(rank)}
     uuid = {"gpu_uuid": f"GPU-{rank:08x}"}
     if name.startswith("hindmost_process"):
-        return json.dumps(job)
-    return json.dumps(uuid | job if "process" in name else uuid)
+        return job
+    return uuid | job if "process" in name else uuid

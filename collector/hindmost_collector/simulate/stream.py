@@ -1,0 +1,111 @@
+"""A simulated job straight into a running collector: one stream a node, a few steps at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from hindmost.errors import HindmostError
+from hindmost_proto import telemetry_pb2 as wire
+
+from hindmost_collector.simulate import engine
+from hindmost_collector.simulate.draws import draw
+from hindmost_collector.simulate.wire import Job
+
+if TYPE_CHECKING:
+    from hindmost_collector.simulate.scenario import Scenario
+
+METHOD = "/hindmost.v1.Telemetry/Stream"
+#: How long the collector may take to say hello, and to make the last batch durable.
+WELCOME_S = 10.0
+DURABLE_S = 120.0
+
+
+def send(scenario: Scenario, address: str, speed: float = 0.0) -> int:
+    """Send a job to the collector at ``address``; ``speed`` seconds of it a second, 0: as fast as it is taken.
+
+    Returns the count of batches, all durable. Raises :class:`HindmostError` where the collector does not answer.
+    """
+    draws = draw(scenario, engine.stretches(scenario))
+    timing = engine.run(scenario, draws, scenario.faults)
+    job = Job(scenario, draws, timing, time.time_ns())
+    return asyncio.run(_send(job, address, speed))
+
+
+async def _send(job: Job, address: str, speed: float) -> int:
+    async with grpc.aio.insecure_channel(address) as channel:
+        try:
+            await asyncio.wait_for(channel.channel_ready(), WELCOME_S)
+        except TimeoutError:
+            raise HindmostError(f"no collector answers at {address}: start one by `hindmost collector`") from None
+        streams = [_Stream(channel) for _ in job.nodes]
+        try:
+            for node, stream in zip(job.nodes, streams, strict=True):
+                await stream.open(job.opening(node))
+            await _batches(job, streams, speed)
+            await asyncio.wait_for(asyncio.gather(*(one.close() for one in streams)), DURABLE_S)
+        except (grpc.aio.AioRpcError, TimeoutError, asyncio.InvalidStateError) as error:
+            raise HindmostError(f"the collector at {address} did not take the job: {error!r}") from error
+        finally:
+            for stream in streams:
+                stream.cancel()
+    return sum(job.sequence.values())
+
+
+async def _batches(job: Job, streams: list[_Stream], speed: float) -> None:
+    began = time.monotonic()
+    for node, ends, message in job.batches():
+        if speed > 0:
+            await asyncio.sleep(max(began + ends / speed - time.monotonic(), 0.0))
+        await streams[node].write(message)
+
+
+class _Stream:
+    """One node's stream, and what of it is durable."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._call: Any = channel.stream_stream(
+            METHOD, wire.AgentMessage.SerializeToString, wire.CollectorMessage.FromString
+        )()
+        self._sent = self._durable = 0
+        self._moved = asyncio.Event()
+        self._reader: asyncio.Task[None] | None = None
+
+    async def open(self, messages: list[wire.AgentMessage]) -> None:
+        for message in messages:
+            await self._call.write(message)
+        self._reader = asyncio.create_task(self._read())
+
+    async def write(self, message: wire.AgentMessage) -> None:
+        if self._reader is not None and self._reader.done():
+            self._reader.result()
+        self._sent = message.batch.sequence
+        try:
+            await self._call.write(message)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            reason = await self._call.details()
+            raise HindmostError(f"the collector ended a stream: {reason or 'it gave no reason'}") from None
+
+    async def _read(self) -> None:
+        while (message := await self._call.read()) is not grpc.aio.EOF:
+            if message.HasField("ack"):
+                self._durable = max(self._durable, message.ack.durable_sequence)
+            elif message.HasField("clock"):
+                continue
+            self._moved.set()
+        self._moved.set()
+
+    async def close(self) -> None:
+        """Wait until all is durable, then say goodbye."""
+        while self._durable < self._sent and self._reader is not None and not self._reader.done():
+            self._moved.clear()
+            await self._moved.wait()
+        await self._call.write(wire.AgentMessage(goodbye=wire.Goodbye(reason="the simulation is over")))
+        await self._call.done_writing()
+
+    def cancel(self) -> None:
+        if self._reader is not None:
+            self._reader.cancel()
+        self._call.cancel()

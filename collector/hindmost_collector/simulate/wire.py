@@ -1,0 +1,171 @@
+"""A simulated job as the messages that the agents of its nodes would have sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from hindmost_proto import telemetry_pb2 as wire
+
+from hindmost_collector.model import PHASES, Table, rows
+from hindmost_collector.simulate.layout import groups
+from hindmost_collector.simulate.record import EPOCH_NS, collectives_of, comm_id, gpu, steps_of
+from hindmost_collector.simulate.record import node as node_of
+from hindmost_collector.simulate.telemetry import labels_of, sampled
+from hindmost_collector.sources.columns import select
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hindmost_collector.simulate.draws import Draws
+    from hindmost_collector.simulate.engine import Timing
+    from hindmost_collector.simulate.scenario import Scenario
+
+#: The reading of a node's monotonic clock when its job began; any.
+NODE_BASE_NS = 10**12
+#: Steps that are made and sent at a time: what is in memory of a large job at once.
+STEPS_AT_ONCE = 4
+_CALLS = ("seq", "start_ns", "duration_ns", "bytes", "flags", "peer", "self_ns", "cpu_ns", "runqueue_ns")
+
+
+@dataclass
+class Job:
+    """A simulated job that is sent at Unix time ``now_ns``: GPUs' clocks show that, nodes' their own."""
+
+    scenario: Scenario
+    draws: Draws
+    timing: Timing
+    now_ns: int
+    sequence: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def nodes(self) -> range:
+        """Numbers of the nodes."""
+        return range(-(-self.scenario.ranks // self.scenario.gpus_per_node))
+
+    def ranks(self, node: int) -> range:
+        """Ranks of a node."""
+        each = self.scenario.gpus_per_node
+        return range(node * each, min((node + 1) * each, self.scenario.ranks))
+
+    @property
+    def name(self) -> str:
+        """The job's id."""
+        return f"simulated-{self.scenario.seed}"
+
+    def opening(self, node: int) -> list[wire.AgentMessage]:
+        """Hello and all that later messages refer to."""
+        hello = wire.Hello(protocol=1, agent_id=f"{self.name}-{self.now_ns}-{node}", job_id=self.name)
+        hello.node, hello.monotonic_ns, hello.realtime_ns = self._node(node), NODE_BASE_NS, self.now_ns
+        definitions = wire.Definitions(
+            schemas=[wire.Schema(ref=_schema(node), series=self._series(node))],
+            ranks=[self._rank(rank) for rank in self.ranks(node)],
+            communicators=list(self._communicators(node)),
+        )
+        return [wire.AgentMessage(hello=hello), wire.AgentMessage(definitions=definitions)]
+
+    def batches(self) -> Iterator[tuple[int, float, wire.AgentMessage]]:
+        """Node, when its newest row ends (s from the begin), and the batch; in order of time."""
+        at, samples = sampled(self.scenario, self.draws, self.timing)
+        begun = np.append(self.timing.begin[:, 0], np.inf)
+        for first in range(0, self.scenario.steps, STEPS_AT_ONCE):
+            last = min(first + STEPS_AT_ONCE, self.scenario.steps)
+            held = np.flatnonzero((at >= begun[first]) & (at < begun[last]))
+            steps = steps_of(self.scenario, self.draws, self.timing, last, first)
+            calls = collectives_of(self.scenario, self.draws, self.timing, groups(self.scenario), last, first)
+            ends = float(self.timing.finish[last - 1].max()) / 1e9
+            for node, mine, theirs in zip(self.nodes, self._by_node(steps), self._by_node(calls), strict=True):
+                yield node, ends, self._batch(node, mine, theirs, at[held], {k: v[held] for k, v in samples.items()})
+
+    def _batch(self, node: int, steps: Table, calls: Table, at: Any, samples: dict[str, Any]) -> wire.AgentMessage:
+        self.sequence[node] = self.sequence.get(node, 0) + 1
+        batch = wire.Batch(sequence=self.sequence[node])
+        batch.steps.append(self._steps(node, steps))
+        if rows(calls):
+            batch.collectives.append(self._calls(node, calls))
+        if len(at):
+            ranks = list(self.ranks(node))
+            values = np.concatenate([samples[name][:, ranks] for name in samples], axis=1)
+            times = (NODE_BASE_NS + at).astype(np.int64)
+            batch.metrics.append(wire.MetricBlock(schema=_schema(node), time_ns=times, values=values.ravel()))
+        return wire.AgentMessage(batch=batch)
+
+    def _by_node(self, table: Table) -> list[Table]:
+        """The rows of each node, its ranks one after the other."""
+        order = np.argsort(table["rank"], kind="stable")
+        edges = np.searchsorted(table["rank"][order], [node * self.scenario.gpus_per_node for node in self.nodes][1:])
+        return [select(table, part) for part in np.split(order, edges)]
+
+    def _steps(self, node: int, table: Table) -> wire.StepBlock:
+        phases = [(name, table[f"{name}_ns"]) for name in PHASES]
+        return wire.StepBlock(
+            **self._whose(node, table),
+            step=table["step"],
+            start_ns=table["start_ns"] - EPOCH_NS + NODE_BASE_NS,
+            duration_ns=table["duration_ns"],
+            work=table["work"],
+            phases=[wire.PhaseColumn(name=name, ns=ns) for name, ns in phases if (ns >= 0).any()],
+            kind="train",
+        )
+
+    def _calls(self, node: int, table: Table) -> wire.CollectiveBlock:
+        names, code = np.unique(table["op"], return_inverse=True)
+        columns = {name: table[name] for name in _CALLS} | {"start_ns": table["start_ns"] - EPOCH_NS + self.now_ns}
+        return wire.CollectiveBlock(
+            **self._whose(node, table), op_names=names.tolist(), op=code, comm=table["comm"], **columns
+        )
+
+    def _whose(self, node: int, table: Table) -> dict[str, Any]:
+        """Which rows are of which rank, as blocks of several ranks say it."""
+        count = np.bincount(table["rank"] - self.ranks(node)[0], minlength=len(self.ranks(node)))
+        return {"ranks": [_ref(rank) for rank in self.ranks(node)], "rows": count}
+
+    def _node(self, node: int) -> str:
+        return node_of(self.scenario, self.ranks(node)[0])
+
+    def _rank(self, rank: int) -> wire.Rank:
+        return wire.Rank(
+            ref=_ref(rank),
+            job_id=self.name,
+            rank=rank,
+            world_size=self.scenario.ranks,
+            local_rank=rank % self.scenario.gpus_per_node,
+            node=node_of(self.scenario, rank),
+            gpu_uuid=gpu(rank),
+            framework="torch",
+            command="hindmost simulate",
+        )
+
+    def _series(self, node: int) -> list[wire.Series]:
+        _, samples = sampled(self.scenario, self.draws, self.timing)
+        return [
+            wire.Series(
+                name=name,
+                kind="COUNTER" if name.endswith("_total") else "GAUGE",
+                labels=labels_of(self.scenario, name, rank),
+            )
+            for name in samples
+            for rank in self.ranks(node)
+        ]
+
+    def _communicators(self, node: int) -> Iterator[wire.Communicator]:
+        for place, kind in enumerate(groups(self.scenario).values()):
+            for rank in self.ranks(node):
+                yield wire.Communicator(
+                    ref=_ref(rank) + ((place + 1) << 32),
+                    rank=_ref(rank),
+                    id=int(comm_id(kind, kind.member[rank])),
+                    size=kind.size,
+                    rank_in=int(np.searchsorted(kind.order[kind.member[kind.order] == kind.member[rank]], rank)),
+                    name=kind.name,
+                )
+
+
+def _schema(node: int) -> int:
+    """References are alike for all streams of a collector: each node's series have one of their own."""
+    return (1 << 50) + node
+
+
+def _ref(rank: int) -> int:
+    return (1 << 48) + rank

@@ -1,0 +1,53 @@
+"""A simulated job sent to a collector arrives as what it is."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+from hindmost.errors import HindmostError
+from hindmost_collector.judge import judge
+from hindmost_collector.options import Options
+from hindmost_collector.service import Collector, open_store
+from hindmost_collector.simulate import Fault, Scenario
+from hindmost_collector.simulate.stream import send
+from hindmost_collector.sources import load
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FAULTY = Scenario(ranks=16, steps=40, seed=5, faults=(Fault("gpu_throttle", (13,), 0.2),))
+
+
+def collected(folder: Path, scenario: Scenario) -> int:
+    """Send the job to a collector of this process; how many batches that took."""
+
+    async def go() -> int:
+        options = Options("127.0.0.1:0", "none", str(folder), job_id="simulated-5", flush_seconds=0.2)
+        collector = Collector(options, open_store(options))
+        address = (await collector.start())["grpc"]
+        assert address
+        try:
+            return await asyncio.to_thread(send, scenario, address)
+        finally:
+            await collector.stop("the test is over")
+
+    return asyncio.run(go())
+
+
+def test_what_is_sent_is_what_is_judged(tmp_path: Path) -> None:
+    """Steps, collectives and samples of two nodes arrive whole: the slow rank is named with its cause."""
+    assert collected(tmp_path / "run", FAULTY) == 2 * 10
+    run = load(tmp_path / "run")
+    assert len(run.steps["rank"]) == 16 * 40
+    assert set(run.ranks["node"].tolist()) == {"node0000", "node0001"}
+    (verdict,) = judge(run).verdicts
+    assert (verdict.kind, verdict.ranks, verdict.cause) == ("straggler", (13,), "gpu_throttle")
+
+
+def test_where_nobody_listens_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong address ends in one error that names it."""
+    monkeypatch.setattr("hindmost_collector.simulate.stream.WELCOME_S", 0.2)
+    with pytest.raises(HindmostError, match=r"no collector answers at 127\.0\.0\.1:9"):
+        send(Scenario(ranks=2, steps=2), "127.0.0.1:9")
