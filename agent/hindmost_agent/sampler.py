@@ -41,6 +41,8 @@ class Host:
     #: The same of ``amdsmi``.
     amdsmi_library: Any = None
     amdsmi: Any = None
+    #: The module ``psutil``, imported where something asks for it, or one that behaves like it.
+    psutil: Any = None
     #: Which GPU a process of this node computes on, by pid, as far as the drivers say.
     gpu_of: dict[int, str] = field(default_factory=dict)
 

@@ -182,6 +182,23 @@ def gpu_host(nvml: FakeNvml) -> Host:
     return Host(nvml_library=nvml)
 
 
+class FakePsutil:
+    """The part of ``psutil`` that is used, of a node with two threads a core; it knows of no process."""
+
+    class Error(Exception): ...
+
+    PROCFS_PATH = "/proc"
+
+    def boot_time(self) -> float:
+        return 1_700_000_000.0
+
+    def cpu_count(self, *, logical: bool) -> int:
+        return fake_node.CORES if logical else fake_node.CORES // 2
+
+    def Process(self, pid: int) -> Any:
+        raise self.Error(pid)
+
+
 def _statvfs(path: str) -> os.statvfs_result:
     return os.statvfs_result((4096, 4096, 1000, 600, 500, 100, 50, 40, 0, 255))
 
@@ -190,7 +207,7 @@ def whole_node(root: Path, gpus: FakeNvml) -> Host:
     """The host whose files ``fake_node`` wrote below ``root``, and one rank on it."""
     host = Host(
         proc=root / "proc", sys=root / "sys", cgroup=root / "cgroup", dev=root / "dev", statvfs=_statvfs,
-        nvml_library=gpus,
+        nvml_library=gpus, psutil=FakePsutil(),
     )  # fmt: skip
     gpus.instances[gpus.count - 1] = ["MIG-c0ffee00"]
     gpus.processes[0] = [(fake_node.PID, 5 << 30)]

@@ -55,6 +55,7 @@ def proc() -> dict[str, str]:
     task = f"{PID}/task/{PID}"
     return {
         "stat": f"{total}{cores}intr 99 0 0\nctxt 123456\nbtime 1700000000\nprocesses 4321\nprocs_running 64\nprocs_blocked 2\n",
+        "sys/kernel/osrelease": "5.14.0-427.13.1.el9_4.x86_64\n",
         "loadavg": "64.10 60.00 50.00 65/4000 99\n",
         "schedstat": f"version 15\ntimestamp 1\n{schedstat}",
         "meminfo": "MemTotal: 2113929216 kB\nMemFree: 1000000 kB\nMemAvailable: 1500000000 kB\nCached: 7000 kB\nDirty: 12 kB\n",
@@ -105,7 +106,12 @@ def sys() -> dict[str, str]:
         files |= {f"{folder}/nr_hugepages": f"{pages}\n", f"{folder}/free_hugepages": f"{pages // 2}\n"}
         files |= {f"{folder}/resv_hugepages": "0\n", f"{folder}/surplus_hugepages": "0\n"}
     net = "class/net/eth0"
-    files |= {f"{net}/device/vendor": "0x15b3\n", f"{net}/carrier": "1\n", f"{net}/speed": "200000\n"}
+    files |= {
+        f"{net}/device/vendor": "0x15b3\n",
+        f"{net}/carrier": "1\n",
+        f"{net}/speed": "200000\n",
+        f"{net}/mtu": "4200\n",
+    }
     files |= {f"{net}/carrier_down_count": "2\n"}
     chip = "class/hwmon/hwmon0"
     files |= {f"{chip}/name": "coretemp\n", f"{chip}/temp1_input": "61000\n", f"{chip}/temp1_label": "Package id 0\n"}

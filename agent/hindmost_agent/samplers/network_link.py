@@ -19,6 +19,7 @@ FILES = (
         gauge("hindmost_node_network_link_bytes_per_second", "Rate at which the link was negotiated.", "device"),
         1e6 / 8,
     ),
+    ("mtu", gauge("hindmost_node_network_mtu_bytes", "Largest packet of the interface.", "device"), 1.0),
     (
         "carrier_down_count",
         counter("hindmost_node_network_carrier_losses_total", "Times the link was lost.", "device"),
@@ -33,7 +34,7 @@ class NetworkLink(NumberFiles):
 
     name = "network_link"
     period = 15.0
-    source = "/sys/class/net/*/{carrier,speed,carrier_down_count}"
+    source = "/sys/class/net/*/{carrier,speed,mtu,carrier_down_count}"
     metrics = tuple(metric for _, metric, _ in FILES)
 
     def scan(self) -> Iterator[NumberFile]:

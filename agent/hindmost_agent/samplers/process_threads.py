@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
+from hindmost_agent.descendants import descendants
 from hindmost_agent.files import read_once
 from hindmost_agent.metric import Series, counter, gauge, series
 from hindmost_agent.sampler import NAN, Host, Sampler, register
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
-#: Threads of one rank that are looked at, at most; descendants and names of threads likewise.
-MOST_THREADS, MOST_CHILDREN, MOST_GROUPS = 1024, 256, 24
+#: Threads of one rank that are looked at, at most, and names of threads.
+MOST_THREADS, MOST_GROUPS = 1024, 24
 
 _BY = ("job", "rank")
 GROUP_CPU = counter("hindmost_process_thread_group_cpu_seconds_total", "CPU time by thread name.", *_BY, "threads")
@@ -180,22 +181,18 @@ def _cores(listed: str) -> int:
 
 def _descendants(host: Host, rank: RankProcess, sums: Sums) -> dict[Series, float]:
     """The descendants of a rank added up, without those that are ranks themselves; nothing where they are not told."""
-    todo = _children(host.proc / str(rank.pid))
-    if todo is None:
+    pids = descendants(host, rank.pid)
+    if pids is None:
         return {}
     found: dict[tuple[int, int], tuple[str, float, float]] = {}
     resident = 0
-    while todo and len(found) < MOST_CHILDREN:
-        pid = todo.pop()
-        if host.ranks.get(pid) is not None:
-            continue
+    for pid in pids:
         try:
             child = stat(read_once(host.proc / f"{pid}/stat", 4096))
         except (OSError, ValueError, IndexError, OverflowError):  # it has ended
             continue
         found[pid, child.start] = "all", child.cpu_s, _read_bytes(host.proc / f"{pid}/io")
         resident += child.resident
-        todo += _children(host.proc / str(pid)) or ()
     sums.add(found)
     cpu, read = sums.groups.get("all", (0.0, 0.0))
     who = (rank.job_id, str(rank.rank))
@@ -215,18 +212,6 @@ def _read_bytes(path: Path) -> float:
         return 0.0
     except (OSError, ValueError, IndexError):
         return NAN
-
-
-def _children(folder: Path) -> list[int] | None:
-    """Children of all threads of a process; ``None`` where the kernel does not list them."""
-    found: list[int] | None = None
-    for task in _numbers(folder / "task")[:MOST_THREADS]:
-        try:
-            listed = read_once(folder / f"task/{task}/children", 65536).split()
-        except OSError:
-            continue
-        found = (found or []) + [int(pid) for pid in listed if pid.isdigit()]
-    return found
 
 
 def _numbers(folder: Path) -> list[int]:

@@ -1,0 +1,67 @@
+"""The processes below a rank: DataLoader workers and whatever else it has started."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from hindmost_agent.files import read_once
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any
+
+    from hindmost_agent.sampler import Host
+
+MOST = 256
+
+
+def descendants(host: Host, pid: int) -> list[int] | None:
+    """Up to ``MOST`` processes below this one, without ranks and what is below them; ``None`` when it is not known.
+
+    Where the kernel does not list children (it is an option), psutil finds them among all processes of the node.
+    """
+    todo = _children(host.proc / str(pid))
+    if todo is None:
+        return _by_psutil(host, pid)
+    found: list[int] = []
+    while todo and len(found) < MOST:
+        child = todo.pop()
+        if host.ranks.get(child) is None:
+            found.append(child)
+            todo += _children(host.proc / str(child)) or ()
+    return found
+
+
+def _children(folder: Path) -> list[int] | None:
+    """Children of all threads of a process; ``None`` where the kernel does not list them."""
+    found: list[int] | None = None
+    try:
+        tasks = sorted(path for path in (folder / "task").iterdir() if path.name.isdigit())
+    except OSError:
+        return None
+    for task in tasks:
+        try:
+            listed = read_once(task / "children", 65536).split()
+        except OSError:
+            continue
+        found = (found or []) + [int(child) for child in listed if child.isdigit()]
+    return found
+
+
+def _by_psutil(host: Host, pid: int) -> list[int] | None:
+    try:
+        psutil: Any = host.psutil or importlib.import_module("psutil")
+    except ImportError:
+        return None
+    usual, psutil.PROCFS_PATH = psutil.PROCFS_PATH, str(host.proc)
+    try:
+        below = {child.pid: child.ppid() for child in psutil.Process(pid).children(recursive=True)}
+    except (psutil.Error, OSError):
+        return None
+    finally:
+        psutil.PROCFS_PATH = usual
+    apart = {child for child in below if host.ranks.get(child) is not None}
+    while more := {child for child, parent in below.items() if parent in apart} - apart:
+        apart |= more
+    return [child for child in below if child not in apart][:MOST]
