@@ -77,7 +77,7 @@ def build(run: Run, settings: Settings) -> Blocks | None:
     table = phases.training(run.steps)
     found = None
     if joined is not None and len(joined.ranks) > 1:
-        found = _at_pace(_from_collectives(joined, table, settings), run.job.pace_ns)
+        found = _at_pace(_from_collectives(joined, table, settings, run.job.skipped_ns), run.job.pace_ns)
     if rows(table) and (found is None or len(found.steps) < settings.min_steps):
         marked_only = _from_phases(table, settings)  # a profiler looks at a few steps, step marks at all
         if found is None or (marked_only is not None and len(marked_only.steps) >= settings.min_steps):
@@ -143,6 +143,10 @@ def _ends(found: Blocks, table: Table) -> Floats:
     return np.empty((len(found.ranks), 0)) if np.isnan(ends).any() else ends
 
 
+#: Between the last step of one stretch and the first of the next lies what was left out, less a part of a step.
+_NEARLY = 0.9
+
+
 def _marks(joined: Grid, table: Table) -> steps.Marks | None:
     """The marked steps beside when the collectives started; ``None`` where none are marked."""
     number, which = np.unique(table["step"], return_inverse=True) if rows(table) else (np.empty(0, np.int64), None)
@@ -154,7 +158,7 @@ def _marks(joined: Grid, table: Table) -> steps.Marks | None:
     return steps.Marks(number[known], np.maximum.accumulate(start[known]), median(joined.start, axis=0))
 
 
-def _from_collectives(joined: Grid, table: Table, settings: Settings) -> Blocks | None:
+def _from_collectives(joined: Grid, table: Table, settings: Settings, skipped_ns: int | None) -> Blocks | None:
     own = align.own_time(joined)
     number = joined.step
     if (number < 0).all():
@@ -166,6 +170,8 @@ def _from_collectives(joined: Grid, table: Table, settings: Settings) -> Blocks 
     joined, own, number = joined.take(keep), own[:, keep], number[keep]
     found, starts = np.unique(number, return_index=True)
     period = _period(joined, starts, found, table)
+    if skipped_ns is not None:  # what lies between two stretches of an excerpt is no step
+        period = np.where(period < _NEARLY * skipped_ns, period, np.nan)
     first = steps.warmup(period, settings)
     if len(found) - first < 1:
         return None

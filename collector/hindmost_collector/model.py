@@ -185,6 +185,9 @@ class Job:
     source: str = "hindmost"
     #: Mean time from one collective of a rank to its next, where rows have no start to tell it from.
     pace_ns: float | None = None
+    #: Steps that were recorded, and the shortest stretch of time left out, where the run holds an excerpt only.
+    steps: int | None = None
+    skipped_ns: int | None = None
 
 
 @dataclass(frozen=True)

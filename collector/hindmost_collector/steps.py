@@ -19,6 +19,8 @@ _LONGEST_PERIOD = 4096
 _MOST = 512
 #: A gap before a step's first collective, against the usual one there; six times as much, against those inside it.
 _LARGE = 0.5
+#: Between two steps of one stretch never passes so many times the usual.
+_STRETCH = 8.0
 #: Steps by which found and marked numbers are matched.
 _EARLIEST = 20
 
@@ -67,7 +69,7 @@ def infer(tokens: Ints, gap: Floats, marks: Marks | None = None) -> Ints:
         found = np.full(len(tokens), -1, np.int64)
         for number, begin in enumerate(begins):
             found[begin : begin + len(pattern)] = number
-    return np.where(found >= 0, found + _first_number(found, marks), -1)
+    return _numbered(found, marks)
 
 
 def _repetitions_a_step(tokens: Ints, gap: Floats, length: int, marks: Marks | None) -> int:
@@ -93,23 +95,42 @@ def _longest_gap(tokens: Ints, gap: Floats, length: int) -> float:
     return float(median(gaps, axis=0).max())
 
 
-def _first_number(found: Ints, marks: Marks | None) -> int:
-    """The number of the step that was found first: of the last marked to have begun by then.
+def _numbered(found: Ints, marks: Marks | None) -> Ints:
+    """Steps found [K], counted from 0, with the marks' numbers: at each stretch that of the last marked by then.
 
-    Of the earliest steps the one that says least: hosts get ahead of their GPUs, never behind.
+    Of a stretch's earliest steps the one that says least: hosts get ahead of their GPUs, never behind. A stretch ends
+    where much more time passes than a step takes: something was left out there, or the job did something else.
     """
-    if marks is None or not len(marks.number):
-        return 0
-    numbers, begins = np.unique(found[found >= 0], return_index=True)
-    begins = np.flatnonzero(found >= 0)[begins][:_EARLIEST]
-    known = np.isfinite(marks.at[begins]) if len(begins) else np.zeros(0, bool)
-    if not known.any():
-        return int(marks.number[0])
-    place = np.searchsorted(marks.start, marks.at[begins[known]], side="right") - 1
-    if (place < 0).all() or (place == len(marks.start) - 1).all():
+    inside = np.flatnonzero(found >= 0)
+    if marks is None or not len(marks.number) or not len(inside):
+        return found
+    numbers, first, which = np.unique(found[inside], return_index=True, return_inverse=True)
+    at = marks.at[inside[first]]
+    stretch = (
+        np.cumsum(np.append(False, np.diff(at) > _STRETCH * float(median(np.diff(at))))) if len(at) > 2 else 0 * first
+    )
+    out = numbers.copy()
+    for one in np.unique(stretch):
+        mine = np.flatnonzero(stretch == one)
+        shift = _shift(numbers[mine], at[mine], marks)
+        floor = out[mine[0] - 1] + 1 - numbers[mine[0]] if mine[0] else int(marks.number[0])
+        out[mine] = numbers[mine] + max(shift, floor)
+    numbered = found.copy()
+    numbered[inside] = out[which]
+    return np.asarray(numbered)
+
+
+def _shift(numbers: Ints, at: Floats, marks: Marks) -> int:
+    """What to add to these numbers."""
+    known = np.flatnonzero(np.isfinite(at))[:_EARLIEST]
+    place = np.searchsorted(marks.start, at[known], side="right") - 1
+    if (
+        not len(known)
+        or (place < 0).all()
+        or (at[known] > marks.start[-1] + 2 * (marks.start[-1] - marks.start[0])).all()
+    ):
         return int(marks.number[0])  # another clock altogether
-    shifts = marks.number[np.maximum(place, 0)] - numbers[: len(begins)][known]
-    return max(int(shifts.min()), int(marks.number[0]))
+    return int((marks.number[np.maximum(place, 0)] - numbers[known]).min())
 
 
 def _pattern(tokens: Ints, gap: Floats, length: int) -> Ints:

@@ -37,6 +37,8 @@ def job(run: Run, blocks: Blocks | None) -> JobSummary:
 
 
 def _steps(run: Run, blocks: Blocks | None) -> int | None:
+    if run.job.steps is not None:
+        return run.job.steps
     if rows(run.steps):
         return len(np.unique(run.steps["step"]))
     return len(blocks.steps) + blocks.warmup if blocks is not None else None

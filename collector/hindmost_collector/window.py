@@ -45,6 +45,7 @@ CAUSAL = (
     "hindmost_node_pressure_",
     "hindmost_node_cpus",
     "hindmost_node_cpu_throttled",
+    "hindmost_node_oom_kills_total",
 )
 
 

@@ -99,7 +99,8 @@ def _table(rows: Sequence[Mapping[str, Any]], titles: list[str], cells: list[lis
     shown = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
     for title in titles:
         left = title == "node"
-        shown.add_column(title, justify="left" if left else "right", no_wrap=False, overflow="fold", vertical="bottom")
+        words = title.replace(" ", "\n")  # a column is as wide as its longest word or number, and never narrower
+        shown.add_column(words, justify="left" if left else "right", no_wrap=True, vertical="bottom")
     for row, line in zip(rows, cells, strict=True):
         shown.add_row(*line, style="red" if row["rank"] in named else None)
     return shown

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hindmost.errors import UsageError
 
 from hindmost_collector.model import FINISHED, RUNNING, TABLES, Job, Run, Table, rows
-from hindmost_collector.store import schema, segments
+from hindmost_collector.store import excerpt, schema, segments
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +23,8 @@ def is_run_directory(path: Path) -> bool:
 
 
 def read_run(path: Path) -> Run:
-    """Everything a run directory holds, as the model's arrays; what was lost or torn is in ``notes``.
+    """What a run directory holds, as the model's arrays: of a large one an excerpt; what was lost or torn is in
+    ``notes``.
 
     Raises:
         UsageError: ``path`` is not a run directory, or an empty one.
@@ -33,13 +36,19 @@ def read_run(path: Path) -> Run:
         raise UsageError(f"{path} holds no recording (neither meta.json nor segments/): was the run written elsewhere?")
     notes: list[str] = []
     tables: dict[str, Table] = {}
+    part = excerpt.plan(path / "segments")
     for table in schema.STORED:
-        data, torn = segments.read_table(path / "segments" / table, table)
+        reader = segments.read if part is None else functools.partial(excerpt.read, table=table, part=part)
+        data, torn = segments.read_table(path / "segments" / table, table, reader=reader)
         tables[table] = schema.to_numpy(table, data)
         notes += torn
     notes += _strangers(path / "segments")
     meta, damage = _read_meta(path)
-    return run_of(tables, meta, path.name, [*notes, *damage])
+    run = run_of(tables, meta, path.name, [*notes, *damage])
+    if part is None:
+        return run
+    job = replace(run.job, steps=part.steps, skipped_ns=part.every_ns - part.kept_ns)
+    return replace(run, job=job, notes=(*run.notes, part.note))
 
 
 def run_of(tables: dict[str, Table], meta: dict[str, Any], name: str, notes: list[str]) -> Run:

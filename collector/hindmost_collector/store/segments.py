@@ -20,7 +20,7 @@ from hindmost_collector.store import schema
 from hindmost_collector.store.journal import TEMPORARY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
 SUFFIX = ".parquet"
@@ -174,13 +174,18 @@ def is_torn(path: Path) -> bool:
     return False
 
 
-def read_table(directory: Path, table: str, segments: Sequence[Segment] | None = None) -> tuple[pa.Table, list[str]]:
-    """``(all rows of a table, notes on what was left out)``; segments compacted away meanwhile are looked up again."""
+def read_table(
+    directory: Path, table: str, segments: Sequence[Segment] | None = None, reader: Callable[[Path], pa.Table] = read
+) -> tuple[pa.Table, list[str]]:
+    """``(all rows of a table, notes on what was left out)``; segments compacted away meanwhile are looked up again.
+
+    ``reader`` may give some of a segment's rows only.
+    """
     for _ in range(5):
         parts, notes = [], []
         try:
             for segment in listed(directory) if segments is None else segments:
-                part = _whole(segment.path)
+                part = _whole(segment.path, reader)
                 if part is None:
                     notes.append(f"segment {table}/{segment.path.name} is torn and was left out")
                 else:
@@ -194,10 +199,10 @@ def read_table(directory: Path, table: str, segments: Sequence[Segment] | None =
     raise HindmostError(f"{directory} keeps changing while it is read: try again")
 
 
-def _whole(path: Path) -> pa.Table | None:
+def _whole(path: Path, reader: Callable[[Path], pa.Table]) -> pa.Table | None:
     """A segment's rows, None when it is torn. Raises FileNotFoundError when it was compacted away."""
     try:
-        return read(path)
+        return reader(path)
     except FileNotFoundError:
         raise
     except (OSError, pa.ArrowException):

@@ -1,0 +1,115 @@
+"""Reading a recording that is too large for memory: stretches of time spread over it, the same ones for every rank."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from hindmost_collector.store import segments
+from hindmost_collector.window import CAUSAL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+#: Rows that are read of a table: judging takes up to 600 bytes of memory for a call, and half as much for a step.
+MOST = {"collectives": 1_200_000, "steps": 1_200_000}
+#: Of metrics, those that causes are read from, up to about so many samples in all.
+SAMPLES = 400_000
+#: Stretches that a recording is read in; fewer where one would hold less than so many steps.
+STRETCHES, STEPS_EACH = 24, 50
+_TIME = {"collectives": "start_ns", "steps": "start_ns", "intervals": "start_ns", "metrics": "time_ns"}
+
+
+class Excerpt(NamedTuple):
+    """From ``first`` on, the first ``kept_ns`` of every ``every_ns``; ``steps`` that there are in all, if known."""
+
+    first: int
+    every_ns: int
+    kept_ns: int
+    steps: int | None
+    sample_every: int
+
+    @property
+    def note(self) -> str:
+        """What to say of it."""
+        kept, every = self.kept_ns / 1e9, self.every_ns / 1e9
+        return f"to stay in memory, {kept:.3g} s of every {every:.3g} s were read; `hindmost query` reads all"
+
+    def covers(self, low: int, high: int) -> bool:
+        """Whether anything from ``low`` to ``high`` is kept."""
+        since = (low - self.first) % self.every_ns
+        return high - low >= self.every_ns or since < self.kept_ns or since + high - low >= self.every_ns
+
+    def keeps(self, time: np.ndarray[tuple[int], np.dtype[np.int64]]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Row mask."""
+        return np.asarray((time - self.first) % self.every_ns < self.kept_ns)
+
+
+def plan(root: Path) -> Excerpt | None:
+    """What to read of ``root/segments``; ``None``: all of it, it is small enough."""
+    counts = {table: sum(group.num_rows for group in _groups(root / table)) for table in (*MOST, "metrics")}
+    ratio = max(counts[table] / most for table, most in MOST.items())
+    if ratio <= 1:
+        return None
+    ranges = [found for table in MOST for found in _ranges(root / table, "start_ns")]
+    first, last = min(low for low, _ in ranges), max(high for _, high in ranges)
+    numbers = list(_ranges(root / "steps", "step"))
+    steps = max(high for _, high in numbers) - min(low for low, _ in numbers) + 1 if numbers else None
+    stretches = STRETCHES if steps is None else int(np.clip(steps / ratio / STEPS_EACH, 1, STRETCHES))
+    every = max((last - first) // stretches, 1)
+    return Excerpt(first, every, int(every / ratio) + 1, steps, max(1, int(counts["metrics"] / ratio / SAMPLES)))
+
+
+def read(path: Path, table: str, part: Excerpt) -> pa.Table:
+    """The rows of a segment that belong to the excerpt. Raises OSError or pa.ArrowException when it is torn."""
+    column = _TIME.get(table)
+    if column is None:
+        return segments.read(path)
+    with pq.ParquetFile(path) as file:
+        schema = file.schema_arrow
+        kept = [piece for batch in _batches(file, column, part) if (piece := _of(batch, table, column, part)).num_rows]
+        return pa.Table.from_batches(kept, schema) if kept else schema.empty_table()
+
+
+def _batches(file: pq.ParquetFile, column: str, part: Excerpt) -> Iterator[pa.RecordBatch]:
+    """Row groups that may hold something of the excerpt, piece by piece."""
+    place = file.schema_arrow.get_field_index(column)
+    for number in range(file.num_row_groups):
+        known = file.metadata.row_group(number).column(place).statistics
+        if known is None or not known.has_min_max or part.covers(known.min, known.max):
+            yield from file.iter_batches(1 << 16, row_groups=[number])
+
+
+def _of(batch: pa.RecordBatch, table: str, column: str, part: Excerpt) -> pa.RecordBatch:
+    time = batch.column(column).to_numpy(zero_copy_only=False)
+    mask = part.keeps(time)
+    if table == "metrics":
+        names = batch.column("name").dictionary_encode() if pa.types.is_string(batch.column("name").type) else None
+        coded = names if names is not None else batch.column("name")
+        causal = np.array([name.startswith(CAUSAL) for name in coded.dictionary.to_pylist()] or [False])
+        mask &= causal[coded.indices.to_numpy(zero_copy_only=False)]
+        mask &= time // 1_000_000_000 % part.sample_every == 0
+    return batch.filter(pa.array(mask))
+
+
+def _groups(directory: Path) -> Iterator[pq.RowGroupMetaData]:
+    """The row groups of a table's segments that are whole."""
+    for segment in segments.listed(directory):
+        try:
+            found = pq.read_metadata(segment.path)
+        except (OSError, pa.ArrowException):
+            continue  # torn: whoever reads the rows says so
+        yield from (found.row_group(number) for number in range(found.num_row_groups))
+
+
+def _ranges(directory: Path, column: str) -> Iterator[tuple[int, int]]:
+    """Least and greatest value of a column in each row group, as far as known."""
+    for group in _groups(directory):
+        place = next((i for i in range(group.num_columns) if group.column(i).path_in_schema == column), None)
+        known = None if place is None else group.column(place).statistics
+        if known is not None and known.has_min_max and known.min >= 0:
+            yield known.min, known.max
