@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from hindmost_proto import telemetry_pb2 as wire
 
 from hindmost_agent.batch import Builder, message, sequenced
 from hindmost_agent.jobs import ring_folders
+from hindmost_agent.ledger import REASONS
 from hindmost_agent.life import Lives
 from hindmost_agent.runner import LONG_AGO_NS, following
 
@@ -25,6 +27,8 @@ log = logging.getLogger(__name__)
 NS = 1_000_000_000
 #: A batch is made this often, however often is sampled: a message costs the same for one tick or twenty.
 FLUSH_NS = 2 * NS
+#: A node's agent looks for jobs that began this often: a ring holds more than that, even a busy one's.
+FOLDERS_NS = 2 * NS
 #: How soon a ring that fills fast is read again.
 BUSY_NS = NS // 20
 #: What a verdict is made of: sent also while the collector has asked to hold node metrics back.
@@ -61,6 +65,7 @@ class Agent:
         self._sample_ns = LONG_AGO_NS
         self._flush_period_ns = flush_ns
         self._flush_ns = LONG_AGO_NS
+        self._folders_ns = LONG_AGO_NS
 
     def tick(self, now_ns: int) -> int:
         """Do what is due at ``now_ns`` (CLOCK_MONOTONIC); returns when the next tick is."""
@@ -102,7 +107,8 @@ class Agent:
         self.flush(now_ns)
 
     def _discover(self, now_ns: int) -> None:
-        if self._jobs is not None:
+        if self._jobs is not None and now_ns >= self._folders_ns:
+            self._folders_ns = now_ns + FOLDERS_NS
             self.rings.folders = ring_folders(self._jobs.shared_memory)
         self.rings.discover(now_ns)
         for producer in self.rings:
@@ -144,6 +150,7 @@ class Agent:
 
     def _account(self, spool: Spool) -> None:
         own, ledger = self.host.own, spool.ledger
-        own.produced, own.delivered, own.dropped = ledger.produced, ledger.delivered, ledger.dropped
+        own.produced, own.delivered = ledger.produced, ledger.delivered
+        own.dropped = Counter({**dict.fromkeys(REASONS, 0), **ledger.dropped})  # 0 from the start: a rate needs it
         own.pending, own.spool_bytes = ledger.pending, spool.size
         own.batches += 1

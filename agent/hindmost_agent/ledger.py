@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
+#: Why samples are given up: the spool's limit, or that of memory while the disk takes nothing.
+REASONS = ("spool_full", "memory_full")
 #: The highest sequence sent is saved this far ahead, so that it is not saved with every batch.
 AHEAD = 64
 

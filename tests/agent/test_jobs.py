@@ -100,8 +100,8 @@ def test_a_ring_that_appears_is_read(host: Host, tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     writer = ring.Writer.create(folder, Identity("job", 1, 2, 1, "n", "torch", "train.py"), "py")
     writer.event(ring.STEP, writer.name("train"), 1, 2)
-    agent.tick(2 * NS)
     agent.tick(3 * NS)
+    agent.tick(4 * NS)
     writer.close()
     assert host.own.ring_events == 1
     assert [(one.job_id, one.rank) for one in host.ranks] == [("job", 1)]
