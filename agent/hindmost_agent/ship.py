@@ -112,9 +112,9 @@ class Shipper:
         return True
 
     async def run(self) -> None:
-        """Connect, send, reconnect; until cancelled."""
+        """Connect, send, reconnect; until cancelled, or all is delivered and Goodbye said."""
         attempt = 0
-        while True:
+        while not self._settled.is_set():
             started_ns = self._monotonic_ns()
             try:
                 await self._stream()
@@ -259,8 +259,8 @@ class Shipper:
             self._ask_time()
 
     def _say(self, error: Exception) -> None:
-        """One line when a collector is lost or was never there, not one for each attempt."""
-        if not self._said:
+        """One line when a collector is lost or was never there, not one for each attempt, and none once all is said."""
+        if not self._said and not self._settled.is_set():
             self._said = True
             what = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error) or type(error).__name__
             log.warning("collector %s is out of reach (%s): kept in the spool until it answers", self.target, what)
