@@ -183,6 +183,22 @@ def test_an_evaluation_ends_where_something_else_begins() -> None:
     assert loop.steps("train") == [(0, 40), (1060, 1100)]
 
 
+def test_a_step_that_is_interrupted_is_none() -> None:
+    """Where an elastic job begins again, what was begun is forgotten, and what had ended is kept."""
+    loop = Loop()
+    loop.train(1)
+    loop.seen.forgets()
+    loop.now += 1000
+    loop.fetch(work=5)
+    loop.backward()
+    loop.seen.forgets()
+    loop.now += 1000
+    loop.train(1)
+    loop.exhausted()
+    assert loop.steps() == [(0, 40), (2060, 2100)]
+    assert [event.value for event in loop.ring.written if event.kind == STEP] == [16, 16]
+
+
 def test_evaluation_that_fetches_with_gradients_on_is_told_by_its_source() -> None:
     """A loader that no backward ever followed, beside one that trains, only evaluates."""
     loop = Loop()

@@ -86,6 +86,8 @@ class Calls:
         from hindmost import bootstrap
 
         hvd = self._horovod
+        for begins in self._recorder.on_epoch:  # the step that was interrupted is none
+            self._recorder.defer(begins)
         bootstrap.move(hvd.rank(), hvd.size(), hvd.local_rank())
         self._sequence = 0
 
@@ -106,7 +108,9 @@ def install(horovod: ModuleType, recorder: Recorder) -> None:
     _quieten_shim()
     calls = Calls(horovod, recorder)
     module: Any = horovod
-    around(module, "init", lambda *_: 0, calls.moved)
+    for place in (module, getattr(module, "elastic", None)):  # an elastic job begins again by a name of its own
+        if hasattr(place, "init"):
+            around(place, "init", lambda *_: 0, calls.moved)
     calls.watch(module.optimizer._DistributedOptimizer, "synchronize", "all_reduce", phase=True)
     for name, op in CALLS.items():
         if hasattr(module, name):

@@ -43,7 +43,7 @@ class Recogniser:
         self._trainers: set[int] = set()  # sources of input that a backward followed
         self._source = 0
         recorder.closers.append(self.finish)
-        recorder.on_epoch.append(self._waiting.clear)
+        recorder.on_epoch.append(self.forgets)
 
     def input_begins(self, now: int, source: int = 0, gradients: bool = True) -> None:
         """A fetch from ``source`` begins; ``gradients`` says whether autograd records."""
@@ -106,6 +106,15 @@ class Recogniser:
         if optimizer == self._leader and (not self._fed or repeats > REPEATS):
             self._close(now, "train")
             self._show(now)
+
+    def forgets(self) -> None:
+        """An epoch begins, or training begins again: what was fetched and not used is no step's."""
+        if self._stepped:
+            self._close(self._last, "train")
+        self._recorder.seen_work = 0
+        self._waiting.clear()
+        self._boundary = self._ready = -1
+        self._fed = self._backward = self._evaluating = False
 
     def pauses(self, now: int) -> None:
         """The loop does something that is no batch's: an evaluation whose last batch it knew to be so has ended."""
