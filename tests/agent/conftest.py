@@ -4,17 +4,15 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hindmost_agent.ranks import RankProcess
 from hindmost_agent.sampler import Host
 
 from tests.agent import fake_node
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class NVMLError(Exception):
@@ -219,3 +217,16 @@ def whole_node(root: Path, gpus: FakeNvml) -> Host:
 def node(tmp_path: Path) -> Host:
     """A whole node: 192 cores, 8 GPUs, 8 InfiniBand ports, Lustre, NFS, and one rank on it."""
     return whole_node(fake_node.build(tmp_path / "node"), FakeNvml(8))
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Host:
+    """What ``record_node.py`` recorded of a virtual machine (paths of mounts and control groups are made up)."""
+    root = Path(__file__).resolve().parents[1] / "fixtures/nodes/vm"
+    host = Host(
+        proc=root / "proc", sys=root / "sys", cgroup=root / "cgroup", dev=tmp_path, statvfs=_statvfs,
+        psutil=FakePsutil(),
+    )  # fmt: skip
+    start = int((root / "proc/20571/stat").read_text().rsplit(")", 1)[1].split()[19])
+    host.ranks.put(RankProcess("recorded", 0, 1, 0, 20571, start))
+    return host

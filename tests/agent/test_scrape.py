@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hindmost_agent.sampler import Host
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden/agent_scrape.txt"
+RECORDED = GOLDEN.with_name("agent_scrape_vm.txt")
 TESTS = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py"))
 
 
@@ -44,6 +45,16 @@ def test_the_scrape_is_what_it_was(node: Host) -> None:
     elsewhere = set(kinds()) - set(node.own.success)
     assert not {name for name in elsewhere if f"hindmost_agent.samplers.{name} import" not in TESTS}
     assert page.decode().splitlines() == GOLDEN.read_text().splitlines()
+
+
+def test_the_scrape_of_a_recorded_machine_is_what_it_was(recorded: Host) -> None:
+    """A virtual machine with two cores, control groups of version 1 and one rank: its kernel's own files."""
+    page = scrape(recorded)
+    if os.environ.get("RENEW_GOLDEN"):
+        RECORDED.write_bytes(page)
+    assert recorded.own.errors == {}
+    assert page.decode().splitlines() == RECORDED.read_text().splitlines()
+    assert "hindmost_process_threads_runqueue_seconds_total" in page.decode()
 
 
 def test_prometheus_has_nothing_to_say_against_it(node: Host) -> None:

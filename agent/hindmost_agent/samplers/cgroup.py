@@ -113,7 +113,8 @@ def _group_v1(host: Host, paths: dict[str, PurePosixPath]) -> Group:
         for controller, path in paths.items()
         for name in V1_FILES[controller]
     }
-    return Group(str(next((paths[name] for name in V1_FILES if name in paths), "/")), folders)
+    # Controllers need not agree; the deepest path says most of whose group it is.
+    return Group(str(max(paths.values(), key=lambda path: len(path.parts), default="/")), folders)
 
 
 def _cpu(group: Group) -> dict[Metric, float]:
