@@ -15,6 +15,7 @@ from hindmost_proto import telemetry_pb2_grpc
 SCHEMA = 9
 RANKS = 2
 STEP_NS = 10_000_000
+OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)]  # as the agent's
 BROKEN = (grpc.aio.AioRpcError, asyncio.InvalidStateError, ConnectionError)
 
 
@@ -78,7 +79,7 @@ class Client:
             await asyncio.sleep(0.05)
 
     async def _stream(self) -> None:
-        async with grpc.aio.insecure_channel(self.address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+        async with grpc.aio.insecure_channel(self.address, OPTIONS) as channel:
             self._call = call = telemetry_pb2_grpc.TelemetryStub(channel).Stream()  # type: ignore[no-untyped-call]
             hello = wire.Hello(protocol=1, agent_id=f"c{self.number}", node=f"n{self.number}", boot_id="b")
             hello.monotonic_ns, hello.job_id = time.monotonic_ns() + self.shift_ns, self.job

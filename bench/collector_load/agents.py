@@ -140,7 +140,7 @@ async def follow(agent: Agent, call: Any) -> None:
 
 async def generate(address: str, count: int, seconds: int, first: int, world: int, plain: bool) -> dict[str, int]:
     """Run ``count`` agents over a few channels; how much was sent and acknowledged, and what sending took."""
-    options = [("grpc.use_local_subchannel_pool", 1)]
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)]  # as the agent's
     channels = [grpc.aio.insecure_channel(address, options=options) for _ in range(max(count // 64, 1))]
     agents = [Agent(first + number, world, plain) for number in range(count)]
     began = time.monotonic() + 2.0

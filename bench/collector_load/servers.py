@@ -58,7 +58,7 @@ def acknowledged(sequence: int) -> wire.CollectorMessage:
 
 async def serve(kind: str) -> None:
     """Serve until killed."""
-    server = grpc.aio.server()
+    server = grpc.aio.server(options=[("grpc.http2.bdp_probe", 0)])  # as the collector
     handler = grpc.stream_stream_rpc_method_handler(
         SERVERS[kind]().stream, None, wire.CollectorMessage.SerializeToString
     )

@@ -60,7 +60,8 @@ class Definitions:
     def __init__(self) -> None:
         self.ranks: dict[int, RankRef] = {}
         self.schemas: dict[int, Schema] = {}
-        self._communicators: set[int] = set()
+        self._communicators: dict[int, str] = {}
+        self._used: dict[int, int] = {}
         self.revision = 0
 
     def missing(self, refs: Iterable[int]) -> list[int]:
@@ -71,6 +72,21 @@ class Definitions:
         """Forget who is who, so that all of it is asked for, and recorded, again; schemas are only layouts and stay."""
         self.ranks.clear()
         self._communicators.clear()
+
+    def forget_job(self, job: str) -> None:
+        """Forget the ranks and communicators of a job that is over; should it go on, they are asked for."""
+        self.ranks = {ref: rank for ref, rank in self.ranks.items() if rank.job != job}
+        self._communicators = {ref: owner for ref, owner in self._communicators.items() if owner != job}
+
+    def used(self, schemas: Iterable[int], now_ns: int) -> None:
+        """Note that there are samples of these schemas."""
+        self._used.update(dict.fromkeys(schemas, now_ns))
+
+    def prune(self, now_ns: int, age_ns: int) -> None:
+        """Forget schemas without samples for ``age_ns``: processes and devices come and go, and each has its own."""
+        for ref in list(self.schemas):
+            if now_ns - self._used.setdefault(ref, now_ns) > age_ns:
+                del self.schemas[ref], self._used[ref]
 
     def command(self, job: str) -> str | None:
         """The command line that a job's lowest rank runs, as far as known."""
@@ -89,7 +105,7 @@ class Definitions:
             owner = self.ranks.get(communicator.rank)
             if communicator.ref in self._communicators or owner is None:
                 continue
-            self._communicators.add(communicator.ref)
+            self._communicators[communicator.ref] = owner.job
             row = (communicator.id, owner.rank, communicator.rank_in, communicator.size, communicator.name)
             decoder.job(owner.job).communicators.append(row)
 

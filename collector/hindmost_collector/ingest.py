@@ -17,7 +17,7 @@ from hindmost_collector.relay_ingest import RelayStream
 from hindmost_collector.session import PROTOCOL, Agent, Outbox
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     from hindmost_proto import telemetry_pb2 as wire
 
@@ -39,10 +39,12 @@ class Ingest(telemetry_pb2_grpc.TelemetryServicer):
     """The Telemetry service.
 
     Args:
-        durable: identity to the last durable sequence, as the store knows it.
+        durable: gives identity to the last durable sequence, as the store knows it now.
     """
 
-    def __init__(self, clock: JobClock, definitions: Definitions, decoder: Decoder, durable: Mapping[str, int]) -> None:
+    def __init__(
+        self, clock: JobClock, definitions: Definitions, decoder: Decoder, durable: Callable[[], Mapping[str, int]]
+    ) -> None:
         self.clock, self.definitions, self.decoder = clock, definitions, decoder
         self.again = Decoder(definitions, decoder.words)  # for what the live windows have had
         self._durable = durable
@@ -106,7 +108,7 @@ class Ingest(telemetry_pb2_grpc.TelemetryServicer):
         identity, now = f"{hello.agent_id}@{hello.node}", self.clock.now()
         agent = self.agents.get(identity)
         if agent is None:
-            durable = self._durable.get(identity, 0)
+            durable = self._durable().get(identity, 0)
             clock = NodeClock(hello.monotonic_ns, now)
             agent = Agent(identity, hello.node, hello.job_id, hello.boot_id, clock, durable, durable)
             self.agents[identity] = agent
@@ -257,6 +259,13 @@ class Ingest(telemetry_pb2_grpc.TelemetryServicer):
                 agent.rewind()
                 if agent.outbox:
                     agent.outbox.close(reason)
+
+    def prune(self, older_than_ns: int) -> None:
+        """Forget agents without a stream that were last heard of before then: all they sent is durable."""
+        for identity, agent in list(self.agents.items()):
+            if agent.outbox is None and agent.durable >= agent.received and agent.last_heard_ns < older_than_ns:
+                del self.agents[identity]
+                self._complained.discard(identity)
 
     def ask(self, job: str, question: wire.Zoom) -> None:
         """Send a question to the agents that serve a job: its own, and those that serve a whole node."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hindmost_collector.model import RUNNING
+from hindmost_collector.model import RUNNING, world_size
 from hindmost_collector.totals import RankTotals
 from hindmost_collector.window import Window
 
@@ -51,8 +51,7 @@ class LiveJob:
     @property
     def world_size(self) -> int | None:
         """As the ranks say; None before any has."""
-        ranks = self.window.ranks()["world_size"]
-        return int(ranks.max()) if ranks.size else None
+        return world_size(self.window.ranks())
 
     @property
     def over(self) -> bool:

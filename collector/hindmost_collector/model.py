@@ -166,6 +166,14 @@ def empty(columns: Mapping[str, Any]) -> Table:
     return {name: np.empty(0, dtype=dtype) for name, dtype in columns.items()}
 
 
+def world_size(ranks: Table) -> int | None:
+    """How many ranks there are, as the one says that started last: an elastic job's number changes. None before any."""
+    if not rows(ranks):
+        return None
+    latest = ranks["start_ns"] == ranks["start_ns"].max()
+    return int(ranks["world_size"][latest].max())
+
+
 def rows(table: Table) -> int:
     """How many rows a table has."""
     return len(next(iter(table.values()))) if table else 0

@@ -34,6 +34,7 @@ from hindmost_collector.store.clickhouse_client import is_url
 from hindmost_collector.store.parquet import ParquetStore
 from hindmost_collector.store.upkeep import Retention, Upkeep
 from hindmost_collector.web.server import Page
+from hindmost_collector.window import window_limit
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -53,6 +54,11 @@ UPKEEP_S = 30.0
 STALE_NS = 120_000_000_000
 #: A job that nobody speaks of for this long is over, and so is one whose ranks are all gone for a tenth of it.
 SILENCE_NS = 300_000_000_000
+#: An agent without a stream, and a definition that nothing refers to, are forgotten after this long; both are known
+#: again as soon as they come back, the agent's numbers from the store.
+FORGET_NS = 3_600_000_000_000
+#: Jobs that are watched live at one time.
+JOB_LIMIT = 1000
 
 
 def open_store(options: Options) -> Store | None:
@@ -76,7 +82,7 @@ class Collector:
         self.clock = JobClock(store.clock if store else None)
         self.definitions = Definitions()
         self.decoder = Decoder(self.definitions)
-        self.ingest = Ingest(self.clock, self.definitions, self.decoder, dict(store.sequences) if store else {})
+        self.ingest = Ingest(self.clock, self.definitions, self.decoder, lambda: store.sequences if store else {})
         self.recorder = Recorder(store, self.decoder.words, self.definitions, options.memory_mib << 20)
         self.jobs: dict[str, LiveJob] = {}
         self.judging = Judging(options.judge_seconds)
@@ -103,6 +109,9 @@ class Collector:
         self._server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", MESSAGE_LIMIT),
+                # Probing for bandwidth answers messages with pings, which cost; and one that a host under load leaves
+                # unanswered for a minute ends the connection.
+                ("grpc.http2.bdp_probe", 0),
                 ("grpc.so_reuseport", 0),  # a port in use is an error, not a lottery
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.min_ping_interval_without_data_ms", 5000),
@@ -148,8 +157,8 @@ class Collector:
                 if not self.recorder.failing:
                     log.exception("a tick failed; what it held is asked for again")
                 self.recorder.failing = "a tick failed, see the log"
+                self.recorder.discard()
                 self.definitions.forget()
-                self.ingest.rewind("the collector could not keep what came before: send it again")
 
     def _flush_due(self) -> bool:
         if time.monotonic() - self.recorder.last_flush >= self.options.flush_period:
@@ -160,15 +169,14 @@ class Collector:
         return departing or self.recorder.pressure > 0.125
 
     async def _keep_up(self) -> None:
-        """Compact and expire, a piece at a time, when the store allows."""
+        """Forget, compact and expire, a piece at a time, when the store allows."""
         store = self.recorder.store
-        if not isinstance(store, ParquetStore):
-            return
         limits = Retention(self.options.retention_days, int(self.options.retention_gib * 2**30))
-        upkeep = Upkeep(store, limits)
+        upkeep = Upkeep(store, limits) if isinstance(store, ParquetStore) else None
         while True:
             await asyncio.sleep(UPKEEP_S)
-            if self.recorder.failing:
+            self._prune()
+            if upkeep is None or self.recorder.failing:
                 continue
             try:
                 while await self._whole(asyncio.to_thread(upkeep.compact)):
@@ -183,11 +191,12 @@ class Collector:
         chunks = {name: finish(rows) for name, rows in self.decoder.take().items()}
         now = self.clock.now()
         for name, chunk in chunks.items():
+            self.definitions.used({block.schema for block in chunk.metrics}, now)
             for block in chunk.metrics:
                 self.scrape.nodes.add(block)
             if self.remote:
                 self.remote.add(chunk.metrics)
-            if name:
+            if name and self._shown(name):
                 self.job(name).add(chunk, self.decoder.words, self.definitions, now)
                 if "ranks" in chunk.plain:
                     self._described.add(name)
@@ -195,6 +204,24 @@ class Collector:
         self.recorder.add({name: finish(rows) for name, rows in self.ingest.again.take().items()}, {})
         self.scrape.nodes.expire(now - STALE_NS)
         self._relieve()
+
+    def _shown(self, name: str) -> bool:
+        """Whether a job has, or may have, a window; beyond the limit jobs are recorded and not watched."""
+        if name in self.jobs or len(self.jobs) < JOB_LIMIT:
+            return True
+        if not self.ingest.counts["unwatched_chunks"]:
+            log.warning("%d jobs at once: job %s and further ones are recorded but not watched live", JOB_LIMIT, name)
+        self.ingest.counts["unwatched_chunks"] += 1
+        return False
+
+    def _prune(self) -> None:
+        """Forget what nobody has spoken of for long, and share the memory for windows among the jobs there are."""
+        limit = window_limit(len(self.jobs))
+        for job in self.jobs.values():
+            job.window.bound(limit)
+        if not self.recorder.failing:  # what waits for the disk still needs its definitions
+            self.ingest.prune(self.clock.now() - FORGET_NS)
+            self.definitions.prune(self.clock.now(), FORGET_NS)
 
     def _relieve(self) -> None:
         """Under pressure: node metrics go first; when the disk fails, everything that agents can send again."""
@@ -298,6 +325,7 @@ class Collector:
                 self._verdicts.pop(job.id, None)
                 self.judging.forget(job.id)
                 self.scrape.forget(job.id)
+                self.definitions.forget_job(job.id)
 
     async def finish(self, job: LiveJob) -> dict[str, Any] | None:
         """Write the end of a job: meta.json and report.json; the report."""

@@ -20,6 +20,7 @@ from hindmost_collector.model import (
     Table,
     empty,
     rows,
+    world_size,
 )
 from hindmost_collector.steps import period
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 WINDOW_NS = 300_000_000_000
 #: Rows that a window may hold of one table; beyond, the oldest go first, however young.
 ROWS = 400_000
+#: Rows of one table that the windows of all jobs may hold together, and what each may however many there are.
+ALL_ROWS, LEAST_ROWS = 1_600_000, 5_000
 #: Calls of one rank among which a repeating pattern is looked for.
 _PATTERN = 2048
 #: Metric samples that a window may hold.
@@ -47,6 +50,11 @@ CAUSAL = (
     "hindmost_node_cpu_throttled",
     "hindmost_node_oom_kills_total",
 )
+
+
+def window_limit(jobs: int) -> int:
+    """Rows of one table for each of so many jobs."""
+    return max(min(ROWS, ALL_ROWS // max(jobs, 1)), LEAST_ROWS)
 
 
 class Window:
@@ -81,6 +89,13 @@ class Window:
                 self._samples += block.values.size
         while self._samples > SAMPLES:
             self._samples -= self._metrics.popleft().values.size
+
+    def bound(self, row_limit: int) -> None:
+        """Hold no more than so many rows of a table from now on."""
+        self._limit = row_limit
+        for parts in self._parts.values():
+            if parts:
+                self._evict(parts)
 
     def _is_causal(self, schema: int, definitions: Definitions) -> bool:
         """Whether a schema has any series that a cause is read from."""
@@ -166,7 +181,7 @@ class Window:
         facts = Job(
             id=job,
             command=self.command,
-            world_size=int(ranks["world_size"].max()) if rows(ranks) else None,
+            world_size=world_size(ranks),
             nodes=len(np.unique(ranks["node"])) or None,
             started_ns=self.started_ns,
         )
@@ -222,7 +237,10 @@ def _long(blocks: list[MetricRows], definitions: Definitions) -> Table:
     """Causal series as long rows, in the model's columns."""
     columns: dict[str, list[np.ndarray[tuple[int], np.dtype[np.generic]]]] = {name: [] for name in METRICS}
     for block in blocks:
-        series = definitions.schemas[block.schema].series
+        schema = definitions.schemas.get(block.schema)
+        if schema is None:  # nothing came of it for so long that it was forgotten
+            continue
+        series = schema.series
         chosen = [index for index, one in enumerate(series) if one.name.startswith(CAUSAL)]
         ticks = len(block.times)
         columns["node"].append(np.full(ticks * len(chosen), block.node))

@@ -12,17 +12,22 @@ import contextlib
 import fcntl
 import json
 import os
-from dataclasses import dataclass, field
+import time
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from hindmost.errors import HindmostError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 NAME = ".journal.json"
 LOCK = ".lock"
 TEMPORARY = ".tmp"
+#: An agent whose batches are older than this sends none of them again; its numbers are dropped when there are many.
+FORGOTTEN_S = 30 * 86400
+LEAST_KEPT = 1024
 
 
 def sync_directory(directory: Path) -> None:
@@ -73,14 +78,16 @@ class State:
     renames: list[tuple[str, str]] = field(default_factory=list)
     deletions: list[str] = field(default_factory=list)
     clock: dict[str, Any] = field(default_factory=dict)
+    #: Identity to when its sequence last moved, Unix s.
+    moved: dict[str, int] = field(default_factory=dict)
 
 
 class Journal:
     """The store's commit log of one entry, and its lock: one writer a store."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, now: Callable[[], float] = time.time) -> None:
         """Open the journal in ``root``, finish what a crash left. Raises HindmostError when another writes here."""
-        self.root = root
+        self.root, self._now = root, now
         self._path = root / NAME
         self._lock = os.open(root / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -91,6 +98,7 @@ class Journal:
             raise HindmostError(message) from error
         self.state = self._load()
         self._synced = False
+        self._kept = LEAST_KEPT
         self.finish()
 
     def _load(self) -> State:
@@ -100,8 +108,8 @@ class Journal:
             return State()
         except ValueError as error:
             raise HindmostError(f"{self._path} is damaged: {error}; move it away to start afresh") from error
-        renames = [(str(old), str(new)) for old, new in stored["renames"]]
-        return State(stored["flush"], stored["sequences"], renames, stored["deletions"], stored.get("clock", {}))
+        stored["renames"] = [(str(old), str(new)) for old, new in stored["renames"]]
+        return State(**{one.name: stored[one.name] for one in fields(State) if one.name in stored})
 
     def commit(
         self,
@@ -117,19 +125,25 @@ class Journal:
             OSError: nothing has changed.
         """
         self.finish()
-        state = State(
-            self.state.flush + 1,
-            {**self.state.sequences, **(sequences or {})},
-            renames,
-            deletions or [],
-            clock or self.state.clock,
-        )
+        known, moved = self._known(sequences or {})
+        state = State(self.state.flush + 1, known, renames, deletions or [], clock or self.state.clock, moved)
         replace(self._path, json.dumps(state.__dict__, separators=(",", ":")).encode())
         self.state, self._synced = state, False  # from here on a crash finds the new journal
         try:
             self.finish()
         except OSError as error:
             raise UnsettledError(error.errno, error.strerror) from error
+
+    def _known(self, sequences: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
+        """``(sequences, when each last moved)`` with the new ones, without agents that were not heard of for long."""
+        now = int(self._now())
+        known = {**self.state.sequences, **sequences}
+        moved = {**dict.fromkeys(self.state.sequences, now), **self.state.moved, **dict.fromkeys(sequences, now)}
+        if len(known) > 2 * self._kept:  # not at every commit
+            known = {one: last for one, last in known.items() if now - moved[one] < FORGOTTEN_S}
+            moved = {one: moved[one] for one in known}
+            self._kept = max(len(known), LEAST_KEPT)
+        return known, moved
 
     def finish(self) -> None:
         """Sync the last commit, and do those of its renames and deletions that are not done yet. Raises OSError."""

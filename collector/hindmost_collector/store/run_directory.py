@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from hindmost.errors import UsageError
 
-from hindmost_collector.model import FINISHED, RUNNING, TABLES, Job, Run, Table, rows
+from hindmost_collector.model import FINISHED, RUNNING, TABLES, Job, Run, Table, rows, world_size
 from hindmost_collector.store import excerpt, schema, segments
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _read_meta(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 def _job(name: str, meta: dict[str, Any], tables: dict[str, Table]) -> Job:
     ranks = tables["ranks"]
-    world = int(ranks["world_size"].max()) if rows(ranks) else None
+    world = world_size(ranks)
     return Job(
         id=str(meta.get("job_id") or name),
         command=meta.get("command"),

@@ -1,0 +1,198 @@
+"""Large jobs, jobs that grow and shrink, many jobs, and a long life: simulated, in memory unless said otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+from hindmost_collector import service
+from hindmost_collector.chunk import finish
+from hindmost_collector.clock import NodeClock
+from hindmost_collector.decode import Decoder
+from hindmost_collector.definitions import Definitions
+from hindmost_collector.jobs import LiveJob
+from hindmost_collector.judge import judge
+from hindmost_collector.store import journal
+from hindmost_collector.store.parquet import read_run
+from hindmost_collector.window import ALL_ROWS, LEAST_ROWS, ROWS, window_limit
+from hindmost_proto import telemetry_pb2 as wire
+
+DAY = 86400
+STEP_NS = 20_000_000
+
+
+def node(first, count, world, steps, slow=-1, job="j"):
+    """``(definitions, batch)`` of a node's ranks: 20 ms a step, one all-reduce, 6 ms more own time on the slow rank."""
+    ranks = np.arange(first, first + count)
+    refs = (1 << 40) + ranks
+    defined = [
+        wire.Rank(ref=ref, job_id=job, rank=rank, world_size=world, node=f"n{first}", process_start_ticks=1)
+        for ref, rank in zip(refs.tolist(), ranks.tolist(), strict=True)
+    ]
+    late = 6_000_000 * (ranks == slow)
+    noise = np.random.default_rng(first).integers(0, 100_000, (count, steps))
+    start = np.tile(np.arange(steps) * STEP_NS, count)
+    own = np.repeat(10_000_000 + late, steps) + noise.ravel()
+    step = list(range(steps)) * count
+    batch = wire.Batch(sequence=1)
+    rows = {"ranks": refs.tolist(), "rows": [steps] * count}
+    batch.steps.add(
+        **rows,
+        step=step,
+        start_ns=start,
+        duration_ns=[STEP_NS] * len(step),
+        phases=[wire.PhaseColumn(name="forward", ns=own)],
+    )
+    batch.collectives.add(
+        **rows,
+        op_names=["all_reduce"],
+        op=[0] * len(step),
+        comm=[7] * len(step),
+        seq=step,
+        start_ns=start + own,
+        duration_ns=STEP_NS - own,
+        self_ns=own,
+    )
+    return wire.Definitions(ranks=defined), batch
+
+
+def test_sixteen_thousand_ranks():
+    """In one job of 16,384 ranks on 2,048 nodes the slow one is named, from batches as they come over the wire."""
+    definitions = Definitions()
+    decoder, clock, world = Decoder(definitions), NodeClock(0, 10**18), 16384
+    for first in range(0, world, 8):
+        defined, batch = node(first, 8, world, 24, slow=12345)
+        definitions.learn(defined, decoder, clock)
+        assert decoder.add(batch, f"n{first}", "j", clock) == []
+    job = LiveJob("j", 0)
+    job.add(finish(decoder.take()["j"]), decoder.words, definitions, 1)
+    report = judge(job.snapshot(decoder.words, definitions)())
+    assert (job.world_size, len(report.ranks)) == (world, world)
+    assert [(one.kind, tuple(one.ranks)) for one in report.verdicts[:1]] == [("straggler", (12345,))]
+
+
+def test_elastic_job(collecting, fake_agent, tmp_path):
+    """Ranks leave and join: every row of each generation is stored, and the size of the world is the newest one's."""
+    sizes = (2, 4, 1)
+
+    async def scenario():
+        seen = []
+        async with collecting(out=str(tmp_path), job_id="j") as collector:
+            for generation, size in enumerate(sizes):
+                agent = fake_agent(collector.addresses["grpc"], agent_id=f"a{generation}", ranks=size)
+                await agent.connect(define=False)
+                sent = agent.definitions()
+                for rank in sent.ranks:
+                    rank.ref += generation << 70 - 17
+                    rank.process_start_ticks = 100 + generation
+                await agent.stream.write(wire.AgentMessage(definitions=sent))
+                for step in range(5):
+                    batch = agent.batch(generation * 5 + step)
+                    for block in (*batch.steps, *batch.collectives):
+                        block.rank += generation << 70 - 17
+                    await agent.send(batch)
+                await agent.until_acked(5)
+                await agent.close()
+                seen.append(collector.jobs["j"].world_size)
+        return seen
+
+    assert asyncio.run(scenario()) == list(sizes)
+    run = read_run(tmp_path)
+    expected = {(rank, g * 5 + step) for g, size in enumerate(sizes) for rank in range(size) for step in range(5)}
+    assert sorted(zip(run.steps["rank"].tolist(), run.steps["step"].tolist(), strict=True)) == sorted(expected)
+    assert run.job.world_size == 1
+
+
+def test_many_jobs_at_once(collecting, fake_agent, tmp_path, monkeypatch):
+    """Forty jobs at once, over gRPC, each recorded apart; beyond the limit they are recorded and not watched live."""
+    monkeypatch.setattr(service, "JOB_LIMIT", 30)
+
+    async def one(collector, number):
+        agent = fake_agent(collector.addresses["grpc"], agent_id=str(number), node=f"n{number}", job=f"job{number}")
+        await agent.connect()
+        for step in range(number + 1):
+            await agent.send(agent.batch(step))
+        await agent.until_acked(number + 1)
+        await agent.close()
+
+    async def scenario():
+        async with collecting(store=str(tmp_path)) as collector:
+            await asyncio.gather(*(one(collector, number) for number in range(40)))
+            return len(collector.jobs)
+
+    assert asyncio.run(scenario()) == 30
+    assert [len(read_run(tmp_path / f"job{number}").steps["step"]) for number in range(40)] == [
+        2 * (number + 1) for number in range(40)
+    ]
+
+
+def test_windows_share_a_bound():
+    """However many jobs there are, their windows hold a bounded number of rows."""
+    assert window_limit(0) == window_limit(1) == ROWS
+    assert window_limit(100) * 100 <= ALL_ROWS
+    assert window_limit(10**6) == LEAST_ROWS
+    definitions = Definitions()
+    decoder, clock, job = Decoder(definitions), NodeClock(0, 10**18), LiveJob("j", 0)
+    for first in range(0, 64, 8):
+        defined, batch = node(first, 8, 64, 100)
+        definitions.learn(defined, decoder, clock)
+        decoder.add(batch, "n", "j", clock)
+        job.add(finish(decoder.take()["j"]), decoder.words, definitions, 1)
+    job.window.bound(2000)
+    assert len(job.snapshot(decoder.words, definitions)().steps["step"]) <= 2000
+
+
+def test_what_is_over_is_forgotten():
+    """Ranks of a job that is over, schemas without samples and agents long gone take no memory, and may come back."""
+    definitions = Definitions()
+    decoder, clock = Decoder(definitions), NodeClock(0, 10**18)
+    for name in ("a", "b"):
+        defined, _ = node(0 if name == "a" else 8, 8, 16, 1, job=name)
+        definitions.learn(defined, decoder, clock)
+    definitions.learn(wire.Definitions(schemas=[wire.Schema(ref=1), wire.Schema(ref=2)]), decoder, clock)
+    definitions.forget_job("a")
+    assert {rank.job for rank in definitions.ranks.values()} == {"b"}
+    definitions.prune(0, 100)
+    definitions.used({2}, 90)
+    definitions.prune(101, 100)
+    assert definitions.missing([1, 2]) == [1]
+
+
+def test_agents_are_forgotten_and_known_again(collecting, fake_agent, tmp_path):
+    """An agent without a stream is forgotten once all it sent is durable; when it comes back its numbers go on."""
+
+    async def scenario():
+        async with collecting(out=str(tmp_path)) as collector:
+            agent = fake_agent(collector.addresses["grpc"])
+            await agent.connect()
+            await agent.send(agent.batch(0))
+            await agent.until_acked(1)
+            collector.ingest.prune(2**62)
+            there = len(collector.ingest.agents)
+            await agent.close()
+            while collector.ingest.connected():
+                await asyncio.sleep(0.01)
+            collector.ingest.prune(2**62)
+            gone = len(collector.ingest.agents)
+            durable = await agent.connect()
+            await agent.close()
+            return there, gone, durable
+
+    assert asyncio.run(scenario()) == (1, 0, 1)
+
+
+def test_journal_forgets_old_agents(tmp_path, monkeypatch):
+    """Numbers of agents that sent nothing for thirty days are dropped when there are many; those of others stay."""
+    monkeypatch.setattr(journal, "LEAST_KEPT", 10)
+    days = [0.0]
+    made = journal.Journal(tmp_path, now=lambda: days[0] * DAY)
+    for number in range(200):
+        days[0] = float(number * 2)
+        made.commit([], sequences={f"agent{number}": number, "steady": number})
+    made.close()
+    again = journal.Journal(tmp_path)
+    again.close()
+    assert len(again.state.sequences) <= 40
+    assert again.state.sequences["steady"] == 199
+    assert again.state.sequences["agent199"] == 199
+    assert "agent0" not in again.state.sequences
