@@ -52,9 +52,9 @@ def test_a_rank_that_computes_longer_is_waited_for(train: Train, by: str) -> Non
     for rank in (0, 1):
         assert traces[rank].header.framework == "horovod"
         assert traces[rank].count(ring.STEP) == {"train": 20}
-        seen = traces[rank].count(ring.PHASE)
-        assert {seen["forward"], seen["backward"]} == {20}
-        assert min(seen["input"], seen["optimizer"]) >= 20
+        phases = traces[rank].count(ring.PHASE)
+        assert {phases["forward"], phases["backward"]} == {20}
+        assert min(phases["input"], phases["optimizer"]) >= 20
         assert {event.value for event in traces[rank].of(ring.STEP, "train")} == {16}
         seen.append([(event.name, event.comm_id, event.seq) for event in traces[rank].events if event.kind == 3])
     assert seen[0] == seen[1]
