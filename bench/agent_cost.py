@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What the agent costs a node: CPU share of one core and resident memory, beside two other ways to do the like.
 
-    python bench/agent_cost.py [--seconds 60] [--out results.json]
+    python bench/agent_cost.py [--seconds 60] [--rounds 3] [--out bench/results/agent_cost.json]
 
 Everything runs at the same time on the same machine, reading the same kernel files. Each agent reads the rings of four
 training processes of its own (10 steps a second each, 7 phases and a collective a step):
@@ -19,16 +19,21 @@ import argparse
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PATHS = [str(ROOT / part) for part in ("agent", "collector", "proto")]
 NODE_EXPORTER_PORT = 19462
+#: What the agent may cost at 1 Hz with four training processes and no GPU.
+AIM_PERCENT, AIM_MIB = 0.2, 45.0
 
 RANK = """
 import sys, time
@@ -181,22 +186,62 @@ def _measure(bench: Bench, seconds: float) -> dict[str, dict[str, float]]:
     return {name: one.result() for name, one in watched.items()}
 
 
+def spread(values: list[float]) -> dict[str, float]:
+    """Lowest, median and highest of some rounds."""
+    return {"min": min(values), "median": round(statistics.median(values), 4), "max": max(values)}
+
+
+def summary(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
+    """Each process's cost over all rounds, and the agent's CPU time as a multiple of the others' in the same round."""
+    cost = "cpu_percent_of_a_core"
+    names = list(rounds[0])
+    found: dict[str, Any] = {
+        name: {
+            cost: spread([one[name][cost] for one in rounds]),
+            "rss_mib": max(one[name]["rss_mib"] for one in rounds),
+        }
+        for name in names
+    }
+    others = [name for name in names if not name.startswith("agent")]
+    found["ratios"] = {
+        f"agent 1 Hz / {other}": spread([round(one["agent 1 Hz"][cost] / one[other][cost], 3) for one in rounds])
+        for other in others
+    }
+    mine = found["agent 1 Hz"]
+    found["aims"] = {
+        "cpu_percent_of_a_core": [AIM_PERCENT, mine[cost]["median"] <= AIM_PERCENT],
+        "rss_mib": [AIM_MIB, mine["rss_mib"] <= AIM_MIB],
+    }
+    return found
+
+
+def show(found: dict[str, Any]) -> None:
+    for name, one in found.items():
+        if name not in {"ratios", "aims"}:
+            low, middle, high = one["cpu_percent_of_a_core"].values()
+            print(f"{name:<20} {middle:7.3f} % ({low:.3f} to {high:.3f}) {one['rss_mib']:6.1f} MiB")
+    for name, ratio in found["ratios"].items():
+        print(f"{name:<32} {ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})")
+    for name, (aim, reached) in found["aims"].items():
+        print(f"aim {name} <= {aim}: {'reached' if reached else 'not reached'}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--rounds", type=int, default=1, help="repeat, to see the spread")
+    parser.add_argument("--rounds", type=int, default=3, help="repeated, to see the spread")
     parser.add_argument("--out", type=Path, help="also write the results here, as JSON")
     args = parser.parse_args()
-    found = [measure(args.seconds) for _ in range(args.rounds)]
-    print(
-        f"{args.rounds} x {args.seconds:.0f} s on {os.cpu_count()} cores, Python {sys.version.split()[0]}; % of a core"
-    )
-    for name in found[0]:
-        shares = [round_[name]["cpu_percent_of_a_core"] for round_ in found]
-        memory = max(round_[name]["rss_mib"] for round_ in found)
-        print(f"{name:<20} {min(shares):7.3f} to {max(shares):.3f} %   {memory:6.1f} MiB")
+    before = os.getloadavg()[0]
+    rounds = [measure(args.seconds) for _ in range(args.rounds)]
+    found = summary(rounds)
+    machine = f"{os.cpu_count()} cores, no GPU, Python {sys.version.split()[0]}, grpcio {metadata.version('grpcio')}"
+    print(f"{args.rounds} x {args.seconds:.0f} s on {machine}; load {before:.1f} before; % of a core, median (range)")
+    show(found)
     if args.out:
-        args.out.write_text(json.dumps(found, indent=1) + "\n")
+        what = "bench/agent_cost.py: all of them at once, 4 training processes of 10 steps a second for each agent"
+        result = {"what": what, "machine": machine, "load_before": before, "seconds": args.seconds, "rounds": rounds}
+        args.out.write_text(json.dumps({**result, "summary": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

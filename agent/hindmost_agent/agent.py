@@ -97,9 +97,10 @@ class Agent:
         self._builder.attach(wire.Attachment(rank=ref, time_ns=now_ns, name=name, content=content))
 
     def finish(self, now_ns: int) -> None:
-        """Read every ring to its end, and make the last batch."""
+        """Read every ring to its end and every sampler once more, due or not, and make the last batch."""
         self._discover(now_ns)
         self.rings.poll(now_ns)
+        self._sample(now_ns, everything=True)
         for producer in self.rings:
             producer.look(self.host.proc, now_ns, closely=True)
             if producer.gone_ns is not None or producer.closed:
@@ -122,8 +123,8 @@ class Agent:
         if self._jobs is not None:
             self._jobs.look(now_ns)
 
-    def _sample(self, now_ns: int) -> None:
-        for reading in self._runner.run(now_ns):
+    def _sample(self, now_ns: int, *, everything: bool = False) -> None:
+        for reading in self._runner.run(now_ns, everything=everything):
             if not self.held_back or reading.sampler in NEEDED:
                 self._builder.reading(reading)
 

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
+from hindmost_agent.agent import Agent
 from hindmost_agent.metric import counter, gauge, series
+from hindmost_agent.rings import Rings
 from hindmost_agent.runner import ABSENT_RETRY_NS, NS, Runner
 from hindmost_agent.sampler import Absent, Host, Sampler
+from hindmost_agent.spool import Spool
+from hindmost_proto import telemetry_pb2 as wire
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 VALUE = gauge("hindmost_node_test_value_bytes", "A value.")
 
@@ -165,3 +174,16 @@ def test_a_label_is_one_line() -> None:
     """A thread may be called anything: what is not to be printed becomes a blank."""
     named = gauge("hindmost_node_named_bytes", "Named.", "name")
     assert series(named, "a\r\nb\x1b[31m").values == ("a  b [31m",)
+
+
+def test_an_agent_s_last_batch_has_what_was_not_due(tmp_path: Path) -> None:
+    """An out-of-memory kill that ended the job is not missed because its sampler is slow."""
+    spool = Spool(tmp_path / "spool", 1 << 20)
+    agent = Agent("n", NS, Host(), Runner({"slow": Slow}, Host(), NS), Rings(Host()), spool)
+    agent.tick(0)
+    agent.finish(NS)
+    spool.connected(0)
+    sent = [wire.AgentMessage.FromString(one.message) for one in iter(spool.next, None)]
+    batches = [one.batch for one in sent if one.WhichOneof("body") == "batch"]
+    assert [list(block.time_ns) for batch in batches for block in batch.metrics] == [[0], [NS]]
+    spool.close()
