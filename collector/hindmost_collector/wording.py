@@ -277,8 +277,10 @@ def hang_advice(stop: Hang, run: Run) -> list[str]:
         return ["let `hindmost run` watch such a job to its end: it writes down every rank's stack when nothing moves"]
     if not stop.ranks:
         return ["all ranks are inside the operation: look at the network and the GPUs, not at the script"]
-    if run.job.ended_ns is None:
-        return [f"before you cancel it: `hindmost attach --stacks --job JOB` on the node of {names(stop.ranks)}"]
+    if run.job.ended_ns is None and run.job.source == Job.source:
+        where = f"on the node of {names(stop.ranks)}"
+        return [f"before you cancel it: `hindmost attach --stacks --job {run.job.id}` {where}"]
     seen = sorted(set(stop.ranks) & set(run.stacks["rank"].tolist()))
-    where = f", and all its threads in stacks/{seen[0]}.txt of the run directory" if seen else ""
+    own = run.job.source == Job.source
+    where = f", and all its threads in stacks/{seen[0]}.txt of the run directory" if seen and own else ""
     return [f"see what {names(stop.ranks)} printed last{where}: the others waited for it"]

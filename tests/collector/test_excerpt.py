@@ -15,7 +15,7 @@ from hindmost_collector.store.run_directory import read_run
 if TYPE_CHECKING:
     from pathlib import Path
 
-STEPS = 1200
+STEPS = 400
 
 
 @pytest.fixture

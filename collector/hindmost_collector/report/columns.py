@@ -134,6 +134,22 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, Cell]]:
     ]
 
 
+#: Named ranks of which a verdict says where they run.
+_PLACES = 4
+
+
+def place(report: Mapping[str, Any], verdict: Mapping[str, Any]) -> str:
+    """``rank 3: node17, GPU-5c2e…``: where to look, as far as known; empty where that goes without saying."""
+    rows = [row for row in report["ranks"] if row["rank"] in verdict["ranks"]]
+    several = (report["job"].get("nodes") or 1) > 1
+    found = []
+    for row in rows[:_PLACES]:
+        known = [row.get("node") if several else None, row.get("gpu")]
+        if any(known):
+            found.append(f"rank {row['rank']}: {', '.join(str(one) for one in known if one)}")
+    return "; ".join(found) + ("; …" if found and len(rows) > _PLACES else "")
+
+
 def choose(report: Mapping[str, Any], wanted: Iterable[int] | None = None) -> tuple[list[Mapping[str, Any]], int]:
     """The rank rows to show and how many are left out: those asked for, or the telling ones of a large job."""
     rows = list(report["ranks"])

@@ -36,7 +36,7 @@ def render(report: Mapping[str, Any]) -> str:
     title = escape(headline.title(report))
     body = (
         _ended(report)
-        + "".join(_verdict(one) for one in report["verdicts"])
+        + "".join(_verdict(one, columns.place(report, one)) for one in report["verdicts"])
         + _figures(report)
         + _ranks(report)
         + _notes(report)
@@ -53,8 +53,8 @@ def _ended(report: Mapping[str, Any]) -> str:
     return f"<article><h2>The job failed</h2><p>{escape(ended)}</p></article>" if ended else ""
 
 
-def _verdict(one: Mapping[str, Any]) -> str:
-    rows = [("Why", one["evidence"]), ("Next", one["advice"])]
+def _verdict(one: Mapping[str, Any], place: str) -> str:
+    rows = [("Why", one["evidence"]), ("Where", [place] if place else []), ("Next", one["advice"])]
     told = "".join(f"<dt>{name}</dt><dd>{_list(texts)}</dd>" for name, texts in rows if texts)
     return f'<article class="{escape(one["kind"])}"><h2>{escape(headline.verdict(one))}</h2><dl>{told}</dl></article>'
 

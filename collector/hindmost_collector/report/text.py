@@ -27,7 +27,7 @@ def render(report: Mapping[str, Any], width: int = 100, color: bool = False, ran
     if report["job"].get("ended"):
         page.print(labelled("ENDED", report["job"]["ended"], "bold red"))
     for verdict in report["verdicts"]:
-        page.print(_verdict(verdict))
+        page.print(_verdict(verdict, columns.place(report, verdict)))
     for note in report.get("notes") or []:
         page.print(labelled("NOTE", note, "dim"))
     rows, left_out = columns.choose(report, ranks)
@@ -71,12 +71,13 @@ def labelled(label: str, text: str, style: str = "") -> Padding:
     return Padding(grid, 0)
 
 
-def _verdict(verdict: Mapping[str, Any]) -> Group:
+def _verdict(verdict: Mapping[str, Any], place: str) -> Group:
     lines = [labelled("VERDICT", headline.verdict(verdict), _STYLES.get(verdict["kind"], "bold red"))]
     if verdict["evidence"]:
         lines.append(labelled("WHY", "; ".join(verdict["evidence"])))
     if verdict.get("cost_ms_per_step") is not None and verdict.get("confidence") is not None:
         lines.append(labelled("COST", _saving(verdict)))
+    lines += [labelled("WHERE", place)] if place else []
     lines += [labelled("NEXT", text) for text in _next(verdict)]
     return Group(*lines)
 
