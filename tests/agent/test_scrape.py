@@ -89,7 +89,7 @@ def damaged(whole: bytes, how: bytes | int | str) -> bytes:
     return how if isinstance(how, bytes) else whole[:how]
 
 
-@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_broken_files_break_nothing(node: Host, data: st.DataObject) -> None:
     """Truncated, binary, huge or vanished: no sampler raises out of the runner, and the page is still a page."""
