@@ -103,12 +103,13 @@ def _shares(blocks: Blocks, row: int, columns: Array) -> dict[str, float]:
         found |= _of_processor(blocks, row, columns, parts["self_cpu"], parts.get("self_runqueue"))
         if "self_blocked" in parts or any(name in parts for name in FILES):
             blocked = parts.get("self_blocked", np.zeros_like(parts["self_cpu"]))
-            found |= _of_files(blocks, row, columns, excess_of(blocked, row, columns))
+            found |= _of_files(blocks, row, columns, excess_of(blocked, row, columns), found)
         return found
     if "runqueue" in parts:
         queue = np.nan_to_num(parts["runqueue"])
         cpu = parts.get("cpu", np.zeros_like(queue))
         found["cpu_contention"] = _of_processor(blocks, row, columns, cpu, queue)["cpu_contention"]
+        found["cpu_contention"] = max(found["cpu_contention"], _of_threads(blocks, row, columns))
     computing = [excess_of(block, row, columns) for block in _computing(blocks)]
     if "gpu_forward" in parts and "gpu_backward" in parts:
         computing.append(_hidden_backward(blocks, row, columns))
@@ -158,6 +159,27 @@ def _of_processor(blocks: Blocks, row: int, columns: Array, cpu: Floats, runqueu
     return {"cpu_contention": float(queued - shared), "compute": float(more + shared)}
 
 
+#: Seconds a second that a main thread must wait for a CPU, beyond its peers', before its other threads' waiting counts.
+_STARVED = 0.05
+
+
+def _of_threads(blocks: Blocks, row: int, columns: Array) -> float:
+    """Ns a step in which threads of a starved process waited for a CPU, up to its excess.
+
+    The steps know of the main thread only, which waits in backward for the thread that computes it.
+    """
+    levels = blocks.gauges(columns)
+    main, threads = (_beyond(levels.get(name), row) for name in ("runqueue", "threads_runqueue"))
+    if not main >= _STARVED or not threads > 0:
+        return 0.0
+    return float(min(threads * blocks.step_ns, max(average(blocks.excess[row, columns]), 0.0)))
+
+
+def _beyond(vector: Floats | None, row: int) -> float:
+    """By how much a rank's value is above the typical other's; NaN where unmeasured."""
+    return float("nan") if vector is None else float(vector[row] - median(np.delete(vector, row)))
+
+
 def _like_peers(blocks: Blocks, row: int, columns: Array) -> float:
     """0 to 1: how much of a rank's queueing for CPUs its peers' processes suffer alike, per second."""
     rates = blocks.gauges(columns).get("runqueue")
@@ -171,14 +193,16 @@ def _like_peers(blocks: Blocks, row: int, columns: Array) -> float:
 FILES = {"file_read": "input", "file_sync": "checkpoint", "file_write": "io"}
 
 
-def _of_files(blocks: Blocks, row: int, columns: Array, blocked: float) -> dict[str, float]:
-    """Time off the CPU, and what of it was in reading (input) and in writing files (checkpoints, where flushed)."""
-    found: dict[str, float] = {}
-    left = blocked
+def _of_files(blocks: Blocks, row: int, columns: Array, blocked: float, marked: dict[str, float]) -> dict[str, float]:
+    """Time off the CPU, and what of it was in reading (input) and in writing files (checkpoints, where flushed).
+
+    A phase that the loop ``marked`` as input or as a checkpoint counts as that, whatever it waits for.
+    """
+    found: dict[str, float] = {name: marked[name] for name in ("input", "checkpoint") if name in marked}
     for name, cause in FILES.items():
         if name in blocks.parts:
-            found[cause] = excess_of(blocks.parts[name], row, columns)
-            left -= max(found[cause], 0.0)
+            found[cause] = max(excess_of(blocks.parts[name], row, columns), found.get(cause, 0.0))
+    left = blocked - sum(max(ns, 0.0) for ns in found.values())
     if found.get("checkpoint", 0.0) > 0 and "io" in found:  # what is flushed was written to be kept
         found["checkpoint"] += max(found.pop("io"), 0.0)
     return found | {"blocked": max(left, 0.0)}

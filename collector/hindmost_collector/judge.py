@@ -10,7 +10,7 @@ import numpy as np
 
 from hindmost_collector import blocks as blocks_of
 from hindmost_collector import hidden_input, pipeline, sharing, summary, whatif, wording
-from hindmost_collector.detectors import hang, host_bound, intermittent, slow_link, straggler, uneven
+from hindmost_collector.detectors import hang, host_bound, intermittent, mismatch, slow_link, straggler, uneven
 from hindmost_collector.job_verdicts import of_hosts, of_job, of_uneven
 from hindmost_collector.model import RUNNING, Run, rows
 from hindmost_collector.robust import median, percentile
@@ -24,6 +24,7 @@ from hindmost_collector.verdicts import (
     of_habits,
     of_hang,
     of_links,
+    of_mismatch,
     of_stalls,
 )
 from hindmost_collector.wording import names
@@ -46,6 +47,8 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     stop = hang.find(run, p99, settings)
     if stop is not None:
         found.append(of_hang(stop, run))
+    elif run.job.source == "hindmost":  # elsewhere nobody vouches for what numbers count
+        found += of_mismatch(mismatch.find(run), run)
     if blocks is not None:
         slow, hidden = _slow(run, blocks, settings)
         found += slow

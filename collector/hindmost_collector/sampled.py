@@ -32,6 +32,7 @@ class Source:
 #: Quantities that causes ask for. Gauges as they are, counters as their rate per second.
 SOURCES: Mapping[str, Source] = {
     "runqueue": Source("hindmost_process_runqueue_seconds_total", counter=True),
+    "threads_runqueue": Source("hindmost_process_thread_group_runqueue_seconds_total", counter=True),
     "cpu": Source("hindmost_process_cpu_seconds_total", counter=True),
     "major_faults": Source("hindmost_process_major_page_faults_total", counter=True),
     "memory_pressure": Source("hindmost_node_pressure_waiting_seconds_total", True, (("resource", "memory"),)),
@@ -47,24 +48,26 @@ SOURCES: Mapping[str, Source] = {
 
 @dataclass(frozen=True)
 class Column:
-    """Samples of one quantity, all ranks together, by rank and time: row [N], time ns [N], value [N].
+    """Samples of one quantity, all ranks together: row [N], number of the series [N], time ns [N], value [N].
 
     Of a counter ``value`` is the rise since the sample before and ``seconds`` [N] how long that took.
     """
 
     row: Ints
+    series: Ints
     time: Array
     value: Floats
     seconds: Floats | None = None
 
     def level(self, ranks: int, held: Array) -> Floats:
-        """[R] median of a gauge, or rate of a counter, over the samples ``held`` [N]; NaN where a rank has none."""
+        """[R] median of a gauge, or rate of a rank's counters together, over the samples ``held`` [N]; else NaN."""
         row, value = self.row[held], self.value[held]
         out = np.full(ranks, np.nan)
         if self.seconds is not None:
-            lasted = np.bincount(row, self.seconds[held], ranks)
-            np.divide(np.bincount(row, value, ranks), lasted, out=out, where=lasted > 0)
-            return out
+            series, first, which = np.unique(self.series[held], return_index=True, return_inverse=True)
+            rates = np.bincount(which, value, len(series)) / np.bincount(which, self.seconds[held], len(series))
+            sums, known = np.bincount(row[first], rates, ranks), np.bincount(row[first], minlength=ranks) > 0
+            return np.where(known, sums, np.nan)
         order = np.lexsort((value, row))
         row, value = row[order], value[order]
         found, first, count = np.unique(row, return_index=True, return_counts=True)
@@ -133,9 +136,10 @@ def _column(metrics: Metrics, source: Source, ranks: Ints) -> Column | None:
     ]
     if not parts:
         return None
-    rows = np.repeat([row for row, *_ in parts], [len(time) for _, time, *_ in parts])
+    counts = [len(time) for _, time, *_ in parts]
+    rows = np.repeat([row for row, *_ in parts], counts)
     time, value, seconds = (np.concatenate([part[i] for part in parts]) for i in (1, 2, 3))
-    return Column(rows, time, value, seconds if source.counter else None)
+    return Column(rows, np.repeat(np.arange(len(parts)), counts), time, value, seconds if source.counter else None)
 
 
 def _samples(series: Series, counter: bool) -> Iterator[tuple[Array, Floats, Floats]]:

@@ -41,7 +41,7 @@ def finer(blocks: Blocks, row: int, columns: Array, since: int, settings: Settin
     throttled = _throttled(blocks, row, columns, settings, now, before)
     if throttled is not None:
         return "gpu_throttle", throttled
-    contended = _contended(now, before, row)
+    contended = _contended(now, before, row) if _all_slower(blocks, row, columns) else None
     return ("gpu_contention", contended) if contended is not None else ("compute", None)
 
 
@@ -134,6 +134,22 @@ def _usual(blocks: Blocks, row: int, columns: Array) -> float:
 def _driven(blocks: Blocks, row: int, columns: Array) -> float:
     """Ns a step that the typical peer spends in what :func:`_longer` compares."""
     return _usual(blocks, row, columns) if _clean(blocks) else average(blocks.period[columns])
+
+
+#: The optimizer must be slowed by this much of forward's slow-down: whoever shares a GPU slows all that runs on it.
+_ALIKE = 0.5
+
+
+def _all_slower(blocks: Blocks, row: int, columns: Array) -> bool:
+    """Whether the optimizer is slower too, and not forward alone; true where either was not measured."""
+    ratios = []
+    for name in ("gpu_forward", "gpu_optimizer"):
+        block = blocks.parts.get(name)
+        if block is None or np.isnan(block[row, columns]).all():
+            return True
+        levels = median(block[:, columns], axis=1)
+        ratios.append(float(levels[row] / _peers(levels, row)) - 1)
+    return ratios[1] >= _ALIKE * ratios[0]
 
 
 def _contended(now: dict[str, Floats], before: dict[str, Floats], row: int) -> str | None:

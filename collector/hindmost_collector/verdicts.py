@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hindmost_collector.causes import Cause
     from hindmost_collector.detectors.hang import Hang
     from hindmost_collector.detectors.intermittent import Stalls
+    from hindmost_collector.detectors.mismatch import Mismatch
     from hindmost_collector.detectors.slow_link import SlowLink
     from hindmost_collector.detectors.straggler import Habit
     from hindmost_collector.settings import Settings
@@ -206,6 +207,27 @@ def of_hang(stop: Hang, run: Run) -> Verdict:
         evidence=tuple(wording.hang(stop, run)),
         advice=tuple(wording.hang_advice(stop, run)),
     )
+
+
+def of_mismatch(found: Mismatch | None, run: Run) -> list[Verdict]:
+    """The verdict on ranks that ran another operation than the rest, in a job that went on."""
+    if found is None:
+        return []
+    started = run.steps["step"][run.steps["start_ns"] <= found.start_ns]
+    return [
+        Verdict(
+            kind="desync",
+            ranks=found.ranks,
+            victims=found.others,
+            cause="unknown",
+            since_step=int(started.max()) if len(started) else None,
+            confidence=0.9,
+            evidence=tuple(wording.mismatch(found)),
+            advice=(
+                f"find the branch that {wording.names(found.ranks)} took and the others did not; the results are wrong",
+            ),
+        )
+    ]
 
 
 def balanced(blocks: Blocks, wasted: float) -> Verdict:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hindmost_collector.causes import Cause
     from hindmost_collector.detectors.hang import Hang
     from hindmost_collector.detectors.intermittent import Stalls
+    from hindmost_collector.detectors.mismatch import Mismatch
     from hindmost_collector.detectors.slow_link import SlowLink
     from hindmost_collector.detectors.straggler import Habit
     from hindmost_collector.model import Run
@@ -259,6 +260,14 @@ def _gone(stop: Hang, run: Run) -> list[str]:
         for rank, life, when in zip(*columns, strict=True)
         if rank in stop.ranks and life in _GONE and when < seen
     ]
+
+
+def mismatch(found: Mismatch) -> list[str]:
+    """Evidence for operations that differ between ranks though nobody hangs."""
+    where = f"number {found.seq} of communicator {found.comm:#x}"
+    told = f"{names(found.ranks)} ran {found.ran} as {where}, where the others ran {found.op}"
+    often = "once" if found.places == 1 else f"at {found.places} places since then"
+    return [told, f"ranks differ {often}; the job went on, with what belongs to other operations"]
 
 
 def _source_line(stack: str) -> str:

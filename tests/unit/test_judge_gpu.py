@@ -62,3 +62,25 @@ def test_a_clock_that_was_as_low_before_is_not_what_began() -> None:
     """What did not change at the onset did not cause it."""
     run = changed(slow("compute", onset=60), "hindmost_gpu_sm_clock_hertz", 1.75e9)
     assert the(changed(run, "hindmost_gpu_clocks_event_reasons", 0x20)).cause == "compute"
+
+
+def test_memory_of_another_process_alone_is_no_contention() -> None:
+    """Whoever shares a GPU slows all that runs on it: forward alone that is longer is this rank's own."""
+    run = slow("gpu_contention")
+    assert the(run).cause == "gpu_contention"
+    others = np.median(run.steps["gpu_optimizer_ns"][run.steps["rank"] == 1])
+    optimizer = np.where(run.steps["rank"] == 3, others, run.steps["gpu_optimizer_ns"]).astype(np.int64)
+    assert the(replace(run, steps=run.steps | {"gpu_optimizer_ns": optimizer})).cause in ("compute", "unknown")
+
+
+def test_a_rank_that_does_not_know_its_gpu_was_seen_on_it() -> None:
+    """The agent says which rank computes on which GPU, where the process itself does not."""
+    run = slow("gpu_throttle")
+    known = run.ranks["gpu_uuid"].tolist()
+    unknown = run.ranks | {"gpu_uuid": np.full(len(known), "")}
+    assert the(replace(run, ranks=unknown)).cause == "compute"
+    seen = [f'{{"gpu_uuid": "{gpu}", "job": "j", "rank": "{rank}"}}' for rank, gpu in enumerate(known)]
+    more = {"name": np.full(8, "hindmost_gpu_rank_info"), "labels": np.array(seen), "value": np.ones(8)}
+    more |= {"node": np.full(8, "node0000"), "time_ns": run.metrics["time_ns"][:8]}
+    metrics = {name: np.concatenate([column, more[name]]) for name, column in run.metrics.items()}
+    assert the(replace(run, ranks=unknown, metrics=metrics)).cause == "gpu_throttle"

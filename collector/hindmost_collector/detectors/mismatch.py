@@ -1,0 +1,86 @@
+"""Ranks that ran different operations at one place of a communicator, and went on: what they exchanged was garbage.
+
+The same numbers on all members is what a collective library asks for and does not check: operations of like size may
+pair up wrongly without anybody hanging.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.align import codes
+from hindmost_collector.model import ERROR, rows
+
+if TYPE_CHECKING:
+    from hindmost_collector.align import Array, Ints
+    from hindmost_collector.model import Run, Table
+
+#: Places at which all members agreed before, so that numbers are known to mean the same on all of them.
+_AGREED = 10
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """The first place at which ``ranks`` ran ``ran`` and ``others`` ran ``op``, and at how many places ranks differ."""
+
+    ranks: tuple[int, ...]
+    others: tuple[int, ...]
+    ran: str
+    op: str
+    comm: int
+    seq: int
+    start_ns: int
+    places: int
+
+
+def find(run: Run) -> Mismatch | None:
+    """The earliest such place of any communicator; ``None`` where there is none, or too little agreed to tell."""
+    table = run.collectives
+    if rows(table) == 0:
+        return None
+    op, names = codes(table["op"])
+    usable = np.flatnonzero((table["seq"] >= 0) & ((table["flags"] & ERROR) == 0))
+    found = [
+        one
+        for comm in (np.unique(table["comm"][usable]) if len(names) > 1 else ())
+        if (one := _in_communicator(table, op, names, usable[table["comm"][usable] == comm])) is not None
+    ]
+    return min(found, key=lambda one: one.start_ns, default=None)
+
+
+def _in_communicator(table: Table, op: Ints, names: list[str], held: Array) -> Mismatch | None:
+    if len(np.unique(op[held])) < 2 or _counted_apart(table, held):
+        return None
+    held = held[np.argsort(table["seq"][held], kind="stable")]
+    seq = table["seq"][held]
+    first = np.flatnonzero(np.append(True, np.diff(seq) != 0))
+    size = np.diff(np.append(first, len(held)))
+    differ = np.maximum.reduceat(op[held], first) != np.minimum.reduceat(op[held], first)
+    places = np.flatnonzero(differ & (size > 2))
+    if len(places) == 0 or int(np.sum((size > 1)[: places[0]])) < _AGREED:
+        return None
+    members = held[first[places[0]] : first[places[0]] + size[places[0]]]
+    common = int(np.argmax(np.bincount(op[members])))
+    odd = op[members] != common
+    if 2 * int(odd.sum()) >= len(members):  # nobody can tell who is wrong
+        return None
+    return Mismatch(
+        ranks=tuple(sorted(table["rank"][members[odd]].tolist())),
+        others=tuple(sorted(table["rank"][members[~odd]].tolist())),
+        ran=names[int(op[members[odd][0]])],
+        op=names[common],
+        comm=int(table["comm"][members[0]]),
+        seq=int(table["seq"][members[0]]),
+        start_ns=int(table["start_ns"][members[0]]),
+        places=len(places),
+    )
+
+
+def _counted_apart(table: Table, held: Array) -> bool:
+    """Whether any member has one number twice: then operations are numbered each for itself, or by another rule."""
+    order = np.lexsort((table["seq"][held], table["rank"][held]))
+    rank, seq = table["rank"][held][order], table["seq"][held][order]
+    return bool(np.any((np.diff(rank) == 0) & (np.diff(seq) == 0)))
