@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector import blocks as blocks_of
-from hindmost_collector import hidden_input, pipeline, sharing, summary, whatif, wording
+from hindmost_collector import hidden_input, pipeline, sharing, summary, telemetry, whatif, wording
 from hindmost_collector.detectors import hang, host_bound, intermittent, mismatch, slow_link, straggler, uneven
 from hindmost_collector.job_verdicts import of_hosts, of_job, of_uneven
 from hindmost_collector.model import RUNNING, Run, rows
@@ -40,6 +40,7 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     """
     if rows(run.operations):
         return pipeline.judge(run, settings)
+    run = telemetry.with_gpus(run)
     blocks = blocks_of.build(run, settings)
     p99 = percentile(blocks.period, 99) if blocks is not None else float("nan")
     found: list[Verdict] = []

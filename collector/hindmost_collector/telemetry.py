@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -105,6 +105,19 @@ def _labels(text: str) -> dict[str, str]:
     except ValueError:
         return {}
     return {str(key): str(value) for key, value in parsed.items()} if isinstance(parsed, dict) else {}
+
+
+def with_gpus(run: Run) -> Run:
+    """The same run, ranks that did not say which GPU is theirs with the one on which their node saw them compute."""
+    unknown = run.ranks["gpu_uuid"] == ""
+    if not unknown.any() or not rows(run.metrics):
+        return run
+    info = run.metrics["name"] == "hindmost_gpu_rank_info"
+    said = [_labels(text) for text in np.unique(run.metrics["labels"][info]).tolist()]
+    seen = {one["rank"]: one["gpu_uuid"] for one in said if one.get("job") == run.job.id and "gpu_uuid" in one}
+    names, said_so = run.ranks["rank"].tolist(), run.ranks["gpu_uuid"].tolist()
+    found = [uuid or seen.get(str(rank), "") for rank, uuid in zip(names, said_so, strict=True)]
+    return replace(run, ranks={**run.ranks, "gpu_uuid": np.array(found, dtype=np.str_)})
 
 
 def typical(series: list[Series]) -> float:
