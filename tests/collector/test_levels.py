@@ -60,7 +60,7 @@ def expected(width_s, seconds):
     return found
 
 
-@pytest.mark.parametrize(("level", "width_s"), [("metrics_10s", 10), ("metrics_5m", 300), ("metrics_1h", 3600)])
+@pytest.mark.parametrize(("level", "width_s"), [("metrics_30s", 30), ("metrics_5m", 300), ("metrics_1h", 3600)])
 def test_level_is_whole(store, tmp_path, level, width_s):
     """A level has every sample once: those of compacted segments, the newest ones, and intervals that lie across."""
     assert (tmp_path / "j/segments" / level).is_dir()
@@ -75,9 +75,9 @@ def test_range_chooses_its_level(store, tmp_path):
     total = FLUSH_S * (2 * FEW - 1)
     fine = recording.series(NAME, node="n1", start_ns=START_NS, end_ns=START_NS + 60 * SECOND)
     assert fine["last"].to_pylist() == [2.0 * at for at in range(60)]
-    coarse = recording.series(NAME, node="n1", points=total // 10 + 1)
-    assert coarse["count"].to_pylist() == [10] * (total // 10) + [total % 10]
-    assert coarse["mean"].to_pylist()[0] == 9.0
+    coarse = recording.series(NAME, node="n1", points=total // 30 + 1)
+    assert coarse["count"].to_pylist() == [30] * (total // 30) + [total % 30]
+    assert coarse["mean"].to_pylist()[0] == 29.0
     assert recording.series(NAME, points=1)["count"].to_pylist() == [total] * 3
     assert len(recording.series("nosuch")) == 0
 
@@ -90,7 +90,7 @@ def test_levels_outlive_their_samples(store, tmp_path):
     recording = hindmost_collector.open(tmp_path)
     kept = recording.series(NAME, node="n2")
     assert sum(kept["count"].to_pylist()) == FLUSH_S * (2 * FEW - 1)
-    assert kept["count"].to_pylist()[0] == 10
+    assert kept["count"].to_pylist()[0] == 30
     Upkeep(store, Retention(days=2), now=lambda: time.time() + 200 * DAY_S).expire()
     assert not (tmp_path / "j").exists()
 

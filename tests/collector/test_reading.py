@@ -15,7 +15,7 @@ from hindmost_collector.store.parquet import ParquetStore
 from hindmost_collector.store.upkeep import Retention, Upkeep
 
 DOCS = Path(__file__).parents[2] / "docs"
-FLUSHES = 64
+FLUSHES = 20  # one more than a compaction wants
 
 #: Reads until it is told that everything is written, and once more; prints how many rows and different ones it saw.
 READER = """

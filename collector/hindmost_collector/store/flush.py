@@ -72,7 +72,7 @@ def _plain(values: Array, kind: pa.DataType) -> pa.Array:
 
 
 #: Samples that are long rows in memory at one time; they take ten times the space of the matrices they come from.
-_PIECE = 1 << 19
+_PIECE = 1 << 17
 
 Groups = dict[tuple[str, int], "list[MetricRows]"]
 

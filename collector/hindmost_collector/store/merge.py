@@ -43,7 +43,7 @@ def merged(table: str, paths: Sequence[Path]) -> Iterator[pa.Table]:
         yield _sorted(_joined(table, [segments.read(path) for path in paths]), order)
         return
     below = None
-    for bound in _bounds(groups):
+    for bound in _bounds(groups, order[0]):
         parts = [
             _between(segments.read_groups(path, indices), order[0], below, bound)
             for path in paths
@@ -66,16 +66,25 @@ def _groups(path: Path, lead: str) -> list[_Group]:
     return found
 
 
-def _bounds(groups: Sequence[_Group]) -> list[Any]:
-    """Values of the leading column that cut the rows into pieces of about PIECE_ROWS; the last is the highest."""
-    bounds, rows = [], 0
-    ordered = sorted((group for group in groups if group.rows), key=lambda group: group.most)
-    for group in ordered:
-        rows += group.rows
-        if rows >= PIECE_ROWS or group is ordered[-1]:
-            bounds.append(group.most)
-            rows = 0
-    return sorted(set(bounds))
+def _bounds(groups: Sequence[_Group], lead: str) -> list[Any]:
+    """Values of the leading column that cut the rows into pieces of about PIECE_ROWS; the last is the highest.
+
+    How many rows each value has is taken from the largest segment, and what it lacks falls to the pieces beside.
+    """
+    total: dict[Path, int] = {}
+    for group in groups:
+        total[group.path] = total.get(group.path, 0) + group.rows
+    largest = max(total, key=lambda path: total[path])
+    counted = segments.read(largest, [lead]).column(lead).value_counts().to_pylist()
+    share = sum(total.values()) / max(total[largest], 1)
+    bounds, rows = [], 0.0
+    for value, count in sorted((one["values"], one["counts"]) for one in counted):
+        rows += count * share
+        if rows >= PIECE_ROWS:
+            bounds.append(value)
+            rows = 0.0
+    highest = max((group.most for group in groups if group.rows), default=None)
+    return [*(bound for bound in bounds if bound < highest), *([] if highest is None else [highest])]
 
 
 def _overlapping(groups: Sequence[_Group], path: Path, below: Any, bound: Any) -> list[int]:

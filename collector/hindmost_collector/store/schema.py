@@ -34,7 +34,7 @@ STORED: Mapping[str, Mapping[str, Any]] = {**TABLES, "clocks": CLOCKS}
 
 #: Coarser levels of ``metrics`` and the width of their intervals, ns.
 LEVELS: Mapping[str, int] = {
-    "metrics_10s": 10_000_000_000,
+    "metrics_30s": 30_000_000_000,
     "metrics_5m": 300_000_000_000,
     "metrics_1h": 3_600_000_000_000,
 }

@@ -34,7 +34,7 @@ LARGE_BYTES = 64 << 20
 
 
 #: How many times longer than samples each level is kept.
-_LONGER = {"": 1, "metrics_10s": 4, "metrics_5m": 16, "metrics_1h": 64}
+_LONGER = {"": 1, "metrics_30s": 4, "metrics_5m": 16, "metrics_1h": 64}
 
 
 @dataclass(frozen=True)
