@@ -76,6 +76,8 @@ def move(rank: int, world_size: int, local_rank: int) -> None:
     if known is None or old is None or (known.rank, known.world_size) == (rank, world_size):
         return
     _identity = replace(known, rank=rank, world_size=world_size, local_rank=local_rank)
+    if known.rank == rank:  # the ring is this rank's already; how many there are, its communicators say
+        return
     os.environ[ATTACHED] = identity.token(_identity)
     _writer = None
     nowhere: Any = _Nowhere()

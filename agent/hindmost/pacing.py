@@ -1,7 +1,8 @@
 """What is measured on some steps only: CPU time, run-queue delay and GPU times, each of which costs system calls.
 
 What measuring a step cost is itself measured; steps between measured ones are as many as keep it below one part in
-``COST_SHARE`` of the training thread's time, and below ``MOST_NS`` a step unless steps are long. What all hooks took is
+``COST_SHARE`` of the training thread's time and, where a GPU is measured, below ``MOST_NS`` a step unless steps are
+long. What all hooks took is
 added up, too; where that is more than ``MOST_SHARE`` for ``PATIENCE`` flushes on end, only every 2nd, 4th … step is
 recorded at all.
 """
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 #: What is sampled may cost one part in so many of a step, on average.
-COST_SHARE = 1000
-#: And no more than this, ns, of a step shorter than ``LONG_NS``.
-MOST_NS = 4_000
+COST_SHARE = 400
+#: And no more than this, ns, of a step shorter than ``LONG_NS``, where there are GPU times to read.
+MOST_NS = 10_000
 LONG_NS = 100_000_000
 #: Hooks may take this share of the training thread's time, for so many flushes on end.
 MOST_SHARE = 0.03
@@ -75,6 +76,8 @@ class Pace:
         self.usage = usage
         #: Whether the step in progress is measured.
         self.measuring = False
+        #: Whether GPU times are read: dear, and of steps that are often short for the host.
+        self.on_gpu = False
         #: What measuring took since it was last asked; whoever measures adds to it.
         self.spent_ns = 0
         #: What hooks took of all steps.
@@ -112,7 +115,9 @@ class Pace:
             known = self._cost_ns
             self._cost_ns = known + (spent - known) // 16 if 0 < known < spent else spent
         budget = step_ns // COST_SHARE
-        self._mask = every(self._cost_ns, budget if step_ns > LONG_NS else min(budget, MOST_NS)) - 1
+        if self.on_gpu and step_ns < LONG_NS:
+            budget = min(budget, MOST_NS)
+        self._mask = every(self._cost_ns, budget) - 1
 
 
 class Thrift:

@@ -103,7 +103,7 @@ class OpenRing:
 
 
 class Producer:
-    """One training process with its rings: Python's, MPI's, NCCL's."""
+    """One training process with its rings: Python's, MPI's, NCCL's. In an elastic job it may have been another rank."""
 
     def __init__(self, process: RankProcess, now_ns: int) -> None:
         self.process = process
@@ -112,6 +112,11 @@ class Producer:
         self.gone_ns: int | None = None
         self._stat: File | None = None
         self._gpu_due_ns = now_ns
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """What tells it from every other, a process of the same pid and its own time as another rank included."""
+        return self.process.pid, self.process.start_ticks, self.process.rank
 
     @property
     def closed(self) -> bool:
@@ -217,7 +222,7 @@ class Rings:
         self._marks = dict(marks or {})
         self._host = host
         self._unix_ns = unix_ns
-        self._producers: dict[tuple[int, int], Producer] = {}
+        self._producers: dict[tuple[int, int, int], Producer] = {}
         self._known: set[Path] = set()
         self._failed: dict[Path, int] = {}
         self._stamps: dict[Path, int] = {}
@@ -270,7 +275,7 @@ class Rings:
     def remove(self, producer: Producer) -> None:
         """Close and delete the rings of a process that has ended and was read to the end."""
         self._lost_before += producer.lost
-        del self._producers[producer.process.pid, producer.process.start_ticks]
+        del self._producers[producer.key]
         for item in producer.rings.values():
             item.reader.close()
             try:
@@ -301,8 +306,11 @@ class Rings:
         self._failed.pop(path, None)
         self._known.add(path)
         header = reader.header
-        key = header.pid, header.start_ticks
+        key = header.pid, header.start_ticks, header.rank
         if key not in self._producers:
+            for other in self._producers.values():
+                if other.key[:2] == key[:2]:  # this process goes on as another rank
+                    other.gone_ns = now_ns
             self._producers[key] = Producer(_process(header), now_ns)
         self._producers[key].add(item)
 

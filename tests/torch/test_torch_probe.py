@@ -210,10 +210,9 @@ def test_collectives_called_by_hand_are_seen(train: Train, tmp_path: Path) -> No
     assert traces[0].open == []
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork"])
-def test_ranks_that_a_script_starts_itself_name_themselves(train: Train, method: str) -> None:
-    """Processes of multiprocessing become ranks when they join a process group; their parent is none."""
-    script = f"""
+def test_ranks_that_a_script_starts_itself_name_themselves(train: Train) -> None:
+    """Processes of torch.multiprocessing become ranks when they join a process group; their parent is none."""
+    script = """
         import os, torch, torch.distributed as dist, torch.multiprocessing as mp
         from torch import nn
         from torch.utils.data import DataLoader, TensorDataset
@@ -234,7 +233,7 @@ def test_ranks_that_a_script_starts_itself_name_themselves(train: Train, method:
             with socket.socket() as free:
                 free.bind(("127.0.0.1", 0))
                 port = free.getsockname()[1]
-            mp.start_processes(work, args=(port,), nprocs=2, start_method={method!r})
+            mp.spawn(work, args=(port,), nprocs=2)
     """
     traces = train(script, by="python")
     assert sorted(traces) == [0, 1]

@@ -53,12 +53,22 @@ def test_what_is_dear_is_done_seldom(cost: int, budget: int, steps: int) -> None
 
 
 @pytest.mark.parametrize(
-    ("cost_us", "step_ms", "share"),
-    [(1, 30, 1), (1, 2, 1), (5, 30, 4), (3, 2, 4), (25, 30, 16), (25, 1, 64), (25, 200, 1)],
+    ("cost_us", "step_ms", "on_gpu", "share"),
+    [
+        (1, 30, True, 1),
+        (1, 2, True, 1),
+        (12, 30, True, 4),
+        (12, 30, False, 1),
+        (6, 2, False, 4),
+        (60, 30, True, 16),
+        (60, 1, True, 64),
+        (60, 200, True, 1),
+    ],
 )
-def test_what_measuring_costs_is_bounded(cost_us: int, step_ms: int, share: int) -> None:
+def test_what_measuring_costs_is_bounded(cost_us: int, step_ms: int, on_gpu: bool, share: int) -> None:
     """Where measuring is dear or steps short only every 2nd, 4th … step is measured, the same ones on every rank."""
     loop = Loop(step_ms * 1_000_000, cost_us * 1000)
+    loop.pace.on_gpu = on_gpu
     steps = [number for number in loop.measured(1024) if number > 512]
     assert steps == [number for number in range(513, 1024) if number % share == 0]
 

@@ -168,7 +168,7 @@ def test_what_events_cost_is_told(device: Device) -> None:
         device.train()
         device.cuda.done = device.cuda.enqueued
     steps = [step for step, name, _ in device.measured() if name == "gpu_backward" and step > 64]
-    assert steps == list(range(128, 511, 64))
+    assert steps == list(range(96, 511, 32))
 
 
 def test_events_are_used_again(device: Device) -> None:

@@ -47,6 +47,7 @@ class GpuPhases:
         self._intervals: list[Interval] = []
         self._mark_before: Any = None  # where the phase that ends next began
         self._known = False
+        recorder.pace.on_gpu = True
         recorder.on_step.append(self.step_ends)
         recorder.closers.append(self._read)
 
