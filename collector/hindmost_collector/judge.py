@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector import blocks as blocks_of
-from hindmost_collector import hidden_input, pipeline, sharing, summary, telemetry, whatif, wording
+from hindmost_collector import hidden_input, membership, pipeline, sharing, summary, telemetry, whatif, wording
 from hindmost_collector.detectors import hang, host_bound, intermittent, mismatch, slow_link, straggler, uneven
 from hindmost_collector.job_verdicts import of_hosts, of_job, of_uneven
 from hindmost_collector.model import RUNNING, Run, rows
@@ -41,6 +41,9 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     if rows(run.operations):
         return pipeline.judge(run, settings)
     run = telemetry.with_gpus(run)
+    change = membership.find(run, settings)
+    if change is not None:
+        return _of_stretches(run, change, settings)
     blocks = blocks_of.build(run, settings)
     p99 = percentile(blocks.period, 99) if blocks is not None else float("nan")
     found: list[Verdict] = []
@@ -62,6 +65,23 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
         ranks=summary.ranks(run, blocks),
         what_if=summary.what_if(run, blocks),
         notes=tuple(notes),
+    )
+
+
+def _of_stretches(run: Run, change: membership.Change, settings: Settings) -> Report:
+    """The report on what the job is now, and whoever was named before some of its ranks left."""
+    before, now = judge(change.before, settings), judge(change.after, settings)
+    past = [
+        replace(one, until_step=change.last_step if one.until_step is None else one.until_step)
+        for one in before.verdicts
+        if one.ranks and one.kind not in ("hang", "desync")
+    ]
+    of_now = [one for one in now.verdicts if one.kind not in ("balanced", "insufficient_data") or not past]
+    return replace(
+        now,
+        job=replace(summary.job(run, None), step_ms=now.job.step_ms),
+        verdicts=tuple(sorted([*of_now, *past], key=_weight)),
+        notes=(str(change), *now.notes),
     )
 
 

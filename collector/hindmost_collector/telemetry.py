@@ -85,17 +85,13 @@ class Metrics:
         return self._rank_of.get((series.node, ""), [])
 
     def _places(self) -> dict[tuple[str, str], list[int]]:
-        """Ranks of each node and of each GPU; a rank that did not know its GPU was seen on it by its node's agent."""
+        """Ranks of each node and of each GPU."""
         found: dict[tuple[str, str], list[int]] = {}
         ranks = self._run.ranks
         columns = (ranks[name].tolist() for name in ("rank", "node", "gpu_uuid"))
         for rank, node, gpu in zip(*columns, strict=True):
             found.setdefault((node, ""), []).append(rank)
             found.setdefault(("", gpu), []).append(rank)
-        for series in self.series("hindmost_gpu_rank_info"):
-            rank, gpu = series.labels.get("rank", ""), series.labels.get("gpu_uuid", "")
-            if rank.isdigit() and gpu and int(rank) not in found.setdefault(("", gpu), []):
-                found["", gpu].append(int(rank))
         return found
 
 

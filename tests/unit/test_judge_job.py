@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from hindmost_collector.judge import judge
-from hindmost_collector.model import FINISHED, METRICS, RUNNING, empty
+from hindmost_collector.model import FINISHED, METRICS, RUNNING, VANISHED, empty
 from hindmost_collector.simulate import Fault, Scenario, simulate
 
 from tests.scenarios.loads import Load, make
@@ -136,3 +136,40 @@ def test_who_has_finished_holds_nobody_up_any_more(life: int, kind: str) -> None
     run = make(Load(faults=[{"rank": 2, "compute": 3.0}]))
     states = {"rank": np.arange(4), "life": np.array([RUNNING, RUNNING, life, RUNNING])}
     assert the(replace(run, rank_states=run.rank_states | states)).kind == kind
+
+
+def test_a_job_that_goes_on_with_fewer_ranks_is_judged_by_stretches() -> None:
+    """The slow process was rank 2 of three, and is rank 1 of two since rank 0 died: both are told, with their time."""
+    first = make(Load(kind="torch", ranks=3, steps=60, faults=[{"rank": 2, "compute": 5.0}]))
+    second = make(Load(kind="torch", ranks=2, steps=80, names=[1, 2], faults=[{"rank": 0, "compute": 5.0}]))
+    later = int((first.steps["start_ns"] + first.steps["duration_ns"]).max()) + 10**9
+    joined = {}
+    for table in ("steps", "collectives"):
+        early, late = getattr(first, table), dict(getattr(second, table))
+        late |= {"start_ns": late["start_ns"] + later, "step": late["step"] + 60}
+        if table == "collectives":
+            late |= {"comm": late["comm"] + np.uint64(1)}
+        joined[table] = {name: np.concatenate([early[name], late[name]]) for name in early}
+    life = np.array([VANISHED, FINISHED, FINISHED])
+    states = first.rank_states | {"rank": np.arange(3), "life": life, "time_ns": np.zeros(3, np.int64)}
+    steps_, calls = joined["steps"], joined["collectives"]
+    report = judge(replace(first, steps=steps_, collectives=calls, rank_states=states))
+    assert {(verdict.kind, verdict.ranks) for verdict in report.verdicts} == {
+        ("straggler", (1,)),
+        ("straggler", (2,)),
+    }
+    assert {verdict.ranks: verdict.until_step for verdict in report.verdicts} == {(1,): None, (2,): 59}
+    assert report.notes[0] == "3 ranks until step 59, 2 since: each stretch is judged by itself"
+
+
+def test_a_long_input_is_no_want_of_a_cpu() -> None:
+    """Where ranks share CPUs, whoever waits in its own marked input is late for that."""
+    run = make(Load(ranks=3, steps=120, cpus=2, faults=[{"rank": 1, "blocked": 26.0}]))
+    assert found(run) == [("balanced", (), None)]
+    marked = make(Load(kind="torch", ranks=3, steps=120)).steps
+    begin = run.collectives["start_ns"] - run.collectives["self_ns"]
+    late = np.where(run.collectives["rank"] == 1, 30_000_000, 4_000_000)
+    period = run.collectives["self_ns"] + run.collectives["duration_ns"]
+    phases = {"start_ns": begin, "duration_ns": period, "input_ns": late}
+    phases |= {"forward_ns": np.full(360, -1), "backward_ns": np.full(360, -1)}
+    assert found(replace(run, steps=marked | phases)) == [("straggler", (1,), "input")]

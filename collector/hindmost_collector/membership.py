@@ -1,0 +1,74 @@
+"""Jobs that go on with fewer ranks: each stretch of time with the same members is a job of its own to the judge."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.model import RUNNING, Run, rows
+
+if TYPE_CHECKING:
+    from hindmost_collector.align import Array
+    from hindmost_collector.model import Table
+    from hindmost_collector.settings import Settings
+
+
+@dataclass(frozen=True)
+class Change:
+    """Some ranks left after ``last_step`` and the others went on: the run before that and after it."""
+
+    left: tuple[int, ...]
+    last_step: int
+    before: Run
+    after: Run
+
+    def __str__(self) -> str:
+        counts = rows(self.before.ranks), rows(self.after.ranks)
+        return f"{counts[0]} ranks until step {self.last_step}, {counts[1]} since: each stretch is judged by itself"
+
+
+def find(run: Run, settings: Settings) -> Change | None:
+    """The last departure after which enough steps followed; ``None`` where all left together, or still run."""
+    states, steps = run.rank_states, run.steps
+    gone = states["rank"][states["life"] != RUNNING]
+    if rows(steps) == 0 or len(gone) == 0:
+        return None
+    ends = steps["start_ns"] + steps["duration_ns"]
+    last = {int(rank): int(ends[steps["rank"] == rank].max()) for rank in np.unique(steps["rank"])}
+    newest = max(last.values())
+    needed = 2 * settings.min_steps * float(np.median(steps["duration_ns"]))
+    left = sorted(rank for rank, end in last.items() if rank in gone and newest - end > needed)
+    if not left or len(last) - len(left) < 2:
+        return None
+    moment = max(last[rank] for rank in left)
+    theirs = np.isin(steps["rank"], left)
+    return Change(tuple(left), int(steps["step"][theirs].max()), _until(run, moment), _since(run, moment, left))
+
+
+def _until(run: Run, moment: int) -> Run:
+    return replace(
+        run,
+        steps=_rows(run.steps, run.steps["start_ns"] < moment),
+        collectives=_rows(run.collectives, run.collectives["start_ns"] < moment),
+    )
+
+
+def _since(run: Run, moment: int, left: list[int]) -> Run:
+    def stays(table: Table) -> Array:
+        return np.asarray(~np.isin(table["rank"], left))
+
+    ranks = _rows(run.ranks, stays(run.ranks))
+    return replace(
+        run,
+        job=replace(run.job, world_size=rows(ranks)),
+        ranks=ranks,
+        steps=_rows(run.steps, stays(run.steps) & (run.steps["start_ns"] >= moment)),
+        collectives=_rows(run.collectives, stays(run.collectives) & (run.collectives["start_ns"] >= moment)),
+        in_flight=_rows(run.in_flight, stays(run.in_flight)),
+    )
+
+
+def _rows(table: Table, held: Array) -> Table:
+    return {name: column[held] for name, column in table.items()}
