@@ -79,7 +79,7 @@ def test_a_rank_that_does_not_know_its_gpu_was_seen_on_it() -> None:
     known = run.ranks["gpu_uuid"].tolist()
     unknown = run.ranks | {"gpu_uuid": np.full(len(known), "")}
     assert the(replace(run, ranks=unknown)).cause == "compute"
-    seen = [f'{{"gpu_uuid": "{gpu}", "job": "j", "rank": "{rank}"}}' for rank, gpu in enumerate(known)]
+    seen = [f'{{"gpu_uuid": "{gpu}", "job": "simulated-11", "rank": "{rank}"}}' for rank, gpu in enumerate(known)]
     more = {"name": np.full(8, "hindmost_gpu_rank_info"), "labels": np.array(seen), "value": np.ones(8)}
     more |= {"node": np.full(8, "node0000"), "time_ns": run.metrics["time_ns"][:8]}
     metrics = {name: np.concatenate([column, more[name]]) for name, column in run.metrics.items()}
