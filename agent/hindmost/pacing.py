@@ -23,7 +23,7 @@ COST_SHARE = 400
 MOST_NS = 10_000
 LONG_NS = 100_000_000
 #: Hooks may take this share of the training thread's time, for so many flushes on end.
-MOST_SHARE = 0.03
+MOST_SHARE = 0.05
 PATIENCE = 20
 #: The first steps make events and fill caches: what they cost says nothing.
 WARM_UP = 4
