@@ -118,12 +118,15 @@ async def drive(agent: Agent, channel: grpc.aio.Channel, seconds: int, began: fl
     offset = (agent.number * 0.6180339887) % 1.0
     for step in range(seconds):
         await asyncio.sleep(max(began + step + offset - time.monotonic(), 0))
-        await call.write(agent.batch(step, random))
+        try:
+            await call.write(agent.batch(step, random))
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            break
     deadline = time.monotonic() + ACK_S
     while agent.acked < agent.sequence and time.monotonic() < deadline and not reader.done():
         await asyncio.sleep(0.1)
-    if reader.done():
-        print(f"agent {agent.number}: its stream ended: {reader.exception()}", file=sys.stderr)
+    if reader.done():  # a real agent comes back; here it is a finding
+        print(f"agent {agent.number}: its stream ended: {await call.code()} {await call.details()}", file=sys.stderr)
     reader.cancel()
     call.cancel()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import math
 import sys
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
@@ -99,14 +101,23 @@ def _converted(key: str, value: Any, kind: type, where: str) -> Any:
     if kind is bool and isinstance(value, str):
         if value.lower() in {"1", "true", "yes", "0", "false", "no", ""}:
             return value.lower() in {"1", "true", "yes"}
-    elif kind is bool and isinstance(value, bool):
+    elif (kind is bool and isinstance(value, bool)) or (kind is str and isinstance(value, str)):
         return value
-    elif kind is not bool and not isinstance(value, (bool, list, dict)):
-        try:
-            return kind(value)
-        except ValueError:
-            pass
-    raise UsageError(f"{where} sets {key} to {value!r}, which is no {kind.__name__}")
+    elif kind in {int, float} and isinstance(value, (str, int, float)) and not isinstance(value, bool):
+        with contextlib.suppress(ValueError, OverflowError):
+            number = kind(value)
+            if math.isfinite(number) and (not isinstance(value, float) or number == value):
+                return number
+    raise UsageError(f"{where} sets {key} to {value!r}, which is {_WANTED[kind]}")
+
+
+#: What a value of the wrong kind is told.
+_WANTED = {
+    bool: "neither true nor false",
+    int: "no whole number",
+    float: "no number",
+    str: "no text: put it in quotes",
+}
 
 
 def _check(options: Options) -> None:
@@ -116,9 +127,11 @@ def _check(options: Options) -> None:
         raise UsageError("--out and --store both say where to record: give one")
     if options.store.startswith("clickhouse://") and options.retention_gib:
         raise UsageError("retention_gib is for directories: bound a ClickHouse store by retention_days")
+    if "://" in options.store and not options.store.startswith(("file://", "clickhouse://")):
+        raise UsageError(f"--store {options.store!r}: give a directory, or clickhouse://HOST:PORT/DATABASE")
     _check_relay(options)
-    if options.memory_mib < 16:
-        raise UsageError(f"memory_mib is {options.memory_mib}: at least 16 are needed")
+    if not 16 <= options.memory_mib <= 1 << 20:
+        raise UsageError(f"memory_mib is {options.memory_mib}: between 16 and {1 << 20}")
     if options.log_format not in {"text", "json"}:
         raise UsageError(f"log_format is {options.log_format!r}: text or json")
     for name in ("retention_days", "retention_gib"):

@@ -374,6 +374,8 @@ async def serve(options: Options, stopped: asyncio.Event) -> int:
     except HindmostError:
         await collector.stop("start failed")
         raise
+    if store is None:
+        log.warning("nothing is recorded: give --store DIRECTORY to keep every job, or --out RUN_DIR for one")
     _say(addresses)
     if options.hold:
         follow = (collector, stopped, asyncio.get_running_loop())
