@@ -137,6 +137,10 @@ COUNTS = {
     "duplicate_batches": ("hindmost_collector_duplicate_batches", "Batches that came again and were left out."),
     "malformed_blocks": ("hindmost_collector_malformed_blocks", "Blocks left out because they made no sense."),
     "shed_samples": ("hindmost_collector_shed_samples", "Metric samples left out for want of memory."),
+    "unwatched_chunks": (
+        "hindmost_collector_unwatched_chunks",
+        "Pieces of jobs that were recorded and not watched live, there being too many jobs.",
+    ),
     "streams": ("hindmost_collector_streams", "Streams that agents opened."),
     "relay_streams": ("hindmost_collector_relay_streams", "Streams that relays opened."),
     "replaced_streams": ("hindmost_collector_replaced_streams", "Streams replaced by another of the same identity."),
