@@ -114,6 +114,8 @@ class Collector:
                 ("grpc.http2.bdp_probe", 0),
                 ("grpc.so_reuseport", 0),  # a port in use is an error, not a lottery
                 ("grpc.keepalive_permit_without_calls", 1),
+                # Probing for bandwidth pings the agent at every message, which wakes it for nothing.
+                ("grpc.http2.bdp_probe", 0),
                 ("grpc.http2.min_ping_interval_without_data_ms", 5000),
             ]
         )
