@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -83,6 +84,8 @@ def lines(results: list[Result]) -> list[str]:
         f"pipelines: precision            {precision(by.get('pipeline', []), own)}",
         f"pipelines: recall               {recall(by.get('pipeline', []), own)}",
         "",
+        *_reliability(results),
+        "",
         *_beside(strong, multiple, by.get("clean", [])),
     ]
     seeds = [one["seed"] for one in results]
@@ -126,6 +129,21 @@ def _causes_and_costs(strong: list[Result], faulty: list[Result]) -> list[str]:
         f"what-if error: P90              {bootstrap(errors, lambda v: float(np.percentile(v, 90)))}",
         f"onset: steps off, median        {bootstrap(late, lambda v: float(np.median(v)), 1)}",
     ]
+
+
+#: Of confidence: below 0.8 a name is a hint, from 0.95 on it is acted on.
+BINS = (0.0, 0.8, 0.9, 0.95, 0.98, 1.01)
+
+
+def _reliability(results: list[Result]) -> list[str]:
+    """Of the verdicts said with some confidence, how many name nobody who is not at fault."""
+    said = [(float(sure), bool(right)) for one in results for _, sure, right in one["said"]]
+    out = ["confidence      verdicts that name only ranks at fault"]
+    for low, high in itertools.pairwise(BINS):
+        held = [right for sure, right in said if low <= sure < high]
+        if held:
+            out.append(f"{low:.2f} to {min(high, 1.0):.2f}    {wilson(sum(held), len(held))}")
+    return out
 
 
 def _said(results: list[Result], kind: str) -> str:
