@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     ("command", "environ", "start"),
     [
         ("mpirun -np 4 python examples/train_mpi.py --steps 3", {}, "train_mpi-"),
+        ("horovodrun --host-discovery-script hosts.sh python train.py", {}, "train-"),
         ("./a.out", {}, "a-"),
         ("srun a", {"SLURM_JOB_ID": "4711"}, "4711-"),
         ("bash -c true", {"PBS_JOBID": "12.head.example"}, "12-head-example-"),

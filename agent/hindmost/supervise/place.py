@@ -43,8 +43,12 @@ def job_id(asked: str | None, argv: Sequence[str], environ: Mapping[str, str], n
 
 def script(argv: Sequence[str]) -> str:
     """What a person would call this job: the stem of the script it runs, or of the command itself."""
-    scripts = [word for word in argv if word.endswith((".py", ".sh")) and not word.startswith("-")]
-    return Path(scripts[0] if scripts else argv[0]).stem
+    words = [word for word in argv if not word.startswith("-")]
+    for ending in (".py", ".sh"):  # a launcher's own options name shell scripts, as --host-discovery-script does
+        for word in words:
+            if word.endswith(ending):
+                return Path(word).stem
+    return Path(argv[0]).stem
 
 
 def run_directory(asked: Path | None, job: str) -> tuple[Path, str | None]:

@@ -39,9 +39,9 @@ def title(report: Mapping[str, Any]) -> str:
 def script(command: str | None) -> str | None:
     """The training script's name in a command line; where there is none, the program's."""
     words = (command or "").split()
-    scripts = [word for word in words if word.endswith((".py", ".sh"))]
     programs = [word for word in words if not word.startswith("-")]
-    found = scripts or programs
+    python, shell = ([word for word in programs if word.endswith(ending)] for ending in (".py", ".sh"))
+    found = python or shell or programs  # launchers' own options name shell scripts
     return found[0].rpartition("/")[2] if found else None
 
 
