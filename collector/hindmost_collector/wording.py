@@ -109,7 +109,9 @@ def victims(ranks: Sequence[int], culprits: Sequence[int]) -> list[str]:
 
 
 def _shares(excess: float, cause: Cause) -> list[str]:
-    told = [f"{MEASURES.get(name, name)} {ms(ns)}" for name, ns in cause.shares_ns if ns >= 0.05 * excess][:3]
+    # What a measurement took beyond the excess was hidden: it explains all of it, and no more.
+    known = [(name, min(ns, excess)) for name, ns in cause.shares_ns if ns >= 0.05 * excess]
+    told = [f"{MEASURES.get(name, name)} {ms(ns)}" for name, ns in known][:3]
     if not told:
         return ["nothing measured accounts for the difference"]
     return [f"of {ms(excess)} excess a step: " + ", ".join(told)]

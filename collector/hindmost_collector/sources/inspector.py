@@ -127,7 +127,7 @@ def load(files: Sequence[Path]) -> Run:
         ),
         collectives=collectives,
         communicators=communicators(rank_in, ranks, sizes),
-        notes=(*notes, *_notes(c, collectives, reading.torn), *thinned(reading.every)),
+        notes=(*notes, *_notes(c, collectives, reading), *thinned(reading.every)),
     )
 
 
@@ -276,7 +276,7 @@ def _pace(c: dict[str, np.ndarray[Any, Any]]) -> float | None:
     return covered * 1000 / counted if covered and counted else None
 
 
-def _notes(c: dict[str, np.ndarray[Any, Any]], collectives: Table, torn: int) -> list[str]:
+def _notes(c: dict[str, np.ndarray[Any, Any]], collectives: Table, reading: _Reading) -> list[str]:
     notes = []
     if (c["start"] < 0).any():
         notes.append("Terse Inspector lines have no start times: only how long each operation took is known.")
@@ -284,9 +284,9 @@ def _notes(c: dict[str, np.ndarray[Any, Any]], collectives: Table, torn: int) ->
     expected = (
         sum(int(collectives["seq"][collectives["comm"] == one].max()) + 1 for one in np.unique(c["comm"])) * ranks
     )
-    if len(np.unique(c["comm"])) == 1 and expected > len(c["comm"]):
+    if reading.every == 1 and len(np.unique(c["comm"])) == 1 and expected > len(c["comm"]):
         missed = expected - len(c["comm"])
         notes.append(f"Inspector missed {missed} of {expected} operations: it keeps the latest at each look.")
-    if torn:
+    if torn := reading.torn:
         notes.append(f"{torn} torn line{'s' * (torn > 1)} of the {NAME} left out.")
     return notes
