@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hindmost import identity, stepping
+from hindmost.recorder import Recorder
 
 if TYPE_CHECKING:
     from hindmost.identity import Identity
@@ -26,7 +27,7 @@ _complained = False
 _started = False
 _writer: Writer | None = None
 _identity: Identity | None = None
-_recorder: stepping.Recorder | None = None  # kept beyond a fork: a child may turn out to be a rank
+_recorder: Recorder | None = None  # kept beyond a fork: a child may turn out to be a rank
 
 
 def complain(what: str) -> None:
@@ -134,7 +135,7 @@ def _observe(found: Identity, *, named: bool = False) -> None:
         return
     if named:
         _try_to_start_agent(directory, found)
-    _recorder = recorder = stepping.Recorder(ring)
+    _recorder = recorder = Recorder(ring)
     stepping.attach(recorder)
     os.register_at_fork(after_in_child=_leave_to_parent)
     _register_exit()

@@ -262,7 +262,7 @@ def hooks_alone(recorder: Any) -> Any:
     probe = importlib.import_module("hindmost.probes.torch")
     recogniser = importlib.import_module("hindmost.probes.recognise").Recogniser
     pace = importlib.import_module("hindmost.pacing").Pace(recorder.clock, lambda: (0, -1))
-    quiet = importlib.import_module("hindmost.stepping").Recorder(recorder.ring, pace=pace)
+    quiet = importlib.import_module("hindmost.recorder").Recorder(recorder.ring, pace=pace)
     torch = importlib.import_module("torch")
     hooks = probe.Hooks(torch, quiet, recogniser(quiet), None)
     batch = [torch.zeros(4, 4)]

@@ -10,6 +10,7 @@ from hindmost import bootstrap, ring, stepping
 from hindmost.identity import Identity
 from hindmost.probes import guard
 from hindmost.probes import horovod as probe
+from hindmost.recorder import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +38,7 @@ def horovod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     identity = Identity("job", 0, 2, 0, "node", "python", "train.py")
     writer = bootstrap._make_ring(tmp_path, identity)
     assert writer is not None
-    recorder = stepping.Recorder(writer)
+    recorder = Recorder(writer)
     stepping.attach(recorder)
     module = FakeHorovod()
     probe.install(module, recorder)  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from hindmost.probes.recognise import Recogniser
-from hindmost.stepping import PHASE, STEP, Recorder
+from hindmost.recorder import PHASE, STEP, Recorder
 
 
 class Written(NamedTuple):

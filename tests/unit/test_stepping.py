@@ -11,6 +11,7 @@ import pytest
 from hindmost import ring, stepping
 from hindmost.identity import Identity
 from hindmost.pacing import Pace
+from hindmost.recorder import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +26,7 @@ def events(tmp_path: Path) -> Iterator[ring.Reader]:
     writer = ring.Writer.create(tmp_path, IDENTITY, "py", 256)
     usage = itertools.count(5, 5)
     pace = Pace(lambda: 0, lambda: (next(usage) * 100, next(usage) * 10))
-    recorder = stepping.Recorder(writer, itertools.count(0, 1000).__next__, pace)
+    recorder = Recorder(writer, itertools.count(0, 1000).__next__, pace)
     recorder.due_ns = 1 << 62  # what hooks take is not accounted for: that would ask for the time
     stepping.attach(recorder)
     reader = ring.Reader(writer.path)

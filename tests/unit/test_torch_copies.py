@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hindmost import stepping
 from hindmost.probes import guard, torch_copies
+from hindmost.recorder import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,7 +54,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     ring: Any = SimpleNamespace(name=lambda text: 0)
     monkeypatch.setattr(guard, "undo", [])
     monkeypatch.setattr(torch_copies, "undo", guard.undo)
-    made = torch_copies.install(TORCH, stepping.Recorder(ring), Gpu())  # type: ignore[arg-type]
+    made = torch_copies.install(TORCH, Recorder(ring), Gpu())  # type: ignore[arg-type]
     assert made is not None
     yield made
     guard.remove_all()

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hindmost import ring, stepping
+from hindmost import ring
 from hindmost.identity import Identity
 from hindmost.probes.torch_cuda import OUTSTANDING, GpuPhases
+from hindmost.recorder import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,7 +64,7 @@ class Device:
         identity = Identity("job", 0, 1, 0, "node", "torch", "train.py")
         self.writer = ring.Writer.create(directory, identity, "py", 1024)
         self.cuda = FakeCuda()
-        self.recorder = stepping.Recorder(self.writer, clock=lambda: self.cuda.host_ns)
+        self.recorder = Recorder(self.writer, clock=lambda: self.cuda.host_ns)
         self.gpu = GpuPhases(self.cuda, self.recorder)
         self.reader = ring.Reader(self.writer.path)
 

@@ -6,11 +6,12 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
-from hindmost import ring, stepping
+from hindmost import ring
 from hindmost.identity import Identity
 from hindmost.pacing import MOST_SHARE, PATIENCE, Thrift
 from hindmost.probes.recognise import Recogniser
 from hindmost.probes.torch import Hooks
+from hindmost.recorder import FLUSH_NS, Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +26,7 @@ class Loop:
         self.unit = 10_000
         self.gradients = True
         self.writer = ring.Writer.create(directory, Identity("job", 0, 1, 0, "node", "torch", "train.py"), "py", 16384)
-        self.recorder = stepping.Recorder(self.writer, clock=lambda: self.now)
+        self.recorder = Recorder(self.writer, clock=lambda: self.now)
         torch = SimpleNamespace(is_grad_enabled=lambda: self.gradients)
         self.hooks = Hooks(torch, self.recorder, Recogniser(self.recorder), None)
         self.reader = ring.Reader(self.writer.path)
@@ -87,7 +88,7 @@ def test_steps_are_written_later_and_in_order(loop: Loop) -> None:
 
 def test_the_row_is_worked_off_in_time(loop: Loop) -> None:
     """Whether a loop trains or only evaluates, what it did is in the ring some tenths of a second later."""
-    loop.unit = stepping.FLUSH_NS // 100
+    loop.unit = FLUSH_NS // 100
     loop.train(100)
     assert len(loop.recorder.later) <= 8 * 26
     loop.evaluate(500)

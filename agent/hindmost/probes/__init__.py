@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from hindmost.stepping import Recorder
+    from hindmost.recorder import Recorder
 
 #: Module of the training job -> the probe (``hindmost.probes.NAME``) whose ``install(module, recorder)`` is called
 #: once that module has been imported.

@@ -18,7 +18,7 @@ from hindmost.probes.torch_ddp import COLLECTIVE, NONE16, communicator_id
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from hindmost.stepping import Recorder
+    from hindmost.recorder import Recorder
 
 SLOT = 11  # of the open table
 #: Blocking functions of ``horovod.torch`` -> operation.

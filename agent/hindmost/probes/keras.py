@@ -14,7 +14,7 @@ from hindmost.probes.guard import around
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from hindmost.stepping import Recorder
+    from hindmost.recorder import Recorder
 
 
 class Batches:

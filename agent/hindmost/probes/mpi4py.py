@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import ModuleType
 
-    from hindmost.stepping import Recorder
+    from hindmost.recorder import Recorder
 
 COLLECTIVE, P2P, SELF = 3, 4, 5  # of ring.h
 NONBLOCKING, ERROR, CPU_KNOWN, RUNQUEUE_KNOWN = 2, 4, 8, 16

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hindmost.probes.guard import guarded, undo
 
 if TYPE_CHECKING:
-    from hindmost.stepping import Recorder
+    from hindmost.recorder import Recorder
 
 #: Shorter pauses are not written: young collections run hundreds of times a second and cost microseconds.
 LEAST_NS = 100_000

@@ -16,7 +16,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hindmost.stepping import Recorder
+    from hindmost.recorder import Recorder
 
 #: So many steps of one optimizer after one fetch mean that the loop fetches no more.
 REPEATS = 8

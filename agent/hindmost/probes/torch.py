@@ -18,12 +18,12 @@ from hindmost.probes.batches import Batches
 from hindmost.probes.guard import around, undo
 from hindmost.probes.recognise import REPEATS, Recogniser
 from hindmost.probes.torch_cuda import GpuPhases
-from hindmost.stepping import FLUSH_NS, PHASE
+from hindmost.recorder import FLUSH_NS, PHASE
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from hindmost.stepping import Recorder
+    from hindmost.recorder import Recorder
 
 SLOT = 8  # of the open table: the innermost phases of loops that mark so many are not shown
 

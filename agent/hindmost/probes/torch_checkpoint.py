@@ -12,7 +12,7 @@ from hindmost.probes.guard import around
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from hindmost.stepping import Recorder
+    from hindmost.recorder import Recorder
 
 
 def install(saver: ModuleType, recorder: Recorder) -> None:

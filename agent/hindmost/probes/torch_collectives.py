@@ -16,7 +16,7 @@ from hindmost.probes.torch_ddp import BLOCKING, COLLECTIVE, NONE16, communicator
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hindmost.stepping import Recorder
+    from hindmost.recorder import Recorder
 
 P2P = 4  # of ring.h
 NONBLOCKING, ERROR = 2, 4

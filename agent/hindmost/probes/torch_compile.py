@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from hindmost.stepping import Recorder
+    from hindmost.recorder import Recorder
 
 
 def install(rules: ModuleType, _recorder: Recorder) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType
 
     from hindmost.probes.torch_cuda import GpuPhases
-    from hindmost.stepping import Recorder
+    from hindmost.recorder import Recorder
 
 #: Functions on the stack that are watched, and functions in all.
 CALLERS = 6

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hindmost.stepping import PHASE
+from hindmost.recorder import PHASE
 
 if TYPE_CHECKING:
-    from hindmost.stepping import Recorder
+    from hindmost.recorder import Recorder
 
 GPU_TIME = 1  # of ring.h: a time of the GPU's
 #: Steps whose events may be outstanding; a GPU further behind than this has the oldest unmeasured.

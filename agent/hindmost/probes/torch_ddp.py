@@ -18,7 +18,7 @@ from hindmost.probes.guard import around, guarded, undo
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hindmost.stepping import Recorder
+    from hindmost.recorder import Recorder
 
 COLLECTIVE = 3  # of ring.h
 SYNC_SLOT = 9
