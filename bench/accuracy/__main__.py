@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import readme
 from grade import graded
 from suite import FAMILIES, HELD_OUT, SHARES
 from table import lines
@@ -34,6 +35,7 @@ def main() -> None:
     parser.add_argument("--base", type=int, help="first seed of each family, instead")
     parser.add_argument("--family", choices=FAMILIES, action="append", help="only these")
     parser.add_argument("--write", type=Path, metavar="FILE", help="the table, and each run's result, as JSON")
+    parser.add_argument("--readme", action="store_true", help="put the figures into README.md beside this file")
     parser.add_argument("--minutes", type=float, default=60.0, help="stop after so long; start again to go on")
     args = parser.parse_args()
     base = args.base if args.base is not None else TUNING if args.tuning else HELD_OUT
@@ -47,17 +49,23 @@ def main() -> None:
         print(f"{len(wanted) - len(results)} of {len(wanted)} runs left: start again to go on")
     if args.write:
         _write(args.write, list(results.values()))
+    if args.readme:
+        readme.write(list(results.values()), _commit())
     if args.tuning or args.base is not None:
         _print_misjudged(list(results.values()))
 
 
 def _write(path: Path, results: list[dict[str, Any]]) -> None:
     """The table and what it was made from."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout
     machine = {"cores": os.cpu_count(), "python": platform.python_version(), "numpy": np.__version__}
-    found = {"commit": commit.strip(), "machine": machine, "table": lines(results), "runs": results}
+    found = {"commit": _commit(), "machine": machine, "table": lines(results), "runs": results}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found, indent=None, separators=(",", ":")) + "\n")
+
+
+def _commit() -> str:
+    git = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
 
 
 def _wanted(runs: int, base: int, families: list[str]) -> list[tuple[str, int]]:

@@ -80,11 +80,12 @@ def lines(results: list[Result]) -> list[str]:
         *_false_alarms(by.get("clean", []), by.get("hidden", [])),
         *_causes_and_costs(strong, faulty),
         f"intermittent: recall            {recall(by.get('intermittent', []), own)}",
-        f"slow link: said so              {_said(by.get('link', []), 'slow_link')}",
+        f"slow link: said so              {said(by.get('link', []), 'slow_link')}",
         f"pipelines: precision            {precision(by.get('pipeline', []), own)}",
         f"pipelines: recall               {recall(by.get('pipeline', []), own)}",
         "",
-        *_reliability(results),
+        "confidence      verdicts that name only ranks at fault",
+        *(f"{low:.2f} to {high:.2f}    {share}" for low, high, share in reliability(results, BINS)),
         "",
         *_beside(strong, multiple, by.get("clean", [])),
     ]
@@ -105,8 +106,7 @@ def _hindmost(strong: list[Result], weak: list[Result], multiple: list[Result], 
 
 
 def _false_alarms(clean: list[Result], hidden: list[Result]) -> list[str]:
-    steps = sum(one["steps"] for one in clean)
-    false = sum(bool(one["named"]) for one in clean)
+    false, steps = false_alarms(clean)
     uneven = [one for one in clean if one["seed"] % 2]
     rate = f"{1e4 * false / steps:.2f}" if steps else "-"
     return [
@@ -135,18 +135,24 @@ def _causes_and_costs(strong: list[Result], faulty: list[Result]) -> list[str]:
 BINS = (0.0, 0.8, 0.9, 0.95, 0.98, 1.01)
 
 
-def _reliability(results: list[Result]) -> list[str]:
-    """Of the verdicts said with some confidence, how many name nobody who is not at fault."""
-    said = [(float(sure), bool(right)) for one in results for _, sure, right in one["said"]]
-    out = ["confidence      verdicts that name only ranks at fault"]
-    for low, high in itertools.pairwise(BINS):
-        held = [right for sure, right in said if low <= sure < high]
+def reliability(results: list[Result], bins: tuple[float, ...]) -> list[tuple[float, float, str]]:
+    """Confidence from, to, and the share of the verdicts said with it that name only ranks at fault."""
+    told = [(float(sure), bool(right)) for one in results for _, sure, right in one["said"]]
+    found = []
+    for low, high in itertools.pairwise(bins):
+        held = [right for sure, right in told if low <= sure < high]
         if held:
-            out.append(f"{low:.2f} to {min(high, 1.0):.2f}    {wilson(sum(held), len(held))}")
-    return out
+            found.append((low, min(high, 1.0), wilson(sum(held), len(held))))
+    return found
 
 
-def _said(results: list[Result], kind: str) -> str:
+def false_alarms(clean: list[Result]) -> tuple[int, int]:
+    """Clean jobs in which somebody was named, and the steps of all."""
+    return sum(bool(one["named"]) for one in clean), sum(one["steps"] for one in clean)
+
+
+def said(results: list[Result], kind: str) -> str:
+    """In how many runs a verdict is of this kind."""
     return wilson(sum(kind in one["kinds"] for one in results), len(results))
 
 
