@@ -142,10 +142,20 @@ def zoom(job: str, event: Mapping[str, Any]) -> wire.Zoom | None:
 
 
 class Judging:
-    """Paces judging so that it never takes more than a twentieth of a core, whatever the size and number of jobs."""
+    """Paces judging so that it never takes more than a twentieth of a core, whatever the size and number of jobs.
 
-    def __init__(self, period_s: float = 2.0, share: float = 0.05, clock: Callable[[], float] = time.monotonic) -> None:
-        self._period, self._share, self._clock = period_s, share, clock
+    What counts is the CPU time of the thread that judges: on a busy host verdicts would otherwise come more seldom,
+    and loading the judge, once, is no part of it.
+    """
+
+    def __init__(
+        self,
+        period_s: float = 2.0,
+        share: float = 0.05,
+        clock: Callable[[], float] = time.monotonic,
+        cpu: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._period, self._share, self._clock, self._cpu = period_s, share, clock, cpu
         self._next: dict[str, float] = {}
         self._free = 0.0
         self._failed = False
@@ -163,9 +173,11 @@ class Judging:
 
     def report(self, job: str, run: Callable[[], Run]) -> dict[str, Any] | None:
         """Judge a window; None when judging failed, which is said once and never stops the collector."""
-        began = self._clock()
+        began, used = self._clock(), self._cpu()
         try:
-            self.judge = self.judge or load_judge()
+            if self.judge is None:
+                self.judge = load_judge()
+                used = self._cpu()
             return judged(run(), self.judge)
         except Exception:
             if not self._failed:
@@ -173,9 +185,8 @@ class Judging:
             self._failed = True
             return None
         finally:
-            took = self._clock() - began
-            self.seconds += took
-            now = self._clock()
+            took, now = self._cpu() - used, self._clock()
+            self.seconds += now - began
             self._next[job] = now + max(self._period, took / self._share)
             self._free = max(self._free, now) + took / self._share
 

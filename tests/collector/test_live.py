@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from hindmost_collector.columns import Words
 from hindmost_collector.decode import MetricRows
 from hindmost_collector.definitions import Definitions, Schema
 from hindmost_collector.detectors import hang
-from hindmost_collector.live import VerdictLog
+from hindmost_collector.live import Judging, VerdictLog
 from hindmost_collector.model import FINISHED, RUNNING, VANISHED
 from hindmost_collector.settings import DEFAULT
 from hindmost_collector.window import Window
@@ -152,3 +153,37 @@ def test_ranks_that_are_gone_wait_for_nothing(definitions: Definitions, life: in
     heard(window, definitions, 60)
     assert found(window, definitions) is None
     assert not window.waiting
+
+
+def test_a_busy_host_does_not_make_verdicts_seldom() -> None:
+    """Pacing counts the CPU time that judging took, not how long the host let it wait for a CPU."""
+    now, used = [100.0], [0.0]
+    judging = Judging(period_s=2.0, share=0.05, clock=lambda: now[0], cpu=lambda: used[0])
+
+    def judge(_: Any) -> Any:
+        now[0] += 3.0  # elapsed on a host with a long queue
+        used[0] += 0.02
+        return SimpleNamespace(to_dict=dict)
+
+    judging.judge = judge
+    judging.report("j", lambda: None)  # type: ignore[arg-type, return-value]
+    assert not judging.due("j")
+    now[0] += 2.0
+    assert judging.due("j")
+
+
+def test_judging_that_costs_much_is_done_seldom() -> None:
+    """Half a second of CPU time buys ten seconds of quiet, at a twentieth of a core."""
+    now, used = [100.0], [0.0]
+    judging = Judging(period_s=2.0, share=0.05, clock=lambda: now[0], cpu=lambda: used[0])
+
+    def judge(_: Any) -> Any:
+        used[0] += 0.5
+        return SimpleNamespace(to_dict=dict)
+
+    judging.judge = judge
+    judging.report("j", lambda: None)  # type: ignore[arg-type, return-value]
+    now[0] += 7.0
+    assert not judging.due("j")
+    now[0] += 3.1
+    assert judging.due("j")
