@@ -65,6 +65,10 @@ class Blocks:
         """Quantity to [R] during these steps (indices), or all; see :class:`hindmost_collector.sampled.Samples`."""
         return self.samples.during(columns) if self.samples is not None else {}
 
+    def gauge(self, name: str) -> Floats | None:
+        """[R] one quantity over all steps; ``None`` where no rank has it."""
+        return self.samples.typical(name) if self.samples is not None else None
+
     @property
     def step_ns(self) -> float:
         """Typical step time of the job."""

@@ -82,10 +82,9 @@ class Samples:
     """
 
     def __init__(self, run: Run, ranks: Ints, bounds: Floats) -> None:
-        metrics = Metrics(run)
-        columns = {name: _column(metrics, source, ranks) for name, source in SOURCES.items()}
-        self._columns = {name: column for name, column in columns.items() if column is not None}
-        self._ranks, self._bounds = len(ranks), bounds
+        self._run, self._ranks, self._bounds = run, ranks, bounds
+        self._metrics: Metrics | None = None
+        self._columns: dict[str, Column | None] = {}
         self._known: dict[bytes, dict[str, Floats]] = {}
 
     def during(self, steps: Array | None = None) -> dict[str, Floats]:
@@ -102,12 +101,28 @@ class Samples:
         """The same over the steps before this one; empty where there are none."""
         return self._during(np.arange(step), strictly=True) if step > 0 and len(self._bounds) else {}
 
+    def typical(self, name: str) -> Floats | None:
+        """[R] one quantity over all steps, without reading the others; ``None`` where no rank has it."""
+        column = self._column(name)
+        return None if column is None else column.level(len(self._ranks), self._inside(column.time, None))
+
+    def _column(self, name: str) -> Column | None:
+        """Samples are read when first asked for: most runs need few of them."""
+        if name not in self._columns:
+            self._metrics = self._metrics or Metrics(self._run)
+            self._columns[name] = _column(self._metrics, SOURCES[name], self._ranks)
+        return self._columns[name]
+
     def _during(self, steps: Array | None, strictly: bool = False) -> dict[str, Floats]:
         found = {}
-        for name, column in self._columns.items():
-            level = column.level(self._ranks, self._inside(column.time, steps))
+        for name in SOURCES:
+            column = self._column(name)
+            if column is None:
+                continue
+            level = column.level(len(self._ranks), self._inside(column.time, steps))
             if not strictly and np.isnan(level).any():
-                level = np.where(np.isnan(level), column.level(self._ranks, np.ones(len(column.time), bool)), level)
+                always = column.level(len(self._ranks), np.ones(len(column.time), bool))
+                level = np.where(np.isnan(level), always, level)
             if not np.isnan(level).all():
                 found[name] = level
         if "used_memory" in found and "own_memory" in found:

@@ -55,7 +55,7 @@ def ranks(run: Run, blocks: Blocks | None) -> tuple[RankRow, ...]:
     """A row for every rank that was seen, in order."""
     seen = sorted({*run.ranks["rank"].tolist(), *(blocks.ranks.tolist() if blocks is not None else [])})
     place = {int(rank): i for i, rank in enumerate(run.ranks["rank"])}
-    gauges = blocks.gauges() if blocks is not None else {}
+    cpu, rss = (blocks.gauge(name) if blocks is not None else None for name in ("cpu", "rss"))
     row_of = {int(rank): i for i, rank in enumerate(blocks.ranks)} if blocks is not None else {}
     figures = _figures(blocks) if blocks is not None else {}
     phases = _phases(run, blocks) if blocks is not None else {}
@@ -67,8 +67,8 @@ def ranks(run: Run, blocks: Blocks | None) -> tuple[RankRow, ...]:
                 rank=int(rank),
                 node=_text(run.ranks["node"], at),
                 gpu=_text(run.ranks["gpu_uuid"], at),
-                cpu_ratio=_of(gauges, "cpu", row_of.get(rank)),
-                rss_bytes=_of(gauges, "rss", row_of.get(rank)),
+                cpu_ratio=_of(cpu, row_of.get(rank)),
+                rss_bytes=_of(rss, row_of.get(rank)),
                 phases_ms=_row(phases, row_of.get(rank)),
                 **_row(figures, row_of.get(rank)),
             )
@@ -106,8 +106,8 @@ def _known(value: float) -> float | None:
     return None if np.isnan(value) else value
 
 
-def _of(gauges: dict[str, Floats], name: str, row: int | None) -> float | None:
-    return _known(float(gauges[name][row])) if name in gauges and row is not None else None
+def _of(gauge: Floats | None, row: int | None) -> float | None:
+    return _known(float(gauge[row])) if gauge is not None and row is not None else None
 
 
 def _row(figures: dict[str, Floats], row: int | None) -> dict[str, Any]:

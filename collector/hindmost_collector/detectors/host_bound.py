@@ -50,7 +50,7 @@ def find(blocks: Blocks, settings: Settings) -> HostBound | None:
         return None
     latest = np.unique(np.argmin(blocks.wait, axis=0), return_counts=True)
     row = int(latest[0][np.argmax(latest[1])])
-    busy = blocks.gauges().get("utilization")
+    busy = blocks.gauge("utilization")
     resident = float(busy[row]) if busy is not None else float("nan")
     if not _follows(blocks, resident):
         return None
