@@ -142,11 +142,11 @@ def test_client_that_never_reads(collecting, fake_agent, tmp_path):
             await deaf.connect()
             client = Client(0, collector.addresses["grpc"])
             async with running(client):
-                for step in range(200):
+                for step in range(100):
                     await deaf.send(deaf.batch(step))
                     client.make()
-                await until(lambda: client.acked == 200)
-                await until(lambda: collector.ingest.agents["deaf@n9"].durable == 200)
+                await until(lambda: client.acked == 100)
+                await until(lambda: collector.ingest.agents["deaf@n9"].durable == 100)
                 waiting = len(collector.ingest.agents["deaf@n9"].outbox._drain())
             await deaf.close()
             return waiting

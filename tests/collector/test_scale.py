@@ -57,11 +57,11 @@ def node(first, count, world, steps, slow=-1, job="j"):
 
 
 def test_sixteen_thousand_ranks():
-    """In one job of 16,384 ranks on 2,048 nodes the slow one is named, from batches as they come over the wire."""
+    """In one job of 16,384 ranks the slow one is named, from batches as they come over the wire."""
     definitions = Definitions()
     decoder, clock, world = Decoder(definitions), NodeClock(0, 10**18), 16384
-    for first in range(0, world, 8):
-        defined, batch = node(first, 8, world, 24, slow=12345)
+    for first in range(0, world, 128):
+        defined, batch = node(first, 128, world, 16, slow=12345)
         definitions.learn(defined, decoder, clock)
         assert decoder.add(batch, f"n{first}", "j", clock) == []
     job = LiveJob("j", 0)
@@ -104,8 +104,8 @@ def test_elastic_job(collecting, fake_agent, tmp_path):
 
 
 def test_many_jobs_at_once(collecting, fake_agent, tmp_path, monkeypatch):
-    """Forty jobs at once, over gRPC, each recorded apart; beyond the limit they are recorded and not watched live."""
-    monkeypatch.setattr(service, "JOB_LIMIT", 30)
+    """Twenty jobs at once, over gRPC, each recorded apart; beyond the limit they are recorded and not watched live."""
+    monkeypatch.setattr(service, "JOB_LIMIT", 15)
 
     async def one(collector, number):
         agent = fake_agent(collector.addresses["grpc"], agent_id=str(number), node=f"n{number}", job=f"job{number}")
@@ -117,12 +117,12 @@ def test_many_jobs_at_once(collecting, fake_agent, tmp_path, monkeypatch):
 
     async def scenario():
         async with collecting(store=str(tmp_path)) as collector:
-            await asyncio.gather(*(one(collector, number) for number in range(40)))
+            await asyncio.gather(*(one(collector, number) for number in range(20)))
             return len(collector.jobs)
 
-    assert asyncio.run(scenario()) == 30
-    assert [len(read_run(tmp_path / f"job{number}").steps["step"]) for number in range(40)] == [
-        2 * (number + 1) for number in range(40)
+    assert asyncio.run(scenario()) == 15
+    assert [len(read_run(tmp_path / f"job{number}").steps["step"]) for number in range(20)] == [
+        2 * (number + 1) for number in range(20)
     ]
 
 
