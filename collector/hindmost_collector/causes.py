@@ -109,7 +109,8 @@ def _shares(blocks: Blocks, row: int, columns: Array) -> dict[str, float]:
         queue = np.nan_to_num(parts["runqueue"])
         cpu = parts.get("cpu", np.zeros_like(queue))
         found["cpu_contention"] = _of_processor(blocks, row, columns, cpu, queue)["cpu_contention"]
-        found["cpu_contention"] = max(found["cpu_contention"], _of_threads(blocks, row, columns))
+        if excess_of(cpu, row, columns) <= 0:  # whoever computes more also queues more
+            found["cpu_contention"] = max(found["cpu_contention"], _of_threads(blocks, row, columns))
     computing = [excess_of(block, row, columns) for block in _computing(blocks)]
     if "gpu_forward" in parts and "gpu_backward" in parts:
         computing.append(_hidden_backward(blocks, row, columns))

@@ -173,3 +173,33 @@ def test_a_long_input_is_no_want_of_a_cpu() -> None:
     phases = {"start_ns": begin, "duration_ns": period, "input_ns": late}
     phases |= {"forward_ns": np.full(360, -1), "backward_ns": np.full(360, -1)}
     assert found(replace(run, steps=marked | phases)) == [("straggler", (1,), "input")]
+
+
+def starved(cpu_ms: float) -> Run:
+    """Rank 1 is late by 5 of 13 ms; its main thread queues for 0.1 ms of them, its threads for 0.5 s a second."""
+    run = make(Load(kind="torch", steps=120, faults=[{"rank": 1, "blocked": 5.0}]))
+    mine = run.steps["rank"] == 1
+    cpu = np.where(mine, int(cpu_ms * 1e6), 8_000_000)
+    queued = np.where(mine, 100_000, 0)
+    rows = [(rank, threads) for rank in range(4) for threads in ("python", "pt_autograd")]
+    labels = [f'{{"job": "made", "rank": "{rank}", "threads": "{threads}"}}' for rank, threads in rows]
+    labels += [f'{{"job": "made", "rank": "{rank}"}}' for rank in range(4)]
+    rates = [0.25 * (rank == 1) for rank, _ in rows] + [0.0, 0.3, 0.0, 0.0]
+    name = ["hindmost_process_thread_group_runqueue_seconds_total"] * 8 + [
+        "hindmost_process_runqueue_seconds_total"
+    ] * 4
+    ticks = np.arange(4)
+    metrics = {
+        "node": np.full(48, "node0"),
+        "name": np.repeat(name, 4),
+        "labels": np.repeat(labels, 4),
+        "time_ns": np.tile(ticks * 400_000_000, 12),
+        "value": np.concatenate([rate * ticks * 0.4 for rate in rates]),
+    }
+    return replace(steps(run, cpu_ns=cpu, runqueue_ns=queued), metrics=metrics)
+
+
+def test_threads_of_a_starved_rank_wait_for_a_cpu_too() -> None:
+    """The main thread waits in backward for a thread that has no CPU; but whoever computes more also queues more."""
+    assert found(starved(4.0)) == [("straggler", (1,), "cpu_contention")]
+    assert found(starved(16.0)) == [("straggler", (1,), "compute")]
