@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
+import socket
 from typing import TYPE_CHECKING, NamedTuple
 
 from hindmost.errors import HindmostError
@@ -106,9 +108,21 @@ async def listen(address: Address, page: Callable[[], bytes]) -> asyncio.Server:
             writer.close()
 
     try:
-        return await asyncio.start_server(handle, address.host or None, address.port, limit=LARGEST_REQUEST)
+        if address.host:
+            return await asyncio.start_server(handle, address.host, address.port, limit=LARGEST_REQUEST)
+        return await asyncio.start_server(handle, sock=_everywhere(address.port), limit=LARGEST_REQUEST)
     except OSError as error:
-        raise HindmostError(f"--listen {address}: {error.strerror or error}; choose another address") from error
+        # asyncio's own words repeat the address; those of a name that cannot be resolved have no errno's.
+        known = not isinstance(error, socket.gaierror) and error.errno
+        why = os.strerror(known) if known else error.strerror or error
+        raise HindmostError(f"--listen {address}: {why}; choose another address") from error
+
+
+def _everywhere(port: int) -> socket.socket:
+    """One socket for IPv4 and IPv6, so that port 0 is one port; IPv4 alone where the kernel has nothing else."""
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
 
 
 async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, page: Callable[[], bytes]) -> None:
@@ -123,5 +137,5 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pa
     head = (
         f"HTTP/1.1 {status}\r\nContent-Type: {CONTENT_TYPE}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
-    writer.write(head.encode() + (b"" if words[0] == b"HEAD" else body))
+    writer.write(head.encode() + (b"" if words[:1] == [b"HEAD"] else body))
     await writer.drain()

@@ -21,7 +21,7 @@ def ratio(name: str, text: str, *labels: str) -> Metric:
     return gauge(f"hindmost_gpu_{name}_ratio", text, "gpu_uuid", *labels)
 
 
-UP = gauge("hindmost_gpu_up", "1 if the GPU answers, 0 if it was lost.", "gpu_uuid")
+UP = gauge("hindmost_gpu_up", "1 if the GPU answers, 0 if it does not.", "gpu_uuid")
 INFO = gauge("hindmost_gpu_info", "1; what the GPU is.", "gpu_uuid", "gpu", "vendor", "model", "pci_bus_id", "driver")
 UTILIZATION = ratio("utilization", "Share of time with a kernel resident; says nothing of how much of the GPU it used.")
 MEMORY_BUSY = ratio("memory_utilization", "Share of time in which device memory was read or written.")
@@ -82,20 +82,25 @@ class Card:
 
     def read(self) -> list[float]:
         """One value for each series. A call that is not supported is not made again; a lost GPU is looked for again."""
-        values: list[float] = [1.0] * len(self._up)
-        lost = False
+        values: list[float] = [0.0] * len(self._up)
+        lost = answered = False
         for index, call in enumerate(self._calls):
             if call is None or lost:
                 values += self._missing[index]
                 continue
             try:
                 values += call()
+                answered = True
             except Exception as error:  # noqa: BLE001 - each library has its own; the others' values must go on
                 lost = self._failed(index, error)
                 values += self._missing[index]
-        if lost and self._up:
-            values[0] = 0.0
+        if self._up and not lost:
+            values[0] = 1.0 if answered else self._silent()
         return values
+
+    def _silent(self) -> float:
+        """Nothing was answered: down, unless there is nothing that this GPU can be asked."""
+        return 0.0 if any(self._calls) else NAN
 
     def _failed(self, index: int, error: Exception) -> bool:
         """Note a failure; true when the GPU is gone."""

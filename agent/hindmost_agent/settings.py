@@ -14,7 +14,10 @@ from hindmost.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "kB": 10**3, "MB": 10**6, "GB": 10**9}
+UNITS = {
+    "": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
+    "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+}  # fmt: skip
 SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0}
 SMALLEST_SPOOL = 1 << 20
 SHORTEST_S, LONGEST_S = 0.02, 60.0
@@ -104,7 +107,7 @@ def duration(option: str, text: str) -> float:
 
 def byte_size(option: str, text: str) -> int:
     """Bytes in ``256MiB``, ``1GB``, ``1048576``."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]iB|[kMG]B|B|)", text.strip())
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]iB|[kMGT]B|B|)", text.strip())
     if not match:
         raise UsageError(f"{option} {text}: not a size; write for example 256MiB")
     return int(float(match[1]) * UNITS[match[2]])

@@ -158,7 +158,9 @@ class Shipper:
         self._spool.connected(welcome.durable_sequence, welcome.received_sequence)
         self._own.connected = True
         self._own.connects += 1
-        self._said = False
+        if self._said:
+            self._said = False
+            log.info("collector %s answers again: what the spool kept is sent", self.target)
         self._heard_ns = self._monotonic_ns()
         self._best_ns = 0
         self._round_trips = 0

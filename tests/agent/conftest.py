@@ -39,6 +39,7 @@ class FakeNvml:
         self.fails: dict[str, dict[int, int]] = {}
         self.calls: list[str] = []
         self.xids: list[tuple[int, int]] = []
+        self.events_break: list[int] = []
         self.processes: dict[int, list[tuple[int, int | None]]] = {}
         self.latency_us: dict[int, int] = {}
         self.instances: dict[int, list[str]] = {}
@@ -139,16 +140,24 @@ class FakeNvml:
             raise NVMLError(6)  # not found
         return self.instances[gpu][index]
 
-    def _nvmlEventSetCreate(self) -> object:
-        return object()
+    def _nvmlEventSetCreate(self) -> Any:
+        return ns(gpus=set())
 
-    def _nvmlDeviceRegisterEvents(self, *_: Any) -> None: ...
-    def _nvmlEventSetWait_v2(self, _: object, timeout_ms: int) -> Any:
+    def _nvmlDeviceRegisterEvents(self, gpu: int, _: int, events: Any) -> None:
+        events.gpus.add(gpu)
+
+    def _nvmlEventSetFree(self, events: Any) -> None:
+        events.gpus.clear()
+
+    def _nvmlEventSetWait_v2(self, events: Any, timeout_ms: int) -> Any:
         assert timeout_ms == 0, "the agent never waits for the driver"
-        if not self.xids:
+        if self.events_break:
+            raise NVMLError(self.events_break.pop())
+        heard = next((one for one in self.xids if one[0] in events.gpus), None)
+        if heard is None:
             raise NVMLError(10)
-        gpu, xid = self.xids.pop(0)
-        return ns(device=gpu, eventData=xid)
+        self.xids.remove(heard)
+        return ns(device=heard[0], eventData=heard[1])
 
     def _nvmlGpmQueryDeviceSupport(self, _: int) -> Any:
         return ns(isSupportedDevice=int(self.gpm))

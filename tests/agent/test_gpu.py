@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hindmost_agent.nvml import Device
+from hindmost_agent.nvml_events import XidErrors
 from hindmost_agent.ranks import RankProcess
 from hindmost_agent.sampler import Absent, Host
 from hindmost_agent.samplers.nvidia import Nvidia
@@ -141,6 +145,84 @@ def test_xid_errors_are_counted_by_number(gpu_host: Host, nvml: Any) -> None:
     found = read(sampler)
     assert (found["xid_errors_total", "GPU-00000000", "79"], found["xid_errors_total", "GPU-00000001", "63"]) == (2, 1)
     assert read(sampler)["xid_errors_total", "GPU-00000000", "79"] == 2
+
+
+def test_the_xid_of_a_gpu_that_fell_off_the_bus_is_counted(gpu_host: Host, nvml: Any) -> None:
+    """XID 79: the GPU does not say its UUID any more, but its handle is known; later ones of others are heard too."""
+    sampler = NvidiaHealth(gpu_host)
+    nvml.fails["nvmlDeviceGetUUID"] = {0: 15, 2: 15}
+    nvml.xids += [(0, 79), (1, 63)]
+    found = read(sampler)
+    assert (found["xid_errors_total", "GPU-00000000", "79"], found["xid_errors_total", "GPU-00000001", "63"]) == (1, 1)
+
+
+def test_xids_are_heard_again_after_an_error(gpu_host: Host, nvml: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """An error of the event set costs one line, not every XID that comes after it."""
+    sampler = NvidiaHealth(gpu_host)
+    for _ in range(2):
+        nvml.events_break.append(15)
+        read(sampler)
+    nvml.xids.append((1, 63))
+    assert read(sampler)["xid_errors_total", "GPU-00000001", "63"] == 1
+    assert len([one for one in caplog.records if "broke off" in one.message]) == 1
+
+
+def test_a_gpu_that_refuses_events_silences_no_other(
+    gpu_host: Host, nvml: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The others' XIDs are heard; it is asked again, for it may come back; one line says so."""
+    nvml.fails["nvmlDeviceRegisterEvents"] = {0: 15}
+    sampler = NvidiaHealth(gpu_host)
+    nvml.xids += [(0, 31), (1, 63)]
+    assert read(sampler)["xid_errors_total", "GPU-00000001", "63"] == 1
+    assert len([one for one in caplog.records if "not heard" in one.message]) == 1
+    nvml.fails.clear()
+    assert read(sampler)["xid_errors_total", "GPU-00000000", "31"] == 1
+
+
+def test_two_pointers_to_one_gpu_are_one_gpu(nvml: Any) -> None:
+    """The event's handle is another object than the one asked for at the start, as ctypes makes them."""
+    kind = ctypes.POINTER(ctypes.c_int)
+    here, there = ctypes.cast(0x1000, kind), ctypes.cast(0x1000, kind)
+    nvml._nvmlDeviceRegisterEvents = lambda *_: None
+    events = [SimpleNamespace(device=there, eventData=79)]
+    nvml._nvmlEventSetWait_v2 = lambda *_: events.pop() if events else nvml._none()
+    nvml._none = lambda: (_ for _ in ()).throw(nvml.NVMLError(10))
+    errors = XidErrors(nvml)
+    errors.hear([Device(here, 0, "GPU-a", "", "")])
+    assert errors.counts == {("GPU-a", "79"): 1}
+
+
+def test_a_gpu_of_which_nothing_answers_is_down(gpu_host: Host, nvml: Any) -> None:
+    """Every call failed, none with "lost": it does not answer; one that answers anything is up."""
+    sampler = Nvidia(gpu_host)
+    calls = ("UtilizationRates", "PowerUsage", "ClockInfo", "CurrentClocksEventReasons")
+    nvml.fails = {f"nvmlDeviceGet{what}": {0: 999} for what in calls}
+    found = read(sampler)
+    assert (found["up", "GPU-00000000"], found["up", "GPU-00000001"]) == (0, 1)
+    del nvml.fails["nvmlDeviceGetClockInfo"]
+    assert read(sampler)["up", "GPU-00000000"] == 1
+
+
+def test_a_gpu_that_can_be_asked_nothing_is_neither_up_nor_down(gpu_host: Host, nvml: Any) -> None:
+    """All that it is asked is not supported: missing."""
+    calls = ("UtilizationRates", "PowerUsage", "ClockInfo", "CurrentClocksEventReasons")
+    nvml.fails = {f"nvmlDeviceGet{what}": {0: 3} for what in calls}
+    assert math.isnan(read(Nvidia(gpu_host))["up", "GPU-00000000"])
+
+
+def test_a_lost_gpu_takes_no_other_s_instances_along(
+    gpu_host: Host, nvml: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its own are missing, and one line says so."""
+    nvml.instances.update({0: ["MIG-a"], 1: ["MIG-b"]})
+    sampler = NvidiaMig(gpu_host)
+    nvml.fails["nvmlDeviceGetMaxMigDeviceCount"] = {0: 15}
+    read(sampler)
+    assert set(read(sampler)) == {
+        ("mig_info", "GPU-00000001", "MIG-b"), ("mig_memory_used_bytes", "GPU-00000001", "MIG-b"),
+    }  # fmt: skip
+    assert len(caplog.records) == 1
 
 
 def test_a_node_without_a_driver_has_no_gpus(tmp_path: Path) -> None:

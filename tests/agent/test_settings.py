@@ -35,6 +35,7 @@ def test_bad_input_is_named(given: dict[str, str], named: str) -> None:
 def test_units_are_understood() -> None:
     """Sizes and times come as people write them."""
     assert byte_size("x", "256MiB") == 256 << 20
+    assert (byte_size("x", "1TiB"), byte_size("x", "2TB")) == (1 << 40, 2 * 10**12)
     assert duration("x", "100ms") == pytest.approx(0.1)
     assert address("x", "[::1]:9400") == Address("::1", 9400)
     assert str(Address("::1", 9400)) == "[::1]:9400"

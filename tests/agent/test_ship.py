@@ -272,6 +272,31 @@ def test_what_is_no_collector_is_said_once(spool: Spool, caplog: pytest.LogCaptu
     assert "out of reach" in said[0]
 
 
+def test_a_collector_that_answers_again_is_said(spool: Spool, caplog: pytest.LogCaptureFixture) -> None:
+    """After the line that it is out of reach, one that it is back; none when it was there from the start."""
+    caplog.set_level("INFO", logger="hindmost_agent.ship")
+
+    async def work() -> None:
+        collector = Collector()
+        await collector.start()
+        link = Link(spool, collector.port)
+        task = asyncio.ensure_future(link.shipper.run())
+        await until(lambda: link.own.connected)
+        assert not caplog.records
+        await collector.stop()
+        again = Collector()
+        again.port = collector.port
+        await again.start()
+        await until(lambda: link.own.connects == 2)
+        task.cancel()
+        await again.stop()
+
+    run(work())
+    lost, back = (record.message for record in caplog.records if record.name == "hindmost_agent.ship")
+    assert "out of reach" in lost
+    assert "answers again" in back
+
+
 def test_attempts_are_spread_and_ever_rarer(spool: Spool) -> None:
     """Exponential, bounded, and with jitter, so that a thousand agents do not come back as one."""
     patient = Link(spool, 9).shipper

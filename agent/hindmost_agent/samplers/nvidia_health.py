@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections import Counter
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +9,7 @@ from hindmost_agent import gpu
 from hindmost_agent.gpu import Call, Card, GpuSampler
 from hindmost_agent.metric import Series, counter, gauge, series
 from hindmost_agent.nvml import Device, opened, trouble
+from hindmost_agent.nvml_events import XidErrors
 from hindmost_agent.sampler import register
 
 if TYPE_CHECKING:
@@ -18,10 +17,6 @@ if TYPE_CHECKING:
 
     from hindmost_agent.nvml import Nvml
     from hindmost_agent.sampler import Host
-
-log = logging.getLogger(__name__)
-
-XID_EVENT, TIMEOUT = 0x8, 10
 
 XID = counter("hindmost_gpu_xid_errors_total", "XID errors seen by this agent, by number.", "gpu_uuid", "xid")
 REMAPPED = gauge("hindmost_gpu_remapped_rows", "Memory rows replaced by spare ones, by cause.", "gpu_uuid", "cause")
@@ -45,46 +40,20 @@ class NvidiaHealth(GpuSampler):
         self._nvml: Nvml = opened(host)
         super().__init__(host)
         self._fixed = self.series
-        self._xids: Counter[tuple[str, str]] = Counter()
-        self._events = self._listen()
+        self._xids = XidErrors(self._nvml.lib)
+        self._xids.hear(self._nvml.devices)  # listens from now on
 
     def cards(self) -> list[Card]:
         return [Card(device.uuid, _calls(self._nvml, device), trouble) for device in self._nvml.devices]
 
     def sample(self) -> list[float]:
         values = super().sample()
-        self._hear()
-        found: dict[Series, float] = {series(XID, uuid, xid): count for (uuid, xid), count in self._xids.items()}
+        self._xids.hear(self._nvml.devices)
+        heard = self._xids.counts
+        found: dict[Series, float] = {series(XID, uuid, xid): count for (uuid, xid), count in heard.items()}
         if self.series != (expected := (*self._fixed, *found)):
             self.series = expected
         return [*values, *found.values()]
-
-    def _listen(self) -> Any:
-        """Ask to be told of XID errors; ``None`` where that cannot be had."""
-        lib = self._nvml.lib
-        try:
-            events = lib.nvmlEventSetCreate()
-            for device in self._nvml.devices:
-                lib.nvmlDeviceRegisterEvents(device.handle, XID_EVENT, events)
-        except lib.NVMLError as error:
-            log.info("XID errors are not heard of through NVML (%s)", error)
-            return None
-        return events
-
-    def _hear(self) -> None:
-        """Count the XID errors that are waiting; never waits for one."""
-        lib = self._nvml.lib
-        for _ in range(64 if self._events is not None else 0):
-            try:
-                event = lib.nvmlEventSetWait_v2(self._events, 0)
-                uuid = lib.nvmlDeviceGetUUID(event.device)
-            except lib.NVMLError as error:
-                if getattr(error, "value", None) != TIMEOUT:
-                    self._events = None
-                    log.warning("XID errors are no longer heard of through NVML (%s)", error)
-                return
-            self._xids[str(uuid), str(event.eventData)] += 1
-            log.warning("GPU %s: XID %d", uuid, event.eventData)
 
 
 def _calls(nvml: Nvml, device: Device) -> list[Call]:

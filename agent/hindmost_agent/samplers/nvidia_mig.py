@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from hindmost_agent.metric import gauge, series
@@ -10,6 +11,8 @@ from hindmost_agent.sampler import Absent, Host, Sampler, register
 
 if TYPE_CHECKING:
     from hindmost_agent.metric import Series
+
+log = logging.getLogger(__name__)
 
 MIG = gauge("hindmost_gpu_mig_info", "1; a MIG instance of this GPU.", "gpu_uuid", "mig_uuid")
 MIG_USED = gauge(
@@ -30,6 +33,7 @@ class NvidiaMig(Sampler):
         super().__init__(host)
         nvml = opened(host)
         self._lib = nvml.lib
+        self._said: set[str] = set()
         self._divided = [device for device in nvml.devices if self._is_divided(device)]
         if not self._divided:
             raise Absent("no GPU here is in MIG mode")
@@ -37,13 +41,27 @@ class NvidiaMig(Sampler):
     def sample(self) -> list[float]:
         found: dict[Series, float] = {}
         for device in self._divided:
-            for handle in self._instances(device):
-                who = (device.uuid, str(self._lib.nvmlDeviceGetUUID(handle)))
-                found[series(MIG, *who)] = 1.0
-                found[series(MIG_USED, *who)] = float(self._lib.nvmlDeviceGetMemoryInfo(handle).used)
+            found.update(self._asked(device))
         if self.series != tuple(found):
             self.series = tuple(found)
         return list(found.values())
+
+    def _asked(self, device: Device) -> dict[Series, float]:
+        try:
+            return self._used(device)
+        except self._lib.NVMLError as error:  # a lost GPU takes its own instances along, and no other's
+            if device.uuid not in self._said:
+                self._said.add(device.uuid)
+                log.warning("GPU %s: its MIG instances could not be read (%s)", device.uuid, error)
+            return {}
+
+    def _used(self, device: Device) -> dict[Series, float]:
+        found: dict[Series, float] = {}
+        for handle in self._instances(device):
+            who = (device.uuid, str(self._lib.nvmlDeviceGetUUID(handle)))
+            found[series(MIG, *who)] = 1.0
+            found[series(MIG_USED, *who)] = float(self._lib.nvmlDeviceGetMemoryInfo(handle).used)
+        return found
 
     def _is_divided(self, device: Device) -> bool:
         try:
