@@ -68,7 +68,7 @@ def explain(blocks: Blocks, row: int, columns: Array, settings: Settings) -> Cau
             why, remark = finer or (name, None)
             hides = blocks.overlapped and name == "compute"
             beyond = float(np.clip(shares[name] / excess, 1.0, _MOST_HIDDEN)) if hides else 1.0
-            return Cause(why, fractions[name], None, listed, remark, beyond)
+            return Cause(why, fractions[name], name if why == "unknown" else None, listed, remark, beyond)
     best = max(fractions, key=lambda name: fractions[name])
     return Cause("unknown", fractions[best], best if fractions[best] > 0 else None, listed)
 

@@ -41,8 +41,17 @@ def finer(blocks: Blocks, row: int, columns: Array, since: int, settings: Settin
     throttled = _throttled(blocks, row, columns, settings, now, before)
     if throttled is not None:
         return "gpu_throttle", throttled
-    contended = _contended(now, before, row) if _all_slower(blocks, row, columns) else None
-    return ("gpu_contention", contended) if contended is not None else ("compute", None)
+    alike = _all_slower(blocks, row, columns)
+    contended = _contended(now, before, row) if alike else None
+    if contended is not None:
+        return "gpu_contention", contended
+    unseen = "gpu_optimizer" in blocks.parts and "sm_clock" in now and "foreign_memory" not in now
+    if alike and unseen and _longer(blocks, row, columns) >= _MUCH * _driven(blocks, row, columns):
+        return (
+            "unknown",
+            "all that runs on its GPU is slower alike: its board, or a process that was not recorded",
+        )
+    return "compute", None
 
 
 def _more_work(blocks: Blocks, row: int, columns: Array, settings: Settings) -> str | None:
@@ -136,6 +145,8 @@ def _driven(blocks: Blocks, row: int, columns: Array) -> float:
     return _usual(blocks, row, columns) if _clean(blocks) else average(blocks.period[columns])
 
 
+#: Forward must be this much longer before a GPU on which all is slower alike is suspected to be shared unseen.
+_MUCH = 0.1
 #: The optimizer must be slowed by this much of forward's slow-down: whoever shares a GPU slows all that runs on it.
 _ALIKE = 0.5
 

@@ -84,3 +84,11 @@ def test_a_rank_that_does_not_know_its_gpu_was_seen_on_it() -> None:
     more |= {"node": np.full(8, "node0000"), "time_ns": run.metrics["time_ns"][:8]}
     metrics = {name: np.concatenate([column, more[name]]) for name, column in run.metrics.items()}
     assert the(replace(run, ranks=unknown, metrics=metrics)).cause == "gpu_throttle"
+
+
+def test_a_gpu_that_is_slow_in_everything_may_be_shared_unseen() -> None:
+    """Where nobody recorded whose memory a GPU holds, its own code is not blamed for what slows all that runs there."""
+    run = slow("gpu_contention")
+    kept = np.char.find(run.metrics["name"], "memory") < 0
+    verdict = the(replace(run, metrics={name: column[kept] for name, column in run.metrics.items()}))
+    assert (verdict.cause, verdict.partial) == ("unknown", "compute")
