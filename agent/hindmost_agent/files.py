@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -69,3 +70,8 @@ def text(path: Path | str) -> str:
         return read_once(path, 256).decode("utf-8", "replace").strip()
     except OSError:
         return ""
+
+
+def mount_text(word: bytes) -> str:
+    """A word of a list of mounts as text: blanks, tabs and the like stand there in octal, as ``\\040``."""
+    return re.sub(rb"\\([0-3][0-7]{2})", lambda octal: bytes([int(octal[1], 8)]), word).decode("utf-8", "replace")

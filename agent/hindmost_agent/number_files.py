@@ -29,6 +29,19 @@ class NumberFile(NamedTuple):
     unit: float = 1.0
     #: Whether a number below 0 says that it is not known.
     unsigned: bool = False
+    #: Whether the number never changes: it is read once, and no descriptor is kept for it.
+    fixed: bool = False
+
+
+class Fixed:
+    """A number that was read, in the place of its file."""
+
+    def __init__(self, value: int) -> None:
+        self._value = value
+
+    def integer(self) -> int:
+        """The number."""
+        return self._value
 
 
 class NumberFiles(Sampler):
@@ -36,14 +49,18 @@ class NumberFiles(Sampler):
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        self._open: dict[Path, File] = {}
-        self._read: list[tuple[File, NumberFile]] = []
+        self._open: dict[Path, File | Fixed] = {}
+        self._read: list[tuple[File | Fixed, NumberFile]] = []
         self._until_scan = 0
         self._said: set[str] = set()
 
     @abstractmethod
     def scan(self) -> Iterable[NumberFile]:
         """The files there are, in a stable order, none twice; none at all makes the sampler absent."""
+
+    def beside(self) -> Iterable[Series]:
+        """Series that a sampler of its own reading adds after those of the files, as they are since the last scan."""
+        return ()
 
     def sample(self) -> list[float]:
         if self._until_scan == 0:
@@ -54,28 +71,31 @@ class NumberFiles(Sampler):
 
     def _rescan(self) -> None:
         before, self._open = self._open, {}
-        found, self._read = [], []
+        found: list[Series] = []
+        self._read = []
         for item in self.scan():
             file = before.get(item.path) or self._opened(item)
             if file is not None:
                 self._open[item.path] = file
                 self._read.append((file, item))
                 found.append(item.series)
+        found += self.beside()
         if not found:
             raise Absent(f"nothing to read for {self.name}")
         if tuple(found) != self.series:
             self.series = tuple(found)
 
-    def _opened(self, item: NumberFile) -> File | None:
+    def _opened(self, item: NumberFile) -> File | Fixed | None:
         try:
-            return File(item.path)
+            file = File(item.path)
+            return Fixed(file.integer()) if item.fixed else file
         except FileNotFoundError:  # not every device has every file
             return None
-        except OSError as error:
+        except (OSError, ValueError) as error:
             self._say(item, error)
             return None
 
-    def _number(self, file: File, item: NumberFile) -> float:
+    def _number(self, file: File | Fixed, item: NumberFile) -> float:
         try:
             value = file.integer()
         except (OSError, ValueError) as error:

@@ -8,6 +8,7 @@ import gc
 import json
 import logging
 import os
+import resource
 import signal
 import sys
 import time
@@ -42,6 +43,8 @@ FLUSH_TIMEOUT_S = 10.0
 #: A job's agent leaves when no rank has been there for this long; sooner once it has seen some come and go.
 NOBODY_NS = 60 * NS
 ALL_GONE_NS = 3 * NS
+#: More open files than any node needs, and few enough to close one by one before a child is run.
+MOST_FILES = 65536
 
 
 class Service:
@@ -238,9 +241,22 @@ def lock(folder: Path) -> int | None:
     return descriptor
 
 
+def allow_files() -> None:
+    """Raise the soft limit of open files as far as that is free: samplers keep theirs open, several to a core."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError) as error:
+        log.warning("the limit of open files stays %d: %s", soft, error)
+
+
 def serve(settings: Settings) -> int:
     """Run an agent in this process; returns its exit code."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="hindmost agent: %(message)s")
+    allow_files()
     if settings.ring_dir is not None and lock(settings.ring_dir) is None:
         log.info("another agent already reads %s; nothing to do", settings.ring_dir)
         return 0

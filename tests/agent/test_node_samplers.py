@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import resource
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hindmost_agent import samplers
+from hindmost_agent.files import File
+from hindmost_agent.number_files import RESCAN
 from hindmost_agent.ranks import RankProcess
+from hindmost_agent.runner import NS, Runner
 from hindmost_agent.sampler import Absent, Host
 from hindmost_agent.samplers.cgroup import Cgroup
+from hindmost_agent.samplers.cpu_frequency import CpuFrequency
 from hindmost_agent.samplers.infiniband import Infiniband
 from hindmost_agent.samplers.network_link import NetworkLink
+from hindmost_agent.samplers.pressure import Pressure
 from hindmost_agent.samplers.process import Process
 from hindmost_agent.samplers.process_threads import ProcessThreads
+from hindmost_agent.samplers.vmstat import Vmstat
+from hindmost_agent.service import allow_files
 
 if TYPE_CHECKING:
     from hindmost_agent.sampler import Sampler
@@ -240,3 +250,101 @@ def test_a_node_without_adapters_has_none(host: Host) -> None:
     for kind in (Infiniband, NetworkLink):
         with pytest.raises(Absent):
             kind(host).sample()
+
+
+def test_the_number_of_files_that_may_be_open_is_raised(node: Host) -> None:
+    """A node of 192 cores has more files to keep open than the usual soft limit allows: no sampler goes without."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+    try:
+        allow_files()
+        runner = Runner(samplers.load(), node, NS)
+        for second in (0, 100):
+            runner.run(second * NS, everything=True)
+        assert node.own.errors == {}
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(before[1], 65536)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_number_that_never_changes_keeps_no_file_open(host: Host) -> None:
+    """A core's highest clock is read once; its clock again and again."""
+    folder = host.sys / "devices/system/cpu/cpu0/cpufreq"
+    write(folder, {"scaling_cur_freq": "2400000\n", "cpuinfo_max_freq": "3700000\n"})
+    sampler = CpuFrequency(host)
+    read(sampler)
+    write(folder, {"scaling_cur_freq": "2500000\n", "cpuinfo_max_freq": "0\n"})
+    found = read(sampler)
+    assert found["hindmost_node_cpu_frequency_hertz", "0"] == 2.5e9
+    assert found["hindmost_node_cpu_frequency_max_hertz", "0"] == 3.7e9
+
+
+def test_a_control_group_that_was_removed_takes_no_other_with_it(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its open files answer with an error; the values of the other job's group are still there."""
+    host.ranks.put(RankProcess("other", 0, 1, 0, PID + 1, 777))
+    write(host.cgroup, {"cgroup.controllers": "cpu memory\n"})
+    for pid, job in ((PID, "job_1"), (PID + 1, "job_2")):
+        write(host.proc / str(pid), {"cgroup": f"0::/{job}\n"})
+        write(host.cgroup / job, {"memory.current": "4096\n"})
+    sampler, used = Cgroup(host), "hindmost_node_cgroup_memory_used_bytes"
+    assert set(read(sampler)) == {(used, "/job_1"), (used, "/job_2")}
+    whole = File.read
+
+    def removed(file: File) -> bytes:
+        if "job_1" in file.path:
+            raise OSError(errno.ENODEV, "No such device")
+        return whole(file)
+
+    monkeypatch.setattr(File, "read", removed)
+    assert read(sampler) == {(used, "/job_2"): 4096}
+
+
+def test_throttled_time_that_is_not_kept_is_missing(host: Host) -> None:
+    """Periods are counted and their time is not: it is missing, not 0."""
+    write(host.proc / str(PID), {"cgroup": "0::/job_1\n"})
+    write(host.cgroup, {"cgroup.controllers": "cpu\n", "job_1/cpu.stat": "nr_periods 100\nnr_throttled 40\n"})
+    found = read(Cgroup(host))
+    assert found["hindmost_node_cgroup_cpu_throttled_periods_total", "/job_1"] == 40
+    assert math.isnan(found["hindmost_node_cgroup_cpu_throttled_seconds_total", "/job_1"])
+
+
+def test_all_tasks_waiting_for_a_cpu_means_nothing_of_a_node(host: Host) -> None:
+    """The kernel writes 0 there, of every other resource it says something."""
+    lines = "some avg10=1.00 total=2500000\nfull avg10=0.00 total={}\n"
+    write(host.proc / "pressure", {"cpu": lines.format(0), "io": lines.format(900000)})
+    found = read(Pressure(host))
+    assert {key[1:]: value for key, value in found.items() if "stalled" in key[0]} == {("io",): 0.9}
+    assert {key[1] for key in found if "waiting" in key[0]} == {"cpu", "io"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "stalls"),
+    [
+        ("allocstall_dma 1\nallocstall_dma32 2\nallocstall_normal 30\nallocstall_movable 400\n", 433),
+        ("allocstall 7\n", 7),
+        ("", math.nan),
+    ],
+)
+def test_allocations_stall_in_any_zone(host: Host, lines: str, stalls: float) -> None:
+    """Most of a training node's memory is movable: all zones count, and none is missing rather than 0."""
+    write(host.proc, {"vmstat": f"pgfault 100\n{lines}"})
+    found = read(Vmstat(host))
+    assert found["hindmost_node_allocation_stalls_total",] == pytest.approx(stalls, nan_ok=True)
+    assert found["hindmost_node_page_faults_total",] == 100
+
+
+def test_adapters_that_stay_are_no_news(host: Host) -> None:
+    """Looking for adapters again sends no definition again; a new adapter is one."""
+    port = "class/infiniband/mlx5_{}/ports/1"
+    files = {"state": "4: ACTIVE\n", "counters/port_xmit_data": "1000\n"}
+    write(host.sys / port.format(0), files)
+    sampler = Infiniband(host)
+    sampler.sample()
+    first = sampler.series
+    for _ in range(RESCAN + 1):
+        sampler.sample()
+    assert sampler.series is first
+    write(host.sys / port.format(1), files)
+    for _ in range(RESCAN):
+        values = sampler.sample()
+    assert len(sampler.series) == len(values) == 2 * len(first)

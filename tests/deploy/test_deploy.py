@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from hindmost_agent.service import MOST_FILES
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -50,6 +51,15 @@ def test_a_unit_is_confined_and_not_root(unit: Path) -> None:
     score = re.search(r"exposure level for \S+: ([\d.]+)", rated.stdout)
     assert score is not None, rated.stderr
     assert float(score[1]) <= MOST_EXPOSED[unit.name]
+
+
+def test_the_agent_may_read_what_it_samples() -> None:
+    """The kernel's log, rings and /proc/PID/io of all users, and as many files as the agent asks for at most."""
+    lines = (DEPLOY / "systemd" / "hindmost-agent.service").read_text().splitlines()
+    settings = dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+    needed = "CAP_DAC_READ_SEARCH CAP_SYS_PTRACE CAP_SYSLOG"
+    assert settings["AmbientCapabilities"] == settings["CapabilityBoundingSet"] == needed
+    assert int(settings["LimitNOFILE"]) == MOST_FILES
 
 
 def test_compose_accepts_the_file() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hindmost_agent.files import File, read_once
 from hindmost_agent.metric import Metric, Series, counter, gauge, series
-from hindmost_agent.sampler import Host, Sampler, register
+from hindmost_agent.sampler import NAN, Host, Sampler, register
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -129,7 +129,7 @@ def _cpu(group: Group) -> dict[Metric, float]:
     if b"nr_periods" in stat:
         found[PERIODS], found[THROTTLED] = stat[b"nr_periods"], stat[b"nr_throttled"]
         found[THROTTLED_SECONDS] = (
-            stat[b"throttled_usec"] / 1e6 if b"throttled_usec" in stat else stat.get(b"throttled_time", 0) / 1e9
+            stat[b"throttled_usec"] / 1e6 if b"throttled_usec" in stat else stat.get(b"throttled_time", NAN) / 1e9
         )
     return found
 
@@ -155,6 +155,18 @@ def _events(group: Group) -> dict[str, float]:
     return events
 
 
+def _all(group: Group) -> dict[Series, float]:
+    """Everything that a group says; nothing once it has been removed, and the others go on."""
+    label = group.label
+    try:
+        found = {series(metric, label): value for metric, value in (_cpu(group) | _memory(group)).items()}
+        found.update((series(EVENTS, label, event), count) for event, count in _events(group).items())
+        processes = group.number("pids.current")
+    except OSError:
+        return {}
+    return found if processes is None else {**found, series(PIDS, label): processes}
+
+
 @register
 class Cgroup(Sampler):
     """The control groups that the node's ranks are in, and those above with a limit, each once."""
@@ -174,11 +186,7 @@ class Cgroup(Sampler):
             self._follow()
         found: dict[Series, float] = {}
         for group in self._groups:
-            label = group.label
-            found.update((series(metric, label), value) for metric, value in (_cpu(group) | _memory(group)).items())
-            found.update((series(EVENTS, label, event), count) for event, count in _events(group).items())
-            if (processes := group.number("pids.current")) is not None:
-                found[series(PIDS, label)] = processes
+            found.update(_all(group))
         if self.series != tuple(found):
             self.series = tuple(found)
         return list(found.values())

@@ -19,9 +19,9 @@ FORKS = counter("hindmost_node_forks_total", "Processes and threads started.")
 RUNNING = gauge("hindmost_node_processes_running", "Threads that run or wait for a core.")
 BLOCKED = gauge("hindmost_node_processes_blocked", "Threads that wait for I/O without being interruptible.")
 LOADS = (
-    gauge("hindmost_node_load1_ratio", "Load average over one minute, as the kernel gives it."),
-    gauge("hindmost_node_load5_ratio", "Load average over five minutes."),
-    gauge("hindmost_node_load15_ratio", "Load average over fifteen minutes."),
+    gauge("hindmost_node_load1", "Load average over one minute, as the kernel gives it."),
+    gauge("hindmost_node_load5", "Load average over five minutes."),
+    gauge("hindmost_node_load15", "Load average over fifteen minutes."),
 )
 
 

@@ -39,4 +39,4 @@ class CpuFrequency(NumberFiles):
         numbered = sorted(int(path.name[3:]) for path in cores.glob("cpu[0-9]*") if path.name[3:].isdigit())
         for metric, name, unit in FILES:
             for core in numbered:
-                yield NumberFile(series(metric, str(core)), cores / f"cpu{core}" / name, unit)
+                yield NumberFile(series(metric, str(core)), cores / f"cpu{core}" / name, unit, fixed=metric is HIGHEST)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from hindmost_agent.files import File
+from hindmost_agent.files import File, mount_text
 from hindmost_agent.metric import gauge, series
 from hindmost_agent.sampler import NAN, Absent, Host, Sampler, register
 
@@ -35,7 +35,7 @@ class Filesystem(Sampler):
     def sample(self) -> list[float]:
         found, values = [], []
         for mount in self._local():
-            labels = [part.decode("utf-8", "replace") for part in mount[:3]]
+            labels = [mount_text(part) for part in mount[:3]]
             found += [series(metric, *labels) for metric in self.metrics]
             values += self._sizes(labels[1])
         if not found:
@@ -51,7 +51,7 @@ class Filesystem(Sampler):
             fields = line.split()
             if len(fields) >= 4 and fields[2] in LOCAL and not fields[1].startswith((b"/proc", b"/sys", b"/run/user")):
                 key = fields[0] if fields[0].startswith(b"/") else fields[1]
-                mounts.setdefault(key, [fields[0], fields[1].replace(rb"\040", b" "), fields[2]])
+                mounts.setdefault(key, fields[:3])
         return list(mounts.values())[:MOST]
 
     def _sizes(self, path: str) -> list[float]:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from hindmost_agent.metric import Series
+
 _BY = ("device", "port")
 
 
@@ -95,12 +97,13 @@ class Infiniband(NumberFiles):
 
     def sample(self) -> list[float]:
         values = super().sample()
-        counted = self.series[: len(values)]
         for port in self._ports:
             values += port.read()
-        if len(values) != len(self.series):
-            self.series = (*counted, *(one for port in self._ports for one in port.series))
         return values
+
+    def beside(self) -> Iterator[Series]:
+        for port in self._ports:
+            yield from port.series
 
 
 class Port:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hindmost_agent.files import File
+from hindmost_agent.files import read_once
 from hindmost_agent.metric import Metric, Series, counter, series
 from hindmost_agent.sampler import Absent, Host, Sampler, register
 
@@ -35,17 +35,21 @@ class Lustre(Sampler):
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        roots = (host.proc / "fs/lustre/llite", host.sys / "kernel/debug/lustre/llite")
-        self._files = {path.parent.name: File(path) for root in roots for path in _stats(root)}
-        if not self._files:
-            raise Absent("no Lustre mount")
+        self._roots = (host.proc / "fs/lustre/llite", host.sys / "kernel/debug/lustre/llite")
 
     def sample(self) -> list[float]:
+        # Mounts come and go with jobs: there are few, and one listing every ten seconds finds them.
+        pages = {path.parent.name: _page(path) for root in self._roots for path in _stats(root)}
+        failed = [page for page in pages.values() if isinstance(page, OSError)]
+        if len(failed) == len(pages):
+            raise Absent("no Lustre mount") from (failed[0] if failed else None)
         found: dict[Series, float] = {}
-        for instance, file in self._files.items():
+        for instance, page in pages.items():
+            if isinstance(page, OSError):
+                continue
             # "scratch-ffff9a01c7f4e800": the file system's name, then the mount's address
             name = instance.rpartition("-")[0] or instance
-            for line in file.read().splitlines():
+            for line in page.splitlines():
                 self._line(line.split(), name, found)
         if self.series != tuple(found):
             self.series = tuple(found)
@@ -64,6 +68,14 @@ class Lustre(Sampler):
             found[series(CALLS, name, operation)] = count
             if fields[3] in (b"[usec]", b"[usecs]") and len(fields) >= 7:
                 found[series(SECONDS, name, operation)] = int(fields[6]) / 1e6
+
+
+def _page(path: Path) -> bytes | OSError:
+    """What a mount says, or why it does not: it may be unmounted in this instant, and the others are read."""
+    try:
+        return read_once(path)
+    except OSError as error:
+        return error
 
 
 def _stats(root: Path) -> list[Path]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hindmost_agent.files import File
+from hindmost_agent.files import File, mount_text
 from hindmost_agent.metric import Metric, Series, counter, series
 from hindmost_agent.sampler import Absent, Host, Sampler, register
 
@@ -50,7 +50,7 @@ class Nfs(Sampler):
             head = block.split(None, 6)
             # "server:/path mounted on /mnt with fstype nfs4 statvers=1.1"
             if len(head) == 7 and head[6].startswith(b"nfs"):
-                self._mount(block, (head[0].decode("utf-8", "replace"), head[3].decode("utf-8", "replace")), found)
+                self._mount(block, (mount_text(head[0]), mount_text(head[3])), found)
         if not found:
             raise Absent("no NFS mount")
         if self.series != tuple(found):

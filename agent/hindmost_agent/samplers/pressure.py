@@ -15,6 +15,8 @@ STALLED = counter(
     "hindmost_node_pressure_stalled_seconds_total", "Time in which all tasks stood still for this resource.", "resource"
 )
 METRIC = {b"some": WAITING, b"full": STALLED}
+#: Of the node as a whole the kernel does not define when all stand still for a CPU, and writes 0.
+UNDEFINED = ("cpu", b"full")
 
 
 @register
@@ -38,7 +40,7 @@ class Pressure(Sampler):
         for resource, file in self._files.items():
             for line in file.read().splitlines():
                 kind, _, rest = line.partition(b" ")
-                if kind in METRIC:
+                if kind in METRIC and (resource, kind) != UNDEFINED:
                     found.append(series(METRIC[kind], resource))
                     values.append(int(rest[rest.rindex(b"=") + 1 :]) / 1e6)
         if tuple(found) != self.series:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from hindmost_agent.files import File
 from hindmost_agent.lines import Lines
 from hindmost_agent.metric import counter, series
-from hindmost_agent.sampler import Host, Sampler, register
+from hindmost_agent.sampler import NAN, Host, Sampler, register
 
 #: Key in /proc/vmstat to metric.
 VMSTAT = {
@@ -13,11 +15,16 @@ VMSTAT = {
     b"pgmajfault": counter("hindmost_node_major_page_faults_total", "Page faults that had to read from disk."),
     b"pswpin": counter("hindmost_node_swap_in_pages_total", "Pages read back from swap."),
     b"pswpout": counter("hindmost_node_swap_out_pages_total", "Pages written to swap."),
-    b"allocstall_normal": counter("hindmost_node_allocation_stalls_total", "Allocations that had to reclaim first."),
     b"oom_kill": counter("hindmost_node_oom_kills_total", "Processes that the kernel killed for want of memory."),
     b"numa_miss": counter("hindmost_node_numa_miss_pages_total", "Pages given from another node than was asked for."),
     b"pgmigrate_success": counter("hindmost_node_migrated_pages_total", "Pages moved between NUMA nodes or compacted."),
 }
+STALLS = counter("hindmost_node_allocation_stalls_total", "Allocations that had to reclaim first, in all zones.")
+#: Which zones there are depends on the machine and the kernel; before 4.10 all were counted as one.
+ZONES = (
+    b"allocstall_dma", b"allocstall_dma32", b"allocstall_normal", b"allocstall_high", b"allocstall_movable",
+    b"allocstall_device", b"allocstall",
+)  # fmt: skip
 
 
 @register
@@ -27,12 +34,14 @@ class Vmstat(Sampler):
     name = "vmstat"
     period = 5.0
     source = "/proc/vmstat"
-    metrics = tuple(VMSTAT.values())
+    metrics = (*VMSTAT.values(), STALLS)
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        self._lines = Lines(File(host.proc / "vmstat"), tuple(VMSTAT))
+        self._lines = Lines(File(host.proc / "vmstat"), (*VMSTAT, *ZONES))
         self.series = tuple(series(metric) for metric in self.metrics)
 
     def sample(self) -> list[float]:
-        return self._lines.read()
+        values = self._lines.read()
+        counted, zones = values[: len(VMSTAT)], [value for value in values[len(VMSTAT) :] if not math.isnan(value)]
+        return [*counted, sum(zones) if zones else NAN]
