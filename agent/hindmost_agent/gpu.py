@@ -45,7 +45,11 @@ PCIE_GENERATION = gauge("hindmost_gpu_pcie_link_generation", "PCIe generation in
 PCIE_REPLAYS = counter("hindmost_gpu_pcie_replays_total", "PCIe packets that had to be sent again.", "gpu_uuid")
 RANK = gauge("hindmost_gpu_rank_info", "1; which rank computes on this GPU.", "gpu_uuid", "job", "rank")
 RANK_MEMORY = gauge(
-    "hindmost_gpu_process_memory_used_bytes", "Device memory that a rank uses.", "gpu_uuid", "job", "rank"
+    "hindmost_gpu_process_memory_used_bytes",
+    "Device memory that a rank and the processes below it use.",
+    "gpu_uuid",
+    "job",
+    "rank",
 )
 
 

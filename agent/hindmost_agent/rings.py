@@ -145,13 +145,13 @@ class Producer:
         if _telling(header.framework) > _telling(self.process.framework):
             self.process = self.process._replace(framework=header.framework)
 
-    def refresh_gpu(self, gpu_of: Mapping[int, str], now_ns: int) -> bool:
+    def refresh_gpu(self, gpu_of: Mapping[tuple[int, int], str], now_ns: int) -> bool:
         """Look whether a probe, or else the driver, says by now which GPU this rank uses; true when that is news."""
         if now_ns < self._gpu_due_ns:
             return False
         self._gpu_due_ns = now_ns + GPU_NS
         told = next((uuid for item in self.rings.values() if (uuid := item.reader.gpu_uuid)), "")
-        uuid = told or gpu_of.get(self.process.pid, "")
+        uuid = told or gpu_of.get((self.process.pid, self.process.start_ticks), "")
         if not uuid or uuid == self.process.gpu_uuid:
             return False
         self.process = self.process._replace(gpu_uuid=uuid)

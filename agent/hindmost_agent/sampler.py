@@ -43,8 +43,8 @@ class Host:
     amdsmi: Any = None
     #: The module ``psutil``, imported where something asks for it, or one that behaves like it.
     psutil: Any = None
-    #: Which GPU a process of this node computes on, by pid, as far as the drivers say.
-    gpu_of: dict[int, str] = field(default_factory=dict)
+    #: Which GPU a rank of this node computes on, by pid and start ticks, as far as the drivers say.
+    gpu_of: dict[tuple[int, int], str] = field(default_factory=dict)
 
 
 class Sampler(ABC):

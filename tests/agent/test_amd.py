@@ -95,7 +95,7 @@ def test_a_gpu_knows_its_rank(host: Host, driver: Driver) -> None:
     driver.processes[1] = [(4242, 5 << 30), (99, 1 << 30)]
     found = read(AmdProcesses(host))
     assert found == {("rank_info", SECOND, "j", "3"): 1, ("process_memory_used_bytes", SECOND, "j", "3"): 5 << 30}
-    assert host.gpu_of == {4242: SECOND}
+    assert host.gpu_of == {(4242, 1): SECOND}
 
 
 def test_what_the_driver_does_not_know_is_missing(host: Host, driver: Driver) -> None:

@@ -123,7 +123,36 @@ def test_a_gpu_knows_its_rank(gpu_host: Host, nvml: Any) -> None:
     found = read(NvidiaProcesses(gpu_host))
     assert found["rank_info", "GPU-00000001", "j", "3"] == 1
     assert found["process_memory_used_bytes", "GPU-00000001", "j", "3"] == 5 << 30
-    assert gpu_host.gpu_of == {4242: "GPU-00000001"}
+    assert gpu_host.gpu_of == {(4242, 1): "GPU-00000001"}
+
+
+def test_what_a_rank_s_children_use_is_the_rank_s(nvml: Any, tmp_path: Path) -> None:
+    """A DataLoader's worker and what that started, with tensors on the GPU, add to their rank's memory."""
+    host = Host(nvml_library=nvml, proc=tmp_path)
+    host.ranks.put(RankProcess("j", 3, 8, 1, pid=4242, start_ticks=1))
+    for pid, above in ((4300, 4242), (4301, 4300), (99, 1)):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / f"{pid}/stat").write_text(f"{pid} (a (b) c) S {above} 1 1")
+    nvml.processes = {0: [(4300, 1 << 20)], 1: [(4242, 5 << 30), (4301, 1 << 30), (99, 7), (98, 7)]}
+    found = read(NvidiaProcesses(host))
+    assert found["process_memory_used_bytes", "GPU-00000000", "j", "3"] == 1 << 20
+    assert found["process_memory_used_bytes", "GPU-00000001", "j", "3"] == 6 << 30
+    assert len(found) == 4
+    assert host.gpu_of == {(4242, 1): "GPU-00000001"}, "the rank's own process says which is its GPU"
+
+
+def test_a_rank_that_has_ended_leaves_no_gpu_to_whoever_gets_its_pid(gpu_host: Host, nvml: Any) -> None:
+    """The pid's next owner, another rank, has none until it computes on one; what is kept does not grow."""
+    sampler = NvidiaProcesses(gpu_host)
+    gpu_host.ranks.put(RankProcess("j", 3, 8, 1, pid=4242, start_ticks=1))
+    nvml.processes[1] = [(4242, 5 << 30)]
+    read(sampler)
+    gpu_host.ranks.remove(4242)
+    gpu_host.ranks.put(RankProcess("k", 0, 1, 0, pid=4242, start_ticks=2))
+    assert (4242, 2) not in gpu_host.gpu_of
+    nvml.processes.clear()
+    read(sampler)
+    assert gpu_host.gpu_of == {}
 
 
 def test_instances_of_a_divided_gpu_are_named(gpu_host: Host, nvml: Any) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 from hindmost_agent.amd import Device, number, opened, trouble
 from hindmost_agent.gpu import RANK, RANK_MEMORY, Trouble
-from hindmost_agent.metric import Series, series
+from hindmost_agent.gpu_owners import forget_ended, owners
 from hindmost_agent.sampler import Host, Sampler, register
+
+if TYPE_CHECKING:
+    from hindmost_agent.metric import Series
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +31,7 @@ class AmdProcesses(Sampler):
         self._said: set[str] = set()
 
     def sample(self) -> list[float]:
+        forget_ended(self.host)
         found: dict[Series, float] = {}
         for device in self._amd.devices:
             found.update(self._asked(device))
@@ -44,12 +49,6 @@ class AmdProcesses(Sampler):
             return {}
 
     def _owners(self, device: Device) -> dict[Series, float]:
-        found = {}
-        for process in self._amd.lib.amdsmi_get_gpu_process_list(device.handle):
-            rank = self.host.ranks.get(process["pid"])
-            if rank is not None:
-                self.host.gpu_of[rank.pid] = device.uuid
-                who = (device.uuid, rank.job_id, str(rank.rank))
-                found[series(RANK, *who)] = 1.0
-                found[series(RANK_MEMORY, *who)] = number(process["memory_usage"]["vram_mem"])
-        return found
+        running = self._amd.lib.amdsmi_get_gpu_process_list(device.handle)
+        used = ((one["pid"], number(one["memory_usage"]["vram_mem"])) for one in running)
+        return owners(self.host, device.uuid, used)

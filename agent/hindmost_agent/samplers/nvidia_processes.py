@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 from hindmost_agent.gpu import RANK, RANK_MEMORY, Trouble
-from hindmost_agent.metric import Series, series
+from hindmost_agent.gpu_owners import forget_ended, owners
 from hindmost_agent.nvml import Device, opened, trouble
 from hindmost_agent.sampler import NAN, Host, Sampler, register
+
+if TYPE_CHECKING:
+    from hindmost_agent.metric import Series
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +31,7 @@ class NvidiaProcesses(Sampler):
         self._said: set[str] = set()
 
     def sample(self) -> list[float]:
+        forget_ended(self.host)
         found: dict[Series, float] = {}
         for device in self._nvml.devices:
             found.update(self._asked(device))
@@ -44,13 +49,6 @@ class NvidiaProcesses(Sampler):
             return {}
 
     def _owners(self, device: Device) -> dict[Series, float]:
-        """Which ranks compute on a GPU and the memory they use there; only the job's processes are named."""
-        found = {}
-        for process in self._nvml.lib.nvmlDeviceGetComputeRunningProcesses(device.handle):
-            rank = self.host.ranks.get(process.pid)
-            if rank is not None:
-                self.host.gpu_of[process.pid] = device.uuid
-                who = (device.uuid, rank.job_id, str(rank.rank))
-                found[series(RANK, *who)] = 1.0
-                found[series(RANK_MEMORY, *who)] = NAN if process.usedGpuMemory is None else process.usedGpuMemory
-        return found
+        running = self._nvml.lib.nvmlDeviceGetComputeRunningProcesses(device.handle)
+        used = ((one.pid, NAN if one.usedGpuMemory is None else one.usedGpuMemory) for one in running)
+        return owners(self.host, device.uuid, used)
