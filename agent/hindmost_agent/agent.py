@@ -66,6 +66,8 @@ class Agent:
         self._flush_period_ns = flush_ns
         self._flush_ns = LONG_AGO_NS
         self._folders_ns = LONG_AGO_NS
+        if spool is not None:
+            self._account(spool)
 
     def tick(self, now_ns: int) -> int:
         """Do what is due at ``now_ns`` (CLOCK_MONOTONIC); returns when the next tick is."""
@@ -88,6 +90,7 @@ class Agent:
             batch = message(sequenced(self.spool.next_sequence, packed.payload))
             self.spool.append(packed.samples, batch, packed.definitions, self.rings.marks())
             self._account(self.spool)
+            self.host.own.batches += 1
         for producer in ended:  # only now: an agent killed before finds the ring again
             self.rings.remove(producer)
 
@@ -154,4 +157,3 @@ class Agent:
         own.produced, own.delivered = ledger.produced, ledger.delivered
         own.dropped = Counter({**dict.fromkeys(REASONS, 0), **ledger.dropped})  # 0 from the start: a rate needs it
         own.pending, own.spool_bytes = ledger.pending, spool.size
-        own.batches += 1

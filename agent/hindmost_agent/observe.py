@@ -13,15 +13,16 @@ class Own:
     duration_s: dict[str, float] = field(default_factory=dict)
     success: dict[str, int] = field(default_factory=dict)
     errors: Counter[str] = field(default_factory=Counter)
-    produced: int = 0
-    delivered: int = 0
+    #: What is delivered, and where to: not measured by an agent that has no collector.
+    produced: int | None = None
+    delivered: int | None = None
     dropped: Counter[str] = field(default_factory=Counter)
-    spool_bytes: int = 0
+    spool_bytes: int | None = None
     spool_limit_bytes: int | None = None
-    pending: int = 0
+    pending: int | None = None
     batches: int = 0
-    connects: int = 0
-    connected: bool = False
+    connects: int | None = None
+    connected: bool | None = None
     clock_offset_s: float | None = None
     clock_round_trip_s: float | None = None
     ring_events: int = 0

@@ -79,6 +79,7 @@ class Shipper:
         self.held_back = False
         self._spool = spool
         self._own = own
+        own.connected, own.connects = False, 0
         self._hello = hello
         self._on_stop = on_stop
         self._on_zoom = on_zoom
@@ -157,7 +158,7 @@ class Shipper:
     def _opened(self, welcome: wire.Welcome) -> None:
         self._spool.connected(welcome.durable_sequence, welcome.received_sequence)
         self._own.connected = True
-        self._own.connects += 1
+        self._own.connects = (self._own.connects or 0) + 1
         if self._said:
             self._said = False
             log.info("collector %s answers again: what the spool kept is sent", self.target)

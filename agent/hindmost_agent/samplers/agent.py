@@ -40,7 +40,7 @@ SINGLE = (
 
 @register
 class Agent(Sampler):
-    """The agent's own cost and ledger: produced = delivered + dropped + pending."""
+    """The agent's own cost and ledger: produced = delivered + dropped + pending. Without a collector, cost alone."""
 
     name = "agent"
     period = 5.0
@@ -76,16 +76,20 @@ class Agent(Sampler):
         return [
             usage.ru_utime + usage.ru_stime,
             NAN if self._statm is None else int(self._statm.read().split()[1]) * PAGE,
-            own.produced,
-            own.delivered,
-            own.pending,
-            own.spool_bytes,
-            NAN if own.spool_limit_bytes is None else own.spool_limit_bytes,
-            own.connected,
-            own.connects,
-            NAN if own.clock_offset_s is None else own.clock_offset_s,
-            NAN if own.clock_round_trip_s is None else own.clock_round_trip_s,
+            _known(own.produced),
+            _known(own.delivered),
+            _known(own.pending),
+            _known(own.spool_bytes),
+            _known(own.spool_limit_bytes),
+            _known(own.connected),
+            _known(own.connects),
+            _known(own.clock_offset_s),
+            _known(own.clock_round_trip_s),
             own.rings,
             own.ring_events,
             own.ring_lost,
         ]
+
+
+def _known(value: float | None) -> float:
+    return NAN if value is None else value
