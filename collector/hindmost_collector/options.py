@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import math
+import re
 import sys
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 GRPC_PORT, HTTP_PORT = 9460, 9461
+#: What Kubernetes puts into every container beside a Service named hindmost-collector, after the prefix: no settings.
+_OF_A_SERVICE = re.compile(r"service_host|service_port(_\w+)?|port_\d+_(tcp|udp|sctp)(_(proto|port|addr))?")
 
 
 @dataclass(frozen=True)
@@ -69,10 +72,7 @@ def resolve(flags: Mapping[str, Any], environ: Mapping[str, str], config: Path |
     layers: list[tuple[str, Mapping[str, Any]]] = []
     if config is not None:
         layers.append((str(config), _read(config)))
-    prefix = "HINDMOST_COLLECTOR_"
-    layers.append(
-        ("the environment", {k.removeprefix(prefix).lower(): v for k, v in environ.items() if k.startswith(prefix)})
-    )
+    layers.append(("the environment", _from_environment(environ)))
     layers.append(("the command line", {k: v for k, v in flags.items() if v is not None}))
     for where, layer in layers:
         for key, value in layer.items():
@@ -84,6 +84,14 @@ def resolve(flags: Mapping[str, Any], environ: Mapping[str, str], config: Path |
     options = Options(**values)
     _check(options)
     return options
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    prefix = "HINDMOST_COLLECTOR_"
+    ours = {key.removeprefix(prefix).lower(): value for key, value in environ.items() if key.startswith(prefix)}
+    if "://" in ours.get("port", ""):  # of a Service, too: tcp://ADDRESS:PORT
+        del ours["port"]
+    return {key: value for key, value in ours.items() if not _OF_A_SERVICE.fullmatch(key)}
 
 
 def _read(path: Path) -> Mapping[str, Any]:
@@ -129,6 +137,12 @@ def _check(options: Options) -> None:
         raise UsageError("retention_gib is for directories: bound a ClickHouse store by retention_days")
     if "://" in options.store and not options.store.startswith(("file://", "clickhouse://")):
         raise UsageError(f"--store {options.store!r}: give a directory, or clickhouse://HOST:PORT/DATABASE")
+    if "://" in options.out:
+        raise UsageError(f"--out {options.out!r}: give a directory; a URL goes with --store")
+    if options.remote_write:
+        from hindmost_collector.remote_write_http import Receiver  # noqa: PLC0415 - where used
+
+        Receiver(options.remote_write)  # raises when it is none
     _check_relay(options)
     if not 16 <= options.memory_mib <= 1 << 20:
         raise UsageError(f"memory_mib is {options.memory_mib}: between 16 and {1 << 20}")

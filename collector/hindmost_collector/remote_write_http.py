@@ -14,6 +14,7 @@ from hindmost.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from urllib.parse import SplitResult
 
 TIMEOUT_S = 30.0
 HEADERS: Mapping[str, str] = {
@@ -43,16 +44,27 @@ class Answer:
         return self.status in {0, 429} or self.status >= 500
 
 
+def _split(url: str) -> tuple[SplitResult, int | None]:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:  # a port of letters or above 65535, a bracket left open
+        raise _no_receiver(url) from None
+    return parts, port
+
+
+def _no_receiver(url: str) -> UsageError:
+    return UsageError(f"--remote-write {url!r}: give http://HOST:PORT/PATH, such as http://prom:9090/api/v1/write")
+
+
 class Receiver:
     """One receiver, over one connection that is kept open. Raises UsageError for a URL that is none."""
 
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise UsageError(
-                f"--remote-write {url!r}: give http://HOST:PORT/PATH, such as http://prom:9090/api/v1/write"
-            )
-        self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
+        parts, port = _split(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname or port == 0:
+            raise _no_receiver(url)
+        self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, port
         self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         self._headers = dict(HEADERS)
         if parts.username:

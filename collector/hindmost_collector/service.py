@@ -186,6 +186,8 @@ class Collector:
                 await self._whole(asyncio.to_thread(upkeep.expire))
             except (OSError, HindmostError) as error:
                 log.warning("upkeep of the store failed, and will be tried again: %s", error)
+            except Exception:  # a task that ended here would let the disk fill without a word
+                log.exception("upkeep of the store failed, and will be tried again")
 
     def gather(self) -> None:
         """Move what has arrived to the recorder, the windows and the counters."""

@@ -6,11 +6,14 @@ import asyncio
 import json
 import os
 import signal
+import threading
 
 import pytest
 from hindmost.errors import UsageError
-from hindmost_collector.options import resolve
+from hindmost_collector import service
+from hindmost_collector.options import Options, resolve
 from hindmost_collector.store.parquet import read_run
+from hindmost_collector.store.upkeep import Upkeep
 
 
 def test_layers(tmp_path):
@@ -47,6 +50,14 @@ def test_layers(tmp_path):
         ("retention_gib = inf", "c.toml sets retention_gib to inf, which is no number"),
         ('log_format = "xml"', "log_format is 'xml': text or json"),
         ('out = "a"\nstore = "b"', "--out and --store both say where to record: give one"),
+        ("memory_mib = inf", "c.toml sets memory_mib to inf, which is no whole number"),
+        ('memory_mib = "inf"', "c.toml sets memory_mib to 'inf', which is no whole number"),
+        ("retention_days = nan", "c.toml sets retention_days to nan, which is no number"),
+        ('retention_days = "inf"', "c.toml sets retention_days to 'inf', which is no number"),
+        ('remote_write = "http://prom:99999/"', "--remote-write 'http://prom:99999/': give http://HOST:PORT/PATH"),
+        ('remote_write = "http://[::1/"', "--remote-write 'http://[::1/': give http://HOST:PORT/PATH"),
+        ('out = "s3://bucket/x"', "--out 's3://bucket/x': give a directory; a URL goes with --store"),
+        ('store = "S3://bucket/x"', "--store 'S3://bucket/x': give a directory, or clickhouse://"),
         ('store = "s3://bucket"', "--store 's3://bucket': give a directory, or clickhouse://"),
     ],
 )
@@ -66,6 +77,58 @@ def test_mistakes_in_the_environment_are_named():
         resolve({}, {"HINDMOST_COLLECTOR_NOPE": "1"})
     with pytest.raises(UsageError, match="the environment sets hold to 'perhaps', which is neither true nor false"):
         resolve({}, {"HINDMOST_COLLECTOR_HOLD": "perhaps"})
+
+
+def test_what_kubernetes_says_of_services_is_no_setting():
+    """The variables that Kubernetes sets for a Service named hindmost-collector are passed over, mistakes are not."""
+    found = {
+        "SERVICE_HOST": "10.0.0.1",
+        "SERVICE_PORT": "9460",
+        "SERVICE_PORT_GRPC": "9460",
+        "PORT": "tcp://10.0.0.1:9460",
+        "PORT_9460_TCP": "tcp://10.0.0.1:9460",
+        "PORT_9460_TCP_PROTO": "tcp",
+        "PORT_9460_TCP_PORT": "9460",
+        "PORT_9460_TCP_ADDR": "10.0.0.1",
+        "MEMORY_MIB": "512",
+    }
+    environ = {f"HINDMOST_COLLECTOR_{key}": value for key, value in found.items()}
+    assert resolve({}, environ) == Options(memory_mib=512)
+    with pytest.raises(UsageError, match="sets 'port', which is no setting"):
+        resolve({}, {"HINDMOST_COLLECTOR_PORT": "9460"})
+
+
+def test_a_failing_upkeep_goes_on(collecting, tmp_path, monkeypatch, caplog):
+    """Upkeep that fails for whatever reason says so, and comes round again."""
+    rounds = threading.Semaphore(0)
+
+    def compact(_):
+        rounds.release()
+        raise ValueError("cannot convert float NaN to integer")
+
+    monkeypatch.setattr(Upkeep, "compact", compact)
+    monkeypatch.setattr(service, "UPKEEP_S", 0.01)
+
+    async def scenario():
+        async with collecting(store=str(tmp_path)):
+            return [await asyncio.to_thread(rounds.acquire, timeout=20) for _ in range(2)]
+
+    assert asyncio.run(scenario()) == [True, True]
+    assert "upkeep of the store failed, and will be tried again" in caplog.text
+
+
+def test_a_collector_that_records_nothing_says_so(caplog, capsys):
+    """Without --store or --out everything is acknowledged and nothing kept, which the first warning says."""
+
+    async def scenario():
+        stopped = asyncio.Event()
+        stopped.set()
+        return await service.serve(Options(listen="127.0.0.1:0", http="none"), stopped)
+
+    assert asyncio.run(scenario()) == 0
+    assert '"grpc"' in capsys.readouterr().out
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == ["nothing is recorded: give --store DIRECTORY to keep every job, or --out RUN_DIR for one"]
 
 
 def test_terminated_collector_flushes(collector_process, fake_agent, tmp_path, monkeypatch):

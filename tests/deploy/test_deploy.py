@@ -135,6 +135,13 @@ def test_kubernetes_accepts_the_objects(path: Path) -> None:
     assert [validator.validate(each, "1.34", strict=True) for each in objects] == ["1.34"] * len(objects)
 
 
+def test_kubernetes_sets_no_variable_that_a_collector_takes_for_a_setting() -> None:
+    """Links to the Service hindmost-collector would be variables with the prefix of the collector's settings."""
+    objects = yaml.safe_load_all((DEPLOY / "kubernetes" / "collector.yaml").read_text())
+    pods = [each["spec"]["template"]["spec"] for each in objects if each["kind"] == "Deployment"]
+    assert [pod["enableServiceLinks"] for pod in pods] == [False]
+
+
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_shellcheck_has_nothing_to_say(script: Path) -> None:
     """No unquoted variable, no forgotten error; the virtual environment's activate is not ours to check."""

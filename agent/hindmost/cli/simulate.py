@@ -78,7 +78,7 @@ def _to_collector(scenario: Any, args: argparse.Namespace) -> int:
     if args.truth:
         raise UsageError("--truth goes with a FOLDER: what is so is known only by simulating again without faults")
     count = send(scenario, args.collector, args.speed)
-    sys.stdout.write(f"{args.collector}: {args.ranks} ranks, {args.steps} steps, {count} batches, all durable\n")
+    sys.stdout.write(f"{args.collector}: {args.ranks} ranks, {args.steps} steps, {count} batches, all acknowledged\n")
     return 0
 
 

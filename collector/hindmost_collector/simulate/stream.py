@@ -26,7 +26,8 @@ DURABLE_S = 120.0
 def send(scenario: Scenario, address: str, speed: float = 0.0) -> int:
     """Send a job to the collector at ``address``; ``speed`` seconds of it a second, 0: as fast as it is taken.
 
-    Returns the count of batches, all durable. Raises :class:`HindmostError` where the collector does not answer.
+    Returns the count of batches, all acknowledged: durable where the collector records. Raises
+    :class:`HindmostError` where the collector does not answer.
     """
     draws = draw(scenario, engine.stretches(scenario))
     timing = engine.run(scenario, draws, scenario.faults)
