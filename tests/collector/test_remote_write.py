@@ -210,7 +210,9 @@ def test_page_is_sent_with_what_left_it():
     assert bits(STALE) == STALE_BITS
 
 
-@pytest.mark.parametrize("url", ["prometheus:9090", "ftp://x/y", "http:///api", "http://x:99999/", "http://x:p/", "http://[::1/"])
+@pytest.mark.parametrize(
+    "url", ["prometheus:9090", "ftp://x/y", "http:///api", "http://x:99999/", "http://x:p/", "http://[::1/"]
+)
 def test_url_is_checked(url):
     """What is no http URL is a usage error that shows one."""
     with pytest.raises(UsageError, match="such as http://prom:9090/api/v1/write"):
