@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 
 import hindmost_collector
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pytest
 from hindmost.cli import query
 from hindmost.errors import UsageError
-from hindmost_collector.store import schema
+from hindmost_collector.store import schema, segments
 from hindmost_collector.store.parquet import ParquetStore
 from hindmost_collector.store.upkeep import FEW, Retention, Upkeep
 
@@ -79,6 +80,62 @@ def test_size_is_bounded_oldest_first(store, tmp_path):
     one = next((tmp_path / "j/segments/steps").glob("*.parquet")).stat().st_size
     Upkeep(store, Retention(bytes=3 * one + one // 2)).expire()
     assert hindmost_collector.open(tmp_path).steps()["step"].to_pylist() == [FEW + 1, FEW + 2, FEW + 3]
+
+
+@pytest.mark.parametrize("days", [365 * 20, 365 * 100, 1e12])
+def test_long_retention_keeps_everything(store, tmp_path, days):
+    """A retention that reaches back beyond 1970, of samples or of a level, deletes nothing."""
+    directory = tmp_path / "j/segments/metrics_1h"
+    directory.mkdir()
+    level = directory / segments.file_name(time.strftime("%Y%m%d", time.gmtime()), 1, 2)
+    level.write_bytes(b"rows")
+    assert Upkeep(store, Retention(days=days)).expire() == 0
+    assert level.exists()
+
+
+def test_job_stays_while_a_flush_is_prepared_for_it(store, tmp_path):
+    """Retention that finds no segment of a job leaves its directory to the flush that is about to commit there."""
+    upkeep = Upkeep(store, Retention(bytes=1))
+
+    def rows():
+        assert upkeep.expire() > 0  # the last segment goes while the next one is written
+        yield steps(100)
+
+    store.write({("j", "steps"): rows()}, {"a@n": 100})
+    assert hindmost_collector.open(tmp_path).steps()["step"].to_pylist() == [100]
+    assert store.sequences == {"a@n": 100}
+
+
+def test_emptied_job_goes_in_a_later_round(store, tmp_path):
+    """A job's directory that had to wait for a flush, which then failed, goes with the next round of retention."""
+    upkeep = Upkeep(store, Retention(bytes=1))
+
+    def rows():
+        upkeep.expire()
+        raise OSError(errno.ENOSPC, "no space")
+        yield
+
+    with pytest.raises(OSError, match="no space"):
+        store.write({("j", "steps"): rows()}, {})
+    assert (tmp_path / "j").exists()
+    upkeep.expire()
+    assert not (tmp_path / "j").exists()
+
+
+def test_fresh_journal_overwrites_nothing(store, tmp_path):
+    """With the journal moved away, flushes are numbered on from the segments there are, one set aside included."""
+    store.close()
+    (tmp_path / ".journal.json").rename(tmp_path / "damaged.json")
+    last = max((tmp_path / "j/segments/steps").glob("*.parquet"))
+    last.write_bytes(b"torn")
+    again = ParquetStore(tmp_path, single=False)
+    for step in range(100, 103):
+        again.write({("j", "steps"): [steps(step)]}, {"a@n": step})
+    again.close()
+    stored = hindmost_collector.open(tmp_path).sql("select step from steps order by 1")["step"].to_pylist()
+    assert stored == [*range(FEW + 3), 100, 101, 102]
+    assert last.with_name(f"{last.name}.torn").read_bytes() == b"torn"
+    assert not last.exists()
 
 
 def test_query_prints_rows(store, tmp_path, capsys):

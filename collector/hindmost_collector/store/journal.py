@@ -111,6 +111,10 @@ class Journal:
         stored["renames"] = [(str(old), str(new)) for old, new in stored["renames"]]
         return State(**{one.name: stored[one.name] for one in fields(State) if one.name in stored})
 
+    def continue_after(self, flush: int) -> None:
+        """Number no flush as one that has been, even where an earlier journal was moved away."""
+        self.state.flush = max(self.state.flush, flush)
+
     def commit(
         self,
         renames: list[tuple[str, str]],

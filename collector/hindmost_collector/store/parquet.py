@@ -61,12 +61,14 @@ class ParquetStore:
         try:
             root.mkdir(parents=True, exist_ok=True)
             self._journal = Journal(root)
+            self._journal.continue_after(segments.last_flush(root))
             self.swept = segments.sweep(root)
         except OSError as error:
             raise HindmostError(f"cannot record into {root}: {error.strerror or error}") from error
         self.torn = self._set_torn_aside()
         self._known_directories: set[Path] = set()
         self._writing = threading.Lock()  # flushes and upkeep commit from different threads
+        self._preparing: set[Path] = set()  # directories of jobs that a flush is about to commit to
 
     @property
     def sequences(self) -> Mapping[str, int]:
@@ -98,6 +100,7 @@ class ParquetStore:
         with self._writing:
             self._journal.finish()
             flush = self._journal.state.flush + 1
+            self._preparing = {self.job_directory(job) for job, _ in (*tables, *(files or {}))}
         day = time.strftime("%Y%m%d", time.gmtime())
         renames: list[tuple[Path, Path]] = []
         rows = 0
@@ -122,6 +125,9 @@ class ParquetStore:
                 for temporary, _ in renames:
                     temporary.unlink(missing_ok=True)
             raise
+        finally:
+            with self._writing:
+                self._preparing = set()
         return rows, total
 
     def swap(self, made: Mapping[Path, Path], replaced: Iterable[Path]) -> None:
@@ -132,10 +138,15 @@ class ParquetStore:
         with self._writing:
             self._journal.commit(renames, deletions=deletions)
 
-    def remove(self, job: Path) -> None:
-        """Delete a job's directory, once no segment is left in it."""
-        shutil.rmtree(job, ignore_errors=True)
-        self._known_directories = {one for one in self._known_directories if job not in one.parents}
+    def remove_empty(self, job: Path) -> bool:
+        """Delete a job's directory if no segment is in it; False: it cannot be told before a flush is through."""
+        with self._writing:
+            if job in self._preparing or self._journal.state.renames:
+                return False
+            if not any(job.glob(f"segments/*/*{segments.SUFFIX}")):
+                shutil.rmtree(job, ignore_errors=True)
+                self._known_directories = {one for one in self._known_directories if job not in one.parents}
+            return True
 
     def _directory(self, job: str, inside: str) -> Path:
         directory = self.job_directory(job) / inside

@@ -60,6 +60,12 @@ def parse(path: Path) -> Segment | None:
     return Segment(path, parts[0], int(parts[1]), int(parts[-2]), int(parts[-1]))
 
 
+def last_flush(root: Path) -> int:
+    """The highest flush that a segment under ``root`` is of, one set aside too; 0 where there is none."""
+    found = [path.with_name(path.name.removesuffix(TORN)) for path in root.rglob(f"segments/*/*{SUFFIX}*")]
+    return max((one.last for one in map(parse, found) if one), default=0)
+
+
 def listed(directory: Path) -> list[Segment]:
     """The segments in a table's directory, oldest first; none where there is no directory."""
     return standing(parse(path) for path in directory.glob(f"*{SUFFIX}"))

@@ -19,7 +19,7 @@ from hindmost_collector.store.journal import TEMPORARY
 from hindmost_collector.store.merge import merged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from hindmost_collector.store.parquet import ParquetStore
@@ -50,6 +50,7 @@ class Upkeep:
 
     def __init__(self, store: ParquetStore, retention: Retention, now: Callable[[], float] = time.time) -> None:
         self._store, self._retention, self._now = store, retention, now
+        self._emptied: set[Path] = set()
 
     def compact(self) -> int:
         """Merge the small segments of one table, if any has enough of them; how many went. Raises OSError."""
@@ -93,10 +94,7 @@ class Upkeep:
         """
         freed = 0
         if self._retention.days:
-            limits = {
-                table: time.strftime("%Y%m%d", time.gmtime(self._now() - self._retention.days * 86400 * longer))
-                for table, longer in _LONGER.items()
-            }
+            limits = {table: self._day(self._retention.days * longer) for table, longer in _LONGER.items()}
             freed += self._delete(
                 [one for one in self._all() if one.day < limits.get(one.path.parent.name, limits[""])]
             )
@@ -111,6 +109,10 @@ class Upkeep:
             freed += self._delete(doomed)
         return freed
 
+    def _day(self, ago: float) -> str:
+        """The day so many days ago as names have it; 1970 at the earliest, as names of earlier years do not sort."""
+        return time.strftime("%Y%m%d", time.gmtime(max(0.0, self._now() - ago * 86400)))
+
     def _all(self) -> list[Segment]:
         return [one for directory in self._store.root.rglob("segments/*") for one in segments.listed(directory)]
 
@@ -118,16 +120,12 @@ class Upkeep:
         freed = sum(one.bytes for one in doomed)
         for one in doomed:
             one.path.unlink(missing_ok=True)
-        for job in {one.path.parents[2] for one in doomed}:
-            if not self._store.single and not any(_segment_files(job)):
-                self._store.remove(job)  # nothing is left to report on
+        if not self._store.single:  # a job of which nothing is left to report on goes, now or in a later round
+            self._emptied |= {one.path.parents[2] for one in doomed}
+            self._emptied = {job for job in self._emptied if not self._store.remove_empty(job)}
         if doomed:
             log.info("retention: %d segments, %d bytes deleted", len(doomed), freed)
         return freed
-
-
-def _segment_files(job: Path) -> Iterator[Path]:
-    return job.glob(f"segments/*/*{segments.SUFFIX}")
 
 
 def _mergeable(directory: Path, today: str) -> list[list[Segment]]:
