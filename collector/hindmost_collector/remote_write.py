@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from hindmost.errors import HindmostError
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hindmost_collector.decode import MetricRows
-    from hindmost_collector.definitions import Definitions
+    from hindmost_collector.definitions import Definitions, Schema
     from hindmost_collector.remote_write_http import Answer, Receiver
 
     Array = np.ndarray[Any, Any]
@@ -37,7 +37,25 @@ WAITING_BYTES = 64 << 20
 REQUEST_SAMPLES = 20_000
 #: A series whose agent has been silent for this long has ended.
 STALE_S = 60.0
+#: For so long it is known up to when a series was sent, so that a late replay is not sent a second time.
+FORGET_S = 3600.0
 BACKOFF_FIRST_S, BACKOFF_LAST_S = 0.1, 10.0
+
+
+class _Waiting(NamedTuple):
+    """Samples, and what they mean: the definitions may be forgotten before these are sent."""
+
+    rows: MetricRows
+    schema: Schema
+
+
+class _Sent(NamedTuple):
+    """What was sent of one schema of one node: up to when (job clock ms), which series (S,), and when that was (ms)."""
+
+    last_ms: int
+    present: Array
+    schema: Schema
+    at_ms: int
 
 
 class RemoteWrite:
@@ -64,10 +82,10 @@ class RemoteWrite:
         self._receiver, self._definitions, self._page, self._now_ns = receiver, definitions, page, now_ns
         self._jitter = jitter
         self._encoder, self._pages = Encoder(), PageEncoder()
-        self._waiting: deque[MetricRows] = deque()
+        self._waiting: deque[_Waiting] = deque()
         self._waiting_bytes = 0
         self._lock, self._leaving = threading.Lock(), threading.Event()
-        self._last: dict[tuple[str, int], tuple[int, Array]] = {}
+        self._last: dict[tuple[str, int], _Sent] = {}
         self._thread: threading.Thread | None = None
         self._page_due_ns = 0
         self.counts: Counter[str] = Counter()
@@ -78,14 +96,23 @@ class RemoteWrite:
         """Memory of samples not sent yet."""
         return self._waiting_bytes
 
+    @property
+    def remembered(self) -> int:
+        """How many schemas of nodes it is known of up to when they were sent."""
+        return len(self._last)
+
     def add(self, blocks: Sequence[MetricRows]) -> None:
         """Take samples; the oldest give way, counted, where too many wait."""
         with self._lock:
             for block in blocks:
-                self._waiting.append(block)
+                schema = self._definitions.schemas.get(block.schema)
+                if schema is None:
+                    self.counts["dropped_undefined"] += block.values.size
+                    continue
+                self._waiting.append(_Waiting(block, schema))
                 self._waiting_bytes += block.values.nbytes
             while self._waiting_bytes > WAITING_BYTES:
-                oldest = self._waiting.popleft()
+                oldest = self._waiting.popleft().rows
                 self._waiting_bytes -= oldest.values.nbytes
                 self.counts["dropped_full"] += oldest.values.size
 
@@ -121,24 +148,25 @@ class RemoteWrite:
     def _send_blocks(self) -> None:
         with self._lock:
             taken, self._waiting, self._waiting_bytes = self._waiting, deque(), 0
-        groups: dict[tuple[str, int], list[MetricRows]] = defaultdict(list)
-        for block in taken:
-            groups[block.node, block.schema].append(block)
+        groups: dict[tuple[str, int], list[_Waiting]] = defaultdict(list)
+        for one in taken:
+            groups[one.rows.node, one.rows.schema].append(one)
         request: list[tuple[bytes, int]] = []
-        for (node, ref), blocks in groups.items():
-            request.append(self._encoded(node, ref, blocks))
+        for (node, ref), waiting in groups.items():
+            request.append(self._encoded(node, ref, waiting))
             if sum(count for _, count in request) >= REQUEST_SAMPLES:
                 self._post(request)
                 request = []
         self._post([*request, *self._ended()])
 
-    def _encoded(self, node: str, ref: int, blocks: list[MetricRows]) -> tuple[bytes, int]:
+    def _encoded(self, node: str, ref: int, waiting: list[_Waiting]) -> tuple[bytes, int]:
         """Samples of one schema of one node, and a mark on each series that has none any more; ``(bytes, count)``."""
-        times = np.concatenate([block.times for block in blocks]) // 1_000_000
-        values = np.concatenate([block.values for block in blocks])
+        times = np.concatenate([one.rows.times for one in waiting]) // 1_000_000
+        values = np.concatenate([one.rows.values for one in waiting])
         times, first = np.unique(times, return_index=True)
         values = values[first]
-        before, present = self._last.get((node, ref), (0, np.zeros(values.shape[1], bool)))
+        sent = self._last.get((node, ref))
+        before, present = (sent.last_ms, sent.present) if sent else (0, np.zeros(values.shape[1], bool))
         fresh = (times > max(before, EARLIEST_MS)) & (times <= LATEST_MS)
         self.counts["dropped_old"] += int((~fresh).sum()) * values.shape[1]
         if not fresh.any():
@@ -147,20 +175,23 @@ class RemoteWrite:
         here = ~np.isnan(values)
         gone = present & ~here.any(axis=0)
         values[-1, gone] = STALE
-        self._last[node, ref] = int(times[-1]), here.any(axis=0)
-        encoded = self._encoder.block(node, ref, self._definitions.schemas[ref], times, values)
+        schema = waiting[-1].schema
+        self._last[node, ref] = _Sent(int(times[-1]), here.any(axis=0), schema, self._now_ns() // 1_000_000)
+        encoded = self._encoder.block(node, ref, schema, times, values)
         return encoded, int(here.sum() + gone.sum())
 
     def _ended(self) -> list[tuple[bytes, int]]:
-        """A mark on every series of agents that have been silent for too long."""
+        """A mark on every series of agents that have been silent for too long; those silent for long are forgotten."""
         now = self._now_ns() // 1_000_000
         found = []
-        for (node, ref), (last, present) in list(self._last.items()):
-            if now - last > STALE_S * 1e3 and present.any():
-                values = np.where(present, STALE, np.nan)[None, :]
-                schema = self._definitions.schemas[ref]
-                found.append((self._encoder.block(node, ref, schema, np.array([last + 1]), values), int(present.sum())))
-                self._last[node, ref] = last + 1, np.zeros_like(present)
+        for (node, ref), sent in list(self._last.items()):
+            if now - sent.last_ms > STALE_S * 1e3 and sent.present.any():
+                values = np.where(sent.present, STALE, np.nan)[None, :]
+                told = self._encoder.block(node, ref, sent.schema, np.array([sent.last_ms + 1]), values)
+                found.append((told, int(sent.present.sum())))
+                self._last[node, ref] = sent._replace(last_ms=sent.last_ms + 1, present=np.zeros_like(sent.present))
+            if now - sent.at_ms > FORGET_S * 1e3:
+                del self._last[node, ref]
         return found
 
     def _post(self, request: list[tuple[bytes, int]]) -> None:

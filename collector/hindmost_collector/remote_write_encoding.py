@@ -143,16 +143,16 @@ class PageEncoder:
         self._labels: dict[str, bytes] = {}
 
     def page(self, lines: Iterable[str], time_ms: int) -> tuple[bytes, int]:
-        """``(time series, how many)`` of a page's lines, all at ``time_ms``."""
-        known, self._labels = self._labels, {}
-        values = []
+        """``(time series, how many)`` of a page's lines, all at ``time_ms``; the last of one given twice."""
+        found = {}
         for line in lines:
             series, _, value = line.rpartition(" ")
             if series and not line.startswith("#"):
-                self._labels[series] = known.pop(series, b"") or _parsed(series)
-                values.append(float(value))
+                found[series] = float(value)
+        known = self._labels
+        self._labels = {series: known.pop(series, b"") or _parsed(series) for series in found}
         told = [*self._labels.values(), *known.values()]
-        values += [STALE] * len(known)
+        values = [*found.values(), *[STALE] * len(known)]
         block = samples(np.array([time_ms]), np.array(values, np.float64)[:, None])
         parts = [_field(0x0A, one + row.tobytes()) for one, row in zip(told, block, strict=True)]
         return b"".join(parts), len(parts)

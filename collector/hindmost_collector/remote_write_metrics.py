@@ -13,8 +13,15 @@ if TYPE_CHECKING:
 
     from hindmost_collector.remote_write import RemoteWrite
 
-#: Label ``reason`` to the sink's count: the queue was full, older than what was sent, refused for good, told to leave.
-DROPPED = {"queue_full": "dropped_full", "old": "dropped_old", "refused": "refused", "leaving": "dropped_leaving"}
+#: Label ``reason`` to the sink's count: the queue was full, older than what was sent, refused for good, told to leave,
+#: of a schema that nobody knows any more.
+DROPPED = {
+    "queue_full": "dropped_full",
+    "old": "dropped_old",
+    "refused": "refused",
+    "leaving": "dropped_leaving",
+    "undefined": "dropped_undefined",
+}
 
 
 def metrics(sink: RemoteWrite) -> Iterator[Metric]:

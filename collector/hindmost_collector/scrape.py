@@ -17,11 +17,12 @@ from hindmost_collector.exposition_nodes import NodeMetrics
 from hindmost_collector.remote_write_metrics import metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from prometheus_client.core import Metric
 
     from hindmost_collector.service import Collector
+    from hindmost_collector.session import Agent
 
 
 class Scrape:
@@ -96,23 +97,31 @@ class Scrape:
         return f"recording fails: {failing}" if failing else None
 
 
+def _by_node(agents: Iterable[Agent]) -> list[Agent]:
+    """The agent that speaks for its node, of those that serve it: one with a stream if any has, the last heard of."""
+    speaks: dict[str, Agent] = {}
+    for agent in sorted(agents, key=lambda one: (one.outbox is not None, one.last_heard_ns)):
+        speaks[agent.node] = agent
+    return list(speaks.values())
+
+
 def _agents(collector: Collector) -> str:
-    """Each agent's connection and clock."""
-    agents, now = list(collector.ingest.agents.values()), collector.clock.now()
-    shown = [agent for agent in agents if not agent.departed]
+    """Each node's connection and clock: one line a node, also where agents of several jobs run beside each other."""
+    now = collector.clock.now()
+    shown = _by_node(agent for agent in list(collector.ingest.agents.values()) if not agent.departed)
     labels = [{"node": agent.node} for agent in shown]
     return "".join(
         (
             family(
                 "hindmost_collector_agent_connected",
                 "gauge",
-                "1 while the node's agent has a stream, 0 after it broke off without a farewell.",
+                "1 while an agent of the node has a stream, 0 after the last broke off without a farewell.",
                 ((label, agent.outbox is not None) for label, agent in zip(labels, shown, strict=True)),
             ),
             family(
                 "hindmost_collector_agent_silence_seconds",
                 "gauge",
-                "Time since the node's agent sent anything.",
+                "Time since an agent of the node sent anything.",
                 ((label, (now - agent.last_heard_ns) / 1e9) for label, agent in zip(labels, shown, strict=True)),
             ),
             family(

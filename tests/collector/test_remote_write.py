@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
+import time
 
 import cramjam
 import numpy as np
@@ -93,8 +95,8 @@ class Sink(RemoteWrite):
     """A sink whose clock is in the test's hands."""
 
     def __init__(self, receiver, page=str):
-        self.time_ns = NOW_NS
-        super().__init__(receiver, definitions(), page, now_ns=lambda: self.time_ns, jitter=lambda: 0.0)
+        self.time_ns, self.known = NOW_NS, definitions()
+        super().__init__(receiver, self.known, page, now_ns=lambda: self.time_ns, jitter=lambda: 0.0)
         self._leaving.wait = lambda timeout=None: False
 
 
@@ -160,6 +162,52 @@ def test_series_that_end_are_marked_once():
     assert len(receiver.taken) == 3
 
 
+def test_forgotten_schema_is_still_sent():
+    """Samples that waited for longer than their definition is kept are sent as they were meant, and end as usual."""
+    receiver = FakeReceiver()
+    sink = Sink(receiver)
+    sink.add([block("n0", 0, [[1, 1, 1]])])
+    sink.send()
+    sink.add([block("n0", 1, [[2, 2, 2]]), block("n1", 1, [[3, 3, 3]])])
+    sink.known.schemas.clear()
+    sink.time_ns += 30 * SECOND
+    sink.send()
+    ms = NOW_NS // 1_000_000
+    assert [receiver.taken[1][f"__name__=b,node={node}"] for node in ("n0", "n1")] == [
+        [(ms + 1000, bits(2))],
+        [(ms + 1000, bits(3))],
+    ]
+    sink.time_ns += 70 * SECOND
+    sink.send()
+    assert receiver.taken[2]["__name__=b,node=n0"] == [(ms + 1001, STALE_BITS)]
+    assert (sink.counts["sent"], sink.counts["errors"]) == (15, 0)
+
+
+def test_samples_of_no_schema_are_counted():
+    """Samples whose definition is gone when they come are left out and counted; the others are sent."""
+    receiver = FakeReceiver()
+    sink = Sink(receiver)
+    strange = MetricRows("n0", 2, np.array([NOW_NS]), np.ones((1, 4)))
+    sink.add([strange, block("n0", 0, [[1, 1, 1]])])
+    sink.send()
+    assert (sink.counts["dropped_undefined"], sink.counts["sent"], sink.waiting_bytes) == (4, 3, 0)
+
+
+def test_what_ended_long_ago_is_forgotten():
+    """Processes that come and go leave nothing behind: an hour after its mark a series is not known any more."""
+    sink = Sink(FakeReceiver())
+    sink.add([block(f"n{node}", 0, [[1, 1, 1]]) for node in range(100)])
+    sink.send()
+    sink.time_ns += 70 * SECOND
+    sink.send()
+    sink.add([block("n0", 0, [[1, 1, 1]])])
+    sink.send()
+    assert sink.counts["dropped_old"] == 3  # a replay within the hour is still known as one
+    sink.time_ns += 3600 * SECOND
+    sink.send()
+    assert (sink.remembered, sink.counts["sent"]) == (0, 600)
+
+
 def test_temporary_failures_are_tried_again():
     """No answer, 429 and 503 are tried again until taken; nothing is lost, and the retries are counted."""
     receiver = FakeReceiver(Answer(0, "refused"), Answer(429, "slow down", 1.0), Answer(503, "starting"))
@@ -208,6 +256,41 @@ def test_page_is_sent_with_what_left_it():
     assert decoded(message)['__name__=a,x=1"\\\n'] == [(1 << 40, STALE_BITS)]
     assert pages.page(["b 2"], 1 << 40)[1] == 1
     assert bits(STALE) == STALE_BITS
+
+
+def test_series_twice_on_the_page_is_sent_once():
+    """A page that names a series twice is sent with its last value, this time and the next, and the rest with it."""
+    pages = PageEncoder()
+    for _ in range(2):
+        message, count = pages.page(['a{x="1"} 1', 'a{x="1"} 2', "b 3"], 1 << 40)
+        assert (decoded(message), count) == (
+            {"__name__=a,x=1": [(1 << 40, bits(2))], "__name__=b": [(1 << 40, bits(3))]},
+            2,
+        )
+
+
+def test_two_agents_of_a_node_are_one_line(collecting, fake_agent):
+    """Agents of two jobs on one node are one series of that node, connected as long as either of them is."""
+
+    async def scenario():
+        async with collecting(http="none") as collector:
+            agents = [fake_agent(collector.addresses["grpc"], agent_id=name, job=name) for name in "ab"]
+            for agent in agents:
+                await agent.connect()
+            both = collector.scrape.jobs_text()
+            await agents[1].close()
+            deadline = time.monotonic() + 30
+            while collector.ingest.connected() > 1:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.01)
+            one = collector.scrape.jobs_text()
+            await agents[0].close()
+            return both, one
+
+    for page in asyncio.run(scenario()):
+        series = [line.rpartition(" ")[0] for line in page.splitlines() if not line.startswith("#")]
+        assert len(series) == len(set(series))
+        assert 'hindmost_collector_agent_connected{node="n0"} 1' in page.splitlines()
 
 
 @pytest.mark.parametrize(
