@@ -84,7 +84,7 @@ def test_elastic_job(collecting, fake_agent, tmp_path):
                 sent = agent.definitions()
                 for rank in sent.ranks:
                     rank.ref += generation << 70 - 17
-                    rank.process_start_ticks = 100 + generation
+                    rank.process_start_ticks = 100 + 6000 * generation  # a minute: no first clock offset is off by that
                 await agent.stream.write(wire.AgentMessage(definitions=sent))
                 for step in range(5):
                     batch = agent.batch(generation * 5 + step)
