@@ -8,6 +8,7 @@ Four parts, on every GPU that is visible:
 1. cost: us a GPU of whole ticks at 1 Hz and at 10 Hz, GPM on, split by sampler and by call, idle and under load.
 2. readings: the agent's values beside nvidia-smi's, read within a second of each other, under a bf16 GEMM loop.
 3. activity: GPM's tensor and DRAM activity for an idle GPU, a GEMM loop and a device-to-device copy loop.
+   Neither uses NVLink, whose rates are 0 in the results.
 4. training: step time of a DDP transformer without an agent, with one at 1 Hz and one at 10 Hz, interleaved.
 """
 

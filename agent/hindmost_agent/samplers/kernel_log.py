@@ -44,7 +44,11 @@ RECORD = 8192
 
 @register
 class KernelLog(Sampler):
-    """Counts messages that name trouble, from the agent's start on; absent where the log may not be read."""
+    """Counts messages that name trouble, from the agent's start on; absent where the log may not be read.
+
+    A series begins with its first message, at 1: `increase()` does not see that one. To be told of it, ask for
+    `hindmost_node_kernel_events_total unless hindmost_node_kernel_events_total offset 10m` as well.
+    """
 
     name = "kernel_log"
     period = 5.0

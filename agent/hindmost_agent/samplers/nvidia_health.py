@@ -26,7 +26,11 @@ REMAP_FAILED = gauge("hindmost_gpu_remap_failed", "1 if a row could not be repla
 
 @register
 class NvidiaHealth(GpuSampler):
-    """Identity, highest clocks, power limit, memory errors, remapped rows, XID errors."""
+    """Identity, highest clocks, power limit, memory errors, remapped rows, XID errors.
+
+    An XID's series begins with its first error, at 1: `increase()` does not see that one. To be told of it, ask for
+    `hindmost_gpu_xid_errors_total unless hindmost_gpu_xid_errors_total offset 10m` as well.
+    """
 
     name = "nvidia_health"
     period = 30.0
