@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import logging
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hindmost_agent.gpu import Trouble
+from hindmost_agent.gpu import Trouble, say_joined, say_silent
 from hindmost_agent.sampler import NAN, Absent
 
 if TYPE_CHECKING:
     from hindmost_agent.sampler import Host
-
-log = logging.getLogger(__name__)
 
 #: ``amdsmi_status_t`` of what will not be answered next time either: invalid parameters, not supported, not
 #: implemented, symbol missing, no permission.
@@ -34,10 +31,11 @@ class Device(NamedTuple):
 
 
 class AmdSmi(NamedTuple):
-    """The library (the module ``amdsmi``) and the GPUs that answered."""
+    """The library (the module ``amdsmi``), the GPUs that answered, and number and handle of others."""
 
     lib: Any
     devices: tuple[Device, ...]
+    silent: tuple[tuple[int, Any], ...] = ()
 
 
 def opened(host: Host) -> AmdSmi:
@@ -71,11 +69,25 @@ def _open(host: Host) -> AmdSmi:
         handles = lib.amdsmi_get_processor_handles()
     except lib.AmdSmiException as error:
         raise Absent(f"AMD SMI does not start: {error}") from error
-    devices = [_device(lib, handle, index) for index, handle in enumerate(handles)]
-    found = tuple(device for device in devices if device is not None)
+    devices = [(index, handle, _device(host, lib, handle, index)) for index, handle in enumerate(handles)]
+    found = tuple(device for _, _, device in devices if device is not None)
     if not found:
         raise Absent("AMD SMI names no GPU that answers")
-    return AmdSmi(lib, found)
+    return AmdSmi(lib, found, tuple((index, handle) for index, handle, device in devices if device is None))
+
+
+def look_again(host: Host) -> None:
+    """Ask the GPUs that have not answered yet; one that does now joins the others."""
+    amd = opened(host)
+    for index, handle in amd.silent:
+        device = _device(host, amd.lib, handle, index)
+        if device is not None:
+            before: AmdSmi = host.amdsmi
+            devices = tuple(sorted((*before.devices, device), key=lambda one: one.number))
+            host.amdsmi = before._replace(
+                devices=devices, silent=tuple(one for one in before.silent if one[0] != index)
+            )
+            say_joined(host, f"AMD GPU {index}")
 
 
 def _imported(host: Host) -> Any:
@@ -92,12 +104,12 @@ def _imported(host: Host) -> Any:
         raise Absent(f"amdsmi finds no libamd_smi.so: {error}") from error
 
 
-def _device(lib: Any, handle: Any, index: int) -> Device | None:
+def _device(host: Host, lib: Any, handle: Any, index: int) -> Device | None:
     """One GPU, or ``None`` with a line that says so when it does not even say who it is."""
     try:
         uuid, model = lib.amdsmi_get_gpu_device_uuid(handle), lib.amdsmi_get_gpu_asic_info(handle)["market_name"]
         driver = lib.amdsmi_get_gpu_driver_info(handle)["driver_version"]
         return Device(handle, index, uuid, model, lib.amdsmi_get_gpu_device_bdf(handle), driver)
     except lib.AmdSmiException as error:
-        log.warning("GPU %d does not answer (%s); the others are sampled", index, " ".join(str(error).split()))
+        say_silent(host, f"AMD GPU {index}", error)
         return None

@@ -53,6 +53,20 @@ RANK_MEMORY = gauge(
 )
 
 
+def say_silent(host: Host, which: str, error: Exception) -> None:
+    """One line for a GPU that does not even say who it is, however often it is asked."""
+    if which not in host.silent_gpus:
+        host.silent_gpus.add(which)
+        log.warning("%s does not answer (%s); it is asked again", which, " ".join(str(error).split()))
+
+
+def say_joined(host: Host, which: str) -> None:
+    """Have all samplers take on a GPU that answers by now."""
+    host.silent_gpus.discard(which)
+    host.gpu_generation += 1
+    log.info("%s answers by now, and is sampled", which)
+
+
 class Trouble(Enum):
     """What an error of a GPU library means."""
 
@@ -123,12 +137,22 @@ class GpuSampler(Sampler):
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
+        self._generation = host.gpu_generation
         self.found = self.cards()
-        self.series = tuple(one for card in self.found for one in card.series)
+        self.series = self.fixed()
 
     @abstractmethod
     def cards(self) -> list[Card]:
         """The GPUs of this node. Raises ``Absent`` when there is none."""
 
+    def fixed(self) -> tuple[Series, ...]:
+        """The series of all GPUs, in order."""
+        return tuple(one for card in self.found for one in card.series)
+
     def sample(self) -> list[float]:
+        if self.host.gpu_generation != self._generation:
+            self._generation = self.host.gpu_generation
+            known = {card.uuid: card for card in self.found}
+            self.found = [known.get(card.uuid, card) for card in self.cards()]
+            self.series = self.fixed()
         return [value for card in self.found for value in card.read()]

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hindmost_agent.gpu import Trouble
+from hindmost_agent.gpu import Trouble, say_joined, say_silent
 from hindmost_agent.sampler import Absent
 
 if TYPE_CHECKING:
     from hindmost_agent.sampler import Host
-
-log = logging.getLogger(__name__)
 
 #: ``nvmlReturn_t`` of what will not be answered next time either: invalid argument, not supported, no permission,
 #: function not found.
@@ -31,11 +28,12 @@ class Device(NamedTuple):
 
 
 class Nvml(NamedTuple):
-    """The library (the module ``pynvml``), its driver's version and the GPUs that answered."""
+    """The library (the module ``pynvml``), its driver's version, the GPUs that answered, and the numbers of others."""
 
     lib: Any
     driver: str
     devices: tuple[Device, ...]
+    silent: tuple[int, ...] = ()
 
 
 def opened(host: Host) -> Nvml:
@@ -58,24 +56,36 @@ def _open(host: Host) -> Nvml:
             raise Absent("nvidia-ml-py is not installed") from error
     try:
         lib.nvmlInit()
-        devices = [_device(lib, index) for index in range(lib.nvmlDeviceGetCount())]
+        devices = {index: _device(host, lib, index) for index in range(lib.nvmlDeviceGetCount())}
         driver = _text(lib.nvmlSystemGetDriverVersion())
     except lib.NVMLError as error:
         raise Absent(f"NVML does not start: {error}") from error
-    found = tuple(device for device in devices if device is not None)
+    found = tuple(device for device in devices.values() if device is not None)
     if not found:
         raise Absent("NVML names no GPU that answers")
-    return Nvml(lib, driver, found)
+    return Nvml(lib, driver, found, tuple(index for index, device in devices.items() if device is None))
 
 
-def _device(lib: Any, index: int) -> Device | None:
+def look_again(host: Host) -> None:
+    """Ask the GPUs that have not answered yet; one that does now joins the others."""
+    nvml = opened(host)
+    for index in nvml.silent:
+        device = _device(host, nvml.lib, index)
+        if device is not None:
+            before: Nvml = host.nvml
+            devices = tuple(sorted((*before.devices, device), key=lambda one: one.number))
+            host.nvml = before._replace(devices=devices, silent=tuple(one for one in before.silent if one != index))
+            say_joined(host, f"GPU {index}")
+
+
+def _device(host: Host, lib: Any, index: int) -> Device | None:
     """One GPU, or ``None`` with a line that says so when it does not even say who it is."""
     try:
         handle = lib.nvmlDeviceGetHandleByIndex(index)
         uuid, model = _text(lib.nvmlDeviceGetUUID(handle)), _text(lib.nvmlDeviceGetName(handle))
         return Device(handle, index, uuid, model, _text(lib.nvmlDeviceGetPciInfo(handle).busId))
     except lib.NVMLError as error:
-        log.warning("GPU %d does not answer (%s); the others are sampled", index, error)
+        say_silent(host, f"GPU {index}", error)
         return None
 
 

@@ -41,6 +41,10 @@ class Host:
     #: The same of ``amdsmi``.
     amdsmi_library: Any = None
     amdsmi: Any = None
+    #: Grows when a GPU that did not answer before does, so that samplers take it on.
+    gpu_generation: int = 0
+    #: GPUs of which was said that they do not answer.
+    silent_gpus: set[str] = field(default_factory=set)
     #: The module ``psutil``, imported where something asks for it, or one that behaves like it.
     psutil: Any = None
     #: Which GPU a rank of this node computes on, by pid and start ticks, as far as the drivers say.

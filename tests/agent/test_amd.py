@@ -180,3 +180,13 @@ def test_a_package_without_its_shared_library_is_absent(
     with pytest.raises(Absent, match=r"libamd_smi\.so"):
         Amd(Host(dev=tmp_path))
     assert capsys.readouterr().out == ""
+
+
+def test_a_gpu_that_answers_later_is_taken_on(driver: Driver) -> None:
+    """Silent at the agent's start, it is asked again twice a minute, and joins the others."""
+    driver.fails["amdsmi_get_gpu_device_uuid"] = {0: BUSY}
+    host = Host(amdsmi_library=package(driver))
+    health, every_tick = AmdHealth(host), Amd(host)
+    assert {key[1] for key in (*read(health), *read(every_tick))} == {SECOND}
+    driver.fails.clear()
+    assert {key[1] for key in read(health)} == {key[1] for key in read(every_tick)} == {FIRST, SECOND}

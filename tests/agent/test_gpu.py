@@ -266,3 +266,27 @@ def test_a_gpu_that_does_not_say_who_it_is_is_left_out(nvml: Any) -> None:
     nvml.fails["nvmlDeviceGetUUID"] = {0: 15}
     found = read(Nvidia(Host(nvml_library=nvml)))
     assert {key[1] for key in found} == {"GPU-00000001"}
+
+
+def test_a_gpu_that_answers_later_is_taken_on(nvml: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Silent at the agent's start, it is asked again; all samplers take it on, none forgets the others."""
+    caplog.set_level("INFO")
+    nvml.fails["nvmlDeviceGetUUID"] = {0: 15}
+    nvml.instances[0] = ["MIG-a"]
+    nvml.instances[1] = ["MIG-b"]
+    host = Host(nvml_library=nvml)
+    samplers = {kind: kind(host) for kind in (NvidiaHealth, Nvidia, NvidiaGpm, NvidiaProcesses, NvidiaMig)}
+    for _ in range(2):
+        for sampler in samplers.values():
+            assert "GPU-00000000" not in {key[1] for key in read(sampler)}
+    nvml.fails.clear()
+    host.ranks.put(RankProcess("j", 3, 8, 1, pid=4242, start_ticks=1))
+    nvml.processes[0] = [(4242, 5 << 30)]
+    nvml.xids.append((0, 31))
+    found = {kind: read(sampler) for kind, sampler in samplers.items()}
+    assert all("GPU-00000000" in {key[1] for key in values} for values in found.values())
+    assert found[NvidiaHealth]["xid_errors_total", "GPU-00000000", "31"] == 1
+    assert found[NvidiaGpm]["sm_activity_ratio", "GPU-00000001"] == pytest.approx(0.936), "goes on where it was"
+    assert [one.message for one in caplog.records if "answer" in one.message] == [
+        "GPU 0 does not answer (NVML error 15); it is asked again", "GPU 0 answers by now, and is sampled",
+    ]  # fmt: skip

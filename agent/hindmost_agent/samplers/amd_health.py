@@ -6,7 +6,7 @@ from functools import cache, partial
 from typing import Any
 
 from hindmost_agent import gpu
-from hindmost_agent.amd import Device, number, opened, trouble
+from hindmost_agent.amd import Device, look_again, number, opened, trouble
 from hindmost_agent.gpu import Call, Card, GpuSampler
 from hindmost_agent.metric import series
 from hindmost_agent.sampler import NAN, register
@@ -30,6 +30,10 @@ class AmdHealth(GpuSampler):
     def cards(self) -> list[Card]:
         amd = opened(self.host)
         return [Card(device.uuid, _calls(amd.lib, device), trouble) for device in amd.devices]
+
+    def sample(self) -> list[float]:
+        look_again(self.host)
+        return super().sample()
 
 
 def _calls(lib: Any, device: Device) -> list[Call]:

@@ -27,13 +27,13 @@ class AmdProcesses(Sampler):
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        self._amd = opened(host)
+        self._lib = opened(host).lib
         self._said: set[str] = set()
 
     def sample(self) -> list[float]:
         forget_ended(self.host)
         found: dict[Series, float] = {}
-        for device in self._amd.devices:
+        for device in opened(self.host).devices:
             found.update(self._asked(device))
         if self.series != tuple(found):
             self.series = tuple(found)
@@ -42,13 +42,13 @@ class AmdProcesses(Sampler):
     def _asked(self, device: Device) -> dict[Series, float]:
         try:
             return self._owners(device)
-        except self._amd.lib.AmdSmiException as error:
+        except self._lib.AmdSmiException as error:
             if trouble(error) is not Trouble.UNSUPPORTED and device.uuid not in self._said:
                 self._said.add(device.uuid)
                 log.warning("GPU %s: its processes could not be read (%s)", device.uuid, " ".join(str(error).split()))
             return {}
 
     def _owners(self, device: Device) -> dict[Series, float]:
-        running = self._amd.lib.amdsmi_get_gpu_process_list(device.handle)
+        running = self._lib.amdsmi_get_gpu_process_list(device.handle)
         used = ((one["pid"], number(one["memory_usage"]["vram_mem"])) for one in running)
         return owners(self.host, device.uuid, used)

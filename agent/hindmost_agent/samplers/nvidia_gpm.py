@@ -69,7 +69,7 @@ class Monitor:
 class NvidiaGpm(GpuSampler):
     """Activity of SMs, tensor cores, memory and links between two readings; Hopper and later.
 
-    What is said of NVLink has not been compared with a known load: nothing went over it while we measured, and it read 0.
+    NVLink rates are not compared with a known load yet: nothing went over NVLink while we measured, and they were 0.
     """
 
     name = "nvidia_gpm"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hindmost_agent import gpu
 from hindmost_agent.gpu import Call, Card, GpuSampler
 from hindmost_agent.metric import Series, counter, gauge, series
-from hindmost_agent.nvml import Device, opened, trouble
+from hindmost_agent.nvml import Device, look_again, opened, trouble
 from hindmost_agent.nvml_events import XidErrors
 from hindmost_agent.sampler import register
 
@@ -41,21 +41,21 @@ class NvidiaHealth(GpuSampler):
     )  # fmt: skip
 
     def __init__(self, host: Host) -> None:
-        self._nvml: Nvml = opened(host)
         super().__init__(host)
-        self._fixed = self.series
-        self._xids = XidErrors(self._nvml.lib)
-        self._xids.hear(self._nvml.devices)  # listens from now on
+        self._xids = XidErrors(opened(host).lib)
+        self._xids.hear(opened(host).devices)  # listens from now on
 
     def cards(self) -> list[Card]:
-        return [Card(device.uuid, _calls(self._nvml, device), trouble) for device in self._nvml.devices]
+        nvml = opened(self.host)
+        return [Card(device.uuid, _calls(nvml, device), trouble) for device in nvml.devices]
 
     def sample(self) -> list[float]:
+        look_again(self.host)
         values = super().sample()
-        self._xids.hear(self._nvml.devices)
+        self._xids.hear(opened(self.host).devices)
         heard = self._xids.counts
         found: dict[Series, float] = {series(XID, uuid, xid): count for (uuid, xid), count in heard.items()}
-        if self.series != (expected := (*self._fixed, *found)):
+        if self.series != (expected := (*self.fixed(), *found)):
             self.series = expected
         return [*values, *found.values()]
 

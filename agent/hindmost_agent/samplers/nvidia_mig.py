@@ -31,15 +31,18 @@ class NvidiaMig(Sampler):
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        nvml = opened(host)
-        self._lib = nvml.lib
+        self._nvml = opened(host)
+        self._lib = self._nvml.lib
         self._said: set[str] = set()
-        self._divided = [device for device in nvml.devices if self._is_divided(device)]
+        self._divided = self._all_divided()
         if not self._divided:
             raise Absent("no GPU here is in MIG mode")
 
     def sample(self) -> list[float]:
         found: dict[Series, float] = {}
+        if opened(self.host) is not self._nvml:  # a GPU that did not answer has joined
+            self._nvml = opened(self.host)
+            self._divided = self._all_divided()
         for device in self._divided:
             found.update(self._asked(device))
         if self.series != tuple(found):
@@ -62,6 +65,9 @@ class NvidiaMig(Sampler):
             found[series(MIG, *who)] = 1.0
             found[series(MIG_USED, *who)] = float(self._lib.nvmlDeviceGetMemoryInfo(handle).used)
         return found
+
+    def _all_divided(self) -> list[Device]:
+        return [device for device in self._nvml.devices if self._is_divided(device)]
 
     def _is_divided(self, device: Device) -> bool:
         try:

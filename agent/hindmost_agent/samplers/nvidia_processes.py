@@ -27,13 +27,13 @@ class NvidiaProcesses(Sampler):
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        self._nvml = opened(host)
+        self._lib = opened(host).lib
         self._said: set[str] = set()
 
     def sample(self) -> list[float]:
         forget_ended(self.host)
         found: dict[Series, float] = {}
-        for device in self._nvml.devices:
+        for device in opened(self.host).devices:
             found.update(self._asked(device))
         if self.series != tuple(found):
             self.series = tuple(found)
@@ -42,13 +42,13 @@ class NvidiaProcesses(Sampler):
     def _asked(self, device: Device) -> dict[Series, float]:
         try:
             return self._owners(device)
-        except self._nvml.lib.NVMLError as error:
+        except self._lib.NVMLError as error:
             if trouble(error) is not Trouble.UNSUPPORTED and device.uuid not in self._said:
                 self._said.add(device.uuid)
                 log.warning("GPU %s: its processes could not be read (%s)", device.uuid, error)
             return {}
 
     def _owners(self, device: Device) -> dict[Series, float]:
-        running = self._nvml.lib.nvmlDeviceGetComputeRunningProcesses(device.handle)
+        running = self._lib.nvmlDeviceGetComputeRunningProcesses(device.handle)
         used = ((one.pid, NAN if one.usedGpuMemory is None else one.usedGpuMemory) for one in running)
         return owners(self.host, device.uuid, used)
