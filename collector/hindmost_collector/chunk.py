@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hindmost_collector.columns import held_bytes, texts
 from hindmost_collector.model import COLLECTIVES, GPU_TIME, INTERVALS, STEPS, TABLES, Table
 from hindmost_collector.store.schema import STORED
 
@@ -33,8 +34,10 @@ class Chunk:
     def bytes(self) -> int:
         """About how much memory it holds."""
         tables = (*self.coded.values(), *self.plain.values())
-        return sum(column.nbytes for table in tables for column in table.values()) + sum(
-            one.values.nbytes + one.times.nbytes for one in self.metrics
+        return (
+            sum(held_bytes(column) for table in tables for column in table.values())
+            + sum(one.values.nbytes + one.times.nbytes for one in self.metrics)
+            + sum(len(content) for _, content in self.attachments)
         )
 
     @property
@@ -91,9 +94,11 @@ _GATHERED: Mapping[str, tuple[str, ...]] = {
 def from_rows(table: str, found: Sequence[tuple[Any, ...]]) -> Table:
     """A small table from tuples in the order of its columns."""
     names = _GATHERED.get(table) or tuple(STORED[table])
-    return {
-        name: np.array([row[index] for row in found], dtype=STORED[table][name]) for index, name in enumerate(names)
-    }
+    return {name: _column([row[index] for row in found], STORED[table][name]) for index, name in enumerate(names)}
+
+
+def _column(values: list[Any], dtype: Any) -> np.ndarray[Any, Any]:
+    return texts(values) if dtype is np.str_ else np.array(values, dtype=dtype)
 
 
 def with_words(table: str, columns: Table, words: Words) -> Table:

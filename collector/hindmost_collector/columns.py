@@ -23,6 +23,20 @@ def bounded(value: int) -> int:
     return min(max(value, int(_INT64.min)), int(_INT64.max))
 
 
+#: Longer texts are kept one by one: in numpy's own string arrays each would take as much room as the longest.
+_FIXED_WIDTH = 256
+
+
+def texts(values: Sequence[str]) -> Array:
+    """Strings as a column, whose memory is about that of the strings whatever their lengths."""
+    return np.array(values, dtype=object if max(map(len, values), default=0) > _FIXED_WIDTH else np.str_)
+
+
+def held_bytes(column: Array) -> int:
+    """About how much memory a column takes, with the texts that it only points to."""
+    return column.nbytes + (sum(map(len, column)) if column.dtype == object else 0)
+
+
 class Malformed(ValueError):  # noqa: N818 - a verdict on the sender, said as an adjective
     """A block whose columns do not fit together, or whose values cannot be."""
 

@@ -24,6 +24,8 @@ Array = np.ndarray[Any, Any]
 RANK_LIMIT = 1 << 20
 #: Names of operations and intervals that are kept apart; a job that makes them up as it goes gets ``other``.
 WORD_LIMIT = 1 << 16
+#: Characters of a name, and of a stack as the judge quotes it: what is longer is cut. A ring's names have 63.
+NAME_LIMIT, STACK_LIMIT = 128, 256 << 10
 TICK_NS = 10_000_000  # of /proc/PID/stat: USER_HZ is 100 on every Linux
 
 _I64, _I32, _U64, _F64 = np.int64, np.int32, np.uint64, np.float64
@@ -183,7 +185,7 @@ class Decoder:
         count = len(block.step)
         if not count:
             return
-        kind = self.words.code(block.kind or "train")
+        kind = self.words.code(block.kind[:NAME_LIMIT] or "train")
         offset = clock.offset(block.start_ns[0]) if block.start_ns else 0
         for part, rows, job, counts, ranks in self._owned(block, count):
             table = self.job(job)
@@ -192,7 +194,7 @@ class Decoder:
             for phase in others:  # a phase of the user's own naming: an interval that starts with its step
                 named = wire.IntervalBlock(name=[0] * rows, start_ns=part.start_ns, duration_ns=phase.ns)
                 named.value.extend(part.step)
-                code = self.words.code(phase.name)
+                code = self.words.code(phase.name[:NAME_LIMIT])
                 table.intervals.add(named, rows, counts, ranks, (offset,), (code,))
 
     def _collectives(self, block: wire.CollectiveBlock, clock: NodeClock) -> None:
@@ -219,7 +221,7 @@ class Decoder:
             raise Malformed(f"column {column} has {len(indices)} values in a block of {count}")
         if max(indices[:]) >= len(names):
             raise Malformed(f"column {column} has an index beyond its {len(names)} names")
-        return tuple(self.words.code(name) for name in names)
+        return tuple(self.words.code(name[:NAME_LIMIT]) for name in names)
 
     def _state(self, state: wire.RankState, clock: NodeClock) -> None:
         rank = self._rank(state.rank)
@@ -228,7 +230,15 @@ class Decoder:
         totals = bounded(state.events_total), bounded(state.events_lost_total)
         rows.rank_states.append((rank.rank, observed, state.life, *totals))
         rows.in_flight.extend(
-            (rank.rank, one.kind, one.name, one.comm, one.seq, bounded(one.start_ns + offset), observed)
+            (
+                rank.rank,
+                one.kind[:NAME_LIMIT],
+                one.name[:NAME_LIMIT],
+                one.comm,
+                one.seq,
+                bounded(one.start_ns + offset),
+                observed,
+            )
             for one in state.in_flight
         )
 
@@ -256,7 +266,7 @@ class Decoder:
         rows = self.job(rank.job)
         if name.startswith("stack"):
             time_ns = bounded(attachment.time_ns + clock.offset(attachment.time_ns))
-            rows.stacks.append((rank.rank, time_ns, attachment.content.decode("utf-8", "replace")))
+            rows.stacks.append((rank.rank, time_ns, attachment.content[:STACK_LIMIT].decode("utf-8", "replace")))
         kept = f"stacks/{rank.rank}.txt" if name == "stack.txt" else f"stacks/{rank.rank}-{name}"
         rows.attachments.append((kept, attachment.content))
 

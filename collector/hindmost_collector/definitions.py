@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hindmost_collector.columns import Malformed, bounded
-from hindmost_collector.decode import RANK_LIMIT, TICK_NS
+from hindmost_collector.decode import NAME_LIMIT, RANK_LIMIT, TICK_NS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
     from hindmost_collector.clock import NodeClock
     from hindmost_collector.decode import Decoder
+
+
+#: Characters of what tells nodes, jobs and GPUs apart, and of a command line, which is only shown.
+IDENTITY_LIMIT, COMMAND_LIMIT = 1024, 4096
 
 
 @dataclass(frozen=True)
@@ -106,12 +110,15 @@ class Definitions:
             if communicator.ref in self._communicators or owner is None:
                 continue
             self._communicators[communicator.ref] = owner.job
-            row = (communicator.id, owner.rank, communicator.rank_in, communicator.size, communicator.name)
+            row = (communicator.id, owner.rank, communicator.rank_in, communicator.size, communicator.name[:NAME_LIMIT])
             decoder.job(owner.job).communicators.append(row)
 
     def _learn_rank(self, sent: wire.Rank, decoder: Decoder, clock: NodeClock) -> None:
         if not 0 <= sent.rank < RANK_LIMIT:
             raise Malformed(f"rank {sent.rank} is out of range")
+        longest = max(map(len, (sent.job_id, sent.node, sent.gpu_uuid, sent.framework)))
+        if longest > IDENTITY_LIMIT:  # cut, it would be another's
+            raise Malformed(f"rank {sent.rank} says who it is in {longest} characters: at most {IDENTITY_LIMIT}")
         rank = RankRef(
             sent.job_id,
             sent.rank,
@@ -121,7 +128,7 @@ class Definitions:
             sent.pid,
             sent.gpu_uuid,
             sent.framework,
-            sent.command,
+            sent.command[:COMMAND_LIMIT],
         )
         self.ranks[sent.ref] = rank
         self.revision += 1

@@ -13,6 +13,8 @@ from hindmost_proto import telemetry_pb2_grpc
 from hindmost_collector.clock import NodeClock
 from hindmost_collector.columns import Malformed
 from hindmost_collector.decode import Decoder, references
+from hindmost_collector.definitions import IDENTITY_LIMIT
+from hindmost_collector.parking import Parking
 from hindmost_collector.relay_ingest import RelayStream
 from hindmost_collector.session import PROTOCOL, Agent, Outbox
 
@@ -28,9 +30,6 @@ log = logging.getLogger(__name__)
 
 #: Larger messages are refused by gRPC before they are built; an agent's batch is a few kB.
 MESSAGE_LIMIT = 16 << 20
-#: How long and how many batches wait for definitions that were asked for.
-PARK_NS = 5_000_000_000
-PARK_BATCHES = 64
 #: So many streams of one identity that replace each other within so long are two agents, not one that reconnects.
 CONTESTED, CONTEST_NS = 5, 60_000_000_000
 
@@ -40,14 +39,21 @@ class Ingest(telemetry_pb2_grpc.TelemetryServicer):
 
     Args:
         durable: gives identity to the last durable sequence, as the store knows it now.
+        parking: where batches wait for their definitions.
     """
 
     def __init__(
-        self, clock: JobClock, definitions: Definitions, decoder: Decoder, durable: Callable[[], Mapping[str, int]]
+        self,
+        clock: JobClock,
+        definitions: Definitions,
+        decoder: Decoder,
+        durable: Callable[[], Mapping[str, int]],
+        parking: Parking | None = None,
     ) -> None:
         self.clock, self.definitions, self.decoder = clock, definitions, decoder
         self.again = Decoder(definitions, decoder.words)  # for what the live windows have had
         self._durable = durable
+        self.parking = parking or Parking()
         self.agents: dict[str, Agent] = {}
         self.counts: Counter[str] = Counter()
         self.shed_metrics = False
@@ -91,17 +97,19 @@ class Ingest(telemetry_pb2_grpc.TelemetryServicer):
             for task in (pump, serve):
                 task.cancel()
             await asyncio.gather(pump, serve, return_exceptions=True)
-            if agent.outbox is outbox:
-                agent.outbox = None
+            self.part(agent, outbox)
         if outbox.reason:
             await context.abort(grpc.StatusCode.ABORTED, outbox.reason)
 
     @staticmethod
     def refused(hello: wire.Hello) -> str:
         """Why an agent is not served; empty when it is."""
-        if hello.protocol == PROTOCOL:
-            return ""
-        return f"protocol {hello.protocol} is not spoken here, only {PROTOCOL}: use one hindmost version"
+        if hello.protocol != PROTOCOL:
+            return f"protocol {hello.protocol} is not spoken here, only {PROTOCOL}: use one hindmost version"
+        longest = max(map(len, (hello.agent_id, hello.node, hello.job_id, hello.boot_id)))
+        if longest > IDENTITY_LIMIT:
+            return f"Hello names its agent, node, job or boot in {longest} characters: at most {IDENTITY_LIMIT}"
+        return ""
 
     def greet(self, hello: wire.Hello) -> tuple[Agent, Outbox]:
         """The agent that says so, and what is to be sent to it on this stream; an older stream of it ends."""
@@ -120,12 +128,18 @@ class Ingest(telemetry_pb2_grpc.TelemetryServicer):
             self._contest(agent, now)
         outbox = Outbox(self.clock)
         agent.outbox, agent.departed, agent.last_heard_ns = outbox, False, now
-        agent.parked.clear()
+        self.parking.clear(identity)
         outbox.welcome(agent.durable, agent.received)
         if self.stopping is not None:
             outbox.stop(self.stopping)
         self.counts["streams"] += 1
         return agent, outbox
+
+    def part(self, agent: Agent, outbox: Outbox) -> None:
+        """A stream has ended; what waits of it comes again on the agent's next one."""
+        if agent.outbox is outbox:
+            agent.outbox = None
+            self.parking.clear(agent.identity)
 
     def _contest(self, agent: Agent, now: int) -> None:
         """Say, once, when two agents take the stream from each other: they share a spool's copy, and its numbers."""
@@ -199,23 +213,26 @@ class Ingest(telemetry_pb2_grpc.TelemetryServicer):
 
     def _batch(self, agent: Agent, outbox: Outbox, batch: wire.Batch, now: int) -> None:
         self.counts["batches"] += 1
-        if not agent.parked and not self._missing(batch):
+        missing = self._missing(batch)
+        if not missing and self.parking.first(agent.identity) is None:
             self._take(agent, batch)
             return
-        missing = self._missing(batch)
         if missing:
             outbox.need(missing)
-        agent.parked.append((now, batch))
-        full = len(agent.parked) > PARK_BATCHES or now - agent.parked[0][0] > PARK_NS
-        self._unpark(agent, force=full)
+        if not self.parking.add(agent.identity, batch, now):
+            self.parking.clear(agent.identity)
+            outbox.close("too much waits for definitions that were asked for: send it again")
+            return
+        self._unpark(agent, force=self.parking.overdue(agent.identity, now))
 
     def _missing(self, batch: wire.Batch) -> list[int]:
         return self.definitions.missing(references(batch))
 
     def _unpark(self, agent: Agent, *, force: bool = False) -> None:
         """Take the batches whose definitions came, in order; with ``force`` all, their unknown blocks left out."""
-        while agent.parked and (force or not self._missing(agent.parked[0][1])):
-            self._take(agent, agent.parked.popleft()[1])
+        while (batch := self.parking.first(agent.identity)) is not None and (force or not self._missing(batch)):
+            self.parking.release(agent.identity)
+            self._take(agent, batch)
 
     def _take(self, agent: Agent, batch: wire.Batch) -> None:
         if batch.sequence == 0:
@@ -257,6 +274,7 @@ class Ingest(telemetry_pb2_grpc.TelemetryServicer):
         for agent in self.agents.values():
             if agent.received > agent.durable:
                 agent.rewind()
+                self.parking.clear(agent.identity)
                 if agent.outbox:
                     agent.outbox.close(reason)
 

@@ -88,8 +88,8 @@ class RelayStream:
         await outbox.pump(write)
         self._end(number, outbox.reason or "")
         carried = self._carried.pop(number, None)
-        if carried and carried.agent.outbox is outbox:
-            carried.agent.outbox = None
+        if carried:
+            self._ingest.part(carried.agent, outbox)
 
     async def _farewell(self, carried: _Carried, message: wire.AgentMessage) -> None:
         await self._ingest.handle(carried.agent, carried.outbox, message)
@@ -110,8 +110,7 @@ class RelayStream:
         if carried is None:
             return
         carried.pump.cancel()
-        if carried.agent.outbox is carried.outbox:
-            carried.agent.outbox = None
+        self._ingest.part(carried.agent, carried.outbox)
 
     async def _send(self) -> None:
         while True:

@@ -25,6 +25,7 @@ from hindmost_collector.jobs import LiveJob
 from hindmost_collector.lag import Lag
 from hindmost_collector.live import Judging, VerdictLog, line, zoom
 from hindmost_collector.options import address
+from hindmost_collector.parking import Parking
 from hindmost_collector.recording import Recorder
 from hindmost_collector.remote_write import RemoteWrite
 from hindmost_collector.remote_write_http import Receiver
@@ -82,7 +83,10 @@ class Collector:
         self.clock = JobClock(store.clock if store else None)
         self.definitions = Definitions()
         self.decoder = Decoder(self.definitions)
-        self.ingest = Ingest(self.clock, self.definitions, self.decoder, lambda: store.sequences if store else {})
+        parking = Parking(options.memory_mib << 18)  # a quarter of what may wait for the disk, and counted into it
+        self.ingest = Ingest(
+            self.clock, self.definitions, self.decoder, lambda: store.sequences if store else {}, parking
+        )
         self.recorder = Recorder(store, self.decoder.words, self.definitions, options.memory_mib << 20)
         self.jobs: dict[str, LiveJob] = {}
         self.judging = Judging(options.judge_seconds)
@@ -229,7 +233,8 @@ class Collector:
 
     def _relieve(self) -> None:
         """Under pressure: node metrics go first; when the disk fails, everything that agents can send again."""
-        pressure, shedding = self.recorder.pressure, self.ingest.shed_metrics
+        parked = self.ingest.parking.bytes / (self.options.memory_mib << 20)
+        pressure, shedding = self.recorder.pressure + parked, self.ingest.shed_metrics
         wanted = pressure > 0.5 or (shedding and pressure > 0.25)
         if wanted != shedding:
             self.ingest.shed_metrics = wanted

@@ -137,7 +137,6 @@ class Agent:
     skipped: int = 0
     contested: bool = False
     replaced_ns: deque[int] = field(default_factory=lambda: deque(maxlen=5))
-    parked: deque[tuple[int, wire.Batch]] = field(default_factory=deque)
     _gaps: list[tuple[int, int]] = field(default_factory=list)
 
     def admit(self, sequence: int) -> bool:
@@ -163,4 +162,3 @@ class Agent:
         self.skipped -= sum(last - first + 1 for first, last in self._gaps if first > self.durable)
         self._gaps = [gap for gap in self._gaps if gap[0] <= self.durable]
         self.received, self.departed = self.durable, False
-        self.parked.clear()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from hindmost_collector.columns import texts
 from hindmost_collector.model import TABLES, UNMEASURED, Table
 
 if TYPE_CHECKING:
@@ -122,6 +123,6 @@ def _column(column: pa.ChunkedArray, dtype: Any) -> np.ndarray[Any, Any]:
         column = column.dictionary_encode()
     joined = column.unify_dictionaries().combine_chunks()
     whole = joined.chunk(0) if isinstance(joined, pa.ChunkedArray) else joined
-    words: np.ndarray[Any, Any] = np.array(whole.dictionary.to_pylist(), dtype=np.str_)
+    words = texts(whole.dictionary.to_pylist())
     indices: np.ndarray[Any, Any] = whole.indices.to_numpy(zero_copy_only=False)
     return np.asarray(words[indices])
