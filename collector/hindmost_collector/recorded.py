@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import threading
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 from hindmost.errors import UsageError
 
-from hindmost_collector.store import schema
+from hindmost_collector.store import schema, segments
 from hindmost_collector.store.clickhouse_client import is_url
 from hindmost_collector.store.level_views import (
     COARSEST,
@@ -38,6 +39,12 @@ if TYPE_CHECKING:
     from hindmost_collector.store.clickhouse_reading import ClickHouseRecording
 
 
+log = logging.getLogger(__name__)
+
+#: What DuckDB raises for a segment that is gone or damaged; the first is also the base of all others.
+_UNREADABLE = {duckdb.Error, duckdb.IOException, duckdb.InvalidInputException}
+
+
 class Recording:
     """One run directory, or a store of many. Reading works while a collector writes."""
 
@@ -50,6 +57,7 @@ class Recording:
         if not self._jobs:
             raise UsageError(f"{path} holds no recording: give a run directory, or a collector's store")
         self._names: dict[Path, str] = {}
+        self._torn: set[Path] = set()
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._one_at_a_time = threading.Lock()
 
@@ -132,19 +140,19 @@ class Recording:
     def sql(self, query: str) -> pa.Table:
         """Run DuckDB SQL over the tables as views; every view has a column ``job``.
 
-        Raises UsageError, with DuckDB's own words, for a query that is wrong.
+        A damaged segment is left out, and a warning names it. Raises UsageError, with DuckDB's own words, for a query
+        that is wrong.
         """
         for attempt in range(5):
             with self._one_at_a_time:
                 try:
-                    self._views(query, careful=attempt > 0)
+                    self._views(query)
                     return self._engine().sql(query).to_arrow_table()
-                except (duckdb.IOException, duckdb.InvalidInputException) as error:
-                    # a segment was compacted away after it was listed, or is torn: look closer, and again
-                    if attempt == 4:
-                        raise UsageError(f"the query failed: {str(error).splitlines()[0]}") from error
                 except duckdb.Error as error:
-                    raise UsageError(f"the query failed: {str(error).splitlines()[0]}") from error
+                    # a segment was compacted away after it was listed, or is torn: look closer, and again
+                    if type(error) not in _UNREADABLE or attempt == 4:
+                        raise UsageError(f"the query failed: {str(error).splitlines()[0]}") from error
+                    self._leave_torn_out(query, whole=attempt > 0)
         raise AssertionError
 
     def _engine(self) -> duckdb.DuckDBPyConnection:
@@ -153,22 +161,35 @@ class Recording:
             self._connection = duckdb.connect()
         return self._connection
 
-    def _views(self, query: str, *, careful: bool) -> None:
-        """Define the tables that a query may mean, as they are now; ``careful``: without what is torn."""
-        words = {word.lower() for word in re.findall(r"\w+", query)}
-        for table in schema.FILED:
-            if table not in words and not words & {"describe", "show", "tables"}:
-                continue
-            parts = [part for job in self._jobs if (part := self._select(job, table, careful=careful))]
+    def _views(self, query: str) -> None:
+        """Define the tables that a query may mean, as they are now."""
+        for table in _meant(query):
+            for one in (one for job in self._jobs for one in segments.aside(job / "segments" / table)):
+                self._leave_out(one.path)
+            parts = [part for job in self._jobs if (part := self._select(job, table))]
             self._engine().execute(
                 f'create or replace view "{table}" as {" union all by name ".join(parts) or _nothing(table)}'
             )
 
-    def _select(self, job: Path, table: str, *, careful: bool) -> str:
+    def _leave_torn_out(self, query: str, *, whole: bool) -> None:
+        """Look through the segments that a query reads, at all of each if ``whole``, for such as are torn."""
+        tables = set(_meant(query))
+        tables |= {"metrics"} if tables & set(schema.LEVELS) else set()
+        for path in (path for job in self._jobs for table in tables for path in present(job / "segments" / table)):
+            if path not in self._torn and segments.is_torn(path, whole=whole):
+                self._leave_out(path)
+
+    def _leave_out(self, path: Path) -> None:
+        """Read no row of a segment from now on, and say so once."""
+        if path not in self._torn:
+            self._torn.add(path)
+            log.warning("%s: %s", path.parents[2], segments.left_out(path))
+
+    def _select(self, job: Path, table: str) -> str:
         """What selects a job's rows of a table; empty where it has none."""
         if table in schema.LEVELS:
-            return level_select(self._name(job), job / "segments", table, careful=careful)
-        found = present(job / "segments" / table, careful=careful)
+            return level_select(self._name(job), job / "segments", table, self._torn)
+        found = present(job / "segments" / table, self._torn)
         if not found:
             return ""
         files = ", ".join(quoted(str(path)) for path in found)
@@ -178,6 +199,12 @@ class Recording:
         if job not in self._names:
             self._names[job] = _job_id(job)
         return self._names[job]
+
+
+def _meant(query: str) -> list[str]:
+    """The tables that a query may mean: it has their names, or asks which there are."""
+    words = {word.lower() for word in re.findall(r"\w+", query)}
+    return [table for table in schema.FILED if table in words or words & {"describe", "show", "tables"}]
 
 
 def _job_id(job: Path) -> str:

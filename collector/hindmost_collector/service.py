@@ -38,7 +38,7 @@ from hindmost_collector.web.server import Page
 from hindmost_collector.window import window_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
     from hindmost_collector.options import Options
     from hindmost_collector.recording import Store
@@ -184,14 +184,18 @@ class Collector:
             self._prune()
             if upkeep is None or self.recorder.failing:
                 continue
-            try:
-                while await self._whole(asyncio.to_thread(upkeep.compact)):
-                    await asyncio.sleep(1.0)
-                await self._whole(asyncio.to_thread(upkeep.expire))
-            except (OSError, HindmostError) as error:
-                log.warning("upkeep of the store failed, and will be tried again: %s", error)
-            except Exception:  # a task that ended here would let the disk fill without a word
-                log.exception("upkeep of the store failed, and will be tried again")
+            for piece in (upkeep.compact, upkeep.expire):  # retention holds whatever became of the first
+                await self._tend(piece)
+
+    async def _tend(self, piece: Callable[[], int]) -> None:
+        """Repeat a piece of upkeep until nothing is left to do; what fails is tried again in the next round."""
+        try:
+            while await self._whole(asyncio.to_thread(piece)):
+                await asyncio.sleep(1.0)
+        except (OSError, HindmostError) as error:
+            log.warning("upkeep of the store failed, and will be tried again: %s", error)
+        except Exception:  # a task that ended here would let the disk fill without a word
+            log.exception("upkeep of the store failed, and will be tried again")
 
     def gather(self) -> None:
         """Move what has arrived to the recorder, the windows and the counters."""

@@ -69,7 +69,7 @@ def read(path: Path, table: str, part: Excerpt) -> pa.Table:
     column = _TIME.get(table)
     if column is None:
         return segments.read(path)
-    with pq.ParquetFile(path) as file:
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
         schema = file.schema_arrow
         kept = [piece for batch in _batches(file, column, part) if (piece := _of(batch, table, column, part)).num_rows]
         return pa.Table.from_batches(kept, schema) if kept else schema.empty_table()

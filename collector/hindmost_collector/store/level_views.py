@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hindmost_collector.store import schema, segments
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
     from pathlib import Path
 
 FINEST, *_, COARSEST = schema.LEVELS
@@ -19,18 +19,18 @@ def quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def present(directory: Path, *, careful: bool) -> list[Path]:
-    """A table's segments, oldest first; ``careful``: each is opened, and left out when it is torn."""
-    return [one.path for one in segments.listed(directory) if not (careful and segments.is_torn(one.path))]
+def present(directory: Path, torn: Collection[Path] = ()) -> list[Path]:
+    """A table's segments, oldest first, without those that are known to be torn."""
+    return [one.path for one in segments.listed(directory) if one.path not in torn]
 
 
-def level_select(job: str, directory: Path, level: str, *, careful: bool = False) -> str:
+def level_select(job: str, directory: Path, level: str, torn: Collection[Path] = ()) -> str:
     """What selects a job's rows of a level, whole; ``directory`` is its ``segments``. Empty where it has no samples."""
     both = [*segments.listed(directory / level), *segments.listed(directory / "metrics")]
     names = {one.path.name for one in segments.standing(both)}
-    made = [path for path in present(directory / level, careful=careful) if path.name in names]
+    made = [path for path in present(directory / level, torn) if path.name in names]
     there = {path.name for path in made}
-    samples = present(directory / "metrics", careful=careful)
+    samples = present(directory / "metrics", torn)
     rest = [path for path in samples if path.name in names and path.name not in there]
     width = schema.LEVELS[level]
     parts = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import shutil
 import threading
 import time
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from hindmost_collector.model import Run
+
+log = logging.getLogger(__name__)
 
 __all__ = ["ParquetStore", "read_run"]
 
@@ -65,7 +68,8 @@ class ParquetStore:
             self.swept = segments.sweep(root)
         except OSError as error:
             raise HindmostError(f"cannot record into {root}: {error.strerror or error}") from error
-        self.torn = self._set_torn_aside()
+        self.torn: list[str] = []
+        self._set_torn_aside()
         self._known_directories: set[Path] = set()
         self._writing = threading.Lock()  # flushes and upkeep commit from different threads
         self._preparing: set[Path] = set()  # directories of jobs that a flush is about to commit to
@@ -190,9 +194,18 @@ class ParquetStore:
         """Everything recorded of one job."""
         return read_run(self.job_directory(job))
 
-    def _set_torn_aside(self) -> list[str]:
-        found = self.root.rglob(f"segments/*/*{segments.SUFFIX}")
-        return [segments.set_aside(path) for path in found if segments.is_torn(path)]
+    def set_aside(self, path: Path) -> bool:
+        """Take a damaged segment out of every reader's way, and say so; False where that is not possible."""
+        done = segments.set_aside(path)
+        if done:
+            self.torn.append(segments.left_out(path))
+            log.warning("%s: %s", path.parents[2], self.torn[-1])
+        return done
+
+    def _set_torn_aside(self) -> None:
+        for path in list(self.root.rglob(f"segments/*/*{segments.SUFFIX}")):
+            if segments.is_torn(path):
+                self.set_aside(path)
 
     def close(self) -> None:
         """Give the directory free for another writer."""

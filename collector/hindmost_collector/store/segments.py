@@ -8,8 +8,9 @@ those that it was made of are both there, which a reader may see for a moment, i
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -66,6 +67,13 @@ def last_flush(root: Path) -> int:
     return max((one.last for one in map(parse, found) if one), default=0)
 
 
+def aside(directory: Path) -> list[Segment]:
+    """The segments of a table that were set aside, oldest first."""
+    found = (parse(path.with_name(path.name.removesuffix(TORN))) for path in directory.glob(f"*{SUFFIX}{TORN}"))
+    renamed = (replace(one, path=one.path.with_name(one.path.name + TORN)) for one in found if one)
+    return sorted(renamed, key=lambda one: (one.day, one.flush))
+
+
 def listed(directory: Path) -> list[Segment]:
     """The segments in a table's directory, oldest first; none where there is no directory."""
     return standing(parse(path) for path in directory.glob(f"*{SUFFIX}"))
@@ -97,6 +105,7 @@ class Writer:
             compression_level=3,
             use_dictionary=dictionary,
             column_encoding=plain,
+            write_page_checksum=True,
         )
 
     def add(self, piece: pa.Table) -> None:
@@ -138,14 +147,14 @@ def write(table: str, pieces: Iterable[pa.Table], path: Path) -> int:
 
 def read(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """A segment's rows. Raises OSError or pa.ArrowException when torn, HindmostError when newer than this program."""
-    with pq.ParquetFile(path) as file:
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
         _check_version(path, file)
         return file.read(columns=list(columns) if columns else None)
 
 
 def read_groups(path: Path, indices: Sequence[int]) -> pa.Table:
     """Some row groups of a segment. Raises as ``read`` does."""
-    with pq.ParquetFile(path) as file:
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
         _check_version(path, file)
         return file.read_row_groups(list(indices)).replace_schema_metadata(None)
 
@@ -156,11 +165,18 @@ def _check_version(path: Path, file: pq.ParquetFile) -> None:
         raise HindmostError(f"{path} was written by a newer hindmost (schema {version}): upgrade this one to read it")
 
 
-def set_aside(path: Path) -> str:
-    """Rename a torn segment so that no reader meets it again; one sentence for people."""
-    with contextlib.suppress(OSError):  # a read-only recording: then it is skipped at each reading
+def set_aside(path: Path) -> bool:
+    """Rename a torn segment so that no reader meets it again; False where that is not possible."""
+    try:
         path.rename(path.with_name(path.name + TORN))
-    return f"segment {path.parent.name}/{path.name} is torn and was left out"
+    except OSError:  # a read-only recording: then it is skipped at each reading
+        return False
+    return True
+
+
+def left_out(path: Path) -> str:
+    """What to tell people of a torn segment."""
+    return f"segment {path.parent.name}/{path.name.removesuffix(TORN)} is torn and was left out"
 
 
 def sweep(root: Path) -> int:
@@ -171,12 +187,19 @@ def sweep(root: Path) -> int:
     return len(stale)
 
 
-def is_torn(path: Path) -> bool:
-    """Whether a segment cannot be opened as Parquet (its footer is missing or damaged)."""
+def is_torn(path: Path, *, whole: bool = False) -> bool:
+    """Whether a segment's footer is missing or damaged, or, looked at as a ``whole``, any of its rows.
+
+    One that is gone, or that cannot be opened for want of descriptors, memory or permission, is not.
+    """
     try:
-        pq.ParquetFile(path).close()
-    except (OSError, pa.ArrowException):
-        return True
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            for number in range(file.num_row_groups if whole else 0):
+                file.read_row_group(number).validate(full=True)
+    except pa.ArrowMemoryError:
+        return False
+    except (OSError, pa.ArrowException) as error:
+        return getattr(error, "errno", None) in {None, errno.EIO}
     return False
 
 
@@ -188,12 +211,12 @@ def read_table(
     ``reader`` may give some of a segment's rows only.
     """
     for _ in range(5):
-        parts, notes = [], []
+        parts, notes = [], [left_out(one.path) for one in aside(directory)]
         try:
             for segment in listed(directory) if segments is None else segments:
                 part = _whole(segment.path, reader)
                 if part is None:
-                    notes.append(f"segment {table}/{segment.path.name} is torn and was left out")
+                    notes.append(left_out(segment.path))
                 else:
                     parts.append(part)
         except FileNotFoundError:

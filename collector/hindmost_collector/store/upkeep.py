@@ -53,13 +53,23 @@ class Upkeep:
         self._emptied: set[Path] = set()
 
     def compact(self) -> int:
-        """Merge the small segments of one table, if any has enough of them; how many went. Raises OSError."""
+        """Merge the small segments of one table, if any has enough of them; how many went. Raises OSError.
+
+        A damaged one among them is set aside instead, and the others are merged at the next call.
+        """
         today = time.strftime("%Y%m%d", time.gmtime(self._now()))
         for directory in sorted(self._store.root.rglob("segments/*")):
             if directory.name in schema.LEVELS:
                 continue  # made from the samples, and merged as they are
             for small in _mergeable(directory, today):
-                self._merge(directory, small)
+                try:
+                    self._merge(directory, small)
+                except (OSError, ValueError, IndexError):
+                    damaged = [one.path for one in small if segments.is_torn(one.path, whole=True)]
+                    gone = sum(self._store.set_aside(path) for path in damaged)
+                    if not gone:
+                        raise
+                    return gone
                 return len(small)
         return 0
 
@@ -81,7 +91,7 @@ class Upkeep:
                     writers[table].add(rows)
             for writer in writers.values():
                 writer.finish()
-        except (OSError, pa.ArrowException) as error:
+        except (OSError, pa.ArrowException, ValueError, IndexError) as error:
             for writer in writers.values():
                 writer.discard()
             raise error if isinstance(error, OSError) else OSError(str(error)) from error
@@ -114,7 +124,8 @@ class Upkeep:
         return time.strftime("%Y%m%d", time.gmtime(max(0.0, self._now() - ago * 86400)))
 
     def _all(self) -> list[Segment]:
-        return [one for directory in self._store.root.rglob("segments/*") for one in segments.listed(directory)]
+        tables = list(self._store.root.rglob("segments/*"))
+        return [one for table in tables for one in (*segments.listed(table), *segments.aside(table))]
 
     def _delete(self, doomed: list[Segment]) -> int:
         freed = sum(one.bytes for one in doomed)
@@ -131,14 +142,16 @@ class Upkeep:
 def _mergeable(directory: Path, today: str) -> list[list[Segment]]:
     """Groups of small segments of one day that are many enough to merge; of days that are over, all that never were.
 
-    A group has no other segment in between: what is made of it stands for everything from its first flush to its last.
+    A group has no other segment in between, nor one that was set aside and may be mended: what is made of it stands
+    for everything from its first flush to its last.
     """
     groups: list[list[Segment]] = [[]]
-    for one in segments.listed(directory):
-        large = one.bytes >= LARGE_BYTES and one.level
-        if large or (groups[-1] and groups[-1][-1].day != one.day):
+    torn = segments.aside(directory)
+    for one in sorted([*segments.listed(directory), *torn], key=lambda one: (one.day, one.flush)):
+        apart = one in torn or (one.bytes >= LARGE_BYTES and one.level)
+        if apart or (groups[-1] and groups[-1][-1].day != one.day):
             groups.append([])
-        if not large:
+        if not apart:
             groups[-1].append(one)
     return [
         _at_most(group)

@@ -1,0 +1,153 @@
+"""Segments with damage inside: each is set aside and named, and nothing else suffers from it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import hindmost_collector
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hindmost.errors import UsageError
+from hindmost_collector import service
+from hindmost_collector.store import schema, segments
+from hindmost_collector.store.parquet import ParquetStore, read_run
+from hindmost_collector.store.upkeep import FEW, Retention, Upkeep
+
+BAD = 3
+
+
+def samples(flush, rows=200):
+    """A flush's samples of one series."""
+    columns = {"node": ["n"] * rows, "name": ["m"] * rows, "labels": ["{}"] * rows}
+    columns |= {"time_ns": [flush * rows + at for at in range(rows)], "value": [at * at % 97.0 for at in range(rows)]}
+    target = schema.arrow_schema("metrics")
+    return pa.Table.from_arrays([pa.array(columns[field.name], field.type) for field in target], schema=target)
+
+
+def damage(path):
+    """Overwrite the first half of the pages; the footer stays whole."""
+    content = path.read_bytes()
+    half = len(content) // 2
+    path.write_bytes(content[:4] + b"\xff" * (half - 4) + content[half:])
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Two jobs of FEW + 1 flushes each; one segment of the first is damaged inside."""
+    made = ParquetStore(tmp_path, single=False)
+    for flush in range(FEW + 1):
+        made.write({(job, "metrics"): [samples(flush)] for job in ("a", "b")}, {})
+    made.write_meta("a", {"job_id": "a"})
+    damage(sorted((tmp_path / "a/segments/metrics").glob("*.parquet"))[BAD])
+    yield made
+    made.close()
+
+
+def names(directory):
+    """The files of a table."""
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_compaction_sets_a_damaged_segment_aside(store, tmp_path, caplog):
+    """Compaction takes one damaged segment out of the way, says so once, and goes on with the other jobs."""
+    upkeep = Upkeep(store, Retention())
+    done = [upkeep.compact() for _ in range(3)]
+    assert done == [1, FEW + 1, 0]
+    assert [record.message for record in caplog.records] == [f"{tmp_path / 'a'}: {store.torn[0]}"]
+    (aside,) = (tmp_path / "a/segments/metrics").glob("*.torn")
+    assert aside.name.removesuffix(".torn") in store.torn[0]
+    assert len(names(tmp_path / "b/segments/metrics")) == 1
+
+
+def test_no_merged_segment_stands_for_one_set_aside(store, tmp_path):
+    """What is before and what is after a segment that was set aside merge apart: mended, its rows are read again."""
+    now = time.time() + 86400
+    upkeep = Upkeep(store, Retention(), now=lambda: now)
+    while upkeep.compact():
+        pass
+    directory = tmp_path / "a/segments/metrics"
+    assert len(segments.listed(directory)) == 2
+    (aside,) = segments.aside(directory)
+    segments.write("metrics", [samples(BAD)], aside.path.with_name(aside.path.name.removesuffix(".torn")))
+    times = hindmost_collector.open(tmp_path / "a").sql("select time_ns from metrics order by 1")["time_ns"].to_pylist()
+    assert times == list(range(200 * (FEW + 1)))
+
+
+def test_what_was_set_aside_is_named_later(store, tmp_path, caplog):
+    """Report and query name a segment that was set aside earlier, one line each."""
+    Upkeep(store, Retention()).compact()
+    caplog.clear()
+    assert [note for note in read_run(tmp_path / "a").notes if "torn" in note] == store.torn
+    recording = hindmost_collector.open(tmp_path)
+    for _ in range(2):
+        assert recording.sql("select count(*) as n from metrics")["n"].to_pylist() == [200 * (2 * FEW + 1)]
+    assert [record.message for record in caplog.records] == [f"{tmp_path / 'a'}: {store.torn[0]}"]
+
+
+@pytest.mark.parametrize("table", ["metrics", "metrics_30s"])
+def test_query_leaves_a_damaged_segment_out(store, tmp_path, caplog, table):
+    """A query over a damaged segment answers from all others, and one line names what is missing."""
+    total = "count(*)" if table == "metrics" else "sum(count)::bigint"
+    query = f"select job, {total} as n, max(node) as node from {table} group by job order by job"  # noqa: S608
+    (first, second) = hindmost_collector.open(tmp_path).sql(query).to_pylist()
+    assert (first["n"], second["n"]) == (200 * FEW, 200 * (FEW + 1))
+    assert len(caplog.records) == 1
+    assert "is torn and was left out" in caplog.records[0].message
+
+
+def test_wrong_query_over_whole_segments_stays_wrong(store, tmp_path, caplog):
+    """An error of the query itself is reported as one, and sets nothing aside."""
+    with pytest.raises(UsageError, match="the query failed"):
+        hindmost_collector.open(tmp_path / "b").sql("select regexp_matches(node, '(') from metrics")
+    assert caplog.records == []
+
+
+def test_flipped_bit_is_not_read_as_a_value(tmp_path):
+    """A page whose bytes changed on disk fails its checksum: no wrong number is taken for a measured one."""
+    path = tmp_path / segments.file_name("20250101", 1)
+    segments.write("metrics", [samples(0)], path)
+    column = pq.ParquetFile(path).metadata.row_group(0).column(4)
+    content = bytearray(path.read_bytes())
+    content[column.data_page_offset + column.total_compressed_size - 1] ^= 1
+    path.write_bytes(content)
+    data, notes = segments.read_table(tmp_path, "metrics")
+    assert (len(data), notes) == (0, [segments.left_out(path)])
+
+
+def test_full_table_of_descriptors_sets_nothing_aside(store, tmp_path, monkeypatch):
+    """A segment that cannot be opened just now is not called torn."""
+
+    def refuse(*_, **__):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(segments.pq, "ParquetFile", refuse)
+    path = next((tmp_path / "b/segments/metrics").glob("*.parquet"))
+    assert not segments.is_torn(path, whole=True)
+    with pytest.raises(OSError, match="Too many open files"):
+        Upkeep(store, Retention()).compact()
+    assert list(tmp_path.rglob("*.torn")) == []
+
+
+def test_retention_is_kept_whatever_became_of_compaction(collecting, tmp_path, monkeypatch):
+    """Upkeep that cannot compact still deletes what is too old."""
+
+    async def scenario():
+        loop, expired = asyncio.get_running_loop(), asyncio.Event()
+
+        def expire(_):
+            loop.call_soon_threadsafe(expired.set)
+            return 0
+
+        def compact(_):
+            raise OSError("Corrupt snappy compressed data")
+
+        monkeypatch.setattr(service, "UPKEEP_S", 0.01)
+        monkeypatch.setattr(Upkeep, "compact", compact)
+        monkeypatch.setattr(Upkeep, "expire", expire)
+        async with collecting(store=str(tmp_path)):
+            await asyncio.wait_for(expired.wait(), 60)
+        return expired.is_set()
+
+    assert asyncio.run(scenario())
