@@ -4,36 +4,22 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hindmost import identity
-
-from hindmost_agent.files import read_once
-from hindmost_agent.ranks import RankProcess
+from hindmost_agent.files import text
+from hindmost_agent.launched import ancestors, command_line, rank_of
 from hindmost_agent.rings import start_ticks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from hindmost_agent.ranks import RankProcess
     from hindmost_agent.sampler import Host
 
 NS = 1_000_000_000
 PERIOD_NS = 10 * NS
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where rings live
-#: Variables that name the job, the most particular first.
-JOB_VARIABLES = (
-    "HINDMOST_JOB_ID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "JOB_ID",
-    "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "TORCHELASTIC_RUN_ID",
-)  # fmt: skip
-#: A job's number in the path of a control group, as Slurm, PBS and Kubernetes name it.
-CGROUP = re.compile(r"/(?:job_|pbs_jobs\.service/jobid/|pbspro\.slice/pbspro-)([\w.-]+)|/kubepods.*?/pod([0-9a-f-]+)")
-#: Programs that carry a rank's environment and are none.
-NO_RANKS = frozenset(
-    {"sh", "bash", "dash", "zsh", "csh", "tcsh", "slurmstepd", "srun", "mpirun", "mpiexec", "orted", "prted", "prterun",
-     "hydra_pmi_proxy", "pmi_proxy", "ssh", "sshd", "env", "time", "numactl", "taskset"}
-)  # fmt: skip
+#: In the place of a program's name, which is never that long.
+KERNEL = "a thread of the kernel"
 
 
 def ring_folders(base: Path = SHARED_MEMORY) -> list[Path]:
@@ -79,22 +65,16 @@ def _taken(folder: Path) -> bool:
     return False
 
 
-def job_id(environ: Mapping[str, str], cgroup: str) -> str:
-    """The job that a process belongs to, from its environment or else its control group; empty: none."""
-    for name in JOB_VARIABLES:
-        if environ.get(name):
-            return environ[name]
-    match = CGROUP.search(cgroup)
-    return (match[1] or match[2]).removesuffix(".slice") if match else ""
-
-
 class Jobs:
-    """Keeps ``host.ranks`` in step with the ranks among the node's processes. Each new process is looked at once."""
+    """Keeps ``host.ranks`` in step with the ranks among the node's processes: each is looked at when it is new, and
+    again when it runs another program, as a shell does that ends in ``exec``."""
 
     def __init__(self, host: Host, shared_memory: Path = SHARED_MEMORY) -> None:
         self.shared_memory = shared_memory
         self._host = host
-        self._known: set[int] = set()
+        self._known: dict[int, str] = {}
+        #: What launchers named the node's processes, those below ranks included.
+        self._named: dict[int, RankProcess] = {}
         self._mine: dict[int, int] = {}
         self._due_ns = 0
 
@@ -103,42 +83,59 @@ class Jobs:
         if now_ns < self._due_ns:
             return
         self._due_ns = now_ns + PERIOD_NS
-        proc, ranks = self._host.proc, self._host.ranks
         for pid, ticks in tuple(self._mine.items()):
-            if start_ticks(proc, pid) != ticks:
-                del self._mine[pid]
-                ranks.remove(pid)
-        pids = {int(path.name) for path in proc.iterdir() if path.name.isdigit()}
-        for pid in sorted(pids - self._known):
-            rank = self._rank(pid)
-            if rank is not None and ranks.get(pid) is None:
-                self._mine[pid] = rank.start_ticks
-                ranks.put(rank)
-        self._known = pids
+            if start_ticks(self._host.proc, pid) != ticks:
+                self._known.pop(pid, None)
+                self._leave(pid)
+        changed = self._changed()
+        found = {pid: rank for pid in changed if (rank := self._rank(pid)) is not None}
+        kept = {pid: rank for pid, rank in self._named.items() if pid in self._known and pid not in changed}
+        self._named = {**kept, **found}
+        for pid in tuple(self._mine.keys() - self._named.keys()):
+            self._leave(pid)
+        if found:
+            self._sort_out()
+
+    def _changed(self) -> set[int]:
+        """Processes that are new, or run another program than before."""
+        proc, before = self._host.proc, self._known
+        pids = [int(path.name) for path in proc.iterdir() if path.name.isdigit()]
+        self._known = {pid: KERNEL if before.get(pid) == KERNEL else text(proc / str(pid) / "comm") for pid in pids}
+        return {pid for pid, program in self._known.items() if before.get(pid) != program}
 
     def _rank(self, pid: int) -> RankProcess | None:
-        """The rank that a process is; a child of a rank (a DataLoader's worker) inherits its place and is none."""
-        folder = self._host.proc / str(pid)
-        try:
-            environ = _pairs(read_once(folder / "environ", 1 << 20))
-            argv = [
-                part.decode("utf-8", "replace") for part in read_once(folder / "cmdline", 1 << 16).split(b"\0")[:-1]
-            ]
-            cgroup = read_once(folder / "cgroup", 1 << 16).decode("utf-8", "replace")
-            parent = int(read_once(folder / "stat", 4096).rsplit(b")", 1)[1].split()[1])
-        except (OSError, ValueError, IndexError):  # it has ended, or is another user's
+        argv = command_line(self._host.proc, pid)
+        if not argv:  # a thread of the kernel, which changes its name with what it works on, and never execs
+            self._known[pid] = KERNEL
             return None
-        if not argv or Path(argv[0]).name in NO_RANKS or self._host.ranks.get(parent) is not None:
-            return None
-        # A plain process of a batch job is no rank: only a launcher's own variables make it one.
-        found = identity.find({**environ, "HINDMOST_JOB_ID": job_id(environ, cgroup), "HINDMOST_LAUNCHER": "any"}, argv)
-        ticks = start_ticks(self._host.proc, pid)
-        if found is None or ticks is None:
-            return None
-        place = found.rank, found.world_size, found.local_rank
-        return RankProcess(found.job_id, *place, pid, ticks, command=found.command)
+        return rank_of(self._host.proc, pid, argv)
 
+    def _sort_out(self) -> None:
+        """Take on all that are named and are below no process of the same name."""
+        for pid, rank in self._named.items():
+            known = self._host.ranks.get(pid)
+            if known is not None and known.framework:  # its ring says more than is found here
+                continue
+            if self._inherits(rank):
+                self._leave(pid)
+            else:
+                self._mine[pid] = rank.start_ticks
+                self._host.ranks.put(rank)
 
-def _pairs(data: bytes) -> dict[str, str]:
-    entries = (entry.decode("utf-8", "replace").partition("=") for entry in data.split(b"\0"))
-    return {name: value for name, _, value in entries if name}
+    def _inherits(self, rank: RankProcess) -> bool:
+        """Whether a process has its name from a rank above it, as a loader's worker and any tool have that it runs.
+
+        One that a launcher below a rank has named anew is a rank itself.
+        """
+        for above in ancestors(self._host.proc, rank.pid):
+            named = self._named.get(above)
+            if named is None and self._host.ranks.get(above) is not None:  # it told its name in its ring only
+                return True
+            if named is not None and named[:4] == rank[:4]:
+                return True
+        return False
+
+    def _leave(self, pid: int) -> None:
+        known = self._host.ranks.get(pid)
+        if self._mine.pop(pid, None) is not None and known is not None and not known.framework:
+            self._host.ranks.remove(pid)

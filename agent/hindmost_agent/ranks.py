@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 
 
 class RankProcess(NamedTuple):
-    """One rank of one job as a process of this node. ``start_ticks`` tells a reused pid apart."""
+    """One rank of one job as a process of this node. ``start_ticks`` tells a reused pid apart; ``framework`` is empty
+    of a process that has no ring."""
 
     job_id: str
     rank: int
@@ -44,6 +45,11 @@ class Ranks:
     def get(self, pid: int) -> RankProcess | None:
         """The rank that this process is, or ``None``."""
         return self._by_pid.get(pid)
+
+    def shown(self) -> list[RankProcess]:
+        """One process of each rank: of several the latest, and one that has a ring before any that has none."""
+        order = sorted(self, key=lambda rank: (bool(rank.framework), rank.start_ticks))
+        return list({(rank.job_id, rank.rank): rank for rank in order}.values())
 
     def put(self, rank: RankProcess) -> None:
         """Add a rank, or replace what was known of it."""

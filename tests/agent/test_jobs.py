@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import fcntl
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hindmost import ring
 from hindmost.identity import Identity
 from hindmost_agent.agent import Agent
-from hindmost_agent.jobs import PERIOD_NS, Jobs, job_id, ring_folders, sweep
+from hindmost_agent.jobs import PERIOD_NS, Jobs, ring_folders, sweep
+from hindmost_agent.launched import job_id
+from hindmost_agent.ranks import RankProcess
 from hindmost_agent.rings import Rings
 from hindmost_agent.runner import NS, Runner
 from hindmost_agent.sampler import Host
 
-if TYPE_CHECKING:
-    from pathlib import Path
+RANK = "PMI_RANK=0 PMI_SIZE=2 SLURM_JOB_ID=99"
 
 
-def process(proc: Path, pid: int, environ: str, *, parent: int = 1, argv: str = "python\0train.py\0") -> None:
+def process(
+    proc: Path, pid: int, environ: str, *, parent: int = 1, argv: str = "python\0train.py\0", start: int = 555
+) -> None:
+    """A process, or what an exec makes of it."""
     folder = proc / str(pid)
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "comm").write_text(Path(argv.split("\0", maxsplit=1)[0]).name[:15] + "\n")
     (folder / "environ").write_text(environ.replace(" ", "\0") + "\0")
     (folder / "cmdline").write_text(argv)
     (folder / "cgroup").write_text("0::/system.slice/slurmstepd.scope/job_77/step_0/user\n")
-    (folder / "stat").write_text(f"{pid} (python) S {parent} " + "0 " * 17 + "555 0 0 0\n")
+    (folder / "stat").write_text(f"{pid} (python) S {parent} " + "0 " * 17 + f"{start} 0 0 0\n")
 
 
 @pytest.fixture
@@ -74,10 +79,115 @@ def test_a_rank_that_ended_is_left(host: Host) -> None:
     assert len(host.ranks) == 0
 
 
-def test_kubernetes_pods_are_jobs() -> None:
-    """Where no scheduler says more, the pod is the job."""
-    assert job_id({}, "0::/kubepods/burstable/pod1234-abcd/55aa") == "1234-abcd"
-    assert job_id({}, "0::/user.slice") == ""
+def test_a_tool_that_a_rank_runs_through_a_shell_is_no_rank(host: Host) -> None:
+    """It inherits the environment, two processes below: it must not take the rank's place."""
+    process(host.proc, 300, RANK)
+    process(host.proc, 200, RANK, parent=300, argv="/bin/sh\0-c\0ffmpeg; true\0", start=600)
+    process(host.proc, 100, RANK, parent=200, argv="ffmpeg\0in\0", start=601)
+    Jobs(host).look(0)
+    assert [one.pid for one in host.ranks] == [300]
+
+
+def test_what_a_launcher_below_a_rank_starts_are_ranks(host: Host) -> None:
+    """A task that runs torchrun through a script of its own: its workers were named anew; their loaders were not."""
+    process(host.proc, 100, "SLURM_PROCID=0 SLURM_STEP_ID=0 SLURM_NTASKS=1 SLURM_JOB_ID=99")
+    process(host.proc, 101, "SLURM_JOB_ID=99", parent=100, argv="python\0/usr/bin/torchrun\0train.py\0")
+    worker = "TORCHELASTIC_RUN_ID=none RANK={} WORLD_SIZE=2 LOCAL_RANK={} SLURM_JOB_ID=99"
+    for rank in (0, 1):
+        process(host.proc, 102 + rank, worker.format(rank, rank), parent=101, start=700)
+        process(host.proc, 104 + rank, worker.format(rank, rank), parent=102 + rank, start=800)
+    Jobs(host).look(0)
+    assert [(one.rank, one.world_size, one.pid) for one in host.ranks.shown()] == [(0, 2, 102), (1, 2, 103)]
+
+
+def test_a_shell_that_becomes_the_rank_is_seen(host: Host) -> None:
+    """``bash -c 'setup; monitor & exec python train.py'``: the same process, another program; the monitor is below."""
+    process(host.proc, 100, RANK, argv="/bin/bash\0-c\0…\0")
+    process(host.proc, 101, RANK, parent=100, argv="monitor\0", start=600)
+    jobs = Jobs(host)
+    jobs.look(0)
+    process(host.proc, 100, RANK, argv="python\0train.py\0")
+    jobs.look(PERIOD_NS)
+    assert [(one.pid, one.command) for one in host.ranks] == [(100, "train.py")]
+
+
+@pytest.mark.parametrize(
+    "wrapper",
+    ["timeout\x0038\0python\0", "nice\0", "/usr/bin/nsys\0profile\0", "Apptainer runtime parent\0", "-bash\0",
+     "/opt/conda/bin/python\0/opt/conda/bin/conda\0run\0", "uv\0run\0", "nohup\0", "stdbuf\0-oL\0"],
+)  # fmt: skip
+def test_what_runs_a_rank_is_none(host: Host, wrapper: str) -> None:
+    """The process that trains is below it, with the same environment."""
+    process(host.proc, 100, RANK, argv=wrapper)
+    process(host.proc, 101, RANK, parent=100)
+    Jobs(host).look(0)
+    assert [one.pid for one in host.ranks] == [101]
+
+
+def test_threads_of_the_kernel_are_looked_at_once(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They change their names all the time, and there are thousands."""
+    process(host.proc, 10, "", argv="")
+    jobs = Jobs(host)
+    jobs.look(0)
+    (host.proc / "10/comm").write_text("kworker/0:1-events\n")
+    monkeypatch.setattr("hindmost_agent.jobs.command_line", lambda _, pid: pytest.fail(f"{pid} was looked at again"))
+    jobs.look(PERIOD_NS)
+    assert len(host.ranks) == 0
+
+
+def test_a_ring_goes_before_what_a_launcher_says(host: Host) -> None:
+    """Of one rank's processes the one whose ring is read is shown, also if another that has none is younger."""
+    host.ranks.put(RankProcess("99", 0, 2, 0, 100, 500, "torch"))
+    host.ranks.put(RankProcess("99", 0, 2, 0, 101, 600))
+    host.ranks.put(RankProcess("99", 1, 2, 1, 102, 500))
+    host.ranks.put(RankProcess("99", 1, 2, 1, 103, 600))
+    assert {one.pid for one in host.ranks.shown()} == {100, 103}
+
+
+def test_what_a_ring_said_stays(host: Host) -> None:
+    """A rank with a ring is not replaced when its process renames itself, and not left."""
+    process(host.proc, 100, RANK)
+    jobs = Jobs(host)
+    jobs.look(0)
+    told = RankProcess("99", 0, 2, 0, 100, 555, "torch", "train.py", "GPU-1")
+    host.ranks.put(told)
+    (host.proc / "100/comm").write_text("pt_main_thread\n")
+    jobs.look(PERIOD_NS)
+    assert list(host.ranks) == [told]
+
+
+def test_jobs_that_torchrun_was_given_no_name_for_are_apart(host: Host) -> None:
+    """It calls them all "none": the torchrun that started them names them, through a shell as well."""
+    worker = "TORCHELASTIC_RUN_ID=none RANK={0} WORLD_SIZE=2 LOCAL_RANK={0}"
+    for launcher in (100, 200):
+        process(host.proc, launcher, "HOME=/root", argv="python\0/usr/bin/torchrun\0train.py\0", start=launcher)
+        process(host.proc, launcher + 1, worker.format(0), parent=launcher)
+        process(host.proc, launcher + 2, worker.format(1), parent=launcher, argv="bash\0run.sh\0")
+        process(host.proc, launcher + 3, worker.format(1), parent=launcher + 2)
+    for pid in (101, 102, 103, 201, 202, 203):
+        (host.proc / f"{pid}/cgroup").write_text("0::/user.slice\n")
+    Jobs(host).look(0)
+    assert sorted((one.job_id, one.rank) for one in host.ranks) == [
+        ("torchrun-100-100", 0),
+        ("torchrun-100-100", 1),
+        ("torchrun-200-200", 0),
+        ("torchrun-200-200", 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "job"),
+    [
+        ("/kubepods/burstable/pod1234-abcd/55aa", "1234-abcd"),
+        ("/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1234_abcd.slice/crio-55aa.scope", "1234-abcd"),
+        ("/kubepods.slice/kubepods-pod1234_abcd.slice/cri-containerd-55aa.scope", "1234-abcd"),
+        ("/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod1234_abcd.slice/x.scope", "1234-abcd"),
+        ("/user.slice", ""),
+    ],
+)
+def test_kubernetes_pods_are_jobs(path: str, job: str) -> None:
+    """Where no scheduler says more, the pod is the job: by its own name, whichever driver made the group."""
+    assert job_id({}, f"0::{path}") == job
 
 
 def test_rings_that_a_job_s_own_agent_reads_are_left_to_it(tmp_path: Path) -> None:

@@ -139,9 +139,8 @@ class Process(Sampler):
         return watch
 
     def _follow(self) -> None:
-        """Take on new ranks, leave those that went. Of one rank's processes the latest is shown."""
-        latest = {(rank.job_id, rank.rank): rank for rank in sorted(self.host.ranks, key=lambda rank: rank.start_ticks)}
-        followed = {rank: self._watched.get(rank) or self._watch(rank) for rank in latest.values()}
+        """Take on new ranks, leave those that went."""
+        followed = {rank: self._watched.get(rank) or self._watch(rank) for rank in self.host.ranks.shown()}
         self._watched = watched = {rank: watch for rank, watch in followed.items() if watch}
         self._generation = self.host.ranks.generation
         self.series = tuple(series(metric, rank.job_id, str(rank.rank)) for rank in watched for metric in self.metrics)

@@ -11,6 +11,7 @@ from hindmost_agent.descendants import descendants
 from hindmost_agent.files import read_once
 from hindmost_agent.metric import Series, counter, gauge, series
 from hindmost_agent.sampler import NAN, Host, Sampler, register
+from hindmost_agent.sums import Sums
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
-#: Threads of one rank that are looked at, at most, and names of threads.
-MOST_THREADS, MOST_GROUPS = 1024, 24
+#: Threads of one rank that are looked at, at most.
+MOST_THREADS = 1024
 
 _BY = ("job", "rank")
 GROUP_CPU = counter("hindmost_process_thread_group_cpu_seconds_total", "CPU time by thread name.", *_BY, "threads")
@@ -72,23 +73,6 @@ def group_name(name: str) -> str:
     return re.sub(r"[-_#:/]?\d+$", "", name) or "unnamed"
 
 
-class Sums:
-    """Counters of what comes and goes, added up by group: what an ended thread had used stays in its group's sum."""
-
-    def __init__(self) -> None:
-        self._last: dict[tuple[int, int], tuple[float, float]] = {}
-        self.groups: dict[str, list[float]] = {}
-
-    def add(self, found: dict[tuple[int, int], tuple[str, float, float]]) -> None:
-        """Take in the two counters of each thread or process, by its id and start, with the group that it is in."""
-        for key, (group, *now) in found.items():
-            name = group if group in self.groups or len(self.groups) < MOST_GROUPS else "other"
-            total = self.groups.setdefault(name, [0.0, 0.0])
-            for place, (value, before) in enumerate(zip(now, self._last.get(key, (0.0, 0.0)), strict=True)):
-                total[place] += max(value - before, 0.0)
-        self._last = {key: (first, second) for key, (_, first, second) in found.items()}
-
-
 @register
 class ProcessThreads(Sampler):
     """Thread groups, affinity, context switches and descendants of each rank; a DataLoader's worker is its rank's."""
@@ -108,7 +92,7 @@ class ProcessThreads(Sampler):
 
     def sample(self) -> list[float]:
         found: dict[Series, float] = {}
-        live = {(rank.pid, rank.start_ticks): rank for rank in self.host.ranks}
+        live = {(rank.pid, rank.start_ticks): rank for rank in self.host.ranks.shown()}
         for table in (self._threads, self._children):
             for key in table.keys() - live.keys():
                 del table[key]
@@ -205,11 +189,13 @@ def _descendants(host: Host, rank: RankProcess, sums: Sums) -> dict[Series, floa
 
 
 def _read_bytes(path: Path) -> float:
-    """What a process fetched from storage; missing, and so is the sum, where it may not be read."""
+    """What a process fetched from storage; missing where it may not be read or the kernel does not keep it."""
     try:
         return float(read_once(path, 4096).split()[9])
-    except (FileNotFoundError, ProcessLookupError):  # it has ended
+    except ProcessLookupError:  # it has ended
         return 0.0
+    except FileNotFoundError:
+        return NAN if path.parent.exists() else 0.0
     except (OSError, ValueError, IndexError):
         return NAN
 
