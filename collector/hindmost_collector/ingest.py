@@ -8,12 +8,14 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import grpc
+from hindmost.errors import HindmostError
 from hindmost_proto import telemetry_pb2_grpc
 
 from hindmost_collector.clock import NodeClock
 from hindmost_collector.columns import Malformed
 from hindmost_collector.decode import Decoder, references
 from hindmost_collector.definitions import IDENTITY_LIMIT
+from hindmost_collector.durable import Durable
 from hindmost_collector.parking import Parking
 from hindmost_collector.relay_ingest import RelayStream
 from hindmost_collector.session import PROTOCOL, Agent, Outbox
@@ -34,11 +36,15 @@ MESSAGE_LIMIT = 16 << 20
 CONTESTED, CONTEST_NS = 5, 60_000_000_000
 
 
+class StoreAway(HindmostError):  # noqa: N818 - a state of the store, said as an adjective
+    """An agent cannot be greeted now: to be tried again."""
+
+
 class Ingest(telemetry_pb2_grpc.TelemetryServicer):
     """The Telemetry service.
 
     Args:
-        durable: gives identity to the last durable sequence, as the store knows it now.
+        durable: gives identity to the last durable sequence, as the store knows it now; called in a thread.
         parking: where batches wait for their definitions.
     """
 
@@ -52,13 +58,14 @@ class Ingest(telemetry_pb2_grpc.TelemetryServicer):
     ) -> None:
         self.clock, self.definitions, self.decoder = clock, definitions, decoder
         self.again = Decoder(definitions, decoder.words)  # for what the live windows have had
-        self._durable = durable
+        self._durable = Durable(durable)
         self.parking = parking or Parking()
         self.agents: dict[str, Agent] = {}
         self.counts: Counter[str] = Counter()
         self.shed_metrics = False
         self.stopping: str | None = None
         self._complained: set[str] = set()
+        self._store_away = False
         self._open = asyncio.Event()
         self._open.set()
 
@@ -84,7 +91,11 @@ class Ingest(telemetry_pb2_grpc.TelemetryServicer):
         if refusal := self.refused(first.hello):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, refusal)
             return
-        agent, outbox = self.greet(first.hello)
+        try:
+            agent, outbox = await self.greet(first.hello)
+        except StoreAway as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            return
         pump = asyncio.create_task(outbox.pump(context.write))
         serve = asyncio.create_task(self._serve(agent, outbox, requests))
         try:  # a stream without its pump would take batches and never acknowledge one
@@ -111,12 +122,15 @@ class Ingest(telemetry_pb2_grpc.TelemetryServicer):
             return f"Hello names its agent, node, job or boot in {longest} characters: at most {IDENTITY_LIMIT}"
         return ""
 
-    def greet(self, hello: wire.Hello) -> tuple[Agent, Outbox]:
-        """The agent that says so, and what is to be sent to it on this stream; an older stream of it ends."""
+    async def greet(self, hello: wire.Hello) -> tuple[Agent, Outbox]:
+        """The agent that says so, and what is to be sent to it on this stream; an older stream of it ends.
+
+        Raises StoreAway when the agent is new and nobody knows what of it is durable.
+        """
         identity, now = f"{hello.agent_id}@{hello.node}", self.clock.now()
+        durable = 0 if identity in self.agents else await self._known_durable(identity)
         agent = self.agents.get(identity)
         if agent is None:
-            durable = self._durable().get(identity, 0)
             clock = NodeClock(hello.monotonic_ns, now)
             agent = Agent(identity, hello.node, hello.job_id, hello.boot_id, clock, durable, durable)
             self.agents[identity] = agent
@@ -140,6 +154,17 @@ class Ingest(telemetry_pb2_grpc.TelemetryServicer):
         if agent.outbox is outbox:
             agent.outbox = None
             self.parking.clear(agent.identity)
+
+    async def _known_durable(self, identity: str) -> int:
+        try:
+            known = await self._durable.of(identity)
+        except Exception as error:  # whatever the store's trouble is, it ends this one stream and no other
+            if not self._store_away:
+                log.warning("agents that are new here are turned away: the store does not answer: %s", error)
+            self._store_away = True
+            raise StoreAway(f"the store does not say what of this agent is durable; try again: {error}") from error
+        self._store_away = False
+        return known
 
     def _contest(self, agent: Agent, now: int) -> None:
         """Say, once, when two agents take the stream from each other: they share a spool's copy, and its numbers."""

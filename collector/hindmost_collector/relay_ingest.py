@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
+from hindmost.errors import HindmostError
 from hindmost_proto import telemetry_pb2 as wire
 
 if TYPE_CHECKING:
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
 #: Messages that wait for a relay that does not read, at most.
 _WAITING = 4096
+#: Messages, and bytes of them, that an agent may send before it is greeted; one that waits for its Welcome sends none.
+_EARLY, _EARLY_BYTES = 64, 1 << 20
 
 
 class _Carried(NamedTuple):
@@ -35,7 +39,8 @@ class RelayStream:
         self._carried: dict[int, _Carried] = {}
         self._out: list[wire.ToAgent] = []
         self._wake = asyncio.Event()
-        self._farewells: set[asyncio.Task[None]] = set()
+        self._greeting: dict[int, deque[wire.AgentMessage]] = {}  # what came of streams whose agent is not greeted yet
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, first: wire.AgentMessage, requests: AsyncIterator[wire.AgentMessage]) -> None:
         """Take everything in, answer everybody. All agents' streams end with this one."""
@@ -47,25 +52,32 @@ class RelayStream:
             async for message in requests:
                 await self._take(message.relayed)
         finally:
+            self._greeting.clear()
             for number in list(self._carried):
                 self._drop(number)
-            for task in (sender, *self._farewells):
+            for task in (sender, *self._tasks):
                 task.cancel()
-            await asyncio.gather(sender, *self._farewells, return_exceptions=True)
+            await asyncio.gather(sender, *self._tasks, return_exceptions=True)
 
     async def _take(self, relayed: wire.Relayed) -> None:
         for one in relayed.messages:
             carried = self._carried.get(one.stream)
             if one.ended:
                 self._drop(one.stream)
+            elif one.stream in self._greeting:
+                self._early(one.stream, one.message)
             elif carried is None:
                 self._open(one.stream, one.message)
-            elif carried.outbox.closed:
-                continue
-            elif one.message.WhichOneof("body") == "goodbye":  # waits for what is durable: not here, where all pass
-                self._spawn(self._farewell(carried, one.message))
             else:
-                await self._ingest.handle(carried.agent, carried.outbox, one.message)
+                await self._handle(carried, one.message)
+
+    async def _handle(self, carried: _Carried, message: wire.AgentMessage) -> None:
+        if carried.outbox.closed:
+            return
+        if message.WhichOneof("body") == "goodbye":  # waits for what is durable: not here, where all pass
+            self._spawn(self._farewell(carried, message))
+        else:
+            await self._ingest.handle(carried.agent, carried.outbox, message)
 
     def _open(self, number: int, message: wire.AgentMessage) -> None:
         if message.WhichOneof("body") != "hello":
@@ -74,9 +86,33 @@ class RelayStream:
         if refusal:
             self._end(number, refusal)
             return
-        agent, outbox = self._ingest.greet(message.hello)
-        pump = asyncio.create_task(self._pump(number, outbox))
-        self._carried[number] = _Carried(agent, outbox, pump)
+        early = self._greeting[number] = deque()
+        self._spawn(self._greet(number, message.hello, early))
+
+    def _early(self, number: int, message: wire.AgentMessage) -> None:
+        early = self._greeting[number]
+        early.append(message)
+        if len(early) > _EARLY or sum(one.ByteSize() for one in early) > _EARLY_BYTES:
+            self._drop(number)
+            self._end(number, "too many messages before the Welcome")
+
+    async def _greet(self, number: int, hello: wire.Hello, early: deque[wire.AgentMessage]) -> None:
+        """Greet one agent while the others' messages pass; what it sent meanwhile is taken first."""
+        try:
+            agent, outbox = await self._ingest.greet(hello)
+        except HindmostError as error:
+            if self._greeting.get(number) is early:
+                del self._greeting[number]
+                self._end(number, str(error))
+            return
+        if self._greeting.get(number) is not early:  # it broke off meanwhile
+            self._ingest.part(agent, outbox)
+            return
+        carried = self._carried[number] = _Carried(agent, outbox, asyncio.create_task(self._pump(number, outbox)))
+        while early and self._greeting.get(number) is early:
+            await self._handle(carried, early.popleft())
+        if self._greeting.get(number) is early:
+            del self._greeting[number]
 
     async def _pump(self, number: int, outbox: Outbox) -> None:
         async def write(message: wire.CollectorMessage) -> None:
@@ -97,8 +133,8 @@ class RelayStream:
 
     def _spawn(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
-        self._farewells.add(task)
-        task.add_done_callback(self._farewells.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _end(self, number: int, reason: str) -> None:
         self._out.append(wire.ToAgent(stream=number, end=wire.End(reason=reason)))
@@ -106,6 +142,7 @@ class RelayStream:
 
     def _drop(self, number: int) -> None:
         """An agent broke off, or the relay did."""
+        self._greeting.pop(number, None)
         carried = self._carried.pop(number, None)
         if carried is None:
             return

@@ -81,7 +81,7 @@ class Agents:
 
     def join(self, name: str):
         """A new stream of the agent of that name."""
-        return self.ingest.greet(wire.Hello(protocol=1, agent_id=name, node="n", monotonic_ns=1))
+        return asyncio.run(self.ingest.greet(wire.Hello(protocol=1, agent_id=name, node="n", monotonic_ns=1)))
 
     def send(self, who, sequence: int, samples: int = 1000) -> None:
         """A batch of so many samples of a schema that nobody defines."""
