@@ -11,6 +11,7 @@ import grpc
 from hindmost.errors import HindmostError
 from hindmost_proto import telemetry_pb2_grpc
 
+from hindmost_collector.attendance import Attendance
 from hindmost_collector.clock import NodeClock
 from hindmost_collector.columns import Malformed
 from hindmost_collector.decode import Decoder, references
@@ -63,6 +64,7 @@ class Ingest(telemetry_pb2_grpc.TelemetryServicer):
         self.agents: dict[str, Agent] = {}
         self.counts: Counter[str] = Counter()
         self.shed_metrics = False
+        self.attendance = Attendance()
         self.stopping: str | None = None
         self._complained: set[str] = set()
         self._store_away = False
@@ -140,6 +142,8 @@ class Ingest(telemetry_pb2_grpc.TelemetryServicer):
             self.counts["replaced_streams"] += 1
             agent.outbox.close("another stream with this agent's identity replaced this one")
             self._contest(agent, now)
+        else:
+            self.attendance.joined(identity)
         outbox = Outbox(self.clock)
         agent.outbox, agent.departed, agent.last_heard_ns = outbox, False, now
         self.parking.clear(identity)
@@ -153,6 +157,7 @@ class Ingest(telemetry_pb2_grpc.TelemetryServicer):
         """A stream has ended; what waits of it comes again on the agent's next one."""
         if agent.outbox is outbox:
             agent.outbox = None
+            self.attendance.left(agent.identity, said_goodbye=agent.departed)
             self.parking.clear(agent.identity)
 
     async def _known_durable(self, identity: str) -> int:

@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from hindmost_collector import relay
-from hindmost_collector.service import serve
+from hindmost_collector.serving import serve
 
 if TYPE_CHECKING:
     from hindmost_collector.options import Options
@@ -44,7 +44,8 @@ def run_collector(options: Options) -> int:
     handler = logging.StreamHandler(sys.stderr)
     text = logging.Formatter("%(asctime)s hindmost collector: %(levelname)s: %(message)s")
     handler.setFormatter(JsonLines() if options.log_format == "json" else text)
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    # Who starts a job by hand holds its collector, and looks into its log for trouble alone.
+    logging.basicConfig(level=logging.WARNING if options.hold else logging.INFO, handlers=[handler])
     logging.getLogger("grpc").setLevel(logging.ERROR)
     sys.setswitchinterval(SWITCH_S)
     gc.freeze()

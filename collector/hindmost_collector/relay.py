@@ -202,9 +202,12 @@ async def serve(options: Options, stopped: asyncio.Event) -> int:
     relay = Relay(options)
     try:
         addresses = await relay.start()
+        log.info("started: relaying agents on %s to %s", addresses["grpc"], options.relay_to)
         sys.stdout.write(json.dumps(addresses) + "\n")
         sys.stdout.flush()
         await stopped.wait()
+        log.info("stopping: %d agents are let go", sum(link.agents for link in relay.links))
     finally:
         await relay.stop()
+    log.info("stopped")
     return 0

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import sys
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -199,6 +196,7 @@ class Collector:
 
     def gather(self) -> None:
         """Move what has arrived to the recorder, the windows and the counters."""
+        self.ingest.attendance.tell(self.ingest.connected)
         sequences = self.ingest.received()
         chunks = {name: finish(rows) for name, rows in self.decoder.take().items()}
         now = self.clock.now()
@@ -376,48 +374,3 @@ class Collector:
             self.recorder.store.close()
         self.ready = False
         return unwritten
-
-
-async def serve(options: Options, stopped: asyncio.Event) -> int:
-    """Run a collector until ``stopped``, or until stdin ends where it is held."""
-    store = open_store(options)
-    collector = Collector(options, store)
-    try:
-        addresses = await collector.start()
-    except HindmostError:
-        await collector.stop("start failed")
-        raise
-    if store is None:
-        log.warning("nothing is recorded: give --store DIRECTORY to keep every job, or --out RUN_DIR for one")
-    _say(addresses)
-    if options.hold:
-        follow = (collector, stopped, asyncio.get_running_loop())
-        threading.Thread(target=_follow_stdin, args=follow, daemon=True, name="stdin").start()
-    await stopped.wait()
-    unwritten = await collector.stop("the job is over" if options.hold else "the collector is stopping")
-    if unwritten is not None:
-        _say({"report": unwritten})
-    return 0
-
-
-def _say(message: object) -> None:
-    sys.stdout.write(json.dumps(message) + "\n")
-    sys.stdout.flush()
-
-
-def _follow_stdin(collector: Collector, stopped: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
-    """Take the job's exit code from stdin; its end is the end of the job, or of whoever started it."""
-    for text in sys.stdin:
-        code = _exit_code(text)
-        if code is None:
-            log.warning('stdin said %r, which is no {"exit_code": N}', text.strip()[:80])
-        else:
-            collector.job(collector.options.job_id).exit_code = code
-    loop.call_soon_threadsafe(stopped.set)
-
-
-def _exit_code(text: str) -> int | None:
-    try:
-        return int(json.loads(text)["exit_code"])
-    except (ValueError, KeyError, TypeError):
-        return None

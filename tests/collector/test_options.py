@@ -10,7 +10,7 @@ import threading
 
 import pytest
 from hindmost.errors import UsageError
-from hindmost_collector import service
+from hindmost_collector import service, serving
 from hindmost_collector.options import Options, resolve
 from hindmost_collector.store.parquet import read_run
 from hindmost_collector.store.upkeep import Upkeep
@@ -123,7 +123,7 @@ def test_a_collector_that_records_nothing_says_so(caplog, capsys):
     async def scenario():
         stopped = asyncio.Event()
         stopped.set()
-        return await service.serve(Options(listen="127.0.0.1:0", http="none"), stopped)
+        return await serving.serve(Options(listen="127.0.0.1:0", http="none"), stopped)
 
     assert asyncio.run(scenario()) == 0
     assert '"grpc"' in capsys.readouterr().out

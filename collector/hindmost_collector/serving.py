@@ -1,0 +1,78 @@
+"""A collector as a process: what it says when it starts and stops, and the stdin that holds it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from hindmost.errors import HindmostError
+
+from hindmost_collector.service import Collector, open_store
+from hindmost_collector.store.clickhouse_client import is_url, parse
+
+if TYPE_CHECKING:
+    from hindmost_collector.options import Options
+
+log = logging.getLogger(__name__)
+
+
+async def serve(options: Options, stopped: asyncio.Event) -> int:
+    """Run a collector until ``stopped``, or until stdin ends where it is held."""
+    store = open_store(options)
+    collector = Collector(options, store)
+    try:
+        addresses = await collector.start()
+    except HindmostError:
+        await collector.stop("start failed")
+        raise
+    log.info(
+        "started: agents on %s, page and metrics on %s, recording into %s",
+        addresses["grpc"],
+        addresses["http"] or "no port",
+        recorded_into(options),
+    )
+    if store is None:
+        log.warning("nothing is recorded: give --store DIRECTORY to keep every job, or --out RUN_DIR for one")
+    _say(addresses)
+    if options.hold:
+        follow = (collector, stopped, asyncio.get_running_loop())
+        threading.Thread(target=_follow_stdin, args=follow, daemon=True, name="stdin").start()
+    await stopped.wait()
+    log.info("stopping: %d agents are asked to send what they have and to leave", collector.ingest.connected())
+    unwritten = await collector.stop("the job is over" if options.hold else "the collector is stopping")
+    if unwritten is not None:
+        _say({"report": unwritten})
+    log.info("stopped: %d rows were written", collector.recorder.written_rows)
+    return 0
+
+
+def recorded_into(options: Options) -> str:
+    """Where everything goes, for messages: never with a password."""
+    return str(parse(options.store)) if is_url(options.store) else options.out or options.store or "nothing"
+
+
+def _say(message: object) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+def _follow_stdin(collector: Collector, stopped: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
+    """Take the job's exit code from stdin; its end is the end of the job, or of whoever started it."""
+    for text in sys.stdin:
+        code = _exit_code(text)
+        if code is None:
+            log.warning('stdin said %r, which is no {"exit_code": N}', text.strip()[:80])
+        else:
+            collector.job(collector.options.job_id).exit_code = code
+    loop.call_soon_threadsafe(stopped.set)
+
+
+def _exit_code(text: str) -> int | None:
+    try:
+        return int(json.loads(text)["exit_code"])
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,84 @@
+"""What a collector's log says of its life, and of its agents."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from hindmost_collector import serving
+from hindmost_collector.attendance import Attendance
+from hindmost_collector.clock import JobClock
+from hindmost_collector.decode import Decoder
+from hindmost_collector.definitions import Definitions
+from hindmost_collector.ingest import Ingest
+from hindmost_collector.options import Options
+from hindmost_proto import telemetry_pb2 as wire
+
+
+def test_a_life_in_the_log(tmp_path, caplog, capsys):
+    """Start says where agents connect and where records go; stop says who is asked to leave, and that it is done."""
+    caplog.set_level(logging.INFO, "hindmost_collector")
+
+    async def scenario():
+        stopped = asyncio.Event()
+        stopped.set()
+        await serving.serve(Options(listen="127.0.0.1:0", http="none", store=str(tmp_path)), stopped)
+
+    asyncio.run(scenario())
+    assert '"grpc"' in capsys.readouterr().out
+    started, stopping, stopped = (record.message for record in caplog.records)
+    assert started.startswith("started: agents on 127.0.0.1:")
+    assert started.endswith(f", page and metrics on no port, recording into {tmp_path}")
+    assert stopping == "stopping: 0 agents are asked to send what they have and to leave"
+    assert stopped == "stopped: 0 rows were written"
+
+
+def test_no_password_in_the_log():
+    """A store's URL is shown without what opens it."""
+    shown = serving.recorded_into(Options(store="clickhouse://me:secret@db:8123/runs"))
+    assert shown == "clickhouse://me@db:8123/runs"
+
+
+def told(attendance: Attendance, caplog, connected: int = 0) -> list[str]:
+    """What one tick says."""
+    caplog.clear()
+    attendance.tell(lambda: connected)
+    return [record.message for record in caplog.records]
+
+
+def test_comings_and_goings_take_a_line_a_tick(caplog):
+    """However many agents a relay brings along, one line says how many came and names the first."""
+    caplog.set_level(logging.INFO, "hindmost_collector")
+    attendance = Attendance()
+    for number in range(500):
+        attendance.joined(f"a@n{number}")
+    assert told(attendance, caplog, 512) == ["500 agents joined (a@n0, a@n1, a@n2, …): 512 are connected"]
+    attendance.left("a@n7", said_goodbye=True)
+    attendance.left("a@n8", said_goodbye=False)
+    said = ["1 agents left (a@n7): 510 are connected", "1 agents broke off (a@n8): 510 are connected"]
+    assert told(attendance, caplog, 510) == said
+    assert told(attendance, caplog) == []
+
+
+def test_an_agent_is_told_of_when_it_joins_and_leaves(caplog):
+    """A new stream in place of an older one is no coming and no going; the end of the last one is."""
+    caplog.set_level(logging.INFO, "hindmost_collector")
+    definitions = Definitions()
+    ingest = Ingest(JobClock(), definitions, Decoder(definitions), dict)
+    hello = wire.Hello(protocol=1, agent_id="a", node="n", monotonic_ns=1)
+
+    async def scenario():
+        first, second = [await greeted(ingest, hello) for _ in range(2)]
+        ingest.part(*first)
+        said = told(ingest.attendance, caplog, ingest.connected())
+        ingest.part(*second)
+        return said, told(ingest.attendance, caplog, ingest.connected())
+
+    joined, left = asyncio.run(scenario())
+    assert joined == ["1 agents joined (a@n): 1 are connected"]
+    assert left == ["1 agents broke off (a@n): 0 are connected"]
+
+
+async def greeted(ingest: Ingest, hello: wire.Hello):
+    """An agent's new stream."""
+    return ingest.greet(hello)
