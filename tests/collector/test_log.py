@@ -68,7 +68,7 @@ def test_an_agent_is_told_of_when_it_joins_and_leaves(caplog):
     hello = wire.Hello(protocol=1, agent_id="a", node="n", monotonic_ns=1)
 
     async def scenario():
-        first, second = [await greeted(ingest, hello) for _ in range(2)]
+        first, second = [await ingest.greet(hello) for _ in range(2)]
         ingest.part(*first)
         said = told(ingest.attendance, caplog, ingest.connected())
         ingest.part(*second)
@@ -77,8 +77,3 @@ def test_an_agent_is_told_of_when_it_joins_and_leaves(caplog):
     joined, left = asyncio.run(scenario())
     assert joined == ["1 agents joined (a@n): 1 are connected"]
     assert left == ["1 agents broke off (a@n): 0 are connected"]
-
-
-async def greeted(ingest: Ingest, hello: wire.Hello):
-    """An agent's new stream."""
-    return ingest.greet(hello)
