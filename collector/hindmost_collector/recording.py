@@ -15,7 +15,7 @@ from hindmost_collector.store.flush import arrow_tables
 from hindmost_collector.store.journal import UnsettledError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from hindmost_collector.chunk import Chunk
     from hindmost_collector.columns import Words
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from hindmost_collector.model import Run
 
 log = logging.getLogger(__name__)
+
+#: A write that has not come back for so long hangs: what comes meanwhile is kept no longer than memory lasts.
+HANGS_S = 30.0
 
 
 class Store(Protocol):
@@ -58,20 +61,29 @@ class Store(Protocol):
 class Recorder:
     """Collects chunks and writes them; one write at a time, off the event loop.
 
-    While it is ``detached`` nothing but definitions is kept: the store has failed for so long that memory is full, and
-    the agents, who were told of nothing since, hold the rest.
+    While it is ``detached`` nothing but definitions is kept: the store has failed, or a write has hung, for so long
+    that memory is full, and the agents, who were told of nothing since, hold the rest.
 
     Args:
         limit: bytes that may wait for the disk. From half of it node metrics are shed, at all of it reading stops.
+        now: seconds of a monotonic clock, to tell a write that hangs.
     """
 
-    def __init__(self, store: Store | None, words: Words, definitions: Definitions, limit: int = 256 << 20) -> None:
-        self.store, self._words, self._definitions, self._limit = store, words, definitions, limit
+    def __init__(
+        self,
+        store: Store | None,
+        words: Words,
+        definitions: Definitions,
+        limit: int = 256 << 20,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.store, self._words, self._definitions, self._limit, self._now = store, words, definitions, limit, now
         self._pending: dict[str, list[Chunk]] = defaultdict(list)
         self._sequences: dict[str, int] = {}
         self._unsettled: dict[str, int] = {}
         self._meta: dict[str, dict[str, Any]] = {}
-        self.pending_bytes = 0
+        self._waiting_bytes = self._held_bytes = 0  # of rows that no write has taken yet; that one has
+        self._since: float | None = None  # when the write in another thread began
         self.written_bytes = self.written_rows = self.flushes = self.failures = self.shed_bytes = 0
         self.flush_seconds = 0.0
         self.failing: str | None = None
@@ -87,12 +99,25 @@ class Recorder:
         for job, chunk in chunks.items():
             if not chunk.empty:
                 self._pending[job].append(chunk)
-                self.pending_bytes += chunk.bytes
+                self._waiting_bytes += chunk.bytes
         self._sequences.update(sequences)
 
     def describe(self, job: str, meta: Mapping[str, Any]) -> None:
         """Have facts of a job as a whole written to its ``meta.json`` with the next flush."""
         self._meta.setdefault(job, {}).update(meta)
+
+    @property
+    def pending_bytes(self) -> int:
+        """Memory held by rows that are not durable, those that are being written included."""
+        return self._waiting_bytes + self._held_bytes
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing becomes durable: the store fails, or a write to it hangs; None while all is well."""
+        since, now = self._since, self._now()
+        if self.failing or since is None or now - since < HANGS_S:
+            return self.failing
+        return f"a write has not come back for {now - since:.0f} s"
 
     @property
     def pressure(self) -> float:
@@ -106,11 +131,11 @@ class Recorder:
             if not (self._pending or self._sequences or self._meta or self.failing):
                 return {}
             taken = self._pending, self._sequences, self._meta
-            held, self._pending, self._sequences, self._meta = self.pending_bytes, defaultdict(list), {}, {}
+            self._pending, self._sequences, self._meta = defaultdict(list), {}, {}
+            self._held_bytes, self._waiting_bytes, self._since = self._waiting_bytes, 0, self._now()
             try:
                 rows, written = await asyncio.to_thread(self._write, *taken, clock)
             except UnsettledError as error:
-                self.pending_bytes -= held
                 self._unsettled.update(taken[1])
                 self._failed(error)
                 return {}
@@ -118,12 +143,13 @@ class Recorder:
                 self._put_back(*taken)
                 self._failed(error)
                 return {}
-            self.pending_bytes -= held
+            finally:
+                self._held_bytes, self._since = 0, None
             self.flush_seconds += time.monotonic() - began
             self.flushes += 1
             self.written_rows += rows
             self.written_bytes += written
-            if self.failing:
+            if self.failing or self.detached:
                 log.warning("recording works again; what agents kept meanwhile is written now")
                 self.failing = None
             durable, self._unsettled = {**self._unsettled, **taken[1]}, {}
@@ -159,6 +185,7 @@ class Recorder:
     def _put_back(
         self, pending: Mapping[str, list[Chunk]], sequences: Mapping[str, int], meta: Mapping[str, dict[str, Any]]
     ) -> None:
+        self._waiting_bytes += self._held_bytes
         newer, self._pending = self._pending, defaultdict(list, pending)
         for job, chunks in newer.items():
             self._pending[job] = [*self._pending[job], *chunks]
@@ -180,12 +207,15 @@ class Recorder:
         self.failing = reason
 
     def discard(self) -> None:
-        """Let go of what cannot be written, and of all that comes until it can: the agents still hold it."""
+        """Let go of what cannot be written, and of all that comes until it can: the agents still hold it.
+
+        What a write has taken stays: it may yet succeed.
+        """
+        if not (self.failing or self.detached):
+            log.error("recording stopped: %s; judging goes on from memory, agents keep what they can", self.trouble)
         kept = {job: [one.definitions() for one in chunks] for job, chunks in self._pending.items()}
-        before, self.detached = self.pending_bytes, True
+        before, self.detached = self._waiting_bytes, True
         self._pending, self._sequences = defaultdict(list), {}
-        self.pending_bytes = 0
-        for chunks in kept.values():
-            self.pending_bytes += sum(one.bytes for one in chunks)
+        self._waiting_bytes = sum(one.bytes for chunks in kept.values() for one in chunks)
         self._pending.update({job: [one for one in chunks if not one.empty] for job, chunks in kept.items()})
-        self.shed_bytes += before - self.pending_bytes
+        self.shed_bytes += before - self._waiting_bytes

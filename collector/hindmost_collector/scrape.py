@@ -78,7 +78,7 @@ class Scrape:
             return self._stored_report(name) if name else None
         if job.report is None:
             return None
-        return {**job.report, "recording": self._collector.recorder.failing}
+        return {**job.report, "recording": self._collector.recorder.trouble}
 
     def _stored_report(self, name: str) -> dict[str, Any] | None:
         store = self._collector.recorder.store
@@ -93,8 +93,8 @@ class Scrape:
         """Why this collector is not ready; None when it is."""
         if not self._collector.ready:
             return "starting or stopping"
-        failing = self._collector.recorder.failing
-        return f"recording fails: {failing}" if failing else None
+        trouble = self._collector.recorder.trouble
+        return f"recording fails: {trouble}" if trouble else None
 
 
 def _by_node(agents: Iterable[Agent]) -> list[Agent]:
@@ -191,7 +191,7 @@ class OwnMetrics:
         for name, (text, value) in counters.items():
             yield CounterMetricFamily(name, text, value)
         gauges = {
-            "hindmost_collector_store_failing": ("1 while the store cannot be written.", float(bool(recorder.failing))),
+            "hindmost_collector_store_failing": ("1 while the store cannot be written.", float(bool(recorder.trouble))),
             "hindmost_collector_pending_bytes": ("Memory held by rows that are not durable.", recorder.pending_bytes),
             "hindmost_collector_agents": ("Agents with a stream.", ingest.connected()),
         }

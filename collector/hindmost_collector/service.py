@@ -150,12 +150,16 @@ class Collector:
         return job
 
     async def _ticks(self) -> None:
+        flush: asyncio.Task[None] | None = None  # beside the ticks: one that hangs must not keep them from relief
         while True:
             await asyncio.sleep(TICK_S)
             try:
+                if flush and flush.done():
+                    ended, flush = flush, None
+                    ended.result()
                 self.gather()
-                if self._flush_due():
-                    await self.flush()
+                if flush is None and self._flush_due():
+                    flush = asyncio.create_task(self.flush())
             except Exception:  # a collector that no longer ticks would take batches and keep none of them
                 if not self.recorder.failing:
                     log.exception("a tick failed; what it held is asked for again")
@@ -179,7 +183,7 @@ class Collector:
         while True:
             await asyncio.sleep(UPKEEP_S)
             self._prune()
-            if upkeep is None or self.recorder.failing:
+            if upkeep is None or self.recorder.trouble:
                 continue
             for piece in (upkeep.compact, upkeep.expire):  # retention holds whatever became of the first
                 await self._tend(piece)
@@ -229,7 +233,7 @@ class Collector:
         limit = window_limit(len(self.jobs))
         for job in self.jobs.values():
             job.window.bound(limit)
-        if not self.recorder.failing:  # what waits for the disk still needs its definitions
+        if not self.recorder.trouble:  # what waits for the disk still needs its definitions
             self.ingest.prune(self.clock.now() - FORGET_NS)
             self.definitions.prune(self.clock.now(), FORGET_NS)
 
@@ -248,7 +252,7 @@ class Collector:
                 "shedding" if wanted else "taking",
                 pressure * 100,
             )
-        if pressure >= 1 and self.recorder.failing:
+        if pressure >= 1 and self.recorder.trouble:
             self.recorder.discard()
         if pressure >= 1 and not self.recorder.detached:
             self.ingest.pause()

@@ -1,0 +1,158 @@
+"""A store that neither writes nor fails: memory stays bounded, readiness says so, every row is stored afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import duckdb
+import numpy as np
+import pytest
+from hindmost_collector import recording, service
+from hindmost_collector.chunk import Chunk
+from hindmost_collector.columns import Words
+from hindmost_collector.decode import MetricRows
+from hindmost_collector.definitions import Definitions, Schema, Series
+from hindmost_collector.recording import Recorder
+from hindmost_collector.store import segments
+
+ROWS = 1000
+
+
+class Gate:
+    """A store whose writes wait until they are let through, or fail then."""
+
+    def __init__(self):
+        self.entered, self.open, self.error = threading.Event(), threading.Event(), None
+
+    def write(self, *_):
+        self.entered.set()
+        assert self.open.wait(60)
+        if self.error:
+            raise self.error
+        return 1, 1
+
+
+@pytest.fixture
+def recorder():
+    """A recorder into a ``Gate``, which knows one series; ``clock`` holds its time."""
+    definitions = Definitions()
+    definitions.schemas[1] = Schema((Series("m", False, "", "{}"),))
+    clock = [0.0]
+    made = Recorder(Gate(), Words(), definitions, 1 << 20, now=lambda: clock[0])
+    made.clock = clock
+    yield made
+    made.store.open.set()
+
+
+def chunks():
+    """Some samples of one job."""
+    return {"j": Chunk({}, {}, [MetricRows("n", 1, np.arange(ROWS), np.ones((ROWS, 1)))], [])}
+
+
+async def writing(recorder):
+    """A flush that hangs in its write."""
+    task = asyncio.create_task(recorder.flush({}))
+    assert await asyncio.to_thread(recorder.store.entered.wait, 60)
+    return task
+
+
+@pytest.mark.parametrize("error", [None, OSError("away")])
+def test_discard_during_a_write_counts_each_byte_once(recorder, error):
+    """What a write has taken stays counted until it is back; a discard meanwhile lets go of the rest only."""
+
+    async def scenario():
+        recorder.add(chunks(), {"a": 1})
+        one = recorder.pending_bytes
+        flush = await writing(recorder)
+        recorder.add(chunks(), {"a": 2})
+        counted = [recorder.pending_bytes]
+        recorder.clock[0] = recording.HANGS_S
+        recorder.discard()
+        counted.append(recorder.pending_bytes)
+        recorder.store.error = error
+        recorder.store.open.set()
+        durable = await flush
+        return one, [*counted, recorder.pending_bytes], recorder.shed_bytes, durable
+
+    one, counted, shed, durable = asyncio.run(scenario())
+    assert one > 0
+    assert counted == [2 * one, one, one if error else 0]
+    assert shed == one
+    assert durable == ({} if error else {"a": 1})
+
+
+def test_write_that_hangs_is_told(recorder, caplog):
+    """A write that does not come back is trouble after a while and no sooner, and one line tells of it."""
+
+    async def scenario():
+        recorder.add(chunks(), {"a": 1})
+        flush = await writing(recorder)
+        recorder.clock[0] = recording.HANGS_S - 1
+        early = recorder.trouble
+        recorder.clock[0] = recording.HANGS_S + 5
+        late = recorder.trouble
+        for _ in range(2):
+            recorder.discard()
+        recorder.store.open.set()
+        await flush
+        return early, late, recorder.trouble
+
+    assert asyncio.run(scenario()) == (None, "a write has not come back for 35 s", None)
+    assert [record.message.split(":")[0] for record in caplog.records if record.levelname == "ERROR"] == [
+        "recording stopped"
+    ]
+
+
+async def until(condition):
+    """Wait for a condition, a minute at most."""
+    for _ in range(3000):
+        if condition():
+            return
+        await asyncio.sleep(0.02)
+    pytest.fail("it did not come about within a minute")
+
+
+def test_flush_that_hangs_keeps_every_bound(collecting, fake_agent, tmp_path, monkeypatch):
+    """While a flush hangs reading stops at the memory limit; later rows are shed and watched, and stored in the end."""
+    release, real = threading.Event(), segments.write
+
+    def hang(*args):
+        assert release.wait(60)
+        return real(*args)
+
+    async def scenario():
+        async with collecting(out=str(tmp_path), flush_seconds=0.1) as collector:
+            recorder, agent = collector.recorder, fake_agent(collector.addresses["grpc"])
+            await agent.connect()
+            monkeypatch.setattr(segments, "write", hang)
+            await agent.send(agent.batch(0))
+            await until(lambda: recorder._held_bytes)
+            recorder._limit = 1  # any row is too much to keep
+            await until(lambda: not collector.ingest._open.is_set())
+            ready = [collector.scrape.ready()]
+            recorder._now = lambda: time.monotonic() + recording.HANGS_S
+            for step in range(1, 5):
+                await agent.send(agent.batch(step))
+            await until(lambda: recorder.shed_bytes and collector.jobs["j"].window.last_step == 4)
+            ready.append(collector.scrape.ready())
+            acked, recorder._limit = collector.ingest.agents["a@n0"].durable, 1 << 20
+            release.set()
+            assert "send it again" in await agent.ended()
+            await agent.close()
+            await agent.connect()
+            await agent.until_acked(5)
+            await agent.close()
+            return acked, [*ready, collector.scrape.ready()]
+
+    monkeypatch.setattr(service, "TICK_S", 0.02)
+    try:
+        acked, ready = asyncio.run(scenario())
+    finally:
+        release.set()
+    assert acked == 0
+    assert (ready[0], ready[2]) == (None, None)
+    assert ready[1].startswith("recording fails: a write has not come back for")
+    stored = duckdb.read_parquet(f"{tmp_path}/segments/steps/*.parquet").aggregate("step, count(*)").order("step")
+    assert stored.fetchall() == [(step, 2) for step in range(5)]
