@@ -162,9 +162,50 @@ def test_retention_follows_the_setting(url):
     assert store.read("j").steps["step"].tolist() == [2, 2]
     made = store.server.command(f"SHOW CREATE TABLE {database}.steps_rows")
     assert "toIntervalSecond(2592000)" in made
+    for own in ("flushes", "agents_rows"):  # a week longer
+        assert "toIntervalSecond(3196800)" in store.server.command(f"SHOW CREATE TABLE {database}.{own}")
     ClickHouseStore(url).close()
-    assert "TTL" not in store.server.command(f"SHOW CREATE TABLE {database}.steps_rows")
+    for table in ("steps_rows", "flushes", "agents_rows"):
+        assert "TTL" not in store.server.command(f"SHOW CREATE TABLE {database}.{table}")
     store.close()
+
+
+def test_agents_take_no_more_room_with_time(url):
+    """However many flushes an agent is in, at most two rows are kept of it for each start of its collector."""
+    for start in range(2):
+        store = ClickHouseStore(url)
+        for number in range(1, 6):
+            store.write({}, {"x@n0": 10 * start + number, "y@n1": 7})
+        store.server.command(f"OPTIMIZE TABLE {store.target.place.database}.agents_rows FINAL")
+        kept = store.server.command(f"SELECT count() FROM {store.target.place.database}.agents_rows")
+        assert int(kept) <= 2 * 2 * (start + 1)
+        assert store.sequences == {"x@n0": 10 * start + 5, "y@n1": 7}
+        store.close()
+
+
+@pytest.mark.parametrize("whole", [1, 2, 3])
+def test_half_a_flush_costs_no_sequence(url, monkeypatch, whole):
+    """A flush that never became whole does not take the place of an agent's last one, also after a kill and a merge."""
+    store = ClickHouseStore(url)
+    for number in range(1, whole + 1):
+        store.write({}, {"x@n0": number})
+        store.write({}, {"y@n1": number})
+    real = store.server.insert
+
+    def breaking(table, data, token):
+        if table == "flushes":
+            raise Unreachable("gone")
+        real(table, data, token)
+
+    monkeypatch.setattr(store.server, "insert", breaking)
+    for _ in range(2):
+        with pytest.raises(OSError, match="gone"):
+            store.write({}, {"x@n0": 99})
+    store.server.command(f"OPTIMIZE TABLE {store.target.place.database}.agents_rows FINAL")
+    store.server.close()
+    again = ClickHouseStore(url)
+    assert again.sequences == {"x@n0": whole, "y@n1": whole}
+    again.close()
 
 
 def test_column_of_a_newer_version_is_added(url):
@@ -187,13 +228,15 @@ def test_cluster_statements_are_understood(standin):
     place = ddl.Place("hindmost", "it's `mine`")
     made = [
         *ddl.statements(place, 30),
-        *(change for _, change in ddl.retention(place, 7)),
+        *(change for _, _, change in ddl.retention(place, 7)),
         *ddl.additions(place, {"steps_local": frozenset({"rank"}), "steps_rows": frozenset({"rank"})}),
     ]
     for statement in made:
         formatted = server.command("SELECT formatQuery({q:String})", {"q": statement})
         assert "ON CLUSTER" in formatted
-    assert sum("ReplicatedMergeTree" in one for one in made) == sum("Distributed" in one for one in made) == 15
+    assert sum("ReplicatedMergeTree" in one for one in made) == 14
+    assert sum("ReplicatedReplacingMergeTree" in one for one in made) == 1
+    assert sum("Distributed" in one for one in made) == 15
     server.close()
 
 

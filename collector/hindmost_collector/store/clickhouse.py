@@ -22,6 +22,7 @@ from hindmost.errors import HindmostError
 from hindmost_collector.store import clickhouse_ddl as ddl
 from hindmost_collector.store.clickhouse_client import Server, Unreachable, parse
 from hindmost_collector.store.clickhouse_reading import read_file, read_meta, read_run
+from hindmost_collector.store.clickhouse_slots import AgentSlots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -55,6 +56,7 @@ class ClickHouseStore:
         self._name = socket.gethostname()
         self._last = 0
         self._dangling: int | None = None
+        self._slots = AgentSlots()
         self._lines: deque[tuple[str, str, str]] = deque(maxlen=_LINES)
         self._meta: dict[str, dict[str, Any]] = {}
         self._unsaved: set[str] = set()
@@ -68,8 +70,8 @@ class ClickHouseStore:
         for statement in (*ddl.additions(place, self._columns()), *rest):
             self.server.command(statement)
         made = self._made()
-        for table, statement in ddl.retention(place, days):
-            if ddl.ttl(days) not in made[table] or (not days and " TTL " in made[table]):
+        for table, clause, statement in ddl.retention(place, days):
+            if clause not in made[table] or (not clause and " TTL " in made[table]):
                 self.server.command(statement)
 
     def _columns(self) -> dict[str, frozenset[str]]:
@@ -122,10 +124,12 @@ class ClickHouseStore:
                     self._insert(f"{table}_rows", _numbered(block, flush), f"{flush}-{table}-{number}")
                     rows, total = rows + block.num_rows, total + block.nbytes
             if sequences:
-                self._insert("agents_rows", _agents(sequences, flush), f"{flush}-agents")
+                slots = self._slots.free(sequences, self._number)
+                self._insert("agents_rows", _agents(sequences, slots, flush), f"{flush}-agents")
             if files:
                 self._save("files", "content", [(job, name, content) for (job, name), content in files.items()])
             self._commit(flush, clock)
+            self._slots.taken(sequences)
         except HindmostError as error:
             raise OSError(str(error)) from error
         return rows, total
@@ -246,10 +250,11 @@ def _numbered(data: pa.Table, flush: int) -> pa.Table:
     return data.append_column("flush", pa.repeat(pa.scalar(flush, pa.uint64()), len(data)))
 
 
-def _agents(sequences: Mapping[str, int], flush: int) -> pa.Table:
+def _agents(sequences: Mapping[str, int], slots: Iterable[int], flush: int) -> pa.Table:
     columns = {
         "job": pa.repeat(pa.scalar("", pa.string()), len(sequences)),
         "identity": pa.array(list(sequences), pa.string()),
         "sequence": pa.array(list(sequences.values()), pa.uint64()),
+        "slot": pa.array(list(slots), pa.uint64()),
     }
     return _numbered(pa.table(columns), flush)

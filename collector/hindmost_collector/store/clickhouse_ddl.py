@@ -28,13 +28,15 @@ _WRITTEN = f"toDateTime(intDiv(bitShiftRight(flush, {FLUSH_BITS}), 1000), 'UTC')
 
 #: Tables that are the store's own: what flushes, agents and files there are.
 OWN: Mapping[str, Mapping[str, Any]] = {
-    "agents": {"identity": np.str_, "sequence": np.uint64},
+    "agents": {"identity": np.str_, "sequence": np.uint64, "slot": np.uint64},
     "files": {"name": np.str_, "content": bytes},
     "lines": {"name": np.str_, "line": bytes},
 }
 TABLES: Mapping[str, Mapping[str, Any]] = {**STORED, **OWN}
 #: Tables whose rows are true by themselves, whatever flush they name.
 ALONE = frozenset({"files", "lines"})
+#: Days that flushes and agents' sequences are kept for beyond the rows: an agent may come back late, and replay.
+MARGIN_DAYS = 7.0
 
 ORDER: Mapping[str, tuple[str, ...]] = {
     "steps": ("job", "rank", "step"),
@@ -42,7 +44,7 @@ ORDER: Mapping[str, tuple[str, ...]] = {
     "intervals": ("job", "rank", "start_ns"),
     "metrics": ("job", "node", "name", "labels", "time_ns"),
     "operations": ("job", "rank", "step"),
-    "agents": ("identity", "sequence"),
+    "agents": ("identity", "slot"),
     "files": ("job", "name", "flush"),
     "lines": ("job", "name", "flush"),
 }
@@ -100,12 +102,12 @@ def statements(place: Place, retention_days: float = 0.0) -> Iterator[str]:
     flushes = (
         "flush UInt64 CODEC(Delta, ZSTD(1)), collector LowCardinality(String), clock String CODEC(ZSTD(1)), void UInt8"
     )
-    yield from _stored(place, "flushes", flushes, "flush", 0, "rand()")
+    yield from _stored(place, "flushes", flushes, "flush", kept_days("flushes", retention_days), "rand()")
     for table in TABLES:
         listed = ", ".join(f"{quoted(name)} {kind} CODEC({codec})" for name, kind, codec in columns(table))
         order = ", ".join(ORDER.get(table, ("job", *(["rank"] if "rank" in TABLES[table] else []))))
         spread = next((one for one in ("rank", "node", "identity") if one in TABLES[table]), "name")
-        days = 0 if table == "agents" else retention_days
+        days = kept_days(table, retention_days)
         yield from _stored(place, f"{table}_rows", listed, order, days, f"cityHash64(job, {spread})")
         shown = ", ".join(quoted(name) for name, _, _ in columns(table))
         whole = f" WHERE flush GLOBAL IN (SELECT flush FROM {database}.flushes GROUP BY flush HAVING max(void) = 0)"
@@ -123,14 +125,16 @@ def _stored(place: Place, name: str, listed: str, order: str, days: float, sprea
     """A table that holds rows: one, or a replicated one on each shard and one that spreads rows over them."""
     on, database = _on(place), quoted(place.database)
     local = name.removesuffix("_rows") + "_local" if place.cluster else name
-    engine = "ReplicatedMergeTree('/clickhouse/tables/{shard}/{database}/{table}', '{replica}')"
+    newest = name == "agents_rows"  # of each slot the newest row is enough, whatever its day
+    replicated = "'/clickhouse/tables/{shard}/{database}/{table}', '{replica}'" if place.cluster else ""
+    arguments = ", ".join(one for one in (replicated, "flush" if newest else "") if one)
+    engine = f"{'Replicated' if place.cluster else ''}{'Replacing' if newest else ''}MergeTree({arguments})"
     written = f"written DateTime('UTC') MATERIALIZED {_WRITTEN} CODEC(Delta, ZSTD(1))"
     yield (
-        f"CREATE TABLE IF NOT EXISTS {database}.{local}{on} ({listed}, {written})"
-        f" ENGINE = {engine if place.cluster else 'MergeTree'}"
-        f" PARTITION BY toYYYYMMDD(written) ORDER BY ({order}){ttl(days)}"
+        f"CREATE TABLE IF NOT EXISTS {database}.{local}{on} ({listed}, {written}) ENGINE = {engine}"
+        f"{'' if newest else ' PARTITION BY toYYYYMMDD(written)'} ORDER BY ({order}){ttl(days)}"
         # acknowledged means that it survives a power cut; a repeated insert is one insert
-        " SETTINGS fsync_after_insert = 1, fsync_part_directory = 1, ttl_only_drop_parts = 1,"
+        f" SETTINGS fsync_after_insert = 1, fsync_part_directory = 1, ttl_only_drop_parts = {0 if newest else 1},"
         f" {'replicated' if place.cluster else 'non_replicated'}_deduplication_window = 10000"
     )
     if place.cluster:
@@ -145,14 +149,19 @@ def ttl(days: float) -> str:
     return f" TTL written + toIntervalSecond({round(days * 86400)})" if days else ""
 
 
-def retention(place: Place, days: float) -> Iterator[tuple[str, str]]:
-    """``(table that holds rows, statement that sets its retention)`` where it was made with another."""
-    for table in TABLES:
-        if table == "agents":
-            continue
-        local = f"{table}_local" if place.cluster else f"{table}_rows"
-        change = f"MODIFY{ttl(days)}" if days else "REMOVE TTL"
-        yield local, f"ALTER TABLE {quoted(place.database)}.{local}{_on(place)} {change}"
+def kept_days(table: str, days: float) -> float:
+    """For how long a table's rows are kept where data is kept for ``days``; zero for ever."""
+    return days + MARGIN_DAYS if days and table in {"agents", "flushes"} else days
+
+
+def retention(place: Place, days: float) -> Iterator[tuple[str, str, str]]:
+    """``(table that holds rows, its retention's clause, statement that sets it)``, for one made with another."""
+    for table in (*TABLES, "flushes"):
+        name = table if table == "flushes" else f"{table}_rows"
+        local = f"{table}_local" if place.cluster else name
+        clause = ttl(kept_days(table, days))
+        change = f"MODIFY{clause}" if clause else "REMOVE TTL"
+        yield local, clause, f"ALTER TABLE {quoted(place.database)}.{local}{_on(place)} {change}"
 
 
 def additions(place: Place, present: Mapping[str, frozenset[str]]) -> Iterator[str]:
