@@ -27,15 +27,18 @@ _OF_A_SIGNAL = 128
 def sentence(run: Run) -> str | None:
     """How the job failed and who died first, as far as was seen; ``None`` where it ended well or is not known to have.
 
-    A training process that closed its ring left in order, also where its exit code was not 0.
+    A training process that closed its ring left in order, also where its exit code was not 0. Of a job that was asked
+    to end nobody is named: its processes are killed in any order.
     """
     gone = _gone(run)
-    code = run.job.exit_code
+    code, signalled = run.job.exit_code, run.job.interrupted_by
     if not code and (code is not None or len(gone) == 0):
         return None
     told = [exit_words(code)] if code else []
     first, how = first_to_die(run)
-    if first:
+    if signalled:
+        told.insert(0, f"interrupted by {signalled}")
+    elif first:
         told.append(f"{_who(run, first)} died first{_after(run, first)}{how}")
     elif len(gone):
         told.append(f"{_who(run, gone)} were killed or crashed{how or ', nobody knows which first'}")

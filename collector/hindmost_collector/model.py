@@ -190,6 +190,8 @@ class Job:
     started_ns: int | None = None
     ended_ns: int | None = None
     exit_code: int | None = None
+    #: The signal by which whoever started the job asked it to end, such as ``SIGINT``.
+    interrupted_by: str | None = None
     source: str = "hindmost"
     #: Mean time from one collective of a rank to its next, where rows have no start to tell it from.
     pace_ns: float | None = None

@@ -49,5 +49,7 @@ def _whole(collector: Collector, job: LiveJob) -> Run:
     elif recorder.failing:
         notes = (f"recording stopped ({recorder.failing}): judged from the last minutes in memory",)
     run = job.snapshot(collector.decoder.words, collector.definitions)()
-    facts = dataclasses.replace(run.job, exit_code=job.exit_code, ended_ns=collector.clock.now())
+    facts = dataclasses.replace(
+        run.job, exit_code=job.exit_code, interrupted_by=job.interrupted_by, ended_ns=collector.clock.now()
+    )
     return dataclasses.replace(run, job=facts, notes=(*run.notes, *notes))

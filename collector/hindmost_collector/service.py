@@ -345,7 +345,8 @@ class Collector:
     async def finish(self, job: LiveJob) -> dict[str, Any] | None:
         """Write the end of a job: meta.json and report.json; the report."""
         job.sealed = True
-        self._note(job.id, {"started_ns": job.started_ns, "ended_ns": self.clock.now(), "exit_code": job.exit_code})
+        how = {"exit_code": job.exit_code, "interrupted_by": job.interrupted_by}
+        self._note(job.id, {"started_ns": job.started_ns, "ended_ns": self.clock.now(), **how})
         await self.flush()
         return await asyncio.to_thread(seal, self, job)
 

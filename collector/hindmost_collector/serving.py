@@ -61,18 +61,21 @@ def _say(message: object) -> None:
 
 
 def _follow_stdin(collector: Collector, stopped: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
-    """Take the job's exit code from stdin; its end is the end of the job, or of whoever started it."""
+    """Take from stdin how the job ended; its end is the end of the job, or of whoever started it."""
     for text in sys.stdin:
-        code = _exit_code(text)
-        if code is None:
+        how = _ending(text)
+        if how is None:
             log.warning('stdin said %r, which is no {"exit_code": N}', text.strip()[:80])
         else:
-            collector.job(collector.options.job_id).exit_code = code
+            job = collector.job(collector.options.job_id)
+            job.exit_code, job.interrupted_by = how
     loop.call_soon_threadsafe(stopped.set)
 
 
-def _exit_code(text: str) -> int | None:
+def _ending(text: str) -> tuple[int, str | None] | None:
+    """The exit code, and the signal that the job was asked to end by where there was one."""
     try:
-        return int(json.loads(text)["exit_code"])
+        said = json.loads(text)
+        return int(said["exit_code"]), said.get("interrupted_by")
     except (ValueError, KeyError, TypeError):
         return None

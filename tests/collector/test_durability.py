@@ -130,7 +130,7 @@ def test_held_collector_ends_with_its_stdin(collector_process, fake_agent, tmp_p
         agent = fake_agent(process.addresses["grpc"])
         await agent.connect()
         await agent.send(agent.batch(0))
-        process.popen.stdin.write('{"exit_code": 3}\n')
+        process.popen.stdin.write('{"exit_code": 3, "interrupted_by": "SIGTERM"}\n')
         process.popen.stdin.close()
         while not (await agent.read()).HasField("stop"):
             pass
@@ -146,6 +146,7 @@ def test_held_collector_ends_with_its_stdin(collector_process, fake_agent, tmp_p
     assert process.popen.wait(20) == 0
     meta = json.loads((tmp_path / "meta.json").read_text())
     assert (meta["schema"], meta["exit_code"], meta["command"]) == ("hindmost.run/1", 3, "x.py")
+    assert meta["interrupted_by"] == "SIGTERM"
     assert meta["ended_ns"] > meta["started_ns"]
 
 

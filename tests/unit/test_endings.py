@@ -62,6 +62,14 @@ def test_gone_at_one_look_without_more_is_not_known() -> None:
     assert said.endswith("nobody knows which first")
 
 
+@pytest.mark.parametrize("seconds", [(9, 5, 9, 9), (9, 9, 9, 9)])
+def test_a_job_that_was_asked_to_end_has_no_first_to_die(seconds: tuple[int, ...]) -> None:
+    """After Ctrl-C a launcher kills its ranks in any order, which says nothing about them."""
+    run = ended([(VANISHED, when) for when in seconds], exit_code=1, in_flight=entered([0, 2, 3]))
+    run = dataclasses.replace(run, job=dataclasses.replace(run.job, interrupted_by="SIGINT"))
+    assert endings.sentence(run) == "interrupted by SIGINT; exit code 1"
+
+
 @pytest.mark.parametrize(
     ("code", "lives", "said"),
     [

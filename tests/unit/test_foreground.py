@@ -59,6 +59,24 @@ def test_a_signal_to_us_alone_reaches_the_command_once(number: signal.Signals) -
         assert process.returncode == 7
 
 
+def test_signals_to_us_are_told_of() -> None:
+    """Whoever runs the command learns which signals came meanwhile, its children's ends left out."""
+    script = """
+import os, signal
+from hindmost.supervise import foreground
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+command = ["sh", "-c", "trap '' USR1; kill -USR1 $PPID; kill -INT $PPID; exec sleep 20"]
+heard = []
+code = foreground.run(command, os.environ, heard.append)
+print(sorted(one.name for one in heard), code)
+"""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "agent")}
+    said = subprocess.run(
+        [sys.executable, "-c", script], env=environ, capture_output=True, text=True, timeout=30, check=True
+    )
+    assert said.stdout == "['SIGINT', 'SIGUSR1'] -2\n"
+
+
 def test_an_ignored_signal_stays_ignored() -> None:
     """Under nohup the command keeps ignoring hang-ups, and so do we."""
     with start("sh", "-c", "trap '' HUP; exec true") as process:

@@ -57,7 +57,7 @@ def _observed(session: Session) -> int:
     if session.page:
         _say(f"page http://{session.page}/  metrics http://{session.page}/metrics  run {_short(session.directory)}")
     try:
-        returncode = foreground.run(session.argv, session.environ)
+        returncode = foreground.run(session.argv, session.environ, session.heard)
     except HindmostError:
         session.abandon()
         raise

@@ -27,6 +27,8 @@ PR_SET_PDEATHSIG = 1
 
 #: What people and batch systems send to a job. Those ignored when we were started (``nohup``) stay ignored.
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+#: Those of them that ask a job to end.
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class CommandError(HindmostError):
@@ -37,20 +39,25 @@ class CommandError(HindmostError):
         self.exit_code = exit_code
 
 
-def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+def run(
+    argv: Sequence[str], environ: Mapping[str, str], heard: Callable[[signal.Signals], None] = lambda _: None
+) -> int:
     """Run ``argv`` to its end; return its exit code, or minus the number of the signal that ended it.
 
-    Raises ``CommandError`` where it cannot be started. Should we be killed, the command gets SIGTERM.
+    ``heard`` is called with each signal that we got, whoever sent it. Raises ``CommandError`` where the command cannot
+    be started. Should we be killed, it gets SIGTERM.
     """
     watched = {number for number in FORWARDED if signal.getsignal(number) != signal.SIG_IGN} | {signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     try:
         process = _start(argv, environ, before)
         while process.poll() is None:
-            _pass_on(process, signal.sigwaitinfo(watched))
+            info = signal.sigwaitinfo(watched)
+            _pass_on(process, info)
+            _hear(info, heard)
         # A second Ctrl-C that came while the job was leaving was meant for the job, not for what we do next.
-        while signal.sigtimedwait(watched, 0) is not None:
-            continue
+        while (late := signal.sigtimedwait(watched, 0)) is not None:
+            _hear(late, heard)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return process.returncode
@@ -103,6 +110,11 @@ def _child_setup(mask: set[signal.Signals | int]) -> Callable[[], None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     return setup
+
+
+def _hear(info: signal.struct_siginfo, heard: Callable[[signal.Signals], None]) -> None:
+    if info.si_signo != signal.SIGCHLD:
+        heard(signal.Signals(info.si_signo))
 
 
 def _pass_on(process: subprocess.Popen[bytes], info: signal.struct_siginfo) -> None:

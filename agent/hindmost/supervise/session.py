@@ -13,6 +13,7 @@ from hindmost.supervise import environment, foreground, place
 from hindmost.supervise.daemon import Daemon
 
 if TYPE_CHECKING:
+    import signal
     from collections.abc import Callable, Mapping
 
     from hindmost.launchers import Launcher
@@ -45,6 +46,7 @@ class Session:
     environ: dict[str, str]
     collector: Daemon
     agent: Daemon
+    interrupted_by: str | None = None
 
     @classmethod
     def start(cls, wish: Wish, launcher: Launcher, environ: Mapping[str, str], say: Callable[[str], None]) -> Session:
@@ -79,9 +81,14 @@ class Session:
         argv = launcher.carry(wish.command, list(ours), whole)
         return cls(job, directory, rings, said.get("http"), argv, whole, collector, agent)
 
+    def heard(self, number: signal.Signals) -> None:
+        """Remember the first signal that asked the job to end: whoever is gone after it did not die by itself."""
+        if self.interrupted_by is None and number in foreground.STOPPING:
+            self.interrupted_by = number.name
+
     def finish(self, returncode: int, say: Callable[[str], None]) -> str:
         """Let both finish what they hold, agent first; return what the collector said last. Never raises for them."""
-        self.collector.tell({"exit_code": returncode})
+        self.collector.tell({"exit_code": returncode, "interrupted_by": self.interrupted_by})
         kept = _kept(_finished(self.agent, AGENT_SECONDS, say))
         if kept:
             say(f"{kept} samples of this node were not delivered (see {self.agent.log})")

@@ -92,6 +92,7 @@ def _job(name: str, meta: dict[str, Any], tables: dict[str, Table]) -> Job:
         started_ns=meta.get("started_ns"),
         ended_ns=meta.get("ended_ns"),
         exit_code=meta.get("exit_code"),
+        interrupted_by=meta.get("interrupted_by"),
     )
 
 
