@@ -49,7 +49,7 @@ def quantile(text: str, share: float) -> float:
 def collected(address: str) -> dict[str, Any]:
     """What the collector says of itself after the load."""
     text = page(address)
-    values = {name: re.search(rf"^hindmost_collector_{name}_total (\S+)", text, re.M) for name in COUNTERS}
+    values = {name: re.search(rf"^hindmost_collector_{name}(?:_total)? (\S+)", text, re.M) for name in COUNTERS}
     seconds = {
         name: re.search(rf"^hindmost_collector_{name}_seconds_total (\S+)", text, re.M) for name in ("flush", "judging")
     }

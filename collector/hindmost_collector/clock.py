@@ -40,6 +40,9 @@ def boot_id(root: Path = Path("/")) -> str:
 class JobClock:
     """Unix time that never steps: read once, then carried on by CLOCK_MONOTONIC, also across a restart.
 
+    It is as far from Unix time as this host's clock was when the store was first used since the host's last boot, and
+    as far as CLOCK_MONOTONIC has drifted since: a clock that was set later is seen after the next reboot.
+
     Args:
         remembered: what ``state()`` gave before a restart; ignored after a reboot.
     """

@@ -35,7 +35,7 @@ MESSAGE_BYTES, WAITING_BYTES = 2 << 20, 16 << 20
 AGENT_BYTES = (16 << 20) - 1024
 BACKOFF_FIRST_S, BACKOFF_LAST_S = 0.2, 10.0
 #: The first byte of an AgentMessage that is a batch: field 3, length-delimited.
-BATCH = 0x1A
+BATCH = b"\x1a"
 
 
 class Carried(Protocol):
@@ -99,7 +99,7 @@ class Link:
         """Pass an agent's message on. Waits while too much waits already."""
         await self._room.wait()
         if number in self._streams:
-            self._add(number, message, urgent=message[0] != BATCH)
+            self._add(number, message, urgent=not message.startswith(BATCH))
 
     def close(self, number: int) -> None:
         """An agent broke off."""

@@ -173,10 +173,6 @@ class OwnMetrics:
             yield CounterMetricFamily(name, text, ingest.counts[key])
         counters = {
             "hindmost_collector_samples": ("Metric samples taken.", self._collector.decoder.samples),
-            "hindmost_collector_missing_batches": (
-                "Batches whose numbers agents skipped: dropped from a full spool.",
-                sum(agent.skipped for agent in list(ingest.agents.values())),
-            ),
             "hindmost_collector_stored_rows": ("Rows made durable.", recorder.written_rows),
             "hindmost_collector_stored_bytes": ("Bytes written to the store.", recorder.written_bytes),
             "hindmost_collector_flushes": ("Flushes made durable.", recorder.flushes),
@@ -194,6 +190,10 @@ class OwnMetrics:
             "hindmost_collector_store_failing": ("1 while the store cannot be written.", float(bool(recorder.trouble))),
             "hindmost_collector_pending_bytes": ("Memory held by rows that are not durable.", recorder.pending_bytes),
             "hindmost_collector_agents": ("Agents with a stream.", ingest.connected()),
+            "hindmost_collector_missing_batches": (
+                "Batches whose numbers agents skipped and that have not come since: dropped from a full spool.",
+                sum(agent.skipped for agent in list(ingest.agents.values())),
+            ),
         }
         for name, (text, value) in gauges.items():
             yield GaugeMetricFamily(name, text, value)

@@ -15,7 +15,7 @@ import pytest
 from hindmost.cli import collector as command
 from hindmost.errors import UsageError
 from hindmost_collector.options import resolve
-from hindmost_collector.relay import choose
+from hindmost_collector.relay import Agent, choose
 from hindmost_collector.relay_link import Link, relayed
 from hindmost_proto import telemetry_pb2 as wire
 
@@ -174,6 +174,32 @@ def test_framing_is_protobuf_s():
     assert wire.AgentMessage.FromString(made) == wire.AgentMessage(relayed=wire.Relayed(messages=messages))
     empty = wire.AgentMessage.FromString(relayed([]))
     assert empty.WhichOneof("body") == "relayed"
+
+
+class Upwards:
+    """The stream to a collector, as far as the first message that is written to it."""
+
+    def __init__(self) -> None:
+        self.sent: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    async def write(self, content: bytes) -> None:
+        """Keep it."""
+        self.sent.set_result(content)
+
+
+def test_an_empty_message_is_passed_on():
+    """A message without any field, which is valid protobuf, ends no stream and reaches the collector."""
+
+    async def scenario():
+        link, upwards = Link("127.0.0.1:1"), Upwards()
+        await link.send(link.open(Agent()), b"")
+        sending = asyncio.create_task(link._send(upwards))
+        try:
+            return await asyncio.wait_for(upwards.sent, PATIENCE_S)
+        finally:
+            sending.cancel()
+
+    assert asyncio.run(scenario()) == relayed([(1, b"")])
 
 
 def test_job_goes_to_one_collector():
