@@ -15,6 +15,14 @@ from hindmost_collector.options import Options
 from hindmost_proto import telemetry_pb2 as wire
 
 
+ATTENDANCE = logging.getLogger(Attendance.__module__)
+
+
+def said_by(logger: logging.Logger, caplog) -> list[str]:
+    """What this logger said; other parts of a process, and what other tests left to be collected, may speak too."""
+    return [record.message for record in caplog.records if record.name == logger.name]
+
+
 def test_a_life_in_the_log(tmp_path, caplog, capsys):
     """Start says where agents connect and where records go; stop says who is asked to leave, and that it is done."""
     caplog.set_level(logging.INFO, "hindmost_collector")
@@ -26,7 +34,7 @@ def test_a_life_in_the_log(tmp_path, caplog, capsys):
 
     asyncio.run(scenario())
     assert '"grpc"' in capsys.readouterr().out
-    started, stopping, stopped = (record.message for record in caplog.records)
+    started, stopping, stopped = said_by(serving.log, caplog)
     assert started.startswith("started: agents on 127.0.0.1:")
     assert started.endswith(f", page and metrics on no port, recording into {tmp_path}")
     assert stopping == "stopping: 0 agents are asked to send what they have and to leave"
@@ -43,7 +51,7 @@ def told(attendance: Attendance, caplog, connected: int = 0) -> list[str]:
     """What one tick says."""
     caplog.clear()
     attendance.tell(lambda: connected)
-    return [record.message for record in caplog.records]
+    return said_by(ATTENDANCE, caplog)
 
 
 def test_comings_and_goings_take_a_line_a_tick(caplog):
