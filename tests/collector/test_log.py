@@ -14,7 +14,6 @@ from hindmost_collector.ingest import Ingest
 from hindmost_collector.options import Options
 from hindmost_proto import telemetry_pb2 as wire
 
-
 ATTENDANCE = logging.getLogger(Attendance.__module__)
 
 
