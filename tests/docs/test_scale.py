@@ -1,0 +1,62 @@
+"""The arithmetic of docs/scale.md, worked out again from what was measured."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+ROWS = re.findall(r"^\| ([\d,]+ \| [\d,]+ \| [\d.]+ [kM]B \| .*) \|$", PAGE, re.MULTILINE)
+UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "": 1.0}
+DAY_S, RANKS, SAMPLES, COLLECTIVES = 86400, 8, 340, 10
+
+
+def result(name: str) -> Any:
+    """What a bench wrote."""
+    return json.loads((ROOT / "bench" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def a_day(bytes_a_sample: float, store: str) -> float:
+    """Bytes of a node's day."""
+    sizes = result("storage")["bytes_a_row"]
+    steps, calls = sizes["steps"][store], sizes["collectives"][store]
+    return DAY_S * (SAMPLES * bytes_a_sample + RANKS * steps + RANKS * COLLECTIVES * calls)
+
+
+def a_node() -> list[float]:
+    """Bytes and rows a second, cores directly and through relays, bytes a day in Parquet and in ClickHouse."""
+    rounds = result("relay_load")["rounds"]
+    cores = []
+    for direct in (True, False):
+        found = [one["collector_cpu_of_a_core"] / one["agents"] for one in rounds if (one["relays"] == 0) == direct]
+        cores.append(sum(found) / len(found))
+    sizes = result("storage")["bytes_a_row"]
+    recorded, simulated = sizes["metrics_recorded"]["hindmost_parquet"], sizes["metrics"]
+    in_clickhouse = recorded * simulated["clickhouse"] / simulated["hindmost_parquet"]
+    days = [a_day(recorded, "hindmost_parquet"), a_day(in_clickhouse, "clickhouse")]
+    return [result("wire_size")["bytes_a_batch"], SAMPLES + RANKS * (1 + COLLECTIVES), *cores, *days]
+
+
+def number(cell: str) -> float:
+    """A cell's number, its unit taken in."""
+    digits, _, unit = cell.replace(",", "").partition(" ")
+    return float(digits) * UNITS[unit]
+
+
+def test_there_is_a_table() -> None:
+    """The page has a row for each size of cluster."""
+    assert len(ROWS) == 6
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_every_figure_follows_from_a_measurement(row: str) -> None:
+    """Each figure is the number of nodes times what was measured of one, to the digits that are shown."""
+    gpus, nodes, size, rows, direct, relayed, *_, parquet, clickhouse = row.split(" | ")
+    assert number(nodes) == number(gpus) / RANKS
+    for cell, of_one in zip((size, rows, direct, relayed, parquet, clickhouse), a_node(), strict=True):
+        assert number(cell) == pytest.approx(of_one * number(nodes), rel=0.06)
