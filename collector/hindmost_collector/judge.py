@@ -61,7 +61,7 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
         found.append(_nothing(run, blocks, settings))
     return Report(
         job=summary.job(run, blocks),
-        verdicts=tuple(sorted(found, key=_weight)),
+        verdicts=_in_order(found),
         ranks=summary.ranks(run, blocks),
         what_if=summary.what_if(run, blocks),
         notes=tuple(notes),
@@ -80,14 +80,19 @@ def _of_stretches(run: Run, change: membership.Change, settings: Settings) -> Re
     return replace(
         now,
         job=replace(summary.job(run, None), step_ms=now.job.step_ms),
-        verdicts=tuple(sorted([*of_now, *past], key=_weight)),
+        verdicts=_in_order([*of_now, *past]),
         notes=(str(change), *now.notes),
     )
 
 
-def _weight(verdict: Verdict) -> tuple[bool, float]:
-    """A stopped job first, then the most costly."""
-    return verdict.kind not in ("hang", "desync"), -(verdict.cost_ratio or 0.0)
+def _in_order(found: list[Verdict]) -> tuple[Verdict, ...]:
+    """A stopped job first, then the most costly; what is saved only once others are repaired comes after these."""
+    weights = [one.cost_ratio or 0.0 for one in found]
+    for index, one in enumerate(found):
+        earlier = [weights[at] for at in range(index) if set(found[at].ranks) & set(one.given)]
+        weights[index] = min([weights[index], *earlier])
+    order = sorted(range(len(found)), key=lambda at: (found[at].kind not in ("hang", "desync"), -weights[at]))
+    return tuple(found[at] for at in order)
 
 
 def _slow(run: Run, blocks: Blocks, settings: Settings) -> tuple[list[Verdict], list[str]]:

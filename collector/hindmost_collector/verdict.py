@@ -49,6 +49,7 @@ class Verdict:
     until_step: int | None = None  # None: it still held when the recording ended
     cost_ms_per_step: float | None = None
     cost_ratio: float | None = None
+    given: tuple[int, ...] = ()  # ranks of verdicts before, once which are repaired the cost is saved
     confidence: float | None = None
     explained: float | None = None  # fraction of the excess that the cause's measurement explains
     partial: str | None = None  # with cause unknown: the measurement that explains most

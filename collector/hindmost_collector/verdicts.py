@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +12,7 @@ from hindmost_collector.job_verdicts import since
 from hindmost_collector.model import Run, rows
 from hindmost_collector.robust import average, median, peers_median
 from hindmost_collector.verdict import Verdict
-from hindmost_collector.whatif import saving, stall_saving, waste
+from hindmost_collector.whatif import repaired, stall_saving, stretched, waste
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Floats
@@ -29,14 +30,50 @@ def of_habits(habits: list[Habit], blocks: Blocks, settings: Settings) -> tuple[
     """Verdicts of habitually late ranks that cost something, and notes on those that others hide."""
     kept, notes = _that_count(_upstream(habits, blocks), blocks, settings)
     explained = [(habit, _cause(blocks, habit, settings)) for habit in kept]
-    verdicts, repaired = [], []
-    for group in _groups(explained):
-        repaired += [habit for habit, _ in group]
-        before = [habit for habit in repaired if habit not in [one for one, _ in group]]
-        verdict = _straggler(group, before, blocks, settings)
-        if verdict is not None:
-            verdicts.append(verdict)
+    left, verdicts = _groups(explained), []
+    before: list[Habit] = []
+    replay = _replay(left, kept, blocks)
+    while left:  # what saves most as things are first: the rest is told as what it adds to that
+        group = max(left, key=lambda one: float(replay.adds(_habits(one), before).sum()))
+        left.remove(group)
+        verdict = _straggler(group, before, replay, blocks, settings)
+        if verdict is None:
+            notes.append(wording.too_little(blocks, _habits(group)))
+            continue
+        verdicts.append(verdict)
+        before += _habits(group)
     return verdicts, notes
+
+
+@dataclass(frozen=True)
+class _Replay:
+    """The job with all habits on the scale of those that show least of their lateness: ``scale`` times too small."""
+
+    blocks: Blocks
+    scale: float
+    kept: list[Habit]
+
+    def adds(self, habits: list[Habit], before: list[Habit]) -> Floats:
+        """[S] ns that the repair of these saves once those before are repaired."""
+        return self.scale * (_saving(self.blocks, [*before, *habits]) - _saving(self.blocks, before))
+
+    def in_all(self, habits: list[Habit]) -> Floats:
+        """[S] ns that the repair of everybody saves thanks to these."""
+        return self.adds(habits, [habit for habit in self.kept if habit not in habits])
+
+
+def _replay(groups: list[list[tuple[Habit, Cause]]], kept: list[Habit], blocks: Blocks) -> _Replay:
+    scale = max((group[0][1].beyond for group in groups), default=1.0)
+    segments = blocks.segments
+    for group in groups:
+        too_large = 1.0 - group[0][1].beyond / scale
+        if too_large > 0:
+            segments = segments + too_large * (_repaired(blocks.segments, blocks, _habits(group)) - blocks.segments)
+    return _Replay(replace(blocks, segments=segments), scale, kept)
+
+
+def _habits(group: list[tuple[Habit, Cause]]) -> list[Habit]:
+    return [habit for habit, _ in group]
 
 
 def _upstream(habits: list[Habit], blocks: Blocks) -> list[Habit]:
@@ -65,8 +102,18 @@ def _that_count(habits: list[Habit], blocks: Blocks, settings: Settings) -> tupl
 
 
 def _saving(blocks: Blocks, habits: list[Habit]) -> Floats:
-    """[S] ns saved with all of these repaired."""
-    return saving(blocks, [one.row for one in habits], _span(habits)) if habits else np.zeros(len(blocks.steps))
+    """[S] ns saved with all of these repaired, each in the steps of its own habit."""
+    if not habits:
+        return np.zeros(len(blocks.steps))
+    fixed = _repaired(blocks.segments, blocks, habits)
+    return np.subtract(stretched(blocks, blocks.segments), stretched(blocks, fixed))
+
+
+def _repaired(segments: Floats, blocks: Blocks, habits: list[Habit]) -> Floats:
+    for span in sorted({(habit.first, habit.stop) for habit in habits}):
+        rows = [habit.row for habit in habits if (habit.first, habit.stop) == span]
+        segments = repaired(segments, blocks.segment_step, rows, slice(*span))
+    return segments
 
 
 def _span(habits: list[Habit]) -> slice:
@@ -92,15 +139,24 @@ def _groups(explained: list[tuple[Habit, Cause]]) -> list[list[tuple[Habit, Caus
     return groups
 
 
+#: A repair that saves less than this share by itself of what it saves once others are repaired is told as the latter.
+_BY_ITSELF = 0.9
+
+
 def _straggler(
-    group: list[tuple[Habit, Cause]], before: list[Habit], blocks: Blocks, settings: Settings
+    group: list[tuple[Habit, Cause]], before: list[Habit], replay: _Replay, blocks: Blocks, settings: Settings
 ) -> Verdict | None:
-    habits = [habit for habit, _ in group]
+    """The verdict on ranks of one cause, ``before`` repaired; ``None`` where even the repair of all hardly needs it."""
+    habits = _habits(group)
     span = _span(habits)
-    gain = _saving(blocks, [*before, *habits]) - _saving(blocks, before)
-    cost = min(float(gain[span].mean()) * group[0][1].beyond, whatif.observed_change(blocks, span))
+    saved = float(replay.adds(habits, before)[span].mean())
+    given = before if before and float(replay.adds(habits, [])[span].mean()) < _BY_ITSELF * saved else []
+    change = float("inf") if given else whatif.observed_change(blocks, span)  # seen beside what held the job back then
+    cost = min(saved, change)
     ratio = cost / average(blocks.period[span])
-    if cost < settings.min_cost * blocks.step_ns or cost < settings.min_share_of_waste * waste(blocks):
+    in_all = float(replay.in_all(habits)[span].mean())
+    worth = in_all if in_all > saved else cost  # of two late alike for two causes neither saves anything by itself
+    if worth < settings.min_cost * blocks.step_ns or worth < settings.min_share_of_waste * waste(blocks):
         return None
     cause = group[0][1]
     ranks = tuple(sorted(int(blocks.ranks[habit.row]) for habit in habits))
@@ -114,6 +170,7 @@ def _straggler(
         until_step=_until(blocks, span.stop),
         cost_ms_per_step=cost / 1e6,
         cost_ratio=ratio,
+        given=tuple(sorted(int(blocks.ranks[habit.row]) for habit in given)),
         confidence=_confidence(habits, settings),
         explained=cause.explained,
         partial=cause.partial,

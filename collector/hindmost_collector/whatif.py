@@ -35,12 +35,6 @@ def repaired(segments: Floats, segment_step: Ints, rows: Sequence[int], during: 
     return fixed
 
 
-def saving(blocks: Blocks, rows: Sequence[int], during: slice = slice(None)) -> Floats:
-    """[S] ns that each step would have been shorter with these rows repaired during those steps."""
-    fixed = repaired(blocks.segments, blocks.segment_step, rows, during)
-    return np.subtract(stretched(blocks, blocks.segments), stretched(blocks, fixed))
-
-
 #: Steps on each side of an onset before the change of the step time itself is a measurement.
 _ENOUGH = 20
 

@@ -123,6 +123,13 @@ def hidden(blocks: Blocks, habit: Habit) -> str:
     return f"{slower}, but that costs nothing: others are later"
 
 
+def too_little(blocks: Blocks, habits: list[Habit]) -> str:
+    """Slow ranks whose repair would save too little to be told from the noise of all."""
+    who = names([int(blocks.ranks[habit.row]) for habit in habits])
+    late = f"{who} {'is' if len(habits) == 1 else 'are'} {ms(habits[0].excess)} a step slower than their peers"
+    return f"{late.replace('their peers', 'its peers') if len(habits) == 1 else late}, which costs too little to act on"
+
+
 def stalls(blocks: Blocks, found: Stalls, cause: Cause) -> list[str]:
     """Evidence for an intermittent rank, or a node's ranks that stall in turn."""
     who = names([int(blocks.ranks[row]) for row in found.rows])

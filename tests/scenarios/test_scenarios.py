@@ -6,6 +6,7 @@ A scenario is a title line ``# …`` and lines of words:
     fault rank=N WHAT=+MS […]     WHAT is compute, runqueue, input or blocked; from=, until=, every= are steps
     hang missing=N[,N] [op=NAME] [other=NAME] [waited=SECONDS]
     expect KIND [ranks=N[,N]] [cause=NAME] [since=STEP~TOLERANCE] [cost=MS~TOLERANCE]
+    [given=N[,N]]                 ranks that are repaired before: the cost is what is saved then; empty: nobody
 """
 
 from __future__ import annotations
@@ -65,6 +66,8 @@ def assert_matches(verdict: Verdict, line: str) -> None:
     assert verdict.kind == kind, verdict
     if "ranks" in named:
         assert list(verdict.ranks) == [int(rank) for rank in named["ranks"].split(",") if rank], verdict
+    if "given" in named:
+        assert list(verdict.given) == [int(rank) for rank in named["given"].split(",") if rank], verdict
     if "cause" in named:
         assert verdict.cause == named["cause"], verdict
     for name, actual in (("since", verdict.since_step), ("cost", verdict.cost_ms_per_step)):

@@ -59,7 +59,13 @@ def _cost(one: Mapping[str, Any]) -> str:
     if one.get("cost_ms_per_step") is None:
         return ""
     of_what = "of the time since" if one.get("since_step") else "of the job's time"
-    return f": +{duration(one['cost_ms_per_step'])} a step ({ratio(one.get('cost_ratio'))} {of_what})"
+    return f": +{duration(one['cost_ms_per_step'])} a step ({ratio(one.get('cost_ratio'))} {of_what}){given(one)}"
+
+
+def given(one: Mapping[str, Any]) -> str:
+    """Whose repair a cost takes for granted; reports of earlier versions do not say."""
+    ranks = one.get("given") or ()
+    return f" once {names(ranks)} {'is' if len(ranks) == 1 else 'are'} repaired" if ranks else ""
 
 
 def _cause(one: Mapping[str, Any]) -> str:
