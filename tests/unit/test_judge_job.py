@@ -70,6 +70,12 @@ def test_hosts_set_the_pace_where_nothing_is_queued_and_gpus_follow(ended_ms: fl
     assert (verdict.kind, verdict.ranks) == (kind, ())
 
 
+def test_one_slow_host_does_not_make_a_job_host_bound() -> None:
+    """Where the rank that has nothing queued is late by habit, it is named, and the other hosts are not blamed."""
+    run = simulate(Scenario(seed=22, steps=60, faults=(Fault("cpu_contention", (1,), 0.4),))).run
+    assert found(run) == [("straggler", (1,), "cpu_contention")]
+
+
 def memory(pressure: float, faults: dict[int, float]) -> dict[str, Any]:
     """Ten seconds of a node that stands still for memory, and of page faults of its ranks."""
     rows: list[tuple[str, str, float]] = [

@@ -1,7 +1,8 @@
 """Jobs whose GPUs wait for their hosts to launch work: the queue of a GPU is empty whenever the host ends a step.
 
 A GPU that is busy lags behind its host by the work that is still queued. Where the rank that the others wait for has
-nothing queued, while its host was launching all the step long, the host sets the pace.
+nothing queued, while its host was launching all the step long, the host sets the pace. Where that rank
+is late by habit, its own host is slow, and the job is not bound by its hosts.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ _LAUNCHING = 0.8
 _IN_STEP = 0.85
 #: A GPU that waits for launches has a kernel resident less than this; one that is synchronised each step has more.
 _BUSY = 0.93
+#: The rank that the others wait for is at most so much later than its typical peer, as a share of the step.
+_ALIKE = 0.05
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,8 @@ def find(blocks: Blocks, settings: Settings) -> HostBound | None:
         return None
     latest = np.unique(np.argmin(blocks.wait, axis=0), return_counts=True)
     row = int(latest[0][np.argmax(latest[1])])
+    if float(median(blocks.excess[row])) > _ALIKE * blocks.step_ns:
+        return None
     busy = blocks.gauge("utilization")
     resident = float(busy[row]) if busy is not None else float("nan")
     if not _follows(blocks, resident):

@@ -166,13 +166,43 @@ def _changes(series: Floats, start: int, stop: int, smallest: float, left: int) 
     step = abs(float(np.median(series[start:split]) - np.median(series[split:stop])))
     noise = standard_error(series[start:split]) + standard_error(series[split:stop])
     if step < smallest / 2 or step < 3 * noise:
-        return []
+        return _episode(series, clipped, start, stop, smallest)
     split = _sharpen(series, start, split, stop)
     return [
         *_changes(series, start, split, smallest, left - 1),
         split,
         *_changes(series, split, stop, smallest, left - 1),
     ]
+
+
+#: An episode must be above the steps around it by so many times what their own blocks differ: it was picked for being
+#: high among very many stretches.
+_EPISODE = 5.0
+
+
+def _episode(series: Floats, clipped: Floats, start: int, stop: int, smallest: float) -> list[int]:
+    """Both ends of the one stretch in the middle that is higher than all around it; empty where there is none.
+
+    Shorter than half of the steps on either side of it, it moves the median of no side of one change point.
+    """
+    sums = np.concatenate([[0.0], np.cumsum(clipped - clipped.mean())])
+    lowest = np.minimum.accumulate(sums)
+    last = int(np.argmax(sums - lowest))
+    first = int(np.argmin(sums[: last + 1]))
+    if min(first, len(clipped) - last) < _SHORTEST or last - first < 2 * _SHORTEST:
+        return []
+    first, last = (
+        _sharpen(series, start, start + first, start + last),
+        _sharpen(series, start + first, start + last, stop),
+    )
+    inside, sides = series[first:last], (series[start:first], series[last:stop])
+    if min(len(inside), *map(len, sides)) < _SHORTEST:
+        return []
+    around = np.concatenate(sides)
+    usual = max(float(np.median(side)) for side in sides)
+    differ = max(standard_error(inside) + standard_error(around), spread(block_medians(around)))
+    step = float(np.median(inside)) - usual
+    return [first, last] if step >= smallest / 2 and step >= _EPISODE * differ else []
 
 
 def _sharpen(series: Floats, start: int, split: int, stop: int) -> int:
