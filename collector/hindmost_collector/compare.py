@@ -13,7 +13,7 @@ from hindmost_collector import blocks as blocks_of
 from hindmost_collector.judge import judge
 from hindmost_collector.live import QUIET, identity
 from hindmost_collector.model import Run, rows
-from hindmost_collector.robust import median, standard_error
+from hindmost_collector.robust import average, median, standard_error, time_blocks
 from hindmost_collector.settings import DEFAULT
 
 if TYPE_CHECKING:
@@ -67,10 +67,15 @@ def _series(run: Run) -> dict[str, Floats]:
     blocks = blocks_of.build(run, DEFAULT) if not rows(run.operations) else None
     if blocks is None:
         return {}
-    found = {"step": blocks.period}
+    found = {"step": blocks.period, "mean_step": _block_means(blocks.period)}
     found |= {name: median(block, axis=0) for name, block in blocks.parts.items() if name not in ("cpu", "runqueue")}
     found |= _of_collectives(blocks)
     return {name: values for name, values in found.items() if not np.isnan(values).all()}
+
+
+def _block_means(series: Floats) -> Floats:
+    """[B] means of the run's blocks of time: what acts in a part of the steps only leaves medians as they are."""
+    return np.array([average(series[cut]) for cut in time_blocks(len(series))])
 
 
 def _of_collectives(blocks: Blocks) -> dict[str, Floats]:
@@ -84,15 +89,22 @@ def _typical(values: Floats | None) -> float:
 
 def _measure(name: str, a: Floats | None, b: Floats | None, step: float) -> Measure:
     """A measure of both, in ms, with the interval of its change."""
-    left, right = (None if values is None else float(median(values)) / 1e6 for values in (a, b))
+    level, error_of = (average, _error_of_mean) if name == "mean_step" else (median, standard_error)
+    left, right = (None if values is None else float(level(values)) / 1e6 for values in (a, b))
     if a is None or b is None or left is None or right is None:
         return Measure(name, left, right)
     change = right - left
-    error = _SURE * math.hypot(standard_error(a), standard_error(b)) / 1e6
+    error = _SURE * math.hypot(error_of(a), error_of(b)) / 1e6
     if not math.isfinite(error):
         return Measure(name, left, right, change)
     changed = abs(change) > max(error, _SMALL * step / 1e6)
     return Measure(name, left, right, change, change - error, change + error, changed)
+
+
+def _error_of_mean(blocks: Floats) -> float:
+    """Standard error of the mean of block means."""
+    known = blocks[~np.isnan(blocks)]
+    return float(np.std(known, ddof=1)) / math.sqrt(len(known)) if len(known) > 1 else float("inf")
 
 
 def _verdicts(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> dict[str, list[Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from hindmost.attach.stacks import UNREAD
 
 from hindmost_collector.causes import MEASURES
 from hindmost_collector.model import FINISHED, VANISHED, Job, rows
@@ -254,7 +255,7 @@ def hang(stop: Hang, run: Run) -> list[str]:
     found += [f"rank {rank} is inside {name}" for rank, name in sorted(stop.doing.items())]
     found += _gone(stop, run)
     stacks = dict(zip(run.stacks["rank"].tolist(), run.stacks["text"].tolist(), strict=True))  # the last look at each
-    return found + [f"rank {rank} is at {_source_line(stacks[rank])}" for rank in stop.ranks if rank in stacks]
+    return found + [_standing(rank, stacks[rank]) for rank in stop.ranks if rank in stacks]
 
 
 _GONE = {FINISHED: "has finished", VANISHED: "is gone: its process ended without a word"}
@@ -279,6 +280,13 @@ def mismatch(found: Mismatch) -> list[str]:
     return [told, f"ranks differ {often}; the job went on, with what belongs to other operations"]
 
 
+def _standing(rank: int, stack: str) -> str:
+    """Where a rank is, or why nobody knows."""
+    if stack.startswith(UNREAD):
+        return f"rank {rank}'s stack could not be read: {stack.partition(': ')[2].partition(chr(10))[0]}"
+    return f"rank {rank} is at {_source_line(stack)}"
+
+
 def _source_line(stack: str) -> str:
     """The line of a stack dump that a reader wants: the innermost Python frame outside of libraries."""
     frames = [line.strip() for line in stack.splitlines() if "(" in line and ")" in line and ":" in line]
@@ -298,7 +306,8 @@ def hang_advice(stop: Hang, run: Run) -> list[str]:
     if run.job.ended_ns is None and run.job.source == Job.source:
         where = f"on the node of {names(stop.ranks)}"
         return [f"before you cancel it: `hindmost attach --stacks --job {run.job.id}` {where}"]
-    seen = sorted(set(stop.ranks) & set(run.stacks["rank"].tolist()))
+    stacks = zip(run.stacks["rank"].tolist(), run.stacks["text"].tolist(), strict=True)
+    seen = sorted(set(stop.ranks) & {rank for rank, stack in stacks if not stack.startswith(UNREAD)})
     own = run.job.source == Job.source
     where = f", and all its threads in stacks/{seen[0]}.txt of the run directory" if seen and own else ""
     return [f"see what {names(stop.ranks)} printed last{where}: the others waited for it"]

@@ -61,6 +61,32 @@ def test_what_stays_and_what_goes() -> None:
     assert [one["ranks"] for one in found["verdicts"]["new"]] == [[1]]
 
 
+def test_a_run_that_hung_is_never_simply_faster() -> None:
+    """What matters of it comes first, however quick its steps were until then."""
+    found = compare(job(), loads.hang(loads.Load(seed=2, compute=5.0), [3]))
+    (result,) = [line for line in text.render(found, width=300).splitlines() if line.startswith("RESULT")]
+    assert result.split(maxsplit=1)[1].startswith("B did not finish: the job hangs: rank 3 did not come")
+    assert result.index("did not finish") < result.index("B is faster by")
+
+
+def test_what_acts_in_a_part_of_the_steps_is_a_change_of_the_mean() -> None:
+    """The median step is one without the fault; the mean is not."""
+    found = compare(job(), job(2, faults=[{"rank": 2, "compute": 3.0, "from": 100}]))
+    assert measure(found, "step")["change_ms"] < 0.5
+    mean = measure(found, "mean_step")
+    assert mean["changed"]
+    assert 0.5 < mean["change_ms"] < 1.5
+    assert "slower by" in text.render(found, width=200)
+
+
+def test_the_same_rank_late_for_another_reason_is_told_as_that() -> None:
+    """The same rank in both, but other work to do."""
+    waits = {"rank": 2, "runqueue": 3.0}
+    found = compare(job(faults=[waits]), job(2, faults=[SLOW]))
+    assert [one["a"]["cause"] for one in found["verdicts"]["kept"]] == ["cpu_contention"]
+    assert "another cause, CPU contention)" in text.render(found, width=300)
+
+
 def test_the_page_says_first_what_changed() -> None:
     """Who is compared, the result, what is new; then the table."""
     lines = text.render(compare(job(), job(2, "train.py --slow", faults=[SLOW])), width=80).splitlines()

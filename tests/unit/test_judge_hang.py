@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from hindmost_collector.chunk import from_rows
 from hindmost_collector.judge import judge
 from hindmost_collector.model import VANISHED
 
@@ -91,6 +92,18 @@ def test_what_was_open_until_the_job_was_killed_hung_until_then() -> None:
     verdict = first(replace(run, job=job))
     assert (verdict.kind, verdict.ranks) == ("hang", (1,))
     assert "3 ranks have waited 40.0 s" in verdict.evidence[0]
+
+
+def test_a_stack_that_could_not_be_read_is_no_place_in_the_code() -> None:
+    """Why there is none is told, and nobody is sent to a file without one."""
+    why = "no stack of process 1209: Failed to find a python interpreter in the .data section\n"
+    run = hang(FOUR, [3])
+    ended = replace(run, job=replace(run.job, ended_ns=1), stacks=from_rows("stacks", [(3, 1, why)]))
+    verdict = first(ended)
+    assert verdict.evidence[-1] == (
+        "rank 3's stack could not be read: Failed to find a python interpreter in the .data section"
+    )
+    assert "stacks/3.txt" not in verdict.advice[0]
 
 
 def test_a_culprit_whose_process_is_gone_is_told_as_that() -> None:

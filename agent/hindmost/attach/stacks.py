@@ -9,6 +9,9 @@ from pathlib import Path
 
 from hindmost.errors import HindmostError
 
+#: How the text begins that stands in for a stack that could not be read; its reason follows after a colon.
+UNREAD = "no stack of process"
+
 
 def py_spy() -> str:
     """The py-spy to run: beside this interpreter, else on the PATH. HindmostError where there is none."""
@@ -28,8 +31,8 @@ def dump(pid: int, timeout_s: float = 5.0) -> str:
         command = [py_spy(), "dump", "--nonblocking", "--pid", str(pid)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     except (HindmostError, OSError, subprocess.SubprocessError) as error:
-        return f"no stack of process {pid}: {error}\n"
-    return done.stdout if done.returncode == 0 else f"no stack of process {pid}: {reason(done.stderr)}\n"
+        return f"{UNREAD} {pid}: {error}\n"
+    return done.stdout if done.returncode == 0 else f"{UNREAD} {pid}: {reason(done.stderr)}\n"
 
 
 def reason(stderr: str) -> str:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _WORSE, _BETTER = "red", "green"
+_STOPPED = ("hang", "desync")
 #: Measures below this share of the step, in both runs, that did not change: not shown.
 _TINY = 0.02
 
@@ -34,26 +35,59 @@ def render(found: Mapping[str, Any], width: int = 100, color: bool = False) -> s
     if shown:
         page.print(_table(shown))
         page.print(
-            Text("ms a step of the typical rank: medians; the interval holds the change in 19 of 20 cases,", "dim")
+            Text(
+                "ms a step of the typical rank: medians, but for the mean; the interval holds the change in 19 of 20 cases,",
+                "dim",
+            )
         )
         page.print(Text("as far as each run's own steps tell: nodes and days differ, too", "dim"))
     return written(page)
 
 
 def _result(found: Mapping[str, Any]) -> tuple[str, str]:
+    """What happened to the job, then to the step, and its style."""
+    steps, style = _of_steps(found)
+    stopped = [(label, said) for label in ("A", "B") if (said := _stop(found["verdicts"], label))]
+    if not stopped:
+        return steps, style
+    told = "; ".join(f"{label} did not finish: {said}" for label, said in stopped)
+    return f"{told}; as far as both went: {steps}", f"bold {_WORSE if stopped[-1][0] == 'B' else _BETTER}"
+
+
+def _stop(verdicts: Mapping[str, Any], label: str) -> str | None:
+    """That one of the two runs stopped for good, as its verdict says it."""
+    own = verdicts["new" if label == "B" else "gone"]
+    both = [one[label.lower()] for one in verdicts["kept"]]
+    return next((headline.verdict(one) for one in [*own, *both] if one["kind"] in _STOPPED), None)
+
+
+def _of_steps(found: Mapping[str, Any]) -> tuple[str, str]:
     """What happened to the step, and its style."""
-    step = next((one for one in found["measures"] if one["name"] == "step"), None)
+    measures = {one["name"]: one for one in found["measures"]}
+    step = measures.get("step")
     if step is None or step["change_ms"] is None:
         return "the two cannot be compared: steps are not told apart in both", "bold yellow"
     both = f"{duration(step['a_ms'])} to {duration(step['b_ms'])} a step"
     if step["changed"] is None:
         return f"{both}; too few steps to say whether that is a change", "bold yellow"
     if not step["changed"]:
-        return f"no change: {both}", "bold green"
+        return _in_part(measures["mean_step"]) or (f"no change: {both}", "bold green")
     slower = step["change_ms"] > 0
     low, high = sorted((abs(step["low_ms"]), abs(step["high_ms"])))
     by = f"{'slower' if slower else 'faster'} by {ratio(abs(step['change_ms']) / step['a_ms'])}"
     return f"B is {by}: {both} (by {number(low)} to {number(high)} ms)", f"bold {_WORSE if slower else _BETTER}"
+
+
+def _in_part(mean: Mapping[str, Any]) -> tuple[str, str] | None:
+    """That some steps changed though the median one did not, where they did."""
+    if not mean["changed"]:
+        return None
+    slower = mean["change_ms"] > 0
+    by = f"{'slower' if slower else 'faster'} by {ratio(abs(mean['change_ms']) / mean['a_ms'])}"
+    both = f"{duration(mean['a_ms'])} to {duration(mean['b_ms'])} a step"
+    return f"B is {by} on the mean, in a part of its steps: {both}; the median step is as it was", (
+        f"bold {_WORSE if slower else _BETTER}"
+    )
 
 
 def _changes(verdicts: Mapping[str, Any]) -> list[tuple[str, str, str]]:
@@ -65,7 +99,10 @@ def _changes(verdicts: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 def _before(one: Mapping[str, Any]) -> str:
     cost = one["a"].get("cost_ms_per_step")
-    return f" (in A: +{duration(cost)} a step)" if cost is not None else ""
+    told = [f"+{duration(cost)} a step"] if cost is not None else []
+    if one["a"].get("cause") != one["b"].get("cause"):
+        told.append(f"another cause, {headline.cause(one['a'])}")
+    return f" (in A: {', '.join(told)})" if told else ""
 
 
 def _matters(one: Mapping[str, Any], measures: list[Mapping[str, Any]]) -> bool:

@@ -69,10 +69,14 @@ def given(one: Mapping[str, Any]) -> str:
 
 
 def _cause(one: Mapping[str, Any]) -> str:
-    cause = one.get("cause")
-    if cause == "unknown" or cause is None:
-        return ", cause unknown"
-    return f", {_CAUSES.get(cause, cause)}"
+    found = cause(one)
+    return ", cause unknown" if found == "unknown" else f", {found}"
+
+
+def cause(one: Mapping[str, Any]) -> str:
+    """A verdict's cause in plain words; ``unknown`` where there is none."""
+    found = one.get("cause") or "unknown"
+    return _CAUSES.get(found, found)
 
 
 def _interval(one: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ logged. Host times are ns of CLOCK_REALTIME; GPU times are ns of that GPU's own 
 
 from __future__ import annotations
 
+import io
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,18 +20,21 @@ from hindmost.errors import UsageError
 
 from hindmost_collector.model import GPU_TIME, Job, Run, Table
 from hindmost_collector.sources.columns import concatenate, table
+from hindmost_collector.sources.files import open_bytes
 from hindmost_collector.sources.operations import operation
 from hindmost_collector.sources.processes import WINDOW_NS, communicators, counted, stride, thinned, world_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+    from typing import IO
 
     from hindmost_collector.sources.files import Sample
 
 NAME = "NCCL profiler CSV (prof.PID.csv)"
 
 _BYTES_A_LINE = 150
+_ASCII = bytes(range(128)) + b"?" * 128
 _LINE = re.compile(rb"^[0-9a-f]{1,16},\d+,\d+,\w+,\d+,\w+,\w*,\d+(,\d+){5}\s*$")
 _INTEGERS = ("rank_in", "seq", "count", "channels", "enqueue", "enqueued", "start", "stop", "logged")
 _COLUMNS = ("comm", "rank_in", "seq", "op", "count", "algorithm", "protocol", "channels", *_INTEGERS[4:])
@@ -77,6 +81,24 @@ def load(files: Sequence[Path]) -> Run:
     )
 
 
+class _Ascii(io.RawIOBase):
+    """A stream with a question mark for what no plugin writes: pyarrow decodes a torn row before it can be skipped."""
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        self._raw = raw
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._raw.read(size)
+        return data if data.isascii() else data.translate(_ASCII)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
 def _read(path: Path, every: int) -> _File:
     torn: list[str] = []
 
@@ -89,12 +111,14 @@ def _read(path: Path, every: int) -> _File:
         column_types={**types, **dict.fromkeys(_INTEGERS, pa.int64())}, include_columns=list(_KEPT)
     )
     options = pa_csv.ReadOptions(column_names=list(_COLUMNS), block_size=4 << 20, use_threads=False)
+    parse = pa_csv.ParseOptions(invalid_row_handler=skip, quote_char=False)
     try:
-        with pa_csv.open_csv(
-            path, options, pa_csv.ParseOptions(invalid_row_handler=skip), convert_options=convert
-        ) as reader:
+        with (
+            _Ascii(open_bytes(path)) as stream,
+            pa_csv.open_csv(stream, options, parse, convert_options=convert) as reader,
+        ):
             batches = [_thin(batch, every) for batch in reader]
-    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
+    except pa.ArrowInvalid as error:
         raise UsageError(f"{path}: not a {NAME}: {str(error).splitlines()[0]}") from error
     columns = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
     order = np.argsort(columns["enqueue"], kind="stable")

@@ -103,6 +103,18 @@ def test_a_torn_last_line_is_left_out_and_said(tmp_path: Path) -> None:
     assert any("torn" in note for note in run.notes)
 
 
+@pytest.mark.parametrize("junk", [b"\xff\xfe\x00\x93,\n", b'\xc3(\n"\xa0\xa1', bytes(range(256))])
+def test_bytes_that_are_no_text_are_torn_lines(tmp_path: Path, capfd: pytest.CaptureFixture[str], junk: bytes) -> None:
+    """What a full disk or a crash left behind the last line costs that, and says nothing on stderr."""
+    _record(tmp_path)
+    whole = (tmp_path / "prof.100.csv").read_bytes()
+    (tmp_path / "prof.100.csv").write_bytes(whole + junk)
+    run = load(tmp_path)
+    assert int((run.collectives["rank"] == 0).sum()) == 9
+    assert any("torn" in note for note in run.notes)
+    assert capfd.readouterr() == ("", "")
+
+
 def test_point_to_point_operations_count_per_peer(tmp_path: Path) -> None:
     """The file gives a peer in place of a sequence number; sends to one peer are numbered by themselves."""
     lines = {0: [(1, "Send"), (2, "Send"), (1, "Send")], 1: [(0, "Recv"), (0, "Recv")], 2: [(0, "Recv")]}
