@@ -34,8 +34,8 @@ def render(found: Mapping[str, Any], width: int = 100, color: bool = False) -> s
     shown = [one for one in found["measures"] if _matters(one, found["measures"])]
     if shown:
         page.print(_table(shown))
-        page.print(Text("ms a step of the typical rank: medians, and the mean step; the interval holds the change", "dim"))
-        page.print(Text("in 19 of 20 cases, as far as each run's own steps tell: nodes and days differ, too", "dim"))
+        page.print(Text("ms a step of the typical rank: medians, and the mean step; intervals hold the change", "dim"))
+        page.print(Text("in 19 of 20 cases as far as each run's own steps tell: nodes and days differ, too", "dim"))
     return written(page)
 
 
