@@ -63,12 +63,11 @@ def why(blocks: Blocks, habits: list[Habit], cause: Cause) -> list[str]:
     found = []
     rows = [habit.row for habit in habits]
     who = names([int(blocks.ranks[row]) for row in rows])
-    if blocks.collectives and blocks.evidence != NEEDS:
-        most = np.isin(np.argmax(blocks.caused, axis=0), rows)
-        found.append(
-            f"{who} kept the others waiting longest in {int(most.sum())} of the {len(blocks.steps)} steps after warm-up"
-        )
     first, stop = min(habit.first for habit in habits), max(habit.stop for habit in habits)
+    if blocks.collectives and blocks.evidence != NEEDS:
+        most = np.isin(np.argmax(blocks.caused[:, first:stop], axis=0), rows)
+        which = "steps after warm-up" if stop - first == len(blocks.steps) else "steps in which this held"
+        found.append(f"{who} kept the others waiting longest in {int(most.sum())} of the {len(most)} {which}")
     others = np.delete(np.arange(len(blocks.ranks)), rows)
     if not np.isnan(blocks.own).all() and not blocks.overlapped and len(others):
         mine = float(median(blocks.own[rows, first:stop]))
@@ -76,10 +75,11 @@ def why(blocks: Blocks, habits: list[Habit], cause: Cause) -> list[str]:
         between = "between collectives " if blocks.collectives else ""
         told = f"{ms(mine)} a step, the others' {ms(float(median(theirs)))} (spread {ms(spread(theirs))})"
         what = "CPU and file time" if blocks.evidence == NEEDS else "time"
-        found.append(f"its own {what} {between}is {told}")
+        found.append(f"{'its' if len(rows) == 1 else 'their'} own {what} {between}is {told}")
     elif len(others):
         mine = float(median(blocks.excess[rows, first:stop]))
-        found.append(f"it arrives {ms(mine)} a step after its typical peer")
+        arrives = "it arrives" if len(rows) == 1 else "they arrive"
+        found.append(f"{arrives} {ms(mine)} a step after {'its' if len(rows) == 1 else 'their'} typical peer")
     phase = _phase(blocks, rows, slice(first, stop)) if cause.cause == "compute" else []
     return found + phase + _shares(habits[0].excess, cause) + ([cause.remark] if cause.remark else [])
 

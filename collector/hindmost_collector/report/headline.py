@@ -55,10 +55,28 @@ def verdict(one: Mapping[str, Any]) -> str:
     return sentence + _interval(one)
 
 
+#: What a cost is a share of, and what its repair makes shorter, by how much of the run the verdict is about.
+_SHARE_OF = {"all": "of the job's time", "since": "of the time since", "while": "of those steps' time"}
+_SHORTER = {"all": "the job", "since": "the steps since then", "while": "those steps"}
+
+
+def _held(one: Mapping[str, Any]) -> str:
+    """How much of the run a cost is about; that of stalls is spread over all of it, whenever the first was."""
+    if one["kind"] == "intermittent":
+        return "all"
+    return "while" if one.get("until_step") is not None else "since" if one.get("since_step") else "all"
+
+
+def saving(one: Mapping[str, Any]) -> str:
+    """``repairing it makes the job 15% shorter``, or only those steps in which the fault acted."""
+    who = "it" if len(one["ranks"]) == 1 else "them" if one["ranks"] else "this"
+    return f"repairing {who} makes {_SHORTER[_held(one)]} {ratio(one['cost_ratio'])} shorter{given(one)}"
+
+
 def _cost(one: Mapping[str, Any]) -> str:
     if one.get("cost_ms_per_step") is None:
         return ""
-    of_what = "of the time since" if one.get("since_step") else "of the job's time"
+    of_what = _SHARE_OF[_held(one)]
     return f": +{duration(one['cost_ms_per_step'])} a step ({ratio(one.get('cost_ratio'))} {of_what}){given(one)}"
 
 

@@ -83,9 +83,7 @@ def _verdict(verdict: Mapping[str, Any], place: str) -> Group:
 
 
 def _saving(verdict: Mapping[str, Any]) -> str:
-    who = "it" if len(verdict["ranks"]) == 1 else "them" if verdict["ranks"] else "this"
-    saved = f"repairing {who} makes the job {columns.ratio(verdict['cost_ratio'])} shorter{headline.given(verdict)}"
-    return f"{saved}; confidence {min(verdict['confidence'], 0.99):.0%}"
+    return f"{headline.saving(verdict)}; confidence {min(verdict['confidence'], 0.99):.0%}"
 
 
 def _next(verdict: Mapping[str, Any]) -> Sequence[str]:

@@ -1,0 +1,48 @@
+"""What a report says of a fault that acted in a part of the run is about that part."""
+
+from __future__ import annotations
+
+import pytest
+from hindmost_collector.judge import judge
+from hindmost_collector.report import text
+
+from tests.scenarios.loads import Load, make
+
+
+def _report(*faults: dict[str, float], kind: str = "mpi", ranks: int = 4, compute: float = 10.0) -> str:
+    run = make(Load(kind=kind, ranks=ranks, steps=200, compute=compute, faults=list(faults)))
+    return " ".join(text.render(judge(run).to_dict(), width=400).split())
+
+
+@pytest.mark.parametrize(
+    ("when", "shorter", "share"),
+    [
+        ({}, "makes the job", "of the job's time"),
+        ({"from": 60}, "makes the steps since then", "of the time since"),
+        ({"from": 60, "until": 120}, "makes those steps", "of those steps' time"),
+    ],
+)
+def test_a_cost_is_that_of_the_steps_in_which_the_fault_acted(when: dict[str, float], shorter: str, share: str) -> None:
+    """A saving is promised of the whole job only where the fault acted in all of it."""
+    told = _report({"rank": 1, "compute": 3.0, **when})
+    assert f"repairing it {shorter} 2" in told
+    assert share in told
+
+
+def test_the_cost_of_stalls_is_a_share_of_the_job() -> None:
+    """Stalls are counted over the whole run, and so is what they cost, whenever the first was."""
+    told = _report({"rank": 3, "blocked": 9.0, "every": 10, "from": 30})
+    assert "of the job's time), " in told
+    assert "repairing it makes the job" in told
+
+
+def test_who_kept_the_others_waiting_is_counted_where_it_is_claimed() -> None:
+    """Steps before the onset and after the end are neither counted nor counted against the rank."""
+    told = _report({"rank": 1, "compute": 3.0, "from": 60, "until": 120})
+    assert "rank 1 kept the others waiting longest in 60 of the 60 steps in which this held" in told
+
+
+def test_several_ranks_are_spoken_of_as_several() -> None:
+    """Two ranks arrive, and their time is theirs."""
+    pair = [{"rank": rank, "compute": 3.0} for rank in (2, 6)]
+    assert "their own time between collectives is" in _report(*pair, ranks=8)
