@@ -159,6 +159,7 @@ def _straggler(
     if worth < settings.min_cost * blocks.step_ns or worth < settings.min_share_of_waste * waste(blocks):
         return None
     cause = group[0][1]
+    causes_of = wording.together(habits[0].excess, cause) or [cause.cause]
     ranks = tuple(sorted(int(blocks.ranks[habit.row]) for habit in habits))
     victims = _victims(blocks, [habit.row for habit in habits])
     return Verdict(
@@ -175,7 +176,7 @@ def _straggler(
         explained=cause.explained,
         partial=cause.partial,
         evidence=(*wording.why(blocks, habits, cause), *wording.victims(victims, ranks)),
-        advice=tuple(wording.advice(cause.cause, list(ranks))),
+        advice=tuple(told for why in causes_of for told in wording.advice(why, list(ranks))),
     )
 
 

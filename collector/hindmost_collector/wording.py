@@ -109,13 +109,33 @@ def victims(ranks: Sequence[int], culprits: Sequence[int]) -> list[str]:
     return [f"{names(ranks)} {are} for {names(culprits)} first"]
 
 
+#: Two measurements of a rank without one cause, each of at least the first share of the excess and of the second
+#: together, are two causes at once.
+_EACH, _TOGETHER = 0.2, 0.8
+#: Where computing is beyond the excess by this much it is told in full, for the cost is counted from it.
+_MORE = 1.1
+
+
+def together(excess: float, cause: Cause) -> list[str]:
+    """The two causes that explain together what neither does alone; empty where there is one, or none."""
+    if cause.cause != "unknown":
+        return []
+    known = [(name, min(ns, excess)) for name, ns in cause.shares_ns if name in _ADVICE and ns >= _EACH * excess][:2]
+    enough = len(known) == 2 and sum(ns for _, ns in known) >= _TOGETHER * excess
+    return [name for name, _ in known] if enough else []
+
+
 def _shares(excess: float, cause: Cause) -> list[str]:
+    if cause.beyond > _MORE:
+        longer = dict(cause.shares_ns)["compute"]
+        return [f"computing takes {ms(longer)} longer a step, of which {ms(excess)} shows as lateness"]
     # What a measurement took beyond the excess was hidden: it explains all of it, and no more.
     known = [(name, min(ns, excess)) for name, ns in cause.shares_ns if ns >= 0.05 * excess]
     told = [f"{MEASURES.get(name, name)} {ms(ns)}" for name, ns in known][:3]
     if not told:
         return ["nothing measured accounts for the difference"]
-    return [f"of {ms(excess)} excess a step: " + ", ".join(told)]
+    two = " and ".join(MEASURES[name] for name in together(excess, cause))
+    return [f"of {ms(excess)} excess a step: " + ", ".join(told), *([f"two causes at once: {two}"] if two else [])]
 
 
 def hidden(blocks: Blocks, habit: Habit) -> str:

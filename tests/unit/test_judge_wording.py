@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hindmost_collector.judge import judge
 from hindmost_collector.report import text
+from hindmost_collector.simulate import Fault, Scenario, simulate
 
 from tests.scenarios.loads import Load, make
 
@@ -46,3 +47,25 @@ def test_several_ranks_are_spoken_of_as_several() -> None:
     """Two ranks arrive, and their time is theirs."""
     pair = [{"rank": rank, "compute": 3.0} for rank in (2, 6)]
     assert "their own time between collectives is" in _report(*pair, ranks=8)
+
+
+def test_two_causes_at_once_are_both_told() -> None:
+    """Where input and computing explain together what neither does alone, both are named and both have advice."""
+    told = _report({"rank": 1, "compute": 2.0, "input": 2.0}, ranks=8)
+    assert "two causes at once: " in told
+    assert {"input", "computing"} <= set(told.partition("two causes at once: ")[2].split(" COST ")[0].split())
+    assert "look at rank 1's data source" in told
+    assert "compare rank 1's host and GPU" in told
+
+
+def test_what_is_off_the_cpu_is_no_second_cause() -> None:
+    """Time off the CPU says that a cause is not known; it is none."""
+    assert "two causes" not in _report({"rank": 1, "compute": 2.0, "blocked": 2.0}, ranks=8)
+
+
+def test_the_evidence_is_no_smaller_than_the_cost_that_is_counted_from_it() -> None:
+    """A slow GPU shows a part of its lateness beside backward: what it computes longer is told in full."""
+    found = judge(simulate(Scenario(8, 100, faults=(Fault("compute", (2,), 0.2),))).run).verdicts[0]
+    (told,) = [line for line in found.evidence if line.startswith("computing takes ")]
+    assert found.cost_ms_per_step is not None
+    assert float(told.split()[2]) >= found.cost_ms_per_step
