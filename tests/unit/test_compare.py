@@ -10,6 +10,7 @@ from hindmost.cli import main
 from hindmost_collector.compare import compare
 from hindmost_collector.model import COLLECTIVES, empty
 from hindmost_collector.report import compare as text
+from hindmost_collector.report import headline
 from hindmost_collector.simulate.write import write
 
 from tests.scenarios import loads
@@ -94,6 +95,12 @@ def test_the_page_says_first_what_changed() -> None:
     assert "B is slower by" in lines[2]
     assert any("only B has `--slow`" in line for line in lines)
     assert max(map(len, lines)) <= 80
+
+
+def test_a_simulation_is_titled_by_its_job() -> None:
+    """The program that made it is ours: its name says nothing."""
+    found = {"job": {"id": "slow-rank-3", "command": "hindmost simulate --ranks 8"}}
+    assert headline.title(found) == "hindmost · slow-rank-3"
 
 
 def test_a_run_without_steps_is_told_as_that() -> None:

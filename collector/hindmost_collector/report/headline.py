@@ -23,7 +23,8 @@ _CAUSES = {
 def title(report: Mapping[str, Any]) -> str:
     """``hindmost · train.py · 4 ranks on 1 node · 150 steps of 21.4 ms · 3.2 s``, as far as known."""
     job = report["job"]
-    found = ["hindmost", script(job.get("command")) or job["id"]]
+    name = script(job.get("command"))
+    found = ["hindmost", name if name and name != "hindmost" else job["id"]]  # a simulation's command is our own
     if job.get("world_size"):
         found.append(
             _count(job["world_size"], "rank") + (f" on {_count(job['nodes'], 'node')}" if job.get("nodes") else "")

@@ -25,7 +25,7 @@ from hindmost_collector.sources import (
     straggler_analysis,
 )
 from hindmost_collector.sources.combine import combine
-from hindmost_collector.sources.files import Sample, sample, unpacked, walk
+from hindmost_collector.sources.files import Sample, is_archive, sample, unpacked, walk
 from hindmost_collector.store.clickhouse_client import is_url
 
 if TYPE_CHECKING:
@@ -99,6 +99,8 @@ def _load(path: Path, folder: Path) -> Run:
 
 def _nothing_understood(path: Path, strangers: list[Sample]) -> str:
     understood = ", ".join([hindmost_run.NAME, *(form.NAME for form in FORMATS)])
+    if not strangers and not path.is_dir() and not is_archive(path):
+        return f"{path}: neither a file nor a folder; understood are {understood}"
     if not strangers:
         return f"{path}: an empty folder; understood are {understood}"
     if all(head.size == 0 for head in strangers):

@@ -66,6 +66,12 @@ def test_a_torn_archive_ends_in_one_line(tmp_path: Path) -> None:
         load(path)
 
 
+def test_a_device_is_no_empty_folder() -> None:
+    """What is neither a file nor a folder is called that."""
+    with pytest.raises(UsageError, match="/dev/null: neither a file nor a folder"):
+        load("/dev/null")
+
+
 def test_empty_files_are_told_from_an_empty_folder(tmp_path: Path) -> None:
     """Both are errors, each with its own sentence."""
     with pytest.raises(UsageError, match="an empty folder"):
