@@ -151,8 +151,9 @@ def _straggler(
     span = _span(habits)
     saved = float(replay.adds(habits, before)[span].mean())
     given = before if before and float(replay.adds(habits, [])[span].mean()) < _BY_ITSELF * saved else []
-    change = float("inf") if given else whatif.observed_change(blocks, span)  # seen beside what held the job back then
-    cost = min(saved, change)
+    others = [_span([habit]) for habit in replay.kept if habit not in habits]
+    change = None if given else whatif.observed_change(blocks, span, others)  # seen beside what held the job back then
+    cost = min(saved, change.longer) if change is not None else saved
     ratio = cost / average(blocks.period[span])
     in_all = float(replay.in_all(habits)[span].mean())
     worth = in_all if in_all > saved else cost  # of two late alike for two causes neither saves anything by itself
@@ -175,7 +176,11 @@ def _straggler(
         confidence=_confidence(habits, settings),
         explained=cause.explained,
         partial=cause.partial,
-        evidence=(*wording.why(blocks, habits, cause), *wording.victims(victims, ranks)),
+        evidence=(
+            *wording.why(blocks, habits, cause),
+            *wording.victims(victims, ranks),
+            *wording.longer_than_replayed(change, saved),
+        ),
         advice=tuple(told for why in causes_of for told in wording.advice(why, list(ranks))),
     )
 

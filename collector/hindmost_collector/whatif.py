@@ -6,6 +6,7 @@ nothing of its noise, gives the time the job would have taken with that rank rep
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,22 +40,34 @@ def repaired(segments: Floats, segment_step: Ints, rows: Sequence[int], during: 
 _ENOUGH = 20
 
 
-def observed_change(blocks: Blocks, during: slice) -> float:
-    """Ns a step by which the job became longer in ``during``; infinite where the steps outside are too few to tell.
+@dataclass(frozen=True)
+class Change:
+    """Ns a step by which the job became longer, and its standard error."""
+
+    longer: float
+    noise: float
+
+
+def observed_change(blocks: Blocks, during: slice, others: Sequence[slice] = ()) -> Change | None:
+    """By how much the job became longer in ``during``; ``None`` where the steps outside are too few to tell.
 
     Waiting ranks cool down and clock higher, so what a repair saves is less than what they wait: an onset shows how
-    much less. Steps count for at most three typical ones of their side, so that a checkpoint decides nothing.
+    much less. Steps count for at most three typical ones of their side, so that a checkpoint decides nothing. Steps
+    in which any of ``others`` acts are left out, unless it acts in all: what they did is not the doing of this.
     """
     inside = np.zeros(len(blocks.steps), bool)
     inside[during] = True
     known = ~np.isnan(blocks.period)
+    for other in others:
+        if other.stop - other.start < len(blocks.steps):
+            known[other] = False
     before, after = blocks.period[~inside & known], blocks.period[inside & known]
     if len(before) < _ENOUGH or len(after) < _ENOUGH:
-        return float("inf")
+        return None
     before, after = (np.minimum(side, 3 * float(median(side))) for side in (before, after))
     change = float(after.mean() - before.mean())
     noise = float(np.hypot(before.std() / np.sqrt(len(before)), after.std() / np.sqrt(len(after))))
-    return change if change > 2 * noise else float("inf")
+    return Change(change, noise) if change > 2 * noise else None
 
 
 def stall_saving(blocks: Blocks, rows: Sequence[int], stalled: Ints) -> Floats:

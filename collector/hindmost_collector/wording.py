@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hindmost_collector.detectors.straggler import Habit
     from hindmost_collector.model import Run
     from hindmost_collector.settings import Settings
+    from hindmost_collector.whatif import Change
 
 _ADVICE = {
     "compute": "compare {who}'s host and GPU with its peers (clocks, heat, other work); move it and see if it follows",
@@ -123,6 +124,17 @@ def together(excess: float, cause: Cause) -> list[str]:
     known = [(name, min(ns, excess)) for name, ns in cause.shares_ns if name in _ADVICE and ns >= _EACH * excess][:2]
     enough = len(known) == 2 and sum(ns for _, ns in known) >= _TOGETHER * excess
     return [name for name, _ in known] if enough else []
+
+
+#: Beyond this multiple of what the replay accounts for, what the job lost is told beside it.
+_UNTOLD = 1.25
+
+
+def longer_than_replayed(change: Change | None, saved: float) -> list[str]:
+    """What an onset did to the step itself, where that is surely more than what the lateness accounts for."""
+    if change is None or change.longer - 2 * change.noise < _UNTOLD * saved:
+        return []
+    return [f"steps became {ms(change.longer)} longer then, which its lateness accounts for only in part"]
 
 
 def _shares(excess: float, cause: Cause) -> list[str]:
