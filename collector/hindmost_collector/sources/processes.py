@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 #: Operations kept of one recording: judging takes up to 600 bytes of memory for each. Beyond it, whole windows of time
 #: are left out, the same ones on every rank.
-MAX_OPERATIONS = 1_200_000
+MAX_OPERATIONS = 900_000
 WINDOW_NS = 10_000_000_000
 _NUMBER_BITS = 40
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 NAME = "step times (steps.RANK.jsonl)"
 
 #: Steps kept a rank; a rank that made more is read to here and the rest is said to be left out.
-MAX_STEPS = 2_000_000
+MAX_STEPS = 400_000
 _HOST = ("step", "t_start", "t_data", "t_end")
 _GPU = ("fwd_ms", "bwd_ms", "opt_ms")
 _RANK = re.compile(r"\.(\d+)\.jsonl(\.gz)?$")
