@@ -190,16 +190,22 @@ def _pack_steps(batch: wire.Batch, kind: str, steps: Gathered[StepRow]) -> None:
         block.phases.add(name=name, ns=[row.phases.get(name, UNMEASURED) for row in rows])
 
 
+def _coded(texts: Sequence[str]) -> tuple[list[str], list[int]]:
+    """Each text once, and for each row the place of its text among them."""
+    places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+    return list(places), [places[text] for text in texts]
+
+
 def _pack_collectives(batch: wire.Batch, collectives: Gathered[CollectiveRow]) -> None:
     if not collectives.rows:
         return
     ops, comm, seq, start, duration, size, flags, peer, own, cpu, runqueue = zip(*collectives.rows, strict=True)
-    names = {name: index for index, name in enumerate(dict.fromkeys(ops))}
+    names, codes = _coded(ops)
     batch.collectives.add(
         ranks=collectives.ranks,
         rows=collectives.counts,
-        op_names=list(names),
-        op=[names[op] for op in ops],
+        op_names=names,
+        op=codes,
         comm=comm,
         seq=seq,
         start_ns=start,
@@ -217,12 +223,12 @@ def _pack_intervals(batch: wire.Batch, intervals: Gathered[IntervalRow]) -> None
     if not intervals.rows:
         return
     labels, start, duration, value = zip(*intervals.rows, strict=True)
-    names = {name: index for index, name in enumerate(dict.fromkeys(labels))}
+    names, codes = _coded(labels)
     batch.intervals.add(
         ranks=intervals.ranks,
         rows=intervals.counts,
-        names=list(names),
-        name=[names[label] for label in labels],
+        names=names,
+        name=codes,
         start_ns=start,
         duration_ns=duration,
         value=value,

@@ -2,17 +2,64 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any
 
 from hindmost_agent.ancestors import owner
-from hindmost_agent.gpu import RANK, RANK_MEMORY
+from hindmost_agent.gpu import RANK, RANK_MEMORY, Trouble
 from hindmost_agent.metric import series
+from hindmost_agent.sampler import Host, Sampler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from hindmost_agent.metric import Series
-    from hindmost_agent.sampler import Host
+
+log = logging.getLogger(__name__)
+
+
+class Owners(Sampler):
+    """The job's ranks on each GPU of one maker and the memory that they use there; the maker's file says how to ask."""
+
+    period = 10.0
+    metrics = (RANK, RANK_MEMORY)
+    #: What the maker's library raises.
+    error: type[Exception]
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self._said: set[str] = set()
+
+    @abstractmethod
+    def devices(self) -> Sequence[Any]:
+        """The GPUs that answer, each with its ``uuid``."""
+
+    @abstractmethod
+    def processes(self, device: Any) -> Iterable[tuple[int, float]]:
+        """Pid and bytes in use of each process on a GPU; NaN where the bytes are not told."""
+
+    @abstractmethod
+    def trouble(self, error: Exception) -> Trouble:
+        """What an error of the library means."""
+
+    def sample(self) -> list[float]:
+        forget_ended(self.host)
+        found: dict[Series, float] = {}
+        for device in self.devices():
+            found.update(self._asked(device))
+        if self.series != tuple(found):
+            self.series = tuple(found)
+        return list(found.values())
+
+    def _asked(self, device: Any) -> dict[Series, float]:
+        try:
+            return owners(self.host, device.uuid, self.processes(device))
+        except self.error as error:  # a GPU that is lost takes no other's ranks along
+            if self.trouble(error) is not Trouble.UNSUPPORTED and device.uuid not in self._said:
+                self._said.add(device.uuid)
+                log.warning("GPU %s: its processes could not be read (%s)", device.uuid, " ".join(str(error).split()))
+            return {}
 
 
 def owners(host: Host, gpu_uuid: str, processes: Iterable[tuple[int, float]]) -> dict[Series, float]:

@@ -31,6 +31,7 @@ from hindmost_collector.store.level_views import (
     span_query,
 )
 from hindmost_collector.store.run_directory import is_run_directory, read_run
+from hindmost_collector.store.tables import Tables
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,7 +46,7 @@ log = logging.getLogger(__name__)
 _UNREADABLE = {duckdb.Error, duckdb.IOException, duckdb.InvalidInputException}
 
 
-class Recording:
+class Recording(Tables):
     """One run directory, or a store of many. Reading works while a collector writes."""
 
     def __init__(self, path: str | Path) -> None:
@@ -78,22 +79,6 @@ class Recording:
         if name not in schema.FILED:
             raise UsageError(f"there is no table {name!r}; tables are {', '.join(schema.FILED)}")
         return self.sql(f'select * from "{name}"')  # noqa: S608 - one of our own names
-
-    def steps(self) -> pa.Table:
-        """A row a step of a rank: durations and phases in ns, -1 unmeasured."""
-        return self.table("steps")
-
-    def collectives(self) -> pa.Table:
-        """A row a collective or point-to-point call of a rank."""
-        return self.table("collectives")
-
-    def metrics(self) -> pa.Table:
-        """A row a sample of a node or process metric; ``labels`` is JSON."""
-        return self.table("metrics")
-
-    def ranks(self) -> pa.Table:
-        """A row each time a rank said who it is."""
-        return self.table("ranks")
 
     def series(
         self,

@@ -12,6 +12,8 @@ import grpc
 import grpc.aio
 from hindmost_proto import telemetry_pb2 as wire
 
+from hindmost_collector.varint import varint
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -48,24 +50,15 @@ class Carried(Protocol):
         """Close the agent's stream: as it should be, for a reason, or because the collector is ``away``."""
 
 
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
 def relayed(messages: Iterable[tuple[int, bytes | None]]) -> bytes:
     """An AgentMessage with ``(stream, its AgentMessage, None where it ended)`` in it, without taking any apart."""
     parts = []
     for stream, message in messages:
-        told = b"\x18\x01" if message is None else b"\x12" + _varint(len(message)) + message
-        one = b"\x08" + _varint(stream) + told
-        parts.append(b"\x0a" + _varint(len(one)) + one)
+        told = b"\x18\x01" if message is None else b"\x12" + varint(len(message)) + message
+        one = b"\x08" + varint(stream) + told
+        parts.append(b"\x0a" + varint(len(one)) + one)
     content = b"".join(parts)
-    return b"\x32" + _varint(len(content)) + content
+    return b"\x32" + varint(len(content)) + content
 
 
 class Link:

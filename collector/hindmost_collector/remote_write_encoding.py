@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hindmost_collector.varint import varint
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -33,16 +35,6 @@ STALE = float(np.array([0x7FF0000000000002], np.uint64).view(np.float64)[0])
 _TEMPLATES = 256
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _UNESCAPE = {"n": "\n", '"': '"', "\\": "\\"}
-
-
-def varint(number: int) -> bytes:
-    """A protobuf varint."""
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
 
 
 def _field(tag: int, content: bytes) -> bytes:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hindmost.errors import HindmostError, UsageError
+from hindmost.script import script
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,19 +37,9 @@ def job_id(asked: str | None, argv: Sequence[str], environ: Mapping[str, str], n
             raise UsageError(f"--job-id {asked!r}: use 1 to 63 letters, digits, '.', '_' or '-', not first a sign")
         return asked
     batch = next((environ[name] for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID") if environ.get(name)), None)
-    stem = re.sub(r"[^A-Za-z0-9_]+", "-", batch or script(argv)).strip("-_")[:32] or "job"
+    stem = re.sub(r"[^A-Za-z0-9_]+", "-", batch or Path(script(argv) or argv[0]).stem).strip("-_")[:32] or "job"
     when = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
     return f"{stem}-{when}-{secrets.token_hex(2)}"
-
-
-def script(argv: Sequence[str]) -> str:
-    """What a person would call this job: the stem of the script it runs, or of the command itself."""
-    words = [word for word in argv if not word.startswith("-")]
-    for ending in (".py", ".sh"):  # a launcher's own options name shell scripts, as --host-discovery-script does
-        for word in words:
-            if word.endswith(ending):
-                return Path(word).stem
-    return Path(argv[0]).stem
 
 
 def run_directory(asked: Path | None, job: str) -> tuple[Path, str | None]:

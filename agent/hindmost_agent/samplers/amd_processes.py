@@ -2,53 +2,37 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from hindmost_agent.amd import Device, number, opened, trouble
-from hindmost_agent.gpu import RANK, RANK_MEMORY, Trouble
-from hindmost_agent.gpu_owners import forget_ended, owners
-from hindmost_agent.sampler import Host, Sampler, register
+from hindmost_agent.gpu_owners import Owners
+from hindmost_agent.sampler import register
 
 if TYPE_CHECKING:
-    from hindmost_agent.metric import Series
+    from collections.abc import Iterable, Sequence
 
-log = logging.getLogger(__name__)
+    from hindmost_agent.gpu import Trouble
+    from hindmost_agent.sampler import Host
 
 
 @register
-class AmdProcesses(Sampler):
+class AmdProcesses(Owners):
     """The job's ranks on each AMD GPU and the memory that they use there."""
 
     name = "amd_processes"
-    period = 10.0
     source = "AMD SMI"
-    metrics = (RANK, RANK_MEMORY)
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         self._lib = opened(host).lib
-        self._said: set[str] = set()
+        self.error = self._lib.AmdSmiException
 
-    def sample(self) -> list[float]:
-        forget_ended(self.host)
-        found: dict[Series, float] = {}
-        for device in opened(self.host).devices:
-            found.update(self._asked(device))
-        if self.series != tuple(found):
-            self.series = tuple(found)
-        return list(found.values())
+    def devices(self) -> Sequence[Device]:
+        return opened(self.host).devices
 
-    def _asked(self, device: Device) -> dict[Series, float]:
-        try:
-            return self._owners(device)
-        except self._lib.AmdSmiException as error:
-            if trouble(error) is not Trouble.UNSUPPORTED and device.uuid not in self._said:
-                self._said.add(device.uuid)
-                log.warning("GPU %s: its processes could not be read (%s)", device.uuid, " ".join(str(error).split()))
-            return {}
-
-    def _owners(self, device: Device) -> dict[Series, float]:
+    def processes(self, device: Device) -> Iterable[tuple[int, float]]:
         running = self._lib.amdsmi_get_gpu_process_list(device.handle)
-        used = ((one["pid"], number(one["memory_usage"]["vram_mem"])) for one in running)
-        return owners(self.host, device.uuid, used)
+        return ((one["pid"], number(one["memory_usage"]["vram_mem"])) for one in running)
+
+    def trouble(self, error: Exception) -> Trouble:
+        return trouble(error)

@@ -2,53 +2,37 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
-from hindmost_agent.gpu import RANK, RANK_MEMORY, Trouble
-from hindmost_agent.gpu_owners import forget_ended, owners
+from hindmost_agent.gpu_owners import Owners
 from hindmost_agent.nvml import Device, opened, trouble
-from hindmost_agent.sampler import NAN, Host, Sampler, register
+from hindmost_agent.sampler import NAN, register
 
 if TYPE_CHECKING:
-    from hindmost_agent.metric import Series
+    from collections.abc import Iterable, Sequence
 
-log = logging.getLogger(__name__)
+    from hindmost_agent.gpu import Trouble
+    from hindmost_agent.sampler import Host
 
 
 @register
-class NvidiaProcesses(Sampler):
+class NvidiaProcesses(Owners):
     """The job's ranks on each GPU and the memory that they use there."""
 
     name = "nvidia_processes"
-    period = 10.0
     source = "NVML"
-    metrics = (RANK, RANK_MEMORY)
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         self._lib = opened(host).lib
-        self._said: set[str] = set()
+        self.error = self._lib.NVMLError
 
-    def sample(self) -> list[float]:
-        forget_ended(self.host)
-        found: dict[Series, float] = {}
-        for device in opened(self.host).devices:
-            found.update(self._asked(device))
-        if self.series != tuple(found):
-            self.series = tuple(found)
-        return list(found.values())
+    def devices(self) -> Sequence[Device]:
+        return opened(self.host).devices
 
-    def _asked(self, device: Device) -> dict[Series, float]:
-        try:
-            return self._owners(device)
-        except self._lib.NVMLError as error:
-            if trouble(error) is not Trouble.UNSUPPORTED and device.uuid not in self._said:
-                self._said.add(device.uuid)
-                log.warning("GPU %s: its processes could not be read (%s)", device.uuid, error)
-            return {}
-
-    def _owners(self, device: Device) -> dict[Series, float]:
+    def processes(self, device: Device) -> Iterable[tuple[int, float]]:
         running = self._lib.nvmlDeviceGetComputeRunningProcesses(device.handle)
-        used = ((one.pid, NAN if one.usedGpuMemory is None else one.usedGpuMemory) for one in running)
-        return owners(self.host, device.uuid, used)
+        return ((one.pid, NAN if one.usedGpuMemory is None else one.usedGpuMemory) for one in running)
+
+    def trouble(self, error: Exception) -> Trouble:
+        return trouble(error)

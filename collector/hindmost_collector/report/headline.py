@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hindmost.script import script
+
 from hindmost_collector.report.columns import duration, ratio
 from hindmost_collector.wording import names
 
@@ -23,7 +25,7 @@ _CAUSES = {
 def title(report: Mapping[str, Any]) -> str:
     """``hindmost · train.py · 4 ranks on 1 node · 150 steps of 21.4 ms · 3.2 s``, as far as known."""
     job = report["job"]
-    name = script(job.get("command"))
+    name = _called(job.get("command"))
     found = ["hindmost", name if name and name != "hindmost" else job["id"]]  # a simulation's command is our own
     if job.get("world_size"):
         found.append(
@@ -37,13 +39,10 @@ def title(report: Mapping[str, Any]) -> str:
     return " · ".join(found)
 
 
-def script(command: str | None) -> str | None:
+def _called(command: str | None) -> str | None:
     """The training script's name in a command line; where there is none, the program's."""
-    words = (command or "").split()
-    programs = [word for word in words if not word.startswith("-")]
-    python, shell = ([word for word in programs if word.endswith(ending)] for ending in (".py", ".sh"))
-    found = python or shell or programs  # launchers' own options name shell scripts
-    return found[0].rpartition("/")[2] if found else None
+    found = script((command or "").split())
+    return found.rpartition("/")[2] if found else None
 
 
 def _count(number: int, what: str) -> str:

@@ -11,6 +11,7 @@ from hindmost_collector.store import clickhouse_ddl as ddl
 from hindmost_collector.store import schema
 from hindmost_collector.store.clickhouse_client import Server, Unreachable, parse
 from hindmost_collector.store.run_directory import run_of
+from hindmost_collector.store.tables import Tables
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,7 +73,7 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") or "none"
 
 
-class ClickHouseRecording:
+class ClickHouseRecording(Tables):
     """A database that collectors write into; one job of it where the URL says ``?job=ID``."""
 
     def __init__(self, url: str) -> None:
@@ -100,22 +101,6 @@ class ClickHouseRecording:
         where = " WHERE job = {job:String}" if self._target.job else ""
         names = ", ".join(("job", *map(ddl.quoted, schema.STORED[name])))
         return self._server.rows(f"SELECT {names} FROM {_view(self._server, name)}{where}", {"job": self._target.job})
-
-    def steps(self) -> pa.Table:
-        """A row a step of a rank: durations and phases in ns, -1 unmeasured."""
-        return self.table("steps")
-
-    def collectives(self) -> pa.Table:
-        """A row a collective or point-to-point call of a rank."""
-        return self.table("collectives")
-
-    def metrics(self) -> pa.Table:
-        """A row a sample of a node or process metric; ``labels`` is JSON."""
-        return self.table("metrics")
-
-    def ranks(self) -> pa.Table:
-        """A row each time a rank said who it is."""
-        return self.table("ranks")
 
     def run(self) -> Run:
         """The run as detectors take it. Raises UsageError where there are several jobs and the URL names none."""
