@@ -102,6 +102,7 @@ def test_a_collector_that_went_away_is_said_to_be(browser: Any, show: Callable[.
     browser.until("document.querySelector('#live').innerText == 'live'")
     browser.run("window.fetch = () => Promise.reject(new Error('gone')); document.querySelector('#jobs').onchange()")
     browser.until("document.querySelector('#live').innerText.includes('does not answer')")
+    assert "does not answer" in browser.run("return document.querySelector('#live').innerText")
 
 
 def report(

@@ -53,8 +53,8 @@ def test_the_example_s_test_passes(tree: Path) -> None:
 def test_the_example_is_clean(tree: Path) -> None:
     """The linter and the formatter have nothing to say."""
     files = [path for path, _ in BLOCK.findall(GUIDE)]
-    python(tree, "-m", "ruff", "check", "--no-cache", *files)
-    python(tree, "-m", "ruff", "format", "--no-cache", "--check", *files)
+    assert "All checks passed" in python(tree, "-m", "ruff", "check", "--no-cache", *files)
+    assert "already formatted" in python(tree, "-m", "ruff", "format", "--no-cache", "--check", *files)
 
 
 def test_everything_knows_the_new_sampler(tree: Path) -> None:
