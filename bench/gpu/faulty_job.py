@@ -98,6 +98,8 @@ class Fault:
         """Called before each step's batch is fetched."""
         if self.mine and not self.on and (self.room / "strike").exists():
             self.on = True
+            if self.kind == "neighbour":
+                return  # which says itself when it begins
             mark(self.room / "struck", {"time_ns": time.time_ns(), "step": step, "step_ms": self.step_seconds * 1e3})
             if self.kind == "input":
                 self.data.delay = self.share * self.step_seconds

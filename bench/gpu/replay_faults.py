@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Judge the recordings of ``live_faults.py --keep DIR`` again, as if they were running, without GPUs.
+"""Judge the recordings of ``live_faults.py --keep TAR`` again, as if they were running, without GPUs.
 
-    python bench/gpu/replay_faults.py DIR --out replayed.json
+    tar xf runs.tar -C DIR; python bench/gpu/replay_faults.py DIR --out replayed.json
 
 Every two seconds of each recording is judged what had arrived by then: what ended more than ``--behind`` seconds ago
 (agents look once a second, batches take half of one). Hangs are not replayed, since what was in flight is recorded only
@@ -16,7 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import live_faults
+import fault_grade
+from fault_cases import CASES, Case
+from fault_run import Running
 from hindmost_collector.judge import judge
 from hindmost_collector.live import VerdictLog
 from hindmost_collector.store.run_directory import read_run
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from hindmost_collector.model import Run, Table
 
 PERIOD_NS = 2_000_000_000
+#: Everything that is said of a recording counts.
+END = 1 << 62
 TIMED = ("steps", "collectives", "intervals")
 
 
@@ -49,11 +53,11 @@ def replayed(run: Run, behind_ns: int) -> Iterator[dict[str, Any]]:
         yield from log.update(report["verdicts"], now)
 
 
-class Recorded(live_faults.Running):
+class Recorded(Running):
     """A job that ran before."""
 
-    def __init__(self, case: live_faults.Case, ranks: int, folder: Path, behind_ns: int) -> None:
-        self.case, self.ranks, self.culprit = case, ranks, case.rank % ranks
+    def __init__(self, case: Case, folder: Path, behind_ns: int) -> None:
+        self.case = case
         self.room, self.out = folder / case.name, folder / f"run-{case.name}"
         self.behind_ns = behind_ns
 
@@ -72,11 +76,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("replayed.json"))
     args = parser.parse_args()
     found = []
-    for case in live_faults.CASES:
-        job = Recorded(case, args.ranks, args.folder, int(args.behind * 1e9))
+    for case in (replace(case, rank=case.rank % args.ranks) for case in CASES):
+        job = Recorded(case, args.folder, int(args.behind * 1e9))
         if (job.out / "meta.json").exists():
-            found.append(live_faults.grade(job, 0, judge(read_run(job.out)).to_dict()))
-            print(live_faults.line(found[-1]), flush=True)
+            found.append(fault_grade.grade(job, 0, END, judge(read_run(job.out)).to_dict()))
+    print(fault_grade.table(found))
     what = f"replayed from recordings, judged every 2 s on what had ended {args.behind:g} s before"
     args.out.write_text(json.dumps({"ranks": args.ranks, "what": what, "faults": found}, indent=1) + "\n")
 

@@ -18,7 +18,7 @@ from hindmost.attach import injected, pending, sampling, stacks, table, target
 from hindmost.attach.fold import Folded
 from hindmost.attach.injected import FIRST_MINOR
 from hindmost.attach.sampling import Frame, Shares
-from hindmost.errors import UsageError
+from hindmost.errors import HindmostError, UsageError
 from hindmost.identity import Identity
 
 if TYPE_CHECKING:
@@ -251,6 +251,19 @@ def test_two_running_ranks_are_sampled(train: Callable[..., int], capsys: pytest
     assert comm[0] > 0.65
     assert comm[1] < 0.35
     assert (report["stands_out"]["rank"], report["stands_out"]["phase"]) == (1, "other")
+
+
+def test_py_spy_is_found_where_it_was_installed_as_a_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``pip install --target DIR`` puts programs into DIR/bin, which is on nobody's PATH; PYTHONPATH names DIR."""
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "path", ["", str(tmp_path / "site")])
+    with pytest.raises(HindmostError, match="not installed"):
+        stacks.py_spy()
+    program = tmp_path / "site/bin/py-spy"
+    program.parent.mkdir(parents=True)
+    program.touch(0o755)
+    assert stacks.py_spy() == str(program)
 
 
 @needs_py_spy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -14,9 +15,13 @@ UNREAD = "no stack of process"
 
 
 def py_spy() -> str:
-    """The py-spy to run: beside this interpreter, else on the PATH. HindmostError where there is none."""
-    beside = Path(sys.executable).with_name("py-spy")
-    found = str(beside) if beside.exists() else shutil.which("py-spy")
+    """The py-spy to run: beside this interpreter, on the PATH, or where ``pip install --target`` puts what belongs to a
+    folder of modules. HindmostError where there is none."""
+    places = [Path(sys.executable).with_name("py-spy")]
+    on_path = shutil.which("py-spy")
+    places += [Path(on_path)] if on_path else []
+    places += [Path(folder, "bin", "py-spy") for folder in sys.path if folder]
+    found = next((str(place) for place in places if os.access(place, os.X_OK)), None)
     if found is None:
         raise HindmostError("py-spy is not installed; `pip install py-spy` beside hindmost")
     return found
