@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from typing import TYPE_CHECKING
 
 from hindmost_proto import telemetry_pb2 as wire
@@ -70,13 +69,20 @@ class Agent:
             self._account(spool)
 
     def tick(self, now_ns: int) -> int:
-        """Do what is due at ``now_ns`` (CLOCK_MONOTONIC); returns when the next tick is."""
-        busy = self.rings.poll(now_ns)
+        """Do what is due at ``now_ns`` (CLOCK_MONOTONIC); returns when the next tick is.
+
+        Rings are read when a batch is made of them: before, only those that fill.
+        """
+        flushing = now_ns >= self._flush_ns
+        if flushing:
+            self._discover(now_ns)
+        busy = self.rings.poll(now_ns, everything=flushing)
+        if flushing:
+            self._look(now_ns)
         if now_ns >= self._sample_ns:
             self._sample_ns = following(self._sample_ns, self._interval_ns, now_ns)
-            self._discover(now_ns)
             self._sample(now_ns)
-        if now_ns >= self._flush_ns:
+        if flushing:
             self._flush_ns = following(self._flush_ns, self._flush_period_ns, now_ns)
             self.flush(now_ns)
         return min(self._sample_ns, now_ns + BUSY_NS) if busy else self._sample_ns
@@ -85,7 +91,9 @@ class Agent:
         """Put all that was read into one batch, and that into the spool."""
         ended = [producer for producer in self.rings if self._gather(producer, now_ns)]
         self.rings.account()
-        if self.spool is not None and not self._builder.empty:
+        if self.spool is None:
+            self._builder.discard()
+        elif not self._builder.empty:
             packed = self._builder.pack()
             batch = message(sequenced(self.spool.next_sequence, packed.payload))
             self.spool.append(packed.samples, batch, packed.definitions, self.rings.marks())
@@ -103,6 +111,7 @@ class Agent:
         """Read every ring to its end and every sampler once more, due or not, and make the last batch."""
         self._discover(now_ns)
         self.rings.poll(now_ns)
+        self._look(now_ns)
         self._sample(now_ns, everything=True)
         for producer in self.rings:
             producer.look(self.host.proc, now_ns, closely=True)
@@ -115,6 +124,9 @@ class Agent:
             self._folders_ns = now_ns + FOLDERS_NS
             self.rings.folders = ring_folders(self._jobs.shared_memory)
         self.rings.discover(now_ns)
+
+    def _look(self, now_ns: int) -> None:
+        """Who of the ranks runs."""
         for producer in self.rings:
             producer.look(self.host.proc, now_ns)
             producer.refresh_gpu(self.host.gpu_of, now_ns)
@@ -155,5 +167,5 @@ class Agent:
     def _account(self, spool: Spool) -> None:
         own, ledger = self.host.own, spool.ledger
         own.produced, own.delivered = ledger.produced, ledger.delivered
-        own.dropped = Counter({**dict.fromkeys(REASONS, 0), **ledger.dropped})  # 0 from the start: a rate needs it
+        own.dropped = {**dict.fromkeys(REASONS, 0), **ledger.dropped}  # 0 from the start: a rate needs it
         own.pending, own.spool_bytes = ledger.pending, spool.size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hashlib import blake2b
+from itertools import chain
 from math import isnan
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
@@ -64,7 +65,7 @@ class Builder:
 
     def _start(self) -> None:
         self._batch = wire.Batch()
-        self._blocks: dict[int, wire.MetricBlock] = {}
+        self._readings: list[Reading] = []
         self._steps: dict[str, Gathered[StepRow]] = {}
         self._collectives: Gathered[CollectiveRow] = Gathered()
         self._intervals: Gathered[IntervalRow] = Gathered()
@@ -74,17 +75,11 @@ class Builder:
     @property
     def empty(self) -> bool:
         """Whether there is nothing to send."""
-        return not self._samples
+        return not self._samples and not self._readings
 
     def reading(self, reading: Reading) -> None:
-        """Add what one sampler read; readings of one schema share a block."""
-        ref = self._schema(reading.series)
-        block = self._blocks.get(ref)
-        if block is None:
-            block = self._blocks[ref] = self._batch.metrics.add(schema=ref)
-        block.time_ns.append(reading.time_ns)
-        block.values.extend(reading.values)
-        self._samples += measured(reading.values)
+        """Add what one sampler read."""
+        self._readings.append(reading)
 
     def rank(self, process: RankProcess) -> int:
         """Define a rank; returns its reference."""
@@ -151,6 +146,7 @@ class Builder:
 
     def pack(self) -> Packed:
         """The batch as bytes; start the next one. Put ``sequenced`` bytes in front to number it."""
+        self._pack_readings()
         for kind, steps in self._steps.items():
             _pack_steps(self._batch, kind, steps)
         _pack_collectives(self._batch, self._collectives)
@@ -158,6 +154,21 @@ class Builder:
         packed = Packed(self._samples, self._batch.SerializeToString(), self._definitions)
         self._start()
         return packed
+
+    def discard(self) -> None:
+        """Start anew: there is nobody to send it to."""
+        self._start()
+
+    def _pack_readings(self) -> None:
+        """Readings of one schema share a block."""
+        blocks: dict[int, tuple[list[int], list[float]]] = {}
+        for _, time_ns, series, values in self._readings:
+            times, all_values = blocks.setdefault(self._schema(series), ([], []))
+            times.append(time_ns)
+            all_values += values
+        for ref, (times, all_values) in blocks.items():
+            self._batch.metrics.add(schema=ref, time_ns=times, values=all_values)
+            self._samples += measured(all_values)
 
     def _schema(self, series: tuple[Series, ...]) -> int:
         """The reference of a tuple of series; known ones are recognised by identity, which costs nothing."""
@@ -179,15 +190,14 @@ def measured(values: Sequence[float]) -> int:
 
 
 def _pack_steps(batch: wire.Batch, kind: str, steps: Gathered[StepRow]) -> None:
-    rows = steps.rows
-    block = batch.steps.add(kind=kind, ranks=steps.ranks, rows=steps.counts)
-    block.step.extend(row.step for row in rows)
-    block.start_ns.extend(row.start_ns for row in rows)
-    block.duration_ns.extend(row.duration_ns for row in rows)
-    if any(row.work != UNMEASURED for row in rows):
-        block.work.extend(row.work for row in rows)
-    for name in dict.fromkeys(name for row in rows for name in row.phases):
-        block.phases.add(name=name, ns=[row.phases.get(name, UNMEASURED) for row in rows])
+    _, step, start, duration, work, phases = zip(*steps.rows, strict=True)
+    block = batch.steps.add(
+        kind=kind, ranks=steps.ranks, rows=steps.counts, step=step, start_ns=start, duration_ns=duration
+    )
+    if work.count(UNMEASURED) < len(work):
+        block.work.extend(work)
+    for name in dict.fromkeys(chain.from_iterable(phases)):
+        block.phases.add(name=name, ns=[known.get(name, UNMEASURED) for known in phases])
 
 
 def _coded(texts: Sequence[str]) -> tuple[list[str], list[int]]:

@@ -19,17 +19,22 @@ LIMIT = 4 << 20
 class File:
     """A file that is read whole each time. Raises ``OSError`` when it cannot be opened or read."""
 
-    __slots__ = ("_fd", "path")
+    __slots__ = ("_fd", "_surely_whole", "path")
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, *, one_record: bool = False) -> None:
+        """With ``one_record`` the kernel writes the file as one, which comes in one piece however long it is.
+
+        Asking whether there is more makes it write all of it again.
+        """
         self._fd = -1
+        self._surely_whole = PIECE if one_record else SURELY_WHOLE
         self.path = str(path)
         self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
 
     def read(self) -> bytes:
         """Everything in the file, at most ``LIMIT`` bytes."""
         data = os.pread(self._fd, PIECE, 0)
-        if len(data) < SURELY_WHOLE:
+        if len(data) < self._surely_whole:
             return data
         pieces, size = [data], len(data)
         while size < LIMIT and (data := os.pread(self._fd, PIECE, size)):

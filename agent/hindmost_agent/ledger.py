@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 REASONS = ("spool_full", "memory_full")
 #: The highest sequence sent is saved this far ahead, so that it is not saved with every batch.
 AHEAD = 64
+#: Made once, as ``json.dumps`` makes an encoder each time it is told separators.
+COMPACT = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Ledger:
@@ -86,7 +88,7 @@ class Ledger:
         if self._path is None:
             return
         state = {name: value for name, value in vars(self).items() if not name.startswith("_") and name != "fresh"}
-        data = json.dumps(state, separators=(",", ":")).encode().ljust(self._length)
+        data = COMPACT(state).encode().ljust(self._length)
         try:
             fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError:  # a full or read-only disk: the account goes on in memory

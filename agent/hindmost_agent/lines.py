@@ -1,4 +1,4 @@
-"""Chosen lines of a long kernel file, found again at once where they stood the last time."""
+"""Chosen numbers of a long kernel file, found again at once where they stood the last time."""
 
 from __future__ import annotations
 
@@ -16,20 +16,30 @@ class Lines:
     def __init__(self, file: File, keys: tuple[bytes, ...]) -> None:
         self._file = file
         self._keys = keys
-        self._places: list[int | None] = []
+        #: Names that the file has, as they are written there, and the place of each among all its words.
+        self._names: list[bytes] = []
+        self._places: list[int] = []
+        #: For each key the place of its number among all words, -1 where the file has none.
+        self._numbers: list[int] = []
 
     def read(self) -> list[float]:
         """A value for each key, missing where the file has none."""
-        lines = self._file.read().splitlines()
-        if not self._hold(lines):
-            first = {line.split(None, 1)[0].rstrip(b":"): place for place, line in enumerate(lines) if line.strip()}
-            self._places = [first.get(key) for key in self._keys]
-        return [NAN if place is None else float(lines[place].split(None, 2)[1]) for place in self._places]
+        words = self._file.read().split()
+        if not self._hold(words):
+            self._find(words)
+        return [NAN if place < 0 else float(words[place]) for place in self._numbers]
 
-    def _hold(self, lines: list[bytes]) -> bool:
-        """Whether every key still stands where it was found."""
-        return len(self._places) == len(self._keys) and all(
-            place is None
-            or (place < len(lines) and lines[place].startswith(key) and lines[place][len(key) : len(key) + 1] in b": ")
-            for key, place in zip(self._keys, self._places, strict=True)
-        )
+    def _hold(self, words: list[bytes]) -> bool:
+        """Whether every name still stands where it was found."""
+        places = self._places
+        return bool(places) and places[-1] < len(words) and [words[place] for place in places] == self._names
+
+    def _find(self, words: list[bytes]) -> None:
+        wanted = set(self._keys)
+        found: dict[bytes, int] = {}
+        for place, word in enumerate(words):
+            if (key := word.removesuffix(b":")) in wanted:
+                found.setdefault(key, place)
+        self._places = sorted(found.values())
+        self._names = [words[place] for place in self._places]
+        self._numbers = [found[key] + 1 if key in found else -1 for key in self._keys]

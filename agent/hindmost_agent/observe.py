@@ -16,7 +16,7 @@ class Own:
     #: What is delivered, and where to: not measured by an agent that has no collector.
     produced: int | None = None
     delivered: int | None = None
-    dropped: Counter[str] = field(default_factory=Counter)
+    dropped: dict[str, int] = field(default_factory=dict)
     spool_bytes: int | None = None
     spool_limit_bytes: int | None = None
     pending: int | None = None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NS = 1_000_000_000
-#: A ring fuller than this after one interval is read again soon, before it overwrites itself.
+#: A ring fuller than this is read at once and looked at again soon, before it overwrites itself.
 BUSY_SHARE = 0.2
 #: A process that /proc never showed (of another PID namespace) is taken for dead after this long without events.
 SILENT_NS = 60 * NS
@@ -59,6 +59,7 @@ class OpenRing:
         if mark is not None and mark.created_ns == reader.header.monotonic_ns and mark.position <= reader.written:
             self._resume(mark)
         self._lost = reader.lost
+        self._written = self.reader.position
 
     @property
     def mark(self) -> Mark:
@@ -80,6 +81,20 @@ class OpenRing:
                 self.fold.broke()
         self.fold.resume(mark.steps, mark.phases)
         reader.position, reader.skipped = mark.position, mark.skipped
+
+    def grown(self) -> int:
+        """How many events were written since this was last asked; those of a torn ring do not count."""
+        before = self._written
+        try:
+            self._written = self.reader.written
+        except ring.RingError:
+            return 0
+        return self._written - before
+
+    @property
+    def full(self) -> float:
+        """How much of the ring was waiting to be read when ``grown`` was last asked, from 0 to 1."""
+        return (self._written - self.reader.position) / self.reader.header.capacity
 
     def read(self) -> int:
         """Fold what is new; return how many events that were. A torn ring is lost from here on, not an error."""
@@ -250,16 +265,20 @@ class Rings:
                 if path not in self._known:
                     self._open(path, now_ns)
 
-    def poll(self, now_ns: int) -> bool:
-        """Read what is new in every ring; true when one fills so fast that it should be read again soon."""
+    def poll(self, now_ns: int, *, everything: bool = True) -> bool:
+        """Read what is new in every ring, or only in those that fill; true when one does: look again soon.
+
+        How far each has been written is one word of it; reading what was written is dear, and dearer in small portions.
+        """
         busy = False
         for producer in self._producers.values():
             for item in producer.rings.values():
-                count = item.read()
-                if count:
+                if item.grown():
                     producer.progress_ns = now_ns
-                    self._host.own.ring_events += count
-                    busy = busy or count > item.reader.header.capacity * BUSY_SHARE
+                fills = item.full > BUSY_SHARE
+                busy = busy or fills
+                if fills or everything:
+                    self._host.own.ring_events += item.read()
         return busy
 
     def marks(self) -> dict[str, Mark]:

@@ -100,15 +100,14 @@ class Runner:
         With ``everything`` due or not: what a job's end has changed must not wait for the next period.
         """
         readings = []
-        for slot in self._slots:
-            if everything or now_ns >= slot.due_ns:
-                slot.due_ns = following(slot.due_ns, slot.period_ns, now_ns)
-                reading = self._guarded(slot, now_ns)
-                if reading is None:
-                    self.latest.pop(slot.name, None)
-                else:
-                    self.latest[slot.name] = reading
-                    readings.append(reading)
+        for slot in [slot for slot in self._slots if everything or now_ns >= slot.due_ns]:
+            slot.due_ns = following(slot.due_ns, slot.period_ns, now_ns)
+            reading = self._guarded(slot, now_ns)
+            if reading is None:
+                self.latest.pop(slot.name, None)
+            else:
+                self.latest[slot.name] = reading
+                readings.append(reading)
         if not self._spread:
             self._spread = True
             spread(self._slots, self.host.own.duration_s, now_ns, self._interval_ns)

@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 #: Kept in memory at most while the disk takes nothing.
 MEMORY_LIMIT = 8 << 20
 SEGMENTS = 16
+#: Marks as JSON; made once, as ``json.dumps`` makes an encoder each time it is told separators.
+COMPACT = json.JSONEncoder(separators=(",", ":")).encode
 LARGEST_SEGMENT = 8 << 20
 #: Segments in memory are tried to be replaced by files this often (in batches).
 RETRY_DISK = 30
@@ -77,7 +79,7 @@ class Spool:
     ) -> None:
         """Take a batch (``message`` holds ``next_sequence``) and the definitions that it refers to."""
         sequence = self.next_sequence
-        noted = json.dumps(marks, separators=(",", ":")).encode() if marks else b""
+        noted = COMPACT(marks).encode() if marks else b""
         batch = encode(BATCH, sequence, samples, message, noted if len(noted) < 1 << 16 else b"")
         try:
             self._store(sequence, batch, definitions)

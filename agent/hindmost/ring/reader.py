@@ -175,6 +175,8 @@ class Reader:
     def open_records(self) -> list[layout.Event]:
         """What has been entered and not left; ``duration_ns`` is 0."""
         table = self._read(layout.OPEN_SLOTS * layout.RECORD_BYTES, layout.OPEN_OFFSET)
+        if not any(memoryview(table).cast("I")[:: layout.RECORD_BYTES // 4]):
+            return []
         again = self._read(layout.OPEN_SLOTS * layout.RECORD_BYTES, layout.OPEN_OFFSET)
         slots = range(0, len(table), layout.RECORD_BYTES)
         steady = (table[i : i + layout.RECORD_BYTES] for i in slots if table[i : i + 8] == again[i : i + 8])

@@ -35,7 +35,7 @@ class Cpu(Sampler):
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        self._stat = File(host.proc / "stat")
+        self._stat = File(host.proc / "stat", one_record=True)
         self._load = File(host.proc / "loadavg")
         self.series = (
             *(series(CPU, mode) for mode in MODES),

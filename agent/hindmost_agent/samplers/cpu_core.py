@@ -21,7 +21,7 @@ class CpuCore(Sampler):
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        self._stat = File(host.proc / "stat")
+        self._stat = File(host.proc / "stat", one_record=True)
         self._cores: list[bytes] = []
 
     def sample(self) -> list[float]:

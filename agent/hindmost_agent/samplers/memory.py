@@ -44,7 +44,7 @@ class Memory(Sampler):
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        self._meminfo = Lines(File(host.proc / "meminfo"), tuple(MEMINFO))
+        self._meminfo = Lines(File(host.proc / "meminfo", one_record=True), tuple(MEMINFO))
         self.series = tuple(series(metric) for metric in self.metrics)
 
     def sample(self) -> list[float]:

@@ -39,7 +39,7 @@ class Tcp(Sampler):
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        self._files = [File(host.proc / "net/snmp"), File(host.proc / "net/netstat")]
+        self._files = [File(host.proc / "net" / name, one_record=True) for name in ("snmp", "netstat")]
         self.series = tuple(series(metric) for metric in self.metrics)
 
     def sample(self) -> list[float]:

@@ -1,0 +1,99 @@
+"""When rings are read and what becomes of it: rarely, in time, and never without bound."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from hindmost import ring
+from hindmost.identity import Identity
+from hindmost_agent.agent import BUSY_NS, FLUSH_NS, Agent
+from hindmost_agent.files import PIECE, File
+from hindmost_agent.rings import BUSY_SHARE, Rings
+from hindmost_agent.runner import NS, Runner
+from hindmost_agent.sampler import Host
+from hindmost_agent.spool import Spool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+CAPACITY = 64
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[ring.Writer]:
+    """The ring of a rank, which is this process."""
+    identity = Identity("job", 0, 1, 0, "n", "torch", "t.py")
+    made = ring.Writer.create(tmp_path / "rings", identity, "py", CAPACITY)
+    yield made
+    made.close()
+
+
+def agent(folder: Path, spool: Spool | None) -> Agent:
+    host = Host()
+    return Agent("n", NS, host, Runner({}, host, NS), Rings(host, [folder / "rings"]), spool)
+
+
+def steps(writer: ring.Writer, count: int) -> None:
+    for step in range(count):
+        writer.event(ring.STEP, writer.name("train"), step, 1, step)
+
+
+def test_a_ring_is_read_when_a_batch_is_made_of_it(tmp_path: Path, writer: ring.Writer) -> None:
+    """Between two batches a tick only looks how far it has been written: reading in small portions is dear."""
+    mine = agent(tmp_path, Spool(tmp_path / "spool", 1 << 20))
+    assert mine.tick(0) == NS
+    steps(writer, 3)
+    assert mine.tick(NS) == 2 * NS
+    assert mine.host.own.ring_events == 0
+    mine.tick(FLUSH_NS)
+    assert (mine.host.own.ring_events, mine.host.own.produced) == (3, 3 + 1)  # the steps, and that the rank runs
+
+
+def test_a_ring_that_fills_is_read_at_once_and_looked_at_soon(tmp_path: Path, writer: ring.Writer) -> None:
+    """Whatever the batches' period is, before it overwrites itself."""
+    mine = agent(tmp_path, Spool(tmp_path / "spool", 1 << 20))
+    mine.tick(0)
+    filling = int(CAPACITY * BUSY_SHARE) + 1
+    steps(writer, filling)
+    assert mine.tick(NS) == NS + BUSY_NS
+    assert mine.host.own.ring_events == filling
+    assert mine.tick(NS + BUSY_NS) == 2 * NS
+
+
+def test_a_rank_that_died_right_after_a_batch_is_told_with_the_next(tmp_path: Path, writer: ring.Writer) -> None:
+    """Events of the last tick prove life, those of ticks before do not, though they are only read now."""
+    mine = agent(tmp_path, Spool(tmp_path / "spool", 1 << 20))
+    mine.tick(0)
+    (producer,) = mine.rings
+    steps(writer, 3)
+    mine.tick(NS)
+    assert producer.progress_ns == NS
+    mine.tick(FLUSH_NS)
+    assert (mine.host.own.ring_events, producer.progress_ns) == (3, NS)
+
+
+def test_an_agent_with_nobody_to_send_to_keeps_nothing(tmp_path: Path, writer: ring.Writer) -> None:
+    """One that is only scraped runs for months: what it reads of rings must not pile up in it."""
+    mine = agent(tmp_path, None)
+    mine.tick(0)
+    steps(writer, 3)
+    mine.tick(FLUSH_NS)
+    assert mine.host.own.ring_events == 3
+    assert mine._builder.empty
+
+
+@pytest.mark.parametrize("size", [PIECE // 2, PIECE, 2 * PIECE + 1])
+def test_a_file_that_is_one_record_is_asked_for_once(
+    tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asking whether there is more makes the kernel write it all again; only what fills a piece may have more."""
+    (tmp_path / "stat").write_bytes(bytes(range(256)) * (size // 256) + b"x" * (size % 256))
+    asked = []
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda *args: asked.append(args) or pread(*args))  # type: ignore[func-returns-value]
+    data = File(tmp_path / "stat", one_record=True).read()
+    assert data == (tmp_path / "stat").read_bytes()
+    assert (len(asked) == 1) == (size < PIECE)
