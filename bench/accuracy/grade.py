@@ -50,6 +50,7 @@ def grade(family: str, seed: int) -> dict[str, Any]:
         "kinds": [verdict.kind for verdict in report.verdicts],
         "verdict_causes": sorted({str(verdict.cause) for verdict in naming}),
         "since": min((verdict.since_step for verdict in naming if verdict.since_step is not None), default=None),
+        "cost": _cost(job, simulated.truth, naming),
         "error": _error(job, simulated, list(report.verdicts)),
         "judge_seconds": took,
         "baselines": {name: sorted(rule(simulated.run)) for name, rule in BASELINES.items()},
@@ -67,6 +68,14 @@ def _effect(job: Scenario, truth: Truth) -> float:
     warm = sum(factor - 1 for factor in WARMUP[: job.warmup]) * job.step_ms * 1e6
     clean = (truth.repaired_ns - warm) / job.steps
     return (truth.total_ns - truth.repaired_ns) / max(len(active), 1) / clean
+
+
+def _cost(job: Scenario, truth: Truth, naming: list[Verdict]) -> float | None:
+    """What the verdict on the faulty ranks says that a repair saves, over what it does; ``None`` where none is named."""
+    active = {step for steps in truth.active for step in steps}
+    right = [one.cost_ms_per_step for one in naming if one.cost_ms_per_step and _is_right(one, job)]
+    saved = (truth.total_ns - truth.repaired_ns) / 1e6
+    return sum(right) * len(active) / saved if right and saved > 0 else None
 
 
 def _error(job: Scenario, simulated: Simulated, verdicts: list[Verdict]) -> float:

@@ -44,6 +44,9 @@ def _goals(by: dict[str, list[Result]]) -> list[str]:
     unknown = sum(one["verdict_causes"] == ["unknown"] for one in found)
     errors = [100 * one["error"] for one in [*strong, *by.get("sets", [])]]
     clean, big = by.get("clean", []), by.get("large", [])
+    pipelines = [one for one in by.get("pipeline", []) if one["effect"] >= 0.02]
+    costs = [one["cost"] for one in pipelines if one.get("cost") is not None]
+    close = sum(0.8 <= cost <= 1.2 for cost in costs)
     late = [abs((one["since"] or 0) - one["onset"]) for one in found if one["onset"]]
     rows: list[tuple[str, str, str]] = [
         ("single fault of 5 % or more: precision", precision(strong, own), "0.995"),
@@ -59,8 +62,9 @@ def _goals(by: dict[str, list[Result]]) -> list[str]:
         ("onset: steps off, median", bootstrap(late, _median, 1), ""),
         ("slow link of one data-parallel group: said so", said(by.get("link", []), "slow_link"), ""),
         ("intermittent stalls: recall", recall(by.get("intermittent", []), own), ""),
-        ("pipelines with replicas: precision", precision(by.get("pipeline", []), own), ""),
-        ("pipelines with replicas: recall", recall(by.get("pipeline", []), own), ""),
+        ("pipelines with replicas: precision", precision(by.get("pipeline", []), own), "0.995"),
+        ("pipelines with replicas, effect of 2 % or more: recall", recall(pipelines, own), ""),
+        ("the same: cost within 20 % of what the repair saves", wilson(close, len(costs)), ""),
         ("what-if error, %: median", bootstrap(errors, _median, 2), "1"),
         ("what-if error, %: P90", bootstrap(errors, lambda v: float(np.percentile(v, 90)), 2), "4"),
     ]

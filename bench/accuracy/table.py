@@ -82,7 +82,7 @@ def lines(results: list[Result]) -> list[str]:
         f"intermittent: recall            {recall(by.get('intermittent', []), own)}",
         f"slow link: said so              {said(by.get('link', []), 'slow_link')}",
         f"pipelines: precision            {precision(by.get('pipeline', []), own)}",
-        f"pipelines: recall               {recall(by.get('pipeline', []), own)}",
+        f"pipelines: recall from 2 % on   {recall([one for one in by.get('pipeline', []) if one['effect'] >= 0.02], own)}",
         "",
         "confidence      verdicts that name only ranks at fault",
         *(f"{low:.2f} to {high:.2f}    {share}" for low, high, share in reliability(results, BINS)),

@@ -168,9 +168,11 @@ def _peer_wait(collectives: Table, named: tuple[Ints, list[str]], grid: Grid) ->
     held = np.flatnonzero(chosen[code] & (collectives["duration_ns"] > 0) & ((collectives["flags"] & NONBLOCKING) == 0))
     if len(held) == 0 or np.isnan(grid.start).all():
         return waited
-    for row, rank in enumerate(grid.ranks.tolist()):
-        mine = held[collectives["rank"][held] == rank]
-        mine = mine[np.argsort(collectives["start_ns"][mine], kind="stable")]
+    held = held[np.lexsort((collectives["start_ns"][held], collectives["rank"][held]))]
+    of_rank = collectives["rank"][held]
+    bounds = [np.searchsorted(of_rank, grid.ranks, side=side).tolist() for side in ("left", "right")]
+    for row, (first, stop) in enumerate(zip(*bounds, strict=True)):
+        mine = held[first:stop]
         before = np.concatenate([[0.0], np.cumsum(collectives["duration_ns"][mine])])
         total = before[np.searchsorted(collectives["start_ns"][mine], np.nan_to_num(grid.start[row]))]
         waited[row, 1:] = np.maximum(np.diff(np.maximum.accumulate(total)), 0.0)

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector import align, intervals, phases, roles, steps
+from hindmost_collector import align, bubbles, intervals, phases, roles, schedule, steps
 from hindmost_collector.model import Run, Table, rows
 from hindmost_collector.robust import median, peers_median, sums_by_step
 from hindmost_collector.sampled import Samples
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Array, Floats, Grid, Ints
+    from hindmost_collector.bubbles import Bubbles
+    from hindmost_collector.schedule import Schedule
     from hindmost_collector.settings import Settings
 
 
@@ -30,7 +32,8 @@ class Blocks:
     ``beside`` [K] which collectives computing does not wait for, ``role`` [R] who may be compared. ``parts`` are what
     own time consists of; ``samples`` are what the metrics say of each rank, ``work`` [R, S] its
     samples or tokens, ``took`` and ``ended`` [R, S] how long its host was in the step and when it left it (job clock),
-    ``node`` [R] the number of its node, -1 where unknown.
+    ``node`` [R] the number of its node, -1 where unknown. Of a ``pipeline`` whose sends and receives are in order,
+    segments are the stretches between those.
     """
 
     ranks: Ints
@@ -60,6 +63,7 @@ class Blocks:
     node: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     evidence: str = "collectives"
     overlapped: bool = False
+    pipeline: Bubbles | None = None
 
     def gauges(self, columns: Array | None = None) -> dict[str, Floats]:
         """Quantity to [R] during these steps (indices), or all; see :class:`hindmost_collector.sampled.Samples`."""
@@ -81,7 +85,7 @@ def build(run: Run, settings: Settings) -> Blocks | None:
     table = phases.training(run.steps)
     found = None
     if joined is not None and len(joined.ranks) > 1:
-        found = _at_pace(_from_collectives(joined, table, settings, run.job.skipped_ns), run.job.pace_ns)
+        found = _at_pace(_from_collectives(run, joined, table, settings), run.job.pace_ns)
     if rows(table) and (found is None or len(found.steps) < settings.min_steps):
         marked_only = _from_phases(table, settings)  # a profiler looks at a few steps, step marks at all
         if found is None or (marked_only is not None and len(marked_only.steps) >= settings.min_steps):
@@ -162,7 +166,7 @@ def _marks(joined: Grid, table: Table) -> steps.Marks | None:
     return steps.Marks(number[known], np.maximum.accumulate(start[known]), median(joined.start, axis=0))
 
 
-def _from_collectives(joined: Grid, table: Table, settings: Settings, skipped_ns: int | None) -> Blocks | None:
+def _from_collectives(run: Run, joined: Grid, table: Table, settings: Settings) -> Blocks | None:
     own = align.own_time(joined)
     number = joined.step
     if (number < 0).all():
@@ -174,8 +178,8 @@ def _from_collectives(joined: Grid, table: Table, settings: Settings, skipped_ns
     joined, own, number = joined.take(keep), own[:, keep], number[keep]
     found, starts = np.unique(number, return_index=True)
     period = _period(joined, starts, found, table)
-    if skipped_ns is not None:  # what lies between two stretches of an excerpt is no step
-        period = np.where(period < _NEARLY * skipped_ns, period, np.nan)
+    if run.job.skipped_ns is not None:  # what lies between two stretches of an excerpt is no step
+        period = np.where(period < _NEARLY * run.job.skipped_ns, period, np.nan)
     first = steps.warmup(period, settings)
     if len(found) - first < 1:
         return None
@@ -183,12 +187,42 @@ def _from_collectives(joined: Grid, table: Table, settings: Settings, skipped_ns
     position = np.arange(joined.columns) - np.repeat(starts, np.diff(np.append(starts, joined.columns)))
     beside = align.beside_computing(joined, position)[cut:]
     own = align.own_time(joined, np.append(np.zeros(cut, bool), beside))[:, cut:] if beside.any() else own[:, cut:]
-    joined = joined.take(np.arange(cut, joined.columns))
-    return _assemble(joined, own, beside, found[first:], starts[first:] - cut, period[first:], first, table)
+    before = joined.take(np.arange(cut))
+    joined, starts = joined.take(np.arange(cut, joined.columns)), starts[first:] - cut
+    order = schedule.build(run, joined, starts, beside, _left(before))
+    role = roles.find(joined, own, order.stages(len(joined.ranks)) if order is not None else None)
+    assembled = _assemble(joined, own, beside, found[first:], starts, period[first:], first, table, role)
+    return _of_pipeline(assembled, order)
+
+
+def _left(before: Grid) -> Floats:
+    """[R] when each rank's last collective of these ended; NaN where there was none."""
+    if before.columns == 0:
+        return np.full(len(before.ranks), np.nan)
+    return np.asarray(np.fmax.reduce(before.start + before.duration, axis=1))
+
+
+def _of_pipeline(found: Blocks, order: Schedule | None) -> Blocks:
+    """With each stretch between two sends, receives or collectives on its own, where ranks keep one order of them."""
+    built = bubbles.build(order, found.role, len(found.steps)) if order is not None else None
+    if built is None:
+        return found
+    own = built.own(len(found.ranks))
+    segments, segment_step = built.segments(len(found.ranks))
+    excess = roles.beyond_peers(own, found.role)
+    return replace(found, own=own, excess=excess, segments=segments, segment_step=segment_step, pipeline=built)
 
 
 def _assemble(
-    joined: Grid, own: Floats, beside: Array, numbers: Ints, starts: Ints, period: Floats, warmup: int, table: Table
+    joined: Grid,
+    own: Floats,
+    beside: Array,
+    numbers: Ints,
+    starts: Ints,
+    period: Floats,
+    warmup: int,
+    table: Table,
+    role: Ints,
 ) -> Blocks:
     shortest = align.shortest(joined)
     waits = np.maximum(joined.duration - shortest, 0.0)
@@ -196,7 +230,6 @@ def _assemble(
     counts = np.diff(np.append(starts, joined.columns))
     step_of = np.repeat(np.arange(len(numbers)), counts)
     overlapped = _overlapped(joined, step_of, starts)
-    role = roles.find(joined, own)
     if overlapped:
         excess = _lateness(joined.duration, own, step_of, starts)
         segments, segment_step = excess, np.arange(len(numbers))

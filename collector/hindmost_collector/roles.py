@@ -21,12 +21,20 @@ if TYPE_CHECKING:
 _SAME_PACE = 0.03
 
 
-def find(grid: Grid, own: Floats) -> Ints:
-    """[R] role of each rank; all zero where nothing tells them apart. ``own`` [R, K] is own time before each column."""
+def find(grid: Grid, own: Floats, stage: Ints | None = None) -> Ints:
+    """[R] role of each rank; all zero where nothing tells them apart. ``own`` [R, K] is own time before each column.
+
+    ``stage`` [R] is the place in the pipeline: ranks of two stages hold other layers, however alike their pace.
+    """
     klass = _gradient_class(grid)
     if klass is None:
         return np.zeros(len(grid.ranks), np.int64)
-    return _merge(grid.group[:, klass], np.nansum(own, axis=1))
+    role = np.zeros(len(grid.ranks), np.int64)
+    pace = np.nansum(own, axis=1)
+    for one in np.unique(stage) if stage is not None else ():
+        held = stage == one
+        role[held] = role.max() + 1 + _merge(grid.group[held, klass], pace[held])
+    return role if stage is not None else _merge(grid.group[:, klass], pace)
 
 
 def _gradient_class(grid: Grid) -> int | None:
@@ -59,17 +67,36 @@ def _merge(groups: Ints, pace: Floats) -> Ints:
     return role
 
 
+def beyond_peers(own: Floats, role: Ints) -> Floats:
+    """[R, K] how far each rank is above the median of its peers; 0 for who is alone in its role."""
+    found = np.zeros_like(own)
+    for one in np.unique(role):
+        members = np.flatnonzero(role == one)
+        if len(members) > 1:
+            found[members] = own[members] - peers_median(own[members])
+    return found
+
+
+def only_peers(role: Ints, late: list[int]) -> list[int]:
+    """Rows that are the one peer of a late row: ahead by what that is behind, which says nothing of themselves."""
+    found = []
+    for row in late:
+        peers = np.flatnonzero(role == role[row])
+        found += [int(peer) for peer in peers if peer != row and len(peers) == _PAIR]
+    return found
+
+
+#: A role of two: each is all that the other can be compared with.
+_PAIR = 2
+
+
 def excess(grid: Grid, own: Floats, role: Ints) -> Floats:
     """[R, K] how far each rank's own time is above the median of its peers; alone in its role, it has no excess.
 
     Where the typical rank of a GPU job only queues behind its last collective, other groups say nothing of how long the
     computing took: there a rank is compared with those it meets in that collective.
     """
-    found = np.zeros_like(own)
-    for one in np.unique(role):
-        members = np.flatnonzero(role == one)
-        if len(members) > 1:
-            found[members] = own[members] - peers_median(own[members])
+    found = beyond_peers(own, role)
     if not grid.gpu_time or grid.group.shape[1] < 2:
         return found
     queued = np.nan_to_num(median(own, axis=0), nan=np.inf) <= QUEUED_NS

@@ -81,4 +81,5 @@ def _judged_by(needed: Floats, blocks: Blocks) -> Blocks | None:
         beside=np.zeros(len(blocks.steps), bool),
         parts={name: block for name, block in blocks.parts.items() if name not in ("self_runqueue", "self_blocked")},
         evidence=NEEDS,
+        pipeline=None,
     )

@@ -153,7 +153,7 @@ def _straggler(
     given = before if before and float(replay.adds(habits, [])[span].mean()) < _BY_ITSELF * saved else []
     others = [_span([habit]) for habit in replay.kept if habit not in habits]
     change = None if given else whatif.observed_change(blocks, span, others)  # seen beside what held the job back then
-    cost = min(saved, change.longer) if change is not None else saved
+    cost = change.limits(saved) if change is not None else saved
     ratio = cost / average(blocks.period[span])
     in_all = float(replay.in_all(habits)[span].mean())
     worth = in_all if in_all > saved else cost  # of two late alike for two causes neither saves anything by itself

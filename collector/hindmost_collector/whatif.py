@@ -47,6 +47,10 @@ class Change:
     longer: float
     noise: float
 
+    def limits(self, saved: float) -> float:
+        """What a repair saves that by the replay saves so much: what was seen, where the two surely differ."""
+        return self.longer if saved > self.longer + 2 * self.noise else saved
+
 
 def observed_change(blocks: Blocks, during: slice, others: Sequence[slice] = ()) -> Change | None:
     """By how much the job became longer in ``during``; ``None`` where the steps outside are too few to tell.
@@ -92,6 +96,8 @@ def stretched(blocks: Blocks, segments: Floats) -> Floats:
 
     At every synchronisation the members of a group leave together, when the last of them has come; a step ends for all.
     """
+    if blocks.pipeline is not None:
+        return blocks.pipeline.stretched(segments)
     if blocks.group.shape[1] == 1:
         worst = segments.max(axis=0)
         return np.bincount(blocks.segment_step, weights=worst, minlength=len(blocks.steps)).astype(np.float64)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_collector import roles
 from hindmost_collector.robust import MAD_TO_SIGMA, MEDIAN_COST, block_medians, median, spread, standard_error
 
 if TYPE_CHECKING:
@@ -41,9 +42,10 @@ def find(blocks: Blocks, settings: Settings) -> list[Habit]:
     effect = settings.min_effect if len(blocks.ranks) > 3 else settings.min_effect_of_few
     smallest = effect * blocks.step_ns
     candidates = _candidates(blocks.excess, smallest)[: max(8, len(blocks.ranks) // 2)]
+    suspects = sorted({*candidates.tolist(), *roles.only_peers(blocks.role, candidates.tolist())})
     found: list[Habit] = []
     for row in candidates.tolist():
-        habit = _judge(blocks, row, candidates.tolist(), smallest, settings)
+        habit = _judge(blocks, row, suspects, smallest, settings)
         if habit is not None:
             found.append(habit)
     return sorted(found, key=lambda habit: -habit.excess)

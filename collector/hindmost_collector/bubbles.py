@@ -1,0 +1,292 @@
+"""A pipeline's step replayed: what one rank's repair saves, where others' idle time takes up a part of its lateness.
+
+Between two operations a rank works, on its own clock; a receive ends when what was sent is there, a collective when its
+last member has come. Replayed with other work, the same order gives the time that the step would have taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.robust import median, peers_median
+from hindmost_collector.schedule import COLLECTIVE, RECEIVE, SEND, Schedule
+
+if TYPE_CHECKING:
+    from hindmost_collector.align import Array, Floats, Ints
+
+#: An operation that another follows sooner than this after its end was waited for.
+_SOON = 2_000.0
+#: Share of the steps in which what follows a send has to wait for its end, for the send to hold its rank.
+_ALWAYS = 0.95
+#: A send that takes this many times its usual least waits for its receiver, where that receives in no time.
+_HELD = 2.0
+
+
+@dataclass(frozen=True)
+class Bubbles:
+    """Steps of a pipeline as dependencies: N operations, G steps; ``steps`` [G] are indices of all S.
+
+    ``work`` [N, G] ns is what a rank does before each operation and ``excess`` [N, G] how much more than its peers;
+    it follows the operation ``base`` [N] of its rank (-1: the step's begin), and ``previous`` is the one before it.
+    ``unit`` [N] are operations that end together, ``takes`` [N, G] ns after the last of them has come, ``holds`` [N]
+    whether their ranks wait for that. ``source`` [N] is what a receive waits for (-1: its unit only) and ``wire``
+    [N, G] how long that travels. ``levels`` hold operations that follow none of their own level, sorted by unit.
+    """
+
+    row: Ints
+    place: Ints
+    steps: Ints
+    work: Floats
+    excess: Floats
+    base: Ints
+    previous: Ints
+    unit: Ints
+    takes: Floats
+    holds: Array
+    source: Ints
+    wire: Floats
+    levels: list[Ints]
+    count: int
+
+    @cached_property
+    def _alike(self) -> Floats:
+        """[G] ns of each step with everybody at the pace of its peers."""
+        return self._replay(np.maximum(self.work - self.excess, 0.0))
+
+    def stretched(self, segments: Floats) -> Floats:
+        """[S] ns by which each step is longer with this excess [R, S * P] before the operations than with none.
+
+        Steps left out get their neighbours'.
+        """
+        width = segments.shape[1] // self.count
+        column = self.steps[None, :] * width + self.place[:, None]
+        found = self._replay(np.maximum(self.work - self.excess + segments[self.row[:, None], column], 0.0))
+        return np.asarray(np.interp(np.arange(self.count), self.steps, found - self._alike))
+
+    def _replay(self, work: Floats) -> Floats:
+        front, came = np.zeros_like(work), np.zeros_like(work)
+        for level in self.levels:
+            base, previous = self.base[level], self.previous[level]
+            arrived = np.where(base[:, None] >= 0, front[base], 0.0) + work[level]
+            came[level] = arrived
+            source = self.source[level]
+            sent = came[source] + self.wire[level]
+            arrived = np.where(source[:, None] >= 0, np.maximum(arrived, sent), arrived)
+            first = np.flatnonzero(np.append(True, np.diff(self.unit[level]) != 0))
+            together = np.maximum.reduceat(arrived, first, axis=0)
+            left = together[np.cumsum(np.append(True, np.diff(self.unit[level]) != 0)) - 1] + self.takes[level]
+            left = np.where(self.holds[level][:, None], left, came[level])
+            front[level] = np.maximum(left, np.where(previous[:, None] >= 0, front[previous], 0.0))
+        return np.asarray(front.max(axis=0))
+
+    def segments(self, ranks: int) -> tuple[Floats, Ints]:
+        """[R, S * P] excess before each operation, 0 where there is none, and the index of each column's step."""
+        width = int(self.place.max()) + 1
+        found = np.zeros((ranks, self.count * width))
+        found[self.row[:, None], self.steps[None, :] * width + self.place[:, None]] = self.excess
+        return found, np.repeat(np.arange(self.count), width)
+
+    def own(self, ranks: int) -> Floats:
+        """[R, S] ns that each rank works in a step; of steps left out what is usual."""
+        sums = np.zeros((ranks, len(self.steps)))
+        np.add.at(sums, self.row, self.work)
+        found: Floats = np.repeat(median(sums, axis=1)[:, None], self.count, axis=1)
+        found[:, self.steps] = sums
+        return found
+
+
+def build(schedule: Schedule, role: Ints, count: int) -> Bubbles | None:
+    """The dependencies of a schedule in a run of ``count`` steps; ``None`` where operations have no partner.
+
+    ``role`` [R] says who does the same work.
+    """
+    source = _sources(schedule)
+    if source is None:
+        return None
+    least = np.minimum(schedule.end - schedule.start, np.inf)
+    holds = _holding(schedule)
+    meets = (schedule.kind == RECEIVE) & (source >= 0) & holds[source] & _rendezvous(schedule, source, holds)
+    unit = _units(schedule, source, meets)
+    takes = _together(least, unit)
+    takes[(schedule.kind == RECEIVE) & ~meets] = 0.0
+    previous = np.where(schedule.place > 0, np.arange(len(schedule.row)) - 1, -1)
+    front = _fronts(schedule, holds)
+    base, work = _work(schedule, front, previous)
+    excess = _excess(schedule, work, role)
+    eager = np.where(meets, -1, source)
+    levels = _levels(base, previous, eager, unit)
+    if levels is None or excess is None:
+        return None
+    wire = np.where((eager >= 0)[:, None], (schedule.end - schedule.start)[eager], 0.0)
+    return Bubbles(
+        row=schedule.row,
+        place=schedule.place,
+        steps=schedule.steps,
+        work=work,
+        excess=excess,
+        base=base,
+        previous=previous,
+        unit=unit,
+        takes=takes,
+        holds=holds,
+        source=eager,
+        wire=wire,
+        levels=levels,
+        count=count,
+    )
+
+
+def _numbered(keys: Ints) -> Ints:
+    """[N] the how manieth of its key each is, in order."""
+    order = np.argsort(keys, kind="stable")
+    fresh = np.append(True, np.diff(keys[order]) != 0)
+    first = np.flatnonzero(fresh)
+    number = np.empty(len(keys), np.int64)
+    number[order] = np.arange(len(keys)) - np.repeat(first, np.diff(np.append(first, len(keys))))
+    return number
+
+
+def _sources(schedule: Schedule) -> Ints | None:
+    """[N] the send that each receive gets, -1 for others; ``None`` where some have no partner.
+
+    What one rank sends another arrives in order.
+    """
+    ranks = int(schedule.row.max()) + 1
+    sends, receives = (np.flatnonzero(schedule.kind == kind) for kind in (SEND, RECEIVE))
+    from_to = schedule.row[sends] * ranks + schedule.with_whom[sends]
+    to_from = schedule.with_whom[receives] * ranks + schedule.row[receives]
+    size = len(schedule.row) + 1
+    sent, got = from_to * size + _numbered(from_to), to_from * size + _numbered(to_from)
+    if len(sent) != len(got) or not np.array_equal(np.sort(sent), np.sort(got)):
+        return None
+    source = np.full(len(schedule.row), -1, np.int64)
+    source[receives[np.argsort(got)]] = sends[np.argsort(sent)]
+    return source
+
+
+def _following(schedule: Schedule) -> Floats:
+    """[N, G] when the same rank's next operation begins; infinite after the last."""
+    follows = np.full_like(schedule.start, np.inf)
+    inner = np.flatnonzero(schedule.place[1:] > 0)
+    follows[inner] = schedule.start[inner + 1]
+    return follows
+
+
+def _holding(schedule: Schedule) -> Array:
+    """[N] whether a rank goes on only when the operation has ended: a send that others overtake runs beside."""
+    waits = (_following(schedule) >= schedule.end - _SOON).mean(axis=1) >= _ALWAYS
+    return np.asarray(np.where(schedule.kind == SEND, waits, ~schedule.beside))
+
+
+def _rendezvous(schedule: Schedule, source: Ints, holds: Array) -> bool:
+    """Whether long sends are those whose receiver came late, and takes no time over it then."""
+    receives = np.flatnonzero((source >= 0) & holds[source])
+    if len(receives) == 0:
+        return False
+    took, sent = (schedule.end - schedule.start)[receives], (schedule.end - schedule.start)[source[receives]]
+    long = sent > _HELD * np.percentile(sent, 10, axis=1, keepdims=True) + _SOON
+    return bool(long.mean() > 1 - _ALWAYS and (took[long] < sent[long]).mean() > 0.5)
+
+
+def _units(schedule: Schedule, source: Ints, meets: Array) -> Ints:
+    """[N] which operations end together: a collective's members, and a send and its receive where they meet."""
+    unit = np.arange(len(schedule.row))
+    unit[meets] = source[meets]
+    held = np.flatnonzero(schedule.kind >= COLLECTIVE)
+    if len(held):
+        kind, group = schedule.kind[held], schedule.with_whom[held]
+        ranks = int(schedule.row.max()) + 1
+        number = _numbered(kind * ranks + schedule.row[held])
+        key = (kind * (group.max() + 2) + group + 1) * (number.max() + 1) + number
+        _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+        unit[held] = held[first][inverse]
+    return unit
+
+
+def _together(duration: Floats, unit: Ints) -> Floats:
+    """[N, G] the shortest duration in each unit: what it took when the last had come."""
+    least = np.full_like(duration, np.inf)
+    np.minimum.at(least, unit, duration)
+    return np.asarray(least[unit])
+
+
+def _fronts(schedule: Schedule, holds: Array) -> Floats:
+    """[N, G] when the rank could go on after each operation and all before it."""
+    left: Floats = np.where(holds[:, None], schedule.end, schedule.start)
+    first = np.flatnonzero(schedule.place == 0)
+    for one, stop in zip(first.tolist(), np.append(first[1:], len(left)).tolist(), strict=True):
+        np.maximum.accumulate(left[one:stop], axis=0, out=left[one:stop])
+    return left
+
+
+def _work(schedule: Schedule, front: Floats, previous: Ints) -> tuple[Ints, Floats]:
+    """What each operation follows on its rank, and the ns between: operations entered meanwhile are not waited for."""
+    base = previous.copy()
+    while True:
+        since = np.where((base >= 0)[:, None], front[base], -np.inf)
+        too_late = (base >= 0) & (np.mean(since > schedule.start + _SOON, axis=1) > 0.5)
+        if not too_late.any():
+            break
+        base[too_late] = previous[base[too_late]]
+    begin = np.where((base >= 0)[:, None], since, schedule.begin)
+    work = np.maximum(schedule.start - begin, 0.0)
+    unknown = np.isnan(work)
+    if unknown.any():
+        work = np.where(unknown, np.nan_to_num(median(work, axis=1))[:, None], work)
+    return base, work
+
+
+def _excess(schedule: Schedule, work: Floats, role: Ints) -> Floats | None:
+    """[N, G] how far work is above that of the peers before the same operation; ``None`` where peers do others."""
+    excess = np.zeros_like(work)
+    for one in np.unique(role):
+        members = np.flatnonzero(role == one)
+        held = np.flatnonzero(np.isin(schedule.row, members))
+        if len(members) < 2:
+            continue
+        if len(held) % len(members):
+            return None
+        block = held.reshape(len(members), -1)
+        if (schedule.kind[block] != schedule.kind[block[0]]).any():
+            return None
+        values = work[block].reshape(len(members), -1)
+        excess[block] = (values - peers_median(values)).reshape(work[block].shape)
+    return excess
+
+
+def _levels(base: Ints, previous: Ints, source: Ints, unit: Ints) -> list[Ints] | None:
+    """Operations in an order in which each comes after all that it needs; ``None`` where they wait in a circle."""
+    operation = np.arange(len(base))
+    ends, begins = [], []
+    for before in (base, previous, source):
+        held = before >= 0
+        ends.append(unit[operation[held]])
+        begins.append(unit[before[held]])
+    after, first = np.concatenate(ends), np.concatenate(begins)
+    order = np.argsort(first, kind="stable")
+    after, first = after[order], first[order]
+    waiting = np.bincount(after, minlength=len(base))
+    by_unit = np.argsort(unit, kind="stable")
+    bounds = np.searchsorted(unit[by_unit], np.arange(len(base) + 1))
+    edges = np.searchsorted(first, np.arange(len(base) + 1))
+    free = np.flatnonzero((waiting == 0) & (np.diff(bounds) > 0))
+    levels, done = [], 0
+    while len(free):
+        level = by_unit[_ranges(bounds[free], bounds[free + 1])]
+        levels.append(level)
+        done += len(level)
+        reached = after[_ranges(edges[free], edges[free + 1])]
+        np.subtract.at(waiting, reached, 1)
+        reached = np.unique(reached)
+        free = reached[waiting[reached] == 0]
+    return levels if done == len(base) else None
+
+
+def _ranges(first: Ints, stop: Ints) -> Ints:
+    """All integers of several ranges, one after the other."""
+    size = stop - first
+    return np.repeat(first - np.append(0, np.cumsum(size)[:-1]), size) + np.arange(size.sum())

@@ -1,0 +1,194 @@
+"""What each rank of a pipeline does in a step: sends, receives and collectives in order, alike in every step.
+
+Only each rank's own clock is read. Steps in which any rank did something else than usual are left out.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.align import codes
+from hindmost_collector.model import ERROR, NONBLOCKING, UNMEASURED, Run, Table, rows
+
+if TYPE_CHECKING:
+    from hindmost_collector.align import Array, Floats, Grid, Ints
+
+#: Share of the steps in which all ranks must have done the same, for that to be how the job works.
+_ALIKE = 0.8
+#: Times looked at, at most (operations of a step on all ranks, times steps): what more would take is told in no replay.
+_MOST = 20_000_000
+#: Kinds of operations; a collective's is this and its class of communicators.
+SEND, RECEIVE, COLLECTIVE = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Operations of one step, rank by rank and in the order in which each rank entered them: N of them in G steps.
+
+    ``row`` [N] is who, ``place`` [N] the how manieth of its own, ``kind`` [N] what, ``with_whom`` [N] the peer's row of
+    a send or receive and the group of a collective, ``beside`` [N] whether computing is known not to wait for it.
+    ``start`` and ``end`` [N, G] are ns of the rank's clock, ``begin`` [N, G] when its step before ended (NaN: unknown).
+    ``steps`` [G] are indices of the steps.
+    """
+
+    row: Ints
+    place: Ints
+    kind: Ints
+    with_whom: Ints
+    beside: Array
+    start: Floats
+    end: Floats
+    begin: Floats
+    steps: Ints
+
+    def stages(self, ranks: int) -> Ints | None:
+        """[R] place of each rank in its pipeline: the first sends before it receives; ``None`` where it is no chain."""
+        stage = np.full(ranks, -1, np.int64)
+        transfer = self.kind < COLLECTIVE
+        who, first = np.unique(self.row[transfer], return_index=True)
+        if len(who) < ranks:
+            return None
+        kind, whom = self.kind[transfer][first], self.with_whom[transfer][first]
+        stage[kind == SEND] = 0
+        for _ in range(ranks):
+            before = np.where(kind == RECEIVE, stage[whom], -1)
+            reached = (stage < 0) & (before >= 0)
+            if not reached.any():
+                break
+            stage[reached] = before[reached] + 1
+        return None if (stage < 0).any() or stage.max() == 0 else stage
+
+
+def build(run: Run, grid: Grid, starts: Ints, beside: Array, before: Floats) -> Schedule | None:
+    """The schedule of a run whose collectives are this grid; ``None`` where no rank sends to another, or in no order.
+
+    ``starts`` [S] are the first columns of the steps, ``beside`` [K] which columns computing does not wait for and
+    ``before`` [R] when each rank's last step before these ended.
+    """
+    sent = transfers(run, grid)
+    if sent is None or np.isnan(grid.start).all():
+        return None
+    found = _concatenated(_of_columns(grid, starts, beside), _of_transfers(sent, grid, starts, before))
+    order = np.lexsort((found["kind"], found["start"], found["step"], found["row"]))
+    found = {name: column[order] for name, column in found.items()}
+    return _alike(found, grid, starts, before)
+
+
+def transfers(run: Run, grid: Grid) -> Table | None:
+    """Finished sends and receives between ranks of the grid, both as rows in it; ``None`` where there are none."""
+    table = run.collectives
+    if not rows(table) or not (table["peer"] >= 0).any():
+        return None
+    code, names = codes(table["op"])
+    kinds = np.array([{"send": SEND, "recv": RECEIVE}.get(name.lower(), -1) for name in names])[code]
+    chosen = (kinds >= 0) & (table["peer"] >= 0) & (table["duration_ns"] != UNMEASURED)
+    held = np.flatnonzero(chosen & ((table["flags"] & (NONBLOCKING | ERROR)) == 0))
+    peer = _job_ranks(run, table["comm"][held], table["peer"][held])
+    row, whom = (np.searchsorted(grid.ranks, one) for one in (table["rank"][held], peer))
+    last = len(grid.ranks) - 1
+    known = (grid.ranks[np.minimum(row, last)] == table["rank"][held]) & (grid.ranks[np.minimum(whom, last)] == peer)
+    if not known.any():
+        return None
+    held, row, whom = held[known], row[known], whom[known]
+    start = table["start_ns"][held].astype(np.float64)
+    duration = table["duration_ns"][held].astype(np.float64)
+    return {"row": row, "whom": whom, "kind": kinds[held], "start": start, "end": start + duration}
+
+
+def _job_ranks(run: Run, comm: Array, peer: Array) -> Ints:
+    """[N] ranks in the job of peers that are numbered within their communicator, where its members are known."""
+    found: Ints = peer.astype(np.int64)
+    known = run.communicators
+    for one in np.unique(comm) if rows(known) else ():
+        members = known["comm"] == one
+        if not members.any():
+            continue
+        size = max(int(known["rank_in"][members].max()), int(peer[comm == one].max())) + 1
+        of_member = np.full(size, -1, np.int64)
+        of_member[known["rank_in"][members]] = known["rank"][members]
+        found[comm == one] = of_member[peer[comm == one]]
+    return found
+
+
+def _ends(grid: Grid, starts: Ints, before: Floats) -> Floats:
+    """[R, S + 1] when each rank's step before the first ended, and every step's last collective."""
+    end = grid.start + grid.duration
+    of_step = np.fmax.reduceat(end, starts, axis=1)
+    return np.concatenate([before[:, None], of_step], axis=1)
+
+
+def _of_columns(grid: Grid, starts: Ints, beside: Array) -> Table:
+    row, column = np.nonzero(~np.isnan(grid.start))
+    klass = grid.klass[column]
+    start = grid.start[row, column]
+    return {
+        "row": row,
+        "step": np.searchsorted(starts, column, side="right") - 1,
+        "kind": COLLECTIVE + klass,
+        "whom": grid.group[row, klass],
+        "start": start,
+        "end": start + grid.duration[row, column],
+        "beside": beside[column],
+    }
+
+
+def _of_transfers(sent: Table, grid: Grid, starts: Ints, before: Floats) -> Table:
+    """With the step that each belongs to: between the last collectives of two steps, on the rank's own clock."""
+    ends = _ends(grid, starts, before)
+    ends[:, 0] = np.nan_to_num(ends[:, 0], nan=-np.inf)
+    step = np.full(len(sent["row"]), -1, np.int64)
+    order = np.argsort(sent["row"], kind="stable")
+    bounds = np.searchsorted(sent["row"][order], np.arange(len(ends) + 1)).tolist()
+    for row, (first, stop) in enumerate(itertools.pairwise(bounds)):
+        mine = order[first:stop]
+        step[mine] = np.searchsorted(np.nan_to_num(ends[row], nan=np.inf), sent["start"][mine]) - 1
+    held = (step >= 0) & (step < len(starts))
+    return {name: column[held] for name, column in (sent | {"step": step}).items()} | {
+        "beside": np.zeros(held.sum(), bool)
+    }
+
+
+def _concatenated(one: Table, other: Table) -> Table:
+    return {name: np.concatenate([one[name], other[name]]) for name in one}
+
+
+def _alike(found: Table, grid: Grid, starts: Ints, before: Floats) -> Schedule | None:
+    """The one order of operations that all ranks keep in nearly all steps; ``None`` where they do not."""
+    ranks, steps = len(grid.ranks), len(starts)
+    cell = found["row"] * steps + found["step"]
+    count = np.bincount(cell, minlength=ranks * steps)
+    first = np.cumsum(count) - count
+    place = np.arange(len(cell)) - first[cell]
+    word = (found["kind"] + 1) * (ranks + grid.group.max() + 2) + found["whom"]
+    factor = np.random.default_rng(7).integers(1, 2**31, int(place.max()) + 1)
+    told = np.bincount(cell, weights=(word * factor[place]) % 1_000_003, minlength=ranks * steps)
+    told = (told + 1e9 * count).reshape(ranks, steps)
+    usual = np.array([_commonest(row) for row in told])
+    good = (told == usual[:, None]).all(axis=0)
+    if good.mean() < _ALIKE or len(cell) > _MOST:
+        return None
+    held = np.flatnonzero(good[found["step"]])
+    held = held[np.lexsort((found["step"][held], place[held], found["row"][held]))]
+    each = int(good.sum())
+    one = held[::each]
+    ends = _ends(grid, starts, before)[:, :-1][:, good]
+    return Schedule(
+        row=found["row"][one],
+        place=place[one],
+        kind=found["kind"][one],
+        with_whom=found["whom"][one],
+        beside=found["beside"][one],
+        start=found["start"][held].reshape(-1, each),
+        end=found["end"][held].reshape(-1, each),
+        begin=ends[found["row"][one]],
+        steps=np.flatnonzero(good),
+    )
+
+
+def _commonest(values: Array) -> float:
+    names, counts = np.unique(values, return_counts=True)
+    return float(names[int(np.argmax(counts))])

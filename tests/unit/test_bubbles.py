@@ -1,0 +1,96 @@
+"""What a repair saves in a pipeline, where idle time between stages takes up a part of what a rank is late."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hindmost_collector import bubbles
+from hindmost_collector.judge import judge
+from hindmost_collector.schedule import COLLECTIVE, RECEIVE, SEND, Schedule
+from hindmost_collector.simulate import Fault, Scenario, simulate
+
+PIPELINE = Scenario(seed=5, ranks=16, layout="pp_dp", pipeline=4, microbatches=4)
+MS = 1e6
+
+
+@pytest.mark.parametrize(
+    ("scenario", "fault"),
+    [
+        (PIPELINE, Fault("compute", (6,), 0.15)),
+        (PIPELINE, Fault("input", (2,), 0.2)),
+        (replace(PIPELINE, microbatches=16), Fault("h2d", (0,), 0.15)),
+        (replace(PIPELINE, ranks=32, pipeline=8, microbatches=8), Fault("gpu_throttle", (11,), 0.2)),
+        (replace(PIPELINE, ranks=4, pipeline=2, microbatches=8), Fault("h2d", (0,), 0.3)),
+        (replace(PIPELINE, ranks=16, pipeline=2, microbatches=2), Fault("gc", (15,), 0.2, onset=40)),
+    ],
+)
+def test_a_cost_is_what_the_repair_saves(scenario: Scenario, fault: Fault) -> None:
+    """Whichever stage is slow, and however much of it idle stages take up."""
+    simulated = simulate(replace(scenario, faults=(fault,)))
+    (verdict,) = judge(simulated.run).verdicts
+    truth = simulated.truth
+    saved = (truth.total_ns - truth.repaired_ns) / len(truth.active[0]) / MS
+    assert verdict.ranks == fault.ranks
+    assert verdict.cost_ms_per_step == pytest.approx(saved, rel=0.1)
+
+
+def test_what_a_stage_does_while_it_would_be_idle_costs_nothing() -> None:
+    """The last stage's input is there long before the first micro-batch is, though it takes a fifth of a step."""
+    simulated = simulate(replace(PIPELINE, faults=(Fault("input", (14,), 0.2),)))
+    truth = simulated.truth
+    assert truth.total_ns < 1.002 * truth.repaired_ns
+    assert [verdict.kind for verdict in judge(simulated.run).verdicts] == ["balanced"]
+
+
+def test_stages_are_not_compared_with_each_other() -> None:
+    """The first and the last stage send less often than those between, and are no stragglers for that."""
+    simulated = simulate(Scenario(seed=90, ranks=16, layout="pp_dp", pipeline=8, microbatches=32))
+    assert [verdict.kind for verdict in judge(simulated.run).verdicts] == ["balanced"]
+
+
+def test_ranks_that_do_other_things_each_step_are_judged_without_a_replay() -> None:
+    """Sends and receives that come in no order are no pipeline's."""
+    run = simulate(replace(PIPELINE, faults=(Fault("compute", (6,), 0.15),))).run
+    kept = (run.collectives["peer"] < 0) | (np.random.default_rng(3).random(len(run.collectives["peer"])) < 0.7)
+    torn = replace(run, collectives={name: column[kept] for name, column in run.collectives.items()})
+    verdicts = judge(torn).verdicts
+    assert all(verdict.kind in ("straggler", "balanced") and set(verdict.ranks) <= {6} for verdict in verdicts)
+
+
+def _two_stages(sender_works: float, receiver_works: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Schedule:
+    """Rank 0 sends to rank 1 and leaves when that has received, 1 ms after both have come; then both meet."""
+    steps = len(receiver_works)
+    meet = np.maximum(sender_works, receiver_works)
+    start = np.stack([np.full(steps, sender_works), meet + 1, receiver_works, meet + 1])
+    end = np.stack([meet + 1, meet + 2, meet + 1, meet + 2])
+    return Schedule(
+        row=np.array([0, 0, 1, 1]),
+        place=np.array([0, 1, 0, 1]),
+        kind=np.array([SEND, COLLECTIVE, RECEIVE, COLLECTIVE]),
+        with_whom=np.array([1, 0, 0, 0]),
+        beside=np.zeros(4, bool),
+        start=start * MS,
+        end=end * MS,
+        begin=np.zeros((4, steps)),
+        steps=np.arange(steps),
+    )
+
+
+def test_a_sender_that_waits_for_its_receiver_does_not_work_meanwhile() -> None:
+    """A blocking send is as long as its receiver is late: with that repaired, the sender is done sooner."""
+    late = np.where(np.arange(20) % 2, 30.0, 5.0)
+    built = bubbles.build(_two_stages(10.0, late), np.array([0, 1]), 20)
+    assert built is not None
+    assert built.own(2)[0] == pytest.approx(10.0 * MS)
+    assert built.own(2)[1] == pytest.approx(late * MS)
+    less, _ = built.segments(2)
+    less[1, ::2] = -(late - 5.0) * MS  # the receiver's stretch before the receive, of each step
+    assert built.stretched(less) == pytest.approx(np.where(late > 10, -20.0, 0.0) * MS)
+
+
+def test_operations_that_wait_in_a_circle_are_not_replayed() -> None:
+    """A receive without a send, as in a torn recording, is no schedule."""
+    schedule = _two_stages(10.0, np.full(20, 30.0))
+    assert bubbles.build(replace(schedule, kind=np.array([RECEIVE, COLLECTIVE] * 2)), np.array([0, 1]), 20) is None
