@@ -71,7 +71,7 @@ def _effect(job: Scenario, truth: Truth) -> float:
 
 
 def _cost(job: Scenario, truth: Truth, naming: list[Verdict]) -> float | None:
-    """What the verdict on the faulty ranks says that a repair saves, over what it does; ``None`` where none is named."""
+    """What verdicts on faulty ranks say that a repair saves, over what it does; ``None`` where there is none."""
     active = {step for steps in truth.active for step in steps}
     right = [one.cost_ms_per_step for one in naming if one.cost_ms_per_step and _is_right(one, job)]
     saved = (truth.total_ns - truth.repaired_ns) / 1e6

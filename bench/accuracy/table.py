@@ -75,6 +75,7 @@ def lines(results: list[Result]) -> list[str]:
     weak = [one for one in by.get("small", []) if 0.02 <= one["effect"] < 0.05 and one["steps"] <= 100]
     multiple, big = by.get("sets", []), by.get("large", [])
     faulty = [*strong, *multiple]
+    pipelines = [one for one in by.get("pipeline", []) if one["effect"] >= 0.02]
     out = [
         *_hindmost(strong, weak, multiple, big),
         *_false_alarms(by.get("clean", []), by.get("hidden", [])),
@@ -82,7 +83,7 @@ def lines(results: list[Result]) -> list[str]:
         f"intermittent: recall            {recall(by.get('intermittent', []), own)}",
         f"slow link: said so              {said(by.get('link', []), 'slow_link')}",
         f"pipelines: precision            {precision(by.get('pipeline', []), own)}",
-        f"pipelines: recall from 2 % on   {recall([one for one in by.get('pipeline', []) if one['effect'] >= 0.02], own)}",
+        f"pipelines: recall from 2 % on   {recall(pipelines, own)}",
         "",
         "confidence      verdicts that name only ranks at fault",
         *(f"{low:.2f} to {high:.2f}    {share}" for low, high, share in reliability(results, BINS)),
