@@ -267,6 +267,10 @@ def ended_early(run: Run, steps: int) -> tuple[str, str]:
     )
 
 
+#: Ranks of which each is told what it does.
+_TOLD = 8
+
+
 def hang(stop: Hang, run: Run) -> list[str]:
     """Evidence for a stop."""
     where = f"{stop.op} number {stop.seq} of communicator {stop.comm:#x}"
@@ -278,8 +282,8 @@ def hang(stop: Hang, run: Run) -> list[str]:
     waited = "1 rank has" if len(stop.victims) == 1 else f"{len(stop.victims)} ranks have"
     found = [f"{waited} waited {stop.waited_ns / 1e9:.1f} s in {where}"]
     if stop.kind == "desync":
-        found += [f"rank {rank} entered {name} there instead" for rank, name in sorted(stop.doing.items())]
-        return found
+        found += [f"rank {rank} entered {name} there instead" for rank, name in sorted(stop.doing.items())[:_TOLD]]
+        return found if stop.ranks else [*found, "which of them took the wrong branch cannot be told"]
     if stop.ranks:
         found.append(f"{names(stop.ranks)} never entered it")
     else:
@@ -330,7 +334,8 @@ def _source_line(stack: str) -> str:
 def hang_advice(stop: Hang, run: Run) -> list[str]:
     """What to do about a stop: of a job that runs its processes can still be looked at."""
     if stop.kind == "desync":
-        return [f"find the branch that {names(stop.ranks)} took and the others did not"]
+        who = f"{names(stop.ranks)} took and the others did not" if stop.ranks else "only some of the ranks took"
+        return [f"find the branch that {who}"]
     if not stop.seen:
         return ["let `hindmost run` watch such a job to its end: it writes down every rank's stack when nothing moves"]
     if not stop.ranks:

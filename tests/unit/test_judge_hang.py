@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hindmost_collector.chunk import from_rows
 from hindmost_collector.judge import judge
-from hindmost_collector.model import VANISHED
+from hindmost_collector.model import COMMUNICATORS, VANISHED, empty
 
 from tests.scenarios.loads import Load, hang, make
 
@@ -55,6 +55,43 @@ def test_what_all_have_run_is_no_divergence() -> None:
     for rank in range(4):
         run = also(run, rank, "broadcast", 3)
     assert (first(run).kind, first(run).ranks) == ("hang", (2,))
+
+
+def in_another_communicator(run: Run, rank: int, members: int) -> Run:
+    """The run with the rank's open operation in a communicator of its own number, of so many members."""
+    table = {name: column.copy() for name, column in run.in_flight.items()}
+    table["comm"][table["rank"] == rank] = 8
+    group = empty(COMMUNICATORS) | {
+        "comm": np.array([8], np.uint64),
+        "rank": np.array([rank], np.int32),
+        "rank_in": np.array([0], np.int32),
+        "size": np.array([members], np.int32),
+        "name": np.array(["world"]),
+    }
+    return replace(run, in_flight=table, communicators=group, job=replace(run.job, world_size=4))
+
+
+def test_one_of_two_cannot_be_told_from_the_other() -> None:
+    """Where as many ranks entered the one operation as the other, they diverge and nobody is named."""
+    verdict = first(hang(Load(ranks=2, steps=40), [1], op="all_reduce", other="all_gather"))
+    assert (verdict.kind, verdict.ranks) == ("desync", ())
+    assert verdict.evidence[-1] == "which of them took the wrong branch cannot be told"
+    assert "all_gather" in " ".join(verdict.evidence)
+    assert "all_reduce" in " ".join(verdict.evidence)
+
+
+def test_who_waits_in_another_communicator_of_the_same_ranks_has_parted_from_them() -> None:
+    """A rank's own broadcast and the others' gradients each wait for the rest: no rank is inside the same operation."""
+    run = in_another_communicator(hang(FOUR, [2], op="ddp_sync", other="broadcast"), 2, members=4)
+    verdict = first(run)
+    assert (verdict.kind, verdict.ranks, verdict.victims) == ("desync", (2,), (0, 1, 3))
+    assert "rank 2 entered broadcast there instead" in verdict.evidence
+
+
+def test_groups_of_other_ranks_that_wait_for_each_other_name_nobody() -> None:
+    """Two groups entered in different order: each rank waits, and neither order is the wrong one."""
+    run = in_another_communicator(hang(FOUR, [2], op="all_reduce", other="all_reduce"), 2, members=2)
+    assert (first(run).kind, first(run).ranks) == ("desync", ())
 
 
 @pytest.mark.parametrize(("waited", "kind"), [(30.0, "balanced"), (90.0, "hang")])

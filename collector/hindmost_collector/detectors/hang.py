@@ -61,6 +61,9 @@ def _left_behind(run: Run, waiting: dict[int, list[_Open]], stuck: dict[int, lis
     blocked = {one.rank for held in waiting.values() for one in held}
     missing = {comm: _missing(run, comm, held) for comm, held in stuck.items()}
     culprits = sorted({rank for ranks in missing.values() for rank in ranks if rank not in blocked})
+    crossed = None if culprits else _crossed(run, stuck, missing)
+    if crossed is not None:
+        return crossed
     comm = next((comm for comm in stuck if set(missing[comm]) & set(culprits)), next(iter(stuck)))
     held = stuck[comm]
     entered = {one.rank for one in held}
@@ -74,6 +77,33 @@ def _left_behind(run: Run, waiting: dict[int, list[_Open]], stuck: dict[int, lis
         op=held[0].name,
         waited_ns=max(one.waited for one in held),
         doing=others or _doing(run, culprits),
+    )
+
+
+def _crossed(run: Run, stuck: dict[int, list[_Open]], missing: dict[int, list[int]]) -> Hang | None:
+    """Ranks that wait for each other in different communicators, as where one calls all_reduce itself and the others'
+    DDP does. Who is wrong is known where both have the same members: the fewer."""
+    comm = max(stuck, key=lambda one: len(stuck[one]))
+    elsewhere = [(other, one) for other, held in stuck.items() if other != comm for one in held]
+    met = [(other, one) for other, one in elsewhere if one.rank in missing[comm]]
+    if not met:
+        return None
+    alike = all(members(run, other) == members(run, comm) for other, _ in met)
+    return _parted(comm, stuck[comm], [one for _, one in met], tell=alike)
+
+
+def _parted(comm: int, common: list[_Open], odd: list[_Open], tell: bool = True) -> Hang:
+    """The divergence of the ``odd`` from what the others have entered; as many cannot be told from as many."""
+    named = odd if tell and len(odd) < len(common) else []
+    return Hang(
+        kind="desync",
+        ranks=tuple(sorted(one.rank for one in named)),
+        victims=tuple(sorted(one.rank for one in common)),
+        comm=comm,
+        seq=common[0].seq,
+        op=common[0].name,
+        waited_ns=max(one.waited for one in (*common, *odd)),
+        doing={one.rank: one.name for one in odd},
     )
 
 
@@ -163,16 +193,8 @@ def _divergence(stuck: dict[int, list[_Open]]) -> Hang | None:
         if len(set(names)) < 2:
             continue
         common = max(sorted(set(names)), key=names.count)
-        odd = tuple(sorted(one.rank for one in held if one.name != common))
-        return Hang(
-            kind="desync",
-            ranks=odd,
-            victims=tuple(sorted(one.rank for one in held if one.name == common)),
-            comm=comm,
-            seq=held[0].seq,
-            op=common,
-            waited_ns=max(one.waited for one in held),
-            doing={one.rank: one.name for one in held if one.name != common},
+        return _parted(
+            comm, [one for one in held if one.name == common], [one for one in held if one.name != common]
         )
     return None
 

@@ -118,11 +118,17 @@ def _stopped(one: Mapping[str, Any]) -> str:
     return f"the job hangs: {_who(one)} did not come, {_count(len(one['victims']), 'rank')} waiting"
 
 
+def _parted(one: Mapping[str, Any]) -> str:
+    if not one["ranks"]:
+        return "the ranks diverge: they entered different operations, and wait for each other"
+    return f"the ranks diverge: {_who(one)} entered another operation than the rest"
+
+
 _KINDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "straggler": _holds,
     "intermittent": lambda one: f"{_who(one)} stalls now and then{_cost(one)}{_cause(one)}",
     "hang": _stopped,
-    "desync": lambda one: f"the ranks diverge: {_who(one)} entered another operation than the rest",
+    "desync": _parted,
     "slow_link": lambda one: f"the link of {_who(one)} is slow{_cost(one)}",
     "input_bound": lambda one: f"all ranks wait for their input{_cost(one)}",
     "host_bound": lambda one: f"the GPUs wait for the host to launch work{_cost(one)}",
