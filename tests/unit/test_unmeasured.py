@@ -8,8 +8,9 @@ import io
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 from hindmost_collector.judge import judge
-from hindmost_collector.model import COLLECTIVES, Run, empty
+from hindmost_collector.model import COLLECTIVES, GPU_TIME, Run, empty
 from hindmost_collector.report import csv as report_csv
 from hindmost_collector.store.parquet import ParquetStore, read_run
 
@@ -81,3 +82,18 @@ def test_a_stray_file_among_the_segments_is_told_in_one_line(tmp_path: Path) -> 
     (tmp_path / "segments").mkdir()
     (tmp_path / "segments" / "notes.txt").write_bytes(b"\0garbage")
     assert "segments/ holds what is no segment, left out: notes.txt" in read_run(tmp_path).notes
+
+
+@pytest.mark.parametrize("alone", [5, 30], ids=["a few", "a fifth"])
+@pytest.mark.parametrize("end", ["first", "last"])
+def test_steps_that_only_one_rank_recorded_hide_nobody(alone: int, end: str) -> None:
+    """Recordings begin and end ragged: where nobody else was seen a rank is not late by zero, it is not known."""
+    run = loads.make(loads.Load(faults=[{"rank": 2, "compute": 3.0}]))
+    gpu = {**run.collectives, "start_ns": np.full_like(run.collectives["start_ns"], -1)}
+    gpu |= {"flags": np.full_like(gpu["flags"], GPU_TIME)}
+    missing = gpu["seq"] < alone if end == "first" else gpu["seq"] >= 150 - alone
+    kept = (gpu["rank"] == 2) | ~missing
+    terse = {name: column[kept] for name, column in gpu.items()}
+    job = dataclasses.replace(run.job, pace_ns=12e6)
+    verdict = judge(Run(job, ranks=run.ranks, collectives=terse)).verdicts[0]
+    assert (verdict.kind, verdict.ranks, verdict.since_step) == ("straggler", (2,), 0)

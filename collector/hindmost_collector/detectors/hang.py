@@ -193,9 +193,7 @@ def _divergence(stuck: dict[int, list[_Open]]) -> Hang | None:
         if len(set(names)) < 2:
             continue
         common = max(sorted(set(names)), key=names.count)
-        return _parted(
-            comm, [one for one in held if one.name == common], [one for one in held if one.name != common]
-        )
+        return _parted(comm, [one for one in held if one.name == common], [one for one in held if one.name != common])
     return None
 
 

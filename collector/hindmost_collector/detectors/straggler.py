@@ -69,21 +69,28 @@ def _candidates(excess: Floats, smallest: float) -> Ints:
 
 
 def _judge(blocks: Blocks, row: int, suspects: list[int], smallest: float, settings: Settings) -> Habit | None:
-    series = blocks.excess[row]
-    first, stop = stretch(series, smallest)
-    part = series[first:stop]
+    known = np.flatnonzero(~np.isnan(blocks.excess[row]))  # a step that others did not record says nothing, not zero
+    if len(known) == 0:
+        return None
+    series = blocks.excess[row, known]
+    begin, end = stretch(series, smallest)
+    part = series[begin:end]
+    held = known[begin:end] if len(known) < blocks.excess.shape[1] else slice(begin, end)  # a slice copies nothing
     level = float(median(part))
     needed = settings.min_steps_when_large if level >= settings.large_effect * blocks.step_ns else settings.min_steps
-    if stop - first < needed or not level >= smallest:
+    if len(part) < needed or not level >= smallest:
         return None
-    z = level / max(standard_error(part), _noise(series) / np.sqrt(stop - first), 1.0)
-    consistency = float(np.mean(np.nan_to_num(block_medians(part)) >= level / 2))
+    z = level / max(standard_error(part), _noise(series) / np.sqrt(len(part)), 1.0)
+    consistency = float(np.mean(block_medians(part) >= level / 2))
     if z < settings.min_z or consistency < settings.min_consistency:
         return None
-    ratio = level / max(_healthy_spread(blocks.excess[:, first:stop], suspects, row), 1.0) / extreme(len(blocks.ranks))
-    latest = _latest(blocks.excess[:, first:stop], suspects, row)
+    ratio = level / max(_healthy_spread(blocks.excess[:, held], suspects, row), 1.0) / extreme(len(blocks.ranks))
+    latest = _latest(blocks.excess[:, held], suspects, row)
     if ratio < settings.min_spread_ratio:
         return None
+    # Up to the ends where nothing is known beyond: the habit is not seen to begin or end there.
+    first = int(known[begin]) if begin else 0
+    stop = int(known[end - 1]) + 1 if end < len(known) else blocks.excess.shape[1]
     return Habit(row, first, stop, level, z, consistency, ratio, latest) if latest >= settings.min_latest else None
 
 
