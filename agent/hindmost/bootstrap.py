@@ -193,6 +193,7 @@ class _Deferred:
     """
 
     def __init__(self, directory: str, found: Identity) -> None:
+        self.native: Any = None
         self._where = (directory, found)
         self._said: dict[str, str] = {}
 
@@ -212,6 +213,7 @@ class _Deferred:
         ring: Any = _make_ring(*self._where) or _Nowhere()
         for method in RING_METHODS:
             setattr(self, method, getattr(ring, method))
+        self.native = getattr(ring, "native", None)
         if _writer is not None:
             for method, text in self._said.items():
                 getattr(ring, method)(text)

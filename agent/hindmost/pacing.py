@@ -91,7 +91,7 @@ class Pace:
     def tick(self, now: int) -> Measured | None:
         """A step may end here and the next begin; what the one that ends here used, where that was measured."""
         self._ticks += 1
-        unmeasured = self._ticks & (self._mask | self.thrift.mask)
+        unmeasured = self._ticks & self.mask
         if unmeasured and not self.measuring:
             return None
         usage, measured = self.usage(), None
@@ -102,6 +102,15 @@ class Pace:
         self._before, self._began = usage, now
         self.spent_ns += self._clock() - now
         return measured
+
+    @property
+    def mask(self) -> int:
+        """Steps whose number has one of these bits are not measured, or not recorded at all."""
+        return self._mask | self.thrift.mask
+
+    def skip_to(self, ticks: int) -> None:
+        """The next tick has this number: somebody else counted, and told only of those that matter."""
+        self._ticks = ticks - 1
 
     @property
     def passing(self) -> bool:

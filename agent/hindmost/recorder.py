@@ -34,6 +34,17 @@ class Ring(Protocol):
     def set_gpu(self, uuid: str) -> None: ...
 
 
+class Follower(Protocol):
+    """Hooks in C that write to the ring by themselves: what a recorder tells them and asks of them."""
+
+    def writes_to(self, ring: Ring) -> None: ...
+    def trains_in(self, thread: int) -> None: ...
+    def begins_again(self) -> None: ...
+    def gives_up(self) -> tuple[dict[str, int], int]: ...
+    def take_work(self) -> int: ...
+    def take_own_ns(self) -> int: ...
+
+
 class Recorder:
     """Writes steps and phases of the training thread. One a process; times are ns of ``CLOCK_MONOTONIC``.
 
@@ -63,6 +74,7 @@ class Recorder:
         self.due_ns = 0  # when they should be
         self.own_ns = 0  # what hooks took of the training thread's time since the last flush
         self.pace = pace or Pace(clock, self._first_usage)
+        self._followers: list[Follower] = []
         self.ids: dict[str, int] = {}  # the ring's indices of names: a look-up here is a call less
         self._own = (0, 0)  # what hooks took, since when: not yet written
         self._flushed_ns = 0
@@ -79,6 +91,10 @@ class Recorder:
             self.ring.name("gc")
             self.thread = get_ident()
         return self.thread == get_ident()
+
+    def follow(self, follower: Follower) -> None:
+        """Have it know of what changes here."""
+        self._followers.append(follower)
 
     def training(self) -> bool:
         """Whether a training thread has shown itself yet."""
@@ -97,6 +113,8 @@ class Recorder:
         self.ids.clear()
         ring.name("gc")
         ring.set_framework(self._framework)
+        for follower in self._followers:
+            follower.writes_to(ring)
 
     def begin_again(self, ring: Ring) -> None:
         """A process that nobody had named, or a fork that was no rank, is one now: record into this ring, from 0."""
@@ -105,11 +123,16 @@ class Recorder:
         self.numbers = {"train": 0, "eval": 0}
         self._ended = -1
         self.thread = 0
+        for follower in self._followers:
+            follower.begins_again()
+            follower.trains_in(0)
 
     def abandon(self) -> None:
         """This process is a fork of the one that trains: nothing is recorded here."""
         self.later.clear()
         self.thread = -1
+        for follower in self._followers:
+            follower.trains_in(-1)
 
     def usage(self) -> tuple[int, int]:
         """CPU ns of this process and run-queue ns of the training thread, so far; -1 unmeasured."""
@@ -141,6 +164,8 @@ class Recorder:
         self.flush()
         before, self._flushed_ns = self._flushed_ns, now_ns
         own, self.own_ns = self.own_ns + self.clock() - now_ns, 0
+        for follower in self._followers:
+            own += follower.take_own_ns()
         if not before:
             self._own = (0, now_ns)
             return
@@ -188,6 +213,9 @@ class Recorder:
         if not self.explicit:
             self.flush()
             self.explicit = True
+            for follower in self._followers:
+                numbers, self._ended = follower.gives_up()
+                self.numbers |= numbers
 
     def step_begins(self, start_ns: int, kind: str = "train") -> None:
         """Show a step as being in progress."""
@@ -213,6 +241,14 @@ class Recorder:
         """Write a step that was recognised, ahead of what waits."""
         self._ended = end_ns
         self._write_step(self._number(kind), start_ns, end_ns, kind, 0)
+
+    def write_numbered(self, number: int, start_ns: int, end_ns: int, kind: str, work: int) -> None:
+        """Write a step that was recognised, and numbered, elsewhere."""
+        self._write_step(number, start_ns, end_ns, kind, work)
+
+    def has_measured(self) -> bool:
+        """Whether it is known what the next step used."""
+        return self._measured is not None
 
     def previous_end(self, now_ns: int) -> int:
         """Where the last step ended; ``now_ns`` when there was none."""
@@ -240,9 +276,11 @@ class Recorder:
             self.ring.event(PHASE, self.id("cpu"), start_ns, used.cpu_ns)
             if used.runqueue_ns >= 0:
                 self.ring.event(PHASE, self.id("runqueue"), start_ns, used.runqueue_ns)
+        seen, self.seen_work = self.seen_work, 0
+        for follower in self._followers:
+            seen += follower.take_work()
         index = self.ids.get(kind) or self.id(kind)
-        self.ring.event(STEP, index, start_ns, end_ns - start_ns, number, value=work or self.seen_work)
-        self.seen_work = 0
+        self.ring.event(STEP, index, start_ns, end_ns - start_ns, number, value=work or seen)
         for heard in self.on_step:
             heard(number, start_ns, kind)
 

@@ -38,8 +38,9 @@ class InSitu:
     def _surround(self, owner: Any, name: str, part: str) -> None:
         """Time what is between the outermost and the innermost call of a hooked function."""
         outer = getattr(owner, name)
-        cell = outer.__closure__[outer.__code__.co_freevars.index("original")]
-        original = cell.cell_contents
+        native = hasattr(outer, "original")  # a hook in C; else a closure
+        cell = None if native else outer.__closure__[outer.__code__.co_freevars.index("original")]
+        original = cell.cell_contents if cell else outer.original
         inside = [0, 0]
 
         def inner(*args: Any, **kwargs: Any) -> Any:
@@ -59,7 +60,10 @@ class InSitu:
                 self.took[f"{part} before"].append(inside[0] - start)
                 self.took[f"{part} after"].append(end - inside[1])
 
-        cell.cell_contents = inner
+        if cell:
+            cell.cell_contents = inner
+        else:
+            outer.original = inner
         setattr(owner, name, timed)
 
     def _timed(self, part: str, hook: Callable[..., None]) -> Callable[..., None]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import hindmost
 import pytest
 from hindmost import ring
+from hindmost.native import build
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,11 +57,24 @@ def launcher(name: str, ranks: int) -> list[str]:
     return [program, *(MPIRUN if name == "mpirun" else ("--gloo",)), "-np", str(ranks), sys.executable]
 
 
+def ring_module() -> str:
+    """The C ring and hooks, as `hindmost run` gives them to a job; empty without a compiler."""
+    try:
+        return str(build.library("ring"))
+    except build.BuildError:
+        return ""
+
+
 @pytest.fixture
 def train(tmp_path: Path) -> Callable[..., dict[int, Trace]]:
-    """``train(script, *argv, ranks=2, by="torchrun")``: each rank's trace; the script's stderr is free of us."""
+    """``train(script, *argv, ranks=2, by="torchrun")``: each rank's trace; the script's stderr is free of us.
 
-    def run(script: Path | str, *argv: str, ranks: int = 2, by: str = "torchrun") -> dict[int, Trace]:
+    ``native``: with the hooks in C, as far as they can be built. ``ends``: how the script's process does.
+    """
+
+    def run(
+        script: Path | str, *argv: str, ranks: int = 2, by: str = "torchrun", native: bool = True, ends: int = 0
+    ) -> dict[int, Trace]:
         if isinstance(script, str):
             path = tmp_path / "script.py"
             path.write_text(textwrap.dedent(script))
@@ -71,13 +85,14 @@ def train(tmp_path: Path) -> Callable[..., dict[int, Trace]]:
             "HINDMOST_JOB_ID": "job",
             "HINDMOST_RING_DIR": str(tmp_path / "rings"),
             "HINDMOST_LAUNCHER": by,
+            "HINDMOST_RING_MODULE": ring_module() if native else "",
             "OMP_NUM_THREADS": "1",
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         }
         command = [*launcher(by, ranks), str(script), *argv]
         done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=110, check=False)
-        assert done.returncode == 0, done.stderr + done.stdout
+        assert done.returncode == ends, done.stderr + done.stdout
         assert "hindmost:" not in done.stderr
         traces = [Trace(path) for path in (tmp_path / "rings").glob("*.ring")]
         assert len(traces) == ranks

@@ -2,59 +2,42 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
+import pytest
+from hindmost import ring
+from hindmost.identity import Identity
 from hindmost.probes.recognise import Recogniser
+from hindmost.probes.torch_native import native_hooks
 from hindmost.recorder import PHASE, STEP, Recorder
 
-
-class Written(NamedTuple):
-    kind: int
-    name: str
-    start: int
-    end: int
-    seq: int
-    value: int
-
-
-class FakeRing:
-    """Keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.written: list[Written] = []
-        self.names: list[str] = []
-        self.open: dict[int, int] = {}
-
-    def name(self, text: str) -> int:
-        if text not in self.names:
-            self.names.append(text)
-        return self.names.index(text)
-
-    def event(self, kind: int, name: int, start: int, duration: int, seq: int = 0, value: int = 0) -> None:
-        self.written.append(Written(kind, self.names[name], start, start + duration, seq, value))
-
-    def enter(self, slot: int, kind: int, name: int, start_ns: int, seq: int = 0, comm: int = 0xFFFF) -> None:
-        self.open[slot] = start_ns
-
-    def leave(self, slot: int) -> None:
-        self.open.pop(slot, None)
-
-    def communicator(self, id: int, rank: int, size: int, name: str) -> int:  # noqa: A002 - the ring's word
-        return 0
-
-    def set_framework(self, text: str) -> None: ...
-
-    def set_gpu(self, uuid: str) -> None: ...
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 
 class Loop:
     """A training loop that takes 10 of whatever it does."""
 
-    def __init__(self) -> None:
+    def __init__(self, directory: Path, written_in: str) -> None:
         self.now = 0
-        self.ring = FakeRing()
-        self.recorder = Recorder(self.ring, clock=lambda: self.now)
-        self.seen = Recogniser(self.recorder)
+        self.writer = ring.Writer.create(directory, Identity("job", 0, 1, 0, "node", "torch", "train.py"), "py", 1024)
+        self.reader = ring.Reader(self.writer.path)
+        self.recorder = Recorder(self.writer, clock=lambda: self.now)
+        torch: Any = SimpleNamespace(is_grad_enabled=lambda: True)
+        native = native_hooks(torch, self.recorder, None)
+        assert (native is not None) == (written_in == "c")
+        if native is not None:
+            native.first()
+        self.seen: Any = native.loop if native is not None else Recogniser(self.recorder)
+        self._read: list[ring.Event] = []
+
+    @property
+    def written(self) -> list[ring.Event]:
+        """All that the ring was given."""
+        self._read += self.reader.poll()
+        return self._read
 
     def fetch(self, work: int = 0, source: int = 1, gradients: bool = True) -> None:
         start = self.now
@@ -62,8 +45,8 @@ class Loop:
         self.now += 10
         self.seen.input_ends(start, self.now, work)
 
-    def exhausted(self) -> None:
-        self.seen.input_begins(self.now, 1, True)
+    def exhausted(self, gradients: bool = True) -> None:
+        self.seen.input_begins(self.now, 1, gradients)
         self.seen.input_fails()
 
     def compute(self) -> None:
@@ -89,26 +72,54 @@ class Loop:
             self.optimize()
 
     def steps(self, name: str = "train") -> list[tuple[int, int]]:
-        return [(event.start, event.end) for event in self.ring.written if event[:2] == (STEP, name)]
+        return self.intervals(STEP, name)
 
     def phases(self, name: str) -> list[tuple[int, int]]:
-        return [(event.start, event.end) for event in self.ring.written if event[:2] == (PHASE, name)]
+        return self.intervals(PHASE, name)
+
+    def intervals(self, kind: int, name: str) -> list[tuple[int, int]]:
+        found = [event for event in self.written if (event.kind, event.name) == (kind, name)]
+        return [(event.start_ns, event.start_ns + event.duration_ns) for event in found]
+
+    def numbers(self, name: str) -> list[int]:
+        return [event.seq for event in self.written if (event.kind, event.name) == (STEP, name)]
+
+    def work(self) -> list[int]:
+        return [event.value for event in self.written if event.kind == STEP]
 
 
-def test_a_step_reaches_from_fetch_to_fetch() -> None:
+@pytest.fixture
+def make(tmp_path: Path, written_in: str) -> Iterator[Callable[[], Loop]]:
+    """Makes loops whose recogniser is in Python, or in C."""
+    made: list[Loop] = []
+
+    def loop() -> Loop:
+        made.append(Loop(tmp_path / str(len(made)), written_in))
+        return made[-1]
+
+    yield loop
+    for one in made:
+        one.reader.close()
+        one.writer.close()
+
+
+@pytest.fixture
+def loop(make: Callable[[], Loop]) -> Loop:
+    return make()
+
+
+def test_a_step_reaches_from_fetch_to_fetch(loop: Loop) -> None:
     """Each batch with an optimizer step is one step; the last ends with its optimizer."""
-    loop = Loop()
     loop.train(3)
     loop.seen.finish()
     assert loop.steps() == [(0, 40), (40, 80), (80, 120)]
     assert loop.phases("forward") == [(10, 20), (50, 60), (90, 100)]
-    assert [event.seq for event in loop.ring.written if event.kind == STEP] == [0, 1, 2]
-    assert {event.value for event in loop.ring.written if event.kind == STEP} == {16}
+    assert loop.numbers("train") == [0, 1, 2]
+    assert set(loop.work()) == {16}
 
 
-def test_accumulated_gradients_are_one_step() -> None:
+def test_accumulated_gradients_are_one_step(loop: Loop) -> None:
     """Fetches without an optimizer step between them belong together, and so does their work."""
-    loop = Loop()
     for _ in range(2):
         for _ in range(3):
             loop.fetch(work=4)
@@ -116,12 +127,11 @@ def test_accumulated_gradients_are_one_step() -> None:
         loop.optimize()
     loop.exhausted()
     assert loop.steps() == [(0, 70), (70, 140)]
-    assert {event.value for event in loop.ring.written if event.kind == STEP} == {12}
+    assert set(loop.work()) == {12}
 
 
-def test_two_optimizers_after_one_fetch_are_one_step() -> None:
+def test_two_optimizers_after_one_fetch_are_one_step(loop: Loop) -> None:
     """A GAN steps its discriminator and its generator in one step."""
-    loop = Loop()
     for _ in range(2):
         loop.fetch()
         for optimizer in (1, 2):
@@ -131,9 +141,8 @@ def test_two_optimizers_after_one_fetch_are_one_step() -> None:
     assert loop.steps() == [(0, 50), (50, 100)]
 
 
-def test_a_loop_that_fetches_nothing_has_steps() -> None:
+def test_a_loop_that_fetches_nothing_has_steps(loop: Loop) -> None:
     """Without input each step ends with the first optimizer's step, and starts where the one before ended."""
-    loop = Loop()
     for _ in range(3):
         loop.compute()
         loop.backward()
@@ -143,9 +152,8 @@ def test_a_loop_that_fetches_nothing_has_steps() -> None:
     assert loop.steps() == [(10, 30), (30, 80), (80, 130)]
 
 
-def test_one_batch_used_for_ever_becomes_steps() -> None:
+def test_one_batch_used_for_ever_becomes_steps(loop: Loop) -> None:
     """After one fetch that is followed by many optimizer steps, every optimizer step is a step."""
-    loop = Loop()
     loop.fetch()
     for _ in range(20):
         loop.backward()
@@ -154,9 +162,8 @@ def test_one_batch_used_for_ever_becomes_steps() -> None:
     assert loop.steps()[-1] == (390, 410)
 
 
-def test_batches_without_gradients_are_evaluation() -> None:
+def test_batches_without_gradients_are_evaluation(loop: Loop) -> None:
     """Fetches under no_grad are eval steps with numbers of their own; training goes on counting."""
-    loop = Loop()
     loop.train(2)
     loop.exhausted()
     for _ in range(2):
@@ -166,12 +173,48 @@ def test_batches_without_gradients_are_evaluation() -> None:
     loop.exhausted()
     assert loop.steps("eval") == [(80, 100), (100, 120)]
     assert loop.steps("train") == [(0, 40), (40, 80), (120, 160)]
-    assert [event.seq for event in loop.ring.written if event[:2] == (STEP, "train")] == [0, 1, 2]
+    assert loop.numbers("train") == [0, 1, 2]
 
 
-def test_an_evaluation_ends_where_something_else_begins() -> None:
+def test_an_evaluation_whose_loader_is_exhausted_has_ended(loop: Loop) -> None:
+    """The last batch of an evaluation is one step, and what comes after it is none: numbers have no gaps."""
+    for _ in range(2):
+        loop.train(1)
+        loop.exhausted()
+        for _ in range(2):
+            loop.fetch(source=2, gradients=False)
+        loop.exhausted(gradients=False)
+        loop.now += 1000
+    loop.train(1)
+    loop.seen.finish()
+    assert loop.numbers("eval") == [0, 1, 2, 3]
+    assert loop.numbers("train") == [0, 1, 2]
+    assert loop.steps("eval") == [(40, 50), (50, 60), (1100, 1110), (1110, 1120)]
+
+
+def test_work_of_more_sources_than_are_told_apart_is_counted(loop: Loop) -> None:
+    """Every epoch may have a data set of its own: each step still has its own batch's work."""
+    for source in range(1, 41):
+        loop.fetch(work=source, source=source)
+        loop.backward()
+        loop.optimize()
+    loop.seen.finish()
+    assert loop.work() == list(range(1, 41))
+
+
+def test_an_optimizer_for_each_parameter_is_one_step(loop: Loop) -> None:
+    """Optimizers that step inside backward, one a parameter, do not end a step each."""
+    for _ in range(3):
+        loop.fetch()
+        loop.backward()
+        for optimizer in range(1, 51):
+            loop.optimize(optimizer)
+    loop.seen.finish()
+    assert loop.steps() == [(0, 520), (520, 1040), (1040, 1560)]
+
+
+def test_an_evaluation_ends_where_something_else_begins(loop: Loop) -> None:
     """A loop that knows its last batch fetches no more: a checkpoint ends its evaluation, and it is no step's."""
-    loop = Loop()
     loop.train(1)
     loop.fetch(source=2, gradients=False)
     loop.compute()
@@ -183,9 +226,8 @@ def test_an_evaluation_ends_where_something_else_begins() -> None:
     assert loop.steps("train") == [(0, 40), (1060, 1100)]
 
 
-def test_a_step_that_is_interrupted_is_none() -> None:
+def test_a_step_that_is_interrupted_is_none(loop: Loop) -> None:
     """Where an elastic job begins again, what was begun is forgotten, and what had ended is kept."""
-    loop = Loop()
     loop.train(1)
     loop.seen.forgets()
     loop.now += 1000
@@ -196,12 +238,11 @@ def test_a_step_that_is_interrupted_is_none() -> None:
     loop.train(1)
     loop.exhausted()
     assert loop.steps() == [(0, 40), (2060, 2100)]
-    assert [event.value for event in loop.ring.written if event.kind == STEP] == [16, 16]
+    assert loop.work() == [16, 16]
 
 
-def test_evaluation_that_fetches_with_gradients_on_is_told_by_its_source() -> None:
+def test_evaluation_that_fetches_with_gradients_on_is_told_by_its_source(loop: Loop) -> None:
     """A loader that no backward ever followed, beside one that trains, only evaluates."""
-    loop = Loop()
     loop.train(2)
     loop.exhausted()
     for _ in range(2):
@@ -211,9 +252,8 @@ def test_evaluation_that_fetches_with_gradients_on_is_told_by_its_source() -> No
     assert loop.steps("eval") == [(80, 100), (100, 120)]
 
 
-def test_a_prefetched_batch_is_no_evaluation() -> None:
+def test_a_prefetched_batch_is_no_evaluation(loop: Loop) -> None:
     """A loop that fetches one batch ahead has a step a batch, from the first on."""
-    loop = Loop()
     loop.fetch(work=7)
     for batch in range(3):
         loop.fetch(work=batch)
@@ -222,26 +262,24 @@ def test_a_prefetched_batch_is_no_evaluation() -> None:
     loop.exhausted()
     loop.backward()
     loop.optimize()
-    assert [event.value for event in loop.ring.written if event.kind == STEP] == [7, 0, 1, 2]
+    assert loop.work() == [7, 0, 1, 2]
     assert loop.steps("eval") == []
     assert loop.steps() == [(0, 40), (40, 70), (70, 100), (100, 120)]
 
 
-def test_time_between_epochs_belongs_to_no_step() -> None:
+def test_time_between_epochs_belongs_to_no_step(loop: Loop) -> None:
     """What happens after a loader is exhausted and before the next fetch is not a step's."""
-    loop = Loop()
     loop.train(1)
     loop.exhausted()
     loop.now += 1000
     loop.train(1)
     loop.seen.finish()
     assert loop.steps() == [(0, 40), (1040, 1080)]
-    assert loop.ring.open == {}
+    assert loop.reader.open_records() == []
 
 
-def test_a_closure_inside_the_optimizer_keeps_its_phases_nested() -> None:
+def test_a_closure_inside_the_optimizer_keeps_its_phases_nested(loop: Loop) -> None:
     """An optimizer that runs forward and backward in a closure has them inside its own interval."""
-    loop = Loop()
     loop.fetch()
     start = loop.now
     loop.seen.optimizer_begins(start)
@@ -253,23 +291,21 @@ def test_a_closure_inside_the_optimizer_keeps_its_phases_nested() -> None:
     assert loop.phases("optimizer") == [(10, 30)]
 
 
-def test_an_optimizer_step_before_any_backward_is_no_step() -> None:
+def test_an_optimizer_step_before_any_backward_is_no_step(loop: Loop, make: Callable[[], Loop]) -> None:
     """Horovod steps an optimizer once to give it state; without any backward, steps are believed after some."""
-    loop = Loop()
     loop.optimize()
     loop.train(1)
     loop.exhausted()
     assert loop.steps() == [(10, 50)]
-    without = Loop()
+    without = make()
     for _ in range(12):
         without.optimize()
     assert len(without.steps()) == 4
 
 
-def test_marked_steps_replace_recognised_ones() -> None:
+def test_marked_steps_replace_recognised_ones(loop: Loop) -> None:
     """Once the loop marks its own steps, none is recognised, and phases still are."""
-    loop = Loop()
-    loop.recorder.explicit = True
+    loop.recorder.marks()
     loop.train(3)
     loop.seen.finish()
     assert loop.steps() == []

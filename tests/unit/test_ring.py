@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hindmost import ring
-from hindmost.native import build
 from hindmost.ring import layout, native
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -28,16 +27,10 @@ IDENTITY = SimpleNamespace(
 HEADER = Path(layout.__file__).parents[1] / "native" / "ring.h"
 
 
-@pytest.fixture(params=["python", "c"], autouse=True)
-def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+@pytest.fixture(autouse=True)
+def implementation(written_in: str) -> str:
     """Every test runs over the pure Python writer and over the C one, where it can be built."""
-    monkeypatch.delenv("HINDMOST_RING_MODULE", raising=False)
-    if request.param == "c":
-        try:
-            monkeypatch.setenv("HINDMOST_RING_MODULE", str(build.library("ring")))
-        except build.BuildError as error:
-            pytest.skip(str(error))
-    return str(request.param)
+    return written_in
 
 
 @pytest.fixture

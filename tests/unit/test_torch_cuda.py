@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from hindmost import ring
@@ -10,51 +10,11 @@ from hindmost.identity import Identity
 from hindmost.probes.torch_cuda import OUTSTANDING, GpuPhases
 from hindmost.recorder import Recorder
 
+from tests.unit.fake_cuda import FakeCuda
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-
-class FakeEvent:
-    def __init__(self, cuda: FakeCuda) -> None:
-        self.cuda, self.at = cuda, -1.0
-
-    def record(self) -> None:
-        self.cuda.host_ns += self.cuda.cost_ns
-        self.at = self.cuda.enqueued
-
-    def query(self) -> bool:
-        return self.cuda.done >= self.at
-
-    def elapsed_time(self, end: FakeEvent) -> float:
-        assert all((self.query(), end.query())), "an event was read before the GPU had passed it"
-        return end.at - self.at
-
-
-class FakeCuda:
-    """A GPU that has been given work up to ``enqueued`` ms of its time, and has done it up to ``done``."""
-
-    def __init__(self) -> None:
-        self.enqueued = self.done = 0.0
-        self.initialized, self.capturing = True, False
-        self.host_ns, self.cost_ns, self.events = 0, 0, 0
-
-    def Event(self, enable_timing: bool) -> FakeEvent:  # noqa: N802 - torch's name
-        assert enable_timing
-        self.events += 1
-        return FakeEvent(self)
-
-    def is_initialized(self) -> bool:
-        return self.initialized
-
-    def is_current_stream_capturing(self) -> bool:
-        return self.capturing
-
-    def current_device(self) -> int:
-        return 0
-
-    def get_device_properties(self, device: int) -> Any:
-        return type("Properties", (), {"uuid": "1b2c"})()
 
 
 class Device:

@@ -2,53 +2,78 @@
 
 from __future__ import annotations
 
+import pickle
+import threading
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from hindmost import ring
+from hindmost import bootstrap, ring, stepping
 from hindmost.identity import Identity
 from hindmost.pacing import MOST_SHARE, PATIENCE, Thrift
-from hindmost.probes.recognise import Recogniser
-from hindmost.probes.torch import Hooks
+from hindmost.probes import torch_copies
+from hindmost.probes.torch_cuda import GpuPhases
+from hindmost.probes.torch_hooks import Hooks
+from hindmost.probes.torch_native import native_hooks
 from hindmost.recorder import FLUSH_NS, Recorder
+
+from tests.unit.fake_cuda import FakeCuda
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+    from types import FrameType
 
 
 class Loop:
-    """A training loop of 40 us a step, whose hooks are called as around() does."""
+    """A training loop of 40 us a step, whose functions are hooked as torch's are."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, written_in: str, cuda: FakeCuda | None = None) -> None:
         self.now = 1_000
         self.unit = 10_000
         self.gradients = True
+        self.batch: Any = [SimpleNamespace(shape=(4, 2))]
+        self.error: BaseException | None = None
         self.writer = ring.Writer.create(directory, Identity("job", 0, 1, 0, "node", "torch", "train.py"), "py", 16384)
         self.recorder = Recorder(self.writer, clock=lambda: self.now)
-        torch = SimpleNamespace(is_grad_enabled=lambda: self.gradients)
-        self.hooks = Hooks(torch, self.recorder, Recogniser(self.recorder), None)
+        self.recorder.pace.usage = lambda: (self.now // 2, -1)
+        torch: Any = SimpleNamespace(is_grad_enabled=lambda: self.gradients)
+        self.gpu = GpuPhases(cuda, self.recorder) if cuda is not None else None
+        native = native_hooks(torch, self.recorder, self.gpu)
+        assert (native is not None) == (written_in == "c")
+        self.hooks: Any = native or Hooks(torch, self.recorder, self.gpu)
+        self.functions = SimpleNamespace(fetch=self._fetch, backward=self._backward)
+        for name in ("fetch", "backward"):
+            self.hooks.surround(self.functions, name, name)
         self.reader = ring.Reader(self.writer.path)
 
-    def fetch(self) -> None:
-        start = self.hooks.input_begins(self)
+    def _fetch(self, _iterator: object) -> Any:
         self.now += self.unit
-        if start is not None:
-            self.hooks.input_ends(start, [SimpleNamespace(shape=(4, 2))], self)
+        if self.error is not None:
+            raise self.error
+        return self.batch
+
+    def _backward(self, loss: object, *, retain: bool = False) -> tuple[object, bool]:
+        self.now += self.unit
+        if self.error is not None:
+            raise self.error
+        return loss, retain
+
+    def fetch(self) -> Any:
+        return self.functions.fetch(self)
+
+    def compute(self, optimizers: int = 1) -> None:
+        self.now += self.unit
+        self.functions.backward(self)
+        for _ in range(optimizers):
+            self.hooks.step_begins(self)
+            self.now += self.unit
+            self.hooks.step_ends(self)
 
     def train(self, steps: int, optimizers: int = 1) -> None:
         for _ in range(steps):
             self.fetch()
-            self.now += self.unit
-            start = self.hooks.backward_begins()
-            self.now += self.unit
-            if start is not None:
-                self.hooks.backward_ends(start)
-            for _ in range(optimizers):
-                self.hooks.step_begins()
-                self.now += self.unit
-                self.hooks.step_ends(self)
+            self.compute(optimizers)
 
     def evaluate(self, batches: int) -> None:
         self.gradients = False
@@ -63,9 +88,11 @@ class Loop:
 
 
 @pytest.fixture
-def loop(tmp_path: Path) -> Iterator[Loop]:
-    made = Loop(tmp_path)
+def loop(tmp_path: Path, written_in: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
+    monkeypatch.setattr(bootstrap, "_complained", False)
+    made = Loop(tmp_path, written_in)
     yield made
+    stepping.attach(None)
     made.reader.close()
     made.writer.close()
 
@@ -74,16 +101,23 @@ def steps(events: list[ring.Event], kind: str = "train") -> list[tuple[int, int]
     return [(event.seq, event.duration_ns) for event in events if (event.kind, event.name) == (ring.STEP, kind)]
 
 
-def test_steps_are_written_later_and_in_order(loop: Loop) -> None:
-    """Nothing is written while a step runs; worked off, every phase stands before its step, and stamps are kept."""
+def test_steps_are_written_in_order_with_their_work(loop: Loop) -> None:
+    """Every phase stands before its step, and has the time at which it was seen."""
     loop.recorder.due_ns = 1 << 62
     loop.train(3)
-    assert [event.name for event in loop.reader.poll() if event.kind == ring.STEP] == []
     events = loop.written()
     assert steps(events) == [(0, 40_000), (1, 40_000), (2, 40_000)]
     names = [event.name for event in events if event.name not in ("cpu", "runqueue")]
     assert names[:5] == ["input", "forward", "backward", "optimizer", "train"]
     assert {event.value for event in events if event.kind == ring.STEP} == {4}
+
+
+def test_what_a_killed_process_has_lost(loop: Loop, written_in: str) -> None:
+    """Hooks in C have written all that was: nothing is lost with the process. In Python a tenth of a second may be."""
+    loop.train(1)  # keeps the books for the first time
+    loop.train(30)
+    found = len(steps(loop.reader.poll()))
+    assert found == (30 if written_in == "c" else 0)
 
 
 def test_the_row_is_worked_off_in_time(loop: Loop) -> None:
@@ -93,6 +127,158 @@ def test_the_row_is_worked_off_in_time(loop: Loop) -> None:
     assert len(loop.recorder.later) <= 8 * 26
     loop.evaluate(500)
     assert len(loop.recorder.later) <= 2 * 200
+
+
+def test_a_measured_step_has_its_cpu_time_whatever_the_loop(loop: Loop) -> None:
+    """What a step used is told of loops that fetch, that fetch nothing, and that mark their own steps."""
+    stepping.attach(loop.recorder)
+    loop.unit = 10_000_000
+    loop.train(2)
+    loop.fetch()
+    for _ in range(20):
+        loop.compute()
+    events = loop.written()
+    assert len(steps(events)) == 2 + 12
+    assert len([event for event in events if event.name == "cpu"]) == 14
+    for _ in range(5):
+        with stepping.step():
+            loop.train(1)
+    events = loop.written()
+    assert [(event.start_ns, event.seq) for event in events if event.kind == ring.STEP]
+    used = [(event.start_ns, event.duration_ns) for event in events if event.name == "cpu"]
+    marked = [(event.start_ns, event.duration_ns // 2) for event in events if event.kind == ring.STEP]
+    assert [seq for seq, _ in steps(events)] == [14, 15, 16, 17, 18]
+    assert used[-4:] == marked[-4:]
+    assert {event.value for event in events if event.kind == ring.STEP} == {4}
+
+
+class Copies:
+    """Told whose frame has the batch, and when the model's work begins."""
+
+    def __init__(self, told: list[str]) -> None:
+        self._told = told
+
+    def begin(self, frame: FrameType) -> None:
+        self._told.append(frame.f_code.co_name)
+
+    def end(self) -> None:
+        self._told.append("end")
+
+
+def test_gpu_times_of_measured_steps(tmp_path: Path, written_in: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a measured step events stand at the borders of its phases, and copies are looked for where it was fetched."""
+    told: list[str] = []
+    monkeypatch.setattr(torch_copies, "install", lambda *_: Copies(told))
+    cuda = FakeCuda()
+    loop = Loop(tmp_path, written_in, cuda)
+    loop.unit = 10_000_000
+    for _ in range(20):
+        loop.fetch()
+        cuda.enqueued += 3
+        loop.functions.backward(loop)
+        cuda.enqueued += 5  # after backward: an all-reduce by hand
+        loop.hooks.step_begins(loop)
+        cuda.enqueued += 1
+        loop.hooks.step_ends(loop)
+        cuda.done = cuda.enqueued
+    phases = [event for event in loop.written() if event.name.startswith("gpu_")]
+    times = {(event.seq, event.name): event.duration_ns / 1e6 for event in phases}
+    # Step 0 has no number to tell it by.
+    assert times.keys() == {
+        (step, f"gpu_{name}") for step in range(1, 20) for name in ("forward", "backward", "optimizer")
+    }
+    assert [times[7, f"gpu_{name}"] for name in ("forward", "backward", "optimizer")] == [3, 0, 6]
+    assert told == [loop.fetch.__name__, "end"] * 20
+    loop.reader.close()
+    loop.writer.close()
+
+
+def test_tokens_are_counted_where_a_batch_has_them(loop: Loop) -> None:
+    """A batch's work is found wherever the loader puts it; one without a shape has none, and is no fault."""
+    tokens = SimpleNamespace(shape=(4, 512))
+    for batch in ({"input_ids": tokens, "labels": tokens}, (tokens, 1), [[tokens]], tokens, "no tensor", None, []):
+        loop.batch = batch
+        loop.train(1)
+    assert [event.value for event in loop.written() if event.kind == ring.STEP] == [2048, 4, 4, 4, 0, 0, 0]
+
+
+def test_what_is_hooked_is_as_it_was(loop: Loop) -> None:
+    """Arguments, results and errors pass, and whoever looks at the function sees the one that was there."""
+    assert loop.fetch() is loop.batch
+    assert loop.functions.backward("loss", retain=True) == ("loss", True)
+    assert loop.functions.backward.__wrapped__ == loop._backward
+    assert loop.functions.backward.__name__ == "_backward"
+    for loop.error in (StopIteration(), ValueError("mine"), KeyboardInterrupt()):
+        with pytest.raises(type(loop.error)) as raised:
+            loop.fetch()
+        assert raised.value is loop.error
+        with pytest.raises(type(loop.error)):
+            loop.functions.backward("loss")
+    loop.error = None
+    loop.train(2)
+    events = loop.written()
+    assert len([event for event in events if event.name == "backward"]) == 1 + 3 + 2
+    assert loop.reader.open_records() == []
+
+
+def test_a_hook_in_a_class_is_a_method(loop: Loop) -> None:
+    """What the class's own method was given, it is given; the class can be asked for it, and it is pickled by name."""
+    loop.hooks.surround(Iterations, "__next__", "fetch")
+    try:
+        iterator = Iterations()
+        assert [next(iterator), iterator.__next__(), Iterations.__next__(iterator)] == [[1], [2], [3]]
+        assert pickle.loads(pickle.dumps(Iterations.__next__)) is Iterations.__next__  # noqa: S301 - our own
+    finally:
+        Iterations.__next__ = Iterations.__next__.__wrapped__  # type: ignore[attr-defined, method-assign]
+    assert len([event for event in loop.written() if event.name == "input"]) == 3
+
+
+class Iterations:
+    """An iterator whose ``__next__`` is Python's, as a DataLoader's is."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __next__(self) -> list[int]:
+        self.count += 1
+        return [self.count]
+
+
+def test_other_threads_are_not_recorded(loop: Loop) -> None:
+    """A thread that is not the one that trains may fetch and step as it likes."""
+    loop.train(1)
+    other = threading.Thread(target=loop.train, args=(5,))
+    other.start()
+    other.join()
+    assert len([event for event in loop.written() if event.name == "input"]) == 1
+
+
+def test_a_fault_of_ours_is_one_line(loop: Loop, capsys: pytest.CaptureFixture[str]) -> None:
+    """A hook that fails says so once, and the loop goes on; Ctrl-C inside a hook is the loop's."""
+
+    def fails() -> tuple[int, int]:
+        raise RuntimeError("ours")
+
+    loop.recorder.pace.usage = fails
+    assert loop.fetch() is loop.batch
+    loop.compute()
+    loop.train(2)
+    assert capsys.readouterr().err.count("hindmost:") == 1
+
+
+def test_ctrl_c_inside_a_hook_is_the_loops(loop: Loop) -> None:
+    """An interruption is not swallowed, wherever it strikes, and the loop can go on after it."""
+
+    def interrupted() -> tuple[int, int]:
+        raise KeyboardInterrupt
+
+    loop.train(1)
+    usage, loop.recorder.pace.usage = loop.recorder.pace.usage, interrupted
+    with pytest.raises(KeyboardInterrupt):
+        loop.fetch()
+    loop.recorder.pace.usage = usage
+    loop.train(2)
+    assert len([event for event in loop.written() if event.name == "backward"]) == 3
 
 
 def test_steps_that_are_too_short_to_record_are_counted(loop: Loop) -> None:

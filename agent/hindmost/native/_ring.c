@@ -2,10 +2,7 @@
  *
  * Ring(buffer, capacity).event(kind, name, start_ns, duration_ns, seq=0, comm=NONE16, peer=NONE16, value=0, flags=0)
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-
-#include "ring_write.h"
+#include "_ring.h"
 
 enum { POSITIONAL = 4, FIELDS = 9 };
 
@@ -15,11 +12,7 @@ static PyObject *fields[FIELDS]; /* the same, interned */
 static const uint64_t most[FIELDS] = {0xFF,   0xFFFF, UINT64_MAX, UINT64_MAX, 0xFFFFFFFF,
                                       0xFFFF, 0xFFFF, UINT64_MAX, 0xFF};
 
-typedef struct {
-    PyObject_HEAD
-    struct hm_ring ring;
-    Py_buffer buffer;
-} Ring;
+PyTypeObject *hm_ring_type;
 
 /* Which field a keyword names; -1: none. */
 static int field_of(PyObject *keyword) {
@@ -148,6 +141,11 @@ __attribute__((visibility("default"))) PyObject *PyInit__ring(void) {
     if (!made || !type || PyModule_AddObject(made, "Ring", type) < 0) {
         Py_XDECREF(made);
         Py_XDECREF(type);
+        return NULL;
+    }
+    hm_ring_type = (PyTypeObject *)type;
+    if (hm_add_hooks(made) < 0) {
+        Py_DECREF(made);
         return NULL;
     }
     return made;

@@ -30,7 +30,7 @@ SOURCES = Path(__file__).parent
 KINDS: Mapping[str, tuple[str, ...]] = {
     "pmpi": ("pmpi*.c", "mpi_library.c", "ring_create.c", "identity_env.c", "agent_start.c"),
     "nccl": ("nccl_*.c", "ring_create.c", "identity_env.c"),
-    "ring": ("_ring.c",),
+    "ring": ("_ring.c", "_hooks.c", "_hook_types.c", "recognise.c"),
 }
 
 FLAGS = ("-std=gnu11", "-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-shared", "-pthread")

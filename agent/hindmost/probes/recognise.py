@@ -49,7 +49,7 @@ class Recogniser:
         """A fetch from ``source`` begins; ``gradients`` says whether autograd records."""
         if self._stepped:
             self._close(now, "train")
-        elif self._evaluating or (self._fed and not self._backward and self._only_evaluates(self._source)):
+        elif self._fed and (self._evaluating or (not self._backward and self._only_evaluates(self._source))):
             self._forward_until(now)
             self._use_batches()
             self._close(now, "eval")

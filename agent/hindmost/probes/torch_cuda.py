@@ -51,6 +51,10 @@ class GpuPhases:
         recorder.on_step.append(self.step_ends)
         recorder.closers.append(self._read)
 
+    def waits(self) -> bool:
+        """Whether there is something to be told of the next step's end."""
+        return bool(self._steps or self._intervals)
+
     def fetches(self) -> None:
         """A fetch of input begins: what the GPU does until there is a batch is no phase."""
         self._mark_before = None

@@ -24,8 +24,8 @@ class NativeRing(Protocol):
         """Let go of the memory."""
 
 
-def open_ring(memory: Any, capacity: int, environ: Mapping[str, str] = os.environ) -> NativeRing | None:
-    """The C writer over ``memory``; None where there is none, or where it does not fit.
+def load(environ: Mapping[str, str] = os.environ) -> Any | None:
+    """The extension module; None where there is none, or where it does not fit this interpreter.
 
     It is never built here: compiling has no place in a training process. An interpreter without the GIL goes without
     it, because loading an extension that was built for the GIL would bring the GIL back.
@@ -40,9 +40,17 @@ def open_ring(memory: Any, capacity: int, environ: Mapping[str, str] = os.enviro
             return None
         module = module_from_spec(spec)
         loader.exec_module(module)
-        ring: NativeRing = module.Ring(memory, capacity)
-    except (ImportError, OSError, ValueError, AttributeError):
-        return None  # the pure Python writer does the same
+    except (ImportError, OSError):
+        return None  # pure Python does the same
+    return module
+
+
+def open_ring(memory: Any, capacity: int, environ: Mapping[str, str] = os.environ) -> NativeRing | None:
+    """The C writer over ``memory``; None where there is none, or where it does not fit."""
+    try:
+        ring: NativeRing = load(environ).Ring(memory, capacity)  # type: ignore[union-attr]
+    except (ValueError, AttributeError):
+        return None
     return ring
 
 

@@ -82,8 +82,9 @@ class Writer:
         self._names: dict[str, int] = {}
         self._comms: dict[int, int] = {}
         self._words = self._view(0, layout.RECORDS_OFFSET, "Q")
-        self._native = open_ring(memory, records)
-        self.event = self._native.event if self._native else self._python_event(records)
+        #: The C writer of this ring, where there is one.
+        self.native = open_ring(memory, records)
+        self.event = self.native.event if self.native else self._python_event(records)
         _writers.add(self)
 
     @classmethod
@@ -249,8 +250,8 @@ class Writer:
     def _unmap(self) -> None:
         """Release every view: whoever still holds ``event`` writes nowhere."""
         with contextlib.suppress(BufferError):  # a thread is inside a view: the mapping goes with the last of them
-            if self._native:
-                self._native.release()
+            if self.native:
+                self.native.release()
             for view in reversed(self._views):
                 view.release()
             self._memory.close()

@@ -1,0 +1,48 @@
+/* A training loop in C, between its hooks (_hooks.c) and the types by which Python sees them (_hook_types.c). */
+#ifndef HINDMOST_HOOKS_H
+#define HINDMOST_HOOKS_H
+
+#include "_ring.h"
+#include "recognise.h"
+
+/* Methods of the object that a Loop is made with. None raises but what is no fault of its own: Ctrl-C. */
+enum rare { FIRST, TICK, CLOSES, GPU, ACCOUNT, WAY, RARE };
+
+typedef struct {
+    PyObject_HEAD
+    struct hm_seen seen;
+    Ring *ring;
+    unsigned long thread; /* the ident of the training thread; 0: unknown as yet, ask first() */
+    long long ticks, mask, thrift; /* of pacing.py: steps with a bit of mask are not measured, of thrift not recorded */
+    long long own, due;            /* ns of the training thread that hooks took; when to give account of it */
+    long long started;             /* when the optimizer's step in progress began */
+    long long passing;             /* train steps gone by unrecorded, the one in progress included */
+    int stepped, optimizing, backwards;
+    char fed, measuring, on_gpu, tokens;
+    PyObject *gradients, *clock; /* clock: NULL, but in tests */
+    PyObject *rare[RARE];
+    PyObject *kind, *way; /* the type of the last batch, and the keys to the tensor that tells its work */
+    PyObject *raised[3];  /* what is to be raised when the hook is done */
+} Loop;
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc call;
+    Loop *loop;
+    PyObject *original, *attributes;
+} Hook;
+
+extern HM_HIDDEN PyObject *hm_dataset_name, *hm_shape_name; /* the attributes, interned */
+
+/* The result, unless something is to be raised; an error of the hooked function's own comes first. */
+HM_HIDDEN PyObject *hm_unless_raised(Loop *loop, PyObject *result, bool failed);
+/* What seen.closes is for a Loop. */
+HM_HIDDEN void hm_closes(struct hm_seen *seen, enum hm_loop_name kind, uint64_t number, int64_t start, int64_t end);
+
+/* The hooks, as they are called: see places in _hook_types.c. */
+HM_HIDDEN PyObject *hm_call_fetch(PyObject *self, PyObject *const *args, size_t count, PyObject *names);
+HM_HIDDEN PyObject *hm_call_backward(PyObject *self, PyObject *const *args, size_t count, PyObject *names);
+HM_HIDDEN PyObject *hm_call_step_begins(PyObject *self, PyObject *const *args, size_t count, PyObject *names);
+HM_HIDDEN PyObject *hm_call_step_ends(PyObject *self, PyObject *const *args, size_t count, PyObject *names);
+
+#endif

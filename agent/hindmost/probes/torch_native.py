@@ -1,0 +1,160 @@
+"""The hooks of ``native/_hooks.c`` in this process: their state, and what they leave to Python because it is rare."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from hindmost.probes import torch_copies
+from hindmost.probes.batches import way_to_shape
+from hindmost.probes.guard import guarded, undo
+from hindmost.ring.native import load
+
+if TYPE_CHECKING:
+    from hindmost.probes.torch_cuda import GpuPhases
+    from hindmost.recorder import Recorder, Ring
+
+#: Names of phases and kinds of steps, in the order of ``enum hm_loop_name``.
+NAMES = ("input", "forward", "backward", "optimizer", "train", "eval")
+#: What ``gpu`` is told, in the order of ``enum gpu_place``.
+FETCHES, READY, BACKWARD_BEGINS, BACKWARD_ENDS, OPTIMIZER_ENDS = range(5)
+NOBODY = (1 << 64) - 1  # no thread has this ident
+
+
+class NativeHooks:
+    """Makes the hooks, keeps them in step with the recorder, and does for them what few steps need."""
+
+    def __init__(self, module: Any, torch: Any, recorder: Recorder, gpu: GpuPhases | None) -> None:
+        self._module = module
+        self._recorder = recorder
+        self._gpu = gpu
+        self._copies = torch_copies.install(torch, recorder, gpu) if gpu is not None else None
+        clock = None if recorder.clock is time.monotonic_ns else recorder.clock
+        self.loop = module.Loop(_Guarded(self), torch.is_grad_enabled, clock)
+        self.loop.on_gpu = gpu is not None
+        self.pauses = self.loop.pauses
+        self.step_begins, self.step_ends = self._hook("step_begins"), self._hook("step_ends")
+        recorder.follow(self)
+        recorder.closers.insert(0, self.loop.finish)  # before the GPU's last events are read
+        recorder.on_epoch.append(self.loop.forgets)
+
+    def surround(self, owner: Any, name: str, place: str) -> None:
+        """Hook a function: ``place`` is ``fetch`` or ``backward``."""
+        original = getattr(owner, name)
+        hook = self._hook(place, original)
+        functools.update_wrapper(hook, original)
+        setattr(owner, name, hook)
+
+        def restore() -> None:
+            if getattr(owner, name) is hook:
+                setattr(owner, name, original)
+
+        undo.append(restore)
+
+    def _hook(self, place: str, original: Any = None) -> Any:
+        hook = self._module.Hook(self.loop, place, original)
+        hook._torchdynamo_disable = True
+        return hook
+
+    # What the recorder says.
+
+    def writes_to(self, ring: Ring) -> None:
+        """Whatever is seen from now on goes to this ring, which the training thread has or has had."""
+        self.loop.bind(getattr(ring, "native", None), tuple(map(ring.name, NAMES)))
+
+    def trains_in(self, thread: int) -> None:
+        """Which thread trains; 0: the next that shows itself; -1: none."""
+        self.loop.thread = thread if thread >= 0 else NOBODY
+
+    def begins_again(self) -> None:
+        """Steps are numbered from 0."""
+        self.loop.train = self.loop.eval = 0
+
+    def gives_up(self) -> tuple[dict[str, int], int]:
+        """Steps are marked from now on: the numbers of the next ones, and where the last one ended."""
+        self.loop.explicit = True
+        return {"train": self.loop.train, "eval": self.loop.eval}, self.loop.ended
+
+    def take_work(self) -> int:
+        """Samples or tokens that were used since this was last asked."""
+        work: int = self.loop.work
+        self.loop.work = 0
+        return work
+
+    def take_own_ns(self) -> int:
+        """What hooks took of the training thread since this was last asked."""
+        own: int = self.loop.own
+        self.loop.own = 0
+        return own
+
+    # What the loop asks for.
+
+    def first(self) -> None:
+        """A thread shows itself, and none has before."""
+        self._recorder.training_thread()
+        self.writes_to(self._recorder.ring)
+        self.trains_in(self._recorder.thread)
+
+    def tick(self, now: int, ticks: int) -> None:
+        """A step that is measured ends here, or begins."""
+        self._recorder.pace.skip_to(ticks)
+        self._recorder.tick(now)
+        self._pace()
+
+    def closes(self, is_train: int, number: int, start: int, end: int, work: int) -> None:
+        """Write a step of which more is known than its time."""
+        self._recorder.write_numbered(number, start, end, "train" if is_train else "eval", work)
+        self._pace()
+
+    def gpu(self, place: int) -> None:
+        """Where the host is in a step whose GPU times are measured."""
+        gpu, copies = self._gpu, self._copies
+        if gpu is None:
+            return
+        if place == READY:
+            gpu.ready()
+            if copies is not None:
+                copies.begin(sys._getframe(2))  # beyond the guard: whoever fetched
+        elif place == BACKWARD_BEGINS:
+            if copies is not None:
+                copies.end()
+            gpu.backward_begins()
+        else:
+            {FETCHES: gpu.fetches, BACKWARD_ENDS: gpu.backward_ends, OPTIMIZER_ENDS: gpu.optimizer_ends}[place]()
+
+    def account(self, now: int) -> None:
+        """Say what hooks took, some times a second."""
+        recorder = self._recorder
+        if now >= recorder.due_ns:
+            recorder.flush_at(now)
+        self.loop.due = recorder.due_ns
+        self._pace()
+
+    def way(self, batch: Any) -> tuple[Any, ...] | None:
+        """The keys and indices that lead to the tensor whose shape tells a batch's work."""
+        found = way_to_shape(batch)
+        self.loop.tokens = found is not None and "input_ids" in found
+        return found
+
+    def _pace(self) -> None:
+        """Say which steps are measured and recorded, and whether the one in progress needs ``closes``."""
+        loop, pace = self.loop, self._recorder.pace
+        loop.measuring, loop.thrift = pace.measuring, pace.thrift.mask
+        loop.mask = pace.mask
+        loop.attended = pace.measuring or self._recorder.has_measured() or (self._gpu is not None and self._gpu.waits())
+
+
+class _Guarded:
+    """The methods of ``NativeHooks`` that C calls, made unable to raise."""
+
+    def __init__(self, hooks: NativeHooks) -> None:
+        for name in ("first", "tick", "closes", "gpu", "account", "way"):
+            setattr(self, name, guarded(getattr(hooks, name)))
+
+
+def native_hooks(torch: Any, recorder: Recorder, gpu: GpuPhases | None) -> NativeHooks | None:
+    """The hooks in C, where a build of them fits this interpreter."""
+    module = load()
+    return NativeHooks(module, torch, recorder, gpu) if hasattr(module, "Loop") else None
