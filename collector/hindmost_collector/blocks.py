@@ -361,17 +361,21 @@ def _from_phases(table: Table, settings: Settings) -> Blocks | None:
     if duration is None:
         return None
     first = steps.warmup(median(duration, axis=0), settings)
-    numbers, duration = numbers[first:], duration[:, first:]
     parts = phases.phase_blocks(table, ranks, numbers)
-    own = phases.busy(parts, duration)
+    own, on_gpu = phases.busy(parts, duration)[:, first:], phases.gpu_step(parts, duration)
+    numbers, duration = numbers[first:], duration[:, first:]
+    parts = {name: block[:, first:] for name, block in parts.items()}
     bare = bool(np.isnan(own).all())
+    period = duration.max(axis=0) if not np.isnan(duration).any() else median(duration, axis=0)
+    if on_gpu is not None:  # hosts that run ahead are not in the step that their GPUs are in
+        period = median(on_gpu[:, first:], axis=0)
     own = duration if bare else own
     excess = own - peers_median(own)
     nothing = np.full_like(duration, np.nan)
     return Blocks(
         ranks=ranks,
         steps=numbers,
-        period=duration.max(axis=0) if not np.isnan(duration).any() else median(duration, axis=0),
+        period=period,
         own=own,
         excess=excess,
         segments=np.nan_to_num(excess),

@@ -52,15 +52,46 @@ def work(table: Table, ranks: Ints, numbers: Ints) -> Floats | None:
     return None if found is None or not (found > 0).any() else np.where(found > 0, found, np.nan)
 
 
+def _on_gpu(parts: dict[str, Floats]) -> Floats | None:
+    """[R, S] ns that the GPU was in one of its phases; ``None`` where nobody timed it."""
+    found = [np.nan_to_num(block) for name, block in parts.items() if name.startswith("gpu_")]
+    return np.asarray(np.sum(found, axis=0)) if found else None
+
+
+def gpu_step(parts: dict[str, Floats], duration: Floats) -> Floats | None:
+    """[R, S] ns of each step on the GPU, with what it was idle before; ``None`` where nobody timed it."""
+    took, idle = _on_gpu(parts), gpu_idle(parts, duration)
+    return took + idle if took is not None and idle is not None else None
+
+
+def gpu_idle(parts: dict[str, Floats], duration: Floats) -> Floats | None:
+    """[R, S] ns for which the GPU had nothing to do before each step; ``None`` where nobody timed it.
+
+    A host that runs ahead is done with a step long before the GPU is, and waits for all of it once in a while: how long
+    it was in one step says nothing of that step. The GPU begins a step when the host has got its input, or when it is
+    done with the step before, whichever is later.
+    """
+    took = _on_gpu(parts)
+    if took is None:
+        return None
+    known = np.nan_to_num(duration)
+    launched = np.cumsum(known, axis=1) - known + np.minimum(np.nan_to_num(parts.get("input", 0.0)), known)
+    idle = np.zeros_like(known)
+    done = np.zeros(len(known))
+    for step in range(known.shape[1]):
+        idle[:, step] = np.maximum(launched[:, step] - done, 0.0)
+        done += idle[:, step] + took[:, step]
+    return idle
+
+
 def busy(parts: dict[str, Floats], duration: Floats) -> Floats:
     """[R, S] ns of a step in which a rank surely did not wait for others.
 
     Where the GPU was timed its phases and its idle time count, and the host's do not: what the host does late while the
     GPU still has work queued delays nobody.
     """
-    on_gpu = [block for name, block in parts.items() if name.startswith("gpu_")]
-    if on_gpu:
-        idle = np.maximum(duration - np.sum([np.nan_to_num(block) for block in on_gpu], axis=0), 0.0)
+    idle = gpu_idle(parts, duration)
+    if idle is not None:
         busy = [block for name, block in parts.items() if name.startswith("gpu_") and name not in _MAY_WAIT]
         return np.asarray(np.sum([np.nan_to_num(block) for block in busy], axis=0) + idle)
     busy = [block for name, block in parts.items() if name not in _MAY_WAIT | _NOT_TIME]
