@@ -130,10 +130,10 @@ def links() -> Panels:
     nvlink = per_second("hindmost_gpu_nvlink_receive_bytes_total")
     xid = over_range("hindmost_gpu_xid_errors_total")
     uncorrected = 'hindmost_gpu_ecc_errors_total{corrected="no"}'
-    pcie = per_second("hindmost_gpu_pcie_receive_bytes_total")
+    pcie = "hindmost_gpu_pcie_receive_bytes_per_second"
     return [
         _lowest("NVLink received", "One GPU far below its peers: a link is down or slow.", "Bps", nvlink),
-        _highest("PCIe received", "Input batches, and whatever else the host copies.", "Bps", pcie),
+        _highest("PCIe received", "Input batches, and whatever else the host copies. Hopper and later.", "Bps", pcie),
         lines(
             "Errors over the time range",
             "Memory errors that ECC could not correct, and XID errors. Any is a reason to drain the node.",

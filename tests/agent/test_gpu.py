@@ -113,7 +113,7 @@ def test_a_field_that_is_slow_here_is_left_out(gpu_host: Host, nvml: Any) -> Non
     assert first["energy_joules_total", "GPU-00000000"] == pytest.approx(83.0)
     assert math.isnan(second["energy_joules_total", "GPU-00000000"])
     assert second["clocks_event_seconds_total", "GPU-00000000", "sw_power_cap"] == pytest.approx(74e-6)
-    assert read(NvidiaLinks(gpu_host))["pcie_receive_bytes_total", "GPU-00000000"] == 198_000
+    assert read(NvidiaLinks(gpu_host))["nvlink_receive_bytes_total", "GPU-00000000"] == 139_000 * 1024
 
 
 def test_a_gpu_knows_its_rank(gpu_host: Host, nvml: Any) -> None:

@@ -26,16 +26,71 @@ def host(tmp_path: Path) -> Host:
 LLITE = "read_bytes 5 samples [bytes] 4096 1048576 {} 0\n"
 
 
+def bytes_read(sampler: Lustre) -> dict[str, float]:
+    return {key[1]: value for key, value in read(sampler).items() if key[0] == "hindmost_node_lustre_read_bytes_total"}
+
+
 def test_lustre_mounts_come_and_go(host: Host) -> None:
     """A job's own file system appears and is unmounted; the one that stays is read all along."""
     root = host.proc / "fs/lustre/llite"
     write(root, {"scratch-ffff01/stats": LLITE.format(1000)})
-    sampler, metric = Lustre(host), "hindmost_node_lustre_read_bytes_total"
-    assert read(sampler) == {(metric, "scratch"): 1000}
+    sampler = Lustre(host)
+    assert bytes_read(sampler) == {"scratch": 1000}
     write(root, {"burst-ffff02/stats": LLITE.format(7)})
-    assert read(sampler) == {(metric, "burst"): 7, (metric, "scratch"): 1000}
+    assert bytes_read(sampler) == {"burst": 7, "scratch": 1000}
     gone(root / "burst-ffff02")
-    assert read(sampler) == {(metric, "scratch"): 1000}
+    assert bytes_read(sampler) == {"scratch": 1000}
+
+
+def test_one_file_system_that_is_mounted_twice_is_one(host: Host) -> None:
+    """Home and scratch are mounts of their own, each with its counts: together they are the file system's."""
+    write(host.proc / "fs/lustre/llite", {"fs-ffff01/stats": LLITE.format(1000), "fs-ffff02/stats": LLITE.format(7)})
+    assert bytes_read(Lustre(host)) == {"fs": 1007}
+
+
+#: 2.10: no times, reads counted with their bytes. 2.15: times of the snapshot first, sums of squares last.
+LLITE_2_10 = """snapshot_time             1510950459.772792457 secs.nsecs
+dirty_pages_hits          12 samples [regs]
+read_bytes                40 samples [bytes] 4096 4194304 83886080
+open                      136 samples [regs]
+"""
+LLITE_2_15 = """snapshot_time             1710759783.271040288 secs.nsecs
+start_time                1710700000.000000000 secs.nsecs
+elapsed_time              59783.271040288 secs.nsecs
+read_bytes                40 samples [bytes] 4096 4194304 83886080 263882790666240
+read                      41 samples [usecs] 18 3120 61230 98237465
+page_fault                9 samples [usecs] 1 900 1800 820000
+opencount                 35 samples [reqs] 1 2 40 49
+openclosetime             17 samples [usecs] 34302 20804335332 4185265858 2084188
+"""
+
+
+def test_every_release_of_lustre_is_understood(host: Host) -> None:
+    """Reads are counted in any, time where it is kept, page faults too; the snapshot's times are no counts."""
+    proc, debug = host.proc / "fs/lustre/llite", host.sys / "kernel/debug/lustre/llite"
+    write(proc, {"old-ffff88105db50000/stats": LLITE_2_10})
+    write(debug, {"new-ff47bce9ca35d800/stats": LLITE_2_15})
+    found = {
+        (key[0].removeprefix("hindmost_node_lustre_"), *key[1:]): value for key, value in read(Lustre(host)).items()
+    }
+    assert found == {
+        ("read_bytes_total", "old"): 83886080,
+        ("operations_total", "old", "read"): 40,
+        ("operations_total", "old", "open"): 136,
+        ("read_bytes_total", "new"): 83886080,
+        ("operations_total", "new", "read"): 41,
+        ("operation_seconds_total", "new", "read"): 0.06123,
+        ("operations_total", "new", "page_fault"): 9,
+        ("operation_seconds_total", "new", "page_fault"): 0.0018,
+    }
+
+
+def test_lustre_that_only_root_may_look_into_is_not_taken_for_none(host: Host) -> None:
+    """2.12 and later: the mount is there for all to see, its counts are not, and the log says what to do."""
+    write(host.sys / "fs/lustre/llite/scratch-ff47bce9ca35d800", {"uuid": "x\n"})
+    with pytest.raises(Absent, match="run the agent as root") as absent:
+        Lustre(host).sample()
+    assert isinstance(absent.value.__cause__, PermissionError)
 
 
 def test_one_lustre_mount_that_cannot_be_read_stops_no_other(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +105,7 @@ def test_one_lustre_mount_that_cannot_be_read_stops_no_other(host: Host, monkeyp
         return path.read_bytes()
 
     monkeypatch.setattr("hindmost_agent.samplers.lustre.read_once", read_once)
-    assert set(read(Lustre(host))) == {("hindmost_node_lustre_read_bytes_total", "scratch")}
+    assert bytes_read(Lustre(host)) == {"scratch": 1000}
     ending = "stats"
     with pytest.raises(Absent) as absent:
         Lustre(host).sample()
@@ -60,6 +115,15 @@ def test_one_lustre_mount_that_cannot_be_read_stops_no_other(host: Host, monkeyp
 def test_a_mount_s_name_is_as_it_is_typed() -> None:
     """Lists of mounts write blanks and backslashes in octal."""
     assert mount_text(rb"/my\040data\134\011x") == "/my data\\\tx"
+
+
+def test_what_is_read_around_the_cache_is_read_too(host: Host) -> None:
+    """Loaders and checkpoints that open with O_DIRECT are in columns of their own."""
+    line = "device nas:/data mounted on /data with fstype nfs statvers=1.1\n\tbytes:\t100 20 3000 400 3100 420 5 6\n"
+    write(host.proc / "self", {"mountstats": line})
+    found = {key[0].removeprefix("hindmost_node_nfs_"): value for key, value in read(Nfs(host)).items()}
+    assert (found["read_bytes_total"], found["written_bytes_total"]) == (3100, 420)
+    assert (found["server_read_bytes_total"], found["server_written_bytes_total"]) == (3100, 420)
 
 
 def test_an_nfs_mount_with_a_blank_in_its_name(host: Host) -> None:

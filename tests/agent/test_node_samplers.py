@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import math
+import os
 import resource
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -233,6 +234,56 @@ def test_an_adapter_that_counts_under_names_of_its_own(host: Host) -> None:
     assert found["hindmost_node_infiniband_transmit_bytes_total", "rdmap0s6", "1"] == 77
     assert found["hindmost_node_infiniband_retransmitted_packets_total", "rdmap0s6", "1"] == 2
     assert math.isnan(found["hindmost_node_infiniband_link_active", "rdmap0s6", "1"])
+
+
+IB = "hindmost_node_infiniband_"
+NO_PMA = {f"counters/{name}": "N/A (no PMA)\n" for name in ("port_xmit_data", "port_rcv_data", "symbol_error")}
+
+
+def test_a_counter_that_says_it_is_none_leaves_the_place_to_one_that_is(host: Host) -> None:
+    """RoCE adapters have the files of InfiniBand's counters; what they say is in their own, and the rest is absent."""
+    broadcom = {
+        "hw_counters/tx_bytes": "123\n",
+        "hw_counters/to_retransmits": "7\n",
+        "hw_counters/seq_err_naks_rcvd": "3\n",
+    }
+    intel = {"hw_counters/cnpSent": "5\n", "hw_counters/RxECNMrkd": "9\n"}
+    write(host.sys / "class/infiniband/bnxt_re0/ports/1", {**NO_PMA, **broadcom})
+    write(host.sys / "class/infiniband/irdma0/ports/1", {**NO_PMA, **intel})
+    found = {key: value for key, value in read(Infiniband(host)).items() if "_total" in key[0]}
+    assert found == {
+        (f"{IB}transmit_bytes_total", "bnxt_re0", "1"): 123,
+        (f"{IB}retransmit_timeouts_total", "bnxt_re0", "1"): 7,
+        (f"{IB}sequence_errors_total", "bnxt_re0", "1"): 3,
+        (f"{IB}cnp_sent_total", "irdma0", "1"): 5,
+        (f"{IB}ecn_marked_packets_total", "irdma0", "1"): 9,
+    }
+
+
+def test_a_counter_that_cannot_be_asked_for_is_none(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some drivers answer "not supported" instead of a text; an error that may pass leaves the counter in its place."""
+    port = host.sys / "class/infiniband/mlx5_0/ports/1"
+    write(port, {"counters/port_xmit_data": "1\n", "counters/symbol_error": "1\n", "hw_counters/tx_bytes": "123\n"})
+    codes = {"port_xmit_data": errno.EOPNOTSUPP, "symbol_error": errno.EIO}
+    pread = os.pread
+
+    def failing(fd: int, size: int, offset: int) -> bytes:
+        name = Path(f"/proc/self/fd/{fd}").readlink().name
+        if name in codes:
+            raise OSError(codes[name], os.strerror(codes[name]))
+        return pread(fd, size, offset)
+
+    monkeypatch.setattr(os, "pread", failing)
+    found = read(Infiniband(host))
+    assert found[f"{IB}transmit_bytes_total", "mlx5_0", "1"] == 123
+    assert math.isnan(found[f"{IB}symbol_errors_total", "mlx5_0", "1"])
+
+
+def test_where_a_kernel_has_wider_counters_they_are_read(host: Host) -> None:
+    """The 32 bits that old kernels have among ``counters`` are full after 16 GiB."""
+    port = host.sys / "class/infiniband/mlx4_0/ports/1"
+    write(port, {"counters/port_xmit_data": "4294967295\n", "counters_ext/port_xmit_data_64": "268435456000\n"})
+    assert read(Infiniband(host))[f"{IB}transmit_bytes_total", "mlx4_0", "1"] == 1_073_741_824_000
 
 
 def test_a_rate_that_is_not_known_is_missing(host: Host) -> None:

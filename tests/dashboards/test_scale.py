@@ -45,11 +45,11 @@ GPU_GAUGES = {
     "hindmost_gpu_sm_activity_ratio": 0.8,
     "hindmost_gpu_tensor_activity_ratio": 0.4,
     "hindmost_gpu_dram_activity_ratio": 0.3,
+    "hindmost_gpu_pcie_receive_bytes_per_second": 6e8,
 }
 GPU_COUNTERS = [
     ("hindmost_gpu_clocks_event_seconds_total", ',reason="sw_power_cap"'),
     ("hindmost_gpu_nvlink_receive_bytes_total", ""),
-    ("hindmost_gpu_pcie_receive_bytes_total", ""),
     ("hindmost_gpu_pcie_replays_total", ""),
     ("hindmost_gpu_ecc_errors_total", ',corrected="no"'),
     ("hindmost_gpu_xid_errors_total", ',xid="79"'),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING
 
-from hindmost_agent.files import File, text
+from hindmost_agent.files import File, read_once, text
 from hindmost_agent.metric import Metric, counter, gauge, series
 from hindmost_agent.number_files import NumberFile, NumberFiles
 from hindmost_agent.sampler import NAN, Absent, Host, register
@@ -26,9 +27,25 @@ TRANSMITTED = _of("transmit_bytes", "Bytes sent.")
 RECEIVED = _of("receive_bytes", "Bytes received.")
 TRANSMITTED_PACKETS = _of("transmit_packets", "Packets sent.")
 RECEIVED_PACKETS = _of("receive_packets", "Packets received.")
+RESENT = _of("retransmitted_packets", "Packets sent again.")
+DROPPED = _of("receive_drops", "Packets received and dropped.")
+TIMEOUTS = _of("retransmit_timeouts", "Retransmission timers that ran out.")
+ECN_MARKED = _of("ecn_marked_packets", "RoCE packets received with ECN.")
+CNP_SENT = _of("cnp_sent", "Congestion notifications sent.")
+CNP_HANDLED = _of("cnp_handled", "Congestion notifications obeyed.")
+CNP_IGNORED = _of("cnp_ignored", "Congestion notifications not obeyed.")
+OUT_OF_SEQUENCE = _of("out_of_sequence", "Packets received out of sequence.")
+SEQUENCE_ERRORS = _of("sequence_errors", "Sequence errors answered with a NAK.")
+OUT_OF_BUFFER = _of("out_of_buffer", "Packets dropped for want of a receive buffer.")
 #: File below a port to metric and the size of its unit (data counters count 4-byte words). Of two files of one metric
-#: the first is read: EFA and others have no ``counters`` and count under names of their own.
+#: the first that is a counter is read: EFA (``tx_bytes``), Broadcom (``to_retransmits``), Intel (``cnpSent``) and
+#: Omni-Path (``RcResend``) count under names of their own, and have ``counters`` that say nothing, or none at all.
+#: ``counters_ext`` is of old kernels, whose ``counters`` stop at 32 bits.
 COUNTERS: dict[str, tuple[Metric, float]] = {
+    "counters_ext/port_xmit_data_64": (TRANSMITTED, 4.0),
+    "counters_ext/port_rcv_data_64": (RECEIVED, 4.0),
+    "counters_ext/port_xmit_packets_64": (TRANSMITTED_PACKETS, 1.0),
+    "counters_ext/port_rcv_packets_64": (RECEIVED_PACKETS, 1.0),
     "counters/port_xmit_data": (TRANSMITTED, 4.0),
     "counters/port_rcv_data": (RECEIVED, 4.0),
     "counters/port_xmit_packets": (TRANSMITTED_PACKETS, 1.0),
@@ -37,30 +54,57 @@ COUNTERS: dict[str, tuple[Metric, float]] = {
     "hw_counters/rx_bytes": (RECEIVED, 1.0),
     "hw_counters/tx_pkts": (TRANSMITTED_PACKETS, 1.0),
     "hw_counters/rx_pkts": (RECEIVED_PACKETS, 1.0),
-    "hw_counters/rx_drops": (_of("receive_drops", "Packets received and dropped."), 1.0),
-    "hw_counters/retrans_pkts": (_of("retransmitted_packets", "Packets sent again."), 1.0),
-    "hw_counters/retrans_timeout_events": (_of("retransmit_timeouts", "Retransmission timers that ran out."), 1.0),
-    "counters/port_xmit_wait": (_of("transmit_wait_ticks", "Ticks in which data waited for credits."), 1.0),
-    "counters/port_xmit_discards": (_of("transmit_discards", "Packets not sent: port down or congested."), 1.0),
-    "counters/port_rcv_errors": (_of("receive_errors", "Packets received with an error."), 1.0),
-    "counters/symbol_error": (_of("symbol_errors", "Symbol errors on the wire."), 1.0),
-    "counters/link_downed": (_of("link_downed", "Times the link went down."), 1.0),
-    "counters/link_error_recovery": (_of("link_recoveries", "Times the link recovered from an error."), 1.0),
-    "counters/local_link_integrity_errors": (_of("integrity_errors", "Local link integrity errors."), 1.0),
-    "hw_counters/np_ecn_marked_roce_packets": (_of("ecn_marked_packets", "RoCE packets received with ECN."), 1.0),
-    "hw_counters/np_cnp_sent": (_of("cnp_sent", "Congestion notifications sent."), 1.0),
-    "hw_counters/rp_cnp_handled": (_of("cnp_handled", "Congestion notifications obeyed."), 1.0),
-    "hw_counters/rp_cnp_ignored": (_of("cnp_ignored", "Congestion notifications not obeyed."), 1.0),
-    "hw_counters/rx_icrc_encapsulated": (_of("icrc_errors", "RoCE packets received with a wrong checksum."), 1.0),
-    "counters/port_rcv_remote_physical_errors": (
-        _of("remote_physical_errors", "Packets received that were marked bad on their way."),
+    "hw_counters/rx_drops": (DROPPED, 1.0),
+    "hw_counters/rx_roce_discards": (DROPPED, 1.0),
+    "hw_counters/retrans_pkts": (RESENT, 1.0),
+    "hw_counters/RcResend": (RESENT, 1.0),
+    "hw_counters/retrans_timeout_events": (TIMEOUTS, 1.0),
+    "hw_counters/RcTimeOut": (TIMEOUTS, 1.0),
+    "hw_counters/to_retransmits": (TIMEOUTS, 1.0),
+    "counters/port_xmit_wait": (
+        _of("transmit_wait_ticks", "Ticks in which data waited for credits; stops at 2^32 - 1."),
         1.0,
     ),
-    "counters/excessive_buffer_overrun_errors": (_of("buffer_overruns", "Overruns of the receive buffer."), 1.0),
-    "hw_counters/out_of_sequence": (_of("out_of_sequence", "Packets received out of sequence."), 1.0),
-    "hw_counters/packet_seq_err": (_of("sequence_errors", "Sequence errors answered with a NAK."), 1.0),
+    "counters/port_xmit_discards": (
+        _of("transmit_discards", "Packets not sent: port down or congested; often stops at 65,535."),
+        1.0,
+    ),
+    "counters/port_rcv_errors": (_of("receive_errors", "Packets received with an error; often stops at 65,535."), 1.0),
+    "counters/symbol_error": (_of("symbol_errors", "Symbol errors on the wire; often stops at 65,535."), 1.0),
+    "counters/link_downed": (_of("link_downed", "Times the link went down; often stops at 255."), 1.0),
+    "counters/link_error_recovery": (
+        _of("link_recoveries", "Times the link recovered from an error; often stops at 255."),
+        1.0,
+    ),
+    "counters/local_link_integrity_errors": (
+        _of("integrity_errors", "Local link integrity errors; often stops at 15."),
+        1.0,
+    ),
+    "hw_counters/np_ecn_marked_roce_packets": (ECN_MARKED, 1.0),
+    "hw_counters/RxECNMrkd": (ECN_MARKED, 1.0),
+    "hw_counters/np_cnp_sent": (CNP_SENT, 1.0),
+    "hw_counters/cnpSent": (CNP_SENT, 1.0),
+    "hw_counters/rp_cnp_handled": (CNP_HANDLED, 1.0),
+    "hw_counters/cnpHandled": (CNP_HANDLED, 1.0),
+    "hw_counters/rp_cnp_ignored": (CNP_IGNORED, 1.0),
+    "hw_counters/cnpIgnored": (CNP_IGNORED, 1.0),
+    "hw_counters/rx_icrc_encapsulated": (_of("icrc_errors", "RoCE packets received with a wrong checksum."), 1.0),
+    "counters/port_rcv_remote_physical_errors": (
+        _of("remote_physical_errors", "Packets received that were marked bad on their way; often stops at 65,535."),
+        1.0,
+    ),
+    "counters/excessive_buffer_overrun_errors": (
+        _of("buffer_overruns", "Overruns of the receive buffer; often stops at 15."),
+        1.0,
+    ),
+    "hw_counters/out_of_sequence": (OUT_OF_SEQUENCE, 1.0),
+    "hw_counters/oos_drop_count": (OUT_OF_SEQUENCE, 1.0),
+    "hw_counters/packet_seq_err": (SEQUENCE_ERRORS, 1.0),
+    "hw_counters/seq_err_naks_rcvd": (SEQUENCE_ERRORS, 1.0),
+    "hw_counters/RcSeqNak": (SEQUENCE_ERRORS, 1.0),
     "hw_counters/local_ack_timeout_err": (_of("ack_timeouts", "Acknowledgements that did not come in time."), 1.0),
-    "hw_counters/out_of_buffer": (_of("out_of_buffer", "Packets dropped for want of a receive buffer."), 1.0),
+    "hw_counters/out_of_buffer": (OUT_OF_BUFFER, 1.0),
+    "hw_counters/rx_out_of_buffer": (OUT_OF_BUFFER, 1.0),
     "hw_counters/rnr_nak_retry_err": (_of("rnr_retry_errors", "Sends given up because the peer was not ready."), 1.0),
     "hw_counters/roce_adp_retrans": (_of("adaptive_retransmissions", "Adaptive retransmissions of RoCE."), 1.0),
 }
@@ -91,7 +135,7 @@ class Infiniband(NumberFiles):
         for port in self._ports:
             known = set()
             for name, (metric, unit) in COUNTERS.items():
-                if metric not in known and (port.folder / name).exists():
+                if metric not in known and _counts(port.folder / name):
                     known.add(metric)
                     yield NumberFile(series(metric, *port.labels), port.folder / name, unit)
 
@@ -126,6 +170,16 @@ class Port:
         # "4: ACTIVE", "5: LinkUp"
         active = float(state.startswith(b"4")) if state else NAN
         return active, float(physical.startswith(b"5")) if physical else NAN, _rate(rate), 1.0
+
+
+def _counts(path: Path) -> bool:
+    """Whether this is a counter of the adapter. A driver that has none may have the file, which then says so."""
+    try:
+        return not read_once(path, 64).startswith(b"N/A")
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        return error.errno not in {errno.EINVAL, errno.EOPNOTSUPP}
 
 
 def _maybe(path: Path) -> File | None:

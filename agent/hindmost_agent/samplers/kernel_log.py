@@ -13,28 +13,43 @@ EVENTS = counter(
     "hindmost_node_kernel_events_total", "Kernel messages of this kind since the agent started.", "event", "device"
 )
 
-#: Kind of event and how its message reads; the group, where there is one, is the device.
+BDF = rb"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-9a-fA-F])?"
+#: Seen: "Corrected error received: id=00e5" of 4.x, "… received: 0000:17:00.0" of 5.x, "Correctable error message
+#: received from 0000:17:00.0" of 6.x.
+AER = rb"AER: (?:Multiple )?(?:Un)?[Cc]orrect(?:ed|able)(?: \((?:Non-)?Fatal\))? error (?:message )?received"
+MLX5_DOWN = rb"mlx5_core \S{1,64} (\S{1,64}): Link down"
+
+#: Kind of event and how its message reads; the group, where there is one, is the device. Of an event that takes several
+#: lines only one is to match: what the kernel goes on to say of it is not another.
 PATTERNS = (
     ("gpu_xid", re.compile(rb"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\)")),
-    ("gpu_fell_off_bus", re.compile(rb"NVRM: GPU (?:at PCI:)?([0-9a-fA-F:.]+?):? .*has fallen off the bus", re.I)),
-    ("gpu_reset", re.compile(rb"amdgpu ([0-9a-fA-F:.]+): amdgpu: GPU reset", re.IGNORECASE)),
-    ("machine_check", re.compile(rb"mce: .*\[Hardware Error\]|Machine check events logged")),
-    ("memory_error", re.compile(rb"EDAC (MC\d+):")),
-    ("pcie_error", re.compile(rb"pcieport ([0-9a-fA-F:.]+): (?:AER|PCIe Bus Error)")),
-    ("link_down", re.compile(rb"(\S{1,64}): (?:NIC )?Link is Down|mlx5_core \S{1,64} (\S{1,64}): Link down", re.I)),
+    (
+        "gpu_fell_off_bus",
+        re.compile(rb"NVRM: (?:The NVIDIA )?GPU (?:at )?(?:PCI:)?(" + BDF + rb").*fallen off the bus"),
+    ),
+    ("gpu_reset", re.compile(rb"amdgpu ([0-9a-fA-F:.]+): amdgpu: GPU reset begin")),
+    ("machine_check", re.compile(rb"Machine check events logged|Machine Check Exception: |Hardware error from APEI")),
+    ("memory_error", re.compile(rb"EDAC (MC\d+): \d+ [CU]E ")),
+    ("pcie_error", re.compile(AER + rb"(?:: | from )(" + BDF + rb")|pcieport (" + BDF + rb"): " + AER + rb": id=")),
+    (
+        "link_down",
+        re.compile(rb"(\S{1,64}): (?:(?:NIC )?Link is Down|Port: \d+ Link DOWN)|" + MLX5_DOWN, re.IGNORECASE),
+    ),
     ("cable_unplugged", re.compile(rb"mlx5_core (\S{1,64}): Port module event.*Cable unplugged")),
-    ("out_of_memory", re.compile(rb"(?:Out of memory|Memory cgroup out of memory): Killed process")),
+    ("out_of_memory", re.compile(rb"(?:Out of memory|Memory cgroup out of memory): Kill(?:ed)? process")),
     ("io_error", re.compile(rb"(?:critical \w+|I/O) error, dev (\w+)")),
+    ("io_timeout", re.compile(rb"nvme (nvme\d+): I/O .{1,64} QID \d+ timeout")),
     ("hung_task", re.compile(rb"blocked for more than \d+ seconds")),
     ("soft_lockup", re.compile(rb"watchdog: BUG: soft lockup - (CPU#\d+)")),
     ("nvswitch_sxid", re.compile(rb"nvidia-nvswitch\d*: SXid \(PCI:([0-9a-fA-F:.]+)\)")),
     ("nfs_not_responding", re.compile(rb"nfs: server (\S{1,64}) not responding")),
     ("lustre_connection_lost", re.compile(rb"Lustre: (\S{1,64}): Connection to \S{1,128} .* was lost")),
+    ("lustre_evicted", re.compile(rb"LustreError: (?:\S{1,16}: )?(\S{1,64}): This client was evicted by")),
 )
 #: No message matches a pattern that has none of these words: most of a flood is passed over in one look.
 WORDS = re.compile(
-    rb"nvrm:|gpu reset|hardware error|machine check|edac mc|pcieport|link is down|link down|out of memory|error, dev"
-    rb"|blocked for more|soft lockup|sxid|cable unplugged|not responding|was lost", re.IGNORECASE,
+    rb"nvrm:|gpu reset|hardware error|machine check|edac mc|aer: |link is down|link down|out of memory|error, dev|qid "
+    rb"|blocked for more|soft lockup|sxid|cable unplugged|not responding|was lost|was evicted", re.IGNORECASE,
 )  # fmt: skip
 #: Messages taken in at one reading at most; a flood is read over several.
 MOST = 1000

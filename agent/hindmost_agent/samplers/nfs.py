@@ -13,12 +13,12 @@ def _of(what: str, text: str, *labels: str) -> Metric:
     return counter(f"hindmost_node_nfs_{what}_total", text, *_BY, *labels)
 
 
-#: Column of the ``bytes:`` line to metric.
+#: Columns of the ``bytes:`` line, added up, to metric: what is read with O_DIRECT has a column of its own.
 BYTES = {
-    0: _of("read_bytes", "Bytes that programs read, cached or not."),
-    1: _of("written_bytes", "Bytes that programs wrote."),
-    4: _of("server_read_bytes", "Bytes read from the server."),
-    5: _of("server_written_bytes", "Bytes written to the server."),
+    (0, 2): _of("read_bytes", "Bytes that programs read, cached or not."),
+    (1, 3): _of("written_bytes", "Bytes that programs wrote."),
+    (4,): _of("server_read_bytes", "Bytes read from the server."),
+    (5,): _of("server_written_bytes", "Bytes written to the server."),
 }
 #: Column of a per-operation line to metric and the size of its unit (times there are ms).
 OPERATION = {
@@ -63,7 +63,8 @@ class Nfs(Sampler):
             key, colon, rest = line.strip().partition(b":")
             numbers = rest.split()
             if colon and key == b"bytes":
-                found.update((series(metric, *labels), int(numbers[column])) for column, metric in BYTES.items())
+                for columns, metric in BYTES.items():
+                    found[series(metric, *labels)] = sum(int(numbers[column]) for column in columns)
             elif colon and key in OPERATIONS and len(numbers) >= 8 and int(numbers[0]):
                 name = key.decode().lower()
                 for column, (metric, unit) in OPERATION.items():

@@ -1,4 +1,4 @@
-"""What NVIDIA GPUs sent and received over PCIe and NVLink, and what had to be sent again."""
+"""What NVIDIA GPUs sent and received over NVLink, and what had to be sent again."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ def _of(name: str, text: str, *labels: str) -> Metric:
 
 CRC = _of("nvlink_crc_errors", "NVLink packets with a CRC error, all links.", "kind")
 FIELDS = (
-    Field(197, 0, _of("pcie_transmit_bytes", "Bytes from the GPU over PCIe.")),
-    Field(198, 0, _of("pcie_receive_bytes", "Bytes to the GPU over PCIe.")),
     Field(138, ALL_LINKS, _of("nvlink_transmit_bytes", "Payload from the GPU over all NVLinks."), KIBI),
     Field(139, ALL_LINKS, _of("nvlink_receive_bytes", "Payload to the GPU over all NVLinks."), KIBI),
     Field(52, 0, _of("nvlink_replay_errors", "NVLink packets that had to be sent again, all links.")),
@@ -37,7 +35,10 @@ FIELDS = (
 
 @register
 class NvidiaLinks(GpuSampler):
-    """Bytes and errors of each GPU's PCIe and NVLinks, by counters that do not block."""
+    """Bytes and errors of each GPU's NVLinks, by counters that do not block.
+
+    What went over PCIe is in `nvidia_gpm`: NVML's counters of it have 32 bits, which a training job fills in seconds.
+    """
 
     name = "nvidia_links"
     period = 30.0
