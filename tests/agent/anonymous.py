@@ -21,7 +21,7 @@ DEVICE = re.compile(
 GROUP = re.compile(
     r"\d*|0+[0-9a-f]+|cpu|cpuacct|memory|pids|unified|system|user|init|slice|scope|service|session|docker|podman|libpod"
     r"|crio?|containerd|kubepods|kubelet|besteffort|burstable|guaranteed|pod|container|slurm(?:stepd)?|job|step|task|uid"
-    r"|batch|extern|special|machine|runtime"
+    r"|batch|extern|special|machine|runtime|cgroup|controllers"
 )
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from hindmost_agent.ranks import RankProcess
 from hindmost_agent.sampler import Host
 
 from tests.agent import fake_node
+from tests.agent.nvml_recording import PlayedNvml
 
 
 class NVMLError(Exception):
@@ -228,14 +230,27 @@ def node(tmp_path: Path) -> Host:
     return whole_node(fake_node.build(tmp_path / "node"), FakeNvml(8))
 
 
-@pytest.fixture
-def recorded(tmp_path: Path) -> Host:
-    """What ``record_node.py`` recorded of a virtual machine (paths of mounts and control groups are made up)."""
-    root = Path(__file__).resolve().parents[1] / "fixtures/nodes/vm"
+NODES = Path(__file__).resolve().parents[1] / "fixtures/nodes"
+#: Machines as ``record_node.py`` recorded them, both virtual ones with Linux 6.18. ``vm``: two cores, control groups of
+#: version 1. ``h200x4``: 64 cores, control groups of version 2, four H200s with driver 580, four ranks of a DDP job.
+RECORDED = ("vm", "h200x4")
+
+
+def recorded_node(name: str, dev: Path) -> Host:
+    """A host that reads a recording instead of this machine; ``dev`` is an empty folder."""
+    root = NODES / name
+    answers = root / "nvml.json"
+    gpus = PlayedNvml(json.loads(answers.read_text())) if answers.exists() else None
     host = Host(
-        proc=root / "proc", sys=root / "sys", cgroup=root / "cgroup", dev=tmp_path, statvfs=_statvfs,
+        proc=root / "proc", sys=root / "sys", cgroup=root / "cgroup", dev=dev, statvfs=_statvfs, nvml_library=gpus,
         psutil=FakePsutil(),
     )  # fmt: skip
-    start = int((root / "proc/20571/stat").read_text().rsplit(")", 1)[1].split()[19])
-    host.ranks.put(RankProcess("recorded", 0, 1, 0, 20571, start))
+    for rank in json.loads((root / "recorded.json").read_text())["ranks"]:
+        host.ranks.put(RankProcess(**rank))
     return host
+
+
+@pytest.fixture(params=RECORDED)
+def recorded(request: pytest.FixtureRequest, tmp_path: Path) -> Host:
+    """Each recorded machine."""
+    return recorded_node(request.param, tmp_path)

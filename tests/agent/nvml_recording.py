@@ -104,6 +104,7 @@ class PlayedNvml:
             self.value = value
 
     def __init__(self, recording: dict[str, Any]) -> None:
+        self.recording = recording
         self._constants = recording["constants"]
         self._answers = {call: list(answers) for call, answers in recording["answers"].items()}
         self._sampled: dict[str, str] = {}

@@ -138,7 +138,7 @@ def named(anonymous: Anonymous, name: str) -> str:
     if not name.startswith("cgroup/"):
         return anonymous.words(name)
     folder, _, last = name.removeprefix("cgroup/").rpartition("/")
-    return f"cgroup/{anonymous.group(folder)}/{last}"
+    return "/".join(part for part in ("cgroup", anonymous.group(folder), last) if part)
 
 
 def record(folder: Path) -> dict[str, int]:

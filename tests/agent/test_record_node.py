@@ -19,7 +19,7 @@ from hindmost_agent.sampler import Host
 from tests.agent.anonymous import Anonymous
 from tests.agent.conftest import FakeNvml
 from tests.agent.nvml_recording import PlayedNvml, RecordingNvml
-from tests.agent.record_node import FEW, Kept
+from tests.agent.record_node import FEW, Kept, named
 
 SCRIPT = Path(__file__).with_name("record_node.py")
 CONTAINER = "4f1c9a0b77e2d3c4a5b6978810aa22bb33cc44dd55ee66ff7788990011223344"
@@ -57,6 +57,17 @@ def test_this_machine_can_be_recorded_and_read_again(tmp_path: Path) -> None:
 def test_groups_say_what_made_them_and_not_for_whom(line: str, expected: str) -> None:
     """Ids and a site's own names are replaced; the words of Slurm, Docker, Kubernetes and systemd stay."""
     assert Anonymous("gpu17.acme.org").groups(line + "\n").startswith(expected)
+
+
+def test_a_file_s_place_in_a_group_keeps_its_name() -> None:
+    """Else samplers would not find it: only the folders are called otherwise."""
+    anonymous = Anonymous("gpu17")
+    assert named(anonymous, "cgroup/acme/memory.max") == "cgroup/group1/memory.max"
+    assert named(anonymous, "cgroup/cgroup.controllers/.keep") == "cgroup/cgroup.controllers/.keep"
+    assert (
+        named(anonymous, "cgroup/cpu,cpuacct/docker/cpu.cfs_quota_us") == "cgroup/cpu,cpuacct/docker/cpu.cfs_quota_us"
+    )
+    assert named(anonymous, "cgroup/cgroup.controllers") == "cgroup/cgroup.controllers"
 
 
 def test_a_mount_s_type_and_flags_stay_and_its_names_do_not() -> None:
