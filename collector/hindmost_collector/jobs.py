@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hindmost_collector.model import RUNNING, world_size
+from hindmost_collector.stall import StallWatch
 from hindmost_collector.totals import RankTotals
 from hindmost_collector.window import Window
 
@@ -26,6 +27,7 @@ class LiveJob:
         self.id, self.command = job, command
         self.started_ns = self.heard_ns = now_ns
         self.window, self.totals = Window(), RankTotals()
+        self.stall = StallWatch()
         self.window.command, self.window.started_ns = command, now_ns
         self.report: Mapping[str, Any] | None = None
         self.exit_code: int | None = None

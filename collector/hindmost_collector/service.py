@@ -37,6 +37,8 @@ from hindmost_collector.window import window_limit
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+    from hindmost_proto import telemetry_pb2 as wire
+
     from hindmost_collector.options import Options
     from hindmost_collector.recording import Store
 
@@ -285,9 +287,11 @@ class Collector:
         while True:
             await asyncio.sleep(0.25)
             for job in sorted(self.jobs.values(), key=lambda job: self.judging.turn(job.id)):
-                if job.sealed or job.judged_revision == job.revision or not self.judging.due(job.id):
+                if job.sealed or job.judged_revision == job.revision:
                     continue
-                await self._judge(job)
+                self._ask(job.id, job.stall.question(job))
+                if self.judging.due(job.id) or job.stall.ripe(job):
+                    await self._judge(job)
             if not self.options.hold:
                 await self._seal_finished()
 
@@ -303,10 +307,12 @@ class Collector:
         )
         for event in events:
             self._line(job.id, line(event))
-            question = zoom(job.id, event)
-            if question is not None:
-                self.ingest.ask(job.id, question)
+            self._ask(job.id, zoom(job.id, event))
         job.report = report
+
+    def _ask(self, job: str, question: wire.Zoom | None) -> None:
+        if question is not None:
+            self.ingest.ask(job, question)
 
     def _line(self, job: str, text: str) -> None:
         try:

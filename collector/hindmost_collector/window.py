@@ -41,6 +41,8 @@ ALL_ROWS, LEAST_ROWS = 1_600_000, 5_000
 _PATTERN = 2048
 #: Metric samples that a window may hold.
 SAMPLES = 200_000
+#: Kinds of what a rank is inside together with others.
+_COLLECTIVE = frozenset({"collective", "p2p"})
 #: What causes are read from; other metrics are for dashboards and stay out of the window.
 CAUSAL = (
     "hindmost_process_",
@@ -72,6 +74,7 @@ class Window:
         self._states: dict[int, tuple[Any, ...]] = {}
         self._stacks: dict[int, tuple[Any, ...]] = {}
         self._heard: dict[str, int] = {}
+        self.newest_ns = 0  # when what was begun last, of all that has ended, began
         self.started_ns: int | None = None
         self.command: str | None = None
 
@@ -80,6 +83,7 @@ class Window:
         for name, table in chunk.coded.items():
             self._parts[name].append(table)
             self._evict(self._parts[name])
+            self.newest_ns = max(self.newest_ns, int(table["start_ns"].max()))
         self._ranks.add(chunk.plain.get("ranks"))
         self._communicators.add(chunk.plain.get("communicators"))
         self._observe(chunk)
@@ -125,6 +129,21 @@ class Window:
     def waiting(self) -> bool:
         """Whether any rank has entered something and not left it."""
         return bool(self._in_flight)
+
+    @property
+    def quiet_ns(self) -> int:
+        """For how long agents have been heard of and nothing that ranks do; 0 where nothing ever was."""
+        return max(max(self._heard.values(), default=0) - self.newest_ns, 0) if self.newest_ns else 0
+
+    def waited_ns(self) -> int:
+        """For how long some rank has been inside a collective at least; 0 where none is."""
+        return max((row[-1] - row[-2] for row in self._still_in_flight() if row[1] in _COLLECTIVE), default=0)
+
+    def absent(self) -> list[int]:
+        """Ranks that are inside no collective while others are, unless they write a checkpoint."""
+        met = {row[0] for found in self._in_flight.values() for row in found if row[1] in _COLLECTIVE}
+        saving = {rank for rank, found in self._in_flight.items() if any(row[2] == "checkpoint" for row in found)}
+        return sorted(set(self._ranks.table()["rank"].tolist()) - met - saving) if met else []
 
     def _still_in_flight(self) -> list[tuple[Any, ...]]:
         """What is in flight as of now. An agent speaks of a rank when something changes and every 10 s: as long as it

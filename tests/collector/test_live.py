@@ -12,6 +12,7 @@ from hindmost_collector.columns import Words
 from hindmost_collector.decode import MetricRows
 from hindmost_collector.definitions import Definitions, Schema
 from hindmost_collector.detectors import hang
+from hindmost_collector.jobs import LiveJob
 from hindmost_collector.live import Judging, VerdictLog
 from hindmost_collector.model import FINISHED, RUNNING, VANISHED
 from hindmost_collector.settings import DEFAULT
@@ -144,6 +145,63 @@ def test_another_node_says_nothing_of_these_ranks(definitions: Definitions) -> N
     window = waiting(definitions)
     heard(window, definitions, 60, node="n1")
     assert found(window, definitions) is None
+
+
+def standing(definitions: Definitions) -> LiveJob:
+    """The job of these ranks, judged while it went on; its last step of 20 ms began in second 1."""
+    job = LiveJob("j", 0)
+    job.window = waiting(definitions)
+    job.window.newest_ns = SECOND
+    job.report = {"job": {"step_ms": {"p50": 20.0, "p99": 20.0}}}
+    return job
+
+
+def test_stacks_of_who_is_missing_are_asked_for_before_the_hang(definitions: Definitions) -> None:
+    """Once, at half of a hang's patience, and of nobody who waits: the verdict has them when it is first told."""
+    job = standing(definitions)
+    heard(job.window, definitions, 3)
+    assert job.stall.question(job) is None
+    heard(job.window, definitions, 4)
+    question = job.stall.question(job)
+    assert question is not None
+    assert (question.job_id, list(question.ranks), question.stacks) == ("j", [3], True)
+    heard(job.window, definitions, 5)
+    assert job.stall.question(job) is None
+
+
+def test_a_rank_that_writes_a_checkpoint_is_left_alone(definitions: Definitions) -> None:
+    """The others wait for it as a matter of course, and where it stands is known."""
+    job = standing(definitions)
+    saving = from_rows("in_flight", [(3, "phase", "checkpoint", 0, 0, SECOND, 2 * SECOND)])
+    states = from_rows("rank_states", [(3, 2 * SECOND, RUNNING, 10, 0)])
+    job.window.add(Chunk({}, {"in_flight": saving, "rank_states": states}, [], []), definitions)
+    heard(job.window, definitions, 5)
+    assert job.stall.question(job) is None
+
+
+def test_a_job_that_stands_still_is_judged_when_its_patience_ends(definitions: Definitions) -> None:
+    """Not at the next turn of judging, once for each time that it stands still, and never before it was judged."""
+    job = standing(definitions)
+    heard(job.window, definitions, 5)
+    assert not job.stall.ripe(job)
+    heard(job.window, definitions, 6)
+    assert job.stall.ripe(job)
+    assert found(job.window, definitions) is not None
+    assert not job.stall.ripe(job)
+    unjudged = standing(definitions)
+    unjudged.report = None
+    heard(unjudged.window, definitions, 60)
+    assert not unjudged.stall.ripe(unjudged)
+
+
+def test_slow_steps_make_patience_longer(definitions: Definitions) -> None:
+    """Three of the slowest steps: of 4 s each, 12 s."""
+    job = standing(definitions)
+    job.report = {"job": {"step_ms": {"p50": 3000.0, "p99": 4000.0}}}
+    heard(job.window, definitions, 12)
+    assert not job.stall.ripe(job)
+    heard(job.window, definitions, 13)
+    assert job.stall.ripe(job)
 
 
 @pytest.mark.parametrize("life", [FINISHED, VANISHED])
