@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 NS = 1_000_000_000
 #: A batch is made this often, however often is sampled: a message costs the same for one tick or twenty.
 FLUSH_NS = 2 * NS
+#: Where no rank of a node has written anything for so long a batch is made at each tick, this often at most: whether a
+#: job hangs is a matter of seconds, and there is little to send.
+STILL_NS, AGAIN_NS = 2 * NS, NS // 2
 #: A node's agent looks for jobs that began this often: a ring holds more than that, even a busy one's.
 FOLDERS_NS = 2 * NS
 #: How soon a ring that fills fast is read again.
@@ -63,7 +66,7 @@ class Agent:
         self._interval_ns = interval_ns
         self._sample_ns = LONG_AGO_NS
         self._flush_period_ns = flush_ns
-        self._flush_ns = LONG_AGO_NS
+        self._flush_ns = self._flushed_ns = LONG_AGO_NS
         self._folders_ns = LONG_AGO_NS
         if spool is not None:
             self._account(spool)
@@ -73,7 +76,8 @@ class Agent:
 
         Rings are read when a batch is made of them: before, only those that fill.
         """
-        flushing = now_ns >= self._flush_ns
+        due = now_ns >= self._flush_ns
+        flushing = due or self._still(now_ns)
         if flushing:
             self._discover(now_ns)
         busy = self.rings.poll(now_ns, everything=flushing)
@@ -82,13 +86,22 @@ class Agent:
         if now_ns >= self._sample_ns:
             self._sample_ns = following(self._sample_ns, self._interval_ns, now_ns)
             self._sample(now_ns)
-        if flushing:
+        if due:
             self._flush_ns = following(self._flush_ns, self._flush_period_ns, now_ns)
+        if flushing:
             self.flush(now_ns)
         return min(self._sample_ns, now_ns + BUSY_NS) if busy else self._sample_ns
 
+    def _still(self, now_ns: int) -> bool:
+        """Whether a sample is due, there are ranks, and none has written anything for a while."""
+        if now_ns < max(self._sample_ns, self._flushed_ns + AGAIN_NS):
+            return False
+        running = [producer for producer in self.rings if producer.gone_ns is None]
+        return bool(running) and all(now_ns - producer.progress_ns > STILL_NS for producer in running)
+
     def flush(self, now_ns: int) -> None:
         """Put all that was read into one batch, and that into the spool."""
+        self._flushed_ns = now_ns
         ended = [producer for producer in self.rings if self._gather(producer, now_ns)]
         self.rings.account()
         if self.spool is None:
@@ -103,7 +116,8 @@ class Agent:
             self.rings.remove(producer)
 
     def attach(self, process: RankProcess, name: str, content: bytes, now_ns: int) -> None:
-        """Send something that belongs to a rank and is no number, with the next batch."""
+        """Send something that belongs to a rank and is no number, at the next tick."""
+        self._flush_ns = min(self._flush_ns, now_ns)
         ref = self._builder.rank(process)
         self._builder.attach(wire.Attachment(rank=ref, time_ns=now_ns, name=name, content=content))
 

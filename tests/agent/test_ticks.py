@@ -75,6 +75,30 @@ def test_a_rank_that_died_right_after_a_batch_is_told_with_the_next(tmp_path: Pa
     assert (mine.host.own.ring_events, producer.progress_ns) == (3, NS)
 
 
+def test_ranks_that_stand_still_are_told_of_at_each_tick(tmp_path: Path, writer: ring.Writer) -> None:
+    """Whether that is a hang is a matter of seconds; as soon as any goes on, batches are as seldom as before."""
+    mine = agent(tmp_path, Spool(tmp_path / "spool", 1 << 20))
+    batches = []
+    for second in range(10):
+        if second == 6:
+            steps(writer, 1)
+        mine.tick(second * NS)
+        batches.append(int(mine._flushed_ns == second * NS))
+    assert batches == [1, 0, 1, 1, 1, 1, 1, 0, 1, 1]
+
+
+def test_what_was_asked_for_is_sent_at_the_next_tick(tmp_path: Path, writer: ring.Writer) -> None:
+    """A verdict waits for the stack of a rank: it does not wait for the next regular batch."""
+    mine = agent(tmp_path, Spool(tmp_path / "spool", 1 << 20))
+    mine.tick(0)
+    (producer,) = mine.rings
+    steps(writer, 1)
+    mine.attach(producer.process, "stack.txt", b"main", NS // 2)
+    made = mine.host.own.batches
+    mine.tick(NS)
+    assert mine.host.own.batches == made + 1
+
+
 def test_an_agent_with_nobody_to_send_to_keeps_nothing(tmp_path: Path, writer: ring.Writer) -> None:
     """One that is only scraped runs for months: what it reads of rings must not pile up in it."""
     mine = agent(tmp_path, None)
