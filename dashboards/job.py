@@ -28,7 +28,7 @@ STEPS = of_ranks("hindmost_rank_steps_total")
 STEP_SECONDS = of_ranks("hindmost_rank_step_seconds_total")
 PHASES = of_ranks("hindmost_rank_phase_seconds_total")
 #: These add up to a step; CPU, run queue and the GPU's own phases run beside them.
-EXCLUSIVE_PHASES = of_ranks("hindmost_rank_phase_seconds_total", 'phase!~"cpu|runqueue|gpu_.*"')
+EXCLUSIVE_PHASES = of_ranks("hindmost_rank_phase_seconds_total", 'phase!~"cpu|runqueue|negotiation|gpu_.*"')
 WAIT = of_ranks("hindmost_rank_wait_seconds_total")
 CAUSED = of_ranks("hindmost_rank_caused_wait_seconds_total")
 LAST = of_ranks("hindmost_rank_last_arrivals_total")

@@ -21,8 +21,9 @@ GPU_TIME = ring.GPU_TIME
 PENDING_LIMIT = 8192
 #: A longer time (13 days) is damage, not a measurement: columns are signed 64-bit, and sums must fit in them too.
 LONGEST_NS = 1 << 50
-#: Phases that are amounts within a step (CPU time, GPU time), not intervals of the host: nothing nests in them.
-AMOUNTS = frozenset({"cpu", "runqueue"})
+#: Phases that are amounts within a step (CPU time, GPU time, the part of a wait), not intervals of the host: nothing
+#: nests in them, and they nest in nothing.
+AMOUNTS = frozenset({"cpu", "runqueue", "negotiation"})
 #: GPU times come when the GPU has got there, steps later, with the step's number: so long a step waits for them.
 GPU_LATE_STEPS = 16
 GPU_LATE_NS = 2_000_000_000

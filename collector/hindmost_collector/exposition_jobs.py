@@ -37,6 +37,16 @@ RANK_METRICS: Mapping[str, tuple[str, str, str]] = {
         "counter",
         "Collectives into which this rank came last.",
     ),
+    "horovod_cycles_total": (
+        "hindmost_rank_horovod_cycles_total",
+        "counter",
+        "Cycles of Horovod's own thread, in each of which all ranks tell what they have ready.",
+    ),
+    "horovod_cycle_seconds_total": (
+        "hindmost_rank_horovod_cycle_seconds_total",
+        "counter",
+        "Time that these cycles took, from the start of each to that of the next.",
+    ),
     "last_step": ("hindmost_rank_last_step", "gauge", "Number of the newest step that this rank finished."),
     "events_lost_total": (
         "hindmost_rank_events_lost_total",
@@ -44,7 +54,11 @@ RANK_METRICS: Mapping[str, tuple[str, str, str]] = {
         "Probe events overwritten before the agent read them.",
     ),
 }
-PHASE = ("hindmost_rank_phase_seconds_total", "counter", "Time by phase, exclusive of phases nested in it.")
+PHASE = (
+    "hindmost_rank_phase_seconds_total",
+    "counter",
+    "Time by phase, exclusive of phases nested in it; negotiation is a part of waiting for others.",
+)
 
 
 class JobPage:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 UNMEASURED = -1
 
-#: Phases that have a column of their own in ``steps``; any other phase goes to ``phases_other``.
+#: Phases that have a column of their own in ``steps``.
 PHASES = (
     "input",
     "h2d",
@@ -32,7 +32,10 @@ PHASES = (
     "gpu_forward",
     "gpu_backward",
     "gpu_optimizer",
+    "negotiation",
 )
+#: Of these, what is no share of a step's time but a property of it, or a part of another phase.
+AMOUNTS = frozenset({"cpu", "runqueue", "negotiation"})
 
 GPU_TIME = 1
 NONBLOCKING = 2

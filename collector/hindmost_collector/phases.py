@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector.model import PHASES, Table, rows
+from hindmost_collector.model import AMOUNTS, PHASES, Table, rows
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Floats, Ints
 
 #: Phases in which a rank may sit waiting for others without saying so: no sign of its own slowness.
 _MAY_WAIT = {"backward", "sync", "gpu_backward"}
-#: Phases that are not a share of the step's time but a property of it.
-_NOT_TIME = {"cpu", "runqueue"}
 
 
 def training(table: Table) -> Table:
@@ -94,7 +92,7 @@ def busy(parts: dict[str, Floats], duration: Floats) -> Floats:
     if idle is not None:
         busy = [block for name, block in parts.items() if name.startswith("gpu_") and name not in _MAY_WAIT]
         return np.asarray(np.sum([np.nan_to_num(block) for block in busy], axis=0) + idle)
-    busy = [block for name, block in parts.items() if name not in _MAY_WAIT | _NOT_TIME]
+    busy = [block for name, block in parts.items() if name not in _MAY_WAIT | AMOUNTS]
     return (
         np.asarray(np.sum([np.nan_to_num(block) for block in busy], axis=0)) if busy else np.full_like(duration, np.nan)
     )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hindmost_collector.horovod import CYCLES
 from hindmost_collector.model import PHASES, Table
 from hindmost_collector.waits import Waits
 
@@ -49,6 +50,8 @@ class RankTotals:
             self._steps(chunk.coded["steps"])
         if "collectives" in chunk.coded:
             self._collectives(chunk.coded["collectives"], words)
+        if "intervals" in chunk.coded:
+            self._cycles(chunk.coded["intervals"], words)
         states = chunk.plain.get("rank_states")
         if states is not None:
             lost = self.column("events_lost_total")
@@ -70,6 +73,14 @@ class RankTotals:
         np.fmax.at(self.column("last_step"), rank, steps["step"].astype(float))
         for name in ("phase:self_cpu", "phase:self_runqueue", "phase:self_blocked", "covered_seconds"):
             self._columns.pop(name, None)  # steps are marked after all: their own phases say it better
+
+    def _cycles(self, intervals: Table, words: Words) -> None:
+        """Stretches of Horovod's cycles, about one a second: their length, and how many were in them."""
+        cycles = (intervals["name"] == words.code(CYCLES)) & (intervals["duration_ns"] >= 0)
+        if cycles.any():
+            rank = intervals["rank"][cycles]
+            self._count("horovod_cycles_total", rank, intervals["value"][cycles])
+            self._count("horovod_cycle_seconds_total", rank, intervals["duration_ns"][cycles] / 1e9)
 
     def _unmarked(self, collectives: Table) -> None:
         """A job that marks no steps: its time is what its calls took and what lies between them."""

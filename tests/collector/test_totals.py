@@ -47,6 +47,22 @@ def test_steps_of_an_unmarked_job_are_inferred():
     assert np.allclose(counters["phase:self_blocked"], 40 * 0.0045)
 
 
+def test_horovod_cycles_are_counted_with_their_time():
+    """Each stretch adds its cycles and its length; other intervals, and ranks without any, add nothing."""
+    words, job = Words(), LiveJob("j", 0)
+    table = {
+        "rank": np.array([0, 0, 1, 1], dtype=np.int32),
+        "name": np.array([words.code("horovod_cycle")] * 3 + [words.code("probe")], dtype=np.int32),
+        "start_ns": np.arange(4),
+        "duration_ns": np.array([1_000_000_000, 1_200_000_000, 1_000_000_000, 7]),
+        "value": np.array([1000.0, 800.0, 500.0, 9.0]),
+    }
+    job.add(Chunk({"intervals": table}, {}, [], []), words, Definitions(), 1)
+    counters = {name: values.tolist() for name, values in job.counters()}
+    assert counters["horovod_cycles_total"] == [1800, 500]
+    assert np.allclose(counters["horovod_cycle_seconds_total"], [2.2, 1.0])
+
+
 def test_not_having_waited_is_zero():
     """A rank with collectives that nobody waited for has counters of zero, not none."""
     words, job = Words(), LiveJob("j", 0)

@@ -69,11 +69,18 @@ def ring_module() -> str:
 def train(tmp_path: Path) -> Callable[..., dict[int, Trace]]:
     """``train(script, *argv, ranks=2, by="torchrun")``: each rank's trace; the script's stderr is free of us.
 
-    ``native``: with the hooks in C, as far as they can be built. ``ends``: how the script's process does.
+    ``native``: with the hooks in C, as far as they can be built; ``shim``: with the library that ``hindmost run`` loads
+    into ranks. ``ends``: how the script's process does.
     """
 
     def run(
-        script: Path | str, *argv: str, ranks: int = 2, by: str = "torchrun", native: bool = True, ends: int = 0
+        script: Path | str,
+        *argv: str,
+        ranks: int = 2,
+        by: str = "torchrun",
+        native: bool = True,
+        shim: bool = False,
+        ends: int = 0,
     ) -> dict[int, Trace]:
         if isinstance(script, str):
             path = tmp_path / "script.py"
@@ -90,6 +97,8 @@ def train(tmp_path: Path) -> Callable[..., dict[int, Trace]]:
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         }
+        if shim:
+            environ["LD_PRELOAD"] = str(build.library("pmpi"))
         command = [*launcher(by, ranks), str(script), *argv]
         done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=110, check=False)
         assert done.returncode == ends, done.stderr + done.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -46,8 +47,9 @@ SCRIPT = """
 
 @pytest.mark.parametrize("by", ["mpirun", "horovodrun"])
 def test_a_rank_that_computes_longer_is_waited_for(train: Train, by: str) -> None:
-    """Each step has one wait for gradients, of one communicator and sequence; the slow rank's is the short one."""
-    traces = train(SCRIPT, by=by)
+    """Each step has one wait for gradients, of one communicator and sequence; the slow rank's is the short one, and has
+    little negotiation in it."""
+    traces = train(SCRIPT, by=by, shim=True)
     seen = []
     for rank in (0, 1):
         assert traces[rank].header.framework == "horovod"
@@ -61,3 +63,56 @@ def test_a_rank_that_computes_longer_is_waited_for(train: Train, by: str) -> Non
     assert len([name for name, *_ in seen[0] if name == "all_reduce"]) >= 22
     waits = [traces[rank].total_ms(ring.PHASE, "sync") for rank in (0, 1)]
     assert waits[0] > waits[1] + 15 * 15
+    negotiations = [traces[rank].total_ms(ring.PHASE, "negotiation") for rank in (0, 1)]
+    assert negotiations[0] > negotiations[1] + 15 * 15
+    assert negotiations[0] <= waits[0] + traces[0].total_ms(ring.COLLECTIVE, "all_reduce")
+
+
+CALLS = """
+    import os, sys, time, torch
+    import horovod.torch as hvd
+    hvd.init()
+    own = torch.full((1000,), float(hvd.rank()))
+    def each(name):
+        return {
+            "allreduce": lambda: hvd.allreduce(own, name="a"),
+            "grouped_allreduce": lambda: hvd.grouped_allreduce([own, own], name="b"),
+            "allgather": lambda: hvd.allgather(own, name="c"),
+            "broadcast": lambda: hvd.broadcast(own, 0, name="d"),
+            "alltoall": lambda: hvd.alltoall(own, name="e"),
+            "reducescatter": lambda: hvd.reducescatter(own, name="f"),
+            "barrier": lambda: hvd.barrier(),
+        }[name]
+    for name in "allreduce grouped_allreduce allgather broadcast alltoall reducescatter barrier".split():
+        call = each(name)
+        for step in range(6):
+            if hvd.rank() == 1:
+                time.sleep(0.05)
+            call()
+    until = time.monotonic() + 2.2
+    while hvd.allreduce(torch.tensor([until - time.monotonic()]), op=hvd.Min, name="left").item() > 0:
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("by", ["mpirun", "horovodrun"])
+def test_each_kind_of_call_tells_when_a_rank_was_ready(train: Train, by: str) -> None:
+    """Of allreduce, allgather, broadcast, alltoall and their kin the rank that comes late waits and negotiates least;
+    and a cycle, in which all ranks talk, takes as long on both."""
+    traces = train(CALLS, by=by, shim=True)
+    early, late = ([event for event in traces[rank].events if event.kind == ring.COLLECTIVE] for rank in (0, 1))
+    assert [event.name for event in early[:42]] == [event.name for event in late[:42]]
+    names = ["all_reduce", "all_gather", "broadcast", "all_to_all", "reduce_scatter", "barrier"]
+    assert list(dict.fromkeys(event.name for event in early)) == names
+    pairs = list(zip(early, late, strict=False))
+    for first in range(0, 42, 6):  # the first of each kind is slow on its own account
+        more = [one.duration_ns - other.duration_ns for one, other in pairs[first + 1 : first + 6]]
+        assert median(more) > 25_000_000, early[first].name
+    negotiated = [
+        median(event.duration_ns for event in traces[rank].of(ring.PHASE, "negotiation")[:42]) for rank in (0, 1)
+    ]
+    assert negotiated[0] > 25_000_000 > negotiated[1]
+    cycles = [traces[rank].of(ring.MARK, "horovod_cycle")[0] for rank in (0, 1)]
+    each = [one.duration_ns / one.value for one in cycles]
+    assert min(each) > 900_000
+    assert max(each) < 1.5 * min(each)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 #: Phase of the ring -> phase of the table, where they differ.
 NAMES = {"sync": "comm"}
-MEASURES = ("cpu", "runqueue", "gpu_")
+MEASURES = ("cpu", "runqueue", "negotiation", "gpu_")
 
 
 class Folded:

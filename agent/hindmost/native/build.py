@@ -28,7 +28,14 @@ SOURCES = Path(__file__).parent
 
 #: The libraries and what they are made of, by file name pattern.
 KINDS: Mapping[str, tuple[str, ...]] = {
-    "pmpi": ("pmpi*.c", "mpi_library.c", "ring_create.c", "identity_env.c", "agent_start.c"),
+    "pmpi": (
+        "pmpi*.c",
+        "horovod_cycles.c",
+        "mpi_library.c",
+        "ring_create.c",
+        "identity_env.c",
+        "agent_start.c",
+    ),
     "nccl": ("nccl_*.c", "ring_create.c", "identity_env.c"),
     "ring": ("_ring.c", "_hooks.c", "_hook_types.c", "recognise.c"),
 }

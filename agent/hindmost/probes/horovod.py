@@ -12,8 +12,10 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any
 
+from hindmost.probes import horovod_cycles
 from hindmost.probes.guard import around
 from hindmost.probes.torch_ddp import COLLECTIVE, NONE16, communicator_id
+from hindmost.recorder import MARK
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -46,6 +48,7 @@ class Calls:
         self._recorder = recorder
         self._sequence = 0
         self._depth = 0  # a blocking call may be made of others
+        self._cycles = horovod_cycles.watch(horovod)
 
     def communicator(self) -> int:
         """The index of all ranks' communicator in the ring; an elastic job's changes with its size."""
@@ -73,8 +76,20 @@ class Calls:
         ring.leave(SLOT)
         ring.event(COLLECTIVE, ring.name(op), start, now - start, self._sequence, comm, NONE16, 0)
         self._sequence += 1
+        if self._cycles is not None:
+            self._cycle(self._cycles, start)
         if phase:
             self._recorder.phase("sync", start, now)
+
+    def _cycle(self, cycles: horovod_cycles.Cycles, start: int) -> None:
+        """Write how much of a wait was negotiation, and now and then what cycles take."""
+        negotiation = cycles.waited(start)
+        if negotiation >= 0:
+            self._recorder.phase("negotiation", start, start + negotiation)
+        counted = cycles.account()
+        if counted is not None:
+            began, took, number = counted
+            self._recorder.ring.event(MARK, self._recorder.ring.name("horovod_cycle"), began, took, value=number)
 
     def fails(self) -> None:
         """The call raised: an elastic job has lost a rank."""

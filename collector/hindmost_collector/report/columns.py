@@ -26,6 +26,7 @@ _TITLES = {
     "gpu_forward": "gfwd",
     "gpu_backward": "gbwd",
     "gpu_optimizer": "gopt",
+    "negotiation": "nego",
 }
 
 

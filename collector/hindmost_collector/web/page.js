@@ -110,8 +110,11 @@ function colour(phase) {
   return "var(--" + (COLOURED.has(phase) ? phase.replace("_", "-") : "other") + ")";
 }
 
+// What is a property of a step or a part of another phase has no place of its own in it.
+const AMOUNTS = new Set(["cpu", "runqueue", "negotiation"]);
+
 function parts(row) {
-  const phases = Object.entries(row.phases_ms || {}).filter(([, value]) => value > 0);
+  const phases = Object.entries(row.phases_ms || {}).filter(([name, value]) => value > 0 && !AMOUNTS.has(name));
   if (row.wait_ms > 0 && !phases.some(([name]) => name === "sync")) phases.push(["wait", row.wait_ms]);
   return phases;
 }

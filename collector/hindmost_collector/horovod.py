@@ -1,0 +1,36 @@
+"""What a run says of Horovod's cycles: how long each took in which ranks told one another what they had ready."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.model import rows
+
+if TYPE_CHECKING:
+    from hindmost_collector.model import Run
+
+#: Intervals of this name are stretches of cycles; their value is how many.
+CYCLES = "horovod_cycle"
+
+
+def notes(run: Run) -> list[str]:
+    """One sentence on the cycle time, for it adds to the wait for every tensor; none where nothing was measured."""
+    cycle = cycle_ms(run)
+    if cycle is None:
+        return []
+    return [
+        f"Horovod's cycles took {cycle:.1f} ms on average: a tensor that all ranks have ready waits for the next one."
+    ]
+
+
+def cycle_ms(run: Run) -> float | None:
+    """Mean time from the start of a cycle to that of the next, over all ranks; ``None`` unmeasured."""
+    table = run.intervals
+    if not rows(table):
+        return None
+    held = (table["name"] == CYCLES) & (table["duration_ns"] > 0) & (table["value"] > 0)
+    if not held.any():
+        return None
+    return float(np.sum(table["duration_ns"][held]) / np.sum(table["value"][held]) / 1e6)
