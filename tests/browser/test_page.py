@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hindmost_collector.report import text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,14 +18,35 @@ def test_the_verdict_is_what_a_reader_sees_first(browser: Any, show: Callable[..
     show(report())
     browser.until("document.querySelector('.verdict h2').innerText.includes('rank 2')")
     card = browser.text(".verdict")
-    assert "rank 2 holds the job back" in card
-    assert "+4.10 ms a step" in card
-    assert "31 % of the job's time" in card
-    assert "cause: compute" in card
-    assert "since step 20" in card
-    assert "compare its host" in card
+    assert "rank 2 holds the job back: +4.1 ms a step (31% of the time since), compute, since step 20" in card
+    assert "last into 147 of 150 all-reduces" in card
+    assert "Cost: repairing it makes the steps since then 31% shorter; confidence 99%" in card
+    assert "Next: compare its host" in card
     assert browser.run("return document.title").startswith("●")
     assert browser.complaints() == []
+
+
+def test_the_page_says_the_words_of_the_report(browser: Any, show: Callable[..., Any]) -> None:
+    """How much of the run a cost is a share of, whose repair it takes for granted, who did not come: all as written."""
+    straggler = report()["verdicts"][0]
+    common = {"victims": [0, 1], "confidence": 0.9, "evidence": ["seen"], "advice": ["look"], "cause": "unknown"}
+    stop = common | dict.fromkeys(("cost_ms_per_step", "cost_ratio", "since_step"))
+    told = report(
+        verdicts=[
+            straggler | {"ranks": [3], "since_step": None, "given": [2]},
+            straggler | {"until_step": 90},
+            stop | {"kind": "hang", "ranks": [2]},
+            stop | {"kind": "desync", "ranks": []},
+            straggler | {"kind": "uneven_workload", "ranks": []},
+        ]
+    ) | {"notes": ["4 ranks share the 2 CPUs of vm"]}
+    show(told)
+    browser.until("document.querySelectorAll('.verdict').length == 5")
+    seen = " ".join(browser.text("main").split())
+    written = [(line[:9].strip(), line[9:].strip()) for line in text.render(told, width=10_000).splitlines()]
+    sentences = [words for label, words in written if label in ("VERDICT", "WHY", "COST", "NEXT", "NOTE")]
+    assert len(sentences) == 5 * len(("VERDICT", "WHY", "NEXT")) + 3 + 1
+    assert [one for one in sentences if one not in seen] == []
 
 
 def test_the_culprits_row_stands_out(browser: Any, show: Callable[..., Any]) -> None:
@@ -82,7 +104,7 @@ def test_nothing_wrong_looks_different_from_trouble(browser: Any, show: Callable
     """A balanced job has a calm card, no marked row, and no bullet in the title of the tab."""
     balanced = {"kind": "balanced", "ranks": [], "cause": None, "evidence": ["nobody is late"], "confidence": 0.99}
     show(report(verdicts=[balanced]))
-    browser.until("document.querySelector('.verdict.fine h2').innerText == 'Nothing is wrong'")
+    browser.until("document.querySelector('.verdict.fine h2').innerText == 'balanced: no rank holds the job back'")
     assert browser.run("return document.querySelectorAll('tr.bad').length") == 0
     assert not browser.run("return document.title").startswith("●")
 

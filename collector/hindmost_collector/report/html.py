@@ -6,9 +6,12 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from hindmost_collector.report import columns, headline
+from hindmost_collector.report.told import told
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from hindmost_collector.report.told import Told
 
 _STYLE = """
 :root{--ink:#1c2430;--soft:#5b6675;--line:#e3e7ec;--page:#f6f7f9;--card:#fff;--bad:#c02f3b;--good:#1f8a4c;
@@ -34,13 +37,7 @@ p.note{color:var(--soft);margin:6px 0}
 def render(report: Mapping[str, Any]) -> str:
     """The report (``Report.to_dict()`` or a parsed report.json) as a whole HTML document."""
     title = escape(headline.title(report))
-    body = (
-        _ended(report)
-        + "".join(_verdict(one, columns.place(report, one)) for one in report["verdicts"])
-        + _figures(report)
-        + _ranks(report)
-        + _notes(report)
-    )
+    body = _ended(report) + "".join(map(_verdict, told(report))) + _figures(report) + _ranks(report) + _notes(report)
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>'
@@ -53,10 +50,11 @@ def _ended(report: Mapping[str, Any]) -> str:
     return f"<article><h2>The job failed</h2><p>{escape(ended)}</p></article>" if ended else ""
 
 
-def _verdict(one: Mapping[str, Any], place: str) -> str:
-    rows = [("Why", one["evidence"]), ("Where", [place] if place else []), ("Next", one["advice"])]
-    told = "".join(f"<dt>{name}</dt><dd>{_list(texts)}</dd>" for name, texts in rows if texts)
-    return f'<article class="{escape(one["kind"])}"><h2>{escape(headline.verdict(one))}</h2><dl>{told}</dl></article>'
+def _verdict(one: Told) -> str:
+    cost, where = ([text] if text else [] for text in (one.cost, one.where))
+    rows = [("Why", one.why), ("Cost", cost), ("Where", where), ("Next", one.next)]
+    listed = "".join(f"<dt>{name}</dt><dd>{_list(texts)}</dd>" for name, texts in rows if texts)
+    return f'<article class="{escape(one.kind)}"><h2>{escape(one.verdict)}</h2><dl>{listed}</dl></article>'
 
 
 def _list(texts: Sequence[str]) -> str:

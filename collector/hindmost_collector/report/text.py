@@ -12,9 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from hindmost_collector.report import columns, headline
+from hindmost_collector.report.told import told
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from hindmost_collector.report.told import Told
 
 _STYLES = {"balanced": "bold green", "insufficient_data": "bold yellow"}
 _LABEL = 9
@@ -26,8 +29,8 @@ def render(report: Mapping[str, Any], width: int = 100, color: bool = False, ran
     page.print(Text(headline.title(report), style="bold"), soft_wrap=False)
     if report["job"].get("ended"):
         page.print(labelled("ENDED", report["job"]["ended"], "bold red"))
-    for verdict in report["verdicts"]:
-        page.print(_verdict(verdict, columns.place(report, verdict)))
+    for one in told(report):
+        page.print(_verdict(one))
     for note in report.get("notes") or []:
         page.print(labelled("NOTE", note, "dim"))
     rows, left_out = columns.choose(report, ranks)
@@ -71,23 +74,13 @@ def labelled(label: str, text: str, style: str = "") -> Padding:
     return Padding(grid, 0)
 
 
-def _verdict(verdict: Mapping[str, Any], place: str) -> Group:
-    lines = [labelled("VERDICT", headline.verdict(verdict), _STYLES.get(verdict["kind"], "bold red"))]
-    if verdict["evidence"]:
-        lines.append(labelled("WHY", "; ".join(verdict["evidence"])))
-    if verdict.get("cost_ms_per_step") is not None and verdict.get("confidence") is not None:
-        lines.append(labelled("COST", _saving(verdict)))
-    lines += [labelled("WHERE", place)] if place else []
-    lines += [labelled("NEXT", text) for text in _next(verdict)]
+def _verdict(one: Told) -> Group:
+    lines = [labelled("VERDICT", one.verdict, _STYLES.get(one.kind, "bold red"))]
+    lines += [labelled("WHY", "; ".join(one.why))] if one.why else []
+    lines += [labelled("COST", one.cost)] if one.cost else []
+    lines += [labelled("WHERE", one.where)] if one.where else []
+    lines += [labelled("NEXT", text) for text in one.next]
     return Group(*lines)
-
-
-def _saving(verdict: Mapping[str, Any]) -> str:
-    return f"{headline.saving(verdict)}; confidence {min(verdict['confidence'], 0.99):.0%}"
-
-
-def _next(verdict: Mapping[str, Any]) -> Sequence[str]:
-    return list(verdict["advice"])[:3]
 
 
 def _named(report: Mapping[str, Any]) -> set[int]:

@@ -27,50 +27,19 @@ function percent(value) {
   return value == null ? ABSENT : (value * 100).toFixed(value < 0.1 ? 1 : 0) + " %";
 }
 
-function who(ranks) {
-  if (!ranks || !ranks.length) return "";
-  if (ranks.length === 1) return "rank " + ranks[0];
-  if (ranks.length < 9) return "ranks " + ranks.join(", ");
-  return ranks.length + " ranks (" + ranks.slice(0, 4).join(", ") + " …)";
+function labelled(label, text) {
+  const line = make("p");
+  line.append(make("b", label + " "), text);
+  return line;
 }
 
-const TITLES = {
-  straggler: verdict => who(verdict.ranks) + " holds the job back",
-  intermittent: verdict => who(verdict.ranks) + " holds the job back now and then",
-  hang: verdict => "The job hangs: waiting for " + who(verdict.ranks),
-  desync: verdict => who(verdict.ranks) + " called something else",
-  slow_link: verdict => "A slow link at " + who(verdict.ranks),
-  input_bound: () => "Every rank waits for input",
-  host_bound: () => "Every rank waits for its host",
-  uneven_workload: () => "Nobody: the work is uneven",
-  balanced: () => "Nothing is wrong",
-  insufficient_data: () => "Too little to judge yet",
-};
-
-function facing(verdict) {
-  const parts = [];
-  if (verdict.cost_ms_per_step != null) parts.push("+" + milliseconds(verdict.cost_ms_per_step) + " a step");
-  if (verdict.cost_ratio != null) parts.push(percent(verdict.cost_ratio) + " of the job's time");
-  if (!FINE.has(verdict.kind)) {
-    if (verdict.cause) parts.push("cause: " + verdict.cause.replace(/_/g, " "));
-    if (verdict.since_step != null) parts.push("since step " + verdict.since_step);
-  }
-  if (verdict.confidence != null) parts.push("confidence " + percent(verdict.confidence));
-  return parts.join(" · ");
-}
-
-function verdictCard(verdict) {
-  const card = make("div", null, FINE.has(verdict.kind) ? "card verdict fine" : "card verdict");
-  const title = TITLES[verdict.kind] || (() => verdict.kind);
-  card.append(make("h2", title(verdict)));
-  const facts = facing(verdict);
-  if (facts) {
-    const line = make("p");
-    line.append(make("b", facts));
-    card.append(line);
-  }
-  for (const sentence of [].concat(verdict.evidence || []).slice(0, 4)) card.append(make("p", sentence));
-  for (const sentence of [].concat(verdict.advice || []).slice(0, 3)) card.append(make("p", "Next: " + sentence));
+function verdictCard(told) {
+  const card = make("div", null, FINE.has(told.kind) ? "card verdict fine" : "card verdict");
+  card.append(make("h2", told.verdict));
+  for (const sentence of told.why) card.append(make("p", sentence));
+  if (told.cost) card.append(labelled("Cost:", told.cost));
+  if (told.where) card.append(labelled("Where:", told.where));
+  for (const sentence of told.next) card.append(labelled("Next:", sentence));
   return card;
 }
 
@@ -195,7 +164,9 @@ function show(report) {
   const troubled = first && !FINE.has(first.kind);
   document.title = (troubled ? "● " : "") + "hindmost · " + (job.id || "");
   find("job").textContent = [job.id, job.command].filter(Boolean).join(" · ");
-  find("verdicts").replaceChildren(...(report.verdicts || []).slice(0, 5).map(verdictCard));
+  find("verdicts").replaceChildren(...report.told.slice(0, 5).map(verdictCard));
+  const ended = job.ended ? ["Ended: " + job.ended] : [];
+  find("notes").replaceChildren(...[...ended, ...(report.notes || [])].map(note => make("p", note)));
   find("alarm").hidden = !report.recording;
   find("alarm").textContent = report.recording ? "Recording stopped: " + report.recording : "";
   showFacts(report);

@@ -1,0 +1,54 @@
+"""What is said of each verdict, worded once for text, HTML and the live page."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from hindmost_collector.report import columns, headline
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_ADVICE = 3
+
+
+@dataclass(frozen=True)
+class Told:
+    """A verdict in words: the sentence, its evidence, what a repair saves, where to look, and what to do next.
+
+    ``cost`` and ``where`` are empty where there is nothing to say.
+    """
+
+    kind: str
+    verdict: str
+    why: tuple[str, ...]
+    cost: str
+    where: str
+    next: tuple[str, ...]
+
+
+def told(report: Mapping[str, Any]) -> list[Told]:
+    """Each verdict of a report (``Report.to_dict()`` or a parsed report.json) in words, in its order."""
+    return [
+        Told(
+            kind=one["kind"],
+            verdict=headline.verdict(one),
+            why=tuple(one.get("evidence") or ()),
+            cost=_cost(one),
+            where=columns.place(report, one),
+            next=tuple(one.get("advice") or ())[:_ADVICE],
+        )
+        for one in report["verdicts"]
+    ]
+
+
+def with_words(report: Mapping[str, Any]) -> dict[str, Any]:
+    """The report as a page shows it: with its title, and its verdicts in words."""
+    return {**report, "title": headline.title(report), "told": [asdict(one) for one in told(report)]}
+
+
+def _cost(one: Mapping[str, Any]) -> str:
+    if one.get("cost_ms_per_step") is None or one.get("confidence") is None:
+        return ""
+    return f"{headline.saving(one)}; confidence {min(one['confidence'], 0.99):.0%}"
