@@ -1,15 +1,18 @@
 """Measure storage: ``python -m bench.storage --output bench/results/storage.json``.
 
 Rows are written by the collector's own store, ten seconds a flush, and compacted by its own upkeep; then the same rows
-go into other engines. ``--recorded STORE`` adds samples that a real agent took. Times are of whole questions, files
-listed and opened each time, the page cache warm.
+go into other engines. ``--recorded STORE`` adds samples that a real agent took; without it, what OUTPUT said of them
+stays. Times are of whole questions, files listed and opened each time, the page cache warm, each beside a fixed sum in
+memory: on a loaded machine both wait, and their ratio tells.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
-import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from contextlib import contextmanager
@@ -25,7 +28,7 @@ from hindmost_collector.store.merge import merged
 from hindmost_collector.store.parquet import ParquetStore
 from hindmost_collector.store.upkeep import Retention, Upkeep
 
-from bench.storage import data, engines
+from bench.storage import data, engines, questions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,29 +37,6 @@ JOB = "bench"
 SQLITE_ROWS = 500_000
 KEYS = {"metrics": ("node", "name", "labels", "time_ns"), "steps": ("rank", "step"), "collectives": ("rank", "seq")}
 DAY_S = 86400.0
-
-#: What people ask, and the goal in seconds.
-QUESTIONS = {
-    "per_rank_p50_p99": (
-        0.5,
-        """
-        select rank, quantile_cont(duration_ns, [0.5, 0.99]) as p50_p99_ns
-        from steps where duration_ns >= 0 group by rank order by rank""",
-    ),
-    "five_minutes_of_a_node": (
-        0.02,
-        """
-        select time_ns, value from metrics where node = 'node00017' and name = 'hindmost_bench_cpu_seconds_total_20'
-        and time_ns >= {start} and time_ns < {start} + 300000000000 order by time_ns""",
-    ),
-    "slow_rank_join": (
-        0.3,
-        """
-        select s.rank, r.node, avg(s.forward_ns) / 1e6 as forward_ms, count(*) as steps from steps s
-        join (select rank, any_value(node) as node from ranks group by rank) r on s.rank = r.rank
-        where s.forward_ns >= 0 group by s.rank, r.node order by forward_ms desc limit 10""",
-    ),
-}
 
 
 def stored(store: ParquetStore, table: str, flushes: Iterable[Iterable[pa.Table]]) -> int:
@@ -149,30 +129,23 @@ def recorded(folder: Path, store: Path) -> dict[str, Any]:
     taken = engines.size(folder / "recorded" / JOB / "segments" / "metrics")
     names = ("node", "name", "labels")
     series = len(pa.concat_tables(pieces).unify_dictionaries().group_by(list(names)).aggregate([]))
-    return {"rows": count, "series": series, "hindmost_parquet": round(taken / count, 2)}
+    kept = {"rows": count, "series": series, "hindmost_parquet": round(taken / count, 2)}
+    return kept | {"measured": time.strftime("%Y-%m-%d", time.gmtime())}
 
 
-def asked(store: Path, start_ns: int, rounds: int) -> dict[str, Any]:
-    """Seconds that each question takes."""
-    found = {}
-    for name, (goal, sql) in QUESTIONS.items():
-        query = sql.format(start=start_ns + 60 * data.SECOND)
-        recording = hindmost_collector.open(store)
-        rows, times, cpu = 0, [], []
-        for _ in range(rounds):
-            began, used = time.perf_counter(), time.process_time()
-            rows = len(recording.sql(query))
-            times.append(time.perf_counter() - began)
-            cpu.append(time.process_time() - used)
-        found[name] = {
-            "goal_s": goal,
-            "median_s": round(statistics.median(times), 4),
-            "least_s": round(min(times), 4),
-            "most_s": round(max(times), 4),
-            "cpu_s_all_threads_median": round(statistics.median(cpu), 4),
-            "rows": rows,
-        }
-    return found
+def compaction() -> list[dict[str, Any]]:
+    """What merging costs while jobs run: one node for long, and many nodes; processes of their own."""
+    command = [sys.executable, "-m", "bench.storage.compaction"]
+    sizes = (["--nodes", "1", "--seconds", "14400"], ["--nodes", "256", "--seconds", "320"])
+    return [json.loads(subprocess.check_output([*command, *size], text=True)) for size in sizes]
+
+
+def carried_over(output: Path | None) -> dict[str, Any]:
+    """What a run without ``--recorded`` keeps of the last result: samples of a real agent."""
+    if output is None or not output.exists():
+        return {}
+    kept = json.loads(output.read_text()).get("bytes_a_row", {}).get("metrics_recorded")
+    return {"metrics_recorded": kept} if kept else {}
 
 
 def main() -> None:
@@ -184,7 +157,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=9_770, help="of every rank: 10 M rows with 1,024 ranks")
     parser.add_argument("--other-rows", type=int, default=4_000_000, help="rows that the other engines get")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--recorded", type=Path, metavar="STORE")
+    parser.add_argument(
+        "--recorded", type=Path, metavar="STORE", help="samples of a real agent; else as in OUTPUT before"
+    )
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     start_ns = (int(time.time()) - args.seconds - 60) * data.SECOND
@@ -193,16 +168,18 @@ def main() -> None:
         found = sizes(args, folder, start_ns)
         for table, taken in in_clickhouse(folder).items():
             found[table]["clickhouse"] = taken
+        found |= carried_over(args.output)
         if args.recorded:
             found["metrics_recorded"] = recorded(folder, args.recorded)
         print(found, flush=True)
-        questions = asked(folder / "store", start_ns, args.rounds)
+        asked = questions.asked(folder / "store", start_ns, args.rounds)
     result = {
         "what": "bytes a row on disk; seconds a question takes, files listed and opened each time, page cache warm",
         "data": f"simulated: {args.nodes} nodes x {data.SERIES} series x {args.seconds} s; {args.ranks} ranks",
         "machine": f"{os.cpu_count()} cores, shared with other work: load {os.getloadavg()[0]:.1f} at the end",
         "bytes_a_row": found,
-        "questions": questions,
+        "questions": asked,
+        "compaction": compaction(),
     }
     print(result)
     if args.output:

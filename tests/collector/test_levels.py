@@ -195,3 +195,58 @@ def test_large_segment_is_not_stood_for(tmp_path):
     os.truncate(tmp_path / large, upkeep.LARGE_BYTES)
     groups = [[one.path.name for one in group] for group in upkeep._mergeable(tmp_path, "20250102")]
     assert groups == [names, [segments.file_name("20250101", 10)]]
+
+
+def test_row_is_rewritten_as_often_as_its_table_doubles(tmp_path):
+    """A day of flushes is merged into few segments, writing each byte a few times, and into one when it is over."""
+    flush_bytes, count, written = 3000, 2000, 0
+
+    def merge_all(today):
+        nonlocal written
+        while groups := upkeep._mergeable(tmp_path, today):
+            for group in groups:
+                total = sum(one.bytes for one in group)
+                for one in group:
+                    one.path.unlink()
+                made = tmp_path / segments.file_name("20250101", group[0].flush, group[-1].last)
+                made.touch()
+                os.truncate(made, total)
+                written += total
+
+    for flush in range(1, count + 1):
+        path = tmp_path / segments.file_name("20250101", flush)
+        path.touch()
+        os.truncate(path, flush_bytes)
+        if flush % FEW == 0:
+            merge_all("20250101")
+    doublings = np.log2(count / FEW)
+    assert written <= (doublings + 1) * count * flush_bytes
+    assert len(segments.listed(tmp_path)) <= doublings + 1
+    merge_all("20250102")
+    (whole,) = segments.listed(tmp_path)
+    assert whole.bytes == count * flush_bytes
+
+
+def of_cpus(first_s, seconds, cpus):
+    """A series a CPU of one node."""
+    rows = samples(first_s, seconds, nodes=cpus)
+    labels = pa.array([f'{{"cpu":"{node}"}}' for node in rows["node"].to_pylist()]).dictionary_encode()
+    nodes = pa.array(["n0"] * len(rows)).dictionary_encode()
+    columns = {**dict(zip(rows.column_names, rows.columns, strict=True)), "node": nodes, "labels": labels}
+    return pa.table(columns, schema=rows.schema)
+
+
+def test_merge_cuts_within_one_node(tmp_path, monkeypatch):
+    """A store of one node, whose leading column never changes, is merged in pieces too, and no series is cut in two."""
+    monkeypatch.setattr(merge, "PIECE_ROWS", 400)
+    paths = [tmp_path / f"{number}.parquet" for number in range(3)]
+    for number, path in enumerate(paths):
+        segments.write("metrics", [merge._sorted(of_cpus(number * 20, 20, 40), schema.ORDER["metrics"])], path)
+    made = list(merge.merged("metrics", paths))
+    assert len(made) == 6
+    assert max(map(len, made)) <= 2 * 400
+    of = [set(piece["labels"].to_pylist()) for piece in made]
+    assert sum(map(len, of)) == len(set().union(*of)) == 40
+    keys = [(row["labels"], row["time_ns"]) for piece in made for row in piece.to_pylist()]
+    assert keys == sorted(keys)
+    assert len(set(keys)) == len(keys) == 40 * 60

@@ -111,7 +111,8 @@ class Writer:
     def add(self, piece: pa.Table) -> None:
         """Append rows. Raises OSError."""
         try:
-            self._writer.write_table(piece, row_group_size=_ROW_GROUP)
+            groups = max(1, round(piece.num_rows / _ROW_GROUP))  # of one size, and no small one at the end
+            self._writer.write_table(piece, row_group_size=max(1, -(-piece.num_rows // groups)))
         except pa.ArrowException as error:
             raise OSError(str(error)) from error
         self.rows += piece.num_rows
@@ -152,11 +153,12 @@ def read(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
         return file.read(columns=list(columns) if columns else None)
 
 
-def read_groups(path: Path, indices: Sequence[int]) -> pa.Table:
+def read_groups(path: Path, indices: Sequence[int], columns: Sequence[str] | None = None) -> pa.Table:
     """Some row groups of a segment. Raises as ``read`` does."""
     with pq.ParquetFile(path, page_checksum_verification=True) as file:
         _check_version(path, file)
-        return file.read_row_groups(list(indices)).replace_schema_metadata(None)
+        wanted = list(columns) if columns else None
+        return file.read_row_groups(list(indices), columns=wanted).replace_schema_metadata(None)
 
 
 def _check_version(path: Path, file: pq.ParquetFile) -> None:

@@ -2,6 +2,9 @@
 
 Compaction reads the flushes of one table of one day, writes them as one sorted segment, and swaps them in one commit of
 the journal. A reader that listed the old files meanwhile finds them gone and lists again; it never sees rows twice.
+
+A segment that was merged is merged again only once what came after it is as large as itself: so a row is written as
+many times as its table has doubled since, and not every few minutes until the day is over.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ log = logging.getLogger(__name__)
 #: Small segments of one table and day that are worth merging, and the most that one merge takes.
 FEW, MANY = 16, 256
 #: A segment of this size is large enough.
-LARGE_BYTES = 64 << 20
+LARGE_BYTES = 32 << 20
 
 
 #: How many times longer than samples each level is kept.
@@ -140,7 +143,7 @@ class Upkeep:
 
 
 def _mergeable(directory: Path, today: str) -> list[list[Segment]]:
-    """Groups of small segments of one day that are many enough to merge; of days that are over, all that never were.
+    """Groups of small segments of one day that are many enough to merge.
 
     A group has no other segment in between, nor one that was set aside and may be mended: what is made of it stands
     for everything from its first flush to its last.
@@ -153,11 +156,18 @@ def _mergeable(directory: Path, today: str) -> list[list[Segment]]:
             groups.append([])
         if not apart:
             groups[-1].append(one)
-    return [
-        _at_most(group)
-        for group in groups
-        if sum(one.level == 0 for one in group) >= (FEW if group and group[0].day >= today else 1)
-    ]
+    return [_at_most(due) for group in groups if group and (due := _due(group, over=group[0].day < today))]
+
+
+def _due(group: list[Segment], *, over: bool) -> list[Segment]:
+    """What of a group is to be merged: all of a day that is over, else what doubles; nothing if that is too little."""
+    if over:
+        return group if len(group) > 1 or not group[0].level else []
+    later = sum(one.bytes for one in group)
+    while group and group[0].level and 2 * group[0].bytes > later:
+        later -= group[0].bytes
+        group = group[1:]
+    return group if sum(one.level == 0 for one in group) >= FEW else []
 
 
 def _at_most(group: list[Segment]) -> list[Segment]:

@@ -1,0 +1,85 @@
+"""What compaction costs while a job runs: ``python -m bench.storage.compaction --nodes 1 --seconds 7200``.
+
+Simulated nodes' samples are flushed every ten seconds, and the store's upkeep runs after every third flush, as the
+collector runs it. A process of its own, so that its peak memory is this work's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from hindmost_collector.store import upkeep
+from hindmost_collector.store.flush import metrics_tables
+from hindmost_collector.store.merge import merged
+from hindmost_collector.store.parquet import ParquetStore
+
+from bench.storage import data
+
+FLUSHES_A_ROUND = 3
+
+
+def measured(nodes: int, seconds: int, folder: Path) -> dict[str, Any]:
+    """Rows written, rows merged, CPU seconds of flushing and of compacting, MiB that compacting added to the peak."""
+    definitions, kinds = data.definitions()
+    again = 0
+
+    def counted(*args: Any) -> Any:
+        nonlocal again
+        for piece in merged(*args):
+            again += len(piece)
+            yield piece
+
+    store = ParquetStore(folder, single=True)
+    work = upkeep.Upkeep(store, upkeep.Retention())
+    rows, flushing, compacting, before = 0, 0.0, 0.0, 0.0
+    with mock.patch.object(upkeep, "merged", counted):
+        for number, tick in enumerate(data.metrics(nodes, seconds, 1_760_000_400 * data.SECOND, kinds), 1):
+            began = time.process_time()
+            rows += store.write({("job", "metrics"): metrics_tables(tick, definitions)}, {})[0]
+            flushing += time.process_time() - began
+            if not again:
+                before = _peak_mib()
+            if number % FLUSHES_A_ROUND == 0:
+                began = time.process_time()
+                while work.compact():
+                    pass
+                compacting += time.process_time() - began
+    store.close()
+    return {
+        "nodes": nodes,
+        "seconds": seconds,
+        "rows": rows,
+        "times_each_was_merged": round(again / rows, 2),
+        "segments": len(list((folder / "segments/metrics").glob("*.parquet"))),
+        "flushing_cpu_s": round(flushing, 2),
+        "compacting_cpu_s": round(compacting, 2),
+        "of_a_core": round(compacting / seconds, 4),
+        "peak_mib": round(_peak_mib()),
+        "peak_mib_before": round(before),
+    }
+
+
+def _peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def main() -> None:
+    """Parse, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--seconds", type=int, default=7200)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        sys.stdout.write(json.dumps(measured(args.nodes, args.seconds, Path(name))) + "\n")
+
+
+if __name__ == "__main__":
+    main()
