@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import hindmost_collector
 import pyarrow as pa
-from hindmost_collector.store import segments
+from hindmost_collector.store import schema, segments
 from hindmost_collector.store.clickhouse import ClickHouseStore
 from hindmost_collector.store.flush import metrics_tables
 from hindmost_collector.store.merge import merged
@@ -97,7 +97,7 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 2)
 
 
-def in_clickhouse(folder: Path) -> dict[str, float]:
+def in_clickhouse(folder: Path) -> dict[str, dict[str, float]]:
     """Bytes a row of each table in ClickHouse, as its own parts say after a full merge."""
     found = {}
     for url in engines.clickhouse(folder):
@@ -110,14 +110,21 @@ def in_clickhouse(folder: Path) -> dict[str, float]:
                 f"select * exclude (job) from {table} order by {', '.join(keys)} limit {4 * SQLITE_ROWS}"
             )
             store.write({(JOB, table): [rows]}, {})
-            store.server.command(f"OPTIMIZE TABLE bench.{table}_rows FINAL")
-            taken = store.server.command(
-                "SELECT sum(data_compressed_bytes) FROM system.parts WHERE active AND database = 'bench'"
-                f" AND table = '{table}_rows'"
-            )
-            found[table] = round(int(taken) / len(rows), 2)
+            found[table] = {"clickhouse": round(_taken(store, table) / len(rows), 2)}
+            if table == "metrics":
+                levels = sum(_taken(store, level) for level in schema.LEVELS)
+                found[table]["clickhouse_coarser_levels_add"] = round(levels / len(rows), 2)
         store.close()
     return found
+
+
+def _taken(store: ClickHouseStore, table: str) -> int:
+    store.server.command(f"OPTIMIZE TABLE bench.{table}_rows FINAL")
+    query = (
+        "SELECT sum(data_compressed_bytes) FROM system.parts WHERE active AND database = 'bench'"
+        f" AND table = '{table}_rows'"
+    )
+    return int(store.server.command(query))
 
 
 def recorded(folder: Path, store: Path) -> dict[str, Any]:
@@ -167,7 +174,7 @@ def main() -> None:
         folder = Path(name)
         found = sizes(args, folder, start_ns)
         for table, taken in in_clickhouse(folder).items():
-            found[table]["clickhouse"] = taken
+            found[table] |= taken
         found |= carried_over(args.output)
         if args.recorded:
             found["metrics_recorded"] = recorded(folder, args.recorded)

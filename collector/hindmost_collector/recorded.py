@@ -20,16 +20,7 @@ from hindmost.errors import UsageError
 
 from hindmost_collector.store import schema, segments
 from hindmost_collector.store.clickhouse_client import is_url
-from hindmost_collector.store.level_views import (
-    COARSEST,
-    FINEST,
-    conditions,
-    level_select,
-    present,
-    quoted,
-    series_queries,
-    span_query,
-)
+from hindmost_collector.store.level_views import level_select, present, quoted
 from hindmost_collector.store.run_directory import is_run_directory, read_run
 from hindmost_collector.store.tables import Tables
 
@@ -80,41 +71,8 @@ class Recording(Tables):
             raise UsageError(f"there is no table {name!r}; tables are {', '.join(schema.FILED)}")
         return self.sql(f'select * from "{name}"')  # noqa: S608 - one of our own names
 
-    def series(
-        self,
-        name: str,
-        *,
-        node: str | None = None,
-        start_ns: int | None = None,
-        end_ns: int | None = None,
-        points: int = 1000,
-    ) -> pa.Table:
-        """A metric over time: job, node, labels, time_ns, count, min, max, mean, last; a row a series and interval.
-
-        Args:
-            node: of one node only.
-            start_ns: from there on (Unix ns); from the first sample where not given.
-            end_ns: up to there, exclusive; to the last sample where not given.
-            points: a series has about so many rows at most: samples themselves (count 1), or intervals of the finest
-                level that keeps to it.
-        """
-        where = conditions(name, node, start_ns, end_ns)
-        first, last = self._span(where)
-        length = (end_ns or last) - (start_ns or first)
-        found: list[pa.Table] = []
-        for query in series_queries(length, where, points):
-            found.append(self.sql(query))
-            times = found[-1]["time_ns"].to_numpy()
-            if len(times) and times.min() < first + schema.LEVELS[COARSEST]:
-                break  # else the beginning is not there any more, but a coarser level may have it
-        return found[-1]
-
-    def _span(self, where: str) -> tuple[int, int]:
-        """From when to when there is anything; ``(0, 0)`` where there is nothing."""
-        span = self.sql(span_query(where, COARSEST)).to_pylist()[0]
-        if span["first"] is None or span["last"] - span["first"] < 24 * schema.LEVELS[COARSEST]:
-            span = self.sql(span_query(where, FINEST)).to_pylist()[0]
-        return span["first"] or 0, span["last"] or 0
+    def _equal(self, column: str, text: str) -> str:
+        return f"{column} = {quoted(text)}"
 
     def run(self) -> Run:
         """The run as detectors take it. Raises UsageError for a store of several jobs."""

@@ -114,7 +114,8 @@ def test_insert_tried_again_is_done_once(store, monkeypatch):
 
     monkeypatch.setattr(store.server, "insert", losing)
     store.write({("j", "steps"): [steps(1)], ("j", "metrics"): [metrics(2)]}, {"x@n0": 1})
-    assert set(lost) == {"steps_rows", "metrics_rows", "agents_rows", "flushes"}
+    levels = {f"{level}_rows" for level in schema.LEVELS}
+    assert set(lost) == {"steps_rows", "metrics_rows", "agents_rows", "flushes", *levels}
     assert store.read("j").steps["step"].tolist() == [1, 1]
     assert store.read("j").metrics["value"].tolist() == [0.0, 0.125]
 
@@ -164,8 +165,9 @@ def test_retention_follows_the_setting(url):
     assert "toIntervalSecond(2592000)" in made
     for own in ("flushes", "agents_rows"):  # a week longer
         assert "toIntervalSecond(3196800)" in store.server.command(f"SHOW CREATE TABLE {database}.{own}")
+    assert "toIntervalSecond(10368000)" in store.server.command(f"SHOW CREATE TABLE {database}.metrics_30s_rows")
     ClickHouseStore(url).close()
-    for table in ("steps_rows", "flushes", "agents_rows"):
+    for table in ("steps_rows", "metrics_30s_rows", "flushes", "agents_rows"):
         assert "TTL" not in store.server.command(f"SHOW CREATE TABLE {database}.{table}")
     store.close()
 
@@ -236,7 +238,8 @@ def test_cluster_statements_are_understood(standin):
         assert "ON CLUSTER" in formatted
     assert sum("ReplicatedMergeTree" in one for one in made) == 14
     assert sum("ReplicatedReplacingMergeTree" in one for one in made) == 1
-    assert sum("Distributed" in one for one in made) == 15
+    assert sum("ReplicatedAggregatingMergeTree" in one for one in made) == 3
+    assert sum("Distributed" in one for one in made) == 18
     server.close()
 
 

@@ -7,6 +7,7 @@ insert that is tried again carries the same deduplication token, so that it is d
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import secrets
@@ -21,6 +22,7 @@ from hindmost.errors import HindmostError
 
 from hindmost_collector.store import clickhouse_ddl as ddl
 from hindmost_collector.store.clickhouse_client import Server, Unreachable, parse
+from hindmost_collector.store.clickhouse_levels import Insert, LevelsOfFlush, of_stored
 from hindmost_collector.store.clickhouse_reading import read_file, read_meta, read_run
 from hindmost_collector.store.clickhouse_slots import AgentSlots
 
@@ -36,6 +38,9 @@ log = logging.getLogger(__name__)
 BLOCK_ROWS = 1 << 20
 #: How often an insert is tried within one write; after that the recorder keeps the rows, and tries again later.
 ATTEMPTS = 3
+#: A flush that is no older is looked at after a start: whoever wrote it may not have come to its levels. The engine
+#: remembers the tokens of 10,000 inserts, which is longer than this with up to 28 collectors.
+LEVELS_LATE_S = 3600
 #: Lines that wait while the server is away; the oldest give way.
 _LINES = 4096
 
@@ -62,6 +67,7 @@ class ClickHouseStore:
         self._unsaved: set[str] = set()
         self._small = threading.RLock()
         self._prepare(retention_days)
+        self._levels: deque[Insert] = deque(self._left_over())
 
     def _prepare(self, days: float) -> None:
         place = self.target.place
@@ -87,6 +93,16 @@ class ClickHouseStore:
         query = "SELECT name, create_table_query AS made FROM system.tables WHERE database = {database:String}"
         found = self.server.rows(query, {"database": self.target.place.database}).to_pylist()
         return {row["name"]: row["made"] for row in found}
+
+    def _left_over(self) -> list[Insert]:
+        """The levels of the last flush that was written on this host: they may have been inserted, or not."""
+        query = (
+            f"SELECT max(flush) FROM (SELECT flush FROM {self._view('flushes')} WHERE collector = {{name:String}}"
+            " GROUP BY flush HAVING max(void) = 0)"
+        )
+        newest = int(self.server.command(query, {"name": self._name}) or 0)
+        age_s = self._now_ns() / 1e9 - (newest >> ddl.FLUSH_BITS) / 1000
+        return of_stored(self.server, newest) if age_s < LEVELS_LATE_S else []
 
     @property
     def sequences(self) -> Mapping[str, int]:
@@ -117,10 +133,11 @@ class ClickHouseStore:
         try:
             self._settle()
             self._save_small()
-            flush = self._number()
+            self._save_levels()
+            flush, levels = self._number(), LevelsOfFlush()
             rows = total = 0
             for table, data in _by_table(tables):
-                for number, block in enumerate(_blocks(data)):
+                for number, block in enumerate(_blocks(levels.passing(data) if table == "metrics" else data)):
                     self._insert(f"{table}_rows", _numbered(block, flush), f"{flush}-{table}-{number}")
                     rows, total = rows + block.num_rows, total + block.nbytes
             if sequences:
@@ -132,7 +149,15 @@ class ClickHouseStore:
             self._slots.taken(sequences)
         except HindmostError as error:
             raise OSError(str(error)) from error
+        self._levels.extend(levels.inserts(flush))
+        with contextlib.suppress(HindmostError):  # the flush is whole; the next one begins with what is left
+            self._save_levels()
         return rows, total
+
+    def _save_levels(self) -> None:
+        while self._levels:
+            self._insert(*self._levels[0])
+            self._levels.popleft()
 
     def _number(self) -> int:
         """The next flush's: unlike any other collector's, and above all that this one gave out."""
@@ -209,6 +234,7 @@ class ClickHouseStore:
         """Write what waits, and let the connection go."""
         try:
             self._save_small()
+            self._save_levels()
         except HindmostError as error:
             log.warning("the last notes on jobs were not written: %s", error)
         self.server.close()

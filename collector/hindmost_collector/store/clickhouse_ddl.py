@@ -9,6 +9,9 @@ Each table of the store is three things there, so that nobody ever sees half a f
     the flushes that are whole. A flush's row is inserted last, and is what makes its rows true.
 ``TABLE``
     the view that people and hindmost read: the rows of whole flushes.
+
+The coarser levels of samples are added up by the engine: their rows are inserted when their flush is whole, and then
+merge, across flushes, into one a series and interval.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from hindmost_collector.store.schema import STORED
+from hindmost_collector.store.schema import LEVEL, LEVELS, LEVELS_KEPT, STORED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -32,9 +35,18 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "files": {"name": np.str_, "content": bytes},
     "lines": {"name": np.str_, "line": bytes},
 }
-TABLES: Mapping[str, Mapping[str, Any]] = {**STORED, **OWN}
+TABLES: Mapping[str, Mapping[str, Any]] = {**STORED, **OWN, **dict.fromkeys(LEVELS, LEVEL)}
 #: Tables whose rows are true by themselves, whatever flush they name.
-ALONE = frozenset({"files", "lines"})
+ALONE = frozenset({"files", "lines", *LEVELS})
+#: How a level's rows of the same series and interval become one; the last value is a pair, with its time before it.
+MERGED: Mapping[str, tuple[str, str]] = {
+    "count": ("sum", "Int64"),
+    "min": ("min", "Float64"),
+    "max": ("max", "Float64"),
+    "sum": ("sum", "Float64"),
+    "last": ("max", "Tuple(Int64, Float64)"),
+    "flush": ("max", "UInt64"),
+}
 #: Days that flushes and agents' sequences are kept for beyond the rows: an agent may come back late, and replay.
 MARGIN_DAYS = 7.0
 
@@ -43,6 +55,7 @@ ORDER: Mapping[str, tuple[str, ...]] = {
     "collectives": ("job", "rank", "start_ns"),
     "intervals": ("job", "rank", "start_ns"),
     "metrics": ("job", "node", "name", "labels", "time_ns"),
+    **dict.fromkeys(LEVELS, ("job", "node", "name", "labels", "time_ns")),
     "operations": ("job", "rank", "step"),
     "agents": ("identity", "slot"),
     "files": ("job", "name", "flush"),
@@ -69,9 +82,12 @@ def quoted(name: str) -> str:
 def columns(table: str) -> Iterator[tuple[str, str, str]]:
     """``(name, type, codec)`` of each column as inserted."""
     yield "job", "LowCardinality(String)", "ZSTD(1)"
-    for name, dtype in TABLES[table].items():
-        yield name, *_kind(name, dtype)
-    yield "flush", "UInt64", "Delta, ZSTD(1)"
+    for name, dtype in {**TABLES[table], "flush": np.uint64}.items():
+        kind, codec = _kind(name, dtype)
+        if table in LEVELS and name in MERGED:
+            kind = f"SimpleAggregateFunction({', '.join(MERGED[name])})"
+            codec = "ZSTD(1)" if name == "last" else codec
+        yield name, kind, codec
 
 
 def _kind(name: str, dtype: Any) -> tuple[str, str]:
@@ -88,7 +104,7 @@ def _kind(name: str, dtype: Any) -> tuple[str, str]:
 def _codec(name: str, dtype: Any) -> str:
     if name in _STEADY:
         return "DoubleDelta, ZSTD(1)"
-    if name.endswith("start_ns") or name in {"observed_ns", "time_ns"}:
+    if name.endswith("start_ns") or name in {"observed_ns", "time_ns", "flush"}:
         return "Delta, ZSTD(1)"
     few = dtype is np.uint64 or name in {"rank", "flags", "peer"}
     return "ZSTD(1)" if few else "T64, ZSTD(1)"
@@ -109,12 +125,19 @@ def statements(place: Place, retention_days: float = 0.0) -> Iterator[str]:
         spread = next((one for one in ("rank", "node", "identity") if one in TABLES[table]), "name")
         days = kept_days(table, retention_days)
         yield from _stored(place, f"{table}_rows", listed, order, days, f"cityHash64(job, {spread})")
-        shown = ", ".join(quoted(name) for name, _, _ in columns(table))
-        whole = f" WHERE flush GLOBAL IN (SELECT flush FROM {database}.flushes GROUP BY flush HAVING max(void) = 0)"
-        yield (
-            f"CREATE OR REPLACE VIEW {database}.{quoted(table)}{on} AS SELECT {shown} FROM {database}.{table}_rows"
-            f"{'' if table in ALONE else whole}"
-        )
+        yield f"CREATE OR REPLACE VIEW {database}.{quoted(table)}{on} AS {_shown(database, table)}"
+
+
+def _shown(database: str, table: str) -> str:
+    """What a table's view selects."""
+    if table in LEVELS:
+        keys = ", ".join(ORDER[table])
+        found = ", ".join(f"{how}(part.{name}) AS {name}" for name, (how, _) in MERGED.items() if name != "last")
+        last = "tupleElement(max(part.last), 2) AS last"
+        return f"SELECT {keys}, {found}, {last} FROM {database}.{table}_rows AS part GROUP BY {keys}"
+    whole = f" WHERE flush GLOBAL IN (SELECT flush FROM {database}.flushes GROUP BY flush HAVING max(void) = 0)"
+    shown = ", ".join(quoted(name) for name, _, _ in columns(table))
+    return f"SELECT {shown} FROM {database}.{table}_rows{'' if table in ALONE else whole}"
 
 
 def _on(place: Place) -> str:
@@ -126,13 +149,16 @@ def _stored(place: Place, name: str, listed: str, order: str, days: float, sprea
     on, database = _on(place), quoted(place.database)
     local = name.removesuffix("_rows") + "_local" if place.cluster else name
     newest = name == "agents_rows"  # of each slot the newest row is enough, whatever its day
+    level = name.removesuffix("_rows") in LEVELS
+    merging = "Replacing" if newest else "Aggregating" if level else ""
+    partition = "" if newest else f" PARTITION BY toYYYYMM{'' if level else 'DD'}(written)"
     replicated = "'/clickhouse/tables/{shard}/{database}/{table}', '{replica}'" if place.cluster else ""
     arguments = ", ".join(one for one in (replicated, "flush" if newest else "") if one)
-    engine = f"{'Replicated' if place.cluster else ''}{'Replacing' if newest else ''}MergeTree({arguments})"
+    engine = f"{'Replicated' if place.cluster else ''}{merging}MergeTree({arguments})"
     written = f"written DateTime('UTC') MATERIALIZED {_WRITTEN} CODEC(Delta, ZSTD(1))"
     yield (
         f"CREATE TABLE IF NOT EXISTS {database}.{local}{on} ({listed}, {written}) ENGINE = {engine}"
-        f"{'' if newest else ' PARTITION BY toYYYYMMDD(written)'} ORDER BY ({order}){ttl(days)}"
+        f"{partition} ORDER BY ({order}){ttl(days)}"
         # acknowledged means that it survives a power cut; a repeated insert is one insert
         f" SETTINGS fsync_after_insert = 1, fsync_part_directory = 1, ttl_only_drop_parts = {0 if newest else 1},"
         f" {'replicated' if place.cluster else 'non_replicated'}_deduplication_window = 10000"
@@ -151,7 +177,7 @@ def ttl(days: float) -> str:
 
 def kept_days(table: str, days: float) -> float:
     """For how long a table's rows are kept where data is kept for ``days``; zero for ever."""
-    return days + MARGIN_DAYS if days and table in {"agents", "flushes"} else days
+    return days + MARGIN_DAYS if days and table in {"agents", "flushes"} else days * LEVELS_KEPT.get(table, 1)
 
 
 def retention(place: Place, days: float) -> Iterator[tuple[str, str, str]]:

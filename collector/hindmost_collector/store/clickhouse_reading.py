@@ -96,11 +96,18 @@ class ClickHouseRecording(Tables):
 
     def table(self, name: str) -> pa.Table:
         """All rows of a stored table, with the job in the column ``job``; of one job where the URL names one."""
-        if name not in schema.STORED:
-            raise UsageError(f"there is no table {name!r}; tables are {', '.join(schema.STORED)}")
+        if name not in schema.FILED:
+            raise UsageError(f"there is no table {name!r}; tables are {', '.join(schema.FILED)}")
         where = " WHERE job = {job:String}" if self._target.job else ""
-        names = ", ".join(("job", *map(ddl.quoted, schema.STORED[name])))
+        names = ", ".join(("job", *map(ddl.quoted, schema.FILED[name])))
         return self._server.rows(f"SELECT {names} FROM {_view(self._server, name)}{where}", {"job": self._target.job})
+
+    def _equal(self, column: str, text: str) -> str:
+        escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+        return f"{column} = '{escaped}'"
+
+    def _chosen(self) -> list[str]:
+        return [self._equal("job", self._target.job)] if self._target.job else []
 
     def run(self) -> Run:
         """The run as detectors take it. Raises UsageError where there are several jobs and the URL names none."""

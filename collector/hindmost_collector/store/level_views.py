@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 from hindmost_collector.store import schema, segments
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable
     from pathlib import Path
 
-FINEST, *_, COARSEST = schema.LEVELS
 _COLUMNS = "node, name, labels, time_ns, count, min, max, sum, last"
 
 
@@ -49,32 +48,6 @@ def level_select(job: str, directory: Path, level: str, torn: Collection[Path] =
         " max(max) as max, sum(sum) as sum, arg_max(last, part) as last"
         f" from ({' union all '.join(parts)}) group by node, name, labels, time_ns"
     )
-
-
-def conditions(name: str, node: str | None, start_ns: int | None, end_ns: int | None) -> str:
-    """What selects a metric's rows."""
-    found = [f"name = {quoted(name)}"]
-    found += [f"node = {quoted(node)}"] if node is not None else []
-    found += [f"time_ns >= {int(start_ns)}"] if start_ns is not None else []
-    found += [f"time_ns < {int(end_ns)}"] if end_ns is not None else []
-    return " and ".join(found)
-
-
-def span_query(where: str, level: str) -> str:
-    """Asks from when to when the selected samples go: ``first`` and ``last``, as exactly as a level knows."""
-    width = schema.LEVELS[level]
-    return f"select min(time_ns) as first, max(time_ns) + {width} as last from {level} where {where}"
-
-
-def series_queries(length_ns: int, where: str, points: int) -> Iterator[str]:
-    """The rows of each level of which a series has ``points`` at most over ``length_ns``, the finest first."""
-    columns = "job, node, labels, time_ns"
-    for level, width in {"metrics": 1_000_000_000, **schema.LEVELS}.items():
-        if width * points >= length_ns or level == COARSEST:
-            shown = "1 as count, value as min, value as max, value as mean, value as last"
-            if level != "metrics":
-                shown = "count, min, max, sum / count as mean, last"
-            yield f"select {columns}, {shown} from {level} where {where} order by job, node, labels, time_ns"
 
 
 def _files(paths: Iterable[Path]) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Key = tuple[Any, ...]
 
 #: Rows of a piece, about: what a merge holds, and sorts, at one time.
-PIECE_ROWS = 1 << 20
+PIECE_ROWS = 1 << 19
 
 
 class _Group(NamedTuple):
@@ -160,6 +160,11 @@ def _fitted(table: str, data: pa.Table, names: Sequence[str] | None = None) -> p
             column = column.cast(pa.string()).dictionary_encode()
         columns.append(column.cast(field.type))
     return pa.Table.from_arrays(columns, schema=target)
+
+
+def in_order(table: str, data: pa.Table) -> pa.Table:
+    """The stored columns of ``data`` in the table's order, words as dictionaries."""
+    return _sorted(_joined(table, [data]), schema.ORDER[table])
 
 
 def _sorted(data: pa.Table, order: Sequence[str]) -> pa.Table:

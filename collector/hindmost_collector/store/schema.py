@@ -40,6 +40,9 @@ LEVELS: Mapping[str, int] = {
     "metrics_1h": 3_600_000_000_000,
 }
 
+#: How many times as long as samples each level is kept.
+LEVELS_KEPT: Mapping[str, int] = {"metrics_30s": 4, "metrics_5m": 16, "metrics_1h": 64}
+
 #: A row a series and interval; ``time_ns`` is where the interval starts, ``last`` its newest value, for counters.
 LEVEL: Mapping[str, Any] = {
     "node": np.str_,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 SUFFIX = ".parquet"
 TORN = ".torn"
-_ROW_GROUP = 1 << 20
+_ROW_GROUP = 1 << 19
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,18 @@
-"""The tables of a recording by name, wherever it is kept."""
+"""The tables of a recording by name, wherever it is kept, and a metric over any length of time."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+from hindmost_collector.store.schema import LEVELS
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import pyarrow as pa
+
+_FINEST, *_, _COARSEST = LEVELS
 
 
 class Tables(ABC):
@@ -15,6 +21,18 @@ class Tables(ABC):
     @abstractmethod
     def table(self, name: str) -> pa.Table:
         """All rows of a table, with the job in the column ``job``. Raises UsageError for a name that is none."""
+
+    @abstractmethod
+    def sql(self, query: str) -> pa.Table:
+        """The answer to a query over the tables, in the SQL of what keeps them. Raises UsageError when it is wrong."""
+
+    @abstractmethod
+    def _equal(self, column: str, text: str) -> str:
+        """The SQL condition that a column is a text."""
+
+    def _chosen(self) -> list[str]:
+        """SQL conditions for the rows that this recording is about; none: all."""
+        return []
 
     def steps(self) -> pa.Table:
         """A row a step of a rank: durations and phases in ns, -1 unmeasured."""
@@ -31,3 +49,58 @@ class Tables(ABC):
     def ranks(self) -> pa.Table:
         """A row each time a rank said who it is."""
         return self.table("ranks")
+
+    def series(
+        self,
+        name: str,
+        *,
+        node: str | None = None,
+        start_ns: int | None = None,
+        end_ns: int | None = None,
+        points: int = 1000,
+    ) -> pa.Table:
+        """A metric over time: job, node, labels, time_ns, count, min, max, mean, last; a row a series and interval.
+
+        Args:
+            node: of one node only.
+            start_ns: from there on (Unix ns); from the first sample where not given.
+            end_ns: up to there, exclusive; to the last sample where not given.
+            points: a series has about so many rows at most: samples themselves (count 1), or intervals of the finest
+                level that keeps to it.
+        """
+        conditions = [*self._chosen(), self._equal("name", name)]
+        conditions += [self._equal("node", node)] if node is not None else []
+        conditions += [f"time_ns >= {int(start_ns)}"] if start_ns is not None else []
+        conditions += [f"time_ns < {int(end_ns)}"] if end_ns is not None else []
+        where = " and ".join(conditions)
+        first, last = self._span(where)
+        length = (end_ns or last) - (start_ns or first)
+        found: list[pa.Table] = []
+        for query in _series_queries(length, where, points):
+            found.append(self.sql(query))
+            times = found[-1]["time_ns"].to_numpy()
+            if len(times) and times.min() < first + LEVELS[_COARSEST]:
+                break  # else the beginning is not there any more, but a coarser level may have it
+        return found[-1]
+
+    def _span(self, where: str) -> tuple[int, int]:
+        """From when to when there is anything; ``(0, 0)`` where there is nothing."""
+        first, last = self._extremes(where, _COARSEST)
+        return self._extremes(where, _FINEST) if last - first < 24 * LEVELS[_COARSEST] else (first, last)
+
+    def _extremes(self, where: str, level: str) -> tuple[int, int]:
+        """From when to when the selected samples go, as exactly as a level knows."""
+        query = f"select count(*) as rows, min(time_ns) as first, max(time_ns) as last from {level} where {where}"
+        (found,) = self.sql(query).to_pylist()
+        return (found["first"], found["last"] + LEVELS[level]) if found["rows"] else (0, 0)
+
+
+def _series_queries(length_ns: int, where: str, points: int) -> Iterator[str]:
+    """The rows of each level of which a series has ``points`` at most over ``length_ns``, the finest first."""
+    columns = "job, node, labels, time_ns"
+    for level, width in {"metrics": 1_000_000_000, **LEVELS}.items():
+        if width * points >= length_ns or level == _COARSEST:
+            shown = "1 as count, value as min, value as max, value as mean, value as last"
+            if level != "metrics":
+                shown = "count, min, max, sum / count as mean, last"
+            yield f"select {columns}, {shown} from {level} where {where} order by job, node, labels, time_ns"

@@ -36,10 +36,6 @@ FEW, MANY = 16, 256
 LARGE_BYTES = 32 << 20
 
 
-#: How many times longer than samples each level is kept.
-_LONGER = {"": 1, "metrics_30s": 4, "metrics_5m": 16, "metrics_1h": 64}
-
-
 @dataclass(frozen=True)
 class Retention:
     """How long and how much; zero is without limit."""
@@ -107,10 +103,9 @@ class Upkeep:
         """
         freed = 0
         if self._retention.days:
-            limits = {table: self._day(self._retention.days * longer) for table, longer in _LONGER.items()}
-            freed += self._delete(
-                [one for one in self._all() if one.day < limits.get(one.path.parent.name, limits[""])]
-            )
+            limits = {longer: self._day(self._retention.days * longer) for longer in (1, *schema.LEVELS_KEPT.values())}
+            kept = [(one, schema.LEVELS_KEPT.get(one.path.parent.name, 1)) for one in self._all()]
+            freed += self._delete([one for one, longer in kept if one.day < limits[longer]])
         if self._retention.bytes:
             held = sorted(self._all(), key=lambda one: (one.path.parent.name in schema.LEVELS, one.day, one.flush))
             excess, doomed = sum(one.bytes for one in held) - self._retention.bytes, []
