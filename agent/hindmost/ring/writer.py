@@ -146,9 +146,9 @@ class Writer:
             value: int = 0,
             flags: int = 0,
         ) -> None:
-            index = claim()
-            slot = index & mask
-            index += 1
+            slot = claim()
+            index = slot + 1
+            slot &= mask
             try:
                 head[0] = index
                 pack(body, slot * 40, kind, flags, name, start_ns, duration_ns, seq, peer, comm, value)
