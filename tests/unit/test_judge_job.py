@@ -36,6 +36,13 @@ def test_sequences_of_uneven_length_are_nobodys_fault(layout: str, counted: bool
     assert judge(run).verdicts[0].confidence == (0.95 if counted else 0.7)
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_sequences_of_very_uneven_length_are_nobodys_fault(ranks: int) -> None:
+    """Where one rank has 30 tokens and its peer 1,000, lateness still grows by the token."""
+    run = simulate(Scenario(seed=7, ranks=ranks, varying_lengths=1.0)).run
+    assert found(run) == [("uneven_workload", (), "workload")]
+
+
 def test_a_slow_rank_is_found_among_uneven_ones() -> None:
     """What the tokens explain is taken out before ranks are compared."""
     faulty = Scenario(seed=7, varying_lengths=0.15, faults=(Fault("compute", (3,), 0.15),))

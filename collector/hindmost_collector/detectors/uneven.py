@@ -88,12 +88,14 @@ def levelled(blocks: Blocks, settings: Settings) -> Blocks:
 
 
 def _more(work: Floats) -> Floats:
-    """[R, S] by what share a rank's work is above the typical peer's, beyond what is usual for it.
+    """[R, S] by what share of a usual step's work a rank has more than the typical peer, beyond what is usual for it.
 
-    A rank that always has more is late by habit.
+    Of a usual step's, and not of that step's: time grows by the token, however few a peer had of them. A rank that
+    always has more is late by habit.
     """
-    usual = peers_median(work)
-    more = np.nan_to_num(work / np.where(usual > 0, usual, np.nan) - 1)
+    known = work[work > 0]
+    usual = median(known) if len(known) else np.nan
+    more = np.nan_to_num((work - peers_median(work)) / usual)
     return np.asarray(more - median(more, axis=1)[:, None])
 
 

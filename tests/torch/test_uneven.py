@@ -1,0 +1,58 @@
+"""A whole job under ``hindmost run`` whose batches differ in size from rank to rank: nobody's fault, and so said."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cluster.jobs import observe
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.torch
+
+#: Each rank's sequences are of random length; what a step computes grows with them.
+JOB = """
+    import random, torch, torch.distributed as dist
+    from torch import nn
+    from torch.utils.data import DataLoader, Dataset
+    class Texts(Dataset):
+        def __init__(self, rank):
+            draw = random.Random(rank)
+            self.rows = [torch.randint(0, 100, (draw.choice([32, 256, 512, 1024]),)) for _ in range(64)]
+        def __len__(self):
+            return len(self.rows)
+        def __getitem__(self, index):
+            return {"input_ids": self.rows[index]}
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    width = 160
+    model = nn.Sequential(nn.Embedding(100, width), nn.Linear(width, 8 * width), nn.ReLU(), nn.Linear(8 * width, 100))
+    model = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for batch in DataLoader(Texts(dist.get_rank()), batch_size=1):
+        tokens = batch["input_ids"]
+        nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+
+
+def test_sequences_of_uneven_length_are_nobodys_fault(tmp_path: Path) -> None:
+    """Steps carry their tokens; who is late is who had more of them, and no rank is named."""
+    script = tmp_path / "job.py"
+    script.write_text(textwrap.dedent(JOB))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    run = observe(tmp_path / "run", *torchrun, str(script), OMP_NUM_THREADS="1")
+    assert run.returncode == 0, run.stderr
+    report = run.report
+    verdict = report["verdicts"][0]
+    assert (verdict["kind"], verdict["ranks"], verdict["cause"]) == ("uneven_workload", [], "workload"), verdict
+    assert "samples or tokens" in verdict["evidence"][0], "counted, not guessed from the GPU's time"
+    assert report["job"]["steps"] == 64
