@@ -208,14 +208,14 @@ class FakePsutil:
         raise self.Error(pid)
 
 
-def _statvfs(path: str) -> os.statvfs_result:
+def local_statvfs(path: str) -> os.statvfs_result:
     return os.statvfs_result((4096, 4096, 1000, 600, 500, 100, 50, 40, 0, 255))
 
 
 def whole_node(root: Path, gpus: FakeNvml) -> Host:
     """The host whose files ``fake_node`` wrote below ``root``, and one rank on it."""
     host = Host(
-        proc=root / "proc", sys=root / "sys", cgroup=root / "cgroup", dev=root / "dev", statvfs=_statvfs,
+        proc=root / "proc", sys=root / "sys", cgroup=root / "cgroup", dev=root / "dev", statvfs=local_statvfs,
         nvml_library=gpus, psutil=FakePsutil(),
     )  # fmt: skip
     gpus.instances[gpus.count - 1] = ["MIG-c0ffee00"]
@@ -242,7 +242,7 @@ def recorded_node(name: str, dev: Path) -> Host:
     answers = root / "nvml.json"
     gpus = PlayedNvml(json.loads(answers.read_text())) if answers.exists() else None
     host = Host(
-        proc=root / "proc", sys=root / "sys", cgroup=root / "cgroup", dev=dev, statvfs=_statvfs, nvml_library=gpus,
+        proc=root / "proc", sys=root / "sys", cgroup=root / "cgroup", dev=dev, statvfs=local_statvfs, nvml_library=gpus,
         psutil=FakePsutil(),
     )  # fmt: skip
     for rank in json.loads((root / "recorded.json").read_text())["ranks"]:

@@ -368,6 +368,29 @@ def test_all_tasks_waiting_for_a_cpu_means_nothing_of_a_node(host: Host) -> None
     assert {key[1] for key in found if "waiting" in key[0]} == {"cpu", "io"}
 
 
+@pytest.mark.parametrize(("refused", "left"), [({"irq"}, {"cpu", "io"}), ({"cpu", "io", "irq"}, set())])
+def test_pressure_that_is_not_kept_is_no_error(
+    host: Host, monkeypatch: pytest.MonkeyPatch, refused: set[str], left: set[str]
+) -> None:
+    """RHEL 8 and 9 have the files and refuse to read them: absent, with what to do, and not a failure each tick."""
+    line = "some avg10=1.00 avg60=1.00 avg300=1.00 total=2500000\n"
+    write(host.proc / "pressure", dict.fromkeys(("cpu", "io", "irq"), line))
+    whole = File.read
+
+    def asked(file: File) -> bytes:
+        if Path(file.path).name in refused:
+            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+        return whole(file)
+
+    monkeypatch.setattr(File, "read", asked)
+    runner = Runner({"pressure": Pressure}, host, NS)
+    assert {one.values[0] for reading in runner.run(0) for one in reading.series} == left
+    assert host.own.errors == {}
+    if not left:
+        with pytest.raises(Absent, match="psi=1"):
+            Pressure(host)
+
+
 @pytest.mark.parametrize(
     ("lines", "stalls"),
     [

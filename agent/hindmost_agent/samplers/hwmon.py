@@ -47,11 +47,14 @@ class Hwmon(NumberFiles):
 
     def _chips(self) -> Iterator[NumberFile]:
         for chip in sorted((self.host.sys / "class/hwmon").glob("hwmon*")):
-            name = f"{text(chip / 'name') or 'unknown'}_{chip.name.removeprefix('hwmon')}"
-            for path in sorted(chip.iterdir()):
+            # Before Linux 3.15 or so what a chip measures is in the folder of its device.
+            old = not (chip / "name").exists() and (chip / "device/name").exists()
+            folder = chip / "device" if old else chip
+            name = f"{text(folder / 'name') or 'unknown'}_{chip.name.removeprefix('hwmon')}"
+            for path in sorted(folder.iterdir()):
                 for pattern, metric, unit in PATTERNS:
                     if match := pattern.fullmatch(path.name):
-                        label = text(chip / f"{match[1]}_label") or match[1]
+                        label = text(folder / f"{match[1]}_label") or match[1]
                         yield NumberFile(series(metric, name, label), path, unit)
 
     def _zones(self) -> Iterator[NumberFile]:

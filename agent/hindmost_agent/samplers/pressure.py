@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+from typing import TYPE_CHECKING
+
 from hindmost_agent.files import File
 from hindmost_agent.metric import Series, counter, series
 from hindmost_agent.sampler import Absent, Host, Sampler, register
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 RESOURCES = ("cpu", "io", "memory", "irq")
 
@@ -30,9 +36,10 @@ class Pressure(Sampler):
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        self._files = {name: File(path) for name in RESOURCES if (path := host.proc / "pressure" / name).exists()}
+        folder = host.proc / "pressure"
+        self._files = {name: file for name in RESOURCES if (file := _kept(folder / name))}
         if not self._files:
-            raise Absent("no /proc/pressure")
+            raise Absent("pressure is not kept; boot with psi=1" if folder.exists() else "no /proc/pressure")
 
     def sample(self) -> list[float]:
         found: list[Series] = []
@@ -46,3 +53,18 @@ class Pressure(Sampler):
         if tuple(found) != self.series:
             self.series = tuple(found)
         return values
+
+
+def _kept(path: Path) -> File | None:
+    """The file, if the kernel keeps what it is for. RHEL 8 and 9 have the files and, without ``psi=1``, refuse to read
+    them; newer kernels so refuse ``irq`` where they do not account for interrupts."""
+    try:
+        file = File(path)
+        file.read()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno == errno.EOPNOTSUPP:
+            return None
+        raise
+    return file
