@@ -106,7 +106,7 @@ def _shares(blocks: Blocks, row: int, columns: Array) -> dict[str, float]:
             found |= _of_files(blocks, row, columns, excess_of(blocked, row, columns), found)
         return found
     if "runqueue" in parts:
-        queue = np.nan_to_num(parts["runqueue"])
+        queue = parts["runqueue"]  # of some steps only, where the probe spares its time: of the others nobody knows
         cpu = parts.get("cpu", np.zeros_like(queue))
         found["cpu_contention"] = _of_processor(blocks, row, columns, cpu, queue)["cpu_contention"]
         if excess_of(cpu, row, columns) <= 0:  # whoever computes more also queues more

@@ -97,3 +97,13 @@ def test_steps_that_only_one_rank_recorded_hide_nobody(alone: int, end: str) -> 
     job = dataclasses.replace(run.job, pace_ns=12e6)
     verdict = judge(Run(job, ranks=run.ranks, collectives=terse)).verdicts[0]
     assert (verdict.kind, verdict.ranks, verdict.since_step) == ("straggler", (2,), 0)
+
+
+def test_a_run_queue_that_few_steps_sampled_is_no_short_one() -> None:
+    """The torch probe spares its time where steps are long on it: what it saw in a tenth of them speaks for all."""
+    run = loads.make(loads.Load(kind="torch", faults=[{"rank": 2, "blocked": 4.0}]))
+    queued = np.where(run.steps["rank"] == 2, 4_000_000, 0)
+    sampled = run.steps["step"] % 10 == 5
+    clocks = {"cpu_ns": np.where(sampled, 8_000_000, -1), "runqueue_ns": np.where(sampled, queued, -1)}
+    verdict = judge(dataclasses.replace(run, steps={**run.steps, **clocks})).verdicts[0]
+    assert (verdict.ranks, verdict.cause) == ((2,), "cpu_contention")
