@@ -69,6 +69,8 @@ class Recorder:
         self.on_step: list[Callable[[int, int, str], None]] = []
         #: Called where an epoch begins: batches that were fetched and not used are no step's.
         self.on_epoch: list[Callable[[], None]] = []
+        #: Called with the time (ns) where the loop does what is no batch's: an evaluation before it has ended.
+        self.on_pause: list[Callable[[int], None]] = []
         self.thread = 0  # the ident of the training thread; 0: none has shown itself
         self.later: list[tuple[Any, ...]] = []  # calls to be made, oldest first: function, arguments
         self.due_ns = 0  # when they should be
@@ -182,6 +184,11 @@ class Recorder:
             self.later.append((function, *arguments))
         else:
             function(*arguments)
+
+    def pauses(self, now_ns: int) -> None:
+        """What the loop does now is no batch's."""
+        for told in self.on_pause:
+            self.defer(told, now_ns)
 
     def phase(self, name: str, start_ns: int, end_ns: int) -> None:
         """Record an interval that has ended."""

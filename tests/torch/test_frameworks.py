@@ -68,11 +68,16 @@ def test_lightning_trains_and_validates(train: Train, tmp_path: Path) -> None:
         data = TensorDataset(torch.rand(64, 8), torch.randint(0, 2, (64,)))
         trainer = lightning.Trainer(max_epochs=2, accelerator="cpu", devices=1, logger=False, num_sanity_val_steps=0,
                                     enable_progress_bar=False, default_root_dir={str(tmp_path)!r})
-        trainer.fit(Model(), DataLoader(data, batch_size=8), DataLoader(TensorDataset(*data[:24]), batch_size=8))
+        held_out = DataLoader(TensorDataset(*data[:24]), batch_size=8)
+        trainer.fit(Model(), DataLoader(data, batch_size=8), held_out)
+        trainer.validate(Model(), held_out, verbose=False)
     """
     (trace,) = train(script, ranks=1, by="python").values()
-    # Lightning fetches no more after the last batch: that its last validation is over, its checkpoint tells.
-    assert trace.count(ring.STEP) == {"train": 16, "eval": 6}
+    # Lightning fetches no more after the last batch; the last validation is followed by nothing.
+    assert trace.count(ring.STEP) == {"train": 16, "eval": 9}
+    evaluated = [event.start_ns + event.duration_ns for event in trace.of(ring.STEP, "eval")]
+    saved = [event.start_ns for event in trace.of(ring.PHASE, "checkpoint")]
+    assert evaluated[2] < saved[0], "what Lightning does after a validation is no part of it"
     assert {event.value for event in trace.events if event.kind == ring.STEP} == {8}
     seen = trace.count(ring.PHASE)
     assert (seen["backward"], seen["optimizer"]) == (16, 16)

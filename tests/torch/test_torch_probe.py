@@ -86,6 +86,30 @@ def test_accumulation_evaluation_and_checkpoints_are_told_apart(train: Train, tm
     assert (tmp_path / "model.pt").exists()
 
 
+def test_a_rank_that_is_killed_leaves_all_its_steps(train: Train) -> None:
+    """What the loop did up to SIGKILL is in the ring: the last step lacks only its end."""
+    script = (
+        LOOPS
+        + """
+    import os, signal
+    for x, y in loader:
+        criterion(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for index, (x, y) in enumerate(loader):
+        criterion(model(x), y).backward()
+        optimizer.step()
+        if index == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+    )
+    (trace,) = train(textwrap.dedent(script), ranks=1, by="python", ends=-9).values()
+    assert trace.count(ring.STEP) == {"train": 8 + 4}
+    assert trace.count(ring.PHASE)["optimizer"] == 8 + 5
+    assert [(event.kind, event.seq) for event in trace.open] == [(ring.STEP, 12)]
+    assert not trace.closed
+
+
 def test_compiled_models_train_alike(train: Train) -> None:
     """A compiled model's steps are recognised, and hooks break neither its graph nor the compiler's."""
     script = (

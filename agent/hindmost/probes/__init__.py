@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 WATCHED = {
     "horovod.torch": "horovod",
     "keras.src.callbacks.callback_list": "keras",
+    **{
+        f"{package}.loops.{loop}_loop": "lightning"
+        for package in ("lightning.pytorch", "pytorch_lightning")
+        for loop in ("evaluation", "prediction")
+    },
     "mpi4py.MPI": "mpi4py",
     "torch": "torch",
     "torch.distributed.checkpoint.state_dict_saver": "torch_checkpoint",

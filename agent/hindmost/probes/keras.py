@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from hindmost.probes.guard import around
+from hindmost.probes.spans import as_phase
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -68,21 +69,5 @@ def install(module: ModuleType, recorder: Recorder) -> None:
     ):
         around(callbacks.CallbackList, method, told, lambda *_: None)
     optimizer = importlib.import_module("keras.src.optimizers.base_optimizer").BaseOptimizer
-    _time_optimizer(optimizer, recorder)
-
-
-def _time_optimizer(optimizer: Any, recorder: Recorder) -> None:
-    """Phase ``optimizer``: real where a step runs eagerly; in a compiled step it is called while tracing only."""
-
-    def begins(*_: Any) -> int | None:
-        if not recorder.training_thread():
-            return None
-        now = recorder.clock()
-        recorder.enter("optimizer", now)
-        return now
-
-    def ends(start: int, *_: Any) -> None:
-        recorder.leave()
-        recorder.phase("optimizer", start, recorder.clock())
-
-    around(optimizer, "apply", begins, ends, ends)
+    # Real where a step runs eagerly; in a compiled step it is called while tracing only.
+    as_phase(optimizer, "apply", "optimizer", recorder, ends_evaluation=False)

@@ -44,6 +44,7 @@ class Recogniser:
         self._source = 0
         recorder.closers.append(self.finish)
         recorder.on_epoch.append(self.forgets)
+        recorder.on_pause.append(self.pauses)
 
     def input_begins(self, now: int, source: int = 0, gradients: bool = True) -> None:
         """A fetch from ``source`` begins; ``gradients`` says whether autograd records."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hindmost.probes import torch_collectives, torch_ddp, torch_place
 from hindmost.probes.guard import around, undo
+from hindmost.probes.spans import as_phase
 from hindmost.probes.torch_cuda import GpuPhases
 from hindmost.probes.torch_hooks import Hooks
 from hindmost.probes.torch_native import native_hooks
@@ -32,29 +33,11 @@ def install(torch: ModuleType, recorder: Recorder) -> None:
     recorder.name_framework("torch")
     hooks.surround(t.utils.data.dataloader._BaseDataLoaderIter, "__next__", "fetch")
     hooks.surround(t.autograd, "backward", "backward")
-    _hook_saves(t, recorder, hooks)
+    as_phase(t, "save", "checkpoint", recorder)
     _hook_optimizers(t, hooks)
     torch_place.install(torch)
     torch_ddp.install(t, recorder)
     torch_collectives.install(t, recorder)
-
-
-def _hook_saves(torch: Any, recorder: Recorder, hooks: Hooks | NativeHooks) -> None:
-    """``torch.save`` in the training thread is a checkpoint."""
-
-    def begins(*_: Any) -> int | None:
-        if not recorder.training_thread():
-            return None
-        now = recorder.clock()
-        recorder.defer(hooks.pauses, now)
-        recorder.enter("checkpoint", now)
-        return now
-
-    def ends(start: int, *_: Any) -> None:
-        recorder.leave()
-        recorder.phase("checkpoint", start, recorder.clock())
-
-    around(torch, "save", begins, ends, ends)
 
 
 def _hook_optimizers(torch: Any, hooks: Hooks | NativeHooks) -> None:

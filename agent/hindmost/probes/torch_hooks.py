@@ -37,7 +37,6 @@ class Hooks:
         self._gradients = torch.is_grad_enabled
         self._recorder = recorder
         self._recogniser = Recogniser(recorder)
-        self.pauses = self._recogniser.pauses
         self.step_begins = self._careful(self._step_begins)
         self.step_ends = self._careful(self._step_ends)
         self._clock = recorder.clock

@@ -34,11 +34,11 @@ class NativeHooks:
         clock = None if recorder.clock is time.monotonic_ns else recorder.clock
         self.loop = module.Loop(_Guarded(self), torch.is_grad_enabled, clock)
         self.loop.on_gpu = gpu is not None
-        self.pauses = self.loop.pauses
         self.step_begins, self.step_ends = self._hook("step_begins"), self._hook("step_ends")
         recorder.follow(self)
         recorder.closers.insert(0, self.loop.finish)  # before the GPU's last events are read
         recorder.on_epoch.append(self.loop.forgets)
+        recorder.on_pause.append(self.loop.pauses)
 
     def surround(self, owner: Any, name: str, place: str) -> None:
         """Hook a function: ``place`` is ``fetch`` or ``backward``."""
