@@ -31,6 +31,8 @@ class NumberFile(NamedTuple):
     unsigned: bool = False
     #: Whether the number never changes: it is read once, and no descriptor is kept for it.
     fixed: bool = False
+    #: Where a counter stops, if it does: from then on it says nothing.
+    full: int | None = None
 
 
 class Fixed:
@@ -101,7 +103,7 @@ class NumberFiles(Sampler):
         except (OSError, ValueError) as error:
             self._say(item, error)
             return NAN
-        return NAN if item.unsigned and value < 0 else value * item.unit
+        return NAN if (item.unsigned and value < 0) or value == item.full else value * item.unit
 
     def _say(self, item: NumberFile, error: Exception) -> None:
         """One line for each metric, not one for each device and reading."""

@@ -2,7 +2,7 @@
 """Three nodes of a kind that clusters have: RHEL 8 with HDR InfiniBand and Lustre, RoCE, and an old one with NFS.
 
 None of them was recorded by us. Which files there are, their names, columns, units and orders of magnitude are those of
-captures that other projects and bug reports keep (procfs and node_exporter for adapters, NFS, NUMA, diskstats and hwmon;
+captures that other projects and bug reports keep (procfs and node_exporter for adapters, NFS, NUMA, diskstats and hwmon; hwloc;
 lustre_exporter and lustrefs-exporter for llite; ``rdma statistic`` of ConnectX and ``grep .`` of i40iw, bnxt_re and hfi1
 in issues) and of the sources: Linux 3.10, 4.18 and 6.8 (drivers mlx4, mlx5, bnxt_re, irdma; EDAC skx), Lustre 2.15.
 The numbers are made up. What a kernel refuses to read (pressure on RHEL 8) cannot be put into a file and is left out.

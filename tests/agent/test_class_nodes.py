@@ -68,13 +68,13 @@ def test_no_number_is_negative_and_few_are_missing(found: Values) -> None:
 
 @on("rhel8")
 def test_an_infiniband_port_has_no_roce_congestion(found: Values) -> None:
-    """Words of four bytes, retransmissions, a wait counter that is full; no counter that such a port does not have."""
+    """Words of four bytes, retransmissions; no counter that such a port does not have, nor one that is full."""
     port = ("mlx5_0", "1")
     assert found[("node_infiniband_transmit_bytes_total", *port)] == 4 * 2880761508848
     assert found[("node_infiniband_adaptive_retransmissions_total", *port)] == 99
     assert found[("node_infiniband_ack_timeouts_total", *port)] == 131
     assert found[("node_infiniband_link_bytes_per_second", *port)] == 25e9
-    assert found[("node_infiniband_transmit_wait_ticks_total", *port)] == (1 << 32) - 1
+    assert math.isnan(found[("node_infiniband_transmit_wait_ticks_total", *port)])
     assert not of(found, "node_infiniband_cnp_sent_total")
 
 

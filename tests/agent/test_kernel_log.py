@@ -34,6 +34,7 @@ MESSAGES = {
     "4,6,9,-;pcieport 0000:16:01.0: AER: Corrected error received: id=1700": ("pcie_error", "0000:16:01.0"),
     "6,7,9,-;bnxt_en 0000:19:00.0 eth0: NIC Link is Down": ("link_down", "eth0"),
     "6,8,9,-;mlx5_core 0000:1b:00.0 ens1f0np0: Link down": ("link_down", "ens1f0np0"),
+    "6,8,9,-;mlx4_en: ens2: Link Down": ("link_down", "ens2"),
     "6,8,9,-;mlx5_core 0000:ab:00.0 mlx5_5: Port: 1 Link DOWN": ("link_down", "mlx5_5"),
     "6,9,9,-;mlx5_core 0000:1b:00.0: Port module event: module 0, Cable unplugged": (
         "cable_unplugged", "0000:1b:00.0"),

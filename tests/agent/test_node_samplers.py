@@ -196,6 +196,17 @@ def test_in_a_container_the_mounted_group_is_the_rank_s(host: Host) -> None:
     assert {key[1] for key in found} == {"/docker/c0ffee"}
 
 
+def test_in_a_container_of_version_2_the_root_is_the_rank_s(host: Host) -> None:
+    """With a namespace of its own the path is /, and the root has the container's limits."""
+    write(host.proc / str(PID), {"cgroup": "0::/\n"})
+    write(
+        host.cgroup, {"cgroup.controllers": "cpu memory\n", "memory.max": "8192\n", **V2, "cpu.max": "200000 100000\n"}
+    )
+    found = read(Cgroup(host))
+    assert found["hindmost_node_cgroup_memory_limit_bytes", "/"] == 8192
+    assert found["hindmost_node_cgroup_cpu_limit_cores", "/"] == 2
+
+
 def test_a_link_that_went_down_is_seen(host: Host) -> None:
     """Logical and physical state apart; a RoCE port's congestion counters; data counters are of 4-byte words."""
     port = host.sys / "class/infiniband/mlx5_0/ports/1"
@@ -277,6 +288,18 @@ def test_a_counter_that_cannot_be_asked_for_is_none(host: Host, monkeypatch: pyt
     found = read(Infiniband(host))
     assert found[f"{IB}transmit_bytes_total", "mlx5_0", "1"] == 123
     assert math.isnan(found[f"{IB}symbol_errors_total", "mlx5_0", "1"])
+
+
+def test_a_counter_that_is_full_says_nothing(host: Host) -> None:
+    """An adapter without 64-bit counters stops at 2^32 - 1: its port is not idle from then on, but unknown."""
+    port = host.sys / "class/infiniband/qib0/ports/1"
+    write(port, {"counters/port_xmit_data": "4294967294\n", "counters/port_rcv_data": "4294967295\n"})
+    sampler = Infiniband(host)
+    found = read(sampler)
+    assert found[f"{IB}transmit_bytes_total", "qib0", "1"] == 4 * 4294967294
+    assert math.isnan(found[f"{IB}receive_bytes_total", "qib0", "1"])
+    write(port, {"counters/port_rcv_data": "4294967296\n"})
+    assert read(sampler)[f"{IB}receive_bytes_total", "qib0", "1"] == 4 * 4294967296
 
 
 def test_where_a_kernel_has_wider_counters_they_are_read(host: Host) -> None:

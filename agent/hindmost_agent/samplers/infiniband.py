@@ -40,7 +40,7 @@ OUT_OF_BUFFER = _of("out_of_buffer", "Packets dropped for want of a receive buff
 #: File below a port to metric and the size of its unit (data counters count 4-byte words). Of two files of one metric
 #: the first that is a counter is read: EFA (``tx_bytes``), Broadcom (``to_retransmits``), Intel (``cnpSent``) and
 #: Omni-Path (``RcResend``) count under names of their own, and have ``counters`` that say nothing, or none at all.
-#: ``counters_ext`` is of old kernels, whose ``counters`` stop at 32 bits.
+#: ``counters_ext`` is of old kernels, whose ``counters`` have 32 bits.
 COUNTERS: dict[str, tuple[Metric, float]] = {
     "counters_ext/port_xmit_data_64": (TRANSMITTED, 4.0),
     "counters_ext/port_rcv_data_64": (RECEIVED, 4.0),
@@ -62,7 +62,7 @@ COUNTERS: dict[str, tuple[Metric, float]] = {
     "hw_counters/RcTimeOut": (TIMEOUTS, 1.0),
     "hw_counters/to_retransmits": (TIMEOUTS, 1.0),
     "counters/port_xmit_wait": (
-        _of("transmit_wait_ticks", "Ticks in which data waited for credits; stops at 2^32 - 1."),
+        _of("transmit_wait_ticks", "Ticks in which data waited for credits; absent when full."),
         1.0,
     ),
     "counters/port_xmit_discards": (
@@ -108,6 +108,13 @@ COUNTERS: dict[str, tuple[Metric, float]] = {
     "hw_counters/rnr_nak_retry_err": (_of("rnr_retry_errors", "Sends given up because the peer was not ready."), 1.0),
     "hw_counters/roce_adp_retrans": (_of("adaptive_retransmissions", "Adaptive retransmissions of RoCE."), 1.0),
 }
+#: Counters that InfiniBand defines with 32 bits (an adapter may give the first four with 64). A full one stands still:
+#: a port that carries 10 GB/s would look idle.
+NARROW = {
+    f"counters/{name}"
+    for name in ("port_xmit_data", "port_rcv_data", "port_xmit_packets", "port_rcv_packets", "port_xmit_wait")
+}
+FULL = (1 << 32) - 1
 UP = gauge("hindmost_node_infiniband_link_up", "1 while the link's physical state is up.", *_BY)
 ACTIVE = gauge("hindmost_node_infiniband_link_active", "1 while the link's logical state is active.", *_BY)
 RATE = gauge("hindmost_node_infiniband_link_bytes_per_second", "Rate at which the link was trained.", *_BY)
@@ -137,7 +144,8 @@ class Infiniband(NumberFiles):
             for name, (metric, unit) in COUNTERS.items():
                 if metric not in known and _counts(port.folder / name):
                     known.add(metric)
-                    yield NumberFile(series(metric, *port.labels), port.folder / name, unit)
+                    full = FULL if name in NARROW else None
+                    yield NumberFile(series(metric, *port.labels), port.folder / name, unit, full=full)
 
     def sample(self) -> list[float]:
         values = super().sample()

@@ -17,7 +17,7 @@ BDF = rb"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-9a-fA-F])?"
 #: Seen: "Corrected error received: id=00e5" of 4.x, "… received: 0000:17:00.0" of 5.x, "Correctable error message
 #: received from 0000:17:00.0" of 6.x.
 AER = rb"AER: (?:Multiple )?(?:Un)?[Cc]orrect(?:ed|able)(?: \((?:Non-)?Fatal\))? error (?:message )?received"
-MLX5_DOWN = rb"mlx5_core \S{1,64} (\S{1,64}): Link down"
+MLX_DOWN = rb"mlx(?:5_core \S{1,64}|4_en:) (\S{1,64}): Link down"
 
 #: Kind of event and how its message reads; the group, where there is one, is the device. Of an event that takes several
 #: lines only one is to match: what the kernel goes on to say of it is not another.
@@ -33,7 +33,7 @@ PATTERNS = (
     ("pcie_error", re.compile(AER + rb"(?:: | from )(" + BDF + rb")|pcieport (" + BDF + rb"): " + AER + rb": id=")),
     (
         "link_down",
-        re.compile(rb"(\S{1,64}): (?:(?:NIC )?Link is Down|Port: \d+ Link DOWN)|" + MLX5_DOWN, re.IGNORECASE),
+        re.compile(rb"(\S{1,64}): (?:(?:NIC )?Link is Down|Port: \d+ Link DOWN)|" + MLX_DOWN, re.IGNORECASE),
     ),
     ("cable_unplugged", re.compile(rb"mlx5_core (\S{1,64}): Port module event.*Cable unplugged")),
     ("out_of_memory", re.compile(rb"(?:Out of memory|Memory cgroup out of memory): Kill(?:ed)? process")),
