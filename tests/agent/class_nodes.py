@@ -1,11 +1,12 @@
 # ruff: noqa: E501 - files of a kernel, line by line as it writes them
 """Three nodes of a kind that clusters have: RHEL 8 with HDR InfiniBand and Lustre, RoCE, and an old one with NFS.
 
-None of them was recorded by us. Which files there are, their names, columns, units and orders of magnitude are those of
-captures that other projects and bug reports keep (procfs and node_exporter for adapters, NFS, NUMA, diskstats and hwmon; hwloc;
-lustre_exporter and lustrefs-exporter for llite; ``rdma statistic`` of ConnectX and ``grep .`` of i40iw, bnxt_re and hfi1
-in issues) and of the sources: Linux 3.10, 4.18 and 6.8 (drivers mlx4, mlx5, bnxt_re, irdma; EDAC skx), Lustre 2.15.
-The numbers are made up. What a kernel refuses to read (pressure on RHEL 8) cannot be put into a file and is left out.
+None of them was recorded by us, and the numbers are made up. Which files there are, their names, columns, units and orders
+of magnitude come from captures that others keep: procfs, node_exporter and hwloc (mlx4, mlx5, qib, i40iw and hfi1 adapters,
+NFS, NUMA, diskstats, hwmon), lustre_exporter and lustrefs-exporter (llite of 2.10 and 2.14), ``rdma statistic`` of a
+ConnectX in an issue; and from sources: mlx5, bnxt_re and sysfs of RDMA in Linux, all branches of Lustre from 2.10 on. Which
+names /proc/vmstat has in which kernel, Slurm's groups and files of 3.10 are as we know them. What a kernel refuses to read
+(pressure on RHEL 8) cannot be put into a file and is left out.
 """
 
 from __future__ import annotations
