@@ -206,8 +206,11 @@ def balanced(blocks: Blocks, wasted: float) -> list[str]:
     return found
 
 
-def insufficient(ranks: int, steps: int, seen: bool, settings: Settings, source: str) -> tuple[str, str]:
+def insufficient(ranks: int, steps: int, seen: bool, settings: Settings, job: Job) -> tuple[str, str]:
     """What is missing, and how to get it."""
+    own = job.source == Job.source
+    if ranks < 2 and not own:
+        return _too_few_recorded(ranks, job)
     if ranks == 0:
         return (
             "no rank was seen",
@@ -215,18 +218,31 @@ def insufficient(ranks: int, steps: int, seen: bool, settings: Settings, source:
         )
     if ranks == 1:
         return "one rank was seen: there is nobody to compare it with", "run more than one rank"
-    own = source == Job.source
     if not seen or steps == 0:
         return (
             f"{ranks} ranks were seen, but no step and no collective that repeats",
             "write `for batch in hindmost.steps(loader):`, or `with hindmost.step():` around each iteration"
             if own
-            else f"{source} did not record enough of it; `hindmost run -- COMMAND` records it all",
+            else f"{job.source} did not record enough of it; `hindmost run -- COMMAND` records it all",
         )
     enough = f"{settings.min_steps} steps or more"
     return (
         f"{steps} steps after warm-up, of {ranks} ranks: too few to tell a habit from an accident",
         f"let the job run for {enough}" if own else f"record {enough}, such as by `hindmost run -- COMMAND`",
+    )
+
+
+def _too_few_recorded(ranks: int, job: Job) -> tuple[str, str]:
+    """What is missing where the files are of one rank, or of none."""
+    if ranks == 0:
+        return (
+            f"{job.source} alone: no rank's collectives or steps",
+            "put what the ranks recorded beside it and name the folder; `hindmost run -- COMMAND` records it all",
+        )
+    of_all = f" of {job.world_size}" if (job.world_size or 0) > 1 else ""
+    return (
+        f"one rank{of_all} is recorded here: there is nobody to compare it with",
+        "name the folder that holds the files of all ranks",
     )
 
 

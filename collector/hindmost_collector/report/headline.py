@@ -28,15 +28,19 @@ def title(report: Mapping[str, Any]) -> str:
     name = _called(job.get("command"))
     found = ["hindmost", name if name and name != "hindmost" else job["id"]]  # a simulation's command is our own
     if job.get("world_size"):
-        found.append(
-            _count(job["world_size"], "rank") + (f" on {_count(job['nodes'], 'node')}" if job.get("nodes") else "")
-        )
+        found.append(_ranks(report) + (f" on {_count(job['nodes'], 'node')}" if job.get("nodes") else ""))
     if job.get("steps"):
         typical = (job.get("step_ms") or {}).get("p50")
         found.append(_count(job["steps"], "step") + (f" of {duration(typical)}" if typical else ""))
     if job.get("duration_s"):
         found.append(f"{job['duration_s']:.1f} s")
     return " · ".join(found)
+
+
+def _ranks(report: Mapping[str, Any]) -> str:
+    """``4 ranks``; ``1 of 4 ranks`` where files of the others are not there."""
+    all_ranks, seen = report["job"]["world_size"], len(report.get("ranks") or ())
+    return f"{seen:,} of {_count(all_ranks, 'rank')}" if 0 < seen < all_ranks else _count(all_ranks, "rank")
 
 
 def _called(command: str | None) -> str | None:

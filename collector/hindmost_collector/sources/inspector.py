@@ -114,14 +114,14 @@ def load(files: Sequence[Path]) -> Run:
         raise UsageError(f"{files[0]}: no whole line in the {NAME}")
     c = {name: np.concatenate(reading.pieces[name]) for name in _COLUMNS}
     rank_in, sizes = _memberships(c, len(reading.processes))
-    ranks, notes = world_ranks(rank_in)
+    ranks, world, notes = world_ranks(rank_in, sizes)
     collectives = _collectives(c, np.array(ranks))
     return Run(
-        job=Job(id="", world_size=len(ranks), source=NAME, pace_ns=_pace(c)),
+        job=Job(id="", world_size=world, source=NAME, pace_ns=_pace(c)),
         ranks=table(
             "ranks",
             rank=ranks,
-            world_size=len(ranks),
+            world_size=world or UNMEASURED,
             node=[node for node, _ in reading.processes],
             pid=[pid for _, pid in reading.processes],
         ),

@@ -30,16 +30,30 @@ def thinned(stride: int) -> list[str]:
     return [f"To stay in memory, {WINDOW_NS // 10**9} s in every {stride} times that were read."] if stride > 1 else []
 
 
-def world_ranks(rank_in: Sequence[Mapping[int, int]]) -> tuple[list[int], list[str]]:
-    """The rank of each process in the communicator that has them all, and a note where there is none.
+def world_ranks(
+    rank_in: Sequence[Mapping[int, int]], sizes: Mapping[int, int]
+) -> tuple[list[int], int | None, list[str]]:
+    """The rank of each process, how many there are in all, and a note where no communicator tells.
 
-    ``rank_in`` maps communicator to the process' rank in it, one a process, in the order of process ids.
+    ``rank_in`` maps communicator to the process' rank in it, one a process, in the order of process ids. Of the
+    communicators that have all processes the largest is the world. Files may be of some processes only: ``sizes``
+    tell of the rest where they are known; without them nobody knows how many there are, unless numbers have no gap.
     """
-    for comm in sorted({comm for one in rank_in for comm in one}):
-        inside = [one.get(comm, -1) for one in rank_in]
-        if sorted(inside) == list(range(len(rank_in))):
-            return inside, []
-    return list(range(len(rank_in))), ["No communicator has all processes: ranks are in the order of process ids."]
+    count = len(rank_in)
+    found = {
+        comm: [one[comm] for one in rank_in]
+        for comm in sorted({comm for one in rank_in for comm in one})
+        if len({one.get(comm, -1) for one in rank_in} - {-1}) == count
+    }
+    whole = [comm for comm, inside in found.items() if max(inside) == count - 1]
+    if any(comm in sizes for comm in found):
+        comm = max(found, key=lambda one: (sizes.get(one, 0), one in whole))
+        return found[comm], max(sizes[comm], max(found[comm]) + 1), []
+    if whole and (count > 1 or len(found) == 1):
+        return found[whole[0]], count, []
+    if len(found) == 1:
+        return next(iter(found.values())), None, []
+    return list(range(count)), count, ["No communicator has all processes: ranks are in the order of process ids."]
 
 
 def communicators(rank_in: Sequence[Mapping[int, int]], ranks: Sequence[int], sizes: Mapping[int, int]) -> Table:

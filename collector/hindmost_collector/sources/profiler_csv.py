@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 from hindmost.errors import UsageError
 
-from hindmost_collector.model import GPU_TIME, Job, Run, Table
+from hindmost_collector.model import GPU_TIME, UNMEASURED, Job, Run, Table
 from hindmost_collector.sources.columns import concatenate, table
 from hindmost_collector.sources.files import open_bytes
 from hindmost_collector.sources.operations import operation
@@ -70,11 +70,11 @@ def load(files: Sequence[Path]) -> Run:
     if not parts:
         raise UsageError(f"{files[0].parent}: no whole line in the {NAME}")
     rank_in = [part.rank_in for part in parts]
-    ranks, notes = world_ranks(rank_in)
+    ranks, world, notes = world_ranks(rank_in, {})
     pieces = [_collectives(*one) for one in zip(parts, ranks, _positions(parts), strict=True)]
     return Run(
-        job=Job(id="", world_size=len(parts), source=NAME),
-        ranks=table("ranks", rank=ranks, world_size=len(parts), pid=[part.pid for part in parts]),
+        job=Job(id="", world_size=world, source=NAME),
+        ranks=table("ranks", rank=ranks, world_size=world or UNMEASURED, pid=[part.pid for part in parts]),
         collectives=concatenate("collectives", pieces),
         communicators=communicators(rank_in, ranks, {}),
         notes=(*notes, *_notes(parts), *thinned(every)),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from hindmost.errors import UsageError
 
-from hindmost_collector.model import Job, Run, Table
+from hindmost_collector.model import UNMEASURED, Job, Run, Table
 from hindmost_collector.sources.columns import concatenate, table
 from hindmost_collector.sources.files import lines
 
@@ -47,9 +47,10 @@ def load(files: Sequence[Path]) -> Run:
     notes: list[str] = []
     budget = MAX_STEPS // max(1, len(files))
     read = {_rank(path): _read(path, budget, notes) for path in files}
+    world = len(read) if max(read) == len(read) - 1 else None  # with a gap, nobody knows how many there are beyond
     return Run(
-        job=Job(id="", world_size=max(read) + 1, source=NAME),
-        ranks=table("ranks", rank=sorted(read), world_size=max(read) + 1),
+        job=Job(id="", world_size=world, source=NAME),
+        ranks=table("ranks", rank=sorted(read), world_size=world or UNMEASURED),
         steps=concatenate("steps", [_steps(rank, columns) for rank, columns in sorted(read.items())]),
         intervals=concatenate("intervals", [_issuing(rank, columns) for rank, columns in sorted(read.items())]),
         notes=tuple(notes),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hindmost.errors import UsageError
 from hindmost_collector.judge import judge
+from hindmost_collector.report import headline
 from hindmost_collector.sources import load
 from hindmost_collector.sources.files import MAX_LINE_BYTES
 
@@ -142,3 +143,15 @@ def test_durations_without_any_clock_are_not_called_balanced(tmp_path: Path) -> 
     run = load(tmp_path)
     report = judge(replace(run, job=replace(run.job, pace_ns=None)))
     assert report.verdicts[0].kind == "insufficient_data"
+
+
+def test_one_ranks_file_says_whose_it_is_and_of_how_many(tmp_path: Path) -> None:
+    """The rank is the communicator's, not a count of files; the title, the reason and the remedy speak of the rest."""
+    _terse(tmp_path)
+    report = judge(load(tmp_path / "host-pid41.log")).to_dict()
+    assert (report["job"]["world_size"], [row["rank"] for row in report["ranks"]]) == (2, [1])
+    assert headline.title(report) == "hindmost · host-pid41.log · 1 of 2 ranks on 1 node"
+    (verdict,) = report["verdicts"]
+    assert verdict["evidence"] == ["one rank of 2 is recorded here: there is nobody to compare it with"]
+    assert verdict["advice"] == ["name the folder that holds the files of all ranks"]
+    assert not any("order of process ids" in note for note in report["notes"])

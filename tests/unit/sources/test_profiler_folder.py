@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from hindmost.errors import UsageError
+from hindmost_collector.judge import judge
 from hindmost_collector.model import GPU_TIME
+from hindmost_collector.report import headline
 from hindmost_collector.sources import load
 
 if TYPE_CHECKING:
@@ -152,3 +154,17 @@ def test_what_is_not_understood_is_named(tmp_path: Path) -> None:
         load(tmp_path)
     with pytest.raises(UsageError, match="no such file"):
         load(tmp_path / "nowhere")
+
+
+def test_steps_of_a_rank_in_the_middle_do_not_say_how_many_there_are(tmp_path: Path) -> None:
+    """``steps.2.jsonl`` alone is of one rank, not of three."""
+    report = judge(load(_record(tmp_path) / "steps.2.jsonl")).to_dict()
+    assert headline.title(report).split(" · ")[2] == "1 rank"
+
+
+def test_samples_of_gpus_alone_are_told_as_that(tmp_path: Path) -> None:
+    """Nobody is told to start a job that was recorded: what is missing is what its ranks did."""
+    (tmp_path / "nvml.csv").write_text("t_ns,gpu,util\n1000,0,30\n")
+    (verdict,) = judge(load(tmp_path / "nvml.csv")).to_dict()["verdicts"]
+    assert verdict["evidence"] == ["GPU samples (nvml.csv) alone: no rank's collectives or steps"]
+    assert verdict["advice"][0].startswith("put what the ranks recorded beside it")
