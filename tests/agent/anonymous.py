@@ -40,11 +40,14 @@ class Anonymous:
 
     def words(self, text: str) -> str:
         """A text without the host's name, ids, addresses, and interfaces whose names are made up."""
-        text = UUID.sub(self._uuid, text)
-        text = ID.sub(lambda found: self._stand_in("id", found[0], f"{{:0{len(found[0])}x}}"), text)
+        text = ID.sub(lambda found: self._stand_in("id", found[0], f"{{:0{len(found[0])}x}}"), self.uuids(text))
         text = INTERFACE.sub(lambda found: self._stand_in(found[1], found[0], found[1] + "{}"), text)
         text = ADDRESS.sub(lambda found: self._stand_in("address", found[0], "192.0.2.{}"), text)
         return self._host.sub("node1", text)
+
+    def uuids(self, text: str) -> str:
+        """A text full of numbers without what GPUs are called: ``1.2345678901234e-05`` is no id."""
+        return UUID.sub(self._uuid, text)
 
     def _uuid(self, found: re.Match[str]) -> str:
         between = found[1]

@@ -164,7 +164,7 @@ def record(folder: Path) -> dict[str, int]:
     if HOST.nvml_library is not None:
         lib = HOST.nvml_library
         answers = json.dumps({"constants": lib.constants, "answers": lib.answers}, indent=0)
-        (folder / "nvml.json").write_text(anonymous.words(answers) + "\n")
+        (folder / "nvml.json").write_text(anonymous.uuids(answers) + "\n")
     return kept.left_out
 
 

@@ -101,6 +101,7 @@ def test_a_gpu_s_identity_is_replaced_wherever_it_stands() -> None:
     text = Anonymous("gpu17").words(f"{first} {second} {first} gpu17 12345678901234567890")
     one, two = (f"GPU-00000000-0000-0000-0000-{number:012x}" for number in (1, 2))
     assert text == f"{one} {two} {one} node1 12345678901234567890"
+    assert Anonymous("gpu17").uuids(f"[1.2345678901234e-05, {first}]") == f"[1.2345678901234e-05, {one}]"
 
 
 def test_of_many_cores_and_threads_the_first_few_are_kept_whole() -> None:
