@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import json
+import shutil
 import socket
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,7 @@ def test_this_machine_can_be_recorded_and_read_again(tmp_path: Path) -> None:
     target = tmp_path / "here.tar.xz"
     subprocess.run([sys.executable, str(SCRIPT), str(target)], check=True, timeout=60, capture_output=True)
     assert target.stat().st_size < 300 << 10
-    with tarfile.open(target) as archive:
-        archive.extractall(tmp_path, filter="data")
+    shutil.unpack_archive(target, tmp_path)
     root = tmp_path / "here"
     (rank,) = json.loads((root / "recorded.json").read_text())["ranks"]
     assert f"{rank['pid']} (" in (root / f"proc/{rank['pid']}/stat").read_text()
