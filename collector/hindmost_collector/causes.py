@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector import slow_computing
+from hindmost_collector import slow_computing, starving
 from hindmost_collector.robust import average, median
 
 if TYPE_CHECKING:
@@ -104,13 +104,16 @@ def _shares(blocks: Blocks, row: int, columns: Array) -> dict[str, float]:
         if "self_blocked" in parts or any(name in parts for name in FILES):
             blocked = parts.get("self_blocked", np.zeros_like(parts["self_cpu"]))
             found |= _of_files(blocks, row, columns, excess_of(blocked, row, columns), found)
+            if "self_runqueue" in parts:
+                _charge_late(blocks, row, columns, found)
         return found
     if "runqueue" in parts:
         queue = parts["runqueue"]  # of some steps only, where the probe spares its time: of the others nobody knows
         cpu = parts.get("cpu", np.zeros_like(queue))
         found["cpu_contention"] = _of_processor(blocks, row, columns, cpu, queue)["cpu_contention"]
-        if excess_of(cpu, row, columns) <= 0:  # whoever computes more also queues more
-            found["cpu_contention"] = max(found["cpu_contention"], _of_threads(blocks, row, columns))
+        more = excess_of(cpu, row, columns)
+        if more <= _NO_MORE * average(blocks.excess[row, columns]):  # whoever computes more also queues more
+            found["cpu_contention"] = max(found["cpu_contention"], _of_threads(blocks, row, columns, found))
     computing = [excess_of(block, row, columns) for block in _computing(blocks)]
     if "gpu_forward" in parts and "gpu_backward" in parts:
         computing.append(_hidden_backward(blocks, row, columns))
@@ -160,33 +163,46 @@ def _of_processor(blocks: Blocks, row: int, columns: Array, cpu: Floats, runqueu
     return {"cpu_contention": float(queued - shared), "compute": float(more + shared)}
 
 
-#: Seconds a second that a main thread must wait for a CPU, beyond its peers', before its other threads' waiting counts.
+#: Computing of this share of the excess is too little to be what a rank queues for.
+_NO_MORE = 0.1
+#: Share of the step that a main thread must wait for a CPU, beyond its peers, before what its process waits counts.
 _STARVED = 0.05
 
 
-def _of_threads(blocks: Blocks, row: int, columns: Array) -> float:
-    """Ns a step in which threads of a starved process waited for a CPU, up to its excess.
+def _of_threads(blocks: Blocks, row: int, columns: Array, found: dict[str, float]) -> float:
+    """Ns a step in which threads of a starved process waited for a CPU, up to what is left of its excess.
 
     The steps know of the main thread only, which waits in backward for the thread that computes it.
     """
-    levels = blocks.gauges(columns)
-    main, threads = (_beyond(levels.get(name), row) for name in ("runqueue", "threads_runqueue"))
-    if not main >= _STARVED or not threads > 0:
+    waited = starving.of_process(blocks, row, columns)
+    if not waited or waited[0] < _STARVED * average(blocks.period[columns]):
         return 0.0
-    return float(min(threads * blocks.step_ns, max(average(blocks.excess[row, columns]), 0.0)))
+    marked = sum(max(found.get(name, 0.0), 0.0) for name in ("gc", "checkpoint"))
+    late = max(average(blocks.excess[row, columns]) - marked, 0.0)
+    if len(columns) < len(blocks.steps) / 2:  # a sample speaks of a second, in which few steps are struck
+        waited = [*waited, starving.share(blocks, row) * late]
+    return float(min(max(waited), late))
 
 
-def _beyond(vector: Floats | None, row: int) -> float:
-    """By how much a rank's value is above the typical other's; NaN where unmeasured."""
-    return float("nan") if vector is None else float(vector[row] - median(np.delete(vector, row)))
+def _charge_late(blocks: Blocks, row: int, columns: Array, found: dict[str, float]) -> None:
+    """Count time off the CPU as waiting for one as far as the whole process is known to have waited.
+
+    The kernel charges a wait when it pleases, above all of a control group that is out of its quota.
+    """
+    unknown = max(found.get("blocked", 0.0), 0.0)
+    queued = max(found.get("cpu_contention", 0.0), 0.0)
+    late = min(unknown, max(_of_threads(blocks, row, columns, found) - queued, 0.0))
+    if late > 0:
+        found["blocked"], found["cpu_contention"] = unknown - late, queued + late
 
 
 def _like_peers(blocks: Blocks, row: int, columns: Array) -> float:
     """0 to 1: how much of a rank's queueing for CPUs its peers' processes suffer alike, per second."""
-    rates = blocks.gauges(columns).get("runqueue")
+    levels = blocks.gauges(columns)
+    rates = levels.get("runqueue")
     if rates is None or np.isnan(rates[row]) or rates[row] <= 0:
         return 0.0
-    theirs = float(median(np.delete(rates, row)))
+    theirs = starving.has_run(levels, row) * float(median(np.delete(rates, row)))
     return 0.0 if np.isnan(theirs) else min(theirs / float(rates[row]), 1.0)
 
 

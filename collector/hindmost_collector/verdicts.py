@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector import causes, confidence, roles, whatif, wording
+from hindmost_collector import causes, confidence, roles, starving, whatif, wording
 from hindmost_collector.job_verdicts import since
 from hindmost_collector.model import Run, rows
 from hindmost_collector.robust import average, median, peers_median
@@ -15,7 +15,7 @@ from hindmost_collector.verdict import Verdict
 from hindmost_collector.whatif import repaired, stall_saving, stretched, waste
 
 if TYPE_CHECKING:
-    from hindmost_collector.align import Floats
+    from hindmost_collector.align import Array, Floats
     from hindmost_collector.blocks import Blocks
     from hindmost_collector.causes import Cause
     from hindmost_collector.detectors.hang import Hang
@@ -151,9 +151,7 @@ def _straggler(
     span = _span(habits)
     saved = float(replay.adds(habits, before)[span].mean())
     given = before if before and float(replay.adds(habits, [])[span].mean()) < _BY_ITSELF * saved else []
-    others = [_span([habit]) for habit in replay.kept if habit not in habits]
-    change = None if given else whatif.observed_change(blocks, span, others)  # seen beside what held the job back then
-    cost = change.limits(saved) if change is not None else saved
+    cost, told = (saved, []) if given else _cost(group, replay, saved, blocks)
     ratio = cost / average(blocks.period[span])
     in_all = float(replay.in_all(habits)[span].mean())
     worth = in_all if in_all > saved else cost  # of two late alike for two causes neither saves anything by itself
@@ -179,10 +177,28 @@ def _straggler(
         evidence=(
             *wording.why(blocks, habits, cause),
             *wording.victims(victims, ranks),
-            *wording.longer_than_replayed(change, saved),
+            *told,
         ),
-        advice=tuple(told for why in causes_of for told in wording.advice(why, list(ranks))),
+        advice=tuple(step for why in causes_of for step in wording.advice(why, list(ranks))),
     )
+
+
+def _cost(group: list[tuple[Habit, Cause]], replay: _Replay, saved: float, blocks: Blocks) -> tuple[float, list[str]]:
+    """Ns a step that the repair saves which by the replay saves so much, and what it consists of beyond lateness."""
+    habits = _habits(group)
+    span, rows = _span(habits), [habit.row for habit in habits]
+    held_up = _held_up(blocks, rows, np.arange(len(blocks.steps))[span], group[0][1], saved)
+    cost = saved = saved + held_up
+    others = [_span([habit]) for habit in replay.kept if habit not in habits]
+    change = whatif.observed_change(blocks, span, others)  # seen beside what held the job back then
+    if change is not None:
+        waited = whatif.caused_more(blocks, rows, span) + held_up
+        cost = change.cost(saved, waited, whatif.others_grew(blocks, rows, span))
+    return cost, [*wording.held_up(held_up), *wording.longer_than_replayed(change, cost)]
+
+
+def _held_up(blocks: Blocks, rows: list[int], columns: Array, cause: Cause, shown: float) -> float:
+    return starving.of_transfers(blocks, rows, columns, shown) if cause.cause == "cpu_contention" else 0.0
 
 
 def _victims(blocks: Blocks, rows: list[int]) -> tuple[int, ...]:
@@ -214,11 +230,11 @@ def of_stalls(stalls: list[Stalls], blocks: Blocks, settings: Settings) -> list[
     """Verdicts of ranks that stall now and then, where that costs enough to act on."""
     found = []
     for one in stalls:
-        gain = stall_saving(blocks, one.rows, one.stalled)
-        ratio = float(gain.sum() / np.nansum(blocks.period))
-        if ratio < settings.min_effect or gain.mean() < settings.min_share_of_waste * waste(blocks):
+        gain = float(stall_saving(blocks, one.rows, one.stalled).mean())
+        if gain < settings.min_effect * average(blocks.period) or gain < settings.min_share_of_waste * waste(blocks):
             continue
         cause = causes.explain(blocks, one.rows[0], one.stalled, settings)
+        held_up = _held_up(blocks, list(one.rows), np.arange(len(blocks.steps)), cause, gain)
         ranks = tuple(sorted(int(blocks.ranks[row]) for row in one.rows))
         found.append(
             Verdict(
@@ -226,12 +242,12 @@ def of_stalls(stalls: list[Stalls], blocks: Blocks, settings: Settings) -> list[
                 ranks=ranks,
                 cause=cause.cause,
                 since_step=int(blocks.steps[one.stalled[0]]),
-                cost_ms_per_step=float(gain.mean()) / 1e6,
-                cost_ratio=ratio,
+                cost_ms_per_step=(gain + held_up) / 1e6,
+                cost_ratio=(gain + held_up) / average(blocks.period),
                 confidence=float(np.clip(one.share, 0.5, 0.99)),
                 explained=cause.explained,
                 partial=cause.partial,
-                evidence=tuple(wording.stalls(blocks, one, cause)),
+                evidence=(*wording.stalls(blocks, one, cause), *wording.held_up(held_up)),
                 advice=tuple(wording.advice(cause.cause, list(ranks))),
             )
         )

@@ -47,9 +47,17 @@ class Change:
     longer: float
     noise: float
 
-    def limits(self, saved: float) -> float:
-        """What a repair saves that by the replay saves so much: what was seen, where the two surely differ."""
-        return self.longer if saved > self.longer + 2 * self.noise else saved
+    def cost(self, saved: float, waited: float, others: float | None) -> float:
+        """What a repair saves that by the replay saves so much: what was seen, where the two surely differ.
+
+        Steps that grew by more count as far as the job ``waited`` for these ranks, and less what the ``others``' own
+        work grew by (``None``: unknown).
+        """
+        if saved > self.longer + 2 * self.noise:
+            return self.longer
+        if others is None or saved > self.longer - 2 * self.noise:
+            return saved
+        return max(saved, min(waited, self.longer - max(others, 0.0)))
 
 
 def observed_change(blocks: Blocks, during: slice, others: Sequence[slice] = ()) -> Change | None:
@@ -72,6 +80,27 @@ def observed_change(blocks: Blocks, during: slice, others: Sequence[slice] = ())
     change = float(after.mean() - before.mean())
     noise = float(np.hypot(before.std() / np.sqrt(len(before)), after.std() / np.sqrt(len(after))))
     return Change(change, noise) if change > 2 * noise else None
+
+
+def caused_more(blocks: Blocks, rows: Sequence[int], during: slice) -> float:
+    """Ns a step by which the others waited longer for these ranks than they did before and after."""
+    caused = np.nan_to_num(blocks.caused[list(rows)]).sum(axis=0)
+    return float(caused[during].mean() - np.delete(caused, np.arange(len(caused))[during]).mean())
+
+
+def others_grew(blocks: Blocks, rows: Sequence[int], during: slice) -> float | None:
+    """Ns a step by which the typical other rank's own work is longer than before and after; ``None`` where unknown.
+
+    Beside computing, nobody sees how long that takes: it grows in the ratio in which forward does.
+    """
+    work = blocks.parts.get("gpu_forward") if blocks.overlapped else blocks.own
+    if work is None:
+        return None
+    of_others = np.delete(work, list(rows), axis=0)
+    inside = float(median(median(of_others[:, during], axis=1)))
+    outside = float(median(median(np.delete(of_others, np.arange(work.shape[1])[during], axis=1), axis=1)))
+    grew = inside - outside if not blocks.overlapped else (inside / outside - 1) * blocks.step_ns
+    return grew if np.isfinite(grew) else None
 
 
 def stall_saving(blocks: Blocks, rows: Sequence[int], stalled: Ints) -> Floats:

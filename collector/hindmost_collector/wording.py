@@ -137,6 +137,11 @@ def longer_than_replayed(change: Change | None, saved: float) -> list[str]:
     return [f"steps became {ms(change.longer)} longer then, which its lateness accounts for only in part"]
 
 
+def held_up(longer: float) -> list[str]:
+    """What transfers took longer for want of a CPU."""
+    return [f"transfers take {ms(longer)} a step longer for all while it waits for a CPU"] if longer > 0 else []
+
+
 def _shares(excess: float, cause: Cause) -> list[str]:
     if cause.beyond > _MORE:
         longer = dict(cause.shares_ns)["compute"]

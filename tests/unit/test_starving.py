@@ -1,0 +1,90 @@
+"""A rank that runs out of its CPU quota: late in some steps, and in others its threads hold up the transfer itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hindmost_collector.judge import judge
+from hindmost_collector.whatif import Change
+
+from tests.scenarios.loads import Load, make
+
+if TYPE_CHECKING:
+    from hindmost_collector.model import Run
+
+STEPS, STOPPED_MS = 240, 70.0
+
+
+def throttled(counted: bool) -> Run:
+    """Rank 1 is stopped for 70 ms in every twelfth step before the all-reduce, and in every eighth inside of it."""
+    run = make(Load(ranks=3, steps=STEPS, faults=[{"rank": 1, "blocked": STOPPED_MS, "every": 12}]))
+    calls = run.collectives
+    inside = np.arange(STEPS) % 8 == 5
+    longer = np.rint(STOPPED_MS * 1e6 * inside).astype(np.int64)
+    before = np.concatenate([[0], np.cumsum(longer)[:-1]])
+    moved = {
+        "start_ns": calls["start_ns"] + np.tile(before, 3),
+        "duration_ns": calls["duration_ns"] + np.tile(longer, 3),
+    }
+    run = replace(run, collectives=calls | moved)
+    return replace(run, metrics=_run_queues(run)) if counted else run
+
+
+def _run_queues(run: Run) -> dict[str, np.ndarray[tuple[int], np.dtype[np.generic]]]:
+    """What an agent reads of the ranks once a second: rank 1 waits for a CPU whenever it is stopped."""
+    until = int(run.collectives["start_ns"].max())
+    ticks = np.arange(0, until + 10**9, 10**9)
+    stopped = np.interp(ticks, [0, until], [0.0, STOPPED_MS / 1e3 * (STEPS / 12 + STEPS / 8)])
+    values = [np.zeros(len(ticks)), stopped, np.zeros(len(ticks))]
+    return {
+        "node": np.full(3 * len(ticks), "node0"),
+        "name": np.full(3 * len(ticks), "hindmost_process_runqueue_seconds_total"),
+        "labels": np.repeat([f'{{"job": "made", "rank": "{rank}"}}' for rank in range(3)], len(ticks)),
+        "time_ns": np.tile(ticks, 3),
+        "value": np.concatenate(values),
+    }
+
+
+def test_transfers_that_a_starved_rank_holds_up_are_part_of_its_cost() -> None:
+    """The kernel charged none of it to the gaps between collectives; the whole process is known to have waited."""
+    (verdict,) = judge(throttled(True)).verdicts
+    assert (verdict.kind, verdict.ranks, verdict.cause) == ("intermittent", (1,), "cpu_contention")
+    assert verdict.cost_ms_per_step == pytest.approx(STOPPED_MS * (1 / 12 + 1 / 8), rel=0.1)
+    assert any("while it waits for a CPU" in line for line in verdict.evidence)
+
+
+def test_transfers_are_nobodys_where_nobody_is_known_to_wait() -> None:
+    """Then a long transfer may be the network's, and the rank costs what its lateness does."""
+    (verdict,) = judge(throttled(False)).verdicts
+    assert (verdict.ranks, verdict.cause) == ((1,), "unknown")
+    assert verdict.cost_ms_per_step == pytest.approx(STOPPED_MS / 12, rel=0.1)
+
+
+def test_long_stalls_are_found_among_many_short_ones() -> None:
+    """On a noisy host all ranks are late by a part of a step in turn; only one is by many."""
+    noise = [{"rank": rank, "blocked": 3.0, "every": 7 + rank} for rank in range(4)]
+    run = make(Load(steps=STEPS, faults=[*noise, {"rank": 2, "blocked": STOPPED_MS, "every": 24}]))
+    (verdict,) = judge(run).verdicts
+    assert (verdict.kind, verdict.ranks) == ("intermittent", (2,))
+    assert [one.kind for one in judge(make(Load(steps=STEPS, faults=noise))).verdicts] == ["balanced"]
+
+
+@pytest.mark.parametrize(
+    ("saved", "waited", "others", "cost"),
+    [
+        (60.0, 80.0, 0.0, 50.0),  # waiting ranks cool down: a repair saves no more than what the onset took
+        (48.0, 80.0, 0.0, 48.0),  # alike within the error
+        (20.0, 80.0, 0.0, 50.0),  # the others wait for it wherever the replay does not look
+        (20.0, 30.0, 0.0, 30.0),  # and no longer than that
+        (20.0, 80.0, 25.0, 25.0),  # everybody's work grew
+        (20.0, 80.0, None, 20.0),  # nobody knows whether it did
+    ],
+)
+def test_what_an_onset_took_is_what_a_repair_saves(
+    saved: float, waited: float, others: float | None, cost: float
+) -> None:
+    """As far as the job waited for the rank, and nobody else's work grew meanwhile."""
+    assert Change(longer=50.0, noise=2.0).cost(saved, waited, others) == cost
