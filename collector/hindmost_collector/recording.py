@@ -15,12 +15,13 @@ from hindmost_collector.store.flush import arrow_tables
 from hindmost_collector.store.journal import UnsettledError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     from hindmost_collector.chunk import Chunk
     from hindmost_collector.columns import Words
     from hindmost_collector.definitions import Definitions
     from hindmost_collector.model import Run
+    from hindmost_collector.store.flush import Clock, Files, Rows
 
 log = logging.getLogger(__name__)
 
@@ -38,11 +39,7 @@ class Store(Protocol):
     def clock(self) -> dict[str, Any]: ...
 
     def write(
-        self,
-        tables: Mapping[tuple[str, str], Iterable[pa.Table]],
-        sequences: Mapping[str, int],
-        clock: dict[str, Any] | None = None,
-        files: Mapping[tuple[str, str], bytes] | None = None,
+        self, tables: Rows, sequences: Mapping[str, int], clock: Clock | None = None, files: Files | None = None
     ) -> tuple[int, int]: ...
 
     def write_meta(self, job: str, meta: Mapping[str, Any]) -> None: ...

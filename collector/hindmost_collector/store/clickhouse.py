@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from hindmost_collector.model import Run
     from hindmost_collector.store.clickhouse_client import Target
+    from hindmost_collector.store.flush import Clock, Files, Rows
 
 log = logging.getLogger(__name__)
 
@@ -120,11 +121,7 @@ class ClickHouseStore:
         return known
 
     def write(
-        self,
-        tables: Mapping[tuple[str, str], Iterable[pa.Table]],
-        sequences: Mapping[str, int],
-        clock: dict[str, Any] | None = None,
-        files: Mapping[tuple[str, str], bytes] | None = None,
+        self, tables: Rows, sequences: Mapping[str, int], clock: Clock | None = None, files: Files | None = None
     ) -> tuple[int, int]:
         """Make rows of ``(job, table)``, files of ``(job, name)`` and agents' sequences durable; ``(rows, bytes)``.
 
@@ -243,7 +240,7 @@ class ClickHouseStore:
         return f"{ddl.quoted(self.target.place.database)}.{table}"
 
 
-def _by_table(tables: Mapping[tuple[str, str], Iterable[pa.Table]]) -> Iterator[tuple[str, Iterator[pa.Table]]]:
+def _by_table(tables: Rows) -> Iterator[tuple[str, Iterator[pa.Table]]]:
     """The pieces of all jobs by table, each with its job as a column: few large inserts rather than many small ones."""
     jobs: dict[str, list[str]] = defaultdict(list)
     for job, table in tables:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from hindmost_collector.decode import MetricRows
     from hindmost_collector.definitions import Definitions
     from hindmost_collector.model import Table
+
+    #: Of ``(job, table)``, in pieces.
+    Rows = Mapping[tuple[str, str], Iterable[pa.Table]]
+    #: Of ``(job, name)``.
+    Files = Mapping[tuple[str, str], bytes]
+    #: The job clock, as the collector that made it wants it back.
+    Clock = dict[str, Any]
 
 
 def arrow_tables(

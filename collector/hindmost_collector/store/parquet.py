@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    import pyarrow as pa
-
     from hindmost_collector.model import Run
+    from hindmost_collector.store.flush import Clock, Files, Rows
 
 log = logging.getLogger(__name__)
 
@@ -89,11 +88,7 @@ class ParquetStore:
         return self.root if self.single else self.root / folder(job)
 
     def write(
-        self,
-        tables: Mapping[tuple[str, str], Iterable[pa.Table]],
-        sequences: Mapping[str, int],
-        clock: dict[str, Any] | None = None,
-        files: Mapping[tuple[str, str], bytes] | None = None,
+        self, tables: Rows, sequences: Mapping[str, int], clock: Clock | None = None, files: Files | None = None
     ) -> tuple[int, int]:
         """Make rows of ``(job, table)``, files of ``(job, name)`` and agents' sequences durable; ``(rows, bytes)``.
 
