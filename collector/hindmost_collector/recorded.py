@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import duckdb
+import pyarrow as pa
 from hindmost.errors import UsageError
 
 from hindmost_collector.store import schema, segments
@@ -25,8 +27,6 @@ from hindmost_collector.store.run_directory import is_run_directory, read_run
 from hindmost_collector.store.tables import Tables
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from hindmost_collector.model import Run
     from hindmost_collector.store.clickhouse_reading import ClickHouseRecording
 
@@ -50,6 +50,7 @@ class Recording(Tables):
             raise UsageError(f"{path} holds no recording: give a run directory, or a collector's store")
         self._names: dict[Path, str] = {}
         self._torn: set[Path] = set()
+        self._checked: set[Path] = set()
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._one_at_a_time = threading.Lock()
 
@@ -84,7 +85,7 @@ class Recording(Tables):
         """Run DuckDB SQL over the tables as views; every view has a column ``job``.
 
         A damaged segment is left out, and a warning names it. Raises UsageError, with DuckDB's own words, for a query
-        that is wrong.
+        that is wrong, HindmostError where a newer hindmost wrote what it asks for.
         """
         for attempt in range(5):
             with self._one_at_a_time:
@@ -135,6 +136,10 @@ class Recording(Tables):
         found = present(job / "segments" / table, self._torn)
         if not found:
             return ""
+        if found[-1] not in self._checked:  # the newest of them: whoever is newer has written that too
+            with contextlib.suppress(OSError, pa.ArrowException):  # torn, or gone: DuckDB will say so
+                segments.check_version(found[-1])
+            self._checked.add(found[-1])
         files = ", ".join(quoted(str(path)) for path in found)
         return f"select {quoted(self._name(job))} as job, * from read_parquet([{files}], union_by_name = true)"  # noqa: S608 - quoted
 

@@ -111,10 +111,15 @@ class Recorder:
     @property
     def trouble(self) -> str | None:
         """Why nothing becomes durable: the store fails, or a write to it hangs; None while all is well."""
-        since, now = self._since, self._now()
-        if self.failing or since is None or now - since < HANGS_S:
+        if self.failing or not self.hangs_s:
             return self.failing
-        return f"a write has not come back for {now - since:.0f} s"
+        return f"a write has not come back for {self.hangs_s:.0f} s"
+
+    @property
+    def hangs_s(self) -> float:
+        """For how long a write has not come back, where that is longer than one takes; else 0."""
+        taken = 0.0 if self._since is None else self._now() - self._since
+        return taken if taken >= HANGS_S else 0.0
 
     @property
     def pressure(self) -> float:

@@ -185,9 +185,10 @@ class Collector:
         while True:
             await asyncio.sleep(UPKEEP_S)
             self._prune()
-            if upkeep is None or self.recorder.trouble:
+            if upkeep is None or self.recorder.hangs_s:
                 continue
-            for piece in (upkeep.compact, upkeep.expire):  # retention holds whatever became of the first
+            # retention holds whatever became of compaction, and is what makes room on a full disk
+            for piece in (upkeep.expire,) if self.recorder.failing else (upkeep.compact, upkeep.expire):
                 await self._tend(piece)
 
     async def _tend(self, piece: Callable[[], int]) -> None:

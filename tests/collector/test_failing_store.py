@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 
 import duckdb
 import pytest
+from hindmost_collector import service
 from hindmost_collector.store import journal, segments
 from hindmost_collector.store.parquet import ParquetStore, folder, read_run
+from hindmost_collector.store.upkeep import Upkeep
 
 
 def full(*_, **__):
@@ -65,6 +68,41 @@ def test_long_failure_is_replayed(collecting, fake_agent, tmp_path, monkeypatch)
     assert (acked, durable, counted, ready) == (0, 0, [16, 16], None)
     assert steps(tmp_path) == [(step, 2) for step in range(16)]
     assert read_run(tmp_path).ranks["rank"].tolist() == [0, 1]
+
+
+def test_retention_makes_room_on_a_full_disk(collecting, fake_agent, tmp_path, monkeypatch):
+    """While a full disk keeps all from being written, retention deletes what is too much; then recording goes on."""
+    before = ParquetStore(tmp_path, single=False)
+    (held := before.job_directory("old") / "segments/steps").mkdir(parents=True)
+    (held / segments.file_name("20250101", 1)).write_bytes(b"." * 5000)
+    before.close()
+    write, expire, failed = segments.write, Upkeep.expire, threading.Event()
+
+    def unless_full(*args):
+        if any(held.glob("*")):
+            failed.set()
+            full()
+        return write(*args)
+
+    monkeypatch.setattr(segments, "is_torn", lambda *_, **__: False)
+    monkeypatch.setattr(segments, "write", unless_full)
+    monkeypatch.setattr(Upkeep, "compact", lambda _: 0)
+    monkeypatch.setattr(Upkeep, "expire", lambda upkeep: expire(upkeep) if failed.is_set() else 0)
+    monkeypatch.setattr(service, "UPKEEP_S", 0.01)
+
+    async def scenario():
+        # a byte less would be kept: the old segment is all that there is
+        async with collecting(store=str(tmp_path), flush_seconds=0.1, retention_gib=4999 / 2**30) as collector:
+            agent = fake_agent(collector.addresses["grpc"])
+            await agent.connect()
+            await agent.send(agent.batch(0))
+            await agent.until_acked(1)
+            await agent.close()
+            return collector.recorder.failures
+
+    failures = asyncio.run(scenario())
+    assert failures > 0
+    assert not held.exists()
 
 
 def test_committed_rows_are_not_written_twice(collecting, fake_agent, tmp_path, monkeypatch):

@@ -168,6 +168,24 @@ def test_segment_of_a_newer_schema_is_refused(tmp_path):
     pq.write_table(target.empty_table(), directory / segments.file_name("20250101", 1))
     with pytest.raises(HindmostError, match="written by a newer hindmost"):
         read_run(tmp_path)
+    with pytest.raises(HindmostError, match="written by a newer hindmost"):
+        hindmost_collector.open(tmp_path).steps()
+
+
+def test_compaction_lets_a_newer_schema_be(store, tmp_path, caplog):
+    """A table that a newer hindmost has written into is not merged, said once; the other tables are."""
+    target = schema.arrow_schema("clocks").with_metadata({schema.VERSION_KEY: str(schema.VERSION + 1).encode()})
+    directory = tmp_path / "j/segments/clocks"
+    directory.mkdir(parents=True)
+    for flush in range(FEW):
+        pq.write_table(target.empty_table(), directory / segments.file_name("20250101", flush))
+    work = Upkeep(store, Retention(), now=lambda: time.time() + DAY_S)
+    assert work.compact() == FEW
+    assert work.compact() == 0
+    assert len(list(directory.glob("*.parquet"))) == FEW
+    (said,) = [record.message for record in caplog.records if "is not compacted" in record.message]
+    assert said.startswith(f"{directory} is not compacted: ")
+    assert said.endswith("was written by a newer hindmost (schema 2): upgrade this one to read it")
 
 
 def test_what_was_merged_counts_once_while_both_are_there(store, tmp_path):

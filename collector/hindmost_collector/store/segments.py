@@ -161,6 +161,12 @@ def read_groups(path: Path, indices: Sequence[int], columns: Sequence[str] | Non
         return file.read_row_groups(list(indices), columns=wanted).replace_schema_metadata(None)
 
 
+def check_version(path: Path) -> None:
+    """Raises HindmostError when a segment is newer than this program, OSError or pa.ArrowException when it is torn."""
+    with pq.ParquetFile(path) as file:
+        _check_version(path, file)
+
+
 def _check_version(path: Path, file: pq.ParquetFile) -> None:
     version = int((file.schema_arrow.metadata or {}).get(schema.VERSION_KEY, b"1"))
     if version > schema.VERSION:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from hindmost.errors import HindmostError
 
 from hindmost_collector.store import schema, segments
 from hindmost_collector.store.downsample import levels
@@ -50,6 +51,7 @@ class Upkeep:
     def __init__(self, store: ParquetStore, retention: Retention, now: Callable[[], float] = time.time) -> None:
         self._store, self._retention, self._now = store, retention, now
         self._emptied: set[Path] = set()
+        self._newer: set[Path] = set()
 
     def compact(self) -> int:
         """Merge the small segments of one table, if any has enough of them; how many went. Raises OSError.
@@ -58,11 +60,14 @@ class Upkeep:
         """
         today = time.strftime("%Y%m%d", time.gmtime(self._now()))
         for directory in sorted(self._store.root.rglob("segments/*")):
-            if directory.name in schema.LEVELS:
-                continue  # made from the samples, and merged as they are
+            if directory.name in schema.LEVELS or directory in self._newer:
+                continue  # levels are made from the samples, and merged as they are
             for small in _mergeable(directory, today):
                 try:
                     self._merge(directory, small)
+                except HindmostError as error:
+                    self._let_be(directory, error)
+                    break
                 except (OSError, ValueError, IndexError):
                     damaged = [one.path for one in small if segments.is_torn(one.path, whole=True)]
                     gone = sum(self._store.set_aside(path) for path in damaged)
@@ -71,6 +76,11 @@ class Upkeep:
                     return gone
                 return len(small)
         return 0
+
+    def _let_be(self, directory: Path, error: HindmostError) -> None:
+        """Merge no more of a table that a newer hindmost has written into: that one will."""
+        self._newer.add(directory)
+        log.warning("%s is not compacted: %s", directory, error)
 
     def _merge(self, directory: Path, small: list[Segment]) -> None:
         """Make one segment of several, and its coarser levels with it; all of them appear in one commit."""
