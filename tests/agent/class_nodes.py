@@ -27,7 +27,7 @@ VMSTAT_6_8 = "nr_free_pages nr_dirty numa_hit numa_miss numa_foreign pgpgin pgpg
 PMA = "symbol_error link_error_recovery link_downed port_rcv_errors port_rcv_remote_physical_errors port_rcv_switch_relay_errors port_xmit_discards port_xmit_constraint_errors port_rcv_constraint_errors local_link_integrity_errors excessive_buffer_overrun_errors VL15_dropped port_xmit_wait port_xmit_data port_rcv_data port_xmit_packets port_rcv_packets"
 MLX5_QUEUE = "rx_write_requests rx_read_requests rx_atomic_requests rx_dct_connect out_of_buffer out_of_sequence duplicate_request rnr_nak_retry_err packet_seq_err implied_nak_seq_err local_ack_timeout_err resp_local_length_error resp_cqe_error req_cqe_error req_remote_invalid_request req_remote_access_errors resp_remote_access_errors resp_cqe_flush_error req_cqe_flush_error roce_adp_retrans roce_adp_retrans_to roce_slow_restart roce_slow_restart_cnps roce_slow_restart_trans"
 MLX5_CONGESTION = "rp_cnp_ignored rp_cnp_handled np_ecn_marked_roce_packets np_cnp_sent rx_icrc_encapsulated"
-BNXT_RE = "active_pds active_qps rx_pkts rx_bytes tx_pkts tx_bytes recoverable_errors rx_roce_errors rx_roce_discards to_retransmits seq_err_naks_rcvd max_retry_exceeded rnr_naks_rcvd oos_drop_count"
+BNXT_RE = "active_pds active_qps rx_pkts rx_bytes tx_pkts tx_bytes recoverable_errors rx_roce_errors rx_roce_discards to_retransmits seq_err_naks_rcvd max_retry_exceeded rnr_naks_rcvd oos_drop_count rx_out_of_buffer tx_cnp_pkts rx_cnp_pkts rx_ecn_marked_pkts"
 
 LUSTRE_2_15 = """snapshot_time             1710759783.271040288 secs.nsecs
 start_time                1710700000.000000000 secs.nsecs
@@ -315,6 +315,8 @@ def roce() -> dict[str, str]:
         rx_pkts=98124,
         to_retransmits=7,
         oos_drop_count=3,
+        tx_cnp_pkts=2,
+        rx_ecn_marked_pkts=4,
     )
     files |= port("irdma0", "Ethernet", "100 Gb/sec (4X EDR)", "1.71", "Intel IRDMA Board ID")
     files |= counted(

@@ -61,6 +61,11 @@ COUNTERS: dict[str, tuple[Metric, float]] = {
     "hw_counters/retrans_timeout_events": (TIMEOUTS, 1.0),
     "hw_counters/RcTimeOut": (TIMEOUTS, 1.0),
     "hw_counters/to_retransmits": (TIMEOUTS, 1.0),
+    "hw_counters/unresponsive_remote_events": (_of("unresponsive_peers", "Times a peer did not answer (EFA)."), 1.0),
+    "hw_counters/impaired_remote_conn_events": (
+        _of("impaired_connections", "Times a connection's rate was limited because it was impaired (EFA)."),
+        1.0,
+    ),
     "counters/port_xmit_wait": (
         _of("transmit_wait_ticks", "Ticks in which data waited for credits; absent when full."),
         1.0,
@@ -82,8 +87,10 @@ COUNTERS: dict[str, tuple[Metric, float]] = {
     ),
     "hw_counters/np_ecn_marked_roce_packets": (ECN_MARKED, 1.0),
     "hw_counters/RxECNMrkd": (ECN_MARKED, 1.0),
+    "hw_counters/rx_ecn_marked_pkts": (ECN_MARKED, 1.0),
     "hw_counters/np_cnp_sent": (CNP_SENT, 1.0),
     "hw_counters/cnpSent": (CNP_SENT, 1.0),
+    "hw_counters/tx_cnp_pkts": (CNP_SENT, 1.0),
     "hw_counters/rp_cnp_handled": (CNP_HANDLED, 1.0),
     "hw_counters/cnpHandled": (CNP_HANDLED, 1.0),
     "hw_counters/rp_cnp_ignored": (CNP_IGNORED, 1.0),

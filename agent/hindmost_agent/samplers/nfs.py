@@ -23,7 +23,7 @@ BYTES = {
 #: Column of a per-operation line to metric and the size of its unit (times there are ms).
 OPERATION = {
     0: (_of("operations", "Requests of this operation.", "operation"), 1.0),
-    2: (_of("timeouts", "Requests of this operation that timed out for good.", "operation"), 1.0),
+    2: (_of("timeouts", "Times that a request of this operation got no answer to all its retries.", "operation"), 1.0),
     1: (_of("transmissions", "Requests sent, sent again ones included.", "operation"), 1.0),
     6: (_of("round_trip_seconds", "Time between request and answer, added up.", "operation"), 1e-3),
     7: (_of("execution_seconds", "Time between a program's wish and its fulfilment, added up.", "operation"), 1e-3),
@@ -33,7 +33,10 @@ OPERATIONS = {b"READ", b"WRITE", b"OPEN", b"GETATTR", b"LOOKUP", b"COMMIT", b"CR
 
 @register
 class Nfs(Sampler):
-    """NFS mounts; only operations that have happened are shown."""
+    """NFS mounts; only operations that have happened are shown.
+
+    Mounts that share a superblock, bind mounts for one, all show what was done through any of them.
+    """
 
     name = "nfs"
     period = 10.0
