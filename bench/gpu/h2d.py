@@ -1,9 +1,9 @@
 """What the torch probe says of copies to the GPU, against the PyTorch profiler: a part of torch_probe.py.
 
 A loop whose batches take about a millisecond to copy, pinned and pageable, copied in the loop itself and in a function
-of it, with a model that is compiled and one that is not: the probe's ``h2d`` of its measured steps beside the
-profiler's copies from host to device of other steps. Needs Python 3.12 or later; earlier ones measure no copies. A
-compiled model must be compiled once with the probe as without.
+of it, with a model that is compiled and one that is not: the probe's ``h2d`` beside the profiler's copies from host to
+device of the same steps, all of which are measured meanwhile. Needs Python 3.12 or later; earlier ones measure no
+copies. A compiled model must be compiled once with the probe as without.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any
 
 from torch_probe import train_steps
 
-STEPS = 128
+STEPS = 40
+WARM_UP = 8
 
 
 class Loop:
@@ -52,8 +53,8 @@ def move(batch: list[Any], device: str) -> list[Any]:
     return [b.to(device, non_blocking=True) for b in batch]
 
 
-def profiled(loop: Loop, steps: int) -> float:
-    """ms a step of copies from host to device, as the profiler tells."""
+def profiled(loop: Loop, steps: int) -> list[float]:
+    """ms of copies from host to device of each step but the first, as the profiler tells: two copies a step."""
     profiler = loop.torch.profiler
     activities = [profiler.ProfilerActivity.CPU, profiler.ProfilerActivity.CUDA]
     with profiler.profile(activities=activities) as profile:
@@ -61,34 +62,42 @@ def profiled(loop: Loop, steps: int) -> float:
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         profile.export_chrome_trace(file.name)
         trace = json.loads(Path(file.name).read_text())["traceEvents"]
-    copies = [event["dur"] for event in trace if event.get("cat") == "gpu_memcpy" and "HtoD" in event["name"]]
-    return float(sum(copies) / steps / 1e3)
+    copies = [event for event in trace if event.get("cat") == "gpu_memcpy" and "HtoD" in event["name"]]
+    copies.sort(key=lambda event: float(event["ts"]))
+    took = [float(event["dur"]) / 1e3 for event in copies]
+    return [x + y for x, y in zip(took[2::2], took[3::2], strict=True)]
 
 
-def recorded(first: int) -> list[float]:
-    """The probe's h2d of its measured steps from this one on, ms."""
+def recorded(first: int, count: int) -> dict[int, float]:
+    """The probe's h2d of so many steps from this one on, ms by step."""
     ring = importlib.import_module("hindmost.ring")
     (path,) = Path(os.environ["HINDMOST_RING_DIR"]).glob("*.ring")
-    return [event.duration_ns / 1e6 for event in ring.Reader(path).poll() if event.name == "h2d" and event.seq >= first]
+    events = ring.Reader(path).poll()
+    return {one.seq: one.duration_ns / 1e6 for one in events if one.name == "h2d" and first <= one.seq < first + count}
 
 
 def measure(device: str, pinned: bool, compiled: bool, helper: bool) -> dict[str, Any]:
     loop = Loop(device, pinned, compiled, helper)
     loop.train(20)
-    first = train_steps() + 1
-    loop.train(STEPS)
-    importlib.import_module("hindmost.stepping")._recorder.flush()
-    ours = recorded(first)
+    pace = importlib.import_module("hindmost.stepping")._recorder.pace
+    reckon, pace._reckon = pace._reckon, lambda _: setattr(pace, "_mask", 0)
+    loop.train(64 + WARM_UP)
+    first = train_steps() + 2  # the step in progress ends with the next fetch; the first waits for the profiler
+    theirs = dict(enumerate(profiled(loop, STEPS), first))
+    pace._reckon = reckon
+    loop.train(20)  # the probe reads its events some steps later
+    ours = recorded(first, STEPS - 1)
     compiles = loop.torch._dynamo.utils.counters["stats"].get("unique_graphs", 0)
-    theirs = profiled(loop, 20)
+    differences = [ours[step] / theirs[step] - 1 for step in ours if step in theirs]
     return {
         "pinned": pinned,
         "compiled": compiled,
         "in_a_function": helper,
         "measured_steps": len(ours),
-        "probe_ms": statistics.median(ours) if ours else None,
-        "profiler_ms": theirs,
-        "relative_difference": statistics.median(ours) / theirs - 1 if ours else None,
+        "probe_ms": statistics.median(ours.values()) if ours else None,
+        "profiler_ms": statistics.median(theirs.values()) if theirs else None,
+        "relative_difference": statistics.median(differences) if differences else None,
+        "of_each_step": [round(one, 4) for one in differences],
         "graphs_compiled": compiles,
     }
 

@@ -70,7 +70,7 @@ class Copies:
         if function is self._to or function is self._cuda:
             if not first.is_cuda:
                 self._copied = first
-                self._gpu.copy_begins()
+                self._gpu.copy_begins(first.nbytes)
         elif isinstance(function, self._module) or hasattr(function, "_torchdynamo_orig_callable"):
             self.end()
         else:

@@ -6,6 +6,9 @@ the copies to the device unless ``torch_copies.py`` sees them, ``gpu_backward`` 
 for (its last event comes after the reducer has joined the communication stream), and ``gpu_optimizer`` gradient
 clipping and unscaling.
 
+Around a copy the GPU is often idle while the host is still in the call that will launch it: that is no copying. How
+long the call took, and whether the GPU had done all before, is noted with the events (``copying.py``).
+
 Recording and reading cost host time, which a step of some ms would feel: ``pacing.py`` says which steps are measured.
 """
 
@@ -14,6 +17,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hindmost.probes.copying import Call, Launch
 from hindmost.recorder import PHASE
 
 if TYPE_CHECKING:
@@ -32,6 +36,7 @@ class Interval(NamedTuple):
     name: str
     begin: Any
     end: Any
+    call: Call | None = None  # of a copy
 
 
 class GpuPhases:
@@ -47,6 +52,8 @@ class GpuPhases:
         self._intervals: list[Interval] = []
         self._mark_before: Any = None  # where the phase that ends next began
         self._known = False
+        self._launch = Launch()
+        self._copy = (0, False, 0)  # the copy in progress: when its call began, whether the GPU was idle, bytes
         recorder.pace.on_gpu = True
         recorder.on_step.append(self.step_ends)
         recorder.closers.append(self._read)
@@ -72,12 +79,16 @@ class GpuPhases:
     def optimizer_ends(self) -> None:
         self._ends("gpu_optimizer")
 
-    def copy_begins(self) -> None:
-        """A copy of the batch to the GPU begins: it is no part of forward."""
+    def copy_begins(self, size: int) -> None:
+        """A copy of so many bytes of the batch to the GPU begins: it is no part of forward."""
+        before = self._mark_before
+        idle = before is not None and before.query()
         self._ends("gpu_forward")
+        self._copy = (self._clock(), idle, size)
 
     def copy_ends(self) -> None:
-        self._ends("h2d")
+        start, idle, size = self._copy
+        self._ends("h2d", Call((self._clock() - start) / 1e6, idle, size))
 
     def step_ends(self, number: int, start_ns: int, kind: str) -> None:
         """Keep this step's events until the GPU has passed them; write what it has passed by now."""
@@ -91,12 +102,12 @@ class GpuPhases:
             self._read()
             self._recorder.pace.spent_ns += self._clock() - before
 
-    def _ends(self, name: str) -> None:
+    def _ends(self, name: str, call: Call | None = None) -> None:
         """A phase ends here and the next begins."""
         now, begin = self._mark(), self._mark_before
         self._mark_before = now
         if begin is not None and now is not None:
-            self._recorder.defer(self._add, Interval(name, begin, now))
+            self._recorder.defer(self._add, Interval(name, begin, now, call))
 
     def _add(self, interval: Interval) -> None:
         if len(self._intervals) < INTERVALS:
@@ -121,15 +132,16 @@ class GpuPhases:
         while self._steps and self._steps[0][2][-1].end.query():
             number, start_ns, intervals = self._steps.popleft()
             sums: dict[str, float] = {}
-            for name, begin, end in intervals:
-                sums[name] = sums.get(name, 0.0) + begin.elapsed_time(end)
+            for name, begin, end, call in intervals:
+                took = begin.elapsed_time(end)
+                sums[name] = sums.get(name, 0.0) + (took if call is None else self._launch.copied_ms(took, call))
             for name, milliseconds in sums.items():
                 ring.event(PHASE, ring.name(name), start_ns, int(milliseconds * 1e6), number, flags=GPU_TIME)
             self._recycle(intervals)
 
     def _recycle(self, intervals: list[Interval]) -> None:
         """Events can be recorded anew once no step refers to them: those of the step read before this one."""
-        here = {id(event): event for _, *events in intervals for event in events}
+        here = {id(event): event for one in intervals for event in (one.begin, one.end)}
         self._pool.extend(event for key, event in self._read_last.items() if key not in here)
         self._read_last = here
 

@@ -1,0 +1,40 @@
+"""How long a GPU copied, from two events on its stream and how long the host was in the call between them.
+
+The first event is recorded before the call, the second after it. A GPU that has nothing to do passes the first at
+once, and then waits for the host: to allocate the target, to launch the copy and, where the copy blocks, to wake up and
+record the second event. What a copy of next to nothing takes is what any call takes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+#: A copy of so many bytes takes a microsecond or two on any bus: its call is all launching.
+TINY = 65536
+#: The second event follows the call's end within this, ms.
+SETTLED_MS = 0.05
+
+
+class Call(NamedTuple):
+    """A call that copies: ms the host was in it, whether the GPU was idle when it began, bytes."""
+
+    ms: float
+    idle: bool
+    size: int
+
+
+class Launch:
+    """Learns from tiny copies how long a call takes that copies next to nothing."""
+
+    def __init__(self) -> None:
+        self._ms = 0.0  # not known yet
+
+    def copied_ms(self, between_ms: float, call: Call) -> float:
+        """ms of the GPU's copying. Where no tiny copy was seen yet, launching stays in a copy that blocked."""
+        if call.size <= TINY:
+            self._ms = min(self._ms or call.ms, call.ms)
+        if not call.idle:  # the copy was launched before the GPU came to it
+            return between_ms
+        if between_ms - call.ms > SETTLED_MS:  # the call had returned, and the copy went on
+            return between_ms - call.ms
+        return max(0.0, min(between_ms, call.ms) - self._ms)

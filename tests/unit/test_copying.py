@@ -1,0 +1,42 @@
+"""How long a GPU copied, whatever the host did meanwhile: told as a host and a GPU that take known times."""
+
+from __future__ import annotations
+
+import pytest
+from hindmost.probes.copying import TINY, Call, Launch
+
+LAUNCH, WAKE, SETTLE = 0.04, 0.01, 0.02  # ms until a copy is launched, until a blocked host goes on, until it records
+
+
+def told(copy: float, *, blocks: bool, queued: float = 0.0) -> tuple[float, float, bool]:
+    """ms between the events, ms of the call, and whether the GPU was idle, of a copy that takes so long."""
+    passed = queued  # when the GPU passes the first event
+    copied = max(LAUNCH, passed) + copy
+    returned = copied + WAKE if blocks else LAUNCH
+    return max(copied, returned + SETTLE) - passed, returned, queued == 0.0
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+@pytest.mark.parametrize("copy", [0.3, 0.72, 3.0])
+def test_an_idle_gpu_s_waiting_is_no_copying(copy: float, blocks: bool) -> None:
+    """What the host takes to launch a copy and to see that it has ended is not the copy's time."""
+    launch = Launch()
+    between, call, idle = told(0.002, blocks=blocks)
+    assert launch.copied_ms(between, Call(call, idle, TINY)) == 0.0
+    between, call, idle = told(copy, blocks=blocks)
+    assert between > copy + 0.035
+    assert launch.copied_ms(between, Call(call, idle, 34_000_000)) == pytest.approx(copy, abs=0.003)
+
+
+def test_a_busy_gpu_copies_between_the_events() -> None:
+    """Where the GPU has other work first, the copy waits for it, and the events are right."""
+    between, call, idle = told(0.72, blocks=False, queued=5.0)
+    assert Launch().copied_ms(between, Call(call, idle, 34_000_000)) == pytest.approx(0.72)
+
+
+def test_launching_stays_in_where_it_is_not_known() -> None:
+    """Only large copies that block were seen: nothing is taken off that was not measured."""
+    launch = Launch()
+    for _ in range(3):
+        between, call, idle = told(0.72, blocks=True)
+        assert launch.copied_ms(between, Call(call, idle, 34_000_000)) == pytest.approx(0.72 + LAUNCH + WAKE)
