@@ -2,6 +2,7 @@
 """What the torch probe measures on a GPU, against the PyTorch profiler, and what it costs.
 
     python bench/gpu/torch_probe.py --out torch_probe.json     # one GPU, about two minutes
+    python bench/gpu/torch_probe.py --part h2d                 # some of it
 
 Six parts, in one process that is observed as `hindmost run` would have it:
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 PHASES = ("forward", "backward", "optimizer")
+PARTS = ("phases", "overhead", "us_each", "host", "h2d", "in_situ")
 
 
 def observed() -> None:
@@ -304,6 +306,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--device", default="cuda", help="cpu: the host part only")
+    parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--width", type=int, default=2048)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--batch", type=int, default=8)
@@ -317,6 +320,8 @@ def main() -> None:
     if args.device == "cuda":
         result["gpu"] = torch.cuda.get_device_name()
     for name, part in parts(torch, args).items():
+        if name not in args.part:
+            continue
         result[name] = part()
         text = json.dumps(result, indent=2)
         if args.out:  # as far as it has come: a machine may be taken away
