@@ -79,11 +79,9 @@ def beyond_peers(own: Floats, role: Ints) -> Floats:
 
 def only_peers(role: Ints, late: list[int]) -> list[int]:
     """Rows that are the one peer of a late row: ahead by what that is behind, which says nothing of themselves."""
-    found = []
-    for row in late:
-        peers = np.flatnonzero(role == role[row])
-        found += [int(peer) for peer in peers if peer != row and len(peers) == _PAIR]
-    return found
+    _, which, count = np.unique(role, return_inverse=True, return_counts=True)
+    both = np.bincount(which, np.arange(len(role)))  # of a pair, the rows of the two added up
+    return [int(both[which[row]]) - row for row in late if count[which[row]] == _PAIR]
 
 
 #: A role of two: each is all that the other can be compared with.

@@ -43,9 +43,10 @@ def find(blocks: Blocks, settings: Settings) -> list[Habit]:
     smallest = effect * blocks.step_ns
     candidates = _candidates(blocks.excess, smallest)[: max(8, len(blocks.ranks) // 2)]
     suspects = sorted({*candidates.tolist(), *roles.only_peers(blocks.role, candidates.tolist())})
+    whole = not np.isnan(blocks.excess).any()  # asked once: of a large job thousands are looked at
     found: list[Habit] = []
     for row in candidates.tolist():
-        habit = _judge(blocks, row, suspects, smallest, settings)
+        habit = _judge(blocks, row, suspects, smallest, settings, whole=whole)
         if habit is not None:
             found.append(habit)
     return sorted(found, key=lambda habit: -habit.excess)
@@ -68,14 +69,18 @@ def _candidates(excess: Floats, smallest: float) -> Ints:
     return np.asarray(found[np.argsort(-highest[found], kind="stable")])
 
 
-def _judge(blocks: Blocks, row: int, suspects: list[int], smallest: float, settings: Settings) -> Habit | None:
-    known = np.flatnonzero(~np.isnan(blocks.excess[row]))  # a step that others did not record says nothing, not zero
-    if len(known) == 0:
+def _judge(
+    blocks: Blocks, row: int, suspects: list[int], smallest: float, settings: Settings, *, whole: bool
+) -> Habit | None:
+    series = blocks.excess[row]
+    known = None if whole else np.flatnonzero(~np.isnan(series))
+    if known is not None:  # a step that others did not record says nothing, not zero
+        series = series[known]
+    if len(series) == 0:
         return None
-    series = blocks.excess[row, known]
     begin, end = stretch(series, smallest)
     part = series[begin:end]
-    held = known[begin:end] if len(known) < blocks.excess.shape[1] else slice(begin, end)  # a slice copies nothing
+    held = slice(begin, end) if known is None else known[begin:end]
     level = float(median(part))
     needed = settings.min_steps_when_large if level >= settings.large_effect * blocks.step_ns else settings.min_steps
     if len(part) < needed or not level >= smallest:
@@ -88,10 +93,12 @@ def _judge(blocks: Blocks, row: int, suspects: list[int], smallest: float, setti
     latest = _latest(blocks.excess[:, held], suspects, row)
     if ratio < settings.min_spread_ratio:
         return None
-    # Up to the ends where nothing is known beyond: the habit is not seen to begin or end there.
-    first = int(known[begin]) if begin else 0
-    stop = int(known[end - 1]) + 1 if end < len(known) else blocks.excess.shape[1]
-    return Habit(row, first, stop, level, z, consistency, ratio, latest) if latest >= settings.min_latest else None
+    if latest < settings.min_latest:
+        return None
+    if known is not None:  # to the ends where nothing is known beyond: the habit is not seen to begin or end there
+        stop = int(known[end - 1]) + 1 if end < len(series) else blocks.excess.shape[1]
+        begin, end = int(known[begin]) if begin else 0, stop
+    return Habit(row, begin, end, level, z, consistency, ratio, latest)
 
 
 #: A rank is set against so many others, whatever the size of the job: of 1,000 there is always one with more noise.
