@@ -82,6 +82,24 @@ def test_size_is_bounded_oldest_first(store, tmp_path):
     assert hindmost_collector.open(tmp_path).steps()["step"].to_pylist() == [FEW + 1, FEW + 2, FEW + 3]
 
 
+@pytest.mark.parametrize("by_age", [True, False])
+def test_who_is_where_stays_while_anything_else_does(store, tmp_path, by_age):
+    """A job that runs for longer than its rows are kept still knows its ranks' nodes; with its last rows they go."""
+    old = segments.file_name("20250101", 1)
+    for table in ("ranks", "steps"):
+        directory = tmp_path / "j/segments" / table
+        directory.mkdir(exist_ok=True)
+        segments.write(table, [schema.arrow_schema(table).empty_table()], directory / old)
+    held = sum(path.stat().st_size for path in tmp_path.rglob("segments/steps/*.parquet"))
+    assert Upkeep(store, Retention(days=7) if by_age else Retention(bytes=held - 1)).expire() > 0
+    assert not (tmp_path / "j/segments/steps" / old).exists()
+    assert (tmp_path / "j/segments/ranks" / old).exists()
+    last = Upkeep(store, Retention(days=7) if by_age else Retention(bytes=1), now=lambda: time.time() + 9 * DAY)
+    while last.expire():
+        pass
+    assert not (tmp_path / "j").exists()
+
+
 @pytest.mark.parametrize("days", [365 * 20, 365 * 100, 1e12])
 def test_long_retention_keeps_everything(store, tmp_path, days):
     """A retention that reaches back beyond 1970, of samples or of a level, deletes nothing."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from hindmost_collector.store.schema import LEVEL, LEVELS, LEVELS_KEPT, STORED
+from hindmost_collector.store.schema import IDENTITY, LEVEL, LEVELS, LEVELS_KEPT, STORED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -36,8 +36,10 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "lines": {"name": np.str_, "line": bytes},
 }
 TABLES: Mapping[str, Mapping[str, Any]] = {**STORED, **OWN, **dict.fromkeys(LEVELS, LEVEL)}
-#: Tables whose rows are true by themselves, whatever flush they name.
-ALONE = frozenset({"files", "lines", *LEVELS})
+#: Tables whose rows are true by themselves, whatever flush they name; told twice is told once.
+ALONE = frozenset({"files", "lines", *IDENTITY, *LEVELS})
+#: How many times as long as the rest tables are kept that say more with few rows.
+LONGER: Mapping[str, int] = {**LEVELS_KEPT, **dict.fromkeys(IDENTITY, max(LEVELS_KEPT.values()))}
 #: How a level's rows of the same series and interval become one; the last value is a pair, with its time before it.
 MERGED: Mapping[str, tuple[str, str]] = {
     "count": ("sum", "Int64"),
@@ -177,7 +179,7 @@ def ttl(days: float) -> str:
 
 def kept_days(table: str, days: float) -> float:
     """For how long a table's rows are kept where data is kept for ``days``; zero for ever."""
-    return days + MARGIN_DAYS if days and table in {"agents", "flushes"} else days * LEVELS_KEPT.get(table, 1)
+    return days + MARGIN_DAYS if days and table in {"agents", "flushes"} else days * LONGER.get(table, 1)
 
 
 def retention(place: Place, days: float) -> Iterator[tuple[str, str, str]]:

@@ -33,6 +33,9 @@ CLOCKS: Mapping[str, Any] = {
 
 STORED: Mapping[str, Mapping[str, Any]] = {**TABLES, "clocks": CLOCKS}
 
+#: Tables of what is told once, and all else refers to: a job keeps them for as long as it has anything else.
+IDENTITY = frozenset({"ranks", "communicators"})
+
 #: Coarser levels of ``metrics`` and the width of their intervals, ns.
 LEVELS: Mapping[str, int] = {
     "metrics_30s": 30_000_000_000,

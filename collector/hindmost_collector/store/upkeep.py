@@ -114,10 +114,12 @@ class Upkeep:
         freed = 0
         if self._retention.days:
             limits = {longer: self._day(self._retention.days * longer) for longer in (1, *schema.LEVELS_KEPT.values())}
-            kept = [(one, schema.LEVELS_KEPT.get(one.path.parent.name, 1)) for one in self._all()]
+            kept = [(one, schema.LEVELS_KEPT.get(one.path.parent.name, 1)) for one in self._expendable()]
             freed += self._delete([one for one, longer in kept if one.day < limits[longer]])
         if self._retention.bytes:
-            held = sorted(self._all(), key=lambda one: (one.path.parent.name in schema.LEVELS, one.day, one.flush))
+            held = sorted(
+                self._expendable(), key=lambda one: (one.path.parent.name in schema.LEVELS, one.day, one.flush)
+            )
             excess, doomed = sum(one.bytes for one in held) - self._retention.bytes, []
             for one in held:
                 if excess <= 0:
@@ -131,9 +133,14 @@ class Upkeep:
         """The day so many days ago as names have it; 1970 at the earliest, as names of earlier years do not sort."""
         return time.strftime("%Y%m%d", time.gmtime(max(0.0, self._now() - ago * 86400)))
 
-    def _all(self) -> list[Segment]:
+    def _expendable(self) -> list[Segment]:
+        """The segments that may go: those that say who is where only where nothing else of their job is left."""
         tables = list(self._store.root.rglob("segments/*"))
-        return [one for table in tables for one in (*segments.listed(table), *segments.aside(table))]
+        found = [one for table in tables for one in (*segments.listed(table), *segments.aside(table))]
+        needed = {one.path.parents[1] for one in found if one.path.parent.name not in schema.IDENTITY}
+        return [
+            one for one in found if one.path.parent.name not in schema.IDENTITY or one.path.parents[1] not in needed
+        ]
 
     def _delete(self, doomed: list[Segment]) -> int:
         freed = sum(one.bytes for one in doomed)
