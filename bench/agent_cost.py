@@ -9,6 +9,7 @@ training processes of its own (10 steps a second each, 7 phases and a collective
     agent 1 Hz, 10 Hz    hindmost agent, streaming to a hindmost collector in a process of its own
     psutil 1 Hz          the same node and process values through psutil, nothing sent
     node_exporter 1 Hz   Prometheus' node_exporter, scraped once a second (where it is installed)
+    also 1 Hz            with --also DIR: the agent of another checkout of hindmost
 
 CPU time is the scheduler's, in ns, all threads (/proc/PID/task/*/schedstat), so short runs are exact.
 """
@@ -30,7 +31,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PATHS = [str(ROOT / part) for part in ("agent", "collector", "proto")]
 NODE_EXPORTER_PORT = 19462
 #: What the agent may cost at 1 Hz with four training processes and no GPU.
 AIM_PERCENT, AIM_MIB = 0.2, 45.0
@@ -102,7 +102,7 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.environ = {**os.environ, "PYTHONPATH": ":".join(PATHS)}
+        self.environ = {**os.environ, "PYTHONPATH": paths(ROOT)}
         self.started: list[subprocess.Popen[str]] = []
 
     def start(self, *command: str, ready: bool = False) -> subprocess.Popen[str]:
@@ -124,13 +124,20 @@ class Bench:
 
     def agent(self, interval: str, rings: Path) -> Watched:
         collector = self.said_by_collector
-        spool = str(self.folder / f"spool-{interval}")
+        spool = str(self.folder / f"spool-of-{rings.name}")
         return Watched(
             self.hindmost(
                 "agent", "--collector", collector, "--ring-dir", str(rings), "--spool", spool,
                 "--interval", interval, "--hold",
             )
         )  # fmt: skip
+
+    def agent_of(self, checkout: Path, rings: Path) -> Watched:
+        own, self.environ = self.environ, {**self.environ, "PYTHONPATH": paths(checkout)}
+        try:
+            return self.agent("1s", rings)
+        finally:
+            self.environ = own
 
     def end(self) -> None:
         for process in self.started:
@@ -140,6 +147,11 @@ class Bench:
 
     said: dict[str, str]
     said_by_collector: str
+
+
+def paths(checkout: Path) -> str:
+    """Where a checkout's packages are imported from."""
+    return ":".join(str(checkout / part) for part in ("agent", "collector", "proto"))
 
 
 def rings(bench: Bench, name: str) -> tuple[Path, list[str]]:
@@ -155,21 +167,23 @@ def scrape() -> None:
         answer.read()
 
 
-def measure(seconds: float) -> dict[str, dict[str, float]]:
+def measure(seconds: float, also: Path | None = None) -> dict[str, dict[str, float]]:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
         bench = Bench(Path(name))
         try:
-            return _measure(bench, seconds)
+            return _measure(bench, seconds, also)
         finally:
             bench.end()
 
 
-def _measure(bench: Bench, seconds: float) -> dict[str, dict[str, float]]:
+def _measure(bench: Bench, seconds: float, also: Path | None) -> dict[str, dict[str, float]]:
     bench.hindmost("collector", "--listen", "127.0.0.1:0", "--out", str(bench.folder / "run"), "--hold")
     bench.said_by_collector = bench.said["grpc"]
     first, pids = rings(bench, "rings-1")
     second, _ = rings(bench, "rings-10")
     watched = {"agent 1 Hz": bench.agent("1s", first), "agent 10 Hz": bench.agent("100ms", second)}
+    if also:
+        watched["also 1 Hz"] = bench.agent_of(also, rings(bench, "rings-also")[0])
     watched["psutil 1 Hz"] = Watched(bench.python(PSUTIL, *pids))
     exporter = shutil.which("prometheus-node-exporter") or shutil.which("node_exporter")
     if exporter:
@@ -231,11 +245,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--rounds", type=int, default=3, help="repeated, to see the spread")
     parser.add_argument("--out", type=Path, help="also write the results here, as JSON")
+    parser.add_argument("--also", type=Path, help="another checkout of hindmost, to compare with")
     args = parser.parse_args()
     before = os.getloadavg()[0]
-    rounds = [measure(args.seconds) for _ in range(args.rounds)]
+    rounds = [measure(args.seconds, args.also) for _ in range(args.rounds)]
     found = summary(rounds)
-    machine = f"{os.cpu_count()} cores, no GPU, Python {sys.version.split()[0]}, grpcio {metadata.version('grpcio')}"
+    machine = (
+        f"{os.cpu_count()} cores, no GPU, Python {sys.version.split()[0]}, protobuf {metadata.version('protobuf')}"
+    )
     print(f"{args.rounds} x {args.seconds:.0f} s on {machine}; load {before:.1f} before; % of a core, median (range)")
     show(found)
     if args.out:

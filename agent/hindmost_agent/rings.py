@@ -253,7 +253,7 @@ class Rings:
         """Open rings that have appeared; one ``stat`` a folder while nothing has."""
         for folder in self.folders:
             try:
-                stamp = folder.stat().st_mtime_ns
+                stamp = os.stat(folder).st_mtime_ns  # noqa: PTH116 - each batch
                 if self._stamps.get(folder) == stamp and not self._failed:
                     continue
                 found = [folder / entry.name for entry in os.scandir(folder) if entry.name.endswith(".ring")]

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import random
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-# gRPC's own event engine takes a dozen thread switches a message, its older poller four; for a message every other
-# second that is a quarter of what the library costs (measured with 1.85). Read by the library when it is loaded.
-os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener,-event_engine_callback_cq")
-
-import grpc
-import grpc.aio
+from hindmost.rpc import TELEMETRY, keeping
+from hindmost.rpc.call import connect
 from hindmost_proto import telemetry_pb2 as wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from hindmost.rpc.call import Call
 
     from hindmost_agent.observe import Own
     from hindmost_agent.settings import Address
@@ -26,17 +23,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-METHOD = "/hindmost.v1.Telemetry/Stream"
-OPTIONS = (
-    # Between nodes of a cluster a web proxy is never on the way, though the environment often names one.
-    ("grpc.enable_http_proxy", 0),
-    # Each attempt is a new connection: the back-off between them is ours.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.max_receive_message_length", 4 << 20),
-    ("grpc.max_send_message_length", -1),
-    # Probing for bandwidth answers every message with a ping, which wakes the library's threads: a third of its cost.
-    ("grpc.http2.bdp_probe", 0),
-)
 #: Clock round trips: a quick handful at the start of a stream, then one now and then.
 FIRST_ROUND_TRIPS = 8
 CLOCK_PERIOD_S = 10.0
@@ -46,7 +32,7 @@ SILENCE_S = 25.0
 WINDOW = 512
 #: After the last acknowledgement: for the Goodbye to arrive and the collector to end its side.
 LAST_WORD_S = 1.0
-BACKOFF_FIRST_S, BACKOFF_LAST_S = 0.2, 30.0
+LONGEST_PAUSE_S = 30.0
 
 
 class Pace(NamedTuple):
@@ -119,7 +105,7 @@ class Shipper:
             started_ns = self._monotonic_ns()
             try:
                 await self._stream()
-            except (grpc.aio.AioRpcError, ConnectionError, asyncio.TimeoutError, asyncio.InvalidStateError) as error:
+            except (OSError, asyncio.TimeoutError) as error:
                 self._say(error)
             except Exception:
                 log.exception("the stream broke in an unforeseen way; trying again")
@@ -129,31 +115,22 @@ class Shipper:
             await asyncio.sleep(self.delay_s(attempt))
 
     def delay_s(self, attempt: int) -> float:
-        """Pause before the next attempt, s: doubling, and anything from half of it to all, so that agents spread."""
-        ceiling = min(BACKOFF_FIRST_S * 2.0 ** min(attempt, 16), BACKOFF_LAST_S)
-        return ceiling * (0.5 + 0.5 * self._jitter())
+        """Pause before the next attempt, s."""
+        return keeping.pause_s(attempt, LONGEST_PAUSE_S, self._jitter())
 
     async def _stream(self) -> None:
-        async with grpc.aio.insecure_channel(str(self.target), options=OPTIONS) as channel:
-            call: Any = channel.stream_stream(
-                METHOD, request_serializer=None, response_deserializer=wire.CollectorMessage.FromString
-            )()
-            tasks: list[asyncio.Future[None]] = []
-            try:
-                await call.write(wire.AgentMessage(hello=self._hello()).SerializeToString())
-                first: Any = await asyncio.wait_for(call.read(), SILENCE_S)
-                if first is grpc.aio.EOF or first.WhichOneof("body") != "welcome":
-                    raise ConnectionError("it does not answer as a collector")
-                self._opened(first.welcome)
-                tasks += [asyncio.ensure_future(work) for work in (self._receive(call), self._send(call), self._beat())]
-                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-                call.cancel()
+        call = await asyncio.wait_for(
+            connect(self.target.host, self.target.port, TELEMETRY, wire.CollectorMessage.FromString), SILENCE_S
+        )
+        try:
+            await call.write(wire.AgentMessage(hello=self._hello()).SerializeToString())
+            first = await asyncio.wait_for(call.read(), SILENCE_S)
+            if first is None or first.WhichOneof("body") != "welcome":
+                raise ConnectionError("it does not answer as a collector")
+            self._opened(first.welcome)
+            await keeping.together(self._receive(call), self._send(call), self._beat())
+        finally:
+            call.close()
 
     def _opened(self, welcome: wire.Welcome) -> None:
         self._spool.connected(welcome.durable_sequence, welcome.received_sequence)
@@ -168,7 +145,7 @@ class Shipper:
         self._outbox = []
         self._ask_time()
 
-    async def _send(self, call: Any) -> None:
+    async def _send(self, call: Call[wire.CollectorMessage]) -> None:
         budget, then_ns = self._pace.burst, self._monotonic_ns()
         while True:
             while self._outbox:
@@ -178,7 +155,7 @@ class Shipper:
                 if self._leaving is not None and not self._window_full():
                     await self._say_goodbye(call)
                 if self._settled.is_set():
-                    await call.done_writing()
+                    call.done_writing()
                 self._wake.clear()
                 await self._wake.wait()
                 continue
@@ -189,7 +166,7 @@ class Shipper:
             if budget < 0:
                 await asyncio.sleep(-budget / self._pace.rate)
 
-    async def _say_goodbye(self, call: Any) -> None:
+    async def _say_goodbye(self, call: Call[wire.CollectorMessage]) -> None:
         await call.write(wire.AgentMessage(goodbye=wire.Goodbye(reason=self._leaving or "")).SerializeToString())
         self._leaving = None
         self._goodbye_said = True
@@ -198,8 +175,8 @@ class Shipper:
     def _window_full(self) -> bool:
         return self._spool.on_the_way() >= WINDOW
 
-    async def _receive(self, call: Any) -> None:
-        while (message := await call.read()) is not grpc.aio.EOF:
+    async def _receive(self, call: Call[wire.CollectorMessage]) -> None:
+        while (message := await call.read()) is not None:
             self._heard_ns = self._monotonic_ns()
             kind = message.WhichOneof("body")
             if kind == "ack":
@@ -265,5 +242,5 @@ class Shipper:
         """One line when a collector is lost or was never there, not one for each attempt, and none once all is said."""
         if not self._said and not self._settled.is_set():
             self._said = True
-            what = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error) or type(error).__name__
+            what = keeping.reason(error)
             log.warning("collector %s is out of reach (%s): kept in the spool until it answers", self.target, what)

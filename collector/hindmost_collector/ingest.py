@@ -47,6 +47,7 @@ class Ingest(telemetry_pb2_grpc.TelemetryServicer):
     Args:
         durable: gives identity to the last durable sequence, as the store knows it now; called in a thread.
         parking: where batches wait for their definitions.
+        ack_ns: how long an acknowledgement may wait for another message to go with.
     """
 
     def __init__(
@@ -56,11 +57,13 @@ class Ingest(telemetry_pb2_grpc.TelemetryServicer):
         decoder: Decoder,
         durable: Callable[[], Mapping[str, int]],
         parking: Parking | None = None,
+        ack_ns: int = 0,
     ) -> None:
         self.clock, self.definitions, self.decoder = clock, definitions, decoder
         self.again = Decoder(definitions, decoder.words)  # for what the live windows have had
         self._durable = Durable(durable)
         self.parking = parking or Parking()
+        self._ack_ns = ack_ns
         self.agents: dict[str, Agent] = {}
         self.counts: Counter[str] = Counter()
         self.shed_metrics = False
@@ -144,7 +147,7 @@ class Ingest(telemetry_pb2_grpc.TelemetryServicer):
             self._contest(agent, now)
         else:
             self.attendance.joined(identity)
-        outbox = Outbox(self.clock)
+        outbox = Outbox(self.clock, self._ack_ns)
         agent.outbox, agent.departed, agent.last_heard_ns = outbox, False, now
         self.parking.clear(identity)
         outbox.welcome(agent.durable, agent.received)
@@ -290,13 +293,12 @@ class Ingest(telemetry_pb2_grpc.TelemetryServicer):
         return {agent.identity: agent.received for agent in self.agents.values() if agent.received > agent.durable}
 
     def durable(self, sequences: Mapping[str, int]) -> None:
-        """Tell the agents that everything up to these sequences is safe."""
+        """Tell the agents that everything up to these sequences is safe, those before that were not told yet too."""
         for identity, sequence in sequences.items():
-            agent = self.agents.get(identity)
-            if agent is None:
-                continue
-            agent.durable = max(agent.durable, sequence)
-            if agent.outbox:
+            if agent := self.agents.get(identity):
+                agent.durable = max(agent.durable, sequence)
+        for agent in self.agents.values():
+            if agent.outbox and agent.durable > agent.outbox.acked:
                 agent.outbox.ack(agent.durable)
 
     def rewind(self, reason: str) -> None:

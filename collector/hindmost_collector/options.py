@@ -56,6 +56,11 @@ class Options:
         """Seconds between flushes: one where a run is watched by the person who started it, ten in a service."""
         return self.flush_seconds or (1.0 if self.out else 10.0)
 
+    @property
+    def ack_ns(self) -> int:
+        """How long an acknowledgement may wait for another message to an agent to go with."""
+        return int(min(10 * self.flush_period, 15.0) * 1e9)
+
 
 def address(text: str, what: str) -> tuple[str, int]:
     """``HOST:PORT``, ``:PORT`` or ``[V6]:PORT`` as ``(host, port)``. Raises UsageError."""

@@ -6,36 +6,33 @@ import asyncio
 import contextlib
 import logging
 import random
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import grpc
-import grpc.aio
+from hindmost.rpc import TELEMETRY, keeping
+from hindmost.rpc.call import connect
 from hindmost_proto import telemetry_pb2 as wire
 
+from hindmost_collector.options import address
 from hindmost_collector.varint import varint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from hindmost.rpc.call import Call
+
 log = logging.getLogger(__name__)
 
-METHOD = "/hindmost.v1.Telemetry/Stream"
-OPTIONS = (
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.max_receive_message_length", 64 << 20),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.keepalive_time_ms", 10_000),  # a collector that is gone without a word is noticed within 20 s
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.bdp_probe", 0),
-)
+#: A collector that is gone without a word is noticed within this.
+SILENCE_S = 20.0
+#: One message downwards, at most.
+LARGEST_ANSWER = 64 << 20
 #: Batches wait for others this long, so that one message carries many; everything else goes at once.
 GATHER_S = 0.1
 #: One message upwards, at most; and what may wait for it before agents are no longer read.
 MESSAGE_BYTES, WAITING_BYTES = 2 << 20, 16 << 20
 #: The collector's own limit of a message, less room for what goes around one agent's.
 AGENT_BYTES = (16 << 20) - 1024
-BACKOFF_FIRST_S, BACKOFF_LAST_S = 0.2, 10.0
+LONGEST_PAUSE_S = 10.0
 #: The first byte of an AgentMessage that is a batch: field 3, length-delimited.
 BATCH = b"\x1a"
 
@@ -115,38 +112,31 @@ class Link:
             before = self.connects
             try:
                 await self._stream()
-            except (grpc.aio.AioRpcError, ConnectionError, asyncio.TimeoutError, asyncio.InvalidStateError) as error:
+            except (OSError, asyncio.TimeoutError) as error:
                 self._say(error)
             finally:
                 self._break()
             attempt = 0 if self.connects > before else attempt + 1
-            pause = min(BACKOFF_FIRST_S * 2.0 ** min(attempt, 16), BACKOFF_LAST_S)
-            await asyncio.sleep(pause * (0.5 + 0.5 * self._jitter()))
+            await asyncio.sleep(keeping.pause_s(attempt, LONGEST_PAUSE_S, self._jitter()))
 
     async def _stream(self) -> None:
-        async with grpc.aio.insecure_channel(self.target, options=OPTIONS) as channel:
-            call: Any = channel.stream_stream(
-                METHOD, request_serializer=None, response_deserializer=wire.CollectorMessage.FromString
-            )()
+        host, port = address(self.target, "--relay-to")
+        call = await asyncio.wait_for(
+            connect(host, port, TELEMETRY, wire.CollectorMessage.FromString, LARGEST_ANSWER), SILENCE_S
+        )
+        try:
             await call.write(relayed([]))
-            first: Any = await asyncio.wait_for(call.read(), 20.0)
-            if first is grpc.aio.EOF or first.WhichOneof("body") != "returned":
+            first = await asyncio.wait_for(call.read(), SILENCE_S)
+            if first is None or first.WhichOneof("body") != "returned":
                 raise ConnectionError("it does not answer as a collector that takes relays")
             self.connected, self.connects, self._said = True, self.connects + 1, False
             log.info("carrying agents to %s", self.target)
-            tasks = {asyncio.ensure_future(work) for work in (self._receive(call), self._send(call))}
-            try:
-                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-                call.cancel()
+            await keeping.together(self._receive(call), self._send(call), call.watch(SILENCE_S / 2))
+        finally:
+            call.close()
 
-    async def _receive(self, call: Any) -> None:
-        while (message := await call.read()) is not grpc.aio.EOF:
+    async def _receive(self, call: Call[wire.CollectorMessage]) -> None:
+        while (message := await call.read()) is not None:
             for one in message.returned.messages:
                 carried = self._streams.get(one.stream)
                 if carried is None:
@@ -158,7 +148,7 @@ class Link:
                     carried.tell(one.message.SerializeToString())
         raise ConnectionError("it ended the stream")
 
-    async def _send(self, call: Any) -> None:
+    async def _send(self, call: Call[wire.CollectorMessage]) -> None:
         while True:
             await self._wake.wait()
             with contextlib.suppress(asyncio.TimeoutError):
@@ -184,7 +174,7 @@ class Link:
     def _say(self, error: Exception) -> None:
         if not self._said:
             self._said = True
-            what = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error) or type(error).__name__
+            what = keeping.reason(error)
             log.warning("collector %s is out of reach (%s): agents wait, and keep what they have", self.target, what)
 
 

@@ -84,7 +84,12 @@ class Collector:
         self.decoder = Decoder(self.definitions)
         parking = Parking(options.memory_mib << 18)  # a quarter of what may wait for the disk, and counted into it
         self.ingest = Ingest(
-            self.clock, self.definitions, self.decoder, lambda: store.sequences if store else {}, parking
+            self.clock,
+            self.definitions,
+            self.decoder,
+            lambda: store.sequences if store else {},
+            parking,
+            options.ack_ns,
         )
         self.recorder = Recorder(store, self.decoder.words, self.definitions, options.memory_mib << 20)
         self.jobs: dict[str, LiveJob] = {}

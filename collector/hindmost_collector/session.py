@@ -17,17 +17,25 @@ if TYPE_CHECKING:
 
 PROTOCOL = 1
 _ZOOMS = 16
+#: So many batches are acknowledged at once: of a backlog only some hundreds are on the way.
+_ACK_BATCHES = 64
 _GAPS = 256
 
 
 class Outbox:
-    """What a stream has yet to send. Bounded: an ack replaces the one before it, so a slow reader costs no memory."""
+    """What a stream has yet to send. Bounded: an ack replaces the one before it, so a slow reader costs no memory.
 
-    def __init__(self, clock: JobClock) -> None:
+    An ack wakes the agent, so it waits ``ack_ns`` for something else to be said with: agents ask for the time.
+    """
+
+    def __init__(self, clock: JobClock, ack_ns: int = 0) -> None:
         self._clock = clock
+        self._ack_ns = ack_ns
         self._ready = asyncio.Event()
         self._first: wire.CollectorMessage | None = None
         self._ack = -1
+        #: What was last acknowledged, and when.
+        self.acked, self._acked_ns = -1, 0
         self._clock_reply: tuple[int, int] | None = None
         self._needs: dict[int, None] = {}
         self._zooms: deque[wire.Zoom] = deque(maxlen=_ZOOMS)
@@ -42,12 +50,14 @@ class Outbox:
             protocol=PROTOCOL, durable_sequence=durable, received_sequence=received, version=__version__
         )
         self._first = wire.CollectorMessage(welcome=message)
+        self.acked = durable
         self._ready.set()
 
     def ack(self, sequence: int) -> None:
-        """Everything up to ``sequence`` is durable."""
+        """Everything up to ``sequence`` is durable: said with the next message, or when there is none for long."""
         self._ack = max(self._ack, sequence)
-        self._ready.set()
+        if self._ack >= self.acked + _ACK_BATCHES or self._clock.now() - self._acked_ns >= self._ack_ns:
+            self._ready.set()
 
     def clock_reply(self, sent_ns: int, received_ns: int) -> None:
         """Answer a clock request; the reply time is filled in when it leaves."""
@@ -100,6 +110,7 @@ class Outbox:
             messages.append(wire.CollectorMessage(clock=reply))
         if self._ack >= 0:
             messages.append(wire.CollectorMessage(ack=wire.Ack(durable_sequence=self._ack)))
+            self.acked, self._acked_ns = self._ack, self._clock.now()
             self._ack = -1
         if self._needs:
             messages.append(wire.CollectorMessage(need=wire.Need(refs=list(self._needs))))

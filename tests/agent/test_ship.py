@@ -11,7 +11,7 @@ import pytest
 from hindmost_agent.batch import message, sequenced
 from hindmost_agent.observe import Own
 from hindmost_agent.settings import Address
-from hindmost_agent.ship import BACKOFF_LAST_S, Pace, Shipper
+from hindmost_agent.ship import LONGEST_PAUSE_S, Pace, Shipper
 from hindmost_agent.spool import Spool
 from hindmost_proto import telemetry_pb2 as wire
 from hindmost_proto import telemetry_pb2_grpc as service
@@ -302,6 +302,6 @@ def test_attempts_are_spread_and_ever_rarer(spool: Spool) -> None:
     patient = Link(spool, 9).shipper
     delays = [patient.delay_s(attempt) for attempt in range(12)]
     assert delays == sorted(delays)
-    assert delays[-1] == BACKOFF_LAST_S / 2
+    assert delays[-1] == LONGEST_PAUSE_S / 2
     patient._jitter = lambda: 1.0
     assert patient.delay_s(3) == 2 * delays[3]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import time
@@ -192,8 +193,9 @@ class Process:
 
     def __init__(self, *arguments: str) -> None:
         command = [sys.executable, "-m", "hindmost", "collector", *arguments]
+        environ = {"HINDMOST_COLLECTOR_FLUSH_SECONDS": "0.2", **os.environ}  # what is taken is acknowledged soon
         self.popen = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         assert self.popen.stdout
         line = self.popen.stdout.readline()

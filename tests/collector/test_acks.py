@@ -1,0 +1,90 @@
+"""When an agent is told what is durable: with whatever else is said to it, and by itself only when nothing is."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hindmost_collector.session import Outbox
+
+ACK_NS = 10_000
+PATIENCE_S = 10.0
+
+
+class Clock:
+    """A clock that stands where it is put."""
+
+    def __init__(self):
+        self.ns = ACK_NS
+
+    def now(self):
+        return self.ns
+
+
+def told(talk):
+    """What is sent while ``talk(outbox, clock, settle)`` goes on, in words."""
+    sent = []
+
+    async def write(message):
+        kind = message.WhichOneof("body")
+        sent.append(f"ack {message.ack.durable_sequence}" if kind == "ack" else kind)
+
+    async def scenario():
+        clock = Clock()
+        outbox = Outbox(clock, ACK_NS)
+        outbox.welcome(0, 0)
+        pump = asyncio.create_task(outbox.pump(write))
+
+        async def settle():
+            for _ in range(10):
+                await asyncio.sleep(0)
+
+        await settle()
+        await talk(outbox, clock, settle)
+        outbox.close()
+        await asyncio.wait_for(pump, PATIENCE_S)
+
+    asyncio.run(scenario())
+    return sent
+
+
+def test_ack_goes_with_the_next_message():
+    """The time is told every ten seconds; an ack goes with it, the latest in the place of those before."""
+
+    async def talk(outbox, clock, settle):
+        outbox.ack(1)
+        await settle()
+        clock.ns += ACK_NS - 1
+        outbox.ack(2)
+        await settle()
+        outbox.ack(3)
+        outbox.clock_reply(1, 2)
+        await settle()
+
+    assert told(talk) == ["welcome", "ack 1", "clock", "ack 3"]
+
+
+def test_ack_does_not_wait_for_ever():
+    """To an agent to which nothing else is said."""
+
+    async def talk(outbox, clock, settle):
+        outbox.ack(1)
+        await settle()
+        outbox.ack(2)
+        await settle()
+        clock.ns += ACK_NS
+        outbox.ack(3)
+        await settle()
+        outbox.ack(4)
+
+    assert told(talk) == ["welcome", "ack 1", "ack 3", "ack 4"]  # the last one because the stream ends
+
+
+def test_a_backlog_is_acknowledged_as_it_comes():
+    """An agent has only some hundreds of batches on the way."""
+
+    async def talk(outbox, _clock, settle):
+        for sequence in range(1, 200):
+            outbox.ack(sequence)
+            await settle()
+
+    assert told(talk) == ["welcome", "ack 1", "ack 65", "ack 129", "ack 193", "ack 199"]
