@@ -52,9 +52,10 @@ class Settings:
     max_warmup: float = 0.25
     #: Input of the typical rank above this share of the step makes the whole job input-bound.
     input_bound: float = 0.2
-    #: An operation open for this many p99 steps, and at least ``hang_seconds``, hangs.
+    #: An operation open for this many p99 steps, and at least ``hang_seconds``, hangs. Whoever watches shall know 5 s
+    #: after it began, and a look at the ranks, which agents take once a second, needs up to one to arrive.
     hang_steps: float = 3.0
-    hang_seconds: float = 5.0
+    hang_seconds: float = 4.0
     #: Where the rank that did not come writes a checkpoint, the others wait for a minute as a matter of course.
     hang_checkpoint_seconds: float = 60.0
 

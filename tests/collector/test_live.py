@@ -132,12 +132,12 @@ def test_a_silent_wait_becomes_a_hang_as_soon_as_it_is_old_enough(definitions: D
     """An agent speaks of a rank only when something changes: as long as the agent is heard, the wait goes on."""
     window = waiting(definitions)
     assert found(window, definitions) is None
-    heard(window, definitions, 5)
+    heard(window, definitions, 4)
     assert found(window, definitions) is None
-    heard(window, definitions, 7)
+    heard(window, definitions, 6)
     stop = found(window, definitions)
     assert stop is not None
-    assert (stop.ranks, stop.victims, stop.waited_ns) == ((3,), (0, 1, 2), 6 * SECOND)
+    assert (stop.ranks, stop.victims, stop.waited_ns) == ((3,), (0, 1, 2), 5 * SECOND)
 
 
 def test_another_node_says_nothing_of_these_ranks(definitions: Definitions) -> None:
@@ -159,9 +159,9 @@ def standing(definitions: Definitions) -> LiveJob:
 def test_stacks_of_who_is_missing_are_asked_for_before_the_hang(definitions: Definitions) -> None:
     """Once, at half of a hang's patience, and of nobody who waits: the verdict has them when it is first told."""
     job = standing(definitions)
-    heard(job.window, definitions, 3)
+    heard(job.window, definitions, 2)
     assert job.stall.question(job) is None
-    heard(job.window, definitions, 4)
+    heard(job.window, definitions, 3)
     question = job.stall.question(job)
     assert question is not None
     assert (question.job_id, list(question.ranks), question.stacks) == ("j", [3], True)
@@ -182,9 +182,9 @@ def test_a_rank_that_writes_a_checkpoint_is_left_alone(definitions: Definitions)
 def test_a_job_that_stands_still_is_judged_when_its_patience_ends(definitions: Definitions) -> None:
     """Not at the next turn of judging, once for each time that it stands still, and never before it was judged."""
     job = standing(definitions)
-    heard(job.window, definitions, 5)
+    heard(job.window, definitions, 4)
     assert not job.stall.ripe(job)
-    heard(job.window, definitions, 6)
+    heard(job.window, definitions, 5)
     assert job.stall.ripe(job)
     assert found(job.window, definitions) is not None
     assert not job.stall.ripe(job)
