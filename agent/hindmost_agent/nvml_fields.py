@@ -24,6 +24,11 @@ SLOW_US = 2_000
 MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
 
+def number(found: Any) -> float:
+    """The value of a field that was asked for, missing where there is none."""
+    return NAN if found.nvmlReturn else getattr(found.value, MEMBERS[found.valueType])
+
+
 class Field(NamedTuple):
     """One field value: its number, the scope it is asked for, what it fills and its unit's size."""
 
@@ -55,8 +60,7 @@ class Fields:
         asked = [(self._fields[index].number, self._fields[index].scope) for index in self._asked]
         found = self._lib.nvmlDeviceGetFieldValues(self._device.handle, asked) if asked else []
         for index, field in zip(tuple(self._asked), found, strict=False):
-            if field.nvmlReturn == 0:
-                values[index] = getattr(field.value, MEMBERS[field.valueType]) * self._fields[index].unit
+            values[index] = number(field) * self._fields[index].unit
             if field.latencyUsec > SLOW_US or field.nvmlReturn in UNSUPPORTED:
                 self._leave_out(index, field)
         return values

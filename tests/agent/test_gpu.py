@@ -15,6 +15,7 @@ from hindmost_agent.sampler import Absent, Host
 from hindmost_agent.samplers.nvidia import Nvidia
 from hindmost_agent.samplers.nvidia_gpm import NvidiaGpm
 from hindmost_agent.samplers.nvidia_health import NvidiaHealth
+from hindmost_agent.samplers.nvidia_link_errors import AT_ONCE, LINKS, NvidiaLinkErrors
 from hindmost_agent.samplers.nvidia_links import NvidiaLinks
 from hindmost_agent.samplers.nvidia_mig import NvidiaMig
 from hindmost_agent.samplers.nvidia_processes import NvidiaProcesses
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from hindmost_agent.sampler import Sampler
 
-ALL = (Nvidia, NvidiaState, NvidiaLinks, NvidiaGpm, NvidiaHealth, NvidiaProcesses, NvidiaSlow)
+ALL = (Nvidia, NvidiaState, NvidiaLinks, NvidiaLinkErrors, NvidiaGpm, NvidiaHealth, NvidiaProcesses, NvidiaSlow)
 
 
 def read(sampler: Sampler) -> dict[tuple[str, ...], float]:
@@ -114,6 +115,45 @@ def test_a_field_that_is_slow_here_is_left_out(gpu_host: Host, nvml: Any) -> Non
     assert math.isnan(second["energy_joules_total", "GPU-00000000"])
     assert second["clocks_event_seconds_total", "GPU-00000000", "sw_power_cap"] == pytest.approx(74e-6)
     assert read(NvidiaLinks(gpu_host))["nvlink_receive_bytes_total", "GPU-00000000"] == 139_000 * 1024
+
+
+def test_links_of_a_gpu_before_hopper_have_totals(gpu_host: Host, nvml: Any) -> None:
+    """Two kinds of CRC errors are one; no link is asked by itself."""
+    found = read(NvidiaLinkErrors(gpu_host))
+    first = "GPU-00000000"
+    assert found["nvlink_links_active", first] == LINKS
+    assert found["nvlink_replay_errors_total", first] == 52_000
+    assert found["nvlink_crc_errors_total", first] == 38_000 + 45_000
+    assert found["pcie_errors_total", first, "bad_tlp"] == 176_000
+    assert nvml.calls.count("nvmlDeviceGetFieldValues") == 5 * nvml.count
+
+
+def test_links_of_hopper_are_asked_in_turn(gpu_host: Host, nvml: Any) -> None:
+    """All at first, then a few at each reading, because each takes milliseconds: new errors show after its turn."""
+    nvml.lacks, nvml.fields = {52, 59, 38, 45}, {165: 1, 161: 2, 162: 0, 163: 1}
+    sampler, first = NvidiaLinkErrors(gpu_host), "GPU-00000000"
+    found = read(sampler)
+    assert found["nvlink_replay_errors_total", first] == 2 * LINKS
+    assert (found["nvlink_recoveries_total", first], found["nvlink_crc_errors_total", first]) == (0, LINKS)
+    nvml.fields[161] = 7
+    assert read(sampler)["nvlink_replay_errors_total", first] == 2 * LINKS + 5 * AT_ONCE
+    for _ in range(LINKS // AT_ONCE):
+        found = read(sampler)
+    assert found["nvlink_replay_errors_total", first] == 7 * LINKS
+
+
+def test_a_gpu_without_nvlinks_has_no_errors_on_them(
+    gpu_host: Host, nvml: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Missing, not 0, and nothing to warn of; PCIe's are there. One whose links are all down has none that is up."""
+    nvml.lacks = {52, 59, 38, 45, 161, 162, 163, 165}
+    found = read(NvidiaLinkErrors(gpu_host))
+    assert not caplog.records
+    assert math.isnan(found["nvlink_links_active", "GPU-00000000"])
+    assert math.isnan(found["nvlink_replay_errors_total", "GPU-00000000"])
+    assert found["pcie_errors_total", "GPU-00000000", "receiver"] == 175_000
+    nvml.lacks, nvml.fields = {52, 59, 38, 45}, {165: 0}
+    assert read(NvidiaLinkErrors(gpu_host))["nvlink_links_active", "GPU-00000000"] == 0
 
 
 def test_a_gpu_knows_its_rank(gpu_host: Host, nvml: Any) -> None:

@@ -69,12 +69,20 @@ def test_a_counter_that_ran_over_within_a_second_is_none_of_ours(host: Host, rea
     assert not {name for name in names if name.startswith("gpu_pcie") and name.endswith("bytes_total")}
 
 
-def test_what_this_gpu_does_not_count_is_missing(readings: dict[str, Reading]) -> None:
-    """NVLink's errors have other numbers on Hopper, and energy takes 5 ms: neither is 0."""
+def test_what_takes_too_long_or_was_not_asked_is_missing(readings: dict[str, Reading]) -> None:
+    """Energy takes 5 ms, and the second GPU was never asked for the errors of its links: neither is 0."""
     found = values(readings)
-    assert math.isnan(found["gpu_nvlink_replay_errors_total", UUIDS[0]])
-    assert math.isnan(found["gpu_nvlink_crc_errors_total", UUIDS[0], "data"])
     assert math.isnan(found["gpu_energy_joules_total", UUIDS[0]])
+    assert math.isnan(found["gpu_nvlink_replay_errors_total", UUIDS[1]])
+
+
+def test_the_links_of_one_gpu(readings: dict[str, Reading]) -> None:
+    """Eighteen NVLinks without an error; on PCIe there were some since the machine was started."""
+    found = values(readings)
+    assert found["gpu_nvlink_links_active", UUIDS[0]] == 18
+    assert found["gpu_nvlink_replay_errors_total", UUIDS[0]] == found["gpu_nvlink_crc_errors_total", UUIDS[0]] == 0
+    assert found["gpu_pcie_errors_total", UUIDS[0], "bad_tlp"] == 194
+    assert found["gpu_pcie_errors_total", UUIDS[0], "naks_sent"] == 150
 
 
 def test_ranks_that_use_the_gpu_are_seen_inside(readings: dict[str, Reading]) -> None:

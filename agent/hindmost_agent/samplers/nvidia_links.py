@@ -1,4 +1,4 @@
-"""What NVIDIA GPUs sent and received over NVLink, and what had to be sent again."""
+"""What NVIDIA GPUs sent and received over NVLink."""
 
 from __future__ import annotations
 
@@ -19,23 +19,19 @@ ALL_LINKS = 0xFFFFFFFF
 KIBI = 1024.0
 
 
-def _of(name: str, text: str, *labels: str) -> Metric:
-    return counter(f"hindmost_gpu_{name}_total", text, "gpu_uuid", *labels)
+def _of(name: str, text: str) -> Metric:
+    return counter(f"hindmost_gpu_{name}_total", text, "gpu_uuid")
 
 
-CRC = _of("nvlink_crc_errors", "NVLink packets with a CRC error, all links.", "kind")
 FIELDS = (
     Field(138, ALL_LINKS, _of("nvlink_transmit_bytes", "Payload from the GPU over all NVLinks."), KIBI),
     Field(139, ALL_LINKS, _of("nvlink_receive_bytes", "Payload to the GPU over all NVLinks."), KIBI),
-    Field(52, 0, _of("nvlink_replay_errors", "NVLink packets that had to be sent again, all links.")),
-    Field(38, 0, CRC, 1.0, ("flow_control",)),
-    Field(45, 0, CRC, 1.0, ("data",)),
 )
 
 
 @register
 class NvidiaLinks(GpuSampler):
-    """Bytes and errors of each GPU's NVLinks, by counters that do not block.
+    """Bytes of each GPU's NVLinks, by counters that do not block; errors are in `nvidia_link_errors`.
 
     What went over PCIe is in `nvidia_gpm`: NVML's counters of it have 32 bits, which a training job fills in seconds.
     """

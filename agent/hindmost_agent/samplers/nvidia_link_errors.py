@@ -1,0 +1,113 @@
+"""What goes wrong on the links of NVIDIA GPUs: NVLinks that are down, packets sent again, PCIe's errors."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from hindmost_agent import nvml_fields
+from hindmost_agent.gpu import Call, Card, GpuSampler
+from hindmost_agent.metric import Metric, counter, gauge, series
+from hindmost_agent.nvml import Device, opened, trouble
+from hindmost_agent.nvml_fields import Field
+from hindmost_agent.sampler import NAN, register
+
+if TYPE_CHECKING:
+    from typing import Any
+
+#: NVML_NVLINK_MAX_LINKS, and the field that says whether a link is active (1).
+LINKS, STATE = 18, 165
+#: Links of one GPU whose errors are asked for at a reading: 2.4 ms each on an H200.
+AT_ONCE = 3
+
+
+def _of(name: str, text: str, *labels: str) -> Metric:
+    return counter(f"hindmost_gpu_{name}_total", text, "gpu_uuid", *labels)
+
+
+ACTIVE = gauge("hindmost_gpu_nvlink_links_active", "NVLinks that are up.", "gpu_uuid")
+#: Metric, the fields that together are its total before Hopper, and the field of each link from Hopper on.
+ERRORS = (
+    (_of("nvlink_replay_errors", "NVLink packets that had to be sent again, all links."), (52,), 161),
+    (_of("nvlink_recoveries", "Times an NVLink recovered from an error, all links."), (59,), 162),
+    (_of("nvlink_crc_errors", "NVLink packets with a CRC error, all links."), (38, 45), 163),
+)
+PCIE = _of("pcie_errors", "Errors on the GPU's PCIe link, by kind: a bad riser, slot or cable.", "kind")
+PCIE_FIELDS = (
+    Field(173, 0, PCIE, 1.0, ("correctable",)),
+    Field(174, 0, PCIE, 1.0, ("naks_received",)),
+    Field(175, 0, PCIE, 1.0, ("receiver",)),
+    Field(176, 0, PCIE, 1.0, ("bad_tlp",)),
+    Field(177, 0, PCIE, 1.0, ("naks_sent",)),
+    Field(178, 0, PCIE, 1.0, ("bad_dllp",)),
+)
+
+
+@register
+class NvidiaLinkErrors(GpuSampler):
+    """NVLinks that are up, errors of NVLink and of PCIe; from Hopper on three links' errors are read anew each time."""
+
+    name = "nvidia_link_errors"
+    period = 300.0
+    source = "NVML"
+    metrics = (ACTIVE, *(metric for metric, _, _ in ERRORS), PCIE)
+
+    def cards(self) -> list[Card]:
+        nvml = opened(self.host)
+        return [Card(device.uuid, _calls(nvml.lib, device), trouble) for device in nvml.devices]
+
+
+def _calls(lib: Any, device: Device) -> list[Call]:
+    links = NvLinks(lib, device.handle)
+    return [
+        Call("NVLink states", (series(ACTIVE, device.uuid),), links.active),
+        Call("NVLink errors", tuple(series(metric, device.uuid) for metric, _, _ in ERRORS), links.errors),
+        nvml_fields.call(lib, device, PCIE_FIELDS),
+    ]
+
+
+class NvLinks:
+    """The NVLinks of one GPU. What it does not tell is missing, and no trouble: many GPUs have no such links."""
+
+    def __init__(self, lib: Any, handle: Any) -> None:
+        self._lib = lib
+        self._handle = handle
+        #: Links that are up, and the place of the next whose errors are asked for.
+        self._links: list[int] = []
+        self._next = 0
+        self._in_turn = False
+        #: Errors of each link, in the order of ``ERRORS``.
+        self._known: dict[int, list[float]] = {}
+
+    def active(self) -> tuple[float]:
+        """How many links are up."""
+        states = self._asked([(STATE, link) for link in range(LINKS)])
+        self._links = [link for link, state in enumerate(states) if state == 1]
+        return (NAN if all(map(math.isnan, states)) else float(len(self._links)),)
+
+    def errors(self) -> tuple[float, ...]:
+        """Errors of all links, in the order of ``ERRORS``; as of half an hour ago where links are asked in turn."""
+        if self._in_turn:
+            self._ask(self._due())
+        else:
+            totals = tuple(sum(self._asked([(number, 0) for number in numbers])) for _, numbers, _ in ERRORS)
+            if not all(map(math.isnan, totals)):
+                return totals
+            self._in_turn = True
+            self._ask(self._links)
+        return tuple(map(sum, zip(*self._known.values(), strict=True))) or (NAN,) * len(ERRORS)
+
+    def _due(self) -> list[int]:
+        count, start = len(self._links), self._next
+        self._next += AT_ONCE
+        return [self._links[(start + place) % count] for place in range(min(AT_ONCE, count))]
+
+    def _ask(self, links: list[int]) -> None:
+        for link in links:
+            found = self._asked([(number, link) for _, _, number in ERRORS])
+            if not any(map(math.isnan, found)):
+                self._known[link] = found
+
+    def _asked(self, fields: list[tuple[int, int]]) -> list[float]:
+        """Each field's number, missing where there is none."""
+        return [nvml_fields.number(found) for found in self._lib.nvmlDeviceGetFieldValues(self._handle, fields)]
