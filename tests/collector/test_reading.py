@@ -10,6 +10,7 @@ from pathlib import Path
 
 import hindmost_collector
 import pyarrow as pa
+import pytest
 from hindmost_collector.store import schema
 from hindmost_collector.store.parquet import ParquetStore
 from hindmost_collector.store.upkeep import Retention, Upkeep
@@ -21,14 +22,18 @@ FLUSHES = 20  # one more than a compaction wants
 READER = """
 import json, sys
 from pathlib import Path
-import hindmost_collector
+import hindmost_collector, pandas
+from hindmost_collector.store.run_directory import read_run
 
 folder, done = Path(sys.argv[1]), Path(sys.argv[2])
 seen, last = [], False
 print("ready", flush=True)
 while True:
     last = done.exists()
-    steps = hindmost_collector.open(folder).steps().to_pandas()
+    if sys.argv[3] == "tables":
+        steps = hindmost_collector.open(folder).steps().to_pandas()
+    else:
+        steps = pandas.DataFrame(read_run(folder).steps)
     seen.append((len(steps), len(steps.drop_duplicates(["rank", "step"]))))
     if last:
         break
@@ -43,11 +48,12 @@ def rows(step):
     return pa.Table.from_arrays([pa.array(list(columns[field.name]), field.type) for field in target], schema=target)
 
 
-def test_another_process_reads_while_it_is_written(tmp_path):
-    """A reader sees more and more rows, each of them once, while segments come and are merged; in the end all."""
+@pytest.mark.parametrize("how", ["tables", "report"])
+def test_another_process_reads_while_it_is_written(tmp_path, how):
+    """A reader, with SQL or as a report does, sees more and more rows, each once, while segments come and merge."""
     store, done = ParquetStore(tmp_path / "run", single=True), tmp_path / "done"
     store.write({("j", "steps"): [rows(0)]}, {})
-    command = [sys.executable, "-c", READER, str(tmp_path / "run"), str(done)]
+    command = [sys.executable, "-c", READER, str(tmp_path / "run"), str(done), how]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as reader:
         assert reader.stdout
         assert reader.stdout.readline() == "ready\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import time
+from types import SimpleNamespace
 
 import hindmost_collector
 import numpy as np
@@ -156,17 +157,30 @@ def test_fresh_journal_overwrites_nothing(store, tmp_path):
     assert not last.exists()
 
 
-def test_query_prints_rows(store, tmp_path, capsys):
-    """``hindmost query`` answers SQL over a store, with the job as a column."""
+@pytest.mark.parametrize(
+    ("form", "printed"),
+    [
+        ("csv", f'job,newest,mean,none,all\nj,{FEW + 3},9.5,,"[{FEW + 2}, {FEW + 3}]"\n'),
+        ("json", f'{{"job":"j","newest":{FEW + 3},"mean":9.5,"none":null,"all":[{FEW + 2},{FEW + 3}]}}\n'),
+        ("text", f"job  newest  mean  none       all\n  j      {FEW + 3}   9.5  null  [{FEW + 2}, {FEW + 3}]\n"),
+    ],
+)
+def test_query_prints_rows(store, tmp_path, capsys, form, printed):
+    """``hindmost query`` answers SQL over a store, with the job as a column; what is not there is empty or null."""
     import argparse
 
     parser = argparse.ArgumentParser()
     query.configure(parser)
-    args = parser.parse_args(
-        [str(tmp_path), "select job, max(step) as newest from steps group by 1", "--format", "csv"]
-    )
+    asked = "select job, max(step) as newest, avg(step) as mean, 'nan'::double as none, max(step, 2)[::-1] as all"
+    args = parser.parse_args([str(tmp_path), f"{asked} from steps group by 1", "--format", form])
     assert query.run(args) == 0
-    assert capsys.readouterr().out == f"job,newest\nj,{FEW + 3}\n"
+    assert capsys.readouterr().out == printed
+
+
+def test_query_without_rows_prints_its_columns(store, tmp_path, capsys):
+    """An answer of no rows is a header."""
+    query.run(SimpleNamespace(path=tmp_path, sql="select rank, step from steps where rank = 7", format="text"))
+    assert capsys.readouterr().out == "rank  step\n"
 
 
 def test_wrong_query_is_a_usage_error(store, tmp_path):
