@@ -25,6 +25,10 @@ CLOCK = "hindmost_gpu_sm_clock_hertz / on (node, gpu_uuid) hindmost_gpu_sm_clock
 MEMORY = "hindmost_gpu_memory_used_bytes / on (node, gpu_uuid) hindmost_gpu_memory_total_bytes"
 HELD = per_second(f"hindmost_gpu_clocks_event_seconds_total{{{HARMLESS}}}")
 HELD_BACK = f"sum by (node, gpu_uuid) ({HELD})"
+#: NVIDIA's GPUs tell errors by kind, AMD's what was sent again.
+PCIE_TROUBLE = " or ".join(
+    f"sum by (node, gpu_uuid) ({per_second(f'hindmost_gpu_pcie_{what}_total')})" for what in ("errors", "replays")
+)
 OWNED = f"and on (node, gpu_uuid) {OWNERS}"
 
 
@@ -129,6 +133,7 @@ def links() -> Panels:
     """What passes to and from a GPU, and what went wrong on the way."""
     nvlink = per_second("hindmost_gpu_nvlink_receive_bytes_total")
     xid = over_range("hindmost_gpu_xid_errors_total")
+    nvlink_errors = over_range("hindmost_gpu_nvlink_replay_errors_total")
     uncorrected = 'hindmost_gpu_ecc_errors_total{corrected="no"}'
     pcie = "hindmost_gpu_pcie_receive_bytes_per_second"
     return [
@@ -136,19 +141,21 @@ def links() -> Panels:
         _highest("PCIe received", "Input batches, and whatever else the host copies. Hopper and later.", "Bps", pcie),
         lines(
             "Errors over the time range",
-            "Memory errors that ECC could not correct, and XID errors. Any is a reason to drain the node.",
+            "Memory errors that ECC could not correct and XID errors are reasons to drain the node; NVLink packets sent "
+            "again cost time.",
             "none",
             (f"topk({LINES}, sum by (node) ({over_range(uncorrected)} {OWNED}))", "{{node}} ECC"),
+            (f"topk({LINES}, sum by (node) ({nvlink_errors} {OWNED}))", "{{node}} NVLink"),
             (
                 f"topk({LINES}, sum by (node, xid) ({xid} {OWNED}))",
                 "{{node}} XID {{xid}}",
             ),
         ),
         _highest(
-            "PCIe packets sent again",
-            "A growing count: a bad riser, slot or cable.",
+            "PCIe errors",
+            "Bad packets, and packets refused, of any kind. A growing count: a bad riser, slot or cable.",
             "cps",
-            per_second("hindmost_gpu_pcie_replays_total"),
+            PCIE_TROUBLE,
         ),
     ]
 

@@ -50,7 +50,8 @@ GPU_GAUGES = {
 GPU_COUNTERS = [
     ("hindmost_gpu_clocks_event_seconds_total", ',reason="sw_power_cap"'),
     ("hindmost_gpu_nvlink_receive_bytes_total", ""),
-    ("hindmost_gpu_pcie_replays_total", ""),
+    ("hindmost_gpu_nvlink_replay_errors_total", ""),
+    ("hindmost_gpu_pcie_errors_total", ',kind="bad_tlp"'),
     ("hindmost_gpu_ecc_errors_total", ',corrected="no"'),
     ("hindmost_gpu_xid_errors_total", ',xid="79"'),
 ]
