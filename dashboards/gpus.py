@@ -141,8 +141,8 @@ def links() -> Panels:
         _highest("PCIe received", "Input batches, and whatever else the host copies. Hopper and later.", "Bps", pcie),
         lines(
             "Errors over the time range",
-            "Memory errors that ECC could not correct and XID errors are reasons to drain the node; NVLink packets sent "
-            "again cost time.",
+            "Memory errors that ECC could not correct and XID errors are reasons to drain the node; NVLink packets "
+            "sent again cost time.",
             "none",
             (f"topk({LINES}, sum by (node) ({over_range(uncorrected)} {OWNED}))", "{{node}} ECC"),
             (f"topk({LINES}, sum by (node) ({nvlink_errors} {OWNED}))", "{{node}} NVLink"),
