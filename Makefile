@@ -45,6 +45,12 @@ $(VENV)/.clickhouse: $(VENV)/.dev
 horovod: $(VENV)/.torch ## Horovod for test-torch; its wheel is built once, into .cache (needs g++ and cmake)
 	tests/torch/build-horovod $(VENV) .cache/horovod
 
+tensorflow: ## an environment with TensorFlow in .cache for the tests of Keras, where it can be had (1.3 GB)
+	@tests/torch/fetch-tensorflow $(PYTHON) .cache/tensorflow || echo 'make: no TensorFlow: its tests are skipped' >&2
+
+horovod-tensorflow: tensorflow $(VENV)/.dev ## Horovod for TensorFlow; its wheel is built once, into .cache (minutes)
+	$(PATHS) tests/torch/build-horovod .cache/tensorflow .cache/horovod tensorflow
+
 setup: $(VENV)/.all ## make .venv with hindmost and the demo's MPI in it
 
 demo: $(VENV)/.all ## a real mpirun with one slow rank, and the verdict on it
@@ -82,4 +88,4 @@ dashboards: $(VENV)/.dev ## rebuild the Grafana JSON
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
 
-.PHONY: help horovod setup demo demo-balanced python-newer mpich test test-clickhouse test-torch lint proto dashboards clean
+.PHONY: help horovod tensorflow horovod-tensorflow setup demo demo-balanced python-newer mpich test test-clickhouse test-torch lint proto dashboards clean

@@ -67,6 +67,8 @@ class Recorder:
         self.closers: list[Callable[[], None]] = []  # what has to be written before the ring is closed
         #: Called after each written step with its number, its start (ns) and its kind.
         self.on_step: list[Callable[[int, int, str], None]] = []
+        #: Called as a marked step ends, with its start and end (ns): phases that are known only now are written then.
+        self.on_end: list[Callable[[int, int], None]] = []
         #: Called where an epoch begins: batches that were fetched and not used are no step's.
         self.on_epoch: list[Callable[[], None]] = []
         #: Called with the time (ns) where the loop does what is no batch's: an evaluation before it has ended.
@@ -239,6 +241,8 @@ class Recorder:
             self.tick(start_ns)
         self._ended = end_ns
         number = self._number(kind)
+        for ends in self.on_end:
+            ends(start_ns, end_ns)
         self.tick(end_ns)
         self.defer(self._write_step, number, start_ns, end_ns, kind, work)
         if end_ns >= self.due_ns:

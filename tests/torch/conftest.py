@@ -45,16 +45,16 @@ class Trace:
         return sum(event.duration_ns for event in self.of(kind, name)[3:]) / 1e6
 
 
-def launcher(name: str, ranks: int) -> list[str]:
+def launcher(name: str, ranks: int, python: str = sys.executable) -> list[str]:
     """The command that goes before the script."""
     if name == "torchrun":
-        return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        return [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     if name == "python":
-        return [sys.executable]
+        return [python]
     program = shutil.which(name)
     if program is None:
         pytest.skip(f"no {name} on the PATH")
-    return [program, *(MPIRUN if name == "mpirun" else ("--gloo",)), "-np", str(ranks), sys.executable]
+    return [program, *(MPIRUN if name == "mpirun" else ("--gloo",)), "-np", str(ranks), python]
 
 
 def ring_module() -> str:
@@ -70,7 +70,7 @@ def train(tmp_path: Path) -> Callable[..., dict[int, Trace]]:
     """``train(script, *argv, ranks=2, by="torchrun")``: each rank's trace; the script's stderr is free of us.
 
     ``native``: with the hooks in C, as far as they can be built; ``shim``: with the library that ``hindmost run`` loads
-    into ranks. ``ends``: how the script's process does.
+    into ranks. ``ends``: how the script's process does. ``python``: the interpreter that trains.
     """
 
     def run(
@@ -81,6 +81,7 @@ def train(tmp_path: Path) -> Callable[..., dict[int, Trace]]:
         native: bool = True,
         shim: bool = False,
         ends: int = 0,
+        python: str = sys.executable,
     ) -> dict[int, Trace]:
         if isinstance(script, str):
             path = tmp_path / "script.py"
@@ -99,7 +100,7 @@ def train(tmp_path: Path) -> Callable[..., dict[int, Trace]]:
         }
         if shim:
             environ["LD_PRELOAD"] = str(build.library("pmpi"))
-        command = [*launcher(by, ranks), str(script), *argv]
+        command = [*launcher(by, ranks, python), str(script), *argv]
         done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=110, check=False)
         assert done.returncode == ends, done.stderr + done.stdout
         assert "hindmost:" not in done.stderr

@@ -28,6 +28,7 @@ class FakeHorovod(SimpleNamespace):
         self.rank, self.size = (lambda: self.place[0]), (lambda: self.place[1])
         self.local_rank, self.is_initialized = self.rank, lambda: True
         self.allreduce = lambda value: value
+        self.allreduce_async, self.synchronize = (lambda value: ("handle", value)), (lambda handle: handle[1])
         self.allgather = lambda value: [self.allreduce(value)]
 
 
@@ -68,6 +69,15 @@ def test_a_rank_that_moves_goes_on_in_another_ring(horovod: Any, tmp_path: Path)
     moved = ring.Reader(path)
     assert (moved.header.world_size, moved.communicators()[0].size) == (3, 3)
     moved.close()
+
+
+def test_what_a_handle_stands_for_is_waited_for_once(horovod: Any, tmp_path: Path) -> None:
+    """The wait is written when it is made, as the operation that the handle began; a handle of others is not known."""
+    handle = horovod.allreduce_async(5)
+    assert events(tmp_path, 0) == []
+    assert horovod.synchronize(handle) == 5
+    assert horovod.synchronize(handle) == 5
+    assert events(tmp_path, 0) == [("all_reduce", 0)]
 
 
 def test_a_call_made_of_calls_is_one(horovod: Any, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "pmpi": (
         "pmpi*.c",
         "horovod_cycles.c",
+        "tensorflow_calls.c",
         "mpi_library.c",
         "ring_create.c",
         "identity_env.c",

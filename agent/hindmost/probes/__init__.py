@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 #: Module of the training job -> the probe (``hindmost.probes.NAME``) whose ``install(module, recorder)`` is called
 #: once that module has been imported.
 WATCHED = {
+    "horovod.tensorflow": "horovod_tensorflow",
     "horovod.torch": "horovod",
+    "keras.src.callbacks": "keras",
     "keras.src.callbacks.callback_list": "keras",
     **{
         f"{package}.loops.{loop}_loop": "lightning"
@@ -23,6 +25,7 @@ WATCHED = {
     "mpi4py.MPI": "mpi4py",
     "torch": "torch",
     "torch.distributed.checkpoint.state_dict_saver": "torch_checkpoint",
+    "tf_keras.src.callbacks": "keras",
     "torch._dynamo.trace_rules": "torch_compile",
 }
 

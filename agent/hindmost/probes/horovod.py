@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hindmost.recorder import Recorder
 
 SLOT = 11  # of the open table
-#: Blocking functions of ``horovod.torch`` -> operation.
+#: Blocking functions of ``horovod.torch`` and ``horovod.tensorflow`` -> operation.
 CALLS = {
     "allreduce": "all_reduce",
     "allreduce_": "all_reduce",
@@ -37,7 +37,17 @@ CALLS = {
     "reducescatter": "reduce_scatter",
     "grouped_reducescatter": "reduce_scatter",
     "barrier": "barrier",
+    # What is made of these.
+    "broadcast_parameters": "broadcast",
+    "broadcast_optimizer_state": "broadcast",
+    "broadcast_variables": "broadcast",
+    "broadcast_object": "broadcast",
+    "allgather_object": "all_gather",
 }
+#: Functions that return a handle, for which ``synchronize`` waits.
+HANDLES = {f"{name.rstrip('_')}_async{'_' * name.endswith('_')}": op for name, op in CALLS.items()}
+#: Handles that are remembered; a loop may drop its own.
+MOST_HANDLES = 4096
 
 
 class Calls:
@@ -47,8 +57,9 @@ class Calls:
         self._horovod = horovod
         self._recorder = recorder
         self._sequence = 0
+        self._handles: dict[Any, str] = {}
         self._depth = 0  # a blocking call may be made of others
-        self._cycles = horovod_cycles.watch(horovod)
+        self.cycles = horovod_cycles.watch(horovod)
 
     def communicator(self) -> int:
         """The index of all ranks' communicator in the ring; an elastic job's changes with its size."""
@@ -71,19 +82,26 @@ class Calls:
         self._depth -= 1
         if self._depth:
             return
-        (start, comm), ring = token, self._recorder.ring
-        now = self._recorder.clock()
-        ring.leave(SLOT)
+        self._recorder.ring.leave(SLOT)
+        self.write(op, *token, self._recorder.clock(), phase)
+
+    def write(self, op: str, start: int, comm: int, now: int, phase: bool) -> None:
+        """Write a wait."""
+        ring = self._recorder.ring
         ring.event(COLLECTIVE, ring.name(op), start, now - start, self._sequence, comm, NONE16, 0)
         self._sequence += 1
-        if self._cycles is not None:
-            self._cycle(self._cycles, start)
+        if self.cycles is not None:
+            self._cycle(self.cycles, start)
         if phase:
             self._recorder.phase("sync", start, now)
 
+    def negotiation(self, cycles: horovod_cycles.Cycles, start: int) -> int:
+        """Of a wait that began then and has just ended."""
+        return cycles.waited(start)
+
     def _cycle(self, cycles: horovod_cycles.Cycles, start: int) -> None:
         """Write how much of a wait was negotiation, and now and then what cycles take."""
-        negotiation = cycles.waited(start)
+        negotiation = self.negotiation(cycles, start)
         if negotiation >= 0:
             self._recorder.phase("negotiation", start, start + negotiation)
         counted = cycles.account()
@@ -116,20 +134,47 @@ class Calls:
             lambda *_: self.fails(),
         )
 
+    def watch_handles(self) -> None:
+        """Hook what begins an operation and what waits for it. The wait is the operation's, whenever it began."""
+        for name, op in HANDLES.items():
+            if hasattr(self._horovod, name):
+                around(self._horovod, name, lambda *_: 0, lambda _, handle, *__, op=op: self._began(handle, op))
+        if hasattr(self._horovod, "synchronize"):
+            around(self._horovod, "synchronize", self._waits, self._waited, lambda *_: self.fails())
+
+    def _began(self, handle: Any, op: str) -> None:
+        if len(self._handles) >= MOST_HANDLES:
+            self._handles.clear()
+        self._handles[handle] = op
+
+    def _waits(self, handle: Any = None, *_: Any) -> tuple[str, tuple[int, int]] | None:
+        op = self._handles.pop(handle, None)
+        token = self.begins(op) if op is not None else None
+        return (op, token) if op is not None and token is not None else None
+
+    def _waited(self, token: tuple[str, tuple[int, int]], *_: Any) -> None:
+        self.ends(*token, phase=False)
+
+    def watch_all(self) -> None:
+        """Hook the module's functions, and where ranks are given out."""
+        module = self._horovod
+        self._recorder.name_framework("horovod")
+        _quieten_shim()
+        for place in (module, getattr(module, "elastic", None)):  # an elastic job begins again by a name of its own
+            if hasattr(place, "init"):
+                around(place, "init", lambda *_: 0, self.moved)
+        for name, op in CALLS.items():
+            if hasattr(module, name):
+                self.watch(module, name, op)
+
 
 def install(horovod: ModuleType, recorder: Recorder) -> None:
     """Hook horovod.torch, which has just been imported."""
-    recorder.name_framework("horovod")
-    _quieten_shim()
-    calls = Calls(horovod, recorder)
     module: Any = horovod
-    for place in (module, getattr(module, "elastic", None)):  # an elastic job begins again by a name of its own
-        if hasattr(place, "init"):
-            around(place, "init", lambda *_: 0, calls.moved)
+    calls = Calls(module, recorder)
+    calls.watch_all()
+    calls.watch_handles()
     calls.watch(module.optimizer._DistributedOptimizer, "synchronize", "all_reduce", phase=True)
-    for name, op in CALLS.items():
-        if hasattr(module, name):
-            calls.watch(module, name, op)
 
 
 def _quieten_shim() -> None:

@@ -29,6 +29,21 @@ class Cycles:
         self._words = words
         self._counted: tuple[int, int] | None = None
 
+    @property
+    def handed(self) -> int:
+        """How many tensors TensorFlow has handed to Horovod."""
+        return self._words[HANDED]
+
+    @property
+    def handed_ns(self) -> int:
+        """When it last did."""
+        return self._words[HANDED_NS]
+
+    @property
+    def reduced_ns(self) -> int:
+        """When it last got one back."""
+        return self._words[REDUCED_NS]
+
     def negotiation(self, ready_ns: int, end_ns: int) -> int:
         """Ns from ``ready_ns`` until the cycle began that ended a wait at ``end_ns``; -1 unmeasured."""
         began = self._began(end_ns)

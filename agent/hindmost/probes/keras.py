@@ -1,7 +1,8 @@
-"""Keras 3, whatever its back end: train and validation batches, told by the callbacks every trainer calls.
+"""Keras 2 and 3, whatever the back end: train and validation batches, told by the callbacks every trainer calls.
 
-On the torch back end the phases inside a batch come from ``torch.py``; with TensorFlow or JAX, whose step is one
-compiled call, a batch is one piece. Time between two batches of an epoch belongs to the later one.
+On the torch back end the phases inside a batch come from ``torch.py``. With TensorFlow, whose step is one compiled
+call, waiting for input is told apart (``tensorflow_input.py``), the rest of a batch is one piece, as all of it is with
+JAX. Time between two batches of an epoch belongs to the later one.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from hindmost.probes import tensorflow_input
 from hindmost.probes.guard import around
 from hindmost.probes.spans import as_phase
 
@@ -24,15 +26,19 @@ class Batches:
     def __init__(self, recorder: Recorder, kind: str) -> None:
         self._recorder = recorder
         self._kind = kind
-        self._start = -1
+        self._start = self._began = -1
+        self._fetches = tensorflow_input.fetches()
 
     def begins(self, *_: Any) -> None:
         """A batch begins; its step began when the one before ended, if that was of this epoch."""
         recorder = self._recorder
         if recorder.training_thread():
             recorder.marks()
+            self._began = recorder.clock()
             if self._start < 0:
-                self._start = recorder.clock()
+                self._start = self._began
+            if self._fetches is not None:
+                self._fetches.begin()
             recorder.step_begins(self._start, self._kind)
 
     def ends(self, *_: Any) -> None:
@@ -40,6 +46,9 @@ class Batches:
         recorder = self._recorder
         if self._start >= 0 and recorder.training_thread():
             now = recorder.clock()
+            fetching = self._fetches.taken_ns() if self._fetches is not None else None
+            if fetching is not None:
+                recorder.phase("input", self._began, min(self._began + fetching, now))
             recorder.step(self._start, now, self._kind)
             self._start = now
 
@@ -53,7 +62,12 @@ class Batches:
 
 
 def install(module: ModuleType, recorder: Recorder) -> None:
-    """Hook Keras's list of callbacks, which has just been imported, and its optimizers."""
+    """Hook Keras's list of callbacks, which has just been imported, and its optimizers.
+
+    Keras 3 has it in a package, and a watch on a module of that; Keras 2 in a module of the package's name.
+    """
+    if hasattr(module, "__path__"):
+        return
     recorder.name_framework("keras")
     train, test = Batches(recorder, "train"), Batches(recorder, "eval")
     callbacks: Any = module
@@ -68,6 +82,7 @@ def install(module: ModuleType, recorder: Recorder) -> None:
         ("on_test_end", test.pauses),
     ):
         around(callbacks.CallbackList, method, told, lambda *_: None)
-    optimizer = importlib.import_module("keras.src.optimizers.base_optimizer").BaseOptimizer
-    # Real where a step runs eagerly; in a compiled step it is called while tracing only.
-    as_phase(optimizer, "apply", "optimizer", recorder, ends_evaluation=False)
+    if module.__name__.endswith("callback_list"):
+        optimizer = importlib.import_module("keras.src.optimizers.base_optimizer").BaseOptimizer
+        # Real where a step runs eagerly; in a compiled step it is called while tracing only.
+        as_phase(optimizer, "apply", "optimizer", recorder, ends_evaluation=False)

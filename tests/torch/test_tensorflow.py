@@ -1,0 +1,105 @@
+"""Keras on TensorFlow, whose step is one compiled call, and Horovod's front end for it.
+
+They train in an environment of their own: `make tensorflow`; `make horovod-tensorflow` builds Horovod into it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hindmost import ring
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Train = Callable[..., dict[int, Any]]  # conftest.py: rank -> Trace
+
+ENVIRONMENT = Path(__file__).parents[2] / ".cache/tensorflow"
+PYTHON = ENVIRONMENT / "bin/python"
+HOROVOD = list(ENVIRONMENT.glob("lib/python*/site-packages/horovod"))
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(not PYTHON.exists(), reason="no TensorFlow; `make tensorflow` installs it"),
+]
+
+START = """
+    import os, sys
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    os.environ["TF_USE_LEGACY_KERAS"] = {legacy!r}
+    import time, numpy, tensorflow as tf
+    keras = tf.keras
+    def model(optimizer):
+        made = keras.Sequential([keras.layers.Dense(64, activation="relu"), keras.layers.Dense(10)])
+        made.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return made
+    x, y = numpy.random.rand(160, 64).astype("float32"), numpy.random.randint(0, 10, 160)
+"""
+
+FIT = """
+    def rows(count, wait):
+        for at in range(0, 8 * count, 8):
+            time.sleep(wait)
+            yield x[at : at + 8], y[at : at + 8]
+    def data(count, wait):
+        shapes = tf.TensorSpec((8, 64), tf.float32), tf.TensorSpec((8,), tf.int64)
+        return tf.data.Dataset.from_generator(lambda: rows(count, wait), output_signature=shapes)
+    model("adam").fit(data(20, 0.02), epochs=2, validation_data=data(6, 0.05), verbose=0)
+"""
+
+
+@pytest.mark.parametrize("legacy", ["0", "1"], ids=["Keras 3", "Keras 2"])
+def test_waiting_for_input_is_told_from_the_compiled_step(train: Train, legacy: str) -> None:
+    """A step a batch, validation apart, each with the time in which tf.data had no batch ready."""
+    (trace,) = train(START.format(legacy=legacy) + FIT, ranks=1, by="python", shim=True, python=str(PYTHON)).values()
+    assert trace.header.framework == "keras"
+    assert trace.count(ring.STEP) == {"train": 40, "eval": 12}
+    waits = trace.of(ring.PHASE, "input")
+    for kind, expected in (("train", 20), ("eval", 50)):
+        steps = trace.of(ring.STEP, kind)
+        each = [sum(w.duration_ns for w in waits if 0 <= w.start_ns - s.start_ns < s.duration_ns) / 1e6 for s in steps]
+        lasted = [step.duration_ns / 1e6 for step in steps]
+        assert 0.7 * expected < median(each) < 1.5 * expected
+        assert all(wait <= whole for wait, whole in zip(each, lasted, strict=True))
+
+
+HOROVOD_FIT = """
+    import horovod.tensorflow.keras as hvd
+    hvd.init()
+    class Slow(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if hvd.rank() == 1:
+                time.sleep(0.05)
+    started = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    model(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01))).fit(
+        x, y, batch_size=8, epochs=2, verbose=0, validation_data=(x[:32], y[:32]), callbacks=[started, Slow()]
+    )
+    hvd.allreduce(1.0, name="by hand")
+"""
+
+
+@pytest.mark.skipif(not HOROVOD, reason="no Horovod for TensorFlow; `make horovod-tensorflow` builds it")
+@pytest.mark.parametrize("by", ["mpirun", "horovodrun"])
+def test_horovod_with_keras_shows_who_is_waited_for(train: Train, by: str) -> None:
+    """Each step has one wait for gradients though TensorFlow makes it, short on the slow rank and mostly negotiation on
+    the other; broadcasts and calls by hand are seen as well."""
+    traces = train(START.format(legacy="1") + HOROVOD_FIT, by=by, shim=True, python=str(PYTHON))
+    seen = []
+    for rank in (0, 1):
+        assert traces[rank].header.framework == "horovod"
+        assert traces[rank].count(ring.STEP) == {"train": 40, "eval": 8}
+        assert traces[rank].count(ring.PHASE)["sync"] == 40
+        seen.append([(event.name, event.comm_id, event.seq) for event in traces[rank].events if event.kind == 3])
+    assert seen[0] == seen[1]
+    assert {name for name, *_ in seen[0]} == {"all_reduce", "broadcast"}
+    assert len([name for name, *_ in seen[0] if name == "all_reduce"]) == 41
+    waits, negotiations = (
+        [median(event.duration_ns for event in traces[rank].of(ring.PHASE, phase)) / 1e6 for rank in (0, 1)]
+        for phase in ("sync", "negotiation")
+    )
+    assert waits[0] > waits[1] + 25
+    assert negotiations[0] > negotiations[1] + 25
+    assert negotiations[0] <= waits[0]
