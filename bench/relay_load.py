@@ -20,7 +20,8 @@ from typing import Any
 import psutil
 
 ROOT = Path(__file__).parent.parent
-CONNECT_S = 4.0
+#: For the first connections and definitions of all agents.
+SETTLE_S = 9.0
 
 
 def collector(*arguments: str) -> tuple[subprocess.Popen[str], str]:
@@ -33,7 +34,7 @@ def collector(*arguments: str) -> tuple[subprocess.Popen[str], str]:
 
 def generator(door: str, agents: int, first: int, seconds: int) -> subprocess.Popen[str]:
     """A process that is ``agents`` agents, numbered from ``first``."""
-    numbers = {"--agents": agents, "--first": first, "--seconds": seconds}
+    numbers = {"--agents": agents, "--first": first, "--seconds": seconds, "--settle": SETTLE_S}
     words = [str(word) for pair in numbers.items() for word in pair]
     command = [sys.executable, "-m", "bench.collector_load", "--generate", door, *words]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
@@ -54,9 +55,12 @@ def measure(agents: int, relays: int, seconds: int) -> dict[str, Any]:
         doors = [where for _, where in between] or [address]
         share = agents // len(doors)
         clients = [generator(door, share, number * share, seconds) for number, door in enumerate(doors)]
-        time.sleep(CONNECT_S)
+        for client in clients:
+            assert client.stdout
+            client.stdout.readline()  # all agents are made
+        time.sleep(SETTLE_S)
         before, relays_before, began = cpu_s(top), [cpu_s(one) for one, _ in between], time.monotonic()
-        time.sleep(seconds - CONNECT_S)
+        time.sleep(seconds)
         took = time.monotonic() - began
         used = (cpu_s(top) - before) / took
         relay_used = [(cpu_s(one) - was) / took for (one, _), was in zip(between, relays_before, strict=True)]
@@ -93,7 +97,7 @@ def main() -> None:
         for direct, via in zip(found[::2], found[1::2], strict=True)
     ]
     result = {
-        "what": "simulated agents of bench/collector_load (340 series, 8 ranks, a batch a second) on loopback",
+        "what": "simulated agents of bench/collector_load (340 samples a second, 8 ranks) on loopback",
         "machine": f"{os.cpu_count()} cores, shared with other work: ratios within a round are what holds",
         "collector_cpu_through_relays_over_direct": ratios,
         "rounds": found,

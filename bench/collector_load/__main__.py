@@ -1,10 +1,12 @@
 """How many nodes one collector carries: simulated agents, real gRPC on loopback, beside other servers in the same run.
 
-Each agent sends, every second, one tick of 340 metric series and, of 8 ranks, one step with five phases and ten
-collectives. CPU is the server process's own user and system time, all threads, with store and detection; the agents run
-in a process of their own. Other load on the machine shifts lag, not CPU. ``bare`` is a grpc.aio server that looks into
-no message, the floor of any collector in Python; ``plain`` is what one would write first: one message a sample, one
-``prometheus_client`` gauge set for each, nothing stored.
+Each agent has a connection of its own and sends what the real agent of a node of 8 GPUs does, byte for byte: a message
+every two seconds with two ticks of 340 samples, in a dozen blocks, and of 8 ranks two steps with five phases and twenty
+collectives; clock round trips, the ranks' states and their definitions as often too. CPU is the server process's own
+user and system time, all threads, with store and detection; the agents run in a process of their own. Other load on
+the machine shifts lag, not CPU. ``bare`` is a grpc.aio server with the collector's settings that looks into no message,
+the floor of any collector in Python; ``plain`` is what one would write first: gRPC as it comes, a message a second, a
+block and a ``prometheus_client`` gauge a sample, nothing stored.
 
     python -m bench.collector_load --agents 64 256 1024 --bare 64 256 1024 --plain 16 --seconds 40 -o FILE
 """
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import re
 import subprocess
 import sys
@@ -25,10 +28,10 @@ from typing import Any
 
 import psutil
 
-from bench.collector_load import agents, servers
-
-#: Connecting and the first definitions are not what is measured.
-SETTLE_S = 5.0
+#: Connecting and the first definitions are not what is measured: seconds for any number of agents, and for each.
+SETTLE_S, SETTLE_AGENT_S = 6.0, 1 / 100
+#: Each program sets for itself how gRPC waits.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "GRPC_EXPERIMENTS"}
 COUNTERS = ("batches", "duplicate_batches", "missing_batches", "shed_samples", "malformed_blocks", "store_failures")
 
 
@@ -66,14 +69,18 @@ def measure(server: str, count: int, seconds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         own = ["-m", "hindmost", "collector", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--store", directory]
         command = own if server == "hindmost" else ["-m", "bench.collector_load", "--serve", server]
-        started = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True)
+        started = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
         assert started.stdout
         addresses = json.loads(started.stdout.readline())
         load = ["-m", "bench.collector_load", "--generate", addresses["grpc"]]
-        load += ["--agents", str(count), "--seconds", str(seconds), *(["--samples"] if server == "plain" else [])]
-        client = subprocess.Popen([sys.executable, *load], stdout=subprocess.PIPE, text=True)
+        settle = SETTLE_S + count * SETTLE_AGENT_S
+        load += ["--agents", str(count), "--seconds", str(seconds), "--settle", str(settle)]
+        load += ["--samples"] if server == "plain" else []
+        client = subprocess.Popen([sys.executable, *load], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
         try:
-            cpu, peak = watched(psutil.Process(started.pid), client, seconds)
+            assert client.stdout
+            client.stdout.readline()  # all agents are made
+            cpu, peak = watched(psutil.Process(started.pid), client, settle, seconds)
             done = json.loads(client.communicate(timeout=seconds + 180)[0])
             told = collected(addresses["http"]) if addresses["http"] else {}
             stored = sum(one.stat().st_size for one in Path(directory).rglob("*.parquet"))
@@ -85,21 +92,21 @@ def measure(server: str, count: int, seconds: int) -> dict[str, Any]:
         "server": server,
         "agents": count,
         "cpu_of_a_core": round(cpu, 4),
-        "us_a_message": round(cpu / count * 1e6, 1),
+        "us_an_agent_and_second": round(cpu / count * 1e6, 1),
         "rss_mib": round(peak / 2**20),
         "sent": done["sent"],
         "unacknowledged": done["sent"] - done["acked"],
         "stored_mib": round(stored / 2**20, 1),
-        "client_cpu_of_a_core": round(done["cpu_ms"] / 1e3 / seconds, 3),
+        "client_cpu_of_a_core": round(done["cpu_s"] / seconds, 3),
         **told,
     }
 
 
-def watched(process: psutil.Process, client: subprocess.Popen[str], seconds: int) -> tuple[float, int]:
+def watched(process: psutil.Process, client: subprocess.Popen[str], settle: float, seconds: int) -> tuple[float, int]:
     """``(CPU of a core, largest resident bytes)`` of a process while its agents send at full rate."""
-    time.sleep(SETTLE_S)
+    time.sleep(settle)
     before, began, peak = process.cpu_times(), time.monotonic(), 0
-    while client.poll() is None and time.monotonic() - began < seconds - SETTLE_S:
+    while client.poll() is None and time.monotonic() - began < seconds:
         peak = max(peak, process.memory_info().rss)
         time.sleep(0.25)
     after, took = process.cpu_times(), time.monotonic() - began
@@ -116,19 +123,22 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, help="where the figures go as JSON")
     parser.add_argument("--generate", metavar="ADDRESS", help=argparse.SUPPRESS)
     parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--settle", type=float, default=SETTLE_S, help=argparse.SUPPRESS)
     parser.add_argument("--samples", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--serve", choices=servers.SERVERS, help=argparse.SUPPRESS)
+    parser.add_argument("--serve", choices=("plain", "bare"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
+        from bench.collector_load import servers  # noqa: PLC0415 - gRPC is set up when it is loaded
+
         asyncio.run(servers.serve(args.serve))
     elif args.generate:
+        from bench.collector_load import agents  # noqa: PLC0415 - the same
+
         count = args.agents[0]
-        ranks = (args.first + count) * agents.RANKS
-        print(
-            json.dumps(
-                asyncio.run(agents.generate(args.generate, count, args.seconds, args.first, ranks, args.samples))
-            )
-        )
+        world = (args.first + count) * agents.RANKS
+        load = agents.Load(args.settle, args.seconds, args.first, world, args.samples)
+        work = agents.generate(args.generate, count, load)
+        print(json.dumps(asyncio.run(work)))
     else:
         plan = [("bare", args.bare), ("hindmost", args.agents), ("plain", args.plain)]
         found = []

@@ -1,162 +1,266 @@
-"""Simulated agents: real gRPC, a node of eight ranks each."""
+"""Simulated agents: the agent's own gRPC client, a connection each, and what the agent of a node of eight GPUs sends.
+
+A batch holds what the agent's own ``Builder`` makes of as many ticks as the agent puts into one: two, a message every
+two seconds. Clock round trips and the ranks' states are sent as often as the agent does. Nothing is read from a kernel,
+and no spool is written.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import resource
+import contextlib
+import itertools
 import sys
 import time
-from dataclasses import dataclass
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
-import grpc
 import numpy as np
+from hindmost.rpc import TELEMETRY
+from hindmost.rpc.call import Call, CallError, connect
+from hindmost_agent import batch as packing
+from hindmost_agent.agent import FLUSH_NS
+from hindmost_agent.life import REPEAT_NS
+from hindmost_agent.ranks import RankProcess
+from hindmost_agent.ship import CLOCK_PERIOD_S, FIRST_ROUND_TRIPS
+from hindmost_collector.varint import varint
 from hindmost_proto import telemetry_pb2 as wire
 
-METHOD = "/hindmost.v1.Telemetry/Stream"
-SERIES, RANKS, COLLECTIVES = 340, 8, 10
+from bench.collector_load import node
+
+RANKS, COLLECTIVES = node.RANKS, 10
 PHASES = ("input", "forward", "backward", "optimizer", "sync")
-STEP_NS = 1_000_000_000
+STEP_NS = NS = 1_000_000_000
+#: Ticks, and steps of a rank, that one batch holds.
+TICKS = FLUSH_NS // NS
+CALLS = TICKS * COLLECTIVES
+STATE_TICKS = REPEAT_NS // NS
 #: How long to wait for the last acknowledgement.
 ACK_S = 60.0
+#: Connections that are opened at one time.
+_AT_ONCE = 64
 
 
-def schema() -> wire.Schema:
-    """340 series, as a node of 8 GPUs has them."""
-    series = [
-        wire.Series(name=f"hindmost_bench_{index // 20}_total", kind="COUNTER", labels={"device": str(index % 20)})
-        for index in range(SERIES)
-    ]
-    return wire.Schema(ref=1, series=series)
+def joined(number: int, content: bytes) -> bytes:
+    """A length-delimited protobuf field: a message, a text, a packed column."""
+    return bytes([number << 3 | 2]) + varint(len(content)) + content
 
 
-@dataclass
+def packed(number: int, column: Any) -> bytes:
+    """A packed column of 64-bit values."""
+    return joined(number, np.ascontiguousarray(column).tobytes())
+
+
 class Agent:
-    """One simulated node."""
+    """One simulated node. With ``plain`` it sends every sample as a message of its own, a batch a second.
 
-    number: int
-    world: int
-    plain: bool
-    sequence: int = 0
-    acked: int = 0
+    Batches are put together from columns, which costs a fraction of what the agent's ``Builder`` takes for its rows and
+    gives the same bytes (tests/collector/test_load.py).
+    """
 
-    def opening(self) -> list[wire.AgentMessage]:
-        """Hello and definitions."""
-        now = time.monotonic_ns()
-        hello = wire.Hello(protocol=1, agent_id=f"bench{self.number}", node=f"node{self.number:05}", monotonic_ns=now)
-        hello.job_id = "bench"
+    def __init__(self, number: int, world: int, plain: bool = False) -> None:
+        self.number, self.plain = number, plain
+        self.sequence = self.acked = 0
+        self.node = f"node{number:05}"
+        builder = packing.Builder(self.node)
+        layouts = [node.layout(source, number) for source in node.SOURCES]
+        self._schemas = [packing.schema(layout) for layout in layouts]
+        bounds = np.cumsum([0, *map(len, layouts)]).tolist()
+        self._slices = [slice(*pair) for pair in itertools.pairwise(bounds)]
+        self._values = _CHANGES[number % len(_CHANGES)] * 1000
         ranks = [
-            wire.Rank(ref=self.ref(rank), job_id="bench", rank=self.rank(rank), world_size=self.world, node=hello.node)
-            for rank in range(RANKS)
+            RankProcess("bench", number * RANKS + local, world, local, 4000 + local, 77, "torch")
+            for local in range(RANKS)
         ]
-        definitions = wire.Definitions(schemas=[schema()], ranks=ranks)
-        return [wire.AgentMessage(hello=hello), wire.AgentMessage(definitions=definitions)]
+        self._refs = [builder.rank(rank) for rank in ranks]
+        self._definitions = dict(builder.pack().definitions)
+        self._definitions |= dict(self._schemas)
+        self._step_rows = packed(8, np.array(self._refs, np.uint64)) + joined(9, bytes([TICKS] * RANKS))
+        self._call_rows = packed(14, np.array(self._refs, np.uint64)) + joined(15, bytes([CALLS] * RANKS))
+        self._step = np.tile(np.arange(TICKS), RANKS)
+        self._call = np.tile(np.arange(CALLS), RANKS)
+        rows = RANKS * CALLS
+        self._constant = (
+            joined(2, b"all_reduce") + joined(3, bytes(rows)) + packed(4, np.full(rows, 77, np.uint64)),
+            packed(8, np.full(rows, 1 << 20)) + joined(9, bytes(rows)) + joined(10, b"\1" * rows),
+            packed(11, np.full(rows, 70_000_000)) + packed(12, np.full(rows, -1)) + packed(13, np.full(rows, -1)),
+        )
 
-    def rank(self, local: int) -> int:
-        """The job's number of a local rank."""
-        return self.number * RANKS + local
+    def hello(self) -> bytes:
+        """The first message."""
+        hello = wire.Hello(protocol=1, agent_id=f"bench{self.number}", node=self.node, job_id="bench")
+        hello.monotonic_ns, hello.realtime_ns = time.monotonic_ns(), time.time_ns()
+        return wire.AgentMessage(hello=hello).SerializeToString()
 
-    def ref(self, local: int) -> int:
-        """What the wire calls it."""
-        return (1 << 40) + self.rank(local)
-
-    def batch(self, step: int, random: np.random.Generator) -> wire.AgentMessage:
-        """A second's worth."""
+    def messages(self, step: int, now: int) -> list[bytes]:
+        """A batch of the ``TICKS`` seconds before ``now``, ns, the first of them number ``step``; before it the
+        definitions that no batch before had."""
+        metrics, refs = self._metrics(step, now)
+        late = _LATE[(step // TICKS + self.number) % len(_LATE)]
+        content = metrics + joined(3, self._steps(step, now, late)) + joined(4, self._collectives(step, now, late))
+        if (step + self.number) % STATE_TICKS < TICKS:
+            content += b"".join(
+                joined(6, wire.RankState(rank=ref, time_ns=now, events_total=step * 16).SerializeToString())
+                for ref in self._refs
+            )
         self.sequence += 1
-        now = time.monotonic_ns()
-        batch = wire.Batch(sequence=self.sequence)
-        values = np.cumsum(random.integers(0, 1000, SERIES)).astype(float) + 1000.0 * step
-        if self.plain:
-            batch.metrics.extend(wire.MetricBlock(schema=1, time_ns=[now], values=[one]) for one in values.tolist())
-            return wire.AgentMessage(batch=batch)
-        batch.metrics.append(wire.MetricBlock(schema=1, time_ns=[now], values=values))
-        self._rows(batch, step, now, random.integers(0, 2_000_000, (RANKS, len(PHASES) + COLLECTIVES)))
-        return wire.AgentMessage(batch=batch)
+        new = [self._definitions.pop(ref) for ref in (*refs, *self._refs) if ref in self._definitions]
+        return [*new, packing.message(packing.sequenced(self.sequence, content))]
 
-    def _rows(self, batch: wire.Batch, step: int, now: int, jitter: Any) -> None:
-        """One block of steps and one of collectives for all ranks, as the agent makes them."""
-        ranks = [self.ref(local) for local in range(RANKS)]
-        phases = zip(PHASES, (150_000_000 + jitter[:, : len(PHASES)]).T.tolist(), strict=True)
-        batch.steps.append(
-            wire.StepBlock(
-                ranks=ranks,
-                rows=[1] * RANKS,
-                step=[step] * RANKS,
-                start_ns=[now - STEP_NS] * RANKS,
-                duration_ns=(STEP_NS + jitter[:, 0]).tolist(),
-                phases=[wire.PhaseColumn(name=name, ns=late) for name, late in phases],
-            )
+    def sample_by_sample(self, now: int) -> bytes:
+        """One second's samples, each a block of its own."""
+        self.sequence += 1
+        values = self._values[: round(node.samples_a_second())].tolist()
+        blocks = (wire.MetricBlock(schema=1, time_ns=[now], values=[one]) for one in values)
+        return wire.AgentMessage(batch=wire.Batch(sequence=self.sequence, metrics=blocks)).SerializeToString()
+
+    def _metrics(self, step: int, now: int) -> tuple[bytes, list[int]]:
+        """``(blocks, references)`` of what is due in these ticks: slow samplers have ticks of their own, as the
+        agent's runner spreads them."""
+        due: dict[int, list[tuple[int, bytes]]] = {}
+        for tick in range(step, step + TICKS):
+            self._values += _CHANGES[(tick + self.number) % len(_CHANGES)]
+            at = now - (step + TICKS - 1 - tick) * NS
+            for place, source in enumerate(node.SOURCES):
+                if tick == 0 or (tick + place + self.number) % source.period == 0:
+                    due.setdefault(place, []).append((at, self._values[self._slices[place]].tobytes()))
+        blocks = (
+            self._schemas[place][0].to_bytes(8, "little").join((b"\x09", b""))
+            + packed(2, np.array([at for at, _ in held]))
+            + joined(3, b"".join(values for _, values in held))
+            for place, held in due.items()
         )
-        calls, rows = list(range(COLLECTIVES)) * RANKS, COLLECTIVES * RANKS
-        batch.collectives.append(
-            wire.CollectiveBlock(
-                ranks=ranks,
-                rows=[COLLECTIVES] * RANKS,
-                op_names=["all_reduce"],
-                op=[0] * rows,
-                comm=[77] * rows,
-                seq=[step * COLLECTIVES + call for call in calls],
-                start_ns=[now - STEP_NS + call * 80_000_000 for call in calls],
-                duration_ns=(9_000_000 + jitter[:, len(PHASES) :]).ravel().tolist(),
-                bytes=[1 << 20] * rows,
-                flags=[0] * rows,
-                peer=[-1] * rows,
-                self_ns=[70_000_000] * rows,
-                cpu_ns=[-1] * rows,
-                runqueue_ns=[-1] * rows,
+        return b"".join(joined(2, block) for block in blocks), [self._schemas[place][0] for place in due]
+
+    def _steps(self, step: int, now: int, late: Any) -> bytes:
+        start = now + (self._step - TICKS) * STEP_NS
+        return (
+            packed(2, self._step + step)
+            + packed(3, start)
+            + packed(4, STEP_NS + late[:, 0])
+            + b"".join(
+                joined(6, joined(1, name.encode()) + packed(2, 150_000_000 + late[:, place]))
+                for place, name in enumerate(PHASES)
             )
+            + joined(7, b"train")
+            + self._step_rows
         )
 
+    def _collectives(self, step: int, now: int, late: Any) -> bytes:
+        head, middle, tail = self._constant
+        start = now - TICKS * STEP_NS + self._call * (STEP_NS // COLLECTIVES)
+        took = 9_000_000 + late[:, len(PHASES) :].ravel()
+        return (
+            b"".join(
+                (head, packed(5, self._call + step * COLLECTIVES), packed(6, start), packed(7, took), middle, tail)
+            )
+            + self._call_rows
+        )
 
-async def drive(agent: Agent, channel: grpc.aio.Channel, seconds: int, began: float) -> None:
-    """One agent's life: a batch a second, at its own moment of the second; then wait for the last ack."""
-    call = channel.stream_stream(METHOD, wire.AgentMessage.SerializeToString, wire.CollectorMessage.FromString)()
-    random = np.random.default_rng(agent.number)
-    for message in agent.opening():
-        await call.write(message)
-    reader = asyncio.create_task(follow(agent, call))
-    offset = (agent.number * 0.6180339887) % 1.0
-    for step in range(seconds):
+
+#: What values grow by, and how late things are: made once, as making random numbers is not what is measured.
+_CHANCE = np.random.default_rng(0)
+_CHANGES = _CHANCE.integers(0, 100, (64, sum(map(node.width, node.SOURCES)))).astype(float)
+_LATE = _CHANCE.integers(0, 2_000_000, (64, RANKS * TICKS, len(PHASES) + COLLECTIVES))
+
+
+async def drive(agent: Agent, address: str, seconds: int, began: float, gate: asyncio.Semaphore) -> None:
+    """One agent's life: a batch each flush, at its own moment of it; then wait for the last ack."""
+    async with gate:
+        host, _, port = address.rpartition(":")
+        call = await connect(host, int(port), TELEMETRY, wire.CollectorMessage.FromString)
+        await call.write(agent.hello())
+        await call.read()
+    life = _Life(agent, call)
+    tasks = [asyncio.create_task(life.follow()), asyncio.create_task(life.beat())]
+    ticks = 1 if agent.plain else TICKS
+    offset = (agent.number * 0.6180339887) % 1.0 * ticks
+    for step in range(0, seconds, ticks):
         await asyncio.sleep(max(began + step + offset - time.monotonic(), 0))
+        now = time.monotonic_ns()
         try:
-            await call.write(agent.batch(step, random))
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            for message in [agent.sample_by_sample(now)] if agent.plain else agent.messages(step, now):
+                await life.write(message)
+        except CallError:
             break
     deadline = time.monotonic() + ACK_S
-    while agent.acked < agent.sequence and time.monotonic() < deadline and not reader.done():
+    with contextlib.suppress(CallError):
+        await life.write(wire.AgentMessage(goodbye=wire.Goodbye(reason="done")).SerializeToString())
+    while agent.acked < agent.sequence and time.monotonic() < deadline and not tasks[0].done():
         await asyncio.sleep(0.1)
-    if reader.done():  # a real agent comes back; here it is a finding
-        print(f"agent {agent.number}: its stream ended: {await call.code()} {await call.details()}", file=sys.stderr)
-    reader.cancel()
-    call.cancel()
+    if agent.acked < agent.sequence and tasks[0].done():  # a real agent comes back; here it is a finding
+        print(f"agent {agent.number}: its stream ended: {tasks[0].exception()}", file=sys.stderr)
+    for task in tasks:
+        task.cancel()
+    call.close()
 
 
-async def follow(agent: Agent, call: Any) -> None:
-    """Take acks in."""
-    while True:
-        message = await call.read()
-        if message == grpc.aio.EOF:
-            return
-        if message.HasField("ack"):
-            agent.acked = max(agent.acked, message.ack.durable_sequence)
+class _Life:
+    """What goes on beside the batches: acknowledgements and clock round trips."""
+
+    def __init__(self, agent: Agent, call: Call[wire.CollectorMessage]) -> None:
+        self._agent, self._call, self._round_trips = agent, call, 0
+        self._turn = asyncio.Lock()
+
+    async def write(self, message: bytes) -> None:
+        """Send one message after the other."""
+        async with self._turn:
+            await self._call.write(message)
+
+    async def beat(self) -> None:
+        """Ask for the time now and then."""
+        while True:
+            await self._ask()
+            await asyncio.sleep(CLOCK_PERIOD_S)
+
+    async def _ask(self) -> None:
+        await self._clock(wire.ClockSample(sent_ns=time.monotonic_ns()))
+
+    async def _clock(self, sample: wire.ClockSample) -> None:
+        await self.write(wire.AgentMessage(clock=sample).SerializeToString())
+
+    async def follow(self) -> None:
+        """Take acks and the time in."""
+        while (message := await self._call.read()) is not None:
+            if message.HasField("ack"):
+                self._agent.acked = max(self._agent.acked, message.ack.durable_sequence)
+            elif message.HasField("clock"):
+                reply = message.clock
+                await self._clock(
+                    wire.ClockSample(
+                        sent_ns=reply.sent_ns,
+                        received_ns=reply.received_ns,
+                        replied_ns=reply.replied_ns,
+                        returned_ns=time.monotonic_ns(),
+                    )
+                )
+                self._round_trips += 1
+                if self._round_trips < FIRST_ROUND_TRIPS:
+                    await self._ask()
 
 
-async def generate(address: str, count: int, seconds: int, first: int, world: int, plain: bool) -> dict[str, int]:
-    """Run ``count`` agents over a few channels; how much was sent and acknowledged, and what sending took."""
-    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)]  # as the agent's
-    channels = [grpc.aio.insecure_channel(address, options=options) for _ in range(max(count // 64, 1))]
-    agents = [Agent(first + number, world, plain) for number in range(count)]
-    began = time.monotonic() + 2.0
-    lives = (drive(agent, channels[agent.number % len(channels)], seconds, began) for agent in agents)
+class Load(NamedTuple):
+    """How long agents take to connect and to define what they send, and then send; the first one's number; the ranks of
+    the job; whether they send sample by sample."""
+
+    settle: float
+    seconds: int
+    first: int
+    world: int
+    plain: bool
+
+
+async def generate(address: str, count: int, load: Load) -> dict[str, Any]:
+    """Run ``count`` agents; how much was sent and acknowledged, and the CPU time of sending after they had settled."""
+    agents = [Agent(load.first + number, load.world, load.plain) for number in range(count)]
+    print("ready", flush=True)
+    gate = asyncio.Semaphore(_AT_ONCE)
+    began = time.monotonic() + load.settle - 2 * TICKS
+    lives = [asyncio.create_task(drive(agent, address, load.seconds + 2 * TICKS, began, gate)) for agent in agents]
+    await asyncio.sleep(load.settle)
+    before = time.process_time()
+    await asyncio.sleep(load.seconds)
+    used = time.process_time() - before
     await asyncio.gather(*lives)
-    for channel in channels:
-        await channel.close()
-    late = {one.number: one.sequence - one.acked for one in agents if one.acked < one.sequence}
-    if late:
-        print(f"unacknowledged batches by agent: {late}", file=sys.stderr)
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return {
-        "sent": sum(one.sequence for one in agents),
-        "acked": sum(one.acked for one in agents),
-        "cpu_ms": round((used.ru_utime + used.ru_stime) * 1e3),
-    }
+    sent, acked = (sum(map(attrgetter(name), agents)) for name in ("sequence", "acked"))
+    return {"sent": sent, "acked": acked, "cpu_s": round(used, 3)}

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
-import grpc
+from hindmost.cli.collector import POLLER
 from hindmost_proto import telemetry_pb2 as wire
 from prometheus_client import CollectorRegistry, Gauge
 
 #: Messages that the bare server acknowledges at once; the collector does it once a flush of ten seconds.
-ACK_EVERY = 10
+ACK_EVERY = 5
+#: The first byte of an AgentMessage: which of its kinds it is.
+HELLO, BATCH, GOODBYE = (number << 3 | 2 for number in (1, 3, 5))
 
 
 class PlainServer:
@@ -35,17 +38,20 @@ class PlainServer:
 
 
 class BareServer:
-    """Reads bytes, looks into none of them, and acknowledges: what gRPC itself costs."""
+    """Reads bytes, looks at the first of them, and acknowledges: what gRPC itself costs."""
 
     async def stream(self, requests: Any, context: Any) -> None:
-        """Serve one agent, whose first two messages are Hello and its definitions."""
-        count = -2
-        async for _ in requests:
-            count += 1
-            if count == -1:
+        """Serve one agent."""
+        count = 0
+        async for raw in requests:
+            if raw[0] == HELLO:
                 await context.write(wire.CollectorMessage(welcome=wire.Welcome(protocol=1)))
-            elif count > 0 and count % ACK_EVERY == 0:
+            elif raw[0] == GOODBYE:
                 await context.write(acknowledged(count))
+            elif raw[0] == BATCH:
+                count += 1
+                if count % ACK_EVERY == 0:
+                    await context.write(acknowledged(count))
 
 
 SERVERS = {"plain": PlainServer, "bare": BareServer}
@@ -58,7 +64,11 @@ def acknowledged(sequence: int) -> wire.CollectorMessage:
 
 async def serve(kind: str) -> None:
     """Serve until killed."""
-    server = grpc.aio.server(options=[("grpc.http2.bdp_probe", 0)])  # as the collector
+    if kind == "bare":
+        os.environ["GRPC_EXPERIMENTS"] = POLLER
+    import grpc  # noqa: PLC0415 - reads that when it is loaded
+
+    server = grpc.aio.server(options=[("grpc.http2.bdp_probe", 0)] if kind == "bare" else [])
     handler = grpc.stream_stream_rpc_method_handler(
         SERVERS[kind]().stream, None, wire.CollectorMessage.SerializeToString
     )

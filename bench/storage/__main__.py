@@ -23,9 +23,9 @@ import hindmost_collector
 import pyarrow as pa
 from hindmost_collector.store import schema, segments
 from hindmost_collector.store.clickhouse import ClickHouseStore
-from hindmost_collector.store.flush import metrics_tables
 from hindmost_collector.store.merge import merged
 from hindmost_collector.store.parquet import ParquetStore
+from hindmost_collector.store.samples import metrics_tables
 from hindmost_collector.store.upkeep import Retention, Upkeep
 
 from bench.storage import data, engines, questions

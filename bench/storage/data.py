@@ -59,7 +59,7 @@ def metrics(
             values[:, tick] = state * units
         jitter = random.integers(0, 2_000_000, (nodes, FLUSH_S))
         times = start_ns + (first + np.arange(FLUSH_S)) * SECOND + jitter
-        yield [MetricRows(f"node{node:05}", 1, times[node], values[node]) for node in range(nodes)]
+        yield [MetricRows.of(f"node{node:05}", 1, times[node], values[node]) for node in range(nodes)]
 
 
 def _next(state: Any, busy: Any, kinds: Any, random: np.random.Generator) -> Any:

@@ -89,14 +89,17 @@ def codes(text: Array) -> tuple[Ints, list[str]]:
     """Integer codes of a text column and the text of each; hashes whole rows, so that millions stay cheap."""
     if len(text) == 0:
         return np.empty(0, np.int64), []
-    fixed = np.ascontiguousarray(text.astype(np.str_) if text.dtype.kind != "U" else text)
+    if text.dtype == object:  # rows that share their texts, or long ones: hashed as they are
+        found, words = pd.factorize(text)
+        return found.astype(np.int64), [str(word) for word in words]
+    fixed = np.ascontiguousarray(text)
     width = fixed.dtype.itemsize // 4
     if width == 0:
         return np.zeros(len(text), np.int64), [""]
-    words = fixed.view(np.uint32).reshape(len(fixed), width)
+    letters = fixed.view(np.uint32).reshape(len(fixed), width)
     hashed = np.zeros(len(fixed), np.uint64)
     for column, factor in enumerate(np.random.default_rng(7).integers(1, 2**63, width, dtype=np.uint64)):
-        hashed += words[:, column] * factor  # a column at a time: no block of 64-bit words as large as the text
+        hashed += letters[:, column] * factor  # a column at a time: no block of 64-bit words as large as the text
     found, _ = pd.factorize(hashed)
     first = np.zeros(found.max() + 1, np.int64)
     first[found[::-1]] = np.arange(len(found))[::-1]

@@ -36,7 +36,7 @@ class Chunk:
         tables = (*self.coded.values(), *self.plain.values())
         return (
             sum(held_bytes(column) for table in tables for column in table.values())
-            + sum(one.values.nbytes + one.times.nbytes for one in self.metrics)
+            + sum([one.bytes for one in self.metrics])
             + sum(len(content) for _, content in self.attachments)
         )
 

@@ -25,6 +25,8 @@ BUCKETS = 40
 DRIFT_LIMIT = 500e-6
 #: What an estimate without any round trip is good for.
 GUESS_NS = 1_000_000_000
+#: Offsets below this need not be looked at twice: 146 years.
+_ANY = 1 << 62
 #: Samples in a row that contradict the map before it is thrown away.
 CONTRADICTIONS = 3
 
@@ -160,7 +162,8 @@ class NodeClock:
         """What to add to node time ``node_ns`` to get job time, ns."""
         if not self._best:
             return self._guess
-        return bounded(round(self._offset + self._drift * (node_ns - self._origin)))
+        found = round(self._offset + self._drift * (node_ns - self._origin))
+        return found if -_ANY < found < _ANY else bounded(found)
 
     @property
     def uncertainty_ns(self) -> int:

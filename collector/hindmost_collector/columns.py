@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from hindmost_collector.packed import varint_count, varints
+from hindmost_collector.varint import varint
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 Array = np.ndarray[Any, Any]
 
@@ -41,31 +44,47 @@ class Malformed(ValueError):  # noqa: N818 - a verdict on the sender, said as an
     """A block whose columns do not fit together, or whose values cannot be."""
 
 
-class Builder:
-    """A growing table of blocks: wire messages of some ranks' rows, whose packed columns have one length.
+class Owners(NamedTuple):
+    """Whose the rows of a block are: how many consecutive ones each rank has, as packed varints; their int32 ranks."""
 
-    Blocks of one shape are joined by the protobuf library as they come, which copies memory, and become arrays when the
-    table is taken; nothing is done for a single value in Python. Rows come out shape by shape, as they came.
+    counts: bytes
+    ranks: bytes
+
+    @classmethod
+    def of(cls, counts: Sequence[int], ranks: Sequence[int]) -> Owners:
+        """From numbers."""
+        return cls(b"".join(map(varint, counts)), np.array(ranks, np.int32).tobytes())
+
+
+class Builder:
+    """A growing table of blocks: packed messages of some ranks' rows, whose columns have one length.
+
+    Columns of blocks of one shape are kept as the bytes they came in, and joined when the table is taken; nothing is
+    done for a single value in Python. Rows come out shape by shape, as they came.
 
     Args:
-        message: the blocks' type.
         constants: name to dtype of what holds for a whole block.
-        columns: name to ``(field of the message, dtype, fill)``; an absent column is filled with *not measured*.
-        extras: name to ``(dtype, fill)`` of columns that have a message of their own, a ``PhaseColumn``.
+        columns: name to ``(field of the message, dtype, fill)``; an absent column is filled with *not measured*. Of
+            eight bytes a value, like the dtype.
+        varints: name to ``(field, how to read it, dtype, fill)`` of columns that are varints.
+        extras: name to fill of columns of int64 that come in messages of their own.
         coded: ``(column, field)`` of indices into the words that ``add`` is given codes of.
     """
 
     def __init__(
         self,
-        message: type[Any],
         constants: Mapping[str, Any],
         columns: Mapping[str, tuple[str, Any, float]],
-        extras: Mapping[str, tuple[Any, float]] | None = None,
+        varints: Mapping[str, tuple[str, Callable[[bytes], Array], Any, float]] | None = None,
+        extras: Mapping[str, int] | None = None,
         coded: tuple[str, str] | None = None,
     ) -> None:
-        self._message, self._constants, self._columns = message, constants, columns
+        self._constants, self._columns, self._varints = constants, columns, varints or {}
         self._extras, self._coded = extras or {}, coded
-        self._fields = attrgetter(*(source for source, _, _ in columns.values()))
+        self._eights = [source for source, _, _ in columns.values()]
+        self._small = [source for source, *_ in self._varints.values()]
+        index = [coded[1]] if coded else []
+        self._fields = attrgetter(*self._eights, *self._small, *index)
         self._shapes: dict[Any, _Shape] = {}
         self.rows = 0
 
@@ -73,92 +92,94 @@ class Builder:
         self,
         block: Any,
         count: int,
-        counts: Sequence[int],
-        ranks: Sequence[int],
+        owners: Owners,
         constants: Sequence[int],
         codes: tuple[int, ...] = (),
-        extras: Mapping[str, Any] | None = None,
+        extras: Mapping[str, bytes] | None = None,
     ) -> None:
         """Append a block of ``count`` rows.
 
         Args:
-            counts: of consecutive rows of one rank each; they sum up to ``count``.
-            ranks: of those rows.
             constants: what holds for the whole block, in the order of ``constants``.
-            codes: of the words that the block's own indices mean.
-            extras: column to a message with a field ``ns``.
+            codes: of the words that the block's own indices mean; the indices have been looked at.
+            extras: column to its bytes.
 
         Raises Malformed, appending nothing, when a column has another length.
         """
         if count > BLOCK_LIMIT:
             raise Malformed(f"a block of {count} rows: at most {BLOCK_LIMIT} are taken")
         extras = extras or {}
-        lengths = [*map(len, self._fields(block)), *(len(one.ns) for one in extras.values())]
-        whole = lengths.count(count)
-        if whole + lengths.count(0) != len(lengths):
-            self._refuse(count, lengths, extras)
-        key = codes, tuple(extras), None if whole == len(lengths) else tuple(map(bool, lengths))
+        values = self._fields(block)
+        eights, small = values[: len(self._eights)], values[len(self._eights) :][: len(self._small)]
+        lengths = [*map(len, eights), *map(len, extras.values())]
+        few = [varint_count(one) for one in small]
+        whole = lengths.count(count * 8), few.count(count)
+        if whole[0] + lengths.count(0) != len(lengths) or whole[1] + few.count(0) != len(few):
+            self._refuse(count, lengths, few, extras)
+        missing = None if whole == (len(lengths), len(few)) else (*map(bool, lengths), *map(bool, few))
+        key = codes, tuple(extras), missing
         shape = self._shapes.get(key)
         if shape is None:
-            shape = self._shapes[key] = _Shape(self._message(), {name: type(one)() for name, one in extras.items()})
-        shape.merged.MergeFrom(block)
-        for name, one in extras.items():
-            shape.extras[name].MergeFrom(one)
-        shape.counts.extend(counts)
-        shape.ranks.extend(ranks)
+            shape = self._shapes[key] = _Shape()
+        shape.blocks.append((*values, *extras.values()))
+        shape.counts.append(owners.counts)
+        shape.ranks.append(owners.ranks)
         shape.sizes.append(count)
         shape.constants.extend(constants)
         self.rows += count
 
-    def _refuse(self, count: int, lengths: Sequence[int], extras: Mapping[str, Any]) -> None:
-        names = (*self._columns, *extras)
-        name, length = next(one for one in zip(names, lengths, strict=True) if one[1] not in {0, count})
-        raise Malformed(f"column {name} has {length} values in a block of {count}")
+    def _refuse(self, count: int, lengths: Sequence[int], few: Sequence[int], extras: Mapping[str, bytes]) -> None:
+        names = (*self._columns, *extras, *self._varints)
+        found = (*(length / 8 for length in lengths), *few)
+        name, length = next(one for one in zip(names, found, strict=True) if one[1] not in {0, count})
+        raise Malformed(f"column {name} has {length:g} values in a block of {count}")
 
     def take(self) -> dict[str, Array]:
         """All rows as arrays, one a column and a constant; the builder is empty afterwards."""
         shapes, self._shapes, self.rows = self._shapes, {}, 0
         if not shapes:
-            shapes = {((), (), None): _Shape(self._message(), {})}
-        tables = [self._arrays(codes, shape) for (codes, _, _), shape in shapes.items()]
+            shapes = {((), (), None): _Shape()}
+        tables = [self._arrays(codes, extras, shape) for (codes, extras, _), shape in shapes.items()]
         if len(tables) == 1:
             return tables[0]
         return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
 
-    def _arrays(self, codes: tuple[int, ...], shape: _Shape) -> dict[str, Array]:
-        counts = np.array(shape.counts, dtype=np.int64)
+    def _arrays(self, codes: tuple[int, ...], extras: Sequence[str], shape: _Shape) -> dict[str, Array]:
         sizes = np.array(shape.sizes, dtype=np.int64)
         constants = np.array(shape.constants, dtype=np.int64).reshape(len(sizes), len(self._constants))
         total = int(sizes.sum())
-        table = {"rank": np.repeat(np.array(shape.ranks, dtype=np.int32), counts)}
+        owners, counts = np.frombuffer(b"".join(shape.ranks), np.int32), varints(b"".join(shape.counts))
+        table: dict[str, Array] = {"rank": np.repeat(owners, counts)}
         for index, (name, dtype) in enumerate(self._constants.items()):
             table[name] = np.repeat(constants[:, index].astype(dtype), sizes)
-        for name, (source, dtype, fill) in self._columns.items():
-            table[name] = _array(getattr(shape.merged, source), dtype, fill, total)
-        for name, (dtype, fill) in self._extras.items():
-            given = shape.extras.get(name)
-            table[name] = _array(given.ns if given is not None else (), dtype, fill, total)
+        width = len(self._eights) + len(self._small) + bool(self._coded) + len(extras)
+        joined = iter([b"".join(pieces) for pieces in zip(*shape.blocks, strict=True)] or [b""] * width)
+        for name, (_, dtype, fill) in self._columns.items():
+            table[name] = _array(np.frombuffer(next(joined), dtype), dtype, fill, total)
+        for name, (_, read, dtype, fill) in self._varints.items():
+            table[name] = _array(read(next(joined)), dtype, fill, total)
         if self._coded:
-            name, source = self._coded
-            indices = np.asarray(getattr(shape.merged, source), dtype=np.int64)
-            table[name] = np.array(codes, dtype=np.int32)[indices] if total else np.empty(0, np.int32)
+            table[self._coded[0]] = np.array(codes, dtype=np.int32)[varints(next(joined))]
+        for name in extras:
+            table[name] = _array(np.frombuffer(next(joined), np.int64), np.int64, self._extras[name], total)
+        for name in self._extras.keys() - table.keys():
+            table[name] = np.full(total, self._extras[name], np.int64)
         return table
 
 
 @dataclass
 class _Shape:
-    """Blocks that have the same columns and the same words."""
+    """Blocks that have the same columns and the same words: of each block its columns."""
 
-    merged: Any
-    extras: dict[str, Any]
-    counts: list[int] = field(default_factory=list)
-    ranks: list[int] = field(default_factory=list)
+    blocks: list[tuple[bytes, ...]] = field(default_factory=list)
+    counts: list[bytes] = field(default_factory=list)
+    ranks: list[bytes] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     constants: list[int] = field(default_factory=list)
 
 
-def _array(given: Any, dtype: Any, fill: float, total: int) -> Array:
-    return np.asarray(given, dtype=dtype) if len(given) else np.full(total, fill, dtype)
+def _array(given: Array, dtype: Any, fill: float, total: int) -> Array:
+    return given.astype(dtype, copy=False) if len(given) else np.full(total, fill, dtype)
 
 
 class Words:

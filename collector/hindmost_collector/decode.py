@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hindmost_proto import telemetry_pb2 as wire
 
-from hindmost_collector.columns import Builder, Malformed, Words, bounded
+from hindmost_collector.columns import Builder, Malformed, Owners, Words, bounded
 from hindmost_collector.model import GPU_TIME, PHASES
+from hindmost_collector.packed import IntervalBlock, cut, eights, first, signed, varint_count, varints
+from hindmost_collector.varint import varint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable
 
     from hindmost_collector.clock import NodeClock
-    from hindmost_collector.definitions import Definitions, RankRef
+    from hindmost_collector.definitions import Definitions
 
 Array = np.ndarray[Any, Any]
 
@@ -32,47 +34,67 @@ _I64, _I32, _U64, _F64 = np.int64, np.int32, np.uint64, np.float64
 _UNKNOWN = (_I64, -1)
 #: What a name sent by others may not bring into a path.
 _UNFIT = re.compile(r"[^A-Za-z0-9._-]")
+#: Indices that are one byte as varints.
+_SMALL = bytes(range(128))
 _PHASE_COLUMNS = {name: f"{name}_ns" for name in PHASES}
 
 
-@dataclass
 class MetricRows:
-    """Samples of one schema of one node: ``times`` (T,) job clock ns, ``values`` (T, S)."""
+    """Samples of one schema of one node, kept as they came: there are thousands a second, and few are looked at.
 
-    node: str
-    schema: int
-    times: Array
-    values: Array
+    ``last_ns`` is the job time of the newest; ``offset`` is what makes job times of the node's; ``ticks`` and ``size``
+    are how many rows and values there are.
+    """
+
+    __slots__ = ("last_ns", "node", "node_times", "offset", "raw", "schema", "size", "ticks")
+
+    def __init__(self, node: str, schema: int, node_times: bytes, offset: int, raw: bytes) -> None:
+        self.node, self.schema, self.node_times, self.offset, self.raw = node, schema, node_times, offset, raw
+        self.last_ns = first(node_times[-8:]) + offset
+        self.ticks, self.size = len(node_times) // 8, len(raw) // 8
+
+    @classmethod
+    def of(cls, node: str, schema: int, times: Array, values: Array) -> MetricRows:
+        """From arrays: ``times`` (T,) job clock ns, ``values`` (T, S)."""
+        return cls(node, schema, times.astype(_I64).tobytes(), 0, values.astype(_F64).tobytes())
+
+    @property
+    def bytes(self) -> int:
+        """Memory that its numbers take."""
+        return len(self.node_times) + len(self.raw)
+
+    @property
+    def times(self) -> Array:
+        """(T,) job clock ns."""
+        return eights(self.node_times) + self.offset
+
+    @property
+    def values(self) -> Array:
+        """(T, S), not to be written to."""
+        return eights(self.raw, _F64).reshape(self.ticks, self.size // self.ticks)
 
 
 def _steps_table() -> Builder:
     return Builder(
-        wire.StepBlock,
         {"kind": _I32, "offset": _I64},
         {name: (name, *_UNKNOWN) for name in ("step", "start_ns", "duration_ns", "work")},
-        dict.fromkeys(_PHASE_COLUMNS.values(), _UNKNOWN),
+        extras=dict.fromkeys(_PHASE_COLUMNS.values(), -1),
     )
 
 
 def _collectives_table() -> Builder:
     unknown = ("seq", "start_ns", "duration_ns", "bytes", "self_ns", "cpu_ns", "runqueue_ns")
     return Builder(
-        wire.CollectiveBlock,
         {"offset": _I64},
-        {
-            "comm": ("comm", _U64, 0),
-            "flags": ("flags", _I64, 0),  # unsigned on the wire
-            "peer": ("peer", _I32, -1),
-            **{name: (name, *_UNKNOWN) for name in unknown},
-        },
-        {"step": _UNKNOWN},
+        {"comm": ("comm", _U64, 0), **{name: (name, *_UNKNOWN) for name in unknown}},
+        {"flags": ("flags", varints, _I64, 0), "peer": ("peer", signed, _I32, -1)},
+        {"step": -1},
         coded=("op", "op"),
     )
 
 
 def _intervals_table() -> Builder:
     return Builder(
-        wire.IntervalBlock,
         {"offset": _I64},
         {
             "start_ns": ("start_ns", *_UNKNOWN),
@@ -100,22 +122,21 @@ class JobRows:
     attachments: list[tuple[str, bytes]] = field(default_factory=list)
 
 
-def references(batch: wire.Batch) -> list[int]:
-    """Every definition that a batch refers to."""
+def references(batch: Any, definitions: Definitions) -> list[int]:
+    """What a batch refers to, without groups of ranks that there were before."""
     found = [metric.schema for metric in batch.metrics]
-    blocks: list[Any] = [*batch.steps, *batch.collectives, *batch.intervals]
-    for block in blocks:
-        if block.ranks:
-            found += block.ranks
-        else:
+    for block in (*batch.steps, *batch.collectives, *batch.intervals):
+        if not block.ranks:
             found.append(block.rank)
+        elif not definitions.is_known(block.ranks):
+            found += eights(block.ranks[: len(block.ranks) // 8 * 8], _U64).tolist()
     found += [one.rank for one in batch.rank_states]
     found += [one.rank for one in batch.attachments]
     return found
 
 
 class Decoder:
-    """Takes batches apart into rows by job.
+    """Takes batches, as :mod:`hindmost_collector.packed` has them, apart into rows by job.
 
     ``words`` holds the operation, step-kind and interval names behind the codes in the rows.
     """
@@ -139,92 +160,92 @@ class Decoder:
         taken, self._jobs = self._jobs, {}
         return taken
 
-    def add(self, batch: wire.Batch, node: str, job: str, clock: NodeClock, *, metrics: bool = True) -> list[str]:
+    def add(self, batch: Any, node: str, job: str, clock: NodeClock, *, metrics: bool = True) -> list[str]:
         """Take one batch of ``node`` apart; ``job`` owns its metrics. A sentence for each malformed block."""
         complaints: list[str] = []
-        work: list[tuple[Any, Any]] = [(self._steps, batch.steps), (self._collectives, batch.collectives)]
-        work += [(self._intervals, batch.intervals), (self._state, batch.rank_states)]
-        for take, blocks in work:
-            for block in blocks:
-                complaints += _complaint(take, block, clock)
-        for block in batch.metrics if metrics else ():
-            complaints += _complaint(self._metrics, block, node, job, clock)
+        for block in batch.steps:
+            complaints += _complaint(self._steps, block, clock)
+        for block in batch.collectives:
+            complaints += _complaint(self._collectives, block, clock)
+        for block in batch.intervals:
+            complaints += _complaint(self._intervals, block, clock)
+        for state in batch.rank_states:
+            complaints += _complaint(self._state, state, clock)
+        if metrics and batch.metrics:
+            complaints += self._metrics(batch.metrics, node, job, clock)
         for attachment in batch.attachments:
             self._attach(attachment, clock)
         self.malformed += len(complaints)
         return complaints
 
-    def _rank(self, ref: int) -> RankRef:
-        try:
-            return self._definitions.ranks[ref]
-        except KeyError:
-            raise Malformed(f"rank {ref:#x} was never defined") from None
-
-    def _owned(self, block: Any, count: int) -> Iterator[tuple[Any, int, str, Sequence[int], Sequence[int]]]:
-        """``(block, rows, job, rows by rank, ranks)``: the block, or a part each where its ranks are of several jobs.
+    def _owned(self, block: Any, count: int) -> Iterable[tuple[Any, int, str, Owners]]:
+        """``(block, rows, job, whose they are)``: the block, or a part each where its ranks are of several jobs.
 
         Raises Malformed when the rows do not add up, or a rank was never defined.
         """
         if not block.ranks:
-            rank = self._rank(block.rank)
-            yield block, count, rank.job, (count,), (rank.rank,)
-            return
-        counts = block.rows[:]
-        if len(counts) != len(block.ranks) or sum(counts) != count:
-            raise Malformed(f"{sum(counts)} rows of {len(counts)} ranks in a block of {count} rows, {len(block.ranks)}")
-        owners = [self._rank(ref) for ref in block.ranks]
-        if len({one.job for one in owners}) == 1:
-            yield block, count, owners[0].job, counts, [one.rank for one in owners]
-            return
-        first = 0
-        for owner, rows in zip(owners, counts, strict=True):
-            yield cut(block, first, rows, count), rows, owner.job, (rows,), (owner.rank,)
-            first += rows
+            group = self._definitions.group(block.rank.to_bytes(8, "little"))
+            return ((block, count, group.owners[0].job, Owners(varint(count), group.ranks)),)
+        group, rows = self._definitions.group(block.ranks), block.rows
+        given = varint_count(rows)
+        counts = rows if rows.isascii() else varints(rows).tolist()
+        if given != len(group.owners) or sum(counts) != count:
+            held = len(group.owners)
+            raise Malformed(f"{sum(counts)} rows of {given} ranks in a block of {count} rows, {held} ranks")
+        if group.job is not None:
+            return ((block, count, group.job, Owners(rows, group.ranks)),)
+        ends = itertools.accumulate(counts)
+        return [
+            (cut(block, end - own, own, count), own, owner.job, Owners.of([own], [owner.rank]))
+            for owner, own, end in zip(group.owners, counts, ends, strict=True)
+        ]
 
-    def _steps(self, block: wire.StepBlock, clock: NodeClock) -> None:
-        count = len(block.step)
+    def _steps(self, block: Any, clock: NodeClock) -> None:
+        count = len(block.step) // 8
         if not count:
             return
         kind = self.words.code(block.kind[:NAME_LIMIT] or "train")
-        offset = clock.offset(block.start_ns[0]) if block.start_ns else 0
-        for part, rows, job, counts, ranks in self._owned(block, count):
+        offset = clock.offset(first(block.start_ns)) if block.start_ns else 0
+        for part, rows, job, owners in self._owned(block, count):
             table = self.job(job)
             phases, others = _phases(part, rows)
-            table.steps.add(part, rows, counts, ranks, (kind, offset), extras=phases)
+            table.steps.add(part, rows, owners, (kind, offset), extras=phases)
             for phase in others:  # a phase of the user's own naming: an interval that starts with its step
-                named = wire.IntervalBlock(name=[0] * rows, start_ns=part.start_ns, duration_ns=phase.ns)
-                named.value.extend(part.step)
+                steps = eights(part.step).astype(_F64).tobytes()
+                named = IntervalBlock(name=bytes(rows), start_ns=part.start_ns, duration_ns=phase.ns, value=steps)
                 code = self.words.code(phase.name[:NAME_LIMIT])
-                table.intervals.add(named, rows, counts, ranks, (offset,), (code,))
+                table.intervals.add(named, rows, owners, (offset,), (code,))
 
-    def _collectives(self, block: wire.CollectiveBlock, clock: NodeClock) -> None:
-        count = len(block.seq)
+    def _collectives(self, block: Any, clock: NodeClock) -> None:
+        count = len(block.seq) // 8
         if not count:
             return
         codes = self._codes(block.op_names, block.op, count, "op")
         offset = _host_offset(block, clock)
-        for part, rows, job, counts, ranks in self._owned(block, count):
-            self.job(job).collectives.add(part, rows, counts, ranks, (offset,), codes)
+        for part, rows, job, owners in self._owned(block, count):
+            self.job(job).collectives.add(part, rows, owners, (offset,), codes)
 
-    def _intervals(self, block: wire.IntervalBlock, clock: NodeClock) -> None:
-        count = len(block.start_ns)
+    def _intervals(self, block: Any, clock: NodeClock) -> None:
+        count = len(block.start_ns) // 8
         if not count:
             return
         codes = self._codes(block.names, block.name, count, "name")
-        offset = clock.offset(block.start_ns[0])
-        for part, rows, job, counts, ranks in self._owned(block, count):
-            self.job(job).intervals.add(part, rows, counts, ranks, (offset,), codes)
+        offset = clock.offset(first(block.start_ns))
+        for part, rows, job, owners in self._owned(block, count):
+            self.job(job).intervals.add(part, rows, owners, (offset,), codes)
 
-    def _codes(self, names: Any, indices: Any, count: int, column: str) -> tuple[int, ...]:
+    def _codes(self, names: Any, indices: bytes, count: int, column: str) -> tuple[int, ...]:
         """The codes of ``names``. Raises Malformed for an index without a name."""
-        if len(indices) != count:
-            raise Malformed(f"column {column} has {len(indices)} values in a block of {count}")
-        if max(indices[:]) >= len(names):
-            raise Malformed(f"column {column} has an index beyond its {len(names)} names")
-        return tuple(self.words.code(name[:NAME_LIMIT]) for name in names)
+        given = varint_count(indices)
+        if given != count:
+            raise Malformed(f"column {column} has {given} values in a block of {count}")
+        known = len(names)
+        if indices.translate(None, _SMALL[:known]) if known <= len(_SMALL) else max(varints(indices)) >= known:
+            raise Malformed(f"column {column} has an index beyond its {known} names")
+        return tuple([self.words.code(name[:NAME_LIMIT]) for name in names])
 
-    def _state(self, state: wire.RankState, clock: NodeClock) -> None:
-        rank = self._rank(state.rank)
+    def _state(self, state: Any, clock: NodeClock) -> None:
+        rank = self._definitions.rank(state.rank)
         rows, offset = self.job(rank.job), clock.offset(state.time_ns)
         observed = bounded(state.time_ns + offset)
         totals = bounded(state.events_total), bounded(state.events_lost_total)
@@ -242,22 +263,26 @@ class Decoder:
             for one in state.in_flight
         )
 
-    def _metrics(self, block: wire.MetricBlock, node: str, job: str, clock: NodeClock) -> None:
-        schema = self._definitions.schemas.get(block.schema)
-        if schema is None:
-            raise Malformed(f"schema {block.schema:#x} was never defined")
-        ticks, width = len(block.time_ns), len(schema.series)
-        if len(block.values) != ticks * width:
-            raise Malformed(f"{len(block.values)} values for {ticks} ticks of {width} series")
-        if not ticks:
-            return
-        times = np.array(block.time_ns, dtype=_I64)
-        times += clock.offset(block.time_ns[-1])
-        values = np.array(block.values, dtype=_F64).reshape(ticks, width)
-        self.samples += ticks * width
-        self.job(job).metrics.append(MetricRows(node, block.schema, times, values))
+    def _metrics(self, blocks: Iterable[Any], node: str, job: str, clock: NodeClock) -> list[str]:
+        """Keep the samples of a batch; a sentence for each malformed block. Most blocks end at the same tick."""
+        complaints, kept, known = [], self.job(job).metrics, self._definitions.schemas
+        tick, offset = b"", 0
+        for block in blocks:
+            ref, times, values = block.schema, block.time_ns, block.values
+            schema = known.get(ref)
+            if schema is None:
+                complaints.append(f"schema {ref:#x} was never defined")
+            elif len(times) % 8 or len(values) != len(times) * schema.width:
+                told = f"{len(values) / 8:g} values for {len(times) / 8:g} ticks of {schema.width} series"
+                complaints.append(told)
+            elif times:
+                if times[-8:] != tick:
+                    tick, offset = times[-8:], clock.offset(first(times[-8:]))
+                kept.append(MetricRows(node, ref, times, offset, values))
+                self.samples += len(values) // 8
+        return complaints
 
-    def _attach(self, attachment: wire.Attachment, clock: NodeClock) -> None:
+    def _attach(self, attachment: Any, clock: NodeClock) -> None:
         rank = self._definitions.ranks.get(attachment.rank)
         if rank is None:
             self.malformed += 1
@@ -271,38 +296,20 @@ class Decoder:
         rows.attachments.append((kept, attachment.content))
 
 
-def _phases(block: wire.StepBlock, count: int) -> tuple[dict[str, wire.PhaseColumn], list[wire.PhaseColumn]]:
+def _phases(block: Any, count: int) -> tuple[dict[str, bytes], list[Any]]:
     """``(known phases by column, others)``. Raises Malformed for one that comes twice."""
-    known: dict[str, wire.PhaseColumn] = {}
+    known: dict[str, bytes] = {}
     others = []
     for phase in block.phases:
         column = _PHASE_COLUMNS.get(phase.name)
         if column is None:
-            if len(phase.ns) == count:
+            if len(phase.ns) == count * 8:
                 others.append(phase)
         elif column in known:
             raise Malformed(f"phase {phase.name} comes twice in one block")
         else:
-            known[column] = phase
+            known[column] = phase.ns
     return known, others
-
-
-def cut(block: Any, first: int, rows: int, count: int) -> Any:
-    """``rows`` rows of a block of ``count`` as a block of their own; columns of another length stay as they are."""
-    part = type(block)()
-    for field_, value in block.ListFields():
-        if field_.name in {"ranks", "rows"}:
-            continue
-        if field_.name == "phases":
-            for phase in value:
-                part.phases.add(name=phase.name, ns=phase.ns[first : first + rows])
-        elif not field_.is_repeated:
-            setattr(part, field_.name, value)
-        elif len(value) == count and field_.name not in {"op_names", "names"}:
-            getattr(part, field_.name).extend(value[first : first + rows])
-        else:
-            getattr(part, field_.name).extend(value)
-    return part
 
 
 def _complaint(take: Callable[..., None], *given: Any) -> list[str]:
@@ -314,14 +321,15 @@ def _complaint(take: Callable[..., None], *given: Any) -> list[str]:
     return []
 
 
-def _host_offset(block: wire.CollectiveBlock, clock: NodeClock) -> int:
+def _host_offset(block: Any, clock: NodeClock) -> int:
     """The offset for the rows that are of the host's clock; 0 where none is."""
     starts, flags = block.start_ns, block.flags
     if not starts:
         return 0
-    first = 0
+    place = 0
     if flags and flags[0] & GPU_TIME:
-        first = int(np.argmin(np.asarray(flags) & GPU_TIME))
-    if first < len(flags) and flags[first] & GPU_TIME:
-        return 0
-    return clock.offset(starts[first]) if first < len(starts) else 0
+        of_the_gpu = varints(flags) & GPU_TIME
+        place = int(np.argmin(of_the_gpu))
+        if of_the_gpu[place]:
+            return 0
+    return clock.offset(first(starts[place * 8 :])) if place * 8 < len(starts) else 0

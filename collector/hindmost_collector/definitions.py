@@ -6,12 +6,15 @@ nothing that is already known.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from hindmost_collector.columns import Malformed, bounded
 from hindmost_collector.decode import NAME_LIMIT, RANK_LIMIT, TICK_NS
+from hindmost_collector.packed import eights
+from hindmost_collector.schemas import Schema, Series, learned
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,12 +24,13 @@ if TYPE_CHECKING:
     from hindmost_collector.clock import NodeClock
     from hindmost_collector.decode import Decoder
 
+__all__ = ["Definitions", "RankRef", "Schema", "Series"]
 
 #: Characters of what tells nodes, jobs and GPUs apart, and of a command line, which is only shown.
 IDENTITY_LIMIT, COMMAND_LIMIT = 1024, 4096
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RankRef:
     """Which rank of which job a reference means, and the labels of ``hindmost_rank_info``."""
 
@@ -41,21 +45,16 @@ class RankRef:
     command: str
 
 
-@dataclass(frozen=True)
-class Series:
-    """One metric series; ``labels`` is canonical JSON without the node."""
+class Group(NamedTuple):
+    """The ranks of one block: who they are, their numbers as bytes of int32, and their job; None where several."""
 
-    name: str
-    counter: bool
-    help: str
-    labels: str
+    owners: tuple[RankRef, ...]
+    ranks: bytes
+    job: str | None
 
 
-@dataclass(frozen=True)
-class Schema:
-    """The series of a metric block, in the order of its values."""
-
-    series: tuple[Series, ...]
+#: Groups of ranks that are remembered: one for each node, and more while ranks come and go.
+_GROUPS = 1 << 16
 
 
 class Definitions:
@@ -65,21 +64,49 @@ class Definitions:
         self.ranks: dict[int, RankRef] = {}
         self.schemas: dict[int, Schema] = {}
         self._communicators: dict[int, str] = {}
+        self._groups: dict[bytes, Group] = {}
         self._used: dict[int, int] = {}
         self.revision = 0
 
     def missing(self, refs: Iterable[int]) -> list[int]:
         """Those of ``refs`` that nobody has defined yet."""
-        return [ref for ref in refs if ref not in self.ranks and ref not in self.schemas]
+        return [ref for ref in refs if ref not in self.schemas and ref not in self.ranks]
+
+    def group(self, refs: bytes) -> Group:
+        """The ranks that a packed column of references means. Raises Malformed when one was never defined."""
+        group = self._groups.get(refs)
+        if group is None:
+            if len(refs) % 8:
+                raise Malformed(f"a column of ranks is cut off: {len(refs)} bytes")
+            owners = tuple(map(self.rank, eights(refs, np.uint64).tolist()))
+            jobs = {one.job for one in owners}
+            ranks = np.array([one.rank for one in owners], np.int32).tobytes()
+            if len(self._groups) >= _GROUPS:
+                self._groups.clear()
+            group = self._groups[refs] = Group(owners, ranks, jobs.pop() if len(jobs) == 1 else None)
+        return group
+
+    def rank(self, ref: int) -> RankRef:
+        """The rank that a reference means. Raises Malformed when it was never defined."""
+        try:
+            return self.ranks[ref]
+        except KeyError:
+            raise Malformed(f"rank {ref:#x} was never defined") from None
+
+    def is_known(self, refs: bytes) -> bool:
+        """Whether there was a block of just these ranks before."""
+        return refs in self._groups
 
     def forget(self) -> None:
         """Forget who is who, so that all of it is asked for, and recorded, again; schemas are only layouts and stay."""
         self.ranks.clear()
+        self._groups.clear()
         self._communicators.clear()
 
     def forget_job(self, job: str) -> None:
         """Forget the ranks and communicators of a job that is over; should it go on, they are asked for."""
         self.ranks = {ref: rank for ref, rank in self.ranks.items() if rank.job != job}
+        self._groups.clear()
         self._communicators = {ref: owner for ref, owner in self._communicators.items() if owner != job}
 
     def used(self, schemas: Iterable[int], now_ns: int) -> None:
@@ -101,7 +128,7 @@ class Definitions:
         """Take definitions in; ranks and communicators that are new become rows. Raises Malformed."""
         for schema in sent.schemas:
             if schema.ref not in self.schemas:
-                self.schemas[schema.ref] = _schema(schema)
+                self.schemas[schema.ref] = learned(schema)
         for rank in sent.ranks:
             if rank.ref not in self.ranks:
                 self._learn_rank(rank, decoder, clock)
@@ -146,21 +173,3 @@ class Definitions:
                 start_ns,
             )
         )
-
-
-def _schema(sent: wire.Schema) -> Schema:
-    helps: dict[str, str] = {}
-    for one in sent.series:  # help travels once for each name
-        if one.help:
-            helps.setdefault(one.name, one.help)
-    return Schema(
-        tuple(
-            Series(
-                one.name,
-                bool(one.kind),
-                helps.get(one.name, ""),
-                json.dumps(dict(one.labels), sort_keys=True, separators=(",", ":")),
-            )
-            for one in sent.series
-        )
-    )

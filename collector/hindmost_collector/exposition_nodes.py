@@ -32,28 +32,32 @@ class NodeMetrics:
 
     def __init__(self, definitions: Definitions) -> None:
         self._definitions = definitions
-        self._newest: dict[tuple[str, int], _Newest] = {}
+        self._newest: dict[tuple[str, int], MetricRows] = {}
 
     def add(self, block: MetricRows) -> None:
-        """Take the newest row of a block."""
-        key, newest = (block.node, block.schema), int(block.times[-1])
+        """Take a block, unless it was replayed from a spool."""
+        key = block.node, block.schema
         before = self._newest.get(key)
-        if before is not None and newest < before.time_ns:
-            return  # replayed from a spool
-        schema = before.schema if before is not None else self._definitions.schemas[block.schema]
-        values = block.values[-1]
-        self._newest[key] = _Newest(newest, schema, values if len(block.times) == 1 else values.copy())
+        if before is None or block.last_ns >= before.last_ns:
+            self._newest[key] = block
 
     def expire(self, older_than_ns: int) -> None:
         """Drop what was last seen before job time ``older_than_ns``: an agent that is gone has no value."""
-        for key in [key for key, newest in self._newest.items() if newest.time_ns < older_than_ns]:
+        for key in [key for key, newest in self._newest.items() if newest.last_ns < older_than_ns]:
             del self._newest[key]
+
+    def _held(self) -> dict[str, dict[int, _Newest]]:
+        """Node and schema to the newest row."""
+        nodes: dict[str, dict[int, _Newest]] = defaultdict(dict)
+        for (node, ref), block in list(self._newest.items()):
+            schema = self._definitions.schemas.get(ref)
+            if schema is not None:
+                nodes[node][ref] = _Newest(block.last_ns, schema, block.values[-1])
+        return nodes
 
     def text(self) -> str:
         """All families; a series that two schemas of a node have is shown once, as it was last."""
-        nodes: dict[str, dict[int, _Newest]] = defaultdict(dict)
-        for (node, ref), newest in list(self._newest.items()):
-            nodes[node][ref] = newest
+        nodes = self._held()
         alike: dict[frozenset[int], list[str]] = defaultdict(list)
         for node, held in nodes.items():
             alike[frozenset(held)].append(node)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 from hindmost.errors import HindmostError
-from hindmost_proto import telemetry_pb2_grpc
+from hindmost_proto import telemetry_pb2
 
 from hindmost_collector.attendance import Attendance
 from hindmost_collector.clock import NodeClock
@@ -17,6 +17,7 @@ from hindmost_collector.columns import Malformed
 from hindmost_collector.decode import Decoder, references
 from hindmost_collector.definitions import IDENTITY_LIMIT
 from hindmost_collector.durable import Durable
+from hindmost_collector.packed import AgentMessage
 from hindmost_collector.parking import Parking
 from hindmost_collector.relay_ingest import RelayStream
 from hindmost_collector.session import PROTOCOL, Agent, Outbox
@@ -41,8 +42,8 @@ class StoreAway(HindmostError):  # noqa: N818 - a state of the store, said as an
     """An agent cannot be greeted now: to be tried again."""
 
 
-class Ingest(telemetry_pb2_grpc.TelemetryServicer):
-    """The Telemetry service.
+class Ingest:
+    """The Telemetry service. Its messages are those of :mod:`hindmost_collector.packed`.
 
     Args:
         durable: gives identity to the last durable sequence, as the store knows it now; called in a thread.
@@ -82,9 +83,13 @@ class Ingest(telemetry_pb2_grpc.TelemetryServicer):
         """Read again."""
         self._open.set()
 
-    async def Stream(  # noqa: N802 - the wire's own name
-        self, requests: AsyncIterator[wire.AgentMessage], context: Any
-    ) -> None:
+    def handler(self) -> grpc.GenericRpcHandler:
+        """What a gRPC server serves."""
+        write = telemetry_pb2.CollectorMessage.SerializeToString
+        stream = grpc.stream_stream_rpc_method_handler(self.stream, AgentMessage.FromString, write)
+        return grpc.method_handlers_generic_handler("hindmost.v1.Telemetry", {"Stream": stream})
+
+    async def stream(self, requests: AsyncIterator[wire.AgentMessage], context: Any) -> None:
         """Serve one agent until it says Goodbye and has its last ack, or breaks off; or a relay with many."""
         first = await anext(aiter(requests), None)
         if first is not None and first.WhichOneof("body") == "relayed":
@@ -259,7 +264,7 @@ class Ingest(telemetry_pb2_grpc.TelemetryServicer):
         self._unpark(agent, force=self.parking.overdue(agent.identity, now))
 
     def _missing(self, batch: wire.Batch) -> list[int]:
-        return self.definitions.missing(references(batch))
+        return self.definitions.missing(references(batch, self.definitions))
 
     def _unpark(self, agent: Agent, *, force: bool = False) -> None:
         """Take the batches whose definitions came, in order; with ``force`` all, their unknown blocks left out."""
@@ -276,7 +281,7 @@ class Ingest(telemetry_pb2_grpc.TelemetryServicer):
             return
         keep = not self.shed_metrics
         if not keep:
-            self.counts["shed_samples"] += sum(len(block.values) for block in batch.metrics)
+            self.counts["shed_samples"] += sum(len(block.values) // 8 for block in batch.metrics)
         decoder = self.decoder if batch.sequence > agent.shown else self.again
         complaints = decoder.add(batch, agent.node, agent.job, agent.clock, metrics=keep)
         if complaints:

@@ -80,9 +80,9 @@ class LiveJob:
         if self.window.last_step < 0:
             self.calls_per_step = self.window.calls_per_step() or self.calls_per_step
 
-    def snapshot(self, words: Words, definitions: Definitions) -> Callable[[], Run]:
+    def snapshot(self, words: Words) -> Callable[[], Run]:
         """What makes the window's run, as detectors take it, in any thread."""
-        return self.window.snapshot(self.id, words, definitions)
+        return self.window.snapshot(self.id, words)
 
     def verdicts(self) -> list[Mapping[str, Any]]:
         """The verdicts that still hold, most costly first."""

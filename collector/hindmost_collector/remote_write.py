@@ -107,14 +107,14 @@ class RemoteWrite:
             for block in blocks:
                 schema = self._definitions.schemas.get(block.schema)
                 if schema is None:
-                    self.counts["dropped_undefined"] += block.values.size
+                    self.counts["dropped_undefined"] += block.size
                     continue
                 self._waiting.append(_Waiting(block, schema))
-                self._waiting_bytes += block.values.nbytes
+                self._waiting_bytes += block.bytes
             while self._waiting_bytes > WAITING_BYTES:
                 oldest = self._waiting.popleft().rows
-                self._waiting_bytes -= oldest.values.nbytes
-                self.counts["dropped_full"] += oldest.values.size
+                self._waiting_bytes -= oldest.bytes
+                self.counts["dropped_full"] += oldest.size
 
     def start(self) -> None:
         """Begin to send."""

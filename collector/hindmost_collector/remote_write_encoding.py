@@ -108,8 +108,7 @@ class Encoder:
 
 
 def _labels(schema: Schema, column: int, node: str) -> bytes:
-    series = schema.series[column]
-    return labels({"__name__": series.name, "node": node, **json.loads(series.labels)})
+    return labels({"__name__": schema.head.names[column], "node": node, **json.loads(schema.labels(column))})
 
 
 def _template(schema: Schema, columns: Sequence[int], node: str, ticks: int) -> _Template:

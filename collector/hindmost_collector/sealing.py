@@ -48,7 +48,7 @@ def _whole(collector: Collector, job: LiveJob) -> Run:
             notes = (f"the recording cannot be read ({error}): judged from memory",)
     elif recorder.failing:
         notes = (f"recording stopped ({recorder.failing}): judged from the last minutes in memory",)
-    run = job.snapshot(collector.decoder.words, collector.definitions)()
+    run = job.snapshot(collector.decoder.words)()
     facts = dataclasses.replace(
         run.job, exit_code=job.exit_code, interrupted_by=job.interrupted_by, ended_ns=collector.clock.now()
     )

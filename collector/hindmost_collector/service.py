@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import grpc
 from hindmost import __version__
 from hindmost.errors import HindmostError
-from hindmost_proto import telemetry_pb2_grpc
 
 from hindmost_collector.chunk import finish
 from hindmost_collector.clock import JobClock
@@ -127,7 +126,7 @@ class Collector:
                 ("grpc.http2.min_ping_interval_without_data_ms", 5000),
             ]
         )
-        telemetry_pb2_grpc.add_TelemetryServicer_to_server(self.ingest, self._server)  # type: ignore[no-untyped-call]
+        self._server.add_generic_rpc_handlers((self.ingest.handler(),))
         try:
             bound = self._server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         except RuntimeError as error:
@@ -304,7 +303,7 @@ class Collector:
     async def _judge(self, job: LiveJob) -> None:
         job.judged_revision = job.revision
         job.infer_steps()
-        snapshot = job.snapshot(self.decoder.words, self.definitions)
+        snapshot = job.snapshot(self.decoder.words)
         report = await asyncio.to_thread(self.judging.report, job.id, snapshot)
         if report is None:
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -43,6 +43,8 @@ _PATTERN = 2048
 SAMPLES = 200_000
 #: Kinds of what a rank is inside together with others.
 _COLLECTIVE = frozenset({"collective", "p2p"})
+#: Schemas of which it is remembered which series those are.
+_SCHEMAS = 1 << 16
 #: What causes are read from; other metrics are for dashboards and stay out of the window.
 CAUSAL = (
     "hindmost_process_",
@@ -65,9 +67,9 @@ class Window:
     def __init__(self, span_ns: int = WINDOW_NS, row_limit: int = ROWS) -> None:
         self._span, self._limit = span_ns, row_limit
         self._parts: dict[str, deque[Table]] = {name: deque() for name in CODED}
-        self._metrics: deque[MetricRows] = deque()
+        self._metrics: deque[tuple[MetricRows, _Causal]] = deque()
         self._samples = 0
-        self._causal: dict[int, bool] = {}
+        self._causal: dict[int, _Causal] = {}
         self._ranks = _Known("ranks", ("rank",))
         self._communicators = _Known("communicators", ("comm", "rank"))
         self._in_flight: dict[int, list[tuple[Any, ...]]] = {}
@@ -87,12 +89,14 @@ class Window:
         self._ranks.add(chunk.plain.get("ranks"))
         self._communicators.add(chunk.plain.get("communicators"))
         self._observe(chunk)
+        known = self._causal
         for block in chunk.metrics:
-            if self._is_causal(block.schema, definitions):
-                self._metrics.append(block)
-                self._samples += block.values.size
+            causal = known.get(block.schema) or self._causal_of(block.schema, definitions)
+            if causal is not _NOTHING:
+                self._metrics.append((block, causal))
+                self._samples += block.size
         while self._samples > SAMPLES:
-            self._samples -= self._metrics.popleft().values.size
+            self._samples -= self._metrics.popleft()[0].size
 
     def bound(self, row_limit: int) -> None:
         """Hold no more than so many rows of a table from now on."""
@@ -101,19 +105,22 @@ class Window:
             if parts:
                 self._evict(parts)
 
-    def _is_causal(self, schema: int, definitions: Definitions) -> bool:
-        """Whether a schema has any series that a cause is read from."""
-        known = self._causal.get(schema)
-        if known is None:
-            series = definitions.schemas[schema].series
-            known = self._causal[schema] = any(one.name.startswith(CAUSAL) for one in series)
+    def _causal_of(self, ref: int, definitions: Definitions) -> _Causal:
+        """The series of a schema that a cause is read from."""
+        if len(self._causal) >= _SCHEMAS:  # processes and devices come and go
+            self._causal.clear()
+        schema = definitions.schemas[ref]
+        places = [place for place, name in enumerate(schema.head.names) if name.startswith(CAUSAL)]
+        names = np.array([schema.head.names[place] for place in places], dtype=object)
+        labels = np.array([schema.labels(place) for place in places], dtype=object)
+        known = self._causal[ref] = _Causal(np.array(places, np.int64), names, labels) if places else _NOTHING
         return known
 
     def _observe(self, chunk: Chunk) -> None:
         """Replace what each rank had in flight by what its newest state says; a rank that is gone waits for nothing."""
         for block in chunk.metrics:
-            if len(block.times):
-                self._heard[block.node] = max(int(block.times[-1]), self._heard.get(block.node, 0))
+            if block.last_ns > self._heard.get(block.node, 0):
+                self._heard[block.node] = block.last_ns
         for row in _tuples(chunk.plain.get("stacks"), STACKS):
             self._stacks[row[0]] = row
         states = {row[0]: row for row in _tuples(chunk.plain.get("rank_states"), RANK_STATES)}
@@ -187,7 +194,7 @@ class Window:
         """Every rank that has said what it is, by number."""
         return self._ranks.table()
 
-    def snapshot(self, job: str, words: Words, definitions: Definitions) -> Callable[[], Run]:
+    def snapshot(self, job: str, words: Words) -> Callable[[], Run]:
         """A function that makes the run of this moment; it may be called in another thread while rows come in."""
         parts = {name: list(found) for name, found in self._parts.items()}
         metrics, ranks = list(self._metrics), self.ranks()
@@ -215,7 +222,7 @@ class Window:
                 job=facts,
                 ranks=ranks,
                 communicators=communicators,
-                metrics=_long(metrics, definitions),
+                metrics=_long(metrics),
                 **tables,
             )
 
@@ -252,21 +259,29 @@ class _Known:
         return self._columns
 
 
-def _long(blocks: list[MetricRows], definitions: Definitions) -> Table:
-    """Causal series as long rows, in the model's columns."""
-    columns: dict[str, list[np.ndarray[tuple[int], np.dtype[np.generic]]]] = {name: [] for name in METRICS}
-    for block in blocks:
-        schema = definitions.schemas.get(block.schema)
-        if schema is None:  # nothing came of it for so long that it was forgotten
-            continue
-        series = schema.series
-        chosen = [index for index, one in enumerate(series) if one.name.startswith(CAUSAL)]
-        ticks = len(block.times)
-        columns["node"].append(np.full(ticks * len(chosen), block.node))
-        columns["name"].append(np.repeat(np.array([series[index].name for index in chosen]), ticks))
-        columns["labels"].append(np.repeat(np.array([series[index].labels for index in chosen]), ticks))
-        columns["time_ns"].append(np.tile(block.times, len(chosen)))
-        columns["value"].append(block.values[:, chosen].T.ravel())
+class _Causal(NamedTuple):
+    """The series of a schema that causes are read from: their places, names and labels (C,)."""
+
+    places: np.ndarray[Any, Any]
+    names: np.ndarray[Any, Any]
+    labels: np.ndarray[Any, Any]
+
+
+_NOTHING = _Causal(np.empty(0, np.int64), np.empty(0, object), np.empty(0, object))
+
+
+def _long(blocks: list[tuple[MetricRows, _Causal]]) -> Table:
+    """Causal series as long rows, in the model's columns; texts are objects, of which many rows share one."""
+    columns: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in METRICS}
+    for block, causal in blocks:
+        ticks, chosen = block.ticks, len(causal.places)
+        node = np.empty(ticks * chosen, dtype=object)
+        node.fill(block.node)
+        columns["node"].append(node)
+        columns["name"].append(np.repeat(causal.names, ticks))
+        columns["labels"].append(np.repeat(causal.labels, ticks))
+        columns["time_ns"].append(np.tile(block.times, chosen))
+        columns["value"].append(block.values[:, causal.places].T.ravel())
     if not columns["node"]:
         return empty(METRICS)
     joined = {name: np.concatenate(parts) for name, parts in columns.items()}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hindmost_collector.columns import Builder, Malformed, Words
+from hindmost_collector.columns import Builder, Malformed, Owners, Words
 from hindmost_collector.exposition_jobs import ranks_label
+from hindmost_collector.packed import packed
 from hindmost_collector.waits import Waits
 from hindmost_proto import telemetry_pb2 as wire
 from hypothesis import given
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 def builder():
     """A table with two columns and one extra."""
     columns = {"a": ("step", np.int64, -1), "b": ("work", np.int64, -1)}
-    return Builder(wire.StepBlock, {}, columns, {"c": (np.int64, -1)})
+    return Builder({}, columns, extras={"c": -1})
 
 
 def rows(table):
@@ -31,7 +32,8 @@ def test_blocks_of_any_shape_keep_their_rows(blocks):
     for rank, (count, has_a, has_b, has_c) in enumerate(blocks):
         values = list(range(count))
         block = wire.StepBlock(step=values if has_a else [], work=values if has_b else [])
-        table.add(block, count, [count], [rank], (), extras={"c": wire.PhaseColumn(ns=values)} if has_c else {})
+        extras = {"c": np.array(values).tobytes()} if has_c else {}
+        table.add(packed(block), count, Owners.of([count], [rank]), (), extras=extras)
         expected += [(rank, *(one if has else -1 for has in (has_a, has_b, has_c))) for one in values]
     assert rows(table) == sorted(expected)
     assert table.take()["a"].size == 0
@@ -40,7 +42,7 @@ def test_blocks_of_any_shape_keep_their_rows(blocks):
 def test_one_block_of_many_ranks():
     """Runs of rows in one block are of one rank each."""
     table = builder()
-    table.add(wire.StepBlock(step=[7, 8, 7]), 3, [2, 1], [5, 6], ())
+    table.add(packed(wire.StepBlock(step=[7, 8, 7])), 3, Owners.of([2, 1], [5, 6]), ())
     assert rows(table) == [(5, 7, -1, -1), (5, 8, -1, -1), (6, 7, -1, -1)]
 
 
@@ -48,8 +50,8 @@ def test_ragged_block_is_refused_whole():
     """A block whose columns differ in length leaves no trace."""
     table = builder()
     with pytest.raises(Malformed, match="column b has 1 values in a block of 2"):
-        table.add(wire.StepBlock(step=[1, 2], work=[1]), 2, [2], [0], ())
-    table.add(wire.StepBlock(step=[9]), 1, [1], [5], ())
+        table.add(packed(wire.StepBlock(step=[1, 2], work=[1])), 2, Owners.of([2], [0]), ())
+    table.add(packed(wire.StepBlock(step=[9])), 1, Owners.of([1], [5]), ())
     assert rows(table) == [(5, 9, -1, -1)]
 
 

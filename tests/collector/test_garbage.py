@@ -14,6 +14,7 @@ from hindmost_collector.columns import Malformed, Words
 from hindmost_collector.decode import Decoder
 from hindmost_collector.definitions import Definitions
 from hindmost_collector.jobs import LiveJob
+from hindmost_collector.packed import packed
 from hindmost_collector.store.flush import arrow_tables
 from hindmost_collector.store.parquet import read_run
 from hindmost_proto import telemetry_pb2 as wire
@@ -72,8 +73,8 @@ def test_nothing_that_parses_breaks_the_pipeline(seed):
     for _ in range(30):
         clock.add(*(chance.choice(INT64) for _ in range(4)))
         with contextlib.suppress(Malformed):  # said to the sender, once
-            definitions.learn(anything(wire.Definitions(), chance), decoder, clock)
-        decoder.add(anything(wire.Batch(), chance), "node", "job", clock)
+            definitions.learn(packed(anything(wire.Definitions(), chance)), decoder, clock)
+        decoder.add(packed(anything(wire.Batch(), chance)), "node", "job", clock)
     chunks = {job: finish(rows) for job, rows in decoder.take().items()}
     stored = {
         key: sum(piece.num_rows for piece in pieces)
@@ -83,7 +84,7 @@ def test_nothing_that_parses_breaks_the_pipeline(seed):
     for name, chunk in chunks.items():
         job = LiveJob(name, 0)
         job.add(chunk, decoder.words, definitions, 1)
-        run = job.snapshot(decoder.words, definitions)()
+        run = job.snapshot(decoder.words)()
         assert len(run.steps["rank"]) == stored.get((name, "steps"), 0)
 
 

@@ -48,7 +48,7 @@ def recorder():
 
 def chunks():
     """Some samples of one job."""
-    return {"j": Chunk({}, {}, [MetricRows("n", 1, np.arange(ROWS), np.ones((ROWS, 1)))], [])}
+    return {"j": Chunk({}, {}, [MetricRows.of("n", 1, np.arange(ROWS), np.ones((ROWS, 1)))], [])}
 
 
 async def writing(recorder):

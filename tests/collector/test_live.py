@@ -112,7 +112,7 @@ def waiting(definitions: Definitions, life: int = RUNNING) -> Window:
 
 
 def found(window: Window, definitions: Definitions) -> hang.Hang | None:
-    return hang.find(window.snapshot("j", Words(), definitions)(), float("nan"), DEFAULT)
+    return hang.find(window.snapshot("j", Words())(), float("nan"), DEFAULT)
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def definitions() -> Definitions:
 
 def heard(window: Window, definitions: Definitions, second: int, node: str = "n0") -> None:
     """The node's agent has sent metrics, and said nothing of its ranks."""
-    block = MetricRows(node, 1, np.array([second * SECOND]), np.empty((1, 0)))
+    block = MetricRows.of(node, 1, np.array([second * SECOND]), np.empty((1, 0)))
     window.add(Chunk({}, {}, [block], []), definitions)
 
 

@@ -12,6 +12,7 @@ from hindmost_collector.decode import NAME_LIMIT, STACK_LIMIT, Decoder
 from hindmost_collector.definitions import IDENTITY_LIMIT, Definitions
 from hindmost_collector.ingest import Ingest
 from hindmost_collector.jobs import LiveJob
+from hindmost_collector.packed import packed
 from hindmost_collector.parking import PARK_BATCHES, PARK_NS, Parking
 from hindmost_collector.store.flush import arrow_tables
 from hindmost_collector.store.schema import to_numpy
@@ -29,7 +30,7 @@ class Decoding:
 
     def chunk(self, batch: wire.Batch):
         """What becomes of a batch."""
-        assert self.decoder.add(batch, "n", "j", self.clock) == []
+        assert self.decoder.add(packed(batch), "n", "j", self.clock) == []
         return finish(self.decoder.take()["j"])
 
 
@@ -42,7 +43,7 @@ def test_one_long_stack_makes_no_others_long():
     assert batch.ByteSize() < chunk.bytes < 2 * batch.ByteSize()
     job = LiveJob("j", 0)
     job.add(chunk, decoding.decoder.words, decoding.definitions, 1)
-    assert job.snapshot(decoding.decoder.words, decoding.definitions)().stacks["text"].tolist() == ["y"]
+    assert job.snapshot(decoding.decoder.words)().stacks["text"].tolist() == ["y"]
     [stored] = arrow_tables({"j": [chunk]}, decoding.decoder.words, decoding.definitions)["j", "stacks"]
     read = to_numpy("stacks", stored)["text"]
     assert sorted(map(len, read)) == [*[1] * 400, STACK_LIMIT]
@@ -87,7 +88,7 @@ class Agents:
         """A batch of so many samples of a schema that nobody defines."""
         block = wire.MetricBlock(schema=99, time_ns=[1], values=[1.5] * samples)
         message = wire.AgentMessage(batch=wire.Batch(sequence=sequence, metrics=[block]))
-        assert asyncio.run(self.ingest.handle(*who, message))
+        assert asyncio.run(self.ingest.handle(*who, packed(message)))
 
 
 def test_what_is_parked_is_bounded_over_all_agents():

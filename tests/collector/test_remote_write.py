@@ -103,7 +103,7 @@ class Sink(RemoteWrite):
 def block(node, first_s, values):
     """Samples one second apart from ``first_s`` on; ``values`` a row a second."""
     times = NOW_NS + (first_s + np.arange(len(values))) * SECOND
-    return MetricRows(node, 1, times, np.array(values, dtype=np.float64))
+    return MetricRows.of(node, 1, times, np.array(values, dtype=np.float64))
 
 
 def test_bytes_are_the_protocol_s():
@@ -187,7 +187,7 @@ def test_samples_of_no_schema_are_counted():
     """Samples whose definition is gone when they come are left out and counted; the others are sent."""
     receiver = FakeReceiver()
     sink = Sink(receiver)
-    strange = MetricRows("n0", 2, np.array([NOW_NS]), np.ones((1, 4)))
+    strange = MetricRows.of("n0", 2, np.array([NOW_NS]), np.ones((1, 4)))
     sink.add([strange, block("n0", 0, [[1, 1, 1]])])
     sink.send()
     assert (sink.counts["dropped_undefined"], sink.counts["sent"], sink.waiting_bytes) == (4, 3, 0)
@@ -237,10 +237,11 @@ def test_only_what_is_at_fault_is_refused():
 def test_waiting_samples_are_bounded():
     """While nothing is sent, memory stays bounded, the oldest samples give way, and they are counted."""
     sink = Sink(FakeReceiver())
-    large = [MetricRows("n0", 1, np.arange(100_000) + NOW_NS, np.zeros((100_000, 3))) for _ in range(40)]
+    large = [MetricRows.of("n0", 1, np.arange(100_000) + NOW_NS, np.zeros((100_000, 3))) for _ in range(40)]
     sink.add(large)
     assert sink.waiting_bytes <= 64 << 20
-    assert sink.counts["dropped_full"] * 8 + sink.waiting_bytes == 40 * 100_000 * 3 * 8
+    a_tick = 3 * 8 + 8  # three values and their time
+    assert sink.counts["dropped_full"] // 3 * a_tick + sink.waiting_bytes == 40 * 100_000 * a_tick
 
 
 def test_page_is_sent_with_what_left_it():

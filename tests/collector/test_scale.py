@@ -12,6 +12,7 @@ from hindmost_collector.decode import Decoder
 from hindmost_collector.definitions import Definitions
 from hindmost_collector.jobs import LiveJob
 from hindmost_collector.judge import judge
+from hindmost_collector.packed import packed
 from hindmost_collector.store import journal
 from hindmost_collector.store.parquet import read_run
 from hindmost_collector.window import ALL_ROWS, LEAST_ROWS, ROWS, window_limit
@@ -63,10 +64,10 @@ def test_sixteen_thousand_ranks():
     for first in range(0, world, 128):
         defined, batch = node(first, 128, world, 16, slow=12345)
         definitions.learn(defined, decoder, clock)
-        assert decoder.add(batch, f"n{first}", "j", clock) == []
+        assert decoder.add(packed(batch), f"n{first}", "j", clock) == []
     job = LiveJob("j", 0)
     job.add(finish(decoder.take()["j"]), decoder.words, definitions, 1)
-    report = judge(job.snapshot(decoder.words, definitions)())
+    report = judge(job.snapshot(decoder.words)())
     assert (job.world_size, len(report.ranks)) == (world, world)
     assert [(one.kind, tuple(one.ranks)) for one in report.verdicts[:1]] == [("straggler", (12345,))]
 
@@ -136,10 +137,10 @@ def test_windows_share_a_bound():
     for first in range(0, 64, 8):
         defined, batch = node(first, 8, 64, 100)
         definitions.learn(defined, decoder, clock)
-        decoder.add(batch, "n", "j", clock)
+        decoder.add(packed(batch), "n", "j", clock)
         job.add(finish(decoder.take()["j"]), decoder.words, definitions, 1)
     job.window.bound(2000)
-    assert len(job.snapshot(decoder.words, definitions)().steps["step"]) <= 2000
+    assert len(job.snapshot(decoder.words)().steps["step"]) <= 2000
 
 
 def test_what_is_over_is_forgotten():

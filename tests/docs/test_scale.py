@@ -39,7 +39,7 @@ def a_node() -> list[float]:
     recorded, simulated = sizes["metrics_recorded"]["hindmost_parquet"], sizes["metrics"]
     in_clickhouse = recorded * simulated["clickhouse"] / simulated["hindmost_parquet"]
     days = [a_day(recorded, "hindmost_parquet"), a_day(in_clickhouse, "clickhouse")]
-    return [result("wire_size")["bytes_a_batch"], SAMPLES + RANKS * (1 + COLLECTIVES), *cores, *days]
+    return [result("wire_size")["bytes_a_second"], SAMPLES + RANKS * (1 + COLLECTIVES), *cores, *days]
 
 
 def number(cell: str) -> float:

@@ -1,0 +1,82 @@
+"""The agents that load the collector in bench/collector_load send what the real agent sends."""
+
+from __future__ import annotations
+
+from hindmost_agent import batch as packing
+from hindmost_agent.fold import CollectiveRow, StepRow
+from hindmost_agent.runner import Reading
+from hindmost_proto import telemetry_pb2 as wire
+
+from bench.collector_load import node
+from bench.collector_load.agents import NS, RANKS, TICKS, Agent
+
+NOW = 1000 * NS
+
+
+def by_rank(block, rows):
+    """``rows`` by the rank that they are of."""
+    first = 0
+    for rank, count in zip(block.ranks, block.rows, strict=True):
+        yield rank, rows[first : first + count]
+        first += count
+
+
+def step_rows(block):
+    """Rows as the agent's fold makes them."""
+    names = [phase.name for phase in block.phases]
+    times = zip(*(phase.ns for phase in block.phases), strict=True)
+    phases = [dict(zip(names, one, strict=True)) for one in times]
+    columns = (block.step, block.start_ns, block.duration_ns, phases)
+    return [StepRow(block.kind, step, start, took, -1, held) for step, start, took, held in zip(*columns, strict=True)]
+
+
+def call_rows(block):
+    """The same of collectives."""
+    names = ("comm", "seq", "start_ns", "duration_ns", "bytes", "flags", "peer", "self_ns", "cpu_ns", "runqueue_ns")
+    columns = [getattr(block, name) for name in names]
+    return [CollectiveRow(block.op_names[op], *row) for op, *row in zip(block.op, *columns, strict=True)]
+
+
+def test_a_batch_is_what_the_agents_builder_makes():
+    """Byte by byte, for the same samples, steps, collectives and states of ranks."""
+    layouts = {packing.schema(layout)[0]: layout for layout in (node.layout(one, 3) for one in node.SOURCES)}
+    agent = Agent(3, 64)
+    for step in range(0, 20, TICKS):
+        sent = agent.messages(step, NOW + step * NS)[-1]
+        batch = wire.AgentMessage.FromString(sent).batch
+        builder = packing.Builder(agent.node)
+        for block in batch.metrics:
+            layout = layouts[block.schema]
+            for at, time_ns in enumerate(block.time_ns):
+                values = block.values[at * len(layout) : (at + 1) * len(layout)]
+                builder.reading(Reading("", time_ns, layout, list(values)))
+        for rank, rows in by_rank(batch.steps[0], step_rows(batch.steps[0])):
+            builder.steps(rank, rows)
+        for rank, rows in by_rank(batch.collectives[0], call_rows(batch.collectives[0])):
+            builder.collectives(rank, rows)
+        for state in batch.rank_states:
+            builder.state(state)
+        payload = builder.pack().payload
+        assert packing.message(packing.sequenced(batch.sequence, payload)) == sent
+
+
+def test_definitions_come_once_before_the_batch_that_needs_them():
+    """All that a batch refers to has been sent, and nothing twice."""
+    agent, known = Agent(3, 64), []
+    for step in range(0, 60, TICKS):
+        *definitions, last = agent.messages(step, NOW + step * NS)
+        for one in definitions:
+            told = wire.AgentMessage.FromString(one).definitions
+            known += [held.ref for held in (*told.schemas, *told.ranks)]
+        batch = wire.AgentMessage.FromString(last).batch
+        assert {block.schema for block in batch.metrics} | set(batch.steps[0].ranks) <= set(known)
+    assert len(known) == len(set(known)) == len(node.SOURCES) + RANKS
+
+
+def test_samples_a_second():
+    """The 340 samples a second that the figures are about, within one."""
+    agent = Agent(3, 64)
+    batches = [wire.AgentMessage.FromString(agent.messages(step, NOW)[-1]).batch for step in range(0, 62, TICKS)]
+    samples = sum(len(block.values) for batch in batches[1:] for block in batch.metrics)
+    assert abs(samples / 60 - 340) < 1
+    assert abs(samples / 60 - node.samples_a_second()) < 0.1
