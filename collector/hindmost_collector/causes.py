@@ -54,7 +54,8 @@ class Cause:
 def explain(blocks: Blocks, row: int, columns: Array, settings: Settings) -> Cause:
     """The cause of one rank's excess over the steps ``columns`` (indices)."""
     since = int(columns[0])
-    held = _typical_steps(blocks.excess[row, columns])
+    large = settings.large_effect * blocks.step_ns
+    held = _typical_steps(blocks.excess[row, columns], _sampled(blocks, row, columns), large)
     columns, excess = columns[held], average(blocks.excess[row, columns][held])
     shares = _bounded(_shares(blocks, row, columns), excess)
     if not shares or not excess > 0:
@@ -73,11 +74,28 @@ def explain(blocks: Blocks, row: int, columns: Array, settings: Settings) -> Cau
     return Cause("unknown", fractions[best], best if fractions[best] > 0 else None, listed)
 
 
-def _typical_steps(excess: Floats) -> Array:
-    """Indices of the steps in the middle half by excess: over these, parts are averaged, so that they add up."""
-    order = np.argsort(np.nan_to_num(excess), kind="stable")
-    quarter = len(order) // 4
-    return np.sort(order[quarter : len(order) - quarter])
+def _typical_steps(excess: Floats, sampled: Array, large: float) -> Array:
+    """Indices of the steps in the middle half by excess: over these, parts are averaged, so that they add up.
+
+    Of ``sampled`` [N] and of the other steps each: of few samples chance must not leave out all. One alone speaks for
+    all where it is ``large``: that is no noise.
+    """
+    halves = []
+    groups = [np.flatnonzero(sampled), np.flatnonzero(~sampled)]
+    tells = len(groups[0]) > 1 or not len(groups[1]) or bool(np.any(excess[groups[0]] >= large))
+    for steps in groups if tells else groups[1:]:
+        order = steps[np.argsort(np.nan_to_num(excess[steps]), kind="stable")]
+        quarter = len(order) // 4
+        halves.append(order[quarter : len(order) - quarter])
+    return np.sort(np.concatenate(halves))
+
+
+def _sampled(blocks: Blocks, row: int, columns: Array) -> Array:
+    """[N] in which of these steps the probe measured what it measures of some only: GPU times and the run queue."""
+    for name in ("gpu_forward", "runqueue"):
+        if name in blocks.parts:
+            return np.asarray(~np.isnan(blocks.parts[name][row, columns]))
+    return np.ones(len(columns), bool)
 
 
 def _bounded(shares: dict[str, float], excess: float) -> dict[str, float]:

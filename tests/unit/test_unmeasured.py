@@ -107,3 +107,25 @@ def test_a_run_queue_that_few_steps_sampled_is_no_short_one() -> None:
     clocks = {"cpu_ns": np.where(sampled, 8_000_000, -1), "runqueue_ns": np.where(sampled, queued, -1)}
     verdict = judge(dataclasses.replace(run, steps={**run.steps, **clocks})).verdicts[0]
     assert (verdict.ranks, verdict.cause) == ((2,), "cpu_contention")
+
+
+def test_few_samples_are_not_left_out_by_chance() -> None:
+    """Parts are read in typical steps: of those that were sampled, too, though all of them happen to be slower ones."""
+    faults = [{"rank": 2, "blocked": 4.0}, {"rank": 2, "blocked": 2.0, "every": 40}]
+    run = loads.make(loads.Load(kind="torch", faults=faults))
+    sampled = run.steps["step"] % 40 == 3
+    queued = np.where(run.steps["rank"] == 2, 6_000_000, 0)
+    clocks = {"cpu_ns": np.where(sampled, 8_000_000, -1), "runqueue_ns": np.where(sampled, queued, -1)}
+    verdict = judge(dataclasses.replace(run, steps={**run.steps, **clocks})).verdicts[0]
+    assert (verdict.ranks, verdict.cause) == ((2,), "cpu_contention")
+
+
+@pytest.mark.parametrize(("queued_ms", "told"), [(1.0, False), (4.0, True)])
+def test_one_sample_tells_a_cause_where_it_is_large(queued_ms: float, told: bool) -> None:
+    """A fifth of the step in one measured step is no noise, a tenth may be."""
+    run = loads.make(loads.Load(kind="torch", faults=[{"rank": 2, "blocked": queued_ms}]))
+    once = run.steps["step"] == 43
+    queued = np.where(run.steps["rank"] == 2, int(queued_ms * 1e6), 0)
+    clocks = {"cpu_ns": np.where(once, 8_000_000, -1), "runqueue_ns": np.where(once, queued, -1)}
+    verdict = judge(dataclasses.replace(run, steps={**run.steps, **clocks})).verdicts[0]
+    assert (verdict.ranks, verdict.cause == "cpu_contention") == ((2,), told)
