@@ -2,8 +2,7 @@
 
 What measuring a step cost is itself measured; steps between measured ones are as many as keep it below one part in
 ``COST_SHARE`` of the training thread's time and, where a GPU is measured, below ``MOST_NS`` a step unless steps are
-long. What all hooks took is
-added up, too; where that is more than ``MOST_SHARE`` for ``PATIENCE`` flushes on end, only every 2nd, 4th … step is
+long, and below half as much where they are short. What all hooks took is added up, too; where that is more than ``MOST_SHARE`` for ``PATIENCE`` flushes on end, only every 2nd, 4th … step is
 recorded at all.
 """
 
@@ -22,6 +21,10 @@ COST_SHARE = 400
 #: And no more than this, ns, of a step shorter than ``LONG_NS``, where there are GPU times to read.
 MOST_NS = 10_000
 LONG_NS = 100_000_000
+#: Steps so short are often the host's to launch, and not the GPU's: there it may cost half.
+SHORT_NS = 5_000_000
+#: The fewest steps that are measured: one in so many.
+SELDOM = 128
 #: Hooks may take this share of the training thread's time, for so many flushes on end.
 MOST_SHARE = 0.05
 PATIENCE = 20
@@ -125,7 +128,7 @@ class Pace:
             self._cost_ns = known + (spent - known) // 16 if 0 < known < spent else spent
         budget = step_ns // COST_SHARE
         if self.on_gpu and step_ns < LONG_NS:
-            budget = min(budget, MOST_NS)
+            budget = min(budget // 2 if step_ns < SHORT_NS else budget, MOST_NS)
         self._mask = every(self._cost_ns, budget) - 1
 
 
@@ -149,9 +152,9 @@ class Thrift:
 
 
 def every(cost: int, budget: int) -> int:
-    """Every how many steps something of this cost may be done within a budget a step: a power of two, at most 64.
+    """Every how many steps something of this cost may be done within a budget a step: a power of two, at most ``SELDOM``.
 
     A power of two, so that the steps that a slower rank samples are among those that its peers do.
     """
     wanted = cost // max(budget, 1)
-    return min(64, 1 << wanted.bit_length()) if wanted else 1
+    return min(SELDOM, 1 << wanted.bit_length()) if wanted else 1

@@ -46,9 +46,9 @@ def test_a_kernel_without_schedstat_leaves_the_delay_unmeasured() -> None:
     assert Usage("/nonexistent/schedstat").read()[1] == -1
 
 
-@pytest.mark.parametrize(("cost", "budget", "steps"), [(0, 0, 1), (5, 10, 1), (10, 10, 2), (39, 10, 4), (9999, 1, 64)])
+@pytest.mark.parametrize(("cost", "budget", "steps"), [(0, 0, 1), (5, 10, 1), (10, 10, 2), (39, 10, 4), (9999, 1, 128)])
 def test_what_is_dear_is_done_seldom(cost: int, budget: int, steps: int) -> None:
-    """Every how many steps: a power of two, so that ranks that differ sample the same ones, and at most 64."""
+    """Every how many steps: a power of two, so that ranks that differ sample the same ones, and at most 128."""
     assert every(cost, budget) == steps
 
 
@@ -61,7 +61,9 @@ def test_what_is_dear_is_done_seldom(cost: int, budget: int, steps: int) -> None
         (12, 30, False, 1),
         (6, 2, False, 4),
         (60, 30, True, 16),
-        (60, 1, True, 64),
+        (40, 1, True, 64),
+        (300, 2, True, 128),
+        (300, 30, True, 64),
         (60, 200, True, 1),
     ],
 )
