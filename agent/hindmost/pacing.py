@@ -2,8 +2,8 @@
 
 What measuring a step cost is itself measured; steps between measured ones are as many as keep it below one part in
 ``COST_SHARE`` of the training thread's time and, where a GPU is measured, below ``MOST_NS`` a step unless steps are
-long, and below half as much where they are short. What all hooks took is added up, too; where that is more than ``MOST_SHARE`` for ``PATIENCE`` flushes on end, only every 2nd, 4th … step is
-recorded at all.
+long, and below half as much where they are short. What all hooks took is added up, too; where that is more than
+``MOST_SHARE`` for ``PATIENCE`` flushes on end, only every 2nd, 4th … step is recorded at all.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Thrift:
 
 
 def every(cost: int, budget: int) -> int:
-    """Every how many steps something of this cost may be done within a budget a step: a power of two, at most ``SELDOM``.
+    """Every how many steps something of this cost may be done within a budget a step: at most ``SELDOM``.
 
     A power of two, so that the steps that a slower rank samples are among those that its peers do.
     """

@@ -3,6 +3,7 @@
 
     python bench/gpu/torch_probe.py --out torch_probe.json     # one GPU, about two minutes
     python bench/gpu/torch_probe.py --part h2d                 # some of it
+    python bench/gpu/torch_probe.py --device cpu --part in_situ --hooks python    # without the hooks in C
 
 Six parts, in one process that is observed as `hindmost run` would have it:
 
@@ -38,7 +39,7 @@ PHASES = ("forward", "backward", "optimizer")
 PARTS = ("phases", "overhead", "us_each", "host", "h2d", "in_situ")
 
 
-def observed() -> None:
+def observed(hooks: str) -> None:
     """Start this script again with the probe injected, its ring in a directory of its own."""
     environ = {
         **os.environ,
@@ -47,7 +48,7 @@ def observed() -> None:
         "HINDMOST_LAUNCHER": "python",
         "RANK": "0",
         "WORLD_SIZE": "1",
-        "HINDMOST_RING_MODULE": ring_module(),
+        "HINDMOST_RING_MODULE": ring_module() if hooks == "c" else "",
         "PYTHONPATH": os.pathsep.join([str(ROOT / "agent/hindmost/inject"), os.environ.get("PYTHONPATH", "")]),
     }
     os.execve(sys.executable, [sys.executable, *sys.argv], environ)  # noqa: S606 - this script again
@@ -307,14 +308,17 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--device", default="cuda", help="cpu: the host part only")
     parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--hooks", choices=("c", "python"), default="c", help="c: where there is a compiler")
     parser.add_argument("--width", type=int, default=2048)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--batch", type=int, default=8)
     args = parser.parse_args()
     if "HINDMOST_JOB_ID" not in os.environ:
-        observed()
+        observed(args.hooks)
     torch = importlib.import_module("torch")
     torch.set_float32_matmul_precision("high")
+    if args.device == "cpu":
+        torch.set_num_threads(1)  # threads that wait for each other's turn on a busy machine measure that
     result: dict[str, Any] = {"torch": torch.__version__, "device": args.device}
     result["c_ring"] = bool(os.environ.get("HINDMOST_RING_MODULE"))
     if args.device == "cuda":

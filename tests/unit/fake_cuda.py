@@ -11,6 +11,7 @@ class FakeEvent:
 
     def record(self) -> None:
         self.cuda.host_ns += self.cuda.cost_ns
+        self.cuda.records += 1
         self.at = self.cuda.enqueued
 
     def query(self) -> bool:
@@ -27,7 +28,7 @@ class FakeCuda:
     def __init__(self) -> None:
         self.enqueued = self.done = 0.0
         self.initialized, self.capturing = True, False
-        self.host_ns, self.cost_ns, self.events = 0, 0, 0
+        self.host_ns, self.cost_ns, self.events, self.records = 0, 0, 0, 0
 
     def Event(self, enable_timing: bool) -> FakeEvent:  # noqa: N802 - torch's name
         assert enable_timing

@@ -166,7 +166,7 @@ class Copies:
 
 
 def test_gpu_times_of_measured_steps(tmp_path: Path, written_in: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a measured step events stand at the borders of its phases, and copies are looked for where it was fetched."""
+    """On a measured step one event stands at each border of its phases; copies are looked for where it was fetched."""
     told: list[str] = []
     monkeypatch.setattr(torch_copies, "install", lambda *_: Copies(told))
     cuda = FakeCuda()
@@ -188,6 +188,7 @@ def test_gpu_times_of_measured_steps(tmp_path: Path, written_in: str, monkeypatc
         (step, f"gpu_{name}") for step in range(1, 20) for name in ("forward", "backward", "optimizer")
     }
     assert [times[7, f"gpu_{name}"] for name in ("forward", "backward", "optimizer")] == [3, 0, 6]
+    assert cuda.records == 20 * 4, "where a phase ends the next begins"
     assert told == [loop.fetch.__name__, "end"] * 20
     loop.reader.close()
     loop.writer.close()
