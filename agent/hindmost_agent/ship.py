@@ -8,14 +8,14 @@ import random
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from hindmost.rpc import TELEMETRY, keeping
-from hindmost.rpc.call import connect
+from hindmost_proto import keeping
 from hindmost_proto import telemetry_pb2 as wire
+from hindmost_proto.call import connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hindmost.rpc.call import Call
+    from hindmost_proto.call import Call
 
     from hindmost_agent.observe import Own
     from hindmost_agent.settings import Address
@@ -119,18 +119,13 @@ class Shipper:
         return keeping.pause_s(attempt, LONGEST_PAUSE_S, self._jitter())
 
     async def _stream(self) -> None:
-        call = await asyncio.wait_for(
-            connect(self.target.host, self.target.port, TELEMETRY, wire.CollectorMessage.FromString), SILENCE_S
-        )
-        try:
+        async with connect(self.target.host, self.target.port, SILENCE_S) as call:
             await call.write(wire.AgentMessage(hello=self._hello()).SerializeToString())
             first = await asyncio.wait_for(call.read(), SILENCE_S)
             if first is None or first.WhichOneof("body") != "welcome":
                 raise ConnectionError("it does not answer as a collector")
             self._opened(first.welcome)
             await keeping.together(self._receive(call), self._send(call), self._beat())
-        finally:
-            call.close()
 
     def _opened(self, welcome: wire.Welcome) -> None:
         self._spool.connected(welcome.durable_sequence, welcome.received_sequence)
@@ -145,7 +140,7 @@ class Shipper:
         self._outbox = []
         self._ask_time()
 
-    async def _send(self, call: Call[wire.CollectorMessage]) -> None:
+    async def _send(self, call: Call) -> None:
         budget, then_ns = self._pace.burst, self._monotonic_ns()
         while True:
             while self._outbox:
@@ -155,7 +150,7 @@ class Shipper:
                 if self._leaving is not None and not self._window_full():
                     await self._say_goodbye(call)
                 if self._settled.is_set():
-                    call.done_writing()
+                    await call.done_writing()
                 self._wake.clear()
                 await self._wake.wait()
                 continue
@@ -166,7 +161,7 @@ class Shipper:
             if budget < 0:
                 await asyncio.sleep(-budget / self._pace.rate)
 
-    async def _say_goodbye(self, call: Call[wire.CollectorMessage]) -> None:
+    async def _say_goodbye(self, call: Call) -> None:
         await call.write(wire.AgentMessage(goodbye=wire.Goodbye(reason=self._leaving or "")).SerializeToString())
         self._leaving = None
         self._goodbye_said = True
@@ -175,7 +170,7 @@ class Shipper:
     def _window_full(self) -> bool:
         return self._spool.on_the_way() >= WINDOW
 
-    async def _receive(self, call: Call[wire.CollectorMessage]) -> None:
+    async def _receive(self, call: Call) -> None:
         while (message := await call.read()) is not None:
             self._heard_ns = self._monotonic_ns()
             kind = message.WhichOneof("body")

@@ -8,9 +8,8 @@ import logging
 import random
 from typing import TYPE_CHECKING, Protocol
 
-from hindmost.rpc import TELEMETRY, keeping
-from hindmost.rpc.call import connect
-from hindmost_proto import telemetry_pb2 as wire
+from hindmost_proto import keeping
+from hindmost_proto.call import connect, watching
 
 from hindmost_collector.options import address
 from hindmost_collector.varint import varint
@@ -18,14 +17,12 @@ from hindmost_collector.varint import varint
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from hindmost.rpc.call import Call
+    from hindmost_proto.call import Call
 
 log = logging.getLogger(__name__)
 
 #: A collector that is gone without a word is noticed within this.
 SILENCE_S = 20.0
-#: One message downwards, at most.
-LARGEST_ANSWER = 64 << 20
 #: Batches wait for others this long, so that one message carries many; everything else goes at once.
 GATHER_S = 0.1
 #: One message upwards, at most; and what may wait for it before agents are no longer read.
@@ -121,21 +118,16 @@ class Link:
 
     async def _stream(self) -> None:
         host, port = address(self.target, "--relay-to")
-        call = await asyncio.wait_for(
-            connect(host, port, TELEMETRY, wire.CollectorMessage.FromString, LARGEST_ANSWER), SILENCE_S
-        )
-        try:
+        async with connect(host, port, SILENCE_S, watching(SILENCE_S / 2)) as call:
             await call.write(relayed([]))
             first = await asyncio.wait_for(call.read(), SILENCE_S)
             if first is None or first.WhichOneof("body") != "returned":
                 raise ConnectionError("it does not answer as a collector that takes relays")
             self.connected, self.connects, self._said = True, self.connects + 1, False
             log.info("carrying agents to %s", self.target)
-            await keeping.together(self._receive(call), self._send(call), call.watch(SILENCE_S / 2))
-        finally:
-            call.close()
+            await keeping.together(self._receive(call), self._send(call))
 
-    async def _receive(self, call: Call[wire.CollectorMessage]) -> None:
+    async def _receive(self, call: Call) -> None:
         while (message := await call.read()) is not None:
             for one in message.returned.messages:
                 carried = self._streams.get(one.stream)
@@ -148,7 +140,7 @@ class Link:
                     carried.tell(one.message.SerializeToString())
         raise ConnectionError("it ended the stream")
 
-    async def _send(self, call: Call[wire.CollectorMessage]) -> None:
+    async def _send(self, call: Call) -> None:
         while True:
             await self._wake.wait()
             with contextlib.suppress(asyncio.TimeoutError):

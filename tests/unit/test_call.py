@@ -1,0 +1,182 @@
+"""The stream's client against grpcio's server, and against peers that are no collector."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import grpc.aio
+import pytest
+from hindmost_proto.call import CallError, connect, watching
+from hindmost_proto.telemetry_pb2 import Ack, AgentMessage, CollectorMessage, Goodbye
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(work, 20.0))
+
+
+async def collector(stream: Callable[..., AsyncIterator[bytes]]) -> tuple[grpc.aio.Server, int]:
+    """grpcio's server with the one method, which takes and gives bytes."""
+    server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
+    handlers = {"Stream": grpc.stream_stream_rpc_method_handler(stream)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("hindmost.v1.Telemetry", handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    return server, port
+
+
+def ack(number: int) -> bytes:
+    return CollectorMessage(ack=Ack(durable_sequence=number)).SerializeToString()
+
+
+async def lengths(messages: AsyncIterator[bytes], _: Any) -> AsyncIterator[bytes]:
+    async for message in messages:
+        yield ack(len(message))
+
+
+async def refusal(messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+    async for message in messages:
+        yield ack(len(message))
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "not today: é, 100 %")
+
+
+async def nonsense(messages: AsyncIterator[bytes], _: Any) -> AsyncIterator[bytes]:
+    async for _message in messages:
+        yield b"\xff\xff\xff"
+
+
+@pytest.mark.parametrize("sizes", [[0, 1, 5], [4 << 20] * 3, [7] * 1000])
+def test_messages_arrive_whole_and_in_order_and_both_sides_end(sizes: list[int]) -> None:
+    """Smaller and larger than frames and windows, while answers come."""
+
+    async def work() -> None:
+        server, port = await collector(lengths)
+        async with connect("127.0.0.1", port, 5.0) as call:
+
+            async def send() -> None:
+                for size in sizes:
+                    await call.write(bytes(size))
+                await call.done_writing()
+
+            sender = asyncio.create_task(send())
+            answers = [await call.read() for _ in sizes]
+            assert [answer.ack.durable_sequence for answer in answers if answer] == sizes
+            assert await call.read() is None
+            await sender
+        await server.stop(0)
+
+    run(work())
+
+
+def test_a_refusal_is_told_in_the_collector_s_words() -> None:
+    """What was said before it is still read."""
+
+    async def work() -> None:
+        server, port = await collector(refusal)
+        with pytest.raises(CallError, match="not today: é, 100 %"):  # noqa: PT012 - the call is over inside of its block
+            async with connect("127.0.0.1", port, 5.0) as call:
+                await call.write(b"please")
+                answer = await call.read()
+                assert answer is not None
+                assert answer.ack.durable_sequence == len(b"please")
+                await call.read()
+        await server.stop(0)
+
+    run(work())
+
+
+def test_another_service_at_that_port_is_no_silence() -> None:
+    """It does not know the method."""
+
+    async def work() -> None:
+        server = grpc.aio.server()
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        with pytest.raises(CallError, match=r"[Mm]ethod not found"):
+            async with connect("127.0.0.1", port, 5.0) as call:
+                await call.read()
+        await server.stop(0)
+
+    run(work())
+
+
+def test_a_collector_that_goes_is_noticed() -> None:
+    """By whoever waits for a message."""
+
+    async def work() -> None:
+        server, port = await collector(lengths)
+        with pytest.raises(ConnectionError):  # noqa: PT012 - as above
+            async with connect("127.0.0.1", port, 5.0) as call:
+                await call.write(b"there?")
+                await call.read()
+                reading = asyncio.create_task(call.read())
+                await server.stop(0)
+                await reading
+
+    run(work())
+
+
+def test_a_message_that_cannot_be_read_is_a_reason() -> None:
+    """Whatever its decoder raises."""
+
+    async def work() -> None:
+        server, port = await collector(nonsense)
+        with pytest.raises(CallError, match="cannot be read"):  # noqa: PT012 - as above
+            async with connect("127.0.0.1", port, 5.0) as call:
+                await call.write(AgentMessage(goodbye=Goodbye()).SerializeToString())
+                await call.read()
+        await server.stop(0)
+
+    run(work())
+
+
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", bytes(range(256)) * 9])
+def test_what_is_no_collector_is_an_error_of_the_connection(said: bytes) -> None:
+    """Another program listens at that port: it hangs up, or says what is no HTTP/2."""
+
+    async def other(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(said)
+        writer.close()
+
+    async def work() -> None:
+        server = await asyncio.start_server(other, "127.0.0.1", 0)
+        with pytest.raises(ConnectionError):
+            async with connect("127.0.0.1", server.sockets[0].getsockname()[1], 5.0) as call:
+                await call.read()
+        server.close()
+
+    run(work())
+
+
+def test_nobody_listening_is_an_error_of_the_system() -> None:
+    """As the caller expects it."""
+
+    async def work() -> None:
+        server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        server.close()
+        await server.wait_closed()
+        with pytest.raises(OSError, match=r"refused|failed"):
+            async with connect("127.0.0.1", port, 5.0):
+                pass
+
+    run(work())
+
+
+def test_a_peer_that_is_silent_is_left() -> None:
+    """Its pings are not answered."""
+
+    async def mute(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async def work() -> None:
+        server = await asyncio.start_server(mute, "127.0.0.1", 0)
+        with pytest.raises(CallError):
+            async with connect("127.0.0.1", server.sockets[0].getsockname()[1], 5.0, watching(0.05)) as call:
+                await call.read()
+        server.close()
+
+    run(work())
