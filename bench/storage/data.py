@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 FLUSH_S = 10
 SECOND = 1_000_000_000
 SERIES = 340
+#: One sample in so many could not be read: series of one length would make some encodings look better than they are.
+MISSING = 1000
 MEASURED = ("input", "forward", "backward", "sync", "optimizer")
 
 #: Kinds of series and their share, as an agent on a Linux host had them: (share, name, what changes in a second).
@@ -59,6 +61,7 @@ def metrics(
             values[:, tick] = state * units
         jitter = random.integers(0, 2_000_000, (nodes, FLUSH_S))
         times = start_ns + (first + np.arange(FLUSH_S)) * SECOND + jitter
+        values[random.random(values.shape) < 1 / MISSING] = np.nan
         yield [MetricRows.of(f"node{node:05}", 1, times[node], values[node]) for node in range(nodes)]
 
 

@@ -24,7 +24,7 @@ from hindmost_collector.store import schema, segments
 from hindmost_collector.store.clickhouse_client import is_url
 from hindmost_collector.store.level_views import level_select, present, quoted
 from hindmost_collector.store.run_directory import is_run_directory, read_run
-from hindmost_collector.store.tables import Tables
+from hindmost_collector.store.tables import Tables, checked
 
 if TYPE_CHECKING:
     from hindmost_collector.model import Run
@@ -66,11 +66,11 @@ class Recording(Tables):
             return {}
         return known
 
-    def table(self, name: str) -> pa.Table:
+    def table(self, name: str, *columns: str) -> pa.Table:
         """All rows of a table of ``TABLES``, ``clocks`` or ``rank_states``, with the job in the column ``job``."""
-        if name not in schema.FILED:
-            raise UsageError(f"there is no table {name!r}; tables are {', '.join(schema.FILED)}")
-        return self.sql(f'select * from "{name}"')  # noqa: S608 - one of our own names
+        named = checked(name, columns)
+        chosen = ", ".join(f'"{column}"' for column in named) if columns else "*"  # an older recording lacks some
+        return self.sql(f'select {chosen} from "{name}"')  # noqa: S608 - our own names
 
     def _equal(self, column: str, text: str) -> str:
         return f"{column} = {quoted(text)}"

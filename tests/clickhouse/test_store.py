@@ -69,6 +69,7 @@ def test_rows_come_back_as_they_went(store, url):
     store.write({}, {})
     recording = hindmost_collector.open(url)
     assert sorted(recording.steps()["job"].to_pylist()) == ["a"] * 4 + ["b"] * 2
+    assert recording.steps("step", "rank").column_names == ["step", "rank"]
     assert recording.sql("select max(step) as newest from steps")["newest"].to_pylist() == [9]
     assert hindmost_collector.open(url + "?job=b").run().steps["step"].tolist() == [9, 9]
 

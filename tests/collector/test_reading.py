@@ -11,6 +11,7 @@ from pathlib import Path
 import hindmost_collector
 import pyarrow as pa
 import pytest
+from hindmost.errors import UsageError
 from hindmost_collector.store import schema
 from hindmost_collector.store.parquet import ParquetStore
 from hindmost_collector.store.upkeep import Retention, Upkeep
@@ -80,7 +81,7 @@ def test_the_documented_lines_run(tmp_path):
     code = "\n".join(blocks).replace('"runs/42"', repr(str(tmp_path)))
     told = {}
     exec(code, told)  # noqa: S102 - our own documentation
-    assert told["run"].steps().to_pandas().groupby("rank").duration_ns.median().tolist() == [7.0] * 4
+    assert told["steps"].to_pandas().groupby("rank").duration_ns.median().tolist() == [7.0] * 4
 
 
 def test_tables_are_arrow_with_the_job(tmp_path):
@@ -92,6 +93,9 @@ def test_tables_are_arrow_with_the_job(tmp_path):
     steps = recording.steps()
     assert set(steps.column_names) == {"job", *schema.STORED["steps"]}
     assert sorted(set(zip(steps["job"].to_pylist(), steps["step"].to_pylist(), strict=True))) == [("a", 1), ("b", 2)]
+    assert recording.steps("step", "job").to_pylist() == [{"step": 1, "job": "a"}] * 4 + [{"step": 2, "job": "b"}] * 4
+    with pytest.raises(UsageError, match="steps has no column 'stop'; columns are job, rank"):
+        recording.steps("stop")
     for name in ("collectives", "metrics", "ranks"):
         empty = getattr(recording, name)()
         assert (len(empty), set(empty.column_names)) == (0, {"job", *schema.STORED[name]})

@@ -11,7 +11,7 @@ from hindmost_collector.store import clickhouse_ddl as ddl
 from hindmost_collector.store import schema
 from hindmost_collector.store.clickhouse_client import Server, Unreachable, parse
 from hindmost_collector.store.run_directory import run_of
-from hindmost_collector.store.tables import Tables
+from hindmost_collector.store.tables import Tables, checked
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -94,12 +94,10 @@ class ClickHouseRecording(Tables):
         """What is known of the job; of the first where there are several."""
         return read_meta(self._server, self._jobs[0])
 
-    def table(self, name: str) -> pa.Table:
+    def table(self, name: str, *columns: str) -> pa.Table:
         """All rows of a stored table, with the job in the column ``job``; of one job where the URL names one."""
-        if name not in schema.FILED:
-            raise UsageError(f"there is no table {name!r}; tables are {', '.join(schema.FILED)}")
+        names = ", ".join(map(ddl.quoted, checked(name, columns)))
         where = " WHERE job = {job:String}" if self._target.job else ""
-        names = ", ".join(("job", *map(ddl.quoted, schema.FILED[name])))
         return self._server.rows(f"SELECT {names} FROM {_view(self._server, name)}{where}", {"job": self._target.job})
 
     def _equal(self, column: str, text: str) -> str:

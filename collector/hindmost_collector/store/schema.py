@@ -88,14 +88,17 @@ def arrow_schema(table: str) -> pa.Schema:
 def encodings(table: str) -> tuple[list[str], dict[str, str]]:
     """``(dictionary columns, encoding by other column)`` for the Parquet writer, as bench/storage found them smallest.
 
-    Integers are deltas. In samples, all series of a node have the same times: codes of them repeat exactly, which zstd
-    finds and deltas of them hide; and it finds more in whole doubles of counters than in their bytes split apart.
+    Integers are deltas. In samples, all series of a node have the same times, which zstd finds in whole integers:
+    deltas hide it, and so do codes, which are cut into bits, wherever a series lacks a sample. It also finds more in
+    whole doubles of counters than in their bytes split apart.
     """
     columns = FILED[table]
     samples = table == "metrics" or table in LEVELS
     plain: dict[str, str] = {}
     for name, dtype in columns.items():
-        if dtype is np.float64:
+        if samples and name == "time_ns":
+            plain[name] = "PLAIN"
+        elif dtype is np.float64:
             plain[name] = "PLAIN" if samples else "BYTE_STREAM_SPLIT"
         elif dtype not in {np.str_, np.uint64} and not samples:  # communicator ids are few and random: a dictionary
             plain[name] = "DELTA_BINARY_PACKED"

@@ -5,10 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from hindmost_collector.store.schema import LEVELS
+from hindmost.errors import UsageError
+
+from hindmost_collector.store.schema import FILED, LEVELS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
 
@@ -19,8 +21,11 @@ class Tables(ABC):
     """What every recording offers to notebooks and scripts, on top of reading a table by its name."""
 
     @abstractmethod
-    def table(self, name: str) -> pa.Table:
-        """All rows of a table, with the job in the column ``job``. Raises UsageError for a name that is none."""
+    def table(self, name: str, *columns: str) -> pa.Table:
+        """All rows of a table, with the job in the column ``job``; of these columns only, where any are named.
+
+        Raises UsageError for a name that is none.
+        """
 
     @abstractmethod
     def sql(self, query: str) -> pa.Table:
@@ -34,21 +39,21 @@ class Tables(ABC):
         """SQL conditions for the rows that this recording is about; none: all."""
         return []
 
-    def steps(self) -> pa.Table:
+    def steps(self, *columns: str) -> pa.Table:
         """A row a step of a rank: durations and phases in ns, -1 unmeasured."""
-        return self.table("steps")
+        return self.table("steps", *columns)
 
-    def collectives(self) -> pa.Table:
+    def collectives(self, *columns: str) -> pa.Table:
         """A row a collective or point-to-point call of a rank."""
-        return self.table("collectives")
+        return self.table("collectives", *columns)
 
-    def metrics(self) -> pa.Table:
+    def metrics(self, *columns: str) -> pa.Table:
         """A row a sample of a node or process metric; ``labels`` is JSON."""
-        return self.table("metrics")
+        return self.table("metrics", *columns)
 
-    def ranks(self) -> pa.Table:
+    def ranks(self, *columns: str) -> pa.Table:
         """A row each time a rank said who it is."""
-        return self.table("ranks")
+        return self.table("ranks", *columns)
 
     def series(
         self,
@@ -93,6 +98,17 @@ class Tables(ABC):
         query = f"select count(*) as rows, min(time_ns) as first, max(time_ns) as last from {level} where {where}"
         (found,) = self.sql(query).to_pylist()
         return (found["first"], found["last"] + LEVELS[level]) if found["rows"] else (0, 0)
+
+
+def checked(name: str, columns: Sequence[str]) -> list[str]:
+    """These columns of a table, or all of them. Raises UsageError for a name that is none."""
+    if name not in FILED:
+        raise UsageError(f"there is no table {name!r}; tables are {', '.join(FILED)}")
+    known = ["job", *FILED[name]]
+    for column in columns:
+        if column not in known:
+            raise UsageError(f"{name} has no column {column!r}; columns are {', '.join(known)}")
+    return list(columns) or known
 
 
 def _series_queries(length_ns: int, where: str, points: int) -> Iterator[str]:
