@@ -17,9 +17,9 @@ from typing import Any
 from unittest import mock
 
 from hindmost_collector.store import upkeep
-from hindmost_collector.store.flush import metrics_tables
 from hindmost_collector.store.merge import merged
 from hindmost_collector.store.parquet import ParquetStore
+from hindmost_collector.store.samples import metrics_tables
 
 from bench.storage import data
 
