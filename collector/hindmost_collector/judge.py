@@ -186,4 +186,5 @@ def _nothing(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:
         return nothing_inside(blocks)
     if np.isnan(blocks.period).all():
         return no_measure(blocks)
-    return balanced(blocks, whatif.waste(blocks))
+    needs = sharing.on_needs(blocks) if sharing.find(run) is not None else None
+    return balanced(blocks, whatif.waste(blocks), needs)

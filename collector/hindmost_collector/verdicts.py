@@ -309,12 +309,12 @@ def of_mismatch(found: Mismatch | None, run: Run) -> list[Verdict]:
     ]
 
 
-def balanced(blocks: Blocks, wasted: float) -> Verdict:
-    """Nobody holds the job back."""
+def balanced(blocks: Blocks, wasted: float, needs: Blocks | None) -> Verdict:
+    """Nobody holds the job back; ``needs`` are the same steps by what ranks need, where they share CPUs."""
     return Verdict(
         kind="balanced",
         confidence=float(np.clip(1.0 - 1.0 / np.sqrt(len(blocks.steps) + 1), 0.5, 0.99)),
-        evidence=tuple(wording.balanced(blocks, wasted)),
+        evidence=tuple(wording.balanced(blocks, wasted, needs)),
     )
 
 

@@ -200,15 +200,28 @@ def advice(cause: str, ranks: list[int]) -> list[str]:
     return [_ADVICE.get(cause, _ADVICE["unknown"]).format(who=names(ranks))]
 
 
-def balanced(blocks: Blocks, wasted: float) -> list[str]:
-    """How even the ranks are."""
-    typical = median(blocks.excess, axis=1)
-    row = int(np.nanargmax(typical)) if not np.isnan(typical).all() else 0
-    share = max(float(np.nan_to_num(typical[row])), 0.0) / blocks.step_ns
-    found = [f"the latest rank by habit is rank {int(blocks.ranks[row])}, by {share:.1%} of a step: nothing to act on"]
+def balanced(blocks: Blocks, wasted: float, needs: Blocks | None = None) -> list[str]:
+    """How even the ranks are; with what they ``needs``, where they share CPUs and lateness is the scheduler's doing."""
+    row, most = _most(blocks)
+    latest, share = f"rank {int(blocks.ranks[row])}", most / blocks.step_ns
+    found = [f"the latest rank by habit is {latest}, by {share:.1%} of a step: nothing to act on"]
+    if needs is not None:
+        row, most = _most(needs)
+        asks, beyond = f"rank {int(needs.ranks[row])}", most / max(float(median(needs.own)), 1.0)
+        found = [
+            f"no rank needs much more CPU and file time than its peers: {asks} needs most, {beyond:.1%} more",
+            f"{latest} comes last, by {share:.1%} of a step: where ranks share CPUs that is the scheduler's doing",
+        ]
     if wasted > 0.05 * blocks.step_ns:
         found.append(f"ranks wait {ms(wasted)} a step for whoever is last, but that is a different one each time")
     return found
+
+
+def _most(blocks: Blocks) -> tuple[int, float]:
+    """The row of the largest typical excess, and that excess; 0 where nobody has one."""
+    typical = median(blocks.excess, axis=1)
+    row = int(np.nanargmax(typical)) if not np.isnan(typical).all() else 0
+    return row, max(float(np.nan_to_num(typical[row])), 0.0)
 
 
 def insufficient(ranks: int, steps: int, seen: bool, settings: Settings, job: Job) -> tuple[str, str]:

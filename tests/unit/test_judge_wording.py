@@ -69,3 +69,12 @@ def test_the_evidence_is_no_smaller_than_the_cost_that_is_counted_from_it() -> N
     (told,) = [line for line in found.evidence if line.startswith("computing takes ")]
     assert found.cost_ms_per_step is not None
     assert float(told.split()[2]) >= found.cost_ms_per_step
+
+
+def test_who_comes_last_on_shared_cpus_is_told_as_the_schedulers_doing() -> None:
+    """Lateness says nothing there: what ranks need is told first, and nobody is called late and nothing to act on."""
+    run = make(Load(ranks=4, steps=300, compute=2.0, cpus=2, jostle=3.0))
+    told = " ".join(text.render(judge(run).to_dict(), width=400).split())
+    assert "no rank needs much more CPU and file time than its peers: rank" in told
+    assert "where ranks share CPUs that is the scheduler's doing" in told
+    assert "nothing to act on" not in told

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector import roles
+from hindmost_collector.detectors import bursts
 from hindmost_collector.robust import MAD_TO_SIGMA, MEDIAN_COST, block_medians, median, spread, standard_error
 
 if TYPE_CHECKING:
@@ -49,6 +50,12 @@ def find(blocks: Blocks, settings: Settings) -> list[Habit]:
         habit = _judge(blocks, row, suspects, smallest, settings, whole=whole)
         if habit is not None:
             found.append(habit)
+    late = {habit.row for habit in found}
+    for row, *span in bursts.find(blocks.excess, settings.stall_effect * blocks.step_ns):
+        burst = (span[0], span[1])
+        habit = _judge(blocks, row, suspects, smallest, settings, whole=whole, burst=burst) if row not in late else None
+        if habit is not None:
+            found.append(habit)
     return sorted(found, key=lambda habit: -habit.excess)
 
 
@@ -70,19 +77,30 @@ def _candidates(excess: Floats, smallest: float) -> Ints:
 
 
 def _judge(
-    blocks: Blocks, row: int, suspects: list[int], smallest: float, settings: Settings, *, whole: bool
+    blocks: Blocks,
+    row: int,
+    suspects: list[int],
+    smallest: float,
+    settings: Settings,
+    *,
+    whole: bool,
+    burst: tuple[int, int] | None = None,
 ) -> Habit | None:
+    """The habit of one rank, or its ``burst``; ``None`` where it falls short of any criterion."""
     series = blocks.excess[row]
     known = None if whole else np.flatnonzero(~np.isnan(series))
     if known is not None:  # a step that others did not record says nothing, not zero
         series = series[known]
     if len(series) == 0:
         return None
-    begin, end = stretch(series, smallest)
+    begin, end = stretch(series, smallest) if burst is None else burst
+    if burst is not None and known is not None:
+        begin, end = np.searchsorted(known, burst).tolist()
     part = series[begin:end]
     held = slice(begin, end) if known is None else known[begin:end]
     level = float(median(part))
-    needed = settings.min_steps_when_large if level >= settings.large_effect * blocks.step_ns else settings.min_steps
+    large = burst is not None or level >= settings.large_effect * blocks.step_ns
+    needed = settings.min_steps_when_large if large else settings.min_steps
     if len(part) < needed or not level >= smallest:
         return None
     z = level / max(standard_error(part), _noise(series) / np.sqrt(len(part)), 1.0)

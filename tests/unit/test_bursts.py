@@ -1,0 +1,59 @@
+"""Slow-downs that last a few steps and end."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hindmost_collector.detectors import bursts
+from hindmost_collector.judge import judge
+from hindmost_collector.simulate import Fault, Scenario, simulate
+
+from tests.scenarios.loads import Load, make
+
+MS = 1e6
+
+
+@pytest.mark.parametrize(("steps", "lasts"), [(120, 8), (150, 10), (600, 15), (600, 24)])
+def test_a_slow_down_that_ends_after_a_few_steps_is_told_with_both_ends(steps: int, lasts: int) -> None:
+    """However short beside the run; its cost is that of the steps in which it acts."""
+    fault = Fault("compute", (3,), 0.5, onset=60, end=60 + lasts)
+    simulated = simulate(Scenario(steps=steps, faults=(fault,)))
+    (verdict,) = judge(simulated.run).verdicts
+    assert (verdict.kind, verdict.ranks) == ("straggler", (3,))
+    assert (verdict.since_step, verdict.until_step) == (60, 60 + lasts)
+    saved = (simulated.truth.total_ns - simulated.truth.repaired_ns) / lasts / MS
+    assert verdict.cost_ms_per_step == pytest.approx(saved, rel=0.1)
+
+
+def test_a_slow_down_of_mpi_ranks_is_told_too() -> None:
+    """Ten steps of ten at half as much again."""
+    run = make(Load(steps=300, faults=[{"rank": 2, "compute": 4.0, "from": 100, "until": 110}]))
+    (verdict,) = judge(run).verdicts
+    assert (verdict.ranks, verdict.cause, verdict.since_step, verdict.until_step) == ((2,), "compute", 100, 110)
+
+
+def test_one_long_step_or_a_few_is_no_slow_down() -> None:
+    """A checkpoint, a collection of garbage, a hiccup of the network: less than eight steps are an accident."""
+    run = make(Load(steps=300, faults=[{"rank": 2, "compute": 4.0, "from": 100, "until": 106}]))
+    assert [verdict.kind for verdict in judge(run).verdicts] == ["balanced"]
+
+
+def test_what_happens_to_others_too_is_no_burst() -> None:
+    """Where ranks are late for some steps now here and now there, the longest of these is nobody's fault."""
+    excess = np.random.default_rng(1).normal(0, 1.0, (4, 200))
+    excess[1, 50:60] += 40.0
+    assert bursts.find(excess, 10.0) == [(1, 50, 60)]
+    excess[3, 120:130] += 20.0
+    assert bursts.find(excess, 10.0) == []
+
+
+@pytest.mark.parametrize("memory", [0.0, 0.8, 0.95])
+def test_noise_that_lasts_is_no_burst(memory: float) -> None:
+    """Of healthy ranks whose pace wanders, each is slow for many steps on end, and so are the others in their turn."""
+    for seed in range(30):
+        random = np.random.default_rng(seed)
+        excess = random.standard_normal((8, 400))
+        for step in range(1, 400):
+            excess[:, step] += memory * excess[:, step - 1]
+        stalls = (random.random(excess.shape) < 0.02) * random.exponential(20.0, excess.shape)
+        assert bursts.find(excess + stalls, 1.0) == []
