@@ -144,9 +144,9 @@ def _asking_most(blocks: Blocks, settings: Settings) -> list[Verdict]:
     return found if found and most in found[0].ranks else []
 
 
-def _of_needs(blocks: Blocks, settings: Settings) -> tuple[list[Verdict], list[str]]:
+def _of_needs(blocks: Blocks, settings: Settings, whole_steps: bool = False) -> tuple[list[Verdict], list[str]]:
     """Verdicts of ranks that need more than their peers, by more than caches and clocks can make."""
-    needs = sharing.on_needs(blocks)
+    needs = sharing.on_needs(blocks, whole_steps)
     if needs is None:
         return [], []
     least = settings.min_demand * float(median(needs.own))
@@ -158,7 +158,10 @@ def _of_shared_cpus(
     shared: sharing.Sharing, late: list[Verdict], blocks: Blocks, settings: Settings
 ) -> tuple[list[Verdict], list[str]]:
     """Who needs more than its peers; else who is late for a reason that no scheduler makes."""
-    asking, notes = _of_needs(blocks, settings)
+    asking, notes = _of_needs(blocks, settings, whole_steps=True)
+    if not sharing.between_collectives(blocks):
+        come_late = {rank for one in late for rank in one.ranks}
+        asking = [one for one in asking if come_late.issuperset(one.ranks)]
     if asking:
         return [_at_most(one, blocks, shared) for one in asking], [*notes, str(shared)]
     kept = [one for one in late if one.cause not in _SCHEDULING]
@@ -169,7 +172,8 @@ def _of_shared_cpus(
 
 def _at_most(verdict: Verdict, blocks: Blocks, shared: sharing.Sharing) -> Verdict:
     """No repair makes a step shorter than the CPU time that its ranks need, spread over all the CPUs they share."""
-    least = float(median(blocks.parts["self_cpu"])) * shared.ranks / shared.cpus
+    cpu = sharing.cpu_time(blocks)
+    least = float(median(cpu)) * shared.ranks / shared.cpus if cpu is not None else 0.0
     most = max(blocks.step_ns - least, 0.0) / 1e6
     if verdict.cost_ms_per_step is None or verdict.cost_ratio is None or verdict.cost_ms_per_step <= most:
         return verdict

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: Evidence of blocks whose excess is time needed rather than lateness.
 NEEDS = "needs"
+#: Parts of a step that are the scheduler's doing where CPUs are shared.
+_WAITING = ("self_runqueue", "self_blocked", "runqueue")
 #: Share of steps in which every rank's CPU time must have been measured, for it to speak of the job.
 _MEASURED = 0.5
 
@@ -51,22 +53,38 @@ def find(run: Run) -> Sharing | None:
     return max(crowded, key=lambda one: one.ranks / one.cpus, default=None)
 
 
-def on_needs(blocks: Blocks) -> Blocks | None:
+def on_needs(blocks: Blocks, whole_steps: bool = False) -> Blocks | None:
     """The same steps judged by what each rank needs between collectives: CPU time, and time in files where measured.
 
     ``None`` where too little of it was measured. Other time off the CPU is left out: where threads compute beside the
-    one that is measured, this one is blocked for as long as they queue.
+    one that is measured, this one is blocked for as long as they queue. Where nobody looked between collectives,
+    ``whole_steps`` take the CPU time of the step: it may be spent on waiting, and speaks of those who are late only.
     """
-    cpu = blocks.parts.get("self_cpu")
-    if cpu is None:
+    cpu = cpu_time(blocks)
+    if cpu is None or not (whole_steps or between_collectives(blocks)):
         return None
     files = [np.nan_to_num(blocks.parts[name]) for name in FILES if name in blocks.parts]
-    return _judged_by(cpu + sum(files), blocks)
+    found = _judged_by(cpu + sum(files), blocks)
+    if found is None or between_collectives(blocks):
+        return found
+    return replace(found, parts=found.parts | {"self_cpu": cpu}, collectives=0)  # nothing here is between two of them
+
+
+def between_collectives(blocks: Blocks) -> bool:
+    """Whether CPU time was measured between collectives."""
+    return "self_cpu" in blocks.parts
+
+
+def cpu_time(blocks: Blocks) -> Floats | None:
+    """[R, S] CPU time between collectives, else of the main thread in its step where no GPU computes."""
+    if between_collectives(blocks) or "gpu_forward" in blocks.parts:
+        return blocks.parts.get("self_cpu")
+    return blocks.parts.get("cpu")
 
 
 def _judged_by(needed: Floats, blocks: Blocks) -> Blocks | None:
     """Only for jobs in which all ranks meet in the same collectives: elsewhere roles need different things."""
-    if blocks.overlapped or blocks.group.shape[1] > 1:
+    if blocks.overlapped or (blocks.group != blocks.group[0]).any():
         return None
     if float(np.mean(~np.isnan(needed).any(axis=0))) < _MEASURED:
         return None
@@ -77,9 +95,10 @@ def _judged_by(needed: Floats, blocks: Blocks) -> Blocks | None:
         excess=excess,
         segments=np.nan_to_num(excess),
         segment_step=np.arange(len(blocks.steps)),
+        group=np.zeros((len(blocks.ranks), 1), np.int64),
         klass=np.zeros(len(blocks.steps), np.int64),
         beside=np.zeros(len(blocks.steps), bool),
-        parts={name: block for name, block in blocks.parts.items() if name not in ("self_runqueue", "self_blocked")},
+        parts={name: block for name, block in blocks.parts.items() if name not in _WAITING},
         evidence=NEEDS,
         pipeline=None,
     )

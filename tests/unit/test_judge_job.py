@@ -188,6 +188,22 @@ def test_a_long_input_is_no_want_of_a_cpu() -> None:
     assert found(replace(run, steps=marked | phases)) == [("straggler", (1,), "input")]
 
 
+def test_a_late_rank_that_computes_more_is_named_on_shared_cpus_too() -> None:
+    """Without the MPI shim the CPU time of the step tells, of a rank that is late: one that waits may spin for it."""
+    run = make(Load(kind="torch", steps=120, faults=[{"rank": 1, "blocked": 60.0}]))
+    cpus = make(Load(steps=3, cpus=2)).metrics
+    mine = run.steps["rank"] == 1
+
+    def with_cpu(late_ms: float, others_ms: float, queued_ms: float) -> Run:
+        cpu, queue = np.where(mine, late_ms, others_ms), np.where(mine, queued_ms, 1.0)
+        told = {"cpu_ns": (cpu * 1e6).astype(np.int64), "runqueue_ns": (queue * 1e6).astype(np.int64)}
+        return replace(steps(run, **told), metrics=cpus)
+
+    assert found(with_cpu(28.0, 6.0, 45.0)) == [("straggler", (1,), "compute")]
+    assert found(with_cpu(6.0, 6.0, 60.0)) == [("balanced", (), None)]
+    assert found(with_cpu(6.0, 50.0, 60.0)) == [("balanced", (), None)]
+
+
 def starved(cpu_ms: float) -> Run:
     """Rank 1 is late by 5 of 13 ms; its main thread queues for 0.1 ms of them, its threads for 0.5 s a second."""
     run = make(Load(kind="torch", steps=120, faults=[{"rank": 1, "blocked": 5.0}]))
