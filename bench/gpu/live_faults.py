@@ -20,12 +20,14 @@ import importlib.util
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tarfile
 import tempfile
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,6 +101,17 @@ def measure(cases: list[Case], ranks: int, folder: Path, limit_s: float, overlap
         upcoming.finish()
 
 
+def made_by(ranks: int, gpu: bool) -> str:
+    """What the results are of."""
+    on = f"{os.cpu_count()} CPU cores, gloo"
+    if gpu:
+        ask = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        names = subprocess.run(ask, capture_output=True, text=True, check=False).stdout.splitlines()
+        on = f"{names[0] if names else 'NVIDIA GPUs'}, NCCL"
+    day = time.strftime("%Y-%m-%d", time.gmtime())
+    return f"bench/gpu/live_faults.py, {ranks} ranks on {on}, PyTorch {version('torch')}, live, one run on {day}"
+
+
 def keep(archive: Path, folder: Path, case: str) -> None:
     """Append a case's recording, its job's output and what its ranks were told to an archive."""
     with tarfile.open(archive, "a") as tar:
@@ -123,18 +136,19 @@ def main() -> int:
     cases = [case for case in CASES if (case.name in args.case if args.case else gpu or not case.needs_gpu)]
     cases = [replace(case, rank=case.rank % args.ranks) for case in cases]
     found: list[dict[str, Any]] = []
-    what = "NCCL on GPUs" if gpu else "gloo on CPU"
+    good = 0
+    about = {"made_by": made_by(args.ranks, gpu), "ranks": args.ranks}
     with tempfile.TemporaryDirectory(prefix="hindmost-faults-", ignore_cleanup_errors=True) as folder:
         for one in measure(cases, args.ranks, Path(folder), args.limit, overlap=gpu):
             found.append(one)
-            result = {"ranks": args.ranks, "what": what, "faults": found}
+            good = sum(one["as_expected"] for one in found)
+            result = {**about, "as_expected": good, "of": len(found), "faults": found}
             args.out.write_text(json.dumps(result, indent=1) + "\n")  # what is measured is kept, whatever comes
             print(fault_grade.table([one]).splitlines()[2], flush=True)
             if args.keep:
                 keep(args.keep, Path(folder), one["fault"])
-    good = sum(one["as_expected"] for one in found)
     print(f"\n{fault_grade.table(found)}\n{good} of {len(found)} as expected")
-    return 0 if good == len(found) else 1
+    return 0 if good == len(cases) else 1
 
 
 if __name__ == "__main__":
