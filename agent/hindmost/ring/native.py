@@ -1,4 +1,4 @@
-"""The C writer of events, where ``HINDMOST_RING_MODULE`` names one that fits this interpreter."""
+"""The extension in C, for events and hooks of torch, where ``HINDMOST_RING_MODULE`` names one that fits."""
 
 from __future__ import annotations
 
