@@ -62,7 +62,6 @@ def away(store, monkeypatch):
         real(table, data, token)
 
     monkeypatch.setattr(store.server, "insert", failing)
-    return real
 
 
 def test_levels_are_those_of_files(store, url, tmp_path):

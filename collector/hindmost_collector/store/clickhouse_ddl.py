@@ -81,6 +81,11 @@ def quoted(name: str) -> str:
     return "`" + name.replace("\\", "\\\\").replace("`", "\\`") + "`"
 
 
+def of_flush(flush: int) -> str:
+    """The condition for the rows of a flush; only the day's partition is looked through."""
+    return f"flush = {flush} AND written = toDateTime({(flush >> FLUSH_BITS) // 1000}, 'UTC')"
+
+
 def columns(table: str) -> Iterator[tuple[str, str, str]]:
     """``(name, type, codec)`` of each column as inserted."""
     yield "job", "LowCardinality(String)", "ZSTD(1)"

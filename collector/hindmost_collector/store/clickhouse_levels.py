@@ -67,10 +67,10 @@ def of_stored(server: Server, flush: int) -> list[Insert]:
         query = (
             f"SELECT job, node, name, labels, time_ns - time_ns % {width} AS begin, count() AS found,"
             " min(value) AS least, max(value) AS most, sum(value) AS total, max((time_ns, value)) AS newest"
-            f" FROM {database}.metrics_rows WHERE flush = {{flush:UInt64}} AND isFinite(value)"
+            f" FROM {database}.metrics_rows WHERE {ddl.of_flush(flush)} AND isFinite(value)"
             " GROUP BY job, node, name, labels, begin"
         )
-        rows = server.rows(query, {"flush": flush})
+        rows = server.rows(query)
         if len(rows):
             found.append(_insert(level, rows.rename_columns(["job", *schema.LEVEL]), flush))
     return found
