@@ -165,12 +165,13 @@ class Agent:
             sys.executable, "-m", "hindmost", "agent", "--collector", "127.0.0.1:9", "--hold", "--interval", interval,
             "--ring-dir", f"{path}/rings", "--spool", f"{path}/spool",
         ]  # fmt: skip
-        environ = {**os.environ, "PYTHONPATH": ":".join(sys.path[:3])}
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environ
         )
         assert self._process.stdout is not None
-        self._process.stdout.readline()
+        if not self._process.stdout.readline():
+            raise SystemExit("the agent ended at once: start it by hand to see why")
         time.sleep(3)  # the first tick makes everything
         self._ran_s = self._used_s = 0.0
         self._process.send_signal(signal.SIGSTOP)
