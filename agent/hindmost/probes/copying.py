@@ -29,12 +29,16 @@ class Launch:
     def __init__(self) -> None:
         self._ms = 0.0  # not known yet
 
-    def copied_ms(self, between_ms: float, call: Call) -> float:
-        """ms of the GPU's copying. Where no tiny copy was seen yet, launching stays in a copy that blocked."""
+    def copied_ms(self, between_ms: float, call: Call) -> float | None:
+        """ms of the GPU's copying; ``None`` where it is less than what a call's launching varies by.
+
+        Where no tiny copy was seen yet, launching stays in a copy that blocked.
+        """
         if call.size <= TINY:
             self._ms = min(self._ms or call.ms, call.ms)
         if not call.idle:  # the copy was launched before the GPU came to it
             return between_ms
         if between_ms - call.ms > SETTLED_MS:  # the call had returned, and the copy went on
             return between_ms - call.ms
-        return max(0.0, min(between_ms, call.ms) - self._ms)
+        copied = min(between_ms, call.ms) - self._ms
+        return copied if copied > 0 else None

@@ -133,8 +133,10 @@ class GpuPhases:
             number, start_ns, intervals = self._steps.popleft()
             sums: dict[str, float] = {}
             for name, begin, end, call in intervals:
-                took = begin.elapsed_time(end)
-                sums[name] = sums.get(name, 0.0) + (took if call is None else self._launch.copied_ms(took, call))
+                between = begin.elapsed_time(end)
+                took = between if call is None else self._launch.copied_ms(between, call)
+                if took is not None:
+                    sums[name] = sums.get(name, 0.0) + took
             for name, milliseconds in sums.items():
                 ring.event(PHASE, ring.name(name), start_ns, int(milliseconds * 1e6), number, flags=GPU_TIME)
             self._recycle(intervals)
