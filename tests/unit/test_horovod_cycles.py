@@ -52,3 +52,15 @@ def test_cycles_are_counted_once_a_second() -> None:
     assert told.account() is None
     table[:] = words(5000)
     assert told.account() is None
+
+
+def test_the_time_between_two_threads_is_no_cycle() -> None:
+    """An elastic job begins again with another thread: its cycles are counted from there."""
+    table = words(1000)
+    told = probe.Cycles(table)
+    told.account()
+    table[:] = words(9000, forgotten=500)
+    told.forget()
+    assert told.account() is None
+    table[:] = words(10_500, forgotten=1500)
+    assert told.account() == (9000 * MS, 1500 * MS, 1000)

@@ -123,6 +123,9 @@ class Calls:
             self._recorder.defer(begins)
         bootstrap.move(hvd.rank(), hvd.size(), hvd.local_rank())
         self._sequence = 0
+        self._handles.clear()
+        if self.cycles is not None:
+            self.cycles.forget()
 
     def watch(self, owner: Any, name: str, op: str, phase: bool = False) -> None:
         """Hook one function."""

@@ -57,6 +57,10 @@ class Cycles:
         last_in_vain = self._words[YIELDED]
         return self.negotiation(ready_ns, last_in_vain if last_in_vain > ready_ns else ready_ns)
 
+    def forget(self) -> None:
+        """Horovod's thread is another now: what went before it were no cycles."""
+        self._counted = None
+
     def account(self) -> tuple[int, int, int] | None:
         """Once a second, cycles since last asked: when the first began, how long all took (ns), and how many."""
         cycles = self._words[CYCLES]
