@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from hindmost_agent.files import read_once
+from hindmost_agent.files import numbers, read_once
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,12 +37,12 @@ def _children(folder: Path) -> list[int] | None:
     """Children of all threads of a process; ``None`` where the kernel does not list them."""
     found: list[int] | None = None
     try:
-        tasks = sorted(path for path in (folder / "task").iterdir() if path.name.isdigit())
+        tasks = numbers(folder / "task")
     except OSError:
         return None
     for task in tasks:
         try:
-            listed = read_once(task / "children", 65536).split()
+            listed = read_once(f"{folder}/task/{task}/children", 65536).split()
         except OSError:
             continue
         found = (found or []) + [int(child) for child in listed if child.isdigit()]

@@ -69,6 +69,11 @@ def read_once(path: Path | str, limit: int = LIMIT) -> bytes:
         os.close(fd)
 
 
+def numbers(folder: Path | str) -> list[int]:
+    """Names in a folder of /proc that are numbers: processes or threads, in order. Raises ``OSError``."""
+    return sorted(int(name) for name in os.listdir(folder) if name.isdigit())  # noqa: PTH208 - thousands: no paths
+
+
 def text(path: Path | str) -> str:
     """A one-line file as text without the newline; empty when it cannot be read."""
     try:

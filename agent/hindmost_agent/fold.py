@@ -5,8 +5,8 @@ Pure: no files, no clocks. Durations are integer ns; -1 means not measured.
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hindmost import ring
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 UNMEASURED = -1
 GPU_TIME = ring.GPU_TIME
+#: Of an event's flags, those that its row keeps.
+COLLECTIVE_FLAGS = ring.GPU_TIME | ring.NONBLOCKING | ring.ERROR
 #: Phases that wait for their step; a loop that never marks a step must not grow without bound.
 PENDING_LIMIT = 8192
 #: A longer time (13 days) is damage, not a measurement: columns are signed 64-bit, and sums must fit in them too.
@@ -72,6 +74,10 @@ class Rows(NamedTuple):
     collectives: list[CollectiveRow]
     intervals: list[IntervalRow]
 
+
+#: Rows without a Python frame around them, as ``_make`` has: there are hundreds a second.
+_step_row: Callable[[tuple[Any, ...]], StepRow] = partial(tuple.__new__, StepRow)
+_collective_row: Callable[[tuple[Any, ...]], CollectiveRow] = partial(tuple.__new__, CollectiveRow)
 
 #: A host phase: start, duration, name; and with the time that is its own alone. Plain tuples, for there are thousands.
 _Span = tuple[int, int, str]
@@ -152,26 +158,16 @@ class Fold:
         return rows
 
     def _collective(self, event: Event) -> None:
-        on_host = not event.flags & ring.GPU_TIME
+        _, flags, name, start, duration, seq, peer, comm, value = event
+        on_host = not flags & GPU_TIME
         gap, self._gap = self._gap, None
         if gap is None:
             known = on_host and self._left_ns != UNMEASURED
-            gap = (max(event.start_ns - self._left_ns, 0) if known else UNMEASURED, UNMEASURED, UNMEASURED)
+            gap = (max(start - self._left_ns, 0) if known else UNMEASURED, UNMEASURED, UNMEASURED)
         if on_host:
-            self._left_ns = event.start_ns + event.duration_ns
-        self.collectives.append(
-            CollectiveRow(
-                event.name,
-                event.comm_id,
-                event.seq,
-                event.start_ns,
-                event.duration_ns,
-                event.value,
-                event.flags & (ring.GPU_TIME | ring.NONBLOCKING | ring.ERROR),
-                event.peer,
-                *gap,
-            )
-        )
+            self._left_ns = start + duration
+        row = (name, comm, seq, start, duration, value, flags & COLLECTIVE_FLAGS, peer, *gap)
+        self.collectives.append(_collective_row(row))
 
     def _take_gap(self, event: Event) -> None:
         self._gap = _gap(event)
@@ -192,7 +188,8 @@ class Fold:
             while outermost and outermost[-1][0] >= start:
                 exclusive -= outermost.pop()[1]
             outermost.append((start, duration, name))
-            self._seen[name] = None
+            if name not in self._seen:
+                self._seen[name] = None
         phases.append((start, duration, name, exclusive if exclusive > 0 else 0))
         if len(phases) > PENDING_LIMIT:
             self._release(phases[: PENDING_LIMIT // 2])
@@ -201,26 +198,26 @@ class Fold:
 
     def _step(self, event: Event) -> None:
         """A step takes the phases that start in it. Steps may be written late, when their GPU times have come."""
-        start, end = event.start_ns, event.start_ns + event.duration_ns
+        _, _, kind, start, duration, seq, _, _, value = event
+        end = start + duration
         # A phase that has been seen in this loop and did not happen in this step took no time: measured, not missing.
         phases = dict.fromkeys(self._seen, 0)
         earlier, later = [], []
         for phase in self._phases:
             began, _, name, exclusive = phase
-            if began < start:
-                earlier.append(phase)
-            elif began >= end:
-                later.append(phase)
-            else:
+            if start <= began < end:
                 phases[name] = phases.get(name, 0) + exclusive
+            elif began < start:
+                earlier.append(phase)
+            else:
+                later.append(phase)
         if earlier:
             self._release(earlier)
         self._phases = later
         if self._outermost:
             self._outermost = [span for span in self._outermost if span[0] >= end]
-        self.last_step = event.seq
-        work = event.value or UNMEASURED
-        self._held.append(StepRow(event.name, event.seq, start, event.duration_ns, work, phases))
+        self.last_step = seq
+        self._held.append(_step_row((kind, seq, start, duration, value or UNMEASURED, phases)))
         if self._gpu_step == UNMEASURED:
             self.steps += self._held
             self._held = []

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hindmost_agent.files import text
+from hindmost_agent.files import numbers, text
 from hindmost_agent.launched import ancestors, command_line, rank_of
 from hindmost_agent.rings import start_ticks
 
@@ -99,7 +99,7 @@ class Jobs:
     def _changed(self) -> set[int]:
         """Processes that are new, or run another program than before."""
         proc, before = self._host.proc, self._known
-        pids = [int(path.name) for path in proc.iterdir() if path.name.isdigit()]
+        pids = numbers(proc)
         self._known = {pid: KERNEL if before.get(pid) == KERNEL else text(proc / str(pid) / "comm") for pid in pids}
         return {pid for pid, program in self._known.items() if before.get(pid) != program}
 

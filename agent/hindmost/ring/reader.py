@@ -150,7 +150,9 @@ class Reader:
         """How many records from the start carry the stamp that their index asks for; ``sure`` are most likely to."""
         stamps = memoryview(block).cast("I")[:: layout.RECORD_BYTES // 4].tolist()
         low = self.position + 1
-        expected = [stamp & 0xFFFFFFFF for stamp in range(low, low + len(stamps))]
+        expected = list(range(low, low + len(stamps)))
+        if low + len(stamps) > 1 << 32:  # a stamp has 32 bits
+            expected = [stamp & 0xFFFFFFFF for stamp in expected]
         good = min(sure, len(stamps)) if stamps[:sure] == expected[:sure] else 0
         while good < len(stamps) and stamps[good] == expected[good]:
             good += 1

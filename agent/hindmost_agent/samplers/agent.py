@@ -6,7 +6,7 @@ import os
 import resource
 
 from hindmost_agent.files import File
-from hindmost_agent.metric import Series, counter, gauge, series
+from hindmost_agent.metric import counter, gauge, series
 from hindmost_agent.sampler import NAN, Host, Sampler, register
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -49,6 +49,7 @@ class Agent(Sampler):
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
+        self._keys: list[tuple[str, ...]] = []
         self._single = tuple(series(metric) for metric in SINGLE)
         try:
             self._statm: File | None = File("/proc/self/statm")
@@ -63,11 +64,11 @@ class Agent(Sampler):
             (ERRORS, own.errors),
             (DROPPED, own.dropped),
         )
-        found: tuple[Series, ...] = tuple(series(metric, key) for metric, table in by_label for key in table)
+        keys = [tuple(table) for _, table in by_label]
         values: list[float] = [float(value) for _, table in by_label for value in table.values()]
-        found += self._single
-        if found != self.series:
-            self.series = found
+        if keys != self._keys:
+            self._keys = keys
+            self.series = (*(series(metric, key) for metric, table in by_label for key in table), *self._single)
         return [*values, *self._values()]
 
     def _values(self) -> list[float]:

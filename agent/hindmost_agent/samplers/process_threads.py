@@ -8,7 +8,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from hindmost_agent.descendants import descendants
-from hindmost_agent.files import read_once
+from hindmost_agent.files import numbers, read_once
 from hindmost_agent.metric import Series, counter, gauge, series
 from hindmost_agent.sampler import NAN, Host, Sampler, register
 from hindmost_agent.sums import Sums
@@ -118,21 +118,25 @@ def _threads(folder: Path, rank: RankProcess, sums: Sums) -> dict[Series, float]
 
 def _each_thread(folder: Path) -> Iterator[tuple[tuple[int, int], tuple[str, float, float]]]:
     """Id and start of each thread, and its group, CPU time and waiting; those that ended meanwhile are left out."""
-    for task in _numbers(folder / "task")[:MOST_THREADS]:
+    try:
+        tasks = numbers(f"{folder}/task")
+    except OSError:
+        return
+    for task in tasks[:MOST_THREADS]:
         try:
-            thread = stat(read_once(folder / f"task/{task}/stat", 4096))
-            waited = _waited(folder / f"task/{task}")
+            thread = stat(read_once(f"{folder}/task/{task}/stat", 4096))
+            waited = _waited(f"{folder}/task/{task}")
         except (OSError, ValueError, IndexError, OverflowError):
             continue
         yield (task, thread.start), (group_name(thread.name), thread.cpu_s, waited)
 
 
-def _waited(thread: Path) -> float:
+def _waited(thread: str) -> float:
     """Run-queue wait of a thread, s; missing where the kernel keeps none. Raises ``OSError`` when it has ended."""
     try:
-        times = read_once(thread / "schedstat", 256).split()
+        times = read_once(f"{thread}/schedstat", 256).split()
     except FileNotFoundError:
-        if not thread.exists():
+        if not os.path.exists(thread):  # noqa: PTH110 - a thread
             raise
         return NAN
     return int(times[1]) / 1e9 if len(times) == 3 else NAN
@@ -198,10 +202,3 @@ def _read_bytes(path: Path) -> float:
         return NAN if path.parent.exists() else 0.0
     except (OSError, ValueError, IndexError):
         return NAN
-
-
-def _numbers(folder: Path) -> list[int]:
-    try:
-        return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
-    except OSError:
-        return []
