@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hindmost.ring import Event
 
 UNMEASURED = -1
-GPU_TIME = ring.GPU_TIME
+GPU_TIME, PHASE = ring.GPU_TIME, ring.PHASE
 #: Of an event's flags, those that its row keeps.
 COLLECTIVE_FLAGS = ring.GPU_TIME | ring.NONBLOCKING | ring.ERROR
 #: Phases that wait for their step; a loop that never marks a step must not grow without bound.
@@ -101,6 +101,8 @@ class Fold:
         self._phases: list[_Phase] = []
         self._outermost: list[_Span] = []
         self._seen: dict[str, None] = {}
+        #: By the word of a record that holds kind, flags and name: the name, of those that are phases of the host.
+        self._host_phases: dict[int, str] = {}
         self._held: list[StepRow] = []
         self._gpu_step = UNMEASURED
         self._gap: tuple[int, int, int] | None = None
@@ -117,12 +119,29 @@ class Fold:
 
     def feed(self, events: Iterable[Event]) -> None:
         """Take in what was read. Finished rows are added to ``steps``, ``collectives`` and ``intervals``."""
-        takers, other = self._takers, self._interval
-        for event in events:  # thousands a second: by index, which costs half as much as by name
-            if event[4] > LONGEST_NS or (event[3] | event[8]) >> 63:
-                self.damaged += 1
-            else:
-                takers.get(event[0], other)(event)
+        for event in events:
+            self._take(event)
+        self._bound()
+
+    def feed_words(self, words: Iterable[tuple[int, ...]], event: Callable[[tuple[int, ...]], Event | None]) -> None:
+        """The same from a ring's records as words, which ``event`` makes events of: phases, mostly all, need none."""
+        known, take = self._host_phases, self._take
+        for record in words:
+            _, what, start, duration, _, value = record
+            name = known.get(what)
+            if name is not None and duration <= LONGEST_NS and not (start | value) >> 63:
+                self._host_phase(start, duration, name)
+            elif (found := event(record)) is not None:
+                take(found)
+                if found[0] == PHASE and not found[1] & GPU_TIME and found[2] in self._seen:
+                    known[what] = found[2]
+        self._bound()
+
+    def _take(self, event: Event) -> None:
+        if event[4] > LONGEST_NS or (event[3] | event[8]) >> 63:
+            self.damaged += 1
+        else:
+            self._takers.get(event[0], self._interval)(event)
 
     def broke(self) -> None:
         """Events were lost here: what was pending may lack its other half."""
@@ -180,20 +199,26 @@ class Fold:
         amount = flags & GPU_TIME or (name not in self._seen and is_amount(name))
         if seq and amount:
             self._gpu_time(event)
-            return
-        exclusive, phases = duration, self._phases
-        if not amount:
-            # Inner phases end, and are written, before the one around them.
-            outermost = self._outermost
-            while outermost and outermost[-1][0] >= start:
-                exclusive -= outermost.pop()[1]
-            outermost.append((start, duration, name))
-            if name not in self._seen:
-                self._seen[name] = None
-        phases.append((start, duration, name, exclusive if exclusive > 0 else 0))
+        elif amount:
+            self._phases.append((start, duration, name, duration))
+        else:
+            self._seen[name] = None
+            self._host_phase(start, duration, name)
+
+    def _host_phase(self, start: int, duration: int, name: str) -> None:
+        exclusive, outermost = duration, self._outermost
+        # Inner phases end, and are written, before the one around them.
+        while outermost and outermost[-1][0] >= start:
+            exclusive -= outermost.pop()[1]
+        outermost.append((start, duration, name))
+        self._phases.append((start, duration, name, exclusive if exclusive > 0 else 0))
+
+    def _bound(self) -> None:
+        """Keep only the latest phases of a loop that marks no step."""
+        phases = self._phases
         if len(phases) > PENDING_LIMIT:
-            self._release(phases[: PENDING_LIMIT // 2])
-            del phases[: PENDING_LIMIT // 2]
+            self._release(phases[: -PENDING_LIMIT // 2])
+            del phases[: -PENDING_LIMIT // 2]
             del self._outermost[: -PENDING_LIMIT // 2]
 
     def _step(self, event: Event) -> None:
@@ -243,6 +268,7 @@ class Fold:
 
 def _gap(event: Event) -> tuple[int, int, int]:
     """Self time, CPU time and run-queue time of a SELF event, ns (its ``seq`` holds the run queue's us)."""
-    cpu = event.value if event.flags & ring.CPU_KNOWN else UNMEASURED
-    runqueue = event.seq * 1000 if event.flags & ring.RUNQUEUE_KNOWN else UNMEASURED
-    return event.duration_ns, cpu, runqueue
+    _, flags, _, _, duration, seq, _, _, value = event
+    cpu = value if flags & ring.CPU_KNOWN else UNMEASURED
+    runqueue = seq * 1000 if flags & ring.RUNQUEUE_KNOWN else UNMEASURED
+    return duration, cpu, runqueue

@@ -59,6 +59,8 @@ class OpenRing:
         if mark is not None and mark.created_ns == reader.header.monotonic_ns and mark.position <= reader.written:
             self._resume(mark)
         self._lost = reader.lost
+        #: Python's rings hold phases, mostly; MPI's and NCCL's none.
+        self._phases = reader.header.producer == "py"
         self._written = self.reader.position
 
     @property
@@ -98,16 +100,19 @@ class OpenRing:
 
     def read(self) -> int:
         """Fold what is new; return how many events that were. A torn ring is lost from here on, not an error."""
+        reader, fold = self.reader, self.fold
         try:
-            events = self.reader.poll()
-            lost = self.reader.lost
+            words = reader.words() if self._phases else []
+            events = [] if self._phases else reader.poll()
+            lost = reader.lost
+            if lost != self._lost:
+                self._lost = lost
+                fold.broke()
+            fold.feed_words(words, reader.event)
         except ring.RingError:
             return 0
-        if lost != self._lost:
-            self._lost = lost
-            self.fold.broke()
-        self.fold.feed(events)
-        return len(events)
+        fold.feed(events)
+        return len(words) + len(events)
 
     def communicators(self) -> list[ring.Communicator]:
         """What this ring's probe has registered."""

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import random
+from typing import TYPE_CHECKING
+
 from hindmost import ring
+from hindmost.identity import Identity
 from hindmost.ring import Event
 from hindmost_agent.fold import UNMEASURED, Fold
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hindmost_agent.fold import Rows
 
 
 def event(kind: int, name: str, start: int, duration: int, **more: int) -> Event:
@@ -173,3 +182,31 @@ def test_a_damaged_event_costs_no_other() -> None:
     )
     assert [step.step for step in fold.steps] == [1, 3]
     assert (fold.collectives, fold.damaged) == ([], 3)
+
+
+def test_records_as_words_make_the_same_rows(tmp_path: Path) -> None:
+    """Nested phases, amounts, GPU times that come late, collectives, damage, in any order and in any portions."""
+    dice = random.Random(3)  # noqa: S311 - repeatable
+    writer = ring.Writer.create(tmp_path, Identity("j", 0, 1, 0, "n", "torch", "t.py"), "py")
+    by_words, by_events = ring.Reader(writer.path), ring.Reader(writer.path)
+    words, events = Fold(), Fold()
+    made: list[Rows] = []
+    for step in range(300):
+        start = step * 1000
+        for name in dice.choices(["forward", "sync", "gpu_forward", "cpu", "input"], k=6):
+            of_gpu = ring.GPU_TIME if dice.random() < 0.1 else 0
+            took = dice.choice([5, 50, 400, (1 << 50) + 1])
+            writer.event(ring.PHASE, writer.name(name), start + dice.randrange(900), took, dice.choice([0, step]),
+                         flags=of_gpu, value=dice.choice([0, 1 << 63]))  # fmt: skip
+        writer.event(ring.COLLECTIVE, writer.name("all_reduce"), start + 500, 40, step)
+        writer.event(
+            ring.STEP, writer.name(dice.choice(["train", "eval"])), start, 1000, step, value=dice.choice([0, 8])
+        )
+        if dice.random() < 0.3:
+            words.feed_words(by_words.words(), by_words.event)
+            events.feed(by_events.poll())
+            made.append(words.take())
+            assert made[-1] == events.take()
+    writer.close()
+    assert words.damaged == events.damaged > 0
+    assert sum(len(rows.steps) for rows in made) > 200

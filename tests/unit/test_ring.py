@@ -85,6 +85,20 @@ def test_event_comes_back_as_written(writer: ring.Writer) -> None:
     assert reader.poll() == []
 
 
+def test_words_are_the_same_events(writer: ring.Writer) -> None:
+    """What is read as words and decoded one by one is what is read as events; slots claimed in vain are neither."""
+    comm = writer.communicator(2**64 - 1, 2, 4, "WORLD")
+    for peer in (0, 3, 77, 65534):
+        writer.event(ring.P2P, writer.name("send"), 2**62, 2**40, 2**32 - 1, comm, peer, 2**64 - 1, 255)
+        writer.event(ring.PHASE, writer.name("forward"), 5, 6)
+    writer.event(ring.STEP, writer.name("train"), -1, 6)  # refused, its slot is void
+    words = ring.Reader(writer.path)
+    decoded = [words.event(one) for one in words.words()]
+    assert [one for one in decoded if one is not None] == ring.Reader(writer.path).poll()
+    assert len([one for one in decoded if one is not None]) == 8
+    assert words.words() == []
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
 @given(rounds=st.lists(st.integers(0, 200), max_size=8))
 def test_every_event_is_returned_in_order_or_counted_as_lost(tmp_path: Path, rounds: list[int]) -> None:

@@ -38,6 +38,7 @@ LIVE, CLOSED = 0, 1
 
 HEADER = struct.Struct("<QIIIIIiiiQQQQII64s64s32s240s")
 RECORD = struct.Struct("<IBBHQQIHHQ")
+WORDS = struct.Struct("<IIQQQQ")  # the same: stamp; kind, flags, name; start; duration; seq, peer, comm; value
 BODY = struct.Struct("<BBHQQIHHQ")  # a record without its stamp, which is written last
 COMM = struct.Struct("<Qii48s")
 REFUSED_OFFSET, LIFE_OFFSET, GPU_OFFSET, FRAMEWORK_OFFSET = 64, 72, 144, 208

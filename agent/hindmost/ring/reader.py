@@ -118,6 +118,25 @@ class Reader:
 
     def poll(self, limit: int | None = None) -> list[layout.Event]:
         """What was written since the last call, oldest first, at most ``limit`` events. Raises RingError when torn."""
+        return self._decode(self._new(limit))
+
+    def words(self) -> list[tuple[int, ...]]:
+        """The same as records of ``layout.WORDS``; ``event`` makes an event of each, for who needs few of them so."""
+        return list(layout.WORDS.iter_unpack(self._new(None)))
+
+    def event(self, words: tuple[int, ...]) -> layout.Event | None:
+        """One record of ``words`` as an event; ``None`` for a slot that was claimed in vain."""
+        _, what, start, took, which, value = words
+        kind, peer = what & 0xFF, which >> 32 & 0xFFFF
+        if not kind:  # layout.VOID
+            return None
+        name, comm = self._names[what >> 16], self._comms[which >> 48]
+        if peer == 0xFFFF:  # layout.NONE16
+            peer = -1
+        return _event((kind, what >> 8 & 0xFF, name, start, took, which & 0xFFFFFFFF, peer, comm, value))
+
+    def _new(self, limit: int | None) -> bytes:
+        """The records written since the last call."""
         records = self.header.capacity
         head = self.written
         self._skip_to(head - records)
@@ -130,7 +149,7 @@ class Reader:
         self.position += good
         if self.position < head and good * layout.RECORD_BYTES < len(block):
             self._give_up_on(self.position)
-        return self._decode(block[: good * layout.RECORD_BYTES])
+        return block[: good * layout.RECORD_BYTES]
 
     def _skip_to(self, index: int) -> None:
         if index > self.position:
