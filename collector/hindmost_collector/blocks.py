@@ -144,7 +144,7 @@ def _ends(found: Blocks, table: Table) -> Floats:
     if start is not None and duration is not None:
         ends = start + duration
     elif found.joined is not None and not found.joined.gpu_time:
-        last = np.append(np.searchsorted(found.segment_step, np.arange(1, len(found.steps))), found.joined.columns) - 1
+        last = np.append(found.starts[1:], found.joined.columns) - 1
         ends = (found.joined.start + found.joined.duration)[:, last]
     else:
         return np.empty((len(found.ranks), 0))

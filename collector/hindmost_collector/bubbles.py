@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 _SOON = 2_000.0
 #: Share of the steps in which what follows a send has to wait for its end, for the send to hold its rank.
 _ALWAYS = 0.95
-#: A send that takes this many times its usual least waits for its receiver, where that receives in no time.
-_HELD = 2.0
+#: A send that takes this many times its usual least, and this much more, waits for its receiver, where that receives in
+#: no time.
+_HELD, _HELD_NS = 2.0, 50_000.0
+#: Share of the steps in which it must have: the first of these by which nobody waits in a circle.
+_OFTEN = (0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True)
@@ -107,21 +110,28 @@ def build(schedule: Schedule, role: Ints, count: int) -> Bubbles | None:
     source = _sources(schedule)
     if source is None:
         return None
-    least = np.minimum(schedule.end - schedule.start, np.inf)
     holds = _holding(schedule)
-    meets = (schedule.kind == RECEIVE) & (source >= 0) & holds[source] & _rendezvous(schedule, source, holds)
-    unit = _units(schedule, source, meets)
-    takes = _together(least, unit)
-    takes[(schedule.kind == RECEIVE) & ~meets] = 0.0
+    often = _met(schedule, source, holds)
+    for least in _OFTEN:  # sends that seem to wait in a circle were gone before they were received
+        found = _dependencies(schedule, role, count, source, holds, often > least)
+        if found is not None:
+            return found
+    return None
+
+
+def _dependencies(schedule: Schedule, role: Ints, count: int, source: Ints, holds: Array, met: Array) -> Bubbles | None:
+    """With those receives whose sends wait for them ``met`` [N]; ``None`` where operations wait in a circle."""
+    unit = _units(schedule, source, met)
+    took = schedule.end - schedule.start
+    takes = _together(took, unit)
+    takes[(schedule.kind == RECEIVE) & ~met] = 0.0
     previous = np.where(schedule.place > 0, np.arange(len(schedule.row)) - 1, -1)
-    front = _fronts(schedule, holds)
-    base, work = _work(schedule, front, previous)
+    base, work = _work(schedule, _fronts(schedule, holds), previous)
     excess = _excess(schedule, work, role)
-    eager = np.where(meets, -1, source)
+    eager = np.where(met, -1, source)
     levels = _levels(base, previous, eager, unit)
     if levels is None or excess is None:
         return None
-    wire = np.where((eager >= 0)[:, None], (schedule.end - schedule.start)[eager], 0.0)
     return Bubbles(
         row=schedule.row,
         place=schedule.place,
@@ -134,7 +144,7 @@ def build(schedule: Schedule, role: Ints, count: int) -> Bubbles | None:
         takes=takes,
         holds=holds,
         source=eager,
-        wire=wire,
+        wire=np.where((eager >= 0)[:, None], took[eager], 0.0),
         levels=levels,
         count=count,
     )
@@ -182,20 +192,27 @@ def _holding(schedule: Schedule) -> Array:
     return np.asarray(np.where(schedule.kind == SEND, waits, ~schedule.beside))
 
 
-def _rendezvous(schedule: Schedule, source: Ints, holds: Array) -> bool:
-    """Whether long sends are those whose receiver came late, and takes no time over it then."""
+def _met(schedule: Schedule, source: Ints, holds: Array) -> Floats:
+    """[N] share of the steps in which a receive's send waited for it: long for such a send, and over once received."""
+    took = schedule.end - schedule.start
+    met = np.zeros(len(source))
     receives = np.flatnonzero((source >= 0) & holds[source])
     if len(receives) == 0:
-        return False
-    took, sent = (schedule.end - schedule.start)[receives], (schedule.end - schedule.start)[source[receives]]
-    long = sent > _HELD * np.percentile(sent, 10, axis=1, keepdims=True) + _SOON
-    return bool(long.mean() > 1 - _ALWAYS and (took[long] < sent[long]).mean() > 0.5)
+        return met
+    sends = source[receives]
+    pair = schedule.row[sends] * (schedule.row.max() + 1) + schedule.row[receives]
+    names, which = np.unique(pair, return_inverse=True)
+    least = np.full(len(names), np.inf)
+    np.minimum.at(least, which, np.percentile(took[sends], 10, axis=1))
+    long = took[sends] > (_HELD * least[which] + _HELD_NS)[:, None]
+    met[receives] = (long & (took[receives] < took[sends])).mean(axis=1)
+    return met
 
 
-def _units(schedule: Schedule, source: Ints, meets: Array) -> Ints:
+def _units(schedule: Schedule, source: Ints, met: Array) -> Ints:
     """[N] which operations end together: a collective's members, and a send and its receive where they meet."""
     unit = np.arange(len(schedule.row))
-    unit[meets] = source[meets]
+    unit[met] = source[met]
     held = np.flatnonzero(schedule.kind >= COLLECTIVE)
     if len(held):
         kind, group = schedule.kind[held], schedule.with_whom[held]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hindmost_collector import bubbles
 from hindmost_collector.judge import judge
+from hindmost_collector.model import METRICS, STEPS, empty
 from hindmost_collector.schedule import COLLECTIVE, RECEIVE, SEND, Schedule
 from hindmost_collector.simulate import Fault, Scenario, simulate
 
@@ -57,6 +58,15 @@ def test_ranks_that_do_other_things_each_step_are_judged_without_a_replay() -> N
     torn = replace(run, collectives={name: column[kept] for name, column in run.collectives.items()})
     verdicts = judge(torn).verdicts
     assert all(verdict.kind in ("straggler", "balanced") and set(verdict.ranks) <= {6} for verdict in verdicts)
+
+
+def test_a_pipeline_whose_steps_nobody_marked_is_judged() -> None:
+    """An MPI job has calls and no steps."""
+    run = simulate(replace(PIPELINE, faults=(Fault("compute", (6,), 0.15),))).run
+    calls = run.collectives | {"flags": np.zeros_like(run.collectives["flags"])}
+    bare = replace(run, collectives=calls, steps=empty(STEPS), metrics=empty(METRICS))
+    (verdict,) = judge(bare).verdicts
+    assert verdict.ranks == (6,)
 
 
 def _two_stages(sender_works: float, receiver_works: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Schedule:
