@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from hindmost_collector.chunk import CODED, concatenated
+from hindmost_collector.chunk import CODED
 from hindmost_collector.store import schema
 from hindmost_collector.store.samples import metrics_tables
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from hindmost_collector.chunk import Chunk
     from hindmost_collector.columns import Array, Words
@@ -39,26 +39,28 @@ def arrow_tables(
             for name, table in (*part.coded.items(), *part.plain.items()):
                 tables[name].append(table)
         for name, pieces in tables.items():
-            made[job, name] = [_arrow(name, concatenated(name, pieces), words)]
+            made[job, name] = _rows(name, pieces, words)
         samples = [one for part in parts for one in part.metrics]
         if samples:
             made[job, "metrics"] = metrics_tables(samples, definitions)
     return made
 
 
-def _arrow(name: str, columns: Table, words: Words) -> pa.Table:
+def _rows(name: str, parts: Sequence[Table], words: Words) -> Iterator[pa.Table]:
+    """All rows in the stored order, made when asked for, one column after the other: there is memory for one copy."""
     coded, target = CODED.get(name), schema.arrow_schema(name)
-    arrays = [
-        _words(columns[field.name], words) if field.name == coded else _plain(columns[field.name], field.type)
-        for field in target
-    ]
-    data = pa.Table.from_arrays(arrays, schema=target)
-    order = schema.ORDER.get(name)
-    return data.take(_sorted(columns, order)) if order else data
+    keys = [_joined(parts, key) for key in reversed(schema.ORDER.get(name, ()))]
+    order = np.lexsort(keys) if keys else None
+    arrays = []
+    for field in target:
+        column = _joined(parts, field.name)
+        column = column if order is None else column[order]
+        arrays.append(_words(column, words) if field.name == coded else _plain(column, field.type))
+    yield pa.Table.from_arrays(arrays, schema=target)
 
 
-def _sorted(columns: Table, order: Sequence[str]) -> Array:
-    return np.lexsort([columns[name] for name in reversed(order)])
+def _joined(parts: Sequence[Table], name: str) -> Array:
+    return parts[0][name] if len(parts) == 1 else np.concatenate([part[name] for part in parts])
 
 
 def _words(codes: Array, words: Words) -> pa.Array:
