@@ -16,15 +16,14 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
-from hindmost.rpc import TELEMETRY
-from hindmost.rpc.call import Call, CallError, connect
 from hindmost_agent import batch as packing
 from hindmost_agent.agent import FLUSH_NS
 from hindmost_agent.life import REPEAT_NS
 from hindmost_agent.ranks import RankProcess
-from hindmost_agent.ship import CLOCK_PERIOD_S, FIRST_ROUND_TRIPS
+from hindmost_agent.ship import CLOCK_PERIOD_S, FIRST_ROUND_TRIPS, SILENCE_S
 from hindmost_collector.varint import varint
 from hindmost_proto import telemetry_pb2 as wire
+from hindmost_proto.call import Call, CallError, connect
 
 from bench.collector_load import node
 
@@ -164,43 +163,49 @@ _CHANGES = _CHANCE.integers(0, 100, (64, sum(map(node.width, node.SOURCES)))).as
 _LATE = _CHANCE.integers(0, 2_000_000, (64, RANKS * TICKS, len(PHASES) + COLLECTIVES))
 
 
-async def drive(agent: Agent, address: str, seconds: int, began: float, gate: asyncio.Semaphore) -> None:
-    """One agent's life: a batch each flush, at its own moment of it; then wait for the last ack."""
-    async with gate:
-        host, _, port = address.rpartition(":")
-        call = await connect(host, int(port), TELEMETRY, wire.CollectorMessage.FromString)
-        await call.write(agent.hello())
-        await call.read()
+async def drive(agent: Agent, address: str, load: Load, began: float, gate: asyncio.Semaphore) -> None:
+    """One agent's life. A real agent whose stream ends comes back; here that is a finding."""
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            async with gate:
+                host, _, port = address.rpartition(":")
+                call = await stack.enter_async_context(connect(host, int(port), SILENCE_S))
+                await call.write(agent.hello())
+                await call.read()
+            await _live(agent, call, load.seconds + 2 * TICKS, began)
+    except CallError as error:
+        print(f"agent {agent.number}: its stream ended: {error}", file=sys.stderr)
+
+
+async def _live(agent: Agent, call: Call, seconds: int, began: float) -> None:
+    """A batch each flush, at an agent's own moment of it; then Goodbye, and the end after the last ack."""
     life = _Life(agent, call)
-    tasks = [asyncio.create_task(life.follow()), asyncio.create_task(life.beat())]
+    following, beating = asyncio.create_task(life.follow()), asyncio.create_task(life.beat())
     ticks = 1 if agent.plain else TICKS
     offset = (agent.number * 0.6180339887) % 1.0 * ticks
-    for step in range(0, seconds, ticks):
-        await asyncio.sleep(max(began + step + offset - time.monotonic(), 0))
-        now = time.monotonic_ns()
-        try:
+    try:
+        for step in range(0, seconds, ticks):
+            await asyncio.sleep(max(began + step + offset - time.monotonic(), 0))
+            now = time.monotonic_ns()
             for message in [agent.sample_by_sample(now)] if agent.plain else agent.messages(step, now):
                 await life.write(message)
-        except CallError:
-            break
-    deadline = time.monotonic() + ACK_S
-    with contextlib.suppress(CallError):
+        life.leaving = True
         await life.write(wire.AgentMessage(goodbye=wire.Goodbye(reason="done")).SerializeToString())
-    while agent.acked < agent.sequence and time.monotonic() < deadline and not tasks[0].done():
-        await asyncio.sleep(0.1)
-    if agent.acked < agent.sequence and tasks[0].done():  # a real agent comes back; here it is a finding
-        print(f"agent {agent.number}: its stream ended: {tasks[0].exception()}", file=sys.stderr)
-    for task in tasks:
-        task.cancel()
-    call.close()
+        await asyncio.wait_for(following, ACK_S)
+    except asyncio.TimeoutError:
+        print(f"agent {agent.number}: {agent.sequence - agent.acked} batches unacknowledged", file=sys.stderr)
+    finally:
+        following.cancel()
+        beating.cancel()
 
 
 class _Life:
     """What goes on beside the batches: acknowledgements and clock round trips."""
 
-    def __init__(self, agent: Agent, call: Call[wire.CollectorMessage]) -> None:
+    def __init__(self, agent: Agent, call: Call) -> None:
         self._agent, self._call, self._round_trips = agent, call, 0
         self._turn = asyncio.Lock()
+        self.leaving = False
 
     async def write(self, message: bytes) -> None:
         """Send one message after the other."""
@@ -224,6 +229,8 @@ class _Life:
         while (message := await self._call.read()) is not None:
             if message.HasField("ack"):
                 self._agent.acked = max(self._agent.acked, message.ack.durable_sequence)
+                if self.leaving and self._agent.acked == self._agent.sequence:
+                    await self._call.done_writing()
             elif message.HasField("clock"):
                 reply = message.clock
                 await self._clock(
@@ -256,7 +263,7 @@ async def generate(address: str, count: int, load: Load) -> dict[str, Any]:
     print("ready", flush=True)
     gate = asyncio.Semaphore(_AT_ONCE)
     began = time.monotonic() + load.settle - 2 * TICKS
-    lives = [asyncio.create_task(drive(agent, address, load.seconds + 2 * TICKS, began, gate)) for agent in agents]
+    lives = [asyncio.create_task(drive(agent, address, load, began, gate)) for agent in agents]
     await asyncio.sleep(load.settle)
     before = time.process_time()
     await asyncio.sleep(load.seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -34,8 +35,21 @@ log = logging.getLogger(__name__)
 
 #: Larger messages are refused by gRPC before they are built; an agent's batch is a few kB.
 MESSAGE_LIMIT = 16 << 20
+#: After the last acknowledgement: for the agent to have read it, and to end its side of the stream.
+LAST_WORD_S = 1.0
 #: So many streams of one identity that replace each other within so long are two agents, not one that reconnects.
 CONTESTED, CONTEST_NS = 5, 60_000_000_000
+
+
+async def last_word(requests: AsyncIterator[Any]) -> None:
+    """Let an agent end its side first: a stream that its server ends is reset, and an ack on the way may go with it."""
+    with contextlib.suppress(asyncio.TimeoutError, grpc.RpcError):
+        await asyncio.wait_for(_ended(requests), LAST_WORD_S)
+
+
+async def _ended(requests: AsyncIterator[Any]) -> None:
+    async for _ in requests:
+        pass
 
 
 class StoreAway(HindmostError):  # noqa: N818 - a state of the store, said as an adjective
@@ -114,6 +128,8 @@ class Ingest:
                 serve.result()
                 await pump
             pump.result()
+            if agent.departed and not outbox.reason:
+                await last_word(requests)
         finally:
             for task in (pump, serve):
                 task.cancel()

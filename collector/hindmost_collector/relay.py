@@ -22,6 +22,7 @@ from hindmost_proto import telemetry_pb2 as wire
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from hindmost_collector.ingest import LAST_WORD_S
 from hindmost_collector.options import address
 from hindmost_collector.relay_link import AGENT_BYTES, Link
 from hindmost_collector.web.server import Page
@@ -129,6 +130,8 @@ class Relay:
         up = asyncio.create_task(_up(link, number, first or b"", requests))
         try:  # ends when the collector ends it, or is cancelled when the agent breaks off
             await agent.pump(context)
+            if not agent.reason:
+                await asyncio.wait({up}, timeout=LAST_WORD_S)
         finally:
             up.cancel()
             link.close(number)
