@@ -132,7 +132,7 @@ def work() -> Panels:
 def links() -> Panels:
     """What passes to and from a GPU, and what went wrong on the way."""
     nvlink = per_second("hindmost_gpu_nvlink_receive_bytes_total")
-    xid = over_range("hindmost_gpu_xid_errors_total")
+    xid = over_range("hindmost_gpu_all_xid_errors_total")
     nvlink_errors = over_range("hindmost_gpu_nvlink_replay_errors_total")
     uncorrected = 'hindmost_gpu_ecc_errors_total{corrected="no"}'
     pcie = "hindmost_gpu_pcie_receive_bytes_per_second"
@@ -141,15 +141,12 @@ def links() -> Panels:
         _highest("PCIe received", "Input batches, and whatever else the host copies. Hopper and later.", "Bps", pcie),
         lines(
             "Errors over the time range",
-            "Memory errors that ECC could not correct and XID errors are reasons to drain the node; NVLink packets "
-            "sent again cost time.",
+            "Memory errors that ECC could not correct and XID errors are reasons to drain the node; which "
+            "XID, hindmost_gpu_xid_errors_total says. NVLink packets sent again cost time.",
             "none",
             (f"topk({LINES}, sum by (node) ({over_range(uncorrected)} {OWNED}))", "{{node}} ECC"),
             (f"topk({LINES}, sum by (node) ({nvlink_errors} {OWNED}))", "{{node}} NVLink"),
-            (
-                f"topk({LINES}, sum by (node, xid) ({xid} {OWNED}))",
-                "{{node}} XID {{xid}}",
-            ),
+            (f"topk({LINES}, sum by (node) ({xid} {OWNED}))", "{{node}} XID"),
         ),
         _highest(
             "PCIe errors",

@@ -22,10 +22,14 @@ MOST = 64
 
 
 class XidErrors:
-    """``counts``: XID errors heard of so far, by the GPU's UUID and the XID's number."""
+    """XID errors heard of so far.
+
+    ``counts``: by the GPU's UUID and the XID's number. ``totals``: by the GPU's UUID, 0 from when it is listened to.
+    """
 
     def __init__(self, lib: Any) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()
+        self.totals: Counter[str] = Counter()
         self._lib = lib
         self._events: Any = None
         #: GPUs that are listened to, or never can be.
@@ -47,6 +51,7 @@ class XidErrors:
 
     def _count(self, uuid: str, xid: str) -> None:
         self.counts[uuid, xid] += 1
+        self.totals[uuid] += 1
         log.warning("GPU %s: XID %s", uuid, xid)
 
     def _asked_for(self, handle: Any) -> str:
@@ -74,6 +79,8 @@ class XidErrors:
             self._say(f"GPU {device.uuid}: its XID errors are not heard of through NVML (%s)", error)
             if trouble(error) is not Trouble.UNSUPPORTED:
                 return
+        else:
+            self.totals[device.uuid] += 0
         self._asked.add(device.uuid)
 
     def _again(self, devices: Iterable[Device], error: Exception) -> None:

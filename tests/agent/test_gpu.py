@@ -216,6 +216,17 @@ def test_xid_errors_are_counted_by_number(gpu_host: Host, nvml: Any) -> None:
     assert read(sampler)["xid_errors_total", "GPU-00000000", "79"] == 2
 
 
+def test_the_first_xid_is_an_increase(gpu_host: Host, nvml: Any) -> None:
+    """A GPU that is listened to has 0 from the start, whatever number comes; one that cannot tell has no value."""
+    nvml.fails["nvmlDeviceRegisterEvents"] = {1: 3}  # not supported
+    sampler = NvidiaHealth(gpu_host)
+    assert {key[1]: value for key, value in read(sampler).items() if key[0] == "all_xid_errors_total"} == {
+        "GPU-00000000": 0
+    }
+    nvml.xids += [(0, 79), (0, 63)]
+    assert read(sampler)["all_xid_errors_total", "GPU-00000000"] == 2
+
+
 def test_the_xid_of_a_gpu_that_fell_off_the_bus_is_counted(gpu_host: Host, nvml: Any) -> None:
     """XID 79: the GPU does not say its UUID any more, but its handle is known; later ones of others are heard too."""
     sampler = NvidiaHealth(gpu_host)

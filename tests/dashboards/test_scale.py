@@ -53,7 +53,7 @@ GPU_COUNTERS = [
     ("hindmost_gpu_nvlink_replay_errors_total", ""),
     ("hindmost_gpu_pcie_errors_total", ',kind="bad_tlp"'),
     ("hindmost_gpu_ecc_errors_total", ',corrected="no"'),
-    ("hindmost_gpu_xid_errors_total", ',xid="79"'),
+    ("hindmost_gpu_all_xid_errors_total", ""),
 ]
 NODE_COUNTERS = [
     ("hindmost_agent_cpu_seconds_total", ""),

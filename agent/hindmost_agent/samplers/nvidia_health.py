@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from hindmost_agent.nvml import Nvml
     from hindmost_agent.sampler import Host
 
+XIDS = counter(
+    "hindmost_gpu_all_xid_errors_total",
+    "XID errors seen by this agent, whatever their number; 0: none yet.",
+    "gpu_uuid",
+)
 XID = counter("hindmost_gpu_xid_errors_total", "XID errors seen by this agent, by number.", "gpu_uuid", "xid")
 REMAPPED = gauge("hindmost_gpu_remapped_rows", "Memory rows replaced by spare ones, by cause.", "gpu_uuid", "cause")
 REMAP_PENDING = gauge("hindmost_gpu_remap_pending", "1 if rows wait for a reset to be replaced.", "gpu_uuid")
@@ -28,8 +33,8 @@ REMAP_FAILED = gauge("hindmost_gpu_remap_failed", "1 if a row could not be repla
 class NvidiaHealth(GpuSampler):
     """Identity, highest clocks, power limit, memory errors, remapped rows, XID errors.
 
-    An XID's series begins with its first error, at 1: `increase()` does not see that one. To be told of it, ask for
-    `hindmost_gpu_xid_errors_total unless hindmost_gpu_xid_errors_total offset 10m` as well.
+    The series of one XID's number begins with its first error, at 1, so `increase()` does not see that one: ask
+    `hindmost_gpu_all_xid_errors_total` whether there was an error, and the other which.
     """
 
     name = "nvidia_health"
@@ -37,7 +42,7 @@ class NvidiaHealth(GpuSampler):
     source = "NVML"
     metrics = (
         gpu.INFO, gpu.SM_CLOCK_MAX, gpu.MEMORY_CLOCK_MAX, gpu.POWER_LIMIT, gpu.ECC, REMAPPED, REMAP_PENDING,
-        REMAP_FAILED, XID,
+        REMAP_FAILED, XIDS, XID,
     )  # fmt: skip
 
     def __init__(self, host: Host) -> None:
@@ -54,7 +59,8 @@ class NvidiaHealth(GpuSampler):
         values = super().sample()
         self._xids.hear(opened(self.host).devices)
         heard = self._xids.counts
-        found: dict[Series, float] = {series(XID, uuid, xid): count for (uuid, xid), count in heard.items()}
+        found: dict[Series, float] = {series(XIDS, uuid): count for uuid, count in self._xids.totals.items()}
+        found.update((series(XID, uuid, xid), count) for (uuid, xid), count in heard.items())
         if self.series != (expected := (*self.fixed(), *found)):
             self.series = expected
         return [*values, *found.values()]
