@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector import align, bubbles, intervals, phases, roles, schedule, steps
+from hindmost_collector import align, intervals, phases, pipelined, roles, schedule, steps
 from hindmost_collector.model import Run, Table, rows
 from hindmost_collector.robust import median, peers_median, sums_by_step
 from hindmost_collector.sampled import Samples
@@ -15,7 +15,6 @@ from hindmost_collector.sampled import Samples
 if TYPE_CHECKING:
     from hindmost_collector.align import Array, Floats, Grid, Ints
     from hindmost_collector.bubbles import Bubbles
-    from hindmost_collector.schedule import Schedule
     from hindmost_collector.settings import Settings
 
 
@@ -33,7 +32,7 @@ class Blocks:
     own time consists of; ``samples`` are what the metrics say of each rank, ``work`` [R, S] its
     samples or tokens, ``took`` and ``ended`` [R, S] how long its host was in the step and when it left it (job clock),
     ``node`` [R] the number of its node, -1 where unknown. Of a ``pipeline`` whose sends and receives are in order,
-    segments are the stretches between those.
+    segments are the stretches between those and ``computing`` [R, S] what its GPUs' take, all stages on one level.
     """
 
     ranks: Ints
@@ -64,6 +63,7 @@ class Blocks:
     evidence: str = "collectives"
     overlapped: bool = False
     pipeline: Bubbles | None = None
+    computing: Floats | None = None
 
     def gauges(self, columns: Array | None = None) -> dict[str, Floats]:
         """Quantity to [R] during these steps (indices), or all; see :class:`hindmost_collector.sampled.Samples`."""
@@ -189,28 +189,10 @@ def _from_collectives(run: Run, joined: Grid, table: Table, settings: Settings) 
     own = align.own_time(joined, np.append(np.zeros(cut, bool), beside))[:, cut:] if beside.any() else own[:, cut:]
     before = joined.take(np.arange(cut))
     joined, starts = joined.take(np.arange(cut, joined.columns)), starts[first:] - cut
-    order = schedule.build(run, joined, starts, beside, _left(before))
+    order = schedule.build(run, joined, starts, beside, pipelined.left(before))
     role = roles.find(joined, own, order.stages(len(joined.ranks)) if order is not None else None)
     assembled = _assemble(joined, own, beside, found[first:], starts, period[first:], first, table, role)
-    return _of_pipeline(assembled, order)
-
-
-def _left(before: Grid) -> Floats:
-    """[R] when each rank's last collective of these ended; NaN where there was none."""
-    if before.columns == 0:
-        return np.full(len(before.ranks), np.nan)
-    return np.asarray(np.fmax.reduce(before.start + before.duration, axis=1))
-
-
-def _of_pipeline(found: Blocks, order: Schedule | None) -> Blocks:
-    """With each stretch between two sends, receives or collectives on its own, where ranks keep one order of them."""
-    built = bubbles.build(order, found.role, len(found.steps)) if order is not None else None
-    if built is None:
-        return found
-    own = built.own(len(found.ranks))
-    segments, segment_step = built.segments(len(found.ranks))
-    excess = roles.beyond_peers(own, found.role)
-    return replace(found, own=own, excess=excess, segments=segments, segment_step=segment_step, pipeline=built)
+    return pipelined.of(assembled, order)
 
 
 def _assemble(

@@ -93,6 +93,22 @@ class Bubbles:
         found[self.row[:, None], self.steps[None, :] * width + self.place[:, None]] = self.excess
         return found, np.repeat(np.arange(self.count), width)
 
+    def computing(self, ranks: int) -> Floats:
+        """[R, S] ns of computing, by how much longer each stretch but a step's first is than the peers' own.
+
+        What delays the first, input, copies and whatever its host does, delays none of the others. All stages are put
+        on one level, so that any rank may be compared with any.
+        """
+        later = (self.place > 0)[:, None]
+        usual = self.work - self.excess
+        sums = np.zeros((3, ranks, len(self.steps)))
+        for block, values in zip(sums, (later * self.excess, later * usual, usual), strict=True):
+            np.add.at(block, self.row, values)
+        more, of_these, of_all = sums
+        found = np.full((ranks, self.count), np.nan)
+        found[:, self.steps] = of_all.mean() + of_all * more / np.maximum(of_these, 1.0)
+        return found
+
     def own(self, ranks: int) -> Floats:
         """[R, S] ns that each rank works in a step; of steps left out what is usual."""
         sums = np.zeros((ranks, len(self.steps)))

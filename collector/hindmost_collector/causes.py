@@ -62,7 +62,7 @@ def explain(blocks: Blocks, row: int, columns: Array, settings: Settings) -> Cau
         return Cause("unknown")
     fractions = {name: float(np.clip(ns / excess, 0.0, 1.0)) for name, ns in shares.items()}
     listed = tuple(sorted(shares.items(), key=lambda item: -item[1]))
-    order = _GPU_FIRST if "gpu_forward" in blocks.parts else _HOST_FIRST
+    order = _GPU_FIRST if "gpu_forward" in blocks.parts or blocks.computing is not None else _HOST_FIRST
     for name in order:
         if fractions.get(name, 0.0) >= settings.min_explained:
             finer = slow_computing.finer(blocks, row, columns, since, settings) if name == "compute" else None
@@ -133,7 +133,7 @@ def _shares(blocks: Blocks, row: int, columns: Array) -> dict[str, float]:
         if more <= _NO_MORE * average(blocks.excess[row, columns]):  # whoever computes more also queues more
             found["cpu_contention"] = max(found["cpu_contention"], _of_threads(blocks, row, columns, found))
     computing = [excess_of(block, row, columns) for block in _computing(blocks)]
-    if "gpu_forward" in parts and "gpu_backward" in parts:
+    if "gpu_forward" in parts and "gpu_backward" in parts and blocks.computing is None:
         computing.append(_hidden_backward(blocks, row, columns))
     if computing:
         # Phases that wait for others inside shrink where the rank is late: only what grew speaks of the rank itself.
@@ -246,6 +246,8 @@ def _of_files(blocks: Blocks, row: int, columns: Array, blocked: float, marked: 
 def _computing(blocks: Blocks) -> list[Floats]:
     """Phases of computing: the GPU's where measured, else the host's, less what was waited inside them."""
     parts = blocks.parts
+    if blocks.computing is not None:  # phases of a pipeline's step wait for other stages inside
+        return [blocks.computing]
     on_gpu = [parts[name] for name in ("gpu_forward", "gpu_optimizer") if name in parts]
     if on_gpu:
         return on_gpu
@@ -261,7 +263,7 @@ _IDLE = 0.2
 
 def _is_idle(blocks: Blocks, row: int, columns: Array) -> bool:
     """Whether the host's computing phases of this rank hardly used a CPU."""
-    if "cpu" not in blocks.parts or "gpu_forward" in blocks.parts:
+    if "cpu" not in blocks.parts or "gpu_forward" in blocks.parts or blocks.computing is not None:
         return False
     busy = float(sum(median(block[row, columns]) for block in _computing(blocks)))
     return float(median(blocks.parts["cpu"][row, columns])) < _IDLE * busy

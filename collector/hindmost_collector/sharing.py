@@ -101,4 +101,5 @@ def _judged_by(needed: Floats, blocks: Blocks) -> Blocks | None:
         parts={name: block for name, block in blocks.parts.items() if name not in _WAITING},
         evidence=NEEDS,
         pipeline=None,
+        computing=None,
     )

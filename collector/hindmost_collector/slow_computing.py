@@ -119,6 +119,8 @@ def _peers(vector: Floats, row: int) -> float:
 
 def _clean(blocks: Blocks) -> list[Floats]:
     """What holds no waiting for others: the GPU's forward, else CPU time outside of collectives, else phases."""
+    if blocks.computing is not None:
+        return [blocks.computing]
     for names in (("gpu_forward",), ("self_cpu",), ("forward", "optimizer")):
         found = [blocks.parts[name] for name in names if name in blocks.parts]
         if found:
@@ -156,6 +158,8 @@ def _all_slower(blocks: Blocks, row: int, columns: Array) -> bool:
     ratios = []
     for name in ("gpu_forward", "gpu_optimizer"):
         block = blocks.parts.get(name)
+        if name == "gpu_forward" and blocks.computing is not None:
+            block = blocks.computing
         if block is None or np.isnan(block[row, columns]).all():
             return True
         levels = median(block[:, columns], axis=1)

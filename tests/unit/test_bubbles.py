@@ -33,7 +33,7 @@ def test_a_cost_is_what_the_repair_saves(scenario: Scenario, fault: Fault) -> No
     (verdict,) = judge(simulated.run).verdicts
     truth = simulated.truth
     saved = (truth.total_ns - truth.repaired_ns) / len(truth.active[0]) / MS
-    assert verdict.ranks == fault.ranks
+    assert (verdict.ranks, verdict.cause) == (fault.ranks, fault.cause)
     assert verdict.cost_ms_per_step == pytest.approx(saved, rel=0.1)
 
 
