@@ -67,23 +67,30 @@ def compared(through: list[float], around: list[float]) -> dict[str, Any]:
 
 
 def events(directory: Path) -> dict[str, Any]:
-    """ns an event in pure Python and in C, in alternating blocks of 20,000 events; the bare loop is deducted."""
+    """ns an event in pure Python and in C, in alternating blocks of 20,000 events; the bare loop is deducted.
+
+    ``nothing`` is a Python function that takes the same arguments and returns: how fast the machine is meanwhile.
+    """
     identity = SimpleNamespace(job_id="bench", rank=0, world_size=1, local_rank=0, framework="", command="")
     writers = {}
     for name, module in (("python", ""), ("c", _ring_module())):
         os.environ["HINDMOST_RING_MODULE"] = module
         if name == "python" or module:
             writers[name] = ring.Writer.create(directory / name, identity, "py")
-    took: dict[str, list[float]] = {name: [] for name in writers}
+    call_of = {name: writer.event for name, writer in writers.items()} | {"nothing": _nothing}
+    took: dict[str, list[float]] = {name: [] for name in call_of}
     number, start = 20000, time.monotonic_ns()
     for _ in range(40):
-        for name, writer in writers.items():
-            call = timeit.timeit(
-                "e(3, 1, t, 1000, 5, 2, value=4096)", globals={"e": writer.event, "t": start}, number=number
-            )
+        for name, event in call_of.items():
+            call = timeit.timeit("e(3, 1, t, 1000, 5, 2, value=4096)", globals={"e": event, "t": start}, number=number)
             bare = timeit.timeit("pass", number=number)
             took[name].append((call - bare) / number * 1e9)
     return {name: spread(values) for name, values in took.items()}
+
+
+def _nothing(
+    kind: int, name: int, start_ns: int, duration_ns: int, seq: int = 0, comm: int = 0, peer: int = 0, value: int = 0
+) -> None: ...
 
 
 def _ring_module() -> str:
