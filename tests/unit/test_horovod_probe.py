@@ -27,7 +27,7 @@ class FakeHorovod(SimpleNamespace):
         self.elastic = SimpleNamespace(init=lambda: None)
         self.rank, self.size = (lambda: self.place[0]), (lambda: self.place[1])
         self.local_rank, self.is_initialized = self.rank, lambda: True
-        self.allreduce = lambda value: value
+        self.allreduce = lambda value, process_set=None: value
         self.allreduce_async, self.synchronize = (lambda value: ("handle", value)), (lambda handle: handle[1])
         self.allgather = lambda value: [self.allreduce(value)]
 
@@ -69,6 +69,20 @@ def test_a_rank_that_moves_goes_on_in_another_ring(horovod: Any, tmp_path: Path)
     moved = ring.Reader(path)
     assert (moved.header.world_size, moved.communicators()[0].size) == (3, 3)
     moved.close()
+
+
+def test_a_process_set_counts_for_itself(horovod: Any, tmp_path: Path) -> None:
+    """What some ranks do among themselves does not put the others' calls out of step."""
+    some = SimpleNamespace(process_set_id=1, ranks=[0, 2])
+    horovod.allreduce(1)
+    assert horovod.allreduce(2, process_set=some) == 2
+    horovod.allreduce(3, process_set=SimpleNamespace(process_set_id=0, ranks=[0, 1]))
+    assert events(tmp_path, 0) == [("all_reduce", 0), ("all_reduce", 0), ("all_reduce", 1)]
+    (path,) = tmp_path.glob("0.py.*.ring")
+    reader = ring.Reader(path)
+    assert [(one.rank, one.size) for one in reader.communicators()] == [(0, 2), (0, 2)]
+    assert len({one.id for one in reader.communicators()}) == 2
+    reader.close()
 
 
 def test_what_a_handle_stands_for_is_waited_for_once(horovod: Any, tmp_path: Path) -> None:

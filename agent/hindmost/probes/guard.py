@@ -39,11 +39,13 @@ def around(
     before: Callable[..., Any],
     after: Callable[..., Any],
     failed: Callable[..., Any] | None = None,
+    named: bool = False,
 ) -> None:
     """Replace ``owner.name`` by a function that calls ``before(*args)`` first and ``after(token, result, *args)`` last.
 
     ``token`` is what ``before`` returned; where that is ``None``, nothing else is called. ``failed(token, *args)`` is
-    called when the original raised, which goes on as it was. Results and arguments pass untouched.
+    called when the original raised, which goes on as it was. ``named``: ``before`` gets the named arguments, too.
+    Results and arguments pass untouched.
     """
     original = getattr(owner, name)
     fail = guarded(failed or (lambda *_: None))
@@ -55,7 +57,7 @@ def around(
         nonlocal broken
         token = None
         try:
-            token = None if broken else before(*args)
+            token = None if broken else before(*args, **kwargs) if named else before(*args)
         except Exception as error:
             broken = True
             _say(before, error)

@@ -10,6 +10,7 @@ goes on in a new ring.
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from hindmost.probes import horovod_cycles
@@ -51,30 +52,47 @@ MOST_HANDLES = 4096
 
 
 class Calls:
-    """Writes what the training thread waits for, as collectives of Horovod's global communicator."""
+    """Writes what the training thread waits for, as collectives of the global communicator or of a process set."""
 
     def __init__(self, horovod: Any, recorder: Recorder) -> None:
         self._horovod = horovod
         self._recorder = recorder
-        self._sequence = 0
-        self._handles: dict[Any, str] = {}
+        self._ring: Any = None  # in which these are known:
+        self._communicators: dict[tuple[int, ...], int] = {}
+        self._sequences: Counter[int] = Counter()
+        self._handles: dict[Any, tuple[str, Any]] = {}
         self._depth = 0  # a blocking call may be made of others
         self.cycles = horovod_cycles.watch(horovod)
 
-    def communicator(self) -> int:
-        """The index of all ranks' communicator in the ring; an elastic job's changes with its size."""
-        size, rank = self._horovod.size(), self._horovod.rank()
-        return self._recorder.ring.communicator(communicator_id(range(size)), rank, size, "horovod")
+    def communicator(self, process_set: Any = None) -> int:
+        """The index in the ring of a process set's communicator, or of all ranks', which changes in an elastic job."""
+        if self._ring is not self._recorder.ring:
+            self._forget()
+        some = tuple(process_set.ranks or ()) if getattr(process_set, "process_set_id", 0) else ()
+        found = self._communicators.get(some)
+        if found is None:
+            ranks, rank = some or range(self._horovod.size()), self._horovod.rank()
+            place = ranks.index(rank) if rank in ranks else -1
+            found = self._ring.communicator(communicator_id(ranks), place, len(ranks), "horovod")
+            self._communicators[some] = found
+        return found
 
-    def begins(self, op: str) -> tuple[int, int] | None:
+    def _forget(self) -> None:
+        """Another ring, or other ranks: all is counted anew."""
+        self._ring = self._recorder.ring
+        self._communicators.clear()
+        self._sequences.clear()
+        self._handles.clear()
+
+    def begins(self, op: str, process_set: Any = None) -> tuple[int, int] | None:
         """Start and communicator of an outermost call in the training thread."""
         if not self._recorder.training_thread() or not self._horovod.is_initialized():
             return None
         self._depth += 1
-        now, comm = self._recorder.clock(), self.communicator()
+        now, comm = self._recorder.clock(), self.communicator(process_set)
         if self._depth == 1:
             ring = self._recorder.ring
-            ring.enter(SLOT, COLLECTIVE, ring.name(op), now, self._sequence, comm)
+            ring.enter(SLOT, COLLECTIVE, ring.name(op), now, self._sequences[comm], comm)
         return now, comm
 
     def ends(self, op: str, token: tuple[int, int], phase: bool) -> None:
@@ -88,8 +106,8 @@ class Calls:
     def write(self, op: str, start: int, comm: int, now: int, phase: bool) -> None:
         """Write a wait."""
         ring = self._recorder.ring
-        ring.event(COLLECTIVE, ring.name(op), start, now - start, self._sequence, comm, NONE16, 0)
-        self._sequence += 1
+        ring.event(COLLECTIVE, ring.name(op), start, now - start, self._sequences[comm], comm, NONE16, 0)
+        self._sequences[comm] += 1
         if self.cycles is not None:
             self._cycle(self.cycles, start)
         if phase:
@@ -122,18 +140,28 @@ class Calls:
         for begins in self._recorder.on_epoch:  # the step that was interrupted is none
             self._recorder.defer(begins)
         bootstrap.move(hvd.rank(), hvd.size(), hvd.local_rank())
-        self._sequence = 0
-        self._handles.clear()
+        self._forget()
         if self.cycles is not None:
             self.cycles.forget()
 
-    def watch(self, owner: Any, name: str, op: str, phase: bool = False) -> None:
-        """Hook one function."""
+    def watch(self, name: str, op: str) -> None:
+        """Hook one function of the module, which may be told a process set."""
         around(
-            owner,
+            self._horovod,
             name,
-            lambda *_: self.begins(op),
-            lambda token, *_: self.ends(op, token, phase),
+            lambda *_, process_set=None, **__: self.begins(op, process_set),
+            lambda token, *_: self.ends(op, token, phase=False),
+            lambda *_: self.fails(),
+            named=True,
+        )
+
+    def watch_optimizer(self, optimizer: Any) -> None:
+        """Hook where gradients are waited for."""
+        around(
+            optimizer,
+            "synchronize",
+            lambda self_, *_: self.begins("all_reduce", getattr(self_, "process_set", None)),
+            lambda token, *_: self.ends("all_reduce", token, phase=True),
             lambda *_: self.fails(),
         )
 
@@ -141,19 +169,25 @@ class Calls:
         """Hook what begins an operation and what waits for it. The wait is the operation's, whenever it began."""
         for name, op in HANDLES.items():
             if hasattr(self._horovod, name):
-                around(self._horovod, name, lambda *_: 0, lambda _, handle, *__, op=op: self._began(handle, op))
+                around(
+                    self._horovod,
+                    name,
+                    lambda *_, process_set=None, **__: (process_set,),
+                    lambda token, handle, *_, op=op: self._began(handle, op, *token),
+                    named=True,
+                )
         if hasattr(self._horovod, "synchronize"):
             around(self._horovod, "synchronize", self._waits, self._waited, lambda *_: self.fails())
 
-    def _began(self, handle: Any, op: str) -> None:
+    def _began(self, handle: Any, op: str, process_set: Any) -> None:
         if len(self._handles) >= MOST_HANDLES:
             self._handles.clear()
-        self._handles[handle] = op
+        self._handles[handle] = op, process_set
 
     def _waits(self, handle: Any = None, *_: Any) -> tuple[str, tuple[int, int]] | None:
-        op = self._handles.pop(handle, None)
-        token = self.begins(op) if op is not None else None
-        return (op, token) if op is not None and token is not None else None
+        known = self._handles.pop(handle, None)
+        token = self.begins(*known) if known is not None else None
+        return (known[0], token) if known is not None and token is not None else None
 
     def _waited(self, token: tuple[str, tuple[int, int]], *_: Any) -> None:
         self.ends(*token, phase=False)
@@ -168,7 +202,7 @@ class Calls:
                 around(place, "init", lambda *_: 0, self.moved)
         for name, op in CALLS.items():
             if hasattr(module, name):
-                self.watch(module, name, op)
+                self.watch(name, op)
 
 
 def install(horovod: ModuleType, recorder: Recorder) -> None:
@@ -177,7 +211,7 @@ def install(horovod: ModuleType, recorder: Recorder) -> None:
     calls = Calls(module, recorder)
     calls.watch_all()
     calls.watch_handles()
-    calls.watch(module.optimizer._DistributedOptimizer, "synchronize", "all_reduce", phase=True)
+    calls.watch_optimizer(module.optimizer._DistributedOptimizer)
 
 
 def _quieten_shim() -> None:

@@ -26,9 +26,9 @@ class Kernels(Calls):
         self._tensorflow = horovod.tf
         self._handed = 0
 
-    def begins(self, op: str) -> tuple[int, int] | None:
+    def begins(self, op: str, process_set: Any = None) -> tuple[int, int] | None:
         """As for torch; what is called while a function is traced happens later."""
-        return super().begins(op) if self._tensorflow.executing_eagerly() else None
+        return super().begins(op, process_set) if self._tensorflow.executing_eagerly() else None
 
     def ends(self, op: str, token: tuple[int, int], phase: bool) -> None:
         """As for torch; no step that is under way has anything to do with it."""
