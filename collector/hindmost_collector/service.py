@@ -102,6 +102,7 @@ class Collector:
         self._page: Page | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._unbroken: set[asyncio.Task[Any]] = set()
+        self._verdicts_written = asyncio.Lock()
         self.ready = False
 
     def _remote_write(self) -> RemoteWrite | None:
@@ -223,7 +224,6 @@ class Collector:
                     self._described.add(name)
         self.recorder.add(chunks, sequences)
         self.recorder.add({name: finish(rows) for name, rows in self.ingest.again.take().items()}, {})
-        self.scrape.nodes.expire(now - STALE_NS)
         self._relieve()
 
     def _shown(self, name: str) -> bool:
@@ -237,6 +237,7 @@ class Collector:
 
     def _prune(self) -> None:
         """Forget what nobody has spoken of for long, and share the memory for windows among the jobs there are."""
+        self.scrape.nodes.expire(self.clock.now() - STALE_NS)
         limit = window_limit(len(self.jobs))
         for job in self.jobs.values():
             job.window.bound(limit)
@@ -272,10 +273,14 @@ class Collector:
 
     async def _whole(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run to its end, even if who asks is cancelled, what another thread would go on doing unwatched."""
+        return await asyncio.shield(self._begin(work))
+
+    def _begin(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+        """Start what is to run to its end."""
         task = asyncio.create_task(work)
         self._unbroken.add(task)
         task.add_done_callback(self._unbroken.discard)
-        return await asyncio.shield(task)
+        return task
 
     async def _flush(self) -> None:
         described, self._described = self._described, set()
@@ -310,8 +315,10 @@ class Collector:
         events = self._verdicts.setdefault(job.id, VerdictLog()).update(
             report["verdicts"], self.clock.now(), job.window.last_step
         )
-        for event in events:
-            self._line(job.id, line(event))
+        told = list(events)
+        if told and self.recorder.store:
+            self._begin(self._write_down(job.id, [line(event) for event in told]))
+        for event in told:
             self._ask(job.id, zoom(job.id, event))
         job.report = report
 
@@ -319,12 +326,15 @@ class Collector:
         if question is not None:
             self.ingest.ask(job, question)
 
-    def _line(self, job: str, text: str) -> None:
-        try:
-            if self.recorder.store:
-                self.recorder.store.append_line(job, "verdicts.jsonl", text)
-        except OSError as error:
-            self.recorder.failing = self.recorder.failing or error.strerror or str(error)
+    async def _write_down(self, job: str, lines: list[str]) -> None:
+        """Append verdicts, one judging after the other; a disk that hangs keeps nobody waiting."""
+        assert self.recorder.store is not None  # noqa: S101 - for the type checker
+        async with self._verdicts_written:
+            try:
+                for text in lines:
+                    await asyncio.to_thread(self.recorder.store.append_line, job, "verdicts.jsonl", text)
+            except OSError as error:
+                self.recorder.failing = self.recorder.failing or error.strerror or str(error)
 
     def _note(self, job: str, meta: dict[str, Any]) -> None:
         """Have what is known of a job as a whole written to its ``meta.json``."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hindmost.errors import HindmostError
 
@@ -43,11 +44,32 @@ async def serve(options: Options, stopped: asyncio.Event) -> int:
         threading.Thread(target=_follow_stdin, args=follow, daemon=True, name="stdin").start()
     await stopped.wait()
     log.info("stopping: %d agents are asked to send what they have and to leave", collector.ingest.connected())
-    unwritten = await collector.stop("the job is over" if options.hold else "the collector is stopping")
+    reason = "the job is over" if options.hold else "the collector is stopping"
+    stopping = asyncio.create_task(collector.stop(reason))
+    if not await ended(stopping, collector):
+        abandon(collector)
+    unwritten = await stopping
     if unwritten is not None:
         _say({"report": unwritten})
     log.info("stopped: %d rows were written", collector.recorder.written_rows)
     return 0
+
+
+async def ended(stopping: asyncio.Task[Any], collector: Collector, look_s: float = 1.0) -> bool:
+    """Wait for a collector to stop; False when a write hangs, which would keep it for ever."""
+    while not (stopping.done() or collector.recorder.hangs_s):
+        await asyncio.wait({stopping}, timeout=look_s)
+    return stopping.done()
+
+
+def abandon(collector: Collector) -> NoReturn:
+    """Leave without what the store does not take: a thread that hangs in it can only be left with its process."""
+    log.error("%s: leaving without what is not written; agents keep it, and send it again", collector.recorder.trouble)
+    job = collector.jobs.get(collector.options.job_id)
+    if job is not None and job.report is not None:
+        _say({"report": job.report})
+    logging.shutdown()
+    os._exit(1)
 
 
 def recorded_into(options: Options) -> str:

@@ -9,11 +9,12 @@ import time
 import duckdb
 import numpy as np
 import pytest
-from hindmost_collector import recording, service
+from hindmost_collector import recording, service, serving
 from hindmost_collector.chunk import Chunk
 from hindmost_collector.columns import Words
 from hindmost_collector.decode import MetricRows
 from hindmost_collector.definitions import Definitions, Schema, Series
+from hindmost_collector.options import Options
 from hindmost_collector.recording import Recorder
 from hindmost_collector.store import segments
 
@@ -156,3 +157,33 @@ def test_flush_that_hangs_keeps_every_bound(collecting, fake_agent, tmp_path, mo
     assert ready[1].startswith("recording fails: a write has not come back for")
     stored = duckdb.read_parquet(f"{tmp_path}/segments/steps/*.parquet").aggregate("step, count(*)").order("step")
     assert stored.fetchall() == [(step, 2) for step in range(5)]
+
+
+def test_a_collector_leaves_a_store_that_hangs(tmp_path, monkeypatch, capsys, caplog):
+    """Asked to stop while a write hangs it waits no longer than writes take, says so, and gives its last report."""
+
+    class Left(Exception):  # noqa: N818 - it stands for os._exit
+        pass
+
+    def leave(code):
+        raise Left(code)
+
+    async def scenario():
+        options = Options(out=str(tmp_path), job_id="j", http="none")
+        collector = service.Collector(options, service.open_store(options))
+        collector.job("j").report = {"verdicts": []}
+        stopping = asyncio.get_running_loop().create_future()
+        waiting = asyncio.create_task(serving.ended(stopping, collector, look_s=0.01))
+        await asyncio.wait({waiting}, timeout=0.05)
+        patient = not waiting.done()
+        collector.recorder._since = time.monotonic() - recording.HANGS_S - 5
+        assert not await asyncio.wait_for(waiting, 60)
+        with pytest.raises(Left, match="1"):
+            serving.abandon(collector)
+        return patient
+
+    monkeypatch.setattr("os._exit", leave)
+    monkeypatch.setattr("logging.shutdown", lambda: None)
+    assert asyncio.run(scenario())
+    assert capsys.readouterr().out == '{"report": {"verdicts": []}}\n'
+    assert "a write has not come back for 35 s: leaving without what is not written" in caplog.text
