@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector import align, intervals, phases, pipelined, roles, schedule, steps
+from hindmost_collector import align, intervals, phases, pipelined, roles, schedule, step_times, steps
 from hindmost_collector.model import Run, Table, rows
 from hindmost_collector.robust import median, peers_median, sums_by_step
 from hindmost_collector.sampled import Samples
@@ -92,7 +92,7 @@ def build(run: Run, settings: Settings) -> Blocks | None:
             found = marked_only
     if found is None:
         return None
-    marked = intervals.by_step(run.intervals, found.ranks, _ends(found, table))
+    marked = intervals.by_step(run.intervals, found.ranks, step_times.ends(found, table))
     took = phases.pivot(table, found.ranks, found.steps, "duration_ns")
     began = phases.pivot(table, found.ranks, found.steps, "start_ns")
     return replace(
@@ -100,7 +100,7 @@ def build(run: Run, settings: Settings) -> Blocks | None:
         took=took,
         ended=began + took if began is not None and took is not None else None,
         parts=marked | found.parts,
-        samples=Samples(run, found.ranks, _bounds(found, table)),
+        samples=Samples(run, found.ranks, step_times.bounds(found, table)),
         node=_nodes(run, found.ranks),
     )
 
@@ -112,43 +112,11 @@ def _nodes(run: Run, ranks: Ints) -> Ints:
     return np.array([node.get(int(rank), -1) for rank in ranks], np.int64)
 
 
-def _bounds(found: Blocks, table: Table) -> Floats:
-    """[S + 1] when each step began on the job clock, and when the last ended; empty where nobody knows.
-
-    A GPU's clock is some ms off the job's: nothing beside the pace of samples.
-    """
-    start = phases.pivot(table, found.ranks, found.steps, "start_ns")
-    if start is None and found.joined is not None:
-        start = found.joined.start[:, found.starts]
-    if start is None or np.isnan(start).all():
-        return np.empty(0)
-    begins = median(start, axis=0)
-    begins = begins[~np.isnan(begins)]
-    if len(begins) < len(found.steps):
-        return np.empty(0)
-    last = begins[-1] + np.nan_to_num(found.step_ns)
-    return np.maximum.accumulate(np.append(begins, last))
-
-
 def _at_pace(found: Blocks | None, pace_ns: float | None) -> Blocks | None:
     """Steps of the mean length, where nothing tells how long each of them was."""
     if found is None or pace_ns is None or not np.isnan(found.period).all():
         return found
     return replace(found, period=np.full(len(found.steps), pace_ns * found.collectives / len(found.steps)))
-
-
-def _ends(found: Blocks, table: Table) -> Floats:
-    """[R, S] when each rank's steps ended on the job clock; of no columns where that cannot be told."""
-    start = phases.pivot(table, found.ranks, found.steps, "start_ns")
-    duration = phases.pivot(table, found.ranks, found.steps, "duration_ns")
-    if start is not None and duration is not None:
-        ends = start + duration
-    elif found.joined is not None and not found.joined.gpu_time:
-        last = np.append(found.starts[1:], found.joined.columns) - 1
-        ends = (found.joined.start + found.joined.duration)[:, last]
-    else:
-        return np.empty((len(found.ranks), 0))
-    return np.empty((len(found.ranks), 0)) if np.isnan(ends).any() else ends
 
 
 #: Between the last step of one stretch and the first of the next lies what was left out, less a part of a step.

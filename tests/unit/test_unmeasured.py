@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from hindmost_collector import blocks
 from hindmost_collector.judge import judge
 from hindmost_collector.model import COLLECTIVES, GPU_TIME, Run, empty
 from hindmost_collector.report import csv as report_csv
+from hindmost_collector.settings import DEFAULT
 from hindmost_collector.store.parquet import ParquetStore, read_run
 
 from tests.scenarios import loads
@@ -129,3 +131,24 @@ def test_one_sample_tells_a_cause_where_it_is_large(queued_ms: float, told: bool
     clocks = {"cpu_ns": np.where(once, 8_000_000, -1), "runqueue_ns": np.where(once, queued, -1)}
     verdict = judge(dataclasses.replace(run, steps={**run.steps, **clocks})).verdicts[0]
     assert (verdict.ranks, verdict.cause == "cpu_contention") == ((2,), told)
+
+
+@pytest.mark.parametrize("unmarked", [[149], [70, 71], [0, 148, 149]], ids=["last", "middle", "both ends"])
+def test_a_step_that_nobody_marked_does_not_spread_samples_over_all_steps(unmarked: list[int]) -> None:
+    """Of a job that runs the newest step's collectives are there before its mark: samples keep to their steps."""
+    run = loads.make(loads.Load(kind="torch"))
+    marked = ~np.isin(run.steps["step"], unmarked)
+    steps = {name: column[marked] for name, column in run.steps.items()}
+    ends = int((run.steps["start_ns"] + run.steps["duration_ns"]).max())
+    times = np.linspace(0, ends, 40).astype(np.int64)
+    metrics = {
+        "node": np.full(40, "node0"),
+        "name": np.full(40, "hindmost_process_resident_memory_bytes"),
+        "labels": np.full(40, '{"job": "made", "rank": "1"}'),
+        "time_ns": times,
+        "value": np.where(times > ends / 2, 2.0, 1.0),
+    }
+    found = blocks.build(dataclasses.replace(run, steps=steps, metrics=metrics), DEFAULT)
+    assert found is not None
+    late = np.arange(len(found.steps) * 2 // 3, len(found.steps))
+    assert (found.gauges(late)["rss"][1], found.gauges(late - late[0])["rss"][1]) == (2.0, 1.0)
