@@ -20,6 +20,7 @@ import argparse
 import json
 import os
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
@@ -31,7 +32,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-NODE_EXPORTER_PORT = 19462
 #: What the agent may cost at 1 Hz with four training processes and no GPU.
 AIM_PERCENT, AIM_MIB = 0.2, 45.0
 
@@ -162,8 +162,14 @@ def rings(bench: Bench, name: str) -> tuple[Path, list[str]]:
     return folder, [str(rank.pid) for rank in ranks]
 
 
-def scrape() -> None:
-    with urllib.request.urlopen(f"http://127.0.0.1:{NODE_EXPORTER_PORT}/metrics", timeout=5) as answer:
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def scrape(port: int) -> None:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
         answer.read()
 
 
@@ -186,8 +192,9 @@ def _measure(bench: Bench, seconds: float, also: Path | None) -> dict[str, dict[
         watched["also 1 Hz"] = bench.agent_of(also, rings(bench, "rings-also")[0])
     watched["psutil 1 Hz"] = Watched(bench.python(PSUTIL, *pids))
     exporter = shutil.which("prometheus-node-exporter") or shutil.which("node_exporter")
+    port = free_port()
     if exporter:
-        address = f"--web.listen-address=127.0.0.1:{NODE_EXPORTER_PORT}"
+        address = f"--web.listen-address=127.0.0.1:{port}"
         watched["node_exporter 1 Hz"] = Watched(bench.start(exporter, address))
     time.sleep(5)  # start-up is not what is asked for
     for one in watched.values():
@@ -195,7 +202,7 @@ def _measure(bench: Bench, seconds: float, also: Path | None) -> dict[str, dict[
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if exporter:
-            scrape()
+            scrape(port)
         time.sleep(1)
     return {name: one.result() for name, one in watched.items()}
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from hashlib import blake2b
 from itertools import chain
 from math import isnan
+from operator import itemgetter
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from hindmost_proto import telemetry_pb2 as wire
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from hindmost.ring import Communicator
 
@@ -196,8 +197,20 @@ def _pack_steps(batch: wire.Batch, kind: str, steps: Gathered[StepRow]) -> None:
     )
     if work.count(UNMEASURED) < len(work):
         block.work.extend(work)
-    for name in dict.fromkeys(chain.from_iterable(phases)):
-        block.phases.add(name=name, ns=[known.get(name, UNMEASURED) for known in phases])
+    for name, ns in _columns(phases):
+        block.phases.add(name=name, ns=ns)
+
+
+def _columns(rows: Sequence[dict[str, int]]) -> Iterable[tuple[str, Sequence[int]]]:
+    """A column for each key of any row; mostly all rows have the same."""
+    names = list(rows[0])
+    if len(names) > 1 and all(len(row) == len(names) for row in rows):
+        try:
+            return list(zip(names, zip(*map(itemgetter(*names), rows), strict=True), strict=True))
+        except KeyError:
+            pass
+    names = list(dict.fromkeys(chain.from_iterable(rows)))
+    return [(name, [row.get(name, UNMEASURED) for row in rows]) for name in names]
 
 
 def _coded(texts: Sequence[str]) -> tuple[list[str], list[int]]:

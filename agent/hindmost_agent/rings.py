@@ -54,11 +54,14 @@ class OpenRing:
 
     def __init__(self, path: Path, reader: ring.Reader, mark: Mark | None = None) -> None:
         self.path = path
+        self.name = str(path)
         self.reader = reader
         self.fold = Fold()
         if mark is not None and mark.created_ns == reader.header.monotonic_ns and mark.position <= reader.written:
             self._resume(mark)
-        self._lost = reader.lost
+        #: Events that were lost, when it was last read.
+        self.lost = reader.lost
+        self._communicators: list[ring.Communicator] = []
         #: Python's rings hold phases, mostly; MPI's and NCCL's none.
         self._phases = reader.header.producer == "py"
         self._written = self.reader.position
@@ -105,8 +108,8 @@ class OpenRing:
             words = reader.words() if self._phases else []
             events = [] if self._phases else reader.poll()
             lost = reader.lost
-            if lost != self._lost:
-                self._lost = lost
+            if lost != self.lost:
+                self.lost = lost
                 fold.broke()
             fold.feed_words(words, reader.event)
         except ring.RingError:
@@ -117,9 +120,11 @@ class OpenRing:
     def communicators(self) -> list[ring.Communicator]:
         """What this ring's probe has registered."""
         try:
-            return self.reader.communicators()
+            if self.reader.communicator_count != len(self._communicators):
+                self._communicators = self.reader.communicators()
         except ring.RingError:
             return []
+        return self._communicators
 
 
 class Producer:
@@ -151,7 +156,7 @@ class Producer:
     @property
     def lost(self) -> int:
         """Events of this process that were lost."""
-        return sum(item.reader.lost + item.fold.damaged for item in self.rings.values())
+        return sum(item.lost + item.fold.damaged for item in self.rings.values())
 
     @property
     def drained(self) -> bool:
@@ -288,7 +293,7 @@ class Rings:
 
     def marks(self) -> dict[str, Mark]:
         """How far every ring has been read, by its path."""
-        return {str(item.path): item.mark for producer in self for item in producer.rings.values()}
+        return {item.name: item.mark for producer in self for item in producer.rings.values()}
 
     def account(self) -> None:
         """Bring the agent's own counts of rings and losses up to date."""

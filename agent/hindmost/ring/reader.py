@@ -208,9 +208,14 @@ class Reader:
         table = self._read(count * layout.NAME_BYTES, layout.NAMES_OFFSET)
         return [_text(table[i : i + layout.NAME_BYTES]) for i in range(0, len(table), layout.NAME_BYTES)]
 
+    @property
+    def communicator_count(self) -> int:
+        """How many communicators are registered so far; they are never taken back."""
+        return min(self._word(layout.COMMS_COUNT_OFFSET), layout.COMMS)
+
     def communicators(self) -> list[layout.Communicator]:
         """Every communicator registered so far, in order of first use."""
-        count = min(self._word(layout.COMMS_COUNT_OFFSET), layout.COMMS)
+        count = self.communicator_count
         table = self._read(count * layout.COMM_BYTES, layout.COMMS_OFFSET)
         return [
             layout.Communicator(i, rank, size, _text(name)) for i, rank, size, name in layout.COMM.iter_unpack(table)
