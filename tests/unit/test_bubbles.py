@@ -69,6 +69,18 @@ def test_a_pipeline_whose_steps_nobody_marked_is_judged() -> None:
     assert verdict.ranks == (6,)
 
 
+def test_no_clock_is_compared_with_another() -> None:
+    """A pipeline whose ranks' clocks are days apart is judged as the same one on a common clock."""
+    run = simulate(replace(PIPELINE, faults=(Fault("compute", (6,), 0.15),))).run
+    apart = run.collectives["start_ns"] + run.collectives["rank"].astype(np.int64) * 10**14
+    (verdict,), (shifted,) = (
+        judge(replace(run, steps=empty(STEPS), metrics=empty(METRICS), collectives=run.collectives | start)).verdicts
+        for start in ({}, {"start_ns": apart})
+    )
+    assert shifted.ranks == verdict.ranks == (6,)
+    assert shifted.cost_ms_per_step == pytest.approx(verdict.cost_ms_per_step)
+
+
 def _two_stages(sender_works: float, receiver_works: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Schedule:
     """Rank 0 sends to rank 1 and leaves when that has received, 1 ms after both have come; then both meet."""
     steps = len(receiver_works)

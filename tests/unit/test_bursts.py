@@ -57,3 +57,13 @@ def test_noise_that_lasts_is_no_burst(memory: float) -> None:
             excess[:, step] += memory * excess[:, step - 1]
         stalls = (random.random(excess.shape) < 0.02) * random.exponential(20.0, excess.shape)
         assert bursts.find(excess + stalls, 1.0) == []
+
+
+def test_of_two_ranks_that_are_slow_in_turn_neither_is_named() -> None:
+    """Each has only the other to be compared with: a while ahead and a while behind is how they are."""
+    first = {"rank": 0, "compute": 0.6, "from": 0, "until": 90}
+    then = {"rank": 1, "compute": 1.0, "from": 240, "until": 310}
+    run = make(Load(ranks=2, steps=400, faults=[first, then]))
+    assert [verdict.kind for verdict in judge(run).verdicts] == ["balanced"]
+    alone = make(Load(ranks=2, steps=400, faults=[then]))
+    assert [verdict.ranks for verdict in judge(alone).verdicts] == [(1,)]

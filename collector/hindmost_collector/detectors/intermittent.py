@@ -44,8 +44,9 @@ def find(blocks: Blocks, settings: Settings) -> list[Stalls]:
     return []
 
 
-#: On a noisy host all ranks have small stalls, some more than others; one may have all that are longer than a step.
-_SIZES = (1.0, 15.0)
+#: On a noisy host all ranks have small stalls, some more than others; one may have all that are longer than a step or
+#: several.
+_SIZES = (1.0, 15.0, 60.0)
 
 
 def _owners(stalled: Array, settings: Settings) -> Iterator[tuple[int, Ints, float]]:

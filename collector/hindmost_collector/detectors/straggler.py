@@ -105,7 +105,8 @@ def _judge(
         return None
     z = level / max(standard_error(part), _noise(series) / np.sqrt(len(part)), 1.0)
     consistency = float(np.mean(block_medians(part) >= level / 2))
-    if z < settings.min_z or consistency < settings.min_consistency:
+    wanders = burst is None and len(blocks.ranks) < _FEW and _wanders(series, begin, end, level)
+    if z < settings.min_z or consistency < settings.min_consistency or wanders:
         return None
     ratio = level / max(_healthy_spread(blocks.excess[:, held], suspects, row), 1.0) / extreme(len(blocks.ranks))
     latest = _latest(blocks.excess[:, held], suspects, row)
@@ -117,6 +118,20 @@ def _judge(
         stop = int(known[end - 1]) + 1 if end < len(series) else blocks.excess.shape[1]
         begin, end = int(known[begin]) if begin else 0, stop
     return Habit(row, begin, end, level, z, consistency, ratio, latest)
+
+
+#: Of fewer ranks nobody knows how much healthy ones differ.
+_FEW = 4
+#: A stretch of a rank among few must be above what it is before and after by so many times what that scatters to.
+_ABOVE = 3.0
+
+
+def _wanders(series: Floats, begin: int, end: int, level: float) -> bool:
+    """Whether a rank is now ahead and now behind of the few others, for a while each, and not in this stretch only."""
+    around = np.concatenate([series[:begin], series[end:]])
+    if len(around) < 2 * _SHORTEST:
+        return False
+    return level < _ABOVE * float(np.nanmax(np.abs(block_medians(around))))
 
 
 #: A rank is set against so many others, whatever the size of the job: of 1,000 there is always one with more noise.
