@@ -60,7 +60,10 @@ def read_once(path: Path | str, limit: int = LIMIT) -> bytes:
     """The first ``limit`` bytes of a file that is not worth a kept descriptor."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        pieces, size = [], 0
+        data = os.pread(fd, min(PIECE, limit), 0)
+        if len(data) < SURELY_WHOLE:
+            return data
+        pieces, size = [data], len(data)
         while size < limit and (data := os.pread(fd, min(PIECE, limit - size), size)):
             pieces.append(data)
             size += len(data)

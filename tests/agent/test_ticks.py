@@ -9,7 +9,7 @@ import pytest
 from hindmost import ring
 from hindmost.identity import Identity
 from hindmost_agent.agent import BUSY_NS, FLUSH_NS, Agent
-from hindmost_agent.files import PIECE, File
+from hindmost_agent.files import PIECE, File, read_once
 from hindmost_agent.rings import BUSY_SHARE, Rings
 from hindmost_agent.runner import NS, Runner
 from hindmost_agent.sampler import Host
@@ -121,3 +121,14 @@ def test_a_file_that_is_one_record_is_asked_for_once(
     data = File(tmp_path / "stat", one_record=True).read()
     assert data == (tmp_path / "stat").read_bytes()
     assert (len(asked) == 1) == (size < PIECE)
+
+
+@pytest.mark.parametrize(("size", "times"), [(10, 1), (5000, 2), (PIECE + 1, 3)])
+def test_a_short_file_is_asked_for_once(tmp_path: Path, size: int, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece that is far from a page's end is the last one; longer files are read until there is no more."""
+    (tmp_path / "stat").write_bytes(b"x" * size)
+    asked = []
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda *args: asked.append(args) or pread(*args))  # type: ignore[func-returns-value]
+    assert len(read_once(tmp_path / "stat")) == size
+    assert len(asked) == times
