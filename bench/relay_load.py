@@ -21,7 +21,7 @@ import psutil
 
 ROOT = Path(__file__).parent.parent
 #: For the first connections and definitions of all agents.
-SETTLE_S = 9.0
+SETTLE_S = 14.0
 
 
 def collector(*arguments: str) -> tuple[subprocess.Popen[str], str]:

@@ -29,7 +29,7 @@ from typing import Any
 import psutil
 
 #: Connecting and the first definitions are not what is measured: seconds for any number of agents, and for each.
-SETTLE_S, SETTLE_AGENT_S = 6.0, 1 / 100
+SETTLE_S, SETTLE_AGENT_S = 10.0, 1 / 60
 #: Each program sets for itself how gRPC waits.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "GRPC_EXPERIMENTS"}
 COUNTERS = ("batches", "duplicate_batches", "missing_batches", "shed_samples", "malformed_blocks", "store_failures")
@@ -136,8 +136,8 @@ def main() -> None:
 
         count = args.agents[0]
         world = (args.first + count) * agents.RANKS
-        load = agents.Load(args.settle, args.seconds, args.first, world, args.samples)
-        work = agents.generate(args.generate, count, load)
+        load = agents.Load(count, args.settle, args.seconds, args.first, world, args.samples)
+        work = agents.generate(args.generate, load)
         print(json.dumps(asyncio.run(work)))
     else:
         plan = [("bare", args.bare), ("hindmost", args.agents), ("plain", args.plain)]

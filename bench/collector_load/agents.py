@@ -121,7 +121,7 @@ class Agent:
             self._values += _CHANGES[(tick + self.number) % len(_CHANGES)]
             at = now - (step + TICKS - 1 - tick) * NS
             for place, source in enumerate(node.SOURCES):
-                if tick == 0 or (tick + place + self.number) % source.period == 0:
+                if (self.sequence == 0 and tick == step) or (tick + place + self.number) % source.period == 0:
                     due.setdefault(place, []).append((at, self._values[self._slices[place]].tobytes()))
         blocks = (
             self._schemas[place][0].to_bytes(8, "little").join((b"\x09", b""))
@@ -172,19 +172,19 @@ async def drive(agent: Agent, address: str, load: Load, began: float, gate: asyn
                 call = await stack.enter_async_context(connect(host, int(port), SILENCE_S))
                 await call.write(agent.hello())
                 await call.read()
-            await _live(agent, call, load.seconds + 2 * TICKS, began)
+            await _live(agent, call, load, began)
     except CallError as error:
         print(f"agent {agent.number}: its stream ended: {error}", file=sys.stderr)
 
 
-async def _live(agent: Agent, call: Call, seconds: int, began: float) -> None:
+async def _live(agent: Agent, call: Call, load: Load, began: float) -> None:
     """A batch each flush, at an agent's own moment of it; then Goodbye, and the end after the last ack."""
     life = _Life(agent, call)
     following, beating = asyncio.create_task(life.follow()), asyncio.create_task(life.beat())
     ticks = 1 if agent.plain else TICKS
     offset = (agent.number * 0.6180339887) % 1.0 * ticks
     try:
-        for step in range(0, seconds, ticks):
+        for step in range(load.start(agent.number), load.lead + load.seconds, ticks):
             await asyncio.sleep(max(began + step + offset - time.monotonic(), 0))
             now = time.monotonic_ns()
             for message in [agent.sample_by_sample(now)] if agent.plain else agent.messages(step, now):
@@ -247,22 +247,32 @@ class _Life:
 
 
 class Load(NamedTuple):
-    """How long agents take to connect and to define what they send, and then send; the first one's number; the ranks of
-    the job; whether they send sample by sample."""
+    """How many agents; how long they take to connect and to define what they send, and then send; the first one's
+    number; the ranks of the job; whether they send sample by sample."""
 
+    count: int
     settle: float
     seconds: int
     first: int
     world: int
     plain: bool
 
+    @property
+    def lead(self) -> int:
+        """How long before the end of settling batches begin, s: a node's definitions are five of its batches."""
+        return int(self.settle * 2 / 3) // TICKS * TICKS
 
-async def generate(address: str, count: int, load: Load) -> dict[str, Any]:
-    """Run ``count`` agents; how much was sent and acknowledged, and the CPU time of sending after they had settled."""
-    agents = [Agent(load.first + number, load.world, load.plain) for number in range(count)]
+    def start(self, number: int) -> int:
+        """When an agent begins: one after the other in the first half of that time."""
+        return int(self.lead / 2 * (number - self.first) / self.count) // TICKS * TICKS
+
+
+async def generate(address: str, load: Load) -> dict[str, Any]:
+    """Run agents; how much was sent and acknowledged, and the CPU time of sending after they had settled."""
+    agents = [Agent(load.first + number, load.world, load.plain) for number in range(load.count)]
     print("ready", flush=True)
     gate = asyncio.Semaphore(_AT_ONCE)
-    began = time.monotonic() + load.settle - 2 * TICKS
+    began = time.monotonic() + load.settle - load.lead
     lives = [asyncio.create_task(drive(agent, address, load, began, gate)) for agent in agents]
     await asyncio.sleep(load.settle)
     before = time.process_time()
