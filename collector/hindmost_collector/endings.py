@@ -47,11 +47,13 @@ def sentence(run: Run) -> str | None:
 
 
 def exit_words(code: int) -> str:
-    """``exit code 137 (SIGKILL)``."""
+    """``exit code 137 (SIGKILL)``; of the command itself, as -9: ``killed by signal 9 (SIGKILL)``."""
     try:
+        if code < 0:
+            return f"killed by signal {-code} ({signal.Signals(-code).name})"
         return f"exit code {code} ({signal.Signals(code - _OF_A_SIGNAL).name})"
     except ValueError:
-        return f"exit code {code}"
+        return f"exit code {code}" if code >= 0 else f"killed by signal {-code}"
 
 
 def _gone(run: Run) -> list[int]:

@@ -32,6 +32,7 @@ class LiveJob:
         self.report: Mapping[str, Any] | None = None
         self.exit_code: int | None = None
         self.interrupted_by: str | None = None
+        self.no_ring: str | None = None
         self.revision = 0
         self.judged_revision = 0
         self._lives: dict[int, int] = {}

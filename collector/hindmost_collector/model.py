@@ -195,6 +195,8 @@ class Job:
     exit_code: int | None = None
     #: The signal by which whoever started the job asked it to end, such as ``SIGINT``.
     interrupted_by: str | None = None
+    #: Why no rank on the node of ``hindmost run`` could make its ring, where that was so.
+    no_ring: str | None = None
     source: str = "hindmost"
     #: Mean time from one collective of a rank to its next, where rows have no start to tell it from.
     pace_ns: float | None = None

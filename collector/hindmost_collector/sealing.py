@@ -50,6 +50,10 @@ def _whole(collector: Collector, job: LiveJob) -> Run:
         notes = (f"recording stopped ({recorder.failing}): judged from the last minutes in memory",)
     run = job.snapshot(collector.decoder.words)()
     facts = dataclasses.replace(
-        run.job, exit_code=job.exit_code, interrupted_by=job.interrupted_by, ended_ns=collector.clock.now()
+        run.job,
+        exit_code=job.exit_code,
+        interrupted_by=job.interrupted_by,
+        no_ring=job.no_ring,
+        ended_ns=collector.clock.now(),
     )
     return dataclasses.replace(run, job=facts, notes=(*run.notes, *notes))

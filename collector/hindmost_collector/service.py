@@ -366,7 +366,7 @@ class Collector:
     async def finish(self, job: LiveJob) -> dict[str, Any] | None:
         """Write the end of a job: meta.json and report.json; the report."""
         job.sealed = True
-        how = {"exit_code": job.exit_code, "interrupted_by": job.interrupted_by}
+        how = {name: getattr(job, name) for name in ("exit_code", "interrupted_by", "no_ring")}
         self._note(job.id, {"started_ns": job.started_ns, "ended_ns": self.clock.now(), **how})
         await self.flush()
         return await asyncio.to_thread(seal, self, job)

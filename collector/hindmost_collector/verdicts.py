@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector import causes, confidence, roles, starving, whatif, wording
+from hindmost_collector import causes, confidence, lacking, roles, starving, whatif, wording
 from hindmost_collector.job_verdicts import since
 from hindmost_collector.model import Run, rows
 from hindmost_collector.robust import average, median, peers_median
@@ -334,8 +334,8 @@ def insufficient(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict
     """Too little was seen; what is missing, and how to get it."""
     ranks = len(blocks.ranks) if blocks is not None else rows(run.ranks)
     count = len(blocks.steps) if blocks is not None else 0
-    evidence, advice = wording.insufficient(ranks, count, blocks is not None, settings, run.job)
+    evidence, advice = lacking.insufficient(ranks, count, blocks is not None, settings, run.job)
     if run.job.exit_code and ranks:
         warmup = blocks.warmup if blocks is not None else 0
-        evidence, advice = wording.ended_early(run, count + warmup)
+        evidence, advice = lacking.ended_early(run, count + warmup)
     return Verdict(kind="insufficient_data", evidence=(evidence,), advice=(advice,))

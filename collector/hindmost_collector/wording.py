@@ -8,7 +8,7 @@ import numpy as np
 from hindmost.attach.stacks import UNREAD
 
 from hindmost_collector.causes import MEASURES
-from hindmost_collector.model import FINISHED, VANISHED, Job, rows
+from hindmost_collector.model import FINISHED, VANISHED, Job
 from hindmost_collector.robust import median, spread
 from hindmost_collector.sharing import NEEDS
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from hindmost_collector.detectors.slow_link import SlowLink
     from hindmost_collector.detectors.straggler import Habit
     from hindmost_collector.model import Run
-    from hindmost_collector.settings import Settings
     from hindmost_collector.whatif import Change
 
 _ADVICE = {
@@ -224,46 +223,6 @@ def _most(blocks: Blocks) -> tuple[int, float]:
     return row, max(float(np.nan_to_num(typical[row])), 0.0)
 
 
-def insufficient(ranks: int, steps: int, seen: bool, settings: Settings, job: Job) -> tuple[str, str]:
-    """What is missing, and how to get it."""
-    own = job.source == Job.source
-    if ranks < 2 and not own:
-        return _too_few_recorded(ranks, job)
-    if ranks == 0:
-        return (
-            "no rank was seen",
-            "put `hindmost run --` before the command that launches the ranks; `hindmost doctor` says what can be seen",
-        )
-    if ranks == 1:
-        return "one rank was seen: there is nobody to compare it with", "run more than one rank"
-    if not seen or steps == 0:
-        return (
-            f"{ranks} ranks were seen, but no step and no collective that repeats",
-            "write `for batch in hindmost.steps(loader):`, or `with hindmost.step():` around each iteration"
-            if own
-            else f"{job.source} did not record enough of it; `hindmost run -- COMMAND` records it all",
-        )
-    enough = f"{settings.min_steps} steps or more"
-    return (
-        f"{steps} steps after warm-up, of {ranks} ranks: too few to tell a habit from an accident",
-        f"let the job run for {enough}" if own else f"record {enough}, such as by `hindmost run -- COMMAND`",
-    )
-
-
-def _too_few_recorded(ranks: int, job: Job) -> tuple[str, str]:
-    """What is missing where the files are of one rank, or of none."""
-    if ranks == 0:
-        return (
-            f"{job.source} alone: no rank's collectives or steps",
-            "put what the ranks recorded beside it and name the folder; `hindmost run -- COMMAND` records it all",
-        )
-    of_all = f" of {job.world_size}" if (job.world_size or 0) > 1 else ""
-    return (
-        f"one rank{of_all} is recorded here: there is nobody to compare it with",
-        "name the folder that holds the files of all ranks",
-    )
-
-
 def no_measure(blocks: Blocks) -> tuple[str, str]:
     """Who was waited for most, where nobody knows whether that is much."""
     most = int(np.argmax(blocks.caused.mean(axis=1)))
@@ -285,20 +244,6 @@ def nothing_inside(blocks: Blocks) -> tuple[str, str]:
     unseen = "no collective and no phase was seen that would tell who works and who waits in it"
     mark = 'mark what a step consists of, `with hindmost.phase("input"):` and so on'
     return f"{took}; {unseen}", f"{mark}; `hindmost doctor` says which collectives can be seen here"
-
-
-def ended_early(run: Run, steps: int) -> tuple[str, str]:
-    """What was recorded of a job that failed before there was enough to judge. ``steps`` are those that were told
-    apart."""
-    counted = len(np.unique(run.steps["step"])) if rows(run.steps) else steps
-    calls = rows(run.collectives)
-    found = [f"{counted} steps"] if counted else []
-    found += [f"{calls} collective calls"] if calls else []
-    recorded = " and ".join(found) or "no step and no collective"
-    return (
-        f"{recorded} of {rows(run.ranks)} ranks were recorded before the job failed: too few to judge",
-        "read what the job itself said before it ended",
-    )
 
 
 #: Ranks of which each is told what it does.
@@ -370,6 +315,8 @@ def hang_advice(stop: Hang, run: Run) -> list[str]:
     if stop.kind == "desync":
         who = f"{names(stop.ranks)} took and the others did not" if stop.ranks else "only some of the ranks took"
         return [f"find the branch that {who}"]
+    if not stop.seen and run.job.source == Job.source:
+        return [f"when nothing moves, `hindmost attach --stacks --job {run.job.id}` says where each rank stands"]
     if not stop.seen:
         return ["let `hindmost run` watch such a job to its end: it writes down every rank's stack when nothing moves"]
     if not stop.ranks:

@@ -77,6 +77,7 @@ def test_a_job_that_was_asked_to_end_has_no_first_to_die(seconds: tuple[int, ...
         (0, [(VANISHED, 9), (FINISHED, 9)], None),
         (None, [(RUNNING, 9), (RUNNING, 9)], None),
         (3, [(FINISHED, 9), (FINISHED, 9)], "exit code 3"),
+        (-9, [(FINISHED, 9), (FINISHED, 9)], "killed by signal 9 (SIGKILL)"),
         (139, [(FINISHED, 9), (VANISHED, 9)], "exit code 139 (SIGSEGV); rank 1 on node0 died first"),
         (None, [(FINISHED, 9), (VANISHED, 9)], "rank 1 on node0 died first"),
     ],
@@ -104,6 +105,28 @@ def test_a_job_that_was_killed_at_its_third_step_is_told_as_that() -> None:
     )
     lines = text.render(report.to_dict()).splitlines()
     assert lines[1].startswith("ENDED    exit code 137 (SIGKILL); rank 0 on node0 died first")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "calls", "told"),
+    [
+        (
+            1,
+            3,
+            "3 collective calls of 1 rank were recorded before the job failed: one rank: there is nobody to compare",
+        ),
+        (1, 1, "1 collective call of 1 rank was recorded before the job failed: one rank: there is nobody to compare"),
+        (2, 1, "1 collective call of 2 ranks was recorded before the job failed: too few to judge"),
+    ],
+)
+def test_one_is_told_as_one(ranks: int, calls: int, told: str) -> None:
+    """However much one rank did, it is not too little: nobody is there to compare it with."""
+    run = loads.make(loads.Load(ranks=2, steps=3))
+    seen = {name: column[:ranks] for name, column in run.ranks.items()}
+    first = {name: column[run.collectives["rank"] == 0][:calls] for name, column in run.collectives.items()}
+    job = dataclasses.replace(run.job, exit_code=1)
+    run = dataclasses.replace(run, job=job, ranks=seen, collectives=first)
+    assert judge(run).verdicts[0].evidence[0].startswith(told)
 
 
 def recorded(folder: Path, lives: Sequence[tuple[int, int, int]]) -> Run:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hindmost.errors import HindmostError, UsageError
+from hindmost.ring import layout
 from hindmost.script import script
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 #: What a run directory must have room for before it is worth starting to write there, bytes.
 ROOM = 1 << 20
+#: What a rank's ring takes of shared memory, bytes.
+RING_BYTES = layout.RECORDS_OFFSET + layout.DEFAULT_CAPACITY * layout.RECORD_BYTES
 
 LOOPBACK = "127.0.0.1"
 
@@ -78,6 +81,15 @@ def ring_directory(job: str, shared_memory: Path = Path("/dev/shm")) -> Path:  #
     return directory
 
 
+def no_room_for_a_ring(directory: Path) -> str | None:
+    """A sentence that says why no rank on this node can make its ring; ``None`` where there is room for one."""
+    try:
+        _try_room(directory / ".room", RING_BYTES)
+    except OSError as error:
+        return f"no ring can be made in {directory} ({error.strerror or error})"
+    return None
+
+
 def remove_rings(directory: Path) -> None:
     """Remove what the agent of this node left, and the user's directory once it is empty."""
     with contextlib.suppress(OSError):  # another job's rings may be beside ours
@@ -114,11 +126,15 @@ def _claimed(directory: Path) -> Path:
     if (directory / "meta.json").exists() or (directory / "segments").exists():
         raise OSError(f"it already holds a run; name another --out, or remove {directory}")
     (directory / "logs").mkdir(exist_ok=True)
-    trial = directory / "logs" / ".room"
+    _try_room(directory / "logs" / ".room", ROOM)
+    return directory
+
+
+def _try_room(trial: Path, size: int) -> None:
+    """Make a file of ``size`` bytes and remove it. ``OSError`` where that cannot be."""
     try:
         with trial.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, ROOM)
+            os.posix_fallocate(file.fileno(), 0, size)
     finally:
         with contextlib.suppress(OSError):
             trial.unlink()
-    return directory

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hindmost import isolation
 from hindmost.errors import HindmostError
 from hindmost.supervise import environment, foreground, place
 from hindmost.supervise.daemon import Daemon
@@ -47,6 +48,7 @@ class Session:
     collector: Daemon
     agent: Daemon
     interrupted_by: str | None = None
+    no_ring: str | None = None
 
     @classmethod
     def start(cls, wish: Wish, launcher: Launcher, environ: Mapping[str, str], say: Callable[[str], None]) -> Session:
@@ -72,14 +74,16 @@ class Session:
             raise
         program = Path(foreground.find(wish.command[0], environ))
         native, notes = environment.native_libraries([*launcher.NATIVE, "ring"], environ, program)
-        for sentence in notes:
-            say(sentence)
+        no_ring = place.no_room_for_a_ring(rings)
+        for sentence in (*notes, isolation.kept_out(wish.command, environ), no_ring):
+            if sentence:
+                say(sentence)
         ours = environment.variables(
             environ, job=job, rings=rings, collector=said["grpc"], launcher=launcher.NAME, native=native
         )
         whole = {**environ, **ours}
         argv = launcher.carry(wish.command, list(ours), whole)
-        return cls(job, directory, rings, said.get("http"), argv, whole, collector, agent)
+        return cls(job, directory, rings, said.get("http"), argv, whole, collector, agent, no_ring=no_ring)
 
     def heard(self, number: signal.Signals) -> None:
         """Remember the first signal that asked the job to end: whoever is gone after it did not die by itself."""
@@ -88,7 +92,8 @@ class Session:
 
     def finish(self, returncode: int, say: Callable[[str], None]) -> str:
         """Let both finish what they hold, agent first; return what the collector said last. Never raises for them."""
-        self.collector.tell({"exit_code": returncode, "interrupted_by": self.interrupted_by})
+        no_ring = self.no_ring or place.no_room_for_a_ring(self.rings)  # the job itself may have filled it
+        self.collector.tell({"exit_code": returncode, "interrupted_by": self.interrupted_by, "no_ring": no_ring})
         kept = _kept(_finished(self.agent, AGENT_SECONDS, say))
         if kept:
             say(f"{kept} samples of this node were not delivered (see {self.agent.log})")

@@ -93,6 +93,7 @@ def _job(name: str, meta: dict[str, Any], tables: dict[str, Table]) -> Job:
         ended_ns=meta.get("ended_ns"),
         exit_code=meta.get("exit_code"),
         interrupted_by=meta.get("interrupted_by"),
+        no_ring=meta.get("no_ring"),
     )
 
 

@@ -1,0 +1,73 @@
+"""Options of Python that keep the probe out: ``-I`` and ``-E`` ignore PYTHONPATH, ``-S`` runs no start-up file."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+INTERPRETER = re.compile(r"python(3(\.\d+)?)?t?")
+#: Asked of the job's own interpreter: whether the .pth file of an installed hindmost is at work in it.
+ASK = "import sys; sys.exit('hindmost.bootstrap' not in sys.modules)"
+
+
+def option(argv: Sequence[str]) -> tuple[str, str] | None:
+    """The interpreter of a command line and which of ``-S``, ``-I`` and ``-E`` it is given; ``None``: none of them."""
+    for at, word in enumerate(argv):
+        if INTERPRETER.fullmatch(Path(word).name):
+            letters = _letters(argv[at + 1 :])
+            found = next((letter for letter in "SIE" if letter in letters), None)
+            if found:
+                return word, f"-{found}"
+    return None
+
+
+def _letters(words: Sequence[str]) -> str:
+    """The one-letter options before the script, ``-c`` or ``-m``; several may share a word (``-Iu``)."""
+    found, value = "", False
+    for word in words:
+        if value:
+            value = False
+            continue
+        if not word.startswith("-") or word.startswith("--") or word == "-":
+            break
+        for at, letter in enumerate(word[1:], 1):
+            if letter in "cm":
+                return found
+            if letter in "WX":  # what follows is their value, here or in the next word
+                value = at == len(word) - 1
+                break
+            found += letter
+    return found
+
+
+def remedy(python: str, given: str) -> str:
+    """Why the probe stays out of an interpreter that is given this option, and what lets it in."""
+    if given == "-S":
+        return f"`{python} -S` runs no start-up file, by which the probe comes in: leave -S out"
+    return (
+        f"`{python} {given}` ignores PYTHONPATH, by which the probe comes in: install hindmost into that Python too"
+        f" (`{python} -m pip install .` in a clone of it; no extras), or leave {given} out"
+    )
+
+
+def kept_out(argv: Sequence[str], environ: Mapping[str, str]) -> str | None:
+    """A sentence where the command's own options keep the probe out; ``None`` where it comes in all the same.
+
+    Runs that interpreter once, and only where it is given such an option.
+    """
+    found = option(argv)
+    if found is None:
+        return None
+    asked = {**environ, "HINDMOST_JOB_ID": "asked", "HINDMOST_PROBE": "0"}
+    try:
+        done = subprocess.run(
+            [*found, "-c", ASK], env=asked, stdin=subprocess.DEVNULL, capture_output=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.SubprocessError):  # it is elsewhere: nobody knows
+        return remedy(*found)
+    return remedy(*found) if done.returncode else None

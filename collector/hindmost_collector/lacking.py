@@ -1,0 +1,106 @@
+"""What a run lacks that cannot be judged: the sentence for it, and how to get what is missing."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+import numpy as np
+from hindmost import isolation
+
+from hindmost_collector.model import Job, rows
+
+if TYPE_CHECKING:
+    from hindmost_collector.model import Run
+    from hindmost_collector.settings import Settings
+
+
+def insufficient(ranks: int, steps: int, seen: bool, settings: Settings, job: Job) -> tuple[str, str]:
+    """What is missing, and how to get it."""
+    own = job.source == Job.source
+    if ranks < 2 and not own:
+        return _too_few_recorded(ranks, job)
+    if ranks == 0:
+        return _none_seen(job)
+    if ranks == 1:
+        return "one rank was seen: there is nobody to compare it with", "run more than one rank"
+    if not seen or steps == 0:
+        return (
+            f"{ranks} ranks were seen, but no step and no collective that repeats",
+            "write `for batch in hindmost.steps(loader):`, or `with hindmost.step():` around each iteration"
+            if own
+            else f"{job.source} did not record enough of it; `hindmost run -- COMMAND` records it all",
+        )
+    enough = f"{settings.min_steps} steps or more"
+    return (
+        f"{steps} steps after warm-up, of {ranks} ranks: too few to tell a habit from an accident",
+        f"let the job run for {enough}" if own else f"record {enough}, such as by `hindmost run -- COMMAND`",
+    )
+
+
+def _too_few_recorded(ranks: int, job: Job) -> tuple[str, str]:
+    """What is missing where the files are of one rank, or of none."""
+    if ranks == 0:
+        return (
+            f"{job.source} alone: no rank's collectives or steps",
+            "put what the ranks recorded beside it and name the folder; `hindmost run -- COMMAND` records it all",
+        )
+    of_all = f" of {job.world_size}" if (job.world_size or 0) > 1 else ""
+    return (
+        f"one rank{of_all} is recorded here: there is nobody to compare it with",
+        "name the folder that holds the files of all ranks",
+    )
+
+
+#: What to look at where ``hindmost run`` saw no rank, and nothing says why.
+_INHERIT = (
+    "ranks are seen where they inherit this command's environment (sudo, ssh and containers drop it) and run steps"
+    " or collectives; the job's stderr says what failed, `hindmost doctor` what can be seen here"
+)
+
+
+def _none_seen(job: Job) -> tuple[str, str]:
+    """Why no rank was seen, as far as is known, and what helps. ``hindmost run`` alone says what the command was."""
+    if job.no_ring:
+        return f"no rank was seen: {job.no_ring}", "make room in /dev/shm, or give the container more (--shm-size=1g)"
+    if job.command is None:
+        return (
+            "no rank was seen",
+            "put `hindmost run --` before the command that launches the ranks; `hindmost doctor` says what can be seen",
+        )
+    isolated = isolation.option(_words(job.command))
+    if isolated:
+        return "no rank was seen", isolation.remedy(*isolated)
+    return (
+        "no rank was seen",
+        _INHERIT,
+    )
+
+
+def _words(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError:  # cut or unbalanced
+        return command.split()
+
+
+def ended_early(run: Run, steps: int) -> tuple[str, str]:
+    """What was recorded of a job that failed before there was enough to judge. ``steps`` are those that were told
+    apart."""
+    counted = len(np.unique(run.steps["step"])) if rows(run.steps) else steps
+    calls = rows(run.collectives)
+    found = [_count(counted, "step")] if counted else []
+    found += [_count(calls, "collective call")] if calls else []
+    recorded = " and ".join(found) or "no step and no collective"
+    ranks = rows(run.ranks)
+    few = "one rank: there is nobody to compare it with" if ranks == 1 else "too few to judge"
+    were = "were" if len(found) > 1 or max(counted, calls) > 1 else "was"
+    return (
+        f"{recorded} of {_count(ranks, 'rank')} {were} recorded before the job failed: {few}",
+        "read what the job itself said before it ended",
+    )
+
+
+def _count(number: int, what: str) -> str:
+    """``1 step``, ``3 steps``."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -1,0 +1,98 @@
+"""Where no rank was seen the report says why, as far as that is known, and what helps."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from hindmost import isolation
+from hindmost.supervise import place
+from hindmost_collector.judge import judge
+from hindmost_collector.model import Job, Run
+
+
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [
+        ("python -I loop.py", ("python", "-I")),
+        ("mpirun -np 4 /opt/bin/python3.11 -uE train.py -S", ("/opt/bin/python3.11", "-E")),
+        ("python3 -W ignore -X dev -Im train", ("python3", "-I")),
+        ("python -IS loop.py", ("python", "-S")),
+        ("python -u -m train -I", None),
+        ("python -WI loop.py", None),
+        ("python loop.py -I -E", None),
+        ("cat -E python", None),
+    ],
+)
+def test_options_that_keep_the_probe_out(command: str, found: tuple[str, str] | None) -> None:
+    """Only the interpreter's own options count: not the script's, nor an option's value."""
+    assert isolation.option(command.split()) == found
+
+
+def test_a_python_with_the_pth_file_is_seen_under_isolation(tmp_path: Path) -> None:
+    """What decides is whether the job's interpreter loads the probe at its start, not the option alone."""
+    environ = {"PATH": os.defpath}
+    plain, ready = _interpreter(tmp_path / "plain"), _interpreter(tmp_path / "ready")
+    site = next((tmp_path / "ready").glob("lib/python*/site-packages"))
+    agent = Path(isolation.__file__).parents[1]
+    (site / "agent.pth").write_text(f"{agent}\n")
+    shutil.copy(agent / "hindmost/inject/hindmost.pth", site / "hindmost.pth")
+    said = isolation.kept_out((plain, "-I", "loop.py"), environ)
+    assert said is not None
+    assert f"`{plain} -m pip install ." in said
+    assert isolation.kept_out((ready, "-I", "loop.py"), environ) is None
+    assert "leave -S out" in (isolation.kept_out((ready, "-S", "loop.py"), environ) or "")
+    assert isolation.kept_out((plain, "loop.py"), environ) is None
+
+
+def _interpreter(folder: Path) -> str:
+    """An interpreter without anything installed."""
+    import venv
+
+    venv.create(folder, with_pip=False, symlinks=True)
+    return str(folder / "bin/python")
+
+
+@pytest.mark.parametrize(
+    ("job", "evidence", "advice"),
+    [
+        (Job("j", command="python -I loop.py"), "no rank was seen", "ignores PYTHONPATH"),
+        (Job("j", command="python -S loop.py"), "no rank was seen", "leave -S out"),
+        (Job("j", command="sh -c 'exit 3'", exit_code=3), "no rank was seen", "hindmost doctor"),
+        (Job("j", command="cut 'quote"), "no rank was seen", "hindmost doctor"),
+        (
+            Job("j", command="python a.py", no_ring="no ring can be made in /x (full)"),
+            "(full)",
+            "make room in /dev/shm",
+        ),
+    ],
+)
+def test_who_ran_under_hindmost_is_not_told_to(job: Job, evidence: str, advice: str) -> None:
+    """A command that ``hindmost run`` started is told what kept its ranks unseen, not to do what was done."""
+    (verdict,) = judge(Run(job)).verdicts
+    assert evidence in verdict.evidence[0]
+    assert advice in verdict.advice[0]
+    assert "hindmost run" not in verdict.advice[0]
+
+
+def test_a_job_that_hindmost_run_did_not_start_is_told_of_it() -> None:
+    """A collector that knows no command was not started by ``hindmost run``."""
+    (verdict,) = judge(Run(Job("j"))).verdicts
+    assert "put `hindmost run --` before the command" in verdict.advice[0]
+
+
+def test_room_for_a_ring_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's refusal is quoted; a trial leaves nothing behind."""
+    assert place.no_room_for_a_ring(tmp_path) is None
+    assert not any(tmp_path.iterdir())
+    gone = tmp_path / "gone"
+    assert place.no_room_for_a_ring(gone) == f"no ring can be made in {gone} (No such file or directory)"
+
+    def full(*_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(place.os, "posix_fallocate", full)
+    assert "No space left on device" in (place.no_room_for_a_ring(tmp_path) or "")
+    assert not any(tmp_path.iterdir())
