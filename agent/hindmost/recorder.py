@@ -38,7 +38,7 @@ class Follower(Protocol):
     """Hooks in C that write to the ring by themselves: what a recorder tells them and asks of them."""
 
     def writes_to(self, ring: Ring) -> None: ...
-    def trains_in(self, thread: int) -> None: ...
+    def trains_in(self, thread: int, *, surely: bool) -> None: ...
     def begins_again(self) -> None: ...
     def gives_up(self) -> tuple[dict[str, int], int]: ...
     def take_work(self) -> int: ...
@@ -73,7 +73,10 @@ class Recorder:
         self.on_epoch: list[Callable[[], None]] = []
         #: Called with the time (ns) where the loop does what is no batch's: an evaluation before it has ended.
         self.on_pause: list[Callable[[int], None]] = []
+        #: Called where what was taken for the training thread proves not to be: what it did is no step's.
+        self.on_handover: list[Callable[[], None]] = []
         self.thread = 0  # the ident of the training thread; 0: none has shown itself
+        self.surely = False  # it did what only a thread that trains does; until then another may take its place
         self.later: list[tuple[Any, ...]] = []  # calls to be made, oldest first: function, arguments
         self.due_ns = 0  # when they should be
         self.own_ns = 0  # what hooks took of the training thread's time since the last flush
@@ -95,6 +98,27 @@ class Recorder:
             self.ring.name("gc")
             self.thread = get_ident()
         return self.thread == get_ident()
+
+    def trains_here(self) -> bool:
+        """Whether the caller, which does what only a thread that trains does, is that thread; the first is for good.
+
+        Until then it was whoever asked first: a thread that fetches ahead for the one that trains, maybe.
+        """
+        here = get_ident()
+        if self.surely or self.thread < 0:
+            return self.thread == here
+        handed_over = self.thread not in (0, here)
+        if handed_over:
+            self.thread = 0
+            self.pace.usage = self._first_usage
+        self.training_thread()
+        self.surely = True
+        for follower in self._followers:
+            follower.trains_in(here, surely=True)
+        if handed_over:
+            for told in self.on_handover:
+                told()
+        return True
 
     def follow(self, follower: Follower) -> None:
         """Have it know of what changes here."""
@@ -126,17 +150,17 @@ class Recorder:
         self.move(ring)
         self.numbers = {"train": 0, "eval": 0}
         self._ended = -1
-        self.thread = 0
+        self.thread, self.surely = 0, False
         for follower in self._followers:
             follower.begins_again()
-            follower.trains_in(0)
+            follower.trains_in(0, surely=False)
 
     def abandon(self) -> None:
         """This process is a fork of the one that trains: nothing is recorded here."""
         self.later.clear()
         self.thread = -1
         for follower in self._followers:
-            follower.trains_in(-1)
+            follower.trains_in(-1, surely=True)
 
     def usage(self) -> tuple[int, int]:
         """CPU ns of this process and run-queue ns of the training thread, so far; -1 unmeasured."""

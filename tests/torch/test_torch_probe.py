@@ -132,6 +132,39 @@ def test_compiled_models_train_alike(train: Train) -> None:
     assert {event.value for event in trace.of(ring.STEP, "train")} == {8}
 
 
+AHEAD = """
+    import queue, threading
+    if "RANK" in __import__("os").environ:
+        torch.distributed.init_process_group("gloo")
+        model = nn.parallel.DistributedDataParallel(model)
+    ready = queue.Queue(2)
+    def fetch():
+        for batch in loader:
+            ready.put(batch)
+        ready.put(None)
+    threading.Thread(target=fetch).start()
+    while (batch := ready.get()) is not None:
+        x, y = batch
+        criterion(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(("by", "ranks"), [("python", 1), ("torchrun", 2)])
+def test_batches_may_be_fetched_ahead_by_a_thread(train: Train, by: str, ranks: int) -> None:
+    """The steps are those of the thread that trains, and none of the other's fetches is inside them."""
+    traces = train(textwrap.dedent(LOOPS + AHEAD), ranks=ranks, by=by)
+    assert sorted(traces) == list(range(ranks))
+    for trace in traces.values():
+        assert trace.count(ring.STEP) == {"train": 8}
+        seen = trace.count(ring.PHASE)
+        assert (seen["backward"], seen["optimizer"]) == (8, 8)
+        begin = trace.of(ring.STEP, "train")[0].start_ns
+        assert not [event for event in trace.of(ring.PHASE, "input") if event.start_ns >= begin]
+        assert trace.count(ring.COLLECTIVE).get("ddp_sync", 0) == (8 if ranks > 1 else 0)
+
+
 def test_several_optimizers_amp_and_closures(train: Train) -> None:
     """A step with two optimizers, one behind an AMP scaler and one with a closure, is one step."""
     script = (

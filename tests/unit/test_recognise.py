@@ -29,7 +29,7 @@ class Loop:
         native = native_hooks(torch, self.recorder, None)
         assert (native is not None) == (written_in == "c")
         if native is not None:
-            native.first()
+            native.first(False)
         self.seen: Any = native.loop if native is not None else Recogniser(self.recorder)
         self._read: list[ring.Event] = []
 

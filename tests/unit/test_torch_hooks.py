@@ -20,7 +20,7 @@ from hindmost.recorder import FLUSH_NS, Recorder
 from tests.unit.fake_cuda import FakeCuda
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
     from types import FrameType
 
@@ -252,6 +252,90 @@ def test_other_threads_are_not_recorded(loop: Loop) -> None:
     other.start()
     other.join()
     assert len([event for event in loop.written() if event.name == "input"]) == 1
+
+
+def in_another_thread(function: Callable[..., object], *arguments: object) -> None:
+    other = threading.Thread(target=function, args=arguments)
+    other.start()
+    other.join()
+
+
+def test_a_thread_that_fetches_ahead_is_not_the_one_that_trains(loop: Loop) -> None:
+    """Steps are the training thread's, as of a loop that fetches nothing; no fetch of the other's is its input."""
+    in_another_thread(loop.fetch)
+    for _ in range(5):
+        in_another_thread(loop.fetch)
+        loop.compute()
+    events = loop.written()
+    assert [seq for seq, _ in steps(events)] == [0, 1, 2, 3, 4]
+    assert steps(events)[1:] == [(seq, 40_000) for seq in (1, 2, 3, 4)], "with what it waited"
+    first = next(event for event in events if event.kind == ring.STEP)
+    assert not [event for event in events if event.name == "input" and event.start_ns >= first.start_ns]
+    assert len([event for event in events if event.name == "forward"]) == 4, "when the first began is not known"
+
+
+def test_a_fetch_in_progress_as_another_thread_trains_is_no_input(loop: Loop) -> None:
+    """What the other thread is still fetching when the training thread shows itself ends outside its steps."""
+    compute = loop.compute
+    fetch = loop._fetch
+
+    def slow(iterator: object) -> object:
+        in_another_thread(compute)
+        assert [event for event in loop.reader.open_records() if event.name == "input"] == []
+        return fetch(iterator)
+
+    loop.functions = SimpleNamespace(fetch=slow, backward=loop._backward)
+    for name in ("fetch", "backward"):
+        loop.hooks.surround(loop.functions, name, name)
+    loop.fetch()
+    events = loop.written()
+    assert len(steps(events)) == 1
+    assert not [event for event in events if event.name == "input"]
+
+
+def test_once_a_thread_trains_no_other_takes_its_place(loop: Loop) -> None:
+    """A second thread that trains, too, is not recorded: its steps would be mixed with the first's."""
+    loop.compute()
+    in_another_thread(loop.train, 3)
+    loop.compute()
+    assert len(steps(loop.written())) == 2
+
+
+def test_a_loop_that_marks_its_steps_may_fetch_ahead(loop: Loop) -> None:
+    """The first backward shows which thread trains: its step is recognised, and from the next on marks are heeded."""
+    stepping.attach(loop.recorder)
+    in_another_thread(loop.fetch)
+    for _ in range(3):
+        with stepping.step():
+            loop.compute()
+    events = loop.written()
+    assert steps(events) == [(0, 20_000), (1, 30_000), (2, 30_000)]
+
+
+def test_an_optimizer_that_raised_does_not_end_the_recording(loop: Loop) -> None:
+    """Its step has no end; the next one's is seen, in a loop that fetches nothing, too."""
+    loop.compute()
+    loop.functions.backward(loop)
+    loop.hooks.step_begins(loop)  # raises: no end is told
+    for _ in range(3):
+        loop.compute()
+    events = loop.written()
+    assert len(steps(events)) == 4
+    assert len([event for event in events if event.name == "optimizer"]) == 4
+
+
+def test_a_closure_is_part_of_its_optimizers_step(loop: Loop) -> None:
+    """A backward inside the optimizer's step, nested or not, leaves it one step."""
+    for _ in range(3):
+        loop.hooks.step_begins(loop)
+        loop.hooks.step_begins(loop)
+        loop.functions.backward(loop)
+        loop.functions.backward(loop)
+        loop.hooks.step_ends(loop)
+        loop.hooks.step_ends(loop)
+    events = loop.written()
+    assert len(steps(events)) == 3
+    assert len([event for event in events if event.name == "optimizer"]) == 3
 
 
 def test_a_fault_of_ours_is_one_line(loop: Loop, capsys: pytest.CaptureFixture[str]) -> None:

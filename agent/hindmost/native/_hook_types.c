@@ -134,6 +134,8 @@ static void loop_dealloc(PyObject *self) {
 
 static PyMemberDef loop_members[] = {
     {"thread", T_ULONG, offsetof(Loop, thread), 0, NULL},
+    {"surely", T_BOOL, offsetof(Loop, surely), 0, NULL},
+    {"fed", T_BOOL, offsetof(Loop, fed), 0, NULL},
     {"ticks", T_LONGLONG, offsetof(Loop, ticks), 0, NULL},
     {"mask", T_LONGLONG, offsetof(Loop, mask), 0, NULL},
     {"thrift", T_LONGLONG, offsetof(Loop, thrift), 0, NULL},

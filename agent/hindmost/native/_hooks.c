@@ -57,10 +57,11 @@ static int64_t now(Loop *loop) {
     return time;
 }
 
-static bool in_training_thread(Loop *loop) {
+/* Whether this is the thread that trains. Any may seem so that fetches; one that `trains` takes its place for good. */
+static bool in_training_thread(Loop *loop, bool trains) {
     unsigned long here = PyThread_get_thread_ident();
-    if (!loop->thread)
-        CALL_RARE(loop, FIRST, NULL);
+    if (!loop->thread || (trains && !loop->surely))
+        CALL_RARE(loop, FIRST, "i", trains);
     return here == loop->thread;
 }
 
@@ -190,7 +191,7 @@ static uint64_t source_of(PyObject *iterator) {
 
 /* When the fetch began; -1: nothing of it is recorded. */
 static int64_t fetch_begins(Loop *loop, PyObject *iterator) {
-    if (!in_training_thread(loop) || (loop->passing && !loop->stepped))
+    if (!in_training_thread(loop, false) || (loop->passing && !loop->stepped))
         return -1;
     int64_t start = now(loop);
     bool gradients = gradients_are_on(loop);
@@ -210,6 +211,8 @@ static int64_t fetch_begins(Loop *loop, PyObject *iterator) {
 }
 
 static void fetch_ends(Loop *loop, int64_t start, PyObject *batch) {
+    if (PyThread_get_thread_ident() != loop->thread) /* another has taken its place meanwhile */
+        return;
     int64_t end = now(loop);
     show_no_more(loop);
     hm_input_ends(&loop->seen, start, end, work_of(loop, batch));
@@ -218,10 +221,11 @@ static void fetch_ends(Loop *loop, int64_t start, PyObject *batch) {
 }
 
 static int64_t backward_begins(Loop *loop) {
-    if (loop->backwards || loop->passing || !in_training_thread(loop))
+    if (loop->backwards || loop->passing || !in_training_thread(loop, true))
         return -1;
     int64_t start = now(loop);
     loop->backwards = 1;
+    loop->prompted = true;
     hm_backward_begins(&loop->seen, start);
     show(loop, HM_BACKWARD, start);
     gpu(loop, BACKWARD_BEGINS);
@@ -239,7 +243,12 @@ static void backward_ends(Loop *loop, int64_t start) {
 }
 
 static void step_begins(Loop *loop) {
-    if (!in_training_thread(loop) || loop->optimizing++ || loop->passing)
+    if (!in_training_thread(loop, true))
+        return;
+    if (loop->prompted) /* since the step before began: that one has ended, or raised and so told of no end */
+        loop->optimizing = 0;
+    loop->prompted = false;
+    if (loop->optimizing++ || loop->passing)
         return;
     loop->started = now(loop);
     hm_optimizer_begins(&loop->seen, loop->started);
@@ -274,7 +283,7 @@ PyObject *hm_call_fetch(PyObject *self, PyObject *const *args, size_t count, PyO
         return result;
     if (result)
         fetch_ends(loop, start, result);
-    else {
+    else if (PyThread_get_thread_ident() == loop->thread) {
         show_no_more(loop);
         hm_input_fails(&loop->seen);
     }

@@ -13,12 +13,14 @@ typedef struct {
     struct hm_seen seen;
     Ring *ring;
     unsigned long thread; /* the ident of the training thread; 0: unknown as yet, ask first() */
+    char surely;          /* it did what only a thread that trains does; until then such a one takes its place */
     long long ticks, mask, thrift; /* of pacing.py: steps with a bit of mask are not measured, of thrift not recorded */
     long long own, due;            /* ns of the training thread that hooks took; when to give account of it */
     long long started;             /* when the optimizer's step in progress began */
     long long passing;             /* train steps gone by unrecorded, the one in progress included */
     int stepped, optimizing, backwards;
     char fed, measuring, on_gpu, tokens;
+    char prompted; /* a backward began since the optimizer's last step did, in its closure or after it */
     PyObject *gradients, *clock; /* clock: NULL, but in tests */
     PyObject *rare[RARE];
     PyObject *kind, *way; /* the type of the last batch, and the keys to the tensor that tells its work */

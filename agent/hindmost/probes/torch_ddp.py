@@ -148,7 +148,7 @@ class Synchronisation:
 
     def backward_begins(self, *_: Any) -> list[Gradients] | None:
         """The models that this backward may synchronise."""
-        if not self._models or not self._recorder.training_thread():
+        if not self._models or not self._recorder.trains_here():
             return None
         return [model for model in self._models if model.expect()] or None
 

@@ -49,8 +49,10 @@ class Hooks:
         self._stepped = 1  # steps of optimizers since then; the first fetch is a tick, too
         self._backwards = 0  # backward inside backward (activation checkpointing) is part of the outer one
         self._optimizing = 0  # Horovod's step calls the wrapped optimizer's step: both tell us
+        self._prompted = False  # a backward began since the optimizer's last step did, in its closure or after it
         self._started = 0
         self._passing = 0  # train steps gone by unrecorded, the one in progress included; 0: it is recorded
+        recorder.on_handover.append(self._handed_over)
 
     def surround(self, owner: Any, name: str, place: str) -> None:
         """Hook a function: ``place`` is ``fetch`` or ``backward``."""
@@ -58,6 +60,12 @@ class Hooks:
             around(owner, name, self.input_begins, self.input_ends, self.input_fails)
         else:
             around(owner, name, self.backward_begins, self.backward_ends, self.backward_ends)
+
+    def _handed_over(self) -> None:
+        """Another thread trains than the one that fetched: what that one did, and may be doing, is no step's."""
+        self._fed = False
+        self._recorder.ring.leave(SLOT)
+        self._later.append((self._recogniser.forgets,))
 
     def _careful(self, hook: Callable[..., None]) -> Callable[..., None]:
         """A hook of optimizers. Where it fails all hooks are idle from then on: what is known by then may be wrong."""
@@ -102,6 +110,8 @@ class Hooks:
     def input_ends(self, start: int, batch: Any, _iterator: Any) -> None:
         now = self._clock()
         recorder = self._recorder
+        if get_ident() != recorder.thread:  # another has taken its place meanwhile
+            return
         recorder.ring.leave(SLOT)
         self._later.append((self._recogniser.input_ends, start, now, self._batches.work(batch)))
         if self._gpu is not None and self._pace.measuring:
@@ -111,15 +121,18 @@ class Hooks:
         recorder.own_ns += self._clock() - now
 
     def input_fails(self, _start: int, _iterator: Any) -> None:
+        if get_ident() != self._recorder.thread:
+            return
         self._recorder.ring.leave(SLOT)
         self._later.append((self._recogniser.input_fails,))
 
     def backward_begins(self, *_: Any) -> int | None:
         recorder = self._recorder
-        if self._backwards or self._passing or (get_ident() != recorder.thread and not recorder.training_thread()):
+        if self._backwards or self._passing or not self._trains_here():
             return None
         start = self._clock()
         self._backwards = 1
+        self._prompted = True
         self._later.append((self._recogniser.backward_begins, start))
         recorder.ring.enter(SLOT, PHASE, recorder.ids.get("backward") or recorder.id("backward"), start)
         if self._gpu is not None and self._pace.measuring:
@@ -141,8 +154,11 @@ class Hooks:
 
     def _step_begins(self, _optimizer: Any) -> None:
         recorder = self._recorder
-        if get_ident() != recorder.thread and not recorder.training_thread():
+        if not self._trains_here():
             return
+        if self._prompted:  # since the step before began: that one has ended, or raised and so told of no end
+            self._prompted = False
+            self._optimizing = 0
         self._optimizing += 1
         if self._optimizing == 1 and not self._passing:
             self._started = start = self._clock()
@@ -170,6 +186,10 @@ class Hooks:
         recorder.own_ns += end - now
         if end >= recorder.due_ns:
             recorder.flush_at(end)
+
+    def _trains_here(self) -> bool:
+        recorder = self._recorder
+        return get_ident() == recorder.thread if recorder.surely else recorder.trains_here()
 
     def _passes(self, start: int, gradients: bool) -> bool:
         """Whether the step that begins goes unrecorded, because hooks take too much of such short steps."""

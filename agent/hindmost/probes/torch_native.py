@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hindmost.probes import torch_copies
 from hindmost.probes.batches import way_to_shape
 from hindmost.probes.guard import guarded, undo
+from hindmost.probes.torch_hooks import SLOT
 from hindmost.ring.native import load
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class NativeHooks:
         recorder.follow(self)
         recorder.closers.insert(0, self.loop.finish)  # before the GPU's last events are read
         recorder.on_epoch.append(self.loop.forgets)
+        recorder.on_handover.append(self._handed_over)
         recorder.on_pause.append(self.loop.pauses)
 
     def surround(self, owner: Any, name: str, place: str) -> None:
@@ -64,9 +66,10 @@ class NativeHooks:
         """Whatever is seen from now on goes to this ring, which the training thread has or has had."""
         self.loop.bind(getattr(ring, "native", None), tuple(map(ring.name, NAMES)))
 
-    def trains_in(self, thread: int) -> None:
-        """Which thread trains; 0: the next that shows itself; -1: none."""
+    def trains_in(self, thread: int, *, surely: bool) -> None:
+        """Which thread trains; 0: the next that shows itself; -1: none. Unless surely: until one does train."""
         self.loop.thread = thread if thread >= 0 else NOBODY
+        self.loop.surely = surely
 
     def begins_again(self) -> None:
         """Steps are numbered from 0."""
@@ -91,11 +94,15 @@ class NativeHooks:
 
     # What the loop asks for.
 
-    def first(self) -> None:
-        """A thread shows itself, and none has before."""
-        self._recorder.training_thread()
-        self.writes_to(self._recorder.ring)
-        self.trains_in(self._recorder.thread)
+    def first(self, trains: bool) -> None:
+        """A thread shows itself, and none has before; or one that ``trains`` does, and none has that did."""
+        recorder = self._recorder
+        if trains:
+            recorder.trains_here()
+        else:
+            recorder.training_thread()
+        self.writes_to(recorder.ring)
+        self.trains_in(recorder.thread, surely=recorder.surely)
 
     def tick(self, now: int, ticks: int) -> None:
         """A step that is measured ends here, or begins."""
@@ -137,6 +144,12 @@ class NativeHooks:
         found = way_to_shape(batch)
         self.loop.tokens = found is not None and "input_ids" in found
         return found
+
+    def _handed_over(self) -> None:
+        """Another thread trains than the one that fetched: what that one did, and may be doing, is no step's."""
+        self.loop.fed = False
+        self._recorder.ring.leave(SLOT)
+        self.loop.forgets()
 
     def _pace(self) -> None:
         """Say which steps are measured and recorded, and whether the one in progress needs ``closes``."""
