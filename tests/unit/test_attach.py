@@ -76,6 +76,8 @@ def stack(*files: str) -> list[Frame]:
         (("train.py", "torch/serialization.py"), "checkpoint"),
         (("train.py", "horovod/torch/mpi_ops.py"), "comm"),
         (("train.py",), "other"),
+        (("train.py", "<frozen importlib._bootstrap>", "torch/__init__.py", "torch/_dynamo/__init__.py"), "other"),
+        (("train.py", "torch/_dynamo/eval_frame.py"), "forward"),
     ],
 )
 def test_a_stack_is_in_one_phase(files: tuple[str, ...], phase: str) -> None:
@@ -181,6 +183,28 @@ def test_other_processes_are_refused_by_name(tmp_path: Path) -> None:
         target.by_pid(7, tmp_path)
     with pytest.raises(UsageError, match="no process of yours"):
         target.by_job("99", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (PermissionError(13, "Permission denied"), r"cannot be read \(Permission denied\): .*CAP_SYS_PTRACE"),
+        (ProcessLookupError(3, "No such process"), "there is no such process"),
+        (OSError(5, "Input/output error"), r"cannot be read \(Input/output error\)$"),
+    ],
+)
+def test_a_process_that_cannot_be_read_is_not_said_to_be_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, says: str
+) -> None:
+    """The kernel keeps some processes from root too, such as a container's first: the refusal is quoted."""
+    (tmp_path / "7").mkdir()
+
+    def refused(_: Path) -> dict[str, str]:
+        raise error
+
+    monkeypatch.setattr(target, "_environ", refused)
+    with pytest.raises(UsageError, match=says):
+        target.by_pid(7, tmp_path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a process of another user")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hindmost import examine
+from hindmost.attach import stacks
 from hindmost.cli import main
 from hindmost.examine import host, jobs
 from hindmost.examine.finding import Machine
@@ -32,8 +33,10 @@ def write(machine: Machine, path: str, text: str) -> None:
     file.write_text(text)
 
 
-def test_a_bare_machine_is_described(bare: Machine) -> None:
+def test_a_bare_machine_is_described(bare: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing can be seen every check still answers, and says what is lost by it."""
+    monkeypatch.setattr(stacks, "_beside_interpreter", list)
+    monkeypatch.setattr(stacks, "_beside_modules", list)
     findings = examine.examine(bare)
     assert list(findings) == list(examine.CHECKS)
     assert {finding.state for finding in findings.values()} <= STATES
@@ -43,6 +46,18 @@ def test_a_bare_machine_is_described(bare: Machine) -> None:
     for name in unseen:
         assert findings[name].state == "no", name
         assert findings[name].lost, name
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="this Python needs no py-spy")
+def test_py_spy_is_found_where_attach_finds_it(bare: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``pip install --target DIR`` puts it on nobody's PATH; attach runs it all the same, and doctor says so."""
+    monkeypatch.setattr(stacks, "_beside_interpreter", list)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(bare.root / "site")])
+    program = bare.root / "site/bin/py-spy"
+    program.parent.mkdir(parents=True)
+    program.touch(0o755)
+    assert stacks.py_spy(str(bare.root)) == str(program)
+    assert host.stacks(bare).state == "yes"
 
 
 def test_a_check_that_fails_is_an_answer(bare: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

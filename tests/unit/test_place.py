@@ -106,6 +106,16 @@ def test_a_profiler_plugin_of_the_users_is_said_to_stay(
     assert all("NCCL_PROFILER_PLUGIN=mine.so is yours and stays" in note for note in notes)
 
 
+def test_without_a_compiler_all_that_is_lost_is_told_at_once(tmp_path: Path) -> None:
+    """What is not seen and what costs more, in one sentence, with the one reason and its remedy."""
+    environ = {"PATH": str(tmp_path), "HOME": str(tmp_path)}
+    found, (note,) = environment.native_libraries(["pmpi", "nccl", "ring"], environ, tmp_path)
+    assert found == {}
+    assert all(what in note for what in environment.MISSING.values())
+    assert "run in Python, which costs the job more" in note
+    assert note.count("there is no C compiler") == 1
+
+
 def test_loopback_unless_another_host_is_named() -> None:
     """Agents are told the loopback address where every rank is here, or where no named host is known."""
     assert place.address([]) == "127.0.0.1"

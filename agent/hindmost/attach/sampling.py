@@ -38,6 +38,8 @@ INNER = (
     ("backward", re.compile(r"torch/autograd/(__init__|graph|function)\.py|torch/_tensor\.py")),
     ("forward", re.compile(r"torch/nn/|torch/_dynamo/|keras/.*/layers/")),
 )
+#: A frame of Python's own import system: whatever a module runs while it is imported is start-up, no phase of a step.
+IMPORTING = "<frozen importlib"
 #: A line of source that calls into MPI.
 MPI_CALL = re.compile(
     r"\.\s*(I?(all)?(reduce|gather|scatter)v?|[ib]?bcast|barrier|alltoall[vw]?|reduce_scatter(_block)?|exscan|scan"
@@ -110,6 +112,8 @@ def parse(text: str) -> Frame:
 
 def classify(frames: Sequence[Frame]) -> str:
     """The phase that a stack, outermost frame first, is in."""
+    if any(frame.file.startswith(IMPORTING) for frame in frames):
+        return "other"
     for phase, pattern in OUTER:
         if any(pattern.search(frame.file) for frame in frames):
             return phase

@@ -36,15 +36,26 @@ def by_pid(pid: int, proc: Path = Path("/proc")) -> Target:
     folder = proc / str(pid)
     try:
         owner = folder.stat().st_uid
-        environ = _environ(folder) if owner == os.geteuid() else None
-    except OSError:
-        raise UsageError(f"--pid {pid}: there is no such process; `pgrep -af python` lists candidates") from None
-    if environ is None:
-        raise UsageError(f"--pid {pid}: it belongs to user {owner}, and hindmost attaches to your own processes only")
-    target = _describe(folder, environ)
+        if owner != os.geteuid():
+            raise UsageError(
+                f"--pid {pid}: it belongs to user {owner}, and hindmost attaches to your own processes only"
+            )
+        target = _describe(folder, _environ(folder))
+    except OSError as error:
+        raise UsageError(f"--pid {pid}: {_refusal(error)}") from None
     if target is None:
         raise UsageError(f"--pid {pid}: it runs no Python 3 interpreter")
     return target
+
+
+def _refusal(error: OSError) -> str:
+    """Why nothing can be read of a process, and what helps."""
+    if isinstance(error, FileNotFoundError | ProcessLookupError):
+        return "there is no such process; `pgrep -af python` lists candidates"
+    why = f"it cannot be read ({error.strerror or error})"
+    if isinstance(error, PermissionError):
+        return f"{why}: the kernel protects it, or the container lacks CAP_SYS_PTRACE (docker run --cap-add SYS_PTRACE)"
+    return why
 
 
 def by_job(job: str, proc: Path = Path("/proc")) -> list[Target]:

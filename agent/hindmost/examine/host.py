@@ -8,6 +8,8 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
+from hindmost.attach import stacks as attach_stacks
+from hindmost.errors import HindmostError
 from hindmost.examine.finding import Finding
 
 if TYPE_CHECKING:
@@ -93,8 +95,11 @@ def stacks(machine: Machine) -> Finding:
     """Reading a running process's Python stack, for hangs and for attach."""
     if sys.version_info >= (3, 14):
         return Finding("yes", "sys.remote_exec of this Python")
-    if machine.which("py-spy") is None:
-        return Finding("no", "no py-spy on PATH", "stacks of hanging ranks", "pip install py-spy")
+    try:
+        attach_stacks.py_spy(machine.environ.get("PATH", os.defpath))
+    except HindmostError:
+        where = "no py-spy on PATH, beside this Python or its modules"
+        return Finding("no", where, "stacks of hanging ranks", "pip install py-spy")
     scope = machine.text("/proc/sys/kernel/yama/ptrace_scope") or "0"
     if scope != "0" and os.geteuid() != 0:
         return Finding(

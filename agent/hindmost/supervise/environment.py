@@ -12,8 +12,12 @@ from hindmost.native import build
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-#: What is lost without each of the C parts; the ring's loss is a few hundred ns an event, not worth a line.
-MISSING = {"pmpi": "MPI calls are timed from Python only", "nccl": "NCCL's collectives are not seen"}
+#: What is lost without each of the C parts.
+MISSING = {
+    "pmpi": "MPI calls are timed from Python only",
+    "nccl": "NCCL's collectives are not seen",
+    "ring": "the probe's hooks and events run in Python, which costs the job more",
+}
 
 INJECT = Path(hindmost.__file__).parent / "inject"
 
@@ -54,18 +58,18 @@ def in_front(ours: str, theirs: str, separator: str) -> str:
 def native_libraries(
     kinds: Iterable[str], environ: Mapping[str, str], program: Path
 ) -> tuple[dict[str, Path], list[str]]:
-    """The C parts that this job can use, built at first use; and a sentence for each that cannot be had.
+    """The C parts that this job can use, built at first use; and a sentence for each reason why some are missing.
 
     ``program`` is the launcher: which MPI it belongs to decides what the shim wraps.
     """
     found: dict[str, Path] = {}
-    notes: list[str] = []
+    lost: dict[str, list[str]] = {}
     for kind in kinds:
         try:
             found[kind] = build.library(kind, environ, program)
         except build.BuildError as error:  # noqa: PERF203 - three rounds
-            if kind in MISSING:
-                notes.append(f"{MISSING[kind]}: {error}")
+            lost.setdefault(str(error), []).append(MISSING[kind])
+    notes = [f"{'; '.join(missing)}: {why}" for why, missing in lost.items()]
     theirs = environ.get("NCCL_PROFILER_PLUGIN")
     if "nccl" in found and theirs and theirs != str(found["nccl"]):
         notes.append(f"{MISSING['nccl']}: NCCL_PROFILER_PLUGIN={theirs} is yours and stays; unset it for hindmost's")
