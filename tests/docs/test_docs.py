@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 from hindmost.cli import COMMANDS
-from hindmost_collector.model import TABLES
+from hindmost_collector.model import PHASES, TABLES
 from hindmost_collector.options import Options
+from hindmost_collector.report import columns as of_ranks
 from hindmost_collector.settings import DEFAULT
 from hindmost_collector.verdict import CAUSES, KINDS
 from hindmost_proto import telemetry_pb2
@@ -126,6 +127,16 @@ def test_every_message_of_the_protocol_is_explained() -> None:
     parts = {"AgentMessage", "CollectorMessage", "Series"}
     messages = set(telemetry_pb2.DESCRIPTOR.message_types_by_name) - parts
     assert [name for name in messages if not re.search(rf"\b{name}\b", text)] == []
+
+
+def test_every_column_of_the_table_of_ranks_is_defined() -> None:
+    """Each title that a report can print over its ranks is in the table that says what it is."""
+    phases = dict.fromkeys((*PHASES, "self_cpu"), 50.0)
+    figures = ("step_ms", "self_ms", "wait_ms", "transfer_ms", "caused_wait_ms", "share_last", "cpu_ratio", "rss_bytes")
+    both = [{"rank": rank, "node": f"n{rank}", "phases_ms": phases, **dict.fromkeys(figures, 1.0)} for rank in (0, 1)]
+    titles, _ = of_ranks.table(both)
+    rows = re.findall(r"^\| (`.*?) \|", section_of("reading-a-verdict.md", "## The columns of the table"), re.MULTILINE)
+    assert sorted(re.findall(r"`([^`]+)`", " ".join(rows))) == sorted(titles)
 
 
 def section_of(page: str, heading: str) -> str:
