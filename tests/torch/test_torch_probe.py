@@ -165,6 +165,29 @@ def test_batches_may_be_fetched_ahead_by_a_thread(train: Train, by: str, ranks: 
         assert trace.count(ring.COLLECTIVE).get("ddp_sync", 0) == (8 if ranks > 1 else 0)
 
 
+def test_a_compiled_function_may_call_backward(train: Train) -> None:
+    """The hooked function breaks the graph once, as torch's own does, and computes the same."""
+    script = (
+        LOOPS
+        + """
+    from torch._dynamo.utils import counters
+    def compiled(x, y):
+        loss = criterion(model(x), y)
+        torch.autograd.backward(loss)
+        return loss * 2
+    compiled = torch.compile(compiled, backend="eager")
+    for x, y in loader:
+        assert compiled(x, y) > 0
+        optimizer.step()
+        optimizer.zero_grad()
+    assert sum(counters["graph_break"].values()) == 1, counters["graph_break"]
+    """
+    )
+    (trace,) = train(textwrap.dedent(script), ranks=1, by="python").values()
+    assert trace.count(ring.STEP) == {"train": 8}
+    assert trace.count(ring.PHASE)["backward"] == 8
+
+
 def test_several_optimizers_amp_and_closures(train: Train) -> None:
     """A step with two optimizers, one behind an AMP scaler and one with a closure, is one step."""
     script = (

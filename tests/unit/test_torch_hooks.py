@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import inspect
 import pickle
 import threading
+import weakref
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +15,7 @@ from hindmost import bootstrap, ring, stepping
 from hindmost.identity import Identity
 from hindmost.pacing import MOST_SHARE, PATIENCE, Thrift
 from hindmost.probes import torch_copies
+from hindmost.probes.guard import undo
 from hindmost.probes.torch_cuda import GpuPhases
 from hindmost.probes.torch_hooks import Hooks
 from hindmost.probes.torch_native import native_hooks
@@ -220,6 +224,28 @@ def test_what_is_hooked_is_as_it_was(loop: Loop) -> None:
     events = loop.written()
     assert len([event for event in events if event.name == "backward"]) == 1 + 3 + 2
     assert loop.reader.open_records() == []
+
+
+def test_a_hooked_function_may_be_looked_at(loop: Loop) -> None:
+    """Whoever inspects the function, or refers to it weakly, finds the signature and the name of the hooked one."""
+    for hooked, original in ((loop.functions.backward, loop._backward), (loop.functions.fetch, loop._fetch)):
+        assert inspect.signature(hooked) == inspect.signature(original)
+        assert weakref.ref(hooked)() is hooked
+        assert original.__name__ in repr(hooked)
+
+
+def test_hooks_that_are_not_needed_any_more_are_collected(tmp_path: Path, written_in: str) -> None:
+    """Hooks, what they surround and what they call for refer to each other; without us they all go."""
+    made = Loop(tmp_path, written_in)
+    made.train(3)
+    made.functions.fetch.itself = made.functions.fetch
+    gone = [weakref.ref(each) for each in (made.functions.fetch, made.functions.backward, made.hooks, made)]
+    made.reader.close()
+    made.writer.close()
+    undo.clear()
+    del made
+    gc.collect()
+    assert [each() for each in gone] == [None] * 4
 
 
 def test_a_hook_in_a_class_is_a_method(loop: Loop) -> None:

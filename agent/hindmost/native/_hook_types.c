@@ -16,10 +16,30 @@ static const struct {
 /* Hook(loop, place, original=None): what stands in place of a function, or is called by an optimizer. */
 static PyObject *hook_new(PyTypeObject *type, PyObject *args, PyObject *keywords);
 
+static int hook_traverse(PyObject *self, visitproc visit, void *arg) {
+    Hook *hook = (Hook *)self;
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT((PyObject *)hook->loop);
+    Py_VISIT(hook->original);
+    Py_VISIT(hook->attributes);
+    return 0;
+}
+
+/* It may be called yet, by a finalizer: its loop stays, whose own clearing breaks the cycles through it. */
+static int hook_clear(PyObject *self) {
+    Hook *hook = (Hook *)self;
+    Py_XSETREF(hook->original, Py_NewRef(Py_None));
+    Py_CLEAR(hook->attributes);
+    return 0;
+}
+
 static void hook_dealloc(PyObject *self) {
     Hook *hook = (Hook *)self;
     PyTypeObject *type = Py_TYPE(self);
-    Py_XDECREF(hook->loop);
+    PyObject_GC_UnTrack(self);
+    if (hook->weak)
+        PyObject_ClearWeakRefs(self);
+    Py_XDECREF((PyObject *)hook->loop);
     Py_XDECREF(hook->original);
     Py_XDECREF(hook->attributes);
     type->tp_free(self);
@@ -32,6 +52,10 @@ static PyObject *hook_get(PyObject *self, PyObject *instance, PyObject *type) {
     return instance && instance != Py_None ? PyMethod_New(self, instance) : Py_NewRef(self);
 }
 
+static PyObject *hook_repr(PyObject *self) {
+    return PyUnicode_FromFormat("<hindmost's hook around %R>", ((Hook *)self)->original);
+}
+
 /* Pickled by name, as a function is. */
 static PyObject *hook_reduce(PyObject *self, PyObject *unused) {
     (void)unused;
@@ -41,6 +65,7 @@ static PyObject *hook_reduce(PyObject *self, PyObject *unused) {
 static PyMemberDef hook_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(Hook, call), READONLY, NULL},
     {"__dictoffset__", T_PYSSIZET, offsetof(Hook, attributes), READONLY, NULL},
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(Hook, weak), READONLY, NULL},
     {"original", T_OBJECT, offsetof(Hook, original), 0, NULL},
     {0},
 };
@@ -58,19 +83,20 @@ static PyMethodDef hook_methods[] = {
 static PyType_Slot hook_slots[] = {
     {Py_tp_new, hook_new},         {Py_tp_dealloc, hook_dealloc},   {Py_tp_call, PyVectorcall_Call},
     {Py_tp_descr_get, hook_get},   {Py_tp_members, hook_members},   {Py_tp_getset, hook_attributes},
-    {Py_tp_methods, hook_methods}, {0},
+    {Py_tp_methods, hook_methods}, {Py_tp_repr, hook_repr},         {Py_tp_traverse, hook_traverse},
+    {Py_tp_clear, hook_clear},     {0},
 };
 
 static PyType_Spec hook_spec = {
     "_ring.Hook", sizeof(Hook), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR, hook_slots};
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR, hook_slots};
 
 #define TOLD(name, format, ...)                                                                                       \
     static PyObject *told_##name(PyObject *self, PyObject *args) {                                                    \
         long long a = 0, b = 0, c = 1;                                                                                \
         if (!PyArg_ParseTuple(args, format, &a, &b, &c))                                                              \
             return NULL;                                                                                              \
-        hm_##name(&((Loop *)self)->seen __VA_OPT__(, ) __VA_ARGS__);                                                  \
+        hm_##name(&((Loop *)self)->seen, ##__VA_ARGS__);                                                  \
         return hm_unless_raised((Loop *)self, Py_NewRef(Py_None), false);                                                \
     }
 TOLD(input_begins, "L|LL", a, (uint64_t)b, c != 0)
@@ -120,14 +146,44 @@ static PyObject *loop_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     return (PyObject *)loop;
 }
 
-static void loop_dealloc(PyObject *self) {
+static int loop_traverse(PyObject *self, visitproc visit, void *arg) {
     Loop *loop = (Loop *)self;
-    PyTypeObject *type = Py_TYPE(self);
-    PyObject *held[] = {(PyObject *)loop->ring, loop->gradients, loop->clock, loop->kind, loop->way};
-    for (size_t i = 0; i < sizeof held / sizeof *held; i++)
-        Py_XDECREF(held[i]);
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT((PyObject *)loop->ring);
+    Py_VISIT(loop->gradients);
+    Py_VISIT(loop->clock);
+    Py_VISIT(loop->kind);
+    Py_VISIT(loop->way);
     for (int i = 0; i < RARE; i++)
-        Py_XDECREF(loop->rare[i]);
+        Py_VISIT(loop->rare[i]);
+    for (int i = 0; i < RAISED; i++)
+        Py_VISIT(loop->raised[i]);
+    return 0;
+}
+
+/* Hooks of it may be called yet, by finalizers: no thread is the training thread any more, so that they do nothing. */
+static int loop_clear(PyObject *self) {
+    Loop *loop = (Loop *)self;
+    loop->thread = HM_NOBODY;
+    loop->surely = true;
+    loop->seen.ring = NULL;
+    loop->seen.attended = false;
+    Py_CLEAR(loop->ring);
+    Py_CLEAR(loop->gradients);
+    Py_CLEAR(loop->clock);
+    Py_CLEAR(loop->kind);
+    Py_CLEAR(loop->way);
+    for (int i = 0; i < RARE; i++)
+        Py_CLEAR(loop->rare[i]);
+    for (int i = 0; i < RAISED; i++)
+        Py_CLEAR(loop->raised[i]);
+    return 0;
+}
+
+static void loop_dealloc(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    loop_clear(self);
     type->tp_free(self);
     Py_DECREF(type);
 }
@@ -171,10 +227,11 @@ static PyMethodDef loop_methods[] = {
 
 static PyType_Slot loop_slots[] = {
     {Py_tp_new, loop_new},         {Py_tp_dealloc, loop_dealloc}, {Py_tp_members, loop_members},
-    {Py_tp_methods, loop_methods}, {0},
+    {Py_tp_methods, loop_methods}, {Py_tp_traverse, loop_traverse}, {Py_tp_clear, loop_clear},
+    {0},
 };
 
-static PyType_Spec loop_spec = {"_ring.Loop", sizeof(Loop), 0, Py_TPFLAGS_DEFAULT, loop_slots};
+static PyType_Spec loop_spec = {"_ring.Loop", sizeof(Loop), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, loop_slots};
 static PyTypeObject *loop_type;
 
 static PyObject *hook_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {

@@ -38,7 +38,12 @@ PyObject *hm_unless_raised(Loop *loop, PyObject *result, bool failed) {
     return NULL;
 }
 
-#define CALL_RARE(loop, which, ...) done(loop, PyObject_CallFunction((loop)->rare[which], __VA_ARGS__))
+/* Of a loop that is being collected there is nobody to call. */
+#define CALL_RARE(loop, which, ...)                                                                                   \
+    do                                                                                                                \
+        if ((loop)->rare[which])                                                                                      \
+            done(loop, PyObject_CallFunction((loop)->rare[which], __VA_ARGS__));                                      \
+    while (0)
 
 static void done(Loop *loop, PyObject *result) {
     if (!result)

@@ -8,6 +8,9 @@
 /* Methods of the object that a Loop is made with. None raises but what is no fault of its own: Ctrl-C. */
 enum rare { FIRST, TICK, CLOSES, GPU, ACCOUNT, WAY, RARE };
 
+enum { RAISED = 3 };              /* an exception's type, value and trace */
+#define HM_NOBODY ((unsigned long)-1) /* no thread has this ident */
+
 typedef struct {
     PyObject_HEAD
     struct hm_seen seen;
@@ -24,14 +27,14 @@ typedef struct {
     PyObject *gradients, *clock; /* clock: NULL, but in tests */
     PyObject *rare[RARE];
     PyObject *kind, *way; /* the type of the last batch, and the keys to the tensor that tells its work */
-    PyObject *raised[3];  /* what is to be raised when the hook is done */
+    PyObject *raised[RAISED]; /* what is to be raised when the hook is done */
 } Loop;
 
 typedef struct {
     PyObject_HEAD
     vectorcallfunc call;
     Loop *loop;
-    PyObject *original, *attributes;
+    PyObject *original, *attributes, *weak; /* weak: references to it */
 } Hook;
 
 extern HM_HIDDEN PyObject *hm_dataset_name, *hm_shape_name; /* the attributes, interned */
