@@ -282,7 +282,7 @@ def of_hang(stop: Hang, run: Run) -> Verdict:
         ranks=stop.ranks,
         victims=stop.victims,
         cause="unknown",
-        confidence=0.99 if stop.ranks else 0.6,
+        confidence=(0.99 if stop.waited_ns >= 0 else 0.8) if stop.ranks else 0.6,
         evidence=tuple(wording.hang(stop, run)),
         advice=tuple(wording.hang_advice(stop, run)),
     )

@@ -260,6 +260,9 @@ def hang(stop: Hang, run: Run) -> list[str]:
         ]
     waited = "1 rank has" if len(stop.victims) == 1 else f"{len(stop.victims)} ranks have"
     found = [f"{waited} waited {stop.waited_ns / 1e9:.1f} s in {where}"]
+    if stop.waited_ns < 0:
+        wait = "1 rank waits" if len(stop.victims) == 1 else f"{len(stop.victims)} ranks wait"
+        found = [f"{wait} in {where}; for how long is not recorded"]
     if stop.kind == "desync":
         found += [f"rank {rank} entered {name} there instead" for rank, name in sorted(stop.doing.items())[:_TOLD]]
         return found if stop.ranks else [*found, "which of them took the wrong branch cannot be told"]
@@ -328,4 +331,6 @@ def hang_advice(stop: Hang, run: Run) -> list[str]:
     seen = sorted(set(stop.ranks) & {rank for rank, stack in stacks if not stack.startswith(UNREAD)})
     own = run.job.source == Job.source
     where = f", and all its threads in stacks/{seen[0]}.txt of the run directory" if seen and own else ""
-    return [f"see what {names(stop.ranks)} printed last{where}: the others waited for it"]
+    again = "if the job was still at work then, write the dumps once more: what stays open hangs"
+    found = [f"see what {names(stop.ranks)} printed last{where}: the others waited for it"]
+    return [*found, again] if stop.waited_ns < 0 else found

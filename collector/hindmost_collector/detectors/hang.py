@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector.model import Run, rows
+from hindmost_collector.model import UNMEASURED, Run, rows
 
 if TYPE_CHECKING:
     from hindmost_collector.model import Table
@@ -31,7 +31,7 @@ class Hang:
     comm: int
     seq: int
     op: str
-    waited_ns: int
+    waited_ns: int  # -1: nobody knows
     doing: dict[int, str]
     seen: bool = True  # false: nobody saw what was open, only that nothing moved any more
 
@@ -50,10 +50,26 @@ def find(run: Run, step_ns: float, settings: Settings) -> Hang | None:
     waiting = _open_operations(run)
     stuck = {comm: held for comm, held in waiting.items() if max(one.waited for one in held) >= limit}
     if not stuck:
-        return None if waiting else _silence(run, limit)
+        return _of_no_age(run, waiting) if waiting else _silence(run, limit)
     found = _divergence(stuck) or _left_behind(run, waiting, stuck)
     patience = settings.hang_checkpoint_seconds * 1e9
     return None if "checkpoint" in found.doing.values() and found.waited_ns < patience else found
+
+
+def _of_no_age(run: Run, waiting: dict[int, list[_Open]]) -> Hang | None:
+    """Who did not come to what the others wait in, where it is not known how long: nothing less tells a stop from a
+    moment of a job at work, in which operations are open too."""
+    table = run.in_flight
+    pairs = set(table["comm"][table["kind"] == "p2p"].tolist())
+    stuck = {
+        comm: held
+        for comm, held in waiting.items()
+        if comm not in pairs and all(one.waited == UNMEASURED for one in held)
+    }
+    found = _left_behind(run, waiting, stuck) if stuck else None
+    known = set(run.ranks["rank"].tolist())
+    named = found is not None and found.kind == "hang" and found.ranks and known.issuperset(found.ranks)
+    return found if named else None
 
 
 def _left_behind(run: Run, waiting: dict[int, list[_Open]], stuck: dict[int, list[_Open]]) -> Hang:
@@ -168,12 +184,9 @@ def _open_operations(run: Run) -> dict[int, list[_Open]]:
     for i in range(rows(table)):
         if str(table["kind"][i]) not in _COLLECTIVE:
             continue
-        one = _Open(
-            int(table["rank"][i]),
-            str(table["name"][i]),
-            int(table["seq"][i]),
-            max(int(table["observed_ns"][i]), killed or 0) - int(table["start_ns"][i]),
-        )
+        seen = max(int(table["observed_ns"][i]), killed or UNMEASURED)
+        waited = seen - int(table["start_ns"][i]) if seen != UNMEASURED else UNMEASURED
+        one = _Open(int(table["rank"][i]), str(table["name"][i]), int(table["seq"][i]), waited)
         found.setdefault(int(table["comm"][i]), []).append(one)
     return {comm: _frontier(held) for comm, held in found.items()}
 

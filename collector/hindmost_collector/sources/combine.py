@@ -138,8 +138,9 @@ def _looked_at_to_the_end(run: Run) -> Run:
     """What a dump found in flight still was when the recording's last sample was taken: nothing finished since."""
     if not rows(run.in_flight) or not rows(run.metrics):
         return run
-    seen = np.maximum(run.in_flight["observed_ns"], run.metrics["time_ns"].max())
-    return replace(run, in_flight={**run.in_flight, "observed_ns": seen})
+    last, found = run.metrics["time_ns"].max(), run.in_flight["observed_ns"]
+    later = last > np.maximum(found, run.in_flight["start_ns"])
+    return replace(run, in_flight={**run.in_flight, "observed_ns": np.where(later, last, found)})
 
 
 def _with_gpus_by_index(run: Run) -> Run:

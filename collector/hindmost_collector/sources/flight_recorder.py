@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from hindmost.errors import UsageError
 
-from hindmost_collector.model import NONBLOCKING, Job, Run, Table
+from hindmost_collector.model import NONBLOCKING, UNMEASURED, Job, Run, Table
 from hindmost_collector.sources.columns import concatenate, table
 from hindmost_collector.sources.operations import operation
 from hindmost_collector.sources.process_groups import ITEM_BYTES, ProcessGroup
@@ -33,6 +33,9 @@ NAME = "PyTorch Flight Recorder dumps"
 #: A dump is a ring of 2,000 to 20,000 entries of about 200 bytes to 2 KiB.
 MAX_DUMP_BYTES = 64 * 1024 * 1024
 _UNFINISHED = ("scheduled", "started")
+#: A file changed this soon after the newest entry was written then; later, when it was copied or when the job had
+#: stopped, which nobody can tell apart. File systems and archives round down to whole seconds.
+_AT_ONCE_NS, _ROUNDED_NS = 4 * 10**9, 2 * 10**9
 _RANK = re.compile(r"(\d+)(\.\w+)*$")
 #: The instructions that build plain values. Anything that names, calls or restores an object is not among them.
 _PLAIN = frozenset(
@@ -71,7 +74,8 @@ def load(files: Sequence[Path]) -> Run:
     seen = max((_latest(dump) for dump in dumps), default=-1)
     members = [rank for dump in dumps for group in dump.groups.values() for rank in group.ranks]
     size = max([*members, *(dump.rank for dump in dumps)]) + 1
-    unfinished = [_in_flight(dump, seen) for dump in dumps]
+    written = _written(dumps, seen)
+    unfinished = [_in_flight(dump, written) for dump in dumps]
     return Run(
         job=Job(id="", world_size=size, source=NAME),
         ranks=table("ranks", rank=[dump.rank for dump in dumps], world_size=size, framework="torch"),
@@ -155,6 +159,12 @@ def _latest(dump: _Dump) -> int:
     return max((_number(entry, key) for entry in dump.entries for key in keys), default=-1)
 
 
+def _written(dumps: list[_Dump], seen: int) -> int:
+    """When the dumps were written, if that was soon after the newest entry; unmeasured else: no entry tells it."""
+    changed = max((dump.path.stat().st_mtime_ns for dump in dumps), default=UNMEASURED)
+    return max(changed, seen) if -_ROUNDED_NS <= changed - seen < _AT_ONCE_NS else UNMEASURED
+
+
 def _operation(entry: dict[str, Any]) -> str:
     return operation(str(entry.get("profiling_name", ""))[:64])
 
@@ -188,7 +198,7 @@ def _communicators(dump: _Dump) -> Table:
     )
 
 
-def _in_flight(dump: _Dump, seen: int) -> Table:
+def _in_flight(dump: _Dump, written: int) -> Table:
     left = [entry for entry in dump.entries if entry.get("state") in _UNFINISHED]
     return table(
         "in_flight",
@@ -198,7 +208,7 @@ def _in_flight(dump: _Dump, seen: int) -> Table:
         comm=np.array([_group(dump, entry).comm for entry in left], dtype=np.uint64),
         seq=[_seq(entry) for entry in left],
         start_ns=[_number(entry, "time_created_ns") for entry in left],
-        observed_ns=seen,
+        observed_ns=written,
     )
 
 

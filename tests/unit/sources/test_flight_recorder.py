@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 import pickle
-from typing import TYPE_CHECKING, Any
+import tarfile
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hindmost.errors import UsageError
+from hindmost_collector.judge import judge
 from hindmost_collector.sources import load
 from hindmost_collector.sources.flight_recorder import MAX_DUMP_BYTES, plain_pickle
 
-if TYPE_CHECKING:
-    from pathlib import Path
+#: Four ranks of a real job of which rank 1 hung.
+HUNG = Path(__file__).parents[2] / "fixtures" / "recordings" / "ddp-hang-rank1.tar.xz"
 
 
 def _dump(entered: int, completed: int) -> dict[str, Any]:
@@ -52,6 +55,34 @@ def test_unfinished_operations_are_in_flight(tmp_path: Path) -> None:
     assert run.collectives["bytes"].tolist() == [80] * 10
     assert "unfinished all_reduce #4" in run.stacks["text"][0]
     assert "train.py:64" in run.stacks["text"][1]
+
+
+def test_dumps_alone_tell_who_did_not_come(tmp_path: Path) -> None:
+    """Of a hang whose dumps are all there is the culprit is named, and no length of the wait is made up."""
+    with tarfile.open(HUNG) as archive:
+        members = [one for one in archive.getmembers() if "nccl_trace_rank" in one.name]
+        archive.extractall(tmp_path, members, filter="data")
+    assert len(members) == 4
+    verdict = judge(load(next(tmp_path.iterdir()))).verdicts[0]
+    assert (verdict.kind, verdict.ranks, verdict.victims) == ("hang", (1,), (0, 2, 3))
+    assert "for how long is not recorded" in verdict.evidence[0]
+
+
+@pytest.mark.parametrize(("after_s", "kind"), [(1, "insufficient_data"), (60, "hang")])
+def test_dumps_written_at_once_are_of_a_job_at_work(tmp_path: Path, after_s: int, kind: str) -> None:
+    """Operations are open at any moment of a healthy job: only where the dumps may be of later do they tell a stop."""
+    for rank, entered in enumerate((6, 4)):
+        _write(tmp_path, rank, _dump(entered, completed=4))
+        os.utime(tmp_path / f"nccl_trace_rank_{rank}", ns=(0, 10**18 + after_s * 10**9))
+    assert judge(load(tmp_path)).verdicts[0].kind == kind
+
+
+@pytest.mark.parametrize("entered", [(6, 6), (6,)], ids=["all are inside", "the other's dump is not here"])
+def test_dumps_of_an_unknown_age_accuse_nobody_without_proof(tmp_path: Path, entered: tuple[int, ...]) -> None:
+    """What all have entered may be about to end, and of a rank without a dump nobody knows what it entered."""
+    for rank, count in enumerate(entered):
+        _write(tmp_path, rank, _dump(count, completed=4))
+    assert judge(load(tmp_path)).verdicts[0].kind == "insufficient_data"
 
 
 def test_without_timing_no_duration_is_made_up(tmp_path: Path) -> None:
