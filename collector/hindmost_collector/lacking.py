@@ -11,11 +11,12 @@ from hindmost import isolation
 from hindmost_collector.model import Job, rows
 
 if TYPE_CHECKING:
+    from hindmost_collector.blocks import Blocks
     from hindmost_collector.model import Run
     from hindmost_collector.settings import Settings
 
 
-def insufficient(ranks: int, steps: int, seen: bool, settings: Settings, job: Job) -> tuple[str, str]:
+def insufficient(ranks: int, blocks: Blocks | None, settings: Settings, job: Job) -> tuple[str, str]:
     """What is missing, and how to get it."""
     own = job.source == Job.source
     if ranks < 2 and not own:
@@ -24,7 +25,7 @@ def insufficient(ranks: int, steps: int, seen: bool, settings: Settings, job: Jo
         return _none_seen(job)
     if ranks == 1:
         return "one rank was seen: there is nobody to compare it with", "run more than one rank"
-    if not seen or steps == 0:
+    if blocks is None or len(blocks.steps) == 0:
         return (
             f"{ranks} ranks were seen, but no step and no collective that repeats",
             "write `for batch in hindmost.steps(loader):`, or `with hindmost.step():` around each iteration"
@@ -32,8 +33,9 @@ def insufficient(ranks: int, steps: int, seen: bool, settings: Settings, job: Jo
             else f"{job.source} did not record enough of it; `hindmost run -- COMMAND` records it all",
         )
     enough = f"{settings.min_steps} steps or more"
+    of_which = "after warm-up, of" if blocks.warmup else "(start-up among them) of"
     return (
-        f"{steps} steps after warm-up, of {ranks} ranks: too few to tell a habit from an accident",
+        f"{_count(len(blocks.steps), 'step')} {of_which} {ranks} ranks: too few to tell a habit from an accident",
         f"let the job run for {enough}" if own else f"record {enough}, such as by `hindmost run -- COMMAND`",
     )
 

@@ -334,7 +334,7 @@ def insufficient(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict
     """Too little was seen; what is missing, and how to get it."""
     ranks = len(blocks.ranks) if blocks is not None else rows(run.ranks)
     count = len(blocks.steps) if blocks is not None else 0
-    evidence, advice = lacking.insufficient(ranks, count, blocks is not None, settings, run.job)
+    evidence, advice = lacking.insufficient(ranks, blocks, settings, run.job)
     if run.job.exit_code and ranks:
         warmup = blocks.warmup if blocks is not None else 0
         evidence, advice = lacking.ended_early(run, count + warmup)

@@ -26,20 +26,24 @@ if TYPE_CHECKING:
     from hindmost_collector.whatif import Change
 
 _ADVICE = {
-    "compute": "compare {who}'s host and GPU with its peers (clocks, heat, other work); move it and see if it follows",
+    "compute": "compare {who}'s host and GPU with {its} peers (clocks, heat, other work);"
+    " move {it} and see if {it_follows}",
     "input": "look at {who}'s data source: loader workers, shard size, the disk or mount that its node reads from",
-    "h2d": "look at {who}'s PCIe link width and its pinned memory",
-    "gpu_contention": "another process uses {who}'s GPU: stop it or move the rank",
+    "h2d": "look at {who}'s PCIe link width and {its} pinned memory",
+    "gpu_contention": "another process uses {who}'s GPU: stop it or move the {rank}",
     "gpu_throttle": "{who}'s GPU lowers its clock: look at its cooling and power limit",
-    "cpu_contention": "something else uses {who}'s CPUs: look at its binding, its quota, its node's other processes",
+    "cpu_contention": "something else uses {who}'s CPUs:"
+    " look at {its} binding, {its} quota, {its} node's other processes",
     "gc": "garbage collection in {who}: gc.freeze() after start-up, or collect at the same step on all ranks",
     "checkpoint": "let every rank checkpoint at the same step, or write in the background",
     "network": "look at the link of {who}: counters, cable, the switch port",
     "memory": "{who}'s node is short of memory: look at what is reclaimed or swapped",
     "io": "look at the disk or mount that {who} reads and writes",
-    "workload": "give {who} work of the same size as its peers",
-    "unknown": "look at {who} first: its host, its GPU, its data",
+    "workload": "give {who} work of the same size as {its} peers",
+    "unknown": "look at {who} first: {its} host, {its} GPU, {its} data",
 }
+_ONE = {"it": "it", "its": "its", "it_follows": "it follows", "rank": "rank"}
+_SEVERAL = {"it": "them", "its": "their", "it_follows": "they follow", "rank": "ranks"}
 
 
 def ms(ns: float) -> str:
@@ -64,7 +68,9 @@ def why(blocks: Blocks, habits: list[Habit], cause: Cause) -> list[str]:
     rows = [habit.row for habit in habits]
     who = names([int(blocks.ranks[row]) for row in rows])
     first, stop = min(habit.first for habit in habits), max(habit.stop for habit in habits)
-    if blocks.collectives and blocks.evidence != NEEDS:
+    if (
+        blocks.collectives and blocks.evidence != NEEDS and blocks.pipeline is None
+    ):  # its waits are in sends and receives
         most = np.isin(np.argmax(blocks.caused[:, first:stop], axis=0), rows)
         which = "steps after warm-up" if stop - first == len(blocks.steps) else "steps in which this held"
         found.append(f"{who} kept the others waiting longest in {int(most.sum())} of the {len(most)} {which}")
@@ -196,7 +202,7 @@ def link(ranks: Sequence[int], found: SlowLink) -> list[str]:
 
 def advice(cause: str, ranks: list[int]) -> list[str]:
     """What to do next."""
-    return [_ADVICE.get(cause, _ADVICE["unknown"]).format(who=names(ranks))]
+    return [_ADVICE.get(cause, _ADVICE["unknown"]).format(who=names(ranks), **(_ONE if len(ranks) == 1 else _SEVERAL))]
 
 
 def balanced(blocks: Blocks, wasted: float, needs: Blocks | None = None) -> list[str]:

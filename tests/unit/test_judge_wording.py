@@ -49,6 +49,28 @@ def test_several_ranks_are_spoken_of_as_several() -> None:
     assert "their own time between collectives is" in _report(*pair, ranks=8)
 
 
+def test_several_ranks_are_moved_with_their_peers() -> None:
+    """Advice to one rank is not given to two."""
+    pair = [{"rank": rank, "compute": 3.0} for rank in (2, 6)]
+    told = _report(*pair, ranks=8)
+    assert "compare ranks 2 and 6's host and GPU with their peers" in told
+    assert "move them and see if they follow" in told
+
+
+def test_a_pipeline_is_not_counted_by_who_is_last_in_collectives() -> None:
+    """There the others wait in sends and receives: a count of collectives would contradict the verdict."""
+    slow = Scenario(16, 80, layout="pp_dp", pipeline=4, faults=(Fault("compute", (5,), 0.1),))
+    found = judge(simulate(slow).run).verdicts[0]
+    assert (found.kind, found.ranks) == ("straggler", (5,))
+    assert not any("kept the others waiting" in line for line in found.evidence)
+
+
+@pytest.mark.parametrize(("steps", "told"), [(3, "3 steps (start-up among them) of 4"), (5, "4 steps after warm-up")])
+def test_steps_are_after_warm_up_only_where_some_were_left_out(steps: int, told: str) -> None:
+    """Of a job of three steps all are shown, and so is what they begin with."""
+    assert told in judge(simulate(Scenario(4, steps)).run).verdicts[0].evidence[0]
+
+
 def test_two_causes_at_once_are_both_told() -> None:
     """Where input and computing explain together what neither does alone, both are named and both have advice."""
     told = _report({"rank": 1, "compute": 2.0, "input": 2.0}, ranks=8)

@@ -77,7 +77,7 @@ class Scenario:
         if self.layout not in LAYOUTS:
             raise UsageError(f"layout {self.layout!r}: one of {', '.join(LAYOUTS)}")
         if not 2 <= self.ranks <= MAX_RANKS:
-            raise UsageError(f"{self.ranks} ranks: from 2 to {MAX_RANKS}")
+            raise UsageError(f"{self.ranks} rank{'' if self.ranks == 1 else 's'}: from 2 to {MAX_RANKS}")
         if self.ranks % self.model_parallel:
             raise UsageError(f"{self.ranks} ranks do not divide by {self.model_parallel} ranks a replica")
         if self.steps < 1 or self.stretches < 1 or self.microbatches < 1:
