@@ -23,6 +23,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: A request is a line and some headers; whoever sends more, or takes longer, is no scraper.
 LARGEST_REQUEST = 16 << 10
 PATIENCE_S = 10.0
+#: Besides /metrics: for a liveness probe, and for people. An agent that answers samples too: both are one loop.
+PAGES = {b"/": b"hindmost agent: see /metrics\n", b"/healthz": b"ok\n"}
 ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
@@ -97,7 +99,7 @@ def _header(metric: Metric) -> bytes:
 
 
 async def listen(address: Address, page: Callable[[], bytes]) -> asyncio.Server:
-    """Serve ``page()`` at ``/metrics``. Raises ``HindmostError`` when the address cannot be had."""
+    """Serve ``page()`` at ``/metrics``, and ``PAGES``. Raises ``HindmostError`` when the address cannot be had."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -129,11 +131,13 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pa
     request = await reader.readuntil(b"\r\n\r\n")
     words = request.split(b"\r\n", 1)[0].split()
     path = words[1].split(b"?", 1)[0] if len(words) == 3 else b""
-    status, body = "404 Not Found", b"hindmost agent: see /metrics\n"
+    status, body = "200 OK", PAGES.get(path, b"")
     if words[:1] not in ([b"GET"], [b"HEAD"]):
         status, body = "405 Method Not Allowed", b"only GET\n"
     elif path == b"/metrics":
-        status, body = "200 OK", page()
+        body = page()
+    elif path not in PAGES:
+        status, body = "404 Not Found", b"hindmost agent: see /metrics\n"
     head = (
         f"HTTP/1.1 {status}\r\nContent-Type: {CONTENT_TYPE}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )

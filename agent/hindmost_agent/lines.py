@@ -23,11 +23,14 @@ class Lines:
         self._numbers: list[int] = []
 
     def read(self) -> list[float]:
-        """A value for each key, missing where the file has none."""
+        """A value for each key, missing where the file has none, or one that is no number."""
         words = self._file.read().split()
         if not self._hold(words):
             self._find(words)
-        return [NAN if place < 0 else float(words[place]) for place in self._numbers]
+        try:
+            return [NAN if place < 0 else float(words[place]) for place in self._numbers]
+        except (ValueError, IndexError):  # torn: what else the file says is still true
+            return [_number(words, place) for place in self._numbers]
 
     def _hold(self, words: list[bytes]) -> bool:
         """Whether every name still stands where it was found."""
@@ -43,3 +46,10 @@ class Lines:
         self._places = sorted(found.values())
         self._names = [words[place] for place in self._places]
         self._numbers = [found[key] + 1 if key in found else -1 for key in self._keys]
+
+
+def _number(words: list[bytes], place: int) -> float:
+    try:
+        return float(words[place]) if 0 <= place < len(words) else NAN
+    except ValueError:
+        return NAN

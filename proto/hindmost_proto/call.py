@@ -14,7 +14,7 @@ from grpclib.client import Channel, StreamStreamMethod
 from grpclib.config import Configuration
 from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
-from h2.exceptions import H2Error
+from h2.exceptions import H2Error, StreamClosedError
 
 from hindmost_proto.telemetry_pb2 import CollectorMessage
 
@@ -88,7 +88,15 @@ async def connect(host: str, port: int, within_s: float, config: Configuration |
         except GRPCError as error:
             raise CallError(error.message or f"it ended the call with {error.status.name}") from error
         except (StreamTerminatedError, ProtocolError, H2Error) as error:
-            raise CallError(str(error) or "it broke the call off") from error
+            raise CallError(_told(error)) from error
+
+
+def _told(error: Exception) -> str:
+    """Why the call is over; a stream that was ended while something was written is no fault of the connection."""
+    said = str(error)
+    if isinstance(error, StreamClosedError) or said.endswith("reset by remote party, error_code: 0"):
+        return "it ended the stream"
+    return said or "it broke the call off"
 
 
 def watching(period_s: float) -> Configuration:

@@ -28,7 +28,11 @@ async def _ask(request: bytes, host: str = "127.0.0.1", listening: str = "127.0.
     [
         (b"GET /metrics HTTP/1.1\r\n\r\n", b"200", b"page\n"),
         (b"HEAD /metrics HTTP/1.1\r\n\r\n", b"200", b""),
-        (b"GET / HTTP/1.1\r\n\r\n", b"404", b"hindmost agent: see /metrics\n"),
+        (b"GET / HTTP/1.1\r\n\r\n", b"200", b"hindmost agent: see /metrics\n"),
+        (b"GET /healthz HTTP/1.1\r\n\r\n", b"200", b"ok\n"),
+        (b"HEAD /healthz HTTP/1.1\r\n\r\n", b"200", b""),
+        (b"GET /readyz HTTP/1.1\r\n\r\n", b"404", b"hindmost agent: see /metrics\n"),
+        (b"POST /healthz HTTP/1.1\r\n\r\n", b"405", b"only GET\n"),
         (b"POST /metrics HTTP/1.1\r\n\r\n", b"405", b"only GET\n"),
         (b"\r\n\r\n", b"405", b"only GET\n"),
     ],

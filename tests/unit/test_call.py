@@ -43,6 +43,12 @@ async def refusal(messages: AsyncIterator[bytes], context: Any) -> AsyncIterator
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "not today: é, 100 %")
 
 
+async def end(messages: AsyncIterator[bytes], _: Any) -> AsyncIterator[bytes]:
+    async for message in messages:
+        yield ack(len(message))
+        return
+
+
 async def nonsense(messages: AsyncIterator[bytes], _: Any) -> AsyncIterator[bytes]:
     async for _message in messages:
         yield b"\xff\xff\xff"
@@ -83,6 +89,22 @@ def test_a_refusal_is_told_in_the_collector_s_words() -> None:
                 assert answer is not None
                 assert answer.ack.durable_sequence == len(b"please")
                 await call.read()
+        await server.stop(0)
+
+    run(work())
+
+
+def test_a_collector_that_ends_the_call_while_the_agent_writes_is_told_as_that() -> None:
+    """Not as a stream that was reset, and not by its number: nothing is wrong with the connection."""
+
+    async def work() -> None:
+        server, port = await collector(end)
+        with pytest.raises(CallError) as caught:  # noqa: PT012 - as above
+            async with connect("127.0.0.1", port, 5.0) as call:
+                while True:
+                    await call.write(bytes(1 << 16))
+                    await asyncio.sleep(0)
+        assert str(caught.value) == "it ended the stream"
         await server.stop(0)
 
     run(work())

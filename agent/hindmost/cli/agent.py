@@ -15,7 +15,7 @@ HELP = "sample this node and its training processes"
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options; ``hindmost_agent.settings`` checks them."""
     parser.add_argument("--collector", metavar="HOST:PORT", help="stream to this collector")
-    parser.add_argument("--listen", metavar="[HOST]:PORT", help="serve /metrics to Prometheus")
+    parser.add_argument("--listen", metavar="[HOST]:PORT", help="serve /metrics to Prometheus, :PORT on every address")
     parser.add_argument("--job-id", default="", metavar="ID", help="belong to this job rather than to the node")
     parser.add_argument("--ring-dir", metavar="DIR", help="where the job's rings are")
     parser.add_argument("--spool", metavar="DIR", help="where to keep what is not yet delivered")
