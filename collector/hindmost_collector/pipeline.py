@@ -47,7 +47,10 @@ def judge(run: Run, settings: Settings) -> Report:
         verdicts=tuple(sorted(verdicts, key=lambda verdict: -(verdict.cost_ratio or 0.0))),
         ranks=tuple(RankRow(rank=int(rank), self_ms=float(own) / 1e6) for rank, own in zip(ranks, work, strict=True)),
         what_if=what_if,
-        notes=run.notes,
+        notes=(
+            f"Were all operations of a kind alike, a step would take {ms(ideal)}: S = {measured / ideal:.3f}.",
+            *run.notes,
+        ),
     )
 
 

@@ -47,8 +47,10 @@ _SEVERAL = {"it": "them", "its": "their", "it_follows": "they follow", "rank": "
 
 
 def ms(ns: float) -> str:
-    """Milliseconds for the eye: three figures."""
+    """Milliseconds for the eye: three figures; beyond ten thousand of them, seconds."""
     value = ns / 1e6
+    if abs(value) > 10_000:
+        return f"{value / 1000:.1f} s"
     return f"{value:.0f} ms" if abs(value) >= 100 else f"{value:.1f} ms" if abs(value) >= 1 else f"{value:.2g} ms"
 
 

@@ -96,3 +96,4 @@ def test_a_graph_of_operations_is_replayed(name: str, kind: str, ranks: tuple[in
     report = judge(load(path))
     assert [(verdict.kind, verdict.ranks) for verdict in report.verdicts] == [(kind, ranks)]
     assert report.what_if.slowdown == pytest.approx(slowdown, rel=0.001)
+    assert f"S = {report.what_if.slowdown:.3f}" in report.notes[0]

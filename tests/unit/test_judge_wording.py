@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from hindmost_collector.judge import judge
 from hindmost_collector.report import text
+from hindmost_collector.report.columns import duration
 from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_collector.wording import ms
 
 from tests.scenarios.loads import Load, make
 
@@ -100,3 +102,9 @@ def test_who_comes_last_on_shared_cpus_is_told_as_the_schedulers_doing() -> None
     assert "no rank needs much more CPU and file time than its peers: rank" in told
     assert "where ranks share CPUs that is the scheduler's doing" in told
     assert "nothing to act on" not in told
+
+
+def test_long_steps_are_told_in_seconds() -> None:
+    """Nobody reads 45289 ms."""
+    assert duration(45_289.0) == ms(45_289e6) == "45.3 s"
+    assert duration(9_999.0) == ms(9_999e6) == "9999 ms"

@@ -34,6 +34,8 @@ def duration(value: float | None) -> str:
     """Milliseconds with as many digits as the eye can use; a dash where unmeasured."""
     if value is None:
         return UNMEASURED
+    if abs(value) > 10_000:
+        return f"{value / 1000:.1f} s"
     return f"{value:.0f} ms" if abs(value) >= 1000 else f"{value:.1f} ms" if abs(value) >= 0.05 else f"{value:.2f} ms"
 
 
