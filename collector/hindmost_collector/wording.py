@@ -162,16 +162,20 @@ def _shares(excess: float, cause: Cause) -> list[str]:
     return [f"of {ms(excess)} excess a step: " + ", ".join(told), *([f"two causes at once: {two}"] if two else [])]
 
 
+#: What every note of a slow rank without a verdict says.
+SLOWER = "a step slower than"
+
+
 def hidden(blocks: Blocks, habit: Habit) -> str:
     """A slow rank whose repair alone would save nothing."""
-    slower = f"rank {int(blocks.ranks[habit.row])} is {ms(habit.excess)} a step slower than its peers"
+    slower = f"rank {int(blocks.ranks[habit.row])} is {ms(habit.excess)} {SLOWER} its peers"
     return f"{slower}, but that costs nothing: others are later"
 
 
 def too_little(blocks: Blocks, habits: list[Habit]) -> str:
     """Slow ranks whose repair would save too little to be told from the noise of all."""
     who = names([int(blocks.ranks[habit.row]) for habit in habits])
-    late = f"{who} {'is' if len(habits) == 1 else 'are'} {ms(habits[0].excess)} a step slower than their peers"
+    late = f"{who} {'is' if len(habits) == 1 else 'are'} {ms(habits[0].excess)} {SLOWER} their peers"
     return f"{late.replace('their peers', 'its peers') if len(habits) == 1 else late}, which costs too little to act on"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hindmost_collector.judge import judge
-from hindmost_collector.report import text
+from hindmost_collector.report import headline, text
 from hindmost_collector.report.columns import duration
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.wording import ms
@@ -108,3 +108,11 @@ def test_long_steps_are_told_in_seconds() -> None:
     """Nobody reads 45289 ms."""
     assert duration(45_289.0) == ms(45_289e6) == "45.3 s"
     assert duration(9_999.0) == ms(9_999e6) == "9999 ms"
+
+
+def test_nobody_is_slow_only_where_no_note_says_that_somebody_is() -> None:
+    """Of uneven work the headline does not contradict the note on a rank whose slowness costs nothing."""
+    uneven = {"kind": "uneven_workload", "ranks": [], "cost_ms_per_step": None}
+    slower = "rank 3 is 5.0 ms a step slower than its peers, but that costs nothing: others are later"
+    assert headline.verdict(uneven, [slower]) == "the work is uneven"
+    assert headline.verdict(uneven, ["GPU i is taken to be rank i's."]) == "nobody is slow: the work is uneven"

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from hindmost.script import script
 
 from hindmost_collector.report.columns import duration, ratio
-from hindmost_collector.wording import names
+from hindmost_collector.wording import SLOWER, names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 _CAUSES = {
     "gpu_contention": "GPU contention",
@@ -53,9 +53,11 @@ def _count(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def verdict(one: Mapping[str, Any]) -> str:
-    """A verdict in one plain sentence."""
+def verdict(one: Mapping[str, Any], notes: Iterable[str] = ()) -> str:
+    """A verdict in one plain sentence, which the report's notes do not contradict."""
     sentence = _KINDS[one["kind"]](one)
+    if any(SLOWER in note for note in notes):
+        sentence = sentence.removeprefix(_NOBODY)
     return sentence + _interval(one)
 
 
@@ -128,6 +130,7 @@ def _parted(one: Mapping[str, Any]) -> str:
     return f"the ranks diverge: {_who(one)} entered another operation than the rest"
 
 
+_NOBODY = "nobody is slow: "
 _KINDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "straggler": _holds,
     "intermittent": lambda one: f"{_who(one)} stalls now and then{_cost(one)}{_cause(one)}",
@@ -136,7 +139,7 @@ _KINDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "slow_link": lambda one: f"the link of {_who(one)} is slow{_cost(one)}",
     "input_bound": lambda one: f"all ranks wait for their input{_cost(one)}",
     "host_bound": lambda one: f"the GPUs wait for the host to launch work{_cost(one)}",
-    "uneven_workload": lambda one: f"nobody is slow: the work is uneven{_cost(one)}",
+    "uneven_workload": lambda one: f"{_NOBODY}the work is uneven{_cost(one)}",
     "balanced": lambda _: "balanced: no rank holds the job back",
     "insufficient_data": lambda _: "not enough data to judge",
 }

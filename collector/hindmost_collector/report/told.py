@@ -33,7 +33,7 @@ def told(report: Mapping[str, Any]) -> list[Told]:
     return [
         Told(
             kind=one["kind"],
-            verdict=headline.verdict(one),
+            verdict=headline.verdict(one, report.get("notes") or ()),
             why=tuple(one.get("evidence") or ()),
             cost=_cost(one),
             where=columns.place(report, one),
