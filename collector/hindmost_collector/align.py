@@ -327,11 +327,3 @@ def shortest(grid: Grid) -> Floats:
             block = np.ix_(members, columns)
             least[block] = np.fmin.reduce(grid.duration[block], axis=0)
     return least
-
-
-def clock_offsets(grid: Grid) -> Floats:
-    """[R] ns to add to each rank's clock so that, in the median, its collectives stop when the first rank's do."""
-    stop = grid.start + grid.duration
-    reference = stop[0]
-    with np.errstate(invalid="ignore"):
-        return np.asarray(np.nanmedian(reference - stop, axis=1), dtype=np.float64)
