@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import http.client
+import re
 import ssl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -44,26 +45,27 @@ class Answer:
         return self.status in {0, 429} or self.status >= 500
 
 
-def _split(url: str) -> tuple[SplitResult, int | None]:
+def _split(url: str, what: str) -> tuple[SplitResult, int | None]:
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:  # a port of letters or above 65535, a bracket left open
-        raise _no_receiver(url) from None
+        raise _no_receiver(url, what) from None
     return parts, port
 
 
-def _no_receiver(url: str) -> UsageError:
-    return UsageError(f"--remote-write {url!r}: give http://HOST:PORT/PATH, such as http://prom:9090/api/v1/write")
+def _no_receiver(url: str, what: str) -> UsageError:
+    shown = re.sub(r"//[^/]*@", "//…@", url)  # what stands there may be a password
+    return UsageError(f"{what} {shown!r}: give http://HOST:PORT/PATH, such as http://prom:9090/api/v1/write")
 
 
 class Receiver:
-    """One receiver, over one connection that is kept open. Raises UsageError for a URL that is none."""
+    """One receiver, over one connection that is kept open. Raises UsageError, naming ``what``, for no URL."""
 
-    def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
-        parts, port = _split(url)
+    def __init__(self, url: str, what: str = "--remote-write", timeout_s: float = TIMEOUT_S) -> None:
+        parts, port = _split(url, what)
         if parts.scheme not in {"http", "https"} or not parts.hostname or port == 0:
-            raise _no_receiver(url)
+            raise _no_receiver(url, what)
         self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, port
         self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         self._headers = dict(HEADERS)

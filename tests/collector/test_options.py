@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import dataclasses
 import json
 import os
 import signal
 import threading
 
 import pytest
+from hindmost.cli import collector as command_line
 from hindmost.errors import UsageError
 from hindmost_collector import service, serving
-from hindmost_collector.options import Options, resolve
+from hindmost_collector.layers import resolve
+from hindmost_collector.options import Options
 from hindmost_collector.store.parquet import read_run
 from hindmost_collector.store.upkeep import Upkeep
 
@@ -29,36 +33,39 @@ def test_layers(tmp_path):
 @pytest.mark.parametrize(
     ("toml", "said"),
     [
-        ('listne = "x"', "c.toml sets 'listne', which is no setting; settings are command"),
-        ('[collector]\nlisten = "x"', "c.toml sets 'collector', which is no setting"),
+        ('listne = "x"', "c.toml: listne is no setting; settings are command, flush_seconds"),
+        ('[collector]\nlisten = "x"', "c.toml: collector is no setting"),
         ("listen =", "c.toml is not TOML: "),
-        ("listen = 9460", "c.toml sets listen to 9460, which is no text: put it in quotes"),
-        ("listen = [1]", "c.toml sets listen to [1], which is no text"),
-        ('listen = "9460"', "--listen '9460' is not HOST:PORT, for example 127.0.0.1:9460"),
-        ('http = "127.0.0.1:99999"', "--http '127.0.0.1:99999' is not HOST:PORT"),
-        ('flush_seconds = "abc"', "c.toml sets flush_seconds to 'abc', which is no number"),
-        ("flush_seconds = nan", "c.toml sets flush_seconds to nan, which is no number"),
-        ("flush_seconds = -1", "flush_seconds is -1.0: between 0 and 3600"),
-        ("judge_seconds = 4000", "judge_seconds is 4000.0: between 0 and 3600"),
-        ("memory_mib = 100.5", "c.toml sets memory_mib to 100.5, which is no whole number"),
-        ("memory_mib = true", "c.toml sets memory_mib to True, which is no whole number"),
-        ("memory_mib = 8", "memory_mib is 8: between 16 and"),
-        ("memory_mib = 99999999999", "memory_mib is 99999999999: between 16 and"),
-        ("hold = 1", "c.toml sets hold to 1, which is neither true nor false"),
-        ('hold = "maybe"', "c.toml sets hold to 'maybe', which is neither true nor false"),
-        ("retention_days = -1", "retention_days is -1.0: zero for no limit, or more"),
-        ("retention_gib = inf", "c.toml sets retention_gib to inf, which is no number"),
-        ('log_format = "xml"', "log_format is 'xml': text or json"),
-        ('out = "a"\nstore = "b"', "--out and --store both say where to record: give one"),
-        ("memory_mib = inf", "c.toml sets memory_mib to inf, which is no whole number"),
-        ('memory_mib = "inf"', "c.toml sets memory_mib to 'inf', which is no whole number"),
-        ("retention_days = nan", "c.toml sets retention_days to nan, which is no number"),
-        ('retention_days = "inf"', "c.toml sets retention_days to 'inf', which is no number"),
-        ('remote_write = "http://prom:99999/"', "--remote-write 'http://prom:99999/': give http://HOST:PORT/PATH"),
-        ('remote_write = "http://[::1/"', "--remote-write 'http://[::1/': give http://HOST:PORT/PATH"),
-        ('out = "s3://bucket/x"', "--out 's3://bucket/x': give a directory; a URL goes with --store"),
-        ('store = "S3://bucket/x"', "--store 'S3://bucket/x': give a directory, or clickhouse://"),
-        ('store = "s3://bucket"', "--store 's3://bucket': give a directory, or clickhouse://"),
+        ("listen = 9460", "c.toml: listen is 9460, which is no text: put it in quotes"),
+        ("listen = [1]", "c.toml: listen is [1], which is no text"),
+        ('listen = "9460"', "c.toml: listen '9460' is not HOST:PORT, for example 127.0.0.1:9460"),
+        ('http = "127.0.0.1:99999"', "c.toml: http '127.0.0.1:99999' is not HOST:PORT"),
+        ('flush_seconds = "abc"', "c.toml: flush_seconds is 'abc', which is no number"),
+        ("flush_seconds = nan", "c.toml: flush_seconds is nan, which is no number"),
+        ("flush_seconds = -1", "c.toml: flush_seconds is -1.0: between 0 and 3600"),
+        ("judge_seconds = 4000", "c.toml: judge_seconds is 4000.0: between 0 and 3600"),
+        ("memory_mib = 100.5", "c.toml: memory_mib is 100.5, which is no whole number"),
+        ("memory_mib = true", "c.toml: memory_mib is True, which is no whole number"),
+        ("memory_mib = 8", "c.toml: memory_mib is 8: between 16 and"),
+        ("memory_mib = 99999999999", "c.toml: memory_mib is 99999999999: between 16 and"),
+        ("hold = 1", "c.toml: hold is 1, which is neither true nor false"),
+        ('hold = "maybe"', "c.toml: hold is 'maybe', which is neither true nor false"),
+        ("retention_days = -1", "c.toml: retention_days is -1.0: zero for no limit, or more"),
+        ("retention_gib = inf", "c.toml: retention_gib is inf, which is no number"),
+        ('log_format = "xml"', "c.toml: log_format is 'xml': text or json"),
+        ('out = "a"\nstore = "b"', "c.toml: store both say where to record: give one"),
+        ("memory_mib = inf", "c.toml: memory_mib is inf, which is no whole number"),
+        ('memory_mib = "inf"', "c.toml: memory_mib is 'inf', which is no whole number"),
+        ("retention_days = nan", "c.toml: retention_days is nan, which is no number"),
+        ('retention_days = "inf"', "c.toml: retention_days is 'inf', which is no number"),
+        (
+            'remote_write = "http://prom:99999/"',
+            "c.toml: remote_write 'http://prom:99999/': give http://HOST:PORT/PATH",
+        ),
+        ('remote_write = "http://[::1/"', "c.toml: remote_write 'http://[::1/': give http://HOST:PORT/PATH"),
+        ('out = "s3://bucket/x"', "c.toml: out 's3://bucket/x': give a directory; a URL goes with --store"),
+        ('store = "S3://bucket/x"', "c.toml: store 'S3://bucket/x': give a directory, or clickhouse://"),
+        ('store = "s3://bucket"', "c.toml: store 's3://bucket': give a directory, or clickhouse://"),
     ],
 )
 def test_mistakes_are_named(tmp_path, toml, said):
@@ -71,12 +78,79 @@ def test_mistakes_are_named(tmp_path, toml, said):
     assert "\n" not in str(caught.value)
 
 
-def test_mistakes_in_the_environment_are_named():
-    """The environment is checked as the file is."""
-    with pytest.raises(UsageError, match="the environment sets 'nope', which is no setting"):
-        resolve({}, {"HINDMOST_COLLECTOR_NOPE": "1"})
-    with pytest.raises(UsageError, match="the environment sets hold to 'perhaps', which is neither true nor false"):
-        resolve({}, {"HINDMOST_COLLECTOR_HOLD": "perhaps"})
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("NOPE", "1", "HINDMOST_COLLECTOR_NOPE is no setting; settings are command, "),
+        ("HOLD", "perhaps", "HINDMOST_COLLECTOR_HOLD is 'perhaps', which is neither true nor false"),
+        ("FLUSH_SECONDS", "soon", "HINDMOST_COLLECTOR_FLUSH_SECONDS is 'soon', which is no number"),
+        ("FLUSH_SECONDS", "-1", "HINDMOST_COLLECTOR_FLUSH_SECONDS is -1.0: between 0 and 3600"),
+        ("LISTEN", "9460", "HINDMOST_COLLECTOR_LISTEN '9460' is not HOST:PORT"),
+        ("HTTP", "x:y", "HINDMOST_COLLECTOR_HTTP 'x:y' is not HOST:PORT"),
+        ("STORE", "s3://b", "HINDMOST_COLLECTOR_STORE 's3://b': give a directory"),
+        (
+            "REMOTE_WRITE",
+            "ftp://me:secret@b",
+            "HINDMOST_COLLECTOR_REMOTE_WRITE 'ftp://…@b': give http://HOST:PORT/PATH",
+        ),
+        ("RELAY_TO", "c:0", "HINDMOST_COLLECTOR_RELAY_TO 'c:0': port 0 is nobody's"),
+        ("LOG_FORMAT", "xml", "HINDMOST_COLLECTOR_LOG_FORMAT is 'xml': text or json"),
+    ],
+)
+def test_mistakes_in_the_environment_are_named(name, value, said):
+    """The environment is checked as the file is, and what is wrong is the variable by its whole name."""
+    with pytest.raises(UsageError) as caught:
+        resolve({}, {f"HINDMOST_COLLECTOR_{name}": value})
+    assert str(caught.value).startswith(said)
+
+
+def test_mistakes_of_several_layers_are_named_as_written():
+    """What does not go together is named as each was set."""
+    with pytest.raises(UsageError, match="--out and HINDMOST_COLLECTOR_STORE both say where to record: give one"):
+        resolve({"out": "a"}, {"HINDMOST_COLLECTOR_STORE": "b"})
+
+
+#: A value of each setting that is not its default, and as TOML has it.
+SET = {
+    "listen": ("127.0.0.1:7", '"127.0.0.1:7"'),
+    "http": ("none", '"none"'),
+    "out": ("runs/1", '"runs/1"'),
+    "store": ("/var/lib/x", '"/var/lib/x"'),
+    "job_id": ("42", '"42"'),
+    "command": ("python train.py", '"python train.py"'),
+    "launcher": ("srun", '"srun"'),
+    "hold": ("true", "true"),
+    "flush_seconds": ("3.5", "3.5"),
+    "memory_mib": ("512", "512"),
+    "judge_seconds": ("5.0", "5.0"),
+    "retention_days": ("30.0", "30.0"),
+    "retention_gib": ("100.0", "100.0"),
+    "remote_write": ("http://p:9090/api/v1/write", '"http://p:9090/api/v1/write"'),
+    "relay_to": ("c:9460", '"c:9460"'),
+    "log_format": ("json", '"json"'),
+}
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Options)])
+def test_every_setting_is_a_flag_a_variable_and_a_key(name, tmp_path):
+    """Whichever of the three sets it, a setting has the same value, and no setting lacks one of them."""
+    text, toml = SET[name]
+    parser = argparse.ArgumentParser()
+    command_line.configure(parser)
+    words = [f"--{name.replace('_', '-')}"] + ([] if text == "true" else [text])
+    flags = vars(parser.parse_args(words))
+    (tmp_path / "c.toml").write_text(f"{name} = {toml}\n")
+    found = [resolve(flags, {}), resolve({}, {f"HINDMOST_COLLECTOR_{name.upper()}": text})]
+    assert [*found, resolve({}, {}, tmp_path / "c.toml")] == found[:1] * 3
+    assert str(getattr(found[0], name)) == text.replace("true", "True")
+    assert getattr(found[0], name) != getattr(Options(), name)
+
+
+def test_a_flag_takes_back_what_the_environment_says():
+    """A collector that the environment holds is not held where the command line says so."""
+    parser = argparse.ArgumentParser()
+    command_line.configure(parser)
+    assert not resolve(vars(parser.parse_args(["--no-hold"])), {"HINDMOST_COLLECTOR_HOLD": "1"}).hold
 
 
 def test_what_kubernetes_says_of_services_is_no_setting():
@@ -94,7 +168,7 @@ def test_what_kubernetes_says_of_services_is_no_setting():
     }
     environ = {f"HINDMOST_COLLECTOR_{key}": value for key, value in found.items()}
     assert resolve({}, environ) == Options(memory_mib=512)
-    with pytest.raises(UsageError, match="sets 'port', which is no setting"):
+    with pytest.raises(UsageError, match="HINDMOST_COLLECTOR_PORT is no setting"):
         resolve({}, {"HINDMOST_COLLECTOR_PORT": "9460"})
 
 

@@ -14,7 +14,7 @@ import grpc
 import pytest
 from hindmost.cli import collector as command
 from hindmost.errors import UsageError
-from hindmost_collector.options import resolve
+from hindmost_collector.layers import resolve
 from hindmost_collector.relay import Agent, choose
 from hindmost_collector.relay_link import Link, relayed
 from hindmost_proto import telemetry_pb2 as wire

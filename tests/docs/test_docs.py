@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 from hindmost.cli import COMMANDS
+from hindmost_collector.layers import variable
 from hindmost_collector.model import PHASES, TABLES
 from hindmost_collector.options import Options
 from hindmost_collector.report import columns as of_ranks
@@ -82,6 +83,7 @@ def test_the_shown_commands_are_found_at_all() -> None:
 def test_every_variable_that_is_named_exists() -> None:
     """Environment variables on a page are read by the code or by a file under deploy."""
     known = variables([*ROOT.glob("agent/**/*.py"), *ROOT.glob("agent/**/*.[ch]"), *ROOT.glob("collector/**/*.py")])
+    known |= {variable(field.name) for field in dataclasses.fields(Options)}
     assert variables(PAGES) - known - variables(DEPLOYED) == set()
 
 
