@@ -15,7 +15,7 @@ from hindmost_collector.store.flush import arrow_tables
 from hindmost_collector.store.journal import UnsettledError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from hindmost_collector.chunk import Chunk
     from hindmost_collector.columns import Words
@@ -37,6 +37,9 @@ class Store(Protocol):
 
     @property
     def clock(self) -> dict[str, Any]: ...
+
+    @property
+    def torn(self) -> Sequence[str]: ...
 
     def write(
         self, tables: Rows, sequences: Mapping[str, int], clock: Clock | None = None, files: Files | None = None

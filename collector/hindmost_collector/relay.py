@@ -192,6 +192,10 @@ class RelayPage:
         away = [link.target for link in self._relay.links if not link.connected]
         return f"out of reach: {', '.join(away)}" if away else None
 
+    def damage(self) -> list[str]:
+        """A relay stores nothing that could be."""
+        return []
+
     def jobs(self) -> list[dict[str, Any]]:
         """A relay knows of none."""
         return []

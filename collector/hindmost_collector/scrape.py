@@ -17,7 +17,7 @@ from hindmost_collector.exposition_nodes import NodeMetrics
 from hindmost_collector.remote_write_metrics import metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from prometheus_client.core import Metric
 
@@ -95,6 +95,15 @@ class Scrape:
             return "starting or stopping"
         trouble = self._collector.recorder.trouble
         return f"recording fails: {trouble}" if trouble else None
+
+    def damage(self) -> list[str]:
+        """What is lost and stays so, a line each: no reason to send agents elsewhere."""
+        return [f"torn, left out by every reader: {path}" for path in _torn(self._collector)]
+
+
+def _torn(collector: Collector) -> Sequence[str]:
+    store = collector.recorder.store
+    return store.torn if store else ()
 
 
 def _by_node(agents: Iterable[Agent]) -> list[Agent]:
@@ -188,6 +197,10 @@ class OwnMetrics:
             yield CounterMetricFamily(name, text, value)
         gauges = {
             "hindmost_collector_store_failing": ("1 while the store cannot be written.", float(bool(recorder.trouble))),
+            "hindmost_collector_torn_segments": (
+                "Segments that lie aside as torn: readers leave their rows out.",
+                len(_torn(self._collector)),
+            ),
             "hindmost_collector_pending_bytes": ("Memory held by rows that are not durable.", recorder.pending_bytes),
             "hindmost_collector_agents": ("Agents with a stream.", ingest.connected()),
             "hindmost_collector_missing_batches": (

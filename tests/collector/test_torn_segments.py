@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import subprocess
+import sys
 import time
+import urllib.request
 
 import hindmost_collector
 import pyarrow as pa
@@ -55,9 +59,10 @@ def test_compaction_sets_a_damaged_segment_aside(store, tmp_path, caplog):
     upkeep = Upkeep(store, Retention())
     done = [upkeep.compact() for _ in range(3)]
     assert done == [1, FEW + 1, 0]
-    assert [record.message for record in caplog.records] == [f"{tmp_path / 'a'}: {store.torn[0]}"]
     (aside,) = (tmp_path / "a/segments/metrics").glob("*.torn")
-    assert aside.name.removesuffix(".torn") in store.torn[0]
+    assert store.torn == [str(aside.relative_to(tmp_path))]
+    told = f"a segment is torn: its rows are lost to every reader, and it was set aside as {aside}"
+    assert [record.message for record in caplog.records] == [told]
     assert len(names(tmp_path / "b/segments/metrics")) == 1
 
 
@@ -79,11 +84,51 @@ def test_what_was_set_aside_is_named_later(store, tmp_path, caplog):
     """Report and query name a segment that was set aside earlier, one line each."""
     Upkeep(store, Retention()).compact()
     caplog.clear()
-    assert [note for note in read_run(tmp_path / "a").notes if "torn" in note] == store.torn
+    (aside,) = store.torn
+    told = f"segment {aside.removeprefix('a/segments/')} is torn and was left out"
+    assert [note for note in read_run(tmp_path / "a").notes if "torn" in note] == [told]
     recording = hindmost_collector.open(tmp_path)
     for _ in range(2):
         assert recording.sql("select count(*) as n from metrics")["n"].to_pylist() == [200 * (2 * FEW + 1)]
-    assert [record.message for record in caplog.records] == [f"{tmp_path / 'a'}: {store.torn[0]}"]
+    assert [record.message for record in caplog.records] == [f"{tmp_path / 'a'}: {told}"]
+
+
+def test_operators_are_told_where_it_lies(store, collecting, tmp_path, caplog):
+    """Readiness stays and names the file, the metric counts it, also after a restart; once mended neither does."""
+    Upkeep(store, Retention()).compact()
+    (aside,) = store.torn
+    store.close()
+
+    async def scenario():
+        async with collecting(store=str(tmp_path)) as collector:
+            first = look(collector)
+            (tmp_path / aside).unlink()
+            Upkeep(collector.recorder.store, Retention()).expire()
+            return first, look(collector)
+
+    def look(collector):
+        with urllib.request.urlopen(f"http://{collector.addresses['http']}/readyz") as answer:
+            ready = answer.read().decode()
+        return ready, re.findall(rb"^hindmost_collector_torn_segments (.*)$", collector.scrape.metrics(), re.MULTILINE)
+
+    before, after = asyncio.run(scenario())
+    assert before == (f"ready\ntorn, left out by every reader: {aside}\n", [b"1.0"])
+    assert after == ("ready\n", [b"0.0"])
+
+
+@pytest.mark.parametrize("command", ["query", "report"])
+def test_who_reads_is_told_in_one_line(store, tmp_path, capfd, command):
+    """The command line names a segment that is not there to read, once, with its place in the run."""
+    Upkeep(store, Retention()).compact()
+    (aside,) = store.torn
+    words = {
+        "query": ["query", str(tmp_path / "a"), "select count(*) from metrics"],
+        "report": ["report", str(tmp_path / "a")],
+    }
+    subprocess.run([sys.executable, "-m", "hindmost", *words], check=False)
+    said = "".join(capfd.readouterr()).splitlines()
+    told = "segment " + aside.removeprefix("a/segments/")
+    assert len([line for line in said if told in line]) == 1
 
 
 @pytest.mark.parametrize("table", ["metrics", "metrics_30s"])

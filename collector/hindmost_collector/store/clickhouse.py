@@ -118,6 +118,11 @@ class ClickHouseStore:
         return {row["identity"]: row["durable"] for row in self.server.rows(query).to_pylist()}
 
     @property
+    def torn(self) -> tuple[str, ...]:
+        """What of the store is damaged and left out: the server's own concern."""
+        return ()
+
+    @property
     def clock(self) -> dict[str, Any]:
         """What was given as ``clock`` to the last ``write`` on this host that had it."""
         ours = "collector = {name:String} AND clock != ''"

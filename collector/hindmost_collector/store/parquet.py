@@ -67,7 +67,7 @@ class ParquetStore:
             self.swept = segments.sweep(root)
         except OSError as error:
             raise HindmostError(f"cannot record into {root}: {error.strerror or error}") from error
-        self.torn: list[str] = []
+        self._torn = segments.all_aside(root)
         self._set_torn_aside()
         self._known_directories: set[Path] = set()
         self._writing = threading.Lock()  # flushes and upkeep commit from different threads
@@ -191,11 +191,21 @@ class ParquetStore:
 
     def set_aside(self, path: Path) -> bool:
         """Take a damaged segment out of every reader's way, and say so; False where that is not possible."""
-        done = segments.set_aside(path)
-        if done:
-            self.torn.append(segments.left_out(path))
-            log.warning("%s: %s", path.parents[2], self.torn[-1])
-        return done
+        aside = segments.set_aside(path)
+        if aside is None:
+            return False
+        self._torn = sorted({*self._torn, aside})
+        log.error("a segment is torn: its rows are lost to every reader, and it was set aside as %s", aside)
+        return True
+
+    @property
+    def torn(self) -> list[str]:
+        """The segments that lie aside as torn, their paths within the store."""
+        return [str(path.relative_to(self.root)) for path in self._torn]
+
+    def review_torn(self) -> None:
+        """Forget those that somebody mended or removed, or that became too old."""
+        self._torn = [path for path in self._torn if path.exists()]
 
     def _set_torn_aside(self) -> None:
         for path in list(self.root.rglob(f"segments/*/*{segments.SUFFIX}")):

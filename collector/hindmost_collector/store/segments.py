@@ -173,18 +173,22 @@ def _check_version(path: Path, file: pq.ParquetFile) -> None:
         raise HindmostError(f"{path} was written by a newer hindmost (schema {version}): upgrade this one to read it")
 
 
-def set_aside(path: Path) -> bool:
-    """Rename a torn segment so that no reader meets it again; False where that is not possible."""
+def set_aside(path: Path) -> Path | None:
+    """Rename a torn segment so that no reader meets it again; where it lies now, None where that is not possible."""
     try:
-        path.rename(path.with_name(path.name + TORN))
+        return path.rename(path.with_name(path.name + TORN))
     except OSError:  # a read-only recording: then it is skipped at each reading
-        return False
-    return True
+        return None
+
+
+def all_aside(root: Path) -> list[Path]:
+    """Every segment under ``root`` that was set aside, in order."""
+    return sorted(root.rglob(f"segments/*/*{SUFFIX}{TORN}"))
 
 
 def left_out(path: Path) -> str:
-    """What to tell people of a torn segment."""
-    return f"segment {path.parent.name}/{path.name.removesuffix(TORN)} is torn and was left out"
+    """What to tell people of a torn segment: where in its run it lies, and what that means."""
+    return f"segment {path.parent.name}/{path.name} is torn and was left out"
 
 
 def sweep(root: Path) -> int:

@@ -112,6 +112,7 @@ class Upkeep:
         Coarser levels stay longer than samples, and are the last to go for their size.
         """
         freed = 0
+        self._store.review_torn()
         if self._retention.days:
             limits = {longer: self._day(self._retention.days * longer) for longer in (1, *schema.LEVELS_KEPT.values())}
             kept = [(one, schema.LEVELS_KEPT.get(one.path.parent.name, 1)) for one in self._expendable()]
@@ -150,6 +151,7 @@ class Upkeep:
             self._emptied |= {one.path.parents[2] for one in doomed}
             self._emptied = {job for job in self._emptied if not self._store.remove_empty(job)}
         if doomed:
+            self._store.review_torn()
             log.info("retention: %d segments, %d bytes deleted", len(doomed), freed)
         return freed
 

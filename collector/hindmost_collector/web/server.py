@@ -29,7 +29,11 @@ class Scrape(Protocol):
 
     def ready(self) -> str | None: ...
 
+    def damage(self) -> list[str]: ...
 
+
+#: Of what is damaged, readiness names so many.
+DAMAGE_LINES = 20
 Answer = tuple[HTTPStatus, str, bytes]
 _TEXT = "text/plain; charset=utf-8"
 _JSON = "application/json"
@@ -90,7 +94,9 @@ def _ready(scrape: Scrape, _: dict[str, str]) -> Answer:
     reason = scrape.ready()
     if reason:
         return HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, f"{reason}\n".encode()
-    return HTTPStatus.OK, _TEXT, b"ready\n"
+    shown = scrape.damage()
+    more = [f"and {len(shown) - DAMAGE_LINES} more"] if len(shown) > DAMAGE_LINES else []
+    return HTTPStatus.OK, _TEXT, "".join(f"{one}\n" for one in ["ready", *shown[:DAMAGE_LINES], *more]).encode()
 
 
 def _unknown() -> Answer:
