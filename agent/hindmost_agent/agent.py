@@ -26,11 +26,15 @@ log = logging.getLogger(__name__)
 NS = 1_000_000_000
 #: A batch is made this often, however often is sampled: a message costs the same for one tick or twenty.
 FLUSH_NS = 2 * NS
-#: Where no rank of a node has written anything for so long a batch is made at each tick, this often at most: whether a
-#: job hangs is a matter of seconds, and there is little to send.
-STILL_NS, AGAIN_NS = 2 * NS, NS // 2
+#: Where no rank of a node has written anything for long a batch is made this often: whether a job hangs is a matter of
+#: seconds, and there is little to send. The more nodes a job has, the seldomer each needs to speak: the collector knows
+#: from any of them that nothing moves.
+AGAIN_NS, AGAIN_MOST_NS = NS // 4, NS
+#: How long that is, as a multiple of it, and at most.
+STILL, STILL_MOST_NS = 4, 2 * NS
 #: A node's agent looks for jobs that began this often: a ring holds more than that, even a busy one's.
 FOLDERS_NS = 2 * NS
+NEVER_NS = 1 << 62
 #: How soon a ring that fills fast is read again.
 BUSY_NS = NS // 20
 #: What a verdict is made of: sent also while the collector has asked to hold node metrics back.
@@ -77,32 +81,39 @@ class Agent:
         Rings are read when a batch is made of them: before, only those that fill.
         """
         due = now_ns >= self._flush_ns
-        flushing = due or self._still(now_ns)
-        if flushing:
+        if due:
             self._discover(now_ns)
-        busy = self.rings.poll(now_ns, everything=flushing)
-        if flushing:
+        busy = self.rings.poll(now_ns, everything=due)
+        again = not due and now_ns >= self._again_ns(now_ns)
+        if again:
+            self.rings.poll(now_ns)
+        if due or again:
             self._look(now_ns)
         if now_ns >= self._sample_ns:
             self._sample_ns = following(self._sample_ns, self._interval_ns, now_ns)
             self._sample(now_ns)
         if due:
             self._flush_ns = following(self._flush_ns, self._flush_period_ns, now_ns)
-        if flushing:
+        if due or again:
             self.flush(now_ns)
-        return min(self._sample_ns, now_ns + BUSY_NS) if busy else self._sample_ns
+        return min(self._sample_ns, now_ns + BUSY_NS if busy else max(self._again_ns(now_ns), now_ns + AGAIN_NS))
 
-    def _still(self, now_ns: int) -> bool:
-        """Whether a sample is due, there are ranks, and none has written anything for a while."""
-        if now_ns < max(self._sample_ns, self._flushed_ns + AGAIN_NS):
-            return False
+    def _again_ns(self, now_ns: int) -> int:
+        """When the next batch is due if ranks go on standing still as they do now; never where one does not."""
         running = [producer for producer in self.rings if producer.gone_ns is None]
-        return bool(running) and all(now_ns - producer.progress_ns > STILL_NS for producer in running)
+        if not running:
+            return NEVER_NS
+        every = min(max(one.process.world_size for one in running) * AGAIN_NS // len(running), AGAIN_MOST_NS)
+        every = max(every, AGAIN_NS)
+        since = max(producer.progress_ns for producer in running)
+        return self._flushed_ns + every if now_ns - since >= min(STILL * every, STILL_MOST_NS) else NEVER_NS
 
     def flush(self, now_ns: int) -> None:
         """Put all that was read into one batch, and that into the spool."""
         self._flushed_ns = now_ns
         ended = [producer for producer in self.rings if self._gather(producer, now_ns)]
+        if self._builder.empty:
+            self._say_how_one_is(now_ns)
         self.rings.account()
         if self.spool is None:
             self._builder.discard()
@@ -114,6 +125,15 @@ class Agent:
             self.host.own.batches += 1
         for producer in ended:  # only now: an agent killed before finds the ring again
             self.rings.remove(producer)
+
+    def _say_how_one_is(self, now_ns: int) -> None:
+        """That this agent speaks, and has nothing new to say, is what tells that its ranks go on waiting."""
+        for producer in self.rings:
+            state = self._lives.waiting(producer.process.ref(self._builder.node), now_ns)
+            if state is not None:
+                self._builder.rank(producer.process)
+                self._builder.state(state)
+                return
 
     def attach(self, process: RankProcess, name: str, content: bytes, now_ns: int) -> None:
         """Send something that belongs to a rank and is no number, at the next tick."""

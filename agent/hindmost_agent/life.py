@@ -24,6 +24,7 @@ class Lives:
 
     def __init__(self) -> None:
         self._said: dict[int, tuple[object, ...]] = {}
+        self._waiting: dict[int, wire.RankState] = {}
         self._said_ns: dict[int, int] = {}
 
     def look(self, producer: Producer, rank: int, now_ns: int) -> wire.RankState | None:
@@ -34,7 +35,7 @@ class Lives:
         if self._said.get(rank) == news and now_ns - self._said_ns[rank] < REPEAT_NS:
             return None
         self._said[rank], self._said_ns[rank] = news, now_ns
-        return wire.RankState(
+        state = wire.RankState(
             rank=rank,
             time_ns=now_ns,
             life=life,
@@ -45,9 +46,22 @@ class Lives:
                 for kind, name, comm, seq, start in entered
             ],
         )
+        self._waiting.pop(rank, None)
+        if entered and life == wire.RankState.RUNNING:
+            self._waiting[rank] = state
+        return state
+
+    def waiting(self, rank: int, now_ns: int) -> wire.RankState | None:
+        """How a running rank was that was inside something when last looked at, said as of now; no change since."""
+        state = self._waiting.get(rank)
+        if state is not None:
+            state = wire.RankState.FromString(state.SerializeToString())
+            state.time_ns = now_ns
+        return state
 
     def forget(self, rank: int) -> None:
         """The rank has gone."""
+        self._waiting.pop(rank, None)
         self._said.pop(rank, None)
         self._said_ns.pop(rank, None)
 

@@ -80,7 +80,7 @@ def first_to_die(run: Run) -> tuple[list[int], str]:
         return gone, ""
     stop = hang.find(run, float("nan"), replace(DEFAULT, hang_seconds=0.0))
     if stop is not None and stop.ranks and set(stop.ranks) <= set(gone):
-        if stop.waited_ns >= DEFAULT.hang_seconds * 1e9:
+        if stop.waited_ns >= DEFAULT.patience_ns(float("nan")):
             return [], f" while {names(stop.victims)} waited for {names(stop.ranks)}"
         whom = "it" if len(stop.ranks) == 1 else "them"
         return list(stop.ranks), f": {names(stop.victims)} waited for {whom} in {stop.op} number {stop.seq}"

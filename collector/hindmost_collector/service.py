@@ -45,6 +45,8 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 TICK_S = 0.5
+#: How often is looked whether a job is to be judged; and how often that and a tick come where a job may hang.
+LOOK_S, HASTE_S = 0.25, 0.05
 #: How long agents may take to flush and say Goodbye once told to stop.
 GOODBYE_S = 12.0
 #: Between rounds of compaction and retention.
@@ -117,12 +119,10 @@ class Collector:
         self._server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", MESSAGE_LIMIT),
-                # Probing for bandwidth answers messages with pings, which cost; and one that a host under load leaves
-                # unanswered for a minute ends the connection.
-                ("grpc.http2.bdp_probe", 0),
                 ("grpc.so_reuseport", 0),  # a port in use is an error, not a lottery
                 ("grpc.keepalive_permit_without_calls", 1),
-                # Probing for bandwidth pings the agent at every message, which wakes it for nothing.
+                # Probing for bandwidth pings the agent at every message, which wakes it for nothing, and a ping that a
+                # host under load leaves unanswered for a minute ends the connection.
                 ("grpc.http2.bdp_probe", 0),
                 ("grpc.http2.min_ping_interval_without_data_ms", 5000),
             ]
@@ -159,7 +159,7 @@ class Collector:
     async def _ticks(self) -> None:
         flush: asyncio.Task[None] | None = None  # beside the ticks: one that hangs must not keep them from relief
         while True:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(self._pause_s(TICK_S))
             try:
                 if flush and flush.done():
                     ended, flush = flush, None
@@ -173,6 +173,9 @@ class Collector:
                 self.recorder.failing = "a tick failed, see the log"
                 self.recorder.discard()
                 self.definitions.forget()
+
+    def _pause_s(self, usual_s: float) -> float:
+        return HASTE_S if any(job.stall.in_haste(job) for job in self.jobs.values()) else usual_s
 
     def _flush_due(self) -> bool:
         if time.monotonic() - self.recorder.last_flush >= self.options.flush_period:
@@ -295,7 +298,7 @@ class Collector:
 
     async def _judges(self) -> None:
         while True:
-            await asyncio.sleep(0.25)
+            await asyncio.sleep(self._pause_s(LOOK_S))
             for job in sorted(self.jobs.values(), key=lambda job: self.judging.turn(job.id)):
                 if job.sealed or job.judged_revision == job.revision:
                     continue

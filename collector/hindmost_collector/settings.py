@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isnan
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,19 @@ class Settings:
     max_warmup: float = 0.25
     #: Input of the typical rank above this share of the step makes the whole job input-bound.
     input_bound: float = 0.2
-    #: An operation open for this many p99 steps, and at least ``hang_seconds``, hangs. Whoever watches shall know 5 s
-    #: after it began, and a look at the ranks, which agents take once a second, needs up to one to arrive.
+    #: Whoever watches shall know of a hang this many p99 steps after it began, and not before ``hang_seconds`` unless
+    #: by ``hang_way_seconds``: a look at ranks that stand still arrives and is judged within half a second, on a busy
+    #: host within one. An operation is given the time that is left.
     hang_steps: float = 3.0
-    hang_seconds: float = 4.0
+    hang_seconds: float = 5.0
+    hang_way_seconds: float = 1.0
     #: Where the rank that did not come writes a checkpoint, the others wait for a minute as a matter of course.
     hang_checkpoint_seconds: float = 60.0
+
+    def patience_ns(self, step_ns: float) -> float:
+        """How long an operation may be open in a job whose p99 step is ``step_ns`` (NaN: unknown)."""
+        steps = self.hang_steps * (0.0 if isnan(step_ns) else step_ns)
+        return max(self.hang_seconds * 1e9, steps) - self.hang_way_seconds * 1e9
 
 
 DEFAULT = Settings()

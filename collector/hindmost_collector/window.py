@@ -124,9 +124,12 @@ class Window:
         for row in _tuples(chunk.plain.get("stacks"), STACKS):
             self._stacks[row[0]] = row
         states = {row[0]: row for row in _tuples(chunk.plain.get("rank_states"), RANK_STATES)}
+        nodes = self._nodes() if states else {}
         for rank, state in states.items():
             self._states[rank] = state
             self._in_flight.pop(rank, None)
+            if rank in nodes:
+                self._heard[nodes[rank]] = max(self._heard.get(nodes[rank], 0), state[1])
         for row in _tuples(chunk.plain.get("in_flight"), IN_FLIGHT):
             rank, time_ns, life = states.get(row[0], (None, None, None))[:3]
             if rank is not None and time_ns == row[-1] and life == RUNNING:
@@ -146,6 +149,10 @@ class Window:
         """For how long some rank has been inside a collective at least; 0 where none is."""
         return max((row[-1] - row[-2] for row in self._still_in_flight() if row[1] in _COLLECTIVE), default=0)
 
+    def stacked(self, since_ns: int) -> set[int]:
+        """Ranks whose stack was taken after that."""
+        return {rank for rank, time_ns, _ in self._stacks.values() if time_ns > since_ns}
+
     def absent(self) -> list[int]:
         """Ranks that are inside no collective while others are, unless they write a checkpoint."""
         met = {row[0] for found in self._in_flight.values() for row in found if row[1] in _COLLECTIVE}
@@ -155,13 +162,17 @@ class Window:
     def _still_in_flight(self) -> list[tuple[Any, ...]]:
         """What is in flight as of now. An agent speaks of a rank when something changes and every 10 s: as long as it
         sends its node's metrics and says nothing of a rank, what that rank had entered it has not left."""
-        ranks = self._ranks.table()
-        nodes = dict(zip(ranks["rank"].tolist(), ranks["node"].tolist(), strict=True))
+        nodes = self._nodes()
         return [
             (*row[:-1], max(row[-1], self._heard.get(nodes.get(rank, ""), 0)))
             for rank, found in self._in_flight.items()
             for row in found
         ]
+
+    def _nodes(self) -> dict[int, str]:
+        """The node of each rank."""
+        ranks = self._ranks.table()
+        return dict(zip(ranks["rank"].tolist(), ranks["node"].tolist(), strict=True))
 
     def _evict(self, parts: deque[Table]) -> None:
         newest = int(parts[-1]["start_ns"].max())

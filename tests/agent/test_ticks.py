@@ -75,16 +75,40 @@ def test_a_rank_that_died_right_after_a_batch_is_told_with_the_next(tmp_path: Pa
     assert (mine.host.own.ring_events, producer.progress_ns) == (3, NS)
 
 
-def test_ranks_that_stand_still_are_told_of_at_each_tick(tmp_path: Path, writer: ring.Writer) -> None:
-    """Whether that is a hang is a matter of seconds; as soon as any goes on, batches are as seldom as before."""
+@pytest.mark.parametrize(
+    ("world", "batches"),
+    [(1, [0, 1, 1.25, 1.5, 1.75, 2, 2.25, 2.5, 4, 4.25, 4.5, 4.75, 5]), (16, [0, 2, 4, 5])],
+)
+def test_ranks_that_stand_still_are_told_of_soon(tmp_path: Path, world: int, batches: list[float]) -> None:
+    """Whether that is a hang is a matter of seconds; of a job on many nodes each needs to say so seldomer. As soon as
+    any goes on, batches are as seldom as before."""
+    rank = ring.Writer.create(tmp_path / "rings", Identity("job", 0, world, 0, "n", "torch", "t.py"), "py", CAPACITY)
+    rank.enter(0, ring.COLLECTIVE, rank.name("all_reduce"), 1, 3, rank.communicator(77, 0, world, "world"))
     mine = agent(tmp_path, Spool(tmp_path / "spool", 1 << 20))
-    batches = []
-    for second in range(10):
-        if second == 6:
-            steps(writer, 1)
-        mine.tick(second * NS)
-        batches.append(int(mine._flushed_ns == second * NS))
-    assert batches == [1, 0, 1, 1, 1, 1, 1, 0, 1, 1]
+    made, now = [], 0
+    while now <= 5 * NS:
+        if now > 2.5 * NS and not any(one.written for one in mine.rings):
+            steps(rank, 1)
+        before, then = mine.host.own.batches, now
+        now = mine.tick(now)
+        made += [then / NS] * (mine.host.own.batches - before)
+    rank.close()
+    assert made == batches
+
+
+def test_who_waits_is_said_to_wait_still(tmp_path: Path) -> None:
+    """A batch of a job that stands still says at what time a rank was inside what, though nothing has changed."""
+    rank = ring.Writer.create(tmp_path / "rings", Identity("job", 0, 1, 0, "n", "torch", "t.py"), "py", CAPACITY)
+    rank.enter(0, ring.COLLECTIVE, rank.name("all_reduce"), 1, 3, rank.communicator(77, 0, 1, "world"))
+    mine = agent(tmp_path, Spool(tmp_path / "spool", 1 << 20))
+    states, now = [], 0
+    state = mine._builder.state
+    mine._builder.state = lambda one: states.append(one) or state(one)  # type: ignore[func-returns-value,method-assign]
+    while now < 2 * NS:
+        now = mine.tick(now)
+    rank.close()
+    said = [(one.time_ns / NS, [open_.name for open_ in one.in_flight]) for one in states]
+    assert said == [(0, []), *((at, ["all_reduce"]) for at in (1, 1.25, 1.5, 1.75))]
 
 
 def test_what_was_asked_for_is_sent_at_the_next_tick(tmp_path: Path, writer: ring.Writer) -> None:

@@ -195,12 +195,51 @@ def test_a_job_that_stands_still_is_judged_when_its_patience_ends(definitions: D
 
 
 def test_slow_steps_make_patience_longer(definitions: Definitions) -> None:
-    """Three of the slowest steps: of 4 s each, 12 s."""
+    """Known after three of the slowest steps: of 4 s each, 12 s, less one that the word needs to arrive."""
     job = standing(definitions)
     job.report = {"job": {"step_ms": {"p50": 3000.0, "p99": 4000.0}}}
-    heard(job.window, definitions, 12)
+    heard(job.window, definitions, 11)
     assert not job.stall.ripe(job)
-    heard(job.window, definitions, 13)
+    heard(job.window, definitions, 12)
+    assert job.stall.ripe(job)
+
+
+def stack(job: LiveJob, definitions: Definitions, rank: int, second: float) -> None:
+    rows = from_rows("stacks", [(rank, int(second * SECOND), "wait (data.py:7)")])
+    job.window.add(Chunk({}, {"stacks": rows}, [], []), definitions)
+
+
+def test_stacks_that_come_late_are_judged_when_they_come(definitions: Definitions) -> None:
+    """The verdict's source line does not wait for the next turn of judging; one from an earlier stop is none."""
+    job = standing(definitions)
+    stack(job, definitions, 3, 0.5)
+    heard(job.window, definitions, 3)
+    assert job.stall.question(job) is not None
+    heard(job.window, definitions, 5)
+    assert job.stall.ripe(job)
+    heard(job.window, definitions, 6)
+    assert not job.stall.ripe(job)
+    stack(job, definitions, 3, 6.5)
+    assert job.stall.ripe(job)
+    assert not job.stall.ripe(job)
+
+
+def test_what_is_said_of_a_job_that_may_hang_is_looked_at_with_haste(definitions: Definitions) -> None:
+    """From well before the question until a while after the verdict, and not for as long as it stands."""
+    job = standing(definitions)
+    hasty = []
+    for second in (2, 5, 8, 9, 60):
+        heard(job.window, definitions, second)
+        hasty.append(job.stall.in_haste(job))
+    assert hasty == [True, True, True, False, False]
+
+
+def test_a_rank_that_is_said_to_wait_still_is_heard_of(definitions: Definitions) -> None:
+    """Its agent speaks between two samples of its node's metrics, too."""
+    job = standing(definitions)
+    again = from_rows("in_flight", [(0, "collective", "all_reduce", 7, 5, SECOND, 5 * SECOND)])
+    states = from_rows("rank_states", [(0, 5 * SECOND, RUNNING, 10, 0)])
+    job.window.add(Chunk({}, {"in_flight": again, "rank_states": states}, [], []), definitions)
     assert job.stall.ripe(job)
 
 

@@ -46,7 +46,7 @@ class _Open:
 
 def find(run: Run, step_ns: float, settings: Settings) -> Hang | None:
     """The run's hang or divergence, ``None`` if every open operation is young. ``step_ns`` is the p99 step time."""
-    limit = max(settings.hang_seconds * 1e9, settings.hang_steps * (0.0 if np.isnan(step_ns) else step_ns))
+    limit = settings.patience_ns(step_ns)
     waiting = _open_operations(run)
     stuck = {comm: held for comm, held in waiting.items() if max(one.waited for one in held) >= limit}
     if not stuck:
