@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector import align, intervals, phases, pipelined, roles, schedule, step_times, steps
+from hindmost_collector import align, intervals, phases, pipelined, profiled, roles, schedule, step_times, steps
 from hindmost_collector.model import Run, Table, rows
 from hindmost_collector.robust import median, peers_median, sums_by_step
 from hindmost_collector.sampled import Samples
@@ -312,13 +312,14 @@ def _from_phases(table: Table, settings: Settings) -> Blocks | None:
         return None
     first = steps.warmup(median(duration, axis=0), settings)
     parts = phases.phase_blocks(table, ranks, numbers)
-    own, on_gpu = phases.busy(parts, duration)[:, first:], phases.gpu_step(parts, duration)
-    numbers, duration = numbers[first:], duration[:, first:]
-    parts = {name: block[:, first:] for name, block in parts.items()}
+    kept = first + np.flatnonzero(profiled.undisturbed(table, numbers[first:], settings.min_steps))
+    own, on_gpu = phases.busy(parts, duration)[:, kept], phases.gpu_step(parts, duration)
+    numbers, duration = numbers[kept], duration[:, kept]
+    parts = {name: block[:, kept] for name, block in parts.items()}
     bare = bool(np.isnan(own).all())
     period = duration.max(axis=0) if not np.isnan(duration).any() else median(duration, axis=0)
     if on_gpu is not None:  # hosts that run ahead are not in the step that their GPUs are in
-        period = median(on_gpu[:, first:], axis=0)
+        period = median(on_gpu[:, kept], axis=0)
     own = duration if bare else own
     excess = own - peers_median(own)
     nothing = np.full_like(duration, np.nan)

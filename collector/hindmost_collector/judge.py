@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector import blocks as blocks_of
-from hindmost_collector import hidden_input, horovod, membership, pipeline, sharing, summary, telemetry, whatif, wording
+from hindmost_collector import (
+    hidden_input,
+    horovod,
+    membership,
+    phases,
+    pipeline,
+    profiled,
+    sharing,
+    summary,
+    telemetry,
+    whatif,
+    wording,
+)
 from hindmost_collector.detectors import hang, host_bound, intermittent, mismatch, slow_link, straggler, uneven
 from hindmost_collector.job_verdicts import of_hosts, of_job, of_uneven
 from hindmost_collector.model import RUNNING, Run, rows
@@ -57,7 +69,7 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
         slow, hidden = _slow(run, blocks, settings)
         found += slow
         notes += [*hidden, *hidden_input.notes(blocks, found)]
-    notes += horovod.notes(run)
+    notes += [*profiled.notes(blocks, phases.training(run.steps)), *horovod.notes(run)]
     if not found:
         found.append(_nothing(run, blocks, settings))
     return Report(

@@ -37,6 +37,9 @@ PHASES = (
 #: Of these, what is no share of a step's time but a property of it, or a part of another phase.
 AMOUNTS = frozenset({"cpu", "runqueue", "negotiation"})
 
+#: ``kind`` of the training steps that a profiler recorded, began or wrote its trace in: it slows them.
+PROFILED = "profiled"
+
 GPU_TIME = 1
 NONBLOCKING = 2
 ERROR = 4

@@ -109,7 +109,24 @@ def stall_saving(blocks: Blocks, rows: Sequence[int], stalled: Ints) -> Floats:
     columns = np.flatnonzero(np.isin(blocks.segment_step, stalled))
     held = np.ix_(np.array(rows), columns)
     fixed[held] = np.minimum(fixed[held], 0.0)
-    return np.subtract(stretched(blocks, blocks.segments), stretched(blocks, fixed))
+    saved: Floats = np.subtract(stretched(blocks, blocks.segments), stretched(blocks, fixed))
+    if blocks.evidence != "phases" or not 0 < len(stalled) < len(blocks.steps):
+        return saved
+    total, most = float(saved[stalled].sum()), len(stalled) * _longer_by_itself(blocks, fixed, stalled)
+    return saved * max(most, 0.0) / total if total > most else saved
+
+
+def _longer_by_itself(blocks: Blocks, fixed: Floats, stalled: Ints) -> float:
+    """Ns by which the typical stalled step was longer than a usual one, less what whoever is latest now was longer by.
+
+    Phases show how late a rank came and not what it did while the others waited in backward: a GPU that stood idle is
+    ahead of the others there, so that a step grows by less than its rank was late.
+    """
+    next_latest = np.argmax(fixed[:, stalled], axis=0)
+    calm = np.setdiff1d(np.arange(len(blocks.steps)), stalled)
+    usual_own, usual = median(blocks.own[:, calm], axis=1), float(median(blocks.period[calm]))
+    longer = blocks.period[stalled] - usual
+    return float(median(longer - (blocks.own[next_latest, stalled] - usual_own[next_latest])))
 
 
 def waste(blocks: Blocks) -> float:

@@ -26,6 +26,7 @@ class Expected:
 
     kinds: tuple[str, ...]
     ranks: tuple[int, ...] = ()
+    victims: tuple[int, ...] = ()
     cause: str | None = None
     since: int | None = None
     cost_ms: float | None = None
@@ -33,18 +34,18 @@ class Expected:
 
 RECORDINGS = {
     "ddp-clean": Expected(("balanced",)),
-    "ddp-slow-compute-rank1": Expected(("straggler",), (1,), "compute", cost_ms=1.6),
-    "ddp-slow-compute-onset-rank1": Expected(("straggler",), (1,), "compute", since=60, cost_ms=2.6),
-    "ddp-slow-input-rank2": Expected(("straggler", "intermittent"), (2,), "input", cost_ms=0.9),
-    "tp2-dp2-slow-compute-rank3": Expected(("straggler",), (3,), "compute"),
-    "ddp-hang-rank1": Expected(("hang",), (1,)),
-    "ddp-noisy-host-slow-input-rank2": Expected(("straggler",), (2,), "input"),
+    "ddp-slow-compute-rank1": Expected(("straggler",), (1,), cause="compute", cost_ms=1.6),
+    "ddp-slow-compute-onset-rank1": Expected(("straggler",), (1,), cause="compute", since=60, cost_ms=2.6),
+    "ddp-slow-input-rank2": Expected(("straggler", "intermittent"), (2,), cause="input", cost_ms=0.9),
+    "tp2-dp2-slow-compute-rank3": Expected(("straggler",), (3,), victims=(2,), cause="compute"),
+    "ddp-hang-rank1": Expected(("hang",), (1,), victims=(0, 2, 3)),
+    "ddp-noisy-host-slow-input-rank2": Expected(("straggler",), (2,), cause="input"),
     "inspector-ddp-clean": Expected(("balanced",)),
-    "inspector-ddp-slow-rank0": Expected(("straggler",), (0,), "compute", cost_ms=3.6),
-    "kineto-ddp-slow-rank0": Expected(("straggler",), (0,), "compute"),
+    "inspector-ddp-slow-rank0": Expected(("straggler",), (0,), cause="compute", cost_ms=3.6),
+    "kineto-ddp-slow-rank0": Expected(("straggler",), (0,), cause="compute", cost_ms=3.6),
     "ddp-observed-clean": Expected(("balanced",)),
-    "ddp-observed-slow-compute-rank1": Expected(("straggler",), (1,), "compute", cost_ms=0.6),
-    "ddp-observed-late-input-rank1": Expected(("straggler",), (1,), "input", since=120, cost_ms=400),
+    "ddp-observed-slow-compute-rank1": Expected(("straggler",), (1,), cause="compute", cost_ms=0.6),
+    "ddp-observed-late-input-rank1": Expected(("straggler",), (1,), cause="input", since=120, cost_ms=400),
 }
 
 
@@ -57,11 +58,13 @@ def _recording(name: str) -> Path:
 
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_a_recording_is_judged_as_what_it_is(name: str) -> None:
-    """Kind, culprits and nobody else, cause, onset within three steps, cost within a fifth of the measured effect."""
+    """Kind, culprits and nobody else, victims, cause, onset within three steps, cost within a fifth of the effect."""
     expected = RECORDINGS[name]
-    verdict = judge(load(_recording(name))).verdicts[0]
+    verdict, *more = judge(load(_recording(name))).verdicts
     assert verdict.kind in expected.kinds
     assert verdict.ranks == expected.ranks
+    assert verdict.victims == expected.victims
+    assert [one.ranks for one in more if one.ranks] == []
     if expected.cause is not None:
         assert verdict.cause == expected.cause
     if expected.since is not None:

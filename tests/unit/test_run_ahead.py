@@ -59,3 +59,52 @@ def test_a_gpu_idles_where_its_host_has_nothing_queued() -> None:
     blocked = gpu_idle(parts, np.array([[10.0, 16.0, 16.0]]))
     assert blocked is not None
     assert blocked.tolist() == [[0.0, 6.0, 6.0]]
+
+
+#: A GPU that stood idle is cooler, and quicker in backward by so many ms than those that waited for it.
+COOLED = 1.0
+
+
+def _slow_input(rank: int, ms: float) -> Run:
+    """Rank 0 computes 3 ms longer; the input of ``rank`` takes ``ms``, hidden by the queue but in every eighth step."""
+    host, gpu = np.zeros(RANKS), np.zeros(RANKS)
+    forward = np.where(np.arange(RANKS) == 0, 13.0, 10.0)
+    fetch = np.where(np.arange(RANKS) == rank, ms, 1.0)
+    columns: dict[str, list[float]] = {name: [] for name in ("start_ns", "duration_ns", "gpu_backward_ns")}
+    for number in range(STEPS):
+        start, begins = host.copy(), np.maximum(host + fetch, gpu)
+        gpu = begins + forward
+        done = (gpu + np.where(begins > begins.min() + 1, 20.0 - COOLED, 20.0)).max()
+        backward, gpu = done - gpu, np.full(RANKS, done + 2.0)
+        host = gpu.copy() if number % EVERY == EVERY - 1 else host + fetch + 12.0
+        for name, values in zip(columns, (start, host - start, backward), strict=True):
+            columns[name] += [int(value * MS) for value in values]
+    return Run(
+        job=Job(id="fetching", world_size=RANKS),
+        ranks=table("ranks", rank=np.arange(RANKS), world_size=RANKS),
+        steps=table(
+            "steps",
+            rank=np.tile(np.arange(RANKS), STEPS),
+            step=np.repeat(np.arange(STEPS), RANKS),
+            kind="train",
+            input_ns=np.tile(fetch * MS, STEPS),
+            gpu_forward_ns=np.tile(forward * MS, STEPS),
+            gpu_optimizer_ns=2 * MS,
+            **columns,
+        ),
+    )
+
+
+def test_a_stall_costs_what_steps_grew_by_and_not_how_late_a_rank_came() -> None:
+    """10 ms of input make the rank 6 ms later than rank 0, and a step 5 ms longer: its own GPU catches up by 1 ms."""
+    slow, stalls = judge(_slow_input(3, 10.0)).verdicts
+    assert (slow.ranks, slow.cause) == ((0,), "compute")
+    assert (stalls.kind, stalls.ranks, stalls.cause) == ("intermittent", (3,), "input")
+    assert stalls.cost_ms_per_step == pytest.approx((6.0 - COOLED) * (STEPS // EVERY - 1) / (STEPS - 1), rel=0.02)
+
+
+def test_a_stall_that_costs_less_than_anybody_acts_on_is_a_note() -> None:
+    """8 ms of input in every eighth step, which grows by 3 ms: named is who computes longer, and nobody else."""
+    report = judge(_slow_input(3, 8.0))
+    assert [verdict.ranks for verdict in report.verdicts] == [(0,)]
+    assert any("rank 3 waits 7.0 ms a step longer for input" in note for note in report.notes)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hindmost_collector.model import COLLECTIVES, RANKS, UNMEASURED, Job, Run, Table, rows
+from hindmost_collector.model import COLLECTIVES, PROFILED, RANKS, UNMEASURED, Job, Run, Table, rows
+from hindmost_collector.sources import profiled_steps
 from hindmost_collector.sources.columns import concatenate, has_rows, select, table
 from hindmost_collector.sources.nvml_csv import gpu
 from hindmost_collector.sources.same_operations import with_what_others_saw
@@ -27,7 +28,7 @@ def combine(path: Path, runs: Sequence[Run]) -> Run:
     world = next((run.communicators for run in runs if has_rows(run, "communicators")), None)
     runs = [_in_the_communicators_of(world, run) for run in runs]
     chosen = {name: next((run.tables()[name] for run in runs if has_rows(run, name)), None) for name in _ONE_SOURCE}
-    chosen["steps"] = max((run.steps for run in runs), key=rows)  # a profiler sees a few steps of those that a log has
+    chosen["steps"] = _steps(runs)
     added = {name: concatenate(name, [run.tables()[name] for run in runs]) for name in _ADDED_UP}
     ranks = _ranks(runs)
     notes = [note for run in runs for note in run.notes]
@@ -46,6 +47,15 @@ def combine(path: Path, runs: Sequence[Run]) -> Run:
         notes=tuple(notes),
     )
     return _with_gpus_by_index(_looked_at_to_the_end(_with_steps_of_operations(run)))
+
+
+def _steps(runs: Sequence[Run]) -> Table:
+    """Of whoever saw most: a profiler sees a few of the steps that a log has, and disturbs those."""
+    chosen = max((run.steps for run in runs), key=rows)
+    for run in runs:
+        if run.steps is not chosen and PROFILED in run.steps["kind"]:
+            chosen = profiled_steps.marked(chosen, run.steps)
+    return chosen
 
 
 def _job(path: Path, runs: Sequence[Run], ranks: Table) -> Job:

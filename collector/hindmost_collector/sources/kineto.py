@@ -1,7 +1,8 @@
 """Kineto / PyTorch profiler Chrome traces, one a rank, plain or gzip: NCCL kernels, profiled steps, copies.
 
 Collectives are the NCCL kernels; a kernel belongs to the step in which the host launched it (the launch has the same
-``correlation``). Host and GPU times are of one clock, which the profiler keeps.
+``correlation``). Host and GPU times are of one clock, which the profiler keeps; kernels run beside the host all the
+same, so that how long they took says what a GPU waited, and the marks of a host's step not when its GPU was in it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from hindmost.errors import UsageError
 
-from hindmost_collector.model import UNMEASURED, Job, Run, Table
+from hindmost_collector.model import GPU_TIME, PROFILED, UNMEASURED, Job, Run, Table
 from hindmost_collector.sources.columns import concatenate, table
 from hindmost_collector.sources.json_stream import events
 from hindmost_collector.sources.operations import operation
@@ -96,7 +97,7 @@ def load(files: Sequence[Path]) -> Run:
 
 def _notes(traces: dict[int, _Trace]) -> tuple[str, ...]:
     steps = {step for trace in traces.values() for step in trace.steps}
-    notes = [f"The PyTorch profiler saw {len(steps)} steps, and slows what it sees: costs are those of profiled steps."]
+    notes = []
     if not steps:
         notes = ["The traces mark no steps (call profiler.step() in the loop): operations are matched by their order."]
     notes += [f"{trace.path.name}: cut off, read up to there." for trace in traces.values() if "torn" in trace.beside]
@@ -201,6 +202,7 @@ def _collectives(rank: int, trace: _Trace) -> Table:
         start_ns=trace.nanoseconds(start[order]),
         duration_ns=np.rint(took[order] * 1000),
         bytes=size[order],
+        flags=GPU_TIME,
         step=step[order] if trace.steps else UNMEASURED,
         enqueue_ns=trace.nanoseconds(launched[order]),
     )
@@ -259,7 +261,7 @@ def _steps(rank: int, trace: _Trace) -> Table:
         "steps",
         rank=np.full(len(number), rank),
         step=number,
-        kind="train",
+        kind=PROFILED,
         start_ns=trace.nanoseconds(start),
         duration_ns=np.rint((end - start) * 1000),
         **phases,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hindmost.errors import UsageError
+from hindmost_collector.model import GPU_TIME, PROFILED
 from hindmost_collector.sources import files, load
 from hindmost_collector.sources.json_stream import MAX_VALUE_CHARACTERS, events
 
@@ -96,6 +97,26 @@ def test_a_trace_cut_off_gives_what_it_has(tmp_path: Path) -> None:
     run = load(tmp_path)
     assert run.collectives["step"].tolist() == [7, 7, 8]
     assert any("cut off" in note for note in run.notes)
+
+
+def test_kernels_take_gpu_time(tmp_path: Path) -> None:
+    """They run beside their host, so that they wait in place of it, and a step is as long as on the GPU."""
+    _write(tmp_path, "a.json.gz", _trace(0))
+    assert (load(tmp_path).collectives["flags"] == GPU_TIME).all()
+
+
+def test_steps_that_a_profiler_disturbed_are_known_among_those_of_a_log(tmp_path: Path) -> None:
+    """It warms up some steps before the first that it records, and the step after the last waits for its writing."""
+    _write(tmp_path, "trace.0.json.gz", _trace(0))
+    lines = []
+    for step in range(20):
+        begin = BASE_NS + (step - 10) * 1_000_000
+        times = {"t_start": begin, "t_data": begin + 1000, "t_end": begin + 900_000}
+        lines.append(json.dumps({"step": step, **times}))
+    (tmp_path / "steps.0.jsonl").write_text("\n".join(lines))
+    steps = load(tmp_path).steps
+    assert steps["step"][steps["kind"] == PROFILED].tolist() == list(range(5, 13))
+    assert set(steps["kind"].tolist()) == {"train", PROFILED}
 
 
 def test_two_traces_of_one_rank_are_refused(tmp_path: Path) -> None:
