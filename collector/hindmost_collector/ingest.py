@@ -22,6 +22,7 @@ from hindmost_collector.packed import AgentMessage
 from hindmost_collector.parking import Parking
 from hindmost_collector.relay_ingest import RelayStream
 from hindmost_collector.session import PROTOCOL, Agent, Outbox
+from hindmost_collector.strangers import HELLO_FIRST, Strangers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -82,7 +83,7 @@ class Ingest:
         self.agents: dict[str, Agent] = {}
         self.counts: Counter[str] = Counter()
         self.shed_metrics = False
-        self.attendance = Attendance()
+        self.attendance, self.strangers = Attendance(), Strangers()
         self.stopping: str | None = None
         self._complained: set[str] = set()
         self._store_away = False
@@ -100,7 +101,8 @@ class Ingest:
     def handler(self) -> grpc.GenericRpcHandler:
         """What a gRPC server serves."""
         write = telemetry_pb2.CollectorMessage.SerializeToString
-        stream = grpc.stream_stream_rpc_method_handler(self.stream, AgentMessage.FromString, write)
+        guarded = self.strangers.guarded(self.stream)
+        stream: Any = grpc.stream_stream_rpc_method_handler(guarded, AgentMessage.FromString, write)
         return grpc.method_handlers_generic_handler("hindmost.v1.Telemetry", {"Stream": stream})
 
     async def stream(self, requests: AsyncIterator[wire.AgentMessage], context: Any) -> None:
@@ -109,11 +111,13 @@ class Ingest:
         if first is not None and first.WhichOneof("body") == "relayed":
             await RelayStream(self, context.write).serve(first, requests)
             return
-        if first is None or first.WhichOneof("body") != "hello":
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message of a stream must be Hello")
+        if first is None:  # it broke off before it said a word
+            return
+        if first.WhichOneof("body") != "hello":
+            await self.strangers.refuse("hello", context, grpc.StatusCode.INVALID_ARGUMENT, HELLO_FIRST)
             return
         if refusal := self.refused(first.hello):
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, refusal)
+            await self.strangers.refuse("refused", context, grpc.StatusCode.FAILED_PRECONDITION, refusal)
             return
         try:
             agent, outbox = await self.greet(first.hello)

@@ -25,6 +25,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from hindmost_collector.ingest import LAST_WORD_S
 from hindmost_collector.options import address
 from hindmost_collector.relay_link import AGENT_BYTES, Link
+from hindmost_collector.strangers import HELLO_FIRST, Strangers
 from hindmost_collector.web.server import Page
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class Relay:
     def __init__(self, options: Options) -> None:
         self._options = options
         self.links = [Link(target.strip()) for target in options.relay_to.split(",")]
+        self.strangers = Strangers()
         self._server: grpc.aio.Server | None = None
         self._page: Page | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -101,9 +103,10 @@ class Relay:
                 ("grpc.http2.min_ping_interval_without_data_ms", 5000),
             ]
         )
-        stream: Any = grpc.stream_stream_rpc_method_handler(self._stream, request_deserializer=checked)
+        guarded = self.strangers.guarded(self._stream)
+        stream: Any = grpc.stream_stream_rpc_method_handler(guarded, request_deserializer=checked)
         service = grpc.method_handlers_generic_handler("hindmost.v1.Telemetry", {"Stream": stream})
-        self._server.add_generic_rpc_handlers((service,))
+        self._server.add_generic_rpc_handlers((service, self.strangers))
         try:
             bound = self._server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         except RuntimeError as error:
@@ -117,9 +120,11 @@ class Relay:
     async def _stream(self, requests: AsyncIterator[bytes], context: Any) -> None:
         """Serve one agent."""
         first = await anext(aiter(requests), None)
-        hello = wire.AgentMessage.FromString(first or b"")
+        if first is None:  # it broke off before it said a word
+            return
+        hello = wire.AgentMessage.FromString(first)
         if hello.WhichOneof("body") != "hello":
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message of a stream must be Hello")
+            await self.strangers.refuse("hello", context, grpc.StatusCode.INVALID_ARGUMENT, HELLO_FIRST)
             return
         link = choose(self.links, hello.hello.job_id or hello.hello.node)
         if not link.connected:
@@ -127,7 +132,7 @@ class Relay:
             return
         agent = Agent()
         number = link.open(agent)
-        up = asyncio.create_task(_up(link, number, first or b"", requests))
+        up = asyncio.create_task(_up(link, number, first, requests))
         try:  # ends when the collector ends it, or is cancelled when the agent breaks off
             await agent.pump(context)
             if not agent.reason:
@@ -176,6 +181,7 @@ class RelayPage:
         agents = GaugeMetricFamily("hindmost_collector_relay_agents", "Agents carried to it.", labels=["collector"])
         messages = CounterMetricFamily("hindmost_collector_relay_messages", "Messages passed up.", labels=["collector"])
         size = CounterMetricFamily("hindmost_collector_relay_bytes", "Bytes passed up.", labels=["collector"])
+        yield self._relay.strangers.metric()
         for link in self._relay.links:
             up.add_metric([link.target], float(link.connected))
             agents.add_metric([link.target], link.agents)

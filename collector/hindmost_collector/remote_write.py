@@ -31,8 +31,9 @@ log = logging.getLogger(__name__)
 
 #: How often what has come is sent, and how often the page of jobs and ranks.
 PERIOD_S, PAGE_S = 5.0, 15.0
-#: Memory for samples that wait; beyond, the oldest give way.
+#: Memory for samples that wait; beyond, the oldest give way, but for a portion that is being sent.
 WAITING_BYTES = 64 << 20
+PORTION_BYTES = 16 << 20
 #: Samples of one request, about.
 REQUEST_SAMPLES = 20_000
 #: A series whose agent has been silent for this long has ended.
@@ -83,7 +84,7 @@ class RemoteWrite:
         self._jitter = jitter
         self._encoder, self._pages = Encoder(), PageEncoder()
         self._waiting: deque[_Waiting] = deque()
-        self._waiting_bytes = 0
+        self._waiting_bytes = self._sending_bytes = 0
         self._lock, self._leaving = threading.Lock(), threading.Event()
         self._last: dict[tuple[str, int], _Sent] = {}
         self._thread: threading.Thread | None = None
@@ -93,8 +94,8 @@ class RemoteWrite:
 
     @property
     def waiting_bytes(self) -> int:
-        """Memory of samples not sent yet."""
-        return self._waiting_bytes
+        """Memory of samples that the receiver has not taken yet, those that it is offered included."""
+        return self._waiting_bytes + self._sending_bytes
 
     @property
     def remembered(self) -> int:
@@ -111,7 +112,7 @@ class RemoteWrite:
                     continue
                 self._waiting.append(_Waiting(block, schema))
                 self._waiting_bytes += block.bytes
-            while self._waiting_bytes > WAITING_BYTES:
+            while self._waiting and self.waiting_bytes > WAITING_BYTES:
                 oldest = self._waiting.popleft().rows
                 self._waiting_bytes -= oldest.bytes
                 self.counts["dropped_full"] += oldest.size
@@ -146,8 +147,25 @@ class RemoteWrite:
             self.counts["errors"] += 1
 
     def _send_blocks(self) -> None:
+        try:
+            while taken := self._portion():
+                self._send_portion(taken)
+        finally:
+            self._sending_bytes = 0
+        self._post(self._ended())
+
+    def _portion(self) -> list[_Waiting]:
+        """The oldest of what waits: so much as may be held for as long as the receiver takes nothing."""
+        taken: list[_Waiting] = []
         with self._lock:
-            taken, self._waiting, self._waiting_bytes = self._waiting, deque(), 0
+            self._sending_bytes = 0
+            while self._waiting and self._sending_bytes < PORTION_BYTES:
+                taken.append(self._waiting.popleft())
+                self._waiting_bytes -= taken[-1].rows.bytes
+                self._sending_bytes += taken[-1].rows.bytes
+        return taken
+
+    def _send_portion(self, taken: list[_Waiting]) -> None:
         groups: dict[tuple[str, int], list[_Waiting]] = defaultdict(list)
         for one in taken:
             groups[one.rows.node, one.rows.schema].append(one)
@@ -157,7 +175,7 @@ class RemoteWrite:
             if sum(count for _, count in request) >= REQUEST_SAMPLES:
                 self._post(request)
                 request = []
-        self._post([*request, *self._ended()])
+        self._post(request)
 
     def _encoded(self, node: str, ref: int, waiting: list[_Waiting]) -> tuple[bytes, int]:
         """Samples of one schema of one node, and a mark on each series that has none any more; ``(bytes, count)``."""

@@ -180,6 +180,7 @@ class OwnMetrics:
         yield info
         for key, (name, text) in COUNTS.items():
             yield CounterMetricFamily(name, text, ingest.counts[key])
+        yield ingest.strangers.metric()
         counters = {
             "hindmost_collector_samples": ("Metric samples taken.", self._collector.decoder.samples),
             "hindmost_collector_stored_rows": ("Rows made durable.", recorder.written_rows),

@@ -127,7 +127,7 @@ class Collector:
                 ("grpc.http2.min_ping_interval_without_data_ms", 5000),
             ]
         )
-        self._server.add_generic_rpc_handlers((self.ingest.handler(),))
+        self._server.add_generic_rpc_handlers((self.ingest.handler(), self.ingest.strangers))
         try:
             bound = self._server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         except RuntimeError as error:

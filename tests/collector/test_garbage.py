@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import math
 import random
+import re
+import types
+import urllib.request
 
+import grpc
 import pytest
 from hindmost_collector.chunk import finish
 from hindmost_collector.clock import NodeClock
@@ -17,6 +22,7 @@ from hindmost_collector.jobs import LiveJob
 from hindmost_collector.packed import packed
 from hindmost_collector.store.flush import arrow_tables
 from hindmost_collector.store.parquet import read_run
+from hindmost_collector.strangers import Strangers
 from hindmost_proto import telemetry_pb2 as wire
 
 INT64 = (0, 1, -1, 2**63 - 1, -(2**63))
@@ -94,6 +100,60 @@ def test_names_are_bounded():
     codes = [words.code(f"epoch {number}") for number in range(1000)]
     assert words.words == ["epoch 0", "epoch 1", "epoch 2", "other"]
     assert codes[3:] == [3] * 997
+
+
+@pytest.mark.parametrize("relayed", [False, True])
+def test_strangers_are_answered_counted_and_told(collecting, collector_process, relayed, caplog):
+    """Who is no agent is told so, and so is the operator: counted by kind and named by address, without a traceback."""
+
+    async def refused(address, method, message):
+        async with grpc.aio.insecure_channel(address) as channel:
+            stream = channel.stream_stream(method)()
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await stream.write(message)
+                await stream.read()
+            return (await stream.code()).name, await stream.details()
+
+    async def scenario():
+        async with collecting() as collector:
+            address, page, stream = *collector.addresses.values(), "/hindmost.v1.Telemetry/Stream"
+            if relayed:
+                relay = collector_process("--relay-to", address, "--http", "127.0.0.1:0", "--log-format", "json")
+                address, page = relay.addresses.values()
+            answers = [await refused(address, "/other.Service/Export", b"x")]
+            answers += [await refused(address, stream, text) for text in (b"\xff\xff", b"\xff\xff", batch)]
+            with urllib.request.urlopen(f"http://{page}/metrics") as answer:
+                lines = answer.read().decode()
+            shown = re.findall(r'^hindmost_collector_refused_streams_total{reason="(\w+)"} (.*)$', lines, re.MULTILINE)
+        if not relayed:
+            return answers, shown, [(one.levelname, one.message, one.exc_info) for one in caplog.records]
+        relay.popen.terminate()
+        lines = [json.loads(line) for line in relay.popen.communicate()[1].splitlines()]
+        return answers, shown, [(one["level"].upper(), one["message"], one.get("traceback")) for one in lines]
+
+    batch = wire.AgentMessage(batch=wire.Batch(sequence=1)).SerializeToString()
+    answers, shown, told = asyncio.run(scenario())
+    assert [code for code, _ in answers] == ["UNIMPLEMENTED", *["INVALID_ARGUMENT"] * 3]
+    assert shown == [("method", "1.0"), ("garbage", "2.0"), ("hello", "1.0"), ("refused", "0.0")]
+    said = [text for level, text, _ in told if level in {"WARNING", "ERROR"} and "agents' port" in text]
+    assert [re.sub(r"ipv4:127.0.0.1:\d+ was refused on the agents' port: ", "", one)[:40] for one in said] == [
+        "it calls /other.Service/Export, which is",
+        "what it sent is no message of an agent: ",
+        "the first message of a stream must be He",
+    ]
+    assert [trace for _, _, trace in told if trace] == []
+
+
+def test_strangers_are_told_of_once_a_minute(caplog):
+    """However many there are, a kind of stranger is one line a minute, which says how many there were."""
+    now = [0.0]
+    strangers = Strangers(lambda: now[0])
+    peer = types.SimpleNamespace(peer=lambda: "ipv4:10.0.0.9:1")
+    for now[0] in (0.0, 1.0, 59.0, 60.0, 61.0):
+        strangers.seen("garbage", peer, "noise")
+    told = "ipv4:10.0.0.9:1 was refused on the agents' port: noise"
+    assert [one.message for one in caplog.records] == [told, f"{told} (2 more like it since the last such line)"]
+    assert strangers.counts["garbage"] == 5
 
 
 def test_broken_tick_is_replayed(collecting, fake_agent, tmp_path, monkeypatch, caplog):

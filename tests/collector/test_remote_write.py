@@ -10,6 +10,7 @@ import cramjam
 import numpy as np
 import pytest
 from hindmost.errors import UsageError
+from hindmost_collector import remote_write
 from hindmost_collector.decode import MetricRows
 from hindmost_collector.definitions import Definitions, Schema, Series
 from hindmost_collector.remote_write import RemoteWrite
@@ -216,6 +217,26 @@ def test_temporary_failures_are_tried_again():
     sink.send()
     assert (sink.counts["sent"], sink.counts["retries"], sink.failing) == (3, 3, None)
     assert len(receiver.taken) == 1
+
+
+def test_what_is_tried_again_waits(monkeypatch):
+    """Samples count as waiting until the receiver has them; meanwhile the oldest that are not on their way give way."""
+    seen = []
+
+    def busy(_):
+        seen.append(sink.waiting_bytes)
+        sink.add([block("n0", 2 + len(seen), [[1, 1, 1]])])
+        seen.append(sink.waiting_bytes)
+        return Answer(503, "starting")
+
+    sink = Sink(FakeReceiver(busy, busy, busy))
+    one = block("n0", 0, [[1, 1, 1]])
+    monkeypatch.setattr(remote_write, "PORTION_BYTES", one.bytes)
+    monkeypatch.setattr(remote_write, "WAITING_BYTES", 3 * one.bytes)
+    sink.add([one, block("n0", 1, [[2, 2, 2]])])
+    sink.send()
+    assert [size / one.bytes for size in seen] == [2, 3, 3, 3, 3, 3]
+    assert (sink.counts["sent"], sink.counts["dropped_full"], sink.waiting_bytes) == (9, 6, 0)
 
 
 def test_only_what_is_at_fault_is_refused():
