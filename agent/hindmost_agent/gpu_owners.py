@@ -23,6 +23,7 @@ class Owners(Sampler):
     """The job's ranks on each GPU of one maker and the memory that they use there; the maker's file says how to ask."""
 
     period = 10.0
+    tells_why = True
     metrics = (RANK, RANK_MEMORY)
     #: What the maker's library raises.
     error: type[Exception]

@@ -62,6 +62,8 @@ class Sampler(ABC):
     name: ClassVar[str]
     #: Seconds between two readings at least; 0 means every tick.
     period: ClassVar[float] = 0.0
+    #: Whether it is read at once, due or not, when the collector asks to see a rank closer: a cause is read from it.
+    tells_why: ClassVar[bool] = False
     #: What is read, for the documentation.
     source: ClassVar[str]
     metrics: ClassVar[tuple[Metric, ...]]

@@ -179,6 +179,8 @@ class Service:
         wanted = [
             one for one in self.host.ranks if one.job_id == zoom.job_id and one.rank in (zoom.ranks or [one.rank])
         ]
+        if wanted and not zoom.stacks:
+            self.runner.hasten()
         for rank in wanted:
             look = self._dump(rank) if zoom.stacks else self._trace(rank, zoom.first_step, zoom.last_step)
             task = asyncio.get_running_loop().create_task(look)

@@ -150,13 +150,14 @@ class Judging:
 
     def __init__(
         self,
-        period_s: float = 2.0,
+        period_s: float = 1.5,
         share: float = 0.05,
         clock: Callable[[], float] = time.monotonic,
         cpu: Callable[[], float] = time.thread_time,
     ) -> None:
         self._period, self._share, self._clock, self._cpu = period_s, share, clock, cpu
         self._next: dict[str, float] = {}
+        self._least: dict[str, float] = {}
         self._free = 0.0
         self._failed = False
         self.seconds = 0.0
@@ -166,6 +167,11 @@ class Judging:
         """Whether it is time to judge a job again."""
         now = self._clock()
         return now >= self._next.get(job, 0.0) and now + self._period >= self._free
+
+    def again(self, job: str, after_s: float) -> None:
+        """Judge a job again sooner than its turn is, as far as what judging may cost allows."""
+        if job in self._next:
+            self._next[job] = min(self._next[job], max(self._least[job], self._clock() + after_s))
 
     def turn(self, job: str) -> float:
         """When it is a job's turn: jobs that wait longest come first."""
@@ -187,9 +193,11 @@ class Judging:
         finally:
             took, now = self._cpu() - used, self._clock()
             self.seconds += now - began
-            self._next[job] = now + max(self._period, took / self._share)
+            self._least[job] = now + took / self._share
+            self._next[job] = max(self._least[job], now + self._period)
             self._free = max(self._free, now) + took / self._share
 
     def forget(self, job: str) -> None:
         """A job is over."""
         self._next.pop(job, None)
+        self._least.pop(job, None)

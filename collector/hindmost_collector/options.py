@@ -31,7 +31,7 @@ class Options:
     hold: bool = _setting(default=False, meaning="leave when stdin ends")
     flush_seconds: float = _setting(0.0, "between flushes to the store (default 1 with --out, else 10)", "SECONDS")
     memory_mib: int = _setting(256, "rows held in memory before samples of nodes are shed", "MIB")
-    judge_seconds: float = _setting(2.0, "between two judgements of a running job", "SECONDS")
+    judge_seconds: float = _setting(1.5, "between two judgements of a running job", "SECONDS")
     retention_days: float = _setting(0.0, "delete segments of older days (default: keep all)", "DAYS")
     retention_gib: float = _setting(0.0, "beyond this size of the store delete its oldest (default: no limit)", "GIB")
     remote_write: str = _setting("", "send every metric to this Prometheus receiver, too", "URL")

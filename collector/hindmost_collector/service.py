@@ -47,6 +47,8 @@ _T = TypeVar("_T")
 TICK_S = 0.5
 #: How often is looked whether a job is to be judged; and how often that and a tick come where a job may hang.
 LOOK_S, HASTE_S = 0.25, 0.05
+#: What agents are asked comes at their next tick, with all that they have read until then: the cause may be in it.
+ANSWER_S = 0.5
 #: How long agents may take to flush and say Goodbye once told to stop.
 GOODBYE_S = 12.0
 #: Between rounds of compaction and retention.
@@ -321,8 +323,11 @@ class Collector:
         told = list(events)
         if told and self.recorder.store:
             self._begin(self._write_down(job.id, [line(event) for event in told]))
-        for event in told:
-            self._ask(job.id, zoom(job.id, event))
+        questions = [question for event in told if (question := zoom(job.id, event)) is not None]
+        for question in questions:
+            self._ask(job.id, question)
+        if questions:
+            self.judging.again(job.id, ANSWER_S)
         job.report = report
 
     def _ask(self, job: str, question: wire.Zoom | None) -> None:

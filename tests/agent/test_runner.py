@@ -34,6 +34,10 @@ class Slow(Steady):
     name, period = "slow", 10.0
 
 
+class Telling(Slow):
+    name, tells_why = "telling", True
+
+
 class Broken(Steady):
     name = "broken"
 
@@ -59,6 +63,17 @@ class Lopsided(Steady):
 
 def runner(*kinds: type[Sampler], host: Host | None = None) -> Runner:
     return Runner({kind.name: kind for kind in kinds}, host or Host(), NS, timer=iter(range(0, 10**12, 1000)).__next__)
+
+
+def test_what_causes_are_read_from_is_sampled_when_asked_for() -> None:
+    """At the next tick, once, and then at its own pace again; other slow samplers keep theirs."""
+    made = runner(Slow, Telling)
+    made.run(0)
+    made.run(NS)
+    made.hasten()
+    asked = [reading.sampler for reading in made.run(2 * NS)]
+    later = [now for now in range(3, 13) if "telling" in [one.sampler for one in made.run(now * NS)]]
+    assert ("telling" in asked, later) == (True, [12])
 
 
 def test_each_sampler_has_its_own_period() -> None:

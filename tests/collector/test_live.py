@@ -269,6 +269,25 @@ def test_a_busy_host_does_not_make_verdicts_seldom() -> None:
     assert judging.due("j")
 
 
+def test_what_was_asked_for_is_judged_sooner_than_the_next_turn() -> None:
+    """The answer to a verdict's question may hold its cause; but not sooner than what judging costs allows."""
+    now, used = [100.0], [0.0]
+    judging = Judging(period_s=2.0, share=0.05, clock=lambda: now[0], cpu=lambda: used[0])
+
+    def judge(_: Any) -> Any:
+        used[0] += 0.04
+        return SimpleNamespace(to_dict=dict)
+
+    judging.judge = judge
+    judging.report("j", lambda: None)  # type: ignore[arg-type, return-value]
+    judging.again("j", 0.5)
+    due = []
+    for _ in range(3):
+        now[0] += 0.35
+        due.append(judging.due("j"))
+    assert due == [False, False, True]
+
+
 def test_judging_that_costs_much_is_done_seldom() -> None:
     """Half a second of CPU time buys ten seconds of quiet, at a twentieth of a core."""
     now, used = [100.0], [0.0]

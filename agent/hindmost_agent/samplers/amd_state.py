@@ -20,6 +20,7 @@ class AmdState(GpuSampler):
 
     name = "amd_state"
     period = 5.0
+    tells_why = True
     source = "AMD SMI"
     metrics = (gpu.MEMORY_USED, gpu.MEMORY_TOTAL, gpu.TEMPERATURE, gpu.MEMORY_TEMPERATURE, gpu.MEMORY_CLOCK)
 

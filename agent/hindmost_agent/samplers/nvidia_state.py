@@ -22,6 +22,7 @@ class NvidiaState(GpuSampler):
 
     name = "nvidia_state"
     period = 5.0
+    tells_why = True
     source = "NVML"
     metrics = (
         gpu.MEMORY_USED, gpu.MEMORY_TOTAL, gpu.TEMPERATURE, gpu.MEMORY_TEMPERATURE, gpu.MEMORY_CLOCK, PSTATE,
