@@ -10,7 +10,7 @@ from hindmost_collector import phases
 from hindmost_collector.robust import median
 
 if TYPE_CHECKING:
-    from hindmost_collector.align import Floats
+    from hindmost_collector.align import Floats, Ints
     from hindmost_collector.blocks import Blocks
     from hindmost_collector.model import Table
 
@@ -25,20 +25,20 @@ def bounds(found: Blocks, table: Table) -> Floats:
         start = found.joined.start[:, found.starts]
     if start is None or np.isnan(start).all():
         return np.empty(0)
-    begins = _without_gaps(median(start, axis=0), found)
+    begins = _without_gaps(median(start, axis=0), found.steps, found.step_ns)
     return np.maximum.accumulate(np.append(begins, begins[-1] + np.nan_to_num(found.step_ns)))
 
 
-def _without_gaps(times: Floats, found: Blocks) -> Floats:
+def _without_gaps(times: Floats, steps: Ints, usual: float) -> Floats:
     """[S] when something happened in each step, where not all is known: of a job that runs, collectives of the newest
     step are there before its mark. Steps between known ones are as long as each other, those beyond as usual."""
     known = ~np.isnan(times)
     if known.all() or not known.any():
         return times
-    at, seen = found.steps[known], times[known]
-    inside = np.interp(found.steps, at, seen)
-    beyond = np.minimum(found.steps - at[0], 0) + np.maximum(found.steps - at[-1], 0)
-    return np.asarray(inside + beyond * np.nan_to_num(found.step_ns))
+    at, seen = steps[known], times[known]
+    inside = np.interp(steps, at, seen)
+    beyond = np.minimum(steps - at[0], 0) + np.maximum(steps - at[-1], 0)
+    return np.asarray(inside + beyond * np.nan_to_num(usual))
 
 
 def ends(found: Blocks, table: Table) -> Floats:
@@ -52,5 +52,6 @@ def ends(found: Blocks, table: Table) -> Floats:
         told = (found.joined.start + found.joined.duration)[:, last]
     else:
         return np.empty((len(found.ranks), 0))
-    told = np.stack([_without_gaps(one, found) for one in told])
+    usual = found.step_ns
+    told = np.stack([_without_gaps(one, found.steps, usual) for one in told])
     return np.empty((len(found.ranks), 0)) if np.isnan(told).any() else told

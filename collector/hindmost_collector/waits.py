@@ -7,7 +7,7 @@ settled when all members that this communicator has shown so far have reported i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -36,68 +36,134 @@ SYNCHRONISING = frozenset(
         "reduce_scatter_tensor",
     }
 )
-_COLUMNS = ("rank", "comm", "seq", "duration_ns", "op")
-#: Rows that may wait for the rest of their instance; beyond, the oldest are let go unsettled.
-_PENDING = 1_000_000
+#: What tells instances apart.
+_INSTANCE = ("comm", "op", "seq")
+#: Rows that may wait for the rest of their instance, and for how many turns; beyond, the oldest are let go unsettled.
+_PENDING, _TURNS = 1_000_000, 120
+
+
+class _Part(NamedTuple):
+    """Rows of one turn that wait: ``instances`` by column, (N,) each; ``which`` (R,) of them a row is of."""
+
+    turn: int
+    instances: dict[str, Array]
+    counts: Array
+    which: Array
+    rank: Array
+    duration: Array
 
 
 class Waits:
-    """Settles collectives. Asynchronous and failed calls, broadcasts and point-to-point calls say nothing of waits."""
+    """Settles collectives. Asynchronous and failed calls, broadcasts and point-to-point calls say nothing of waits.
+
+    Every agent's rows come at a moment of its own, so most instances of a large job wait some turns: what waits is
+    looked at instance by instance, and its rows only once they are settled.
+    """
 
     def __init__(self) -> None:
-        self._pending: dict[str, Array] = {}
+        self._parts: list[_Part] = []
         self._members: dict[int, int] = {}
+        self._turn = 0
 
     def add(self, collectives: Table, words: Words) -> Mapping[str, tuple[Array, Array]]:
         """Counter name to ``(rank, seconds or count)`` of what the new rows settled."""
         fits = (collectives["flags"] & (NONBLOCKING | ERROR)) == 0
         fits &= collectives["duration_ns"] >= 0
         fits &= np.isin(collectives["op"], [words.code(op) for op in SYNCHRONISING])
-        table = {name: collectives[name][fits] for name in _COLUMNS}
-        if self._pending:
-            table = {name: np.concatenate([self._pending[name], table[name]]) for name in _COLUMNS}
-        if not len(table["rank"]):
+        if not fits.any():
             return {}
-        order = np.lexsort((table["seq"], table["op"], table["comm"]))
-        table = {name: column[order] for name, column in table.items()}
-        return self._settle(table)
+        self._turn += 1
+        self._parts.append(_part(self._turn, collectives if fits.all() else _taken(collectives, fits)))
+        self._forget()
+        return self._settle()
 
-    def _settle(self, table: dict[str, Array]) -> Mapping[str, tuple[Array, Array]]:
-        comm, seq, op = table["comm"], table["seq"], table["op"]
-        fresh = np.ones(len(comm), dtype=bool)
-        fresh[1:] = (comm[1:] != comm[:-1]) | (seq[1:] != seq[:-1]) | (op[1:] != op[:-1])
-        starts = np.flatnonzero(fresh)
-        counts = np.diff(np.append(starts, len(comm)))
-        group = np.repeat(np.arange(len(starts)), counts)
-        whole = counts >= self._sizes(comm[starts], counts)
-        rows = whole[group] & (counts >= 2)[group]
-        rest = ~whole[group]
-        self._pending = {name: column[rest][-_PENDING:] for name, column in table.items()}
-        return _shares(table["rank"], table["duration_ns"], starts, group, rows)
+    @property
+    def pending(self) -> int:
+        """Rows that wait for the rest of their instance."""
+        return sum(len(part.rank) for part in self._parts)
+
+    def _forget(self) -> None:
+        while len(self._parts) > 1 and (self.pending > _PENDING or self._parts[0].turn <= self._turn - _TURNS):
+            self._parts.pop(0)
+
+    def _settle(self) -> Mapping[str, tuple[Array, Array]]:
+        """Take out the instances that are whole now, over all parts."""
+        joined = {name: np.concatenate([part.instances[name] for part in self._parts]) for name in _INSTANCE}
+        number, which = _numbered(joined)
+        counts = np.bincount(which, weights=np.concatenate([part.counts for part in self._parts])).astype(np.int64)
+        whole = counts >= self._sizes(joined["comm"][number], counts)
+        ends = np.cumsum([len(part.counts) for part in self._parts])
+        taken, kept = [], []
+        for part, instance in zip(self._parts, np.split(which, ends[:-1]), strict=True):
+            rows = whole[instance][part.which]
+            if rows.any():
+                taken.append((instance[part.which[rows]], part.rank[rows], part.duration[rows]))
+                if not rows.all():
+                    kept.append(_without(part, whole[instance], rows))
+            else:
+                kept.append(part)
+        self._parts = kept
+        if not taken:
+            return {}
+        group, rank, duration = map(np.concatenate, zip(*taken, strict=True))
+        return _shares(rank, duration, group, len(counts))
 
     def _sizes(self, comm: Array, counts: Array) -> Array:
         """How many members each communicator has shown in any one instance so far."""
-        for one, count in zip(comm.tolist(), counts.tolist(), strict=True):
-            if count > self._members.get(one, 2):
-                self._members[one] = count
-        return np.array([self._members.get(one, 2) for one in comm.tolist()])
+        known, which = np.unique(comm, return_inverse=True)
+        shown = np.full(len(known), 2)
+        np.maximum.at(shown, which, counts)
+        for place, one in enumerate(known.tolist()):
+            size = self._members[one] = max(self._members.get(one, 2), int(shown[place]))
+            shown[place] = size
+        return shown[which]
 
 
-def _shares(
-    rank: Array, duration: Array, starts: Array, group: Array, rows: Array
-) -> Mapping[str, tuple[Array, Array]]:
-    shortest = np.minimum.reduceat(duration, starts)
+def _taken(table: Table, rows: Array) -> Table:
+    return {name: table[name][rows] for name in (*_INSTANCE, "rank", "duration_ns")}
+
+
+def _part(turn: int, table: Table) -> _Part:
+    number, which = _numbered(table)
+    instances = {name: table[name][number] for name in _INSTANCE}
+    counts = np.bincount(which, minlength=len(number))
+    return _Part(turn, instances, counts, which.astype(np.int32), table["rank"], table["duration_ns"])
+
+
+def _without(part: _Part, gone: Array, rows: Array) -> _Part:
+    """A part less its instances that are ``gone``, of which these rows are."""
+    stays = ~rows
+    place = np.cumsum(~gone) - 1
+    instances = {name: column[~gone] for name, column in part.instances.items()}
+    which = place[part.which[stays]].astype(np.int32)
+    return _Part(part.turn, instances, part.counts[~gone], which, part.rank[stays], part.duration[stays])
+
+
+def _numbered(table: Table) -> tuple[Array, Array]:
+    """``(a row of each instance, which instance each row is of)``."""
+    order = np.lexsort([table[name] for name in reversed(_INSTANCE)])
+    fresh = np.zeros(len(order), dtype=bool)
+    fresh[:1] = True
+    for name in _INSTANCE:
+        column = table[name][order]
+        fresh[1:] |= column[1:] != column[:-1]
+    which = np.empty(len(order), np.int64)
+    which[order] = np.cumsum(fresh) - 1
+    return order[fresh], which
+
+
+def _shares(rank: Array, duration: Array, group: Array, count: int) -> Mapping[str, tuple[Array, Array]]:
+    """What the members of whole instances waited, and for whom; ``group`` tells which of ``count`` a row is of."""
+    shortest = np.full(count, np.iinfo(np.int64).max)
+    np.minimum.at(shortest, group, duration)
     waited = (duration - shortest[group]) / 1e9
-    sums = np.bincount(group, weights=waited, minlength=len(starts))
-    position = np.arange(len(rank))
-    last = np.full(len(starts), len(rank))
-    is_shortest = duration == shortest[group]
-    np.minimum.at(last, group[is_shortest], position[is_shortest])
-    settled = np.bincount(group, weights=rows, minlength=len(starts)) > 0
-    whole = np.flatnonzero(settled & (sums > 0))  # where nobody waited, nobody was last
-    culprits = rank[last[whole]]
+    sums = np.bincount(group, weights=waited, minlength=count)
+    least = np.flatnonzero(duration == shortest[group])[::-1]
+    last = np.zeros(count, np.int64)
+    last[group[least]] = least  # the first of those that took the shortest: it is written over the others
+    culprits = rank[last[sums > 0]]  # where nobody waited, nobody was last
     return {
-        "wait_seconds_total": (rank[rows], waited[rows]),
-        "caused_wait_seconds_total": (culprits, sums[whole]),
+        "wait_seconds_total": (rank, waited),
+        "caused_wait_seconds_total": (culprits, sums[sums > 0]),
         "last_arrivals_total": (culprits, np.ones(len(culprits))),
     }
