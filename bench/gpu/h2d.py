@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from torch_probe import train_steps
+import observing
 
 STEPS = 40
 WARM_UP = 8
@@ -70,21 +69,20 @@ def profiled(loop: Loop, steps: int) -> list[float]:
 
 def recorded(first: int, count: int) -> dict[int, float]:
     """The probe's h2d of so many steps from this one on, ms by step."""
-    ring = importlib.import_module("hindmost.ring")
-    (path,) = Path(os.environ["HINDMOST_RING_DIR"]).glob("*.ring")
-    events = ring.Reader(path).poll()
+    events = observing.own_ring().poll()
     return {one.seq: one.duration_ns / 1e6 for one in events if one.name == "h2d" and first <= one.seq < first + count}
 
 
 def measure(device: str, pinned: bool, compiled: bool, helper: bool) -> dict[str, Any]:
     loop = Loop(device, pinned, compiled, helper)
     loop.train(20)
-    pace = importlib.import_module("hindmost.stepping")._recorder.pace
-    reckon, pace._reckon = pace._reckon, lambda _: setattr(pace, "_mask", 0)
+    end = observing.measure_every_step()
     loop.train(64 + WARM_UP)
-    first = train_steps() + 2  # the step in progress ends with the next fetch; the first waits for the profiler
+    first = (
+        observing.train_steps() + 2
+    )  # the step in progress ends with the next fetch; the first waits for the profiler
     theirs = dict(enumerate(profiled(loop, STEPS), first))
-    pace._reckon = reckon
+    end()
     loop.train(20)  # the probe reads its events some steps later
     ours = recorded(first, STEPS - 1)
     compiles = loop.torch._dynamo.utils.counters["stats"].get("unique_graphs", 0)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import statistics
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import nccl_plugin
 from nccl_plugin import Rank
+from profile_trace import collective_name
 
 from hindmost import ring  # isort: skip - nccl_plugin makes it importable
 
@@ -42,9 +42,8 @@ def observe(rank: Rank, work: Callable[[], None]) -> dict[str, list[list[int]]]:
     ours = [e for e in rank.recorded() if e.kind == ring.COLLECTIVE and e.flags & ring.GPU_TIME]
     theirs = []
     for event in sorted(profile.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
-        match = re.match(r"nccl(?:Symk)?(?:Dev)?Kernel_([A-Za-z]+)", event.name())
-        if match:
-            name = nccl_plugin.KERNELS.get(match[1], match[1])
+        name = collective_name(event.name())
+        if name:
             theirs.append((name, event.start_ns(), event.duration_ns()))
     found = {}
     for name in sorted({name for name, _, _ in theirs} - {"send_recv"}):  # one kernel, but two operations

@@ -18,7 +18,6 @@ import importlib
 import json
 import os
 import random
-import re
 import statistics
 import subprocess
 import sys
@@ -31,21 +30,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "agent"))
+import observing
+from profile_trace import collective_name
 
-from hindmost import ring  # noqa: E402
-from hindmost.native import build  # noqa: E402
+sys.path.insert(0, str(observing.ROOT / "agent"))
 
-#: NCCL's names in kernels, and the ring's.
-KERNELS = {
-    "AllReduce": "all_reduce",
-    "ReduceScatter": "reduce_scatter",
-    "AllGather": "all_gather",
-    "Broadcast": "broadcast",
-    "Reduce": "reduce",
-    "SendRecv": "send_recv",
-}
+from hindmost import ring
+from hindmost.native import build
+
 PARTS = ("counts", "culprit", "overhead")
 STEPS = 10
 PAIRS = 30
@@ -82,14 +74,7 @@ class Rank:
 
     def recorded(self) -> list[ring.Event]:
         """What has been recorded since the last call, once NCCL's proxy thread has had time to report it."""
-        self.torch.cuda.synchronize()
-        events, quiet = [], 0
-        while quiet < 5:
-            time.sleep(0.05)
-            new = self.reader.poll()
-            quiet = 0 if new else quiet + 1
-            events += new
-        return events
+        return observing.ring_events(self.reader, self.torch.cuda.synchronize)
 
     def transformer(self, width: int = 2048, layers: int = 12) -> Any:
         nn = self.torch.nn
@@ -162,9 +147,9 @@ def kernels(profile: Any) -> list[tuple[str, int]]:
     """NCCL's kernels as the profiler saw them: name and ns, in order."""
     found = []
     for event in sorted(profile.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
-        match = re.match(r"nccl(?:Symk)?(?:Dev)?Kernel_([A-Za-z]+)", event.name())
-        if match:
-            found.append((KERNELS.get(match[1], match[1]), event.duration_ns()))
+        name = collective_name(event.name())
+        if name:
+            found.append((name, event.duration_ns()))
     return found
 
 

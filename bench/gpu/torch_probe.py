@@ -25,42 +25,25 @@ import random
 import shutil
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import observing
+from observing import PHASES
+from profile_trace import Trace
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ROOT = Path(__file__).parents[2]
-PHASES = ("forward", "backward", "optimizer")
 PARTS = ("phases", "overhead", "us_each", "host", "h2d", "in_situ")
 
 
 def observed(hooks: str) -> None:
     """Start this script again with the probe injected, its ring in a directory of its own."""
-    environ = {
-        **os.environ,
-        "HINDMOST_JOB_ID": "bench",
-        "HINDMOST_RING_DIR": tempfile.mkdtemp(prefix="hindmost-bench-", dir="/dev/shm"),
-        "HINDMOST_LAUNCHER": "python",
-        "RANK": "0",
-        "WORLD_SIZE": "1",
-        "HINDMOST_RING_MODULE": ring_module() if hooks == "c" else "",
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "agent/hindmost/inject"), os.environ.get("PYTHONPATH", "")]),
-    }
+    environ = {**observing.environment(hooks), "HINDMOST_LAUNCHER": "python", "RANK": "0", "WORLD_SIZE": "1"}
     os.execve(sys.executable, [sys.executable, *sys.argv], environ)  # noqa: S606 - this script again
-
-
-def ring_module() -> str:
-    """The C ring as `hindmost run` would give it to a job; empty without a compiler."""
-    sys.path.insert(0, str(ROOT / "agent"))
-    try:
-        return str(importlib.import_module("hindmost.native.build").library("ring"))
-    except importlib.import_module("hindmost.errors").HindmostError:
-        return ""
 
 
 class Training:
@@ -168,53 +151,16 @@ def profiled(training: Training, steps: int) -> dict[str, list[float]]:
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         training.steps(steps)
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        profile.export_chrome_trace(file.name)
-        trace = json.loads(Path(file.name).read_text())["traceEvents"]
-    launches = {
-        event["args"]["correlation"]: event["ts"]
-        for event in trace
-        if event.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in event.get("args", {})
-    }
-    work = [
-        (launches[event["args"]["correlation"]], event["ts"], event["ts"] + event["dur"])
-        for event in trace
-        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset") and event["args"]["correlation"] in launches
-    ]
-    return {name: [span(work, window) for window in windows(trace, name)] for name in PHASES}
-
-
-def windows(trace: list[dict[str, Any]], name: str) -> list[tuple[float, float]]:
-    """The host's intervals of one annotation, us."""
-    found = [event for event in trace if event.get("cat") == "user_annotation" and event["name"] == name]
-    return sorted((event["ts"], event["ts"] + event["dur"]) for event in found)
-
-
-def span(work: list[tuple[float, float, float]], window: tuple[float, float]) -> float:
-    """ms from the first start to the last end of what was launched within a window."""
-    inside = [(start, end) for launch, start, end in work if window[0] <= launch <= window[1]]
-    return (max(end for _, end in inside) - min(start for start, _ in inside)) / 1e3
-
-
-def recorded(first: int, count: int) -> dict[str, dict[int, float]]:
-    """The probe's GPU ms of each phase by step, read from its ring."""
-    ring = importlib.import_module("hindmost.ring")
-    (path,) = Path(os.environ["HINDMOST_RING_DIR"]).glob("*.ring")
-    found: dict[str, dict[int, float]] = {name: {} for name in PHASES}
-    for event in ring.Reader(path).poll():
-        # The profiler's forward holds the copy to the GPU, which the probe has apart.
-        name = "forward" if event.name == "h2d" else event.name.removeprefix("gpu_")
-        if event.flags & ring.GPU_TIME and name in found and first <= event.seq < first + count:
-            found[name][event.seq] = found[name].get(event.seq, 0.0) + event.duration_ns / 1e6
-    return found
+    trace = Trace.of(profile)
+    return {name: [trace.span(window) for window in trace.windows(name)] for name in PHASES}
 
 
 def compare_phases(training: Training, steps: int) -> dict[str, Any]:
     """Relative differences of the probe's GPU phases from the profiler's, on the same steps."""
-    before = train_steps() + 1  # the step in progress ends with the next fetch
+    before = observing.train_steps() + 1  # the step in progress ends with the next fetch
     theirs = profiled(training, steps)
     training.steps(20)  # the probe reads its events some steps later
-    ours = recorded(before, steps)
+    ours = observing.phases(before, steps)
     result = {}
     for name in PHASES:
         pairs = [
@@ -291,15 +237,6 @@ def each(call: Any, times: int = 5000) -> float:
             call()
         rounds.append((time.perf_counter() - start) / (times // 5))
     return 1e6 * min(rounds)
-
-
-def train_steps() -> int:
-    """The number of the train step in progress."""
-    importlib.import_module("hindmost.stepping")._recorder.flush()  # what hooks saw may be worked off later
-    ring = importlib.import_module("hindmost.ring")
-    (path,) = Path(os.environ["HINDMOST_RING_DIR"]).glob("*.ring")
-    steps = [event.seq for event in ring.Reader(path).poll() if (event.kind, event.name) == (ring.STEP, "train")]
-    return steps[-1] + 1
 
 
 def main() -> None:

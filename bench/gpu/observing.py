@@ -1,0 +1,92 @@
+"""A bench's processes observed as `hindmost run` would have it, without agent or collector, and what they record."""
+
+from __future__ import annotations
+
+import bisect
+import importlib
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).parents[2]
+PHASES = ("forward", "backward", "optimizer")
+NO_STEP = 1 << 64  # above any number of one
+
+
+def library(kind: str) -> str:
+    """The C ring or the NCCL plugin as `hindmost run` would give it to a job; empty without a compiler."""
+    if str(ROOT / "agent") not in sys.path:
+        sys.path.insert(0, str(ROOT / "agent"))
+    try:
+        return str(importlib.import_module("hindmost.native.build").library(kind))
+    except importlib.import_module("hindmost.errors").HindmostError:
+        return ""
+
+
+def environment(hooks: str = "c") -> dict[str, str]:
+    """What has a process and its children write rings, in a directory of their own; ``hooks``: c or python."""
+    return {
+        **os.environ,
+        "HINDMOST_JOB_ID": "bench",
+        "HINDMOST_RING_DIR": tempfile.mkdtemp(prefix="hindmost-bench-", dir="/dev/shm"),
+        "HINDMOST_RING_MODULE": library("ring") if hooks == "c" else "",
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "agent/hindmost/inject"), os.environ.get("PYTHONPATH", "")]),
+    }
+
+
+def own_ring(producer: str = "py") -> Any:
+    """A reader of this process's ring."""
+    (path,) = Path(os.environ["HINDMOST_RING_DIR"]).glob(f"*.{producer}.{os.getpid()}.ring")
+    return importlib.import_module("hindmost.ring").Reader(path)
+
+
+def train_steps() -> int:
+    """The number of the train step in progress."""
+    importlib.import_module("hindmost.stepping")._recorder.flush()  # what hooks saw may be worked off later
+    ring = importlib.import_module("hindmost.ring")
+    steps = [event.seq for event in own_ring().poll() if (event.kind, event.name) == (ring.STEP, "train")]
+    return int(steps[-1]) + 1
+
+
+def phases(first: int, count: int, *, gpu: bool = True) -> dict[str, dict[int, float]]:
+    """The probe's ms of each phase by step, of so many from this one on: the GPU's, or the host's."""
+    ring = importlib.import_module("hindmost.ring")
+    events = own_ring().poll()
+    starts = [(one.start_ns, one.seq) for one in events if (one.kind, one.name) == (ring.STEP, "train")]
+    found: dict[str, dict[int, float]] = {name: {} for name in PHASES}
+    for event in events:
+        # The profiler's forward holds the copy to the GPU, which the probe has apart.
+        name = "forward" if event.name == "h2d" else event.name.removeprefix("gpu_")
+        if event.kind != ring.PHASE or name not in found or bool(event.flags & ring.GPU_TIME) != gpu:
+            continue
+        # A time of the GPU's says its step; one of the host's began in it.
+        after = bisect.bisect(starts, (event.start_ns, NO_STEP))
+        step = event.seq if gpu else starts[after - 1][1] if after else -1
+        if first <= step < first + count:
+            found[name][step] = found[name].get(step, 0.0) + event.duration_ns / 1e6
+    return found
+
+
+def measure_every_step() -> Callable[[], None]:
+    """Have the probe measure GPU times of all steps, whatever that costs; call what is returned to end that."""
+    pace = importlib.import_module("hindmost.stepping")._recorder.pace
+    reckon, pace._reckon = pace._reckon, lambda _: setattr(pace, "_mask", 0)
+    return lambda: setattr(pace, "_reckon", reckon)
+
+
+def ring_events(reader: Any, settle: Callable[[], None]) -> list[Any]:
+    """What has been recorded since the last call, once who reports it later has had the time to."""
+    settle()
+    events, quiet = [], 0
+    while quiet < 5:
+        time.sleep(0.05)
+        new = reader.poll()
+        quiet = 0 if new else quiet + 1
+        events += new
+    return events
