@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 from hindmost import __version__
-from hindmost.errors import HindmostError
 from hindmost_proto import telemetry_pb2 as wire
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from hindmost_collector.ingest import LAST_WORD_S
-from hindmost_collector.options import address
+from hindmost_collector.listening import listen
 from hindmost_collector.relay_link import AGENT_BYTES, Link
 from hindmost_collector.strangers import HELLO_FIRST, Strangers
 from hindmost_collector.web.server import Page
@@ -94,28 +93,15 @@ class Relay:
 
     async def start(self) -> dict[str, str | None]:
         """Bind both ports; where they are. Raises HindmostError."""
-        host, port = address(self._options.listen, "--listen")
-        self._server = grpc.aio.server(
-            options=[
-                ("grpc.max_receive_message_length", AGENT_BYTES),
-                ("grpc.so_reuseport", 0),
-                ("grpc.keepalive_permit_without_calls", 1),
-                ("grpc.http2.min_ping_interval_without_data_ms", 5000),
-            ]
-        )
         guarded = self.strangers.guarded(self._stream)
         stream: Any = grpc.stream_stream_rpc_method_handler(guarded, request_deserializer=checked)
         service = grpc.method_handlers_generic_handler("hindmost.v1.Telemetry", {"Stream": stream})
-        self._server.add_generic_rpc_handlers((service, self.strangers))
-        try:
-            bound = self._server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
-        except RuntimeError as error:
-            raise HindmostError(f"cannot listen on {host}:{port}: in use, or not an address of this host") from error
+        self._server, bound = listen(self._options.listen, (service, self.strangers), AGENT_BYTES)
         if self._options.http_address:
             self._page = Page(self._options.http_address, RelayPage(self))
         await self._server.start()
         self._tasks = [asyncio.create_task(link.run()) for link in self.links]
-        return {"grpc": f"{host}:{bound}", "http": self._page.address if self._page else None}
+        return {"grpc": bound, "http": self._page.address if self._page else None}
 
     async def _stream(self, requests: AsyncIterator[bytes], context: Any) -> None:
         """Serve one agent."""

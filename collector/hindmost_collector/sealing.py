@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import logging
 from typing import TYPE_CHECKING, Any
 
+from hindmost import __version__
 from hindmost.errors import HindmostError
 
 from hindmost_collector.report import html
@@ -19,7 +21,30 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def seal(collector: Collector, job: LiveJob) -> dict[str, Any] | None:
+def note(collector: Collector, job: str, meta: dict[str, Any]) -> None:
+    """Have what is known of a job as a whole written to its ``meta.json``."""
+    live, options = collector.job(job), collector.options
+    known = {
+        "job_id": job,
+        "command": live.command or collector.definitions.command(job),
+        "launcher": (options.launcher or None) if job == options.job_id else None,
+        "world_size": live.world_size,
+        "nodes": sorted(set(live.window.ranks()["node"].tolist())) or None,
+        "version": __version__,
+    }
+    collector.recorder.describe(job, {**known, **meta})
+
+
+async def finish(collector: Collector, job: LiveJob) -> dict[str, Any] | None:
+    """Write the end of a job: meta.json and report.json. The report where it could not be written."""
+    job.sealed = True
+    how = {name: getattr(job, name) for name in ("exit_code", "interrupted_by", "no_ring")}
+    note(collector, job.id, {"started_ns": job.started_ns, "ended_ns": collector.clock.now(), **how})
+    await collector.flush()
+    return await asyncio.to_thread(_seal, collector, job)
+
+
+def _seal(collector: Collector, job: LiveJob) -> dict[str, Any] | None:
     """Write ``report.json`` and ``report.html``. The report where they could not be written, else None."""
     report = collector.judging.report(job.id, lambda: _whole(collector, job))
     if report is None:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from hindmost.errors import HindmostError
 
-from hindmost_collector.service import Collector, open_store
+from hindmost_collector.service import Collector
 from hindmost_collector.store.clickhouse_client import is_url, parse
+from hindmost_collector.store.opening import open_store
 
 if TYPE_CHECKING:
     from hindmost_collector.options import Options

@@ -9,10 +9,12 @@ import threading
 
 import duckdb
 import pytest
-from hindmost_collector import service
+from hindmost_collector import tending
 from hindmost_collector.store import journal, segments
 from hindmost_collector.store.parquet import ParquetStore, folder, read_run
 from hindmost_collector.store.upkeep import Upkeep
+
+from tests.collector.waiting import until
 
 
 def full(*_, **__):
@@ -24,15 +26,6 @@ def steps(directory):
     """Each stored step, and how often."""
     stored = duckdb.read_parquet(f"{directory}/segments/steps/*.parquet").aggregate("step, count(*)").order("step")
     return stored.fetchall()
-
-
-async def until(condition):
-    """Wait for a condition, a minute at most."""
-    for _ in range(3000):
-        if condition():
-            return
-        await asyncio.sleep(0.02)
-    pytest.fail("it did not come about within a minute")
 
 
 def test_long_failure_is_replayed(collecting, fake_agent, tmp_path, monkeypatch):
@@ -88,7 +81,7 @@ def test_retention_makes_room_on_a_full_disk(collecting, fake_agent, tmp_path, m
     monkeypatch.setattr(segments, "write", unless_full)
     monkeypatch.setattr(Upkeep, "compact", lambda _: 0)
     monkeypatch.setattr(Upkeep, "expire", lambda upkeep: expire(upkeep) if failed.is_set() else 0)
-    monkeypatch.setattr(service, "UPKEEP_S", 0.01)
+    monkeypatch.setattr(tending, "UPKEEP_S", 0.01)
 
     async def scenario():
         # a byte less would be kept: the old segment is all that there is

@@ -17,6 +17,9 @@ from hindmost_collector.definitions import Definitions, Schema, Series
 from hindmost_collector.options import Options
 from hindmost_collector.recording import Recorder
 from hindmost_collector.store import segments
+from hindmost_collector.store.opening import open_store
+
+from tests.collector.waiting import until
 
 ROWS = 1000
 
@@ -106,15 +109,6 @@ def test_write_that_hangs_is_told(recorder, caplog):
     ]
 
 
-async def until(condition):
-    """Wait for a condition, a minute at most."""
-    for _ in range(3000):
-        if condition():
-            return
-        await asyncio.sleep(0.02)
-    pytest.fail("it did not come about within a minute")
-
-
 def test_flush_that_hangs_keeps_every_bound(collecting, fake_agent, tmp_path, monkeypatch):
     """While a flush hangs reading stops at the memory limit; later rows are shed and watched, and stored in the end."""
     release, real = threading.Event(), segments.write
@@ -170,7 +164,7 @@ def test_a_collector_leaves_a_store_that_hangs(tmp_path, monkeypatch, capsys, ca
 
     async def scenario():
         options = Options(out=str(tmp_path), job_id="j", http="none")
-        collector = service.Collector(options, service.open_store(options))
+        collector = service.Collector(options, open_store(options))
         collector.job("j").report = {"verdicts": []}
         stopping = asyncio.get_running_loop().create_future()
         waiting = asyncio.create_task(serving.ended(stopping, collector, look_s=0.01))

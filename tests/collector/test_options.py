@@ -13,7 +13,7 @@ import threading
 import pytest
 from hindmost.cli import collector as command_line
 from hindmost.errors import UsageError
-from hindmost_collector import service, serving
+from hindmost_collector import serving, tending
 from hindmost_collector.layers import resolve
 from hindmost_collector.options import Options
 from hindmost_collector.store.parquet import read_run
@@ -181,7 +181,7 @@ def test_a_failing_upkeep_goes_on(collecting, tmp_path, monkeypatch, caplog):
         raise ValueError("cannot convert float NaN to integer")
 
     monkeypatch.setattr(Upkeep, "compact", compact)
-    monkeypatch.setattr(service, "UPKEEP_S", 0.01)
+    monkeypatch.setattr(tending, "UPKEEP_S", 0.01)
 
     async def scenario():
         async with collecting(store=str(tmp_path)):

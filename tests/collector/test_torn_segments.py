@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hindmost.errors import UsageError
-from hindmost_collector import service
+from hindmost_collector import tending
 from hindmost_collector.store import schema, segments
 from hindmost_collector.store.parquet import ParquetStore, read_run
 from hindmost_collector.store.upkeep import FEW, Retention, Upkeep
@@ -185,7 +185,7 @@ def test_retention_is_kept_whatever_became_of_compaction(collecting, tmp_path, m
         def compact(_):
             raise OSError("Corrupt snappy compressed data")
 
-        monkeypatch.setattr(service, "UPKEEP_S", 0.01)
+        monkeypatch.setattr(tending, "UPKEEP_S", 0.01)
         monkeypatch.setattr(Upkeep, "compact", compact)
         monkeypatch.setattr(Upkeep, "expire", expire)
         async with collecting(store=str(tmp_path)):

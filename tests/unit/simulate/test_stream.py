@@ -9,10 +9,11 @@ import pytest
 from hindmost.errors import HindmostError
 from hindmost_collector.judge import judge
 from hindmost_collector.options import Options
-from hindmost_collector.service import Collector, open_store
+from hindmost_collector.service import Collector
 from hindmost_collector.simulate import Fault, Scenario
 from hindmost_collector.simulate.stream import send
 from hindmost_collector.sources import load
+from hindmost_collector.store.opening import open_store
 
 if TYPE_CHECKING:
     from pathlib import Path

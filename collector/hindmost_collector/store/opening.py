@@ -1,0 +1,26 @@
+"""Which store a collector's options name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hindmost_collector.store.clickhouse_client import is_url
+from hindmost_collector.store.parquet import ParquetStore
+
+if TYPE_CHECKING:
+    from hindmost_collector.options import Options
+    from hindmost_collector.recording import Store
+
+
+def open_store(options: Options) -> Store | None:
+    """The store that the options name; None for none. Raises HindmostError when it cannot be had."""
+    if options.out:
+        return ParquetStore(Path(options.out), single=True)
+    if is_url(options.store):
+        from hindmost_collector.store.clickhouse import ClickHouseStore  # noqa: PLC0415 - where used
+
+        return ClickHouseStore(options.store, options.retention_days)
+    if options.store:
+        return ParquetStore(Path(options.store.removeprefix("file://")), single=False)
+    return None

@@ -1,0 +1,66 @@
+"""What a collector does twice a minute: forget whom nobody speaks of, compact and expire what is stored."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from hindmost.errors import HindmostError
+
+from hindmost_collector.store.parquet import ParquetStore
+from hindmost_collector.store.upkeep import Retention, Upkeep
+from hindmost_collector.window import window_limit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hindmost_collector.service import Collector
+
+log = logging.getLogger(__name__)
+
+#: Between rounds of compaction and retention.
+UPKEEP_S = 30.0
+#: A series whose agent has not sent for this long has no value.
+STALE_NS = 120_000_000_000
+#: An agent without a stream, and a definition that nothing refers to, are forgotten after this long; both are known
+#: again as soon as they come back, the agent's numbers from the store.
+FORGET_NS = 3_600_000_000_000
+
+
+async def tend(collector: Collector) -> None:
+    """Forget, compact and expire, a piece at a time, when the store allows; for ever."""
+    options, store = collector.options, collector.recorder.store
+    limits = Retention(options.retention_days, int(options.retention_gib * 2**30))
+    upkeep = Upkeep(store, limits) if isinstance(store, ParquetStore) else None
+    while True:
+        await asyncio.sleep(UPKEEP_S)
+        _prune(collector)
+        if upkeep is None or collector.recorder.hangs_s:
+            continue
+        # retention holds whatever became of compaction, and is what makes room on a full disk
+        for piece in (upkeep.expire,) if collector.recorder.failing else (upkeep.compact, upkeep.expire):
+            await _repeat(collector, piece)
+
+
+async def _repeat(collector: Collector, piece: Callable[[], int]) -> None:
+    """Do a piece of upkeep until nothing is left to do; what fails is tried again in the next round."""
+    try:
+        while await collector.unbroken.whole(asyncio.to_thread(piece)):
+            await asyncio.sleep(1.0)
+    except (OSError, HindmostError) as error:
+        log.warning("upkeep of the store failed, and will be tried again: %s", error)
+    except Exception:  # a task that ended here would let the disk fill without a word
+        log.exception("upkeep of the store failed, and will be tried again")
+
+
+def _prune(collector: Collector) -> None:
+    """Forget what nobody has spoken of for long, and share the memory for windows among the jobs there are."""
+    now = collector.clock.now()
+    collector.scrape.nodes.expire(now - STALE_NS)
+    limit = window_limit(len(collector.jobs))
+    for job in collector.jobs.values():
+        job.window.bound(limit)
+    if not collector.recorder.trouble:  # what waits for the disk still needs its definitions
+        collector.ingest.prune(now - FORGET_NS)
+        collector.definitions.prune(now, FORGET_NS)
