@@ -39,6 +39,7 @@ def test_fsdp_steps_and_phases(train: Train) -> None:
             optimizer.step()
             optimizer.zero_grad()
         dist.barrier()
+        dist.barrier()  # twice: docs/troubleshooting.md
         dist.destroy_process_group()
     """
     for trace in train(script).values():

@@ -238,6 +238,7 @@ def test_no_sync_backwards_wait_for_nobody(train: Train, tmp_path: Path) -> None
             model(x)
     torch.save(model.state_dict(), {str(tmp_path)!r} + f"/{{dist.get_rank()}}.pt")
     dist.barrier()
+    dist.barrier()  # twice: docs/troubleshooting.md
     dist.destroy_process_group()
     """
     )
@@ -247,6 +248,31 @@ def test_no_sync_backwards_wait_for_nobody(train: Train, tmp_path: Path) -> None
         assert traces[rank].count(ring.COLLECTIVE)["ddp_sync"] == 4
         assert traces[rank].count(ring.PHASE)["checkpoint"] == 1
         assert traces[rank].count(ring.PHASE)["gc"] >= 4
+
+
+def test_a_model_that_is_gone_is_not_held(train: Train) -> None:
+    """Nothing of a DDP model outlives it: no parameter, and so no gradient; nor does the probe keep a note of it."""
+    script = (
+        LOOPS
+        + """
+    import gc, weakref, torch.distributed as dist
+    from hindmost.probes.guard import undo
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    kept = []
+    for _ in range(3):
+        model = nn.parallel.DistributedDataParallel(nn.Linear(8, 2))
+        parameters = [weakref.ref(parameter) for parameter in model.parameters()]
+        for x, y in held_out:
+            criterion(model(x), y).backward()
+        del model
+        gc.collect()
+        assert [one for one in parameters if one() is not None] == []
+        kept.append(len(undo))
+    assert kept[0] == kept[2], kept
+    """
+    )
+    (trace,) = train(textwrap.dedent(script), ranks=1, by="python").values()
+    assert trace.count(ring.COLLECTIVE)["ddp_sync"] == 6
 
 
 def test_collectives_called_by_hand_are_seen(train: Train, tmp_path: Path) -> None:
@@ -273,6 +299,7 @@ def test_collectives_called_by_hand_are_seen(train: Train, tmp_path: Path) -> No
         dist.recv(flat, src=1)
     checkpoint.save({{"model": model.state_dict()}}, checkpoint_id={str(tmp_path / "saved")!r})
     dist.barrier()
+    dist.barrier()  # twice: docs/troubleshooting.md
     dist.destroy_process_group()
     """
     )
@@ -307,6 +334,7 @@ def test_ranks_that_a_script_starts_itself_name_themselves(train: Train) -> None
                 optimizer.step()
                 optimizer.zero_grad()
             dist.barrier()
+            dist.barrier()  # twice: docs/troubleshooting.md
             dist.destroy_process_group()
         if __name__ == "__main__":
             import socket

@@ -40,6 +40,7 @@ JOB = """
         optimizer.step()
         optimizer.zero_grad()
     dist.barrier()
+    dist.barrier()  # twice: docs/troubleshooting.md
     dist.destroy_process_group()
 """
 

@@ -47,10 +47,9 @@ class Gradients:
         self._ready = -1
         self._expecting = False
         self._handles: list[Any] = []
-        self._last: Any = None
+        self._last: Any = None  # a weak reference: the model's gradients go with the model
         self._backwards = 0
         self._missed = 0
-        undo.append(lambda: self._keep_only(None))
 
     def alive(self) -> bool:
         """Whether the model still exists."""
@@ -84,20 +83,24 @@ class Gradients:
         self._backwards += 1
         self._missed = 0
         if len(self._handles) > 1:
-            self._keep_only(self._last)
+            self._keep_only(self._last())
         elif self._backwards >= RELEARN:
-            self._keep_only(None)
+            self.forget()
 
     def failed(self) -> None:
         """Backward raised: nobody waits any more."""
         self._expecting = False
         self._recorder.ring.leave(SYNC_SLOT)
 
+    def forget(self) -> None:
+        """Hook no parameter: the next backward teaches anew which one is the last."""
+        self._keep_only(None)
+
     def _miss(self) -> None:
         """Two models may take turns; several backwards on end mean that this parameter gets no gradient now."""
         self._missed += 1
         if self._missed >= MISSES:
-            self._keep_only(None)
+            self.forget()
 
     def _learn(self, model: Any) -> None:
         """Hook every parameter for one backward; the last to fire is kept."""
@@ -110,7 +113,7 @@ class Gradients:
     def _fired(self, parameter: Any) -> None:
         if not self._expecting:  # a backward whose gradients are only accumulated
             return
-        self._last = parameter
+        self._last = weakref.ref(parameter)
         self._ready = now = self._recorder.clock()
         if len(self._handles) == 1:
             self._recorder.ring.enter(SYNC_SLOT, COLLECTIVE, self._name, now, self._sequence, self._communicator)
@@ -131,6 +134,7 @@ class Synchronisation:
         self._recorder = recorder
         self._models: list[Gradients] = []
         self._hooked = False
+        undo.append(self._forget)
 
     def meet(self, _token: int, _result: None, model: Any, *_: Any) -> None:
         """A DDP model was made. It is watched where its process group blocks and its parameters are on the CPU."""
@@ -141,6 +145,7 @@ class Synchronisation:
         index = self._recorder.ring.communicator(
             communicator_id(ranks), distributed.get_rank(group), len(ranks), getattr(group, "group_name", "")
         )
+        self._models = [known for known in self._models if known.alive()]
         self._models.append(Gradients(model, self._recorder, index))
         if not self._hooked:  # only now: a job without such a model pays nothing
             self._hooked = True
@@ -156,12 +161,14 @@ class Synchronisation:
         now = self._recorder.clock()
         for model in models:
             model.synchronised(now)
-        if not all(model.alive() for model in self._models):
-            self._models = [model for model in self._models if model.alive()]
 
     def backward_fails(self, models: list[Gradients], *_: Any) -> None:
         for model in models:
             model.failed()
+
+    def _forget(self) -> None:
+        for model in self._models:
+            model.forget()
 
 
 def install(torch: Any, recorder: Recorder) -> None:
