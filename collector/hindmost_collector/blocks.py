@@ -310,16 +310,21 @@ def _from_phases(table: Table, settings: Settings) -> Blocks | None:
     duration = phases.pivot(table, ranks, numbers, "duration_ns")
     if duration is None:
         return None
-    first = steps.warmup(median(duration, axis=0), settings)
     parts = phases.phase_blocks(table, ranks, numbers)
-    kept = first + np.flatnonzero(profiled.undisturbed(table, numbers[first:], settings.min_steps))
-    own, on_gpu = phases.busy(parts, duration)[:, kept], phases.gpu_step(parts, duration)
+    own, on_gpu = phases.busy(parts, duration), phases.gpu_step(parts, duration)
+    shared = np.flatnonzero(np.sum(~np.isnan(duration), axis=0) >= min(2, len(ranks)))
+    if len(shared) == 0:  # no step that two ranks have
+        return None
+    first = steps.warmup(median(duration[:, shared], axis=0), settings)
+    kept = shared[first:]
+    kept = kept[profiled.undisturbed(table, numbers[kept], settings.min_steps)]
     numbers, duration = numbers[kept], duration[:, kept]
+    own = np.where(np.isnan(duration), np.nan, own[:, kept])  # a step that a rank did not record
     parts = {name: block[:, kept] for name, block in parts.items()}
     bare = bool(np.isnan(own).all())
     period = duration.max(axis=0) if not np.isnan(duration).any() else median(duration, axis=0)
     if on_gpu is not None:  # hosts that run ahead are not in the step that their GPUs are in
-        period = median(on_gpu[:, kept], axis=0)
+        period = median(np.where(np.isnan(duration), np.nan, on_gpu[:, kept]), axis=0)
     own = duration if bare else own
     excess = own - peers_median(own)
     nothing = np.full_like(duration, np.nan)

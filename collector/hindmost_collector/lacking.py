@@ -27,7 +27,7 @@ def insufficient(ranks: int, blocks: Blocks | None, settings: Settings, job: Job
         return "one rank was seen: there is nobody to compare it with", "run more than one rank"
     if blocks is None or len(blocks.steps) == 0:
         return (
-            f"{ranks} ranks were seen, but no step and no collective that repeats",
+            f"{ranks} ranks were seen, but no step and no collective that repeats on two of them",
             "write `for batch in hindmost.steps(loader):`, or `with hindmost.step():` around each iteration"
             if own
             else f"{job.source} did not record enough of it; `hindmost run -- COMMAND` records it all",

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from hindmost_collector import blocks
 from hindmost_collector.judge import judge
-from hindmost_collector.model import COLLECTIVES, GPU_TIME, Run, empty
+from hindmost_collector.model import COLLECTIVES, GPU_TIME, Job, Run, empty
 from hindmost_collector.report import csv as report_csv
 from hindmost_collector.settings import DEFAULT
+from hindmost_collector.sources.columns import table
 from hindmost_collector.store.parquet import ParquetStore, read_run
 
 from tests.scenarios import loads
@@ -152,3 +153,33 @@ def test_a_step_that_nobody_marked_does_not_spread_samples_over_all_steps(unmark
     assert found is not None
     late = np.arange(len(found.steps) * 2 // 3, len(found.steps))
     assert (found.gauges(late)["rss"][1], found.gauges(late - late[0])["rss"][1]) == (2.0, 1.0)
+
+
+def in_phases(**shown: slice) -> Run:
+    """40 steps of 30 ms, 10 ms of them forward on every rank; of ranks named like ``r1`` only these are recorded."""
+    rank, step = np.repeat(np.arange(4), 40), np.tile(np.arange(40), 4)
+    seen = [np.arange(40)[shown.get(f"r{one}", slice(None))] for one in range(4)]
+    held = np.concatenate([np.isin(np.arange(40), one) for one in seen])
+    jitter = np.random.default_rng(3).integers(-20_000, 20_000, len(rank))
+    columns = {"duration_ns": np.full(len(rank), 30_000_000), "forward_ns": 10_000_000 + jitter}
+    part = table("steps", rank=rank, step=step, kind="train", start_ns=step * 30_000_000, **columns)
+    steps = {name: column[held] for name, column in part.items()}
+    return Run(job=Job(id="ragged"), ranks=table("ranks", rank=np.arange(4), world_size=4), steps=steps)
+
+
+def test_a_step_that_a_rank_did_not_record_is_no_step_of_nothing() -> None:
+    """Peers of a rank whose recording begins later are not late for the steps that it lacks."""
+    built = blocks.build(in_phases(r2=slice(15, None), r3=slice(15, None)), DEFAULT)
+    assert built is not None
+    first = np.flatnonzero(built.steps < 15)
+    assert np.isnan(built.own[2:, first]).all()
+    assert np.nanmax(np.abs(built.excess[:2, first])) < 100_000
+    assert judge(in_phases(r2=slice(15, None), r3=slice(15, None))).verdicts[0].kind == "balanced"
+
+
+def test_ranks_that_share_no_step_are_not_compared() -> None:
+    """Each recorded ten steps of its own: nothing tells whose are longer."""
+    apart = {f"r{one}": slice(10 * one, 10 * one + 10) for one in range(4)}
+    (verdict,) = judge(in_phases(**apart)).verdicts
+    assert verdict.kind == "insufficient_data"
+    assert "no step and no collective that repeats on two of them" in verdict.evidence[0]

@@ -18,6 +18,7 @@ import numpy as np
 from hindmost.errors import UsageError
 
 from hindmost_collector.model import NONBLOCKING, UNMEASURED, Job, Run, Table
+from hindmost_collector.sources import one_job
 from hindmost_collector.sources.columns import concatenate, table
 from hindmost_collector.sources.operations import operation
 from hindmost_collector.sources.process_groups import ITEM_BYTES, ProcessGroup
@@ -71,6 +72,9 @@ def load(files: Sequence[Path]) -> Run:
     dumps = sorted((_dump(path) for path in files), key=lambda dump: dump.rank)
     if len({dump.rank for dump in dumps}) < len(dumps):
         raise UsageError(f"{files[0].parent}: two {NAME} of one rank; name the folder of one job")
+    created = {f"rank {one.rank}": _created(one) for one in dumps}
+    one_job.refuse_twins(f"{files[0].parent}: {NAME}", created)
+    one_job.refuse_other_times(f"{files[0].parent}: {NAME}", created)
     seen = max((_latest(dump) for dump in dumps), default=-1)
     members = [rank for dump in dumps for group in dump.groups.values() for rank in group.ranks]
     size = max([*members, *(dump.rank for dump in dumps)]) + 1
@@ -157,6 +161,10 @@ def _bytes(entry: dict[str, Any]) -> int:
 def _latest(dump: _Dump) -> int:
     keys = ("time_created_ns", "time_discovered_started_ns", "time_discovered_completed_ns")
     return max((_number(entry, key) for entry in dump.entries for key in keys), default=-1)
+
+
+def _created(dump: _Dump) -> np.ndarray[Any, Any]:
+    return np.array([_number(entry, "time_created_ns") for entry in dump.entries], np.int64)
 
 
 def _written(dumps: list[_Dump], seen: int) -> int:

@@ -20,6 +20,7 @@ import pyarrow.json as pa_json
 from hindmost.errors import UsageError
 
 from hindmost_collector.model import GPU_TIME, UNMEASURED, Job, Run, Table
+from hindmost_collector.sources import one_job
 from hindmost_collector.sources.columns import table
 from hindmost_collector.sources.files import lines
 from hindmost_collector.sources.operations import operation
@@ -106,6 +107,7 @@ class _Reading:
 
 def load(files: Sequence[Path]) -> Run:
     """All operations of all processes; ranks are those of the communicator that all processes are in."""
+    one_job.refuse_copies(files)
     reading = _Reading(stride(sum(path.stat().st_size for path in files), _BYTES_A_LINE))
     for path in files:
         for block in _blocks(path):
@@ -114,6 +116,7 @@ def load(files: Sequence[Path]) -> Run:
         raise UsageError(f"{files[0]}: no whole line in the {NAME}")
     c = {name: np.concatenate(reading.pieces[name]) for name in _COLUMNS}
     rank_in, sizes = _memberships(c, len(reading.processes))
+    _refuse_contradictions(f"{files[0].parent}: {NAME}", c, reading, rank_in)
     ranks, world, notes = world_ranks(rank_in, sizes)
     collectives = _collectives(c, np.array(ranks))
     return Run(
@@ -129,6 +132,14 @@ def load(files: Sequence[Path]) -> Run:
         communicators=communicators(rank_in, ranks, sizes),
         notes=(*notes, *_notes(c, collectives, reading), *thinned(reading.every)),
     )
+
+
+def _refuse_contradictions(
+    where: str, c: dict[str, np.ndarray[Any, Any]], reading: _Reading, rank_in: list[dict[int, int]]
+) -> None:
+    names = [f"process {pid}{f' of {node}' * bool(node)}" for node, pid in reading.processes]
+    times = {name: c["written"][c["process"] == one] * 1000 for one, name in enumerate(names)}
+    one_job.refuse_strangers(where, dict(zip(names, rank_in, strict=True)), times)
 
 
 def _blocks(path: Path) -> Iterator[list[bytes]]:

@@ -16,6 +16,7 @@ import numpy as np
 from hindmost.errors import UsageError
 
 from hindmost_collector.model import GPU_TIME, PROFILED, UNMEASURED, Job, Run, Table
+from hindmost_collector.sources import one_job
 from hindmost_collector.sources.columns import concatenate, table
 from hindmost_collector.sources.json_stream import events
 from hindmost_collector.sources.operations import operation
@@ -83,6 +84,7 @@ def load(files: Sequence[Path]) -> Run:
     traces = {trace.rank(): trace for trace in map(_read, files)}
     if len(traces) < len(files):
         raise UsageError(f"{files[0].parent}: two {NAME} of one rank; name the folder of one job")
+    _refuse_contradictions(f"{files[0].parent}: {NAME}", traces)
     size = max(max(traces) + 1, *(_world_size(trace) for trace in traces.values()))
     ordered = sorted(traces.items())
     return Run(
@@ -93,6 +95,18 @@ def load(files: Sequence[Path]) -> Run:
         communicators=concatenate("communicators", [_communicators(rank, trace) for rank, trace in ordered]),
         notes=_notes(traces),
     )
+
+
+def _refuse_contradictions(where: str, traces: dict[int, _Trace]) -> None:
+    steps = {f"rank {rank}": (trace, *_windows(trace)) for rank, trace in sorted(traces.items())}
+    times = {name: trace.nanoseconds(at) for name, (trace, _, at, _) in steps.items()}
+    one_job.refuse_twins(where, times)
+    one_job.refuse_other_times(where, times)
+    one_job.refuse_other_steps(where, {name: number for name, (_, number, _, _) in steps.items()})
+    sizes = sorted({_world_size(trace) for trace in traces.values()} - {0})
+    if len(sizes) > 1:
+        told = " and ".join(map(str, sizes[:2]))
+        raise UsageError(f"{where}: of jobs of {told} ranks; name the folder of one job")
 
 
 def _notes(traces: dict[int, _Trace]) -> tuple[str, ...]:

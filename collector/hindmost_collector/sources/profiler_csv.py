@@ -19,6 +19,7 @@ import pyarrow.csv as pa_csv
 from hindmost.errors import UsageError
 
 from hindmost_collector.model import GPU_TIME, UNMEASURED, Job, Run, Table
+from hindmost_collector.sources import one_job
 from hindmost_collector.sources.columns import concatenate, table
 from hindmost_collector.sources.files import open_bytes
 from hindmost_collector.sources.operations import operation
@@ -64,12 +65,14 @@ class _File:
 
 def load(files: Sequence[Path]) -> Run:
     """Every process' operations as one run; ranks are those of the communicator that all processes are in."""
+    one_job.refuse_copies(files)
     every = stride(sum(path.stat().st_size for path in files), _BYTES_A_LINE)
     read = [_read(path, every) for path in files]
     parts = sorted((part for part in read if len(part.columns["comm"])), key=lambda part: part.pid)
     if not parts:
         raise UsageError(f"{files[0].parent}: no whole line in the {NAME}")
     rank_in = [part.rank_in for part in parts]
+    _refuse_contradictions(parts, rank_in)
     ranks, world, notes = world_ranks(rank_in, {})
     pieces = [_collectives(*one) for one in zip(parts, ranks, _positions(parts), strict=True)]
     return Run(
@@ -79,6 +82,13 @@ def load(files: Sequence[Path]) -> Run:
         communicators=communicators(rank_in, ranks, {}),
         notes=(*notes, *_notes(parts), *thinned(every)),
     )
+
+
+def _refuse_contradictions(parts: Sequence[_File], rank_in: Sequence[dict[int, int]]) -> None:
+    names = [part.path.name for part in parts]
+    times = [part.columns["enqueue"] for part in parts]
+    where = f"{parts[0].path.parent}: {NAME}"
+    one_job.refuse_strangers(where, dict(zip(names, rank_in, strict=True)), dict(zip(names, times, strict=True)))
 
 
 class _Ascii(io.RawIOBase):

@@ -14,6 +14,7 @@ import numpy as np
 from hindmost.errors import UsageError
 
 from hindmost_collector.model import UNMEASURED, Job, Run, Table
+from hindmost_collector.sources import one_job
 from hindmost_collector.sources.columns import concatenate, table
 from hindmost_collector.sources.files import lines
 
@@ -47,6 +48,7 @@ def load(files: Sequence[Path]) -> Run:
     notes: list[str] = []
     budget = MAX_STEPS // max(1, len(files))
     read = {_rank(path): _read(path, budget, notes) for path in files}
+    _refuse_contradictions(f"{files[0].parent}: {NAME}", len(files), read)
     world = len(read) if max(read) == len(read) - 1 else None  # with a gap, nobody knows how many there are beyond
     return Run(
         job=Job(id="", world_size=world, source=NAME),
@@ -55,6 +57,15 @@ def load(files: Sequence[Path]) -> Run:
         intervals=concatenate("intervals", [_issuing(rank, columns) for rank, columns in sorted(read.items())]),
         notes=tuple(notes),
     )
+
+
+def _refuse_contradictions(where: str, files: int, read: dict[int, dict[str, np.ndarray[Any, Any]]]) -> None:
+    if len(read) < files:
+        raise UsageError(f"{where}: two files of one rank; name the folder of one job")
+    named = {f"rank {rank}": columns for rank, columns in sorted(read.items())}
+    one_job.refuse_twins(where, {name: columns["t_start"] for name, columns in named.items()})
+    one_job.refuse_other_times(where, {name: columns["t_start"] for name, columns in named.items()})
+    one_job.refuse_other_steps(where, {name: columns["step"] for name, columns in named.items()})
 
 
 def _rank(path: Path) -> int:
