@@ -90,3 +90,29 @@ def ring_events(reader: Any, settle: Callable[[], None]) -> list[Any]:
         quiet = 0 if new else quiet + 1
         events += new
     return events
+
+
+class Hooks:
+    """Takes what the probe hooked in torch out of this process, and puts it back."""
+
+    def __init__(self, torch: Any) -> None:
+        loader = torch.utils.data.dataloader._BaseDataLoaderIter
+        self.places = [(loader, "__next__"), (torch.autograd, "backward")]
+        self.surrounded = [getattr(owner, name) for owner, name in self.places]
+        module = importlib.import_module("torch.optim.optimizer")
+        self.tables = [module._global_optimizer_pre_hooks, module._global_optimizer_post_hooks]
+        self.kept = [dict(table) for table in self.tables]
+        assert all(self.kept), "the probe is not in this process"
+
+    def put(self, inside: bool) -> None:
+        for (owner, name), function in zip(self.places, self.surrounded, strict=True):
+            setattr(owner, name, function if inside else innermost(function))
+        for table, kept in zip(self.tables, self.kept, strict=True):
+            table.clear()
+            table.update(kept if inside else {})
+
+
+def innermost(function: Any) -> Any:
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function

@@ -7,6 +7,7 @@ knows nothing of hindmost; its steps carry the profiler's annotations ``forward`
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -77,6 +78,26 @@ def settle() -> None:
     """Until the GPU has done all."""
     if CUDA:
         torch.cuda.synchronize()
+
+
+def timed(job: Job, steps: int) -> float:
+    """ms a step, the GPU's work included."""
+    for _ in range(3):
+        job.step()
+    settle()
+    start = time.perf_counter()
+    for _ in range(steps):
+        job.step()
+    settle()
+    return (time.perf_counter() - start) * 1e3 / steps
+
+
+def fit(job: Job, target_ms: float, timed: Callable[[Job, int], float] = timed) -> float:
+    """Have a step take about so long, on a GPU; ms that it takes. ``timed`` must tell all ranks of a job the same."""
+    took = timed(job, 5)
+    if CUDA:
+        job.feed(max(1, round(job.size * target_ms / took)))
+    return timed(job, 10)
 
 
 def transformer() -> Any:

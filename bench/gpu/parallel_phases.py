@@ -2,7 +2,7 @@
 """GPU phases and collectives of jobs on several GPUs, by hindmost and by the PyTorch profiler, on the same steps.
 
     python bench/gpu/parallel_phases.py --gpus 4 --out parallel_phases.json     # two or four GPUs, about two minutes
-    python bench/gpu/parallel_phases.py --gpus 2 --job fsdp                     # some of it
+    python bench/gpu/parallel_phases.py --gpus 2 --job --cost 120               # some of it: no job, but the cost
     python bench/gpu/parallel_phases.py                                         # without a GPU: does it run? gloo, tiny
 
 Under torchrun, with probe and NCCL plugin in every rank as `hindmost run` would have them: DDP, FSDP, and pairs that
@@ -12,6 +12,7 @@ phases    forward, backward and optimizer from the probe's CUDA events, and from
           (of what had been launched where the job's annotations say that the phase began and ended, for which an event
           there waits); sync: GPU time of a step's collectives from the plugin, and of the profiler's NCCL kernels
 counts    collectives of each communicator and step from the plugin, and from the profiler's kernels
+cost      (with --cost SECONDS) time of a step of about 30 ms with probe and plugin in and out by turns: step_cost.py
 
 The bars: a phase's median difference is at most 2 %, and the counts are equal. Exit code 0: both hold in every rank.
 """
@@ -19,6 +20,7 @@ The bars: a phase's median difference is at most 2 %, and the counts are equal. 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import importlib
 import json
 import os
@@ -27,20 +29,20 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import observing
+import step_cost
 from profile_trace import Trace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 JOBS = ("ddp", "fsdp", "tp_dp")
-TARGET_MS = 25.0
+TARGET_MS, COST_MS = 25.0, 30.0
 #: Steps that are profiled back to back, and one by one with the GPU idle after each.
 STEPS, SINGLE = 30, 5
 BAR = 0.02
@@ -80,25 +82,14 @@ class Rank:
         events = observing.ring_events(self.reader, self.jobs.settle)
         return [event for event in events if event.kind == ring.COLLECTIVE]
 
-    def fit(self, job: Any) -> float:
-        """Have a step take about ``TARGET_MS``, alike on all ranks; ms that it takes."""
-        took = self.timed(job, 5)
-        if self.gpu:
-            job.feed(max(1, round(job.size * TARGET_MS / took)))
-        return self.timed(job, 10)
-
     def timed(self, job: Any, steps: int) -> float:
         """ms a step, of the slowest rank."""
-        for _ in range(3):
-            job.step()
-        self.jobs.settle()
-        start = time.perf_counter()
-        for _ in range(steps):
-            job.step()
-        self.jobs.settle()
-        took = self.torch.tensor([(time.perf_counter() - start) * 1e3 / steps], device=self.jobs.device())
+        took = self.torch.tensor([self.jobs.timed(job, steps)], device=self.jobs.device())
         self.dist.all_reduce(took, op=self.dist.ReduceOp.MAX)
         return float(took)
+
+    def fit(self, job: Any, target_ms: float) -> float:
+        return float(self.jobs.fit(job, target_ms, self.timed))
 
     def words(self, job: Any) -> tuple[dict[str, str], dict[int, str]]:
         """The job's word for each communicator, by torch's name and by the plugin's id of it."""
@@ -114,7 +105,7 @@ class Rank:
 def measured(rank: Rank, name: str) -> dict[str, Any]:
     """One job: what both saw of the same steps."""
     job = rank.jobs.JOBS[name]()
-    step_ms = rank.fit(job)
+    step_ms = rank.fit(job, TARGET_MS)
     words = rank.words(job)
     end = observing.measure_every_step()
     rank.timed(job, 140 if rank.gpu else 5)  # until the probe does: with a GPU it may have measured one step in 128
@@ -140,6 +131,23 @@ def measured(rank: Rank, name: str) -> dict[str, Any]:
         result["counts_step_by_step"] = step_by_step(rank, job, *words)
         result["lost"] = rank.reader.lost
     return result
+
+
+def cost(rank: Rank, seconds: float) -> dict[str, Any]:
+    """What probe and plugin together take of a DDP step of about 30 ms: both in and out by turns, for so long."""
+    job = rank.jobs.JOBS["ddp"]()
+    step_ms = rank.fit(job, COST_MS)
+    hooks = observing.Hooks(rank.torch)
+    pause = ctypes.CDLL(os.environ["NCCL_PROFILER_PLUGIN"]).hindmost_nccl_pause if rank.gpu else None
+
+    def put(inside: bool) -> None:
+        hooks.put(inside)
+        if pause:
+            pause(not inside)
+
+    mark = (lambda: step_cost.cuda_mark(rank.torch)) if rank.gpu else step_cost.HostMark
+    fours = max(2, round(seconds * 1e3 / step_ms / step_cost.STEPS_OF_FOUR))
+    return step_cost.compared(job.step, put, fours, mark, rank.jobs.settle)
 
 
 def phase_pairs(ours: dict[str, dict[int, float]], trace: Trace, first: int, *, gpu: bool) -> Pairs:
@@ -222,7 +230,7 @@ def good(found: dict[str, Any]) -> bool:
     return near and whole and found["counts"]["equal"] and found["counts_step_by_step"]["equal"]
 
 
-def be_rank(out: Path, jobs: list[str]) -> None:
+def be_rank(out: Path, jobs: list[str], cost_s: float) -> None:
     rank = Rank()
     result: dict[str, Any] = {"torch": rank.torch.__version__, "device": "cpu"}
     if rank.gpu:
@@ -230,12 +238,20 @@ def be_rank(out: Path, jobs: list[str]) -> None:
         result["nccl"] = ".".join(map(str, rank.torch.cuda.nccl.version()))
     for name in jobs:
         result[name] = measured(rank, name)
-        (out / f"rank{rank.rank}.json").write_text(json.dumps(result))  # as far as it has come
+        save(out, rank, result)
+    if cost_s:
+        result["cost"] = cost(rank, cost_s)
+        save(out, rank, result)
     rank.dist.barrier()
     rank.dist.destroy_process_group()
 
 
-def launch(ranks: int, out: Path, jobs: list[str], limit_s: float) -> None:
+def save(out: Path, rank: Rank, result: dict[str, Any]) -> None:
+    """As far as it has come."""
+    (out / f"rank{rank.rank}.json").write_text(json.dumps(result))
+
+
+def launch(ranks: int, arguments: list[str], limit_s: float) -> None:
     """Run the ranks under torchrun, until they end or time is up."""
     environ = {**observing.environment(), "NCCL_NVLS_ENABLE": "0", "OMP_NUM_THREADS": "1"}
     environ |= {"HINDMOST_LAUNCHER": "torchrun", "HINDMOST_RING_CAPACITY": str(1 << 17)}
@@ -243,7 +259,7 @@ def launch(ranks: int, out: Path, jobs: list[str], limit_s: float) -> None:
         environ["NCCL_PROFILER_PLUGIN"] = plugin
     line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), __file__]
     try:
-        subprocess.run([*line, "--rank-into", str(out), "--job", *jobs], env=environ, timeout=limit_s, check=False)
+        subprocess.run([*line, *arguments], env=environ, timeout=limit_s, check=False)
     except subprocess.TimeoutExpired:
         print(f"the job was still running after {limit_s:.0f} s", file=sys.stderr)
     shutil.rmtree(environ["HINDMOST_RING_DIR"], ignore_errors=True)
@@ -262,22 +278,24 @@ def rows(ranks: list[dict[str, Any]]) -> list[str]:
                 ]
                 counts = rank[job].get("counts", {})
                 lines.append(f"{job} rank {number}: {rank[job]['step_ms']:.1f} ms; {'; '.join(parts)}; {counts}")
+    lines += [f"cost rank {number}: {rank['cost']}" for number, rank in enumerate(ranks) if "cost" in rank]
     return lines
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", type=int, default=2, choices=(2, 4))
-    parser.add_argument("--job", nargs="+", choices=JOBS, default=list(JOBS))
+    parser.add_argument("--job", nargs="*", choices=JOBS, default=list(JOBS))
+    parser.add_argument("--cost", type=float, default=0, help="seconds for measuring what hindmost takes of a step")
     parser.add_argument("--limit", type=float, default=190, help="seconds for the whole job")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--rank-into", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rank_into:
-        be_rank(args.rank_into, args.job)
+        be_rank(args.rank_into, args.job, args.cost)
         return 0
     with tempfile.TemporaryDirectory() as folder:
-        launch(args.gpus, Path(folder), args.job, args.limit)
+        launch(args.gpus, ["--rank-into", folder, "--cost", str(args.cost), "--job", *args.job], args.limit)
         ranks = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("rank*.json"))]
     whole = len(ranks) == args.gpus and all(job in rank for rank in ranks for job in args.job)
     print(*rows(ranks), sep="\n")

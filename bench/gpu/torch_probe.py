@@ -8,7 +8,7 @@
 Six parts, in one process that is observed as `hindmost run` would have it:
 
 phases    gpu_forward, gpu_backward, gpu_optimizer of the same steps from the probe and from the profiler's kernels
-overhead  time of a GPU-bound step of about 30 ms with the hooks in and out, in alternating blocks
+overhead  time of a GPU-bound step of about 30 ms with the hooks in and out by turns, on the GPU's clock: step_cost.py
 us_each   what the hooks are made of, each alone in a loop
 h2d       copies of batches to the GPU from the probe and from the profiler: see h2d.py
 in_situ   what each hook takes of a step of a tiny model, timed around it while the loop runs
@@ -31,7 +31,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import observing
-from observing import PHASES
+import step_cost
+from observing import PHASES, Hooks
 from profile_trace import Trace
 
 if TYPE_CHECKING:
@@ -42,7 +43,13 @@ PARTS = ("phases", "overhead", "us_each", "host", "h2d", "in_situ")
 
 def observed(hooks: str) -> None:
     """Start this script again with the probe injected, its ring in a directory of its own."""
-    environ = {**observing.environment(hooks), "HINDMOST_LAUNCHER": "python", "RANK": "0", "WORLD_SIZE": "1"}
+    environ = {
+        **observing.environment(hooks),
+        "HINDMOST_LAUNCHER": "python",
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+    }
     os.execve(sys.executable, [sys.executable, *sys.argv], environ)  # noqa: S606 - this script again
 
 
@@ -87,32 +94,6 @@ class Training:
             self.torch.cuda.synchronize()
 
 
-class Hooks:
-    """Takes what the probe hooked in torch out, and puts it back."""
-
-    def __init__(self, torch: Any) -> None:
-        loader = torch.utils.data.dataloader._BaseDataLoaderIter
-        self.places = [(loader, "__next__"), (torch.autograd, "backward")]
-        self.surrounded = [getattr(owner, name) for owner, name in self.places]
-        module = importlib.import_module("torch.optim.optimizer")
-        self.tables = [module._global_optimizer_pre_hooks, module._global_optimizer_post_hooks]
-        self.kept = [dict(table) for table in self.tables]
-        assert all(self.kept), "the probe is not in this process"
-
-    def put(self, inside: bool) -> None:
-        for (owner, name), function in zip(self.places, self.surrounded, strict=True):
-            setattr(owner, name, function if inside else innermost(function))
-        for table, kept in zip(self.tables, self.kept, strict=True):
-            table.clear()
-            table.update(kept if inside else {})
-
-
-def innermost(function: Any) -> Any:
-    while hasattr(function, "__wrapped__"):
-        function = function.__wrapped__
-    return function
-
-
 def interleaved(training: Training, pairs: int, steps: int) -> dict[str, Any]:
     """Step time with hooks in and out, block by block, the order within each pair drawn at random."""
     hooks, differences, without = Hooks(training.torch), [], []
@@ -125,7 +106,7 @@ def interleaved(training: Training, pairs: int, steps: int) -> dict[str, Any]:
         differences.append(took[True] - took[False])
         without.append(took[False])
     hooks.put(True)
-    low, high = interval(differences)
+    low, high = step_cost.interval(differences, statistics.median)
     return {
         "pairs": pairs,
         "steps_a_block": steps,
@@ -136,13 +117,13 @@ def interleaved(training: Training, pairs: int, steps: int) -> dict[str, Any]:
     }
 
 
-def interval(values: list[float], draws: int = 4000) -> tuple[float, float]:
-    """95 % bootstrap interval of the median."""
-    medians = sorted(
-        statistics.median(random.choices(values, k=len(values)))  # noqa: S311
-        for _ in range(draws)
-    )
-    return medians[int(0.025 * draws)], medians[int(0.975 * draws)]
+def overhead(torch: Any, seconds: float) -> dict[str, Any]:
+    """For so long: what the hooks take of a step of a large transformer, whose batches are ready."""
+    jobs = importlib.import_module("parallel_jobs")
+    job = jobs.Job(jobs.transformer(), {})
+    step_ms = jobs.fit(job, 30.0)
+    fours = max(5, round(seconds * 1e3 / step_ms / step_cost.STEPS_OF_FOUR))
+    return step_cost.compared(job.step, Hooks(torch).put, fours, lambda: step_cost.cuda_mark(torch), jobs.settle)
 
 
 def profiled(training: Training, steps: int) -> dict[str, list[float]]:
@@ -242,7 +223,8 @@ def each(call: Any, times: int = 5000) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--pairs", type=int, default=20, help="for the part host: twice as many")
+    parser.add_argument("--seconds", type=float, default=60, help="for the part overhead")
     parser.add_argument("--device", default="cuda", help="cpu: the host part only")
     parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--hooks", choices=("c", "python"), default="c", help="c: where there is a compiler")
@@ -278,7 +260,7 @@ def parts(torch: Any, args: argparse.Namespace) -> dict[str, Callable[[], Any]]:
         large = Training("cuda", args.width, args.layers, args.batch, 512)
         large.steps(10)
         found["phases"] = lambda: compare_phases(large, 160)
-        found["overhead"] = lambda: interleaved(large, args.pairs, 20)
+        found["overhead"] = lambda: overhead(torch, args.seconds)
     tiny = Training(args.device, 64, 1, 2, 8)
     tiny.steps(200)
     found["us_each"] = lambda: breakdown(args.device)

@@ -84,13 +84,38 @@ def test_a_collective_that_was_missed_or_put_elsewhere_shows(phases: Any, trace:
     assert not phases.collectives(phases.Trace([]), [], {}, {})[1]["equal"]
 
 
+def test_drift_is_no_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that gets slower all the while, with hindmost in or not, is told from one that hindmost makes slower."""
+    monkeypatch.syspath_prepend(str(ROOT / "bench/gpu"))
+    step_cost = importlib.import_module("step_cost")
+    now, inside = [0.0], [False]
+
+    def step() -> None:
+        now[0] += 30.0 + 1e-4 * now[0] + (0.02 if inside[0] else 0.0)
+
+    class Mark:
+        def __init__(self) -> None:
+            self.ms = now[0]
+
+        def elapsed_time(self, other: Any) -> float:
+            return other.ms - self.ms
+
+    found = step_cost.compared(step, lambda put: inside.__setitem__(0, put), 12, Mark)
+    assert found["pairs_of_blocks"] == 24
+    assert found["difference_us"] == pytest.approx(20, rel=0.5)
+    low, high = found["difference_us_95"]
+    assert low < 20 < high or high - low < 20
+
+
 def test_the_jobs_train_and_the_probe_has_their_steps(tmp_path: Path) -> None:
     """Without a GPU the three jobs run on gloo, and the probe's phases are those of the annotated steps."""
     out = tmp_path / "out.json"
-    line = [sys.executable, str(ROOT / "bench/gpu/parallel_phases.py"), "--limit", "100", "--out", str(out)]
+    line = [sys.executable, str(ROOT / "bench/gpu/parallel_phases.py"), "--cost", "0.1", "--limit", "100"]
+    line += ["--out", str(out)]
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=110)
     assert done.returncode == 0, done.stdout + done.stderr
     for rank in json.loads(out.read_text())["ranks"]:
+        assert rank["cost"]["pairs_of_blocks"] >= 4
         for job in ("ddp", "fsdp", "tp_dp"):
             found = rank[job]["phases"]
             assert all(found[name]["steps"] >= 25 for name in ("forward", "backward", "optimizer"))
