@@ -80,12 +80,16 @@ class Collector:
         receiver = Receiver(self.options.remote_write)
         return RemoteWrite(receiver, self.definitions, self.scrape.jobs_text, now_ns=self.clock.now)
 
-    async def start(self) -> dict[str, str | None]:
-        """Bind both ports; ``{"grpc": "HOST:PORT", "http": "HOST:PORT" or None}``. Raises HindmostError."""
+    async def start(self, page: Page | None = None) -> dict[str, str | None]:
+        """Bind both ports; ``{"grpc": "HOST:PORT", "http": "HOST:PORT" or None}``. Raises HindmostError.
+
+        A ``page`` that is served already shows this collector from now on, and is closed with it.
+        """
+        self._page = page
         handlers = (self.ingest.handler(), self.ingest.strangers)
         self._server, bound = listen(self.options.listen, handlers, MESSAGE_LIMIT)
         http = self.options.http_address
-        if http:
+        if http and not page:
             self._page = Page(http, self.scrape)
         await self._server.start()
         if self.remote:
@@ -93,6 +97,8 @@ class Collector:
         work = (self._ticks(), self.watch.run(), self.lag.watch(), tend(self))
         self._tasks = [asyncio.create_task(one) for one in work]
         self.ready = True
+        if page:
+            page.show(self.scrape)
         if self.options.job_id:
             self.job(self.options.job_id)
             note(self, self.options.job_id, {"started_ns": self.clock.now()})

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from hindmost.errors import HindmostError
 
+from hindmost_collector.awaiting import store_and_page
 from hindmost_collector.service import Collector
-from hindmost_collector.store.clickhouse_client import is_url, parse
-from hindmost_collector.store.opening import open_store
+from hindmost_collector.store.clickhouse_client import Unreachable, is_url, parse
 
 if TYPE_CHECKING:
     from hindmost_collector.options import Options
@@ -24,10 +24,16 @@ log = logging.getLogger(__name__)
 
 async def serve(options: Options, stopped: asyncio.Event) -> int:
     """Run a collector until ``stopped``, or until stdin ends where it is held."""
-    store = open_store(options)
+    try:
+        store, page = await store_and_page(options, stopped)
+    except Unreachable:
+        if not stopped.is_set():
+            raise
+        log.info("stopped: the store never answered")
+        return 0
     collector = Collector(options, store)
     try:
-        addresses = await collector.start()
+        addresses = await collector.start(page)
     except HindmostError:
         await collector.stop("start failed")
         raise

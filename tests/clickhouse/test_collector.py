@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import urllib.error
 import urllib.request
 
 import pytest
 from hindmost.cli import main
 from hindmost_collector.store.clickhouse import ClickHouseStore
+
+from tests.clickhouse.conftest import Standin
+from tests.collector.waiting import until
 
 pytestmark = pytest.mark.clickhouse
 STEPS = 40
@@ -98,9 +102,56 @@ def test_killed_collector_doubles_nothing(collector_process, fake_agent, url):
     assert set(counts["n"].to_pylist()) == {2}
 
 
-def test_collector_says_that_the_server_is_away(collector_process):
-    """A collector whose store cannot be reached does not start, and says in one line which and why."""
-    process = collector_process("--http", "none", "--store", "clickhouse://127.0.0.1:1/db")
+def test_collector_waits_for_the_server(collector_process, fake_agent, tmp_path):
+    """Started before its server a collector says what it waits for, and records once the server is there."""
+    server = Standin(tmp_path)
+    server.kill()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        page = f"127.0.0.1:{free.getsockname()[1]}"
+
+    async def scenario():
+        starting = asyncio.create_task(
+            asyncio.to_thread(collector_process, "--http", page, "--store", server.url("late"))
+        )
+        await until(lambda: ready(page)[0])
+        before = ready(page)
+        await asyncio.to_thread(server.start)
+        process = await starting
+        agent = fake_agent(process.addresses["grpc"])
+        await agent.connect()
+        for step in range(STEPS):
+            await agent.send(agent.batch(step))
+        await agent.until_acked(STEPS)
+        await agent.close()
+        return before, ready(page)
+
+    before, after = asyncio.run(scenario())
+    store = ClickHouseStore(server.url("late"))
+    count = store.server.command("SELECT count() FROM late.steps")
+    store.close()
+    server.kill()
+    assert before[0] == 503
+    assert before[1].startswith(
+        f"waiting for the store: ClickHouse at clickhouse://default@127.0.0.1:{server.port}/late"
+    )
+    assert before[1].endswith("does not answer: Connection refused\n")
+    assert (after, int(count)) == ((200, "ready\n"), 2 * STEPS)
+
+
+def ready(address):
+    """Status and text of readiness; 0 while nobody serves it."""
+    try:
+        with urllib.request.urlopen(f"http://{address}/readyz", timeout=20) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+    except OSError:
+        return 0, ""
+
+
+def test_held_collector_says_that_the_server_is_away(collector_process):
+    """Where a job waits for it, a collector whose store cannot be reached says in one line which and why, and ends."""
+    process = collector_process("--http", "none", "--hold", "--store", "clickhouse://127.0.0.1:1/db")
     _, said = process.popen.communicate(timeout=60)
     assert process.popen.returncode == 1
     assert len(said.splitlines()) == 1

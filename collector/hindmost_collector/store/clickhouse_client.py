@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 SCHEME = "clickhouse://"
 PASSWORD = "CLICKHOUSE_PASSWORD"  # noqa: S105 - the name of a variable
+#: The server's numbers of errors that pass by themselves: it is busy or short of memory, its keeper or a shard is away.
+PASSING = frozenset({159, 198, 202, 209, 210, 225, 236, 241, 242, 279, 319, 999})
 _EXAMPLE = "clickhouse://USER@HOST:8123/DATABASE, with ?cluster=NAME, &secure=1 or &job=ID"
 
 
@@ -140,13 +142,14 @@ class Server:
             said = str(error).strip().splitlines()[0]
             if getattr(error, "code", None) is None:
                 raise Unreachable(f"ClickHouse at {self.target} does not answer: {_reason(said)}") from error
-            raise HindmostError(f"ClickHouse at {self.target} said: {_short(_words(said))}") from error
+            kind = Unreachable if error.code in PASSING else HindmostError
+            raise kind(f"ClickHouse at {self.target} said: {_short(_words(said))}") from error
         except OSError as error:
             raise Unreachable(f"ClickHouse at {self.target} does not answer: {error}") from error
 
 
 class Unreachable(HindmostError):  # noqa: N818 - a state of the server, said as an adjective
-    """Nobody answers: to be tried again."""
+    """Nobody answers, or not now: to be tried again."""
 
 
 def _short(text: str) -> str:

@@ -127,9 +127,9 @@ class Page:
     """The server. Raises HindmostError when the port cannot be had."""
 
     def __init__(self, address: tuple[str, int], scrape: Scrape) -> None:
-        handler = type("Handler", (_Handler,), {"scrape": scrape})
+        self._handler: Any = type("Handler", (_Handler,), {"scrape": scrape})
         try:
-            self._server = _Server(address, handler)
+            self._server = _Server(address, self._handler)
         except OSError as error:
             where = f"{address[0]}:{address[1]}"
             raise HindmostError(
@@ -139,6 +139,10 @@ class Page:
         self.address = f"{host!s}:{port}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True, name="http")
         self._thread.start()
+
+    def show(self, scrape: Scrape) -> None:
+        """Serve another side from now on."""
+        self._handler.scrape = scrape
 
     def close(self) -> None:
         """Stop serving."""

@@ -1,0 +1,142 @@
+"""A store that is away when the collector starts: waited for in the open, and given up only where that helps."""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.error
+import urllib.request
+
+import pytest
+from hindmost.errors import HindmostError
+from hindmost_collector import awaiting, serving
+from hindmost_collector.options import Options
+from hindmost_collector.store.clickhouse_client import Unreachable
+from hindmost_collector.store.opening import open_store
+
+from tests.collector.waiting import until
+
+
+def fetched(address, path):
+    """Status and text of a page."""
+    try:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=20) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    """Tries follow each other at once."""
+    monkeypatch.setattr(awaiting, "FIRST_S", 0.01)
+    monkeypatch.setattr(awaiting, "LAST_S", 0.01)
+
+
+@pytest.fixture
+def pages(monkeypatch):
+    """Addresses of the pages that are served."""
+    found = []
+
+    class Page(awaiting.Page):
+        def __init__(self, *args):
+            super().__init__(*args)
+            found.append(self.address)
+
+    monkeypatch.setattr(awaiting, "Page", Page)
+    return found
+
+
+def test_readiness_says_what_it_waits_for(tmp_path, pages, caplog):
+    """Until the store answers the collector is alive and not ready, says why, once, and then has it and the page."""
+    away = [True]
+
+    def opened(options):
+        if away[0]:
+            raise Unreachable("ClickHouse at db:8123 does not answer: Connection refused")
+        return open_store(options)
+
+    async def scenario():
+        options = Options(http="127.0.0.1:0", store=str(tmp_path))
+        waiting = asyncio.create_task(awaiting.store_and_page(options, asyncio.Event(), opened))
+        await until(lambda: pages)
+        seen = [await asyncio.to_thread(fetched, pages[0], path) for path in ("/healthz", "/readyz", "/metrics")]
+        away[0] = False
+        store, page = await waiting
+        page.close()
+        store.close()
+        return seen, page.address
+
+    (alive, ready, metrics), address = asyncio.run(scenario())
+    assert (alive, address) == ((200, "ok\n"), pages[0])
+    said = "waiting for the store: ClickHouse at db:8123 does not answer: Connection refused\n"
+    assert ready == (503, said)
+    assert "hindmost_collector_store_failing 1.0" in metrics[1]
+    assert [one.message.partition(":")[0] for one in caplog.records] == [
+        "waiting for the store, and trying again",
+        "the store answers, after 0 s",
+    ]
+
+
+def test_the_same_page_then_shows_the_collector(tmp_path, pages, monkeypatch, capsys):
+    """A health check that began while the store was away finds the collector ready at the same address."""
+    tries = iter([Unreachable("away"), Unreachable("away"), None])
+
+    def opened(options):
+        trouble = next(tries)
+        if trouble:
+            raise trouble
+        return open_store(options)
+
+    async def scenario():
+        stopped = asyncio.Event()
+        real = awaiting.store_and_page
+        monkeypatch.setattr(serving, "store_and_page", lambda *args: real(*args, opened))
+        options = Options(listen="127.0.0.1:0", http="127.0.0.1:0", store=str(tmp_path))
+        served = asyncio.create_task(serving.serve(options, stopped))
+        await until(lambda: pages)
+        ready = (503, "")
+        while ready[0] != 200:
+            ready = await asyncio.to_thread(fetched, pages[0], "/readyz")
+        stopped.set()
+        return ready, await served
+
+    assert asyncio.run(scenario()) == ((200, "ready\n"), 0)
+    assert pages[0] in capsys.readouterr().out
+
+
+def test_stopped_while_it_waits_it_leaves(pages, monkeypatch):
+    """SIGTERM ends the waiting at once, without an error: nothing is held."""
+
+    def opened(_):
+        raise Unreachable("away")
+
+    async def scenario():
+        stopped = asyncio.Event()
+        real = awaiting.store_and_page
+        monkeypatch.setattr(serving, "store_and_page", lambda *args: real(*args, opened))
+        served = asyncio.create_task(serving.serve(Options(http="127.0.0.1:0"), stopped))
+        await until(lambda: pages)
+        stopped.set()
+        return await served
+
+    assert asyncio.run(scenario()) == 0
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(f"http://{pages[0]}/healthz", timeout=5)
+
+
+@pytest.mark.parametrize(
+    ("error", "options"),
+    [
+        (HindmostError("ClickHouse at db said: wrong password"), Options(http="none")),
+        (Unreachable("away"), Options(hold=True)),
+    ],
+)
+def test_what_waiting_does_not_mend_ends_it(error, options):
+    """What is wrong for good, and anything where a job waits for its collector, ends the start at once."""
+
+    def opened(_):
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        asyncio.run(awaiting.store_and_page(options, asyncio.Event(), opened))
+    assert caught.value is error
