@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from hindmost.printable import one_line
+
 
 class HindmostError(Exception):
     """Something hindmost needs is not as it should be: one line that names it and the remedy. Exit code 1."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        """Its line as a terminal may show it, whatever the file held that it quotes."""
+        return one_line(super().__str__())
 
 
 class UsageError(HindmostError):

@@ -33,8 +33,23 @@ def run(args: argparse.Namespace) -> int:
     chosen = parse_ranks(args.ranks) if args.ranks else None
     if isinstance(args.path, Path) and not args.path.exists():
         raise UsageError(f"{args.path}: no such file or directory; give a run directory or a folder of traces")
-    write(render(judged(args.path), args.format, chosen, args.output is None and sys.stdout.isatty()), args.output)
+    color = args.output is None and sys.stdout.isatty()
+    told = [render(judged(one), args.format, chosen, color) for one in _recordings(args.path, args.format)]
+    write("\n".join(told), args.output)
     return 0
+
+
+def _recordings(path: Path | str, kind: str) -> list[Path | str]:
+    """What to report on: all that a folder holds one after the other, where the format can hold several."""
+    try:
+        from hindmost_collector.sources.several import recordings
+    except ImportError as error:
+        raise HindmostError(f"{error.name} is not installed: pip install 'hindmost[collector]'") from error
+    found = recordings(path)
+    if len(found) > 1 and kind != "text":
+        names = ", ".join(Path(one).name for one in found[:3])
+        raise UsageError(f"{path}: {len(found)} recordings of different jobs ({names}); name one for --format {kind}")
+    return found
 
 
 def _place(text: str) -> Path | str:

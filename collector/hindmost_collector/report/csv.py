@@ -6,6 +6,8 @@ import csv
 import io
 from typing import TYPE_CHECKING, Any
 
+from hindmost.printable import printable
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -42,6 +44,8 @@ def render(report: Mapping[str, Any], ranks: Iterable[int] | None = None) -> str
 def _cell(value: object) -> object:
     if value is None:
         return ""
+    if isinstance(value, str):
+        return printable(value)
     if isinstance(value, float):
         return int(value) if value.is_integer() else round(value, 6)
     return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any
 
+from hindmost.printable import one_line
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.padding import Padding
@@ -21,12 +22,14 @@ if TYPE_CHECKING:
 
 _STYLES = {"balanced": "bold green", "insufficient_data": "bold yellow"}
 _LABEL = 9
+#: What a recording says of itself (names of nodes, of functions) is shown in so many characters at most.
+_LONGEST, _WIDEST = 2000, 64
 
 
 def render(report: Mapping[str, Any], width: int = 100, color: bool = False, ranks: Iterable[int] | None = None) -> str:
     """The report (``Report.to_dict()`` or a parsed report.json) as text; ``ranks`` limits the table to these."""
     page = console(width, color)
-    page.print(Text(headline.title(report), style="bold"), soft_wrap=False)
+    page.print(Text(one_line(headline.title(report)), style="bold"), soft_wrap=False)
     if report["job"].get("ended"):
         page.print(labelled("ENDED", report["job"]["ended"], "bold red"))
     for one in told(report):
@@ -70,7 +73,7 @@ def labelled(label: str, text: str, style: str = "") -> Padding:
     grid = Table.grid(padding=(0, 0))
     grid.add_column(width=_LABEL, no_wrap=True)
     grid.add_column(overflow="fold")
-    grid.add_row(Text(label, style="bold"), Text(text, style=style))
+    grid.add_row(Text(label, style="bold"), Text(one_line(text, _LONGEST), style=style))
     return Padding(grid, 0)
 
 
@@ -94,5 +97,5 @@ def _table(rows: Sequence[Mapping[str, Any]], titles: list[str], cells: list[lis
         words = title.replace(" ", "\n")  # a column is as wide as its longest word or number, and never narrower
         shown.add_column(words, justify="left" if left else "right", no_wrap=True, vertical="bottom")
     for row, line in zip(rows, cells, strict=True):
-        shown.add_row(*line, style="red" if row["rank"] in named else None)
+        shown.add_row(*(one_line(cell, _WIDEST) for cell in line), style="red" if row["rank"] in named else None)
     return shown

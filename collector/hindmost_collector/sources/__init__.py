@@ -21,6 +21,7 @@ from hindmost_collector.sources import (
     nvml_csv,
     profiler_csv,
     pyspy_dump,
+    several,
     steps_jsonl,
     straggler_analysis,
 )
@@ -82,6 +83,8 @@ def _load(path: Path, folder: Path) -> Run:
     own = hindmost_run.find(folder)
     if own is not None:
         return hindmost_run.load(own)
+    if (runs := several.runs(folder)) is not None:
+        raise UsageError(runs)
     files = walk(folder)
     found: dict[str, list[Path]] = {form.NAME: [] for form in FORMATS}
     strangers: list[Sample] = []
@@ -93,7 +96,7 @@ def _load(path: Path, folder: Path) -> Run:
         else:
             found[owner].append(file)
     if len(strangers) == len(files):
-        raise UsageError(_nothing_understood(path, strangers))
+        raise UsageError(several.archives(path) or _nothing_understood(path, strangers))
     return combine(path, [form.load(found[form.NAME]) for form in FORMATS if found[form.NAME]])
 
 

@@ -21,7 +21,7 @@ def find(folder: Path) -> Path | None:
         return None
     inside = [path for path in folder.iterdir() if not path.name.startswith(".")]
     candidates = [folder, *inside] if len(inside) == 1 else [folder]
-    return next((path for path in candidates if _is_run(path)), None)
+    return next((path for path in candidates if is_run(path)), None)
 
 
 def load(folder: Path) -> Run:
@@ -29,7 +29,8 @@ def load(folder: Path) -> Run:
     return read_run(folder)
 
 
-def _is_run(folder: Path) -> bool:
+def is_run(folder: Path) -> bool:
+    """Whether this folder itself is a run directory."""
     if (folder / "segments").is_dir():
         return True
     try:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 NAME = "Parquet of the OSDI'25 straggler study"
 
 _COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "mb_id")
+#: The operations that are a worker's own work.
+WORK = ("forward-compute", "backward-compute")
 #: Operations kept: about 170 bytes each in memory. A trace that has more is read up to there, by whole steps.
 MAX_OPERATIONS = 3_000_000
 MAX_META_BYTES = 64 * 1024
@@ -57,6 +59,8 @@ def load(files: Sequence[Path]) -> Run:
         raise UsageError(f"{path}: not a {NAME}: {str(error).splitlines()[0]}") from error
     if not len(c["step"]):
         raise UsageError(f"{path}: holds no operation")
+    if not np.isin(c["optype"], WORK).any():
+        raise UsageError(f"{path}: none of its operations is one of {' and '.join(WORK)}: nobody's work is told")
     start = _on_one_clock(c)
     workers = np.unique(c["rank"])
     tensor_parallel = sizes.get("tp_size", 1)

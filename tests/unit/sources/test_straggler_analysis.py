@@ -61,3 +61,12 @@ def test_a_torn_file_is_not_taken_for_anything(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(UsageError, match=r"trace-XY\.parquet starts with 'PAR1"):
         load(path)
+
+
+def test_a_trace_without_any_compute_is_not_judged(tmp_path: Path) -> None:
+    """Of sends and receives alone nobody's work can be told."""
+    path = _trace(tmp_path)
+    rows = [{**row, "optype": "forward-send"} for row in pq.read_table(path).to_pylist()]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    with pytest.raises(UsageError, match="none of its operations is one of forward-compute and backward-compute"):
+        load(tmp_path)

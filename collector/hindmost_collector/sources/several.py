@@ -1,0 +1,37 @@
+"""Folders that hold several recordings: which they are, where one format has nothing but jobs of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hindmost_collector.sources import hindmost_run, straggler_analysis
+from hindmost_collector.sources.files import is_archive, sample
+
+
+def recordings(path: Path | str) -> list[Path | str]:
+    """What to load, one after the other: the path itself, but each trace of a folder of the straggler study's."""
+    if not isinstance(path, Path) or not path.is_dir():
+        return [path]
+    found = [one for one in _inside(path) if one.is_file() and straggler_analysis.recognises(sample(one))]
+    return [*found] if len(found) > 1 else [path]
+
+
+def runs(folder: Path) -> str | None:
+    """That a folder holds run directories, and how to name one; ``None`` where it holds none."""
+    return _told(folder, "runs", [one for one in _inside(folder) if one.is_dir() and hindmost_run.is_run(one)])
+
+
+def archives(folder: Path) -> str | None:
+    """That a folder holds archives, and how to name one; ``None`` where it holds none."""
+    return _told(folder, "archives", [one for one in _inside(folder) if is_archive(one)])
+
+
+def _told(folder: Path, what: str, found: list[Path]) -> str | None:
+    if not found:
+        return None
+    newest = max(found, key=lambda one: one.stat().st_mtime_ns)
+    return f"{folder}: holds {len(found)} {what}, each a recording; name one, such as {newest}"
+
+
+def _inside(folder: Path) -> list[Path]:
+    return sorted(one for one in folder.iterdir() if not one.name.startswith(".")) if folder.is_dir() else []

@@ -1,0 +1,81 @@
+"""A folder that holds several recordings: each is reported, or one line says how to name one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tarfile
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hindmost.cli import main
+from hindmost_collector.simulate import Scenario, simulate
+from hindmost_collector.simulate.write import write
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _work(slow: bool) -> tuple[tuple[str, float], ...]:
+    return (("forward-compute", 0.2 + 0.2 * slow), ("backward-compute", 0.3))
+
+
+def _study(folder: Path, slow: int) -> None:
+    """Traces of two jobs in the straggler study's columns: four workers, of which one may be slow."""
+    for job, slowest in (("one", slow), ("two", -1)):
+        rows = [
+            {"dp_rank": dp, "stage": 0, "rank": dp, "step": step, "optype": op, "start_ts": at + step, "duration": took,
+             "seq_id": at, "mc": 0, "mb_id": 0}
+            for step in range(3)
+            for dp in range(4)
+            for at, (op, took) in enumerate(_work(dp == slowest))
+        ]  # fmt: skip
+        pq.write_table(pa.Table.from_pylist(rows), folder / f"trace-{job}.parquet")
+
+
+def test_each_trace_of_a_study_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are of jobs of their own, and the folder is what was published."""
+    _study(tmp_path, slow=2)
+    assert main(["report", str(tmp_path)]) == 0
+    first, second = capsys.readouterr().out.split("\n\n")
+    assert first.startswith("hindmost · one · 4 ranks")
+    assert second.startswith("hindmost · two · 4 ranks")
+
+
+@pytest.mark.parametrize("kind", ["json", "csv", "html"])
+def test_a_format_that_holds_one_report_asks_which(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two JSON documents in a file are none."""
+    _study(tmp_path, slow=2)
+    assert main(["report", "--format", kind, str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert (
+        f"2 recordings of different jobs (trace-one.parquet, trace-two.parquet); name one for --format {kind}" in said
+    )
+
+
+def test_a_folder_of_runs_says_which_is_newest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As ``hindmost-runs`` is, whatever lies in the runs."""
+    run = simulate(Scenario(4, 20)).run
+    for name in ("a", "b"):
+        write(run, tmp_path / name, "run")
+    assert main(["report", str(tmp_path)]) == 2
+    assert f"{tmp_path}: holds 2 runs, each a recording; name one, such as {tmp_path / 'b'}" in capsys.readouterr().err
+
+
+def test_a_folder_of_archives_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An archive is a recording; several are several."""
+    write(simulate(Scenario(4, 20)).run, tmp_path / "traces", "traces")
+    for name in ("a", "b"):
+        with tarfile.open(tmp_path / f"{name}.tar.gz", "w:gz") as archive:
+            archive.add(tmp_path / "traces", "traces")
+    shutil.rmtree(tmp_path / "traces")
+    (tmp_path / "README.md").write_text("# two\n")
+    assert main(["report", str(tmp_path)]) == 2
+    assert "holds 2 archives, each a recording; name one, such as" in capsys.readouterr().err
+    assert main(["report", "--format", "json", str(tmp_path / "a.tar.gz")]) == 0
+    assert json.loads(capsys.readouterr().out)["job"]["world_size"] == 4
