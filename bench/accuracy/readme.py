@@ -48,6 +48,7 @@ def _goals(by: dict[str, list[Result]]) -> list[str]:
     costs = [one["cost"] for one in pipelines if one.get("cost") is not None]
     close = sum(0.8 <= cost <= 1.2 for cost in costs)
     late = [abs((one["since"] or 0) - one["onset"]) for one in found if one["onset"]]
+    networks = [one for one in by.get("network", []) if one["effect"] >= 0.02]
     rows: list[tuple[str, str, str]] = [
         ("single fault of 5 % or more: precision", precision(strong, own), "0.995"),
         ("single fault of 5 % or more: recall", recall(strong, own), "0.99"),
@@ -61,6 +62,7 @@ def _goals(by: dict[str, list[Result]]) -> list[str]:
         ("8,192 ranks: top-1", wilson(sum(one["top"] in one["true"] for one in big), len(big)), "0.97"),
         ("onset: steps off, median", bootstrap(late, _median, 1), ""),
         ("slow link of one data-parallel group: said so", said(by.get("link", []), "slow_link"), ""),
+        ("network that became slow for all, effect of 2 % or more: said so", said(networks, "slow_link"), ""),
         ("intermittent stalls: recall", recall(by.get("intermittent", []), own), ""),
         ("pipelines with replicas: precision", precision(by.get("pipeline", []), own), "0.995"),
         ("pipelines with replicas, effect of 2 % or more: recall", recall(pipelines, own), ""),

@@ -108,6 +108,16 @@ def hard(random: np.random.Generator, seed: int) -> Scenario:
     )
 
 
+def network(random: np.random.Generator, seed: int) -> Scenario:
+    """The network that all share becomes slow: transfers of one group, or of all, take 5 to 50 % of a step longer."""
+    shape = _shape(random, SIZES[:6]) | {"layout": str(random.choice(["dp", "fsdp"])), "steps": 140}
+    shape.pop("tensor", None)
+    onset = int(random.integers(30, 90))
+    noise = Noise(transfer=float(random.choice([0.05, 0.2])))
+    fault = Fault("network", (0,), float(random.uniform(0.05, 0.5)), onset)
+    return Scenario(**shape, seed=seed, noise=noise, faults=(fault,))
+
+
 FAMILIES: dict[str, Callable[[np.random.Generator, int], Scenario]] = {
     "single": single,
     "small": small,
@@ -119,8 +129,9 @@ FAMILIES: dict[str, Callable[[np.random.Generator, int], Scenario]] = {
     "large": large,
     "pipeline": pipeline,
     "hard": hard,
+    "network": network,
 }
-#: Out of 1,060 runs. ``hard`` is for calibrating confidence, and run by name only.
+#: Out of 1,100 runs. ``hard`` is for calibrating confidence, and run by name only.
 SHARES = {
     "single": 340,
     "small": 150,
@@ -132,6 +143,7 @@ SHARES = {
     "large": 30,
     "pipeline": 60,
     "hard": 0,
+    "network": 40,
 }
 
 

@@ -75,6 +75,7 @@ def lines(results: list[Result]) -> list[str]:
     weak = [one for one in by.get("small", []) if 0.02 <= one["effect"] < 0.05 and one["steps"] <= 100]
     multiple, big = by.get("sets", []), by.get("large", [])
     faulty = [*strong, *multiple]
+    networks = [one for one in by.get("network", []) if one["effect"] >= 0.02]
     pipelines = [one for one in by.get("pipeline", []) if one["effect"] >= 0.02]
     out = [
         *_hindmost(strong, weak, multiple, big),
@@ -82,6 +83,7 @@ def lines(results: list[Result]) -> list[str]:
         *_causes_and_costs(strong, faulty),
         f"intermittent: recall            {recall(by.get('intermittent', []), own)}",
         f"slow link: said so              {said(by.get('link', []), 'slow_link')}",
+        f"slow network, 2 %: said so      {said(networks, 'slow_link')}",
         f"pipelines: precision            {precision(by.get('pipeline', []), own)}",
         f"pipelines: recall from 2 % on   {recall(pipelines, own)}",
         "",
@@ -148,8 +150,8 @@ def reliability(results: list[Result], bins: tuple[float, ...]) -> list[tuple[fl
 
 
 def false_alarms(clean: list[Result]) -> tuple[int, int]:
-    """Clean jobs in which somebody was named, and the steps of all."""
-    return sum(bool(one["named"]) for one in clean), sum(one["steps"] for one in clean)
+    """Clean jobs in which somebody was named, or the network blamed, and the steps of all."""
+    return sum(bool(one["named"]) or "slow_link" in one["kinds"] for one in clean), sum(one["steps"] for one in clean)
 
 
 def said(results: list[Result], kind: str) -> str:

@@ -22,7 +22,16 @@ from hindmost_collector import (
     whatif,
     wording,
 )
-from hindmost_collector.detectors import hang, host_bound, intermittent, mismatch, slow_link, straggler, uneven
+from hindmost_collector.detectors import (
+    hang,
+    host_bound,
+    intermittent,
+    mismatch,
+    slow_link,
+    slow_network,
+    straggler,
+    uneven,
+)
 from hindmost_collector.job_verdicts import of_hosts, of_job, of_uneven
 from hindmost_collector.model import RUNNING, Run, rows
 from hindmost_collector.robust import median, percentile
@@ -37,6 +46,7 @@ from hindmost_collector.verdicts import (
     of_hang,
     of_links,
     of_mismatch,
+    of_network,
     of_stalls,
 )
 from hindmost_collector.wording import names
@@ -66,7 +76,7 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     elif run.job.source == "hindmost":  # elsewhere nobody vouches for what numbers count
         found += of_mismatch(mismatch.find(run), run)
     if blocks is not None:
-        slow, hidden = _slow(run, blocks, settings)
+        slow, hidden = _slow(run, blocks, settings, parted=any(one.kind == "desync" for one in found))
         found += slow
         notes += [*hidden, *hidden_input.notes(blocks, found)]
     notes += [*profiled.notes(blocks, phases.training(run.steps)), *horovod.notes(run)]
@@ -108,7 +118,7 @@ def _in_order(found: list[Verdict]) -> tuple[Verdict, ...]:
     return tuple(found[at] for at in order)
 
 
-def _slow(run: Run, blocks: Blocks, settings: Settings) -> tuple[list[Verdict], list[str]]:
+def _slow(run: Run, blocks: Blocks, settings: Settings, *, parted: bool) -> tuple[list[Verdict], list[str]]:
     habits = straggler.find(uneven.levelled(blocks, settings), settings)
     found, notes = of_habits(habits, blocks, settings)
     shared = sharing.find(run)
@@ -121,7 +131,10 @@ def _slow(run: Run, blocks: Blocks, settings: Settings) -> tuple[list[Verdict], 
     stalls = [one for one in intermittent.find(blocks, settings) if late.isdisjoint(one.rows)]
     stalled = of_stalls(stalls, blocks, settings)
     found += stalled if shared is None else [one for one in stalled if one.cause not in _SCHEDULING]
-    found += of_links(slow_link.find(blocks, settings), blocks, settings)
+    links = of_links(slow_link.find(blocks, settings), blocks, settings)
+    if not found and not links and shared is None and not parted:  # what else makes waits differ does so to transfers
+        links = of_network(slow_network.find(run, blocks, settings), blocks)
+    found += links
     of_all = of_job(blocks, settings)
     found += of_all or of_hosts(host_bound.find(blocks, settings), blocks)
     found += of_uneven(uneven.find(blocks, settings), blocks)

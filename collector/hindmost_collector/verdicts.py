@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hindmost_collector.detectors.intermittent import Stalls
     from hindmost_collector.detectors.mismatch import Mismatch
     from hindmost_collector.detectors.slow_link import SlowLink
+    from hindmost_collector.detectors.slow_network import SlowNetwork
     from hindmost_collector.detectors.straggler import Habit
     from hindmost_collector.settings import Settings
 
@@ -271,6 +272,27 @@ def of_links(link: SlowLink | None, blocks: Blocks, settings: Settings) -> list[
             explained=1.0,
             evidence=tuple(wording.link(ranks, link)),
             advice=tuple(wording.advice("network", list(ranks))),
+        )
+    ]
+
+
+def of_network(found: SlowNetwork | None, blocks: Blocks) -> list[Verdict]:
+    """The verdict on transfers that take longer than they did, in every group of the job."""
+    if found is None:
+        return []
+    during = blocks.period[found.first : found.stop]
+    return [
+        Verdict(
+            kind="slow_link",
+            cause="network",
+            since_step=since(blocks, found.first),
+            until_step=_until(blocks, found.stop),
+            cost_ms_per_step=found.cost / 1e6,
+            cost_ratio=found.cost / float(median(during)),
+            confidence=0.9,
+            explained=1.0,
+            evidence=tuple(wording.network(found)),
+            advice=(wording.NETWORK_ADVICE,),
         )
     ]
 

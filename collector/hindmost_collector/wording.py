@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hindmost_collector.detectors.intermittent import Stalls
     from hindmost_collector.detectors.mismatch import Mismatch
     from hindmost_collector.detectors.slow_link import SlowLink
+    from hindmost_collector.detectors.slow_network import SlowNetwork
     from hindmost_collector.detectors.straggler import Habit
     from hindmost_collector.model import Run
     from hindmost_collector.whatif import Change
@@ -206,9 +207,25 @@ def link(ranks: Sequence[int], found: SlowLink) -> list[str]:
     return [f"transfers in the group of {names(ranks)} take {took}, though its members arrive together"]
 
 
+def network(found: SlowNetwork) -> list[str]:
+    """Evidence for transfers that became slow everywhere."""
+    longer = found.took / found.usual - 1
+    return [
+        f"transfers take {ms(found.took)} a step, before {ms(found.usual)}: {longer:.0%} longer for messages alike",
+        f"nobody is late, and a step is {ms(found.cost)} longer than before by them",
+    ]
+
+
+NETWORK_ADVICE = "look at what all ranks' traffic shares: a switch, a NIC in the ring, other jobs on the network"
+
+
 def advice(cause: str, ranks: list[int]) -> list[str]:
     """What to do next."""
     return [_ADVICE.get(cause, _ADVICE["unknown"]).format(who=names(ranks), **(_ONE if len(ranks) == 1 else _SEVERAL))]
+
+
+#: Share of a step from which on what transfers take is told of a job in which nobody is slow.
+_MANY_TRANSFERS = 0.05
 
 
 def balanced(blocks: Blocks, wasted: float, needs: Blocks | None = None) -> list[str]:
@@ -223,6 +240,10 @@ def balanced(blocks: Blocks, wasted: float, needs: Blocks | None = None) -> list
             f"no rank needs much more CPU and file time than its peers: {asks} needs most, {beyond:.1%} more",
             f"{latest} comes last, by {share:.1%} of a step: where ranks share CPUs that is the scheduler's doing",
         ]
+    transfers = float(median(blocks.transfer[:1])) / blocks.step_ns
+    if transfers >= _MANY_TRANSFERS:
+        beside = ", beside computing" if blocks.overlapped else ""
+        found.append(f"transfers take {ms(transfers * blocks.step_ns)} a step ({transfers:.0%} of it{beside})")
     if wasted > 0.05 * blocks.step_ns:
         found.append(f"ranks wait {ms(wasted)} a step for whoever is last, but that is a different one each time")
     return found

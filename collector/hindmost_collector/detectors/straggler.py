@@ -179,7 +179,7 @@ def stretch(series: Floats, smallest: float) -> tuple[int, int]:
 
     Neighbouring pieces count as one while each is at least half as high as the highest.
     """
-    edges = [0, *sorted(_changes(np.nan_to_num(series), 0, len(series), smallest, _CHANGES)), len(series)]
+    edges = pieces(series, smallest)
     levels = [float(np.median(series[a:b])) for a, b in itertools.pairwise(edges)]
     lengths = np.diff(edges)
     worth = [level * length for level, length in zip(levels, lengths, strict=True)]
@@ -192,6 +192,11 @@ def stretch(series: Floats, smallest: float) -> tuple[int, int]:
     stop = edges[last + 1]
     ended = stop < len(series) and _over(series[stop:], levels[best])
     return edges[first], stop if ended else len(series)
+
+
+def pieces(series: Floats, smallest: float) -> list[int]:
+    """Edges of the stretches between the change points of a series, its own ends among them."""
+    return [0, *sorted(_changes(np.nan_to_num(series), 0, len(series), smallest, _CHANGES)), len(series)]
 
 
 def _over(after: Floats, level: float) -> bool:

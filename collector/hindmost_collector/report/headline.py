@@ -130,13 +130,17 @@ def _parted(one: Mapping[str, Any]) -> str:
     return f"the ranks diverge: {_who(one)} entered another operation than the rest"
 
 
+def _link(one: Mapping[str, Any]) -> str:
+    return f"the link of {_who(one)} is slow" if one["ranks"] else "the network is slower than it was"
+
+
 _NOBODY = "nobody is slow: "
 _KINDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "straggler": _holds,
     "intermittent": lambda one: f"{_who(one)} stalls now and then{_cost(one)}{_cause(one)}",
     "hang": _stopped,
     "desync": _parted,
-    "slow_link": lambda one: f"the link of {_who(one)} is slow{_cost(one)}",
+    "slow_link": lambda one: f"{_link(one)}{_cost(one)}",
     "input_bound": lambda one: f"all ranks wait for their input{_cost(one)}",
     "host_bound": lambda one: f"the GPUs wait for the host to launch work{_cost(one)}",
     "uneven_workload": lambda one: f"{_NOBODY}the work is uneven{_cost(one)}",

@@ -1,0 +1,146 @@
+"""Transfers that take longer than they did, in all groups alike: the network that all share, and nobody's lateness.
+
+Which of several groups is slow their sisters tell (``slow_link``). Of one group only its own past tells: the same
+messages took less before. What a message takes is compared with what a message of its kind and size takes, so that
+sizes that grow, and another mix of collectives, are no change. Only what the steps became longer by is told: transfers
+beside computing may take longer and hold nobody up, and take longer where computing does.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.align import shortest
+from hindmost_collector.detectors.straggler import pieces, stretch
+from hindmost_collector.robust import block_medians, median, standard_error
+from hindmost_collector.whatif import others_grew
+
+if TYPE_CHECKING:
+    from hindmost_collector.align import Floats, Ints
+    from hindmost_collector.blocks import Blocks
+    from hindmost_collector.model import Run
+    from hindmost_collector.settings import Settings
+
+#: Transfers must take this much longer than before: neighbours in the network come and go, and so do small changes.
+_LONGER = 1.2
+#: The steps must become longer by so many standard errors of that.
+_SURE = 3.0
+#: Operations of a step may differ by this share: a step more or less is cut off at the ends.
+_ALIKE = 0.1
+#: Share of the transfers' time of a step that must be of messages which are seen often enough to be compared.
+_COMPARED = 0.5
+
+
+@dataclass(frozen=True)
+class SlowNetwork:
+    """Steps [first, stop) by index; ns a step: what transfers take, ``usual`` before, and by what steps are longer."""
+
+    first: int
+    stop: int
+    took: float
+    usual: float
+    cost: float
+
+
+def find(run: Run, blocks: Blocks, settings: Settings) -> SlowNetwork | None:
+    """A stretch of steps with slow transfers, which began after the job did; ``None`` where there is none."""
+    if blocks.joined is None or blocks.pipeline is not None or len(blocks.steps) < 2 * settings.min_steps:
+        return None
+    if not _may_differ(blocks, settings):
+        return None
+    actual, ratio = _compared(blocks, settings)
+    found = _slow_stretch(ratio, settings)
+    if found is None or not _same_mix(run, blocks, *found[:2]):
+        return None
+    first, stop, level = found
+    took = float(median(actual[first:stop]))
+    excess = took * level / (1 + level)
+    cost = _shown(blocks, first, stop, excess)
+    if cost < settings.min_effect * blocks.step_ns:
+        return None
+    return SlowNetwork(first, stop, took, took - excess, cost)
+
+
+def _may_differ(blocks: Blocks, settings: Settings) -> bool:
+    """Whether a rank's transfers differ from time to time by enough to look closer, which costs more."""
+    if np.isnan(blocks.period).mean() > 1 - settings.min_consistency:
+        return False
+    levels = block_medians(blocks.transfer[:1])[0]
+    return bool(levels.max() - levels.min() >= settings.min_effect * blocks.step_ns)
+
+
+def _compared(blocks: Blocks, settings: Settings) -> tuple[Floats, Floats]:
+    """[S] ns of transfers that can be compared, and their ratio to what such messages take over the run; NaN where too
+    few of a step can be."""
+    joined = blocks.joined
+    assert joined is not None  # noqa: S101 - find() has looked
+    took = _transfers(blocks)
+    _, kind = np.unique(2 * joined.token + joined.gathers, return_inverse=True)
+    seen, usual = _levels(took, kind)
+    often = (seen >= settings.min_steps)[kind]
+    actual = np.add.reduceat(np.where(often, took, 0.0), blocks.starts)
+    expected = np.add.reduceat(np.where(often, usual[kind], 0.0), blocks.starts)
+    tells = (expected > 0) & (actual >= _COMPARED * np.add.reduceat(took, blocks.starts))
+    return actual, np.where(tells, actual / np.where(tells, expected, 1.0), np.nan)
+
+
+def _transfers(blocks: Blocks) -> Floats:
+    """[K] ns that each collective took in the typical group."""
+    assert blocks.joined is not None  # noqa: S101 - find() has looked
+    ends = [np.unique(column, return_index=True)[1] for column in blocks.group.T]
+    least = shortest(blocks.joined)[np.unique(np.concatenate(ends))]
+    return np.nan_to_num(median(least, axis=0))
+
+
+def _levels(took: Floats, kind: Ints) -> tuple[Ints, Floats]:
+    """Of each kind of message how many there are, and their median."""
+    ordered = took[np.lexsort((took, kind))]
+    count = np.bincount(kind)
+    first = np.cumsum(count) - count
+    return count, (ordered[first + (count - 1) // 2] + ordered[first + count // 2]) / 2
+
+
+def _slow_stretch(ratio: Floats, settings: Settings) -> tuple[int, int, float] | None:
+    """[first, stop) in which transfers take longer by habit than in all steps before, and by what share of those."""
+    if np.isnan(ratio).any():
+        return None
+    edges = pieces(ratio, _LONGER - 1)
+    long = [ratio[a:b] for a, b in itertools.pairwise(edges) if b - a >= settings.min_steps]
+    if len(long) < 2:
+        return None
+    usual = min(float(np.median(part)) for part in long)
+    beyond = ratio / usual - 1
+    first, stop = stretch(beyond, _LONGER - 1)
+    before, part = beyond[:first], beyond[first:stop]
+    if min(len(before), len(part)) < settings.min_steps:
+        return None
+    level = float(np.median(part))
+    steady = float(np.mean(block_medians(part) >= level / 2)) >= settings.min_consistency
+    calm = float(block_medians(before).max()) < level / 3
+    sure = level >= settings.min_z * max(standard_error(part), standard_error(before))
+    return (first, stop, level) if level >= _LONGER - 1 and steady and calm and sure else None
+
+
+def _same_mix(run: Run, blocks: Blocks, first: int, stop: int) -> bool:
+    """Whether a step has as many operations of any kind as before: others than those compared hold these up, too."""
+    assert blocks.joined is not None  # noqa: S101 - find() has looked
+    columns = blocks.starts[[0, first, stop]] if stop < len(blocks.starts) else [*blocks.starts[[0, first]], -1]
+    start = np.sort(run.collectives["start_ns"][run.collectives["rank"] == blocks.ranks[0]])
+    edges = np.searchsorted(start, blocks.joined.start[0, columns])
+    before, inside = np.diff(edges) / [first, stop - first]
+    return bool(abs(inside - before) <= _ALIKE * before)
+
+
+def _shown(blocks: Blocks, first: int, stop: int, excess: float) -> float:
+    """Ns by which steps became longer and computing did not, up to ``excess``; 0 where that is not sure."""
+    before, inside = blocks.period[:first], blocks.period[first:stop]
+    longer = float(median(inside) - median(before))
+    noise = float(np.hypot(standard_error(inside), standard_error(before)))
+    grew = others_grew(blocks, [], slice(first, stop))
+    if grew is None or longer < _SURE * noise:
+        return 0.0
+    return min(longer - max(grew, 0.0), excess)

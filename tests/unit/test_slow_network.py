@@ -1,0 +1,103 @@
+"""A network that becomes slow for all: nobody is late, and only the job's own past tells."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hindmost_collector.judge import judge
+from hindmost_collector.simulate import Fault, Noise, Scenario, simulate
+
+if TYPE_CHECKING:
+    from hindmost_collector.model import Run
+    from hindmost_collector.verdict import Verdict
+
+STEPS, ONSET = 140, 60
+
+
+def slowed(size: float = 0.1, end: int | None = None, **known: Any) -> Scenario:
+    return Scenario(8, STEPS, seed=3, faults=(Fault("network", (3,), size, ONSET, end),), **known)
+
+
+def links(run: Run) -> list[Verdict]:
+    return [one for one in judge(run).verdicts if one.kind == "slow_link"]
+
+
+@pytest.mark.parametrize("layout", [{"layout": "dp"}, {"layout": "fsdp"}])
+def test_transfers_that_became_slow_are_the_networks(layout: dict[str, Any]) -> None:
+    """Since the step from which on they did, at what the steps became longer by; nobody is named."""
+    simulated = simulate(slowed(**layout))
+    (verdict,) = judge(simulated.run).verdicts
+    truth = (simulated.truth.total_ns - simulated.truth.repaired_ns) / 1e6 / (STEPS - ONSET)
+    assert (verdict.kind, verdict.cause, verdict.ranks, verdict.since_step) == ("slow_link", "network", (), ONSET)
+    assert verdict.cost_ms_per_step == pytest.approx(truth, rel=0.1)
+
+
+def test_all_of_several_groups_may_become_slow() -> None:
+    """No group has a sister that is faster: the same is true of all of them."""
+    ranks = tuple(range(8))
+    scenario = Scenario(8, STEPS, seed=3, layout="tp_dp", tensor=2, faults=(Fault("network", ranks, 0.2, ONSET),))
+    (verdict,) = judge(simulate(scenario).run).verdicts
+    assert (verdict.kind, verdict.ranks) == ("slow_link", ())
+
+
+def test_an_episode_has_an_end() -> None:
+    """Transfers that are as fast again as before."""
+    (verdict,) = judge(simulate(slowed(0.2, end=100)).run).verdicts
+    assert verdict.kind == "slow_link"
+    assert (verdict.since_step, verdict.until_step) == (pytest.approx(ONSET, abs=1), pytest.approx(99, abs=1))
+
+
+def grown(run: Run, *, sizes: bool) -> Run:
+    """Transfers twice as long from the onset on, as larger messages make them, or these alone."""
+    table = dict(run.collectives)
+    factor = np.where(table["step"] >= ONSET, 2, 1)
+    least = table["duration_ns"].min()
+    table["duration_ns"] = table["duration_ns"] + (factor - 1) * least
+    table["bytes"] = table["bytes"] * factor if sizes else table["bytes"]
+    return replace(run, collectives=table)
+
+
+def test_larger_messages_take_longer_by_right() -> None:
+    """Only messages of one size are compared; what no earlier message was like tells nothing."""
+    assert not links(grown(simulate(slowed(0.0)).run, sizes=True))
+
+
+def test_what_computing_hides_costs_nothing() -> None:
+    """Transfers beside backward may take longer, and the step as long as before."""
+    assert not links(grown(simulate(slowed(0.0)).run, sizes=False))
+
+
+def test_another_mix_of_operations_is_no_slow_network() -> None:
+    """A program that runs further operations from some step on shares the network with itself."""
+    run = simulate(slowed(layout="fsdp")).run
+    assert links(run)
+    more = {name: column[run.collectives["step"] >= ONSET] for name, column in run.collectives.items()}
+    more["op"] = np.full(len(more["rank"]), "broadcast")
+    table = {name: np.concatenate([column, more[name]]) for name, column in run.collectives.items()}
+    assert not links(replace(run, collectives=table))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_noise_of_transfers_is_no_change(seed: int) -> None:
+    """Transfers that differ by half from one to the next, in a step of which they are a third."""
+    for layout in ("dp", "fsdp"):
+        scenario = Scenario(8, 200, seed, layout=layout, transfer_share=0.5, noise=Noise(transfer=0.5))
+        assert not links(simulate(scenario, metrics=False).run)
+
+
+def test_a_straggler_is_not_blamed_on_the_network() -> None:
+    """Who is late is what the others' waiting is for."""
+    run = simulate(Scenario(8, STEPS, seed=3, faults=(Fault("compute", (3,), 0.2, ONSET),))).run
+    assert [one.kind for one in judge(run).verdicts] == ["straggler"]
+
+
+def test_a_balanced_report_says_what_transfers_take() -> None:
+    """A job may be bound by its network, and be as even as can be."""
+    (verdict,) = judge(simulate(Scenario(8, STEPS, seed=3, layout="fsdp", transfer_share=0.5)).run).verdicts
+    assert verdict.kind == "balanced"
+    assert [line for line in verdict.evidence if line.startswith("transfers take")] == [
+        "transfers take 50.0 ms a step (32% of it)"
+    ]
