@@ -97,7 +97,7 @@ def _run(keys: list[tuple[str, int]], out: Path, jobs: int, deadline: float) -> 
 
 
 def _print_misjudged(results: list[dict[str, Any]]) -> None:
-    wrong = [one for one in results if one["family"] != "link" and one["named"] not in _right(one)]
+    wrong = [one for one in results if one["family"] not in ("link", "network") and one["named"] not in _right(one)]
     for one in sorted(wrong, key=lambda one: (one["family"], one["seed"])):
         shown = {key: one[key] for key in ("ranks", "layout", "causes", "onset", "true", "named", "kinds")}
         print(f"{one['family']} {one['seed']} effect {one['effect']:.3f} {shown}")
