@@ -97,7 +97,7 @@ def step(kind: str = "train", work: int = 0) -> _Step | _Nothing:
     on, steps that hindmost recognises by itself are not counted. Without ``hindmost run`` it does nothing.
     """
     recorder = _recorder
-    if recorder is None or not recorder.training_thread():
+    if recorder is None or not recorder.trains_here():
         return _NOTHING
     return _Step(recorder, kind, work)
 

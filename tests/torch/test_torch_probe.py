@@ -165,6 +165,29 @@ def test_batches_may_be_fetched_ahead_by_a_thread(train: Train, by: str, ranks: 
         assert trace.count(ring.COLLECTIVE).get("ddp_sync", 0) == (8 if ranks > 1 else 0)
 
 
+def test_marks_and_a_thread_that_fetches_ahead(train: Train) -> None:
+    """A loop without backward, whose batches another thread fetches, has the steps that it marks."""
+    script = (
+        LOOPS
+        + """
+    import hindmost, queue, threading
+    ready = queue.Queue(2)
+    def fetch():
+        for batch in loader:
+            ready.put(batch)
+        ready.put(None)
+    threading.Thread(target=fetch).start()
+    while (batch := ready.get()) is not None:
+        with hindmost.step(), torch.no_grad():
+            with hindmost.phase("forward"):
+                model(batch[0])
+    """
+    )
+    (trace,) = train(textwrap.dedent(script), ranks=1, by="python").values()
+    assert trace.count(ring.STEP) == {"train": 8}
+    assert trace.count(ring.PHASE)["forward"] == 8
+
+
 def test_a_compiled_function_may_call_backward(train: Train) -> None:
     """The hooked function breaks the graph once, as torch's own does, and computes the same."""
     script = (

@@ -45,8 +45,8 @@ class Loop:
         self.now += 10
         self.seen.input_ends(start, self.now, work)
 
-    def exhausted(self, gradients: bool = True) -> None:
-        self.seen.input_begins(self.now, 1, gradients)
+    def exhausted(self, gradients: bool = True, source: int = 1) -> None:
+        self.seen.input_begins(self.now, source, gradients)
         self.seen.input_fails()
 
     def compute(self) -> None:
@@ -150,6 +150,38 @@ def test_a_loop_that_fetches_nothing_has_steps(loop: Loop) -> None:
         loop.backward()
         loop.optimize(2)
     assert loop.steps() == [(10, 30), (30, 80), (80, 130)]
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("ends", [True, False])
+def test_evaluating_in_a_loop_that_fetches_nothing_merges_no_steps(loop: Loop, gradients: bool, ends: bool) -> None:
+    """Batches that only an evaluation fetches, exhausted or not, are no input of the steps that follow."""
+    for _ in range(3):
+        for _ in range(4):
+            loop.backward()
+            loop.optimize()
+        for _ in range(2):
+            loop.fetch(work=5, source=2, gradients=gradients)
+        if ends:
+            loop.exhausted(gradients, source=2)
+    assert [end - begin for begin, end in loop.steps()] == [20] * 12
+    assert len(loop.steps("eval")) == (0 if gradients else 6 if ends else 3), "of the last, nothing tells when it ended"
+    assert [event.value for event in loop.written if (event.kind, event.name) == (STEP, "train")] == [0] * 12
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_a_loop_that_fetches_after_warming_up_without_is_recognised(loop: Loop, gradients: bool) -> None:
+    """Steps on made-up data come first; from the second step on fetched ones, each has its fetch and its work."""
+    for _ in range(3):
+        loop.backward()
+        loop.optimize()
+    for _ in range(4):
+        loop.fetch(work=7, gradients=gradients)
+        loop.backward()
+        loop.optimize()
+    loop.exhausted()
+    assert loop.steps() == [(0, 20), (20, 40), (40, 60), (70, 90), (90, 120), (120, 150), (150, 180)]
+    assert loop.work() == [0, 0, 0, 0, 7, 7, 7]
 
 
 def test_one_batch_used_for_ever_becomes_steps(loop: Loop) -> None:

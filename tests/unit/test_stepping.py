@@ -40,6 +40,22 @@ def summary(reader: ring.Reader) -> list[tuple[str, int, int]]:
     return [(event.name, event.start_ns, event.duration_ns) for event in reader.poll()]
 
 
+def test_who_marks_steps_trains(events: ring.Reader) -> None:
+    """A thread that fetched ahead was there first; the steps are those of the one that marks them, for good."""
+    assert stepping._recorder is not None
+    fetching = threading.Thread(target=stepping._recorder.training_thread)
+    fetching.start()
+    fetching.join()
+    with hindmost.step():
+        pass
+    marking = threading.Thread(target=lambda: hindmost.step().__enter__())
+    marking.start()
+    marking.join()
+    with hindmost.step():
+        pass
+    assert [name for name, _, _ in summary(events) if name == "train"] == ["train", "train"]
+
+
 def test_without_a_ring_nothing_happens() -> None:
     """In a script that was not started by hindmost, marks do nothing and pass values through."""
     stepping.attach(None)
@@ -105,8 +121,8 @@ def test_a_bare_call_ends_a_step(events: ring.Reader) -> None:
 
 
 def test_other_threads_are_not_the_training_loop(events: ring.Reader) -> None:
-    """Marks of a background thread write nothing."""
-    with hindmost.phase("forward"):
+    """Marks of a background thread write nothing once the training thread has marked a step."""
+    with hindmost.step():
         pass
 
     def background() -> None:
@@ -116,7 +132,7 @@ def test_other_threads_are_not_the_training_loop(events: ring.Reader) -> None:
     thread = threading.Thread(target=background)
     thread.start()
     thread.join()
-    assert [name for name, *_ in summary(events)] == ["forward"]
+    assert [name for name, *_ in summary(events)] == ["cpu", "runqueue", "train"]
 
 
 def test_what_hooks_leave_for_later_is_written_in_order(events: ring.Reader) -> None:

@@ -41,6 +41,10 @@ static void close_step(struct hm_seen *seen, int64_t now, enum hm_loop_name kind
         write_step(seen, kind, seen->boundary, now);
     else if (kind == HM_EVAL)
         seen->work = 0; /* else the next step that is marked would count it */
+    if (kind == HM_TRAIN) {
+        seen->unfed = !(seen->fed || seen->strayed);
+        seen->strayed = false;
+    }
     seen->boundary = seen->ready = now;
     seen->fed = seen->backward = seen->evaluating = false;
     seen->stepped = 0;
@@ -49,16 +53,6 @@ static void close_step(struct hm_seen *seen, int64_t now, enum hm_loop_name kind
 static void forward_until(struct hm_seen *seen, int64_t now) {
     if (0 <= seen->ready && seen->ready < now)
         write_phase(seen, HM_FORWARD, seen->ready, now);
-}
-
-/* The first sign of a step, where no fetch was. */
-static void begin(struct hm_seen *seen, int64_t now) {
-    if (seen->boundary < 0) {
-        seen->boundary = now;
-        show(seen, now, HM_TRAIN);
-    }
-    if (seen->ready < 0)
-        seen->ready = now;
 }
 
 static struct hm_source *find_source(struct hm_seen *seen, uint64_t id) {
@@ -79,6 +73,31 @@ static struct hm_source *make_source(struct hm_seen *seen, uint64_t id) {
     memset(oldest, 0, sizeof *oldest);
     oldest->id = id;
     return oldest;
+}
+
+/* Where the loop fetches nothing to train on, what it fetched was for an evaluation, and that has ended. */
+static void tell_stray(struct hm_seen *seen) {
+    if (!seen->fed || !seen->unfed || seen->backward)
+        return;
+    struct hm_source *source = find_source(seen, seen->source);
+    if (source && source->trains)
+        return;
+    if (source)
+        source->waiting = 0;
+    seen->boundary = seen->ready = -1;
+    seen->fed = seen->evaluating = false;
+    seen->strayed = true;
+}
+
+/* The first sign of a step, where no fetch was. */
+static void begin(struct hm_seen *seen, int64_t now) {
+    tell_stray(seen);
+    if (seen->boundary < 0) {
+        seen->boundary = now;
+        show(seen, now, HM_TRAIN);
+    }
+    if (seen->ready < 0)
+        seen->ready = now;
 }
 
 /* One batch of each source is used: the oldest, for a loader may be some batches ahead. */
@@ -165,6 +184,7 @@ void hm_input_ends(struct hm_seen *seen, int64_t start, int64_t now, uint64_t wo
 }
 
 void hm_input_fails(struct hm_seen *seen) {
+    tell_stray(seen);
     if (seen->fed || seen->backward)
         return;
     seen->boundary = seen->ready = -1;

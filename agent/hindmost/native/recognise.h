@@ -32,7 +32,7 @@ struct hm_seen {
     bool is_explicit;               /* the loop marks its own steps: none is recognised */
     bool attended;                  /* the step in progress is to be written by closes() */
     bool fed, evaluating, backward; /* as in the twin */
-    bool prompted, trainers;
+    bool prompted, trainers, unfed, strayed;
     int64_t boundary, ready, last, ended; /* -1: none */
     uint64_t numbers[2];                  /* the next train and eval step */
     uint64_t work;                        /* samples or tokens that this step used */

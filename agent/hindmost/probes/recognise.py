@@ -3,7 +3,9 @@
 A train step runs from the start of one fetch of input, after which an optimizer stepped, to the start of the next
 fetch. Several fetches without an optimizer step between them (gradient accumulation, two loaders) are one step, and so
 are several optimizers after one fetch. A loop that fetches nothing (its data are made in place, or one batch is used
-for ever) has steps that end with its first optimizer's step. A fetch without gradients begins an evaluation step.
+for ever) has steps that end with its first optimizer's step. A fetch without gradients begins an evaluation step; so,
+where the step before was of a loop that fetches nothing, does one from a source that never trained: only where the next
+step has such a fetch, too, the loop has begun to train on what it fetches.
 
 ``forward`` is not hooked: it is the time from when the batch was there (or the last backward, or optimizer step, ended)
 until backward began, less whatever is named inside it. It so includes the loss and, on a CPU, everything that the loop
@@ -41,6 +43,8 @@ class Recogniser:
         self._stepped: dict[int, int] = {}  # optimizer -> its steps in this step
         self._leader: int | None = None  # the optimizer whose step ends a step of a loop that fetches nothing
         self._trainers: set[int] = set()  # sources of input that a backward followed
+        self._unfed = False  # the train step before this one fetched nothing
+        self._strayed = False  # this one did, for an evaluation
         self._source = 0
         recorder.closers.append(self.finish)
         recorder.on_epoch.append(self.forgets)
@@ -70,6 +74,7 @@ class Recogniser:
 
     def input_fails(self) -> None:
         """There was no batch: the epoch is over, or the data set raised."""
+        self._tell_stray()
         if not self._fed and not self._backward:
             self._boundary = self._ready = -1
             if not self._recorder.explicit:
@@ -154,11 +159,20 @@ class Recogniser:
 
     def _begin(self, now: int) -> None:
         """The first sign of a step, where no fetch was."""
+        self._tell_stray()
         if self._boundary < 0:
             self._boundary = now
             self._show(now)
         if self._ready < 0:
             self._ready = now
+
+    def _tell_stray(self) -> None:
+        """Where the loop fetches nothing to train on, what it fetched was for an evaluation, and that has ended."""
+        if self._fed and self._unfed and not self._backward and self._source not in self._trainers:
+            self._waiting.pop(self._source, None)
+            self._boundary = self._ready = -1
+            self._fed = self._evaluating = False
+            self._strayed = True
 
     def _use_batches(self) -> None:
         """One batch of each source is used: the oldest, for a loader may be some batches ahead."""
@@ -186,6 +200,9 @@ class Recogniser:
             recorder.write_step(self._boundary, now, kind)
         elif kind == "eval":
             recorder.seen_work = 0  # else the next step that is marked would count it
+        if kind == "train":
+            self._unfed = not (self._fed or self._strayed)
+            self._strayed = False
         self._boundary = self._ready = now
         self._fed = self._backward = self._evaluating = False
         self._stepped.clear()
