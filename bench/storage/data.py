@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from hindmost_collector.decode import MetricRows
 from hindmost_collector.definitions import Definitions, Schema, Series
+from hindmost_collector.metric_rows import MetricRows
 from hindmost_collector.model import PHASES
 from hindmost_collector.store import schema
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hindmost_collector.columns import Words
-    from hindmost_collector.decode import JobRows, MetricRows
+    from hindmost_collector.decode import JobRows
+    from hindmost_collector.metric_rows import MetricRows
 
 #: Columns whose words travel as codes until they leave the collector.
 CODED: Mapping[str, str] = {"steps": "kind", "collectives": "op", "intervals": "name"}
@@ -23,12 +24,14 @@ CODED: Mapping[str, str] = {"steps": "kind", "collectives": "op", "intervals": "
 
 @dataclass(frozen=True)
 class Chunk:
-    """One tick of one job. ``coded`` tables hold codes in place of words in the columns that ``CODED`` names."""
+    """One tick of one job. ``coded`` tables hold codes in place of words in the columns that ``CODED`` names;
+    ``heard`` is the job time of each node's newest sample."""
 
     coded: Mapping[str, Table]
     plain: Mapping[str, Table]
     metrics: Sequence[MetricRows]
     attachments: Sequence[tuple[str, bytes]]
+    heard: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
@@ -36,7 +39,8 @@ class Chunk:
         tables = (*self.coded.values(), *self.plain.values())
         return (
             sum(held_bytes(column) for table in tables for column in table.values())
-            + sum([one.bytes for one in self.metrics])
+            + sum([len(one.raw) for one in self.metrics])
+            + sum([len(one.node_times) for one in self.metrics])
             + sum(len(content) for _, content in self.attachments)
         )
 
@@ -69,7 +73,7 @@ def finish(rows: JobRows) -> Chunk:
         "stacks": rows.stacks,
     }
     plain = {table: from_rows(table, found) for table, found in lists.items() if found}
-    return Chunk(coded, plain, rows.metrics, rows.attachments)
+    return Chunk(coded, plain, rows.metrics, rows.attachments, rows.heard)
 
 
 def _on_job_clock(table: Table, columns: Mapping[str, Any]) -> Table:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hindmost_collector.columns import Builder, Malformed, Owners, Words, bounded
+from hindmost_collector.metric_rows import MetricRows, Origin, origin
 from hindmost_collector.model import GPU_TIME, PHASES
 from hindmost_collector.packed import IntervalBlock, cut, eights, first, signed, varint_count, varints
 from hindmost_collector.varint import varint
@@ -37,41 +39,6 @@ _UNFIT = re.compile(r"[^A-Za-z0-9._-]")
 #: Indices that are one byte as varints.
 _SMALL = bytes(range(128))
 _PHASE_COLUMNS = {name: f"{name}_ns" for name in PHASES}
-
-
-class MetricRows:
-    """Samples of one schema of one node, kept as they came: there are thousands a second, and few are looked at.
-
-    ``last_ns`` is the job time of the newest; ``offset`` is what makes job times of the node's; ``ticks`` and ``size``
-    are how many rows and values there are.
-    """
-
-    __slots__ = ("last_ns", "node", "node_times", "offset", "raw", "schema", "size", "ticks")
-
-    def __init__(self, node: str, schema: int, node_times: bytes, offset: int, raw: bytes) -> None:
-        self.node, self.schema, self.node_times, self.offset, self.raw = node, schema, node_times, offset, raw
-        self.last_ns = first(node_times[-8:]) + offset
-        self.ticks, self.size = len(node_times) // 8, len(raw) // 8
-
-    @classmethod
-    def of(cls, node: str, schema: int, times: Array, values: Array) -> MetricRows:
-        """From arrays: ``times`` (T,) job clock ns, ``values`` (T, S)."""
-        return cls(node, schema, times.astype(_I64).tobytes(), 0, values.astype(_F64).tobytes())
-
-    @property
-    def bytes(self) -> int:
-        """Memory that its numbers take."""
-        return len(self.node_times) + len(self.raw)
-
-    @property
-    def times(self) -> Array:
-        """(T,) job clock ns."""
-        return eights(self.node_times) + self.offset
-
-    @property
-    def values(self) -> Array:
-        """(T, S), not to be written to."""
-        return eights(self.raw, _F64).reshape(self.ticks, self.size // self.ticks)
 
 
 def _steps_table() -> Builder:
@@ -118,6 +85,7 @@ class JobRows:
     communicators: list[tuple[int, int, int, int, str]] = field(default_factory=list)
     clocks: list[tuple[str, str, int, int, int, int, int]] = field(default_factory=list)
     metrics: list[MetricRows] = field(default_factory=list)
+    heard: dict[str, int] = field(default_factory=dict)  # node to the job time of its newest sample
     stacks: list[tuple[int, int, str]] = field(default_factory=list)
     attachments: list[tuple[str, bytes]] = field(default_factory=list)
 
@@ -145,6 +113,7 @@ class Decoder:
         self._definitions = definitions
         self.words = words or Words(WORD_LIMIT)
         self._jobs: dict[str, JobRows] = {}
+        self._origins: dict[str, dict[int, Origin]] = defaultdict(dict)
         self.malformed = 0
         self.samples = 0
 
@@ -265,8 +234,9 @@ class Decoder:
 
     def _metrics(self, blocks: Iterable[Any], node: str, job: str, clock: NodeClock) -> list[str]:
         """Keep the samples of a batch; a sentence for each malformed block. Most blocks end at the same tick."""
-        complaints, kept, known = [], self.job(job).metrics, self._definitions.schemas
-        tick, offset = b"", 0
+        complaints, rows, known = [], self.job(job), self._definitions.schemas
+        kept, origins = rows.metrics, self._origins[node]
+        tick, offset, last, taken = b"", 0, 0, 0
         for block in blocks:
             ref, times, values = block.schema, block.time_ns, block.values
             schema = known.get(ref)
@@ -277,10 +247,27 @@ class Decoder:
                 complaints.append(told)
             elif times:
                 if times[-8:] != tick:
-                    tick, offset = times[-8:], clock.offset(first(times[-8:]))
-                kept.append(MetricRows(node, ref, times, offset, values))
-                self.samples += len(values) // 8
+                    tick = times[-8:]
+                    offset = clock.offset(first(tick))
+                    last = first(tick) + offset
+                    rows.heard[node] = max(rows.heard.get(node, last), last)
+                kept.append(MetricRows(origins.get(ref) or self._origin(node, ref), times, offset, values, last))
+                taken += len(values)
+        self.samples += taken // 8
         return complaints
+
+    def _origin(self, node: str, ref: int) -> Origin:
+        found = self._origins[node][ref] = origin(node, ref)
+        return found
+
+    def prune(self) -> None:
+        """Forget whose samples came, of schemas that are no longer known."""
+        known = self._definitions.schemas
+        for node, origins in list(self._origins.items()):
+            for ref in origins.keys() - known.keys():
+                del origins[ref]
+            if not origins:
+                del self._origins[node]
 
     def _attach(self, attachment: Any, clock: NodeClock) -> None:
         rank = self._definitions.ranks.get(attachment.rank)

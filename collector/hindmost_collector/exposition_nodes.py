@@ -11,10 +11,10 @@ import numpy as np
 from hindmost_collector.exposition import Family, escaped, number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-    from hindmost_collector.decode import MetricRows
     from hindmost_collector.definitions import Definitions, Schema
+    from hindmost_collector.metric_rows import MetricRows, Origin
 
 Array = np.ndarray[Any, Any]
 
@@ -32,14 +32,15 @@ class NodeMetrics:
 
     def __init__(self, definitions: Definitions) -> None:
         self._definitions = definitions
-        self._newest: dict[tuple[str, int], MetricRows] = {}
+        self._newest: dict[Origin, MetricRows] = {}
 
-    def add(self, block: MetricRows) -> None:
-        """Take a block, unless it was replayed from a spool."""
-        key = block.node, block.schema
-        before = self._newest.get(key)
-        if before is None or block.last_ns >= before.last_ns:
-            self._newest[key] = block
+    def add(self, blocks: Iterable[MetricRows]) -> None:
+        """Take blocks, but those that were replayed from a spool."""
+        newest = self._newest
+        for block in blocks:
+            before = newest.get(block.origin)
+            if before is None or block.last_ns >= before.last_ns:
+                newest[block.origin] = block
 
     def expire(self, older_than_ns: int) -> None:
         """Drop what was last seen before job time ``older_than_ns``: an agent that is gone has no value."""
@@ -49,10 +50,10 @@ class NodeMetrics:
     def _held(self) -> dict[str, dict[int, _Newest]]:
         """Node and schema to the newest row."""
         nodes: dict[str, dict[int, _Newest]] = defaultdict(dict)
-        for (node, ref), block in list(self._newest.items()):
-            schema = self._definitions.schemas.get(ref)
+        for one, block in list(self._newest.items()):
+            schema = self._definitions.schemas.get(one.schema)
             if schema is not None:
-                nodes[node][ref] = _Newest(block.last_ns, schema, block.values[-1])
+                nodes[one.node][one.schema] = _Newest(block.last_ns, schema, block.values[-1])
         return nodes
 
     def text(self) -> str:

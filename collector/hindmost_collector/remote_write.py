@@ -21,8 +21,8 @@ from hindmost_collector.remote_write_encoding import EARLIEST_MS, LATEST_MS, STA
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hindmost_collector.decode import MetricRows
     from hindmost_collector.definitions import Definitions, Schema
+    from hindmost_collector.metric_rows import MetricRows
     from hindmost_collector.remote_write_http import Answer, Receiver
 
     Array = np.ndarray[Any, Any]

@@ -64,3 +64,5 @@ def _prune(collector: Collector) -> None:
     if not collector.recorder.trouble:  # what waits for the disk still needs its definitions
         collector.ingest.prune(now - FORGET_NS)
         collector.definitions.prune(now, FORGET_NS)
+        collector.decoder.prune()
+        collector.ingest.again.prune()

@@ -25,12 +25,12 @@ from hindmost_collector.model import (
 from hindmost_collector.steps import period
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from hindmost_collector.chunk import Chunk
     from hindmost_collector.columns import Words
-    from hindmost_collector.decode import MetricRows
-    from hindmost_collector.definitions import Definitions
+    from hindmost_collector.definitions import Definitions, Schema
+    from hindmost_collector.metric_rows import MetricRows, Origin
 
 WINDOW_NS = 300_000_000_000
 #: Rows that a window may hold of one table; beyond, the oldest go first, however young.
@@ -43,7 +43,7 @@ _PATTERN = 2048
 SAMPLES = 200_000
 #: Kinds of what a rank is inside together with others.
 _COLLECTIVE = frozenset({"collective", "p2p"})
-#: Schemas of which it is remembered which series those are.
+#: Schemas of nodes of which it is remembered which series those are.
 _SCHEMAS = 1 << 16
 #: What causes are read from; other metrics are for dashboards and stay out of the window.
 CAUSAL = (
@@ -67,9 +67,10 @@ class Window:
     def __init__(self, span_ns: int = WINDOW_NS, row_limit: int = ROWS) -> None:
         self._span, self._limit = span_ns, row_limit
         self._parts: dict[str, deque[Table]] = {name: deque() for name in CODED}
-        self._metrics: deque[tuple[MetricRows, _Causal]] = deque()
+        self._metrics: deque[_Samples] = deque()
         self._samples = 0
-        self._causal: dict[int, _Causal] = {}
+        self._causal: dict[Origin, _Causal] = {}
+        self._causal_series: dict[int, _Causal] = {}
         self._ranks = _Known("ranks", ("rank",))
         self._communicators = _Known("communicators", ("comm", "rank"))
         self._in_flight: dict[int, list[tuple[Any, ...]]] = {}
@@ -89,14 +90,22 @@ class Window:
         self._ranks.add(chunk.plain.get("ranks"))
         self._communicators.add(chunk.plain.get("communicators"))
         self._observe(chunk)
+        self._keep(chunk.metrics, definitions)
+
+    def _keep(self, blocks: Sequence[MetricRows], definitions: Definitions) -> None:
+        """Hold those samples that causes are read from, a tick's as one piece."""
+        if len(self._causal) >= _SCHEMAS:  # processes and devices come and go
+            self._causal.clear()
+            self._causal_series.clear()
         known = self._causal
-        for block in chunk.metrics:
-            causal = known.get(block.schema) or self._causal_of(block.schema, definitions)
-            if causal is not _NOTHING:
-                self._metrics.append((block, causal))
-                self._samples += block.size
-        while self._samples > SAMPLES:
-            self._samples -= self._metrics.popleft()[0].size
+        for origin in {block.origin for block in blocks} - known.keys():
+            known[origin] = self._causal_of(origin, definitions)
+        kept = [(block, causal) for block in blocks if (causal := known[block.origin]) is not _NOTHING]
+        if kept:
+            self._metrics.append(_Samples(kept, sum([len(block.raw) for block, _ in kept]) // 8))
+            self._samples += self._metrics[-1].size
+        while self._samples > SAMPLES and len(self._metrics) > 1:
+            self._samples -= self._metrics.popleft().size
 
     def bound(self, row_limit: int) -> None:
         """Hold no more than so many rows of a table from now on."""
@@ -105,22 +114,17 @@ class Window:
             if parts:
                 self._evict(parts)
 
-    def _causal_of(self, ref: int, definitions: Definitions) -> _Causal:
+    def _causal_of(self, origin: Origin, definitions: Definitions) -> _Causal:
         """The series of a schema that a cause is read from."""
-        if len(self._causal) >= _SCHEMAS:  # processes and devices come and go
-            self._causal.clear()
-        schema = definitions.schemas[ref]
-        places = [place for place, name in enumerate(schema.head.names) if name.startswith(CAUSAL)]
-        names = np.array([schema.head.names[place] for place in places], dtype=object)
-        labels = np.array([schema.labels(place) for place in places], dtype=object)
-        known = self._causal[ref] = _Causal(np.array(places, np.int64), names, labels) if places else _NOTHING
+        known = self._causal_series.get(origin.schema)
+        if known is None:
+            known = self._causal_series[origin.schema] = _causal(definitions.schemas[origin.schema])
         return known
 
     def _observe(self, chunk: Chunk) -> None:
         """Replace what each rank had in flight by what its newest state says; a rank that is gone waits for nothing."""
-        for block in chunk.metrics:
-            if block.last_ns > self._heard.get(block.node, 0):
-                self._heard[block.node] = block.last_ns
+        for node, heard in chunk.heard.items():
+            self._heard[node] = max(self._heard.get(node, 0), heard)
         for row in _tuples(chunk.plain.get("stacks"), STACKS):
             self._stacks[row[0]] = row
         states = {row[0]: row for row in _tuples(chunk.plain.get("rank_states"), RANK_STATES)}
@@ -208,7 +212,7 @@ class Window:
     def snapshot(self, job: str, words: Words) -> Callable[[], Run]:
         """A function that makes the run of this moment; it may be called in another thread while rows come in."""
         parts = {name: list(found) for name, found in self._parts.items()}
-        metrics, ranks = list(self._metrics), self.ranks()
+        metrics, ranks = [one for tick in self._metrics for one in tick.blocks], self.ranks()
         communicators = self._communicators.table()
         small = {
             "in_flight": self._still_in_flight(),
@@ -279,6 +283,20 @@ class _Causal(NamedTuple):
 
 
 _NOTHING = _Causal(np.empty(0, np.int64), np.empty(0, object), np.empty(0, object))
+
+
+class _Samples(NamedTuple):
+    """What of one tick causes are read from, and how many values that are."""
+
+    blocks: list[tuple[MetricRows, _Causal]]
+    size: int
+
+
+def _causal(schema: Schema) -> _Causal:
+    places = [place for place, name in enumerate(schema.head.names) if name.startswith(CAUSAL)]
+    names = np.array([schema.head.names[place] for place in places], dtype=object)
+    labels = np.array([schema.labels(place) for place in places], dtype=object)
+    return _Causal(np.array(places, np.int64), names, labels) if places else _NOTHING
 
 
 def _long(blocks: list[tuple[MetricRows, _Causal]]) -> Table:

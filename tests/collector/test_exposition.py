@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hindmost_collector.decode import MetricRows
 from hindmost_collector.definitions import Definitions, Schema, Series
 from hindmost_collector.exposition_nodes import NodeMetrics
+from hindmost_collector.metric_rows import MetricRows
 from prometheus_client.parser import text_string_to_metric_families
 
 
@@ -31,10 +31,10 @@ def shown(metrics):
 def test_newest_value_of_each_series_is_shown_once(definitions):
     """A series that two schemas of a node have is shown as it was last; what is older or missing is left out."""
     metrics = NodeMetrics(definitions)
-    metrics.add(MetricRows.of("n0", 1, np.array([5, 6]), np.array([[1.0, 2.0], [3.0, 4.0]])))
-    metrics.add(MetricRows.of("n0", 1, np.array([4]), np.array([[9.0, 9.0]])))
-    metrics.add(MetricRows.of("n0", 2, np.array([7]), np.array([[40.5, np.nan]])))
-    metrics.add(MetricRows.of('n"1', 1, np.array([7]), np.array([[np.nan, 8.0]])))
+    metrics.add([MetricRows.of("n0", 1, np.array([5, 6]), np.array([[1.0, 2.0], [3.0, 4.0]]))])
+    metrics.add([MetricRows.of("n0", 1, np.array([4]), np.array([[9.0, 9.0]]))])
+    metrics.add([MetricRows.of("n0", 2, np.array([7]), np.array([[40.5, np.nan]]))])
+    metrics.add([MetricRows.of('n"1', 1, np.array([7]), np.array([[np.nan, 8.0]]))])
     assert shown(metrics) == [
         ("hindmost_a", "n0", 3.0),
         ("hindmost_b_total", 'n"1', 8.0),
@@ -45,8 +45,8 @@ def test_newest_value_of_each_series_is_shown_once(definitions):
 def test_silent_nodes_have_no_values(definitions):
     """What has not been sent for long is not shown."""
     metrics = NodeMetrics(definitions)
-    metrics.add(MetricRows.of("n0", 1, np.array([5]), np.array([[1.0, 2.0]])))
-    metrics.add(MetricRows.of("n1", 1, np.array([9]), np.array([[1.0, 2.0]])))
+    metrics.add([MetricRows.of("n0", 1, np.array([5]), np.array([[1.0, 2.0]]))])
+    metrics.add([MetricRows.of("n1", 1, np.array([9]), np.array([[1.0, 2.0]]))])
     metrics.expire(6)
     assert {node for _, node, _ in shown(metrics)} == {"n1"}
     metrics.expire(10)

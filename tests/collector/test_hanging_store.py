@@ -12,8 +12,8 @@ import pytest
 from hindmost_collector import recording, service, serving
 from hindmost_collector.chunk import Chunk
 from hindmost_collector.columns import Words
-from hindmost_collector.decode import MetricRows
 from hindmost_collector.definitions import Definitions, Schema, Series
+from hindmost_collector.metric_rows import MetricRows
 from hindmost_collector.options import Options
 from hindmost_collector.recording import Recorder
 from hindmost_collector.store import segments

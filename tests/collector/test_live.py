@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hindmost_collector.chunk import Chunk, from_rows
 from hindmost_collector.columns import Words
-from hindmost_collector.decode import MetricRows
 from hindmost_collector.definitions import Definitions, Schema
 from hindmost_collector.detectors import hang
 from hindmost_collector.jobs import LiveJob
 from hindmost_collector.live import Judging, VerdictLog
+from hindmost_collector.metric_rows import MetricRows
 from hindmost_collector.model import FINISHED, RUNNING, VANISHED
 from hindmost_collector.settings import DEFAULT
 from hindmost_collector.window import Window
@@ -125,7 +125,7 @@ def definitions() -> Definitions:
 def heard(window: Window, definitions: Definitions, second: int, node: str = "n0") -> None:
     """The node's agent has sent metrics, and said nothing of its ranks."""
     block = MetricRows.of(node, 1, np.array([second * SECOND]), np.empty((1, 0)))
-    window.add(Chunk({}, {}, [block], []), definitions)
+    window.add(Chunk({}, {}, [block], [], {node: block.last_ns}), definitions)
 
 
 def test_a_silent_wait_becomes_a_hang_as_soon_as_it_is_old_enough(definitions: Definitions) -> None:

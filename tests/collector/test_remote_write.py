@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from hindmost.errors import UsageError
 from hindmost_collector import remote_write
-from hindmost_collector.decode import MetricRows
 from hindmost_collector.definitions import Definitions, Schema, Series
+from hindmost_collector.metric_rows import MetricRows
 from hindmost_collector.remote_write import RemoteWrite
 from hindmost_collector.remote_write_encoding import STALE, PageEncoder
 from hindmost_collector.remote_write_http import Answer, Receiver

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -14,19 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from hindmost_collector.columns import Array
-    from hindmost_collector.decode import MetricRows
     from hindmost_collector.definitions import Definitions, Schema
+    from hindmost_collector.metric_rows import MetricRows, Origin
 
 #: Samples that are long rows in memory at one time; they take ten times the space of the blocks they come from.
 _PIECE = 1 << 17
-
-
-class _Group(NamedTuple):
-    """Samples of one schema of one node, in the order of arrival."""
-
-    node: str
-    schema: Schema
-    blocks: list[MetricRows]
 
 
 class _Coded(NamedTuple):
@@ -34,6 +27,15 @@ class _Coded(NamedTuple):
 
     codes: Array
     words: Sequence[str]
+
+
+class _Piece(NamedTuple):
+    """Samples in the order of arrival, group by group: those of one schema of one node."""
+
+    nodes: list[str]
+    schemas: list[Schema]
+    counts: list[int]
+    blocks: list[MetricRows]
 
 
 def _coded(words: Iterable[str]) -> tuple[Array, list[str]]:
@@ -44,37 +46,40 @@ def _coded(words: Iterable[str]) -> tuple[Array, list[str]]:
 
 def metrics_tables(samples: Sequence[MetricRows], definitions: Definitions) -> Iterator[pa.Table]:
     """Samples as long rows, in the stored order: node by node, series after series, each by time; piece by piece."""
-    groups: dict[tuple[str, int], list[MetricRows]] = defaultdict(list)
+    groups: dict[Origin, list[MetricRows]] = defaultdict(list)
     for one in samples:
-        groups[one.node, one.schema].append(one)
-    piece: list[_Group] = []
-    held = 0
-    for node, ref in sorted(groups):
-        blocks = groups.pop((node, ref))
-        piece.append(_Group(node, definitions.schemas[ref], blocks))
-        held += sum([block.size for block in blocks])
+        groups[one.origin].append(one)
+    piece, held = _Piece([], [], [], []), 0
+    for origin in sorted(groups, key=attrgetter("key")):
+        blocks = groups[origin]
+        piece.nodes.append(origin.node)
+        piece.schemas.append(definitions.schemas[origin.schema])
+        piece.counts.append(len(blocks))
+        piece.blocks.extend(blocks)
+        held += len(blocks) * len(blocks[0].raw) // 8
         if held >= _PIECE:
             yield _long_rows(piece)
-            piece, held = [], 0
-    if piece:
+            piece, held = _Piece([], [], [], []), 0
+    if piece.nodes:
         yield _long_rows(piece)
 
 
-def _long_rows(groups: Sequence[_Group]) -> pa.Table:
+def _long_rows(piece: _Piece) -> pa.Table:
     """Rows are gathered by index: each series has a first value and time, and its next values are a width apart."""
-    blocks = [block for group in groups for block in group.blocks]
-    values = np.frombuffer(b"".join([block.raw for block in blocks]), np.float64)
-    times = np.frombuffer(b"".join([block.node_times for block in blocks]), np.int64)
-    times = times + np.repeat([block.offset for block in blocks], [block.ticks for block in blocks])
-    ticks = np.array([sum([block.ticks for block in group.blocks]) for group in groups], np.int32)
-    width = np.array([group.schema.width for group in groups], np.int32)
-    order = np.concatenate([group.schema.order for group in groups])
+    values = np.frombuffer(b"".join([block.raw for block in piece.blocks]), np.float64)
+    node_times = [block.node_times for block in piece.blocks]
+    each = np.array(list(map(len, node_times)), np.int32) // 8
+    times = np.frombuffer(b"".join(node_times), np.int64)
+    times = times + np.repeat(np.array([block.offset for block in piece.blocks], np.int64), each)
+    ticks = np.add.reduceat(each, _begins(np.array(piece.counts, np.int32)))
+    width = np.array([schema.width for schema in piece.schemas], np.int32)
+    order = np.concatenate([schema.order for schema in piece.schemas])
     length = np.repeat(ticks, width)
     tick = np.arange(len(values), dtype=np.int32) - np.repeat(_begins(length), length)
     stride = np.repeat(np.repeat(width, width), length)
     value = values[np.repeat(np.repeat(_begins(width * ticks), width) + order, length) + tick * stride]
     time_ns = times[np.repeat(np.repeat(_begins(ticks), width), length) + tick]
-    texts = _nodes(groups, width), _names(groups, width, order), _labels(groups, width, order)
+    texts = _nodes(piece, width), _names(piece, width, order), _labels(piece, width, order)
     codes = [np.repeat(one.codes, length) for one in texts]
     keep = ~np.isnan(value)  # a missing sample is an absent row
     if not keep.all():
@@ -92,22 +97,26 @@ def _dictionary(codes: Array, words: Sequence[str]) -> pa.Array:
     return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), pa.array(words, pa.string()))
 
 
-def _nodes(groups: Sequence[_Group], width: Array) -> _Coded:
-    codes, words = _coded(group.node for group in groups)
+def _nodes(piece: _Piece, width: Array) -> _Coded:
+    codes, words = _coded(piece.nodes)
     return _Coded(np.repeat(codes, width), words)
 
 
-def _names(groups: Sequence[_Group], width: Array, order: Array) -> _Coded:
+def _names(piece: _Piece, width: Array, order: Array) -> _Coded:
     """Names are looked up once for all schemas that have the same."""
-    heads = {id(group.schema.head): group.schema.head for group in groups}
-    codes, words = _coded(name for head in heads.values() for name in head.names)
-    begins = dict(zip(heads, _begins(np.array([len(one.names) for one in heads.values()])).tolist(), strict=True))
-    begin = np.array([begins[id(group.schema.head)] for group in groups])
-    return _Coded(codes[np.repeat(begin, width) + order], words)
+    return _shared([schema.head.names for schema in piece.schemas], width, order)
 
 
-def _labels(groups: Sequence[_Group], width: Array, order: Array) -> _Coded:
-    codes, words = _coded(word for group in groups for word in group.schema.words)
-    begin = _begins(np.array([len(group.schema.words) for group in groups]))
-    word = np.concatenate([group.schema.word for group in groups]) + np.repeat(begin, width)
-    return _Coded(codes[word][np.repeat(_begins(width), width) + order], words)
+def _labels(piece: _Piece, width: Array, order: Array) -> _Coded:
+    """So are labels: all of a node's GPUs, and its ranks, have the same in several schemas."""
+    word = np.concatenate([schema.word for schema in piece.schemas])
+    return _shared([schema.words for schema in piece.schemas], width, word[np.repeat(_begins(width), width) + order])
+
+
+def _shared(texts: Sequence[tuple[str, ...]], width: Array, place: Array) -> _Coded:
+    """Of groups with these texts each and so many series, of which each has the text at its place: which that is."""
+    different = dict.fromkeys(texts)
+    codes, words = _coded(text for one in different for text in one)
+    begins = dict(zip(different, _begins(np.array(list(map(len, different)))).tolist(), strict=True))
+    begin = np.array([begins[one] for one in texts], np.int32)
+    return _Coded(codes[np.repeat(begin, width) + place], words)
