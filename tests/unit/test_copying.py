@@ -28,6 +28,23 @@ def test_an_idle_gpu_s_waiting_is_no_copying(copy: float, blocks: bool) -> None:
     assert launch.copied_ms(between, Call(call, idle, 34_000_000)) == pytest.approx(copy, abs=0.003)
 
 
+def test_launching_is_what_it_is_by_now() -> None:
+    """Calls that a profiler makes longer are taken off as long as they are, and one short call of old says nothing."""
+    launch = Launch()
+    for slower in [0.0, *[0.015] * 20]:
+        between, call, idle = told(0.002, blocks=True)
+        assert launch.copied_ms(between + slower, Call(call + slower, idle, TINY)) is None
+    between, call, idle = told(0.6, blocks=True)
+    copied = launch.copied_ms(between + 0.015, Call(call + 0.015, idle, 34_000_000))
+    assert copied == pytest.approx(0.6, abs=0.003)
+
+
+def test_a_tiny_copy_is_untold() -> None:
+    """What calls of tiny copies vary by is launching, and no copying."""
+    launch = Launch()
+    assert [launch.copied_ms(ms, Call(ms, True, TINY)) for ms in (0.02, 0.05, 0.03)] == [None] * 3
+
+
 def test_a_busy_gpu_copies_between_the_events() -> None:
     """Where the GPU has other work first, the copy waits for it, and the events are right."""
     between, call, idle = told(0.72, blocks=False, queued=5.0)

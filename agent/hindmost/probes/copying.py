@@ -2,15 +2,20 @@
 
 The first event is recorded before the call, the second after it. A GPU that has nothing to do passes the first at
 once, and then waits for the host: to allocate the target, to launch the copy and, where the copy blocks, to wake up and
-record the second event. What a copy of next to nothing takes is what any call takes.
+record the second event. What a copy of next to nothing takes is what any call takes: the median of the last ones, for
+it changes with what else the host does in such calls (a profiler makes each some 15 us longer).
 """
 
 from __future__ import annotations
 
+import statistics
+from collections import deque
 from typing import NamedTuple
 
 #: A copy of so many bytes takes a microsecond or two on any bus: its call is all launching.
 TINY = 65536
+#: So many of their calls are remembered.
+REMEMBERED = 15
 #: The second event follows the call's end within this, ms.
 SETTLED_MS = 0.05
 
@@ -27,7 +32,7 @@ class Launch:
     """Learns from tiny copies how long a call takes that copies next to nothing."""
 
     def __init__(self) -> None:
-        self._ms = 0.0  # not known yet
+        self._calls: deque[float] = deque(maxlen=REMEMBERED)
 
     def copied_ms(self, between_ms: float, call: Call) -> float | None:
         """ms of the GPU's copying; ``None`` where it is less than what a call's launching varies by.
@@ -35,10 +40,12 @@ class Launch:
         Where no tiny copy was seen yet, launching stays in a copy that blocked.
         """
         if call.size <= TINY:
-            self._ms = min(self._ms or call.ms, call.ms)
+            self._calls.append(call.ms)
         if not call.idle:  # the copy was launched before the GPU came to it
             return between_ms
         if between_ms - call.ms > SETTLED_MS:  # the call had returned, and the copy went on
             return between_ms - call.ms
-        copied = min(between_ms, call.ms) - self._ms
+        if call.size <= TINY:
+            return None
+        copied = min(between_ms, call.ms) - (statistics.median(self._calls) if self._calls else 0.0)
         return copied if copied > 0 else None
