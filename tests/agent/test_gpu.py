@@ -142,6 +142,29 @@ def test_links_of_hopper_are_asked_in_turn(gpu_host: Host, nvml: Any) -> None:
     assert found["nvlink_replay_errors_total", first] == 7 * LINKS
 
 
+def test_a_link_that_comes_up_later_brings_no_old_errors(gpu_host: Host, nvml: Any) -> None:
+    """What it had counted before is not taken for errors of now; what it counts from then on is added."""
+    nvml.lacks, nvml.fields = {52, 59, 38, 45}, {165: 0, 161: 9, 162: 0, 163: 1}
+    sampler, first = NvidiaLinkErrors(gpu_host), "GPU-00000000"
+    assert math.isnan(read(sampler)["nvlink_replay_errors_total", first])
+    nvml.fields[165] = 1
+    for _ in range(LINKS // AT_ONCE):
+        assert read(sampler)["nvlink_replay_errors_total", first] == 0
+    nvml.fields[161] = 11
+    for _ in range(LINKS // AT_ONCE):
+        found = read(sampler)
+    assert found["nvlink_replay_errors_total", first] == 2 * LINKS
+
+
+def test_a_link_that_is_reset_takes_nothing_from_the_total(gpu_host: Host, nvml: Any) -> None:
+    """A falling total would be read as an agent's restart, and all of it as new errors."""
+    nvml.lacks, nvml.fields = {52, 59, 38, 45}, {165: 1, 161: 9, 162: 0, 163: 1}
+    sampler, first = NvidiaLinkErrors(gpu_host), "GPU-00000000"
+    assert read(sampler)["nvlink_replay_errors_total", first] == 9 * LINKS
+    nvml.fields[161] = 2
+    assert read(sampler)["nvlink_replay_errors_total", first] == 9 * LINKS + 2 * AT_ONCE
+
+
 def test_a_gpu_without_nvlinks_has_no_errors_on_them(
     gpu_host: Host, nvml: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hindmost_agent.sampler import Absent, Host
-from hindmost_agent.samplers.kernel_log import KernelLog
+from hindmost_agent.samplers.kernel_log import ALL, EVENTS, PATTERNS, KernelLog
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -115,14 +115,24 @@ def log(tmp_path: Path) -> Path:
     return path
 
 
+def counted(sampler: KernelLog) -> dict[tuple[str, ...], float]:
+    """By kind and device what was counted so far; the sums by kind alone agree with it."""
+    values = sampler.sample()
+    found = list(zip(sampler.series, values, strict=True))
+    events = {one.values: value for one, value in found if one.metric is EVENTS}
+    for one, value in found:
+        if one.metric is ALL:
+            assert value == sum(count for (kind, _), count in events.items() if kind == one.values[0])
+    return events
+
+
 @pytest.mark.parametrize(("message", "expected"), MESSAGES.items())
 def test_a_message_counts_as_one_event_of_one_device(log: Path, message: str, expected: tuple[str, str]) -> None:
     """Each kernel's wording is known, and no message is two events."""
     sampler = KernelLog(Host(dev=log.parent))
     with log.open("a") as file:
         file.write(message + "\n")
-    values = sampler.sample()
-    assert {one.values: value for one, value in zip(sampler.series, values, strict=True)} == {expected: 1}
+    assert counted(sampler) == {expected: 1}
 
 
 @pytest.mark.parametrize("lines", ONE_EVENT.values(), ids=ONE_EVENT)
@@ -131,7 +141,7 @@ def test_an_event_of_several_lines_counts_once(log: Path, lines: str) -> None:
     sampler = KernelLog(Host(dev=log.parent))
     with log.open("a") as file:
         file.write(lines)
-    assert sampler.sample() == [1]
+    assert list(counted(sampler).values()) == [1]
 
 
 @pytest.mark.parametrize("line", NO_EVENT)
@@ -140,18 +150,26 @@ def test_what_a_kernel_says_while_all_is_well_is_no_event(log: Path, line: str) 
     sampler = KernelLog(Host(dev=log.parent))
     with log.open("a") as file:
         file.write(line + "\n")
-    assert sampler.sample() == []
+    assert counted(sampler) == {}
 
 
 def test_events_add_up_from_the_agent_s_start_on(log: Path) -> None:
     """What stood in the log before is another's story; harmless messages are not counted."""
     sampler = KernelLog(Host(dev=log.parent))
-    assert sampler.sample() == []
+    assert counted(sampler) == {}
     for _ in range(2):
         with log.open("a") as file:
             file.write("6,7,9,-;bnxt_en 0000:19:00.0 eth0: NIC Link is Down\n6,8,9,-;bnxt_en: NIC Link is Up\n")
         sampler.sample()
-    assert sampler.sample() == [2]
+    assert list(counted(sampler).values()) == [2]
+
+
+def test_every_kind_of_event_is_0_before_its_first(log: Path) -> None:
+    """Else a rate or an increase would not see the first one."""
+    sampler = KernelLog(Host(dev=log.parent))
+    assert sampler.sample() == [0] * len(PATTERNS)
+    assert {one.metric.name for one in sampler.series} == {"hindmost_node_all_kernel_events_total"}
+    assert {one.values[0] for one in sampler.series} == {kind for kind, _ in PATTERNS}
 
 
 def test_a_log_that_may_not_be_read_is_absent(tmp_path: Path) -> None:

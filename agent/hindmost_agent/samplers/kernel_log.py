@@ -9,6 +9,10 @@ from collections import Counter
 from hindmost_agent.metric import counter, series
 from hindmost_agent.sampler import Absent, Host, Sampler, register
 
+ALL = counter(
+    "hindmost_node_all_kernel_events_total",
+    "Kernel messages of this kind since the agent started, of whatever device; 0: none yet.", "event",
+)  # fmt: skip
 EVENTS = counter(
     "hindmost_node_kernel_events_total", "Kernel messages of this kind since the agent started.", "event", "device"
 )
@@ -61,14 +65,14 @@ RECORD = 8192
 class KernelLog(Sampler):
     """Counts messages that name trouble, from the agent's start on; absent where the log may not be read.
 
-    A series begins with its first message, at 1: `increase()` does not see that one. To be told of it, ask for
-    `hindmost_node_kernel_events_total unless hindmost_node_kernel_events_total offset 10m` as well.
+    The series of one device begins with its first message, at 1, so `increase()` does not see that one: ask
+    `hindmost_node_all_kernel_events_total` whether there was an event, and the other of which device.
     """
 
     name = "kernel_log"
     period = 5.0
     source = "/dev/kmsg"
-    metrics = (EVENTS,)
+    metrics = (ALL, EVENTS)
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
@@ -78,6 +82,7 @@ class KernelLog(Sampler):
             raise Absent(f"the kernel log cannot be read: {error.strerror}") from error
         os.lseek(self._fd, 0, os.SEEK_END)  # what was there before is another's story
         self._counts: Counter[tuple[str, str]] = Counter()
+        self._all = {kind: 0 for kind, _ in PATTERNS}
 
     def sample(self) -> list[float]:
         for _ in range(MOST):
@@ -87,9 +92,9 @@ class KernelLog(Sampler):
             # The device hands out one record a read; a file in its place, as many lines as fit.
             for line in record.splitlines():
                 self._line(line)
-        if len(self._counts) != len(self.series):
-            self.series = tuple(series(EVENTS, *key) for key in self._counts)
-        return [float(count) for count in self._counts.values()]
+        if len(self._all) + len(self._counts) != len(self.series):
+            self.series = (*(series(ALL, kind) for kind in self._all), *(series(EVENTS, *key) for key in self._counts))
+        return [*map(float, self._all.values()), *map(float, self._counts.values())]
 
     def _record(self) -> bytes:
         try:
@@ -107,6 +112,7 @@ class KernelLog(Sampler):
             if match := pattern.search(line):
                 device = next((group for group in match.groups() if group), b"")
                 self._counts[kind, device.decode("utf-8", "replace")] += 1
+                self._all[kind] += 1
                 return
 
     def __del__(self) -> None:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 LINKS, STATE = 18, 165
 #: Links of one GPU whose errors are asked for at a reading: 2.4 ms each on an H200.
 AT_ONCE = 3
+#: Whether a link's errors of before it was first asked are in the total: of those that are up at first they are; added
+#: later, they would be taken for errors of that moment.
+COUNTED, UNCOUNTED = True, False
 
 
 def _of(name: str, text: str, *labels: str) -> Metric:
@@ -26,11 +29,13 @@ def _of(name: str, text: str, *labels: str) -> Metric:
 
 
 ACTIVE = gauge("hindmost_gpu_nvlink_links_active", "NVLinks that are up.", "gpu_uuid")
+#: Of errors that links are asked for in turn: 18 of them, three each five minutes.
+AGE = "from Hopper on as of up to half an hour ago"
 #: Metric, the fields that together are its total before Hopper, and the field of each link from Hopper on.
 ERRORS = (
-    (_of("nvlink_replay_errors", "NVLink packets that had to be sent again, all links."), (52,), 161),
-    (_of("nvlink_recoveries", "Times an NVLink recovered from an error, all links."), (59,), 162),
-    (_of("nvlink_crc_errors", "NVLink packets with a CRC error, all links."), (38, 45), 163),
+    (_of("nvlink_replay_errors", f"NVLink packets that had to be sent again, all links; {AGE}."), (52,), 161),
+    (_of("nvlink_recoveries", f"Times an NVLink recovered from an error, all links; {AGE}."), (59,), 162),
+    (_of("nvlink_crc_errors", f"NVLink packets with a CRC error, all links; {AGE}."), (38, 45), 163),
 )
 PCIE = _of("pcie_errors", "Errors on the GPU's PCIe link, by kind: a bad riser, slot or cable.", "kind")
 PCIE_FIELDS = (
@@ -45,7 +50,11 @@ PCIE_FIELDS = (
 
 @register
 class NvidiaLinkErrors(GpuSampler):
-    """NVLinks that are up, errors of NVLink and of PCIe; from Hopper on three links' errors are read anew each time."""
+    """NVLinks that are up, errors of NVLink and of PCIe.
+
+    From Hopper on each link is asked for its errors, at first all and then three at each reading, so that one of 18 has
+    its turn every half hour. Of a link that comes up later only what it counts from its first turn on is added.
+    """
 
     name = "nvidia_link_errors"
     period = 300.0
@@ -76,8 +85,9 @@ class NvLinks:
         self._links: list[int] = []
         self._next = 0
         self._in_turn = False
-        #: Errors of each link, in the order of ``ERRORS``.
+        #: Errors of each link when it was last asked, in the order of ``ERRORS``, and of all links together.
         self._known: dict[int, list[float]] = {}
+        self._totals = [0.0] * len(ERRORS)
 
     def active(self) -> tuple[float]:
         """How many links are up."""
@@ -88,25 +98,31 @@ class NvLinks:
     def errors(self) -> tuple[float, ...]:
         """Errors of all links, in the order of ``ERRORS``; as of half an hour ago where links are asked in turn."""
         if self._in_turn:
-            self._ask(self._due())
+            self._ask(self._due(), UNCOUNTED)
         else:
             totals = tuple(sum(self._asked([(number, 0) for number in numbers])) for _, numbers, _ in ERRORS)
             if not all(map(math.isnan, totals)):
                 return totals
             self._in_turn = True
-            self._ask(self._links)
-        return tuple(map(sum, zip(*self._known.values(), strict=True))) or (NAN,) * len(ERRORS)
+            self._ask(self._links, COUNTED)
+        return tuple(self._totals) if self._known else (NAN,) * len(ERRORS)
 
     def _due(self) -> list[int]:
         count, start = len(self._links), self._next
         self._next += AT_ONCE
         return [self._links[(start + place) % count] for place in range(min(AT_ONCE, count))]
 
-    def _ask(self, links: list[int]) -> None:
+    def _ask(self, links: list[int], counted: bool) -> None:
+        """Add what these links' errors have grown; of one that was never asked, all of them or none."""
         for link in links:
             found = self._asked([(number, link) for _, _, number in ERRORS])
-            if not any(map(math.isnan, found)):
-                self._known[link] = found
+            if any(map(math.isnan, found)):
+                continue
+            before = self._known.get(link)
+            for place, now in enumerate(found):
+                grown = now * counted if before is None else now - before[place]
+                self._totals[place] += now if grown < 0 else grown  # a link that was reset counts from 0 again
+            self._known[link] = found
 
     def _asked(self, fields: list[tuple[int, int]]) -> list[float]:
         """Each field's number, missing where there is none."""
