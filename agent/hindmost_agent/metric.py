@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from enum import IntEnum
+from functools import lru_cache
 from typing import NamedTuple
 
 NAME = re.compile(r"hindmost_(node|process|gpu|agent)(_[a-z0-9]+)+$")
@@ -43,6 +44,7 @@ def counter(name: str, text: str, *labels: str) -> Metric:
     return _declared(Metric(name, Kind.COUNTER, text, labels))
 
 
+@lru_cache(maxsize=2048)  # many samplers name theirs anew at each reading
 def series(metric: Metric, *values: str) -> Series:
     """The series of ``metric`` with these label values."""
     if len(values) != len(metric.labels):

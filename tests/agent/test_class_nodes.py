@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 EVERYWHERE = {
     "cgroup", "cpu", "cpu_core", "disk", "filesystem", "infiniband", "memory", "network", "network_link", "node_info",
-    "process", "process_threads", "runqueue", "tcp", "vmstat",
+    "process", "process_io", "process_threads", "runqueue", "tcp", "vmstat",
 }  # fmt: skip
 #: What else each node has.
 HAS = {

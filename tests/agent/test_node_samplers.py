@@ -20,6 +20,7 @@ from hindmost_agent.samplers.infiniband import Infiniband
 from hindmost_agent.samplers.network_link import NetworkLink
 from hindmost_agent.samplers.pressure import Pressure
 from hindmost_agent.samplers.process import Process
+from hindmost_agent.samplers.process_io import ProcessIo
 from hindmost_agent.samplers.process_threads import ProcessThreads
 from hindmost_agent.samplers.vmstat import Vmstat
 from hindmost_agent.service import allow_files
@@ -127,17 +128,36 @@ def test_waiting_that_the_kernel_does_not_keep_is_missing(host: Host) -> None:
     assert math.isnan(found["hindmost_process_threads_runqueue_seconds_total", "j", "0"])
 
 
+IO = "rchar: 9\nwchar: 8\nsyscr: 7\nsyscw: 6\nread_bytes: 8192\nwrite_bytes: 4096\ncancelled_write_bytes: 0\n"
+
+
 def test_files_of_a_rank_that_are_out_of_reach_are_said_once(host: Host, caplog: pytest.LogCaptureFixture) -> None:
-    """Values missing, one line that names the files."""
+    """Values missing, one line that names the file."""
     write(host.proc / str(PID), {"stat": stat(PID, "python", 100)})
-    sampler = Process(host)
-    read(sampler)
-    found = read(sampler)
+    found = {}
+    for sampler in (Process(host), ProcessIo(host)):
+        read(sampler)
+        found.update(read(sampler))
     assert found["hindmost_process_cpu_seconds_total", "j", "0"] == 1.0
+    assert math.isnan(found["hindmost_process_runqueue_seconds_total", "j", "0"])
     assert math.isnan(found["hindmost_process_read_bytes_total", "j", "0"])
     assert [record.getMessage() for record in caplog.records] == [
-        "/proc/4242: schedstat, io cannot be read (said once)"
+        "/proc/4242: schedstat cannot be read (said once)",
+        "/proc/4242: io cannot be read (said once)",
     ]
+
+
+def test_reads_of_a_rank_that_ends_are_missing_and_never_taken_for_unreadable(
+    host: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bytes of storage while it runs; once it has gone nothing is said, and nothing is 0."""
+    write(host.proc / str(PID), {"stat": stat(PID, "python", 100), "io": IO})
+    sampler = ProcessIo(host)
+    assert read(sampler)["hindmost_process_read_bytes_total", "j", "0"] == 8192
+    gone(host.proc / str(PID))
+    host.ranks.put(RankProcess("j", 0, 1, 0, PID, 777, "torch"))  # news of the same process: its files are opened anew
+    assert read(sampler) == {}
+    assert not caplog.records
 
 
 V2 = {"cpu.stat": "usage_usec 1\nnr_periods 100\nnr_throttled 40\nthrottled_usec 2500000\n", "cpu.max": "max 100000\n"}

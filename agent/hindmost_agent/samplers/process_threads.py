@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from hindmost_agent.descendants import descendants
@@ -50,6 +51,9 @@ CHILD_READ = counter(
     "hindmost_process_children_read_bytes_total", "Bytes that the rank's descendants fetched from storage.", *_BY
 )
 
+#: Of some sixty lines of status, those that are read.
+STATUS = re.compile(rb"^(Cpus_allowed_list|(?:non)?voluntary_ctxt_switches):\s*(.*?)\s*$", re.MULTILINE)
+
 
 class Stat(NamedTuple):
     """What is needed of one line of stat; times in s, memory in bytes, the start in clock ticks since boot."""
@@ -68,6 +72,7 @@ def stat(data: bytes) -> Stat:
     return Stat(name, (int(fields[11]) + int(fields[12])) / TICKS, int(fields[19]), int(fields[21]) * PAGE)
 
 
+@lru_cache(maxsize=1024)
 def group_name(name: str) -> str:
     """Threads of one kind share a name but for a number: ``pt_autograd_0`` and ``_1`` are ``pt_autograd``."""
     return re.sub(r"[-_#:/]?\d+$", "", name) or "unnamed"
@@ -146,8 +151,7 @@ def _status(folder: Path, rank: RankProcess) -> dict[Series, float]:
     """Affinity and context switches of the main thread; nothing of what cannot be read."""
     who = (rank.job_id, str(rank.rank))
     try:
-        lines = (line.partition(b":") for line in read_once(folder / "status", 65536).splitlines())
-        table = {key: value.strip() for key, _, value in lines}
+        table = dict(STATUS.findall(read_once(f"{folder}/status", 65536)))
         found = {
             series(metric, *who): float(int(table[key]))
             for metric, key in ((VOLUNTARY, b"voluntary_ctxt_switches"), (INVOLUNTARY, b"nonvoluntary_ctxt_switches"))
@@ -176,7 +180,7 @@ def _descendants(host: Host, rank: RankProcess, sums: Sums) -> dict[Series, floa
     resident = 0
     for pid in pids:
         try:
-            child = stat(read_once(host.proc / f"{pid}/stat", 4096))
+            child = stat(read_once(f"{host.proc}/{pid}/stat", 4096))
         except (OSError, ValueError, IndexError, OverflowError):  # it has ended
             continue
         found[pid, child.start] = "all", child.cpu_s, _read_bytes(host.proc / f"{pid}/io")
