@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from hindmost_collector.judge import judge
 from hindmost_collector.simulate import Fault, Scenario, simulate
@@ -34,6 +37,18 @@ def test_a_slow_group_whose_members_arrive_together_is_a_link() -> None:
     (verdict,) = judge(simulate(faulty).run).verdicts
     assert (verdict.kind, verdict.cause) == ("slow_link", "network")
     assert 2 in verdict.ranks
+
+
+def test_a_group_that_got_less_far_makes_no_link_of_the_others() -> None:
+    """Of two groups that share no rank (process sets), one stops early: its missing transfers are not short ones."""
+    run = simulate(Scenario(seed=5, ranks=8, layout="tp_dp", tensor=4)).run
+    calls = run.collectives
+    members = {comm: set(calls["rank"][calls["comm"] == comm].tolist()) for comm in np.unique(calls["comm"])}
+    first, second = ([comm for comm, who in members.items() if who == set(half)] for half in (range(4), range(4, 8)))
+    early = calls["start_ns"] < np.quantile(calls["start_ns"], 0.1)
+    kept = np.isin(calls["comm"], second) | (np.isin(calls["comm"], first) & early)
+    report = judge(replace(run, collectives={name: column[kept] for name, column in calls.items()}))
+    assert [verdict.kind for verdict in report.verdicts] == ["balanced"]
 
 
 def test_a_slow_input_that_run_ahead_hides_names_nobody() -> None:

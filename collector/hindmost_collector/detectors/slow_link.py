@@ -55,6 +55,9 @@ def _in_class(blocks: Blocks, klass: int, settings: Settings) -> list[tuple[set[
     if len(names) < 2:
         return []
     transfers = np.stack([_transfer(blocks, klass, int(np.flatnonzero(groups == name)[0])) for name in names])
+    transfers = transfers[:, ~np.isnan(transfers).any(axis=0)]  # groups may be at different steps, or end earlier
+    if transfers.shape[1] < settings.min_steps:
+        return []
     usual = peers_median(transfers)
     found = []
     for i, name in enumerate(names):
@@ -71,8 +74,9 @@ def _in_class(blocks: Blocks, klass: int, settings: Settings) -> list[tuple[set[
 
 
 def _transfer(blocks: Blocks, klass: int, row: int) -> Floats:
-    """[S] ns of transfer a step in the group of this row."""
+    """[S] ns of transfer a step in the group of this row; NaN where some of it is not known."""
     assert blocks.joined is not None  # noqa: S101 - find() has looked
     least = shortest(blocks.joined)[row]
     mine = np.where(blocks.joined.klass == klass, least, 0.0)[None, :]
-    return np.asarray(sums_by_step(mine, blocks.starts)[0])
+    known = sums_by_step(np.isnan(mine).astype(float), blocks.starts)[0] == 0
+    return np.where(known, sums_by_step(mine, blocks.starts)[0], np.nan)
