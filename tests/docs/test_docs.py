@@ -51,6 +51,18 @@ def test_every_page_is_listed() -> None:
         assert [page.name for page in index.parent.glob("*.md") if page != index and page.name not in listed] == []
 
 
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_test_that_is_named_exists(path: Path) -> None:
+    """A page that says which test shows something names one that there is; ``…`` is the file named before it."""
+    file, missing, text = "", [], path.read_text(encoding="utf-8")
+    for named, test in re.findall(r"`(tests/[\w/]+\.py(?<!_NAME\.py)|…)(?:::(\w+))?`", text):
+        file = file if named == "…" else named
+        code = (ROOT / file).read_text(encoding="utf-8") if (ROOT / file).is_file() else ""
+        if not code or (test and f"def {test}(" not in code):
+            missing.append(f"{file}::{test}")
+    assert missing == []
+
+
 @pytest.mark.parametrize("path", [*PAGES, *DEPLOYED], ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_option_that_is_shown_exists(path: Path) -> None:
     """Each option after ``hindmost SUBCOMMAND`` in docs, units, scripts and containers is one that it takes."""
