@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector.robust import median
+from hindmost_collector.robust import average, median
 from hindmost_collector.verdict import Verdict
 from hindmost_collector.wording import ms
 
@@ -35,7 +35,7 @@ def of_uneven(found: Uneven | None, blocks: Blocks) -> list[Verdict]:
             cause="workload",
             since_step=since(blocks, 0),
             cost_ms_per_step=found.cost / 1e6,
-            cost_ratio=found.cost / blocks.step_ns,
+            cost_ratio=found.cost / average(blocks.period),
             confidence=0.95 if found.counted else 0.7,
             explained=found.explained,
             evidence=tuple(evidence),
@@ -58,7 +58,7 @@ def of_hosts(found: HostBound | None, blocks: Blocks) -> list[Verdict]:
         Verdict(
             kind="host_bound",
             since_step=since(blocks, 0),
-            cost_ms_per_step=idle * blocks.step_ns / 1e6 if idle is not None else None,
+            cost_ms_per_step=idle * average(blocks.period) / 1e6 if idle is not None else None,
             cost_ratio=idle,
             confidence=0.8,
             evidence=tuple(evidence),
@@ -85,7 +85,8 @@ def of_job(blocks: Blocks, settings: Settings) -> list[Verdict]:
     typical = _input_share(inputs, blocks)
     if not typical >= settings.input_bound:  # NaN where it cannot be told
         return []
-    cost = typical * blocks.step_ns
+    step = average(blocks.period)
+    cost = typical * step
     return [
         Verdict(
             kind="input_bound",
@@ -95,9 +96,7 @@ def of_job(blocks: Blocks, settings: Settings) -> list[Verdict]:
             cost_ratio=typical,
             confidence=0.9,
             explained=1.0,
-            evidence=(
-                f"the typical rank waits {cost / 1e6:.1f} ms of a {blocks.step_ns / 1e6:.1f} ms step for its input",
-            ),
+            evidence=(f"the typical rank waits {cost / 1e6:.1f} ms of a {step / 1e6:.1f} ms step for its input",),
             advice=("more loader workers, a faster store, or data kept closer: every rank waits for input alike",),
         )
     ]

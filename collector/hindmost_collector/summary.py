@@ -8,7 +8,7 @@ import numpy as np
 
 from hindmost_collector import endings, intervals, whatif
 from hindmost_collector.model import Run, rows
-from hindmost_collector.robust import mean, median, sums_by_step
+from hindmost_collector.robust import average, mean, median, sums_by_step
 from hindmost_collector.verdict import JobSummary, RankRow, WhatIf
 
 if TYPE_CHECKING:
@@ -21,14 +21,13 @@ def job(run: Run, blocks: Blocks | None) -> JobSummary:
     about = run.job
     nodes = sorted({str(node) for node in run.ranks["node"] if str(node)})
     seconds = (about.ended_ns - about.started_ns) / 1e9 if about.ended_ns and about.started_ns else None
-    p50, p99 = _quantiles(blocks)
     return JobSummary(
         id=about.id,
         command=about.command,
         world_size=about.world_size or rows(run.ranks) or None,
         nodes=about.nodes or len(nodes) or None,
         steps=_steps(run, blocks),
-        step_ms={"p50": p50, "p99": p99},
+        step_ms=_step_ms(blocks),
         duration_s=seconds,
         exit_code=about.exit_code,
         ended=endings.sentence(run),
@@ -44,11 +43,12 @@ def _steps(run: Run, blocks: Blocks | None) -> int | None:
     return len(blocks.steps) + blocks.warmup if blocks is not None else None
 
 
-def _quantiles(blocks: Blocks | None) -> tuple[float | None, float | None]:
+def _step_ms(blocks: Blocks | None) -> dict[str, float | None]:
+    """Median, 99th percentile, and the mean, of which costs are shares."""
     if blocks is None or np.isnan(blocks.period).all():
-        return None, None
+        return {"p50": None, "p99": None, "mean": None}
     p50, p99 = np.nanpercentile(blocks.period, [50, 99]) / 1e6
-    return float(p50), float(p99)
+    return {"p50": float(p50), "p99": float(p99), "mean": average(blocks.period) / 1e6}
 
 
 def ranks(run: Run, blocks: Blocks | None) -> tuple[RankRow, ...]:

@@ -267,7 +267,7 @@ def of_links(link: SlowLink | None, blocks: Blocks, settings: Settings) -> list[
             cause="network",
             since_step=since(blocks, 0),
             cost_ms_per_step=link.shown / 1e6,
-            cost_ratio=link.shown / blocks.step_ns,
+            cost_ratio=link.shown / average(blocks.period),
             confidence=0.9,
             explained=1.0,
             evidence=tuple(wording.link(ranks, link)),

@@ -84,10 +84,10 @@ def why(blocks: Blocks, habits: list[Habit], cause: Cause) -> list[str]:
         between = "between collectives " if blocks.collectives else ""
         told = f"{ms(mine)} a step, the others' {ms(float(median(theirs)))} (spread {ms(spread(theirs))})"
         what = "CPU and file time" if blocks.evidence == NEEDS else "time"
-        found.append(f"{'its' if len(rows) == 1 else 'their'} own {what} {between}is {told}")
+        found.append(f"{'its' if len(rows) == 1 else 'their'} own {what} {between}is typically {told}")
     elif len(others):
         mine = float(median(blocks.excess[rows, first:stop]))
-        arrives = "it arrives" if len(rows) == 1 else "they arrive"
+        arrives = "it typically arrives" if len(rows) == 1 else "they typically arrive"
         found.append(f"{arrives} {ms(mine)} a step after {'its' if len(rows) == 1 else 'their'} typical peer")
     phase = _phase(blocks, rows, slice(first, stop)) if cause.cause == "compute" else []
     return found + phase + _shares(habits[0].excess, cause) + ([cause.remark] if cause.remark else [])

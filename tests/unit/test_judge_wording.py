@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from hindmost_collector.judge import judge
 from hindmost_collector.report import headline, text
 from hindmost_collector.report.columns import duration
 from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_collector.sources import load
 from hindmost_collector.wording import ms
 
 from tests.scenarios.loads import Load, make
@@ -48,7 +52,7 @@ def test_who_kept_the_others_waiting_is_counted_where_it_is_claimed() -> None:
 def test_several_ranks_are_spoken_of_as_several() -> None:
     """Two ranks arrive, and their time is theirs."""
     pair = [{"rank": rank, "compute": 3.0} for rank in (2, 6)]
-    assert "their own time between collectives is" in _report(*pair, ranks=8)
+    assert "their own time between collectives is typically" in _report(*pair, ranks=8)
 
 
 def test_several_ranks_are_moved_with_their_peers() -> None:
@@ -116,3 +120,48 @@ def test_nobody_is_slow_only_where_no_note_says_that_somebody_is() -> None:
     slower = "rank 3 is 5.0 ms a step slower than its peers, but that costs nothing: others are later"
     assert headline.verdict(uneven, [slower]) == "the work is uneven"
     assert headline.verdict(uneven, ["GPU i is taken to be rank i's."]) == "nobody is slow: the work is uneven"
+
+
+STALLS = {"rank": 3, "blocked": 9.0, "every": 10}
+
+
+@pytest.mark.parametrize("faults", [[{"rank": 1, "compute": 3.0}], [STALLS]], ids=["straggler", "stalls"])
+def test_title_cost_and_share_are_of_one_mean_step(faults: list[dict[str, float]]) -> None:
+    """What a reader can divide agrees: the title's step, the cost a step, its share, and the step as repaired."""
+    told = _report(*faults)
+    title = re.search(r"steps of ([\d.]+) ms", told)
+    verdict = re.search(r"\+([\d.]+) ms a step \(([\d.]+)% of the job's time\)", told)
+    cost = re.search(r"makes the job ([\d.]+)% shorter \(([\d.]+) ms instead of ([\d.]+) ms a step on average\)", told)
+    assert title is not None
+    assert verdict is not None
+    assert cost is not None
+    mean, saved = float(title[1]), float(verdict[1])
+    assert saved / mean == pytest.approx(float(verdict[2]) / 100, abs=0.006)
+    assert cost[1] == verdict[2]
+    assert float(cost[3]) == mean
+    assert float(cost[2]) == pytest.approx(mean - saved, abs=0.11)
+
+
+def test_the_median_is_told_where_the_mean_step_is_another() -> None:
+    """Stalls lengthen the mean and leave the typical step, of which the table speaks, as it was."""
+    assert re.search(r"200 steps of 13\.\d ms \(median 10\.\d ms\)", _report(STALLS | {"blocked": 30.0}))
+    assert "(median" not in _report({"rank": 1, "compute": 3.0})
+
+
+#: Jobs that nobody in particular holds back, and the kind that says so.
+OF_ALL = {
+    "input_bound": Scenario(4, 80, faults=(Fault("input", (0, 1, 2, 3), 0.6),)),
+    "uneven_workload": Scenario(16, 120, varying_lengths=0.3),
+    "slow_link": Scenario(16, 80, layout="tp_dp", tensor=4, faults=(Fault("network", (1, 5, 9, 13), 0.5),)),
+}
+HOST_BOUND = Path(__file__).resolve().parents[1] / "fixtures/recordings/ddp-hang-rank1.tar.xz"
+
+
+@pytest.mark.parametrize("kind", [*OF_ALL, "host_bound"])
+def test_a_cost_that_names_nobody_is_a_share_of_the_same_step(kind: str) -> None:
+    """A reader need not know which verdict counts how: the base is the mean step."""
+    report = judge(simulate(OF_ALL[kind]).run if kind in OF_ALL else load(HOST_BOUND))
+    (found,) = (one for one in report.verdicts if one.kind == kind)
+    mean = report.job.step_ms["mean"]
+    assert mean is not None
+    assert found.cost_ms_per_step == pytest.approx((found.cost_ratio or 0.0) * mean, rel=1e-6)

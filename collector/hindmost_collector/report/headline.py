@@ -30,11 +30,25 @@ def title(report: Mapping[str, Any]) -> str:
     if job.get("world_size"):
         found.append(_ranks(report) + (f" on {_count(job['nodes'], 'node')}" if job.get("nodes") else ""))
     if job.get("steps"):
-        typical = (job.get("step_ms") or {}).get("p50")
-        found.append(_count(job["steps"], "step") + (f" of {duration(typical)}" if typical else ""))
+        found.append(_count(job["steps"], "step") + _of_length(job.get("step_ms") or {}))
     if job.get("duration_s"):
         found.append(f"{job['duration_s']:.1f} s")
     return " · ".join(found)
+
+
+#: Mean and median are told apart where they differ by more than this.
+_ALIKE = 0.01
+
+
+def _of_length(step_ms: Mapping[str, float | None]) -> str:
+    """`` of 8.2 ms``: the mean, which costs are shares of, with the median where that is another length."""
+    typical = step_ms.get("p50")
+    mean = step_ms.get("mean") or typical  # reports of earlier versions have no mean
+    if not mean or not typical:
+        return ""
+    if abs(mean - typical) <= _ALIKE * mean or duration(mean) == duration(typical):
+        return f" of {duration(mean)}"
+    return f" of {duration(mean)} (median {duration(typical)})"
 
 
 def _ranks(report: Mapping[str, Any]) -> str:
@@ -76,7 +90,17 @@ def _held(one: Mapping[str, Any]) -> str:
 def saving(one: Mapping[str, Any]) -> str:
     """``repairing it makes the job 15% shorter``, or only those steps in which the fault acted."""
     who = "it" if len(one["ranks"]) == 1 else "them" if one["ranks"] else "this"
-    return f"repairing {who} makes {_SHORTER[_held(one)]} {ratio(one['cost_ratio'])} shorter{given(one)}"
+    return (
+        f"repairing {who} makes {_SHORTER[_held(one)]} {ratio(one['cost_ratio'])} shorter{given(one) or _lengths(one)}"
+    )
+
+
+def _lengths(one: Mapping[str, Any]) -> str:
+    """The mean step with the repair and as it was, of which the cost is the difference and the ratio a share."""
+    cost, share = one["cost_ms_per_step"], one.get("cost_ratio")
+    if not share or cost >= (was := cost / share):
+        return ""
+    return f" ({duration(was - cost)} instead of {duration(was)} a step on average)"
 
 
 def _cost(one: Mapping[str, Any]) -> str:
