@@ -28,6 +28,13 @@ def test_an_idle_gpu_s_waiting_is_no_copying(copy: float, blocks: bool) -> None:
     assert launch.copied_ms(between, Call(call, idle, 34_000_000)) == pytest.approx(copy, abs=0.003)
 
 
+def test_a_host_that_is_slow_to_go_on_after_a_blocking_copy_hides_none_of_it() -> None:
+    """What passes after the call's end is the host's, however long, where the copy was inside the call."""
+    launch = Launch()
+    launch.copied_ms(0.08, Call(0.05, True, TINY))
+    assert launch.copied_ms(3.51, Call(3.45, True, 34_000_000)) == pytest.approx(3.4)
+
+
 def test_launching_is_what_it_is_by_now() -> None:
     """Calls that a profiler makes longer are taken off as long as they are, and one short call of old says nothing."""
     launch = Launch()

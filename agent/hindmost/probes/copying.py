@@ -43,9 +43,10 @@ class Launch:
             self._calls.append(call.ms)
         if not call.idle:  # the copy was launched before the GPU came to it
             return between_ms
-        if between_ms - call.ms > SETTLED_MS:  # the call had returned, and the copy went on
-            return between_ms - call.ms
         if call.size <= TINY:
             return None
-        copied = min(between_ms, call.ms) - (statistics.median(self._calls) if self._calls else 0.0)
-        return copied if copied > 0 else None
+        inside = min(between_ms, call.ms) - (statistics.median(self._calls) if self._calls else 0.0)
+        after = between_ms - call.ms
+        if after > SETTLED_MS:  # the call returned and the copy went on, or it blocked and the host was slow to go on
+            return max(after, inside)
+        return inside if inside > 0 else None
