@@ -141,12 +141,29 @@ def test_stamps_wrap_with_the_index(writer: ring.Writer, tmp_path: Path) -> None
 def test_writer_goes_on_beyond_32_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The 2**32th event and those after it are written like any other."""
     first = 2**32 - 3
-    monkeypatch.setattr("itertools.count", lambda: iter(range(first, first + 10)))
+    monkeypatch.setattr("hindmost.ring.writer.has_gil", lambda: False)
+    monkeypatch.setattr("itertools.count", lambda one: iter(range(first + one, first + 10)))
     monkeypatch.delenv("HINDMOST_RING_MODULE", raising=False)
     writer = ring.Writer.create(tmp_path, IDENTITY, "py", capacity=64)
     for i in range(6):
         writer.event(ring.MARK, 0, i, 0)
     assert [e.start_ns for e in ring.Reader(writer.path, start=first).poll()] == list(range(6))
+    writer.close()
+
+
+@pytest.mark.parametrize(("gil", "capacity"), [(True, 64), (False, 64), (True, 4 * layout.DEFAULT_CAPACITY)])
+def test_events_go_round_the_ring_however_they_are_claimed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gil: bool, capacity: int
+) -> None:
+    """With a GIL and without, in a ring whose slots are counted beforehand and in one that has too many."""
+    monkeypatch.setattr("hindmost.ring.writer.has_gil", lambda: gil)
+    monkeypatch.delenv("HINDMOST_RING_MODULE", raising=False)
+    writer = ring.Writer.create(tmp_path, IDENTITY, "py", capacity=capacity)
+    for i in range(capacity + 7):
+        writer.event(ring.MARK, 0, i, 0)
+    reader = ring.Reader(writer.path)
+    assert [e.start_ns for e in reader.poll()] == list(range(7, capacity + 7))
+    assert reader.lost == 7
     writer.close()
 
 

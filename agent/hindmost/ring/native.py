@@ -31,7 +31,7 @@ def load(environ: Mapping[str, str] = os.environ) -> Any | None:
     it, because loading an extension that was built for the GIL would bring the GIL back.
     """
     path = environ.get("HINDMOST_RING_MODULE", "")
-    if not path or abi() not in os.path.basename(path) or not _has_gil():  # noqa: PTH119 - pathlib is slow to import
+    if not path or abi() not in os.path.basename(path) or not has_gil():  # noqa: PTH119 - pathlib is slow to import
         return None
     try:
         loader = ExtensionFileLoader("_ring", path)
@@ -59,5 +59,6 @@ def abi() -> str:
     return str(sysconfig.get_config_var("SOABI"))
 
 
-def _has_gil() -> bool:
+def has_gil() -> bool:
+    """Whether one thread at a time runs Python."""
     return bool(getattr(sys, "_is_gil_enabled", lambda: True)())

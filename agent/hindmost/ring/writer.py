@@ -11,10 +11,13 @@ import threading
 import time
 import weakref
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hindmost.ring import layout
-from hindmost.ring.native import open_ring
+from hindmost.ring.native import has_gil, open_ring
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 #: The fields of a record that says nothing.
 _NOTHING = (layout.VOID, 0, layout.NONE16, 0, 0, 0, layout.NONE16, layout.NONE16, 0)
@@ -52,6 +55,23 @@ class WriteEvent(Protocol):
         value: int = 0,
         flags: int = 0,
     ) -> None: ...
+
+
+def _claims(records: int) -> Iterator[tuple[int, int, int]]:
+    """Of one event after the other: its index + 1, its slot, and the slot's offset, all taken as one.
+
+    No thread comes between the three where there is a GIL. Where there is none, or as many numbers as there are slots
+    would be much to keep, all follow from the first.
+    """
+    offsets = range(layout.RECORDS_OFFSET, layout.RECORDS_OFFSET + records * layout.RECORD_BYTES, layout.RECORD_BYTES)
+    if has_gil() and records <= layout.DEFAULT_CAPACITY:
+        return zip(itertools.count(1), itertools.cycle(range(records)), itertools.cycle(offsets))
+
+    def claim(index: int) -> tuple[int, int, int]:
+        slot = index - 1 & records - 1
+        return index, slot, offsets[slot]
+
+    return map(claim, itertools.count(1))
 
 
 def _start_ticks() -> int:
@@ -115,24 +135,21 @@ class Writer:
         return view  # type: ignore[no-any-return]
 
     def _python_event(self, records: int) -> WriteEvent:
-        """The hot path, as a closure: what it touches is local to it."""
+        """The hot path: whatever it touches is a default argument, the cheapest of a function's variables."""
         end = layout.RECORDS_OFFSET + records * layout.RECORD_BYTES
-        body = self._view(layout.RECORDS_OFFSET + 4, end, "B")
         stamps = self._view(layout.RECORDS_OFFSET, end, "I")[:: layout.RECORD_BYTES // 4]
         self._views.append(stamps)
         head = self._view(layout.HEAD_OFFSET, layout.HEAD_OFFSET + 8, "Q")
-        claim = itertools.count().__next__
-        pack = layout.BODY.pack_into
-        mask = records - 1
+        pack = layout.UNSTAMPED.pack_into
 
-        def rescue(slot: int, index: int, fields: tuple[int, ...]) -> None:
+        def rescue(index: int, slot: int, offset: int, fields: tuple[int, ...]) -> None:
             """Stamp the slot all the same, so that no reader waits for it; an event that does not fit is refused."""
             with contextlib.suppress(ValueError, TypeError):  # closed: there is no reader
                 try:
-                    pack(body, slot * 40, *fields)
+                    pack(self._memory, offset, *fields)
                 except struct.error:
                     self._refuse()
-                    pack(body, slot * 40, *_NOTHING)
+                    pack(self._memory, offset, *_NOTHING)
                 stamps[slot] = index & 0xFFFFFFFF
 
         def event(
@@ -145,20 +162,24 @@ class Writer:
             peer: int = layout.NONE16,
             value: int = 0,
             flags: int = 0,
+            _claims: Iterator[tuple[int, int, int]] = _claims(records),  # noqa: B008 - one for all calls
+            _head: memoryview[int] = head,
+            _pack: Callable[..., None] = pack,
+            _memory: mmap.mmap = self._memory,
+            _stamps: memoryview[int] = stamps,
         ) -> None:
-            slot = claim()
-            index = slot + 1
-            slot &= mask
+            for index, slot, offset in _claims:  # noqa: B007 - the first: cheaper than a call of next()
+                break
             try:
-                head[0] = index
-                pack(body, slot * 40, kind, flags, name, start_ns, duration_ns, seq, peer, comm, value)
-                stamps[slot] = index
+                _head[0] = index
+                _pack(_memory, offset, kind, flags, name, start_ns, duration_ns, seq, peer, comm, value)
+                _stamps[slot] = index
             except (
                 struct.error,
                 ValueError,
                 TypeError,
             ):  # does not fit, or the ring was closed, or index needs cutting
-                rescue(slot, index, (kind, flags, name, start_ns, duration_ns, seq, peer, comm, value))
+                rescue(index, slot, offset, (kind, flags, name, start_ns, duration_ns, seq, peer, comm, value))
 
         return event
 
