@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+from pathlib import Path
+
 import pytest
 from hindmost.native import build
 
@@ -16,3 +20,16 @@ def written_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         except build.BuildError as error:
             pytest.skip(str(error))
     return str(request.param)
+
+
+#: Where `make python-newer` unpacks one.
+FETCHED = Path(__file__).parents[2] / ".cache/python3.14/bin/python3.14"
+
+
+@pytest.fixture
+def python_314() -> str:
+    """A Python 3.14 or later, this one or another."""
+    if sys.version_info >= (3, 14):
+        return sys.executable
+    found = str(FETCHED) if FETCHED.exists() else shutil.which("python3.14")
+    return found or pytest.skip("no Python 3.14 here; `make python-newer` fetches one")

@@ -16,7 +16,6 @@ import pytest
 from hindmost import cli, ring
 from hindmost.attach import injected, pending, sampling, stacks, table, target
 from hindmost.attach.fold import Folded
-from hindmost.attach.injected import FIRST_MINOR
 from hindmost.attach.sampling import Frame, Shares
 from hindmost.errors import HindmostError, UsageError
 from hindmost.identity import Identity
@@ -302,22 +301,8 @@ def test_a_running_process_shows_where_it_stands(train: Callable[..., int]) -> N
     assert stacks.dump(2**22 + 1).startswith(f"no stack of process {2**22 + 1}: ")
 
 
-#: Where `make python-newer` unpacks one.
-FETCHED = Path(__file__).parents[2] / ".cache/python3.14/bin/python3.14"
-
-
-def python_314() -> str | None:
-    if sys.version_info >= (3, FIRST_MINOR):
-        return sys.executable
-    return str(FETCHED) if FETCHED.exists() else shutil.which("python3.14")
-
-
-needs_314 = pytest.mark.skipif(python_314() is None, reason="no Python 3.14 here; `make python-newer` fetches one")
-
-
-@needs_314
 def test_a_python_314_is_entered_and_left_without_a_trace(
-    train: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    train: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str], python_314: str
 ) -> None:
     """Phases are measured from inside; afterwards modules, hooks, environment and open files are what they were."""
     script = """
@@ -339,7 +324,7 @@ def test_a_python_314_is_entered_and_left_without_a_trace(
             else:
                 time.sleep(0.08)
     """
-    pid = train(script, str(tmp_path / "seen"), python=python_314() or "", RANK="0", WORLD_SIZE="1")
+    pid = train(script, str(tmp_path / "seen"), python=python_314, RANK="0", WORLD_SIZE="1")
     assert cli.main(["attach", "--seconds", "3", "--format", "json", f"--pid={pid}"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["method"] == "measured inside"
@@ -353,13 +338,12 @@ def test_a_python_314_is_entered_and_left_without_a_trace(
     assert json.loads((tmp_path / "seen").read_text()) == [[], [], 3, 0, []]
 
 
-@needs_314
 @needs_py_spy
 def test_a_python_314_can_be_sampled_from_outside(
-    train: Callable[..., int], capsys: pytest.CaptureFixture[str]
+    train: Callable[..., int], capsys: pytest.CaptureFixture[str], python_314: str
 ) -> None:
     """Where it is asked for, py-spy looks into the newest Python too, and nothing enters the process."""
-    pid = train(LOOP, "0.2", "0.02", python=python_314() or "", RANK="0", WORLD_SIZE="1")
+    pid = train(LOOP, "0.2", "0.02", python=python_314, RANK="0", WORLD_SIZE="1")
     assert cli.main(["attach", "--sample", "--seconds", "2", "--format", "json", f"--pid={pid}"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["method"].startswith("sampled")
@@ -367,9 +351,8 @@ def test_a_python_314_can_be_sampled_from_outside(
     assert stacks.dump(pid).splitlines()[1].startswith("Python v3.14.")
 
 
-@needs_314
 def test_a_process_that_comes_by_too_late_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], python_314: str
 ) -> None:
     """Inside one long call Python does not come by: attach says so, and nothing happens in the process afterwards."""
     script = tmp_path / "stuck.py"
@@ -377,7 +360,7 @@ def test_a_process_that_comes_by_too_late_is_left_alone(
     monkeypatch.setattr(injected, "ARRIVAL_S", 0.3)
     monkeypatch.setattr(injected, "SHARED_MEMORY", str(tmp_path))
     with subprocess.Popen(
-        [python_314() or "", str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [python_314, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
         assert process.stdout.read(2) == b"in"

@@ -125,6 +125,25 @@ def test_an_interpreter_that_is_too_old(bare: Machine) -> None:
     assert "3.6.8" in finding.found
 
 
+@pytest.mark.parametrize(
+    ("says", "cc", "state", "found"),
+    [
+        ("True", True, "yes", "in C"),
+        ("False", True, "part", "has the GIL"),
+        ("True", False, "part", "want of a C compiler"),
+    ],
+)
+def test_where_hooks_run_in_python_is_said(bare: Machine, says: str, cc: bool, state: str, found: str) -> None:
+    """In C they serve any CPython that has the GIL, where there is a compiler; what the slower twin costs is told."""
+    python = bare.root / "python"
+    for program in [python, bare.root / "cc"][: 1 + cc]:
+        program.write_text(f"#!/bin/sh\necho {says}\n")
+        program.chmod(0o755)
+    finding = jobs.hooks(Machine(root=bare.root, python=str(python), environ=bare.environ))
+    assert (finding.state, found in finding.found) == (state, True)
+    assert ("10 times" in finding.lost) is (state == "part")
+
+
 def test_json_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     """--format json holds the same findings, a key a check."""
     assert main(["doctor", "--format", "json"]) == 0

@@ -230,9 +230,9 @@ def test_module_that_does_not_load_leaves_the_python_writer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     """A C writer that is missing, broken or of another interpreter costs speed and nothing else."""
-    text = tmp_path / f"ring-{native.abi()}.so"
+    text = tmp_path / f"ring-{native.ABI}.so"
     text.write_text("this is no library")
-    monkeypatch.setenv("HINDMOST_RING_MODULE", path.format(abi=native.abi(), text=text))
+    monkeypatch.setenv("HINDMOST_RING_MODULE", path.format(abi=native.ABI, text=text))
     writer = ring.Writer.create(tmp_path / "rings", IDENTITY, "py", capacity=64)
     writer.event(ring.MARK, 0, 9, 0)
     assert [e.start_ns for e in ring.Reader(writer.path).poll()] == [9]

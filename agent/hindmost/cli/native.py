@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 WHAT = {
     "pmpi": "times MPI calls (LD_PRELOAD)",
     "nccl": "times NCCL operations (NCCL_PROFILER_PLUGIN)",
-    "ring": "writes events and hooks torch, in Python of this version (HINDMOST_RING_MODULE)",
+    "ring": "writes events and hooks torch, in any CPython that has the GIL (HINDMOST_RING_MODULE)",
 }
 
 

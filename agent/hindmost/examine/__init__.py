@@ -20,6 +20,7 @@ CHECKS: dict[str, Callable[[Machine], Finding]] = {
     "collector": jobs.collector,
     "mpi": jobs.mpi,
     "compiler": jobs.compiler,
+    "hooks": jobs.hooks,
     "torch": jobs.torch,
     "horovod": jobs.horovod,
     "slurm": jobs.slurm,

@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING
 
 from hindmost.examine.finding import Finding
 from hindmost.launchers import mpirun
+from hindmost.ring import native
 
 if TYPE_CHECKING:
     from hindmost.examine.finding import Machine
+
+#: ``ring.native.fits``, asked of another interpreter, which need not have hindmost.
+FITS = "import sys; print(sys.implementation.name == 'cpython' and 't' not in sys.abiflags)"
 
 FAMILIES = {"openmpi": "Open MPI", "mpich": "MPICH", "intel": "Intel MPI"}
 
@@ -59,9 +63,20 @@ def mpi(machine: Machine) -> Finding:
     return Finding("yes", f"{family} {version[0] if version else ''} ({program}); {bindings}")
 
 
+def hooks(machine: Machine) -> Finding:
+    """Whether the probe's hooks and its ring run in C, for the interpreter of the jobs, or in slower Python."""
+    lost = "no data: a step's hooks take some 10 times as long"
+    if _compiler(machine) is None:
+        return Finding("part", "in Python, for want of a C compiler", lost, "see compiler")
+    fits = native.fits() if machine.python == sys.executable else machine.ask(machine.python, "-c", FITS) == "True"
+    if not fits:
+        return Finding("part", f"in Python: {machine.python} is no CPython that has the GIL", lost)
+    return Finding("yes", "in C: one build for every CPython that has the GIL")
+
+
 def compiler(machine: Machine) -> Finding:
-    """``cc`` builds the MPI shim and the NCCL plugin at first use."""
-    found = machine.which("cc") or machine.which("gcc") or machine.which("clang")
+    """``cc`` builds the MPI shim, the NCCL plugin and the probe's hooks at first use."""
+    found = _compiler(machine)
     if found is None:
         lost = "MPI calls are timed from Python only; NCCL not at all"
         return Finding("no", "no C compiler on PATH", lost, "apt-get install gcc libc6-dev, or your site's gcc module")
@@ -90,6 +105,10 @@ def slurm(machine: Machine) -> Finding:
         return Finding("no", "no srun on PATH", "srun jobs")
     inside = machine.environ.get("SLURM_JOB_ID")
     return Finding("yes", f"srun; in allocation {inside}" if inside else "srun; outside any allocation")
+
+
+def _compiler(machine: Machine) -> str | None:
+    return machine.which("cc") or machine.which("gcc") or machine.which("clang")
 
 
 def _modules(extra: str, needed: dict[str, str]) -> Finding:

@@ -1,8 +1,6 @@
 /* The types by which Python sees the hooks of a training loop: Loop, its state, and Hook, what is called. */
 #include "_hooks.h"
 
-#include <structmember.h>
-
 static const char *const rare_names[RARE] = {"first", "tick", "closes", "gpu", "account", "way"};
 
 static const struct {
@@ -39,11 +37,11 @@ static void hook_dealloc(PyObject *self) {
     PyObject_GC_UnTrack(self);
     if (hook->weak)
         PyObject_ClearWeakRefs(self);
-    Py_XDECREF((PyObject *)hook->loop);
-    Py_XDECREF(hook->original);
-    Py_XDECREF(hook->attributes);
-    type->tp_free(self);
-    Py_DECREF(type);
+    Py_DecRef((PyObject *)hook->loop);
+    Py_DecRef(hook->original);
+    Py_DecRef(hook->attributes);
+    PyObject_GC_Del(self);
+    Py_DecRef((PyObject *)type);
 }
 
 /* As a function would: called by its instance's name it is a method. */
@@ -100,7 +98,7 @@ static PyType_Spec hook_spec = {
         return hm_unless_raised((Loop *)self, Py_NewRef(Py_None), false);                                                \
     }
 TOLD(input_begins, "L|LL", a, (uint64_t)b, c != 0)
-TOLD(input_ends, "LL|L", a, b, args && PyTuple_GET_SIZE(args) > 2 ? (uint64_t)c : 0)
+TOLD(input_ends, "LL|L", a, b, args && PyTuple_Size(args) > 2 ? (uint64_t)c : 0)
 TOLD(input_fails, "")
 TOLD(backward_begins, "L", a)
 TOLD(backward_ends, "LL", a, b)
@@ -129,7 +127,7 @@ static PyObject *loop_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     (void)keywords;
     if (!PyArg_ParseTuple(args, "OO|O", &rare, &gradients, &clock))
         return NULL;
-    Loop *loop = (Loop *)type->tp_alloc(type, 0);
+    Loop *loop = (Loop *)PyType_GenericAlloc(type, 0);
     if (!loop)
         return NULL;
     hm_seen_init(&loop->seen);
@@ -140,7 +138,7 @@ static PyObject *loop_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     loop->stepped = 1; /* the first fetch is a tick, too */
     for (int i = 0; i < RARE; i++)
         if (!(loop->rare[i] = PyObject_GetAttrString(rare, rare_names[i]))) {
-            Py_DECREF(loop);
+            Py_DecRef((PyObject *)loop);
             return NULL;
         }
     return (PyObject *)loop;
@@ -184,8 +182,8 @@ static void loop_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     loop_clear(self);
-    type->tp_free(self);
-    Py_DECREF(type);
+    PyObject_GC_Del(self);
+    Py_DecRef((PyObject *)type);
 }
 
 static PyMemberDef loop_members[] = {
@@ -240,7 +238,7 @@ static PyObject *hook_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     (void)keywords;
     if (!PyArg_ParseTuple(args, "O!s|O", loop_type, &loop, &place, &original))
         return NULL;
-    Hook *hook = (Hook *)type->tp_alloc(type, 0);
+    Hook *hook = (Hook *)PyType_GenericAlloc(type, 0);
     for (size_t i = 0; hook && i < sizeof places / sizeof *places; i++)
         if (strcmp(place, places[i].name) == 0)
             hook->call = places[i].call;
@@ -262,7 +260,7 @@ int hm_add_hooks(PyObject *module) {
     PyObject *hook_type = PyType_FromSpec(&hook_spec);
     if (!hm_dataset_name || !hm_shape_name || !loop_type || !hook_type)
         return -1;
-    Py_INCREF(loop_type);
+    Py_IncRef((PyObject *)loop_type);
     if (PyModule_AddObject(module, "Loop", (PyObject *)loop_type) < 0)
         return -1;
     return PyModule_AddObject(module, "Hook", hook_type);

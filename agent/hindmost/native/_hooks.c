@@ -28,12 +28,12 @@ PyObject *hm_unless_raised(Loop *loop, PyObject *result, bool failed) {
     PyObject *type = loop->raised[0], *value = loop->raised[1], *trace = loop->raised[2];
     memset(loop->raised, 0, sizeof loop->raised);
     if (failed) {
-        Py_XDECREF(type);
-        Py_XDECREF(value);
-        Py_XDECREF(trace);
+        Py_DecRef(type);
+        Py_DecRef(value);
+        Py_DecRef(trace);
         return NULL;
     }
-    Py_XDECREF(result);
+    Py_DecRef(result);
     PyErr_Restore(type, value, trace);
     return NULL;
 }
@@ -48,7 +48,7 @@ PyObject *hm_unless_raised(Loop *loop, PyObject *result, bool failed) {
 static void done(Loop *loop, PyObject *result) {
     if (!result)
         keep_error(loop);
-    Py_XDECREF(result);
+    Py_DecRef(result);
 }
 
 static int64_t now(Loop *loop) {
@@ -58,7 +58,7 @@ static int64_t now(Loop *loop) {
     int64_t time = told ? PyLong_AsLongLong(told) : 0;
     if (!told || (time == -1 && PyErr_Occurred()))
         keep_error(loop);
-    Py_XDECREF(told);
+    Py_DecRef(told);
     return time;
 }
 
@@ -117,7 +117,7 @@ static long long size_of(PyObject *shape, bool tokens) {
     for (Py_ssize_t i = 0; i < (tokens ? count : 1) && size >= 0; i++) {
         PyObject *item = PySequence_GetItem(shape, i);
         long long dimension = item ? PyLong_AsLongLong(item) : -1;
-        Py_XDECREF(item);
+        Py_DecRef(item);
         size = dimension < 0 ? -1 : size * dimension;
     }
     return size;
@@ -126,20 +126,20 @@ static long long size_of(PyObject *shape, bool tokens) {
 /* The shape of the tensor that tells a batch's work; NULL with an exception set. */
 static PyObject *shape_of(PyObject *batch, PyObject *way) {
     PyObject *found = Py_NewRef(batch);
-    for (Py_ssize_t i = 0; found && i < PyTuple_GET_SIZE(way); i++)
-        Py_SETREF(found, PyObject_GetItem(found, PyTuple_GET_ITEM(way, i)));
+    for (Py_ssize_t i = 0; found && i < PyTuple_Size(way); i++)
+        Py_XSETREF(found, PyObject_GetItem(found, PyTuple_GetItem(way, i)));
     PyObject *shape = found ? PyObject_GetAttr(found, hm_shape_name) : NULL;
-    Py_XDECREF(found);
+    Py_DecRef(found);
     return shape;
 }
 
 /* Look for the tensor that tells the work of batches of this type. */
 static bool find_way(Loop *loop, PyObject *batch) {
-    PyObject *way = PyObject_CallOneArg(loop->rare[WAY], batch);
+    PyObject *way = PyObject_CallFunction(loop->rare[WAY], "(O)", batch);
     if (!way)
         keep_error(loop);
     if (!way || !PyTuple_Check(way)) {
-        Py_XDECREF(way);
+        Py_DecRef(way);
         return false;
     }
     Py_XSETREF(loop->kind, Py_NewRef((PyObject *)Py_TYPE(batch)));
@@ -153,7 +153,7 @@ static uint64_t work_of(Loop *loop, PyObject *batch) {
         return 0;
     PyObject *shape = shape_of(batch, loop->way);
     long long size = shape ? size_of(shape, loop->tokens) : -1;
-    Py_XDECREF(shape);
+    Py_DecRef(shape);
     if (size >= 0)
         return (uint64_t)size;
     if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception))
@@ -180,7 +180,7 @@ static bool gradients_are_on(Loop *loop) {
     PyObject *on = PyObject_CallNoArgs(loop->gradients);
     if (!on)
         keep_error(loop);
-    Py_XDECREF(on); /* True and False are not freed */
+    Py_DecRef(on); /* True and False are not freed */
     return on != Py_False;
 }
 
@@ -190,7 +190,7 @@ static uint64_t source_of(PyObject *iterator) {
     if (!dataset)
         PyErr_Clear();
     uint64_t source = (uintptr_t)(dataset ? dataset : iterator);
-    Py_XDECREF(dataset);
+    Py_DecRef(dataset);
     return source;
 }
 

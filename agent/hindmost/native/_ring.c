@@ -43,7 +43,7 @@ static inline void write_fields(struct hm_ring *ring, const uint64_t *f) {
 
 /* 1: the fields are there; 0: one does not fit; -1: the call itself is wrong, with an exception set. */
 static int read_fields(PyObject *const *args, Py_ssize_t count, PyObject *keywords, uint64_t *f) {
-    Py_ssize_t named = keywords ? PyTuple_GET_SIZE(keywords) : 0;
+    Py_ssize_t named = keywords ? PyTuple_Size(keywords) : 0;
     bool good = true;
     if (count > FIELDS || count + named < POSITIONAL) {
         PyErr_SetString(PyExc_TypeError, "event() takes kind, name, start_ns, duration_ns and up to 5 more");
@@ -52,7 +52,7 @@ static int read_fields(PyObject *const *args, Py_ssize_t count, PyObject *keywor
     for (Py_ssize_t i = 0; i < count; i++)
         good &= convert(args[i], (int)i, &f[i]);
     for (Py_ssize_t i = 0; i < named; i++) {
-        int field = field_of(PyTuple_GET_ITEM(keywords, i));
+        int field = field_of(PyTuple_GetItem(keywords, i));
         if (field < 0)
             return -1;
         good &= convert(args[count + i], field, &f[field]);
@@ -90,11 +90,11 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     (void)keywords;
     if (!PyArg_ParseTuple(args, "Ok", &memory, &capacity))
         return NULL;
-    Ring *self = (Ring *)type->tp_alloc(type, 0);
+    Ring *self = (Ring *)PyType_GenericAlloc(type, 0);
     if (!self)
         return NULL;
     if (PyObject_GetBuffer(memory, &self->buffer, PyBUF_WRITABLE) < 0) {
-        Py_DECREF(self);
+        Py_DecRef((PyObject *)self);
         return NULL;
     }
     self->ring.base = self->buffer.buf;
@@ -103,7 +103,7 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     self->ring.mask = capacity - 1;
     if (capacity == 0 || (size_t)self->buffer.len != HM_RECORDS_OFFSET + capacity * HM_RECORD_BYTES) {
         PyErr_SetString(PyExc_ValueError, "the buffer is no ring of this capacity");
-        Py_DECREF(self);
+        Py_DecRef((PyObject *)self);
         return NULL;
     }
     return (PyObject *)self;
@@ -111,9 +111,9 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *keywords
 
 static void ring_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
-    Py_XDECREF(ring_release(self, NULL));
-    type->tp_free(self);
-    Py_DECREF(type);
+    Py_DecRef(ring_release(self, NULL));
+    PyObject_Free(self);
+    Py_DecRef((PyObject *)type);
 }
 
 static PyMethodDef methods[] = {
@@ -131,21 +131,21 @@ static PyType_Slot slots[] = {
 
 static PyType_Spec spec = {"_ring.Ring", sizeof(Ring), 0, Py_TPFLAGS_DEFAULT, slots};
 
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "_ring", .m_size = -1};
+static PyModuleDef module = {.m_base.ob_base.ob_refcnt = 1, .m_name = "_ring", .m_size = -1};
 
 __attribute__((visibility("default"))) PyObject *PyInit__ring(void) {
     for (int i = 0; i < FIELDS; i++)
         if (!(fields[i] = PyUnicode_InternFromString(field_names[i])))
             return NULL;
-    PyObject *made = PyModule_Create(&module), *type = PyType_FromSpec(&spec);
+    PyObject *made = PyModule_Create2(&module, PYTHON_ABI_VERSION), *type = PyType_FromSpec(&spec);
     if (!made || !type || PyModule_AddObject(made, "Ring", type) < 0) {
-        Py_XDECREF(made);
-        Py_XDECREF(type);
+        Py_DecRef(made);
+        Py_DecRef(type);
         return NULL;
     }
     hm_ring_type = (PyTypeObject *)type;
     if (hm_add_hooks(made) < 0) {
-        Py_DECREF(made);
+        Py_DecRef(made);
         return NULL;
     }
     return made;

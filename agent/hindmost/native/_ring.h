@@ -2,9 +2,7 @@
 #ifndef HINDMOST_RING_MODULE_H
 #define HINDMOST_RING_MODULE_H
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-
+#include "python_abi.h"
 #include "ring_write.h"
 
 typedef struct {

@@ -1,6 +1,6 @@
 """Build the C libraries with the machine's compiler at first use, and keep them in the user's cache.
 
-What is built needs no MPI, CUDA or NCCL header, only a compiler. The cache is keyed by the
+What is built needs no header of Python, MPI, CUDA or NCCL, only a compiler. The cache is keyed by the
 sources, the compiler and the flags; two builders at once do the work twice and agree, because a library appears under
 its name by rename only.
 """
@@ -12,14 +12,13 @@ import os
 import platform
 import shutil
 import subprocess
-import sysconfig
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hindmost.errors import HindmostError
 from hindmost.native import mpi
-from hindmost.ring.native import abi
+from hindmost.ring.native import ABI
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,7 +70,7 @@ def library(kind: str, environ: Mapping[str, str] = os.environ, launcher: Path |
     Raises BuildError, one line with the remedy, when it cannot be built or kept.
     """
     command = [*compiler(environ), *FLAGS, *_flags(kind, environ, launcher)]
-    name = f"ring-{abi()}" if kind == "ring" else kind
+    name = f"{kind}-{ABI}" if kind == "ring" else kind
     target = cache_directory(environ) / f"{name}-{_key(kind, command)}.so"
     if not target.exists():
         _build(command, _files(kind), target, environ)
@@ -83,9 +82,7 @@ def _files(kind: str) -> list[Path]:
 
 
 def _flags(kind: str, environ: Mapping[str, str], launcher: Path | None) -> tuple[str, ...]:
-    if kind == "pmpi":
-        return mpi.features(launcher, environ)
-    return (f"-I{sysconfig.get_path('include')}",) if kind == "ring" else ()
+    return mpi.features(launcher, environ) if kind == "pmpi" else ()
 
 
 def _key(kind: str, command: list[str]) -> str:

@@ -1,10 +1,12 @@
-"""The extension in C, for events and hooks of torch, where ``HINDMOST_RING_MODULE`` names one that fits."""
+"""The extension in C, for events and hooks of torch, where ``HINDMOST_RING_MODULE`` names one and it fits.
+
+One build serves every CPython that has the GIL (``native/python_abi.h``), whichever of them runs ``hindmost``.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,6 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hindmost.ring.writer import WriteEvent
+
+
+#: What the file name of a build holds that uses the stable ABI, and nothing that changes between versions.
+ABI = "abi3"
 
 
 class NativeRing(Protocol):
@@ -27,11 +33,10 @@ class NativeRing(Protocol):
 def load(environ: Mapping[str, str] = os.environ) -> Any | None:
     """The extension module; None where there is none, or where it does not fit this interpreter.
 
-    It is never built here: compiling has no place in a training process. An interpreter without the GIL goes without
-    it, because loading an extension that was built for the GIL would bring the GIL back.
+    It is never built here: compiling has no place in a training process.
     """
     path = environ.get("HINDMOST_RING_MODULE", "")
-    if not path or abi() not in os.path.basename(path) or not has_gil():  # noqa: PTH119 - pathlib is slow to import
+    if not path or ABI not in os.path.basename(path) or not fits():  # noqa: PTH119 - pathlib is slow to import
         return None
     try:
         loader = ExtensionFileLoader("_ring", path)
@@ -54,11 +59,11 @@ def open_ring(memory: Any, capacity: int, environ: Mapping[str, str] = os.enviro
     return ring
 
 
-def abi() -> str:
-    """What the file name of an extension for this interpreter holds, such as ``cpython-312-x86_64-linux-gnu``."""
-    return str(sysconfig.get_config_var("SOABI"))
-
-
 def has_gil() -> bool:
     """Whether one thread at a time runs Python."""
     return bool(getattr(sys, "_is_gil_enabled", lambda: True)())
+
+
+def fits() -> bool:
+    """Whether this interpreter can load it: objects of free-threaded builds are laid out otherwise, GIL or not."""
+    return sys.implementation.name == "cpython" and "t" not in sys.abiflags
