@@ -31,9 +31,6 @@ _HOST_FIRST = (*_SYSTEM, "input", "h2d", "compute")
 #: Where GPU phases were timed, what the host does late may be hidden by work still queued: the GPU's own word first.
 _GPU_FIRST = (*_SYSTEM, "compute", "input", "h2d")
 
-#: Forward and the first of backward are seen, which is a third of the computing at least.
-_MOST_HIDDEN = 3.0
-
 
 @dataclass(frozen=True)
 class Cause:
@@ -57,7 +54,7 @@ def explain(blocks: Blocks, row: int, columns: Array, settings: Settings) -> Cau
     large = settings.large_effect * blocks.step_ns
     held = _typical_steps(blocks.excess[row, columns], _sampled(blocks, row, columns), large)
     columns, excess = columns[held], average(blocks.excess[row, columns][held])
-    shares = _bounded(_shares(blocks, row, columns), excess)
+    shares = _bounded(_shares(blocks, row, columns, settings), excess)
     if not shares or not excess > 0:
         return Cause("unknown")
     fractions = {name: float(np.clip(ns / excess, 0.0, 1.0)) for name, ns in shares.items()}
@@ -68,7 +65,7 @@ def explain(blocks: Blocks, row: int, columns: Array, settings: Settings) -> Cau
             finer = slow_computing.finer(blocks, row, columns, since, settings) if name == "compute" else None
             why, remark = finer or (name, None)
             hides = blocks.overlapped and name == "compute"
-            beyond = float(np.clip(shares[name] / excess, 1.0, _MOST_HIDDEN)) if hides else 1.0
+            beyond = float(np.clip(shares[name] / excess, 1.0, settings.most_hidden)) if hides else 1.0
             return Cause(why, fractions[name], name if why == "unknown" else None, listed, remark, beyond)
     best = max(fractions, key=lambda name: fractions[name])
     return Cause("unknown", fractions[best], best if fractions[best] > 0 else None, listed)
@@ -107,10 +104,10 @@ def _bounded(shares: dict[str, float], excess: float) -> dict[str, float]:
     return {name: ns * excess / total if name in exclusive else ns for name, ns in shares.items()}
 
 
-def _shares(blocks: Blocks, row: int, columns: Array) -> dict[str, float]:
+def _shares(blocks: Blocks, row: int, columns: Array, settings: Settings) -> dict[str, float]:
     """Cause to ns a step of the excess that its measurement accounts for."""
     parts = blocks.parts
-    found = _of_memory(blocks, row, columns)
+    found = _of_memory(blocks, row, columns, settings)
     for phase in ("checkpoint", "gc"):  # what happens now and then: not seen is not happened
         if phase in parts:
             found[phase] = excess_of(np.nan_to_num(parts[phase]), row, columns)
@@ -123,30 +120,28 @@ def _shares(blocks: Blocks, row: int, columns: Array) -> dict[str, float]:
             blocked = parts.get("self_blocked", np.zeros_like(parts["self_cpu"]))
             found |= _of_files(blocks, row, columns, excess_of(blocked, row, columns), found)
             if "self_runqueue" in parts:
-                _charge_late(blocks, row, columns, found)
+                _charge_late(blocks, row, columns, found, settings)
         return found
     if "runqueue" in parts:
         queue = parts["runqueue"]  # of some steps only, where the probe spares its time: of the others nobody knows
         cpu = parts.get("cpu", np.zeros_like(queue))
         found["cpu_contention"] = _of_processor(blocks, row, columns, cpu, queue)["cpu_contention"]
         more = excess_of(cpu, row, columns)
-        if more <= _NO_MORE * average(blocks.excess[row, columns]):  # whoever computes more also queues more
-            found["cpu_contention"] = max(found["cpu_contention"], _of_threads(blocks, row, columns, found))
+        if more <= settings.queue_without_work * average(
+            blocks.excess[row, columns]
+        ):  # whoever computes more also queues more
+            found["cpu_contention"] = max(found["cpu_contention"], _of_threads(blocks, row, columns, found, settings))
     computing = [excess_of(block, row, columns) for block in _computing(blocks)]
     if "gpu_forward" in parts and "gpu_backward" in parts and blocks.computing is None:
         computing.append(_hidden_backward(blocks, row, columns))
     if computing:
         # Phases that wait for others inside shrink where the rank is late: only what grew speaks of the rank itself.
         more = sum(max(ns, 0.0) for ns in computing) - max(found.get("cpu_contention", 0.0), 0.0)
-        found["blocked" if _is_idle(blocks, row, columns) else "compute"] = more
+        found["blocked" if _is_idle(blocks, row, columns, settings) else "compute"] = more
     return found
 
 
-#: Major page faults a second beyond the peers', from which on a rank is the one that its node's memory is short for.
-_FAULTS = 10.0
-
-
-def _of_memory(blocks: Blocks, row: int, columns: Array) -> dict[str, float]:
+def _of_memory(blocks: Blocks, row: int, columns: Array, settings: Settings) -> dict[str, float]:
     """Ns a step in which tasks of the rank's node stood still for memory, beyond the nodes of its peers.
 
     On one node all ranks see the same pressure: there it is this rank's own if its page faults alone read from disk.
@@ -156,7 +151,10 @@ def _of_memory(blocks: Blocks, row: int, columns: Array) -> dict[str, float]:
     if pressure is None or not pressure[row] > 0:
         return {}
     beyond = pressure[row] - np.nan_to_num(float(median(np.delete(pressure, row))))
-    if faults is not None and faults[row] >= 3 * np.nan_to_num(float(median(np.delete(faults, row)))) + _FAULTS:
+    if (
+        faults is not None
+        and faults[row] >= 3 * np.nan_to_num(float(median(np.delete(faults, row)))) + settings.major_faults
+    ):
         beyond = pressure[row]
     return {"memory": float(beyond) * blocks.step_ns} if beyond > 0 else {}
 
@@ -181,19 +179,13 @@ def _of_processor(blocks: Blocks, row: int, columns: Array, cpu: Floats, runqueu
     return {"cpu_contention": float(queued - shared), "compute": float(more + shared)}
 
 
-#: Computing of this share of the excess is too little to be what a rank queues for.
-_NO_MORE = 0.1
-#: Share of the step that a main thread must wait for a CPU, beyond its peers, before what its process waits counts.
-_STARVED = 0.05
-
-
-def _of_threads(blocks: Blocks, row: int, columns: Array, found: dict[str, float]) -> float:
+def _of_threads(blocks: Blocks, row: int, columns: Array, found: dict[str, float], settings: Settings) -> float:
     """Ns a step in which threads of a starved process waited for a CPU, up to what is left of its excess.
 
     The steps know of the main thread only, which waits in backward for the thread that computes it.
     """
     waited = starving.of_process(blocks, row, columns)
-    if not waited or waited[0] < _STARVED * average(blocks.period[columns]):
+    if not waited or waited[0] < settings.starved * average(blocks.period[columns]):
         return 0.0
     marked = sum(max(found.get(name, 0.0), 0.0) for name in ("gc", "checkpoint"))
     late = max(average(blocks.excess[row, columns]) - marked, 0.0)
@@ -202,14 +194,14 @@ def _of_threads(blocks: Blocks, row: int, columns: Array, found: dict[str, float
     return float(min(max(waited), late))
 
 
-def _charge_late(blocks: Blocks, row: int, columns: Array, found: dict[str, float]) -> None:
+def _charge_late(blocks: Blocks, row: int, columns: Array, found: dict[str, float], settings: Settings) -> None:
     """Count time off the CPU as waiting for one as far as the whole process is known to have waited.
 
     The kernel charges a wait when it pleases, above all of a control group that is out of its quota.
     """
     unknown = max(found.get("blocked", 0.0), 0.0)
     queued = max(found.get("cpu_contention", 0.0), 0.0)
-    late = min(unknown, max(_of_threads(blocks, row, columns, found) - queued, 0.0))
+    late = min(unknown, max(_of_threads(blocks, row, columns, found, settings) - queued, 0.0))
     if late > 0:
         found["blocked"], found["cpu_contention"] = unknown - late, queued + late
 
@@ -257,16 +249,12 @@ def _computing(blocks: Blocks) -> list[Floats]:
     return found
 
 
-#: Computing on the host that uses less of a CPU than this is no computing but waiting for something.
-_IDLE = 0.2
-
-
-def _is_idle(blocks: Blocks, row: int, columns: Array) -> bool:
+def _is_idle(blocks: Blocks, row: int, columns: Array, settings: Settings) -> bool:
     """Whether the host's computing phases of this rank hardly used a CPU."""
     if "cpu" not in blocks.parts or "gpu_forward" in blocks.parts or blocks.computing is not None:
         return False
     busy = float(sum(median(block[row, columns]) for block in _computing(blocks)))
-    return float(median(blocks.parts["cpu"][row, columns])) < _IDLE * busy
+    return float(median(blocks.parts["cpu"][row, columns])) < settings.idle_cpu * busy
 
 
 def _hidden_backward(blocks: Blocks, row: int, columns: Array) -> float:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from hindmost_collector.align import Floats
     from hindmost_collector.blocks import Blocks
+    from hindmost_collector.settings import Settings
 
 SCHEMA = "hindmost.compare/1"
 #: Two standard errors: the interval that holds the true change in 19 of 20 cases.
@@ -46,10 +47,10 @@ class Measure:
     changed: bool | None = None
 
 
-def compare(a: Run, b: Run) -> dict[str, Any]:
+def compare(a: Run, b: Run, settings: Settings = DEFAULT) -> dict[str, Any]:
     """``hindmost.compare/1``: both jobs, the measures, and verdicts ``gone``, ``new`` and ``kept`` (as each has it)."""
-    reports = [judge(run).to_dict() for run in (a, b)]
-    series = [_series(run) for run in (a, b)]
+    reports = [judge(run, settings).to_dict() for run in (a, b)]
+    series = [_series(run, settings) for run in (a, b)]
     step = max(_typical(found.get("step")) for found in series)
     names = dict.fromkeys([*series[0], *series[1]])
     return {
@@ -62,9 +63,9 @@ def compare(a: Run, b: Run) -> dict[str, Any]:
     }
 
 
-def _series(run: Run) -> dict[str, Floats]:
+def _series(run: Run, settings: Settings) -> dict[str, Floats]:
     """Name to [S] ns a step of the typical rank; empty where steps cannot be told apart."""
-    blocks = blocks_of.build(run, DEFAULT) if not rows(run.operations) else None
+    blocks = blocks_of.build(run, settings) if not rows(run.operations) else None
     if blocks is None:
         return {}
     found = {"step": blocks.period, "mean_step": _block_means(blocks.period)}

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-#: Margin above the thresholds, and the share of names right there or further out, pooled so that it never falls.
+#: Margin above the thresholds: how many times as far as it must a name stands out, by its weakest criterion.
 MARGINS = (1.0, 1.2, 1.4, 2.0, 3.0, 5.0, 10.0)
+#: Share of names right at each of these margins or further out in simulated jobs, pooled so that it never falls.
 RIGHT = (0.65, 0.72, 0.85, 0.89, 0.93, 0.97, 0.99)
 
 

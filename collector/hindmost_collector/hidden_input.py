@@ -13,17 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hindmost_collector.blocks import Blocks
+    from hindmost_collector.settings import Settings
     from hindmost_collector.verdict import Verdict
 
-#: Input that is less of the step than this is not worth a note, whoever hides it.
-_WORTH_TELLING = 0.05
-#: … and where all ranks are alike.
-_OF_ALL = 0.15
-#: A rank whose input makes it late by this share of what it waits longer for it is not hidden.
-_SHOWS = 0.25
 
-
-def notes(blocks: Blocks, verdicts: Sequence[Verdict]) -> list[str]:
+def notes(blocks: Blocks, verdicts: Sequence[Verdict], settings: Settings) -> list[str]:
     """A sentence on input that costs nothing while GPUs hide it, and would if they became faster."""
     inputs = blocks.parts.get("input")
     on_gpu = any(name.startswith("gpu_") for name in blocks.parts)
@@ -34,11 +28,13 @@ def notes(blocks: Blocks, verdicts: Sequence[Verdict]) -> list[str]:
     longer = (level - np.nan_to_num(peers_median(level)))[:, 0]
     late = np.nan_to_num(median(blocks.excess, axis=1))
     blamed = {rank for one in verdicts if one.cause == "input" for rank in one.ranks}
-    least = _WORTH_TELLING * blocks.step_ns
-    rows = np.flatnonzero((longer > least) & (late < _SHOWS * longer) & ~np.isin(blocks.ranks, list(blamed)))
+    least = settings.hidden_input_rank * blocks.step_ns
+    rows = np.flatnonzero(
+        (longer > least) & (late < settings.hidden_input_shows * longer) & ~np.isin(blocks.ranks, list(blamed))
+    )
     typical = float(median(level))
     found = [_longer(blocks, rows, float(median(longer[rows])))] if len(rows) else []
-    if not blamed and typical > _OF_ALL * blocks.step_ns:
+    if not blamed and typical > settings.hidden_input_all * blocks.step_ns:
         found.append(f"every rank waits about {ms(typical)} a step for its input; {_HIDDEN}")
     return found
 

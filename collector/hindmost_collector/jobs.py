@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hindmost_collector.model import RUNNING, world_size
+from hindmost_collector.settings import DEFAULT
 from hindmost_collector.stall import StallWatch
 from hindmost_collector.totals import RankTotals
 from hindmost_collector.window import Window
@@ -18,16 +19,17 @@ if TYPE_CHECKING:
     from hindmost_collector.columns import Words
     from hindmost_collector.definitions import Definitions
     from hindmost_collector.model import Run
+    from hindmost_collector.settings import Settings
 
 
 class LiveJob:
     """One job in memory. Rebuilt from the next minutes of data when the collector restarts."""
 
-    def __init__(self, job: str, now_ns: int, command: str | None = None) -> None:
+    def __init__(self, job: str, now_ns: int, command: str | None = None, settings: Settings = DEFAULT) -> None:
         self.id, self.command = job, command
         self.started_ns = self.heard_ns = now_ns
         self.window, self.totals = Window(), RankTotals()
-        self.stall = StallWatch()
+        self.stall = StallWatch(settings)
         self.window.command, self.window.started_ns = command, now_ns
         self.report: Mapping[str, Any] | None = None
         self.exit_code: int | None = None

@@ -60,6 +60,9 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
 
     Never raises for missing or contradictory data: what cannot be judged is ``insufficient_data``, and says why.
     """
+    told = settings.told()
+    if told and told not in run.notes:
+        run = replace(run, notes=(*run.notes, told))
     if rows(run.operations):
         return pipeline.judge(run, settings)
     run = telemetry.with_gpus(run)
@@ -74,11 +77,11 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     if stop is not None:
         found.append(of_hang(stop, run))
     elif run.job.source == "hindmost":  # elsewhere nobody vouches for what numbers count
-        found += of_mismatch(mismatch.find(run), run)
+        found += of_mismatch(mismatch.find(run, settings), run)
     if blocks is not None:
         slow, hidden = _slow(run, blocks, settings, parted=any(one.kind == "desync" for one in found))
         found += slow
-        notes += [*hidden, *hidden_input.notes(blocks, found)]
+        notes += [*hidden, *hidden_input.notes(blocks, found, settings)]
     notes += [*profiled.notes(blocks, phases.training(run.steps)), *horovod.notes(run)]
     if not found:
         found.append(_nothing(run, blocks, settings))

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     Named = Callable[[str], str]
 
 PREFIX = "HINDMOST_COLLECTOR_"
+#: The table of the TOML file that holds thresholds.
+JUDGE = "judge"
 #: What Kubernetes puts into every container beside a Service named hindmost-collector, after the prefix: no settings.
 _OF_A_SERVICE = re.compile(r"service_host|service_port(_\w+)?|port_\d+_(tcp|udp|sctp)(_(proto|port|addr))?")
 #: What a value of the wrong kind is told.
@@ -58,7 +60,7 @@ def resolve(flags: Mapping[str, Any], environ: Mapping[str, str], config: Path |
     """
     known = {field.name: type(field.default) for field in fields(Options)}
     layers = [
-        _Layer(_read(config) if config else {}, lambda name: f"{config}: {name}"),
+        _Layer(_settings(config) if config else {}, lambda name: f"{config}: {name}"),
         _Layer(_from_environment(environ), variable),
         _Layer({name: value for name, value in flags.items() if value is not None}, flag),
     ]
@@ -69,7 +71,7 @@ def resolve(flags: Mapping[str, Any], environ: Mapping[str, str], config: Path |
             if name not in known:
                 raise UsageError(f"{layer.named(name)} is no setting; settings are {', '.join(sorted(known))}")
             written[name] = layer.named(name)
-            values[name] = _converted(written[name], value, known[name])
+            values[name] = converted(written[name], value, known[name])
     options = Options(**values)
     _check(options, lambda name: written.get(name, flag(name)))
     return options
@@ -82,7 +84,13 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in ours.items() if not _OF_A_SERVICE.fullmatch(key)}
 
 
-def _read(path: Path) -> Mapping[str, Any]:
+def _settings(config: Path) -> Mapping[str, Any]:
+    """What a TOML file sets of the collector itself: tables are others' (``thresholds``)."""
+    return {name: value for name, value in read(config).items() if name != JUDGE}
+
+
+def read(path: Path) -> Mapping[str, Any]:
+    """What a TOML file holds. Raises UsageError."""
     toml: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
         settings: Mapping[str, Any] = toml.loads(path.read_text(encoding="utf-8"))
@@ -93,7 +101,8 @@ def _read(path: Path) -> Mapping[str, Any]:
     return settings
 
 
-def _converted(written: str, value: Any, kind: type) -> Any:
+def converted(written: str, value: Any, kind: type) -> Any:
+    """A value as the kind that a setting has. Raises UsageError that names it as it was ``written``."""
     if kind is bool and isinstance(value, str):
         if value.lower() in {"1", "true", "yes", "0", "false", "no", ""}:
             return value.lower() in {"1", "true", "yes"}

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from hindmost_proto import telemetry_pb2 as wire
 
+from hindmost_collector.settings import DEFAULT
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from hindmost_collector.model import Run
+    from hindmost_collector.settings import Settings
 
     Judge = Callable[[Run], Any]
 
@@ -27,10 +30,10 @@ QUIET = frozenset({"balanced", "insufficient_data"})
 STOPS = frozenset({"hang", "desync"})
 
 
-def load_judge() -> Judge:
+def load_judge(settings: Settings = DEFAULT) -> Judge:
     """``hindmost_collector.judge.judge``, imported late: it is heavy, and a collector receives before it judges."""
-    judge: Judge = importlib.import_module("hindmost_collector.judge").judge
-    return judge
+    judge: Callable[[Run, Settings], Any] = importlib.import_module("hindmost_collector.judge").judge
+    return lambda run: judge(run, settings)
 
 
 def judged(run: Run, judge: Judge) -> dict[str, Any]:
@@ -154,7 +157,9 @@ class Judging:
         share: float = 0.05,
         clock: Callable[[], float] = time.monotonic,
         cpu: Callable[[], float] = time.thread_time,
+        settings: Settings = DEFAULT,
     ) -> None:
+        self._settings = settings
         self._period, self._share, self._clock, self._cpu = period_s, share, clock, cpu
         self._next: dict[str, float] = {}
         self._least: dict[str, float] = {}
@@ -182,7 +187,7 @@ class Judging:
         began, used = self._clock(), self._cpu()
         try:
             if self.judge is None:
-                self.judge = load_judge()
+                self.judge = load_judge(self._settings)
                 used = self._cpu()
             return judged(run(), self.judge)
         except Exception:

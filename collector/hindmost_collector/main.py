@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 
 from hindmost_collector import relay
 from hindmost_collector.serving import serve
+from hindmost_collector.settings import DEFAULT
 
 if TYPE_CHECKING:
     from hindmost_collector.options import Options
+    from hindmost_collector.settings import Settings
 
 
 #: How long a thread that writes or judges may keep the event loop waiting for the interpreter's lock.
@@ -43,7 +45,7 @@ class JsonLines(logging.Formatter):
         return json.dumps(fields)
 
 
-def run_collector(options: Options) -> int:
+def run_collector(options: Options, settings: Settings = DEFAULT) -> int:
     """Serve until SIGTERM or SIGINT, or the end of stdin where held; 0."""
     handler = logging.StreamHandler(sys.stderr)
     text = logging.Formatter("%(asctime)s hindmost collector: %(levelname)s: %(message)s")
@@ -55,7 +57,7 @@ def run_collector(options: Options) -> int:
     _few_arenas()
     gc.freeze()
     gc.set_threshold(*GARBAGE)
-    return asyncio.run(_serve(options))
+    return asyncio.run(_serve(options, settings))
 
 
 def _few_arenas() -> None:
@@ -64,9 +66,11 @@ def _few_arenas() -> None:
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 2)
 
 
-async def _serve(options: Options) -> int:
+async def _serve(options: Options, settings: Settings) -> int:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    return await (relay.serve if options.relay_to else serve)(options, stopped)
+    if options.relay_to:
+        return await relay.serve(options, stopped)
+    return await serve(options, stopped, settings)

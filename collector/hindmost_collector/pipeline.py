@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from hindmost_collector.settings import Settings
 
 _WORK = ("forward-compute", "backward-compute")
-#: A stage whose work is this much longer than the typical stage's has more of it.
-_UNEVEN = 1.1
 
 
 def judge(run: Run, settings: Settings) -> Report:
@@ -112,7 +110,7 @@ def _uneven(
     names_of = np.unique(stages[healthy])
     level = np.array([np.median(work[healthy][stages[healthy] == stage]) for stage in names_of])
     usual = float(np.median(level))
-    heavy = names_of[level > _UNEVEN * usual]
+    heavy = names_of[level > settings.uneven_stage * usual]
     if len(heavy) == 0:
         return None
     gain = _saving(built, measured, _is_work(built) & np.isin(built.stage, heavy))

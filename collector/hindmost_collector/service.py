@@ -23,6 +23,7 @@ from hindmost_collector.remote_write_http import Receiver
 from hindmost_collector.scrape import Scrape
 from hindmost_collector.sealing import finish as seal
 from hindmost_collector.sealing import note
+from hindmost_collector.settings import DEFAULT
 from hindmost_collector.tending import tend
 from hindmost_collector.unbroken import Unbroken
 from hindmost_collector.watching import Watch
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from hindmost_collector.options import Options
     from hindmost_collector.recording import Store
+    from hindmost_collector.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +48,8 @@ JOB_LIMIT = 1000
 class Collector:
     """All parts, wired. ``start`` before anything else; ``stop`` is safe at any time."""
 
-    def __init__(self, options: Options, store: Store | None) -> None:
-        self.options = options
+    def __init__(self, options: Options, store: Store | None, settings: Settings = DEFAULT) -> None:
+        self.options, self.settings = options, settings
         self.clock = JobClock(store.clock if store else None)
         self.definitions = Definitions()
         self.decoder = Decoder(self.definitions)
@@ -62,7 +64,7 @@ class Collector:
         )
         self.recorder = Recorder(store, self.decoder.words, self.definitions, options.memory_mib << 20)
         self.jobs: dict[str, LiveJob] = {}
-        self.judging = Judging(options.judge_seconds)
+        self.judging = Judging(options.judge_seconds, settings=settings)
         self.lag = Lag()
         self.scrape = Scrape(self)
         self.remote = self._remote_write()
@@ -109,7 +111,7 @@ class Collector:
         job = self.jobs.get(name)
         if job is None:
             command = self.options.command if name == self.options.job_id else None
-            job = self.jobs[name] = LiveJob(name, self.clock.now(), command or None)
+            job = self.jobs[name] = LiveJob(name, self.clock.now(), command or None, self.settings)
         return job
 
     async def _ticks(self) -> None:

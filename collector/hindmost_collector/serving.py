@@ -14,15 +14,17 @@ from hindmost.errors import HindmostError
 
 from hindmost_collector.awaiting import store_and_page
 from hindmost_collector.service import Collector
+from hindmost_collector.settings import DEFAULT
 from hindmost_collector.store.clickhouse_client import Unreachable, is_url, parse
 
 if TYPE_CHECKING:
     from hindmost_collector.options import Options
+    from hindmost_collector.settings import Settings
 
 log = logging.getLogger(__name__)
 
 
-async def serve(options: Options, stopped: asyncio.Event) -> int:
+async def serve(options: Options, stopped: asyncio.Event, settings: Settings = DEFAULT) -> int:
     """Run a collector until ``stopped``, or until stdin ends where it is held."""
     try:
         store, page = await store_and_page(options, stopped)
@@ -31,7 +33,7 @@ async def serve(options: Options, stopped: asyncio.Event) -> int:
             raise
         log.info("stopped: the store never answered")
         return 0
-    collector = Collector(options, store)
+    collector = Collector(options, store, settings)
     try:
         addresses = await collector.start(page)
     except HindmostError:

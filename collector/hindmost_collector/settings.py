@@ -1,71 +1,210 @@
-"""The thresholds of every decision, each with its reason. A field can be set; nothing else in the judge is tunable."""
+"""The thresholds of every decision: the one table of value, unit, range and reason that can be set.
+
+What a method is built of, and another value of which would make it another method, stands beside that method;
+``docs/thresholds.md`` lists both, and is made from here and from there.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from math import isnan
+from typing import Any
+
+#: Units that several thresholds have.
+STEP, EXCESS = "of the step", "of the excess"
+
+
+def _of(default: float, unit: str, low: float, high: float, reason: str) -> Any:
+    return field(default=default, metadata={"unit": unit, "low": low, "high": high, "reason": reason})
 
 
 @dataclass(frozen=True)
 class Settings:
-    """When to name a rank and when to abstain. Ratios are 0 to 1; counts are of steps unless they say otherwise."""
+    """When to name a rank and when to abstain: a field is a name for ``--set``, for ``[judge]`` in a TOML file and, in
+    capitals after ``HINDMOST_JUDGE_``, for the environment.
+    """
 
-    #: Below this nobody acts on a name: GPUs of one model differ by about 1 % from silicon alone.
-    min_effect: float = 0.01
-    #: What a repair must save, as a share of the step. Less than the effect: noise hides a part of any excess.
-    min_cost: float = 0.004
-    #: Where ranks share CPUs, caches and clocks alone make the same work differ by some 10 % in CPU time.
-    min_demand: float = 0.15
-    #: With fewer than four ranks there is no crowd to compare with: two healthy GPUs differ by up to 2 %.
-    min_effect_of_few: float = 0.02
-    #: Fewer measured steps cannot tell a habit from an accident, unless the effect is ``large_effect``.
-    min_steps: int = 10
-    #: At a fifth of the step three steps in a row are enough: what is that large is no noise of a healthy job.
-    large_effect: float = 0.2
-    min_steps_when_large: int = 3
-    #: Median over blocks of steps against their standard error; at five, normal noise errs once in a million.
-    min_z: float = 5.0
-    #: The excess against how much healthy ranks differ among themselves, beyond the most extreme that chance makes of
-    #: so many: standard deviations, times 1.6 with 4 ranks, 2.2 with 1,024.
-    min_spread_ratio: float = 3.0
-    #: Share of time blocks in which the rank must be late by at least half of its typical excess.
-    min_consistency: float = 0.85
-    #: Share of steps in which the rank must be later than all of seven healthy ones; chance gives one in eight.
-    min_latest: float = 0.5
-    #: A cost below this share of everything the ranks wait is drowned in noise that has no owner.
-    min_share_of_waste: float = 0.12
-    #: A cause must explain this much of the excess, or the cause is unknown.
-    min_explained: float = 0.8
-    #: A step that is later than the rank's typical one by this share of the step time is a stall.
-    stall_effect: float = 0.1
-    #: Stalls, apart in time, before a rank is called intermittent, and their share of all stalls in the job.
-    min_stalls: int = 5
-    min_stall_share: float = 0.6
-    #: What ranks lose a step by not being alike, as a share of it, before uneven work is looked for.
-    min_uneven: float = 0.03
-    #: How much the work of a step must vary; kernels of equal work vary by about 1 %.
-    min_swing: float = 0.03
-    #: Share of the variance of who is late that the work must account for.
-    min_uneven_explained: float = 0.5
-    #: Leading steps longer than this multiple of the median are warm-up (allocation, autotuning, file caches).
-    warmup_ratio: float = 1.5
-    #: At most this share of the run can be warm-up.
-    max_warmup: float = 0.25
-    #: Input of the typical rank above this share of the step makes the whole job input-bound.
-    input_bound: float = 0.2
-    #: Whoever watches shall know of a hang this many p99 steps after it began, and not before ``hang_seconds`` unless
-    #: by ``hang_way_seconds``: a look at ranks that stand still arrives and is judged within half a second, on a busy
-    #: host within one. An operation is given the time that is left.
-    hang_steps: float = 3.0
-    hang_seconds: float = 5.0
-    hang_way_seconds: float = 1.0
-    #: Where the rank that did not come writes a checkpoint, the others wait for a minute as a matter of course.
-    hang_checkpoint_seconds: float = 60.0
+    min_effect: float = _of(0.01, STEP, 0, 1, "nobody acts on less: GPUs of one model differ by about 1 %")
+    min_cost: float = _of(0.004, STEP, 0, 1, "what a repair must save; less than the effect: noise hides a part of it")
+    min_demand: float = _of(
+        0.15,
+        "of the peers'",
+        0,
+        10,
+        "CPU time beyond the peers', where ranks share CPUs: caches and clocks alone make some 10 % there",
+    )
+    min_effect_of_few: float = _of(
+        0.02, STEP, 0, 1, "fewer than four ranks are no crowd to compare with: two healthy GPUs differ by up to 2 %"
+    )
+    min_steps: int = _of(10, "steps", 1, 100_000, "fewer cannot tell a habit from an accident")
+    large_effect: float = _of(
+        0.2, STEP, 0, 10, "what is that large is no noise of a healthy job: `min_steps_when_large` steps are enough"
+    )
+    min_steps_when_large: int = _of(3, "steps", 1, 100_000, "one may be an accident, two may be its echo")
+    min_z: float = _of(
+        5.0, "standard errors", 0, 1000, "the excess against its own; at five, normal noise errs once in a million"
+    )
+    min_spread_ratio: float = _of(
+        3.0,
+        "standard deviations",
+        0,
+        1000,
+        "the excess against how much healthy ranks differ, beyond the most extreme that chance makes of so many: times"
+        " 1.6 with 4 ranks, 2.2 with 1,024",
+    )
+    min_consistency: float = _of(
+        0.85, "of the run's blocks", 0, 1, "in these a habit shows, by half of its typical excess; an accident does not"
+    )
+    min_latest: float = _of(
+        0.5, "of the steps", 0, 1, "in these a rank is later than all of seven healthy ones; chance gives one in eight"
+    )
+    min_share_of_waste: float = _of(
+        0.12, "of all waiting", 0, 1, "a smaller part is drowned in noise that has no owner"
+    )
+    min_explained: float = _of(0.8, EXCESS, 0, 1, "what a cause must explain: the rest is within what phases scatter")
+    stall_effect: float = _of(0.1, STEP, 0, 1000, "how late one step must be to be a stall: jitter is below that")
+    min_stalls: int = _of(5, "stalls", 1, 100_000, "apart in time: fewer may have met one rank by chance")
+    min_stall_share: float = _of(
+        0.6, "of all stalls", 0, 1, "a rank that has fewer shares whatever it is with the others"
+    )
+    min_uneven: float = _of(
+        0.03, STEP, 0, 1, "what ranks lose by not being alike, before it is looked for whether their work is"
+    )
+    min_swing: float = _of(0.03, "of the work", 0, 10, "how much it must vary; kernels of equal work vary by about 1 %")
+    min_uneven_explained: float = _of(
+        0.5, "of the variance", 0, 1, "of who is late: less, and most of it is something else than the work"
+    )
+    uneven_stage: float = _of(
+        1.1, "times the typical stage", 1, 100, "embedding and norms alone make stages differ by some per cent"
+    )
+    warmup_ratio: float = _of(
+        1.5, "times the median step", 1, 1000, "leading steps beyond are warm-up: allocation, autotuning, file caches"
+    )
+    max_warmup: float = _of(0.25, "of the run", 0, 1, "what lasts longer is how the job is")
+    input_bound: float = _of(0.2, STEP, 0, 1, "the typical rank's input: a fifth of the job's time is worth a loader")
+    hidden_input_rank: float = _of(
+        0.05,
+        STEP,
+        0,
+        1,
+        "input of one rank beyond its peers' that hides and is worth a note: it would show on faster GPUs",
+    )
+    hidden_input_all: float = _of(0.15, STEP, 0, 1, "the same of all ranks: what all have is more usual")
+    hidden_input_shows: float = _of(
+        0.25, "of the longer input", 0, 1, "a rank that comes late by that much of it hides nothing"
+    )
+    network_longer: float = _of(
+        1.2, "times the usual transfer", 1, 100, "healthy groups differ by topology, and neighbours come and go"
+    )
+    network_z: float = _of(
+        3.0, "standard errors", 0, 1000, "by which steps must have become longer, beside `min_z` of the transfers"
+    )
+    network_same_operations: float = _of(
+        0.1,
+        "of a step's operations",
+        0,
+        1,
+        "a step more or less is cut off at the ends; beyond, the job does other work",
+    )
+    network_compared: float = _of(
+        0.5, "of the transfers' time", 0, 1, "must be of messages seen often enough to know what they usually take"
+    )
+    host_bound_shortest_ms: float = _of(
+        12.0,
+        "ms",
+        0,
+        1e6,
+        "a GPU's clock is up to 3 ms off its host's: of shorter steps nobody can tell what was queued",
+    )
+    host_bound_queued: float = _of(
+        0.25, STEP, 0, 1, "work queued at a step's end on a GPU that its host keeps waiting; a busy one has 0.5 up"
+    )
+    host_bound_launching: float = _of(0.8, STEP, 0, 1, "for which the host launches: with less it waits for something")
+    host_bound_in_step: float = _of(
+        0.85,
+        "of the GPU's forward",
+        0,
+        1,
+        "the host's forward takes as long as its GPU's, which follows kernel by kernel",
+    )
+    host_bound_busy: float = _of(
+        0.93, "of the time", 0, 1, "a GPU that waits for launches has a kernel resident less; one synchronised has more"
+    )
+    host_bound_late: float = _of(
+        0.05,
+        STEP,
+        0,
+        1,
+        "the rank that the others wait for is as its peers: later, and it is its own host that is slow",
+    )
+    desync_agreed: int = _of(
+        10, "places", 1, 100_000, "at which all members ran one operation before: numbers mean the same on all of them"
+    )
+    foreign_memory_mb: float = _of(
+        600.0, "MB", 0, 1e9, "of other processes on a rank's GPU, beyond its peers': a mere driver context takes less"
+    )
+    work_differs: float = _of(0.01, "of the peers' work", 0, 1, "less is no reason for what `min_effect` lets through")
+    clocks_differ: float = _of(0.005, "of the clock", 0, 1, "clocks of healthy GPUs under load differ by silicon alone")
+    less_power: float = _of(
+        0.97, "of the peers' power", 0, 1, "below, a GPU is held back by something else than the limit that they share"
+    )
+    gpu_shared_unseen: float = _of(
+        0.1,
+        "of forward",
+        0,
+        10,
+        "by which it is longer before a GPU is suspected to be shared with what nobody recorded",
+    )
+    gpu_shared_optimizer: float = _of(
+        0.5, "of forward's slow-down", 0, 10, "whoever shares a GPU slows all that runs on it, the optimizer too"
+    )
+    most_hidden: float = _of(
+        3.0,
+        "times the lateness seen",
+        1,
+        100,
+        "forward and the first of backward are seen: a third of computing at least",
+    )
+    major_faults: float = _of(
+        10.0, "page faults a second", 0, 1e9, "beyond the peers', for a node's memory pressure to be this rank's own"
+    )
+    queue_without_work: float = _of(
+        0.1, EXCESS, 0, 1, "computing of more than that is what a rank queues for CPUs with: no contention of its own"
+    )
+    starved: float = _of(
+        0.05, STEP, 0, 1, "for which a main thread waits for a CPU beyond its peers, before its other threads' count"
+    )
+    idle_cpu: float = _of(0.2, "of a CPU", 0, 1, "computing on the host that uses less of one is waiting for something")
+    hang_steps: float = _of(
+        3.0, "slowest (p99) steps", 0, 1e6, "whoever watches is to know of a hang so soon after it began"
+    )
+    hang_seconds: float = _of(5.0, "s", 0, 86_400, "and not before: short steps stop for a moment now and then")
+    hang_way_seconds: float = _of(
+        1.0,
+        "s",
+        0,
+        3600,
+        "earlier than that, for stacks, look and judging to arrive: half of it, all on a busy host. An operation open"
+        " for `max(hang_seconds, hang_steps * p99) - hang_way_seconds` hangs",
+    )
+    hang_checkpoint_seconds: float = _of(
+        60.0,
+        "s",
+        0,
+        86_400,
+        "where the rank that did not come writes a checkpoint, the others wait as a matter of course",
+    )
 
     def patience_ns(self, step_ns: float) -> float:
         """How long an operation may be open in a job whose p99 step is ``step_ns`` (NaN: unknown)."""
         steps = self.hang_steps * (0.0 if isnan(step_ns) else step_ns)
         return max(self.hang_seconds * 1e9, steps) - self.hang_way_seconds * 1e9
+
+    def told(self) -> str | None:
+        """A sentence on what was set otherwise than it is by default; ``None`` where nothing was."""
+        values = ((one.name, getattr(self, one.name), one.default) for one in fields(self))
+        other = [f"{name} {value:g} (default {usual:g})" for name, value, usual in values if value != usual]
+        return f"Judged with other thresholds: {', '.join(other)}." if other else None
 
 
 DEFAULT = Settings()

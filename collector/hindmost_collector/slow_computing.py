@@ -19,15 +19,6 @@ if TYPE_CHECKING:
     from hindmost_collector.blocks import Blocks
     from hindmost_collector.settings import Settings
 
-#: Device memory of other processes on a rank's GPU, beyond its peers', that is no mere driver context.
-_FOREIGN_BYTES = 600e6
-#: Work must differ by this share to be a reason.
-_WORK_DIFFERS = 0.01
-#: Clocks of healthy GPUs under load differ by this share from silicon alone.
-_CLOCKS_DIFFER = 0.005
-#: Below this share of its peers' power a GPU is held back by something else than the limit that they share.
-_LESS_POWER = 0.97
-
 
 def finer(blocks: Blocks, row: int, columns: Array, since: int, settings: Settings) -> tuple[str, str | None]:
     """The cause of a rank's longer computing over these steps, and a sentence on what shows it.
@@ -41,12 +32,13 @@ def finer(blocks: Blocks, row: int, columns: Array, since: int, settings: Settin
     throttled = _throttled(blocks, row, columns, settings, now, before)
     if throttled is not None:
         return "gpu_throttle", throttled
-    alike = _all_slower(blocks, row, columns)
-    contended = _contended(now, before, row) if alike else None
+    alike = _all_slower(blocks, row, columns, settings)
+    contended = _contended(now, before, row, settings) if alike else None
     if contended is not None:
         return "gpu_contention", contended
     unseen = "gpu_optimizer" in blocks.parts and "sm_clock" in now and "foreign_memory" not in now
-    if alike and unseen and _longer(blocks, row, columns) >= _MUCH * _driven(blocks, row, columns):
+    much = settings.gpu_shared_unseen * _driven(blocks, row, columns)
+    if alike and unseen and _longer(blocks, row, columns) >= much:
         return (
             "unknown",
             "all that runs on its GPU is slower alike: its board, or a process that was not recorded",
@@ -61,7 +53,7 @@ def _more_work(blocks: Blocks, row: int, columns: Array, settings: Settings) -> 
     typical = median(blocks.work[:, columns], axis=1)
     mine, theirs = float(typical[row]), _peers(typical, row)
     longer = _longer(blocks, row, columns)
-    if not theirs > 0 or not mine > theirs * (1 + _WORK_DIFFERS) or longer <= 0:
+    if not theirs > 0 or not mine > theirs * (1 + settings.work_differs) or longer <= 0:
         return None
     due = (mine / theirs - 1) * _driven(blocks, row, columns)
     if not settings.min_explained * longer <= due <= longer / settings.min_explained:
@@ -81,7 +73,7 @@ def _throttled(
 ) -> str | None:
     """What a lower clock explains; ``None`` where it does not, or where it was as low while the rank was not late."""
     lower = _lower(now, row) - max(_lower(before, row), 0.0)
-    if not lower > _CLOCKS_DIFFER or not _held_back(now, row):
+    if not lower > settings.clocks_differ or not _held_back(now, row, settings):
         return None
     if lower * _driven(blocks, row, columns) < settings.min_explained * _longer(blocks, row, columns):
         return None
@@ -97,11 +89,11 @@ def _lower(levels: dict[str, Floats], row: int) -> float:
     return float(np.nan_to_num(_peers(clock, row) / clock[row] - 1))
 
 
-def _held_back(levels: dict[str, Floats], row: int) -> bool:
+def _held_back(levels: dict[str, Floats], row: int, settings: Settings) -> bool:
     """Whether the driver names a reason that the peers do not have, or less power is drawn; true where unmeasured."""
     power, reasons = levels.get("power"), levels.get("clock_reasons")
     told = [
-        bool(power[row] < _LESS_POWER * _peers(power, row)) if power is not None else None,
+        bool(power[row] < settings.less_power * _peers(power, row)) if power is not None else None,
         bool(_slowing(reasons[row]) & ~_slowing(_peers(reasons, row))) if reasons is not None else None,
     ]
     known = [one for one in told if one is not None]
@@ -147,13 +139,7 @@ def _driven(blocks: Blocks, row: int, columns: Array) -> float:
     return _usual(blocks, row, columns) if _clean(blocks) else average(blocks.period[columns])
 
 
-#: Forward must be this much longer before a GPU on which all is slower alike is suspected to be shared unseen.
-_MUCH = 0.1
-#: The optimizer must be slowed by this much of forward's slow-down: whoever shares a GPU slows all that runs on it.
-_ALIKE = 0.5
-
-
-def _all_slower(blocks: Blocks, row: int, columns: Array) -> bool:
+def _all_slower(blocks: Blocks, row: int, columns: Array, settings: Settings) -> bool:
     """Whether the optimizer is slower too, and not forward alone; true where either was not measured."""
     ratios = []
     for name in ("gpu_forward", "gpu_optimizer"):
@@ -164,19 +150,20 @@ def _all_slower(blocks: Blocks, row: int, columns: Array) -> bool:
             return True
         levels = median(block[:, columns], axis=1)
         ratios.append(float(levels[row] / _peers(levels, row)) - 1)
-    return ratios[1] >= _ALIKE * ratios[0]
+    return ratios[1] >= settings.gpu_shared_optimizer * ratios[0]
 
 
-def _contended(now: dict[str, Floats], before: dict[str, Floats], row: int) -> str | None:
+def _contended(now: dict[str, Floats], before: dict[str, Floats], row: int, settings: Settings) -> str | None:
     """Who else holds memory of the rank's GPU, beyond what peers' GPUs have."""
     foreign = now.get("foreign_memory")
     if foreign is None or np.isnan(foreign[row]):
         return None
     beyond = float(foreign[row] - np.nan_to_num(_peers(foreign, row)))
-    if not beyond > _FOREIGN_BYTES:
+    least = settings.foreign_memory_mb * 1e6
+    if not beyond > least:
         return None
     earlier = before.get("foreign_memory")
-    came = earlier is not None and bool(earlier[row] < foreign[row] - _FOREIGN_BYTES)
+    came = earlier is not None and bool(earlier[row] < foreign[row] - least)
     return f"another process holds {beyond / 2**30:.1f} GiB of its GPU's memory{', and did not before' if came else ''}"
 
 

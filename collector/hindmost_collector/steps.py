@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 #: Share of tokens that must equal those one period later; the rest may be checkpoints or evaluations.
 _ALIKE = 0.95
+#: Collectives of one step, at most: longer patterns repeat too seldom in a window to be found.
 _LONGEST_PERIOD = 4096
 #: Repetitions that a step may be: more layers than that are reduced in one bucket.
 _MOST = 512

@@ -7,6 +7,7 @@ import dataclasses
 import os
 from pathlib import Path
 
+from hindmost import thresholds
 from hindmost.errors import HindmostError
 
 #: gRPC's own event engine hands a message from thread to thread; its older poller does not, and halves what the library
@@ -29,7 +30,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
             parser.add_argument(flag(one.name), action=argparse.BooleanOptionalAction, help=told)
         else:
             parser.add_argument(flag(one.name), metavar=form or None, choices=choices or None, help=told)
-    parser.add_argument("--config", type=Path, metavar="FILE", help="settings as TOML")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings as TOML; thresholds under [judge]")
+    thresholds.configure(parser, config=False)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,7 +40,9 @@ def run(args: argparse.Namespace) -> int:
     os.environ.setdefault("GRPC_EXPERIMENTS", POLLER)  # read when the library is loaded
     from hindmost_collector.layers import resolve
 
-    options = resolve({name: value for name, value in vars(args).items() if name != "config"}, os.environ, args.config)
+    ours = ("config", "set")
+    options = resolve({name: value for name, value in vars(args).items() if name not in ours}, os.environ, args.config)
+    settings = thresholds.chosen(args.set, args.config)
     from hindmost_collector.main import run_collector
 
-    return run_collector(options)
+    return run_collector(options, settings)

@@ -8,10 +8,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hindmost import thresholds
 from hindmost.errors import HindmostError
 
 if TYPE_CHECKING:
     import argparse
+
+    from hindmost_collector.settings import Settings
 
 FORMATS = ("text", "json")
 
@@ -22,11 +25,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", type=Path, help=f"before: {what}")
     parser.add_argument("b", metavar="B", type=Path, help="after: another")
     parser.add_argument("--format", choices=FORMATS, default="text", help="default: text")
+    thresholds.configure(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Load both, compare, print. Exit code 0 whatever changed."""
-    found = compared(args.a, args.b)
+    found = compared(args.a, args.b, thresholds.chosen(args.set, args.config))
     if args.format == "json":
         sys.stdout.write(json.dumps(found, indent=1) + "\n")
         return 0
@@ -37,11 +41,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def compared(a: Path, b: Path) -> dict[str, Any]:
-    """``hindmost.compare/1`` of two recordings."""
+def compared(a: Path, b: Path, settings: Settings | None = None) -> dict[str, Any]:
+    """``hindmost.compare/1`` of two recordings, by the default thresholds unless others are given."""
     try:
         from hindmost_collector import sources
         from hindmost_collector.compare import compare
+        from hindmost_collector.settings import DEFAULT
     except ImportError as error:
         raise HindmostError(f"{error.name} is not installed: pip install 'hindmost[collector]'") from error
-    return compare(sources.load(a), sources.load(b))
+    return compare(sources.load(a), sources.load(b), settings or DEFAULT)

@@ -7,10 +7,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hindmost import thresholds
 from hindmost.errors import HindmostError, UsageError
 
 if TYPE_CHECKING:
     import argparse
+
+    from hindmost_collector.settings import Settings
 
 FORMATS = ("text", "json", "html", "csv")
 
@@ -26,6 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=FORMATS, default="text", help="default: text")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write there instead of standard output")
     parser.add_argument("--ranks", metavar="LIST", help="ranks that the table shows, like 0-3,17")
+    thresholds.configure(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,7 +38,8 @@ def run(args: argparse.Namespace) -> int:
     if isinstance(args.path, Path) and not args.path.exists():
         raise UsageError(f"{args.path}: no such file or directory; give a run directory or a folder of traces")
     color = args.output is None and sys.stdout.isatty()
-    told = [render(judged(one), args.format, chosen, color) for one in _recordings(args.path, args.format)]
+    settings = thresholds.chosen(args.set, args.config)
+    told = [render(judged(one, settings), args.format, chosen, color) for one in _recordings(args.path, args.format)]
     write("\n".join(told), args.output)
     return 0
 
@@ -56,14 +61,15 @@ def _place(text: str) -> Path | str:
     return text if "://" in text else Path(text)
 
 
-def judged(path: Path | str) -> dict[str, Any]:
-    """The report of a recording as ``hindmost.report/1``."""
+def judged(path: Path | str, settings: Settings | None = None) -> dict[str, Any]:
+    """The report of a recording as ``hindmost.report/1``, by the default thresholds unless others are given."""
     try:
         from hindmost_collector import sources
         from hindmost_collector.judge import judge
+        from hindmost_collector.settings import DEFAULT
     except ImportError as error:
         raise HindmostError(f"{error.name} is not installed: pip install 'hindmost[collector]'") from error
-    return judge(sources.load(path)).to_dict()
+    return judge(sources.load(path), settings or DEFAULT).to_dict()
 
 
 def parse_ranks(text: str) -> list[int]:

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from hindmost import launchers
+from hindmost import launchers, thresholds
 from hindmost.errors import HindmostError, UsageError
 from hindmost.supervise import foreground, summary
 from hindmost.supervise.session import Session, Wish
@@ -35,6 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="serve a page and /metrics while the job runs (default: on this machine's loopback, a free port)",
     )
     parser.add_argument("--listen", metavar="[HOST]:PORT", help="where to serve the page and /metrics instead")
+    thresholds.configure(parser, config=False)
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="the job, as you start it")
 
 
@@ -76,7 +77,13 @@ def _wish(args: argparse.Namespace) -> Wish:
         raise UsageError("what shall it run? hindmost run -- mpirun -np 4 python train.py")
     if args.listen and not args.live:
         raise UsageError("--listen says where to serve the page, --no-live that there shall be none; drop one")
-    return Wish(tuple(command), args.out, args.job_id, args.live, _endpoint(args.listen))
+    try:
+        thresholds.chosen(args.set)
+    except UsageError:
+        raise
+    except HindmostError:
+        pass  # no collector here: the session says so, and the job runs
+    return Wish(tuple(command), args.out, args.job_id, args.live, _endpoint(args.listen), tuple(args.set or ()))
 
 
 def _endpoint(text: str | None) -> str | None:

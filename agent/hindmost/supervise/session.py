@@ -33,6 +33,8 @@ class Wish:
     job_id: str | None = None
     live: bool = True
     listen: str | None = None
+    #: Thresholds of the judge, ``NAME=VALUE`` each.
+    thresholds: tuple[str, ...] = ()
 
 
 @dataclass
@@ -141,6 +143,7 @@ def _collector(
     host = place.address(launcher.remote_hosts(wish.command, environ))
     arguments = ["--listen", f"{host}:0", "--out", str(directory), "--job-id", job]
     arguments += ["--command", shlex.join(wish.command), "--launcher", launcher.NAME]
+    arguments += [f"--set={one}" for one in wish.thresholds]
     if wish.live:
         arguments += ["--http", wish.listen or f"{place.LOOPBACK}:0"]
     daemon = Daemon("collector", [*arguments, "--hold"], environ, directory / "logs" / "collector.log")

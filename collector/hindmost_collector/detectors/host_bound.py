@@ -19,19 +19,6 @@ if TYPE_CHECKING:
     from hindmost_collector.blocks import Blocks
     from hindmost_collector.settings import Settings
 
-#: A GPU's clock is up to 3 ms off its host's: of shorter steps nobody can tell what was queued.
-_SHORTEST_NS = 12e6
-#: Work queued at the end of a step on a GPU that its host keeps waiting, as a share of the step; a busy one has 0.5 up.
-_QUEUED = 0.25
-#: The host launches for this share of the step at least.
-_LAUNCHING = 0.8
-#: Forward takes the host as long as its GPU, which follows it kernel by kernel; a busy GPU takes longer.
-_IN_STEP = 0.85
-#: A GPU that waits for launches has a kernel resident less than this; one that is synchronised each step has more.
-_BUSY = 0.93
-#: The rank that the others wait for is at most so much later than its typical peer, as a share of the step.
-_ALIKE = 0.05
-
 
 @dataclass(frozen=True)
 class HostBound:
@@ -46,18 +33,22 @@ def find(blocks: Blocks, settings: Settings) -> HostBound | None:
     """Whether hosts hold the job back; ``None`` too where nothing shows it."""
     if blocks.ended is None or blocks.joined is None or not blocks.joined.gpu_time or np.isnan(blocks.ended).all():
         return None
-    if len(blocks.steps) < 2 * settings.min_steps or not blocks.step_ns >= _SHORTEST_NS or np.isnan(blocks.wait).all():
+    if (
+        len(blocks.steps) < 2 * settings.min_steps
+        or not blocks.step_ns >= settings.host_bound_shortest_ms * 1e6
+        or np.isnan(blocks.wait).all()
+    ):
         return None
     queued, launching = _of_latest(blocks, _queued(blocks)), _of_latest(blocks, _launching(blocks))
-    if not (queued <= _QUEUED and launching >= _LAUNCHING):
+    if not (queued <= settings.host_bound_queued and launching >= settings.host_bound_launching):
         return None
     latest = np.unique(np.argmin(blocks.wait, axis=0), return_counts=True)
     row = int(latest[0][np.argmax(latest[1])])
-    if float(median(blocks.excess[row])) > _ALIKE * blocks.step_ns:
+    if float(median(blocks.excess[row])) > settings.host_bound_late * blocks.step_ns:
         return None
     busy = blocks.gauge("utilization")
     resident = float(busy[row]) if busy is not None else float("nan")
-    if not _follows(blocks, resident):
+    if not _follows(blocks, resident, settings):
         return None
     return HostBound(launching, queued, 1 - resident)
 
@@ -83,9 +74,9 @@ def _launching(blocks: Blocks) -> Floats:
     return np.asarray((blocks.took - np.nan_to_num(blocks.parts.get("input", 0.0))) / blocks.period)
 
 
-def _follows(blocks: Blocks, resident: float) -> bool:
+def _follows(blocks: Blocks, resident: float, settings: Settings) -> bool:
     """Whether GPUs follow their hosts: a loop that waits for its GPU each step has nothing queued either."""
     host, gpu = blocks.parts.get("forward"), blocks.parts.get("gpu_forward")
     if host is not None and gpu is not None:
-        return _of_latest(blocks, host) >= _IN_STEP * _of_latest(blocks, gpu)
-    return resident < _BUSY
+        return _of_latest(blocks, host) >= settings.host_bound_in_step * _of_latest(blocks, gpu)
+    return resident < settings.host_bound_busy

@@ -17,9 +17,7 @@ from hindmost_collector.model import ERROR, rows
 if TYPE_CHECKING:
     from hindmost_collector.align import Array, Ints
     from hindmost_collector.model import Run, Table
-
-#: Places at which all members agreed before, so that numbers are known to mean the same on all of them.
-_AGREED = 10
+    from hindmost_collector.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class Mismatch:
     places: int
 
 
-def find(run: Run) -> Mismatch | None:
+def find(run: Run, settings: Settings) -> Mismatch | None:
     """The earliest such place of any communicator; ``None`` where there is none, or too little agreed to tell."""
     table = run.collectives
     if rows(table) == 0:
@@ -46,12 +44,12 @@ def find(run: Run) -> Mismatch | None:
     found = [
         one
         for comm in (np.unique(table["comm"][usable]) if len(names) > 1 else ())
-        if (one := _in_communicator(table, op, names, usable[table["comm"][usable] == comm])) is not None
+        if (one := _in_communicator(table, op, names, usable[table["comm"][usable] == comm], settings)) is not None
     ]
     return min(found, key=lambda one: one.start_ns, default=None)
 
 
-def _in_communicator(table: Table, op: Ints, names: list[str], held: Array) -> Mismatch | None:
+def _in_communicator(table: Table, op: Ints, names: list[str], held: Array, settings: Settings) -> Mismatch | None:
     if len(np.unique(op[held])) < 2 or _counted_apart(table, held):
         return None
     held = held[np.argsort(table["seq"][held], kind="stable")]
@@ -60,7 +58,7 @@ def _in_communicator(table: Table, op: Ints, names: list[str], held: Array) -> M
     size = np.diff(np.append(first, len(held)))
     differ = np.maximum.reduceat(op[held], first) != np.minimum.reduceat(op[held], first)
     places = np.flatnonzero(differ & (size > 2))
-    if len(places) == 0 or int(np.sum((size > 1)[: places[0]])) < _AGREED:
+    if len(places) == 0 or int(np.sum((size > 1)[: places[0]])) < settings.desync_agreed:
         return None
     members = held[first[places[0]] : first[places[0]] + size[places[0]]]
     common = int(np.argmax(np.bincount(op[members])))

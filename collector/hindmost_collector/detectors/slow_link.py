@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from hindmost_collector.blocks import Blocks
     from hindmost_collector.settings import Settings
 
-#: A transfer must take this much longer than its sisters': topology makes some difference between healthy groups.
-_LONGER = 1.2
-
 
 @dataclass(frozen=True)
 class SlowLink:
@@ -63,7 +60,7 @@ def _in_class(blocks: Blocks, klass: int, settings: Settings) -> list[tuple[set[
     for i, name in enumerate(names):
         more = transfers[i] - usual[i]
         level, base = float(median(more)), float(median(usual[i]))
-        if level < settings.min_effect * blocks.step_ns or level < (_LONGER - 1) * base:
+        if level < settings.min_effect * blocks.step_ns or level < (settings.network_longer - 1) * base:
             continue
         steady = float(np.mean(block_medians(more) >= level / 2)) >= settings.min_consistency
         if steady and level >= settings.min_z * standard_error(more):

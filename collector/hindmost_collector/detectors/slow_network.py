@@ -25,15 +25,6 @@ if TYPE_CHECKING:
     from hindmost_collector.model import Run
     from hindmost_collector.settings import Settings
 
-#: Transfers must take this much longer than before: neighbours in the network come and go, and so do small changes.
-_LONGER = 1.2
-#: The steps must become longer by so many standard errors of that.
-_SURE = 3.0
-#: Operations of a step may differ by this share: a step more or less is cut off at the ends.
-_ALIKE = 0.1
-#: Share of the transfers' time of a step that must be of messages which are seen often enough to be compared.
-_COMPARED = 0.5
-
 
 @dataclass(frozen=True)
 class SlowNetwork:
@@ -54,12 +45,12 @@ def find(run: Run, blocks: Blocks, settings: Settings) -> SlowNetwork | None:
         return None
     actual, ratio = _compared(blocks, settings)
     found = _slow_stretch(ratio, settings)
-    if found is None or not _same_mix(run, blocks, *found[:2]):
+    if found is None or not _same_mix(run, blocks, *found[:2], settings):
         return None
     first, stop, level = found
     took = float(median(actual[first:stop]))
     excess = took * level / (1 + level)
-    cost = _shown(blocks, first, stop, excess)
+    cost = _shown(blocks, first, stop, excess, settings)
     if cost < settings.min_effect * blocks.step_ns:
         return None
     return SlowNetwork(first, stop, took, took - excess, cost)
@@ -84,7 +75,7 @@ def _compared(blocks: Blocks, settings: Settings) -> tuple[Floats, Floats]:
     often = (seen >= settings.min_steps)[kind]
     actual = np.add.reduceat(np.where(often, took, 0.0), blocks.starts)
     expected = np.add.reduceat(np.where(often, usual[kind], 0.0), blocks.starts)
-    tells = (expected > 0) & (actual >= _COMPARED * np.add.reduceat(took, blocks.starts))
+    tells = (expected > 0) & (actual >= settings.network_compared * np.add.reduceat(took, blocks.starts))
     return actual, np.where(tells, actual / np.where(tells, expected, 1.0), np.nan)
 
 
@@ -108,13 +99,13 @@ def _slow_stretch(ratio: Floats, settings: Settings) -> tuple[int, int, float] |
     """[first, stop) in which transfers take longer by habit than in all steps before, and by what share of those."""
     if np.isnan(ratio).any():
         return None
-    edges = pieces(ratio, _LONGER - 1)
+    edges = pieces(ratio, settings.network_longer - 1)
     long = [ratio[a:b] for a, b in itertools.pairwise(edges) if b - a >= settings.min_steps]
     if len(long) < 2:
         return None
     usual = min(float(np.median(part)) for part in long)
     beyond = ratio / usual - 1
-    first, stop = stretch(beyond, _LONGER - 1)
+    first, stop = stretch(beyond, settings.network_longer - 1)
     before, part = beyond[:first], beyond[first:stop]
     if min(len(before), len(part)) < settings.min_steps:
         return None
@@ -122,25 +113,25 @@ def _slow_stretch(ratio: Floats, settings: Settings) -> tuple[int, int, float] |
     steady = float(np.mean(block_medians(part) >= level / 2)) >= settings.min_consistency
     calm = float(block_medians(before).max()) < level / 3
     sure = level >= settings.min_z * max(standard_error(part), standard_error(before))
-    return (first, stop, level) if level >= _LONGER - 1 and steady and calm and sure else None
+    return (first, stop, level) if level >= settings.network_longer - 1 and steady and calm and sure else None
 
 
-def _same_mix(run: Run, blocks: Blocks, first: int, stop: int) -> bool:
+def _same_mix(run: Run, blocks: Blocks, first: int, stop: int, settings: Settings) -> bool:
     """Whether a step has as many operations of any kind as before: others than those compared hold these up, too."""
     assert blocks.joined is not None  # noqa: S101 - find() has looked
     columns = blocks.starts[[0, first, stop]] if stop < len(blocks.starts) else [*blocks.starts[[0, first]], -1]
     start = np.sort(run.collectives["start_ns"][run.collectives["rank"] == blocks.ranks[0]])
     edges = np.searchsorted(start, blocks.joined.start[0, columns])
     before, inside = np.diff(edges) / [first, stop - first]
-    return bool(abs(inside - before) <= _ALIKE * before)
+    return bool(abs(inside - before) <= settings.network_same_operations * before)
 
 
-def _shown(blocks: Blocks, first: int, stop: int, excess: float) -> float:
+def _shown(blocks: Blocks, first: int, stop: int, excess: float, settings: Settings) -> float:
     """Ns by which steps became longer and computing did not, up to ``excess``; 0 where that is not sure."""
     before, inside = blocks.period[:first], blocks.period[first:stop]
     longer = float(median(inside) - median(before))
     noise = float(np.hypot(standard_error(inside), standard_error(before)))
     grew = others_grew(blocks, [], slice(first, stop))
-    if grew is None or longer < _SURE * noise:
+    if grew is None or longer < settings.network_z * noise:
         return 0.0
     return min(longer - max(grew, 0.0), excess)

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from hindmost_collector.blocks import Blocks
     from hindmost_collector.settings import Settings
 
-#: Shortest stretch of steps that a change of pace may make, and change points looked for at most.
+#: Shortest stretch of steps that a change of pace may make: fewer have no median worth the name.
 _SHORTEST = 8
+#: Change points looked for at most, one inside the other: a fault that comes and goes more often is intermittent.
 _CHANGES = 4
 
 

@@ -1,0 +1,32 @@
+"""The options by which the commands that judge are given other thresholds."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hindmost.errors import HindmostError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from hindmost_collector.settings import Settings
+
+
+def configure(parser: argparse.ArgumentParser, config: bool = True) -> None:
+    """Add ``--set`` and, where there is no other file of settings, ``--config``."""
+    meaning = "a threshold of the judge, like min_effect=0.02 (docs/thresholds.md lists them); may be repeated"
+    parser.add_argument("--set", metavar="NAME=VALUE", action="append", help=meaning)
+    if config:
+        parser.add_argument("--config", type=Path, metavar="FILE", help="thresholds as TOML, under [judge]")
+
+
+def chosen(sets: Sequence[str] | None, config: Path | None = None) -> Settings:
+    """The thresholds that flags, environment and file give. Raises UsageError."""
+    try:
+        from hindmost_collector.thresholds import resolve  # noqa: PLC0415 - where the collector is
+    except ImportError as error:
+        raise HindmostError(f"{error.name} is not installed: pip install 'hindmost[collector]'") from error
+    return resolve(sets or (), os.environ, config)

@@ -1,0 +1,126 @@
+"""Thresholds: one table, four layers, each mistake in one line; and no number of the judge without a reason."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from hindmost.cli import main
+from hindmost.errors import UsageError
+from hindmost_collector import documentation, stall
+from hindmost_collector.judge import judge
+from hindmost_collector.live import Judging
+from hindmost_collector.settings import DEFAULT, Settings
+from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_collector.thresholds import resolve
+
+PAGE = Path(__file__).parents[2] / "docs/thresholds.md"
+
+
+def slow(seed: int = 1) -> Scenario:
+    """A job with a rank that is 6 % slower."""
+    return Scenario(ranks=8, steps=100, seed=seed, faults=(Fault(cause="compute", ranks=(3,), size=0.06),))
+
+
+def test_what_is_set_wins_over_the_environment_over_the_file_over_the_default(tmp_path):
+    """Four layers, as the collector's other settings have."""
+    file = tmp_path / "c.toml"
+    file.write_text('listen = "127.0.0.1:1"\n[judge]\nmin_effect = 0.02\nmin_steps = 20\nmin_z = 6\n')
+    environ = {"HINDMOST_JUDGE_MIN_STEPS": "30", "HINDMOST_JUDGE_MIN_Z": "7", "HINDMOST_COLLECTOR_HTTP": "none"}
+    found = resolve(["min_z=8"], environ, file)
+    assert found == dataclasses.replace(DEFAULT, min_effect=0.02, min_steps=30, min_z=8.0)
+
+
+@pytest.mark.parametrize(
+    ("sets", "environ", "toml", "said"),
+    [
+        (["min_efect=1"], {}, "", "--set min_efect is no threshold: did you mean min_effect? docs/thresholds.md"),
+        (["zzz=1"], {}, "", "--set zzz is no threshold: docs/thresholds.md lists them"),
+        (["min_effect"], {}, "", "--set min_effect: write NAME=VALUE, like --set min_effect=0.02"),
+        (["min_effect=2"], {}, "", "--set min_effect is 2: between 0 and 1 (of the step)"),
+        (["min_effect=nan"], {}, "", "--set min_effect is 'nan', which is no number"),
+        (["min_effect=1%"], {}, "", "--set min_effect is '1%', which is no number"),
+        (["min_steps=2.5"], {}, "", "--set min_steps is '2.5', which is no whole number"),
+        (["min_steps=0"], {}, "", "--set min_steps is 0: between 1 and 100000 (steps)"),
+        ([], {"HINDMOST_JUDGE_MIN_STEPS": ""}, "", "HINDMOST_JUDGE_MIN_STEPS is '', which is no whole number"),
+        ([], {"HINDMOST_JUDGE_MINSTEPS": "1"}, "", "HINDMOST_JUDGE_MINSTEPS is no threshold: did you mean min_steps?"),
+        ([], {}, "[judge]\nmin_z = true", "c.toml: judge.min_z is True, which is no number"),
+        ([], {}, "judge = 3", "c.toml: judge is 3: write thresholds under [judge]"),
+        ([], {}, "[jugde]\nmin_z = 1", "c.toml: jugde is neither [judge] nor a setting of the collector"),
+        (["hang_seconds=1"], {}, "", "hang_way_seconds is 1: less than hang_seconds, which is 1"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_what_was_written(tmp_path, sets, environ, toml, said):
+    """Unknown names, other kinds and values out of range, from each layer."""
+    file = tmp_path / "c.toml"
+    file.write_text(toml)
+    with pytest.raises(UsageError) as error:
+        resolve(sets, environ, file)
+    assert str(error.value).replace(f"{tmp_path}/", "").startswith(said)
+    assert "\n" not in str(error.value)
+
+
+def test_every_default_is_within_its_range_and_has_unit_and_reason():
+    """What the table says of itself holds."""
+    for one in dataclasses.fields(Settings):
+        low, high = one.metadata["low"], one.metadata["high"]
+        assert low <= one.default <= high, one.name
+        assert one.metadata["unit"], one.name
+        assert len(one.metadata["reason"].split()) > 5, one.name
+
+
+def test_the_page_is_fresh():
+    """Renew it with ``python -m hindmost_collector.documentation > docs/thresholds.md``."""
+    assert PAGE.read_text(encoding="utf-8") == documentation.page()
+
+
+def test_no_number_of_the_judge_is_without_a_reason():
+    """Each module-level number of each module that judges is on the page, with the comment above it."""
+    found = documentation.constants()
+    assert [f"{one.module}.{one.name}" for one in found if len(one.reason.split()) < 5] == []
+
+
+def test_the_numbers_are_found_in_all_that_judges():
+    """The search follows the judge's own imports: detectors, causes, costs and words, and what is asked live."""
+    assert {"detectors.straggler", "detectors.bursts", "bubbles", "causes", "whatif", "live", "stall"} <= set(
+        documentation.modules()
+    )
+    known = {f"{one.module}.{one.name}": one.value for one in documentation.constants()}
+    assert known["detectors.straggler._STANDS_OUT"] == "3.5"
+    assert known["bubbles._HELD, _HELD_NS"] == "2.0, 50000.0"
+
+
+def test_a_set_threshold_decides_and_is_told():
+    """A slow rank below what was set is not named, and the report says by what it was judged."""
+    run = simulate(slow()).run
+    usual, other = judge(run), judge(run, Settings(min_effect=0.2))
+    assert usual.verdicts[0].ranks == (3,)
+    assert other.verdicts[0].kind == "balanced"
+    assert "Judged with other thresholds: min_effect 0.2 (default 0.01)." in other.notes
+    assert not [note for note in usual.notes if "thresholds" in note]
+
+
+def test_report_takes_them_from_the_command_line(tmp_path, capsys, monkeypatch):
+    """``--set`` and the environment reach the judge; a mistake is said before anything is read."""
+    assert main(["simulate", "--ranks", "8", "--steps", "60", "--fault", "compute:3:6%", str(tmp_path / "r")]) == 0
+    capsys.readouterr()
+    assert main(["report", str(tmp_path / "r"), "--format", "json", "--set", "min_effect=0.2"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdicts"][0]["kind"] == "balanced"
+    monkeypatch.setenv("HINDMOST_JUDGE_MIN_EFFECT", "0.3")
+    assert main(["report", str(tmp_path / "r"), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdicts"][0]["kind"] == "balanced"
+    assert main(["report", "/nowhere", "--set", "min_effect=x"]) == 2
+    assert main(["run", "--set", "min_efect=1", "--", "true"]) == 2
+    assert "did you mean min_effect?" in capsys.readouterr().err
+
+
+def test_a_running_job_is_judged_by_them():
+    """The collector's judge and its patience with a hang are those that were set."""
+    run = simulate(slow()).run
+    report = Judging(settings=Settings(min_effect=0.2)).report("j", lambda: run)
+    assert report is not None
+    assert report["verdicts"][0]["kind"] == "balanced"
+    watch = stall.StallWatch(Settings(hang_seconds=20.0))
+    assert watch._settings.patience_ns(0.0) == 19e9
