@@ -29,6 +29,9 @@ LAUNCHES = ("cuda_runtime", "cuda_driver")
 WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 GROUP = "Process Group Name"
 
+#: Start, end and arguments of a call on the host.
+Call = tuple[float, float, dict[str, Any]]
+
 
 class Work(NamedTuple):
     """Something that the GPU did, and when the host launched it."""
@@ -50,6 +53,14 @@ def collective_name(kernel: str) -> str | None:
     """What a kernel does, in the ring's words; ``None`` of one that is not NCCL's."""
     match = NCCL.match(kernel)
     return KERNELS.get(match[1], match[1]) if match else None
+
+
+class Copy(NamedTuple):
+    """A copy to the GPU, and the host's interval in the ``Tensor.to`` that made it."""
+
+    work: Work
+    called: float
+    returned: float
 
 
 class Trace:
@@ -101,33 +112,43 @@ class Trace:
         """ms on the GPU between events recorded at two of the host's moments."""
         return (self.passed(last) - self.passed(first)) / 1e3
 
+    def copies(self) -> list[Copy]:
+        """What ``Tensor.to`` copied to the GPU, in order."""
+        moves, found = self._calls("aten::to"), []
+        for event in self._events:
+            launch = self._launches.get(event.get("args", {}).get("correlation"))
+            if launch and event.get("cat") == "gpu_memcpy" and "HtoD" in event["name"]:
+                call = _around(moves[launch["tid"]], float(launch["ts"]))
+                if call:
+                    found.append(Copy(self._work(event), *call[:2]))
+        return sorted(found)
+
     def collectives(self) -> list[Collective]:
         """NCCL's kernels in order of their start."""
-        calls = self._calls()
+        calls = self._calls("record_param_comms")
         found = []
         for event in self._events:
             name = collective_name(event["name"]) if event.get("cat") == "kernel" else None
             launch = self._launches.get(event["args"].get("correlation")) if name else None
             if name and launch:
-                group = event["args"].get(GROUP) or _around(calls[launch["tid"]], float(launch["ts"]))
+                call = _around(calls[launch["tid"]], float(launch["ts"]))
+                group = event["args"].get(GROUP) or (call[2].get(GROUP, "") if call else "")
                 found.append(Collective(name, str(group), self._work(event)))
         return sorted(found, key=lambda one: one.work.start)
 
-    def _calls(self) -> dict[Any, list[tuple[float, float, str]]]:
-        """By thread, start, end and process group of each call that torch describes."""
-        calls: dict[Any, list[tuple[float, float, str]]] = defaultdict(list)
+    def _calls(self, name: str) -> dict[Any, list[Call]]:
+        """By thread, the calls of one of torch's functions, in order."""
+        calls: dict[Any, list[Call]] = defaultdict(list)
         for event in self._events:
-            if event.get("name") == "record_param_comms" and GROUP in event.get("args", {}):
+            if event.get("name") == name and "dur" in event:
                 start = float(event["ts"])
-                calls[event["tid"]].append((start, start + float(event["dur"]), event["args"][GROUP]))
+                calls[event["tid"]].append((start, start + float(event["dur"]), event.get("args", {})))
         for each in calls.values():
-            each.sort()
+            each.sort(key=lambda call: call[:2])
         return calls
 
 
-def _around(calls: list[tuple[float, float, str]], moment: float) -> str:
-    """The process group of the innermost call that was going on."""
-    for start, end, group in reversed(calls[: bisect.bisect_right(calls, (moment, float("inf"), ""))]):
-        if start <= moment <= end:
-            return group
-    return ""
+def _around(calls: list[Call], moment: float) -> Call | None:
+    """The innermost call that was going on."""
+    after = bisect.bisect_right(calls, moment, key=lambda call: call[0])
+    return next((call for call in reversed(calls[:after]) if call[1] >= moment), None)

@@ -15,6 +15,7 @@ class FakeEvent:
         self.at = self.cuda.enqueued
 
     def query(self) -> bool:
+        self.cuda.ask()
         return self.cuda.done >= self.at
 
     def elapsed_time(self, end: FakeEvent) -> float:
@@ -35,6 +36,13 @@ class FakeCuda:
         self.events += 1
         return FakeEvent(self)
 
+    def ask(self) -> None:
+        """CUDA is asked how far the GPU is, which ends the capture of a graph with an error."""
+        assert not self.capturing, "the capture of a graph was spoilt"
+
+    def current_stream(self) -> FakeStream:
+        return FakeStream(self)
+
     def is_initialized(self) -> bool:
         return self.initialized
 
@@ -46,3 +54,12 @@ class FakeCuda:
 
     def get_device_properties(self, device: int) -> Any:
         return type("Properties", (), {"uuid": "1b2c"})()
+
+
+class FakeStream:
+    def __init__(self, cuda: FakeCuda) -> None:
+        self.cuda = cuda
+
+    def query(self) -> bool:
+        self.cuda.ask()
+        return self.cuda.done >= self.cuda.enqueued

@@ -101,6 +101,44 @@ def test_no_events_without_cuda_or_inside_a_graph_capture(device: Device, state:
     assert device.measured() == []
 
 
+def test_a_graph_s_capture_is_not_spoilt(device: Device) -> None:
+    """While a step is captured CUDA is not asked how far it is, neither for steps before it nor about its copies."""
+    for _ in range(3):
+        device.train()
+    device.cuda.done = device.cuda.enqueued
+    device.gpu.ready()
+    device.cuda.capturing = True
+    device.gpu.copy_begins()
+    device.gpu.copy_ends()
+    device.train()
+    device.cuda.capturing = False
+    device.train()
+    assert {step for step, _, _ in device.measured()} == {1, 2}
+
+
+def test_copies_are_told_apart_from_forward(device: Device) -> None:
+    """A blocking copy counts with the host's time in the call, one that goes on with the GPU's; neither is forward."""
+    for blocks in (True, False):
+        device.train()
+        device.gpu.fetches()
+        device.gpu.ready()
+        device.cuda.done = device.cuda.enqueued
+        device.gpu.copy_begins()
+        device.cuda.host_ns += 2_000_000 if blocks else 40_000
+        device.cuda.enqueued += 2 if blocks else 0.7
+        device.cuda.done = device.cuda.enqueued if blocks else device.cuda.done
+        device.gpu.copy_ends()
+        device.cuda.enqueued += 3
+        device.gpu.backward_begins()
+        device.recorder.step(device.cuda.host_ns, device.cuda.host_ns + 1)
+        device.cuda.done = device.cuda.enqueued
+    device.gpu._read()
+    device.recorder.flush()
+    told = [(one.name, round(one.duration_ns / 1e6, 3)) for one in device.reader.poll()]
+    assert [ms for name, ms in told if name == "h2d"] == [2.0, 0.66]
+    assert {ms for name, ms in told if name == "gpu_forward"} == {3.0}
+
+
 def test_the_ring_says_which_gpu(device: Device) -> None:
     """The rank's GPU is named as NVML names it."""
     device.train()

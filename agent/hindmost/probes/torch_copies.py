@@ -3,7 +3,7 @@
 ``Tensor.to`` and ``Tensor.cuda`` are left as they are: others compare functions with them, and ``torch.compile`` looks
 at them. Instead ``sys.monitoring`` (Python 3.12 and later) tells of calls made by the functions that are on the stack
 when a batch is there, and by functions that these call before the model; nothing else is instrumented, and that only
-on the steps that ``pacing.py`` has measured. The time between CUDA events around the copies is phase ``h2d``.
+on the steps that ``pacing.py`` has measured. What the copies take is phase ``h2d``: ``copying.py``.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Copies:
 
     def begin(self, frame: FrameType | None) -> None:
         """The code that runs in this frame has its batch."""
-        start = self._clock()
         self.end()
+        start = self._clock()
         for _ in range(CALLERS):
             if frame is None:
                 break
@@ -59,9 +59,13 @@ class Copies:
     def end(self) -> None:
         """What comes now is the model's."""
         self._copied = None
+        if not self._watched:
+            return
+        start = self._clock()
         for code in self._watched:
             self._monitoring.set_local_events(self._tool, code, 0)
         self._watched.clear()
+        self._recorder.pace.spent_ns += self._clock() - start
 
     def called(self, _code: CodeType, _place: int, function: Any, first: Any) -> None:
         """A call is about to be made by watched code."""
@@ -70,7 +74,7 @@ class Copies:
         if function is self._to or function is self._cuda:
             if not first.is_cuda:
                 self._copied = first
-                self._gpu.copy_begins(first.nbytes)
+                self._gpu.copy_begins()
         elif isinstance(function, self._module) or hasattr(function, "_torchdynamo_orig_callable"):
             self.end()
         else:

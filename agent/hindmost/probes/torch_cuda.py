@@ -6,8 +6,8 @@ the copies to the device unless ``torch_copies.py`` sees them, ``gpu_backward`` 
 for (its last event comes after the reducer has joined the communication stream), and ``gpu_optimizer`` gradient
 clipping and unscaling.
 
-Around a copy the GPU is often idle while the host is still in the call that will launch it: that is no copying. How
-long the call took, and whether the GPU had done all before, is noted with the events (``copying.py``).
+Of a copy it is noted with its events how long the host was in the call, and whether the GPU had done all before it and
+after it: ``copying.py`` says why. While a graph is captured nothing is asked of CUDA that would spoil it.
 
 Recording and reading cost host time, which a step of some ms would feel: ``pacing.py`` says which steps are measured.
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hindmost.probes.copying import Call, Launch
+from hindmost.probes.copying import Call, copied_ms
 from hindmost.recorder import PHASE
 
 if TYPE_CHECKING:
@@ -52,8 +52,7 @@ class GpuPhases:
         self._intervals: list[Interval] = []
         self._mark_before: Any = None  # where the phase that ends next began
         self._known = False
-        self._launch = Launch()
-        self._copy = (0, False, 0)  # the copy in progress: when its call began, whether the GPU was idle, bytes
+        self._copy = (0, False)  # the copy in progress: when its call began, and whether the GPU was idle
         recorder.pace.on_gpu = True
         recorder.on_step.append(self.step_ends)
         recorder.closers.append(self._read)
@@ -79,16 +78,22 @@ class GpuPhases:
     def optimizer_ends(self) -> None:
         self._ends("gpu_optimizer")
 
-    def copy_begins(self, size: int) -> None:
-        """A copy of so many bytes of the batch to the GPU begins: it is no part of forward."""
+    def copy_begins(self) -> None:
+        """A copy of the batch to the GPU begins: it is no part of forward."""
         before = self._mark_before
-        idle = before is not None and before.query()
+        idle = before is not None and not self._cuda.is_current_stream_capturing() and before.query()
         self._ends("gpu_forward")
-        self._copy = (self._clock(), idle, size)
+        self._copy = (self._clock(), idle)
 
     def copy_ends(self) -> None:
-        start, idle, size = self._copy
-        self._ends("h2d", Call((self._clock() - start) / 1e6, idle, size))
+        end = self._clock()
+        start, idle = self._copy
+        if self._mark_before is None or self._cuda.is_current_stream_capturing():
+            self._mark_before = self._mark()
+            return
+        call = Call((end - start) / 1e6, idle, self._cuda.current_stream().query())
+        self._recorder.pace.spent_ns += self._clock() - end
+        self._ends("h2d", call)
 
     def step_ends(self, number: int, start_ns: int, kind: str) -> None:
         """Keep this step's events until the GPU has passed them; write what it has passed by now."""
@@ -97,7 +102,7 @@ class GpuPhases:
             self._steps.append((number, start_ns, intervals))
             if len(self._steps) > OUTSTANDING:
                 self._steps.popleft()
-        if self._steps:
+        if self._steps and not self._cuda.is_current_stream_capturing():
             before = self._clock()
             self._read()
             self._recorder.pace.spent_ns += self._clock() - before
@@ -134,9 +139,7 @@ class GpuPhases:
             sums: dict[str, float] = {}
             for name, begin, end, call in intervals:
                 between = begin.elapsed_time(end)
-                took = between if call is None else self._launch.copied_ms(between, call)
-                if took is not None:
-                    sums[name] = sums.get(name, 0.0) + took
+                sums[name] = sums.get(name, 0.0) + (between if call is None else copied_ms(between, call))
             for name, milliseconds in sums.items():
                 ring.event(PHASE, ring.name(name), start_ns, int(milliseconds * 1e6), number, flags=GPU_TIME)
             self._recycle(intervals)
