@@ -31,11 +31,15 @@ class Device(NamedTuple):
 
 
 class AmdSmi(NamedTuple):
-    """The library (the module ``amdsmi``), the GPUs that answered, and number and handle of others."""
+    """The library (the module ``amdsmi``), the GPUs that answered, and number and handle of others.
+
+    ``hung``: those of which an answer is still awaited, which must not be asked.
+    """
 
     lib: Any
     devices: tuple[Device, ...]
     silent: tuple[tuple[int, Any], ...] = ()
+    hung: tuple[Device, ...] = ()
 
 
 def opened(host: Host) -> AmdSmi:
@@ -43,7 +47,10 @@ def opened(host: Host) -> AmdSmi:
     if host.amdsmi is None:
         host.amdsmi = _open(host)
     found: AmdSmi = host.amdsmi
-    return found
+    if not host.hung:
+        return found
+    devices = tuple(device for device in found.devices if device.uuid not in host.hung)
+    return found._replace(devices=devices, hung=tuple(one for one in found.devices if one.uuid in host.hung))
 
 
 def number(value: object, unit: float = 1.0) -> float:
@@ -106,10 +113,16 @@ def _imported(host: Host) -> Any:
 
 def _device(host: Host, lib: Any, handle: Any, index: int) -> Device | None:
     """One GPU, or ``None`` with a line that says so when it does not even say who it is."""
+    which = f"AMD GPU {index}"
+    if which in host.hung:
+        return None
+    host.asking.of(which)
     try:
         uuid, model = lib.amdsmi_get_gpu_device_uuid(handle), lib.amdsmi_get_gpu_asic_info(handle)["market_name"]
         driver = lib.amdsmi_get_gpu_driver_info(handle)["driver_version"]
         return Device(handle, index, uuid, model, lib.amdsmi_get_gpu_device_bdf(handle), driver)
     except lib.AmdSmiException as error:
-        say_silent(host, f"AMD GPU {index}", error)
+        say_silent(host, which, error)
         return None
+    finally:
+        host.asking.of("")

@@ -132,8 +132,20 @@ class Card:
         return trouble is Trouble.LOST
 
 
+class HungCard(Card):
+    """A GPU that is not asked, as it has not come back from an earlier question: all there is to say is that."""
+
+    def __init__(self, uuid: str) -> None:
+        super().__init__(uuid, (), lambda _: Trouble.LOST, up=True)
+
+    def read(self) -> list[float]:
+        return [0.0]
+
+
 class GpuSampler(Sampler):
     """Base of the samplers of all GPU makers: ``cards`` finds the GPUs, the rest is alike."""
+
+    asks_driver = True
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
@@ -153,6 +165,16 @@ class GpuSampler(Sampler):
         if self.host.gpu_generation != self._generation:
             self._generation = self.host.gpu_generation
             known = {card.uuid: card for card in self.found}
-            self.found = [known.get(card.uuid, card) for card in self.cards()]
+            self.found = [_goes_on(known.get(card.uuid), card) for card in self.cards()]
             self.series = self.fixed()
-        return [value for card in self.found for value in card.read()]
+        values: list[float] = []
+        for card in self.found:
+            self.host.asking.of(card.uuid)
+            values += card.read()
+        self.host.asking.of("")
+        return values
+
+
+def _goes_on(before: Card | None, now: Card) -> Card:
+    """The card as it was read before, with what it remembers; the new one where it is asked again after it hung."""
+    return before if type(before) is type(now) else now

@@ -24,6 +24,7 @@ class Owners(Sampler):
 
     period = 10.0
     tells_why = True
+    asks_driver = True
     metrics = (RANK, RANK_MEMORY)
     #: What the maker's library raises.
     error: type[Exception]
@@ -48,7 +49,9 @@ class Owners(Sampler):
         forget_ended(self.host)
         found: dict[Series, float] = {}
         for device in self.devices():
+            self.host.asking.of(device.uuid)
             found.update(self._asked(device))
+        self.host.asking.of("")
         if self.series != tuple(found):
             self.series = tuple(found)
         return list(found.values())

@@ -28,12 +28,16 @@ class Device(NamedTuple):
 
 
 class Nvml(NamedTuple):
-    """The library (the module ``pynvml``), its driver's version, the GPUs that answered, and the numbers of others."""
+    """The library (the module ``pynvml``), its driver's version, the GPUs that answered, and the numbers of others.
+
+    ``hung``: those of which an answer is still awaited, which must not be asked.
+    """
 
     lib: Any
     driver: str
     devices: tuple[Device, ...]
     silent: tuple[int, ...] = ()
+    hung: tuple[Device, ...] = ()
 
 
 def opened(host: Host) -> Nvml:
@@ -41,7 +45,10 @@ def opened(host: Host) -> Nvml:
     if host.nvml is None:
         host.nvml = _open(host)
     found: Nvml = host.nvml
-    return found
+    if not host.hung:
+        return found
+    devices = tuple(device for device in found.devices if device.uuid not in host.hung)
+    return found._replace(devices=devices, hung=tuple(one for one in found.devices if one.uuid in host.hung))
 
 
 def _open(host: Host) -> Nvml:
@@ -80,13 +87,19 @@ def look_again(host: Host) -> None:
 
 def _device(host: Host, lib: Any, index: int) -> Device | None:
     """One GPU, or ``None`` with a line that says so when it does not even say who it is."""
+    which = f"GPU {index}"
+    if which in host.hung:
+        return None
+    host.asking.of(which)
     try:
         handle = lib.nvmlDeviceGetHandleByIndex(index)
         uuid, model = _text(lib.nvmlDeviceGetUUID(handle)), _text(lib.nvmlDeviceGetName(handle))
         return Device(handle, index, uuid, model, _text(lib.nvmlDeviceGetPciInfo(handle).busId))
     except lib.NVMLError as error:
-        say_silent(host, f"GPU {index}", error)
+        say_silent(host, which, error)
         return None
+    finally:
+        host.asking.of("")
 
 
 def _text(value: Any) -> str:

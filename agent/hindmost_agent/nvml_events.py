@@ -36,9 +36,12 @@ class XidErrors:
         self._asked: set[str] = set()
         self._said: set[str] = set()
 
-    def hear(self, devices: Iterable[Device]) -> None:
-        """Count the events that are waiting; never waits for one. GPUs not listened to yet are asked again."""
-        known = {_address(device.handle): device.uuid for device in devices}
+    def hear(self, devices: Iterable[Device], hung: Iterable[Device] = ()) -> None:
+        """Count the events that are waiting; never waits for one. GPUs not listened to yet are asked again.
+
+        Of those that have ``hung``, which are not asked, what they said is heard.
+        """
+        known = {_address(device.handle): device.uuid for device in (*devices, *hung)}
         self._listen(devices)
         for _ in range(MOST if self._events is not None else 0):
             try:

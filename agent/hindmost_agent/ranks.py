@@ -37,7 +37,7 @@ class Ranks:
         self._by_pid: dict[int, RankProcess] = {}
 
     def __iter__(self) -> Iterator[RankProcess]:
-        return iter(self._by_pid.values())
+        return iter(tuple(self._by_pid.values()))  # a driver's thread may go through them while they change
 
     def __len__(self) -> int:
         return len(self._by_pid)

@@ -6,8 +6,10 @@ import logging
 import time
 from array import array
 from collections import defaultdict
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from hindmost_agent.beside import PATIENCE_S, Beside
 from hindmost_agent.sampler import Absent
 
 if TYPE_CHECKING:
@@ -31,6 +33,15 @@ class Reading(NamedTuple):
     time_ns: int
     series: tuple[Series, ...]
     values: list[float]
+
+
+class Outcome(NamedTuple):
+    """What became of one sampler's reading, and how long it took."""
+
+    slot: Slot
+    reading: Reading | None
+    error: Exception | None
+    duration_s: float
 
 
 def following(due_ns: int, period_ns: int, now_ns: int) -> int:
@@ -57,13 +68,21 @@ def spread(slots: Iterable[Slot], cost: Mapping[str, float], now_ns: int, interv
 class Slot:
     """One sampler, made when first due and made again after it was absent or broke while starting."""
 
-    def __init__(self, kind: type[Sampler], interval_ns: int) -> None:
+    def __init__(self, kind: type[Sampler], interval_ns: int, place: int = 0) -> None:
         self.name = kind.name
         self.kind = kind
+        self.place = place
+        self._interval_ns = interval_ns
         self.period_ns = max(int(kind.period * NS), interval_ns)
         self.due_ns = LONG_AGO_NS
         self.sampler: Sampler | None = None
         self.said: set[str] = set()
+
+    def anew(self) -> Slot:
+        """The same with a sampler yet to be made, due at once."""
+        made = Slot(self.kind, self._interval_ns, self.place)
+        made.said = self.said
+        return made
 
     def run(self, host: Host, now_ns: int) -> Reading | None:
         """Read once. Raises whatever the sampler raises."""
@@ -76,6 +95,17 @@ class Slot:
         return Reading(self.name, now_ns, self.sampler.series, values) if values else None
 
 
+def _read(host: Host, timer: Callable[[], int], slot: Slot, now_ns: int) -> Outcome:
+    """One sampler's reading. Raises nothing; in whichever thread, it touches nothing that others use."""
+    started = timer()
+    reading = failed = None
+    try:
+        reading = slot.run(host, now_ns)
+    except Exception as error:  # noqa: BLE001 - one broken source must not stop the others
+        failed = error
+    return Outcome(slot, reading, failed, (timer() - started) / NS)
+
+
 class Runner:
     """All samplers of an agent."""
 
@@ -85,12 +115,15 @@ class Runner:
         host: Host,
         interval_ns: int,
         timer: Callable[[], int] = time.perf_counter_ns,
+        patience_s: float = PATIENCE_S,
     ) -> None:
+        """``patience_s``: how long a tick waits for GPU drivers, at most half its interval."""
         self.host = host
         #: What each sampler read last; without those that failed or are absent, whose values are old.
         self.latest: dict[str, Reading] = {}
-        self._timer = timer
-        self._slots = [Slot(kind, interval_ns) for kind in kinds.values()]
+        self._read = partial(_read, host, timer)
+        self._slots = [Slot(kind, interval_ns, place) for place, kind in enumerate(kinds.values())]
+        self._beside = Beside(self._read, host, min(patience_s, interval_ns / NS / 2))
         self._interval_ns = interval_ns
         self._spread = False
 
@@ -99,16 +132,20 @@ class Runner:
 
         With ``everything`` due or not: what a job's end has changed must not wait for the next period.
         """
-        readings = []
-        for slot in [slot for slot in self._slots if everything or now_ns >= slot.due_ns]:
-            slot.due_ns = following(slot.due_ns, slot.period_ns, now_ns)
-            reading = self._guarded(slot, now_ns)
-            if reading is None:
-                self.latest.pop(slot.name, None)
-            else:
-                self.latest[slot.name] = reading
-                readings.append(reading)
-        if not self._spread:
+        outcomes = self._late(now_ns)
+        due = [slot for slot in self._slots if everything or now_ns >= slot.due_ns]
+        asking = [slot for slot in due if slot.kind.asks_driver]
+        if asking and not self._beside.needed:
+            asking = []
+        for slot in due:
+            if slot not in asking:
+                slot.due_ns = following(slot.due_ns, slot.period_ns, now_ns)
+                outcomes.append(self._read(slot, now_ns))
+        outcomes += self._asked(asking, now_ns)
+        if asking:  # as if all had been read in turn
+            outcomes.sort(key=lambda outcome: outcome.slot.place)
+        readings = [reading for outcome in outcomes if (reading := self._account(outcome, now_ns)) is not None]
+        if not self._spread and not self._beside.waiting:
             self._spread = True
             spread(self._slots, self.host.own.duration_s, now_ns, self._interval_ns)
         return readings
@@ -119,26 +156,51 @@ class Runner:
             if slot.kind.tells_why and slot.sampler is not None:
                 slot.due_ns = LONG_AGO_NS
 
-    def _guarded(self, slot: Slot, now_ns: int) -> Reading | None:
+    def _late(self, now_ns: int) -> list[Outcome]:
+        """What drivers answered after the tick that asked; what they never will is a failure."""
+        late, hung = self._beside.late(now_ns)
+        if hung is not None:
+            self.host.own.success[hung.slot.name] = 0
+            self.host.own.errors[hung.slot.name] += 1
+            if hung.gpu:  # the thread that was given up may still write to its sampler: it is made anew
+                self._slots[hung.slot.place] = hung.slot.anew()
+                for slot in hung.behind:
+                    slot.due_ns = LONG_AGO_NS
+        return [one._replace(reading=one.reading and one.reading._replace(time_ns=now_ns)) for one in late]
+
+    def _asked(self, due: list[Slot], now_ns: int) -> list[Outcome]:
+        """What drivers answer at once. While they owe an answer they are asked nothing; old values are not shown."""
+        waiting = self._beside.waiting
+        for slot in (*waiting, *due) if waiting else ():
+            self.latest.pop(slot.name, None)
+            self.host.own.success[slot.name] = 0
+        if waiting or not due:
+            return []
+        for slot in due:
+            slot.due_ns = following(slot.due_ns, slot.period_ns, now_ns)
+        return self._beside.ask(due, now_ns)
+
+    def _account(self, outcome: Outcome, now_ns: int) -> Reading | None:
+        """Note what became of a reading; returns what was read."""
+        slot, reading, error, duration_s = outcome
         own = self.host.own
-        started = self._timer()
-        reading = None
-        try:
-            reading = slot.run(self.host, now_ns)
-            own.success[slot.name] = 1
-        except Absent as absent:
-            if isinstance(absent.__cause__, PermissionError):  # it is there: who runs the agent may want to know
-                self._say(slot, absent)
+        if isinstance(error, Absent):
+            if isinstance(error.__cause__, PermissionError):  # it is there: who runs the agent may want to know
+                self._say(slot, error)
             slot.sampler = None
             slot.due_ns = now_ns + max(ABSENT_RETRY_NS, slot.period_ns)
             own.success.pop(slot.name, None)
             own.duration_s.pop(slot.name, None)
-            return None
-        except Exception as error:  # noqa: BLE001 - one broken source must not stop the others
-            own.success[slot.name] = 0
+        else:
+            own.success[slot.name] = int(error is None)
+            own.duration_s[slot.name] = duration_s
+        if error is not None and not isinstance(error, Absent):
             own.errors[slot.name] += 1
             self._say(slot, error)
-        own.duration_s[slot.name] = (self._timer() - started) / NS
+        if reading is None:
+            self.latest.pop(slot.name, None)
+        else:
+            self.latest[slot.name] = reading
         return reading
 
     @staticmethod

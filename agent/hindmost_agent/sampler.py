@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,25 @@ NAN = float("nan")
 
 class Absent(Exception):  # noqa: N818 - it is an answer, not an error
     """What a sampler would read does not exist on this node. Raised by ``__init__`` or ``sample``."""
+
+
+class GivenUp(Exception):  # noqa: N818 - it is an order, not an error
+    """Raised in a thread whose GPU did not answer for so long that another has taken over."""
+
+
+class Asking:
+    """Which GPU is being asked just now, for whoever waits for its answer."""
+
+    def __init__(self) -> None:
+        self.gpu = ""
+        #: Threads that may not ask any more.
+        self.given_up: frozenset[int] = frozenset()
+
+    def of(self, gpu: str) -> None:
+        """This GPU is asked next; empty: none. Raises ``GivenUp`` in a thread that may not."""
+        if self.given_up and threading.get_ident() in self.given_up:
+            raise GivenUp(gpu)
+        self.gpu = gpu
 
 
 @dataclass
@@ -45,10 +65,20 @@ class Host:
     gpu_generation: int = 0
     #: GPUs of which was said that they do not answer.
     silent_gpus: set[str] = field(default_factory=set)
+    #: Which GPU is asked, and those that did not come back from it and must not be asked.
+    asking: Asking = field(default_factory=Asking)
+    hung: frozenset[str] = frozenset()
     #: The module ``psutil``, imported where something asks for it, or one that behaves like it.
     psutil: Any = None
     #: Which GPU a rank of this node computes on, by pid and start ticks, as far as the drivers say.
     gpu_of: dict[tuple[int, int], str] = field(default_factory=dict)
+
+    @property
+    def has_gpu_driver(self) -> bool:
+        """Whether there is any that could be asked."""
+        if self.nvml_library is not None or self.amdsmi_library is not None:
+            return True
+        return (self.dev / "nvidiactl").exists() or (self.dev / "kfd").exists()
 
 
 class Sampler(ABC):
@@ -64,6 +94,8 @@ class Sampler(ABC):
     period: ClassVar[float] = 0.0
     #: Whether it is read at once, due or not, when the collector asks to see a rank closer: a cause is read from it.
     tells_why: ClassVar[bool] = False
+    #: Whether it asks a GPU's driver, which may never answer: it is then read beside the tick, in a thread of its own.
+    asks_driver: ClassVar[bool] = False
     #: What is read, for the documentation.
     source: ClassVar[str]
     metrics: ClassVar[tuple[Metric, ...]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,6 +40,9 @@ class FakeNvml:
         self.count = count
         self.gpm = gpm
         self.fails: dict[str, dict[int, int]] = {}
+        #: ``blocks[call]``: the number of the GPU of which it does not return before the event is set.
+        self.blocks: dict[str, tuple[int, threading.Event]] = {}
+        self.blocked = threading.Event()
         self.calls: list[str] = []
         self.xids: list[tuple[int, int]] = []
         self.events_break: list[int] = []
@@ -54,12 +58,19 @@ class FakeNvml:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             self.calls.append(name)
+            self._block(name, args)
             code = self.fails[name].get(args[0] if args else -1, 0) if name in self.fails else 0
             if code:
                 raise NVMLError(code)
             return answer(*args, **kwargs)
 
         return call
+
+    def _block(self, name: str, args: tuple[Any, ...]) -> None:
+        number, event = self.blocks.get(name, (0, None))
+        if event is not None and number == (args[0] if args else 0):
+            self.blocked.set()
+            assert event.wait(60), "nobody let the driver go on"
 
     def _nvmlInit(self) -> None: ...
     def _nvmlDeviceGetCount(self) -> int:

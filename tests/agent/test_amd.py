@@ -190,3 +190,15 @@ def test_a_gpu_that_answers_later_is_taken_on(driver: Driver) -> None:
     assert {key[1] for key in (*read(health), *read(every_tick))} == {SECOND}
     driver.fails.clear()
     assert {key[1] for key in read(health)} == {key[1] for key in read(every_tick)} == {FIRST, SECOND}
+
+
+def test_a_gpu_that_hangs_is_not_asked_and_said_to_be_down(host: Host) -> None:
+    """The others are read; once it is asked again it is read like them."""
+    sampler = Amd(host)
+    host.hung, host.gpu_generation = frozenset({FIRST}), 1
+    found = read(sampler)
+    assert {key: value for key, value in found.items() if key[1] == FIRST} == {("up", FIRST): 0}
+    assert (found["up", SECOND], found["power_watts", SECOND]) == (1, 712)
+    assert {key[1] for key in read(AmdState(host))} == {SECOND}
+    host.hung, host.gpu_generation = frozenset(), 2
+    assert read(sampler)["up", FIRST] == 1

@@ -7,7 +7,7 @@ from typing import Any
 
 from hindmost_agent import gpu
 from hindmost_agent.amd import Device, number, opened, trouble
-from hindmost_agent.gpu import Call, Card, GpuSampler
+from hindmost_agent.gpu import Call, Card, GpuSampler, HungCard
 from hindmost_agent.metric import series
 from hindmost_agent.sampler import NAN, register
 
@@ -25,7 +25,8 @@ class Amd(GpuSampler):
 
     def cards(self) -> list[Card]:
         amd = opened(self.host)
-        return [Card(device.uuid, _calls(amd.lib, device), trouble, up=True) for device in amd.devices]
+        cards = [Card(device.uuid, _calls(amd.lib, device), trouble, up=True) for device in amd.devices]
+        return [*cards, *(HungCard(device.uuid) for device in amd.hung)]
 
 
 def _calls(lib: Any, device: Device) -> list[Call]:

@@ -6,7 +6,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from hindmost_agent import gpu
-from hindmost_agent.gpu import Call, Card, GpuSampler
+from hindmost_agent.gpu import Call, Card, GpuSampler, HungCard
 from hindmost_agent.metric import gauge, series
 from hindmost_agent.nvml import Device, opened, trouble
 from hindmost_agent.sampler import register
@@ -38,7 +38,8 @@ class Nvidia(GpuSampler):
 
     def cards(self) -> list[Card]:
         nvml = opened(self.host)
-        return [Card(device.uuid, _calls(nvml.lib, device), trouble, up=True) for device in nvml.devices]
+        cards = [Card(device.uuid, _calls(nvml.lib, device), trouble, up=True) for device in nvml.devices]
+        return [*cards, *(HungCard(device.uuid) for device in nvml.hung)]
 
 
 def _calls(lib: Any, device: Device) -> list[Call]:

@@ -82,6 +82,7 @@ class NvidiaGpm(GpuSampler):
         nvml = opened(self.host)
         cards = []
         for device in nvml.devices:
+            self.host.asking.of(device.uuid)
             if _supported(nvml.lib, device.handle):
                 read = Monitor(nvml.lib, device.handle).read
                 fills = tuple(series(metric, device.uuid) for metric in self.metrics)

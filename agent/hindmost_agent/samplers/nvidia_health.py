@@ -57,7 +57,8 @@ class NvidiaHealth(GpuSampler):
     def sample(self) -> list[float]:
         look_again(self.host)
         values = super().sample()
-        self._xids.hear(opened(self.host).devices)
+        nvml = opened(self.host)
+        self._xids.hear(nvml.devices, nvml.hung)
         heard = self._xids.counts
         found: dict[Series, float] = {series(XIDS, uuid): count for uuid, count in self._xids.totals.items()}
         found.update((series(XID, uuid, xid), count) for (uuid, xid), count in heard.items())

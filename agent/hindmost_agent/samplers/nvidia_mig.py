@@ -26,6 +26,7 @@ class NvidiaMig(Sampler):
 
     name = "nvidia_mig"
     period = 60.0  # whether a GPU is divided takes 0.3 ms to ask, and changes only when nothing runs on it
+    asks_driver = True
     source = "NVML"
     metrics = (MIG, MIG_USED)
 
@@ -40,11 +41,13 @@ class NvidiaMig(Sampler):
 
     def sample(self) -> list[float]:
         found: dict[Series, float] = {}
-        if opened(self.host) is not self._nvml:  # a GPU that did not answer has joined
+        if opened(self.host).devices != self._nvml.devices:  # a GPU that did not answer has joined, or one went
             self._nvml = opened(self.host)
             self._divided = self._all_divided()
         for device in self._divided:
+            self.host.asking.of(device.uuid)
             found.update(self._asked(device))
+        self.host.asking.of("")
         if self.series != tuple(found):
             self.series = tuple(found)
         return list(found.values())
@@ -70,6 +73,7 @@ class NvidiaMig(Sampler):
         return [device for device in self._nvml.devices if self._is_divided(device)]
 
     def _is_divided(self, device: Device) -> bool:
+        self.host.asking.of(device.uuid)
         try:
             return bool(self._lib.nvmlDeviceGetMigMode(device.handle)[0])
         except self._lib.NVMLError:  # not a GPU that can be divided

@@ -1,0 +1,204 @@
+"""A driver that never answers stops neither the tick nor the other GPUs, and what it answers late is taken."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hindmost_agent import samplers
+from hindmost_agent.metric import gauge, series
+from hindmost_agent.runner import NS, Runner
+from hindmost_agent.sampler import Host, Sampler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hindmost_agent.runner import Reading
+
+VALUE = gauge("hindmost_node_test_beside_bytes", "A value.")
+FIRST, SECOND = "GPU-00000000", "GPU-00000001"
+#: A tick waits so long for a driver that answers; for one that does not, the tests do not wait.
+PATIENT = 30.0
+
+
+class Node(Sampler):
+    """A source of the node that has nothing to do with GPUs."""
+
+    name, source, metrics = "node", "nowhere", (VALUE,)
+    series = (series(VALUE),)
+
+    def sample(self) -> list[float]:
+        return [1.0]
+
+
+@pytest.fixture
+def free(nvml: Any) -> Iterator[threading.Event]:
+    """Set, it lets every call that blocks return; at the test's end it is set."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def made(host: Host, *names: str) -> Runner:
+    kinds = {name: samplers.load()[name] for name in names}
+    return Runner({**kinds, "node": Node}, host, 100 * NS, patience_s=PATIENT)
+
+
+def at(runner: Runner, second: int, *, patiently: bool = True) -> dict[str, Reading]:
+    """The readings of one tick, by sampler."""
+    runner._beside.patience_s = PATIENT if patiently else 0
+    return {reading.sampler: reading for reading in runner.run(second * NS, everything=True)}
+
+
+def gpus(reading: Reading, metric: str) -> dict[str, float]:
+    """The values of one metric, by GPU."""
+    found = zip(reading.series, reading.values, strict=True)
+    return {one.values[0]: value for one, value in found if one.metric.name == f"hindmost_gpu_{metric}"}
+
+
+def threads() -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name == "drivers"]
+
+
+def hang(runner: Runner, nvml: Any, call: str, free: threading.Event, gpu: int = 0) -> None:
+    """One GPU's driver does not come back from a call, as is seen at second 101."""
+    at(runner, 0)
+    nvml.blocks[call] = gpu, free
+    at(runner, 100, patiently=False)
+    assert nvml.blocked.wait(PATIENT)
+    assert set(at(runner, 101, patiently=False)) == {"node"}
+
+
+def test_a_call_that_never_returns_keeps_no_tick(gpu_host: Host, nvml: Any, free: threading.Event) -> None:
+    """The rest of the node is read on, and no value of a GPU is shown that is not of now."""
+    runner = made(gpu_host, "nvidia", "nvidia_state")
+    hang(runner, nvml, "nvmlDeviceGetPowerUsage", free)
+    assert set(runner.latest) == {"node"}
+    assert gpu_host.own.success == {"node": 1, "nvidia": 0, "nvidia_state": 0}
+
+
+def test_a_gpu_that_hangs_stops_no_other(
+    gpu_host: Host, nvml: Any, free: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After ten seconds the others are read; of it alone is said that it is down; one line, and one error counted."""
+    runner = made(gpu_host, "nvidia", "nvidia_gpm", "nvidia_processes", "nvidia_state")
+    hang(runner, nvml, "nvmlDeviceGetPowerUsage", free)
+    for second in range(112, 116):
+        found = at(runner, second)
+    assert gpus(found["nvidia"], "up") == {FIRST: 0, SECOND: 1}
+    assert gpus(found["nvidia"], "power_watts") == {SECOND: pytest.approx(689.001)}
+    assert gpus(found["nvidia_state"], "temperature_celsius") == {SECOND: 61}
+    assert gpus(found["nvidia_gpm"], "tensor_activity_ratio") == {SECOND: pytest.approx(0.936)}
+    assert (gpu_host.own.errors, gpu_host.own.success["nvidia"]) == ({"nvidia": 1}, 1)
+    assert [one.message for one in caplog.records] == [
+        f"{FIRST} has not answered nvidia for 10 s: left out until it does"
+    ]
+
+
+def test_a_gpu_that_comes_back_is_taken_on(gpu_host: Host, nvml: Any, free: threading.Event) -> None:
+    """Its call returned after all: it is read like the others, and only one thread is left."""
+    before = set(threads())
+    runner = made(gpu_host, "nvidia", "nvidia_state")
+    hang(runner, nvml, "nvmlDeviceGetPowerUsage", free)
+    at(runner, 112)
+    (given_up,) = runner._beside._given_up
+    nvml.blocks.clear()
+    free.set()
+    given_up._thread.join(PATIENT)
+    found = at(runner, 113)
+    assert gpus(found["nvidia"], "up") == {FIRST: 1, SECOND: 1}
+    assert gpus(found["nvidia_state"], "temperature_celsius") == {FIRST: 60, SECOND: 61}
+    assert len(set(threads()) - before) == 1
+
+
+def test_what_was_read_by_a_thread_that_was_given_up_counts_nowhere(
+    gpu_host: Host, nvml: Any, free: threading.Event
+) -> None:
+    """It neither goes on to the next GPU nor hands in what it had."""
+    runner = made(gpu_host, "nvidia")
+    hang(runner, nvml, "nvmlDeviceGetPowerUsage", free)
+    at(runner, 112)
+    (given_up,) = runner._beside._given_up
+    nvml.calls.clear()
+    free.set()
+    given_up._thread.join(PATIENT)
+    # The GPU that it came back from is read to its end; of the second nothing is asked.
+    assert nvml.calls.count("nvmlDeviceGetUtilizationRates") == 0
+    assert given_up.take(0) == []
+
+
+def test_every_gpu_may_hang(gpu_host: Host, nvml: Any, free: threading.Event) -> None:
+    """One after the other is found out; then nothing is asked any more, and each is said to be down."""
+    runner = made(gpu_host, "nvidia")
+    hang(runner, nvml, "nvmlDeviceGetPowerUsage", free)
+    nvml.blocks["nvmlDeviceGetUtilizationRates"] = 1, free
+    nvml.blocked.clear()
+    at(runner, 112, patiently=False)
+    assert nvml.blocked.wait(PATIENT)
+    for second in (113, 124, 135):
+        found = at(runner, second)
+    assert gpus(found["nvidia"], "up") == {FIRST: 0, SECOND: 0}
+
+
+def test_an_answer_that_comes_late_is_taken_at_the_next_tick(gpu_host: Host, nvml: Any, free: threading.Event) -> None:
+    """A driver that takes seconds to load is slow, not lost; the values are of when they came."""
+    runner = made(gpu_host, "nvidia")
+    nvml.blocks["nvmlInit"] = 0, free
+    assert set(at(runner, 0, patiently=False)) == {"node"}
+    worker = runner._beside._worker
+    assert worker is not None
+    free.set()
+    worker._done.put(worker._done.get(timeout=PATIENT))  # it has answered
+    runner._beside.patience_s = PATIENT
+    late = [one for one in runner.run(3 * NS) if one.sampler == "nvidia"]
+    assert [(one.time_ns, gpus(one, "up")) for one in late] == [(3 * NS, {FIRST: 1, SECOND: 1})]
+    assert gpu_host.own.errors == {}
+
+
+def test_a_driver_that_does_not_even_load_is_said_once(
+    gpu_host: Host, nvml: Any, free: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No GPU is to blame: none is read until it answers, no second thread is started."""
+    before = set(threads())
+    runner = made(gpu_host, "nvidia", "nvidia_state")
+    nvml.blocks["nvmlInit"] = 0, free
+    for second in range(0, 60, 5):
+        assert set(at(runner, second, patiently=False)) == {"node"}
+    assert len(set(threads()) - before) == 1
+    assert (len(caplog.records), gpu_host.own.errors) == (1, {"nvidia": 1})
+
+
+def test_a_gpu_that_hangs_when_asked_who_it_is_is_left_out(gpu_host: Host, nvml: Any, free: threading.Event) -> None:
+    """At the agent's start: the others are found without it."""
+    runner = made(gpu_host, "nvidia")
+    nvml.blocks["nvmlDeviceGetUUID"] = 0, free
+    at(runner, 0, patiently=False)
+    assert nvml.blocked.wait(PATIENT)
+    at(runner, 1, patiently=False)
+    assert gpus(at(runner, 12)["nvidia"], "up") == {SECOND: 1}
+
+
+def test_a_node_without_a_gpu_has_no_thread_for_one(tmp_path: Any) -> None:
+    """All samplers are looked for, and nothing is started."""
+    before = set(threads())
+    runner = Runner(samplers.load(), Host(dev=tmp_path), NS)
+    runner.run(0)
+    assert (set(threads()) - before, runner._beside._worker) == (set(), None)
+
+
+def test_the_thread_ends_with_its_runner(gpu_host: Host) -> None:
+    """Nothing is left of an agent that was."""
+    before = set(threads())
+    runner = made(gpu_host, "nvidia")
+    at(runner, 0)
+    (mine,) = set(threads()) - before
+    del runner
+    mine.join(PATIENT)
+    assert not mine.is_alive()
+
+
+def test_whatever_asks_a_driver_says_so() -> None:
+    """A sampler of GPUs that ran in the tick's own thread could stop the agent."""
+    asking = {name for name, kind in samplers.load().items() if kind.asks_driver}
+    assert asking == {name for name, kind in samplers.load().items() if kind.source.startswith(("NVML", "AMD SMI"))}
