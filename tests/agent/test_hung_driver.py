@@ -70,6 +70,14 @@ def hang(runner: Runner, nvml: Any, call: str, free: threading.Event, gpu: int =
     assert set(at(runner, 101, patiently=False)) == {"node"}
 
 
+def hang_for_long(runner: Runner, nvml: Any, free: threading.Event) -> threading.Thread:
+    """The first GPU does not answer until it is given up: the thread that still waits for it."""
+    hang(runner, nvml, "nvmlDeviceGetPowerUsage", free)
+    at(runner, 112)
+    (given_up,) = runner._beside._given_up
+    return given_up._thread
+
+
 def test_a_call_that_never_returns_keeps_no_tick(gpu_host: Host, nvml: Any, free: threading.Event) -> None:
     """The rest of the node is read on, and no value of a GPU is shown that is not of now."""
     runner = made(gpu_host, "nvidia", "nvidia_state")
@@ -100,12 +108,10 @@ def test_a_gpu_that_comes_back_is_taken_on(gpu_host: Host, nvml: Any, free: thre
     """Its call returned after all: it is read like the others, and only one thread is left."""
     before = set(threads())
     runner = made(gpu_host, "nvidia", "nvidia_state")
-    hang(runner, nvml, "nvmlDeviceGetPowerUsage", free)
-    at(runner, 112)
-    (given_up,) = runner._beside._given_up
+    given_up = hang_for_long(runner, nvml, free)
     nvml.blocks.clear()
     free.set()
-    given_up._thread.join(PATIENT)
+    given_up.join(PATIENT)
     found = at(runner, 113)
     assert gpus(found["nvidia"], "up") == {FIRST: 1, SECOND: 1}
     assert gpus(found["nvidia_state"], "temperature_celsius") == {FIRST: 60, SECOND: 61}
@@ -117,15 +123,13 @@ def test_what_was_read_by_a_thread_that_was_given_up_counts_nowhere(
 ) -> None:
     """It neither goes on to the next GPU nor hands in what it had."""
     runner = made(gpu_host, "nvidia")
-    hang(runner, nvml, "nvmlDeviceGetPowerUsage", free)
-    at(runner, 112)
-    (given_up,) = runner._beside._given_up
+    given_up = hang_for_long(runner, nvml, free)
     nvml.calls.clear()
     free.set()
-    given_up._thread.join(PATIENT)
+    given_up.join(PATIENT)
     # The GPU that it came back from is read to its end; of the second nothing is asked.
     assert nvml.calls.count("nvmlDeviceGetUtilizationRates") == 0
-    assert given_up.take(0) == []
+    assert runner._beside._given_up[0].take(0) == []
 
 
 def test_every_gpu_may_hang(gpu_host: Host, nvml: Any, free: threading.Event) -> None:
