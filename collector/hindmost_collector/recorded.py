@@ -69,7 +69,7 @@ class Recording(Tables):
     def table(self, name: str, *columns: str) -> pa.Table:
         """All rows of a table of ``TABLES``, ``clocks`` or ``rank_states``, with the job in the column ``job``."""
         named = checked(name, columns)
-        chosen = ", ".join(f'"{column}"' for column in named) if columns else "*"  # an older recording lacks some
+        chosen = ", ".join(f'"{column}"' for column in named) if columns else "*"
         return self.sql(f'select {chosen} from "{name}"')  # noqa: S608 - our own names
 
     def _equal(self, column: str, text: str) -> str:
@@ -91,7 +91,10 @@ class Recording(Tables):
             with self._one_at_a_time:
                 try:
                     self._views(query)
-                    return self._engine().sql(query).to_arrow_table()
+                    answer = self._engine().sql(query)
+                    if answer is None:  # nothing, a comment, a setting
+                        raise UsageError("the query asks for nothing: give a SELECT")
+                    return answer.to_arrow_table()
                 except duckdb.Error as error:
                     # a segment was compacted away after it was listed, or is torn: look closer, and again
                     if type(error) not in _UNREADABLE or attempt == 4:
@@ -141,7 +144,8 @@ class Recording(Tables):
                 segments.check_version(found[-1])
             self._checked.add(found[-1])
         files = ", ".join(quoted(str(path)) for path in found)
-        return f"select {quoted(self._name(job))} as job, * from read_parquet([{files}], union_by_name = true)"  # noqa: S608 - quoted
+        rows = f"select {quoted(self._name(job))} as job, * from read_parquet([{files}], union_by_name = true)"  # noqa: S608 - quoted
+        return _filled(table, rows)
 
     def _name(self, job: Path) -> str:
         if job not in self._names:
@@ -163,12 +167,25 @@ def _job_id(job: Path) -> str:
 
 
 def _nothing(table: str) -> str:
-    kinds = {"i": "bigint", "u": "ubigint", "f": "double", "U": "varchar"}
-    columns = (
-        f'null::{kinds[schema.missing_column(dtype, 0).dtype.kind]} as "{name}"'
-        for name, dtype in schema.FILED[table].items()
-    )
+    columns = (_null(table, name) for name in schema.FILED[table])
     return f"select null::varchar as job, {', '.join(columns)} where false"
+
+
+def _null(table: str, column: str) -> str:
+    """A column of this name and type without a value."""
+    kinds = {"i": "bigint", "u": "ubigint", "f": "double", "U": "varchar"}
+    return f'null::{kinds[schema.missing_column(schema.FILED[table][column], 0).dtype.kind]} as "{column}"'
+
+
+def _filled(table: str, rows: str) -> str:
+    """The selected rows with every column of their table: *not measured* where a segment of an older run lacks one."""
+    added = schema.ADDED.get(table, ())
+    if not added:
+        return rows
+    absent = ", ".join(_null(table, name) for name in added)
+    unmeasured = {name: schema.missing_column(schema.FILED[table][name], 1).item() for name in added}
+    there = ", ".join(f'coalesce("{name}", {value!r}) as "{name}"' for name, value in unmeasured.items())
+    return f"select * replace ({there}) from ({rows} union all by name select {absent} where false)"  # noqa: S608 - our own
 
 
 def open_recording(path: str | Path) -> Recording | ClickHouseRecording:

@@ -184,7 +184,10 @@ def test_query_without_rows_prints_its_columns(store, tmp_path, capsys):
 
 
 def test_wrong_query_is_a_usage_error(store, tmp_path):
-    """A wrong query, an unknown table and a directory without a recording each say what is wrong."""
+    """A wrong query, one of no words, an unknown table and a directory without a recording each say what is wrong."""
+    for nothing in ("", "-- later"):
+        with pytest.raises(UsageError, match="the query asks for nothing: give a SELECT"):
+            hindmost_collector.open(tmp_path).sql(nothing)
     with pytest.raises(UsageError, match="nosuch"):
         hindmost_collector.open(tmp_path).sql("select nosuch from steps")
     with pytest.raises(UsageError, match="there is no table"):

@@ -62,6 +62,9 @@ LEVEL: Mapping[str, Any] = {
 #: Every table that there are segments of.
 FILED: Mapping[str, Mapping[str, Any]] = {**STORED, **dict.fromkeys(LEVELS, LEVEL)}
 
+#: Columns that a table did not have from the beginning: segments of older runs lack them.
+ADDED: Mapping[str, tuple[str, ...]] = {"steps": ("negotiation_ns",)}
+
 #: Columns that order a segment's rows: neighbours alike compress best and are read together.
 ORDER: Mapping[str, tuple[str, ...]] = {
     "steps": ("rank", "step"),

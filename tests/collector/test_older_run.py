@@ -1,0 +1,73 @@
+"""A run that an older hindmost recorded, before steps had a column for Horovod's negotiation: queried, migrated."""
+
+from __future__ import annotations
+
+import tarfile
+import time
+from pathlib import Path
+
+import hindmost_collector
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hindmost_collector.store import schema
+from hindmost_collector.store.parquet import ParquetStore
+from hindmost_collector.store.run_directory import read_run
+from hindmost_collector.store.upkeep import Retention, Upkeep
+
+NAME = "ddp-observed-clean"
+RECORDING = Path(__file__).parents[1] / f"fixtures/recordings/{NAME}.tar.xz"
+LATER = "negotiation_ns"
+
+
+@pytest.fixture
+def older(tmp_path):
+    """The older run, as the one job of a store."""
+    with tarfile.open(RECORDING) as archive:
+        archive.extractall(tmp_path)  # noqa: S202 - our own
+    return tmp_path / NAME
+
+
+def newer_row():
+    """A step as it is recorded today."""
+    target = schema.arrow_schema("steps")
+    columns = {field.name: "train" if pa.types.is_dictionary(field.type) else 7 for field in target}
+    return pa.Table.from_arrays([pa.array([columns[field.name]], field.type) for field in target], schema=target)
+
+
+def test_what_came_later_is_told(older):
+    """Every column that a table has got since is listed as such: else queries over older runs would not know it."""
+    for table in (one.name for one in (older / "segments").iterdir()):
+        (first, *_) = sorted((older / "segments" / table).glob("*.parquet"))
+        assert set(schema.FILED[table]) - set(pq.read_schema(first).names) == set(schema.ADDED.get(table, ())), table
+
+
+def test_a_column_that_came_later_is_not_measured(older):
+    """SQL and pandas see -1 in it, as they do for whatever else was not measured, alone and beside newer segments."""
+    assert set(hindmost_collector.open(older).steps(LATER)[LATER].to_pylist()) == {-1}
+    ParquetStore(older, single=True).write({("j", "steps"): [newer_row()]}, {})
+    run = hindmost_collector.open(older)
+    (found,) = run.sql(f"select count(*) as rows, count({LATER}) as told, max({LATER}) as most from steps").to_pylist()
+    assert found == {"rows": 1201, "told": 1201, "most": 7}
+    assert run.steps().column_names == ["job", *schema.FILED["steps"]]
+
+
+def test_compaction_migrates_it(older):
+    """Merged, all its segments are of today's schema, and no row of it has changed."""
+    before = read_run(older).tables()
+    store = ParquetStore(older, single=True)
+    upkeep = Upkeep(store, Retention(), now=lambda: time.time() + 2 * 86400)
+    while upkeep.compact():
+        pass
+    store.close()
+    for table in (one.name for one in (older / "segments").iterdir()):
+        for path in (older / "segments" / table).glob("*.parquet"):
+            found = pq.read_schema(path)
+            assert found.names == list(schema.FILED[table])
+            assert found.metadata[schema.VERSION_KEY] == str(schema.VERSION).encode()
+    after = read_run(older).tables()
+    for table, columns in before.items():
+        rows = [
+            sorted(zip(*(kept[name].tolist() for name in columns), strict=True)) for kept in (columns, after[table])
+        ]
+        assert repr(rows[0]) == repr(rows[1]), table  # as text: a NaN is unlike itself
