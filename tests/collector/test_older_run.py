@@ -17,7 +17,6 @@ from hindmost_collector.store.upkeep import Retention, Upkeep
 
 NAME = "ddp-observed-clean"
 RECORDING = Path(__file__).parents[1] / f"fixtures/recordings/{NAME}.tar.xz"
-LATER = "negotiation_ns"
 
 
 @pytest.fixture
@@ -44,10 +43,11 @@ def test_what_came_later_is_told(older):
 
 def test_a_column_that_came_later_is_not_measured(older):
     """SQL and pandas see -1 in it, as they do for whatever else was not measured, alone and beside newer segments."""
-    assert set(hindmost_collector.open(older).steps(LATER)[LATER].to_pylist()) == {-1}
+    assert set(hindmost_collector.open(older).steps("negotiation_ns")["negotiation_ns"].to_pylist()) == {-1}
     ParquetStore(older, single=True).write({("j", "steps"): [newer_row()]}, {})
     run = hindmost_collector.open(older)
-    (found,) = run.sql(f"select count(*) as rows, count({LATER}) as told, max({LATER}) as most from steps").to_pylist()
+    query = "select count(*) as rows, count(negotiation_ns) as told, max(negotiation_ns) as most from steps"
+    (found,) = run.sql(query).to_pylist()
     assert found == {"rows": 1201, "told": 1201, "most": 7}
     assert run.steps().column_names == ["job", *schema.FILED["steps"]]
 
