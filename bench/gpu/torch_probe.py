@@ -12,7 +12,7 @@ overhead  time of a GPU-bound step of about 30 ms with the hooks in and out by t
 us_each   what the hooks are made of, each alone in a loop
 h2d       copies of batches to the GPU from the probe and from the profiler: see h2d.py
 in_situ   what each hook takes of a step of a tiny model, timed around it while the loop runs
-host      host time of a step of a tiny model with the hooks in and out, in alternating blocks: what the probe takes
+host      what the probe takes of a step of a tiny model, which the host bounds, and of what: host_cost.py
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import argparse
 import importlib
 import json
 import os
-import random
 import shutil
 import statistics
 import sys
@@ -30,6 +29,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import host_cost
 import observing
 import step_cost
 from observing import PHASES, Hooks
@@ -92,29 +92,6 @@ class Training:
     def synchronize(self) -> None:
         if self.device == "cuda":
             self.torch.cuda.synchronize()
-
-
-def interleaved(training: Training, pairs: int, steps: int) -> dict[str, Any]:
-    """Step time with hooks in and out, block by block, the order within each pair drawn at random."""
-    hooks, differences, without = Hooks(training.torch), [], []
-    for _ in range(pairs):
-        took = {}
-        for inside in random.sample((False, True), 2):
-            hooks.put(inside)
-            training.steps(2)
-            took[inside] = training.steps(steps)
-        differences.append(took[True] - took[False])
-        without.append(took[False])
-    hooks.put(True)
-    low, high = step_cost.interval(differences, statistics.median)
-    return {
-        "pairs": pairs,
-        "steps_a_block": steps,
-        "step_us_without": 1e6 * statistics.median(without),
-        "difference_us": 1e6 * statistics.median(differences),
-        "difference_us_95": [1e6 * low, 1e6 * high],
-        "difference_ratio": statistics.median(differences) / statistics.median(without),
-    }
 
 
 def overhead(torch: Any, seconds: float) -> dict[str, Any]:
@@ -223,8 +200,7 @@ def each(call: Any, times: int = 5000) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--pairs", type=int, default=20, help="for the part host: twice as many")
-    parser.add_argument("--seconds", type=float, default=60, help="for the part overhead")
+    parser.add_argument("--seconds", type=float, default=60, help="for each of the parts overhead and host")
     parser.add_argument("--device", default="cuda", help="cpu: the host part only")
     parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--hooks", choices=("c", "python"), default="c", help="c: where there is a compiler")
@@ -264,7 +240,7 @@ def parts(torch: Any, args: argparse.Namespace) -> dict[str, Callable[[], Any]]:
     tiny = Training(args.device, 64, 1, 2, 8)
     tiny.steps(200)
     found["us_each"] = lambda: breakdown(args.device)
-    found["host"] = lambda: interleaved(tiny, 2 * args.pairs, 200)
+    found["host"] = lambda: host_cost.compared(torch, tiny.step, tiny.synchronize, args.seconds)
     found["h2d"] = lambda: importlib.import_module("h2d").measured(args.device)
     found["in_situ"] = lambda: importlib.import_module("in_situ").in_situ(torch, tiny.steps)
     return found

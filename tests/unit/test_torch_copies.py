@@ -101,6 +101,17 @@ def test_nothing_is_watched_after_backward_began(copies: Any) -> None:
     assert monitoring.get_local_events(copies._tool, move.__code__) == 0
 
 
+def test_what_watching_takes_is_accounted_for(copies: Any) -> None:
+    """Watched calls run outside the hooks; their time is the hooks' all the same, and decides how often to measure."""
+    recorder = copies._recorder
+    copies.begin(sys._getframe())
+    before = recorder.own_ns, recorder.pace.spent_ns
+    move(Tensor())
+    after = recorder.own_ns, recorder.pace.spent_ns
+    copies.end()
+    assert after[0] - before[0] == after[1] - before[1] > 0
+
+
 def test_where_no_tool_is_free_nothing_is_watched(copies: Any) -> None:
     """The ids of debuggers and profilers are left to them."""
     other = torch_copies.install(TORCH, copies._recorder, Gpu())  # type: ignore[arg-type]

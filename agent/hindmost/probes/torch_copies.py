@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hindmost.probes.guard import guarded, undo
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import CodeType, FrameType
 
     from hindmost.probes.torch_cuda import GpuPhases
@@ -40,9 +41,22 @@ class Copies:
         self._watched: list[CodeType] = []
         self._copied: Any = None  # the tensor that is being copied
         events = monitoring.events
-        monitoring.register_callback(tool, events.CALL, guarded(self.called))
+        monitoring.register_callback(tool, events.CALL, guarded(self._accounted(self.called)))
         for ended in (events.C_RETURN, events.C_RAISE):
-            monitoring.register_callback(tool, ended, guarded(self.returned))
+            monitoring.register_callback(tool, ended, guarded(self._accounted(self.returned)))
+
+    def _accounted(self, told: Callable[..., None]) -> Callable[..., None]:
+        """Calls that are watched run between the hooks: what that takes is the hooks', too."""
+        clock, recorder = self._clock, self._recorder
+
+        def call(*arguments: Any) -> None:
+            start, spent = clock(), recorder.pace.spent_ns
+            told(*arguments)
+            took = clock() - start
+            recorder.own_ns += took
+            recorder.pace.spent_ns = spent + took
+
+        return call
 
     def begin(self, frame: FrameType | None) -> None:
         """The code that runs in this frame has its batch."""
