@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from hindmost.errors import HindmostError, UsageError
 
 from hindmost_collector.store import clickhouse_ddl as ddl
-from hindmost_collector.store import schema
+from hindmost_collector.store import excerpt, schema
 from hindmost_collector.store.clickhouse_client import Server, Unreachable, parse
 from hindmost_collector.store.run_directory import run_of
 from hindmost_collector.store.tables import Tables, checked
+from hindmost_collector.window import CAUSAL
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,19 +50,60 @@ def jobs(server: Server) -> list[str]:
 
 
 def read_run(server: Server, job: str) -> Run:
-    """Everything recorded of one job as the model's arrays. Raises UsageError where there is nothing."""
+    """What is recorded of one job as the model's arrays: of a large one an excerpt, as of a run directory.
+
+    Raises UsageError where there is nothing.
+    """
     meta = read_meta(server, job)
-    tables = {table: schema.to_numpy(table, _rows(server, table, job)) for table in schema.STORED}
+    part = _plan(server, job)
+    tables = {table: schema.to_numpy(table, _rows(server, table, job, part)) for table in schema.STORED}
     if not meta and not any(len(next(iter(table.values()))) for table in tables.values()):
         raise UsageError(f"{server.target} holds no job {job!r}; it holds {_listed(jobs(server))}")
     notes = [] if meta else ["meta.json is missing: command and exit code are unknown"]
-    return run_of(tables, meta, job, notes)
+    return excerpt.said_of(run_of(tables, meta, job, notes), part)
 
 
-def _rows(server: Server, table: str, job: str) -> pa.Table:
+def _plan(server: Server, job: str) -> excerpt.Excerpt | None:
+    """What to read of a job; None: all of it."""
+    counts = {"metrics": _extent(server, "metrics", job, "time_ns")[0]}
+    times: list[tuple[int, int]] = []
+    for table in excerpt.MOST:
+        counts[table], *span = _extent(server, table, job, "start_ns")
+        times += [(span[0], span[1])] if span else []
+    if not excerpt.too_large(counts):
+        return None
+    _, *numbers = _extent(server, "steps", job, "step")
+    return excerpt.spread(counts, times, [(numbers[0], numbers[1])] if numbers else [])
+
+
+def _extent(server: Server, table: str, job: str, column: str) -> tuple[int, ...]:
+    """How many rows a job has, and the least and greatest value of a column where any was measured."""
+    query = (
+        f"SELECT count() AS rows, minIf({column}, {column} >= 0) AS low, max({column}) AS high,"
+        f" countIf({column} >= 0) AS told FROM {_view(server, table)} WHERE job = {{job:String}}"
+    )
+    (found,) = server.rows(query, {"job": job}).to_pylist()
+    return (found["rows"], found["low"], found["high"]) if found["told"] else (found["rows"],)
+
+
+def _kept(table: str, part: excerpt.Excerpt | None) -> str:
+    """The SQL condition for the rows of a table that belong to the excerpt."""
+    column = excerpt.TIME.get(table)
+    if part is None or column is None:
+        return ""
+    kept = f" AND positiveModulo({column} - {part.first}, {part.every_ns}) < {part.kept_ns}"
+    if table == "metrics":
+        causal = " OR ".join(f"startsWith(name, '{prefix}')" for prefix in CAUSAL)
+        kept += f" AND ({causal}) AND intDiv(time_ns, 1000000000) % {part.sample_every} = 0"
+    return kept
+
+
+def _rows(server: Server, table: str, job: str, part: excerpt.Excerpt | None) -> pa.Table:
     names = ", ".join(ddl.quoted(name) for name in schema.STORED[table])
     order = ", ".join(("flush", *ddl.ORDER.get(table, ())) if table not in schema.ORDER else ddl.ORDER[table])
-    query = f"SELECT {names} FROM {_view(server, table)} WHERE job = {{job:String}} ORDER BY {order}"
+    query = (
+        f"SELECT {names} FROM {_view(server, table)} WHERE job = {{job:String}}{_kept(table, part)} ORDER BY {order}"
+    )
     return server.rows(query, {"job": job})
 
 

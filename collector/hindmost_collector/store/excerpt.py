@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -12,8 +13,10 @@ from hindmost_collector.store import segments
 from hindmost_collector.window import CAUSAL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from hindmost_collector.model import Run
 
 #: Rows that are read of a table: judging takes up to 600 bytes of memory for a call, and half as much for a step.
 MOST = {"collectives": 1_200_000, "steps": 1_200_000}
@@ -21,7 +24,8 @@ MOST = {"collectives": 1_200_000, "steps": 1_200_000}
 SAMPLES = 400_000
 #: Stretches that a recording is read in; fewer where one would hold less than so many steps.
 STRETCHES, STEPS_EACH = 24, 50
-_TIME = {"collectives": "start_ns", "steps": "start_ns", "intervals": "start_ns", "metrics": "time_ns"}
+#: By which time a row of a table is chosen; other tables are read whole.
+TIME = {"collectives": "start_ns", "steps": "start_ns", "intervals": "start_ns", "metrics": "time_ns"}
 
 
 class Excerpt(NamedTuple):
@@ -52,21 +56,49 @@ class Excerpt(NamedTuple):
 def plan(root: Path) -> Excerpt | None:
     """What to read of ``root/segments``; ``None``: all of it, it is small enough."""
     counts = {table: sum(group.num_rows for group in _groups(root / table)) for table in (*MOST, "metrics")}
-    ratio = max(counts[table] / most for table, most in MOST.items())
-    if ratio <= 1:
+    if not too_large(counts):
         return None
-    ranges = [found for table in MOST for found in _ranges(root / table, "start_ns")]
-    first, last = min(low for low, _ in ranges), max(high for _, high in ranges)
-    numbers = list(_ranges(root / "steps", "step"))
+    times = [found for table in MOST for found in _ranges(root / table, "start_ns")]
+    return spread(counts, times, list(_ranges(root / "steps", "step")))
+
+
+def too_large(counts: Mapping[str, int]) -> bool:
+    """Whether tables of so many rows are not to be read whole."""
+    return _ratio(counts) > 1
+
+
+def _ratio(counts: Mapping[str, int]) -> float:
+    return max(counts[table] / most for table, most in MOST.items())
+
+
+def spread(
+    counts: Mapping[str, int], times: Sequence[tuple[int, int]], numbers: Sequence[tuple[int, int]]
+) -> Excerpt | None:
+    """The excerpt of tables of so many rows, over these times (ns) and numbers of steps, each as (first, last).
+
+    ``None`` where no row has a time to choose it by.
+    """
+    if not times:
+        return None
+    ratio = _ratio(counts)
+    first, last = min(low for low, _ in times), max(high for _, high in times)
     steps = max(high for _, high in numbers) - min(low for low, _ in numbers) + 1 if numbers else None
     stretches = STRETCHES if steps is None else int(np.clip(steps / ratio / STEPS_EACH, 1, STRETCHES))
     every = max((last - first) // stretches, 1)
     return Excerpt(first, every, int(every / ratio) + 1, steps, max(1, int(counts["metrics"] / ratio / SAMPLES)))
 
 
+def said_of(run: Run, part: Excerpt | None) -> Run:
+    """A run that holds an excerpt, saying so; as it is where it was read whole."""
+    if part is None:
+        return run
+    job = replace(run.job, steps=part.steps, skipped_ns=part.every_ns - part.kept_ns)
+    return replace(run, job=job, notes=(*run.notes, part.note))
+
+
 def read(path: Path, table: str, part: Excerpt) -> pa.Table:
     """The rows of a segment that belong to the excerpt. Raises OSError or pa.ArrowException when it is torn."""
-    column = _TIME.get(table)
+    column = TIME.get(table)
     if column is None:
         return segments.read(path)
     with pq.ParquetFile(path, page_checksum_verification=True) as file:

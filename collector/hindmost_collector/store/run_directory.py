@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,11 +43,7 @@ def read_run(path: Path) -> Run:
         notes += torn
     notes += _strangers(path / "segments")
     meta, damage = _read_meta(path)
-    run = run_of(tables, meta, path.name, [*notes, *damage])
-    if part is None:
-        return run
-    job = replace(run.job, steps=part.steps, skipped_ns=part.every_ns - part.kept_ns)
-    return replace(run, job=job, notes=(*run.notes, part.note))
+    return excerpt.said_of(run_of(tables, meta, path.name, [*notes, *damage]), part)
 
 
 def run_of(tables: dict[str, Table], meta: dict[str, Any], name: str, notes: list[str]) -> Run:
