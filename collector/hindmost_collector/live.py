@@ -6,6 +6,7 @@ import importlib
 import json
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hindmost_proto import telemetry_pb2 as wire
@@ -15,7 +16,7 @@ from hindmost_collector.settings import DEFAULT
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from hindmost_collector.model import Run
+    from hindmost_collector.model import Past, Run
     from hindmost_collector.settings import Settings
 
     Judge = Callable[[Run], Any]
@@ -36,12 +37,6 @@ def load_judge(settings: Settings = DEFAULT) -> Judge:
     return lambda run: judge(run, settings)
 
 
-def judged(run: Run, judge: Judge) -> dict[str, Any]:
-    """The report on a run as ``hindmost.report/1``."""
-    report: dict[str, Any] = judge(run).to_dict()
-    return report
-
-
 def identity(verdict: Mapping[str, Any]) -> tuple[Any, ...]:
     """What makes two verdicts the same trouble; its cause may only be known later."""
     return verdict["kind"], tuple(verdict.get("ranks") or ())
@@ -56,7 +51,7 @@ class VerdictLog:
 
     def __init__(self) -> None:
         self._open: dict[tuple[Any, ...], Mapping[str, Any]] = {}
-        self._past: set[tuple[Any, ...]] = set()
+        self._past: dict[tuple[Any, ...], int] = {}
 
     def update(
         self, verdicts: list[dict[str, Any]], now_ns: int, last_step: int | None = None
@@ -71,8 +66,8 @@ class VerdictLog:
     def _told(self, key: tuple[Any, ...], verdict: dict[str, Any], now_ns: int) -> Iterator[dict[str, Any]]:
         before, ended = self._open.get(key), verdict.get("until_step") is not None
         if before is None:
-            if ended and key in self._past:
-                return
+            if ended and (verdict.get("since_step") or 0) <= self._past.get(key, -1):
+                return  # of an episode that was told, as far as the window remembers it
             yield _event("opened", now_ns, verdict)
         else:
             _keep_since(verdict, before)
@@ -86,7 +81,7 @@ class VerdictLog:
 
     def _closed(self, key: tuple[Any, ...], verdict: Mapping[str, Any], now_ns: int) -> dict[str, Any]:
         del self._open[key]
-        self._past.add(key)
+        self._past[key] = max(self._past.get(key, -1), verdict.get("until_step") or -1)
         return _event("closed", now_ns, verdict)
 
 
@@ -163,6 +158,7 @@ class Judging:
         self._period, self._share, self._clock, self._cpu = period_s, share, clock, cpu
         self._next: dict[str, float] = {}
         self._least: dict[str, float] = {}
+        self._past: dict[str, Past] = {}
         self._free = 0.0
         self._failed = False
         self.seconds = 0.0
@@ -182,14 +178,16 @@ class Judging:
         """When it is a job's turn: jobs that wait longest come first."""
         return self._next.get(job, 0.0)
 
-    def report(self, job: str, run: Callable[[], Run]) -> dict[str, Any] | None:
-        """Judge a window; None when judging failed, which is said once and never stops the collector."""
+    def report(self, job: str, run: Callable[[], Run], *, whole: bool = False) -> dict[str, Any] | None:
+        """Judge a window, or the ``whole`` run; None when judging failed, which is said once and never stops the
+        collector.
+        """
         began, used = self._clock(), self._cpu()
         try:
             if self.judge is None:
                 self.judge = load_judge(self._settings)
                 used = self._cpu()
-            return judged(run(), self.judge)
+            return self._judged(job, run(), self.judge, whole=whole)
         except Exception:
             if not self._failed:
                 log.warning("judging failed; recording goes on", exc_info=True)
@@ -202,7 +200,19 @@ class Judging:
             self._next[job] = max(self._least[job], now + self._period)
             self._free = max(self._free, now) + took / self._share
 
+    def _judged(self, job: str, run: Run, judge: Judge, *, whole: bool) -> dict[str, Any]:
+        """The report as ``hindmost.report/1``; of a window with what those before it told, and tell the next one."""
+        found = judge(run if whole else replace(run, past=self._past.get(job)))
+        report: dict[str, Any] = found.to_dict()
+        past = next((one.past for one in found.verdicts if one.past is not None), None)
+        if past is None:
+            self._past.pop(job, None)
+        else:
+            self._past[job] = past
+        return report
+
     def forget(self, job: str) -> None:
         """A job is over."""
         self._next.pop(job, None)
         self._least.pop(job, None)
+        self._past.pop(job, None)

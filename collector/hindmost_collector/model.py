@@ -209,6 +209,19 @@ class Job:
 
 
 @dataclass(frozen=True)
+class Past:
+    """A slow network as it was found when its beginning could still be seen: the step since which, what transfers took
+    before it and how long a step was, ns, how much longer transfers became (a share), and operations of a step.
+    """
+
+    since_step: int
+    usual: float
+    period: float
+    longer: float
+    operations: float
+
+
+@dataclass(frozen=True)
 class Run:
     """One job's recorded behaviour, whole or a window of it; what every detector takes.
 
@@ -227,6 +240,8 @@ class Run:
     operations: Table = field(default_factory=lambda: empty(OPERATIONS))
     rank_states: Table = field(default_factory=lambda: empty(RANK_STATES))
     notes: tuple[str, ...] = ()
+    #: What of a window that is over still tells of this one; None where nothing does.
+    past: Past | None = None
 
     def tables(self) -> dict[str, Table]:
         """Every table by its name in ``TABLES``."""

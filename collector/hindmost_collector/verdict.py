@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, is_dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hindmost_collector.model import Past
 
 SCHEMA = "hindmost.report/1"
 
@@ -55,6 +58,7 @@ class Verdict:
     partial: str | None = None  # with cause unknown: the measurement that explains most
     evidence: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
+    past: Past | None = None  # for the judge's next look at a running job; no part of a report
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,8 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """The JSON contract, ``hindmost.report/1``: plain types only, NaN and infinities as ``None``."""
         plain: dict[str, Any] = _plain(self)
+        for verdict in plain["verdicts"]:
+            del verdict["past"]
         return {"schema": SCHEMA, **plain}
 
 

@@ -285,7 +285,7 @@ def of_network(found: SlowNetwork | None, blocks: Blocks) -> list[Verdict]:
         Verdict(
             kind="slow_link",
             cause="network",
-            since_step=since(blocks, found.first),
+            since_step=found.past.since_step,
             until_step=_until(blocks, found.stop),
             cost_ms_per_step=found.cost / 1e6,
             cost_ratio=found.cost / float(median(during)),
@@ -293,6 +293,7 @@ def of_network(found: SlowNetwork | None, blocks: Blocks) -> list[Verdict]:
             explained=1.0,
             evidence=tuple(wording.network(found)),
             advice=(wording.NETWORK_ADVICE,),
+            past=found.past if found.stop >= len(blocks.steps) else None,
         )
     ]
 

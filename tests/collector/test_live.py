@@ -14,7 +14,7 @@ from hindmost_collector.detectors import hang
 from hindmost_collector.jobs import LiveJob
 from hindmost_collector.live import Judging, VerdictLog
 from hindmost_collector.metric_rows import MetricRows
-from hindmost_collector.model import FINISHED, RUNNING, VANISHED
+from hindmost_collector.model import FINISHED, RUNNING, VANISHED, Job, Run
 from hindmost_collector.settings import DEFAULT
 from hindmost_collector.window import Window
 
@@ -68,6 +68,17 @@ def test_what_comes_back_is_opened_again() -> None:
     """A rank that is slow anew after its first episode is news."""
     again = verdict(since_step=200)
     assert told(VerdictLog(), [verdict()], [], [again])[2] == [("opened", 200, None)]
+
+
+def test_a_second_episode_that_passed_unseen_is_told_too() -> None:
+    """The same rank, slow again between two judgements; what the window still has of the first is no news."""
+    first, later = verdict(until_step=90), verdict(since_step=120, until_step=140)
+    rest = verdict(since_step=70, until_step=92)
+    assert told(VerdictLog(), [first], [rest], [later], [later])[1:] == [
+        [],
+        [("opened", 120, 140), ("closed", 120, 140)],
+        [],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -260,10 +271,10 @@ def test_a_busy_host_does_not_make_verdicts_seldom() -> None:
     def judge(_: Any) -> Any:
         now[0] += 3.0  # elapsed on a host with a long queue
         used[0] += 0.02
-        return SimpleNamespace(to_dict=dict)
+        return SimpleNamespace(to_dict=dict, verdicts=())
 
     judging.judge = judge
-    judging.report("j", lambda: None)  # type: ignore[arg-type, return-value]
+    judging.report("j", lambda: Run(Job("j")))
     assert not judging.due("j")
     now[0] += 2.0
     assert judging.due("j")
@@ -276,10 +287,10 @@ def test_what_was_asked_for_is_judged_sooner_than_the_next_turn() -> None:
 
     def judge(_: Any) -> Any:
         used[0] += 0.04
-        return SimpleNamespace(to_dict=dict)
+        return SimpleNamespace(to_dict=dict, verdicts=())
 
     judging.judge = judge
-    judging.report("j", lambda: None)  # type: ignore[arg-type, return-value]
+    judging.report("j", lambda: Run(Job("j")))
     judging.again("j", 0.5)
     due = []
     for _ in range(3):
@@ -295,10 +306,10 @@ def test_judging_that_costs_much_is_done_seldom() -> None:
 
     def judge(_: Any) -> Any:
         used[0] += 0.5
-        return SimpleNamespace(to_dict=dict)
+        return SimpleNamespace(to_dict=dict, verdicts=())
 
     judging.judge = judge
-    judging.report("j", lambda: None)  # type: ignore[arg-type, return-value]
+    judging.report("j", lambda: Run(Job("j")))
     now[0] += 7.0
     assert not judging.due("j")
     now[0] += 3.1

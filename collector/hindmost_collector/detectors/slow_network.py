@@ -4,6 +4,9 @@ Which of several groups is slow their sisters tell (``slow_link``). Of one group
 messages took less before. What a message takes is compared with what a message of its kind and size takes, so that
 sizes that grow, and another mix of collectives, are no change. Only what the steps became longer by is told: transfers
 beside computing may take longer and hold nobody up, and take longer where computing does.
+
+A running job is judged by its last minutes, out of which the beginning passes: what was found then is kept, and what
+transfers take now is set against what they took before.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import numpy as np
 
 from hindmost_collector.align import shortest
 from hindmost_collector.detectors.straggler import pieces, stretch
+from hindmost_collector.model import Past
 from hindmost_collector.robust import block_medians, median, standard_error
 from hindmost_collector.whatif import others_grew
 
@@ -35,25 +39,54 @@ class SlowNetwork:
     took: float
     usual: float
     cost: float
+    past: Past
 
 
 def find(run: Run, blocks: Blocks, settings: Settings) -> SlowNetwork | None:
     """A stretch of steps with slow transfers, which began after the job did; ``None`` where there is none."""
     if blocks.joined is None or blocks.pipeline is not None or len(blocks.steps) < 2 * settings.min_steps:
         return None
+    still = _goes_on(run, blocks, run.past, settings) if run.past is not None else None
+    return still or _began(run, blocks, settings)
+
+
+def _goes_on(run: Run, blocks: Blocks, past: Past, settings: Settings) -> SlowNetwork | None:
+    """What began in a window that is over, as far as it lasts: half as slow as it was is slow, as everywhere."""
+    actual, _ = _compared(blocks, settings)
+    beyond = actual / past.usual - 1
+    first, stop = stretch(beyond, settings.network_longer - 1)
+    level = float(np.median(beyond[first:stop]))
+    (operations,) = _operations(run, blocks, [first, stop])
+    if stop - first < settings.min_steps or level < max(settings.network_longer - 1, past.longer / 2):
+        return None
+    if abs(operations - past.operations) > settings.network_same_operations * past.operations:
+        return None
+    took = past.usual * (1 + level)
+    cost = min(float(median(blocks.period[first:stop])) - past.period, took - past.usual)
+    if cost < settings.min_effect * blocks.step_ns:
+        return None
+    return SlowNetwork(first, stop, took, past.usual, cost, past)
+
+
+def _began(run: Run, blocks: Blocks, settings: Settings) -> SlowNetwork | None:
+    """What began in this very run."""
     if not _may_differ(blocks, settings):
         return None
     actual, ratio = _compared(blocks, settings)
     found = _slow_stretch(ratio, settings)
-    if found is None or not _same_mix(run, blocks, *found[:2], settings):
+    if found is None:
         return None
     first, stop, level = found
+    before, inside = _operations(run, blocks, [0, first, stop])
+    if abs(inside - before) > settings.network_same_operations * before:  # others than those compared hold these up
+        return None
     took = float(median(actual[first:stop]))
     excess = took * level / (1 + level)
     cost = _shown(blocks, first, stop, excess, settings)
     if cost < settings.min_effect * blocks.step_ns:
         return None
-    return SlowNetwork(first, stop, took, took - excess, cost)
+    past = Past(int(blocks.steps[first]), took - excess, float(median(blocks.period[:first])), level, before)
+    return SlowNetwork(first, stop, took, took - excess, cost, past)
 
 
 def _may_differ(blocks: Blocks, settings: Settings) -> bool:
@@ -116,14 +149,13 @@ def _slow_stretch(ratio: Floats, settings: Settings) -> tuple[int, int, float] |
     return (first, stop, level) if level >= settings.network_longer - 1 and steady and calm and sure else None
 
 
-def _same_mix(run: Run, blocks: Blocks, first: int, stop: int, settings: Settings) -> bool:
-    """Whether a step has as many operations of any kind as before: others than those compared hold these up, too."""
+def _operations(run: Run, blocks: Blocks, edges: list[int]) -> list[float]:
+    """How many operations of any kind a step has in each stretch between steps by index."""
     assert blocks.joined is not None  # noqa: S101 - find() has looked
-    columns = blocks.starts[[0, first, stop]] if stop < len(blocks.starts) else [*blocks.starts[[0, first]], -1]
+    columns = [int(blocks.starts[edge]) if edge < len(blocks.starts) else -1 for edge in edges]
     start = np.sort(run.collectives["start_ns"][run.collectives["rank"] == blocks.ranks[0]])
-    edges = np.searchsorted(start, blocks.joined.start[0, columns])
-    before, inside = np.diff(edges) / [first, stop - first]
-    return bool(abs(inside - before) <= settings.network_same_operations * before)
+    count = np.diff(np.searchsorted(start, blocks.joined.start[0, columns]))
+    return [float(one) for one in count / np.diff(edges)]
 
 
 def _shown(blocks: Blocks, first: int, stop: int, excess: float, settings: Settings) -> float:

@@ -28,9 +28,11 @@ def combine(path: Path, runs: Sequence[Run]) -> Run:
     runs = [_with_ranks_of_processes(run, runs) for run in runs]
     world = next((run.communicators for run in runs if has_rows(run, "communicators")), None)
     runs = [_in_the_communicators_of(world, run) for run in runs]
-    chosen = {name: next((run.tables()[name] for run in runs if has_rows(run, name)), None) for name in _ONE_SOURCE}
+    chosen: dict[str, Any] = {
+        name: next((run.tables()[name] for run in runs if has_rows(run, name)), None) for name in _ONE_SOURCE
+    }
     chosen["steps"] = _steps(runs)
-    added = {name: concatenate(name, [run.tables()[name] for run in runs]) for name in _ADDED_UP}
+    added: dict[str, Any] = {name: concatenate(name, [run.tables()[name] for run in runs]) for name in _ADDED_UP}
     ranks = _ranks(runs)
     notes = [note for run in runs for note in run.notes]
     if chosen["collectives"] is not None and (chosen["collectives"]["duration_ns"] < 0).all():

@@ -49,7 +49,7 @@ def read_run(path: Path) -> Run:
 def run_of(tables: dict[str, Table], meta: dict[str, Any], name: str, notes: list[str]) -> Run:
     """The run that stored ``tables`` hold, wherever they were stored. ``name`` is the job's where ``meta`` has none."""
     states = _last_by(tables["rank_states"], ("rank",), "time_ns")
-    shown = {name: tables[name] for name in TABLES}
+    shown: dict[str, Any] = {name: tables[name] for name in TABLES}
     shown["ranks"] = _last_by(tables["ranks"], ("rank",), None)
     shown["communicators"] = _last_by(tables["communicators"], ("comm", "rank"), None)
     shown["in_flight"] = _still_in_flight(tables["in_flight"], tables["rank_states"], states)

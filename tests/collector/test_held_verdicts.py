@@ -1,0 +1,94 @@
+"""Verdicts of a job that is watched for longer than the window remembers: open as long as they hold, then closed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hindmost_collector.chunk import finish
+from hindmost_collector.clock import NodeClock
+from hindmost_collector.decode import Decoder
+from hindmost_collector.definitions import Definitions
+from hindmost_collector.jobs import LiveJob
+from hindmost_collector.live import Judging, VerdictLog
+from hindmost_collector.packed import packed
+from hindmost_collector.simulate import Fault, Scenario, engine
+from hindmost_collector.simulate.draws import draw
+from hindmost_collector.simulate.wire import NODE_BASE_NS, Job
+from hindmost_collector.window import Window
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ONSET, END, STEPS = 60, 260, 360
+#: A step takes about 0.11 s: the window holds some 70 of them.
+WINDOW_NS = 8_000_000_000
+SECOND = 1e9
+
+
+def judged_live(scenario: Scenario) -> Iterator[tuple[float, dict[str, Any], list[dict[str, Any]]]]:
+    """When, the report and its events, of each judgement of the job as its agents' batches come in."""
+    draws = draw(scenario, engine.stretches(scenario))
+    job = Job(scenario, draws, engine.run(scenario, draws, scenario.faults), NODE_BASE_NS)
+    definitions = Definitions()
+    decoder, clock = Decoder(definitions), NodeClock(0, 10**18)
+    for node in job.nodes:
+        definitions.learn(packed(job.opening(node)[1].definitions), decoder, clock)
+    now = [0.0]
+    judging = Judging(period_s=1.5, clock=lambda: now[0], cpu=lambda: 0.0)
+    live, log = LiveJob(job.name, 0), VerdictLog()
+    live.window = Window(WINDOW_NS)
+    for node, ends, message in job.batches():
+        assert decoder.add(packed(message.batch), str(node), job.name, clock) == []
+        live.add(finish(decoder.take()[job.name]), decoder.words, definitions, int(ends * SECOND))
+        now[0] = ends
+        if node == job.nodes[-1] and judging.due(job.name):
+            report = judging.report(job.name, live.snapshot(decoder.words))
+            assert report is not None
+            yield ends, report, list(log.update(report["verdicts"], int(ends * SECOND), live.window.last_step))
+
+
+def events(scenario: Scenario, kind: str) -> list[tuple[str, int | None, int | None]]:
+    """Each time that a verdict of this kind was opened or closed, with its interval."""
+    return [
+        (event["event"], event["verdict"]["since_step"], event["verdict"]["until_step"])
+        for _, _, told in judged_live(scenario)
+        for event in told
+        if event["verdict"]["kind"] == kind and event["event"] != "changed"
+    ]
+
+
+FAULTS = {
+    "slow_link": Fault("network", tuple(range(8)), 0.2, ONSET, END),
+    "straggler": Fault("compute", (3,), 0.2, ONSET, END),
+}
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_verdict_is_open_as_long_as_it_holds_and_is_closed_with_its_interval(kind: str) -> None:
+    """Once opened, though the steps before it have long left the window; once closed, some steps after its end."""
+    opened, closed = events(Scenario(8, STEPS, seed=3, faults=(FAULTS[kind],)), kind)
+    assert opened == ("opened", pytest.approx(ONSET, abs=2), None)
+    assert closed == ("closed", opened[1], pytest.approx(END, abs=2))
+
+
+def test_the_page_has_the_verdict_at_each_look_while_it_holds() -> None:
+    """With the step since which, and a cost as it is, however far behind its beginning is."""
+    scenario = Scenario(8, STEPS, seed=3, faults=(FAULTS["slow_link"],))
+    looks = [(at, report["verdicts"][0]) for at, report, _ in judged_live(scenario)]
+    first = next(at for at, verdict in looks if verdict["kind"] == "slow_link")
+    held = [verdict for at, verdict in looks if first <= at < 30]
+    assert len(held) > 8
+    assert {verdict["kind"] for verdict in held} == {"slow_link"}
+    assert [verdict["since_step"] for verdict in held] == [pytest.approx(ONSET, abs=2)] * len(held)
+    costs = [verdict["cost_ms_per_step"] for verdict in held]
+    assert max(costs) < 1.3 * min(costs)
+
+
+def test_a_slow_network_that_never_was_fast_is_none() -> None:
+    """What transfers always took is how the job is: nothing is carried from one window to the next."""
+    scenario = Scenario(8, 200, seed=3, transfer_share=0.4)
+    assert {one["kind"] for _, report, _ in judged_live(scenario) for one in report["verdicts"]} <= {
+        "balanced",
+        "insufficient_data",
+    }
