@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 WORLD = 2**63 + 5
 SCHEMA = 9
+STEP_NS = 20_000_000
 
 
 class FakeAgent:
@@ -34,7 +35,7 @@ class FakeAgent:
         self.address, self.agent_id, self.node, self.job, self.ranks = address, agent_id, node, job, ranks
         self.kept: dict[int, wire.Batch] = {}
         self.sequence = self.acked = 0
-        self.clock_shift_ns = 0
+        self.clock_shift_ns = self._step_ended = 0
         self.messages: list[wire.CollectorMessage] = []
         self._channel: Any = None
         self.stream: Any = None
@@ -89,16 +90,22 @@ class FakeAgent:
         await self.stream.write(wire.AgentMessage(definitions=self.definitions()))
 
     def batch(self, step: int, slow_rank: int = -1) -> wire.Batch:
-        """One step of every rank: 20 ms, one all-reduce, 4 ms more self time on the slow rank."""
+        """One step of every rank: 20 ms, one all-reduce, 4 ms more self time on the slow rank.
+
+        It begins after the one before has ended, as on any rank, however fast batches are made: steps that overlap
+        are no job's, and which of them a collective belongs to would be up to how busy this machine is.
+        """
         self.sequence += 1
-        now = self.now()
+        began = max(self.now() - self.clock_shift_ns, self._step_ended)
+        self._step_ended = began + STEP_NS
+        now = began + self.clock_shift_ns
         batch = wire.Batch(sequence=self.sequence)
         batch.metrics.append(wire.MetricBlock(schema=SCHEMA, time_ns=[now], values=[float(step), 1e9]))
         for rank in range(self.ranks):
             ref, late = self.rank_ref(rank), 4_000_000 * (rank == slow_rank)
             phases = [wire.PhaseColumn(name="forward", ns=[8_000_000 + late])]
             batch.steps.append(
-                wire.StepBlock(rank=ref, step=[step], start_ns=[now], duration_ns=[20_000_000], phases=phases)
+                wire.StepBlock(rank=ref, step=[step], start_ns=[now], duration_ns=[STEP_NS], phases=phases)
             )
             batch.collectives.append(
                 wire.CollectiveBlock(

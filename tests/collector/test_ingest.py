@@ -10,6 +10,7 @@ import duckdb
 import grpc
 import numpy as np
 import pytest
+from hindmost_collector.judge import judge
 from hindmost_collector.store.parquet import read_run
 from hindmost_proto import telemetry_pb2 as wire
 
@@ -51,6 +52,26 @@ def test_rows_come_back_as_sent(collecting, fake_agent, tmp_path):
     assert np.abs(run.steps["start_ns"] - now).max() < 60e9
     assert run.job.command == "train.py"
     assert sorted(run.metrics["value"].tolist()) == [0.0, 1.0, 2.0, 3.0, 4.0] + [1e9] * 5
+
+
+@pytest.mark.parametrize("pause_at", [1, 5, 20, 38])
+def test_verdict_is_of_the_job_and_not_of_the_machine_it_is_tested_on(collecting, fake_agent, tmp_path, pause_at):
+    """Batches that are made in a burst, with a pause of the machine between, tell of steps that follow each other."""
+
+    async def scenario():
+        async with collecting(out=str(tmp_path), job_id="j", http="none") as collector:
+            agent = fake_agent(collector.addresses["grpc"])
+            began = agent.now()
+            await agent.connect()
+            for step in range(40):
+                agent.now = lambda at=began + step * 150_000 + 22_700_000 * (step >= pause_at): at
+                await agent.send(agent.batch(step, slow_rank=1))
+            await agent.until_acked(40)
+            await agent.close()
+
+    asyncio.run(scenario())
+    found = judge(read_run(tmp_path)).verdicts
+    assert [(one.kind, one.ranks, one.cause, one.since_step) for one in found] == [("straggler", (1,), "compute", 0)]
 
 
 def test_batches_count_once(collecting, fake_agent, tmp_path):
