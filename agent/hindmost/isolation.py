@@ -1,4 +1,7 @@
-"""Options of Python that keep the probe out: ``-I`` and ``-E`` ignore PYTHONPATH, ``-S`` runs no start-up file."""
+"""Options of Python that keep the probe out: ``-S`` runs no start-up file, ``-I`` and ``-E`` ignore PYTHONPATH.
+
+By the shim (``native/python_entry.c``), and where hindmost is installed, the probe gets into the latter two.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 INTERPRETER = re.compile(r"python(3(\.\d+)?)?t?")
-#: Asked of the job's own interpreter: whether the .pth file of an installed hindmost is at work in it.
-ASK = "import sys; sys.exit('hindmost.bootstrap' not in sys.modules)"
+#: Asked of the job's own interpreter: whether the .pth file of an installed hindmost, or the shim, is at work in it.
+ASK = """import sys
+shim = 'sitecustomize' in sys.modules and 'sitecustomize' in sys.builtin_module_names
+sys.exit(not shim and 'hindmost.bootstrap' not in sys.modules)"""
 
 
 def option(argv: Sequence[str]) -> tuple[str, str] | None:
@@ -50,15 +55,16 @@ def remedy(python: str, given: str) -> str:
     if given == "-S":
         return f"`{python} -S` runs no start-up file, by which the probe comes in: leave -S out"
     return (
-        f"`{python} {given}` ignores PYTHONPATH, by which the probe comes in: install hindmost into that Python too"
-        f" (`{python} -m pip install .` in a clone of it; no extras), or leave {given} out"
+        f"`{python} {given}` ignores PYTHONPATH, by which the probe comes in where no C compiler builds the shim:"
+        f" install one, or hindmost into that Python too (`{python} -m pip install .` in a clone of it; no extras),"
+        f" or leave {given} out"
     )
 
 
 def kept_out(argv: Sequence[str], environ: Mapping[str, str]) -> str | None:
     """A sentence where the command's own options keep the probe out; ``None`` where it comes in all the same.
 
-    Runs that interpreter once, and only where it is given such an option.
+    Runs that interpreter once, in the job's environment, and only where it is given such an option.
     """
     found = option(argv)
     if found is None:

@@ -35,6 +35,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
         "ring_create.c",
         "identity_env.c",
         "agent_start.c",
+        "python_entry.c",
     ),
     "nccl": ("nccl_*.c", "ring_create.c", "identity_env.c"),
     "ring": ("_ring.c", "_hooks.c", "_hook_types.c", "recognise.c"),

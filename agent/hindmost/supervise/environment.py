@@ -35,6 +35,7 @@ def variables(
         "HINDMOST_COLLECTOR": collector,
         "HINDMOST_PYTHON": sys.executable,
         "HINDMOST_LAUNCHER": launcher,
+        "HINDMOST_INJECT": str(INJECT),
         "PYTHONPATH": in_front(str(INJECT), environ.get("PYTHONPATH", ""), ":"),
     }
     if "pmpi" in native:

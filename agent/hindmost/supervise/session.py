@@ -77,13 +77,13 @@ class Session:
         program = Path(foreground.find(wish.command[0], environ))
         native, notes = environment.native_libraries([*launcher.NATIVE, "ring"], environ, program)
         no_ring = place.no_room_for_a_ring(rings)
-        for sentence in (*notes, isolation.kept_out(wish.command, environ), no_ring):
-            if sentence:
-                say(sentence)
         ours = environment.variables(
             environ, job=job, rings=rings, collector=said["grpc"], launcher=launcher.NAME, native=native
         )
         whole = {**environ, **ours}
+        for sentence in (*notes, isolation.kept_out(wish.command, whole), no_ring):
+            if sentence:
+                say(sentence)
         argv = launcher.carry(wish.command, list(ours), whole)
         return cls(job, directory, rings, said.get("http"), argv, whole, collector, agent, no_ring=no_ring)
 
