@@ -57,7 +57,7 @@ RANK_METRICS: Mapping[str, tuple[str, str, str]] = {
 PHASE = (
     "hindmost_rank_phase_seconds_total",
     "counter",
-    "Time by phase, exclusive of phases nested in it; negotiation is a part of waiting for others.",
+    "Time by phase, exclusive of nested ones; other: the rest of a step; negotiation: a part of waiting for others.",
 )
 
 

@@ -34,6 +34,8 @@ PHASES = (
     "gpu_optimizer",
     "negotiation",
 )
+#: The rest of a step that is known by its phases.
+OTHER = "other"
 #: Of these, what is no share of a step's time but a property of it, or a part of another phase.
 AMOUNTS = frozenset({"cpu", "runqueue", "negotiation"})
 

@@ -9,7 +9,9 @@ import numpy as np
 from hindmost_collector.model import AMOUNTS, PHASES, Table, rows
 
 if TYPE_CHECKING:
-    from hindmost_collector.align import Floats, Ints
+    from collections.abc import Mapping
+
+    from hindmost_collector.align import Array, Floats, Ints
 
 #: Phases in which a rank may sit waiting for others without saying so: no sign of its own slowness.
 _MAY_WAIT = {"backward", "sync", "gpu_backward"}
@@ -42,6 +44,21 @@ def phase_blocks(table: Table, ranks: Ints, numbers: Ints) -> dict[str, Floats]:
     """Every measured phase as [R, S]."""
     blocks = {name: pivot(table, ranks, numbers, f"{name}_ns") for name in PHASES}
     return {name: block for name, block in blocks.items() if block is not None}
+
+
+def unnamed(parts: Mapping[str, Array], duration: Array) -> Array | None:
+    """ns of each step in no phase of its host's, such as logging after the optimizer's step; ``None`` without any.
+
+    NaN where a step is not known by its phases. A copy that was timed beside the GPU's phases is inside forward.
+    """
+    if "optimizer" not in parts:
+        return None
+    named = [name for name in parts if name in PHASES and name not in AMOUNTS and not name.startswith("gpu_")]
+    took = {name: np.maximum(np.nan_to_num(parts[name]), 0.0) for name in named}
+    if "h2d" in took and "gpu_forward" in parts:
+        took["h2d"] = np.where(parts["gpu_forward"] >= 0, 0.0, took["h2d"])
+    rest = np.maximum(duration - np.sum(list(took.values()), axis=0), 0.0)
+    return np.where(parts["optimizer"] >= 0, rest, np.nan)
 
 
 def work(table: Table, ranks: Ints, numbers: Ints) -> Floats | None:

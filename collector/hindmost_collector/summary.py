@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hindmost_collector import endings, intervals, whatif
-from hindmost_collector.model import Run, rows
+from hindmost_collector.model import OTHER, Run, rows
+from hindmost_collector.phases import unnamed
 from hindmost_collector.robust import average, mean, median, sums_by_step
 from hindmost_collector.verdict import JobSummary, RankRow, WhatIf
 
@@ -82,6 +83,9 @@ def _phases(run: Run, blocks: Blocks) -> dict[str, Floats]:
     for name, block in blocks.parts.items():
         seen = _measured(run, blocks, name)
         found[name] = median(block if seen is None else np.where(seen, block, np.nan), axis=1) / 1e6
+    rest = unnamed(blocks.parts, blocks.took) if blocks.took is not None else None
+    if rest is not None:
+        found[OTHER] = median(rest, axis=1) / 1e6
     return found
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hindmost_collector.horovod import CYCLES
-from hindmost_collector.model import PHASES, Table
+from hindmost_collector.model import OTHER, PHASES, Table
+from hindmost_collector.phases import unnamed
 from hindmost_collector.waits import Waits
 
 if TYPE_CHECKING:
@@ -70,6 +71,9 @@ class RankTotals:
             known = steps[column] >= 0
             if known.any():
                 self._count(name, rank[known], steps[column][known] / 1e9)
+        rest = unnamed({name: steps[f"{name}_ns"] for name in PHASES}, steps["duration_ns"])
+        if rest is not None and (known := ~np.isnan(rest)).any():
+            self._count(f"phase:{OTHER}", rank[known], rest[known] / 1e9)
         np.fmax.at(self.column("last_step"), rank, steps["step"].astype(float))
         for name in ("phase:self_cpu", "phase:self_runqueue", "phase:self_blocked", "covered_seconds"):
             self._columns.pop(name, None)  # steps are marked after all: their own phases say it better

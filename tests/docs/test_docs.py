@@ -13,7 +13,7 @@ import pytest
 import yaml
 from hindmost.cli import COMMANDS
 from hindmost_collector.layers import variable
-from hindmost_collector.model import PHASES, TABLES
+from hindmost_collector.model import OTHER, PHASES, TABLES
 from hindmost_collector.options import Options
 from hindmost_collector.report import columns as of_ranks
 from hindmost_collector.settings import Settings
@@ -142,7 +142,7 @@ def test_every_message_of_the_protocol_is_explained() -> None:
 
 def test_every_column_of_the_table_of_ranks_is_defined() -> None:
     """Each title that a report can print over its ranks is in the table that says what it is."""
-    phases = dict.fromkeys((*PHASES, "self_cpu"), 50.0)
+    phases = dict.fromkeys((*PHASES, OTHER, "self_cpu"), 50.0)
     figures = ("step_ms", "self_ms", "wait_ms", "transfer_ms", "caused_wait_ms", "share_last", "cpu_ratio", "rss_bytes")
     both = [{"rank": rank, "node": f"n{rank}", "phases_ms": phases, **dict.fromkeys(figures, 1.0)} for rank in (0, 1)]
     titles, _ = of_ranks.table(both)

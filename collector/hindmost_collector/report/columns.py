@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from hindmost_collector.model import PHASES
+from hindmost_collector.model import OTHER, PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ Cell: TypeAlias = "Callable[[Mapping[str, Any]], str]"
 #: Ranks shown of a large job: culprits, victims, then the extremes.
 SHOWN = 16
 
-_PHASES = tuple(name for name in PHASES if name not in ("cpu", "runqueue"))
+_PHASES = (*(name for name in PHASES if name not in ("cpu", "runqueue")), OTHER)
 _TITLES = {
     "forward": "fwd",
     "backward": "bwd",
