@@ -24,7 +24,7 @@ def of_uneven(found: Uneven | None, blocks: Blocks) -> list[Verdict]:
         return []
     what = "samples or tokens" if found.counted else "the GPU's time in forward"
     evidence = [
-        f"{what} of a step differ by {found.swing:.0%}, explaining {found.explained:.0%} of the lateness' variance",
+        f"{what} of a step differ by {found.swing:.0%}, which explains {found.explained:.0%} of who is late when",
         f"ranks are late in turn: with work of one size a step would be {ms(found.cost)} shorter",
     ]
     if not found.counted:

@@ -288,7 +288,7 @@ def of_network(found: SlowNetwork | None, blocks: Blocks) -> list[Verdict]:
             since_step=found.past.since_step,
             until_step=_until(blocks, found.stop),
             cost_ms_per_step=found.cost / 1e6,
-            cost_ratio=found.cost / float(median(during)),
+            cost_ratio=found.cost / average(during),
             confidence=0.9,
             explained=1.0,
             evidence=tuple(wording.network(found)),

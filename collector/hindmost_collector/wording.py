@@ -90,7 +90,8 @@ def why(blocks: Blocks, habits: list[Habit], cause: Cause) -> list[str]:
         arrives = "it typically arrives" if len(rows) == 1 else "they typically arrive"
         found.append(f"{arrives} {ms(mine)} a step after {'its' if len(rows) == 1 else 'their'} typical peer")
     phase = _phase(blocks, rows, slice(first, stop)) if cause.cause == "compute" else []
-    return found + phase + _shares(habits[0].excess, cause) + ([cause.remark] if cause.remark else [])
+    whose = f"rank {int(blocks.ranks[habits[0].row])}'s " if len(rows) > 1 else ""
+    return found + phase + _shares(habits[0].excess, cause, whose) + ([cause.remark] if cause.remark else [])
 
 
 def _phase(blocks: Blocks, rows: list[int], span: slice) -> list[str]:
@@ -150,7 +151,8 @@ def held_up(longer: float) -> list[str]:
     return [f"transfers take {ms(longer)} a step longer for all while it waits for a CPU"] if longer > 0 else []
 
 
-def _shares(excess: float, cause: Cause) -> list[str]:
+def _shares(excess: float, cause: Cause, whose: str = "") -> list[str]:
+    """What accounts for the excess of a rank, or of the one of several that has the largest."""
     if cause.beyond > _MORE:
         longer = dict(cause.shares_ns)["compute"]
         return [f"computing takes {ms(longer)} longer a step, of which {ms(excess)} shows as lateness"]
@@ -160,7 +162,12 @@ def _shares(excess: float, cause: Cause) -> list[str]:
     if not told:
         return ["nothing measured accounts for the difference"]
     two = " and ".join(MEASURES[name] for name in together(excess, cause))
-    return [f"of {ms(excess)} excess a step: " + ", ".join(told), *([f"two causes at once: {two}"] if two else [])]
+    found = f"of {whose}{ms(excess)} excess a step: " + ", ".join(told)
+    if two:
+        return [found, f"two causes at once: {two}"]
+    if cause.cause != "unknown" or cause.remark or cause.explained is None:
+        return [found]
+    return [found, f"the most that one of these explains is {cause.explained:.0%}, too little to call it the cause"]
 
 
 #: What every note of a slow rank without a verdict says.

@@ -75,8 +75,9 @@ def test_a_recording_is_judged_as_what_it_is(name: str) -> None:
 
 def test_a_hang_is_told_with_the_line_in_which_the_culprit_stands() -> None:
     """The stack dump of the rank that did not come is part of the evidence."""
-    verdict = judge(load(OURS / "ddp-hang-rank1.tar.xz")).verdicts[0]
-    assert any("data (corpus.py:49)" in line for line in verdict.evidence)
+    report = judge(load(OURS / "ddp-hang-rank1.tar.xz"))
+    assert any("data (corpus.py:49)" in line for line in report.verdicts[0].evidence)
+    assert any(note.startswith("Waiting is counted up to the recording's last sample") for note in report.notes)
 
 
 def test_rank_numbers_are_those_of_the_job_s_own_records() -> None:

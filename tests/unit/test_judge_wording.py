@@ -6,12 +6,16 @@ import re
 from pathlib import Path
 
 import pytest
+from hindmost_collector.blocks import build
+from hindmost_collector.causes import Cause
+from hindmost_collector.detectors import straggler
 from hindmost_collector.judge import judge
 from hindmost_collector.report import headline, text
 from hindmost_collector.report.columns import duration
+from hindmost_collector.settings import DEFAULT
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.sources import load
-from hindmost_collector.wording import ms
+from hindmost_collector.wording import ms, why
 
 from tests.scenarios.loads import Load, make
 
@@ -53,6 +57,30 @@ def test_several_ranks_are_spoken_of_as_several() -> None:
     """Two ranks arrive, and their time is theirs."""
     pair = [{"rank": rank, "compute": 3.0} for rank in (2, 6)]
     assert "their own time between collectives is typically" in _report(*pair, ranks=8)
+
+
+def test_of_several_ranks_it_is_told_whose_excess_is_taken_apart() -> None:
+    """Their typical lateness and the excess that causes add up to are two numbers."""
+    pair = [{"rank": rank, "compute": 3.0 + rank / 10} for rank in (2, 6)]
+    assert "of rank 6's 3.6 ms excess a step: " in _report(*pair, ranks=8)
+
+
+def test_what_is_too_little_for_a_cause_is_told_as_that() -> None:
+    """An unknown cause says how much the best measurement explains."""
+    half = Cause("unknown", 0.5, "compute", (("compute", 2e6), ("gc", 0.5e6)))
+    run = simulate(Scenario(4, 40, faults=(Fault("compute", (1,), 0.1),))).run
+    blocks = build(run, DEFAULT)
+    assert blocks is not None
+    told = why(blocks, straggler.find(blocks, DEFAULT), half)
+    assert "the most that one of these explains is 50%, too little to call it the cause" in told
+
+
+def test_a_link_of_several_ranks_is_one() -> None:
+    """What is repaired is the link."""
+    scenario = Scenario(8, 120, layout="tp_dp", tensor=2, faults=(Fault("network", (3,), 0.2),))
+    told = " ".join(text.render(judge(simulate(scenario).run).to_dict(), width=400).split())
+    assert "the link of ranks 1, 3, 5 and 7 is slow" in told
+    assert "COST repairing it makes the job" in told
 
 
 def test_several_ranks_are_moved_with_their_peers() -> None:

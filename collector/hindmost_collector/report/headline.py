@@ -89,7 +89,8 @@ def _held(one: Mapping[str, Any]) -> str:
 
 def saving(one: Mapping[str, Any]) -> str:
     """``repairing it makes the job 15% shorter``, or only those steps in which the fault acted."""
-    who = "it" if len(one["ranks"]) == 1 else "them" if one["ranks"] else "this"
+    several = len(one["ranks"]) > 1 and one["kind"] != "slow_link"  # a link of several ranks is one
+    who = "them" if several else "it" if one["ranks"] else "this"
     return (
         f"repairing {who} makes {_SHORTER[_held(one)]} {ratio(one['cost_ratio'])} shorter{given(one) or _lengths(one)}"
     )

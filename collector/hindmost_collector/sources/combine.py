@@ -153,7 +153,11 @@ def _looked_at_to_the_end(run: Run) -> Run:
         return run
     last, found = run.metrics["time_ns"].max(), run.in_flight["observed_ns"]
     later = last > np.maximum(found, run.in_flight["start_ns"])
-    return replace(run, in_flight={**run.in_flight, "observed_ns": np.where(later, last, found)})
+    if not later.any():
+        return run
+    note = "Waiting is counted up to the recording's last sample: what a dump found open had not ended by then."
+    looked = {**run.in_flight, "observed_ns": np.where(later, last, found)}
+    return replace(run, in_flight=looked, notes=(*run.notes, note))
 
 
 def _with_gpus_by_index(run: Run) -> Run:
