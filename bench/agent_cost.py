@@ -7,6 +7,7 @@ Everything runs at the same time on the same machine, reading the same kernel fi
 training processes of its own (10 steps a second each, 7 phases and a collective a step):
 
     agent 1 Hz, 10 Hz    hindmost agent, streaming to a hindmost collector in a process of its own
+    listening 1 Hz       hindmost agent with --listen alone, no collector, scraped once a second as node_exporter is
     psutil 1 Hz          the same node and process values through psutil, nothing sent
     node_exporter 1 Hz   Prometheus' node_exporter, scraped once a second (where it is installed)
     also 1 Hz            with --also DIR: the agent of another checkout of hindmost
@@ -132,6 +133,11 @@ class Bench:
             )
         )  # fmt: skip
 
+    def listening(self, rings: Path) -> tuple[Watched, int]:
+        """An agent that is only scraped, and its port."""
+        process = self.hindmost("agent", "--listen", "127.0.0.1:0", "--ring-dir", str(rings), "--hold")
+        return Watched(process), int(self.said["listen"].rpartition(":")[2])
+
     def agent_of(self, checkout: Path, rings: Path) -> Watched:
         own, self.environ = self.environ, {**self.environ, "PYTHONPATH": paths(checkout)}
         try:
@@ -190,6 +196,7 @@ def _measure(bench: Bench, seconds: float, also: Path | None) -> dict[str, dict[
     watched = {"agent 1 Hz": bench.agent("1s", first), "agent 10 Hz": bench.agent("100ms", second)}
     if also:
         watched["also 1 Hz"] = bench.agent_of(also, rings(bench, "rings-also")[0])
+    watched["listening 1 Hz"], own_port = bench.listening(rings(bench, "rings-listening")[0])
     watched["psutil 1 Hz"] = Watched(bench.python(PSUTIL, *pids))
     exporter = shutil.which("prometheus-node-exporter") or shutil.which("node_exporter")
     port = free_port()
@@ -201,8 +208,8 @@ def _measure(bench: Bench, seconds: float, also: Path | None) -> dict[str, dict[
         one.mark()
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        if exporter:
-            scrape(port)
+        for one in (own_port, port) if exporter else (own_port,):
+            scrape(one)
         time.sleep(1)
     return {name: one.result() for name, one in watched.items()}
 

@@ -17,6 +17,8 @@ class Link:
 
     def __init__(self) -> None:
         self.target = 0
+        #: Bytes that have passed towards it.
+        self.passed = 0
         self._whole = asyncio.Event()
         self._whole.set()
         self._loop = asyncio.new_event_loop()
@@ -58,13 +60,14 @@ class Link:
         except OSError:  # nobody listens there: neither does anybody here
             writer.close()
             return
-        await asyncio.gather(self._pass(reader, onward[1]), self._pass(onward[0], writer))
+        await asyncio.gather(self._pass(reader, onward[1], 1), self._pass(onward[0], writer, 0))
 
-    async def _pass(self, source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
+    async def _pass(self, source: asyncio.StreamReader, to: asyncio.StreamWriter, counted: int) -> None:
         with contextlib.suppress(OSError):
             while data := await source.read(1 << 16):
                 await self._whole.wait()
                 to.write(data)
+                self.passed += counted * len(data)
                 await to.drain()
         await self._whole.wait()
         to.close()

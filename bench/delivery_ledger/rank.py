@@ -12,13 +12,15 @@ import time
 from hindmost import ring
 from hindmost.identity import Identity
 
+#: Records of its ring: of thousands of steps a second it holds some seconds, as of tens it holds minutes.
+CAPACITY = 1 << 17
 PHASES = ("input", "forward", "backward", "optimizer")
 
 
 def main() -> None:
     """Write a step of four phases and a collective, and wait for the next one's time."""
     folder, rank, rate = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
-    writer = ring.Writer.create(folder, Identity("ledger", rank, 2, rank, "node", "torch", "train.py"), "py")
+    writer = ring.Writer.create(folder, Identity("ledger", rank, 2, rank, "node", "torch", "train.py"), "py", CAPACITY)
     train, reduce_ = writer.name("train"), writer.name("all_reduce")
     phases = [writer.name(name) for name in PHASES]
     world = writer.communicator(77, rank, 2, "world")

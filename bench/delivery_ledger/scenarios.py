@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from .account import compared, settled
+from .replay import replay
 from .scene import Scene
 
 if TYPE_CHECKING:
@@ -155,5 +156,6 @@ def all_of_them(seconds: float) -> dict[str, Callable[[Path], dict[str, Any]]]:
         "fill_spool": fill_spool,
         "kill_agent_twice": kill_agent,
         "leave_undelivered": leave_undelivered,
+        "replay": replay,
         "everything_at_once": lambda folder: everything_at_once(folder, min(seconds, 40.0)),
     }
