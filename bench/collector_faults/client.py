@@ -25,7 +25,7 @@ class Client:
     def __init__(self, number: int, address: str, job: str = "ledger", shift_ns: int = 0) -> None:
         self.number, self.address, self.job, self.shift_ns = number, address, job, shift_ns
         self.kept: dict[int, wire.Batch] = {}
-        self.sequence = self.acked = self.sent = 0
+        self.sequence = self.acked = 0
         self.counts: Counter[str] = Counter()
         self._fresh = asyncio.Event()
         self._call: Any = None
@@ -78,17 +78,10 @@ class Client:
                 await self._stream()
             await asyncio.sleep(0.05)
 
-    def move(self, address: str) -> None:
-        """Leave this collector without a word, and go to another."""
-        self.address = address
-        if self._call is not None:
-            self._call.cancel()
-
     async def _stream(self) -> None:
         async with grpc.aio.insecure_channel(self.address, OPTIONS) as channel:
             self._call = call = telemetry_pb2_grpc.TelemetryStub(channel).Stream()  # type: ignore[no-untyped-call]
             hello = wire.Hello(protocol=1, agent_id=f"c{self.number}", node=f"n{self.number}", boot_id="b")
-            hello.sent_sequence = self.sent
             hello.monotonic_ns, hello.job_id = time.monotonic_ns() + self.shift_ns, self.job
             await call.write(wire.AgentMessage(hello=hello))
             welcome = await asyncio.wait_for(call.read(), 20)
@@ -121,7 +114,6 @@ class Client:
             self._fresh.clear()
             for sequence in sorted(one for one in self.kept if one > last):
                 last = sequence
-                self.sent = max(self.sent, sequence)
                 if sequence in self.kept:  # it may have been acknowledged while others were written
                     await call.write(wire.AgentMessage(batch=self.kept[sequence]))
             with contextlib.suppress(asyncio.TimeoutError):
