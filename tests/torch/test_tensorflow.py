@@ -66,6 +66,28 @@ def test_waiting_for_input_is_told_from_the_compiled_step(train: Train, legacy: 
         assert all(wait <= whole for wait, whole in zip(each, lasted, strict=True))
 
 
+SAMPLES = """
+    ends = [8, 13, 16, 40, 41]
+    def ragged():
+        for start, end in zip([0, *ends], ends):
+            yield x[start:end], y[start:end]
+    shapes = tf.TensorSpec((None, 64), tf.float32), tf.TensorSpec((None,), tf.int64)
+    made = model("adam")
+    made.fit(tf.data.Dataset.from_generator(ragged, output_signature=shapes), epochs=2, verbose=0)
+    made.fit(x[:20], y[:20], batch_size=8, validation_data=(x[:10], y[:10]), validation_batch_size=6, verbose=0)
+"""
+
+
+@pytest.mark.parametrize("legacy", ["0", "1"], ids=["Keras 3", "Keras 2"])
+def test_each_step_tells_its_samples(train: Train, legacy: str) -> None:
+    """Batches of unlike length, of tf.data and of arrays, the last and shorter one too: a step has as many samples."""
+    (trace,) = train(
+        START.format(legacy=legacy) + SAMPLES, ranks=1, by="python", shim=True, python=str(PYTHON)
+    ).values()
+    assert [step.value for step in trace.of(ring.STEP, "train")] == [8, 5, 3, 24, 1] * 2 + [8, 8, 4]
+    assert [step.value for step in trace.of(ring.STEP, "eval")] == [6, 4]
+
+
 HOROVOD_FIT = """
     import horovod.tensorflow.keras as hvd
     hvd.init()

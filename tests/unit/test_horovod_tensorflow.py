@@ -91,8 +91,8 @@ def test_fetching_is_measured_where_something_was_fetched() -> None:
     words = [0] * horovod_cycles.WORDS
     fetches = tensorflow_input.Fetches(words)
     fetches.begin()
-    assert fetches.taken_ns() is None
-    words[horovod_cycles.FETCHED], words[horovod_cycles.FETCHING_US] = 2, 30
-    assert fetches.taken_ns() == 30_000
+    assert fetches.taken() is None
+    words[horovod_cycles.FETCHED], words[horovod_cycles.FETCHING_US], words[horovod_cycles.SAMPLES] = 2, 30, 12
+    assert fetches.taken() == (30_000, 12)
     fetches.begin()
-    assert fetches.taken_ns() is None
+    assert fetches.taken() is None

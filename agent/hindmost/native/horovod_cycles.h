@@ -16,7 +16,7 @@ struct hm_cycles {
     uint64_t handed;           /* how often the former happened */
     uint64_t fetched;          /* batches that a training function took from tf.data */
     uint64_t fetching_us;      /* how long these took, added up */
-    uint64_t reserved;
+    uint64_t samples;          /* in these: the first dimension of each batch's first tensor, added up */
     uint64_t began[HM_CYCLES]; /* when cycle number i began, at i % HM_CYCLES */
 };
 

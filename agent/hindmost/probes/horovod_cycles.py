@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 #: Words of ``struct hm_cycles``.
-CYCLES, YIELDED, HANDED_NS, REDUCED_NS, HANDED, FETCHED, FETCHING_US, _, BEGAN = range(9)
+CYCLES, YIELDED, HANDED_NS, REDUCED_NS, HANDED, FETCHED, FETCHING_US, SAMPLES, BEGAN = range(9)
 KEPT = 64
 WORDS = BEGAN + KEPT
 #: How often cycles are counted.

@@ -46,10 +46,10 @@ class Batches:
         recorder = self._recorder
         if self._start >= 0 and recorder.training_thread():
             now = recorder.clock()
-            fetching = self._fetches.taken_ns() if self._fetches is not None else None
-            if fetching is not None:
-                recorder.phase("input", self._began, min(self._began + fetching, now))
-            recorder.step(self._start, now, self._kind)
+            fetched = self._fetches.taken() if self._fetches is not None else None
+            if fetched is not None:
+                recorder.phase("input", self._began, min(self._began + fetched[0], now))
+            recorder.step(self._start, now, self._kind, fetched[1] if fetched is not None else 0)
             self._start = now
 
     def pauses(self, *_: Any) -> None:

@@ -1,6 +1,7 @@
-"""How long a training function of TensorFlow waited for its batch, which it takes inside its compiled step.
+"""What a training function of TensorFlow waited for, and how much it got: it takes its batch inside its compiled step.
 
-TensorFlow accounts for each batch taken from tf.data; the PMPI shim (``native/tensorflow_calls.c``) adds these up.
+TensorFlow accounts for each batch taken from tf.data; the PMPI shim (``native/tensorflow_calls.c``) adds these up, and
+the samples in them.
 Where the shim is not loaded, or the batches come from elsewhere, nothing is known.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING
 
-from hindmost.probes.horovod_cycles import FETCHED, FETCHING_US, words_at
+from hindmost.probes.horovod_cycles import FETCHED, FETCHING_US, SAMPLES, words_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,16 +21,18 @@ class Fetches:
 
     def __init__(self, words: Sequence[int]) -> None:
         self._words = words
-        self._seen = (0, 0)
+        self._seen = (0, 0, 0)
 
     def begin(self) -> None:
         """Forget what came before."""
-        self._seen = self._words[FETCHED], self._words[FETCHING_US]
+        self._seen = self._words[FETCHED], self._words[FETCHING_US], self._words[SAMPLES]
 
-    def taken_ns(self) -> int | None:
-        """Ns that fetching took since then; ``None`` where nothing was fetched."""
-        fetched, took = self._words[FETCHED], self._words[FETCHING_US]
-        return (took - self._seen[1]) * 1000 if fetched > self._seen[0] else None
+    def taken(self) -> tuple[int, int] | None:
+        """Ns that fetching took since then, and samples that it got, 0 unknown; ``None`` where nothing was fetched."""
+        fetched, took, samples = self._words[FETCHED], self._words[FETCHING_US], self._words[SAMPLES]
+        if fetched == self._seen[0]:
+            return None
+        return (took - self._seen[1]) * 1000, samples - self._seen[2]
 
 
 def fetches() -> Fetches | None:
