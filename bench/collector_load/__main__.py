@@ -4,9 +4,11 @@ Each agent has a connection of its own and sends what the real agent of a node o
 every two seconds with two ticks of 340 samples, in a dozen blocks, and of 8 ranks two steps with five phases and twenty
 collectives; clock round trips, the ranks' states and their definitions as often too. CPU is the server process's own
 user and system time, all threads, with store and detection; the agents run in a process of their own. Other load on
-the machine shifts lag, not CPU. ``bare`` is a grpc.aio server with the collector's settings that looks into no message,
-the floor of any collector in Python; ``plain`` is what one would write first: gRPC as it comes, a message a second, a
-block and a ``prometheus_client`` gauge a sample, nothing stored.
+the machine shifts lag, not CPU. Compaction merges what 16 flushes of ten seconds wrote, so a run of minutes has it:
+``upkeep_s`` is the CPU time that it took, ``compacted_ratio`` how much of what is stored it has merged. ``bare`` is a
+grpc.aio server with the collector's settings that looks into no message, the floor of any collector in Python;
+``plain`` is what one would write first: gRPC as it comes, a message a second, a block and a ``prometheus_client`` gauge
+a sample, nothing stored.
 
     python -m bench.collector_load --agents 64 256 1024 --bare 64 256 1024 --plain 16 --seconds 40 -o FILE
 """
@@ -54,7 +56,8 @@ def collected(address: str) -> dict[str, Any]:
     text = page(address)
     values = {name: re.search(rf"^hindmost_collector_{name}(?:_total)? (\S+)", text, re.M) for name in COUNTERS}
     seconds = {
-        name: re.search(rf"^hindmost_collector_{name}_seconds_total (\S+)", text, re.M) for name in ("flush", "judging")
+        name: re.search(rf"^hindmost_collector_{name}_seconds_total (\S+)", text, re.M)
+        for name in ("flush", "judging", "upkeep")
     }
     return {
         "lag_p99_s": quantile(text, 0.99),
@@ -83,7 +86,7 @@ def measure(server: str, count: int, seconds: int) -> dict[str, Any]:
             cpu, peak = watched(psutil.Process(started.pid), client, settle, seconds)
             done = json.loads(client.communicate(timeout=seconds + 180)[0])
             told = collected(addresses["http"]) if addresses["http"] else {}
-            stored = sum(one.stat().st_size for one in Path(directory).rglob("*.parquet"))
+            stored, merged = stored_bytes(Path(directory))
         finally:
             for process in (client, started):
                 process.kill()
@@ -97,9 +100,17 @@ def measure(server: str, count: int, seconds: int) -> dict[str, Any]:
         "sent": done["sent"],
         "unacknowledged": done["sent"] - done["acked"],
         "stored_mib": round(stored / 2**20, 1),
+        "compacted_ratio": round(merged / max(stored, 1), 3),
         "client_cpu_of_a_core": round(done["cpu_s"] / seconds, 3),
         **told,
     }
+
+
+def stored_bytes(store: Path) -> tuple[int, int]:
+    """Bytes of all segments, coarser levels of samples left out, and of those that compaction made."""
+    found = [one for one in store.rglob("segments/*/*.parquet") if not one.parent.name.startswith("metrics_")]
+    taken = {one: one.stat().st_size for one in found}
+    return sum(taken.values()), sum(size for one, size in taken.items() if one.stem.endswith("-1"))
 
 
 def watched(process: psutil.Process, client: subprocess.Popen[str], settle: float, seconds: int) -> tuple[float, int]:

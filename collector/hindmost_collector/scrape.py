@@ -193,6 +193,10 @@ class OwnMetrics:
                 recorder.shed_bytes,
             ),
             "hindmost_collector_judging_seconds": ("Time spent judging.", self._collector.judging.seconds),
+            "hindmost_collector_upkeep_seconds": (
+                "CPU time of compaction and retention.",
+                self._collector.upkeep_seconds,
+            ),
         }
         for name, (text, value) in counters.items():
             yield CounterMetricFamily(name, text, value)

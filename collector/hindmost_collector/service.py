@@ -70,6 +70,7 @@ class Collector:
         self.remote = self._remote_write()
         self.watch = Watch(self, self.judging)
         self.unbroken = Unbroken()
+        self.upkeep_seconds = 0.0
         self._described: set[str] = set()  # jobs of whose ranks something new is known
         self._server: grpc.aio.Server | None = None
         self._page: Page | None = None

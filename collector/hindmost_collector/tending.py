@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import TYPE_CHECKING
 
 from hindmost.errors import HindmostError
@@ -46,12 +47,21 @@ async def tend(collector: Collector) -> None:
 async def _repeat(collector: Collector, piece: Callable[[], int]) -> None:
     """Do a piece of upkeep until nothing is left to do; what fails is tried again in the next round."""
     try:
-        while await collector.unbroken.whole(asyncio.to_thread(piece)):
+        while await collector.unbroken.whole(asyncio.to_thread(_counted, collector, piece)):
             await asyncio.sleep(1.0)
     except (OSError, HindmostError) as error:
         log.warning("upkeep of the store failed, and will be tried again: %s", error)
     except Exception:  # a task that ended here would let the disk fill without a word
         log.exception("upkeep of the store failed, and will be tried again")
+
+
+def _counted(collector: Collector, piece: Callable[[], int]) -> int:
+    """Do a piece of upkeep, in a thread that does nothing else meanwhile, and count what CPU time it took."""
+    began = time.thread_time()
+    try:
+        return piece()
+    finally:
+        collector.upkeep_seconds += time.thread_time() - began
 
 
 def _prune(collector: Collector) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import dataclasses
 import json
 import os
+import re
 import signal
 import threading
 
@@ -18,6 +19,8 @@ from hindmost_collector.layers import resolve
 from hindmost_collector.options import Options
 from hindmost_collector.store.parquet import read_run
 from hindmost_collector.store.upkeep import Upkeep
+
+from tests.collector.waiting import until
 
 
 def test_layers(tmp_path):
@@ -189,6 +192,20 @@ def test_a_failing_upkeep_goes_on(collecting, tmp_path, monkeypatch, caplog):
 
     assert asyncio.run(scenario()) == [True, True]
     assert "upkeep of the store failed, and will be tried again" in caplog.text
+
+
+def test_what_upkeep_takes_is_counted(collecting, tmp_path, monkeypatch):
+    """The CPU time of compaction and retention is on the metrics page, whether it came to an end or not."""
+    monkeypatch.setattr(Upkeep, "compact", lambda _: len(sorted(range(100_000), key=lambda one: -one)) // 0)
+    monkeypatch.setattr(tending, "UPKEEP_S", 0.01)
+
+    async def scenario():
+        async with collecting(store=str(tmp_path)) as collector:
+            await until(lambda: collector.upkeep_seconds > 0.001)
+            return collector.scrape.metrics().decode()
+
+    (line,) = re.findall(r"^hindmost_collector_upkeep_seconds_total (\S+)$", asyncio.run(scenario()), re.MULTILINE)
+    assert float(line) > 0.001
 
 
 def test_a_collector_that_records_nothing_says_so(caplog, capsys):

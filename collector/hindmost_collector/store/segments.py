@@ -154,11 +154,11 @@ def read(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
 
 
 def read_groups(path: Path, indices: Sequence[int], columns: Sequence[str] | None = None) -> pa.Table:
-    """Some row groups of a segment. Raises as ``read`` does."""
+    """Some row groups of a segment, in this thread alone: merging takes one core, and counts it. Raises as ``read``."""
     with pq.ParquetFile(path, page_checksum_verification=True) as file:
         _check_version(path, file)
         wanted = list(columns) if columns else None
-        return file.read_row_groups(list(indices), columns=wanted).replace_schema_metadata(None)
+        return file.read_row_groups(list(indices), columns=wanted, use_threads=False).replace_schema_metadata(None)
 
 
 def check_version(path: Path) -> None:
