@@ -24,17 +24,9 @@ from typing import Any
 import hindmost
 from hindmost import ring
 from hindmost.native import build
+from horovod_jobs import OPENING
 
 TRAIN = """
-import time, torch
-import horovod.torch as hvd
-from torch import nn
-hvd.init()
-torch.set_num_threads(1)
-model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-optimizer = hvd.DistributedOptimizer(
-    torch.optim.SGD(model.parameters(), lr=0.01), named_parameters=model.named_parameters()
-)
 for step in range(200):
     time.sleep(0.02 * hvd.rank())
     optimizer.zero_grad()
@@ -49,7 +41,7 @@ CROWDED = ("--bind-to", "none", "--map-by", ":OVERSUBSCRIBE", "--mca", "mpi_yiel
 def run(by: str, directory: Path) -> None:
     """Train on two ranks with the probe, the shim and the timeline."""
     script = directory / "train.py"
-    script.write_text(TRAIN)
+    script.write_text(OPENING + TRAIN)
     environ = {
         **os.environ,
         "PYTHONPATH": str(Path(hindmost.__file__).parent / "inject"),

@@ -18,17 +18,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from horovod_jobs import OPENING
+
 TRAIN = """
-import os, sys, time, torch
-import horovod.torch as hvd
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-hvd.init()
-torch.set_num_threads(1)
-model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-optimizer = hvd.DistributedOptimizer(
-    torch.optim.SGD(model.parameters(), lr=0.01), named_parameters=model.named_parameters()
-)
 data = TensorDataset(torch.rand(64, 64), torch.randint(0, 10, (64,)))
 
 @hvd.elastic.run
@@ -52,7 +44,7 @@ train(hvd.elastic.TorchState(model, optimizer, epoch=0))
 def command(directory: Path) -> list[str]:
     """``hindmost run`` with an elastic job whose hosts a script names."""
     script, hosts = directory / "train.py", directory / "hosts.sh"
-    script.write_text(TRAIN)
+    script.write_text(OPENING + TRAIN)
     hosts.write_text("#!/bin/sh\necho localhost:2\necho 127.0.0.1:1\n")
     hosts.chmod(0o755)
     run = [sys.executable, "-m", "hindmost", "run", "--out", str(directory / "run"), "--"]

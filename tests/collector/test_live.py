@@ -263,18 +263,24 @@ def test_ranks_that_are_gone_wait_for_nothing(definitions: Definitions, life: in
     assert not window.waiting
 
 
-def test_a_busy_host_does_not_make_verdicts_seldom() -> None:
-    """Pacing counts the CPU time that judging took, not how long the host let it wait for a CPU."""
+def paced(cpu_s: float, elapsed_s: float = 0.0) -> tuple[Judging, list[float]]:
+    """A job that has been judged once, at this cost, and the clock of it."""
     now, used = [100.0], [0.0]
     judging = Judging(period_s=2.0, share=0.05, clock=lambda: now[0], cpu=lambda: used[0])
 
     def judge(_: Any) -> Any:
-        now[0] += 3.0  # elapsed on a host with a long queue
-        used[0] += 0.02
+        now[0] += elapsed_s
+        used[0] += cpu_s
         return SimpleNamespace(to_dict=dict, verdicts=())
 
     judging.judge = judge
     judging.report("j", lambda: Run(Job("j")))
+    return judging, now
+
+
+def test_a_busy_host_does_not_make_verdicts_seldom() -> None:
+    """Pacing counts the CPU time that judging took, not how long the host let it wait for a CPU."""
+    judging, now = paced(cpu_s=0.02, elapsed_s=3.0)
     assert not judging.due("j")
     now[0] += 2.0
     assert judging.due("j")
@@ -282,15 +288,7 @@ def test_a_busy_host_does_not_make_verdicts_seldom() -> None:
 
 def test_what_was_asked_for_is_judged_sooner_than_the_next_turn() -> None:
     """The answer to a verdict's question may hold its cause; but not sooner than what judging costs allows."""
-    now, used = [100.0], [0.0]
-    judging = Judging(period_s=2.0, share=0.05, clock=lambda: now[0], cpu=lambda: used[0])
-
-    def judge(_: Any) -> Any:
-        used[0] += 0.04
-        return SimpleNamespace(to_dict=dict, verdicts=())
-
-    judging.judge = judge
-    judging.report("j", lambda: Run(Job("j")))
+    judging, now = paced(cpu_s=0.04)
     judging.again("j", 0.5)
     due = []
     for _ in range(3):
@@ -301,15 +299,7 @@ def test_what_was_asked_for_is_judged_sooner_than_the_next_turn() -> None:
 
 def test_judging_that_costs_much_is_done_seldom() -> None:
     """Half a second of CPU time buys ten seconds of quiet, at a twentieth of a core."""
-    now, used = [100.0], [0.0]
-    judging = Judging(period_s=2.0, share=0.05, clock=lambda: now[0], cpu=lambda: used[0])
-
-    def judge(_: Any) -> Any:
-        used[0] += 0.5
-        return SimpleNamespace(to_dict=dict, verdicts=())
-
-    judging.judge = judge
-    judging.report("j", lambda: Run(Job("j")))
+    judging, now = paced(cpu_s=0.5)
     now[0] += 7.0
     assert not judging.due("j")
     now[0] += 3.1
