@@ -6,7 +6,9 @@ by content) and ``load(files) -> Run`` (what those files say; everything else is
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -97,7 +99,24 @@ def _load(path: Path, folder: Path) -> Run:
             found[owner].append(file)
     if len(strangers) == len(files):
         raise UsageError(several.archives(path) or _nothing_understood(path, strangers))
-    return combine(path, [form.load(found[form.NAME]) for form in FORMATS if found[form.NAME]])
+    run = combine(path, [form.load(found[form.NAME]) for form in FORMATS if found[form.NAME]])
+    return replace(run, notes=(*run.notes, *_left_out(strangers, [file for held in found.values() for file in held])))
+
+
+def _left_out(strangers: Sequence[Sample], understood: Sequence[Path]) -> list[str]:
+    """A note on files that are named as those that were understood, and hold something else or nothing."""
+    shapes = {_shape(file.name) for file in understood}
+    odd = sorted(head.path.name for head in strangers if _shape(head.path.name) in shapes)
+    if not odd:
+        return []
+    told = f"{', '.join(odd[:4])}{f' and {len(odd) - 4} more' if len(odd) > 4 else ''}"
+    do = "it does" if len(odd) == 1 else "they do"
+    return [f"{told}: left out, for {do} not hold what the others of that name do."]
+
+
+def _shape(name: str) -> str:
+    """A file's name but for its numbers."""
+    return re.sub(r"\d+", "0", name)
 
 
 def _nothing_understood(path: Path, strangers: list[Sample]) -> str:

@@ -37,6 +37,7 @@ _UNFINISHED = ("scheduled", "started")
 #: A file changed this soon after the newest entry was written then; later, when it was copied or when the job had
 #: stopped, which nobody can tell apart. File systems and archives round down to whole seconds.
 _AT_ONCE_NS, _ROUNDED_NS = 4 * 10**9, 2 * 10**9
+_USUAL_NAME = "nccl_trace_rank_"
 _RANK = re.compile(r"(\d+)(\.\w+)*$")
 #: The instructions that build plain values. Anything that names, calls or restores an object is not among them.
 _PLAIN = frozenset(
@@ -62,8 +63,10 @@ class _Dump:
 
 
 def recognises(sample: Sample) -> bool:
-    """Whether a pickle or a JSON object begins with a Flight Recorder's words."""
+    """Whether a pickle or a JSON object begins with a Flight Recorder's words; a pickle of its name is looked into."""
     words = b"collective_seq_id" in sample.head or b"pg_config" in sample.head
+    if sample.path.name.startswith(_USUAL_NAME) and sample.head[:1] == b"\x80":
+        return True  # whatever else it holds: refused by name rather than left out
     return words and sample.head.lstrip()[:1] in (b"\x80", b"{") and b'"traceEvents"' not in sample.head
 
 
@@ -116,7 +119,9 @@ def plain_pickle(data: bytes) -> Any:
     """Unpickle plain values only. Raises :class:`pickle.UnpicklingError` on anything that could do more than that."""
     for instruction, argument, position in pickletools.genops(data):
         if instruction.name not in _PLAIN:
-            raise pickle.UnpicklingError(f"pickle instruction {instruction.name} at byte {position}")
+            raise pickle.UnpicklingError(
+                f"pickle instruction {instruction.name} at byte {position}, not of plain values"
+            )
         if instruction.name.endswith("PUT") and isinstance(argument, int) and argument > len(data):
             raise pickle.UnpicklingError(f"memo index {argument} at byte {position}")
     return pickle.loads(data)  # noqa: S301 - looked through above: nothing in it can name or call anything

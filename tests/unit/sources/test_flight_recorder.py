@@ -167,3 +167,21 @@ def test_stacks_of_processes_go_to_their_ranks(tmp_path: Path) -> None:
     run = load(tmp_path)
     assert run.stacks["rank"].tolist() == [1, 0]
     assert run.stacks["text"][0].startswith("Process 70")
+
+
+def test_a_hostile_dump_among_others_is_named_and_not_left_out(tmp_path: Path) -> None:
+    """A report on the rest would be one on fewer ranks, and nobody would know why."""
+    _write(tmp_path, 0, _dump(2, 1))
+    (tmp_path / "nccl_trace_rank_1").write_bytes(pickle.dumps({"version": "2.10", "entries": [_Bomb()]}))
+    with pytest.raises(UsageError, match=r"nccl_trace_rank_1: damaged or hostile, not read: pickle instruction \w+ at"):
+        load(tmp_path)
+
+
+def test_a_file_that_holds_nothing_is_told_where_others_of_its_name_hold_something(tmp_path: Path) -> None:
+    """An empty dump is not passed over in silence; what has another name is none of them."""
+    for rank in (0, 1):
+        _write(tmp_path, rank, _dump(2, 2 - rank))
+    (tmp_path / "nccl_trace_rank_2").touch()
+    (tmp_path / "manifest.json").write_text("{}")
+    (note,) = [note for note in load(tmp_path).notes if "left out" in note]
+    assert note == "nccl_trace_rank_2: left out, for it does not hold what the others of that name do."
