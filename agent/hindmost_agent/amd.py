@@ -7,7 +7,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hindmost_agent.gpu import Trouble, say_joined, say_silent
+from hindmost_agent.gpu import Trouble, say_joined, say_silent, without_hung
 from hindmost_agent.sampler import NAN, Absent
 
 if TYPE_CHECKING:
@@ -46,11 +46,8 @@ def opened(host: Host) -> AmdSmi:
     """The library for this host, initialised at first use. Raises ``Absent`` where there is no AMD GPU."""
     if host.amdsmi is None:
         host.amdsmi = _open(host)
-    found: AmdSmi = host.amdsmi
-    if not host.hung:
-        return found
-    devices = tuple(device for device in found.devices if device.uuid not in host.hung)
-    return found._replace(devices=devices, hung=tuple(one for one in found.devices if one.uuid in host.hung))
+    found: AmdSmi = without_hung(host, host.amdsmi)
+    return found
 
 
 def number(value: object, unit: float = 1.0) -> float:

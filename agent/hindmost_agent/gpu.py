@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hindmost_agent.metric import Metric, Series, counter, gauge, series
 from hindmost_agent.sampler import NAN, Host, Sampler
@@ -65,6 +65,14 @@ def say_joined(host: Host, which: str) -> None:
     host.silent_gpus.discard(which)
     host.gpu_generation += 1
     log.info("%s answers by now, and is sampled", which)
+
+
+def without_hung(host: Host, found: Any) -> Any:
+    """A maker's library as it may be asked: ``devices`` without those of which an answer is still awaited."""
+    if not host.hung:
+        return found
+    devices = tuple(device for device in found.devices if device.uuid not in host.hung)
+    return found._replace(devices=devices, hung=tuple(one for one in found.devices if one.uuid in host.hung))
 
 
 class Trouble(Enum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hindmost_agent.gpu import Trouble, say_joined, say_silent
+from hindmost_agent.gpu import Trouble, say_joined, say_silent, without_hung
 from hindmost_agent.sampler import Absent
 
 if TYPE_CHECKING:
@@ -44,11 +44,8 @@ def opened(host: Host) -> Nvml:
     """The library for this host, initialised at first use. Raises ``Absent`` where there is no NVIDIA GPU."""
     if host.nvml is None:
         host.nvml = _open(host)
-    found: Nvml = host.nvml
-    if not host.hung:
-        return found
-    devices = tuple(device for device in found.devices if device.uuid not in host.hung)
-    return found._replace(devices=devices, hung=tuple(one for one in found.devices if one.uuid in host.hung))
+    found: Nvml = without_hung(host, host.nvml)
+    return found
 
 
 def _open(host: Host) -> Nvml:

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tests.agent.class_mounts import LUSTRE_2_15, NFS_V3, NFS_V4_RDMA
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -28,69 +30,6 @@ PMA = "symbol_error link_error_recovery link_downed port_rcv_errors port_rcv_rem
 MLX5_QUEUE = "rx_write_requests rx_read_requests rx_atomic_requests rx_dct_connect out_of_buffer out_of_sequence duplicate_request rnr_nak_retry_err packet_seq_err implied_nak_seq_err local_ack_timeout_err resp_local_length_error resp_cqe_error req_cqe_error req_remote_invalid_request req_remote_access_errors resp_remote_access_errors resp_cqe_flush_error req_cqe_flush_error roce_adp_retrans roce_adp_retrans_to roce_slow_restart roce_slow_restart_cnps roce_slow_restart_trans"
 MLX5_CONGESTION = "rp_cnp_ignored rp_cnp_handled np_ecn_marked_roce_packets np_cnp_sent rx_icrc_encapsulated"
 BNXT_RE = "active_pds active_qps rx_pkts rx_bytes tx_pkts tx_bytes recoverable_errors rx_roce_errors rx_roce_discards to_retransmits seq_err_naks_rcvd max_retry_exceeded rnr_naks_rcvd oos_drop_count rx_out_of_buffer tx_cnp_pkts rx_cnp_pkts rx_ecn_marked_pkts"
-
-LUSTRE_2_15 = """snapshot_time             1710759783.271040288 secs.nsecs
-start_time                1710700000.000000000 secs.nsecs
-elapsed_time              59783.271040288 secs.nsecs
-read_bytes                1843022 samples [bytes] 1 4194304 7730165571584 32418900173193216
-write_bytes               9211 samples [bytes] 512 4194304 38629539840 162009012345600
-read                      1843030 samples [usecs] 3 812044 5203114500 944203117781234
-write                     9211 samples [usecs] 9 1306648 42117300 9123344512
-ioctl                     114 samples [reqs]
-open                      35955 samples [usecs] 0 172939 33936516 88367300333
-close                     35955 samples [usecs] 63 194037 5402095 11956065309
-page_fault                610 samples [usecs] 1 4120 81210 220113455
-seek                      22 samples [usecs] 0 9 44 128
-readdir                   60 samples [usecs] 0 2242 34741 52343869
-getattr                   35956 samples [usecs] 0 85505 23170241 904252691
-opencount                 35955 samples [reqs] 1 2 40433 49388
-openclosetime             17977 samples [usecs] 34302 20804335 4185265858 2084188699
-inode_permission          629305 samples [usecs] 0 147014 196719 76130795
-"""
-#: What autofs and others that keep no statistics have, and two mounts; RDMA has eight columns more than TCP, and with
-#: nconnect a mount has several transports.
-NFS_V3 = """device rootfs mounted on / with fstype rootfs
-device /etc/auto.home mounted on /home with fstype autofs
-no device mounted on /misc with fstype autofs
-device nas1:/vol/home/ada mounted on /home/ada with fstype nfs statvers=1.1
-\topts:\trw,vers=3,rsize=65536,wsize=65536,namlen=255,acregmin=3,acregmax=60,acdirmin=30,acdirmax=60,hard,nolock,proto=tcp,timeo=600,retrans=2,sec=sys,mountaddr=192.0.2.9,mountvers=3,mountport=4046,mountproto=tcp,local_lock=all
-\tage:\t1396811
-\tcaps:\tcaps=0x3fe7,wtmult=4096,dtsize=65536,bsize=0,namlen=255
-\tsec:\tflavor=1,pseudoflavor=1
-\tevents:\t52 226 0 0 1 13 398 0 0 331 0 47 0 0 77 0 0 77 0 0 0 0 0 0 0 0 0
-\tbytes:\t1207640230 90210 524288000 0 1210214218 90210 295483 23
-\tRPC iostats version: 1.0  p/v: 100003/3 (nfs)
-\txprt:\ttcp 832 0 1 0 11 6428 6428 0 12154 0 24 26 5726
-\tper-op statistics
-\t        NULL: 0 0 0 0 0 0 0 0
-\t     GETATTR: 3204 3204 0 410112 358848 12 1700 1788
-\t      LOOKUP: 811 811 0 116784 194640 2 420 431
-\t        READ: 1298 1301 1 207680 1210292152 6 79386 79407
-\t       WRITE: 4 4 0 91000 640 0 12 12
-\t  READDIRPLUS: 3 3 0 468 2100 0 4 4
-
-"""
-NFS_V4_RDMA = """device nas2:/data mounted on /data with fstype nfs4 statvers=1.1
-\topts:\tro,vers=4.2,rsize=1048576,wsize=1048576,namlen=255,acregmin=3,acregmax=60,acdirmin=30,acdirmax=60,hard,proto=rdma,nconnect=2,port=20049,timeo=600,retrans=2,sec=sys,clientaddr=192.0.2.7,local_lock=none
-\tage:\t86400
-\timpl_id:\tname='',domain='',date='0,0'
-\tcaps:\tcaps=0x3ffbffff,wtmult=512,dtsize=1048576,bsize=0,namlen=255
-\tnfsv4:\tbm0=0xfdffbfff,bm1=0xf9be3e,bm2=0x68800,acl=0x3,sessions,pnfs=not configured,lease_time=90,lease_expired=0
-\tsec:\tflavor=1,pseudoflavor=1
-\tevents:\t18 4410 0 0 9 31 4480 0 0 18 0 9 0 0 9 0 0 9 0 0 0 0 0 0 0 0 0
-\tbytes:\t0 0 5497558138880 0 5497558138880 0 0 0
-\tRPC iostats version: 1.1  p/v: 100003/4 (nfs)
-\txprt:\trdma 0 0 5 0 11 2621441 2621441 0 5242882 0 2621440 0 0 1099511627776 0 0 0 0 0 0 0 0 0 0 0 0 0 0
-\txprt:\trdma 0 0 5 0 11 2621440 2621440 0 5242880 0 2621440 0 0 1099511627776 0 0 0 0 0 0 0 0 0 0 0 0 0 0
-\tper-op statistics
-\t        NULL: 1 1 0 44 24 0 0 0 0
-\t        READ: 5242880 5242880 0 1132462080 5498396999680 210000 31457280 31700000 0
-\t       WRITE: 0 0 0 0 0 0 0 0 0
-\t        OPEN: 18 18 0 6120 7344 0 9 9 0
-\tOPEN_CONFIRM: 0 0 0 0 0 0 0 0 0
-\t  READ_PLUS: 0 0 0 0 0 0 0 0 0
-
-"""
 
 
 def counted(folder: str, names: str, **known: int) -> dict[str, str]:
@@ -216,7 +155,7 @@ def common(kernel: str, gib: int) -> dict[str, str]:
         "proc/net/dev": "Inter-|   Receive                                                |  Transmit\n face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed\n    lo:  420074    1809    0    0    0     0          0         0   420074    1809    0    0    0     0       0          0\n   em1:9120033000 8123344    0    7    0     0          0     90210 402113344  810033    0    0    0     0       0          0\n   ib0:  812030    4021    0    0    0     0          0         0   700112    3990    0    3    0     0       0          0\n",
         "proc/net/snmp": "Tcp: RtoAlgorithm RtoMin RtoMax MaxConn ActiveOpens PassiveOpens AttemptFails EstabResets CurrEstab InSegs OutSegs RetransSegs InErrs OutRsts InCsumErrors\nTcp: 1 200 120000 -1 799 792 6 0 50 180934 180948 4 0 0 0\n",
         "proc/net/netstat": "TcpExt: SyncookiesSent ListenOverflows ListenDrops TCPLostRetransmit TCPTimeouts TCPBacklogDrop\nTcpExt: 0 2 2 5 1 0\nIpExt: InNoRoutes InOctets OutOctets\nIpExt: 0 628639697 278626434\n",
-        "sys/class/net/em1/device/vendor": "0x14e4\n", "sys/class/net/em1/carrier": "1\n", "sys/class/net/em1/speed": "25000\n", "sys/class/net/em1/mtu": "1500\n",
+        "sys/class/net/em1/device/vendor": "0x14e4\n", "sys/class/net/em1/carrier": "1\n", "sys/class/net/em1/speed": "25000\n", "sys/class/net/em1/mtu": "1500\n"
     }  # fmt: skip
 
 
@@ -275,20 +214,14 @@ def rhel8() -> dict[str, str]:
         "proc/self/mounts": "/dev/mapper/rhel-root / xfs rw,seclabel,relatime,attr2,inode64,noquota 0 0\n10.0.0.1@o2ib:10.0.0.2@o2ib:/scratch /scratch lustre rw,seclabel,flock,lazystatfs,encrypt 0 0\ntmpfs /dev/shm tmpfs rw,seclabel,nosuid,nodev 0 0\n",
         "proc/self/mountstats": "device 10.0.0.1@o2ib:10.0.0.2@o2ib:/scratch mounted on /scratch with fstype lustre\n",
         "sys/kernel/debug/lustre/llite/scratch-ffff9a01c7f4e800/stats": LUSTRE_2_15,
-        "sys/fs/lustre/llite/scratch-ffff9a01c7f4e800/uuid": "f1cd4bd8-0000-4b7a-0000-000000000000\n",
+        "sys/fs/lustre/llite/scratch-ffff9a01c7f4e800/uuid": "f1cd4bd8-0000-4b7a-0000-000000000000\n"
     }  # fmt: skip
 
 
-def roce() -> dict[str, str]:
-    """Linux 6.8 with RoCE of three makers and NFS over RDMA, control groups of version 2, pressure of interrupts too."""
-    files = (
-        common("6.8.0-47-generic", 1024)
-        | processors(16, 2, 16)
-        | numa(2, 512)
-        | rank("0::/system.slice/slurmstepd.scope/job_77/step_0/user/task_0\n", children=True)
-    )
+def roce_adapters() -> dict[str, str]:
+    """RoCE of three makers, each with counters of its own."""
     mlx = "sys/class/infiniband/mlx5_0/ports/1"
-    files |= port("mlx5_0", "Ethernet", "200 Gb/sec (4X HDR)", "28.39.1002", "MT_0000000838")
+    files = port("mlx5_0", "Ethernet", "200 Gb/sec (4X HDR)", "28.39.1002", "MT_0000000838")
     files |= counted(
         f"{mlx}/counters",
         PMA + " unicast_rcv_packets multicast_rcv_packets",
@@ -326,6 +259,12 @@ def roce() -> dict[str, str]:
         cnpSent=5,
         RxECNMrkd=9,
     )
+    return files
+
+
+def groups_v2() -> dict[str, str]:
+    """Slurm's groups of version 2: the job has the limit, what is below it none."""
+    files = {}
     job = "system.slice/slurmstepd.scope/job_77"
     for level, limit in (
         (job, "137438953472"),
@@ -338,6 +277,19 @@ def roce() -> dict[str, str]:
         files |= {
             f"cgroup/{level}/cpu.stat": "usage_usec 532675000\nuser_usec 512344000\nsystem_usec 20331000\ncore_sched.force_idle_usec 0\nnr_periods 0\nnr_throttled 0\nthrottled_usec 0\nnr_bursts 0\nburst_usec 0\n"
         }
+    return files
+
+
+def roce() -> dict[str, str]:
+    """Linux 6.8 with RoCE of three makers and NFS over RDMA, control groups of version 2, pressure of interrupts too."""
+    files = (
+        common("6.8.0-47-generic", 1024)
+        | processors(16, 2, 16)
+        | numa(2, 512)
+        | roce_adapters()
+        | groups_v2()
+        | rank("0::/system.slice/slurmstepd.scope/job_77/step_0/user/task_0\n", children=True)
+    )
     averages = "avg10=0.00 avg60=0.05 avg300=0.02"
     for resource in ("cpu", "io", "memory"):
         files[f"proc/pressure/{resource}"] = f"some {averages} total=14036781\nfull {averages} total=0\n"
@@ -347,7 +299,7 @@ def roce() -> dict[str, str]:
         "proc/vmstat": table(VMSTAT_6_8, oom_kill=0, allocstall_device=1, allocstall_movable=4, allocstall_normal=0, allocstall_dma=0, allocstall_dma32=0),
         "proc/diskstats": "   7       0 loop0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n 259       0 nvme0n1 47114 4 4643973 21650 1078320 43950 39451633 1011053 0 222766 1032546 0 0 0 0 4021 812\n 259       1 nvme0n1p1 1140 0 9370 16 1 0 1 0 0 16 16 0 0 0 0 0 0\n",
         "proc/self/mounts": "/dev/nvme0n1p2 / ext4 rw,relatime 0 0\nnas2:/data /data nfs4 ro,vers=4.2,proto=rdma 0 0\n",
-        "proc/self/mountstats": NFS_V4_RDMA,
+        "proc/self/mountstats": NFS_V4_RDMA
     }  # fmt: skip
 
 
@@ -381,7 +333,7 @@ def rhel7() -> dict[str, str]:
         "proc/self/mountstats": NFS_V3,
         "sys/class/hwmon/hwmon0/device/name": "coretemp\n",
         "sys/class/hwmon/hwmon0/device/temp1_input": "47000\n",
-        "sys/class/hwmon/hwmon0/device/temp1_label": "Physical id 0\n",
+        "sys/class/hwmon/hwmon0/device/temp1_label": "Physical id 0\n"
     }  # fmt: skip
 
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hindmost_agent import samplers
+from hindmost_agent.metric import gauge, series
 from hindmost_agent.runner import NS, Runner
-from hindmost_agent.sampler import Host
+from hindmost_agent.sampler import Host, Sampler
 
 from tests.agent.conftest import FakeNvml, fake_node, whole_node
 
@@ -19,9 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from hindmost_agent.sampler import Sampler
-
 Damage = "Callable[[bytes], bytes]"
+VALUE = gauge("hindmost_node_test_bystander_bytes", "A value.")
 NUMBER = re.compile(rb"\d+")
 
 
@@ -79,25 +79,48 @@ def damage(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[bytes], b
     done.clear()
 
 
+class Bystander(Sampler):
+    """A source that has nothing to do with files."""
+
+    name, source, metrics = "bystander", "nowhere", (VALUE,)
+    series = (series(VALUE),)
+
+    def sample(self) -> list[float]:
+        return [1.0]
+
+
+def beside(host: Host, *kinds: type[Sampler]) -> Runner:
+    """These samplers, and one that must be read whatever happens to them."""
+    return Runner({kind.name: kind for kind in (*kinds, Bystander)}, host, NS)
+
+
 def survives(runner: Runner, now_ns: int) -> None:
-    """A run raises nothing, and what it reads can be sent: a number, or missing, for each series."""
-    for reading in runner.run(now_ns):
+    """A run raises nothing: what fails is counted, once each, the bystander is read, and what is read can be sent."""
+    own = runner.host.own
+    before = own.errors.copy()
+    readings = {reading.sampler: reading for reading in runner.run(now_ns)}
+    assert readings["bystander"].values == [1.0]
+    for reading in readings.values():
         assert len(array("d", reading.values)) == len(reading.series), reading.sampler
+    failed = {name for name, success in own.success.items() if not success}
+    assert own.errors - before == dict.fromkeys(failed, 1)
+    assert not failed & readings.keys()
 
 
 def tried(kind: type[Sampler], host: Host, damage: list[Callable[[bytes], bytes]]) -> None:
     """Every damage, to a sampler that is at work and to one that starts; afterwards it works as before."""
-    runner = Runner({kind.name: kind}, host, NS)
+    runner = beside(host, kind)
     survives(runner, 0)
-    before = set(host.own.success)
+    before = set(runner.latest)
     for number, broken in enumerate(DAMAGES.values(), 1):
         damage[:] = [broken]
         survives(runner, number * 1000 * NS)
-        survives(Runner({kind.name: kind}, host, NS), 0)
+        host.own.success.clear()
+        survives(beside(host, kind), 0)
         damage.clear()
         survives(runner, (number * 1000 + 500) * NS)
-    assert set(host.own.success) == before
-    assert all(host.own.success.values())
+        assert set(runner.latest) == before
+        assert all(host.own.success.values())
 
 
 @pytest.mark.parametrize("name", samplers.load())
@@ -108,26 +131,35 @@ def test_broken_files_break_no_sampler(name: str, root: Path, damage: list[Calla
 
 @pytest.mark.parametrize("name", samplers.load())
 def test_files_that_vanish_break_no_sampler(name: str, root: Path) -> None:
-    """A node whose /proc and /sys are gone between two readings: no sampler raises."""
-    runner = Runner({name: samplers.load()[name]}, whole_node(root, FakeNvml(2)), NS)
+    """A node whose /proc and /sys are gone between two readings: no sampler stops another, nor itself for good."""
+    runner = beside(whole_node(root, FakeNvml(2)), samplers.load()[name])
     survives(runner, 0)
+    before = set(runner.latest)
     away = root.rename(root.with_name("away"))
     try:
         for second in (1000, 2000):
             survives(runner, second * NS)
     finally:
         away.rename(root)
+    survives(runner, 3000 * NS)
+    assert set(runner.latest) == before, "it is read again once they are back"
 
 
 @pytest.mark.parametrize("at", range(1, 40, 3))
 def test_a_file_may_vanish_while_a_sampler_reads(at: int, root: Path, damage: list[Callable[[bytes], bytes]]) -> None:
-    """The first reads of a tick work and from one on none does: whatever was read by then harms nobody."""
-    runner = Runner(samplers.load(), whole_node(root, FakeNvml(2)), NS)
+    """The first reads of a tick work and from one on none does: whatever was read by then harms nobody, who fails is
+    counted, and all are read again afterwards."""
+    runner = beside(whole_node(root, FakeNvml(2)), *samplers.load().values())
     survives(runner, 0)
+    before = set(runner.latest)
     reads = iter(range(at))
     gone = fails(errno.ESRCH)
     damage[:] = [lambda whole: whole if next(reads, None) is not None else gone(whole)]
     survives(runner, 1000 * NS)
+    assert runner.host.own.errors
+    damage.clear()
+    survives(runner, 2000 * NS)
+    assert set(runner.latest) == before
 
 
 def test_this_machine_s_own_files_may_break_too(damage: list[Callable[[bytes], bytes]]) -> None:

@@ -128,38 +128,42 @@ def test_links_of_a_gpu_before_hopper_have_totals(gpu_host: Host, nvml: Any) -> 
     assert nvml.calls.count("nvmlDeviceGetFieldValues") == 5 * nvml.count
 
 
+def hopper_links(host: Host, nvml: Any, *, active: int, replays: int) -> NvidiaLinkErrors:
+    """Links that have no totals and must be asked one by one, each with one CRC error."""
+    nvml.lacks, nvml.fields = {52, 59, 38, 45}, {165: active, 161: replays, 162: 0, 163: 1}
+    return NvidiaLinkErrors(host)
+
+
+def all_asked(sampler: NvidiaLinkErrors) -> dict[tuple[str, ...], float]:
+    """What is read once every link has had its turn again."""
+    return [read(sampler) for _ in range(LINKS // AT_ONCE)][-1]
+
+
 def test_links_of_hopper_are_asked_in_turn(gpu_host: Host, nvml: Any) -> None:
     """All at first, then a few at each reading, because each takes milliseconds: new errors show after its turn."""
-    nvml.lacks, nvml.fields = {52, 59, 38, 45}, {165: 1, 161: 2, 162: 0, 163: 1}
-    sampler, first = NvidiaLinkErrors(gpu_host), "GPU-00000000"
+    sampler, first = hopper_links(gpu_host, nvml, active=1, replays=2), "GPU-00000000"
     found = read(sampler)
     assert found["nvlink_replay_errors_total", first] == 2 * LINKS
     assert (found["nvlink_recoveries_total", first], found["nvlink_crc_errors_total", first]) == (0, LINKS)
     nvml.fields[161] = 7
     assert read(sampler)["nvlink_replay_errors_total", first] == 2 * LINKS + 5 * AT_ONCE
-    for _ in range(LINKS // AT_ONCE):
-        found = read(sampler)
-    assert found["nvlink_replay_errors_total", first] == 7 * LINKS
+    assert all_asked(sampler)["nvlink_replay_errors_total", first] == 7 * LINKS
 
 
 def test_a_link_that_comes_up_later_brings_no_old_errors(gpu_host: Host, nvml: Any) -> None:
     """What it had counted before is not taken for errors of now; what it counts from then on is added."""
-    nvml.lacks, nvml.fields = {52, 59, 38, 45}, {165: 0, 161: 9, 162: 0, 163: 1}
-    sampler, first = NvidiaLinkErrors(gpu_host), "GPU-00000000"
+    sampler, first = hopper_links(gpu_host, nvml, active=0, replays=9), "GPU-00000000"
     assert math.isnan(read(sampler)["nvlink_replay_errors_total", first])
     nvml.fields[165] = 1
     for _ in range(LINKS // AT_ONCE):
         assert read(sampler)["nvlink_replay_errors_total", first] == 0
     nvml.fields[161] = 11
-    for _ in range(LINKS // AT_ONCE):
-        found = read(sampler)
-    assert found["nvlink_replay_errors_total", first] == 2 * LINKS
+    assert all_asked(sampler)["nvlink_replay_errors_total", first] == 2 * LINKS
 
 
 def test_a_link_that_is_reset_takes_nothing_from_the_total(gpu_host: Host, nvml: Any) -> None:
     """A falling total would be read as an agent's restart, and all of it as new errors."""
-    nvml.lacks, nvml.fields = {52, 59, 38, 45}, {165: 1, 161: 9, 162: 0, 163: 1}
-    sampler, first = NvidiaLinkErrors(gpu_host), "GPU-00000000"
+    sampler, first = hopper_links(gpu_host, nvml, active=1, replays=9), "GPU-00000000"
     assert read(sampler)["nvlink_replay_errors_total", first] == 9 * LINKS
     nvml.fields[161] = 2
     assert read(sampler)["nvlink_replay_errors_total", first] == 9 * LINKS + 2 * AT_ONCE
