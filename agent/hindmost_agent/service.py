@@ -43,6 +43,9 @@ FLUSH_TIMEOUT_S = 10.0
 #: A job's agent leaves when no rank has been there for this long; sooner once it has seen some come and go.
 NOBODY_NS = 60 * NS
 ALL_GONE_NS = 3 * NS
+#: Objects that may be new before some are looked for that nobody uses: a batch of rows, which are freed at once, is no
+#: reason to.
+YOUNG = 20_000
 #: More open files than any node needs, and few enough to close one by one before a child is run.
 MOST_FILES = 65536
 
@@ -80,6 +83,7 @@ class Service:
         self._say_ready(server)
         gc.collect()
         gc.freeze()  # what is here now stays: no later collection needs to look through it
+        gc.set_threshold(YOUNG)
         reason = await self._leaving
         if server is not None:
             server.close()

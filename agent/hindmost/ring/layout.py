@@ -38,7 +38,7 @@ LIVE, CLOSED = 0, 1
 
 HEADER = struct.Struct("<QIIIIIiiiQQQQII64s64s32s240s")
 RECORD = struct.Struct("<IBBHQQIHHQ")
-WORDS = struct.Struct("<IIQQQQ")  # the same: stamp; kind, flags, name; start; duration; seq, peer, comm; value
+WORDS = struct.Struct("<4xIQQQQ")  # the same: kind, flags, name; start; duration; seq, peer, comm; value
 UNSTAMPED = struct.Struct("<4xBBHQQIHHQ")  # a record whose stamp is 0 yet: it is written last
 COMM = struct.Struct("<Qii48s")
 REFUSED_OFFSET, LIFE_OFFSET, GPU_OFFSET, FRAMEWORK_OFFSET = 64, 72, 144, 208

@@ -126,7 +126,7 @@ class Reader:
 
     def event(self, words: tuple[int, ...]) -> layout.Event | None:
         """One record of ``words`` as an event; ``None`` for a slot that was claimed in vain."""
-        _, what, start, took, which, value = words
+        what, start, took, which, value = words
         kind, peer = what & 0xFF, which >> 32 & 0xFFFF
         if not kind:  # layout.VOID
             return None
