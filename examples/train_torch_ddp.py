@@ -106,13 +106,14 @@ def arguments() -> argparse.Namespace:
 
 
 def join_job() -> tuple[int, int]:
-    """Rank and local rank, from torchrun's environment or Open MPI's; joins the process group."""
+    """Rank and local rank, from the environment of torchrun, Open MPI or srun; joins the process group."""
     environ = os.environ
-    for theirs, ours in (("RANK", "RANK"), ("SIZE", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_RANK")):
-        if f"OMPI_COMM_WORLD_{theirs}" in environ:
-            environ.setdefault(ours, environ[f"OMPI_COMM_WORLD_{theirs}"])
-    for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")):
-        environ.setdefault(name, default)
+    for ours, default, *theirs in (
+        ("RANK", "0", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"),
+        ("WORLD_SIZE", "1", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS"),
+        ("LOCAL_RANK", "0", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"),
+    ):
+        environ.setdefault(ours, next((environ[name] for name in theirs if name in environ), default))
     environ.setdefault("MASTER_ADDR", "127.0.0.1")
     environ.setdefault("MASTER_PORT", "29511")
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")

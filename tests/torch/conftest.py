@@ -19,6 +19,7 @@ from hindmost.native import build
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+WITH_SLURM = Path(__file__).parents[1] / "with-slurm"
 INJECT = Path(hindmost.__file__).parent / "inject"
 MPIRUN = ("--bind-to", "none", "--map-by", ":OVERSUBSCRIBE", "--mca", "mpi_yield_when_idle", "1")
 
@@ -45,8 +46,8 @@ class Trace:
         return sum(event.duration_ns for event in self.of(kind, name)[3:]) / 1e6
 
 
-def launcher(name: str, ranks: int, python: str = sys.executable) -> list[str]:
-    """The command that goes before the script."""
+def launcher(name: str, ranks: int, folder: Path, python: str = sys.executable) -> list[str]:
+    """The command that goes before the script; ``folder`` is for a Slurm's files."""
     if name == "torchrun":
         return [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     if name == "python":
@@ -54,6 +55,10 @@ def launcher(name: str, ranks: int, python: str = sys.executable) -> list[str]:
     program = shutil.which(name)
     if program is None:
         pytest.skip(f"no {name} on the PATH")
+    if name == "srun":
+        if shutil.which("slurmd") is None or os.getuid() != 0:
+            pytest.skip("no Slurm (slurm-wlm), or not root")
+        return [str(WITH_SLURM), str(folder), "127.0.0.1", "--", program, "-n", str(ranks), "--overcommit", python]
     return [program, *(MPIRUN if name == "mpirun" else ("--gloo",)), "-np", str(ranks), python]
 
 
@@ -100,7 +105,7 @@ def train(tmp_path: Path) -> Callable[..., dict[int, Trace]]:
         }
         if shim:
             environ["LD_PRELOAD"] = str(build.library("pmpi"))
-        command = [*launcher(by, ranks, python), str(script), *argv]
+        command = [*launcher(by, ranks, tmp_path, python), str(script), *argv]
         done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=110, check=False)
         assert done.returncode == ends, done.stderr + done.stdout
         assert "hindmost:" not in done.stderr

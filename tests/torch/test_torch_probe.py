@@ -19,7 +19,7 @@ pytestmark = pytest.mark.torch
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_torch_ddp.py"
 
 
-@pytest.mark.parametrize("by", ["torchrun", "mpirun"])
+@pytest.mark.parametrize("by", ["torchrun", "mpirun", "srun"])
 def test_ddp_on_gloo_shows_steps_phases_and_who_waits(train: Train, by: str) -> None:
     """Every step has its phases; the rank whose input is slow waits for input, and its peer waits for it."""
     traces = train(EXAMPLE, "--steps", "20", "--slow-rank", "1", "--slow-what", "input", "--slow-ms", "20", by=by)

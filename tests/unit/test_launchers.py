@@ -120,6 +120,7 @@ def test_an_unknown_mpirun_is_left_alone(fake_mpirun) -> None:
         (["srun", "--export=ALL,A=1", "a"], {}, ["srun", "--export=ALL,A=1", "a"]),
         (["srun", "--export=HOME", "a"], {}, ["srun", "--export=HOME,HINDMOST_JOB_ID,PYTHONPATH", "a"]),
         (["srun", "--export=NONE", "a"], {}, ["srun", "--export=HINDMOST_JOB_ID,PYTHONPATH", "a"]),
+        (["srun", "--export", "HOME", "a"], {}, ["srun", "--export", "HOME,HINDMOST_JOB_ID,PYTHONPATH", "a"]),
         (["srun", "a"], {"SLURM_EXPORT_ENV": "HOME"}, ["srun", "--export=HOME,HINDMOST_JOB_ID,PYTHONPATH", "a"]),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from typing import TYPE_CHECKING
 
 from hindmost.launchers import _hosts, _words
@@ -12,7 +13,9 @@ if TYPE_CHECKING:
 NAME = "srun"
 NATIVE = ("pmpi", "nccl")
 PROGRAMS = frozenset({"srun"})
-EXPORT = "--export="
+EXPORT = "--export"
+#: What asks Slurm for the addresses of its nodes, wherever the job may go.
+NODES = ("sinfo", "--noheader", "--Node", "--format=%o")
 
 
 def recognises(argv: Sequence[str]) -> bool:
@@ -24,23 +27,38 @@ def carry(argv: Sequence[str], names: Sequence[str], environ: Mapping[str, str])
     """Our names added to an ``--export`` list, on the command line or in ``SLURM_EXPORT_ENV``."""
     words = list(argv)
     at = (_words.position(words, PROGRAMS) or 0) + 1
-    given = next((i for i in range(at, len(words)) if words[i].startswith(EXPORT)), None)
-    if given is not None:
-        words[given] = EXPORT + _with(words[given].removeprefix(EXPORT), names)
-    elif environ.get("SLURM_EXPORT_ENV"):
-        words.insert(at, EXPORT + _with(environ["SLURM_EXPORT_ENV"], names))
+    for index in range(at, len(words)):
+        if words[index] == EXPORT and index + 1 < len(words):
+            words[index + 1] = _with(words[index + 1], names)
+            return words
+        if words[index].startswith(f"{EXPORT}="):
+            words[index] = f"{EXPORT}={_with(words[index].removeprefix(f'{EXPORT}='), names)}"
+            return words
+    if environ.get("SLURM_EXPORT_ENV"):
+        words.insert(at, f"{EXPORT}={_with(environ['SLURM_EXPORT_ENV'], names)}")
     return words
 
 
 def remote_hosts(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """The allocation's hosts. Without one, srun itself will ask for hosts that nobody knows yet: then any may serve."""
+    """The allocation's hosts. Without one, srun itself will ask for hosts that nobody knows yet: any may serve."""
     hosts = _hosts.of_batch(environ)
     for index, word in enumerate(argv):
         if word in {"-w", "--nodelist"} and index + 1 < len(argv):
             hosts += _hosts.expand(argv[index + 1])
         elif word.startswith("--nodelist="):
             hosts += _hosts.expand(word.partition("=")[2])
-    return _hosts.others(hosts)
+    return _hosts.others(hosts or _any_node(environ))
+
+
+def _any_node(environ: Mapping[str, str]) -> list[str]:
+    """The addresses of all nodes of this Slurm; empty where it does not say."""
+    try:
+        said = subprocess.run(
+            NODES, env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return said.stdout.split()
 
 
 def _with(export: str, names: Sequence[str]) -> str:

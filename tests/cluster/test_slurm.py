@@ -1,0 +1,53 @@
+"""A job of a real Slurm on two hosts: its controller, a daemon on each, and nothing installed but its programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.jobs import HINDMOST, environ, job_of, wait_until_gone
+
+WITH_SLURM = Path(__file__).parents[1] / "with-slurm"
+MARKED = """
+import os, sys, time, hindmost
+for step in range(60):
+    with hindmost.step():
+        time.sleep(0.01)
+print(os.environ["SLURM_PROCID"], "trained")
+"""
+
+
+@pytest.mark.skipif(shutil.which("slurmd") is None or os.getuid() != 0, reason="no Slurm (slurm-wlm), or not root")
+def test_srun_of_a_real_slurm_reaches_hosts_that_it_chooses(
+    out: Path, tmp_path: Path, hosts: tuple[Path, Path]
+) -> None:
+    """Outside an allocation nobody knows the hosts, and srun exports a list: ranks of both are seen all the same."""
+    here, there = hosts
+    script, settings = tmp_path / "train.py", tmp_path / "slurm.conf"
+    script.write_text(MARKED)
+    run = [str(here), str(WITH_SLURM), str(tmp_path), "10.213.7.1", "two=10.213.7.2", "--"]
+    run += [*HINDMOST, "run", "--out", str(out), "--job-id", job_of(out), "--"]
+    srun = ["srun", "--export=PATH", "-N", "2", "-n", "4", "--overcommit", sys.executable, str(script)]
+    daemon = f"until [ -e {settings} ]; do sleep 0.1; done; SLURM_CONF={settings} exec slurmd -N two -D"
+    with (
+        (tmp_path / "two.log").open("w") as log,
+        subprocess.Popen([str(there), "x", daemon], env=environ(), stdout=log, stderr=log) as second,
+    ):
+        try:
+            done = subprocess.run(
+                [*run, *srun], env=environ(), capture_output=True, text=True, timeout=100, check=False
+            )
+        finally:
+            second.terminate()
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"{rank} trained" for rank in range(4)]
+    assert wait_until_gone(job_of(out)) == {}
+    report = json.loads((out / "report.json").read_text())
+    assert (report["job"]["nodes"], report["job"]["steps"]) == (2, 60)
+    assert [row["node"][-1] for row in sorted(report["ranks"], key=lambda row: row["node"])] == ["a", "a", "b", "b"]
