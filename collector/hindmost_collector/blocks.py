@@ -265,12 +265,26 @@ def _period(joined: Grid, starts: Ints, numbers: Ints, table: Table) -> Floats:
     """
     marked = phases.pivot(table, joined.ranks, numbers, "duration_ns")
     if marked is not None and (not joined.gpu_time or np.isnan(joined.start).all()):
-        return median(marked, axis=0)
+        return _slowest(marked, joined)
     end = joined.start + joined.duration
     ends = end[:, np.append(starts[1:], joined.columns) - 1]
     lengths = np.full(ends.shape, np.nan)
     lengths[:, 1:] = np.diff(ends, axis=1)
-    return median(lengths, axis=0)
+    return _slowest(lengths, joined)
+
+
+#: Sets of ranks whose steps are longer by this factor are no part of the others' steps.
+_OWN_PACE = 1.1
+
+
+def _slowest(lengths: Floats, joined: Grid) -> Floats:
+    """[S] how long the typical rank's steps are [R, S]; of sets that train beside each other, those of the slowest."""
+    which, typical = roles.that_meet(joined), median(lengths, axis=0)
+    if (which == which[0]).all():
+        return typical
+    each = [median(lengths[which == one], axis=0) for one in np.unique(which)]
+    slowest = max(each, key=lambda one: float(np.nan_to_num(median(one))))
+    return slowest if median(slowest) > _OWN_PACE * median(typical) else typical
 
 
 #: What :class:`Blocks` rest on where a job shows when its steps began and ended, and nothing else.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector import slow_computing, starving
+from hindmost_collector import off_cpu, slow_computing, starving
 from hindmost_collector.robust import average, median
 
 if TYPE_CHECKING:
@@ -250,11 +250,14 @@ def _computing(blocks: Blocks) -> list[Floats]:
 
 
 def _is_idle(blocks: Blocks, row: int, columns: Array, settings: Settings) -> bool:
-    """Whether the host's computing phases of this rank hardly used a CPU."""
+    """Whether the host's computing phases of this rank hardly used a CPU, or it was off it for most of its lateness."""
     if "cpu" not in blocks.parts or "gpu_forward" in blocks.parts or blocks.computing is not None:
         return False
     busy = float(sum(median(block[row, columns]) for block in _computing(blocks)))
-    return float(median(blocks.parts["cpu"][row, columns])) < settings.idle_cpu * busy
+    if float(median(blocks.parts["cpu"][row, columns])) < settings.idle_cpu * busy:
+        return True
+    blocked, _ = off_cpu.of_step(blocks, row, columns)  # of CPU time a part may be spent on waiting for the others
+    return bool(median(blocked) >= off_cpu.MOST * median(blocks.excess[row, columns]))
 
 
 def _hidden_backward(blocks: Blocks, row: int, columns: Array) -> float:

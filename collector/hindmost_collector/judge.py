@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector import blocks as blocks_of
 from hindmost_collector import (
+    asleep,
     hidden_input,
     horovod,
     membership,
@@ -22,6 +22,7 @@ from hindmost_collector import (
     whatif,
     wording,
 )
+from hindmost_collector import blocks as blocks_of
 from hindmost_collector.detectors import (
     hang,
     host_bound,
@@ -49,7 +50,6 @@ from hindmost_collector.verdicts import (
     of_network,
     of_stalls,
 )
-from hindmost_collector.wording import names
 
 if TYPE_CHECKING:
     from hindmost_collector.blocks import Blocks
@@ -190,12 +190,25 @@ def _of_shared_cpus(
     if not sharing.between_collectives(blocks):
         come_late = {rank for one in late for rank in one.ranks}
         asking = [one for one in asking if come_late.issuperset(one.ranks)]
+    slept = [one for one in (_asleep(one, blocks, shared) for one in late if one.cause == "unknown") if one is not None]
     if asking:
-        return [_at_most(one, blocks, shared) for one in asking], [*notes, str(shared)]
-    kept = [one for one in late if one.cause not in _SCHEDULING]
-    dropped = names([rank for one in late if one not in kept for rank in one.ranks]) if len(kept) < len(late) else ""
-    late_for_a_cpu = f": {dropped} came late for want of a CPU, which is no fault of a rank" if dropped else ""
-    return kept, [f"{shared}{late_for_a_cpu}"]
+        named = {rank for one in asking for rank in one.ranks}
+        slept = [one for one in slept if named.isdisjoint(one.ranks)]
+        return [_at_most(one, blocks, shared) for one in asking] + slept, [*notes, str(shared)]
+    kept = [one for one in late if one.cause not in _SCHEDULING] + slept
+    by_itself = {one.ranks for one in kept}
+    return kept, [f"{shared}{asleep.not_named([one for one in late if one.ranks not in by_itself])}"]
+
+
+def _asleep(late: Verdict, blocks: Blocks, shared: sharing.Sharing) -> Verdict | None:
+    """The verdict with what shows that no scheduler made these ranks late; ``None`` where that is not shown of all."""
+    first, stop = np.searchsorted(blocks.steps, [late.since_step or 0, late.until_step or blocks.steps[-1] + 1])
+    rows = np.flatnonzero(np.isin(blocks.ranks, late.ranks))
+    found = [asleep.find(blocks, int(row), np.arange(first, stop), shared) for row in rows]
+    shown = [one for one in found if one is not None]
+    if len(shown) < len(found):
+        return None
+    return replace(late, evidence=(*late.evidence, str(min(shown, key=lambda one: one.slept))))
 
 
 def _at_most(verdict: Verdict, blocks: Blocks, shared: sharing.Sharing) -> Verdict:

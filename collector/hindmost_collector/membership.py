@@ -37,9 +37,11 @@ def find(run: Run, settings: Settings) -> Change | None:
         return None
     ends = steps["start_ns"] + steps["duration_ns"]
     last = {int(rank): int(ends[steps["rank"] == rank].max()) for rank in np.unique(steps["rank"])}
-    newest = max(last.values())
+    number = {rank: int(steps["step"][steps["rank"] == rank].max()) for rank in last}
+    newest, furthest = max(last.values()), max(number.values())
     needed = 2 * settings.min_steps * float(np.median(steps["duration_ns"]))
-    left = sorted(rank for rank, end in last.items() if rank in gone and newest - end > needed)
+    early = [rank for rank, end in last.items() if rank in gone and newest - end > needed]
+    left = sorted(rank for rank in early if number[rank] < furthest)  # whoever has made all steps is at the end
     if not left or len(last) - len(left) < 2:
         return None
     moment = max(last[rank] for rank in left)

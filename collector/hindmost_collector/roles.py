@@ -53,6 +53,23 @@ def _gradient_class(grid: Grid) -> int | None:
     return best
 
 
+def that_meet(grid: Grid) -> Ints:
+    """[R] number of the set in which ranks meet in most steps, directly or through others; one set in most jobs.
+
+    Process sets that train beside each other each have their own pace.
+    """
+    steps, found = len(np.unique(grid.step)), np.arange(len(grid.ranks))
+    usual = [k for k in range(grid.group.shape[1]) if len(np.unique(grid.step[grid.klass == k])) > steps / 2]
+    before = None
+    while usual and (before is None or (found != before).any()):  # the lowest row of a set spreads through its groups
+        before = found.copy()
+        for groups in grid.group.T[usual]:
+            lowest = np.full(groups.max() + 2, len(found))
+            np.minimum.at(lowest, groups, found)
+            found = np.where(groups >= 0, lowest[groups], found)
+    return found if usual else np.zeros_like(found)
+
+
 def _merge(groups: Ints, pace: Floats) -> Ints:
     """Groups in order of their fastest member; a gap in pace begins a new role."""
     names = np.unique(groups)

@@ -109,8 +109,9 @@ def _judge(
     wanders = burst is None and len(blocks.ranks) < _FEW and _wanders(series, begin, end, level)
     if z < settings.min_z or consistency < settings.min_consistency or wanders:
         return None
-    ratio = level / max(_healthy_spread(blocks.excess[:, held], suspects, row), 1.0) / extreme(len(blocks.ranks))
-    latest = _latest(blocks.excess[:, held], suspects, row)
+    apart = [row, *roles.only_peers(blocks.role, [row])]
+    ratio = level / max(_healthy_spread(blocks.excess[:, held], suspects, apart), 1.0) / extreme(len(blocks.ranks))
+    latest = _latest(blocks.excess[:, held], suspects, apart)
     if ratio < settings.min_spread_ratio:
         return None
     if latest < settings.min_latest:
@@ -139,13 +140,13 @@ def _wanders(series: Floats, begin: int, end: int, level: float) -> bool:
 _RIVALS = 7
 
 
-def _latest(excess: Floats, suspects: list[int], row: int) -> float:
+def _latest(excess: Floats, suspects: list[int], apart: list[int]) -> float:
     """Share of steps in which this rank is later than all of ``_RIVALS`` ranks that nobody suspects would be."""
-    others = _healthy(len(excess), suspects, row, 1)
+    others = _healthy(len(excess), suspects, apart, 1)
     rivals = np.nan_to_num(excess[others])
     share = 1 - 1 / (_RIVALS + 1) if len(rivals) > _RIVALS else 1.0
     bound = np.quantile(rivals, share, axis=0)
-    return float(np.mean(np.nan_to_num(excess[row]) > bound))
+    return float(np.mean(np.nan_to_num(excess[apart[0]]) > bound))
 
 
 def _noise(series: Floats) -> float:
@@ -162,17 +163,21 @@ def extreme(ranks: int) -> float:
 _SAMPLE = 512
 
 
-def _healthy(ranks: int, suspects: list[int], row: int, least: int) -> Ints:
-    """Rows of ranks that nobody suspects; where there are too few, all but this one."""
-    others = np.setdiff1d(np.arange(ranks), suspects)
-    if len(others) < least:
-        others = np.delete(np.arange(ranks), row)
+def _healthy(ranks: int, suspects: list[int], apart: list[int], least: int) -> Ints:
+    """Rows of ranks that nobody suspects; where there are too few, all but this one and its only peer.
+
+    ``apart`` is the rank itself and, of a pair, its peer: that is ahead by what this is behind.
+    """
+    for left_out in (suspects, apart, apart[:1]):
+        others = np.setdiff1d(np.arange(ranks), left_out)
+        if len(others) >= least:
+            break
     return np.asarray(others[:: max(len(others) // _SAMPLE, 1)])
 
 
-def _healthy_spread(excess: Floats, suspects: list[int], row: int) -> float:
+def _healthy_spread(excess: Floats, suspects: list[int], apart: list[int]) -> float:
     """How much ranks that nobody suspects differ in their typical excess; of a crowd, all but this rank."""
-    return spread(median(excess[_healthy(len(excess), suspects, row, 2)], axis=1))
+    return spread(median(excess[_healthy(len(excess), suspects, apart, 2)], axis=1))
 
 
 def stretch(series: Floats, smallest: float) -> tuple[int, int]:

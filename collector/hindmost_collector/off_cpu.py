@@ -1,0 +1,36 @@
+"""How long a main thread neither ran nor queued for a CPU by its own doing: asleep, or blocked by something else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.robust import median
+
+if TYPE_CHECKING:
+    from hindmost_collector.align import Array, Floats
+    from hindmost_collector.blocks import Blocks
+
+#: Share of its lateness that a main thread must have been off the CPU: at most a quarter is left for anything else.
+MOST = 0.75
+
+
+def of_step(blocks: Blocks, row: int, columns: Array) -> tuple[Floats, Floats]:
+    """[N] ns of each step that a main thread was off the CPU by itself beyond its peers, and of CPU that it used.
+
+    NaN where unmeasured. Where only whole steps were measured, it may have been off the CPU while it waited for the
+    others: as large a part of that wait as of the peers', who do little else.
+    """
+    parts = blocks.parts
+    if "self_blocked" in parts:
+        own = parts["self_blocked"][:, columns]
+        return own[row] - median(np.delete(own, row, axis=0), axis=0), parts["self_cpu"][row, columns]
+    unknown = np.full(len(columns), np.nan)
+    if "runqueue" not in parts or "cpu" not in parts or blocks.took is None or "gpu_forward" in parts:
+        return unknown, unknown
+    off = (blocks.took - parts["cpu"] - parts["runqueue"])[:, columns]
+    inside = (blocks.wait + blocks.transfer)[:, columns]
+    share = median(median(np.delete(off, row, axis=0), axis=1) / median(np.delete(inside, row, axis=0), axis=1))
+    share = np.clip(share, 0.0, 1.0)  # NaN stays: then nothing is known
+    return off[row] - share * inside[row], parts["cpu"][row, columns]

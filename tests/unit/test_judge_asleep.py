@@ -1,0 +1,106 @@
+"""Ranks that are late on shared CPUs though they asked for none, and sets of ranks that train beside each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hindmost_collector.judge import judge
+from hindmost_collector.model import FINISHED, METRICS, empty
+
+from tests.scenarios.loads import Load, make
+
+if TYPE_CHECKING:
+    from hindmost_collector.model import Run
+    from hindmost_collector.verdict import Report
+
+CPUS = 2
+LATE_MS = 30.0
+
+
+def crowded(queued_ms: float, process_cpu: float | None, spinning: bool = False) -> Run:
+    """Four ranks on two CPUs, rank 1 late by 30 ms a step of 38.3: what its main thread queued, what its process ran.
+
+    Those that wait for it block, or, ``spinning``, run or queue all the time.
+    """
+    run = make(Load(kind="torch", steps=120, faults=[{"rank": 1, "blocked": LATE_MS}]))
+    mine = run.steps["rank"] == 1
+    cpu = np.where(mine, 8.0, 20.0 if spinning else 8.0)
+    queue = np.where(mine, queued_ms, 18.0 if spinning else 0.2)
+    steps = run.steps | {"cpu_ns": (cpu * 1e6).astype(np.int64), "runqueue_ns": (queue * 1e6).astype(np.int64)}
+    rows = [("hindmost_node_cpus", "{}", 0, float(CPUS))]
+    for rank in range(4) if process_cpu is not None else ():
+        rate = process_cpu if rank == 1 else 0.3
+        labels = f'{{"job": "made", "rank": "{rank}"}}'
+        rows += [("hindmost_process_cpu_seconds_total", labels, tick, rate * tick) for tick in range(6)]
+    name, labels, tick, value = zip(*rows, strict=True)
+    metrics = empty(METRICS) | {
+        "node": np.full(len(rows), "node0"),
+        "name": np.array(name),
+        "labels": np.array(labels),
+        "time_ns": np.array(tick) * 10**9,
+        "value": np.array(value),
+    }
+    return replace(run, steps=steps, metrics=metrics)
+
+
+def said(report: Report) -> list[tuple[str, tuple[int, ...], str | None]]:
+    return [(one.kind, one.ranks, one.cause) for one in report.verdicts]
+
+
+@pytest.mark.parametrize("spinning", [True, False])
+def test_a_rank_that_sleeps_is_late_for_no_want_of_a_cpu(spinning: bool) -> None:
+    """It neither ran nor queued, nor did a thread of its process: it is named, and the evidence says so."""
+    report = judge(crowded(0.2, 0.21, spinning))
+    assert said(report) == [("straggler", (1,), "unknown")]
+    assert any("neither ran nor waited for a CPU for 30" in one for one in report.verdicts[0].evidence)
+    assert report.notes == ("4 ranks share the 2 CPUs of node0",)
+
+
+@pytest.mark.parametrize(("queued_ms", "process_cpu"), [(10.0, 0.21), (0.2, 0.6), (0.2, None)])
+def test_a_rank_that_may_have_waited_for_a_cpu_is_not_named(queued_ms: float, process_cpu: float | None) -> None:
+    """Its main thread queued for a third of its lateness, its other threads ran for long, or nobody knows of them."""
+    report = judge(crowded(queued_ms, process_cpu))
+    assert said(report) == [("balanced", (), None)]
+    assert "rank 1 came late, perhaps for want of a CPU" in report.notes[0]
+
+
+def beside(slow_ms: float, *faults: dict[str, float]) -> Run:
+    """Ranks 0 and 2 train beside 1 and 3, whom they never meet; rank 2 is late by so much, 1 and 3 have ``faults``."""
+    pair = make(Load(kind="torch", ranks=2, steps=80, names=[0, 2], faults=[{"rank": 1, "compute": slow_ms}]))
+    other = make(Load(kind="torch", ranks=2, steps=80, names=[1, 3], seed=5, compute=6.0, faults=list(faults)))
+    calls = other.collectives | {"comm": other.collectives["comm"] + np.uint64(1)}
+    joined = {
+        name: {column: np.concatenate([mine[column], theirs[column]]) for column in mine}
+        for name, mine, theirs in (
+            ("ranks", pair.ranks, other.ranks),
+            ("steps", pair.steps, other.steps),
+            ("collectives", pair.collectives, calls),
+        )
+    }
+    return replace(pair, job=replace(pair.job, world_size=4), **joined)
+
+
+def test_of_two_sets_of_ranks_the_slower_ones_steps_are_the_jobs() -> None:
+    """A rank of one set is named, and its cost set against that set's steps: never more than all of their time."""
+    report = judge(beside(30.0))
+    assert said(report) == [("straggler", (2,), "compute")]
+    assert report.verdicts[0].cost_ratio == pytest.approx(30 / 38.5, abs=0.02)
+    assert said(judge(beside(0.0))) == [("balanced", (), None)]
+
+
+def test_whoever_has_made_all_steps_has_not_left() -> None:
+    """The faster set ends long before the other: the job is judged as one."""
+    run = beside(30.0)
+    states = {"rank": np.arange(4), "life": np.full(4, FINISHED), "time_ns": np.zeros(4, np.int64)}
+    report = judge(replace(run, rank_states=run.rank_states | states))
+    assert said(report) == [("straggler", (2,), "compute")]
+    assert not any("each stretch" in note for note in report.notes)
+
+
+def test_a_rank_is_not_measured_by_the_one_peer_that_mirrors_it() -> None:
+    """Rank 3 was late for a while, so that nobody is beyond suspicion: rank 0 is as far ahead as rank 2 is behind."""
+    run = beside(30.0, {"rank": 1, "compute": 2.0, "from": 40, "until": 48})
+    assert said(judge(run)) == [("straggler", (2,), "compute")]
