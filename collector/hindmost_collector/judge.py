@@ -122,8 +122,9 @@ def _in_order(found: list[Verdict]) -> tuple[Verdict, ...]:
 
 
 def _slow(run: Run, blocks: Blocks, settings: Settings, *, parted: bool) -> tuple[list[Verdict], list[str]]:
-    habits = straggler.find(uneven.levelled(blocks, settings), settings)
-    found, notes = of_habits(habits, blocks, settings)
+    even = uneven.levelled(blocks, settings)
+    habits = straggler.find(even, settings)
+    found, notes = of_habits(habits, blocks, settings, even)
     shared = sharing.find(run)
     if shared is not None:
         found, more = _of_shared_cpus(shared, found, blocks, settings)

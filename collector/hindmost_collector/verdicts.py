@@ -27,8 +27,14 @@ if TYPE_CHECKING:
     from hindmost_collector.settings import Settings
 
 
-def of_habits(habits: list[Habit], blocks: Blocks, settings: Settings) -> tuple[list[Verdict], list[str]]:
-    """Verdicts of habitually late ranks that cost something, and notes on those that others hide."""
+def of_habits(
+    habits: list[Habit], blocks: Blocks, settings: Settings, even: Blocks | None = None
+) -> tuple[list[Verdict], list[str]]:
+    """Verdicts of habitually late ranks that cost something, and notes on those that others hide.
+
+    ``even`` are the same steps as they would be with work of one size: there a habit must stand out of what ranks wait.
+    """
+    even = even or blocks
     kept, notes = _that_count(_upstream(habits, blocks), blocks, settings)
     explained = [(habit, _cause(blocks, habit, settings)) for habit in kept]
     left, verdicts = _groups(explained), []
@@ -37,7 +43,7 @@ def of_habits(habits: list[Habit], blocks: Blocks, settings: Settings) -> tuple[
     while left:  # what saves most as things are first: the rest is told as what it adds to that
         group = max(left, key=lambda one: float(replay.adds(_habits(one), before).sum()))
         left.remove(group)
-        verdict = _straggler(group, before, replay, blocks, settings)
+        verdict = _straggler(group, before, replay, blocks, even, settings)
         if verdict is None:
             notes.append(wording.too_little(blocks, _habits(group)))
             continue
@@ -145,7 +151,12 @@ _BY_ITSELF = 0.9
 
 
 def _straggler(
-    group: list[tuple[Habit, Cause]], before: list[Habit], replay: _Replay, blocks: Blocks, settings: Settings
+    group: list[tuple[Habit, Cause]],
+    before: list[Habit],
+    replay: _Replay,
+    blocks: Blocks,
+    even: Blocks,
+    settings: Settings,
 ) -> Verdict | None:
     """The verdict on ranks of one cause, ``before`` repaired; ``None`` where even the repair of all hardly needs it."""
     habits = _habits(group)
@@ -156,7 +167,10 @@ def _straggler(
     ratio = cost / average(blocks.period[span])
     in_all = float(replay.in_all(habits)[span].mean())
     worth = in_all if in_all > saved else cost  # of two late alike for two causes neither saves anything by itself
-    if worth < settings.min_cost * blocks.step_ns or worth < settings.min_share_of_waste * waste(blocks):
+    if worth < settings.min_cost * blocks.step_ns:
+        return None
+    shown = worth if even is blocks else max(worth, float(_saving(even, habits)[span].mean()))
+    if shown < settings.min_share_of_waste * waste(even):
         return None
     cause = group[0][1]
     causes_of = wording.together(habits[0].excess, cause) or [cause.cause]

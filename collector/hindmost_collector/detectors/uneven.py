@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector.robust import MAD_TO_SIGMA, median, peers_median
+from hindmost_collector.robust import MAD_TO_SIGMA, MEDIAN_COST, median, peers_median
 from hindmost_collector.whatif import stretched, waste
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Floats
     from hindmost_collector.blocks import Blocks
     from hindmost_collector.settings import Settings
+
+#: A rank must have more work by so many standard errors to have it by habit; of 1,024 ranks chance makes one of four.
+_HABIT = 5.0
 
 
 @dataclass(frozen=True)
@@ -84,19 +87,21 @@ def levelled(blocks: Blocks, settings: Settings) -> Blocks:
     if _explained(blocks.excess, more) < settings.min_uneven_explained:
         return blocks
     slope = float(np.sum(more * np.nan_to_num(blocks.excess))) / float(np.sum(more**2))
-    return replace(blocks, excess=blocks.excess - slope * more)
+    return replace(blocks, excess=blocks.excess - slope * more, segments=blocks.segments - _expected(blocks, more))
 
 
 def _more(work: Floats) -> Floats:
     """[R, S] by what share of a usual step's work a rank has more than the typical peer, beyond what is usual for it.
 
     Of a usual step's, and not of that step's: time grows by the token, however few a peer had of them. A rank that
-    always has more is late by habit.
+    always has more is late by habit; one that had more by chance, over as many steps as there are, is not.
     """
     known = work[work > 0]
     usual = median(known) if len(known) else np.nan
     more = np.nan_to_num((work - peers_median(work)) / usual)
-    return np.asarray(more - median(more, axis=1)[:, None])
+    habit = median(more, axis=1)
+    chance = MAD_TO_SIGMA * MEDIAN_COST * median(np.abs(more - habit[:, None]), axis=1) / np.sqrt(more.shape[1])
+    return np.asarray(more - np.where(np.abs(habit) > _HABIT * chance, habit, 0.0)[:, None])
 
 
 def _expected(blocks: Blocks, more: Floats) -> Floats:
