@@ -28,7 +28,8 @@ _ENDS = "embedding-grads-all-reduce"
 class Graph:
     """Operations sorted by worker and start. ``group`` [N] is -1 for computing; ``after`` [N] lists predecessors.
 
-    ``cost`` [N] ns is what an operation itself took and ``ideal`` [N] what it takes with all alike.
+    ``cost`` [N] ns is what an operation itself took and ``ideal`` [N] what it takes with all alike; ``replica`` and
+    ``batch`` [N] are whose micro-batch it belongs to and which.
     """
 
     step: Ints
@@ -40,6 +41,8 @@ class Graph:
     after: list[list[int]]
     cost: Floats
     ideal: Floats
+    replica: Ints
+    batch: Ints
 
     def replay(self, cost: Floats) -> float:
         """Mean ns of a step when every operation starts as soon as what it needs is there."""
@@ -97,6 +100,8 @@ def build(operations: Table) -> Graph:
         after=_order(step, table["rank"], [names[one] for one in op], table["seq"].tolist()),
         cost=cost,
         ideal=ideal,
+        replica=table["dp"].astype(np.int64),
+        batch=(table["micro_batch"] if "micro_batch" in table else table["seq"]).astype(np.int64),
     )
 
 

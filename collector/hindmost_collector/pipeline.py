@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector import graph, summary
-from hindmost_collector.robust import peers_median
+from hindmost_collector import graph, micro_batches, roles, summary
+from hindmost_collector.detectors.straggler import extreme
+from hindmost_collector.robust import MAD_TO_SIGMA, spread
 from hindmost_collector.verdict import RankRow, Report, Verdict, WhatIf
 from hindmost_collector.wording import advice, ms, names
 
@@ -24,11 +25,16 @@ def judge(run: Run, settings: Settings) -> Report:
     """Name slow workers among those of one stage; where stages differ and their workers do not, name nobody."""
     built = graph.build(run.operations)
     measured, ideal = built.replay(built.cost), built.replay(built.ideal)
-    ranks, stages, work = _work(built)
-    usual = _peers(stages, work)
-    slow = np.flatnonzero(work - usual >= max(settings.min_effect, settings.min_effect_of_few) * usual)
-    found = [_straggler(built, measured, ranks[slow], work[slow], usual[slow], settings)] if len(slow) else []
-    found += [_uneven(built, measured, stages, np.delete(np.arange(len(work)), slow), work, settings)]
+    length = micro_batches.lengths(built, _is_work(built))
+    uneven = _swing(built, length) >= settings.min_swing
+    ranks, stages, work = _work(built, built.cost)
+    own = work.mean(axis=1)
+    each = _work(built, built.cost / length)[2]
+    slow, usual = _slow(stages, each, settings), (each - _beyond(stages, each)).mean(axis=1)
+    healthy, alike = np.delete(np.arange(len(work)), slow), _alike(built, length) if uneven else built.ideal
+    found = [_straggler(built, measured, ranks[slow], each[slow].mean(axis=1), usual[slow], alike, settings)]
+    found += [_uneven(built, measured, stages, healthy, own, settings)]
+    found += [_uneven_lengths(built, measured, length, settings)] if uneven else []
     verdicts = [verdict for verdict in found if verdict is not None]
     what_if = WhatIf(
         slowdown=measured / ideal,
@@ -43,7 +49,7 @@ def judge(run: Run, settings: Settings) -> Report:
     return Report(
         job=summary.job(run, None),
         verdicts=tuple(sorted(verdicts, key=lambda verdict: -(verdict.cost_ratio or 0.0))),
-        ranks=tuple(RankRow(rank=int(rank), self_ms=float(own) / 1e6) for rank, own in zip(ranks, work, strict=True)),
+        ranks=tuple(RankRow(rank=int(rank), self_ms=float(own) / 1e6) for rank, own in zip(ranks, own, strict=True)),
         what_if=what_if,
         notes=(
             f"Were all operations of a kind alike, a step would take {ms(ideal)}: S = {measured / ideal:.3f}.",
@@ -56,35 +62,56 @@ def _is_work(built: Graph) -> Array:
     return np.isin(built.op, [one for one, name in enumerate(built.names) if name in _WORK])
 
 
-def _work(built: Graph) -> tuple[Array, Array, Floats]:
-    """Ranks, the stage of each, and its forward and backward ns a step."""
+def _work(built: Graph, cost: Floats) -> tuple[Array, Array, Floats]:
+    """Ranks, the stage of each, and [R, S] ns of its forward and backward in each step at this cost."""
     held = _is_work(built)
     ranks, row = np.unique(built.rank, return_inverse=True)
     stages = np.zeros(len(ranks), np.int64)
     stages[row] = built.stage
     steps = int(built.step.max()) + 1
-    return ranks, stages, np.bincount(row[held], weights=built.cost[held], minlength=len(ranks)) / steps
+    place = (row * steps + built.step)[held]
+    sums: Floats = np.bincount(place, weights=cost[held], minlength=len(ranks) * steps).astype(np.float64)
+    return ranks, stages, sums.reshape(len(ranks), steps)
 
 
-def _peers(stages: Array, work: Floats) -> Floats:
-    """[R] what the other replicas of a worker's stage take; its own where it has none."""
-    usual: Floats = work.copy()
-    for stage in np.unique(stages):
-        members = np.flatnonzero(stages == stage)
-        if len(members) > 1:
-            usual[members] = peers_median(work[members][:, None])[:, 0]
-    return usual
+def _beyond(stages: Array, work: Floats) -> Floats:
+    """[R, S] how far a worker is above the other replicas of its stage; 0 where it has none."""
+    return roles.beyond_peers(work, stages)
 
 
-def _saving(built: Graph, measured: float, held: Array) -> float:
-    """Ns a step that the job gains with the work of these operations as in the ideal."""
-    return measured - built.replay(np.where(held, built.ideal, built.cost))
+def _slow(stages: Array, work: Floats, settings: Settings) -> Array:
+    """Rows of workers that are slow beside the other replicas of their stage, beyond what healthy ones differ by."""
+    beyond = _beyond(stages, work)
+    usual = (work - beyond).mean(axis=1)
+    level = beyond.mean(axis=1) / usual
+    late = np.flatnonzero(level >= max(settings.min_effect, settings.min_effect_of_few))
+    suspects = [*late.tolist(), *roles.only_peers(stages, late.tolist())]
+    healthy = np.delete(level, suspects)
+    differ = (spread(healthy) if len(healthy) > 1 else settings.min_effect) * extreme(len(level))
+    chance = beyond[late].std(axis=1) / usual[late] / np.sqrt(work.shape[1])
+    least = np.maximum(settings.min_spread_ratio * differ, settings.min_z * chance)
+    return np.asarray(late[level[late] >= least])
+
+
+def _alike(built: Graph, length: Floats) -> Floats:
+    """[N] what operations take with all workers alike, each micro-batch as long as it is."""
+    return built.ideal * np.where(_is_work(built), length / length[_is_work(built)].mean(), 1.0)
+
+
+def _swing(built: Graph, length: Floats) -> float:
+    """By what share the typical micro-batch is longer or shorter than usual: a standard deviation."""
+    return float(MAD_TO_SIGMA * np.median(np.abs(length[_is_work(built)] - 1)))
+
+
+def _saving(built: Graph, measured: float, held: Array, alike: Floats) -> float:
+    """Ns a step that the job gains with these operations ``alike``."""
+    return measured - built.replay(np.where(held, alike, built.cost))
 
 
 def _straggler(
-    built: Graph, measured: float, slow: Array, work: Floats, usual: Floats, settings: Settings
+    built: Graph, measured: float, slow: Array, work: Floats, usual: Floats, alike: Floats, settings: Settings
 ) -> Verdict | None:
-    gain = _saving(built, measured, _is_work(built) & np.isin(built.rank, slow))
+    gain = _saving(built, measured, _is_work(built) & np.isin(built.rank, slow), alike) if len(slow) else 0.0
     if gain < settings.min_cost * measured:
         return None
     ranks = tuple(int(rank) for rank in slow)
@@ -113,7 +140,7 @@ def _uneven(
     heavy = names_of[level > settings.uneven_stage * usual]
     if len(heavy) == 0:
         return None
-    gain = _saving(built, measured, _is_work(built) & np.isin(built.stage, heavy))
+    gain = _saving(built, measured, _is_work(built) & np.isin(built.stage, heavy), built.ideal)
     if gain < settings.min_cost * measured:
         return None
     which = "stage " + " and ".join(str(int(stage)) for stage in heavy)
@@ -127,4 +154,23 @@ def _uneven(
         explained=1.0,
         evidence=(f"{which} works {ms(float(level.max()))} a step on every replica, the typical stage {ms(usual)}",),
         advice=(f"move layers away from {which}: nobody in it is slow, it has more to do",),
+    )
+
+
+def _uneven_lengths(built: Graph, measured: float, length: Floats, settings: Settings) -> Verdict | None:
+    """Micro-batches that take all stages longer than others do."""
+    gain = measured - built.replay(built.cost / length)
+    if gain < settings.min_effect * measured:
+        return None
+    swing = _swing(built, length)
+    return Verdict(
+        kind="uneven_workload",
+        cause="workload",
+        since_step=0,
+        cost_ms_per_step=gain / 1e6,
+        cost_ratio=gain / measured,
+        confidence=0.9,
+        explained=1.0,
+        evidence=(f"micro-batches differ by {swing:.0%} in how long they take, in all stages alike",),
+        advice=("give micro-batches work of alike size: sort or pack by length: no worker is slow for it",),
     )

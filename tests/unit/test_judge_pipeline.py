@@ -60,3 +60,66 @@ def test_a_job_of_equals_loses_nothing() -> None:
     whole = report({(0, 0): 10, (1, 0): 10, (0, 1): 10, (1, 1): 10})
     assert whole.what_if.slowdown == pytest.approx(1.0)
     assert [verdict.kind for verdict in whole.verdicts] == ["balanced"]
+
+
+def trace(
+    replicas: int, stages: int, swing: float, slow: dict[tuple[int, int], float], seed: int = 1, each: float = 0.01
+) -> Run:
+    """Thirty steps of eight micro-batches of uneven length; ``slow`` workers by (replica, stage) take longer by that.
+
+    Healthy workers differ by ``each`` from operation to operation. All meet at the end of a step.
+    """
+    random = np.random.default_rng(seed)
+    length = np.exp(random.normal(0, swing, (30, replicas, 1, 1, 8)))
+    slower = np.ones((replicas, stages, 1, 1))
+    for worker, factor in slow.items():
+        slower[worker] += factor
+    direction = np.array([[10.0], [20.0]])
+    work = direction * length * slower * random.normal(1, each, (30, replicas, stages, 2, 8))
+    ends = work.reshape(30, replicas, stages, 16).cumsum(axis=-1)
+    met = ends[..., -1:]  # where all meet, 1 ms after the last has come
+    start = np.concatenate([ends - work.reshape(ends.shape), met], axis=-1)
+    took = np.concatenate([work.reshape(ends.shape), met.max(axis=(1, 2), keepdims=True) + 1 - met], axis=-1)
+    step, dp, stage, place = (index.ravel() for index in np.indices(start.shape))
+    names = np.array(["forward-compute", "backward-compute", "optimizer-clip-main-grad"])
+    table = {
+        "rank": (stage * replicas + dp).astype(np.int32),
+        "step": step,
+        "op": names[place // 8],
+        "start_ns": (start.ravel() * 1e6).astype(np.int64),
+        "duration_ns": (took.ravel() * 1e6).astype(np.int64),
+        "seq": place % 8,
+        "stage": stage.astype(np.int32),
+        "dp": dp.astype(np.int32),
+        "micro_batch": place % 8,
+    }
+    return Run(Job("made", world_size=replicas * stages), operations=table)
+
+
+@pytest.mark.parametrize(("replicas", "stages"), [(4, 2), (2, 4), (4, 4), (8, 4)])
+def test_micro_batches_of_uneven_length_are_no_workers_fault(replicas: int, stages: int) -> None:
+    """Of eight of them, in thirty steps, chance gives some replica a few per cent more to do: nobody is slow."""
+    for seed in range(8):
+        (verdict,) = judge(trace(replicas, stages, 0.4, {}, seed)).verdicts
+        assert (verdict.kind, verdict.ranks) == ("uneven_workload", ())
+        assert "micro-batches differ" in verdict.evidence[0]
+
+
+@pytest.mark.parametrize(("replicas", "stages"), [(4, 2), (2, 4), (8, 4)])
+def test_a_slow_worker_is_found_among_micro_batches_of_uneven_length(replicas: int, stages: int) -> None:
+    """Its micro-batches are longer in its stage than in the others."""
+    report = judge(trace(replicas, stages, 0.4, {(1, 1): 0.08}))
+    assert [verdict.ranks for verdict in report.verdicts if verdict.ranks] == [(replicas + 1,)]
+
+
+def test_a_replica_that_is_slow_in_all_stages_is_named() -> None:
+    """Its micro-batches are longer by habit: that is its host, and no chance of their lengths."""
+    report = judge(trace(4, 2, 0.1, {(1, 0): 0.2, (1, 1): 0.2}))
+    assert [verdict.ranks for verdict in report.verdicts if verdict.ranks] == [(1, 5)]
+
+
+def test_workers_that_differ_as_all_do_are_not_named() -> None:
+    """One is 2 % above the others of its stage, others as much below: chance, where steps differ by a tenth."""
+    for replicas, stages in ((4, 1), (2, 2)):
+        named = [judge(trace(replicas, stages, 0.1, {}, seed)).verdicts[0].ranks for seed in range(20)]
+        assert named == [()] * 20
