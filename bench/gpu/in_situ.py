@@ -38,9 +38,9 @@ class InSitu:
     def _surround(self, owner: Any, name: str, part: str) -> None:
         """Time what is between the outermost and the innermost call of a hooked function."""
         outer = getattr(owner, name)
-        native = hasattr(outer, "original")  # a hook in C; else a closure
-        cell = None if native else outer.__closure__[outer.__code__.co_freevars.index("original")]
-        original = cell.cell_contents if cell else outer.original
+        kept = dict(zip(outer.__code__.co_freevars, outer.__closure__, strict=True))
+        hook = kept["hook"].cell_contents if "hook" in kept else None  # in C, or else the function itself
+        original = kept["original"].cell_contents if hook is None else hook.original
         inside = [0, 0]
 
         def inner(*args: Any, **kwargs: Any) -> Any:
@@ -60,10 +60,10 @@ class InSitu:
                 self.took[f"{part} before"].append(inside[0] - start)
                 self.took[f"{part} after"].append(end - inside[1])
 
-        if cell:
-            cell.cell_contents = inner
+        if hook is None:
+            kept["original"].cell_contents = inner
         else:
-            outer.original = inner
+            hook.original = inner
         setattr(owner, name, timed)
 
     def _timed(self, part: str, hook: Callable[..., None]) -> Callable[..., None]:

@@ -59,11 +59,17 @@ LOOPS = """
 """
 
 
+def alone(train: Train, body: str, *, native: bool = True) -> Any:
+    """The trace of one rank, under plain Python, whose loop this is."""
+    (trace,) = train(textwrap.dedent(LOOPS + body), ranks=1, by="python", native=native).values()
+    return trace
+
+
 def test_accumulation_evaluation_and_checkpoints_are_told_apart(train: Train, tmp_path: Path) -> None:
     """Four batches a step are one step of their samples; evaluation has steps of its own; a save is a checkpoint."""
-    script = (
-        LOOPS
-        + f"""
+    trace = alone(
+        train,
+        f"""
     for epoch in range(2):
         for index, (x, y) in enumerate(loader):
             criterion(model(x), y).backward()
@@ -74,9 +80,8 @@ def test_accumulation_evaluation_and_checkpoints_are_told_apart(train: Train, tm
             for x, y in held_out:
                 model(x)
         torch.save(model.state_dict(), {str(tmp_path / "model.pt")!r})
-    """
+    """,
     )
-    (trace,) = train(textwrap.dedent(script), ranks=1, by="python").values()
     assert trace.count(ring.STEP) == {"train": 4, "eval": 4}
     assert {event.value for event in trace.of(ring.STEP, "train")} == {32}
     seen = trace.count(ring.PHASE)
@@ -110,11 +115,12 @@ def test_a_rank_that_is_killed_leaves_all_its_steps(train: Train) -> None:
     assert not trace.closed
 
 
-def test_compiled_models_train_alike(train: Train) -> None:
+@pytest.mark.parametrize("native", [True, False], ids=["c", "python"])
+def test_compiled_models_train_alike(train: Train, native: bool) -> None:
     """A compiled model's steps are recognised, and hooks break neither its graph nor the compiler's."""
-    script = (
-        LOOPS
-        + """
+    trace = alone(
+        train,
+        """
     import torch._dynamo
     compiled = torch.compile(model, backend="aot_eager")
     for x, y in loader:
@@ -124,9 +130,9 @@ def test_compiled_models_train_alike(train: Train) -> None:
     counters = torch._dynamo.utils.counters
     assert not counters["graph_break"], counters["graph_break"]
     assert counters["stats"]["unique_graphs"] == 1, counters["stats"]
-    """
+    """,
+        native=native,
     )
-    (trace,) = train(textwrap.dedent(script), ranks=1, by="python").values()
     assert trace.count(ring.STEP) == {"train": 8}
     assert {trace.count(ring.PHASE)[name] for name in ("input", "forward", "backward", "optimizer")} == {8}
     assert {event.value for event in trace.of(ring.STEP, "train")} == {8}
@@ -167,9 +173,9 @@ def test_batches_may_be_fetched_ahead_by_a_thread(train: Train, by: str, ranks: 
 
 def test_marks_and_a_thread_that_fetches_ahead(train: Train) -> None:
     """A loop without backward, whose batches another thread fetches, has the steps that it marks."""
-    script = (
-        LOOPS
-        + """
+    trace = alone(
+        train,
+        """
     import hindmost, queue, threading
     ready = queue.Queue(2)
     def fetch():
@@ -181,18 +187,18 @@ def test_marks_and_a_thread_that_fetches_ahead(train: Train) -> None:
         with hindmost.step(), torch.no_grad():
             with hindmost.phase("forward"):
                 model(batch[0])
-    """
+    """,
     )
-    (trace,) = train(textwrap.dedent(script), ranks=1, by="python").values()
     assert trace.count(ring.STEP) == {"train": 8}
     assert trace.count(ring.PHASE)["forward"] == 8
 
 
-def test_a_compiled_function_may_call_backward(train: Train) -> None:
+@pytest.mark.parametrize("native", [True, False], ids=["c", "python"])
+def test_a_compiled_function_may_call_backward(train: Train, native: bool) -> None:
     """The hooked function breaks the graph once, as torch's own does, and computes the same."""
-    script = (
-        LOOPS
-        + """
+    trace = alone(
+        train,
+        """
     from torch._dynamo.utils import counters
     def compiled(x, y):
         loss = criterion(model(x), y)
@@ -204,18 +210,18 @@ def test_a_compiled_function_may_call_backward(train: Train) -> None:
         optimizer.step()
         optimizer.zero_grad()
     assert sum(counters["graph_break"].values()) == 1, counters["graph_break"]
-    """
+    """,
+        native=native,
     )
-    (trace,) = train(textwrap.dedent(script), ranks=1, by="python").values()
     assert trace.count(ring.STEP) == {"train": 8}
     assert trace.count(ring.PHASE)["backward"] == 8
 
 
 def test_several_optimizers_amp_and_closures(train: Train) -> None:
     """A step with two optimizers, one behind an AMP scaler and one with a closure, is one step."""
-    script = (
-        LOOPS
-        + """
+    trace = alone(
+        train,
+        """
     second = torch.optim.LBFGS(model.parameters(), max_iter=2)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     for x, y in loader:
@@ -230,9 +236,8 @@ def test_several_optimizers_amp_and_closures(train: Train) -> None:
             loss.backward()
             return loss
         second.step(closure)
-    """
+    """,
     )
-    (trace,) = train(textwrap.dedent(script), ranks=1, by="python").values()
     assert trace.count(ring.STEP) == {"train": 8}
     seen = trace.count(ring.PHASE)
     assert (seen["input"], seen["optimizer"]) == (8, 16)
@@ -275,9 +280,9 @@ def test_no_sync_backwards_wait_for_nobody(train: Train, tmp_path: Path) -> None
 
 def test_a_model_that_is_gone_is_not_held(train: Train) -> None:
     """Nothing of a DDP model outlives it: no parameter, and so no gradient; nor does the probe keep a note of it."""
-    script = (
-        LOOPS
-        + """
+    trace = alone(
+        train,
+        """
     import gc, weakref, torch.distributed as dist
     from hindmost.probes.guard import undo
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -292,9 +297,8 @@ def test_a_model_that_is_gone_is_not_held(train: Train) -> None:
         assert [one for one in parameters if one() is not None] == []
         kept.append(len(undo))
     assert kept[0] == kept[2], kept
-    """
+    """,
     )
-    (trace,) = train(textwrap.dedent(script), ranks=1, by="python").values()
     assert trace.count(ring.COLLECTIVE)["ddp_sync"] == 6
 
 

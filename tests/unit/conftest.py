@@ -5,9 +5,16 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from hindmost import bootstrap, stepping
 from hindmost.native import build
+
+from tests.unit.torch_loop import Loop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @pytest.fixture(params=["python", "c"])
@@ -20,6 +27,17 @@ def written_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         except build.BuildError as error:
             pytest.skip(str(error))
     return str(request.param)
+
+
+@pytest.fixture
+def loop(tmp_path: Path, written_in: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
+    """A torch loop that is hooked, in Python and in C."""
+    monkeypatch.setattr(bootstrap, "_complained", False)
+    made = Loop(tmp_path, written_in)
+    yield made
+    stepping.attach(None)
+    made.reader.close()
+    made.writer.close()
 
 
 #: Where `make python-newer` unpacks one.

@@ -11,7 +11,7 @@ static const struct {
               {"step_begins", hm_call_step_begins},
               {"step_ends", hm_call_step_ends}};
 
-/* Hook(loop, place, original=None): what stands in place of a function, or is called by an optimizer. */
+/* Hook(loop, place, original=None): what a function calls that stands in place of another, or what an optimizer calls. */
 static PyObject *hook_new(PyTypeObject *type, PyObject *args, PyObject *keywords);
 
 static int hook_traverse(PyObject *self, visitproc visit, void *arg) {
@@ -35,8 +35,6 @@ static void hook_dealloc(PyObject *self) {
     Hook *hook = (Hook *)self;
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
-    if (hook->weak)
-        PyObject_ClearWeakRefs(self);
     Py_DecRef((PyObject *)hook->loop);
     Py_DecRef(hook->original);
     Py_DecRef(hook->attributes);
@@ -44,26 +42,9 @@ static void hook_dealloc(PyObject *self) {
     Py_DecRef((PyObject *)type);
 }
 
-/* As a function would: called by its instance's name it is a method. */
-static PyObject *hook_get(PyObject *self, PyObject *instance, PyObject *type) {
-    (void)type;
-    return instance && instance != Py_None ? PyMethod_New(self, instance) : Py_NewRef(self);
-}
-
-static PyObject *hook_repr(PyObject *self) {
-    return PyUnicode_FromFormat("<hindmost's hook around %R>", ((Hook *)self)->original);
-}
-
-/* Pickled by name, as a function is. */
-static PyObject *hook_reduce(PyObject *self, PyObject *unused) {
-    (void)unused;
-    return PyObject_GetAttrString(self, "__qualname__");
-}
-
 static PyMemberDef hook_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(Hook, call), READONLY, NULL},
     {"__dictoffset__", T_PYSSIZET, offsetof(Hook, attributes), READONLY, NULL},
-    {"__weaklistoffset__", T_PYSSIZET, offsetof(Hook, weak), READONLY, NULL},
     {"original", T_OBJECT, offsetof(Hook, original), 0, NULL},
     {0},
 };
@@ -73,21 +54,14 @@ static PyGetSetDef hook_attributes[] = {
     {0},
 };
 
-static PyMethodDef hook_methods[] = {
-    {"__reduce__", hook_reduce, METH_NOARGS, NULL},
-    {0},
-};
-
 static PyType_Slot hook_slots[] = {
-    {Py_tp_new, hook_new},         {Py_tp_dealloc, hook_dealloc},   {Py_tp_call, PyVectorcall_Call},
-    {Py_tp_descr_get, hook_get},   {Py_tp_members, hook_members},   {Py_tp_getset, hook_attributes},
-    {Py_tp_methods, hook_methods}, {Py_tp_repr, hook_repr},         {Py_tp_traverse, hook_traverse},
-    {Py_tp_clear, hook_clear},     {0},
+    {Py_tp_new, hook_new},           {Py_tp_dealloc, hook_dealloc},     {Py_tp_call, PyVectorcall_Call},
+    {Py_tp_members, hook_members},   {Py_tp_getset, hook_attributes},   {Py_tp_traverse, hook_traverse},
+    {Py_tp_clear, hook_clear},       {0},
 };
 
 static PyType_Spec hook_spec = {
-    "_ring.Hook", sizeof(Hook), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR, hook_slots};
+    "_ring.Hook", sizeof(Hook), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL, hook_slots};
 
 #define TOLD(name, format, ...)                                                                                       \
     static PyObject *told_##name(PyObject *self, PyObject *args) {                                                    \
@@ -144,18 +118,25 @@ static PyObject *loop_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     return (PyObject *)loop;
 }
 
+/* What a loop holds, besides its ring: where, and how many. */
+static const struct {
+    size_t offset;
+    int count;
+} held[] = {{offsetof(Loop, gradients), 1}, {offsetof(Loop, clock), 1},   {offsetof(Loop, kind), 1},
+            {offsetof(Loop, way), 1},       {offsetof(Loop, rare), RARE}, {offsetof(Loop, raised), RAISED}};
+enum { HELD = sizeof held / sizeof *held };
+
+static PyObject **held_by(Loop *loop, int which) {
+    return (PyObject **)((char *)loop + held[which].offset);
+}
+
 static int loop_traverse(PyObject *self, visitproc visit, void *arg) {
     Loop *loop = (Loop *)self;
     Py_VISIT(Py_TYPE(self));
     Py_VISIT((PyObject *)loop->ring);
-    Py_VISIT(loop->gradients);
-    Py_VISIT(loop->clock);
-    Py_VISIT(loop->kind);
-    Py_VISIT(loop->way);
-    for (int i = 0; i < RARE; i++)
-        Py_VISIT(loop->rare[i]);
-    for (int i = 0; i < RAISED; i++)
-        Py_VISIT(loop->raised[i]);
+    for (int which = 0; which < HELD; which++)
+        for (int i = 0; i < held[which].count; i++)
+            Py_VISIT(held_by(loop, which)[i]);
     return 0;
 }
 
@@ -167,14 +148,9 @@ static int loop_clear(PyObject *self) {
     loop->seen.ring = NULL;
     loop->seen.attended = false;
     Py_CLEAR(loop->ring);
-    Py_CLEAR(loop->gradients);
-    Py_CLEAR(loop->clock);
-    Py_CLEAR(loop->kind);
-    Py_CLEAR(loop->way);
-    for (int i = 0; i < RARE; i++)
-        Py_CLEAR(loop->rare[i]);
-    for (int i = 0; i < RAISED; i++)
-        Py_CLEAR(loop->raised[i]);
+    for (int which = 0; which < HELD; which++)
+        for (int i = 0; i < held[which].count; i++)
+            Py_CLEAR(held_by(loop, which)[i]);
     return 0;
 }
 

@@ -34,7 +34,7 @@ typedef struct {
     PyObject_HEAD
     vectorcallfunc call;
     Loop *loop;
-    PyObject *original, *attributes, *weak; /* weak: references to it */
+    PyObject *original, *attributes;
 } Hook;
 
 extern HM_HIDDEN PyObject *hm_dataset_name, *hm_shape_name; /* the attributes, interned */

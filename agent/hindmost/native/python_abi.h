@@ -100,17 +100,14 @@ enum {
     Py_tp_call = 50,
     Py_tp_clear = 51,
     Py_tp_dealloc = 52,
-    Py_tp_descr_get = 54,
     Py_tp_methods = 64,
     Py_tp_new = 65,
-    Py_tp_repr = 66,
     Py_tp_traverse = 71,
     Py_tp_members = 72,
     Py_tp_getset = 73,
     Py_TPFLAGS_DEFAULT = 0,
     Py_TPFLAGS_HAVE_VECTORCALL = 1 << 11,
     Py_TPFLAGS_HAVE_GC = 1 << 14,
-    Py_TPFLAGS_METHOD_DESCRIPTOR = 1 << 17,
     Py_TPFLAGS_TUPLE_SUBCLASS = 1 << 26,
 };
 enum { PYTHON_ABI_VERSION = 3 }; /* of the stable ABI: what a module says that it was built for */
@@ -134,7 +131,6 @@ int PyModule_AddObject(PyObject *module, const char *name, PyObject *value);
 PyObject *PyModule_Create2(PyModuleDef *module, int abi);
 PyObject *PyObject_CallFunction(PyObject *function, const char *format, ...);
 PyObject *PyObject_CallNoArgs(PyObject *function);
-void PyObject_ClearWeakRefs(PyObject *object);
 void PyObject_Free(void *object);
 void PyObject_GC_Del(void *object);
 void PyObject_GC_UnTrack(void *object);
@@ -153,7 +149,6 @@ PyObject *PyType_GenericAlloc(PyTypeObject *type, Py_ssize_t items);
 unsigned long PyType_GetFlags(PyTypeObject *type);
 int PyType_IsSubtype(PyTypeObject *type, PyTypeObject *of);
 int PyUnicode_Compare(PyObject *left, PyObject *right);
-PyObject *PyUnicode_FromFormat(const char *format, ...);
 PyObject *PyUnicode_InternFromString(const char *text);
 void Py_DecRef(PyObject *object);
 void Py_IncRef(PyObject *object);
@@ -166,7 +161,6 @@ void PyBuffer_Release(Py_buffer *view);
 PyObject *PyObject_Vectorcall(PyObject *function, PyObject *const *args, size_t count, PyObject *names);
 PyObject *PyVectorcall_Call(PyObject *function, PyObject *args, PyObject *keywords);
 /* Not in it. */
-PyObject *PyMethod_New(PyObject *function, PyObject *self);
 
 #define Py_TYPE(object) (((PyObject *)(object))->ob_type)
 #define Py_RETURN_NONE return Py_NewRef(Py_None)

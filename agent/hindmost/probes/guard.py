@@ -75,12 +75,16 @@ def around(
             _say(after, error)
         return result
 
-    # torch.compile must neither trace the hooks nor wonder at them.
-    surrounded._torchdynamo_disable = True  # type: ignore[attr-defined]
-    setattr(owner, name, surrounded)
+    replace(owner, name, original, surrounded)
+
+
+def replace(owner: Any, name: str, original: Any, by: Any) -> None:
+    """Put a hook in place of a function, until hooks are taken out."""
+    by._torchdynamo_disable = True  # torch.compile must neither trace the hooks nor wonder at them
+    setattr(owner, name, by)
 
     def restore() -> None:
-        if getattr(owner, name) is surrounded:  # whoever patched it after us keeps calling us, and we call on
+        if getattr(owner, name) is by:  # whoever patched it after us keeps calling us, and we call on
             setattr(owner, name, original)
 
     undo.append(restore)

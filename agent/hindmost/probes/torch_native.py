@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hindmost.probes import torch_copies
 from hindmost.probes.batches import way_to_shape
-from hindmost.probes.guard import guarded, undo
+from hindmost.probes.guard import guarded, replace
 from hindmost.probes.torch_hooks import SLOT
 from hindmost.ring.native import load
 
@@ -46,14 +46,13 @@ class NativeHooks:
         """Hook a function: ``place`` is ``fetch`` or ``backward``."""
         original = getattr(owner, name)
         hook = self._hook(place, original)
-        functools.update_wrapper(hook, original)
-        setattr(owner, name, hook)
 
-        def restore() -> None:
-            if getattr(owner, name) is hook:
-                setattr(owner, name, original)
+        # A function of Python's own: others ask what it is, bind it, read its code, refer to it weakly.
+        @functools.wraps(original)
+        def surrounded(*args: Any, **kwargs: Any) -> Any:
+            return hook(*args, **kwargs)
 
-        undo.append(restore)
+        replace(owner, name, original, surrounded)
 
     def _hook(self, place: str, original: Any = None) -> Any:
         hook = self._module.Hook(self.loop, place, original)
@@ -123,7 +122,7 @@ class NativeHooks:
         if place == READY:
             gpu.ready()
             if copies is not None:
-                copies.begin(sys._getframe(2))  # beyond the guard: whoever fetched
+                copies.begin(sys._getframe(3))  # beyond the guard and what stands for the hook: whoever fetched
         elif place == BACKWARD_BEGINS:
             if copies is not None:
                 copies.end()

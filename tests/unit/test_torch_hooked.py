@@ -1,0 +1,110 @@
+"""A hooked function is to everybody else what it was before."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import pickle
+import weakref
+from typing import TYPE_CHECKING
+
+import pytest
+from hindmost.probes.guard import undo
+
+from tests.unit.torch_loop import Loop
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_what_is_hooked_is_as_it_was(loop: Loop) -> None:
+    """Arguments, results and errors pass, and whoever looks at the function sees the one that was there."""
+    assert loop.fetch() is loop.batch
+    assert loop.functions.backward("loss", retain=True) == ("loss", True)
+    assert loop.functions.backward.__wrapped__ == loop._backward
+    assert loop.functions.backward.__name__ == "_backward"
+    for loop.error in (StopIteration(), ValueError("mine"), KeyboardInterrupt()):
+        with pytest.raises(type(loop.error)) as raised:
+            loop.fetch()
+        assert raised.value is loop.error
+        with pytest.raises(type(loop.error)):
+            loop.functions.backward("loss")
+    loop.error = None
+    loop.train(2)
+    events = loop.written()
+    assert len([event for event in events if event.name == "backward"]) == 1 + 3 + 2
+    assert loop.reader.open_records() == []
+
+
+def test_a_hooked_function_may_be_looked_at(loop: Loop) -> None:
+    """Whoever inspects it, or refers to it weakly, finds a function with the signature and name of the hooked one."""
+    for hooked, original in ((loop.functions.backward, loop._backward), (loop.functions.fetch, loop._fetch)):
+        assert inspect.signature(hooked) == inspect.signature(original)
+        assert weakref.ref(hooked)() is hooked
+        assert original.__name__ in repr(hooked)
+        assert inspect.isfunction(hooked)
+
+
+def test_hooks_that_are_not_needed_any_more_are_collected(tmp_path: Path, written_in: str) -> None:
+    """Hooks, what they surround and what they call for refer to each other; without us they all go."""
+    made = Loop(tmp_path, written_in)
+    made.train(3)
+    made.functions.fetch.itself = made.functions.fetch
+    gone = [weakref.ref(each) for each in (made.functions.fetch, made.functions.backward, made.hooks, made)]
+    made.reader.close()
+    made.writer.close()
+    undo.clear()
+    del made
+    gc.collect()
+    assert [each() for each in gone] == [None] * 4
+
+
+def test_a_hook_in_a_class_is_a_method(loop: Loop) -> None:
+    """What the class's own method was given, it is given; the class can be asked for it, and it is pickled by name."""
+    loop.hooks.surround(Iterations, "__next__", "fetch")
+    try:
+        iterator = Iterations()
+        assert [next(iterator), iterator.__next__(), Iterations.__next__(iterator)] == [[1], [2], [3]]
+        assert pickle.loads(pickle.dumps(Iterations.__next__)) is Iterations.__next__  # noqa: S301 - our own
+    finally:
+        Iterations.__next__ = Iterations.__next__.__wrapped__  # type: ignore[attr-defined, method-assign]
+    assert len([event for event in loop.written() if event.name == "input"]) == 3
+
+
+class Iterations:
+    """An iterator whose ``__next__`` is Python's, as a DataLoader's is."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __next__(self) -> list[int]:
+        self.count += 1
+        return [self.count]
+
+
+def test_a_fault_of_ours_is_one_line(loop: Loop, capsys: pytest.CaptureFixture[str]) -> None:
+    """A hook that fails says so once, and the loop goes on; Ctrl-C inside a hook is the loop's."""
+
+    def fails() -> tuple[int, int]:
+        raise RuntimeError("ours")
+
+    loop.recorder.pace.usage = fails
+    assert loop.fetch() is loop.batch
+    loop.compute()
+    loop.train(2)
+    assert capsys.readouterr().err.count("hindmost:") == 1
+
+
+def test_ctrl_c_inside_a_hook_is_the_loops(loop: Loop) -> None:
+    """An interruption is not swallowed, wherever it strikes, and the loop can go on after it."""
+
+    def interrupted() -> tuple[int, int]:
+        raise KeyboardInterrupt
+
+    loop.train(1)
+    usage, loop.recorder.pace.usage = loop.recorder.pace.usage, interrupted
+    with pytest.raises(KeyboardInterrupt):
+        loop.fetch()
+    loop.recorder.pace.usage = usage
+    loop.train(2)
+    assert len([event for event in loop.written() if event.name == "backward"]) == 3
