@@ -45,7 +45,8 @@ class Gpu:
     def copy_begins(self) -> None:
         self.told.append("begins")
 
-    def copy_ends(self) -> None:
+    def copy_ends(self, host_ns: int) -> None:
+        assert 0 < host_ns < 1e9
         self.told.append("ends")
 
 
@@ -99,6 +100,28 @@ def test_nothing_is_watched_after_backward_began(copies: Any) -> None:
     assert copies._gpu.told == []
     monitoring = sys.monitoring  # type: ignore[attr-defined]
     assert monitoring.get_local_events(copies._tool, move.__code__) == 0
+
+
+def test_once_it_is_known_who_copies_nobody_else_is_watched(copies: Any) -> None:
+    """Long functions take long to instrument: only those that copy are, until none does or it is time to look."""
+    for look in range(1, 2 * torch_copies.AGAIN + 1):
+        copies.begin(sys._getframe())
+        move(Tensor())
+        assert (sys._getframe().f_code in copies._watched) is (look <= torch_copies.LEARNING or look % 16 == 0)
+        assert move.__code__ in copies._watched
+    assert copies._gpu.told == ["begins", "ends"] * 2 * torch_copies.AGAIN
+    copies.begin(sys._getframe())  # nobody copies
+    copies.begin(sys._getframe())
+    assert sys._getframe().f_code in copies._watched
+
+
+def test_a_loop_that_copies_nothing_is_watched_seldom(copies: Any) -> None:
+    """A batch that is made on the GPU costs nobody the watching, but a look now and then."""
+    watched = 0
+    for _ in range(10 * torch_copies.AGAIN):
+        copies.begin(sys._getframe())
+        watched += bool(copies._watched)
+    assert watched == torch_copies.LEARNING + 10
 
 
 def test_what_watching_takes_is_accounted_for(copies: Any) -> None:

@@ -109,7 +109,7 @@ def test_a_graph_s_capture_is_not_spoilt(device: Device) -> None:
     device.gpu.ready()
     device.cuda.capturing = True
     device.gpu.copy_begins()
-    device.gpu.copy_ends()
+    device.gpu.copy_ends(40_000)
     device.train()
     device.cuda.capturing = False
     device.train()
@@ -124,10 +124,9 @@ def test_copies_are_told_apart_from_forward(device: Device) -> None:
         device.gpu.ready()
         device.cuda.done = device.cuda.enqueued
         device.gpu.copy_begins()
-        device.cuda.host_ns += 2_000_000 if blocks else 40_000
         device.cuda.enqueued += 2 if blocks else 0.7
         device.cuda.done = device.cuda.enqueued if blocks else device.cuda.done
-        device.gpu.copy_ends()
+        device.gpu.copy_ends(2_000_000 if blocks else 40_000)
         device.cuda.enqueued += 3
         device.gpu.backward_begins()
         device.recorder.step(device.cuda.host_ns, device.cuda.host_ns + 1)

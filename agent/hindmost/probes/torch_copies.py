@@ -3,7 +3,9 @@
 ``Tensor.to`` and ``Tensor.cuda`` are left as they are: others compare functions with them, and ``torch.compile`` looks
 at them. Instead ``sys.monitoring`` (Python 3.12 and later) tells of calls made by the functions that are on the stack
 when a batch is there, and by functions that these call before the model; nothing else is instrumented, and that only
-on the steps that ``pacing.py`` has measured. What the copies take is phase ``h2d``: ``copying.py``.
+on the steps that ``pacing.py`` has measured. To instrument a long function takes a while: once it is known which of
+them copy, only those are, but for a look at all of them now and then, and where no copy was seen. What the copies take
+is phase ``h2d``: ``copying.py``.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 #: Functions on the stack that are watched, and functions in all.
 CALLERS = 6
 WATCHED = 24
+#: So many looks at all of them say which copy; every so many more there is another.
+LEARNING, AGAIN = 4, 16
 #: Tools of ``sys.monitoring`` that are not a debugger's, coverage's, a profiler's or the interpreter's own.
 TOOLS = (3, 4)
 
@@ -39,7 +43,12 @@ class Copies:
         self._to, self._cuda = torch.Tensor.to, torch.Tensor.cuda
         self._module: type = torch.nn.Module
         self._watched: list[CodeType] = []
+        self._looks = 0
+        self._makers: dict[CodeType, None] = {}  # functions that copied
+        self._whole = True  # whatever the loop calls is watched, not only them
+        self._seen = True  # a copy was, since the batch was there
         self._copied: Any = None  # the tensor that is being copied
+        self._entered = self._left = 0  # when the last call of ours began and ended
         events = monitoring.events
         monitoring.register_callback(tool, events.CALL, guarded(self._accounted(self.called)))
         for ended in (events.C_RETURN, events.C_RAISE):
@@ -50,9 +59,11 @@ class Copies:
         clock, recorder = self._clock, self._recorder
 
         def call(*arguments: Any) -> None:
-            start, spent = clock(), recorder.pace.spent_ns
+            self._entered = start = clock()
+            spent = recorder.pace.spent_ns
             told(*arguments)
-            took = clock() - start
+            self._left = end = clock()
+            took = end - start
             recorder.own_ns += took
             recorder.pace.spent_ns = spent + took
 
@@ -62,13 +73,25 @@ class Copies:
         """The code that runs in this frame has its batch."""
         self.end()
         start = self._clock()
+        if self._makers and not self._seen:  # they do not any more
+            self._looks = 0
+            self._makers.clear()
+        self._seen = False
+        self._looks += 1
+        self._whole = self._looks <= LEARNING or self._looks % AGAIN == 0
+        if self._whole:
+            self._watch_callers(frame)
+        for code in self._makers:
+            self._watch(code)
+        self._recorder.pace.spent_ns += self._clock() - start
+
+    def _watch_callers(self, frame: FrameType | None) -> None:
         for _ in range(CALLERS):
             if frame is None:
                 break
             if not _is_of_torch(frame.f_globals.get("__name__", "")):
                 self._watch(frame.f_code)
             frame = frame.f_back
-        self._recorder.pace.spent_ns += self._clock() - start
 
     def end(self) -> None:
         """What comes now is the model's."""
@@ -81,24 +104,26 @@ class Copies:
         self._watched.clear()
         self._recorder.pace.spent_ns += self._clock() - start
 
-    def called(self, _code: CodeType, _place: int, function: Any, first: Any) -> None:
+    def called(self, code: CodeType, _place: int, function: Any, first: Any) -> None:
         """A call is about to be made by watched code."""
         if not self._watched or not self._recorder.training_thread():
             return
         if function is self._to or function is self._cuda:
             if not first.is_cuda:
                 self._copied = first
+                self._seen = True
+                self._makers[code] = None
                 self._gpu.copy_begins()
         elif isinstance(function, self._module) or hasattr(function, "_torchdynamo_orig_callable"):
             self.end()
-        else:
+        elif self._whole:
             self._follow(function)
 
     def returned(self, _code: CodeType, _place: int, function: Any, first: Any) -> None:
         """A call of a function that is not Python's has ended."""
         if self._copied is not None and first is self._copied and (function is self._to or function is self._cuda):
             self._copied = None
-            self._gpu.copy_ends()
+            self._gpu.copy_ends(self._entered - self._left)
 
     def _follow(self, function: Any) -> None:
         """Watch what a Python function does that is about to be called: it may be the one that moves the batch."""

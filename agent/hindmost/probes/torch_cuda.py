@@ -52,7 +52,7 @@ class GpuPhases:
         self._intervals: list[Interval] = []
         self._mark_before: Any = None  # where the phase that ends next began
         self._known = False
-        self._copy = (0, False)  # the copy in progress: when its call began, and whether the GPU was idle
+        self._idle = False  # whether the GPU was, when the copy in progress began
         recorder.pace.on_gpu = True
         recorder.on_step.append(self.step_ends)
         recorder.closers.append(self._read)
@@ -81,19 +81,15 @@ class GpuPhases:
     def copy_begins(self) -> None:
         """A copy of the batch to the GPU begins: it is no part of forward."""
         before = self._mark_before
-        idle = before is not None and not self._cuda.is_current_stream_capturing() and before.query()
+        self._idle = before is not None and not self._cuda.is_current_stream_capturing() and before.query()
         self._ends("gpu_forward")
-        self._copy = (self._clock(), idle)
 
-    def copy_ends(self) -> None:
-        end = self._clock()
-        start, idle = self._copy
+    def copy_ends(self, host_ns: int) -> None:
+        """The copy's call has returned, after so long."""
         if self._mark_before is None or self._cuda.is_current_stream_capturing():
             self._mark_before = self._mark()
             return
-        call = Call((end - start) / 1e6, idle, self._cuda.current_stream().query())
-        self._recorder.pace.spent_ns += self._clock() - end
-        self._ends("h2d", call)
+        self._ends("h2d", Call(host_ns / 1e6, self._idle, self._cuda.current_stream().query()))
 
     def step_ends(self, number: int, start_ns: int, kind: str) -> None:
         """Keep this step's events until the GPU has passed them; write what it has passed by now."""
