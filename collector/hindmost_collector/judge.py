@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector import (
+    apart,
     asleep,
     hidden_input,
     horovod,
@@ -69,6 +70,9 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     change = membership.find(run, settings)
     if change is not None:
         return _of_stretches(run, change, settings)
+    groups = apart.find(run)
+    if groups and sharing.find(run) is None:  # on shared CPUs they meet in the queue for one
+        return _of_groups(run, groups, settings)
     blocks = blocks_of.build(run, settings)
     p99 = percentile(blocks.period, 99) if blocks is not None else float("nan")
     found: list[Verdict] = []
@@ -108,6 +112,21 @@ def _of_stretches(run: Run, change: membership.Change, settings: Settings) -> Re
         job=replace(summary.job(run, None), step_ms=now.job.step_ms),
         verdicts=_in_order([*of_now, *past]),
         notes=(str(change), *now.notes),
+    )
+
+
+def _of_groups(run: Run, groups: list[Run], settings: Settings) -> Report:
+    """The report on groups of ranks that never meet: whoever is named in any, the job's facts of the longest steps."""
+    reports = [judge(group, settings) for group in groups]
+    found = [one for report in reports for one in report.verdicts if one.kind not in ("balanced", "insufficient_data")]
+    first = max(reports, key=lambda one: one.job.step_ms.get("mean") or 0.0)
+    by_rank = {rank: ms for one in reports for rank, ms in one.what_if.waste_by_rank_ms.items()}
+    return Report(
+        job=replace(summary.job(run, None), steps=first.job.steps, step_ms=first.job.step_ms),
+        verdicts=_in_order(found) or first.verdicts,
+        ranks=tuple(row for one in reports for row in one.ranks),
+        what_if=replace(first.what_if, waste_by_rank_ms=by_rank),
+        notes=tuple(dict.fromkeys([apart.note(groups), *(note for one in reports for note in one.notes)])),
     )
 
 

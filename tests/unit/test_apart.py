@@ -1,0 +1,93 @@
+"""Ranks of one job that never meet say nothing of each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hindmost_collector import apart
+from hindmost_collector.judge import judge
+from hindmost_collector.model import METRICS, Run, empty
+from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_collector.sources.columns import concatenate
+
+SLOW = (Fault("compute", (1,), 0.1),)
+
+
+def moved(run: Run, by: int, comm: int) -> dict[str, Any]:
+    """The tables of a run with its ranks further on, in other communicators."""
+    found: dict[str, Any] = {}
+    for name in ("ranks", "steps", "collectives", "communicators"):
+        table = dict(run.tables()[name])
+        table["rank"] = table["rank"] + by
+        if "comm" in table:
+            table["comm"] = table["comm"] + np.uint64(comm)
+        found[name] = table
+    found["ranks"]["node"] = np.full(len(found["ranks"]["rank"]), f"n{by}")
+    return found
+
+
+def both(first: Run, second: Run, comm: int = 1) -> Run:
+    """One job of eight ranks of which the first four and the others do work of their own."""
+    parts = moved(first, 0, 0), moved(second, 4, comm)
+    tables: dict[str, Any] = {name: concatenate(name, [part[name] for part in parts]) for name in parts[0]}
+    return replace(first, job=replace(first.job, world_size=8), metrics=empty(METRICS), **tables)
+
+
+def group(seed: int, **known: Any) -> Run:
+    return simulate(Scenario(4, 80, seed=seed, **known)).run
+
+
+@pytest.mark.parametrize("layout", ["dp", "fsdp"])
+@pytest.mark.parametrize("step_ms", [100.0, 130.0])
+def test_a_group_that_does_other_work_is_not_slow(layout: str, step_ms: float) -> None:
+    """Its steps are longer, and nobody waits for them; the report says that the two never meet."""
+    report = judge(both(group(1, layout=layout), group(2, layout=layout, step_ms=step_ms)))
+    assert [one.kind for one in report.verdicts] == ["balanced"]
+    assert "2 groups never meet in a collective, and are judged each by its own steps: ranks 0, 1, 2 and 3;" in str(
+        report.notes
+    )
+    assert [row.rank for row in report.ranks] == list(range(8))
+
+
+@pytest.mark.parametrize("step_ms", [100.0, 130.0])
+def test_who_is_slow_in_its_group_is_named_at_what_it_costs_there(step_ms: float) -> None:
+    """As if the other group were not there."""
+    slow = group(1, faults=SLOW)
+    (alone,) = judge(replace(slow, metrics=empty(METRICS))).verdicts
+    (verdict,) = judge(both(slow, group(2, step_ms=step_ms))).verdicts
+    assert (verdict.ranks, verdict.cause, verdict.cost_ms_per_step) == (
+        alone.ranks,
+        alone.cause,
+        pytest.approx(alone.cost_ms_per_step),
+    )
+
+
+def test_steps_alone_are_compared_within_a_group_too() -> None:
+    """Where no collective was timed, the communicators still say who meets whom."""
+    run = both(group(1), group(2, step_ms=130.0))
+    nobody = replace(run, collectives={name: column[:0] for name, column in run.collectives.items()})
+    assert [one.kind for one in judge(nobody).verdicts] == ["balanced"]
+
+
+def test_one_communicator_that_joins_them_is_enough() -> None:
+    """However seldom they meet, they may wait for each other."""
+    run = both(group(1), group(2), comm=0)
+    assert apart.find(run) == []
+
+
+def test_where_a_rank_is_in_no_communicator_nobody_knows_whom_it_meets() -> None:
+    """What was not seen parts nobody."""
+    run = both(group(1), group(2))
+    held = run.communicators["rank"] != 6
+    unseen = {name: column[held] for name, column in run.communicators.items()}
+    assert apart.find(replace(run, communicators=unseen)) == []
+
+
+def test_ranks_that_meet_through_others_are_one_job() -> None:
+    """Tensor groups and replicas: no communicator has all ranks, and all are joined."""
+    for layout, size in (("tp_dp", {"tensor": 2}), ("pp_dp", {"pipeline": 2})):
+        run = simulate(Scenario(8, 20, layout=layout, **size)).run  # type: ignore[arg-type]
+        assert apart.find(run) == []
