@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hindmost_collector import constant
 from hindmost_collector.columns import held_bytes, texts
 from hindmost_collector.model import COLLECTIVES, GPU_TIME, INTERVALS, STEPS, TABLES, Table
 from hindmost_collector.store.schema import STORED
@@ -116,4 +117,4 @@ def concatenated(table: str, parts: Sequence[Table]) -> Table:
     if len(parts) == 1:
         return parts[0]
     names = TABLES[table] if table in TABLES else STORED[table]
-    return {name: np.concatenate([part[name] for part in parts]) for name in names}
+    return {name: constant.joined([part[name] for part in parts]) for name in names}

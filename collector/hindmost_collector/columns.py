@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from hindmost_collector import constant
 from hindmost_collector.packed import varint_count, varints
 from hindmost_collector.varint import varint
 
@@ -37,7 +38,7 @@ def texts(values: Sequence[str]) -> Array:
 
 def held_bytes(column: Array) -> int:
     """About how much memory a column takes, with the texts that it only points to."""
-    return column.nbytes + (sum(map(len, column)) if column.dtype == object else 0)
+    return constant.memory(column) + (sum(map(len, column)) if column.dtype == object else 0)
 
 
 class Malformed(ValueError):  # noqa: N818 - a verdict on the sender, said as an adjective
@@ -135,14 +136,14 @@ class Builder:
         raise Malformed(f"column {name} has {length:g} values in a block of {count}")
 
     def take(self) -> dict[str, Array]:
-        """All rows as arrays, one a column and a constant; the builder is empty afterwards."""
+        """All rows as arrays, one a column and a constant, not to be written to; the builder is empty afterwards."""
         shapes, self._shapes, self.rows = self._shapes, {}, 0
         if not shapes:
             shapes = {((), (), None): _Shape()}
         tables = [self._arrays(codes, extras, shape) for (codes, extras, _), shape in shapes.items()]
         if len(tables) == 1:
             return tables[0]
-        return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
+        return {name: constant.joined([table[name] for table in tables]) for name in tables[0]}
 
     def _arrays(self, codes: tuple[int, ...], extras: Sequence[str], shape: _Shape) -> dict[str, Array]:
         sizes = np.array(shape.sizes, dtype=np.int64)
@@ -151,7 +152,7 @@ class Builder:
         owners, counts = np.frombuffer(b"".join(shape.ranks), np.int32), varints(b"".join(shape.counts))
         table: dict[str, Array] = {"rank": np.repeat(owners, counts)}
         for index, (name, dtype) in enumerate(self._constants.items()):
-            table[name] = np.repeat(constants[:, index].astype(dtype), sizes)
+            table[name] = constant.spread(constants[:, index].astype(dtype), sizes)
         width = len(self._eights) + len(self._small) + bool(self._coded) + len(extras)
         joined = iter([b"".join(pieces) for pieces in zip(*shape.blocks, strict=True)] or [b""] * width)
         for name, (_, dtype, fill) in self._columns.items():
@@ -159,11 +160,11 @@ class Builder:
         for name, (_, read, dtype, fill) in self._varints.items():
             table[name] = _array(read(next(joined)), dtype, fill, total)
         if self._coded:
-            table[self._coded[0]] = np.array(codes, dtype=np.int32)[varints(next(joined))]
+            table[self._coded[0]] = constant.thinned(np.array(codes, dtype=np.int32)[varints(next(joined))])
         for name in extras:
             table[name] = _array(np.frombuffer(next(joined), np.int64), np.int64, self._extras[name], total)
         for name in self._extras.keys() - table.keys():
-            table[name] = np.full(total, self._extras[name], np.int64)
+            table[name] = constant.repeated(self._extras[name], total, np.int64)
         return table
 
 
@@ -179,7 +180,8 @@ class _Shape:
 
 
 def _array(given: Array, dtype: Any, fill: float, total: int) -> Array:
-    return given.astype(dtype, copy=False) if len(given) else np.full(total, fill, dtype)
+    """What was given, or *not measured*. A column of which every value is the same keeps none of the others' bytes."""
+    return constant.thinned(given.astype(dtype, copy=False)) if len(given) else constant.repeated(fill, total, dtype)
 
 
 class Words:
@@ -208,6 +210,8 @@ class Words:
 
     def of(self, codes: Array) -> Array:
         """The words of ``codes``, as a numpy string array."""
+        if constant.is_constant(codes):
+            return constant.repeated(self.words[codes[0]], len(codes), np.str_)
         used = sorted(set(np.unique(codes).tolist()))
         if not used:
             return np.empty(0, dtype=np.str_)
