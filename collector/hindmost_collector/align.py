@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 
+from hindmost_collector import constant
 from hindmost_collector.model import ERROR, GPU_TIME, NONBLOCKING, UNMEASURED, Run, Table, rows
 from hindmost_collector.robust import median
 
@@ -89,6 +90,8 @@ def codes(text: Array) -> tuple[Ints, list[str]]:
     """Integer codes of a text column and the text of each; hashes whole rows, so that millions stay cheap."""
     if len(text) == 0:
         return np.empty(0, np.int64), []
+    if constant.is_constant(text):
+        return np.zeros(len(text), np.int64), [str(text[0])]
     if text.dtype == object:  # rows that share their texts, or long ones: hashed as they are
         found, words = pd.factorize(text)
         return found.astype(np.int64), [str(word) for word in words]
@@ -128,10 +131,10 @@ def grid(run: Run) -> Grid | None:
     mask = synchronising(run.collectives, named)
     if not mask.any():
         return None
-    table = {name: column[mask] for name, column in run.collectives.items()}
+    table = constant.chosen(run.collectives, mask)
     gpu = (table["flags"] & GPU_TIME) != 0
     if gpu.any() and not gpu.all():  # kernels say more than the calls that enqueued them
-        table = {name: column[gpu] for name, column in table.items()}
+        table = constant.chosen(table, gpu)
     op, op_names = codes(table["op"])
     comm, _ = pd.factorize(table["comm"])
     ranks, row = np.unique(table["rank"], return_inverse=True)
@@ -223,7 +226,8 @@ def _first(values: Array, column: Array, columns: int) -> Ints:
 def _fill(values: Array, row: Array, column: Array, shape: tuple[int, int]) -> Floats:
     """[R, K] block of one column of the table; -1 becomes NaN."""
     block = np.full(shape, np.nan)
-    block[row, column] = np.where(values == UNMEASURED, np.nan, values)
+    if not (constant.is_constant(values) and values[0] == UNMEASURED):
+        block[row, column] = np.where(values == UNMEASURED, np.nan, values)
     return block
 
 

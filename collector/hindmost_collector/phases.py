@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_collector import constant
 from hindmost_collector.model import AMOUNTS, PHASES, Table, rows
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from hindmost_collector.align import Array, Floats, Ints
 
@@ -22,28 +23,50 @@ def training(table: Table) -> Table:
     if rows(table) == 0:
         return table
     mask = (table["kind"] != "eval") & (table["duration_ns"] > 0)
-    return {name: column[mask] for name, column in table.items()}
+    return constant.chosen(table, mask)
 
 
 def pivot(table: Table, ranks: Ints, numbers: Ints, name: str) -> Floats | None:
     """[R, S] of one column of the steps; ``None`` where no rank measured it."""
-    if rows(table) == 0 or name not in table:
-        return None
-    row = np.searchsorted(ranks, table["rank"])
-    column = np.searchsorted(numbers, table["step"])
-    row, column = np.minimum(row, len(ranks) - 1), np.minimum(column, len(numbers) - 1)
-    held = (ranks[row] == table["rank"]) & (numbers[column] == table["step"]) & (table[name] >= 0)
-    if not held.any():
-        return None
-    block = np.full((len(ranks), len(numbers)), np.nan)
-    block[row[held], column[held]] = table[name][held]
-    return block
+    return _pivots(table, ranks, numbers, (name,)).get(name)
+
+
+def _pivots(table: Table, ranks: Ints, numbers: Ints, names: Iterable[str]) -> dict[str, Floats]:
+    """[R, S] of each of these columns that some rank measured."""
+    wanted = [name for name in names if name in table and _may_be_measured(table[name])]
+    if not wanted:
+        return {}
+    row, of_ranks = _places(ranks, table["rank"])
+    column, of_steps = _places(numbers, table["step"])
+    known, place = of_ranks & of_steps, row * len(numbers) + column
+    found = {}
+    for name in wanted:
+        held = known & (table[name] >= 0)
+        if held.any():
+            block = np.full(len(ranks) * len(numbers), np.nan)
+            block[place[held]] = table[name][held]
+            found[name] = block.reshape(len(ranks), len(numbers))
+    return found
+
+
+def _may_be_measured(column: Array) -> bool:
+    return len(column) > 0 and not (constant.is_constant(column) and column[0] < 0)
+
+
+def _places(known: Ints, values: Ints) -> tuple[Ints, Array]:
+    """Where in ``known``, sorted, each value is, and whether it is there at all."""
+    if known[-1] - known[0] == len(known) - 1:  # without gaps there is nothing to search
+        place = values.astype(np.int64) - known[0]
+        there = (place >= 0) & (place < len(known))
+        return np.where(there, place, 0), there
+    place = np.minimum(np.searchsorted(known, values), len(known) - 1)
+    return place, known[place] == values
 
 
 def phase_blocks(table: Table, ranks: Ints, numbers: Ints) -> dict[str, Floats]:
     """Every measured phase as [R, S]."""
-    blocks = {name: pivot(table, ranks, numbers, f"{name}_ns") for name in PHASES}
-    return {name: block for name, block in blocks.items() if block is not None}
+    blocks = _pivots(table, ranks, numbers, [f"{name}_ns" for name in PHASES])
+    return {name.removesuffix("_ns"): block for name, block in blocks.items()}
 
 
 def unnamed(parts: Mapping[str, Array], duration: Array) -> Array | None:

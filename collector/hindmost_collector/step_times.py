@@ -10,7 +10,7 @@ from hindmost_collector import phases
 from hindmost_collector.robust import median
 
 if TYPE_CHECKING:
-    from hindmost_collector.align import Floats, Ints
+    from hindmost_collector.align import Array, Floats, Ints
     from hindmost_collector.blocks import Blocks
     from hindmost_collector.model import Table
 
@@ -30,15 +30,28 @@ def bounds(found: Blocks, table: Table) -> Floats:
 
 
 def _without_gaps(times: Floats, steps: Ints, usual: float) -> Floats:
-    """[S] when something happened in each step, where not all is known: of a job that runs, collectives of the newest
-    step are there before its mark. Steps between known ones are as long as each other, those beyond as usual."""
-    known = ~np.isnan(times)
+    """[..., S] when something happened in each step, where of the same ones nothing is known in all rows: of a job that
+    runs, collectives of the newest step are there before its mark. Steps between known ones are as long as each other,
+    those beyond as usual."""
+    known = ~np.isnan(times.reshape(-1, len(steps))[0])
     if known.all() or not known.any():
         return times
-    at, seen = steps[known], times[known]
-    inside = np.interp(steps, at, seen)
+    at, seen = steps[known], times[..., known]
+    right = np.minimum(np.searchsorted(at, steps), len(at) - 1)
+    left = np.where(at[right] <= steps, right, np.maximum(right - 1, 0))
+    share = (steps - at[left]) / np.maximum(at[right] - at[left], 1) * (left < right)
+    inside = seen[..., left] + (seen[..., right] - seen[..., left]) * share
     beyond = np.minimum(steps - at[0], 0) + np.maximum(steps - at[-1], 0)
     return np.asarray(inside + beyond * np.nan_to_num(usual))
+
+
+def _lacking_alike(gaps: Array) -> list[Ints]:
+    """Rows of [R, S] with gaps, those with the same ones together: mostly some lack the newest step."""
+    rows = np.flatnonzero(gaps.any(axis=1))
+    bits = np.packbits(gaps[rows], axis=1)
+    kind = np.unique(bits.view(f"S{bits.shape[1]}").ravel(), return_inverse=True)[1]
+    order = np.argsort(kind, kind="stable")
+    return np.split(rows[order], np.flatnonzero(np.diff(kind[order])) + 1) if len(rows) else []
 
 
 def ends(found: Blocks, table: Table) -> Floats:
@@ -53,5 +66,6 @@ def ends(found: Blocks, table: Table) -> Floats:
     else:
         return np.empty((len(found.ranks), 0))
     usual = found.step_ns
-    told = np.stack([_without_gaps(one, found.steps, usual) for one in told])
+    for alike in _lacking_alike(np.isnan(told)):
+        told[alike] = _without_gaps(told[alike], found.steps, usual)
     return np.empty((len(found.ranks), 0)) if np.isnan(told).any() else told

@@ -58,8 +58,8 @@ def ranks(run: Run, blocks: Blocks | None) -> tuple[RankRow, ...]:
     place = {int(rank): i for i, rank in enumerate(run.ranks["rank"])}
     cpu, rss = (blocks.gauge(name) if blocks is not None else None for name in ("cpu", "rss"))
     row_of = {int(rank): i for i, rank in enumerate(blocks.ranks)} if blocks is not None else {}
-    figures = _figures(blocks) if blocks is not None else {}
-    phases = _phases(run, blocks) if blocks is not None else {}
+    figures = _by_row(_figures(blocks), len(row_of)) if blocks is not None else []
+    phases = _by_row(_phases(run, blocks), len(row_of)) if blocks is not None else []
     found = []
     for rank in seen:
         at = place.get(rank)
@@ -70,8 +70,8 @@ def ranks(run: Run, blocks: Blocks | None) -> tuple[RankRow, ...]:
                 gpu=_text(run.ranks["gpu_uuid"], at),
                 cpu_ratio=_of(cpu, row_of.get(rank)),
                 rss_bytes=_of(rss, row_of.get(rank)),
-                phases_ms=_row(phases, row_of.get(rank)),
-                **_row(figures, row_of.get(rank)),
+                phases_ms=phases[row_of[rank]] if rank in row_of else {},
+                **(figures[row_of[rank]] if rank in row_of else {}),
             )
         )
     return tuple(found)
@@ -114,9 +114,10 @@ def _of(gauge: Floats | None, row: int | None) -> float | None:
     return _known(float(gauge[row])) if gauge is not None and row is not None else None
 
 
-def _row(figures: dict[str, Floats], row: int | None) -> dict[str, Any]:
-    """One rank's figures, ``None`` where unmeasured."""
-    return {name: _known(float(vector[row])) for name, vector in figures.items()} if row is not None else {}
+def _by_row(figures: dict[str, Floats], count: int) -> list[dict[str, Any]]:
+    """The figures of each of so many ranks, ``None`` where unmeasured."""
+    columns = [[None if value != value else value for value in vector.tolist()] for vector in figures.values()]  # noqa: PLR0124 - NaN
+    return [dict(zip(figures, row, strict=True)) for row in zip(*columns, strict=True)] if columns else [{}] * count
 
 
 def _figures(blocks: Blocks) -> dict[str, Floats]:
@@ -138,11 +139,9 @@ def what_if(run: Run, blocks: Blocks | None) -> WhatIf:
         return WhatIf()
     step = float(np.nanmean(blocks.period))
     ideal = max(step - float(whatif.stretched(blocks, blocks.segments).mean()), 0.0)
-    by_rank = {
-        str(int(rank)): float(np.nanmean(row)) / 1e6
-        for rank, row in zip(blocks.ranks, blocks.caused, strict=True)
-        if not np.isnan(row).all()
-    }
+    known = ~np.isnan(blocks.caused).all(axis=1)
+    means = np.nanmean(blocks.caused[known], axis=1) / 1e6
+    by_rank = dict(zip(map(str, blocks.ranks[known].tolist()), means.tolist(), strict=True))
     return WhatIf(
         slowdown=step / ideal if ideal > 0 else None,
         wasted_ratio=1 - ideal / step,

@@ -51,7 +51,7 @@ _SIZES = (1.0, 15.0, 60.0)
 
 def _owners(stalled: Array, settings: Settings) -> Iterator[tuple[int, Ints, float]]:
     """Row, stalled steps and share of all stalls, of each row of [R, S] that owns most of them."""
-    episodes = np.array([_episodes(row) for row in stalled])
+    episodes = _episodes(stalled)
     total = max(int(episodes.sum()), 1)
     for row in np.flatnonzero(episodes >= settings.min_stalls).tolist():
         share = episodes[row] / total
@@ -70,11 +70,12 @@ def _of_nodes(blocks: Blocks, excess: Floats, stalled: Array, settings: Settings
     nodes = np.unique(blocks.node)
     if len(blocks.node) != len(stalled) or len(nodes) < 2 or nodes[0] < 0:
         return []
-    together = np.stack([stalled[blocks.node == node].any(axis=0) for node in nodes])
+    order = np.argsort(blocks.node, kind="stable")
+    together = np.logical_or.reduceat(stalled[order], np.searchsorted(blocks.node[order], nodes), axis=0)
     found = []
     for place, steps, share in _owners(together, settings):
         rows = np.flatnonzero(blocks.node == nodes[place])
-        often = np.array([_episodes(stalled[row]) for row in rows])
+        often = _episodes(stalled[rows])
         rows = rows[often >= _AGAIN]
         if (
             len(rows) < 2
@@ -87,6 +88,6 @@ def _of_nodes(blocks: Blocks, excess: Floats, stalled: Array, settings: Settings
     return found
 
 
-def _episodes(stalled: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int:
-    """Stalls apart in time: steps in a row are one."""
-    return int(np.sum(stalled[1:] & ~stalled[:-1]) + bool(stalled[0]))
+def _episodes(stalled: Array) -> Ints:
+    """Stalls apart in time in each row of [R, S]: steps in a row are one."""
+    return np.asarray(np.sum(stalled[:, 1:] & ~stalled[:, :-1], axis=1) + stalled[:, 0])
