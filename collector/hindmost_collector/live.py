@@ -139,8 +139,20 @@ def zoom(job: str, event: Mapping[str, Any]) -> wire.Zoom | None:
     return wire.Zoom(job_id=job, ranks=ranks, first_step=max(since - _AROUND, 0), last_step=since + _AROUND)
 
 
+#: What judging may take of a core: a twentieth, and of a machine of many cores more, for nobody misses it there. A
+#: full window of a large job takes 0.2 to 0.4 s, and is to be judged every 2 s.
+LEAST_SHARE, MOST_SHARE = 0.05, 0.2
+#: Cores of which one may spend all of its least share on judging; with more the share grows.
+CORES_A_SHARE = 4
+
+
+def share_of(cores: int) -> float:
+    """The share of one core that judging may take on a machine of so many."""
+    return min(max(LEAST_SHARE * cores / CORES_A_SHARE, LEAST_SHARE), MOST_SHARE)
+
+
 class Judging:
-    """Paces judging so that it never takes more than a twentieth of a core, whatever the size and number of jobs.
+    """Paces judging so that it never takes more than its ``share`` of a core, whatever the size and number of jobs.
 
     What counts is the CPU time of the thread that judges: on a busy host verdicts would otherwise come more seldom,
     and loading the judge, once, is no part of it.
@@ -149,7 +161,7 @@ class Judging:
     def __init__(
         self,
         period_s: float = 1.5,
-        share: float = 0.05,
+        share: float = LEAST_SHARE,
         clock: Callable[[], float] = time.monotonic,
         cpu: Callable[[], float] = time.thread_time,
         settings: Settings = DEFAULT,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from hindmost_collector.ingest import MESSAGE_LIMIT, Ingest
 from hindmost_collector.jobs import LiveJob
 from hindmost_collector.lag import Lag
 from hindmost_collector.listening import listen
-from hindmost_collector.live import Judging
+from hindmost_collector.live import Judging, share_of
 from hindmost_collector.parking import Parking
 from hindmost_collector.recording import Recorder
 from hindmost_collector.remote_write import RemoteWrite
@@ -64,7 +65,7 @@ class Collector:
         )
         self.recorder = Recorder(store, self.decoder.words, self.definitions, options.memory_mib << 20)
         self.jobs: dict[str, LiveJob] = {}
-        self.judging = Judging(options.judge_seconds, settings=settings)
+        self.judging = Judging(options.judge_seconds, share_of(len(os.sched_getaffinity(0))), settings=settings)
         self.lag = Lag()
         self.scrape = Scrape(self)
         self.remote = self._remote_write()

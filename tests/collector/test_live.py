@@ -12,7 +12,7 @@ from hindmost_collector.columns import Words
 from hindmost_collector.definitions import Definitions, Schema
 from hindmost_collector.detectors import hang
 from hindmost_collector.jobs import LiveJob
-from hindmost_collector.live import Judging, VerdictLog
+from hindmost_collector.live import Judging, VerdictLog, share_of
 from hindmost_collector.metric_rows import MetricRows
 from hindmost_collector.model import FINISHED, RUNNING, VANISHED, Job, Run
 from hindmost_collector.settings import DEFAULT
@@ -295,6 +295,22 @@ def test_what_was_asked_for_is_judged_sooner_than_the_next_turn() -> None:
         now[0] += 0.35
         due.append(judging.due("j"))
     assert due == [False, False, True]
+
+
+def test_many_cores_let_a_full_window_be_judged_every_two_seconds() -> None:
+    """A twentieth of one where there are few; what a large job's judgement takes buys no long quiet on many."""
+    assert [share_of(cores) for cores in (1, 2, 4, 8, 16, 192)] == [0.05, 0.05, 0.05, 0.1, 0.2, 0.2]
+    now, used = [100.0], [0.0]
+    judging = Judging(1.5, share_of(16), clock=lambda: now[0], cpu=lambda: used[0])
+
+    def judge(_: Any) -> Any:
+        used[0] += 0.4
+        return SimpleNamespace(to_dict=dict, verdicts=())
+
+    judging.judge = judge
+    judging.report("j", lambda: Run(Job("j")))
+    now[0] += 2.0
+    assert judging.due("j")
 
 
 def test_judging_that_costs_much_is_done_seldom() -> None:
