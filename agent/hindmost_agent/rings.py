@@ -274,6 +274,8 @@ class Rings:
             for path in found:
                 if path not in self._known:
                     self._open(path, now_ns)
+        if len(self._stamps) > len(self.folders):  # of jobs that are over
+            self._stamps = {folder: self._stamps[folder] for folder in self.folders if folder in self._stamps}
 
     def poll(self, now_ns: int, *, everything: bool = True) -> bool:
         """Read what is new in every ring, or only in those that fill; true when one does: look again soon.

@@ -29,6 +29,9 @@ SEGMENTS = 16
 #: Marks as JSON; made once, as ``json.dumps`` makes an encoder each time it is told separators.
 COMPACT = json.JSONEncoder(separators=(",", ":")).encode
 LARGEST_SEGMENT = 8 << 20
+#: Definitions of which is remembered that this stream has them; beyond it all are forgotten, and sent once more where
+#: they are met. Jobs come and go, and a stream may last for years.
+MOST_ON_STREAM = 4096
 #: Segments in memory are tried to be replaced by files this often (in batches).
 RETRY_DISK = 30
 
@@ -126,6 +129,8 @@ class Spool:
                 continue
             self._cursor = segment, record.end
             if record.kind == DEFINITION and self._on_stream.get(record.number) != record.crc:
+                if len(self._on_stream) >= MOST_ON_STREAM:
+                    self._on_stream.clear()
                 self._on_stream[record.number] = record.crc
                 return Outgoing(0, segment.message(record))
             if record.kind == BATCH and record.number > self._resume_after:

@@ -33,6 +33,19 @@ def process(
     (folder / "stat").write_text(f"{pid} (python) S {parent} " + "0 " * 17 + f"{start} 0 0 0\n")
 
 
+def test_of_jobs_that_are_over_nothing_is_kept(tmp_path: Path) -> None:
+    """An agent of a node sees thousands of jobs: each has a folder of its own, which goes with it."""
+    host = Host(proc=tmp_path)
+    rings = Rings(host, unix_ns=lambda: 1 << 62)
+    for job in range(50):
+        folder = tmp_path / f"job{job}"
+        folder.mkdir()
+        rings.folders = [folder]
+        rings.discover(job * NS)
+        folder.rmdir()
+    assert list(rings._stamps) == [folder]
+
+
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
     (tmp_path / "proc").mkdir()

@@ -53,6 +53,19 @@ def test_batches_are_sent_once_in_order_after_their_definitions(spool: Spool) ->
     assert spool.next() is None
 
 
+def test_a_stream_of_years_remembers_no_job_of_years_ago(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the collector has been told is forgotten now and then, and told again where a batch needs it."""
+    monkeypatch.setattr("hindmost_agent.spool.MOST_ON_STREAM", 10)
+    spool.connected(0)
+    for job in range(100):
+        fill(spool, 1, size=1000, definitions={job: b"a job's", 77_000: b"the node's"})
+        assert sent(spool)[-1] == job + 1
+        assert len(spool._on_stream) <= 10
+        spool.acknowledge(job + 1)
+    fill(spool, 1, size=70_000, definitions={77_000: b"the node's"})
+    assert sent(spool)[-1] == 101
+
+
 def test_a_new_stream_goes_on_after_what_is_durable(spool: Spool) -> None:
     """After a reconnect the collector gets its definitions again, and no batch twice."""
     fill(spool, 5, definitions={77: b"what 77 means"})
