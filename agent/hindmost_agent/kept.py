@@ -26,13 +26,13 @@ def closed(spool: Spool, settings: Settings) -> dict[str, Any]:
     ``produced`` is ``delivered`` plus all of ``dropped`` plus ``kept``; where the last is not 0, one line says so.
     """
     ledger = spool.ledger
+    spool.close(remove=not ledger.pending)
     account: dict[str, Any] = {
         "produced": ledger.produced,
         "delivered": ledger.delivered,
         "dropped": dict(ledger.dropped),
         "kept": ledger.pending,
     }
-    spool.close(remove=not ledger.pending)
     if ledger.pending:
         command = f"hindmost agent{f' --job-id {settings.job_id}' * bool(settings.job_id)} --spool {settings.spool}"
         log.warning(

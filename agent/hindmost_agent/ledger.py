@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: Why samples are given up: the spool's limit, or that of memory while the disk takes nothing.
-REASONS = ("spool_full", "memory_full")
+#: Why samples are given up: the spool's limit; that of memory while the disk takes nothing; the agent ended meanwhile.
+REASONS = ("spool_full", "memory_full", "memory_lost")
 #: The highest sequence sent is saved this far ahead, so that it is not saved with every batch.
 AHEAD = 64
 #: Made once, as ``json.dumps`` makes an encoder each time it is told separators.
@@ -64,12 +64,22 @@ class Ledger:
             self.save()
 
     def drop(self, sequence: int, samples: int, reason: str) -> None:
-        """A batch was given up; if it may have arrived, that is left open. ``save`` before its bytes are removed."""
+        """A batch was given up; if it may have arrived, that is left open. ``save`` before its bytes are removed.
+
+        Of all that is held the oldest is given up first; only what was in memory may be lost after what is kept.
+        """
         if self.acked < sequence <= self._gone_out:
             self.doubt.append((sequence, samples, reason))
         else:
             self.dropped[reason] += samples
-        self.dropped_through = max(self.dropped_through, sequence)
+        if reason != "memory_lost":
+            self.dropped_through = max(self.dropped_through, sequence)
+
+    def hold(self, samples: int) -> None:
+        """So many are held by the spool that was found: what else an earlier agent had pending went with its memory."""
+        lost = self.pending - sum(samples for _, samples, _ in self.doubt) - samples
+        if lost > 0:
+            self.dropped["memory_lost"] += lost
 
     def resolve(self, durable: int, received: int | None = None) -> None:
         """Everything up to ``durable`` is safe at the collector; of what is in doubt nothing after ``received`` is."""

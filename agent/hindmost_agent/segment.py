@@ -60,6 +60,8 @@ class Segment(ABC):
 
     def __init__(self, agent_id: str) -> None:
         self.agent_id = agent_id
+        #: Its place among a spool's segments.
+        self.number = 0
         self.size = START
         self.first = 0
         self.last = 0
@@ -134,6 +136,8 @@ class FileSegment(Segment):
             else:
                 self._recover()
         except (OSError, ValueError):
+            if agent_id:  # of a full disk nothing must be left, at each try, but its error
+                self.remove()
             self.close()
             raise
 

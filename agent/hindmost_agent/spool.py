@@ -60,6 +60,7 @@ class Spool:
         self._since_disk = 0
         self._in_segment: dict[int, bytes] = {}
         self._on_stream: dict[int, int] = {}
+        self._disk_failed = False
         self._resume_after = 0
         self._sent = 0
         self._cursor: tuple[Segment, int] | None = None
@@ -87,9 +88,11 @@ class Spool:
         try:
             self._store(sequence, batch, definitions)
         except OSError as error:
-            log.warning("spool %s: %s: kept in memory, at most %d MiB", self._folder, error, MEMORY_LIMIT >> 20)
+            self._say(error)
             self._start_segment(MemorySegment(self.ledger.agent_id))
             self._store(sequence, batch, definitions)
+        if self._disk_failed and isinstance(self._segments[-1], FileSegment):
+            self._say(None)
         self.ledger.made(sequence, samples)
         self._shrink()
 
@@ -175,12 +178,14 @@ class Spool:
 
     def close(self, *, remove: bool = False) -> None:
         """Save the account and leave everything to the next agent; or ``remove`` it all."""
-        self.ledger.save()
         for segment in self._segments:
             if remove:
                 segment.remove()
             elif isinstance(segment, FileSegment):
                 segment.close()
+            else:
+                self._save(segment)
+        self.ledger.save()
         self._segments = []
         self._cursor = self._ack = None
         if remove and self._folder is not None:
@@ -190,6 +195,33 @@ class Spool:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+    def _save(self, segment: Segment) -> None:
+        """Leave to the next agent what was held in memory; where the disk still takes nothing it is given up."""
+        try:
+            file = FileSegment(self._path(segment.number), self.ledger.agent_id)
+            try:
+                file.append(segment.read(segment.size - START, START))
+            except OSError:
+                file.remove()
+                raise
+            file.close()
+        except OSError:
+            self._drop(segment, "memory_lost")
+
+    def _say(self, error: OSError | None) -> None:
+        """One line when the disk takes no more, one when it does again."""
+        if error is not None and not self._disk_failed:
+            log.warning("spool %s: %s: kept in memory, at most %d MiB", self._folder, error, MEMORY_LIMIT >> 20)
+        elif error is None and self._disk_failed:
+            log.info("spool %s: it can be written again", self._folder)
+        self._disk_failed = error is not None
+
+    def _path(self, number: int) -> Path:
+        """Where a segment belongs. Raises ``OSError`` of a spool that is in memory alone."""
+        if self._folder is None:
+            raise FileNotFoundError("no folder")
+        return self._folder / f"{number:016d}.spool"
 
     def _store(self, sequence: int, batch: bytes, definitions: Mapping[int, bytes]) -> None:
         segment = self._active(len(batch))
@@ -213,11 +245,13 @@ class Spool:
         if self._folder is None:
             return None
         try:
-            return FileSegment(self._folder / f"{self._number:016d}.spool", self.ledger.agent_id)
-        except OSError:
+            return FileSegment(self._path(self._number), self.ledger.agent_id)
+        except OSError as error:
+            self._say(error)
             return None
 
     def _start_segment(self, segment: Segment) -> Segment:
+        segment.number = self._number
         self._number += 1
         self._segments.append(segment)
         self._in_segment = {}
@@ -236,11 +270,14 @@ class Spool:
         return sum(segment.size for segment in self._segments if isinstance(segment, MemorySegment))
 
     def _drop_oldest(self, reason: str) -> None:
-        for record in self._segments[0].records():
-            if record.kind == BATCH and record.number > self.ledger.acked:
-                self.ledger.drop(record.number, record.samples, reason)
+        self._drop(self._segments[0], reason)
         self.ledger.save()
         self._remove_oldest()
+
+    def _drop(self, segment: Segment, reason: str) -> None:
+        for record in segment.records():
+            if record.kind == BATCH and record.number > self.ledger.acked:
+                self.ledger.drop(record.number, record.samples, reason)
 
     def _remove_oldest(self) -> None:
         oldest = self._segments.pop(0)
@@ -276,8 +313,14 @@ class Spool:
             self._start_segment(segment)
             self._take_over(segment)
         ledger.skip_sent()
+        ledger.hold(sum(self._held(segment) for segment in self._segments))
         if self._folder is not None:
             ledger.save()
+
+    def _held(self, segment: Segment) -> int:
+        """Samples of a segment that are not acknowledged."""
+        records = segment.records()
+        return sum(one.samples for one in records if one.kind == BATCH and one.number > self.ledger.acked)
 
     def _take_over(self, segment: Segment) -> None:
         for record in segment.records():

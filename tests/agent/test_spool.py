@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,7 +12,6 @@ from hindmost_agent.spool import Spool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 LIMIT = 1 << 20
 
@@ -38,8 +39,6 @@ def spool(tmp_path: Path) -> Iterator[Spool]:
 
 def killed(spool: Spool, folder: Path, limit: int = LIMIT) -> Spool:
     """What the next agent finds after kill -9: the files as they are, nothing said in order."""
-    import os
-
     os.close(spool._lock)
     spool._lock = -1
     return Spool(folder, limit)
@@ -221,13 +220,80 @@ def test_marks_outlive_the_delivery_of_their_batch(spool: Spool, tmp_path: Path)
     again.close()
 
 
-def test_without_a_disk_memory_takes_over_and_is_bounded(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that refuses costs the oldest batches at worst, and they are counted."""
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """While this holds ``full`` no segment takes a byte; the account has its place already."""
+    state: set[str] = set()
+    pwrite = os.pwrite
 
-    def refuse(*_: object) -> int:
-        raise OSError(28, "No space left on device")
+    def refuse(fd: int, data: bytes, offset: int) -> int:
+        if "full" in state and Path(f"/proc/self/fd/{fd}").readlink().suffix == ".spool":
+            raise OSError(28, "No space left on device")
+        return pwrite(fd, data, offset)
 
     monkeypatch.setattr("hindmost_agent.segment.os.pwrite", refuse)
+    return state
+
+
+def test_a_full_disk_costs_two_lines_and_no_files(
+    spool: Spool, disk: set[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One when it begins and one when it ends, however long it lasts, and nothing that the next agent stumbles over."""
+    caplog.set_level("INFO")
+    fill(spool, 3)
+    disk.add("full")
+    fill(spool, 500)
+    assert len(list((tmp_path / "spool").glob("*.spool"))) == 1
+    disk.clear()
+    fill(spool, 40)
+    assert [one.levelname for one in caplog.records] == ["WARNING", "INFO"]
+    spool.connected(0)
+    assert sent(spool) == list(range(1, 544))
+
+
+def test_what_memory_held_is_left_to_the_next_agent_where_the_disk_takes_it_again(
+    spool: Spool, disk: set[str], tmp_path: Path
+) -> None:
+    """In its order, between what was written before and after."""
+    fill(spool, 3)
+    disk.add("full")
+    fill(spool, 20)
+    disk.clear()
+    fill(spool, 30)
+    spool.close()
+    again = Spool(tmp_path / "spool", LIMIT)
+    again.connected(0)
+    assert (sent(again), held(again)) == (list(range(1, 54)), 530)
+    again.close()
+
+
+def test_what_went_with_an_agent_s_memory_is_counted(spool: Spool, disk: set[str], tmp_path: Path) -> None:
+    """It left while the disk was full: what was on disk is kept, the rest is given up, and the account adds up."""
+    fill(spool, 3)
+    disk.add("full")
+    fill(spool, 20)
+    spool.close()
+    assert (spool.ledger.dropped, held(spool)) == ({"memory_lost": 200}, 30)
+    disk.clear()
+    again = Spool(tmp_path / "spool", LIMIT)
+    assert (again.ledger.dropped, held(again)) == ({"memory_lost": 200}, 30)
+    again.close()
+
+
+def test_what_a_killed_agent_s_memory_held_is_counted_by_the_next(spool: Spool, disk: set[str], tmp_path: Path) -> None:
+    """It is found missing, as far as the account was saved; it does not stay pending for ever."""
+    fill(spool, 3)
+    disk.add("full")
+    fill(spool, 20)
+    spool.ledger.save()
+    again = killed(spool, tmp_path / "spool")
+    assert (again.ledger.produced, again.ledger.dropped, held(again)) == (230, {"memory_lost": 200}, 30)
+    again.close()
+
+
+def test_without_a_disk_memory_takes_over_and_is_bounded(spool: Spool, disk: set[str]) -> None:
+    """A disk that refuses costs the oldest batches at worst, and they are counted."""
+    disk.add("full")
     fill(spool, 300, size=10_000)
     spool.connected(0)
     numbers = sent(spool)
