@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.jobs import HINDMOST, MPIRUN, TRAIN_MPI, environ, observe
+from tests.cluster.jobs import HINDMOST, MPIRUN, TRAIN_MPI, environ, job_of, observe, wait_until_gone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,6 +84,22 @@ def test_a_directory_that_fills_up(tmp_path: Path) -> None:
         assert run.returncode == 0
         assert "step   200  loss" in run.stdout
         assert "rank 2" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "says"), [("size=64k", "No space left on device"), ("ro", "Read-only file system")]
+)
+def test_shared_memory_that_is_full_or_read_only(out: Path, options: str, says: str) -> None:
+    """Ranks have no place for their rings: that is said, and the job prints and ends as ever."""
+    inside = ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs -o {options} none /dev/shm && exec "$@"', "sh"]
+    if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("may not mount here")
+    command = [*inside, *HINDMOST, "run", "--out", str(out), "--job-id", job_of(out), "--", *JOB]
+    done = subprocess.run(command, env=environ(), capture_output=True, text=True, timeout=90, check=False)
+    assert (done.returncode, done.stdout) == (5, "trained\n")
+    own = [line for line in done.stderr.splitlines() if line.startswith("hindmost:")]
+    assert any(says in line for line in own), own
+    assert wait_until_gone(job_of(out)) == {}
 
 
 def test_a_job_without_a_rank(out: Path) -> None:

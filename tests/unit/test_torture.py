@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-import hindmost
 import pytest
+from hindmost.native import build
+from hindmost.supervise import environment
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 #: A loop that marks its steps where hindmost is there, and trains all the same where it is not.
 LOOP = """
@@ -50,21 +54,32 @@ ENDINGS = {
 }
 
 
-def run(script: str, rings: Path, *, observed: bool) -> tuple[int, str, str]:
-    """Exit code, stdout and the last line of stderr of a rank that runs the script."""
+@pytest.fixture(params=["Python", "C"])
+def native(request: pytest.FixtureRequest) -> dict[str, Path]:
+    """What ``hindmost run`` has built for the job: nothing, or the shim and the extension."""
+    if request.param == "Python":
+        return {}
+    try:
+        return {kind: build.library(kind) for kind in ("pmpi", "ring")}
+    except build.BuildError as error:
+        pytest.skip(str(error))
+
+
+def run(script: str, rings: Path, native: dict[str, Path] | None) -> tuple[int, str, str]:
+    """Exit code, stdout and the last line of stderr of a rank that runs the script; unobserved without ``native``."""
     environ = {"PATH": os.environ["PATH"], "RINGS": str(rings), "RANK": "0", "WORLD_SIZE": "2"}
-    if observed:
-        inject = Path(hindmost.__file__).parent / "inject"
-        environ |= {"PYTHONPATH": str(inject), "HINDMOST_JOB_ID": "job", "HINDMOST_RING_DIR": str(rings)}
-        environ |= {"HINDMOST_LAUNCHER": "torchrun"}
+    if native is not None:
+        environ |= environment.variables(
+            environ, job="job", rings=rings, collector="", launcher="torchrun", native=native
+        )
     command = [sys.executable, "-c", LOOP + script]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
     return done.returncode, done.stdout, done.stderr.strip().rpartition("\n")[2]
 
 
 @pytest.mark.parametrize("script", ENDINGS.values(), ids=ENDINGS)
-def test_the_job_ends_as_without_hindmost(script: str, tmp_path: Path) -> None:
+def test_the_job_ends_as_without_hindmost(script: str, tmp_path: Path, native: dict[str, Path]) -> None:
     """Exit code, output and the error's last line are those of the same script unobserved."""
-    expected = run(script, tmp_path / "none", observed=False)
-    assert run(script, tmp_path / "rings", observed=True) == expected
+    expected = run(script, tmp_path / "none", None)
+    assert run(script, tmp_path / "rings", native) == expected
     assert (tmp_path / "rings").is_dir(), "the second run was not observed"
