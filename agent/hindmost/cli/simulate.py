@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hindmost.errors import HindmostError, UsageError
-
-if TYPE_CHECKING:
-    import argparse
 
 _FAULT = re.compile(
     r"(?P<cause>\w+):(?P<ranks>\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*):(?P<percent>\d+(?:\.\d+)?)%"
@@ -20,24 +18,52 @@ _FAULT = re.compile(
 )
 
 
+EPILOG = """\
+CAUSE is one of
+  compute gpu_throttle gpu_contention workload     the GPU's computing is longer; with a lower clock, another process,
+                                                   more tokens
+  input cpu_contention gc checkpoint memory h2d    the host, or the copy, is late
+  network                                          transfers of every group with one of RANKS take longer
+  hang                                             RANKS never come to step FROM
+PERCENT of the clean step is added, from step FROM to before TO, in DUTY percent of those steps.
+
+examples:
+  hindmost simulate run --ranks 64 --fault compute:3:10% && hindmost report run
+  hindmost simulate run --fault input:2,5-6:20%@40-90~30%    three ranks, now and then, for 50 steps
+  hindmost simulate run --fault hang:1:0%@60
+  hindmost simulate --collector 127.0.0.1:9460 --ranks 1024 --speed 1 --fault gpu_throttle:17:8%@100"""
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add this subcommand's arguments."""
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("out", metavar="FOLDER", type=Path, nargs="?", help="where the recording goes: a new folder")
     parser.add_argument("--collector", metavar="HOST:PORT", help="send the job to a running collector instead")
     parser.add_argument(
         "--speed", type=float, default=0.0, metavar="X", help="seconds of the job a second; default: at once"
     )
     parser.add_argument("--format", choices=("run", "traces"), default="run", help="default: a run directory")
-    parser.add_argument("--ranks", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--layout", choices=("dp", "fsdp", "tp_dp", "pp_dp"), default="dp")
+    parser.add_argument("--ranks", type=int, default=8, metavar="N", help="2 to 16384 (default: 8)")
+    parser.add_argument("--steps", type=int, default=100, metavar="N", help="default: 100")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="one seed gives one run (default: 0)")
+    parser.add_argument("--layout", choices=("dp", "fsdp", "tp_dp", "pp_dp"), default="dp", help="default: dp")
     parser.add_argument("--tensor", type=int, default=1, metavar="N", help="ranks of a tensor-parallel group")
     parser.add_argument("--pipeline", type=int, default=1, metavar="N", help="pipeline stages")
-    parser.add_argument("--step-ms", type=float, default=100.0, help="computing of a clean step")
-    parser.add_argument("--run-ahead", type=int, default=0, help="steps that the host may be ahead of the GPU")
+    parser.add_argument(
+        "--step-ms", type=float, default=100.0, metavar="MS", help="computing of a clean step (default: 100)"
+    )
+    parser.add_argument(
+        "--run-ahead", type=int, default=0, metavar="N", help="steps that the host may be ahead of the GPU"
+    )
     parser.add_argument("--varying-lengths", type=float, default=0.0, metavar="SIGMA", help="of sequence lengths")
-    parser.add_argument("--fault", action="append", default=[], metavar="CAUSE:RANKS:PERCENT%[@FROM[-TO]][~DUTY%]")
+    usual = "how unlike healthy ranks and steps are, times that of 4 H200s (default: 1)"
+    parser.add_argument("--noise", type=float, default=1.0, metavar="X", help=usual)
+    parser.add_argument("--clock-offset-ms", type=float, metavar="MS", help="how far clocks are apart (default: 1)")
+    parser.add_argument("--clock-drift-ppm", type=float, metavar="PPM", help="how fast they part (default: 10)")
+    where = "CAUSE:RANKS:PERCENT%[@FROM[-TO]][~DUTY%]"
+    meaning = "what is wrong with whom, see below; may be repeated"
+    parser.add_argument("--fault", action="append", default=[], metavar=where, help=meaning.replace("%", "%%"))
     parser.add_argument("--truth", type=Path, metavar="FILE", help="write what is so, apart from the recording")
 
 
@@ -60,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
         step_ms=args.step_ms,
         run_ahead=args.run_ahead,
         varying_lengths=args.varying_lengths,
+        noise=_noise(args),
         faults=tuple(fault for text in args.fault for fault in parse_fault(text)),
     )
     if args.collector:
@@ -70,6 +97,19 @@ def run(args: argparse.Namespace) -> int:
         args.truth.write_text(json.dumps(asdict(simulated.truth), indent=1) + "\n")
     sys.stdout.write(f"{args.out}: {args.ranks} ranks, {args.steps} steps; judge it by: hindmost report {args.out}\n")
     return 0
+
+
+def _noise(args: argparse.Namespace) -> Any:
+    """As 4 H200s showed it, times ``--noise``; clocks as they were asked for."""
+    from hindmost_collector.simulate import Noise
+
+    usual = Noise()
+    if args.noise < 0:
+        raise UsageError(f"--noise {args.noise:g}: 0 for none, or more")
+    scaled = ("between_ranks", "each_stretch", "wandering", "stall_probability", "transfer", "host")
+    asked = {"clock_offset_ms": args.clock_offset_ms, "clock_drift_ppm": args.clock_drift_ppm}
+    clocks = {name: value for name, value in asked.items() if value is not None}
+    return replace(usual, **{name: getattr(usual, name) * args.noise for name in scaled}, **clocks)
 
 
 def _to_collector(scenario: Any, args: argparse.Namespace) -> int:

@@ -20,7 +20,7 @@ from hindmost_collector.simulate.layout import (
     program,
 )
 from hindmost_collector.simulate.pipeline import PointToPoint, through_pipeline
-from hindmost_collector.simulate.scenario import ON_GPU, Fault, Scenario
+from hindmost_collector.simulate.scenario import ON_GPU, ON_HOST, Fault, Scenario
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,6 +84,16 @@ def activity(scenario: Scenario, draws: Draws, faults: Sequence[Fault]) -> Array
         within = (step >= fault.onset) & (step < (scenario.steps if fault.end is None else fault.end))
         chance = (draws.chance + 0.618 * min(fault.ranks)) % 1
         out[row] = within & (chance < fault.duty)
+    return out
+
+
+def acting(scenario: Scenario, draws: Draws, cause: str) -> Array:
+    """[S, R] size of the scenario's faults of that cause, in each step on each rank."""
+    out = np.zeros((scenario.steps, scenario.ranks))
+    active = activity(scenario, draws, scenario.faults)
+    for row, fault in enumerate(scenario.faults):
+        if fault.cause == cause:
+            out[np.ix_(active[row], list(fault.ranks))] += fault.size
     return out
 
 
@@ -156,7 +166,7 @@ def _on_host(plan: Plan, draws: Draws, faults: Sequence[Fault], timing: Timing, 
     spent = {"input": scenario.input_share * step_ns * draws.host[step], "h2d": H2D_SHARE * step_ns * draws.host[step]}
     names = {"cpu_contention": "runqueue"}
     for row, fault in enumerate(faults):
-        if plan.active[row, step] and fault.cause in ("input", "h2d", "gc", "checkpoint", "cpu_contention"):
+        if plan.active[row, step] and fault.cause in ("h2d", *ON_HOST):
             name = names.get(fault.cause, fault.cause)
             spent.setdefault(name, np.zeros(scenario.ranks))[list(fault.ranks)] += fault.size * step_ns
     if scenario.checkpoint_every and (step + 1) % scenario.checkpoint_every == 0:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hindmost_collector.model import GPU_TIME, UNMEASURED, Job, Run, Table
-from hindmost_collector.simulate.engine import ISSUE_SHARE
+from hindmost_collector.simulate.engine import ISSUE_SHARE, acting
 from hindmost_collector.simulate.layout import groups
 from hindmost_collector.simulate.telemetry import telemetry
 from hindmost_collector.sources.columns import concatenate, select, table
@@ -86,15 +86,16 @@ def steps_of(scenario: Scenario, draws: Draws, timing: Timing, last: int, first:
     start = _on_host_clock(draws, timing.begin[cut])
     issue = ISSUE_SHARE * scenario.step_ms * 1e6 * draws.host[cut]
     runqueue = timing.host["runqueue"][cut]
+    more = 1 + acting(scenario, draws, "workload")[cut]
     columns = {
         "rank": np.broadcast_to(np.arange(scenario.ranks), shape),
         "step": np.broadcast_to(np.arange(first, last)[:, None], shape),
         "start_ns": start,
         "duration_ns": _on_host_clock(draws, until) - start,
-        "work": np.rint(TOKENS * draws.lengths[cut]),
+        "work": np.rint(TOKENS * draws.lengths[cut] * more),
         "input_ns": timing.host["input"][cut],
         "h2d_ns": timing.gpu["h2d"][cut],
-        "forward_ns": 0.3 * issue + runqueue,
+        "forward_ns": 0.3 * issue + runqueue + timing.host["memory"][cut],
         "backward_ns": 0.6 * issue,
         "optimizer_ns": 0.1 * issue,
         "cpu_ns": issue + timing.host["input"][cut],

@@ -8,8 +8,8 @@ from hindmost.errors import UsageError
 
 LAYOUTS = ("dp", "fsdp", "tp_dp", "pp_dp")
 #: Where a fault of a cause bites: the GPU's computing, the host before it launches, or the network.
-ON_GPU = ("compute", "gpu_throttle", "gpu_contention")
-ON_HOST = ("input", "cpu_contention", "gc", "checkpoint")
+ON_GPU = ("compute", "gpu_throttle", "gpu_contention", "workload")
+ON_HOST = ("input", "cpu_contention", "gc", "checkpoint", "memory")
 CAUSES = (*ON_GPU, *ON_HOST, "h2d", "network", "hang")
 MAX_RANKS = 16_384
 

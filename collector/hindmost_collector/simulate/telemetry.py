@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector.simulate.engine import activity
+from hindmost_collector.simulate.engine import acting
 from hindmost_collector.sources.columns import concatenate, table
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ FULL_CLOCK_HZ = 1.98e9
 POWER_CAP, THERMAL = 0x4, 0x20
 OWN_BYTES = 60e9
 OTHERS_BYTES = 8e9
+#: Pages that a rank reads back from disk, a second in which it stands still for memory.
+FAULTS_A_SECOND = 2000.0
+_PRESSURE = "hindmost_node_pressure_waiting_seconds_total"
 
 
 def telemetry(scenario: Scenario, draws: Draws, timing: Timing, epoch_ns: int) -> Table:
@@ -38,8 +41,9 @@ def sampled(scenario: Scenario, draws: Draws, timing: Timing) -> tuple[Array, di
     at = np.linspace(0, end, count, endpoint=False) + end / count / 2
     step = np.clip(np.searchsorted(timing.begin[:, 0], at, side="right") - 1, 0, scenario.steps - 1)
     random = np.random.default_rng([scenario.seed, 0x54454C45])
-    slow = {cause: _acting(scenario, draws, cause)[step] for cause in ("gpu_throttle", "gpu_contention")}
+    slow = {cause: acting(scenario, draws, cause)[step] for cause in ("gpu_throttle", "gpu_contention")}
     queued = np.cumsum(timing.host["runqueue"] + 1e5, axis=0)[step] / 1e9
+    stalled = np.cumsum(timing.host["memory"], axis=0)[step] / 1e9
     noise = 1 + 0.003 * random.standard_normal((count, scenario.ranks))
     clock = FULL_CLOCK_HZ * noise / (1 + slow["gpu_throttle"])
     series = {
@@ -49,24 +53,29 @@ def sampled(scenario: Scenario, draws: Draws, timing: Timing) -> tuple[Array, di
         "hindmost_gpu_memory_used_bytes": OWN_BYTES + np.where(slow["gpu_contention"] > 0, OTHERS_BYTES, 0),
         "hindmost_gpu_process_memory_used_bytes": np.full_like(clock, OWN_BYTES),
         "hindmost_process_runqueue_seconds_total": queued,
+        "hindmost_process_major_page_faults_total": np.rint(FAULTS_A_SECOND * stalled),
+        _PRESSURE: _of_nodes(scenario, stalled),
     }
     return at, series
 
 
-def _acting(scenario: Scenario, draws: Draws, cause: str) -> Array:
-    """[S, R] size of the faults of that cause."""
-    out = np.zeros((scenario.steps, scenario.ranks))
-    active = activity(scenario, draws, scenario.faults)
-    for row, fault in enumerate(scenario.faults):
-        if fault.cause == cause:
-            out[np.ix_(active[row], list(fault.ranks))] += fault.size
-    return out
+def _of_nodes(scenario: Scenario, values: Array) -> Array:
+    """[T, R] the most that any rank of the same node has: a node's tasks stand still together."""
+    first = np.arange(0, scenario.ranks, scenario.gpus_per_node)
+    most = np.maximum.reduceat(values, first, axis=1)
+    return np.asarray(np.repeat(most, np.diff(np.append(first, scenario.ranks)), axis=1))
+
+
+def told_by(scenario: Scenario, name: str, ranks: range) -> list[int]:
+    """Which of these ranks have a series of this metric: of a node's own, the first rank of each node stands for it."""
+    return [rank for rank in ranks if name != _PRESSURE or rank % scenario.gpus_per_node == 0]
 
 
 def _series(scenario: Scenario, name: str, times: Array, values: Array) -> Table:
     """Long rows, rank by rank."""
     count = times.shape[0]
-    ranks = range(scenario.ranks)
+    ranks = told_by(scenario, name, range(scenario.ranks))
+    times, values = times[:, ranks], values[:, ranks]
     labels = [json.dumps(labels_of(scenario, name, rank)) for rank in ranks]
     return table(
         "metrics",
@@ -80,6 +89,8 @@ def _series(scenario: Scenario, name: str, times: Array, values: Array) -> Table
 
 def labels_of(scenario: Scenario, name: str, rank: int) -> dict[str, str]:
     """Labels of a rank's series of this metric."""
+    if name == _PRESSURE:
+        return {"resource": "memory"}
     job = {"job": f"simulated-{scenario.seed}", "rank": str(rank)}
     uuid = {"gpu_uuid": f"GPU-{rank:08x}"}
     if name.startswith("hindmost_process"):

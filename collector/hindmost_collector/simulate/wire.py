@@ -12,7 +12,7 @@ from hindmost_collector.model import PHASES, Table, rows
 from hindmost_collector.simulate.layout import groups
 from hindmost_collector.simulate.record import EPOCH_NS, collectives_of, comm_id, gpu, steps_of
 from hindmost_collector.simulate.record import node as node_of
-from hindmost_collector.simulate.telemetry import labels_of, sampled
+from hindmost_collector.simulate.telemetry import labels_of, sampled, told_by
 from hindmost_collector.sources.columns import select
 
 if TYPE_CHECKING:
@@ -85,8 +85,8 @@ class Job:
         if rows(calls):
             batch.collectives.append(self._calls(node, calls))
         if len(at):
-            ranks = list(self.ranks(node))
-            values = np.concatenate([samples[name][:, ranks] for name in samples], axis=1)
+            whose = {name: told_by(self.scenario, name, self.ranks(node)) for name in samples}
+            values = np.concatenate([samples[name][:, ranks] for name, ranks in whose.items()], axis=1)
             times = (NODE_BASE_NS + at).astype(np.int64)
             batch.metrics.append(wire.MetricBlock(schema=_schema(node), time_ns=times, values=values.ravel()))
         return wire.AgentMessage(batch=batch)
@@ -146,7 +146,7 @@ class Job:
                 labels=labels_of(self.scenario, name, rank),
             )
             for name in samples
-            for rank in self.ranks(node)
+            for rank in told_by(self.scenario, name, self.ranks(node))
         ]
 
     def _communicators(self, node: int) -> Iterator[wire.Communicator]:

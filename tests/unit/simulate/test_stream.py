@@ -47,6 +47,18 @@ def test_what_is_sent_is_what_is_judged(tmp_path: Path) -> None:
     assert (verdict.kind, verdict.ranks, verdict.cause) == ("straggler", (13,), "gpu_throttle")
 
 
+def test_what_a_node_has_is_sent_once_and_not_by_each_rank(tmp_path: Path) -> None:
+    """A node's memory pressure has one series, and is the cause of who stands still for it."""
+    fault = Fault("memory", (13,), 0.2)
+    collected(tmp_path / "run", Scenario(ranks=16, steps=40, seed=5, faults=(fault,)))
+    run = load(tmp_path / "run")
+    told = run.metrics["name"] == "hindmost_node_pressure_waiting_seconds_total"
+    pairs = zip(run.metrics["node"][told].tolist(), run.metrics["time_ns"][told].tolist(), strict=True)
+    assert len(set(pairs)) == told.sum() > 0
+    (verdict,) = judge(run).verdicts
+    assert (verdict.ranks, verdict.cause) == ((13,), "memory")
+
+
 def test_where_nobody_listens_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong address ends in one error that names it."""
     monkeypatch.setattr("hindmost_collector.simulate.stream.WELCOME_S", 0.2)

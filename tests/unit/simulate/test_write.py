@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hindmost.cli import main
-from hindmost.cli.simulate import parse_fault
+from hindmost.cli.simulate import EPILOG, parse_fault
 from hindmost.errors import UsageError
+from hindmost_collector.judge import judge
 from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_collector.simulate.scenario import CAUSES
 from hindmost_collector.simulate.write import write
 from hindmost_collector.sources import load
 
@@ -67,3 +70,27 @@ def test_faults_are_spelled_on_the_command_line() -> None:
     assert parse_fault("gc:1,4-5:7.5%@40-90~30%") == [Fault("gc", (r,), 0.075, 40, 90, 0.3) for r in (1, 4, 5)]
     with pytest.raises(UsageError, match="--fault compute: expected"):
         parse_fault("compute")
+
+
+def test_the_help_names_every_cause_that_can_be_simulated() -> None:
+    """Nobody has to read the code to put a fault into a job."""
+    told = set(re.findall(r"\w+", EPILOG))
+    assert [cause for cause in CAUSES if cause not in told] == []
+
+
+@pytest.mark.parametrize("cause", sorted(set(CAUSES) - {"hang", "network"}))
+def test_every_cause_that_can_be_simulated_is_found_as_what_it_is(cause: str) -> None:
+    """The judge names the rank and the cause of a fault of a tenth of the step."""
+    (verdict,) = judge(simulate(Scenario(16, 80, seed=4, faults=(Fault(cause, (5,), 0.12),))).run).verdicts
+    assert (verdict.kind, verdict.ranks, verdict.cause) == ("straggler", (5,), cause)
+
+
+def test_noise_and_clocks_are_set_on_the_command_line(tmp_path: Path) -> None:
+    """Without noise all ranks compute alike; clocks may be a second apart and nobody is named."""
+    options = ["--ranks", "16", "--noise", "0", "--clock-offset-ms", "1000", "--clock-drift-ppm", "50", "--steps", "40"]
+    assert main(["simulate", str(tmp_path / "run"), *options]) == 0
+    run = load(tmp_path / "run")
+    first = run.steps["start_ns"][run.steps["step"] == 0]
+    assert np.ptp(first) > 10e6
+    assert judge(run).verdicts[0].kind == "balanced"
+    assert main(["simulate", str(tmp_path / "other"), "--noise", "-1"]) == 2
