@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 
 import hindmost_collector
 import numpy as np
@@ -268,3 +269,24 @@ def test_merge_cuts_within_one_node(tmp_path, monkeypatch):
     keys = [(row["labels"], row["time_ns"]) for piece in made for row in piece.to_pylist()]
     assert keys == sorted(keys)
     assert len(set(keys)) == len(keys) == 40 * 60
+
+
+def test_merge_reads_each_row_group_once(tmp_path, monkeypatch):
+    """However many pieces share a row group of a segment, it is read once for all of them."""
+    monkeypatch.setattr(merge, "PIECE_ROWS", 60)
+    monkeypatch.setattr(segments, "_FLUSH_GROUP", 128)
+    paths = [tmp_path / segments.file_name("20250101", flush) for flush in (1, 2)]
+    for number, path in enumerate(paths):
+        segments.write("metrics", [samples(100 * number, 50, nodes=8)], path)
+    read, real = Counter(), segments.read_group
+
+    def counted(file, number, columns=None):
+        if columns is None:  # else it looks for bounds only
+            read[id(file), number] += 1
+        return real(file, number, columns)
+
+    monkeypatch.setattr(segments, "read_group", counted)
+    pieces = list(merge.merged("metrics", paths))
+    assert len(pieces) > 4
+    assert (len(read), set(read.values())) == (6, {1})
+    assert sum(map(len, pieces)) == sum(len(segments.read(path)) for path in paths)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,20 +19,19 @@ if TYPE_CHECKING:
     Key = tuple[Any, ...]
 
 #: Rows of a piece, about: what a merge holds, and sorts, at one time.
-PIECE_ROWS = 1 << 19
+PIECE_ROWS = 1 << 18
 
 
 class _Group(NamedTuple):
-    """A row group: of which segment, which one, how many rows, and what its rows' keys begin with at least and at most.
+    """A row group: of which segment, which one, how many rows, and what its rows' keys begin with at least.
 
-    Both are as long as is known: empty where nothing is.
+    That is as long as is known: empty where nothing is.
     """
 
     path: Path
     number: int
     rows: int
     least: Key
-    most: Key
 
 
 def merged(table: str, paths: Sequence[Path]) -> Iterator[pa.Table]:
@@ -43,17 +43,49 @@ def merged(table: str, paths: Sequence[Path]) -> Iterator[pa.Table]:
         yield _joined(table, [segments.read(path) for path in paths])
         return
     names = _cut_by(table, order)
-    groups = [group for path in paths for group in _groups(path, names)]
-    below: Key | None = None
-    for bound in [*_bounds(table, groups, names), None]:
-        parts = [
-            _between(_fitted(table, segments.read_groups(path, indices)), names, below, bound)
-            for path in paths
-            if (indices := [one.number for one in groups if one.path == path and _overlaps(one, below, bound)])
-        ]
-        if any(map(len, parts)):
-            yield _sorted(_joined(table, parts), order)
-        below = bound
+    groups = {path: list(_groups(path, names)) for path in paths}
+    bounds = _bounds(table, [group for found in groups.values() for group in found], names)
+    with contextlib.ExitStack() as opened:
+        sources = [_Source(opened.enter_context(segments.opened(path)), table, groups[path]) for path in paths]
+        below: Key | None = None
+        for bound in [*bounds, None]:
+            parts = [part for source in sources for part in source.between(names, below, bound)]
+            if any(map(len, parts)):
+                yield _sorted(_joined(table, parts), order)
+            below = bound
+
+
+class _Source:
+    """A segment that is read from front to back: a row group that two pieces share is read once."""
+
+    def __init__(self, file: pq.ParquetFile, table: str, groups: Sequence[_Group]) -> None:
+        self._file, self._table, self._groups = file, table, list(groups)
+        self._held: tuple[int, pa.Table] | None = None
+
+    def between(self, names: Sequence[str], below: Key | None, bound: Key | None) -> list[pa.Table]:
+        """Rows whose key is above ``below`` and at most ``bound``, asked for in that order. Raises OSError or
+        pa.ArrowException.
+        """
+        parts, left = [], []
+        for group in self._groups:
+            if bound is not None and group.least > bound[: len(group.least)]:
+                left.append(group)
+                continue
+            data = self._read(group.number)
+            later = np.zeros(len(data), dtype=bool) if bound is None else _above(data, names, bound)
+            wanted = ~later if below is None else ~later & _above(data, names, below)
+            parts.append(data if wanted.all() else data.filter(pa.array(wanted)))
+            if later.any():
+                left.append(group)
+            else:
+                self._held = None
+        self._groups = left
+        return parts
+
+    def _read(self, number: int) -> pa.Table:
+        if not self._held or self._held[0] != number:
+            self._held = number, _fitted(self._table, segments.read_group(self._file, number))
+        return self._held[1]
 
 
 def _cut_by(table: str, order: tuple[str, ...]) -> tuple[str, ...]:
@@ -69,26 +101,19 @@ def _groups(path: Path, names: Sequence[str]) -> Iterator[_Group]:
             group = file.metadata.row_group(number)
             told = [group.column(place).statistics if place >= 0 else None for place in places]
             if group.num_rows:
-                yield _Group(path, number, group.num_rows, _prefix(told, "min"), _prefix(told, "max"))
+                yield _Group(path, number, group.num_rows, _least(told))
 
 
-def _prefix(told: Sequence[Any], end: str) -> Key:
-    """The extreme of the first column, and of each further one while those before it are the same in all rows."""
+def _least(told: Sequence[Any]) -> Key:
+    """The least of the first column, and of each further one while those before it are the same in all rows."""
     found: list[Any] = []
     for one in told:
         if not one or not one.has_min_max:
             break
-        found.append(getattr(one, end))
+        found.append(one.min)
         if one.min != one.max:
             break
     return tuple(found)
-
-
-def _overlaps(group: _Group, below: Key | None, bound: Key | None) -> bool:
-    """Whether a row's key may be above ``below`` and at most ``bound``."""
-    if bound is not None and group.least > bound[: len(group.least)]:
-        return False
-    return below is None or group.most > below or below[: len(group.most)] == group.most != below
 
 
 def _bounds(table: str, groups: Sequence[_Group], names: Sequence[str]) -> list[Key]:
@@ -106,18 +131,11 @@ def _bounds(table: str, groups: Sequence[_Group], names: Sequence[str]) -> list[
     for group in (one for one in groups if one.path == largest):
         at = [row - first for row in wanted if first <= row < first + group.rows]
         if at:
-            keys = _fitted(table, segments.read_groups(largest, [group.number], names), names).take(at)
+            with segments.opened(largest) as file:
+                keys = _fitted(table, segments.read_group(file, group.number, names), names).take(at)
             found |= {tuple(row.values()) for row in keys.to_pylist()}
         first += group.rows
     return sorted(found)
-
-
-def _between(data: pa.Table, names: Sequence[str], below: Key | None, bound: Key | None) -> pa.Table:
-    """Rows whose key is above ``below`` and at most ``bound``."""
-    mask = np.ones(len(data), dtype=bool) if below is None else _above(data, names, below)
-    if bound is not None:
-        mask &= ~_above(data, names, bound)
-    return data if mask.all() else data.filter(pa.array(mask))
 
 
 def _above(data: pa.Table, names: Sequence[str], key: Key) -> Array:

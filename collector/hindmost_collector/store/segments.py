@@ -21,12 +21,13 @@ from hindmost_collector.store import schema
 from hindmost_collector.store.journal import TEMPORARY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
 SUFFIX = ".parquet"
 TORN = ".torn"
-_ROW_GROUP = 1 << 19
+#: Rows of a row group of a merged segment; and of a flush: a merge holds one of each of its segments.
+_ROW_GROUP, _FLUSH_GROUP = 1 << 19, 1 << 16
 
 
 @dataclass(frozen=True)
@@ -92,10 +93,10 @@ def standing(found: Iterable[Segment | None]) -> list[Segment]:
 class Writer:
     """A segment in the making, under a temporary name: ``add`` pieces, then ``finish``; or ``discard`` it."""
 
-    def __init__(self, table: str, path: Path) -> None:
-        """Raises OSError."""
+    def __init__(self, table: str, path: Path, group: int = _ROW_GROUP) -> None:
+        """Row groups have about ``group`` rows. Raises OSError."""
         dictionary, plain = schema.encodings(table)
-        self.rows = 0
+        self.rows, self._group = 0, group
         self._path = path
         self._file = path.open("wb")
         self._writer = pq.ParquetWriter(
@@ -111,7 +112,7 @@ class Writer:
     def add(self, piece: pa.Table) -> None:
         """Append rows. Raises OSError."""
         try:
-            groups = max(1, round(piece.num_rows / _ROW_GROUP))  # of one size, and no small one at the end
+            groups = max(1, round(piece.num_rows / self._group))  # of one size, and no small one at the end
             self._writer.write_table(piece, row_group_size=max(1, -(-piece.num_rows // groups)))
         except pa.ArrowException as error:
             raise OSError(str(error)) from error
@@ -136,7 +137,7 @@ class Writer:
 
 def write(table: str, pieces: Iterable[pa.Table], path: Path) -> int:
     """Write ``pieces`` to ``path`` and sync it; how many rows. Raises OSError, leaving nothing behind."""
-    writer = Writer(table, path)
+    writer = Writer(table, path, _FLUSH_GROUP)
     try:
         for piece in pieces:
             writer.add(piece)
@@ -148,17 +149,22 @@ def write(table: str, pieces: Iterable[pa.Table], path: Path) -> int:
 
 def read(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """A segment's rows. Raises OSError or pa.ArrowException when torn, HindmostError when newer than this program."""
-    with pq.ParquetFile(path, page_checksum_verification=True) as file:
-        _check_version(path, file)
+    with opened(path) as file:
         return file.read(columns=list(columns) if columns else None)
 
 
-def read_groups(path: Path, indices: Sequence[int], columns: Sequence[str] | None = None) -> pa.Table:
-    """Some row groups of a segment, in this thread alone: merging takes one core, and counts it. Raises as ``read``."""
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[pq.ParquetFile]:
+    """A segment to be read by row groups. Raises as ``read`` does."""
     with pq.ParquetFile(path, page_checksum_verification=True) as file:
         _check_version(path, file)
-        wanted = list(columns) if columns else None
-        return file.read_row_groups(list(indices), columns=wanted, use_threads=False).replace_schema_metadata(None)
+        yield file
+
+
+def read_group(file: pq.ParquetFile, number: int, columns: Sequence[str] | None = None) -> pa.Table:
+    """A row group, read in this thread alone: merging takes one core, and counts it. Raises as ``read``."""
+    wanted = list(columns) if columns else None
+    return file.read_row_group(number, columns=wanted, use_threads=False).replace_schema_metadata(None)
 
 
 def check_version(path: Path) -> None:
