@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+import pytest
 from hindmost import ring, stepping
 
 from tests.unit.torch_loop import Loop, steps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 def in_another_thread(function: Callable[..., object], *arguments: object) -> None:
@@ -79,3 +81,70 @@ def test_a_loop_that_marks_its_steps_may_fetch_ahead(loop: Loop) -> None:
             loop.compute()
     events = loop.written()
     assert steps(events) == [(0, 30_000), (1, 30_000), (2, 30_000)]
+
+
+class Engine:
+    """Autograd's thread for a GPU: ``backward`` has two optimizers step there, as hooks of gradients do."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self.thread = ThreadPoolExecutor(1)
+        loop.functions = SimpleNamespace(fetch=loop._fetch, backward=self._backward)
+        for name in ("fetch", "backward"):
+            loop.hooks.surround(loop.functions, name, name)
+
+    def _backward(self, _loss: object) -> None:
+        self._loop.now += self._loop.unit
+        self.thread.submit(self.steps).result()
+
+    def steps(self) -> None:
+        for optimizer in (self, self._loop):
+            self._loop.hooks.step_begins(optimizer)
+            self._loop.hooks.step_ends(optimizer)
+
+
+@pytest.fixture
+def engine(loop: Loop) -> Iterator[Engine]:
+    made = Engine(loop)
+    yield made
+    made.thread.shutdown()
+
+
+@pytest.mark.parametrize("fetches", [True, False])
+def test_optimizers_may_step_in_the_thread_of_a_gpu_s_backward(loop: Loop, engine: Engine, fetches: bool) -> None:
+    """Their steps are the training thread's, and part of its backward: when they began there is not its time."""
+    for _ in range(6):
+        if fetches:
+            loop.fetch()
+        loop.now += loop.unit
+        loop.functions.backward(loop)
+    events = loop.written()
+    assert [seq for seq, _ in steps(events)] == [0, 1, 2, 3, 4, 5]
+    assert steps(events)[1:] == [(seq, 30_000 if fetches else 20_000) for seq in range(1, 6)]
+    assert {name: [one.name for one in events].count(name) for name in ("backward", "optimizer")} == {
+        "backward": 6,
+        "optimizer": 0,
+    }
+
+
+def test_steps_that_go_unrecorded_are_counted_whatever_thread_makes_them(loop: Loop, engine: Engine) -> None:
+    """Where hooks take too much, every 4th step is recorded, also of a loop whose optimizers step within backward."""
+    loop.recorder.pace.thrift.mask = 3
+    for _ in range(9):
+        loop.fetch()
+        loop.functions.backward(loop)
+    assert [seq for seq, _ in steps(loop.written())] == [0, 4, 8]
+
+
+def test_a_second_thread_that_trains_steps_for_itself(loop: Loop, engine: Engine) -> None:
+    """What called backward itself is no thread of autograd's: its optimizer's steps end none of the first's."""
+    computes = loop._backward
+    loop.fetch()
+    loop.functions.backward(loop)
+    other = SimpleNamespace(backward=computes)
+    loop.hooks.surround(other, "backward", "backward")
+    engine.thread.submit(other.backward, loop).result()
+    loop.written()
+    for _ in range(3):
+        loop.functions.backward(loop)
+    assert steps(loop.written()) == []

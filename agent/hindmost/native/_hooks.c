@@ -226,8 +226,12 @@ static void fetch_ends(Loop *loop, int64_t start, PyObject *batch) {
 }
 
 static int64_t backward_begins(Loop *loop) {
-    if (loop->backwards || loop->passing || !in_training_thread(loop, true))
+    if (loop->backwards || loop->passing)
         return -1;
+    if (!in_training_thread(loop, true)) {
+        loop->rival = PyThread_get_thread_ident();
+        return -1;
+    }
     int64_t start = now(loop);
     loop->backwards = 1;
     loop->prompted = true;
@@ -238,18 +242,52 @@ static int64_t backward_begins(Loop *loop) {
     return start;
 }
 
+/* An optimizer's step has ended; one that is no phase has been made within backward. */
+static void stepped(Loop *loop, int64_t end, uintptr_t optimizer, bool is_phase) {
+    loop->stepped++;
+    bool measured = loop->measuring, ends = !loop->fed || loop->stepped > HM_REPEATS;
+    if (ends) /* a loop that fetches nothing: the step ends here */
+        tick(loop, end);
+    if (is_phase)
+        hm_optimizer_ends(&loop->seen, loop->started, end, optimizer);
+    else
+        hm_stepped(&loop->seen, end, optimizer);
+    if (ends && !measured)
+        gpu(loop, READY);
+    took_since(loop, end, 0);
+}
+
 static void backward_ends(Loop *loop, int64_t start) {
     int64_t end = now(loop);
     loop->backwards = 0;
     show_no_more(loop);
     hm_backward_ends(&loop->seen, start, end);
     gpu(loop, BACKWARD_ENDS);
-    loop->own += now(loop) - end;
+    uintptr_t within = loop->within;
+    loop->within = 0;
+    if (within)
+        stepped(loop, end, within, false);
+    else
+        loop->own += now(loop) - end;
 }
 
-static void step_begins(Loop *loop) {
-    if (!in_training_thread(loop, true))
+/* On a GPU hooks of gradients run in a thread of autograd's: an optimizer that steps in one is the training thread's. */
+static void steps_elsewhere(Loop *loop, PyObject *optimizer) {
+    unsigned long here = PyThread_get_thread_ident();
+    if (here == loop->rival)
         return;
+    if (loop->backwards) {
+        loop->engine = here;
+        loop->within = (uintptr_t)optimizer;
+    } else if (loop->passing && here == loop->engine)
+        loop->stepped = 1;
+}
+
+static void step_begins(Loop *loop, PyObject *optimizer) {
+    if (!in_training_thread(loop, true)) {
+        steps_elsewhere(loop, optimizer);
+        return;
+    }
     if (loop->prompted) /* since the step before began: that one has ended, or raised and so told of no end */
         loop->optimizing = 0;
     loop->prompted = false;
@@ -263,18 +301,13 @@ static void step_begins(Loop *loop) {
 static void step_ends(Loop *loop, PyObject *optimizer) {
     if (!loop->optimizing || PyThread_get_thread_ident() != loop->thread || --loop->optimizing)
         return;
-    loop->stepped++;
-    if (loop->passing)
+    if (loop->passing) {
+        loop->stepped++;
         return;
+    }
     int64_t end = now(loop);
     gpu(loop, OPTIMIZER_ENDS);
-    bool measured = loop->measuring, ends = !loop->fed || loop->stepped > HM_REPEATS;
-    if (ends) /* a loop that fetches nothing: the step ends here */
-        tick(loop, end);
-    hm_optimizer_ends(&loop->seen, loop->started, end, (uintptr_t)optimizer);
-    if (ends && !measured)
-        gpu(loop, READY);
-    took_since(loop, end, 0);
+    stepped(loop, end, (uintptr_t)optimizer, true);
 }
 
 PyObject *hm_call_fetch(PyObject *self, PyObject *const *args, size_t count, PyObject *names) {
@@ -314,9 +347,9 @@ PyObject *hm_call_backward(PyObject *self, PyObject *const *args, size_t count, 
 }
 
 PyObject *hm_call_step_begins(PyObject *self, PyObject *const *args, size_t count, PyObject *names) {
-    (void)args, (void)count, (void)names;
+    (void)names;
     Loop *loop = ((Hook *)self)->loop;
-    step_begins(loop);
+    step_begins(loop, PyVectorcall_NARGS(count) ? args[0] : NULL);
     return hm_unless_raised(loop, Py_NewRef(Py_None), false);
 }
 

@@ -23,6 +23,9 @@ typedef struct {
     long long passing;             /* train steps gone by unrecorded, the one in progress included */
     int stepped, optimizing, backwards;
     char fed, measuring, on_gpu, tokens;
+    unsigned long engine; /* a thread of autograd's in which optimizers step while the training thread is in backward */
+    unsigned long rival;  /* another thread that trains */
+    uintptr_t within;     /* an optimizer that has stepped within the backward in progress */
     char prompted; /* a backward began since the optimizer's last step did, in its closure or after it */
     PyObject *gradients, *clock; /* clock: NULL, but in tests */
     PyObject *rare[RARE];

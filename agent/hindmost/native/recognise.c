@@ -215,6 +215,10 @@ void hm_optimizer_begins(struct hm_seen *seen, int64_t now) {
 
 void hm_optimizer_ends(struct hm_seen *seen, int64_t start, int64_t now, uint64_t optimizer) {
     write_phase(seen, HM_OPTIMIZER, start, now);
+    hm_stepped(seen, now, optimizer);
+}
+
+void hm_stepped(struct hm_seen *seen, int64_t now, uint64_t optimizer) {
     seen->ready = seen->last = now;
     if (!trains(seen))
         return;

@@ -55,6 +55,7 @@ HM_HIDDEN void hm_backward_begins(struct hm_seen *seen, int64_t now);
 HM_HIDDEN void hm_backward_ends(struct hm_seen *seen, int64_t start, int64_t now);
 HM_HIDDEN void hm_optimizer_begins(struct hm_seen *seen, int64_t now);
 HM_HIDDEN void hm_optimizer_ends(struct hm_seen *seen, int64_t start, int64_t now, uint64_t optimizer);
+HM_HIDDEN void hm_stepped(struct hm_seen *seen, int64_t now, uint64_t optimizer);
 HM_HIDDEN void hm_forgets(struct hm_seen *seen);
 HM_HIDDEN void hm_pauses(struct hm_seen *seen, int64_t now);
 HM_HIDDEN void hm_ends(struct hm_seen *seen, int64_t now);

@@ -103,6 +103,10 @@ class Recogniser:
     def optimizer_ends(self, start: int, now: int, optimizer: int) -> None:
         """An optimizer's step has ended. ``optimizer`` tells the optimizers of a process apart."""
         self._recorder.write("optimizer", start, now)
+        self.stepped(now, optimizer)
+
+    def stepped(self, now: int, optimizer: int) -> None:
+        """An optimizer has made its step, whose time is none of the training thread's."""
         self._ready = self._last = now
         if not self._trains():
             return

@@ -52,6 +52,9 @@ class Hooks:
         self._prompted = False  # a backward began since the optimizer's last step did, in its closure or after it
         self._started = 0
         self._passing = 0  # train steps gone by unrecorded, the one in progress included; 0: it is recorded
+        self._engine = 0  # a thread of autograd's in which optimizers step while the training thread is in backward
+        self._rival = 0  # another thread that trains
+        self._within = 0  # an optimizer that has stepped within the backward in progress
         recorder.on_handover.append(self._handed_over)
 
     def surround(self, owner: Any, name: str, place: str) -> None:
@@ -128,7 +131,10 @@ class Hooks:
 
     def backward_begins(self, *_: Any) -> int | None:
         recorder = self._recorder
-        if self._backwards or self._passing or not self._trains_here():
+        if self._backwards or self._passing:
+            return None
+        if not self._trains_here():
+            self._rival = get_ident()
             return None
         start = self._clock()
         self._backwards = 1
@@ -150,11 +156,26 @@ class Hooks:
         self._later.append((self._recogniser.backward_ends, start, now))
         if self._gpu is not None and self._pace.measuring:
             self._gpu.backward_ends()
-        recorder.own_ns += self._clock() - now
+        within, self._within = self._within, 0
+        if within:
+            self._steps(now, self._recogniser.stepped, now, within)
+        else:
+            recorder.own_ns += self._clock() - now
 
-    def _step_begins(self, _optimizer: Any) -> None:
+    def _steps_elsewhere(self, optimizer: Any) -> None:
+        """On a GPU hooks of gradients run in a thread of autograd's: who steps in one is the training thread's."""
+        here = get_ident()
+        if here == self._rival:
+            return
+        if self._backwards:
+            self._engine, self._within = here, id(optimizer)
+        elif self._passing and here == self._engine:
+            self._stepped = 1
+
+    def _step_begins(self, optimizer: Any) -> None:
         recorder = self._recorder
         if not self._trains_here():
+            self._steps_elsewhere(optimizer)
             return
         if self._prompted:  # since the step before began: that one has ended, or raised and so told of no end
             self._prompted = False
@@ -178,10 +199,15 @@ class Hooks:
         now = self._clock()
         if self._gpu is not None and self._pace.measuring:
             self._gpu.optimizer_ends()
+        self._steps(now, self._recogniser.optimizer_ends, self._started, now, id(optimizer))
+
+    def _steps(self, now: int, told: Callable[..., None], *what: int) -> None:
+        """An optimizer's step has ended."""
+        recorder = self._recorder
         self._stepped += 1
         if not self._fed or self._stepped > REPEATS:
             self._step_ends_here(now)
-        self._later.append((self._recogniser.optimizer_ends, self._started, now, id(optimizer)))
+        self._later.append((told, *what))
         end = self._clock()
         recorder.own_ns += end - now
         if end >= recorder.due_ns:
