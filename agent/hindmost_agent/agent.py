@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from hindmost_proto import telemetry_pb2 as wire
 
 from hindmost_agent.batch import Builder, message, sequenced
-from hindmost_agent.jobs import ring_folders
 from hindmost_agent.ledger import REASONS
 from hindmost_agent.life import Lives
 from hindmost_agent.runner import LONG_AGO_NS, following
@@ -156,7 +155,7 @@ class Agent:
     def _discover(self, now_ns: int) -> None:
         if self._jobs is not None and now_ns >= self._folders_ns:
             self._folders_ns = now_ns + FOLDERS_NS
-            self.rings.folders = ring_folders(self._jobs.shared_memory)
+            self.rings.folders = self._jobs.folders(now_ns)
         self.rings.discover(now_ns)
 
     def _look(self, now_ns: int) -> None:

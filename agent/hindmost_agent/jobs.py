@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,12 +14,16 @@ from hindmost_agent.launched import ancestors, command_line, rank_of
 from hindmost_agent.rings import start_ticks
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from hindmost_agent.ranks import RankProcess
     from hindmost_agent.sampler import Host
 
 NS = 1_000_000_000
 PERIOD_NS = 10 * NS
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where rings live
+#: A folder without rings that nobody has touched for this long is of a job that is over.
+QUIET_S = 60.0
 #: In the place of a program's name, which is never that long.
 KERNEL = "a thread of the kernel"
 
@@ -51,6 +57,21 @@ def sweep(proc: Path, base: Path = SHARED_MEMORY, uid: int | None = None) -> int
     return removed
 
 
+def tidy(folders: Iterable[Path], now_s: float) -> None:
+    """Remove folders of jobs that are over, whose rings were read and removed: each job would leave one.
+
+    ``now_s``: Unix time.
+    """
+    for folder in folders:
+        with contextlib.suppress(OSError):  # another user's, or somebody was quicker
+            if now_s - folder.stat().st_mtime > QUIET_S:
+                left = [entry.name for entry in os.scandir(folder)]
+                if left == ["agent.lock"]:
+                    (folder / "agent.lock").unlink()
+                if left in ([], ["agent.lock"]):
+                    folder.rmdir()
+
+
 def _taken(folder: Path) -> bool:
     try:
         lock = os.open(folder / "agent.lock", os.O_RDONLY | os.O_CLOEXEC)
@@ -69,14 +90,17 @@ class Jobs:
     """Keeps ``host.ranks`` in step with the ranks among the node's processes: each is looked at when it is new, and
     again when it runs another program, as a shell does that ends in ``exec``."""
 
-    def __init__(self, host: Host, shared_memory: Path = SHARED_MEMORY) -> None:
+    def __init__(
+        self, host: Host, shared_memory: Path = SHARED_MEMORY, unix_s: Callable[[], float] = time.time
+    ) -> None:
         self.shared_memory = shared_memory
+        self._unix_s = unix_s
         self._host = host
         self._known: dict[int, str] = {}
         #: What launchers named the node's processes, those below ranks included.
         self._named: dict[int, RankProcess] = {}
         self._mine: dict[int, int] = {}
-        self._due_ns = 0
+        self._due_ns = self._tidy_ns = 0
 
     def look(self, now_ns: int) -> None:
         """Take on ranks that have started, leave those that ended; at most every ten seconds."""
@@ -95,6 +119,14 @@ class Jobs:
             self._leave(pid)
         if found:
             self._sort_out()
+
+    def folders(self, now_ns: int) -> list[Path]:
+        """Folders of rings that are for this agent to read; those of jobs that are over are removed now and then."""
+        found = ring_folders(self.shared_memory)
+        if now_ns >= self._tidy_ns:
+            self._tidy_ns = now_ns + PERIOD_NS
+            tidy(found, self._unix_s())
+        return found
 
     def _changed(self) -> set[int]:
         """Processes that are new, or run another program than before."""

@@ -230,6 +230,23 @@ def test_a_ring_that_appears_is_read(host: Host, tmp_path: Path) -> None:
     assert [(one.job_id, one.rank) for one in host.ranks] == [("job", 1)]
 
 
+def test_the_folder_of_a_job_that_is_over_goes(host: Host, tmp_path: Path) -> None:
+    """A minute after its last ring; one that holds a ring, is new or is another agent's stays."""
+    shm = tmp_path / "shm"
+    for name in ("over", "locked", "killed", "runs", "new"):
+        (shm / f"hindmost-0/{name}").mkdir(parents=True)
+    (shm / "hindmost-0/runs/0.py.1.ring").touch()
+    (shm / "hindmost-0/killed/agent.lock").touch()
+    with (shm / "hindmost-0/locked/agent.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for folder in (shm / "hindmost-0").iterdir():
+            os.utime(folder, (1000, 1050 if folder.name == "new" else 1000))
+        jobs = Jobs(host, shm, unix_s=lambda: 1061)
+        rings = Rings(host)
+        Agent("n", NS, host, Runner({}, host, NS), rings, None, jobs).tick(0)
+    assert sorted(folder.name for folder in (shm / "hindmost-0").iterdir()) == ["locked", "new", "runs"]
+
+
 def test_rings_that_nobody_will_read_are_swept(host: Host, tmp_path: Path) -> None:
     """Killed processes and their killed agent leave memory behind; the next agent gives it back, and only that."""
     process(host.proc, 101, "")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hindmost_agent.sampler import Absent, Host
-from hindmost_agent.samplers.kernel_log import ALL, EVENTS, PATTERNS, KernelLog
+from hindmost_agent.samplers.kernel_log import ALL, EVENTS, MOST_DEVICES, PATTERNS, KernelLog
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -162,6 +162,17 @@ def test_events_add_up_from_the_agent_s_start_on(log: Path) -> None:
             file.write("6,7,9,-;bnxt_en 0000:19:00.0 eth0: NIC Link is Down\n6,8,9,-;bnxt_en: NIC Link is Up\n")
         sampler.sample()
     assert list(counted(sampler).values()) == [2]
+
+
+def test_devices_without_end_are_one(log: Path) -> None:
+    """Mounts and containers bring names that were never seen before: an agent of years must not remember all."""
+    sampler = KernelLog(Host(dev=log.parent))
+    for mount in range(600):
+        with log.open("a") as file:
+            file.write(f"4,1,1,-;Lustre: scratch-OST0001-osc-{mount:x}: Connection to x (at y) was lost\n")
+        found = counted(sampler)
+    assert len(found) == MOST_DEVICES + 1
+    assert found["lustre_connection_lost", "other"] == 600 - MOST_DEVICES
 
 
 def test_every_kind_of_event_is_0_before_its_first(log: Path) -> None:

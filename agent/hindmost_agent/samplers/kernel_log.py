@@ -57,6 +57,8 @@ WORDS = re.compile(
 )  # fmt: skip
 #: Messages taken in at one reading at most; a flood is read over several.
 MOST = 1000
+#: Kinds and devices that are told apart; names that a mount or a container brings along are ever new ones.
+MOST_DEVICES = 512
 #: The device hands out no record that is longer.
 RECORD = 8192
 
@@ -111,7 +113,9 @@ class KernelLog(Sampler):
         for kind, pattern in PATTERNS:
             if match := pattern.search(line):
                 device = next((group for group in match.groups() if group), b"")
-                self._counts[kind, device.decode("utf-8", "replace")] += 1
+                key = kind, device.decode("utf-8", "replace")
+                known = key in self._counts or len(self._counts) < MOST_DEVICES
+                self._counts[key if known else (kind, "other")] += 1
                 self._all[kind] += 1
                 return
 
