@@ -96,9 +96,15 @@ def beyond_peers(own: Floats, role: Ints) -> Floats:
 
 def only_peers(role: Ints, late: list[int]) -> list[int]:
     """Rows that are the one peer of a late row: ahead by what that is behind, which says nothing of themselves."""
+    mate = mates(role)
+    return [int(mate[row]) for row in late if mate[row] >= 0]
+
+
+def mates(role: Ints) -> Ints:
+    """[R] row of each rank's one peer, -1 for who has none or several."""
     _, which, count = np.unique(role, return_inverse=True, return_counts=True)
     both = np.bincount(which, np.arange(len(role)))  # of a pair, the rows of the two added up
-    return [int(both[which[row]]) - row for row in late if count[which[row]] == _PAIR]
+    return np.asarray(np.where(count[which] == _PAIR, both[which] - np.arange(len(role)), -1), np.int64)
 
 
 #: A role of two: each is all that the other can be compared with.

@@ -49,6 +49,15 @@ def test_a_slow_rank_is_found_among_uneven_ones() -> None:
     assert ("straggler", (3,), "compute") in found(simulate(faulty).run)
 
 
+@pytest.mark.parametrize(("layout", "size"), [("dp", 0.2), ("fsdp", 0.1), ("tp_dp", 0.1)])
+def test_a_slow_rank_is_found_among_ranks_that_are_far_more_uneven(layout: str, size: float) -> None:
+    """The wait that uneven work explains is no noise to stand out of, and who had more tokens by chance is healthy."""
+    faulty = Scenario(
+        seed=7, ranks=16, layout=layout, tensor=2, varying_lengths=0.2, faults=(Fault("compute", (3,), size),)
+    )
+    assert found(simulate(faulty).run) == [("uneven_workload", (), "workload"), ("straggler", (3,), "compute")]
+
+
 def test_whoever_always_has_more_work_is_late_for_it() -> None:
     """A tenth more tokens in each step and a tenth more time: the cause is the work."""
     run = simulate(Scenario(seed=7, faults=(Fault("compute", (3,), 0.1),))).run

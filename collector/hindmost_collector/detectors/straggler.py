@@ -44,17 +44,21 @@ def find(blocks: Blocks, settings: Settings) -> list[Habit]:
     effect = settings.min_effect if len(blocks.ranks) > 3 else settings.min_effect_of_few
     smallest = effect * blocks.step_ns
     candidates = _candidates(blocks.excess, smallest)[: max(8, len(blocks.ranks) // 2)]
-    suspects = sorted({*candidates.tolist(), *roles.only_peers(blocks.role, candidates.tolist())})
+    mate = roles.mates(blocks.role)
+    suspects = sorted({*candidates.tolist(), *mate[candidates].tolist()} - {-1})
     whole = not np.isnan(blocks.excess).any()  # asked once: of a large job thousands are looked at
     found: list[Habit] = []
     for row in candidates.tolist():
-        habit = _judge(blocks, row, suspects, smallest, settings, whole=whole)
+        habit = _judge(blocks, [row, int(mate[row])], suspects, smallest, settings, whole=whole)
         if habit is not None:
             found.append(habit)
     late = {habit.row for habit in found}
     for row, *span in bursts.find(blocks.excess, settings.stall_effect * blocks.step_ns):
         burst = (span[0], span[1])
-        habit = _judge(blocks, row, suspects, smallest, settings, whole=whole, burst=burst) if row not in late else None
+        pair = [row, int(mate[row])]
+        habit = (
+            _judge(blocks, pair, suspects, smallest, settings, whole=whole, burst=burst) if row not in late else None
+        )
         if habit is not None:
             found.append(habit)
     return sorted(found, key=lambda habit: -habit.excess)
@@ -79,7 +83,7 @@ def _candidates(excess: Floats, smallest: float) -> Ints:
 
 def _judge(
     blocks: Blocks,
-    row: int,
+    pair: list[int],
     suspects: list[int],
     smallest: float,
     settings: Settings,
@@ -87,7 +91,11 @@ def _judge(
     whole: bool,
     burst: tuple[int, int] | None = None,
 ) -> Habit | None:
-    """The habit of one rank, or its ``burst``; ``None`` where it falls short of any criterion."""
+    """The habit of one rank, or its ``burst``; ``None`` where it falls short of any criterion.
+
+    ``pair`` is its row and that of its only peer, -1 where it has none or several.
+    """
+    row = pair[0]
     series = blocks.excess[row]
     known = None if whole else np.flatnonzero(~np.isnan(series))
     if known is not None:  # a step that others did not record says nothing, not zero
@@ -109,9 +117,8 @@ def _judge(
     wanders = burst is None and len(blocks.ranks) < _FEW and _wanders(series, begin, end, level)
     if z < settings.min_z or consistency < settings.min_consistency or wanders:
         return None
-    apart = [row, *roles.only_peers(blocks.role, [row])]
-    ratio = level / max(_healthy_spread(blocks.excess[:, held], suspects, apart), 1.0) / extreme(len(blocks.ranks))
-    latest = _latest(blocks.excess[:, held], suspects, apart)
+    ratio = level / max(_healthy_spread(blocks.excess[:, held], suspects, pair), 1.0) / extreme(len(blocks.ranks))
+    latest = _latest(blocks.excess[:, held], suspects, pair)
     if ratio < settings.min_spread_ratio:
         return None
     if latest < settings.min_latest:
@@ -140,13 +147,13 @@ def _wanders(series: Floats, begin: int, end: int, level: float) -> bool:
 _RIVALS = 7
 
 
-def _latest(excess: Floats, suspects: list[int], apart: list[int]) -> float:
+def _latest(excess: Floats, suspects: list[int], pair: list[int]) -> float:
     """Share of steps in which this rank is later than all of ``_RIVALS`` ranks that nobody suspects would be."""
-    others = _healthy(len(excess), suspects, apart, 1)
+    others = _healthy(len(excess), suspects, pair, 1)
     rivals = np.nan_to_num(excess[others])
     share = 1 - 1 / (_RIVALS + 1) if len(rivals) > _RIVALS else 1.0
     bound = np.quantile(rivals, share, axis=0)
-    return float(np.mean(np.nan_to_num(excess[apart[0]]) > bound))
+    return float(np.mean(np.nan_to_num(excess[pair[0]]) > bound))
 
 
 def _noise(series: Floats) -> float:
@@ -163,21 +170,21 @@ def extreme(ranks: int) -> float:
 _SAMPLE = 512
 
 
-def _healthy(ranks: int, suspects: list[int], apart: list[int], least: int) -> Ints:
+def _healthy(ranks: int, suspects: list[int], pair: list[int], least: int) -> Ints:
     """Rows of ranks that nobody suspects; where there are too few, all but this one and its only peer.
 
-    ``apart`` is the rank itself and, of a pair, its peer: that is ahead by what this is behind.
+    ``pair`` is the rank itself and its only peer: that is ahead by what this is behind.
     """
-    for left_out in (suspects, apart, apart[:1]):
+    for left_out in (suspects, pair, pair[:1]):
         others = np.setdiff1d(np.arange(ranks), left_out)
         if len(others) >= least:
             break
     return np.asarray(others[:: max(len(others) // _SAMPLE, 1)])
 
 
-def _healthy_spread(excess: Floats, suspects: list[int], apart: list[int]) -> float:
+def _healthy_spread(excess: Floats, suspects: list[int], pair: list[int]) -> float:
     """How much ranks that nobody suspects differ in their typical excess; of a crowd, all but this rank."""
-    return spread(median(excess[_healthy(len(excess), suspects, apart, 2)], axis=1))
+    return spread(median(excess[_healthy(len(excess), suspects, pair, 2)], axis=1))
 
 
 def stretch(series: Floats, smallest: float) -> tuple[int, int]:
