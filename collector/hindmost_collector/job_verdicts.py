@@ -49,9 +49,10 @@ def of_hosts(found: HostBound | None, blocks: Blocks) -> list[Verdict]:
     if found is None:
         return []
     idle = found.idle if found.idle > 0 else None
-    evidence = [
-        f"hosts launch for {found.launching:.0%} of the step, and the latest rank's GPU has nothing queued at its end",
-    ]
+    queue = "the latest rank's GPU has nothing queued at its end"
+    if np.isnan(found.queued):
+        queue = "forward takes the latest rank's host as long as its GPU"
+    evidence = [f"hosts launch for {found.launching:.0%} of the step, and {queue}"]
     if idle is not None:
         evidence.append(f"no kernel ran on that GPU for {idle:.0%} of the time")
     return [

@@ -114,7 +114,8 @@ class Settings:
         "ms",
         0,
         1e6,
-        "a GPU's clock is up to 3 ms off its host's: of shorter steps nobody can tell what was queued",
+        "a GPU's clock is up to 3 ms off its host's, which hides what was queued: shorter steps need both"
+        " `host_bound_in_step` and `host_bound_busy` to show it",
     )
     host_bound_queued: float = _of(
         0.25, STEP, 0, 1, "work queued at a step's end on a GPU that its host keeps waiting; a busy one has 0.5 up"

@@ -65,14 +65,20 @@ def test_whoever_always_has_more_work_is_late_for_it() -> None:
     assert found(steps(run, work=np.where(run.steps["rank"] == 3, 4505, 4096))) == [("straggler", (3,), "workload")]
 
 
-def host_bound(ended_ms: float, forward: float) -> Run:
-    """A clean job whose hosts end each step so long before its GPUs, and take a share of the GPU's forward."""
-    run = simulate(Scenario(seed=7)).run
+def host_bound(ended_ms: float, forward: float, step_ms: float = 100, resident: float | None = None) -> Run:
+    """A clean job whose hosts end each step so long before its GPUs, and take a share of the GPU's forward.
+
+    A kernel is ``resident`` on its GPUs for that share of the time, by default all of it.
+    """
+    run = simulate(Scenario(seed=7, step_ms=step_ms)).run
+    if resident is not None:
+        value = np.where(run.metrics["name"] == "hindmost_gpu_utilization_ratio", resident, run.metrics["value"])
+        run = replace(run, metrics=run.metrics | {"value": value})
     stop = run.collectives["start_ns"] + run.collectives["duration_ns"]
     last = np.zeros((8, 100), np.int64)
     np.maximum.at(last, (run.collectives["rank"], run.collectives["step"]), stop)
     ended = last[run.steps["rank"], run.steps["step"]] - int(ended_ms * 1e6)
-    took = np.full(len(ended), 108_000_000)
+    took = np.full(len(ended), int(1_080_000 * step_ms))
     host = (run.steps["gpu_forward_ns"] * forward).astype(np.int64)
     return steps(run, start_ns=ended - took, duration_ns=took, forward_ns=host)
 
@@ -84,6 +90,18 @@ def test_hosts_set_the_pace_where_nothing_is_queued_and_gpus_follow(ended_ms: fl
     """Queued work means a busy GPU; so does a forward that takes the GPU longer than its host, in a loop that waits."""
     (verdict,) = judge(host_bound(ended_ms, forward)).verdicts
     assert (verdict.kind, verdict.ranks) == (kind, ())
+
+
+@pytest.mark.parametrize(
+    ("forward", "resident", "kind"),
+    [(1.0, 0.7, "host_bound"), (0.4, 0.7, "balanced"), (1.0, 0.99, "balanced"), (1.0, None, "balanced")],
+)
+@pytest.mark.parametrize("ended_ms", [-3, 0, 3])
+def test_of_short_steps_both_clocks_must_show_it(ended_ms: float, forward: float, resident: float, kind: str) -> None:
+    """Steps of 4 ms, the clock of the GPU as far off: its forward follows the host's, and it idles in between."""
+    (verdict,) = judge(host_bound(ended_ms, forward, 4, resident)).verdicts
+    assert (verdict.kind, verdict.ranks) == (kind, ())
+    assert kind == "balanced" or verdict.cost_ratio == pytest.approx(0.3)
 
 
 def test_one_slow_host_does_not_make_a_job_host_bound() -> None:

@@ -3,6 +3,9 @@
 A GPU that is busy lags behind its host by the work that is still queued. Where the rank that the others wait for has
 nothing queued, while its host was launching all the step long, the host sets the pace. Where that rank
 is late by habit, its own host is slow, and the job is not bound by its hosts.
+
+The clocks of GPU and host are too far apart to tell what was queued in a step of a few ms. There, each on its own,
+both have to show it: forward takes the host as long as the GPU, and the GPU is idle in between.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HostBound:
-    """``launching`` and ``queued`` as shares of the step; ``idle`` of the GPU, NaN where unmeasured."""
+    """``launching`` and ``queued`` as shares of the step, ``idle`` of the GPU; NaN where unmeasured."""
 
     launching: float
     queued: float
@@ -33,14 +36,11 @@ def find(blocks: Blocks, settings: Settings) -> HostBound | None:
     """Whether hosts hold the job back; ``None`` too where nothing shows it."""
     if blocks.ended is None or blocks.joined is None or not blocks.joined.gpu_time or np.isnan(blocks.ended).all():
         return None
-    if (
-        len(blocks.steps) < 2 * settings.min_steps
-        or not blocks.step_ns >= settings.host_bound_shortest_ms * 1e6
-        or np.isnan(blocks.wait).all()
-    ):
+    if len(blocks.steps) < 2 * settings.min_steps or not blocks.step_ns > 0 or np.isnan(blocks.wait).all():
         return None
+    short = blocks.step_ns < settings.host_bound_shortest_ms * 1e6
     queued, launching = _of_latest(blocks, _queued(blocks)), _of_latest(blocks, _launching(blocks))
-    if not (queued <= settings.host_bound_queued and launching >= settings.host_bound_launching):
+    if not (short or queued <= settings.host_bound_queued) or not launching >= settings.host_bound_launching:
         return None
     latest = np.unique(np.argmin(blocks.wait, axis=0), return_counts=True)
     row = int(latest[0][np.argmax(latest[1])])
@@ -48,9 +48,10 @@ def find(blocks: Blocks, settings: Settings) -> HostBound | None:
         return None
     busy = blocks.gauge("utilization")
     resident = float(busy[row]) if busy is not None else float("nan")
-    if not _follows(blocks, resident, settings):
+    idles, follows = resident < settings.host_bound_busy, _follows(blocks, settings)
+    if not (idles and follows if short else idles if follows is None else follows):
         return None
-    return HostBound(launching, queued, 1 - resident)
+    return HostBound(launching, float("nan") if short else queued, 1 - resident)
 
 
 def _of_latest(blocks: Blocks, block: Floats) -> float:
@@ -74,9 +75,13 @@ def _launching(blocks: Blocks) -> Floats:
     return np.asarray((blocks.took - np.nan_to_num(blocks.parts.get("input", 0.0))) / blocks.period)
 
 
-def _follows(blocks: Blocks, resident: float, settings: Settings) -> bool:
-    """Whether GPUs follow their hosts: a loop that waits for its GPU each step has nothing queued either."""
+def _follows(blocks: Blocks, settings: Settings) -> bool | None:
+    """Whether GPUs follow their hosts: a loop that waits for its GPU each step has nothing queued either.
+
+    ``None`` where forward was not measured on both.
+    """
     host, gpu = blocks.parts.get("forward"), blocks.parts.get("gpu_forward")
-    if host is not None and gpu is not None:
-        return _of_latest(blocks, host) >= settings.host_bound_in_step * _of_latest(blocks, gpu)
-    return resident < settings.host_bound_busy
+    if host is None or gpu is None:
+        return None
+    both = np.where(np.isnan(gpu), np.nan, host)
+    return _of_latest(blocks, both) >= settings.host_bound_in_step * _of_latest(blocks, gpu)
