@@ -68,7 +68,7 @@ def test_a_rank_that_may_have_waited_for_a_cpu_is_not_named(queued_ms: float, pr
 
 
 def beside(slow_ms: float, *faults: dict[str, float]) -> Run:
-    """Ranks 0 and 2 train beside 1 and 3, whom they never meet; rank 2 is late by so much, 1 and 3 have ``faults``."""
+    """Ranks 0 and 2 train beside 1 and 3 on two CPUs; rank 2 is late by so much, 1 and 3 have ``faults``."""
     pair = make(Load(kind="torch", ranks=2, steps=80, names=[0, 2], faults=[{"rank": 1, "compute": slow_ms}]))
     other = make(Load(kind="torch", ranks=2, steps=80, names=[1, 3], seed=5, compute=6.0, faults=list(faults)))
     calls = other.collectives | {"comm": other.collectives["comm"] + np.uint64(1)}
@@ -80,7 +80,8 @@ def beside(slow_ms: float, *faults: dict[str, float]) -> Run:
             ("collectives", pair.collectives, calls),
         )
     }
-    return replace(pair, job=replace(pair.job, world_size=4), **joined)
+    crowd = make(Load(steps=3, cpus=CPUS)).metrics  # they meet in the queue for a CPU, if nowhere else
+    return replace(pair, job=replace(pair.job, world_size=4), metrics=crowd, **joined)
 
 
 def test_of_two_sets_of_ranks_the_slower_ones_steps_are_the_jobs() -> None:
@@ -95,7 +96,8 @@ def test_whoever_has_made_all_steps_has_not_left() -> None:
     """The faster set ends long before the other: the job is judged as one."""
     run = beside(30.0)
     states = {"rank": np.arange(4), "life": np.full(4, FINISHED), "time_ns": np.zeros(4, np.int64)}
-    report = judge(replace(run, rank_states=run.rank_states | states))
+    states |= {name: np.zeros(4, column.dtype) for name, column in run.rank_states.items() if name not in states}
+    report = judge(replace(run, rank_states=states))
     assert said(report) == [("straggler", (2,), "compute")]
     assert not any("each stretch" in note for note in report.notes)
 
