@@ -8,7 +8,6 @@ import gc
 import json
 import logging
 import os
-import resource
 import signal
 import sys
 import time
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from hindmost import __version__
 from hindmost.attach import stacks
+from hindmost.open_files import allow_files
 from hindmost_proto import telemetry_pb2 as wire
 
 from hindmost_agent import closer, kept, samplers
@@ -46,8 +46,6 @@ ALL_GONE_NS = 3 * NS
 #: Objects that may be new before some are looked for that nobody uses: a batch of rows, which are freed at once, is no
 #: reason to.
 YOUNG = 20_000
-#: More open files than any node needs, and few enough to close one by one before a child is run.
-MOST_FILES = 65536
 
 
 class Service:
@@ -245,18 +243,6 @@ def lock(folder: Path) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
-
-
-def allow_files() -> None:
-    """Raise the soft limit of open files as far as that is free: samplers keep theirs open, several to a core."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    except (OSError, ValueError) as error:
-        log.warning("the limit of open files stays %d: %s", soft, error)
 
 
 def serve(settings: Settings) -> int:

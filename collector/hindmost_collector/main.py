@@ -12,6 +12,8 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
+from hindmost.open_files import allow_files
+
 from hindmost_collector import relay
 from hindmost_collector.serving import serve
 from hindmost_collector.settings import DEFAULT
@@ -53,6 +55,7 @@ def run_collector(options: Options, settings: Settings = DEFAULT) -> int:
     # Who starts a job by hand holds its collector, and looks into its log for trouble alone.
     logging.basicConfig(level=logging.WARNING if options.hold else logging.INFO, handlers=[handler])
     logging.getLogger("grpc").setLevel(logging.ERROR)
+    allow_files()
     sys.setswitchinterval(SWITCH_S)
     _few_arenas()
     gc.freeze()

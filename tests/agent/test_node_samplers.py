@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hindmost.open_files import allow_files
 from hindmost_agent import samplers
 from hindmost_agent.files import File
 from hindmost_agent.ranks import RankProcess
@@ -23,7 +24,6 @@ from hindmost_agent.samplers.process import Process
 from hindmost_agent.samplers.process_io import ProcessIo
 from hindmost_agent.samplers.process_threads import ProcessThreads
 from hindmost_agent.samplers.vmstat import Vmstat
-from hindmost_agent.service import allow_files
 
 if TYPE_CHECKING:
     from hindmost_agent.sampler import Sampler

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import yaml
-from hindmost_agent.service import MOST_FILES
+from hindmost.open_files import MOST_FILES
+from hindmost_collector.recording import HANGS_S
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -60,6 +61,14 @@ def test_the_agent_may_read_what_it_samples() -> None:
     needed = "CAP_DAC_READ_SEARCH CAP_SYS_PTRACE CAP_SYSLOG"
     assert settings["AmbientCapabilities"] == settings["CapabilityBoundingSet"] == needed
     assert int(settings["LimitNOFILE"]) == MOST_FILES
+
+
+def test_the_collector_may_have_a_connection_to_every_agent() -> None:
+    """Each agent is an open file, of which systemd allows 1024 by itself; and its last flush may take half a minute."""
+    lines = (DEPLOY / "systemd" / "hindmost-collector.service").read_text().splitlines()
+    settings = dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+    assert int(settings["LimitNOFILE"]) == MOST_FILES
+    assert int(settings["TimeoutStopSec"]) > 2 * HANGS_S
 
 
 def test_compose_accepts_the_file() -> None:
