@@ -49,6 +49,7 @@ def _goals(by: dict[str, list[Result]]) -> list[str]:
     close = sum(0.8 <= cost <= 1.2 for cost in costs)
     late = [abs((one["since"] or 0) - one["onset"]) for one in found if one["onset"]]
     networks = [one for one in by.get("network", []) if one["effect"] >= 0.02]
+    uneven = [one for one in by.get("uneven", []) if one["effect"] >= 0.01]
     rows: list[tuple[str, str, str]] = [
         ("single fault of 5 % or more: precision", precision(strong, own), "0.995"),
         ("single fault of 5 % or more: recall", recall(strong, own), "0.99"),
@@ -67,6 +68,8 @@ def _goals(by: dict[str, list[Result]]) -> list[str]:
         ("pipelines with replicas: precision", precision(by.get("pipeline", []), own), "0.995"),
         ("pipelines with replicas, effect of 2 % or more: recall", recall(pipelines, own), ""),
         ("the same: cost within 20 % of what the repair saves", wilson(close, len(costs)), ""),
+        ("a fault among varying sequence lengths: precision", precision(by.get("uneven", []), own), ""),
+        ("the same, effect of 1 % or more: recall", recall(uneven, own), ""),
         ("what-if error, %: median", bootstrap(errors, _median, 2), "1"),
         ("what-if error, %: P90", bootstrap(errors, lambda v: float(np.percentile(v, 90)), 2), "4"),
     ]

@@ -118,6 +118,13 @@ def network(random: np.random.Generator, seed: int) -> Scenario:
     return Scenario(**shape, seed=seed, noise=noise, faults=(fault,))
 
 
+def uneven(random: np.random.Generator, seed: int) -> Scenario:
+    """One rank slow by 8 to 40 % of its own step while sequence lengths vary, which hides most of it from the job."""
+    shape = _shape(random, SIZES[:6])
+    fault = _fault(random, shape, 1, float(np.exp(random.uniform(np.log(0.08), np.log(0.4)))))
+    return Scenario(**shape, seed=seed, varying_lengths=float(random.uniform(0.05, 0.25)), faults=(fault,))
+
+
 FAMILIES: dict[str, Callable[[np.random.Generator, int], Scenario]] = {
     "single": single,
     "small": small,
@@ -130,8 +137,9 @@ FAMILIES: dict[str, Callable[[np.random.Generator, int], Scenario]] = {
     "pipeline": pipeline,
     "hard": hard,
     "network": network,
+    "uneven": uneven,
 }
-#: Out of 1,100 runs. ``hard`` is for calibrating confidence, and run by name only.
+#: Out of 1,140 runs. ``hard`` is for calibrating confidence, and run by name only.
 SHARES = {
     "single": 340,
     "small": 150,
@@ -144,6 +152,7 @@ SHARES = {
     "pipeline": 60,
     "hard": 0,
     "network": 40,
+    "uneven": 40,
 }
 
 

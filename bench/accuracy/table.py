@@ -77,6 +77,7 @@ def lines(results: list[Result]) -> list[str]:
     faulty = [*strong, *multiple]
     networks = [one for one in by.get("network", []) if one["effect"] >= 0.02]
     pipelines = [one for one in by.get("pipeline", []) if one["effect"] >= 0.02]
+    uneven = [one for one in by.get("uneven", []) if one["effect"] >= 0.01]
     out = [
         *_hindmost(strong, weak, multiple, big),
         *_false_alarms(by.get("clean", []), by.get("hidden", [])),
@@ -86,6 +87,8 @@ def lines(results: list[Result]) -> list[str]:
         f"slow network, 2 %: said so      {said(networks, 'slow_link')}",
         f"pipelines: precision            {precision(by.get('pipeline', []), own)}",
         f"pipelines: recall from 2 % on   {recall(pipelines, own)}",
+        f"uneven work: precision          {precision(by.get('uneven', []), own)}",
+        f"uneven work: recall from 1 % on {recall(uneven, own)}",
         "",
         "confidence      verdicts that name only ranks at fault",
         *(f"{low:.2f} to {high:.2f}    {share}" for low, high, share in reliability(results, BINS)),
