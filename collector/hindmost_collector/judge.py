@@ -211,6 +211,8 @@ def _of_shared_cpus(
         come_late = {rank for one in late for rank in one.ranks}
         asking = [one for one in asking if come_late.issuperset(one.ranks)]
     slept = [one for one in (_asleep(one, blocks, shared) for one in late if one.cause == "unknown") if one is not None]
+    # Of ranks that slept for most of their lateness, what they need beyond their peers is the least of it.
+    asking = [one for one in asking if not {rank for each in slept for rank in each.ranks}.issuperset(one.ranks)]
     if asking:
         named = {rank for one in asking for rank in one.ranks}
         slept = [one for one in slept if named.isdisjoint(one.ranks)]

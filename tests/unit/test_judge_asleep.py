@@ -20,14 +20,14 @@ CPUS = 2
 LATE_MS = 30.0
 
 
-def crowded(queued_ms: float, process_cpu: float | None, spinning: bool = False) -> Run:
+def crowded(queued_ms: float, process_cpu: float | None, spinning: bool = False, cpu_ms: float = 8.0) -> Run:
     """Four ranks on two CPUs, rank 1 late by 30 ms a step of 38.3: what its main thread queued, what its process ran.
 
     Those that wait for it block, or, ``spinning``, run or queue all the time.
     """
     run = make(Load(kind="torch", steps=120, faults=[{"rank": 1, "blocked": LATE_MS}]))
     mine = run.steps["rank"] == 1
-    cpu = np.where(mine, 8.0, 20.0 if spinning else 8.0)
+    cpu = np.where(mine, cpu_ms, 20.0 if spinning else 8.0)
     queue = np.where(mine, queued_ms, 18.0 if spinning else 0.2)
     steps = run.steps | {"cpu_ns": (cpu * 1e6).astype(np.int64), "runqueue_ns": (queue * 1e6).astype(np.int64)}
     rows = [("hindmost_node_cpus", "{}", 0, float(CPUS))]
@@ -57,6 +57,13 @@ def test_a_rank_that_sleeps_is_late_for_no_want_of_a_cpu(spinning: bool) -> None
     assert said(report) == [("straggler", (1,), "unknown")]
     assert any("neither ran nor waited for a CPU for 30" in one for one in report.verdicts[0].evidence)
     assert report.notes == ("4 ranks share the 2 CPUs of node0",)
+
+
+def test_a_rank_that_sleeps_and_computes_a_little_more_costs_what_it_sleeps() -> None:
+    """The CPU time that it needs beyond its peers is the least of its lateness."""
+    report = judge(crowded(0.2, 0.3, cpu_ms=11.0))
+    assert said(report) == [("straggler", (1,), "unknown")]
+    assert report.verdicts[0].cost_ms_per_step == pytest.approx(30, abs=1)
 
 
 @pytest.mark.parametrize(("queued_ms", "process_cpu"), [(10.0, 0.21), (0.2, 0.6), (0.2, None)])
