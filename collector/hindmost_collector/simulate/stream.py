@@ -41,10 +41,11 @@ async def _send(job: Job, address: str, speed: float) -> int:
             await asyncio.wait_for(channel.channel_ready(), WELCOME_S)
         except TimeoutError:
             raise HindmostError(f"no collector answers at {address}: start one by `hindmost collector`") from None
-        streams = [_Stream(channel) for _ in job.nodes]
+        streams: list[_Stream] = []
         try:
-            for node, stream in zip(job.nodes, streams, strict=True):
-                await stream.open(job.opening(node))
+            for node in job.nodes:  # one after the other: of two thousand at once some are cancelled unasked
+                streams.append(_Stream(channel))
+                await streams[-1].open(job.opening(node))
             await _batches(job, streams, speed)
             await asyncio.wait_for(asyncio.gather(*(one.close() for one in streams)), DURABLE_S)
         except (grpc.aio.AioRpcError, TimeoutError, asyncio.InvalidStateError) as error:

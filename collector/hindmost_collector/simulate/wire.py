@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from hindmost_collector.simulate.draws import Draws
     from hindmost_collector.simulate.engine import Timing
+    from hindmost_collector.simulate.layout import Groups
     from hindmost_collector.simulate.scenario import Scenario
 
 #: The reading of a node's monotonic clock when its job began; any.
@@ -67,7 +69,7 @@ class Job:
 
     def batches(self) -> Iterator[tuple[int, float, wire.AgentMessage]]:
         """Node, when its newest row ends (s from the begin), and the batch; in order of time."""
-        at, samples = sampled(self.scenario, self.draws, self.timing)
+        at, samples = self._sampled
         begun = np.append(self.timing.begin[:, 0], np.inf)
         for first in range(0, self.scenario.steps, STEPS_AT_ONCE):
             last = min(first + STEPS_AT_ONCE, self.scenario.steps)
@@ -137,8 +139,23 @@ class Job:
             command="hindmost simulate",
         )
 
+    @cached_property
+    def _sampled(self) -> tuple[Any, dict[str, Any]]:
+        """When samples are taken, and of each metric the values of all ranks."""
+        return sampled(self.scenario, self.draws, self.timing)
+
+    @cached_property
+    def _memberships(self) -> list[tuple[Groups, Any, Any]]:
+        """Each kind of group, its members' communicators, and each rank's place in its own."""
+        found = []
+        for kind in groups(self.scenario).values():
+            inside = np.empty(len(kind.member), dtype=np.int64)
+            inside[kind.order] = np.tile(np.arange(kind.size), len(kind.member) // kind.size)
+            found.append((kind, comm_id(kind, kind.member), inside))
+        return found
+
     def _series(self, node: int) -> list[wire.Series]:
-        _, samples = sampled(self.scenario, self.draws, self.timing)
+        _, samples = self._sampled
         return [
             wire.Series(
                 name=name,
@@ -150,14 +167,14 @@ class Job:
         ]
 
     def _communicators(self, node: int) -> Iterator[wire.Communicator]:
-        for place, kind in enumerate(groups(self.scenario).values()):
+        for place, (kind, comm, inside) in enumerate(self._memberships):
             for rank in self.ranks(node):
                 yield wire.Communicator(
                     ref=_ref(rank) + ((place + 1) << 32),
                     rank=_ref(rank),
-                    id=int(comm_id(kind, kind.member[rank])),
+                    id=int(comm[rank]),
                     size=kind.size,
-                    rank_in=int(np.searchsorted(kind.order[kind.member[kind.order] == kind.member[rank]], rank)),
+                    rank_in=int(inside[rank]),
                     name=kind.name,
                 )
 

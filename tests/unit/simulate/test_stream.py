@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hindmost.errors import HindmostError
 from hindmost_collector.judge import judge
 from hindmost_collector.options import Options
 from hindmost_collector.service import Collector
-from hindmost_collector.simulate import Fault, Scenario
+from hindmost_collector.simulate import Fault, Scenario, engine
+from hindmost_collector.simulate.draws import draw
 from hindmost_collector.simulate.stream import send
+from hindmost_collector.simulate.telemetry import sampled
+from hindmost_collector.simulate.wire import Job
 from hindmost_collector.sources import load
 from hindmost_collector.store.opening import open_store
 
@@ -57,6 +60,24 @@ def test_what_a_node_has_is_sent_once_and_not_by_each_rank(tmp_path: Path) -> No
     assert len(set(pairs)) == told.sum() > 0
     (verdict,) = judge(run).verdicts
     assert (verdict.ranks, verdict.cause) == ((13,), "memory")
+
+
+def test_what_all_nodes_have_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two thousand nodes say hello in seconds: none of them makes the samples of all ranks anew."""
+    made = []
+
+    def counted(*known: Any) -> Any:
+        made.append(known)
+        return sampled(*known)
+
+    monkeypatch.setattr("hindmost_collector.simulate.wire.sampled", counted)
+    draws = draw(FAULTY, engine.stretches(FAULTY))
+    job = Job(FAULTY, draws, engine.run(FAULTY, draws, FAULTY.faults), 0)
+    opened = [job.opening(node) for node in job.nodes]
+    assert len(list(job.batches())) == 2 * 10
+    assert len(made) == 1
+    places = [(one.rank_in, one.size) for _, definitions in opened for one in definitions.definitions.communicators]
+    assert places == [(rank, 16) for rank in range(16)]
 
 
 def test_where_nobody_listens_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
