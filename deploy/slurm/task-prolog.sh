@@ -3,6 +3,8 @@
 # to its script. Lines "export NAME=value" on stdout become the environment of the task.
 # The collector runs as a service; /etc/default/hindmost-agent names it. The first rank on each node starts an agent for the
 # job, which leaves when the ranks have left. A user who wants none of it: export HINDMOST_PROBE=0.
+# The parts in C, for MPI, NCCL, fast hooks and `python -I`, are those that were built beforehand:
+#   XDG_CACHE_HOME=/opt/hindmost/cache /opt/hindmost/bin/hindmost native build
 prefix=${HINDMOST_VENV:-/opt/hindmost}
 [ "${HINDMOST_PROBE:-1}" = 0 ] && exit 0
 [ -n "${HINDMOST_JOB_ID:-}" ] && exit 0 # under hindmost run already
@@ -17,4 +19,22 @@ echo "export HINDMOST_RING_DIR=/dev/shm/hindmost-$(id -u)/$SLURM_JOB_ID"
 echo "export HINDMOST_COLLECTOR=$collector"
 echo "export HINDMOST_PYTHON=$prefix/bin/python"
 echo "export HINDMOST_LAUNCHER=srun"
+echo "export HINDMOST_INJECT=$inject"
 echo "export PYTHONPATH=$inject${PYTHONPATH:+:$PYTHONPATH}"
+
+newest() { # of what was built of a kind
+  local found=
+  for library in "$prefix/cache/hindmost/$1"-*.so; do
+    if [ -r "$library" ] && { [ -z "$found" ] || [ "$library" -nt "$found" ]; }; then found=$library; fi
+  done
+  echo "$found"
+}
+shim=$(newest pmpi) plugin=$(newest nccl) hooks=$(newest ring)
+if [ -n "$shim" ]; then
+  echo "export LD_PRELOAD=$shim${LD_PRELOAD:+:$LD_PRELOAD}"
+else
+  echo "export HINDMOST_MPI=python"
+fi
+[ -n "$plugin" ] && [ -z "${NCCL_PROFILER_PLUGIN:-}" ] && echo "export NCCL_PROFILER_PLUGIN=$plugin"
+[ -n "$hooks" ] && echo "export HINDMOST_RING_MODULE=$hooks"
+exit 0

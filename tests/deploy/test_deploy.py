@@ -168,6 +168,23 @@ def test_task_prolog_switches_the_probe_on(tmp_path: Path) -> None:
     assert (Path(variables["PYTHONPATH"]) / "sitecustomize.py").is_file()
 
 
+def test_task_prolog_gives_the_parts_in_c_that_were_built(tmp_path: Path) -> None:
+    """The newest of each kind in the cache; the user's own stays, and without the shim Python times MPI."""
+    assert "export HINDMOST_MPI=python\n" in prolog(tmp_path / "bare", {"SLURM_JOB_ID": "77"})
+    built = tmp_path / "full/cache/hindmost"
+    built.mkdir(parents=True)
+    for age, name in enumerate(["pmpi-1.so", "pmpi-0.so", "nccl-1.so", "ring-abi3-1.so"]):
+        (built / name).touch()
+        os.utime(built / name, (1000 - age, 1000 - age))
+    said = prolog(tmp_path / "full", {"SLURM_JOB_ID": "77", "LD_PRELOAD": "", "NCCL_PROFILER_PLUGIN": "mine"})
+    variables = dict(line.removeprefix("export ").split("=", 1) for line in said.splitlines())
+    assert variables["LD_PRELOAD"] == str(built / "pmpi-1.so")
+    assert variables["HINDMOST_RING_MODULE"] == str(built / "ring-abi3-1.so")
+    assert Path(variables["HINDMOST_INJECT"], "sitecustomize.py").is_file()
+    assert not variables.keys() & {"NCCL_PROFILER_PLUGIN", "HINDMOST_MPI"}
+    assert f"export NCCL_PROFILER_PLUGIN={built / 'nccl-1.so'}\n" in prolog(tmp_path / "full", {"SLURM_JOB_ID": "77"})
+
+
 @pytest.mark.parametrize(
     "variable", ["HINDMOST_PROBE=0", "HINDMOST_JOB_ID=other", "HINDMOST_VENV=/none", "HINDMOST_SETTINGS=/none"]
 )
@@ -180,7 +197,7 @@ def test_task_prolog_leaves_alone_who_wants_none(tmp_path: Path, variable: str) 
 def prolog(tmp_path: Path, variables: dict[str, str]) -> str:
     """What the TaskProlog prints where hindmost is installed under ``tmp_path``."""
     python = tmp_path / "bin" / "python"
-    python.parent.mkdir()
+    python.parent.mkdir(parents=True, exist_ok=True)
     python.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT / "agent"} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     settings = {"HINDMOST_SETTINGS": str(DEPLOY / "systemd" / "hindmost-agent.default")}
