@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 NS = 1_000_000_000
 PERIOD_NS = 10 * NS
+#: A process that runs the same program for so many looks is then asked for it once in so many: it seldom execs by then,
+#: and a node has thousands.
+YOUNG = 6
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where rings live
 #: A folder without rings that nobody has touched for this long is of a job that is over.
 QUIET_S = 60.0
@@ -97,6 +100,9 @@ class Jobs:
         self._unix_s = unix_s
         self._host = host
         self._known: dict[int, str] = {}
+        #: By process the look at which its program was news, and how many looks there were.
+        self._since: dict[int, int] = {}
+        self._looks = 0
         #: What launchers named the node's processes, those below ranks included.
         self._named: dict[int, RankProcess] = {}
         self._mine: dict[int, int] = {}
@@ -130,10 +136,19 @@ class Jobs:
 
     def _changed(self) -> set[int]:
         """Processes that are new, or run another program than before."""
-        proc, before = self._host.proc, self._known
-        pids = numbers(proc)
-        self._known = {pid: KERNEL if before.get(pid) == KERNEL else text(proc / str(pid) / "comm") for pid in pids}
-        return {pid for pid, program in self._known.items() if before.get(pid) != program}
+        proc, before = str(self._host.proc), self._known
+        self._looks += 1
+        self._known = {pid: text(f"{proc}/{pid}/comm") if self._asked(pid) else before[pid] for pid in numbers(proc)}
+        changed = {pid for pid, program in self._known.items() if before.get(pid) != program}
+        self._since = {pid: self._looks if pid in changed else self._since[pid] for pid in self._known}
+        return changed
+
+    def _asked(self, pid: int) -> bool:
+        """Whether to ask for a process's program at this look."""
+        program = self._known.get(pid)
+        if program is None or program == KERNEL:
+            return program is None
+        return self._looks - self._since[pid] <= YOUNG or not (pid + self._looks) % YOUNG
 
     def _rank(self, pid: int) -> RankProcess | None:
         argv = command_line(self._host.proc, pid)

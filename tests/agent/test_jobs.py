@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from hindmost import ring
 from hindmost.identity import Identity
+from hindmost_agent import jobs as jobs_module
 from hindmost_agent.agent import Agent
-from hindmost_agent.jobs import PERIOD_NS, Jobs, ring_folders, sweep
+from hindmost_agent.jobs import PERIOD_NS, YOUNG, Jobs, ring_folders, sweep
 from hindmost_agent.launched import job_id
 from hindmost_agent.ranks import RankProcess
 from hindmost_agent.rings import Rings
@@ -121,6 +122,25 @@ def test_a_shell_that_becomes_the_rank_is_seen(host: Host) -> None:
     jobs.look(0)
     process(host.proc, 100, RANK, argv="python\0train.py\0")
     jobs.look(PERIOD_NS)
+    assert [(one.pid, one.command) for one in host.ranks] == [(100, "train.py")]
+
+
+def test_processes_that_have_run_for_long_are_seldom_asked(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node has thousands; a shell that waits for an hour and then becomes the rank is seen within a minute."""
+    for pid in range(100, 160):
+        process(host.proc, pid, RANK, argv="/bin/bash\0-c\0…\0")
+    jobs, asked = Jobs(host), []
+    read = jobs_module.text
+    monkeypatch.setattr(jobs_module, "text", lambda path: asked.append(path) or read(path))  # type: ignore[func-returns-value]
+    looks = []
+    for look in range(30):
+        asked.clear()
+        jobs.look(look * PERIOD_NS)
+        looks.append(len(asked))
+    assert (looks[:7], looks[7:]) == ([60] * 7, [10] * 23)
+    process(host.proc, 100, RANK, argv="python\0train.py\0")
+    for look in range(30, 30 + YOUNG):
+        jobs.look(look * PERIOD_NS)
     assert [(one.pid, one.command) for one in host.ranks] == [(100, "train.py")]
 
 
