@@ -1,4 +1,4 @@
-"""Samplers that ask a GPU's driver, in a thread beside the tick's: a call that never returns stops nothing else.
+"""Samplers that ask a driver, in a thread beside the tick's: a call that never returns stops nothing else.
 
 ```
 tick      ask ──▶ wait, at most ``patience_s`` ──▶ what is there by now         next tick: the rest, if it came
@@ -17,6 +17,8 @@ import threading
 from collections import deque
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple
+
+from hindmost_agent.sampler import GPU
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -104,9 +106,12 @@ class Worker:
 
 
 class Beside:
-    """The thread of a node's GPU drivers, started with the first question. Without a driver there is none."""
+    """The thread of one kind of driver, started with the first question. Without a driver there is none."""
 
-    def __init__(self, read: Callable[[Slot, int], Outcome], host: Host, patience_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self, driver: str, read: Callable[[Slot, int], Outcome], host: Host, patience_s: float = PATIENCE_S
+    ) -> None:
+        self.driver = driver
         self.patience_s = patience_s
         self._read = read
         self._host = host
@@ -121,7 +126,12 @@ class Beside:
     @property
     def needed(self) -> bool:
         """Whether there is a driver that could keep whoever asks it."""
-        return self._worker is not None or self._host.has_gpu_driver
+        return self._worker is not None or self._host.has_driver(self.driver)
+
+    @property
+    def _gpu(self) -> str:
+        """The GPU that is being asked, where that is known."""
+        return self._host.asking.gpu if self.driver == GPU else ""
 
     @property
     def waiting(self) -> tuple[Slot, ...]:
@@ -135,12 +145,12 @@ class Beside:
         if worker is None:
             return [], None
         outcomes = worker.take(0)
-        asked, stands = tuple(worker.asked), worker.stands(self._host.asking.gpu, now_ns)
+        asked, stands = tuple(worker.asked), worker.stands(self._gpu, now_ns)
         if asked and stands:
             return outcomes, self._give_up(worker, *asked)
         if not asked and self._said:
             self._said = False
-            log.info("the GPU driver answers again")
+            log.info("the %s driver answers again", self.driver)
         return outcomes, None
 
     def ask(self, slots: Sequence[Slot], now_ns: int) -> list[Outcome]:
@@ -149,12 +159,12 @@ class Beside:
             self._worker = Worker(self._read)
         self._worker.ask(slots, now_ns)
         outcomes = self._worker.take(self.patience_s)
-        self._worker.stands(self._host.asking.gpu, now_ns)
+        self._worker.stands(self._gpu, now_ns)
         return outcomes
 
     def _give_up(self, worker: Worker, slot: Slot, *behind: Slot) -> Hung | None:
         """Leave out the GPU that keeps the thread, and go on without both; a driver that answers nobody is awaited."""
-        gpu = self._host.asking.gpu
+        gpu = self._gpu
         if gpu:
             log.warning("%s has not answered %s for %d s: left out until it does", gpu, slot.name, HUNG_NS // NS)
             worker.give_up(gpu)
@@ -168,8 +178,8 @@ class Beside:
         if self._said:
             return None
         self._said = True
-        what = "the GPU driver has not answered %s for %d s: no GPU is read until it does"
-        log.warning(what, slot.name, HUNG_NS // NS)
+        what = "the %s driver has not answered %s for %d s: nothing of it is read until it does"
+        log.warning(what, self.driver, slot.name, HUNG_NS // NS)
         return Hung(slot, "", ())
 
     def _take_back(self) -> None:

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hindmost_agent.metric import Metric, Series, counter, gauge, series
-from hindmost_agent.sampler import NAN, Host, Sampler
+from hindmost_agent.sampler import GPU, NAN, Host, Sampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -153,7 +153,7 @@ class HungCard(Card):
 class GpuSampler(Sampler):
     """Base of the samplers of all GPU makers: ``cards`` finds the GPUs, the rest is alike."""
 
-    asks_driver = True
+    asks_driver = GPU
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)

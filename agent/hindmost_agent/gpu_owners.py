@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hindmost_agent.ancestors import owner
 from hindmost_agent.gpu import RANK, RANK_MEMORY, Trouble
 from hindmost_agent.metric import series
-from hindmost_agent.sampler import Host, Sampler
+from hindmost_agent.sampler import GPU, Host, Sampler
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ class Owners(Sampler):
 
     period = 10.0
     tells_why = True
-    asks_driver = True
+    asks_driver = GPU
     metrics = (RANK, RANK_MEMORY)
     #: What the maker's library raises.
     error: type[Exception]

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from hindmost_agent.beside import PATIENCE_S, Beside
-from hindmost_agent.sampler import Absent
+from hindmost_agent.sampler import DRIVERS, Absent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -117,13 +117,14 @@ class Runner:
         timer: Callable[[], int] = time.perf_counter_ns,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        """``patience_s``: how long a tick waits for GPU drivers, at most half its interval."""
+        """``patience_s``: how long a tick waits for a driver, at most half its interval."""
         self.host = host
         #: What each sampler read last; without those that failed or are absent, whose values are old.
         self.latest: dict[str, Reading] = {}
         self._read = partial(_read, host, timer)
         self._slots = [Slot(kind, interval_ns, place) for place, kind in enumerate(kinds.values())]
-        self._beside = Beside(self._read, host, min(patience_s, interval_ns / NS / 2))
+        patience_s = min(patience_s, interval_ns / NS / 2)
+        self._beside = {driver: Beside(driver, self._read, host, patience_s) for driver in DRIVERS}
         self._interval_ns = interval_ns
         self._spread = False
 
@@ -132,20 +133,21 @@ class Runner:
 
         With ``everything`` due or not: what a job's end has changed must not wait for the next period.
         """
-        outcomes = self._late(now_ns)
-        due = [slot for slot in self._slots if everything or now_ns >= slot.due_ns]
-        asking = [slot for slot in due if slot.kind.asks_driver]
-        if asking and not self._beside.needed:
-            asking = []
-        for slot in due:
-            if slot not in asking:
+        outcomes = [outcome for beside in self._beside.values() for outcome in self._late(beside, now_ns)]
+        asking: dict[str, list[Slot]] = {}
+        for slot in [slot for slot in self._slots if everything or now_ns >= slot.due_ns]:
+            driver = slot.kind.asks_driver
+            if driver and self._beside[driver].needed:
+                asking.setdefault(driver, []).append(slot)
+            else:
                 slot.due_ns = following(slot.due_ns, slot.period_ns, now_ns)
                 outcomes.append(self._read(slot, now_ns))
-        outcomes += self._asked(asking, now_ns)
+        for driver, beside in self._beside.items():
+            outcomes += self._asked(beside, asking.get(driver, []), now_ns)
         if asking:  # as if all had been read in turn
             outcomes.sort(key=lambda outcome: outcome.slot.place)
         readings = [reading for outcome in outcomes if (reading := self._account(outcome, now_ns)) is not None]
-        if not self._spread and not self._beside.waiting:
+        if not self._spread and not any(beside.waiting for beside in self._beside.values()):
             self._spread = True
             spread(self._slots, self.host.own.duration_s, now_ns, self._interval_ns)
         return readings
@@ -156,9 +158,9 @@ class Runner:
             if slot.kind.tells_why and slot.sampler is not None:
                 slot.due_ns = LONG_AGO_NS
 
-    def _late(self, now_ns: int) -> list[Outcome]:
-        """What drivers answered after the tick that asked; what they never will is a failure."""
-        late, hung = self._beside.late(now_ns)
+    def _late(self, beside: Beside, now_ns: int) -> list[Outcome]:
+        """What a driver answered after the tick that asked; what it never will is a failure."""
+        late, hung = beside.late(now_ns)
         if hung is not None:
             self.host.own.success[hung.slot.name] = 0
             self.host.own.errors[hung.slot.name] += 1
@@ -168,9 +170,9 @@ class Runner:
                     slot.due_ns = LONG_AGO_NS
         return [one._replace(reading=one.reading and one.reading._replace(time_ns=now_ns)) for one in late]
 
-    def _asked(self, due: list[Slot], now_ns: int) -> list[Outcome]:
-        """What drivers answer at once. While they owe an answer they are asked nothing; old values are not shown."""
-        waiting = self._beside.waiting
+    def _asked(self, beside: Beside, due: list[Slot], now_ns: int) -> list[Outcome]:
+        """What a driver answers at once. While it owes an answer it is asked nothing; old values are not shown."""
+        waiting = beside.waiting
         for slot in (*waiting, *due) if waiting else ():
             self.latest.pop(slot.name, None)
             self.host.own.success[slot.name] = 0
@@ -178,7 +180,7 @@ class Runner:
             return []
         for slot in due:
             slot.due_ns = following(slot.due_ns, slot.period_ns, now_ns)
-        return self._beside.ask(due, now_ns)
+        return beside.ask(due, now_ns)
 
     def _account(self, outcome: Outcome, now_ns: int) -> Reading | None:
         """Note what became of a reading; returns what was read."""

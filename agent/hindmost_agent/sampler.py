@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from hindmost_agent.metric import Metric, Series
 
 NAN = float("nan")
+#: Drivers that may keep who asks them for ever, while hardware is in trouble.
+GPU, ADAPTER = DRIVERS = ("GPU", "adapter")
 
 
 class Absent(Exception):  # noqa: N818 - it is an answer, not an error
@@ -73,9 +75,10 @@ class Host:
     #: Which GPU a rank of this node computes on, by pid and start ticks, as far as the drivers say.
     gpu_of: dict[tuple[int, int], str] = field(default_factory=dict)
 
-    @property
-    def has_gpu_driver(self) -> bool:
-        """Whether there is any that could be asked."""
+    def has_driver(self, of: str) -> bool:
+        """Whether there is one of ``GPU`` or ``ADAPTER`` that could be asked."""
+        if of == ADAPTER:
+            return (self.sys / "class/infiniband").exists()
         if self.nvml_library is not None or self.amdsmi_library is not None:
             return True
         return (self.dev / "nvidiactl").exists() or (self.dev / "kfd").exists()
@@ -94,8 +97,9 @@ class Sampler(ABC):
     period: ClassVar[float] = 0.0
     #: Whether it is read at once, due or not, when the collector asks to see a rank closer: a cause is read from it.
     tells_why: ClassVar[bool] = False
-    #: Whether it asks a GPU's driver, which may never answer: it is then read beside the tick, in a thread of its own.
-    asks_driver: ClassVar[bool] = False
+    #: Which driver it asks that may never answer, ``GPU`` or ``ADAPTER``: it is then read beside the tick, in a thread
+    #: of that driver's own.
+    asks_driver: ClassVar[str] = ""
     #: What is read, for the documentation.
     source: ClassVar[str]
     metrics: ClassVar[tuple[Metric, ...]]

@@ -47,7 +47,8 @@ def made(host: Host, *names: str) -> Runner:
 
 def at(runner: Runner, second: int, *, patiently: bool = True) -> dict[str, Reading]:
     """The readings of one tick, by sampler."""
-    runner._beside.patience_s = PATIENT if patiently else 0
+    for beside in runner._beside.values():
+        beside.patience_s = PATIENT if patiently else 0
     return {reading.sampler: reading for reading in runner.run(second * NS, everything=True)}
 
 
@@ -74,7 +75,7 @@ def hang_for_long(runner: Runner, nvml: Any, free: threading.Event) -> threading
     """The first GPU does not answer until it is given up: the thread that still waits for it."""
     hang(runner, nvml, "nvmlDeviceGetPowerUsage", free)
     at(runner, 112)
-    (given_up,) = runner._beside._given_up
+    (given_up,) = runner._beside["GPU"]._given_up
     return given_up._thread
 
 
@@ -129,7 +130,7 @@ def test_what_was_read_by_a_thread_that_was_given_up_counts_nowhere(
     given_up.join(PATIENT)
     # The GPU that it came back from is read to its end; of the second nothing is asked.
     assert nvml.calls.count("nvmlDeviceGetUtilizationRates") == 0
-    assert runner._beside._given_up[0].take(0) == []
+    assert runner._beside["GPU"]._given_up[0].take(0) == []
 
 
 def test_every_gpu_may_hang(gpu_host: Host, nvml: Any, free: threading.Event) -> None:
@@ -150,11 +151,11 @@ def test_an_answer_that_comes_late_is_taken_at_the_next_tick(gpu_host: Host, nvm
     runner = made(gpu_host, "nvidia")
     nvml.blocks["nvmlInit"] = 0, free
     assert set(at(runner, 0, patiently=False)) == {"node"}
-    worker = runner._beside._worker
+    worker = runner._beside["GPU"]._worker
     assert worker is not None
     free.set()
     worker._done.put(worker._done.get(timeout=PATIENT))  # it has answered
-    runner._beside.patience_s = PATIENT
+    runner._beside["GPU"].patience_s = PATIENT
     late = [one for one in runner.run(3 * NS) if one.sampler == "nvidia"]
     assert [(one.time_ns, gpus(one, "up")) for one in late] == [(3 * NS, {FIRST: 1, SECOND: 1})]
     assert gpu_host.own.errors == {}
@@ -188,7 +189,7 @@ def test_a_node_without_a_gpu_has_no_thread_for_one(tmp_path: Any) -> None:
     before = set(threads())
     runner = Runner(samplers.load(), Host(dev=tmp_path), NS)
     runner.run(0)
-    assert (set(threads()) - before, runner._beside._worker) == (set(), None)
+    assert (set(threads()) - before, runner._beside["GPU"]._worker) == (set(), None)
 
 
 def test_the_thread_ends_with_its_runner(gpu_host: Host) -> None:
@@ -203,6 +204,25 @@ def test_the_thread_ends_with_its_runner(gpu_host: Host) -> None:
 
 
 def test_whatever_asks_a_driver_says_so() -> None:
-    """A sampler of GPUs that ran in the tick's own thread could stop the agent."""
-    asking = {name for name, kind in samplers.load().items() if kind.asks_driver}
+    """A sampler of GPUs or adapters that ran in the tick's own thread could stop the agent."""
+    asking = {name for name, kind in samplers.load().items() if kind.asks_driver == "GPU"}
     assert asking == {name for name, kind in samplers.load().items() if kind.source.startswith(("NVML", "AMD SMI"))}
+    assert samplers.load()["infiniband"].asks_driver == "adapter"
+
+
+def test_an_adapter_that_hangs_stops_neither_the_node_nor_its_gpus(
+    node: Host, nvml: Any, free: threading.Event, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Reading its counters waits for its firmware: each driver has a thread of its own."""
+    runner = made(node, "nvidia", "infiniband")
+    assert set(at(runner, 0)) == {"infiniband", "node", "nvidia"}
+    sampler = samplers.load()["infiniband"]
+    monkeypatch.setattr(sampler, "sample", lambda _: free.wait(60) and [])
+    runner._beside["adapter"].patience_s = 0
+    for second in (100, 101, 112, 123):
+        found = {reading.sampler for reading in runner.run(second * NS, everything=True)}
+        assert found == {"node", "nvidia"}
+    assert node.own.success["infiniband"] == 0
+    assert [one.message for one in caplog.records] == [
+        "the adapter driver has not answered infiniband for 10 s: nothing of it is read until it does"
+    ]

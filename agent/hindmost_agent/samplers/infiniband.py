@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hindmost_agent.files import File, read_once, text
 from hindmost_agent.metric import Metric, counter, gauge, series
 from hindmost_agent.number_files import NumberFile, NumberFiles
-from hindmost_agent.sampler import NAN, Absent, Host, register
+from hindmost_agent.sampler import ADAPTER, NAN, Absent, Host, register
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -133,6 +133,7 @@ class Infiniband(NumberFiles):
     """Every port of every RDMA adapter; a counter that an adapter does not have is absent."""
 
     name = "infiniband"
+    asks_driver = ADAPTER  # while its firmware does not answer, a read of its counters takes a minute, or for ever
     period = 5.0
     source = "/sys/class/infiniband"
     metrics = (*dict.fromkeys(metric for metric, _ in COUNTERS.values()), ACTIVE, UP, RATE, INFO)

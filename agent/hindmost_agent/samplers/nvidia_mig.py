@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hindmost_agent.metric import gauge, series
 from hindmost_agent.nvml import Device, opened
-from hindmost_agent.sampler import Absent, Host, Sampler, register
+from hindmost_agent.sampler import GPU, Absent, Host, Sampler, register
 
 if TYPE_CHECKING:
     from hindmost_agent.metric import Series
@@ -26,7 +26,7 @@ class NvidiaMig(Sampler):
 
     name = "nvidia_mig"
     period = 60.0  # whether a GPU is divided takes 0.3 ms to ask, and changes only when nothing runs on it
-    asks_driver = True
+    asks_driver = GPU
     source = "NVML"
     metrics = (MIG, MIG_USED)
 
