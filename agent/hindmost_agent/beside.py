@@ -35,6 +35,11 @@ HUNG_NS = 10 * NS
 PATIENCE_S = 0.1
 
 
+def patience(interval_ns: int) -> float:
+    """How long a tick waits for a driver, s: at most half of what there is between two ticks."""
+    return min(PATIENCE_S, interval_ns / NS / 2)
+
+
 class Hung(NamedTuple):
     """A sampler that was given up, the GPU that it had asked, and those that had not had their turn."""
 
@@ -108,9 +113,7 @@ class Worker:
 class Beside:
     """The thread of one kind of driver, started with the first question. Without a driver there is none."""
 
-    def __init__(
-        self, driver: str, read: Callable[[Slot, int], Outcome], host: Host, patience_s: float = PATIENCE_S
-    ) -> None:
+    def __init__(self, driver: str, read: Callable[[Slot, int], Outcome], host: Host, patience_s: float) -> None:
         self.driver = driver
         self.patience_s = patience_s
         self._read = read

@@ -9,7 +9,7 @@ from collections import defaultdict
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from hindmost_agent.beside import PATIENCE_S, Beside
+from hindmost_agent.beside import Beside, patience
 from hindmost_agent.sampler import DRIVERS, Absent
 
 if TYPE_CHECKING:
@@ -115,15 +115,15 @@ class Runner:
         host: Host,
         interval_ns: int,
         timer: Callable[[], int] = time.perf_counter_ns,
-        patience_s: float = PATIENCE_S,
+        patience_s: float | None = None,
     ) -> None:
-        """``patience_s``: how long a tick waits for a driver, at most half its interval."""
+        """``patience_s``: how long a tick waits for a driver, where that is not its own affair."""
         self.host = host
         #: What each sampler read last; without those that failed or are absent, whose values are old.
         self.latest: dict[str, Reading] = {}
         self._read = partial(_read, host, timer)
         self._slots = [Slot(kind, interval_ns, place) for place, kind in enumerate(kinds.values())]
-        patience_s = min(patience_s, interval_ns / NS / 2)
+        patience_s = patience(interval_ns) if patience_s is None else patience_s
         self._beside = {driver: Beside(driver, self._read, host, patience_s) for driver in DRIVERS}
         self._interval_ns = interval_ns
         self._spread = False
