@@ -249,6 +249,7 @@ def of_stalls(stalls: list[Stalls], blocks: Blocks, settings: Settings) -> list[
         if gain < settings.min_effect * average(blocks.period) or gain < settings.min_share_of_waste * waste(blocks):
             continue
         cause = causes.explain(blocks, one.rows[0], one.stalled, settings)
+        gain *= cause.beyond  # of longer computing, lateness shows a part
         held_up = _held_up(blocks, list(one.rows), np.arange(len(blocks.steps)), cause, gain)
         ranks = tuple(sorted(int(blocks.ranks[row]) for row in one.rows))
         found.append(
