@@ -11,8 +11,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from bench.collector_faults import ledger
@@ -26,8 +28,12 @@ def main() -> int:
     parser.add_argument("--agents", type=int, default=8)
     parser.add_argument("-o", "--output", type=Path)
     args = parser.parse_args()
+    before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         result = asyncio.run(ledger.kills(Path(folder), args.kills, args.seed, args.agents))
+    loads = f"load average {before:.1f} before, {os.getloadavg()[0]:.1f} after"
+    machine = f"{os.cpu_count()} cores, shared with other work: {loads}"
+    result = {"measured": time.strftime("%Y-%m-%d", time.gmtime()), "machine": machine, **result}
     text = json.dumps(result, indent=1)
     print(text)
     if args.output:
