@@ -3,7 +3,8 @@
 Rows are written by the collector's own store, ten seconds a flush, and compacted by its own upkeep; then the same rows
 go into other engines. ``--recorded STORE`` adds samples that a real agent took; without it, what OUTPUT said of them
 stays. Times are of whole questions, files listed and opened each time, the page cache warm, each beside a fixed sum in
-memory: on a loaded machine both wait, and their ratio tells.
+memory: on a loaded machine both wait, and their ratio tells. ``--questions`` asks them only, and leaves what OUTPUT
+says of the rest: that takes a minute, for which a machine may be free.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from hindmost_collector.store.upkeep import Retention, Upkeep
 from bench.storage import data, engines, questions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 JOB = "bench"
 SQLITE_ROWS = 500_000
@@ -58,8 +59,8 @@ def emptied(folder: Path) -> Any:
     store.close()
 
 
-def sizes(args: argparse.Namespace, folder: Path, start_ns: int) -> dict[str, Any]:
-    """Bytes a row of each table, ours and the others'."""
+def ours(args: argparse.Namespace, folder: Path, start_ns: int, tables: Sequence[str]) -> dict[str, Any]:
+    """Bytes a row of these tables in a store under ``folder``, made and compacted as a collector does."""
     definitions, kinds = data.definitions()
     made = {
         "metrics": (list(metrics_tables(tick, definitions)) for tick in _ticks(args, start_ns, kinds)),
@@ -69,13 +70,20 @@ def sizes(args: argparse.Namespace, folder: Path, start_ns: int) -> dict[str, An
     found: dict[str, Any] = {}
     with emptied(folder / "store") as store:
         store.write({(JOB, "ranks"): [data.ranks(args.ranks)]}, {})
-        for table, flushes in made.items():
-            rows = stored(store, table, flushes)
+        for table in tables:
+            rows = stored(store, table, made[table])
             taken = engines.size(folder / "store" / JOB / "segments" / table)
             found[table] = {"rows": rows, "hindmost_parquet": round(taken / rows, 2)}
             if table == "metrics":
                 levels = sum(engines.size(one) for one in (folder / "store" / JOB / "segments").glob("metrics_*"))
                 found[table]["coarser_levels_add"] = round(levels / rows, 2)
+    return found
+
+
+def sizes(args: argparse.Namespace, folder: Path, start_ns: int) -> dict[str, Any]:
+    """Bytes a row of each table, ours and the others'."""
+    definitions, kinds = data.definitions()
+    found = ours(args, folder, start_ns, ("metrics", "steps", "collectives"))
     for table, row in found.items():
         order = ", ".join(KEYS[table])
         part = hindmost_collector.open(folder / "store").sql(
@@ -155,6 +163,23 @@ def carried_over(output: Path | None) -> dict[str, Any]:
     return {"metrics_recorded": kept} if kept else {}
 
 
+def load() -> str:
+    """How busy the machine is, and when."""
+    return f"load {os.getloadavg()[0]:.1f}, {time.strftime('%Y-%m-%d', time.gmtime())}"
+
+
+def answered(args: argparse.Namespace, start_ns: int) -> None:
+    """Ask the questions of a store that holds what they need; put the answers into what OUTPUT says."""
+    with tempfile.TemporaryDirectory() as name:
+        ours(args, Path(name), start_ns, ("metrics", "steps"))
+        before = load()
+        asked = questions.asked(Path(name) / "store", start_ns, args.rounds)
+    result = {"questions": asked, "questions_asked_at": f"{before} before, {load()} after"}
+    print(result)
+    if args.output:
+        engines.write(args.output, json.loads(args.output.read_text()) | result)
+
+
 def main() -> None:
     """Parse, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -167,9 +192,13 @@ def main() -> None:
     parser.add_argument(
         "--recorded", type=Path, metavar="STORE", help="samples of a real agent; else as in OUTPUT before"
     )
+    parser.add_argument("--questions", action="store_true", help="ask the questions only")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     start_ns = (int(time.time()) - args.seconds - 60) * data.SECOND
+    if args.questions:
+        answered(args, start_ns)
+        return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         found = sizes(args, folder, start_ns)
@@ -183,9 +212,10 @@ def main() -> None:
     result = {
         "what": "bytes a row on disk; seconds a question takes, files listed and opened each time, page cache warm",
         "data": f"simulated: {args.nodes} nodes x {data.SERIES} series x {args.seconds} s; {args.ranks} ranks",
-        "machine": f"{os.cpu_count()} cores, shared with other work: load {os.getloadavg()[0]:.1f} at the end",
+        "machine": f"{os.cpu_count()} cores, shared with other work: {load()} at the end",
         "bytes_a_row": found,
         "questions": asked,
+        "questions_asked_at": load(),
         "compaction": compaction(),
     }
     print(result)
