@@ -38,9 +38,10 @@ class InSitu:
     def _surround(self, owner: Any, name: str, part: str) -> None:
         """Time what is between the outermost and the innermost call of a hooked function."""
         outer = getattr(owner, name)
-        kept = dict(zip(outer.__code__.co_freevars, outer.__closure__, strict=True))
-        hook = kept["hook"].cell_contents if "hook" in kept else None  # in C, or else the function itself
-        original = kept["original"].cell_contents if hook is None else hook.original
+        # A hook in C, or what stands for the function that a hook in Python surrounds.
+        called = {"hook", "inside"} & set(outer.__code__.co_freevars)
+        hook = dict(zip(outer.__code__.co_freevars, outer.__closure__, strict=True))[called.pop()].cell_contents
+        original = hook.original
         inside = [0, 0]
 
         def inner(*args: Any, **kwargs: Any) -> Any:
@@ -60,10 +61,7 @@ class InSitu:
                 self.took[f"{part} before"].append(inside[0] - start)
                 self.took[f"{part} after"].append(end - inside[1])
 
-        if hook is None:
-            kept["original"].cell_contents = inner
-        else:
-            hook.original = inner
+        hook.original = inner
         setattr(owner, name, timed)
 
     def _timed(self, part: str, hook: Callable[..., None]) -> Callable[..., None]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hindmost import ring
+from hindmost_agent.fold import Fold, is_amount
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,6 +43,19 @@ def test_ddp_on_gloo_shows_steps_phases_and_who_waits(train: Train, by: str) -> 
     assert [seq for _, seq, _ in syncs[0]] == list(range(20))
     assert syncs[0][0][0] != 0
     assert syncs[0][0][2] > 1000, "the bytes of all gradients"
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["c", "python"])
+def test_waiting_in_backward_is_no_part_of_it(train: Train, native: bool) -> None:
+    """What DDP waits for within backward is the phase sync, and not backward's, too: phases fit into their step."""
+    options = ("--steps", "12", "--slow-rank", "1", "--slow-what", "input", "--slow-ms", "20")
+    waits, fold = train(EXAMPLE, *options, native=native)[0], Fold()
+    fold.feed(waits.events)
+    rows = fold.take().steps[3:]
+    assert len(rows) == 9
+    for row in rows:
+        assert sum(ns for name, ns in row.phases.items() if not is_amount(name)) <= row.duration_ns
+        assert row.phases["sync"] > row.phases["backward"]
 
 
 LOOPS = """

@@ -33,6 +33,15 @@ def _say(hook: Callable[..., Any], error: Exception) -> None:
     complain(f"{getattr(hook, '__qualname__', hook)} failed ({error!r})")
 
 
+class Inside:
+    """What a hook calls: the function that it surrounds, or who surrounds that in turn."""
+
+    __slots__ = ("original",)
+
+    def __init__(self, original: Callable[..., Any]) -> None:
+        self.original = original
+
+
 def around(
     owner: Any,
     name: str,
@@ -40,14 +49,15 @@ def around(
     after: Callable[..., Any],
     failed: Callable[..., Any] | None = None,
     named: bool = False,
-) -> None:
+) -> Inside:
     """Replace ``owner.name`` by a function that calls ``before(*args)`` first and ``after(token, result, *args)`` last.
 
     ``token`` is what ``before`` returned; where that is ``None``, nothing else is called. ``failed(token, *args)`` is
     called when the original raised, which goes on as it was. ``named``: ``before`` gets the named arguments, too.
-    Results and arguments pass untouched.
+    Results and arguments pass untouched. What is returned can be surrounded, too, by its name ``original``: inside.
     """
     original = getattr(owner, name)
+    inside = Inside(original)
     fail = guarded(failed or (lambda *_: None))
     broken = False
 
@@ -62,9 +72,9 @@ def around(
             broken = True
             _say(before, error)
         if token is None:
-            return original(*args, **kwargs)
+            return inside.original(*args, **kwargs)
         try:
-            result = original(*args, **kwargs)
+            result = inside.original(*args, **kwargs)
         except BaseException:
             fail(token, *args)
             raise
@@ -76,6 +86,7 @@ def around(
         return result
 
     replace(owner, name, original, surrounded)
+    return inside
 
 
 def replace(owner: Any, name: str, original: Any, by: Any) -> None:

@@ -32,11 +32,11 @@ def install(torch: ModuleType, recorder: Recorder) -> None:
     hooks = native_hooks(torch, recorder, gpu) or Hooks(torch, recorder, gpu)
     recorder.name_framework("torch")
     hooks.surround(t.utils.data.dataloader._BaseDataLoaderIter, "__next__", "fetch")
-    hooks.surround(t.autograd, "backward", "backward")
+    backward = hooks.surround(t.autograd, "backward", "backward")
     as_phase(t, "save", "checkpoint", recorder)
     _hook_optimizers(t, hooks)
     torch_place.install(torch)
-    torch_ddp.install(t, recorder)
+    torch_ddp.install(t, recorder, backward)
     torch_collectives.install(t, recorder)
 
 

@@ -129,8 +129,9 @@ class Gradients:
 class Synchronisation:
     """Told of every DDP model and every backward; has ``ddp_sync`` collectives and ``sync`` phases written."""
 
-    def __init__(self, torch: Any, recorder: Recorder) -> None:
+    def __init__(self, torch: Any, recorder: Recorder, backward: Any) -> None:
         self._torch = torch
+        self._backward = backward
         self._recorder = recorder
         self._models: list[Gradients] = []
         self._hooked = False
@@ -149,7 +150,8 @@ class Synchronisation:
         self._models.append(Gradients(model, self._recorder, index))
         if not self._hooked:  # only now: a job without such a model pays nothing
             self._hooked = True
-            around(self._torch.autograd, "backward", self.backward_begins, self.backward_ends, self.backward_fails)
+            # Inside backward's own hook, which writes that phase when this one has been written: the inner first.
+            around(self._backward, "original", self.backward_begins, self.backward_ends, self.backward_fails)
 
     def backward_begins(self, *_: Any) -> list[Gradients] | None:
         """The models that this backward may synchronise."""
@@ -171,10 +173,13 @@ class Synchronisation:
             model.forget()
 
 
-def install(torch: Any, recorder: Recorder) -> None:
-    """Hook DDP, where this build of torch has it. ``forward`` stays as it is: ``torch.compile`` goes through it."""
+def install(torch: Any, recorder: Recorder, backward: Any) -> None:
+    """Hook DDP, where this build of torch has it. ``backward``: what the hook of backward calls as its ``original``.
+
+    ``forward`` stays as it is: ``torch.compile`` goes through it.
+    """
     parallel = getattr(torch.nn.parallel, "DistributedDataParallel", None)
     if parallel is None or not torch.distributed.is_available():
         return
-    models = Synchronisation(torch, recorder)
+    models = Synchronisation(torch, recorder, backward)
     around(parallel, "__init__", lambda *_: 0, models.meet)

@@ -57,12 +57,11 @@ class Hooks:
         self._within = 0  # an optimizer that has stepped within the backward in progress
         recorder.on_handover.append(self._handed_over)
 
-    def surround(self, owner: Any, name: str, place: str) -> None:
-        """Hook a function: ``place`` is ``fetch`` or ``backward``."""
+    def surround(self, owner: Any, name: str, place: str) -> Any:
+        """Hook a function: ``place`` is ``fetch`` or ``backward``. Its ``original`` is what the hook calls."""
         if place == "fetch":
-            around(owner, name, self.input_begins, self.input_ends, self.input_fails)
-        else:
-            around(owner, name, self.backward_begins, self.backward_ends, self.backward_ends)
+            return around(owner, name, self.input_begins, self.input_ends, self.input_fails)
+        return around(owner, name, self.backward_begins, self.backward_ends, self.backward_ends)
 
     def _handed_over(self) -> None:
         """Another thread trains than the one that fetched: what that one did, and may be doing, is no step's."""

@@ -42,17 +42,20 @@ class NativeHooks:
         recorder.on_handover.append(self._handed_over)
         recorder.on_pause.append(self.loop.pauses)
 
-    def surround(self, owner: Any, name: str, place: str) -> None:
-        """Hook a function: ``place`` is ``fetch`` or ``backward``."""
+    def surround(self, owner: Any, name: str, place: str) -> Any:
+        """Hook a function: ``place`` is ``fetch`` or ``backward``. Its ``original`` is what the hook calls."""
         original = getattr(owner, name)
         hook = self._hook(place, original)
 
-        # A function of Python's own: others ask what it is, bind it, read its code, refer to it weakly.
-        @functools.wraps(original)
-        def surrounded(*args: Any, **kwargs: Any) -> Any:
+        # Functions of Python's own: others ask what they are, bind them, read their code, refer to them weakly.
+        def fetch(iterator: Any) -> Any:
+            return hook(iterator)
+
+        def any_call(*args: Any, **kwargs: Any) -> Any:
             return hook(*args, **kwargs)
 
-        replace(owner, name, original, surrounded)
+        replace(owner, name, original, functools.wraps(original)(fetch if place == "fetch" else any_call))
+        return hook
 
     def _hook(self, place: str, original: Any = None) -> Any:
         hook = self._module.Hook(self.loop, place, original)
