@@ -290,14 +290,22 @@ def test_py_spy_is_found_where_it_was_installed_as_a_target(tmp_path: Path, monk
 
 
 @needs_py_spy
-def test_a_running_process_shows_where_it_stands(train: Callable[..., int]) -> None:
-    """A stack dump holds the functions the process is in; of a process that is gone it says why there is none."""
+def test_a_running_process_shows_where_it_stands(
+    train: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A dump holds the functions a process is in, and is kept where asked for; of one that is gone it says why not."""
     pid = train(LOOP, "1.0", "0.002")
     deadline = time.monotonic() + 10
     while "<module> (script.py:" not in (text := stacks.dump(pid)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert f"Process {pid}" in text
     assert "<module> (script.py:" in text
+    assert cli.main(["attach", "--stacks", f"--pid={pid}", "--keep", str(tmp_path / "run")]) == 0
+    (kept,) = (tmp_path / "run/stacks").iterdir()
+    assert "<module> (script.py:" in kept.read_text()
+    assert kept.read_text().startswith("--- 20")
+    assert cli.main(["attach", "--stacks", f"--pid={pid}", "--keep", str(kept)]) == 1
+    assert capsys.readouterr().err == f"hindmost attach: --keep: {kept}/stacks cannot be written (Not a directory)\n"
     assert stacks.dump(2**22 + 1).startswith(f"no stack of process {2**22 + 1}: ")
 
 

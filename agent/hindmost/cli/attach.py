@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hindmost.errors import UsageError
+from hindmost.errors import HindmostError, UsageError
 
 if TYPE_CHECKING:
     from hindmost.attach.sampling import Shares
@@ -20,6 +22,7 @@ examples:
   hindmost attach --pid 4711 --pid 4712
   hindmost attach --job 812345 --seconds 30      a Slurm job's ranks on this machine
   hindmost attach --stacks --job 812345          where each rank stands and what it waits in, now
+  hindmost attach --stacks --job ID --keep hindmost-runs/ID      the same, kept in the run directory too
 
 Python 3.14 and later is entered by sys.remote_exec and measured from inside; older ones are sampled from outside by
 py-spy, and shares come with the 95 % interval that sampling has. Only your own processes; nothing stays in them."""
@@ -38,6 +41,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stacks", action="store_true", help="print all threads' stacks and pending collectives instead"
     )
+    parser.add_argument(
+        "--keep", type=Path, metavar="DIR", help="keep what --stacks prints in DIR/stacks, a file a rank, as of a hang"
+    )
     parser.add_argument("--format", choices=("text", "json"), default="text")
 
 
@@ -47,9 +53,11 @@ def run(args: argparse.Namespace) -> int:
 
     if not 0 < args.seconds <= 3600 or not 1 <= args.rate <= 1000:
         raise UsageError("--seconds must be between 0 and 3600, --rate between 1 and 1000")
+    if args.keep is not None and not args.stacks:
+        raise UsageError("--keep says where stacks are kept: ask for them with --stacks")
     targets = target.by_job(args.job) if args.job else [target.by_pid(pid) for pid in args.pid]
     if args.stacks:
-        return _show_stacks(targets)
+        return _show_stacks(targets, args.keep)
     method, seen = _look(targets, args)
     if args.format == "json":
         sys.stdout.write(json.dumps(table.to_dict(targets, seen, method, args.seconds), indent=2) + "\n")
@@ -58,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _show_stacks(targets: list[Target]) -> int:
+def _show_stacks(targets: list[Target], keep: Path | None) -> int:
     """Each rank's stacks and, where `hindmost run` observes it, what it waits in: all looked at together, then said."""
     from concurrent.futures import ThreadPoolExecutor
 
@@ -70,7 +78,20 @@ def _show_stacks(targets: list[Target]) -> int:
     for one, waits, text in zip(targets, waiting, dumped, strict=True):
         lines = "".join(f"{line}\n" for line in waits)
         sys.stdout.write(f"rank {one.rank if one.rank >= 0 else '-'}: {text}{lines}\n")
+        if keep is not None:
+            _keep(keep / "stacks", one, text + lines)
     return 0
+
+
+def _keep(folder: Path, one: Target, text: str) -> None:
+    """In a file named by the rank, or by the process that nobody named a rank, after what is there from before."""
+    name = f"{one.rank}.txt" if one.rank >= 0 else f"pid-{one.pid}.txt"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / name).open("a") as file:
+            file.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')}, on demand\n{text}")
+    except OSError as error:
+        raise HindmostError(f"--keep: {folder} cannot be written ({error.strerror})") from error
 
 
 def _look(targets: list[Target], args: argparse.Namespace) -> tuple[str, list[Shares]]:
