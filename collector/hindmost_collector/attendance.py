@@ -1,8 +1,9 @@
-"""Who comes and goes, in the log: a line a tick at most of each, however many agents a relay brings or takes along."""
+"""Who comes and goes, in the log: a line a second at most of each, however many agents come or go."""
 
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,14 +11,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Agents that one line names.
-_NAMED = 3
+#: Agents that one line names, and how long the next line gathers more.
+_NAMED, _GATHERED_S = 3, 1.0
 
 
 class Attendance:
     """Gathers what one line then says. Who came and was gone before the line is in both."""
 
-    def __init__(self) -> None:
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic, self._told_s = monotonic, -_GATHERED_S
         self._joined: dict[str, None] = {}
         self._left: dict[str, None] = {}
         self._lost: dict[str, None] = {}
@@ -31,9 +33,14 @@ class Attendance:
         (self._left if said_goodbye else self._lost)[identity] = None
 
     def tell(self, connected: Callable[[], int]) -> None:
-        """Log what there is since the last call; ``connected`` counts the agents that have a stream now."""
+        """Log what there is since the last line; ``connected`` counts the agents that have a stream now."""
+        now = self._monotonic()
+        if now - self._told_s < _GATHERED_S or not (self._joined or self._left or self._lost):
+            return
+        self._told_s = now
         for what, agents in (("joined", self._joined), ("left", self._left), ("broke off", self._lost)):
             if agents:
                 named = ", ".join(list(agents)[:_NAMED]) + (", …" if len(agents) > _NAMED else "")
-                log.info("%d agents %s (%s): %d are connected", len(agents), what, named, connected())
+                who = "1 agent" if len(agents) == 1 else f"{len(agents)} agents"
+                log.info("%s %s (%s): %d connected", who, what, named, connected())
                 agents.clear()

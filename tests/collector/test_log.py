@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 
 from hindmost_collector import serving
@@ -53,16 +54,20 @@ def told(attendance: Attendance, caplog, connected: int = 0) -> list[str]:
     return said_by(ATTENDANCE, caplog)
 
 
-def test_comings_and_goings_take_a_line_a_tick(caplog):
-    """However many agents a relay brings along, one line says how many came and names the first."""
+def test_comings_and_goings_take_a_line_a_second(caplog):
+    """However many agents come, one line a second says how many that were and names the first."""
     caplog.set_level(logging.INFO, "hindmost_collector")
-    attendance = Attendance()
+    seconds = [7.0]
+    attendance = Attendance(lambda: seconds[0])
     for number in range(500):
         attendance.joined(f"a@n{number}")
-    assert told(attendance, caplog, 512) == ["500 agents joined (a@n0, a@n1, a@n2, …): 512 are connected"]
+    assert told(attendance, caplog, 512) == ["500 agents joined (a@n0, a@n1, a@n2, …): 512 connected"]
     attendance.left("a@n7", said_goodbye=True)
+    seconds[0] += 0.9
+    assert told(attendance, caplog, 511) == []
     attendance.left("a@n8", said_goodbye=False)
-    said = ["1 agents left (a@n7): 510 are connected", "1 agents broke off (a@n8): 510 are connected"]
+    seconds[0] += 0.2
+    said = ["1 agent left (a@n7): 510 connected", "1 agent broke off (a@n8): 510 connected"]
     assert told(attendance, caplog, 510) == said
     assert told(attendance, caplog) == []
 
@@ -72,6 +77,7 @@ def test_an_agent_is_told_of_when_it_joins_and_leaves(caplog):
     caplog.set_level(logging.INFO, "hindmost_collector")
     definitions = Definitions()
     ingest = Ingest(JobClock(), definitions, Decoder(definitions), dict)
+    ingest.attendance = Attendance(itertools.count(1.0).__next__)
     hello = wire.Hello(protocol=1, agent_id="a", node="n", monotonic_ns=1)
 
     async def scenario():
@@ -82,5 +88,5 @@ def test_an_agent_is_told_of_when_it_joins_and_leaves(caplog):
         return said, told(ingest.attendance, caplog, ingest.connected())
 
     joined, left = asyncio.run(scenario())
-    assert joined == ["1 agents joined (a@n): 1 are connected"]
-    assert left == ["1 agents broke off (a@n): 0 are connected"]
+    assert joined == ["1 agent joined (a@n): 1 connected"]
+    assert left == ["1 agent broke off (a@n): 0 connected"]
