@@ -33,6 +33,7 @@ SCRIPT = """
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     loader = DataLoader(TensorDataset(torch.rand(160, 64), torch.randint(0, 10, (160,))), batch_size=16)
+    held_out = DataLoader(TensorDataset(torch.rand(48, 64)), batch_size=16)
     for epoch in range(2):
         for x, y in loader:
             if hvd.rank() == 1:
@@ -42,20 +43,27 @@ SCRIPT = """
             loss.backward()
             optimizer.step()
         hvd.allreduce(loss.detach(), name="loss")
+        model.eval()
+        with torch.no_grad():
+            for (x,) in held_out:
+                model(x)
+        model.train()
+        torch.save(model.state_dict(), f"{sys.argv[0]}.{hvd.rank()}.pt")
 """
 
 
 @pytest.mark.parametrize("by", ["mpirun", "horovodrun"])
 def test_a_rank_that_computes_longer_is_waited_for(train: Train, by: str) -> None:
     """Each step has one wait for gradients, of one communicator and sequence; the slow rank's is the short one, and has
-    little negotiation in it."""
+    little negotiation in it. Evaluation and checkpoints are told apart."""
     traces = train(SCRIPT, by=by, shim=True)
     seen = []
     for rank in (0, 1):
         assert traces[rank].header.framework == "horovod"
-        assert traces[rank].count(ring.STEP) == {"train": 20}
+        assert traces[rank].count(ring.STEP) == {"train": 20, "eval": 6}
         phases = traces[rank].count(ring.PHASE)
-        assert {phases["forward"], phases["backward"]} == {20}
+        assert (phases["backward"], phases["checkpoint"]) == (20, 2)
+        assert phases["forward"] >= 20
         assert min(phases["input"], phases["optimizer"]) >= 20
         assert {event.value for event in traces[rank].of(ring.STEP, "train")} == {16}
         seen.append([(event.name, event.comm_id, event.seq) for event in traces[rank].events if event.kind == 3])

@@ -109,6 +109,7 @@ def test_horovod_with_keras_shows_who_is_waited_for(train: Train, by: str) -> No
     for rank in (0, 1):
         assert traces[rank].header.framework == "horovod"
         assert traces[rank].count(ring.STEP) == {"train": 40, "eval": 8}
+        assert {step.value for step in traces[rank].events if step.kind == ring.STEP} == {8}
         assert traces[rank].count(ring.PHASE)["sync"] == 40
         seen.append([(event.name, event.comm_id, event.seq) for event in traces[rank].events if event.kind == 3])
     assert seen[0] == seen[1]
