@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from hindmost import isolation
 
+from hindmost_collector import align
 from hindmost_collector.model import Job, rows
 
 if TYPE_CHECKING:
@@ -52,6 +53,31 @@ def _too_few_recorded(ranks: int, job: Job) -> tuple[str, str]:
         f"one rank{of_all} is recorded here: there is nobody to compare it with",
         "name the folder that holds the files of all ranks",
     )
+
+
+def patternless(run: Run, settings: Settings) -> tuple[tuple[str, ...], str] | None:
+    """What is known where ranks met in collectives that make no pattern; ``None`` where they met too seldom.
+
+    Who came last is told, and not named: without steps nobody knows whether that matters.
+    """
+    joined = align.grid(run)
+    if joined is None or len(joined.ranks) < 2 or joined.columns < settings.min_steps:
+        return None
+    met = f"{joined.columns:,} collectives were recorded by all of the {len(joined.ranks)} ranks that they join"
+    found = [f"{met}, in no pattern that repeats: where a step ends cannot be told"]
+    whole = joined.duration[:, ~np.isnan(joined.duration).any(axis=0)]
+    if joined.group.shape[1] == 1 and len(np.unique(joined.group)) == 1 and whole.shape[1] >= settings.min_steps:
+        last = np.bincount(np.argmin(whole, axis=0), minlength=len(joined.ranks)) / whole.shape[1]
+        most = int(np.argmax(last))
+        if last[most] >= settings.min_latest:
+            found.append(
+                f"rank {int(joined.ranks[most])} came last in {last[most]:.0%} of them, at an unknown cost a step"
+            )
+    own = run.job.source == Job.source
+    mark = "write `with hindmost.step():` around each iteration"
+    return tuple(
+        found
+    ), mark if own else "put a log of the steps beside it, or let `hindmost run -- COMMAND` record the job"
 
 
 #: What to look at where ``hindmost run`` saw no rank, and nothing says why.

@@ -373,6 +373,9 @@ def insufficient(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict
     ranks = len(blocks.ranks) if blocks is not None else rows(run.ranks)
     count = len(blocks.steps) if blocks is not None else 0
     evidence, advice = lacking.insufficient(ranks, blocks, settings, run.job)
+    told = lacking.patternless(run, settings) if blocks is None else None
+    if told is not None and not run.job.exit_code:
+        return Verdict(kind="insufficient_data", evidence=told[0], advice=(told[1],))
     if run.job.exit_code and ranks:
         warmup = blocks.warmup if blocks is not None else 0
         evidence, advice = lacking.ended_early(run, count + warmup)

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from hindmost_collector import blocks
 from hindmost_collector.judge import judge
-from hindmost_collector.model import COLLECTIVES, GPU_TIME, Job, Run, empty
+from hindmost_collector.model import COLLECTIVES, GPU_TIME, METRICS, STEPS, Job, Run, empty
 from hindmost_collector.report import csv as report_csv
 from hindmost_collector.settings import DEFAULT
+from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.sources.columns import table
 from hindmost_collector.store.parquet import ParquetStore, read_run
 
@@ -183,3 +184,31 @@ def test_ranks_that_share_no_step_are_not_compared() -> None:
     (verdict,) = judge(in_phases(**apart)).verdicts
     assert verdict.kind == "insufficient_data"
     assert "no step and no collective that repeats on two of them" in verdict.evidence[0]
+
+
+def without_steps(job: Run, pattern: bool) -> Run:
+    """The job's collectives alone; of sizes that never come again in one order, as where many were missed."""
+    columns = dict(job.collectives)
+    sizes = np.random.default_rng(1).integers(0, 50, int(columns["seq"].max()) + 1)
+    if not pattern:
+        columns["bytes"] = sizes[columns["seq"]]
+    columns["step"] = np.full(len(columns["rank"]), -1)
+    return dataclasses.replace(job, collectives=columns, steps=empty(STEPS), metrics=empty(METRICS))
+
+
+def test_collectives_without_a_pattern_tell_who_came_last_and_name_nobody() -> None:
+    """What was seen is told as what it is: it did repeat on all ranks, and no step can be told."""
+    job = simulate(Scenario(4, 60, faults=(Fault("compute", (2,), 0.2),))).run
+    assert judge(without_steps(job, pattern=True)).verdicts[0].ranks == (2,)
+    (verdict,) = judge(without_steps(job, pattern=False)).verdicts
+    assert (verdict.kind, verdict.ranks) == ("insufficient_data", ())
+    assert verdict.evidence[0].endswith(
+        "recorded by all of the 4 ranks that they join, in no pattern that repeats: where a step ends cannot be told"
+    )
+    assert verdict.evidence[1].startswith("rank 2 came last in ")
+
+
+def test_nobody_came_last_where_that_was_now_one_and_now_another() -> None:
+    """An even job without a pattern has no such sentence."""
+    (verdict,) = judge(without_steps(simulate(Scenario(8, 60)).run, pattern=False)).verdicts
+    assert (verdict.kind, len(verdict.evidence)) == ("insufficient_data", 1)
