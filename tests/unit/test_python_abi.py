@@ -38,8 +38,8 @@ class Batches:
     def __next__(self): return (SimpleNamespace(shape=(4, 3)),)
 class Loss:
     def backward(self): return "gradients"
-Batches.__next__ = module.Hook(loop, "fetch", Batches.__next__)
-Loss.backward = module.Hook(loop, "backward", Loss.backward)
+fetch, backward = module.Hook(loop, "fetch", Batches.__next__), module.Hook(loop, "backward", Loss.backward)
+Batches.__next__, Loss.backward = lambda self: fetch(self), lambda self: backward(self)
 begins, ends = module.Hook(loop, "step_begins"), module.Hook(loop, "step_ends")
 batches, loss, optimizer = Batches(), Loss(), object()
 for _ in range(4):

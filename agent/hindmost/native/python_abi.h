@@ -160,7 +160,6 @@ void PyBuffer_Release(Py_buffer *view);
 /* From 3.12. */
 PyObject *PyObject_Vectorcall(PyObject *function, PyObject *const *args, size_t count, PyObject *names);
 PyObject *PyVectorcall_Call(PyObject *function, PyObject *args, PyObject *keywords);
-/* Not in it. */
 
 #define Py_TYPE(object) (((PyObject *)(object))->ob_type)
 #define Py_RETURN_NONE return Py_NewRef(Py_None)
