@@ -234,6 +234,32 @@ def test_work_of_more_sources_than_are_told_apart_is_counted(loop: Loop) -> None
     assert loop.work() == list(range(1, 41))
 
 
+def test_two_loaders_of_one_data_set_count_both(loop: Loop) -> None:
+    """From the second step on: the first might be a loader's that is a batch ahead."""
+    for _ in range(4):
+        loop.fetch(work=8)
+        loop.fetch(work=4)
+        loop.backward()
+        loop.optimize()
+    loop.seen.finish()
+    assert loop.work() == [8, 12, 12, 12]
+
+
+def test_a_loader_that_is_a_batch_ahead_counts_each_once(loop: Loop) -> None:
+    """It fetches two as each epoch begins, and none for the last step."""
+    for _ in range(3):
+        loop.fetch(work=5)
+        for ahead in (True, True, False):
+            if ahead:
+                loop.fetch(work=5)
+            else:
+                loop.exhausted()
+            loop.backward()
+            loop.optimize()
+    loop.seen.finish()
+    assert loop.work() == [5] * 9
+
+
 def test_an_optimizer_for_each_parameter_is_one_step(loop: Loop) -> None:
     """Optimizers that step inside backward, one a parameter, do not end a step each."""
     for _ in range(3):

@@ -100,14 +100,19 @@ static void begin(struct hm_seen *seen, int64_t now) {
         seen->ready = now;
 }
 
-/* One batch of each source is used: the oldest, for a loader may be some batches ahead. */
+/* One batch of each source is used: the oldest, for a loader may be some batches ahead. Where several are fetched
+ * between uses again and again, of two loaders of one data set, as many. */
 static void use_batches(struct hm_seen *seen) {
-    for (struct hm_source *source = seen->sources; source < seen->sources + seen->known; source++)
-        if (source->waiting) {
+    for (struct hm_source *source = seen->sources; source < seen->sources + seen->known; source++) {
+        int used = source->fetched > 1 && source->before > 1 ? source->fetched : 1;
+        source->before = source->fetched;
+        source->fetched = 0;
+        for (; used && source->waiting; used--) {
             seen->work += source->work[source->first];
             source->first = (source->first + 1) % HM_AHEAD;
             source->waiting--;
         }
+    }
 }
 
 static void forget_batches(struct hm_seen *seen) {
@@ -175,6 +180,8 @@ void hm_input_ends(struct hm_seen *seen, int64_t start, int64_t now, uint64_t wo
     if (!source)
         source = make_source(seen, seen->source);
     source->used = ++seen->fetches;
+    if (source->fetched < HM_AHEAD)
+        source->fetched++;
     if (source->waiting == HM_AHEAD) { /* the oldest is forgotten */
         source->first = (source->first + 1) % HM_AHEAD;
         source->waiting--;

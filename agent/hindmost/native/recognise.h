@@ -23,6 +23,7 @@ struct hm_source {
     uint64_t used; /* when it was fetched from last */
     uint64_t work[HM_AHEAD];
     uint8_t first, waiting; /* of work: batches that were fetched and not yet used */
+    uint8_t fetched, before; /* batches since some were used, and between the two uses before */
     bool trains;            /* a backward followed */
 };
 

@@ -35,6 +35,8 @@ class Recogniser:
         self._ready = -1  # since when a forward may be running
         self._last = -1  # when the last optimizer step or backward ended
         self._waiting: dict[int, deque[int]] = {}  # source -> work of batches fetched and not yet used
+        self._fetched: dict[int, int] = {}  # source -> batches since some were used
+        self._before: dict[int, int] = {}  # the same, between the two uses before
         self._fed = False  # input was fetched in this step
         self._evaluating = False
         self._backward = False
@@ -70,6 +72,7 @@ class Recogniser:
         self._fed = True
         self._backward = False
         self._waiting.setdefault(self._source, deque(maxlen=AHEAD)).append(work)
+        self._fetched[self._source] = self._fetched.get(self._source, 0) + 1
         self._ready = now
 
     def input_fails(self) -> None:
@@ -179,10 +182,16 @@ class Recogniser:
             self._strayed = True
 
     def _use_batches(self) -> None:
-        """One batch of each source is used: the oldest, for a loader may be some batches ahead."""
-        for batches in self._waiting.values():
-            if batches:
+        """One batch of each source is used: the oldest, for a loader may be some batches ahead.
+
+        Where several are fetched between uses again and again, of two loaders of one data set, as many.
+        """
+        fetched, self._fetched = self._fetched, {}
+        for source, batches in self._waiting.items():
+            since = fetched.get(source, 0)
+            for _ in range(min(since if since > 1 and self._before.get(source, 0) > 1 else 1, len(batches))):
                 self._recorder.seen_work += batches.popleft()
+        self._before = fetched
 
     def _show(self, now: int, kind: str = "train") -> None:
         """Show a step in progress, unless the loop says for itself."""
