@@ -127,6 +127,11 @@ class Beside:
             self._worker.end()
 
     @property
+    def started(self) -> bool:
+        """Whether it has ever been asked."""
+        return self._worker is not None
+
+    @property
     def needed(self) -> bool:
         """Whether there is a driver that could keep whoever asks it."""
         return self._worker is not None or self._host.has_driver(self.driver)

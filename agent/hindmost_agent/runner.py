@@ -133,7 +133,8 @@ class Runner:
 
         With ``everything`` due or not: what a job's end has changed must not wait for the next period.
         """
-        outcomes = [outcome for beside in self._beside.values() for outcome in self._late(beside, now_ns)]
+        asked = [beside for beside in self._beside.values() if beside.started]  # none where there is no driver
+        outcomes = [outcome for beside in asked for outcome in self._late(beside, now_ns)]
         asking: dict[str, list[Slot]] = {}
         for slot in [slot for slot in self._slots if everything or now_ns >= slot.due_ns]:
             driver = slot.kind.asks_driver
@@ -142,9 +143,9 @@ class Runner:
             else:
                 slot.due_ns = following(slot.due_ns, slot.period_ns, now_ns)
                 outcomes.append(self._read(slot, now_ns))
-        for driver, beside in self._beside.items():
-            outcomes += self._asked(beside, asking.get(driver, []), now_ns)
-        if asking:  # as if all had been read in turn
+        if asked or asking:  # as if all had been read in turn
+            for driver, beside in self._beside.items():
+                outcomes += self._asked(beside, asking.get(driver, []), now_ns)
             outcomes.sort(key=lambda outcome: outcome.slot.place)
         readings = [reading for outcome in outcomes if (reading := self._account(outcome, now_ns)) is not None]
         if not self._spread and not any(beside.waiting for beside in self._beside.values()):
@@ -159,7 +160,10 @@ class Runner:
                 slot.due_ns = LONG_AGO_NS
 
     def _late(self, beside: Beside, now_ns: int) -> list[Outcome]:
-        """What a driver answered after the tick that asked; what it never will is a failure."""
+        """What a driver answered after the tick that asked, as of just before this one, which may ask the same again.
+
+        What it never will is a failure.
+        """
         late, hung = beside.late(now_ns)
         if hung is not None:
             self.host.own.success[hung.slot.name] = 0
@@ -168,7 +172,7 @@ class Runner:
                 self._slots[hung.slot.place] = hung.slot.anew()
                 for slot in hung.behind:
                     slot.due_ns = LONG_AGO_NS
-        return [one._replace(reading=one.reading and one.reading._replace(time_ns=now_ns)) for one in late]
+        return [one._replace(reading=one.reading and one.reading._replace(time_ns=now_ns - 1)) for one in late]
 
     def _asked(self, beside: Beside, due: list[Slot], now_ns: int) -> list[Outcome]:
         """What a driver answers at once. While it owes an answer it is asked nothing; old values are not shown."""
