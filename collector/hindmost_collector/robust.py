@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,14 +19,20 @@ _CROWD = 32
 
 
 def median(block: Floats, axis: int | None = None) -> Floats:
-    """Median without a warning for all-NaN slices; the fast path where nothing is missing."""
+    """Median of what is known; NaN where nothing is. numpy's own takes several times as long where anything is NaN."""
     if block.size == 0:
         return np.asarray(np.full(np.delete(np.array(block.shape), axis if axis is not None else 0), np.nan))
     if not np.isnan(block).any():
         return np.asarray(np.median(block, axis=axis))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # all-NaN slices: their median is NaN, as it should be
-        return np.asarray(np.nanmedian(block, axis=axis))
+    return _of_known(block.ravel() if axis is None else np.moveaxis(block, axis, 0))
+
+
+def _of_known(block: Floats) -> Floats:
+    """[...] of [N, ...]: the median of what is known in each column, NaN of nothing."""
+    ordered = np.sort(block, axis=0)  # NaN goes last
+    known = np.sum(~np.isnan(ordered), axis=0)[None]
+    below, above = (np.take_along_axis(ordered, np.maximum(known - one, 0) // 2, axis=0)[0] for one in (1, 0))
+    return np.asarray(np.where(known[0] % 2 == 1, below, (below + above) / 2))
 
 
 def mean(block: Floats) -> Floats:
