@@ -235,11 +235,18 @@ def advice(cause: str, ranks: list[int]) -> list[str]:
 _MANY_TRANSFERS = 0.05
 
 
+#: Lateness by habit of a larger share of a step is something, though not sure enough for a name.
+_NOTHING = 0.02
+#: Share of all waiting that one rank must have caused for it to be told as the one that was waited for.
+_MOSTLY = 0.5
+
+
 def balanced(blocks: Blocks, wasted: float, needs: Blocks | None = None) -> list[str]:
     """How even the ranks are; with what they ``needs``, where they share CPUs and lateness is the scheduler's doing."""
     row, most = _most(blocks)
     latest, share = f"rank {int(blocks.ranks[row])}", most / blocks.step_ns
-    found = [f"the latest rank by habit is {latest}, by {share:.1%} of a step: nothing to act on"]
+    surely = "nothing to act on" if share < _NOTHING else "too unsure, or too little, to name it"
+    found = [f"the latest rank by habit is {latest}, by {share:.1%} of a step: {surely}"]
     if needs is not None:
         row, most = _most(needs)
         asks, beyond = f"rank {int(needs.ranks[row])}", most / max(float(median(needs.own)), 1.0)
@@ -252,8 +259,17 @@ def balanced(blocks: Blocks, wasted: float, needs: Blocks | None = None) -> list
         beside = ", beside computing" if blocks.overlapped else ""
         found.append(f"transfers take {ms(transfers * blocks.step_ns)} a step ({transfers:.0%} of it{beside})")
     if wasted > 0.05 * blocks.step_ns:
-        found.append(f"ranks wait {ms(wasted)} a step for whoever is last, but that is a different one each time")
+        found.append(f"ranks wait {ms(wasted)} a step for whoever is last, {_in_turn(blocks)}")
     return found
+
+
+def _in_turn(blocks: Blocks) -> str:
+    """Whether whoever is last is now one rank and now another, by how long each made the others wait."""
+    caused = np.nan_to_num(blocks.caused).sum(axis=1)
+    least = max(_MOSTLY, 1.5 / max(len(caused), 1)) * caused.sum()  # of two, one always has half
+    if not least > 0 or caused.max() < least:
+        return "but that is a different one each time"
+    return f"mostly rank {int(blocks.ranks[int(np.argmax(caused))])}"
 
 
 def _most(blocks: Blocks) -> tuple[int, float]:

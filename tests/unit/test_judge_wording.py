@@ -12,7 +12,7 @@ from hindmost_collector.detectors import straggler
 from hindmost_collector.judge import judge
 from hindmost_collector.report import headline, text
 from hindmost_collector.report.columns import duration
-from hindmost_collector.settings import DEFAULT
+from hindmost_collector.settings import DEFAULT, Settings
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.sources import load
 from hindmost_collector.wording import ms, why
@@ -133,6 +133,16 @@ def test_who_comes_last_on_shared_cpus_is_told_as_the_schedulers_doing() -> None
     told = " ".join(text.render(judge(run).to_dict(), width=400).split())
     assert "no rank needs much more CPU and file time than its peers: rank" in told
     assert "where ranks share CPUs that is the scheduler's doing" in told
+    assert "nothing to act on" not in told
+
+
+def test_a_rank_that_is_waited_for_is_no_different_one_each_time() -> None:
+    """Where thresholds keep a late rank from being named, no sentence says that nobody is late."""
+    run = simulate(Scenario(4, 60, faults=(Fault("compute", (2,), 0.2),))).run
+    told = " ".join(text.render(judge(run, Settings(min_effect=0.9)).to_dict(), width=400).split())
+    assert "VERDICT balanced" in told
+    assert re.search(r"by habit is rank 2, by \d+\.\d% of a step: too unsure, or too little, to name it", told)
+    assert "for whoever is last, mostly rank 2" in told
     assert "nothing to act on" not in told
 
 
