@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from hindmost import __version__
 from hindmost.attach import stacks
@@ -53,6 +53,8 @@ class Service:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        #: Where lines go to whoever started this agent; a GPU's library may have ``sys.stdout`` elsewhere for a while.
+        self._out = sys.stdout
         self.host = Host()
         self.spool = Spool(settings.spool, settings.spool_bytes) if settings.spool else None
         if self.spool is not None:
@@ -156,7 +158,7 @@ class Service:
         if self.spool is not None:
             said["samples"] = kept.closed(self.spool, self.settings)
         self._clear_rings()
-        _say(said)
+        _say(said, self._out)
 
     def _clear_rings(self) -> None:
         """Remove a job's rings and their folder: no other agent will read them, and whoever writes to one can go on."""
@@ -218,14 +220,14 @@ class Service:
         if server is not None:
             host, port, *_ = server.sockets[0].getsockname()
             line["listen"] = str(Address(host, port))
-        _say(line)
+        _say(line, self._out)
 
 
-def _say(line: dict[str, object]) -> None:
+def _say(line: dict[str, object], out: TextIO) -> None:
     """One JSON line on stdout, for whoever still reads it."""
     try:
-        sys.stdout.write(json.dumps(line) + "\n")
-        sys.stdout.flush()
+        out.write(json.dumps(line) + "\n")
+        out.flush()
     except OSError:  # whoever started this agent has gone
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - or the interpreter complains at its end
 

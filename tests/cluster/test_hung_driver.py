@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PATIENCE_S = 30
-#: Every call of this driver stays in the C library for ever, as one of NVML does that waits for a GPU's firmware.
+#: Every call of this driver stays in the C library for ever, as one of NVML does that waits for a GPU's firmware. Its
+#: binding has put stdout elsewhere by then, as AMD's does while it is imported.
 AGENT = """
 import ctypes, functools, sys
 from hindmost_agent import sampler, service, settings
@@ -22,6 +23,7 @@ from hindmost_agent import sampler, service, settings
 class Driver:
     class NVMLError(Exception): ...
     def nvmlInit(self):
+        sys.stdout = sys.stderr
         ctypes.CDLL(None).pause()
 
 service.Host = functools.partial(sampler.Host, nvml_library=Driver())
