@@ -31,7 +31,17 @@ def test_srun_of_a_real_slurm_reaches_hosts_that_it_chooses(
     here, there = hosts
     script, settings = tmp_path / "train.py", tmp_path / "slurm.conf"
     script.write_text(MARKED)
-    run = [str(here), str(WITH_SLURM), str(tmp_path), "10.213.7.1", "two=10.213.7.2", "--"]
+    run = [
+        str(here),
+        "timeout",
+        "--kill-after=5",
+        "80",
+        str(WITH_SLURM),
+        str(tmp_path),
+        "10.213.7.1",
+        "two=10.213.7.2",
+        "--",
+    ]
     run += [*HINDMOST, "run", "--out", str(out), "--job-id", job_of(out), "--"]
     srun = ["srun", "--export=PATH", "-N", "2", "-n", "4", "--overcommit", sys.executable, str(script)]
     daemon = f"until [ -e {settings} ]; do sleep 0.1; done; SLURM_CONF={settings} exec slurmd -N two -D"
