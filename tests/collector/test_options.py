@@ -260,3 +260,10 @@ def test_terminated_collector_flushes(collector_process, fake_agent, tmp_path, m
     assert process.popen.returncode == 0
     assert read_run(tmp_path / "j").steps["step"].tolist() == [0, 0]
     assert all({"time", "level", "logger", "message"} <= json.loads(line).keys() for line in errors.splitlines())
+
+
+def test_thresholds_in_the_same_file_are_the_judges(tmp_path):
+    """``[judge]`` is no setting of the collector, and no mistake either."""
+    file = tmp_path / "c.toml"
+    file.write_text('listen = "127.0.0.1:1"\n[judge]\nmin_effect = 0.02\n')
+    assert resolve({}, {}, file) == Options(listen="127.0.0.1:1")
