@@ -167,6 +167,8 @@ def _shares(excess: float, cause: Cause, whose: str = "") -> list[str]:
         return [found, f"two causes at once: {two}"]
     if cause.cause != "unknown" or cause.remark or cause.explained is None:
         return [found]
+    if cause.partial == "blocked":
+        return [found, "what it waited for off the CPU was not measured"]
     return [found, f"the most that one of these explains is {cause.explained:.0%}, too little to call it the cause"]
 
 
