@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from hindmost.errors import UsageError
@@ -23,21 +24,26 @@ EXPIRY_S = 7 * 86400.0
 def closed(spool: Spool, settings: Settings) -> dict[str, Any]:
     """Close the spool, removed when it is empty; returns the account of samples as it stands then.
 
-    ``produced`` is ``delivered`` plus all of ``dropped`` plus ``kept``; where the last is not 0, one line says so.
+    ``produced`` is ``delivered`` plus all of ``dropped`` plus ``kept``; where the last is not 0, one line says so. What
+    was given up after it had been sent, and may have arrived, is none of what is kept.
     """
     ledger = spool.ledger
     spool.close(remove=not ledger.pending)
+    dropped = Counter(ledger.dropped)
+    for _, samples, reason in ledger.doubt:
+        dropped[reason] += samples
+    kept = ledger.produced - ledger.delivered - dropped.total()
     account: dict[str, Any] = {
         "produced": ledger.produced,
         "delivered": ledger.delivered,
-        "dropped": dict(ledger.dropped),
-        "kept": ledger.pending,
+        "dropped": dict(dropped),
+        "kept": kept,
     }
-    if ledger.pending:
+    if kept:
         command = f"hindmost agent{f' --job-id {settings.job_id}' * bool(settings.job_id)} --spool {settings.spool}"
         log.warning(
             "%d samples were not acknowledged by %s: kept in %s; to deliver them: %s --collector HOST:PORT",
-            ledger.pending, settings.collector, settings.spool, command,
+            kept, settings.collector, settings.spool, command,
         )  # fmt: skip
     return account
 

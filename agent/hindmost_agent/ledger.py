@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: Why samples are given up: the spool's limit; that of memory while the disk takes nothing; the agent ended meanwhile.
-REASONS = ("spool_full", "memory_full", "memory_lost")
+#: Why samples are given up: the spool's limit; that of memory while the disk takes nothing; the agent ended meanwhile;
+#: files of the spool were damaged, or taken away.
+REASONS = ("spool_full", "memory_full", "memory_lost", "damaged")
+#: Of these any part may be lost, of the others always the oldest that is held.
+ANYWHERE = ("memory_lost", "damaged")
 #: The highest sequence sent is saved this far ahead, so that it is not saved with every batch.
 AHEAD = 64
 #: Made once, as ``json.dumps`` makes an encoder each time it is told separators.
@@ -40,6 +43,8 @@ class Ledger:
         self.delivered = 0
         self.dropped: Counter[str] = Counter()
         self.doubt: list[tuple[int, int, str]] = []
+        #: Samples that memory alone held since the disk last failed, at most: a killed agent takes them with it.
+        self.in_memory = 0
         self.fresh = not self._load()
 
     @property
@@ -66,20 +71,29 @@ class Ledger:
     def drop(self, sequence: int, samples: int, reason: str) -> None:
         """A batch was given up; if it may have arrived, that is left open. ``save`` before its bytes are removed.
 
-        Of all that is held the oldest is given up first; only what was in memory may be lost after what is kept.
+        Of all that is held the oldest is given up first; what was lost may have come after what is kept.
         """
         if self.acked < sequence <= self._gone_out:
             self.doubt.append((sequence, samples, reason))
         else:
             self.dropped[reason] += samples
-        if reason != "memory_lost":
+        if reason not in ANYWHERE:
             self.dropped_through = max(self.dropped_through, sequence)
 
-    def hold(self, samples: int) -> None:
-        """So many are held by the spool that was found: what else an earlier agent had pending went with its memory."""
+    def hold(self, samples: int) -> int:
+        """So many are held by the spool that was found; returns how many were damaged or taken away.
+
+        What else an earlier agent had pending went with its memory first. What an earlier one could not read, and this
+        one can, is pending again.
+        """
         lost = self.pending - sum(samples for _, samples, _ in self.doubt) - samples
-        if lost > 0:
-            self.dropped["memory_lost"] += lost
+        with_memory = min(max(lost, 0), self.in_memory)
+        damaged = max(lost - with_memory, -self.dropped["damaged"])
+        self.dropped += Counter(memory_lost=with_memory)
+        self.dropped["damaged"] += damaged
+        self.dropped = +self.dropped
+        self.in_memory = 0
+        return damaged
 
     def resolve(self, durable: int, received: int | None = None) -> None:
         """Everything up to ``durable`` is safe at the collector; of what is in doubt nothing after ``received`` is."""
@@ -122,6 +136,7 @@ class Ledger:
             self.agent_id = str(state["agent_id"])
             for name in ("sequence", "sent", "acked", "dropped_through", "produced", "delivered"):
                 setattr(self, name, int(state[name]))
+            self.in_memory = int(state.get("in_memory", 0))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return False
         self._length, self._gone_out = len(data), self.sent

@@ -148,6 +148,11 @@ class FileSegment(Segment):
         self.close()
         self.path.unlink(missing_ok=True)
 
+    @property
+    def there(self) -> bool:
+        """Whether somebody can still find it: its file may have been removed while it was written."""
+        return os.fstat(self._fd).st_nlink > 0
+
     def close(self) -> None:
         """Close the descriptor and leave the file; safe to call twice."""
         if self._fd >= 0:

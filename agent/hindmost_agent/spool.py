@@ -6,6 +6,7 @@ sending is nothing but reading on from a cursor, whether the collector was away 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import logging
@@ -94,6 +95,8 @@ class Spool:
         if self._disk_failed and isinstance(self._segments[-1], FileSegment):
             self._say(None)
         self.ledger.made(sequence, samples)
+        if isinstance(self._segments[-1], MemorySegment):
+            self.ledger.in_memory += samples
         self._shrink()
 
     @property
@@ -181,17 +184,21 @@ class Spool:
         for segment in self._segments:
             if remove:
                 segment.remove()
-            elif isinstance(segment, FileSegment):
-                segment.close()
-            else:
+            elif not isinstance(segment, FileSegment):
                 self._save(segment)
+            else:
+                if not segment.there:
+                    self._drop(segment, "damaged")
+                segment.close()
+        self.ledger.in_memory = 0
         self.ledger.save()
         self._segments = []
         self._cursor = self._ack = None
         if remove and self._folder is not None:
             for name in ("ledger.json", "lock"):
                 (self._folder / name).unlink(missing_ok=True)
-            self._folder.rmdir()
+            with contextlib.suppress(OSError):  # it is gone, or somebody else put something there
+                self._folder.rmdir()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -287,6 +294,8 @@ class Spool:
         if self._ack is not None and self._ack[0] is oldest:
             self._ack = following
         oldest.remove()
+        if not self._in_memory():
+            self.ledger.in_memory = 0
 
     def _after(self, segment: Segment) -> Segment | None:
         index = next(i for i, item in enumerate(self._segments) if item is segment) + 1
@@ -298,11 +307,11 @@ class Spool:
         paths = sorted(self._folder.glob("*.spool")) if self._folder else []
         for path in paths:
             try:
+                self._number = int(path.stem) + 1  # also of one that cannot be read: it is not written over
                 segment = FileSegment(path)
             except (OSError, ValueError) as error:
                 log.warning("spool: %s; left out", error)
                 continue
-            self._number = int(path.stem) + 1
             if ledger.fresh:  # the account was lost: the segments say whose they are
                 ledger.agent_id = segment.agent_id
             # The last one stays until another follows, delivered or not: it holds the marks.
@@ -313,7 +322,12 @@ class Spool:
             self._start_segment(segment)
             self._take_over(segment)
         ledger.skip_sent()
-        ledger.hold(sum(self._held(segment) for segment in self._segments))
+        damaged = ledger.hold(sum(self._held(segment) for segment in self._segments))
+        if damaged > 0:
+            log.warning(
+                "spool %s: %d samples were in segments that are damaged or gone: counted as dropped (damaged)",
+                self._folder, damaged,
+            )  # fmt: skip
         if self._folder is not None:
             ledger.save()
 

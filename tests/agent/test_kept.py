@@ -39,6 +39,21 @@ def test_what_was_not_acknowledged_is_said_and_kept(tmp_path: Path, caplog: pyte
     again.close()
 
 
+def test_no_more_is_kept_than_is_on_disk(tmp_path: Path) -> None:
+    """What a full spool gave up after it was sent may have arrived, but is not kept; the account adds up."""
+    spool = Spool(tmp_path / "spool", 1 << 20)
+    spool.connected(0)
+    for number in range(1, 41):
+        spool.append(10, bytes(50_000), {})
+        assert [one.sequence for one in iter(spool.next, None)] == [number]
+    account = kept.closed(spool, of_job(tmp_path))
+    again = Spool(tmp_path / "spool", 1 << 20)
+    again.connected(0, 40)
+    assert account["kept"] == 10 * len(list(iter(again.next, None))) < 400
+    assert account["kept"] + account["dropped"]["spool_full"] == account["produced"] == 400
+    again.close()
+
+
 def test_nothing_is_left_behind_where_all_was_delivered(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """No word, no folder."""
     spool = spool_with(tmp_path / "spool", 2)

@@ -86,7 +86,7 @@ def test_every_event_arrives_once_though_the_agent_was_killed_in_a_step(tmp_path
     assert [list(block.phases[0].ns) for batch in found for block in batch.steps] == [[40], [40, 40]]
     assert not any(batch.intervals for batch in found)
     assert second.host.own.ring_events == 4
-    assert second.host.own.dropped == {"spool_full": 0, "memory_full": 0, "memory_lost": 0}
+    assert second.host.own.dropped == {"spool_full": 0, "memory_full": 0, "memory_lost": 0, "damaged": 0}
 
 
 def test_steps_that_wait_for_gpu_times_are_neither_lost_nor_doubled(tmp_path: Path, writer: ring.Writer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -289,6 +290,54 @@ def test_what_a_killed_agent_s_memory_held_is_counted_by_the_next(spool: Spool, 
     again = killed(spool, tmp_path / "spool")
     assert (again.ledger.produced, again.ledger.dropped, held(again)) == (230, {"memory_lost": 200}, 30)
     again.close()
+
+
+@pytest.mark.parametrize("damage", ["magic", "bit", "gone"])
+def test_what_was_damaged_while_the_agent_was_away_is_counted(
+    spool: Spool, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It does not stay pending for ever: one line says how much it was, and the rest is delivered."""
+    fill(spool, 40, size=20_000)
+    spool.close()
+    first = min((tmp_path / "spool").glob("*.spool"))
+    data = bytearray(first.read_bytes())
+    data[0 if damage == "magic" else len(data) // 2] ^= 1
+    first.unlink() if damage == "gone" else first.write_bytes(data)
+    again = Spool(tmp_path / "spool", LIMIT)
+    again.connected(0)
+    batches = sent(again)
+    lost = 400 - 10 * len(batches)
+    assert (again.ledger.dropped, held(again)) == ({"damaged": lost}, 400 - lost)
+    assert [f" {lost} samples" in one.getMessage() for one in caplog.records][-1]
+    again.acknowledge(40)
+    assert (lost > 0, held(again)) == (True, 0)
+    again.close()
+
+
+def test_a_segment_that_can_be_read_again_is_delivered(spool: Spool, tmp_path: Path) -> None:
+    """What was counted as damaged is pending again, and nothing was written over it meanwhile."""
+    fill(spool, 3)
+    spool.close()
+    (path,) = (tmp_path / "spool").glob("*.spool")
+    data = path.read_bytes()
+    path.write_bytes(b"!" + data[1:])
+    between = Spool(tmp_path / "spool", LIMIT)
+    fill(between, 2)
+    assert (between.ledger.dropped, held(between)) == ({"damaged": 30}, 20)
+    between.close()
+    path.write_bytes(data)
+    again = Spool(tmp_path / "spool", LIMIT)
+    again.connected(0)
+    assert (sent(again), again.ledger.dropped, held(again)) == ([1, 2, 3, 4, 5], {}, 50)
+    again.close()
+
+
+def test_what_was_removed_while_it_was_written_is_not_kept(spool: Spool, tmp_path: Path) -> None:
+    """Somebody emptied the folder: an agent that ends then leaves nothing, and does not say that it does."""
+    fill(spool, 40, size=20_000)
+    shutil.rmtree(tmp_path / "spool")
+    spool.close()
+    assert (spool.ledger.dropped, held(spool)) == ({"damaged": 400}, 0)
 
 
 def test_without_a_disk_memory_takes_over_and_is_bounded(spool: Spool, disk: set[str]) -> None:
