@@ -61,7 +61,8 @@ class Builder:
         self._ranks: dict[int, tuple[RankProcess, bytes]] = {}
         #: By rank: how many communicators it had registered (they are never taken back), and their definitions.
         self._communicators: dict[int, tuple[int, dict[int, bytes]]] = {}
-        self._schemas: dict[int, tuple[tuple[Series, ...], int, bytes]] = {}
+        #: By sampler: its series when last seen, their reference and definition.
+        self._schemas: dict[str, tuple[tuple[Series, ...], int, bytes]] = {}
         self._start()
 
     def _start(self) -> None:
@@ -163,23 +164,22 @@ class Builder:
     def _pack_readings(self) -> None:
         """Readings of one schema share a block."""
         blocks: dict[int, tuple[list[int], list[float]]] = {}
-        for _, time_ns, series, values in self._readings:
-            times, all_values = blocks.setdefault(self._schema(series), ([], []))
-            times.append(time_ns)
-            all_values += values
+        for reading in self._readings:
+            times, all_values = blocks.setdefault(self._schema(reading), ([], []))
+            times.append(reading.time_ns)
+            all_values += reading.values
         for ref, (times, all_values) in blocks.items():
             self._batch.metrics.add(schema=ref, time_ns=times, values=all_values)
             self._samples += measured(all_values)
 
-    def _schema(self, series: tuple[Series, ...]) -> int:
-        """The reference of a tuple of series; known ones are recognised by identity, which costs nothing."""
-        known = self._schemas.get(id(series))
-        if known is None:
-            ref, definition = schema(series)
-            # The tuple is kept, so that its id stays its own; of old ones only the latest few matter.
-            if len(self._schemas) > 256:
-                self._schemas.clear()
-            known = self._schemas[id(series)] = (series, ref, definition)
+    def _schema(self, reading: Reading) -> int:
+        """The reference of a reading's series: those its sampler had before are recognised by identity, at no cost.
+
+        Older ones are not kept: jobs come and go, and one of many ranks has thousands of series.
+        """
+        known = self._schemas.get(reading.sampler)
+        if known is None or known[0] is not reading.series:
+            known = self._schemas[reading.sampler] = (reading.series, *schema(reading.series))
         _, ref, definition = known
         self._definitions[ref] = definition
         return ref

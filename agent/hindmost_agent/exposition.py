@@ -38,11 +38,12 @@ class _Line(NamedTuple):
 
 
 class Exposition:
-    """Text format 0.0.4. What stands before a value is made once for each tuple of series, not at each scrape."""
+    """Text format 0.0.4. What stands before a value is made when a sampler's series change, not at each scrape."""
 
     def __init__(self, node: str) -> None:
         self._node = node
-        self._plans: dict[int, tuple[tuple[Series, ...], list[_Line]]] = {}
+        #: By sampler: its series when last seen, and how they are written.
+        self._plans: dict[str, tuple[tuple[Series, ...], list[_Line]]] = {}
 
     def render(self, readings: Iterable[Reading]) -> bytes:
         """The latest readings as one page. Missing values have no line."""
@@ -50,7 +51,7 @@ class Exposition:
         said = ""
         for reading in readings:
             values = reading.values
-            for place, metric, prefix, header in self._plan(reading.series):
+            for place, metric, prefix, header in self._plan(reading):
                 value = values[place]
                 if value != value:  # noqa: PLR0124 - NaN, without the cost of a call for each sample
                     continue
@@ -60,12 +61,11 @@ class Exposition:
                 pieces.append(b"%b%b\n" % (prefix, number(value)))
         return b"".join(pieces)
 
-    def _plan(self, series: tuple[Series, ...]) -> list[_Line]:
-        known = self._plans.get(id(series))
-        if known is None:
-            if len(self._plans) > 256:
-                self._plans.clear()
-            known = self._plans[id(series)] = (series, self._make(series))
+    def _plan(self, reading: Reading) -> list[_Line]:
+        """One a sampler: of jobs that are over nothing is kept, however many ranks they had."""
+        known = self._plans.get(reading.sampler)
+        if known is None or known[0] is not reading.series:
+            known = self._plans[reading.sampler] = (reading.series, self._make(reading.series))
         return known[1]
 
     def _make(self, series: tuple[Series, ...]) -> list[_Line]:

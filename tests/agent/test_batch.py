@@ -1,11 +1,22 @@
-"""Steps become columns, whatever phases each of them has."""
+"""Steps become columns, whatever phases each of them has; readings become blocks, whatever series they come with."""
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 from hindmost_agent.batch import UNMEASURED, Builder
+from hindmost_agent.exposition import Exposition
 from hindmost_agent.fold import StepRow
+from hindmost_agent.metric import Metric, Series, gauge
+from hindmost_agent.runner import Reading
 from hindmost_proto import telemetry_pb2 as wire
+
+BUSY = gauge("hindmost_process_busy", "How busy a rank of a test is.", "rank")
+
+
+def reading(ranks: range, metric: Metric = BUSY, time_ns: int = 0) -> Reading:
+    return Reading("process", time_ns, tuple(Series(metric, (f"{rank}",)) for rank in ranks), [1.0] * len(ranks))
 
 
 @pytest.mark.parametrize(
@@ -31,3 +42,28 @@ def test_a_phase_that_a_step_did_not_have_is_unmeasured(
     (block,) = wire.Batch.FromString(builder.pack().payload).steps
     assert {column.name: list(column.ns) for column in block.phases} == columns
     assert list(block.step) == list(range(len(phases)))
+
+
+def test_ranks_that_come_within_a_batch_have_a_block_of_their_own() -> None:
+    """What was read before they came keeps the series that it was read with."""
+    builder = Builder("n")
+    few, more = reading(range(2)), reading(range(3), time_ns=10)
+    for one in (few, more, few._replace(time_ns=20)):
+        builder.reading(one)
+    packed = builder.pack()
+    blocks = wire.Batch.FromString(packed.payload).metrics
+    assert [(list(block.time_ns), len(block.values)) for block in blocks] == [([0, 20], 4), ([10], 3)]
+    assert sorted(block.schema for block in blocks) == sorted(packed.definitions)
+
+
+def test_of_the_series_of_jobs_that_are_over_none_is_kept() -> None:
+    """An agent lives for years: what one job of many ranks takes must not be taken again by the next."""
+    metric = gauge("hindmost_process_asleep", "How much a rank of a test sleeps.", "rank")
+    builder, exposition = Builder("n"), Exposition("n")
+    for job in range(20):
+        one = reading(range(100 * job, 100 * job + 100), metric)
+        builder.reading(one)
+        builder.pack()
+        assert exposition.render([one]).count(b"\nhindmost_process_asleep{") == 100
+    del one
+    assert sum(isinstance(found, Series) and found.metric is metric for found in gc.get_objects()) == 100
