@@ -61,6 +61,7 @@ class Agent:
         self.rings = rings
         self.spool = spool
         self.held_back = False
+        self._said: set[str] = set()
         self.seen_ns: int | None = None
         self._runner = runner
         self._jobs = jobs
@@ -80,14 +81,11 @@ class Agent:
         Rings are read when a batch is made of them: before, only those that fill.
         """
         due = now_ns >= self._flush_ns
-        if due:
-            self._discover(now_ns)
-        busy = self.rings.poll(now_ns, everything=due)
-        again = not due and now_ns >= self._again_ns(now_ns)
-        if again:
-            self.rings.poll(now_ns)
-        if due or again:
-            self._look(now_ns)
+        busy = again = False
+        try:
+            busy, again = self._read_rings(now_ns, due=due)
+        except Exception as error:  # noqa: BLE001 - who can write to a ring must not blind the node
+            self._say(error)
         if now_ns >= self._sample_ns:
             self._sample_ns = following(self._sample_ns, self._interval_ns, now_ns)
             self._sample(now_ns)
@@ -96,6 +94,25 @@ class Agent:
         if due or again:
             self.flush(now_ns)
         return min(self._sample_ns, now_ns + BUSY_NS if busy else max(self._again_ns(now_ns), now_ns + AGAIN_NS))
+
+    def _read_rings(self, now_ns: int, *, due: bool) -> tuple[bool, bool]:
+        """Whether a ring fills, and whether a batch is made though none was due: nothing moves."""
+        if due:
+            self._discover(now_ns)
+        busy = self.rings.poll(now_ns, everything=due)
+        again = not due and now_ns >= self._again_ns(now_ns)
+        if again:
+            self.rings.poll(now_ns)
+        if due or again:
+            self._look(now_ns)
+        return busy, again
+
+    def _say(self, error: Exception) -> None:
+        """One line for each kind of trouble with rings, not one a tick."""
+        what = type(error).__name__
+        if what not in self._said:
+            self._said.add(what)
+            log.warning("trouble with rings: %s: %s (said once)", what, error, exc_info=error)
 
     def _again_ns(self, now_ns: int) -> int:
         """When the next batch is due if ranks go on standing still as they do now; never where one does not."""
@@ -179,6 +196,13 @@ class Agent:
     def _gather(self, producer: Producer, now_ns: int) -> bool:
         """Move one process's finished rows into the batch; true, and leave is taken of it, once it has ended."""
         ended = producer.finished(now_ns)
+        try:
+            self._gather_rows(producer, now_ns, ended=ended)
+        except Exception as error:  # noqa: BLE001 - its own rows are lost, and nobody else's
+            self._say(error)
+        return ended
+
+    def _gather_rows(self, producer: Producer, now_ns: int, *, ended: bool) -> None:
         if ended:
             producer.finish()
         ref = producer.process.ref(self._builder.node)
@@ -195,7 +219,6 @@ class Agent:
         if ended:
             self._lives.forget(ref)
             self._builder.forget(ref)
-        return ended
 
     def _account(self, spool: Spool) -> None:
         own, ledger = self.host.own, spool.ledger

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import time
 from pathlib import Path
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
     from hindmost_agent.ranks import RankProcess
     from hindmost_agent.sampler import Host
+
+log = logging.getLogger(__name__)
 
 NS = 1_000_000_000
 PERIOD_NS = 10 * NS
@@ -34,7 +37,8 @@ KERNEL = "a thread of the kernel"
 def ring_folders(base: Path = SHARED_MEMORY) -> list[Path]:
     """Folders of rings that no job's own agent reads: a job's agent holds the folder's lock."""
     try:
-        return sorted(folder for folder in base.glob("hindmost-*/*") if folder.is_dir() and not _taken(folder))
+        # ``isdir`` says no of what is out of reach: one user's folders must not hide those of all others.
+        return sorted(one for one in base.glob("hindmost-*/*") if os.path.isdir(one) and not _taken(one))  # noqa: PTH112
     except OSError:
         return []
 
@@ -51,13 +55,22 @@ def sweep(proc: Path, base: Path = SHARED_MEMORY, uid: int | None = None) -> int
             continue
         rings = list(folder.glob("*.ring"))
         dead = [ring for ring in rings if not (proc / ring.name.split(".")[-2]).exists()]
-        for ring in dead:
-            ring.unlink(missing_ok=True)
-        removed += len(dead)
-        if rings and len(dead) == len(rings):
-            (folder / "agent.lock").unlink(missing_ok=True)
-            folder.rmdir()
+        gone = sum(_removed(ring) for ring in dead)
+        removed += gone
+        if rings and gone == len(rings):
+            with contextlib.suppress(OSError):  # somebody keeps something else in it
+                (folder / "agent.lock").unlink(missing_ok=True)
+                folder.rmdir()
     return removed
+
+
+def _removed(ring: Path) -> bool:
+    try:
+        ring.unlink(missing_ok=True)
+    except OSError as error:  # a folder of that name
+        log.info("%s stays: %s", ring, error.strerror)
+        return False
+    return True
 
 
 def tidy(folders: Iterable[Path], now_s: float) -> None:
@@ -77,7 +90,8 @@ def tidy(folders: Iterable[Path], now_s: float) -> None:
 
 def _taken(folder: Path) -> bool:
     try:
-        lock = os.open(folder / "agent.lock", os.O_RDONLY | os.O_CLOEXEC)
+        # Whatever somebody has put there, opening it does not wait.
+        lock = os.open(folder / "agent.lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:  # never locked, or another user's and out of reach
         return False
     try:

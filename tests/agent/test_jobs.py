@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -32,6 +33,34 @@ def process(
     (folder / "cmdline").write_text(argv)
     (folder / "cgroup").write_text("0::/system.slice/slurmstepd.scope/job_77/step_0/user\n")
     (folder / "stat").write_text(f"{pid} (python) S {parent} " + "0 " * 17 + f"{start} 0 0 0\n")
+
+
+def test_a_lock_that_is_no_file_keeps_nobody(tmp_path: Path) -> None:
+    """A FIFO as a lock would keep whoever opens it for ever; one that is a folder hides no other job."""
+    odd, other, fifo = (tmp_path / "hindmost-7" / name for name in ("odd", "other", "fifo"))
+    for folder in (odd / "agent.lock", odd / "0.py.100.ring", other, fifo):
+        folder.mkdir(parents=True)
+    os.mkfifo(fifo / "agent.lock")
+    (other / "0.py.100.ring").touch()
+    assert ring_folders(tmp_path) == [fifo, odd, other]
+    assert sweep(tmp_path / "proc", tmp_path, uid=7) == 1
+    assert not other.exists()
+    assert (odd / "0.py.100.ring").is_dir()
+
+
+def test_a_folder_out_of_reach_hides_no_other_user_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a folder that may be listed and not entered, not even what its entries are is known."""
+    for user in ("hindmost-7/a", "hindmost-8/b"):
+        (tmp_path / user).mkdir(parents=True)
+    stat = os.stat
+
+    def refusing(path: object, *args: object, **kwargs: bool) -> os.stat_result:
+        if str(path).endswith("-7/a"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, *args, **kwargs)  # type: ignore[call-overload, no-any-return]
+
+    monkeypatch.setattr(os, "stat", refusing)
+    assert ring_folders(tmp_path) == [tmp_path / "hindmost-8/b"]
 
 
 def test_of_jobs_that_are_over_nothing_is_kept(tmp_path: Path) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 import pytest
 from hindmost import ring
 from hindmost.identity import Identity
+from hindmost_agent import samplers
 from hindmost_agent.agent import BUSY_NS, FLUSH_NS, Agent
 from hindmost_agent.files import PIECE, File, read_once
 from hindmost_agent.rings import BUSY_SHARE, Rings
@@ -16,8 +18,10 @@ from hindmost_agent.sampler import Host
 from hindmost_agent.spool import Spool
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
+
+    from hindmost_agent.sampler import Sampler
 
 CAPACITY = 64
 
@@ -31,9 +35,9 @@ def writer(tmp_path: Path) -> Iterator[ring.Writer]:
     made.close()
 
 
-def agent(folder: Path, spool: Spool | None) -> Agent:
+def agent(folder: Path, spool: Spool | None, kinds: Mapping[str, type[Sampler]] | None = None) -> Agent:
     host = Host()
-    return Agent("n", NS, host, Runner({}, host, NS), Rings(host, [folder / "rings"]), spool)
+    return Agent("n", NS, host, Runner(kinds or {}, host, NS), Rings(host, [folder / "rings"]), spool)
 
 
 def steps(writer: ring.Writer, count: int) -> None:
@@ -50,6 +54,52 @@ def test_a_ring_is_read_when_a_batch_is_made_of_it(tmp_path: Path, writer: ring.
     assert mine.host.own.ring_events == 0
     mine.tick(FLUSH_NS)
     assert (mine.host.own.ring_events, mine.host.own.produced) == (3, 3 + 1)  # the steps, and that the rank runs
+
+
+def test_what_is_no_ring_keeps_nobody_from_sampling(tmp_path: Path, writer: ring.Writer) -> None:
+    """All users of a node may write where rings are: the node, and rings beside, are read on, and one line is said."""
+    os.mkfifo(tmp_path / "rings/1.py.1.ring")
+    (tmp_path / "rings/2.py.1.ring").mkdir()
+    (tmp_path / "rings/3.py.1.ring").symlink_to("/dev/zero")
+    mine = agent(tmp_path, Spool(tmp_path / "spool", 1 << 20), {"cpu": samplers.load()["cpu"]})
+    steps(writer, 3)
+    for tick in range(12):
+        mine.tick(tick * FLUSH_NS)
+        assert "cpu" in mine._runner.latest
+    assert mine.host.own.ring_events == 3
+
+
+def test_a_ring_that_is_cut_short_is_the_end_of_that_ring_alone(tmp_path: Path, writer: ring.Writer) -> None:
+    """Its rank runs on, and is told of by what was read before; the node is sampled."""
+    mine = agent(tmp_path, Spool(tmp_path / "spool", 1 << 20), {"cpu": samplers.load()["cpu"]})
+    steps(writer, 3)
+    mine.tick(0)
+    cut = tmp_path / "cut"
+    cut.write_bytes(writer.path.read_bytes())
+    (producer,) = mine.rings
+    (item,) = producer.rings.values()
+    item.reader = ring.Reader(cut)
+    item.reader.position = 3
+    os.truncate(cut, 0)
+    mine._runner.latest.clear()
+    produced = mine.host.own.produced or 0
+    mine.tick(10 * NS)
+    assert "cpu" in mine._runner.latest
+    assert (mine.host.own.produced or 0) > produced
+    assert (producer.written, producer.closed, producer.gone_ns) == (3, False, None)
+
+
+@pytest.mark.parametrize("where", ["discover", "poll"])
+def test_trouble_with_rings_is_said_once_and_blinds_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    """Whatever it is: the node is sampled and its samples are sent."""
+    mine = agent(tmp_path, Spool(tmp_path / "spool", 1 << 20), {"cpu": samplers.load()["cpu"]})
+    monkeypatch.setattr(mine.rings, where, Mock(side_effect=OSError("odd")))
+    for tick in range(3):
+        mine.tick(tick * FLUSH_NS)
+    assert mine.host.own.batches == 3
+    assert [one.message for one in caplog.records] == ["trouble with rings: OSError: odd (said once)"]
 
 
 def test_a_ring_that_fills_is_read_at_once_and_looked_at_soon(tmp_path: Path, writer: ring.Writer) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import socket
 import struct
 import subprocess
 import threading
@@ -11,6 +13,7 @@ import types
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 import pytest
 from hindmost import ring
@@ -19,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 IDENTITY = SimpleNamespace(
     job_id="job-1", rank=3, world_size=8, local_rank=1, framework="torch", command="python train.py --größe"
@@ -329,6 +332,30 @@ def test_damaged_file_is_named(writer: ring.Writer, damage: object, message: str
         ring.Reader(broken)
     assert str(broken) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def named(path: Path) -> None:
+    """A socket of this name; it stays when it is closed."""
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, named])
+def test_what_is_no_file_is_no_ring(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    """A FIFO keeps nobody waiting for its writer; it, a folder and a socket are refused in one line."""
+    make(path := tmp_path / "0.py.1.ring")
+    with pytest.raises(ring.RingError, match=r"not a regular file|cannot be opened") as error:
+        ring.Reader(path)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_cannot_be_read_is_named(writer: ring.Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory may fail under a file that is open."""
+    reader = ring.Reader(writer.path)
+    monkeypatch.setattr(os, "pread", Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO))))
+    with pytest.raises(ring.RingError, match=r"\.ring: cannot be read: Input/output error"):
+        reader.poll()
 
 
 def test_file_that_is_cut_or_removed_under_a_reader(writer: ring.Writer) -> None:

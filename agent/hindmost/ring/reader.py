@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
 from functools import partial
 from pathlib import Path
@@ -49,7 +50,8 @@ class Reader:
         self.path = Path(path)
         self._clock = clock
         try:
-            self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            # Anybody may put a FIFO here, whose opening would wait for a writer.
+            self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as error:
             raise layout.RingError(f"{self.path}: cannot be opened as a ring: {error.strerror}") from error
         try:
@@ -65,7 +67,10 @@ class Reader:
         self._comms = _Entries(0, lambda: [c.id for c in self.communicators()])
 
     def _read(self, size: int, offset: int) -> bytes:
-        data = os.pread(self._fd, size, offset)
+        try:
+            data = os.pread(self._fd, size, offset)
+        except OSError as error:
+            raise layout.RingError(f"{self.path}: cannot be read: {error.strerror}") from error
         if len(data) != size:
             raise layout.RingError(
                 f"{self.path}: is torn: {offset + len(data)} bytes where {offset + size} were expected"
@@ -76,6 +81,8 @@ class Reader:
         return int.from_bytes(self._read(8, offset), "little")
 
     def _read_header(self) -> layout.Header:
+        if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+            raise layout.RingError(f"{self.path}: is not a ring: not a regular file")
         magic, version, record_bytes, records, producer, *rest = layout.HEADER.unpack(self._read(layout.HEADER.size, 0))
         names = {number: name for name, number in layout.PRODUCERS.items()}
         if magic != layout.MAGIC:
