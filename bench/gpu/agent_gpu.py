@@ -278,11 +278,24 @@ def main() -> None:
     result: dict[str, Any] = {"gpus": gpus, "unit": "us a GPU, side by side on one machine"}
     if not args.only_training:
         result |= parts_1_to_3(made, gpus)
-        print(json.dumps(result, indent=1), flush=True)
+        print(as_json(result), flush=True)
     result["training"] = training(gpus, max(end - time.monotonic() - 20, 30))
-    print(json.dumps({"training": result["training"]}, indent=1), flush=True)
+    print(as_json({"training": result["training"]}), flush=True)
     if args.out:
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
+        args.out.write_text(as_json(result) + "\n")
+
+
+def as_json(result: dict[str, Any]) -> str:
+    """What no GPU gave is null: JSON has no NaN, and most readers refuse it."""
+    return json.dumps(_without_nan(result), indent=1, allow_nan=False)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(inner) for inner in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def parts_1_to_3(made: dict[str, Any], gpus: int) -> dict[str, Any]:
