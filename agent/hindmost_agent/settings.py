@@ -20,6 +20,8 @@ UNITS = {
 }  # fmt: skip
 SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0}
 SMALLEST_SPOOL = 1 << 20
+#: Of a folder, bytes.
+LONGEST_NAME = 255
 SHORTEST_S, LONGEST_S = 0.02, 60.0
 
 
@@ -68,6 +70,8 @@ def settings(
     env = os.environ if environ is None else environ
     if collector is None and listen is None:
         raise UsageError("nothing to do: give --collector HOST:PORT, --listen [HOST]:PORT, or both")
+    if spool and collector is None:
+        raise UsageError(f"--spool {spool}: only what a collector is to have is kept; give --collector HOST:PORT too")
     seconds = duration("--interval", interval)
     if not SHORTEST_S <= seconds <= LONGEST_S:
         raise UsageError(f"--interval {interval}: must be from {SHORTEST_S * 1e3:.0f}ms to {LONGEST_S:.0f}s")
@@ -129,4 +133,6 @@ def _ring_dir(ring_dir: str | None, job_id: str) -> Path | None:
         if path.exists() and not path.is_dir():
             raise UsageError(f"--ring-dir {ring_dir}: is not a folder")
         return path
+    if "/" in job_id or job_id in (".", "..") or not job_id.isprintable() or len(job_id.encode()) > LONGEST_NAME:
+        raise UsageError(f"--job-id {job_id[:LONGEST_NAME]!r}: cannot name a folder; give --ring-dir DIR too")
     return Path("/dev/shm") / f"hindmost-{os.getuid()}" / job_id if job_id else None  # noqa: S108 - where rings live

@@ -22,6 +22,11 @@ from hindmost_agent.settings import Address, address, byte_size, default_spool, 
         ({"listen": ":9400", "spool_size": "much"}, "--spool-size much"),
         ({"listen": ":9400", "spool_size": "5kB"}, "--spool-size 5kB"),
         ({"listen": ":9400", "ring_dir": __file__}, "--ring-dir"),
+        ({"listen": ":9400", "spool": "/var/spool"}, "--spool /var/spool"),
+        ({"listen": ":9400", "job_id": "../../x"}, "--job-id '../../x'"),
+        ({"listen": ":9400", "job_id": ".."}, "--job-id '..'"),
+        ({"listen": ":9400", "job_id": "a\nb"}, "--job-id 'a\\nb'"),
+        ({"listen": ":9400", "job_id": "x" * 300}, "--job-id 'xxx"),
     ],
 )
 def test_bad_input_is_named(given: dict[str, str], named: str) -> None:
@@ -46,6 +51,14 @@ def test_a_job_s_rings_are_where_its_probes_put_them() -> None:
     made = settings(collector="n:1", job_id="j7")
     assert made.ring_dir is not None
     assert made.ring_dir.name == "j7"
+
+
+def test_a_job_of_any_name_is_served_where_its_rings_are_told() -> None:
+    """Its name is then no folder's but its spool's, in which what no folder may be called is replaced."""
+    made = settings(collector="n:1", job_id="../../x", ring_dir="/dev/shm/rings", environ={"TMPDIR": "/scratch"})
+    assert made.ring_dir == Path("/dev/shm/rings")
+    assert made.spool is not None
+    assert made.spool.parent == default_spool("j7", "n", {"TMPDIR": "/scratch"}).parent
 
 
 def test_spools_of_jobs_and_nodes_are_apart() -> None:
