@@ -13,6 +13,7 @@ from hindmost_agent.nvml import Device, trouble
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from hindmost_agent.sampler import Asking
 
 log = logging.getLogger(__name__)
 
@@ -27,10 +28,11 @@ class XidErrors:
     ``counts``: by the GPU's UUID and the XID's number. ``totals``: by the GPU's UUID, 0 from when it is listened to.
     """
 
-    def __init__(self, lib: Any) -> None:
+    def __init__(self, lib: Any, asking: Asking) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()
         self.totals: Counter[str] = Counter()
         self._lib = lib
+        self._asking = asking
         self._events: Any = None
         #: GPUs that are listened to, or never can be.
         self._asked: set[str] = set()
@@ -59,10 +61,13 @@ class XidErrors:
 
     def _asked_for(self, handle: Any) -> str:
         """The UUID of a GPU that is none of the node's known ones; a lost one does not say it."""
+        self._asking.of("a GPU that told of an XID error")
         try:
             return str(self._lib.nvmlDeviceGetUUID(handle))
         except self._lib.NVMLError:
             return "unknown"
+        finally:
+            self._asking.gpu = ""
 
     def _listen(self, devices: Iterable[Device]) -> None:
         try:
@@ -73,7 +78,9 @@ class XidErrors:
             return
         for device in devices:
             if device.uuid not in self._asked:
+                self._asking.of(device.uuid)
                 self._register(device)
+        self._asking.of("")
 
     def _register(self, device: Device) -> None:
         try:

@@ -11,7 +11,7 @@ import pytest
 from hindmost_agent.nvml import Device
 from hindmost_agent.nvml_events import XidErrors
 from hindmost_agent.ranks import RankProcess
-from hindmost_agent.sampler import Absent, Host
+from hindmost_agent.sampler import Absent, Asking, Host
 from hindmost_agent.samplers.nvidia import Nvidia
 from hindmost_agent.samplers.nvidia_gpm import NvidiaGpm
 from hindmost_agent.samplers.nvidia_health import NvidiaHealth
@@ -295,7 +295,7 @@ def test_two_pointers_to_one_gpu_are_one_gpu(nvml: Any) -> None:
     events = [SimpleNamespace(device=there, eventData=79)]
     nvml._nvmlEventSetWait_v2 = lambda *_: events.pop() if events else nvml._none()
     nvml._none = lambda: (_ for _ in ()).throw(nvml.NVMLError(10))
-    errors = XidErrors(nvml)
+    errors = XidErrors(nvml, Asking())
     errors.hear([Device(here, 0, "GPU-a", "", "")])
     assert errors.counts == {("GPU-a", "79"): 1}
 

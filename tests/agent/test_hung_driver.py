@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +11,8 @@ from hindmost_agent import samplers
 from hindmost_agent.metric import gauge, series
 from hindmost_agent.runner import NS, Runner
 from hindmost_agent.sampler import Host, Sampler
+
+from tests.agent.conftest import FakeNvml
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -162,6 +165,24 @@ def test_an_answer_that_comes_late_is_taken_at_the_next_tick(gpu_host: Host, nvm
     assert gpu_host.own.errors == {}
 
 
+def test_a_late_answer_of_the_tick_before_has_a_moment_of_its_own(
+    gpu_host: Host, nvml: Any, free: threading.Event
+) -> None:
+    """At an interval of a second it comes in the very tick that asks again: of one moment there is one value."""
+    runner = Runner({"nvidia": samplers.load()["nvidia"]}, gpu_host, NS, patience_s=PATIENT)
+    found = runner.run(0)
+    nvml.blocks["nvmlDeviceGetPowerUsage"] = 0, free
+    runner._beside["GPU"].patience_s = 0
+    found += runner.run(NS)
+    worker = runner._beside["GPU"]._worker
+    assert worker is not None
+    free.set()
+    worker._done.put(worker._done.get(timeout=PATIENT))  # it has answered
+    runner._beside["GPU"].patience_s = PATIENT
+    found += [*runner.run(2 * NS), *runner.run(3 * NS)]
+    assert [one.time_ns for one in found] == [0, 2 * NS - 1, 2 * NS, 3 * NS]
+
+
 def test_a_driver_that_does_not_even_load_is_said_once(
     gpu_host: Host, nvml: Any, free: threading.Event, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -183,6 +204,53 @@ def test_a_gpu_that_hangs_when_asked_who_it_is_is_left_out(gpu_host: Host, nvml:
     assert nvml.blocked.wait(PATIENT)
     at(runner, 1, patiently=False)
     assert gpus(at(runner, 12)["nvidia"], "up") == {SECOND: 1}
+
+
+def asked_of_a_gpu() -> list[str]:
+    """Every call of NVML that is about one GPU."""
+    names = [name for name in vars(FakeNvml) if name.startswith(("_nvmlDevice", "_nvmlGpmQuery", "_nvmlGpmSampleGet"))]
+    return [name[1:] for name in names if len(signature(getattr(FakeNvml, name)).parameters) > 1]
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["from the start", "later"])
+@pytest.mark.parametrize("call", asked_of_a_gpu())
+def test_in_whatever_call_a_gpu_hangs_it_takes_no_other_along(
+    gpu_host: Host, nvml: Any, free: threading.Event, call: str, late: bool
+) -> None:
+    """Whoever asks has said which GPU: that one is left out, and all samplers read the other."""
+    nvml.instances = {0: ["MIG-0"], 1: ["MIG-1"]}
+    nvml.processes = {0: [(1, 1)], 1: [(2, 1)]}
+    names = [name for name in samplers.load() if name.startswith("nvidia")]
+    runner = made(gpu_host, *names)
+    if late:
+        at(runner, 0)
+    nvml.blocks[call] = 0, free
+    at(runner, 1, patiently=False)
+    while runner._beside["GPU"].waiting and not nvml.blocked.wait(0.001):
+        pass
+    assert nvml.blocked.is_set() or late  # what never changes is asked for once
+    for second in (2, 13, 100, 200):
+        found = at(runner, second)
+    assert gpus(found["nvidia"], "up")[SECOND] == 1
+    assert set(runner.latest) >= {*names, "node"} - {"nvidia_processes"}  # no rank is on a GPU here
+    assert gpu_host.own.success == dict.fromkeys((*names, "node"), 1)
+
+
+def test_a_gpu_of_no_known_name_that_hangs_takes_no_other_along(
+    gpu_host: Host, nvml: Any, free: threading.Event
+) -> None:
+    """One that did not answer at first tells of an XID error: it is asked who it is."""
+    runner = made(gpu_host, "nvidia", "nvidia_health")
+    at(runner, 0)
+    nvml.xids.append((7, 79))
+    health: Any = runner._slots[1].sampler
+    health._xids._events.gpus.add(7)
+    nvml.blocks["nvmlDeviceGetUUID"] = 7, free
+    at(runner, 1, patiently=False)
+    assert nvml.blocked.wait(PATIENT)
+    at(runner, 2, patiently=False)
+    found = at(runner, 13)
+    assert gpus(found["nvidia"], "up") == {FIRST: 1, SECOND: 1}
 
 
 def test_a_node_without_a_gpu_has_no_thread_for_one(tmp_path: Any) -> None:

@@ -47,7 +47,7 @@ class NvidiaHealth(GpuSampler):
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        self._xids = XidErrors(opened(host).lib)
+        self._xids = XidErrors(opened(host).lib, host.asking)
         self._xids.hear(opened(host).devices)  # listens from now on
 
     def cards(self) -> list[Card]:
