@@ -121,6 +121,7 @@ class Jobs:
         self._named: dict[int, RankProcess] = {}
         self._mine: dict[int, int] = {}
         self._due_ns = self._tidy_ns = 0
+        self._said = False
 
     def look(self, now_ns: int) -> None:
         """Take on ranks that have started, leave those that ended; at most every ten seconds."""
@@ -169,7 +170,19 @@ class Jobs:
         if not argv:  # a thread of the kernel, which changes its name with what it works on, and never execs
             self._known[pid] = KERNEL
             return None
-        return rank_of(self._host.proc, pid, argv)
+        try:
+            return rank_of(self._host.proc, pid, argv)
+        except PermissionError as error:
+            self._say(error)
+            return None
+
+    def _say(self, error: PermissionError) -> None:
+        """One line, of the first process that is out of reach: on most nodes there are hundreds, or none."""
+        if not self._said:
+            self._said = True
+            log.info(
+                "%s: other users' jobs without rings are not found; run the agent as root or with CAP_SYS_PTRACE", error
+            )
 
     def _sort_out(self) -> None:
         """Take on all that are named and are below no process of the same name."""

@@ -74,13 +74,18 @@ def carries(argv: Sequence[str]) -> bool:
 
 
 def rank_of(proc: Path, pid: int, argv: Sequence[str]) -> RankProcess | None:
-    """The rank that a launcher made of this process; ``None`` of one that is none, or has ended, or is out of reach."""
+    """The rank that a launcher made of this process; ``None`` of one that is none, or has ended.
+
+    Raises ``PermissionError`` of a process that is out of reach.
+    """
     if carries(argv):
         return None
     folder = proc / str(pid)
     try:
         environ = _pairs(read_once(folder / "environ", 1 << 20))
         cgroup = read_once(folder / "cgroup", 1 << 16).decode("utf-8", "replace")
+    except PermissionError:
+        raise
     except OSError:
         return None
     job = job_id(environ, cgroup) or _unnamed(proc, pid, environ)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hindmost import ring
 from hindmost.identity import Identity
+from hindmost_agent import files
 from hindmost_agent import jobs as jobs_module
 from hindmost_agent.agent import Agent
 from hindmost_agent.jobs import PERIOD_NS, YOUNG, Jobs, ring_folders, sweep
@@ -108,6 +109,31 @@ def test_workers_shells_and_plain_processes_are_no_ranks(host: Host) -> None:
     process(host.proc, 103, "SLURM_JOB_ID=99")
     Jobs(host).look(0)
     assert [one.pid for one in host.ranks] == [101]
+
+
+def test_processes_that_are_out_of_reach_are_said_once(
+    host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An agent that is not root sees its own user's ranks only, and says so; those it finds as ever."""
+    caplog.set_level("INFO")
+    for pid in (4242, 4243, 4244):
+        process(host.proc, pid, "PMI_RANK=2 PMI_SIZE=4 SLURM_JOB_ID=99")
+    read = files.read_once
+
+    def refusing(path: Path, limit: int) -> bytes:
+        if path.name == "environ" and path.parent.name != "4244":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return read(path, limit)
+
+    monkeypatch.setattr("hindmost_agent.launched.read_once", refusing)
+    jobs = Jobs(host)
+    jobs.look(0)
+    process(host.proc, 4245, "PMI_RANK=3 PMI_SIZE=4 SLURM_JOB_ID=99")
+    jobs.look(100 * NS)
+    assert [rank.pid for rank in host.ranks] == [4244]
+    (line,) = caplog.messages
+    assert f"{host.proc}/4242/environ" in line
+    assert "CAP_SYS_PTRACE" in line
 
 
 def test_a_rank_that_ended_is_left(host: Host) -> None:
