@@ -142,6 +142,11 @@ class Beside:
         return self._host.asking.gpu if self.driver == GPU else ""
 
     @property
+    def hangs(self) -> bool:
+        """Whether it has answered nobody for too long."""
+        return self._said
+
+    @property
     def waiting(self) -> tuple[Slot, ...]:
         """Samplers that were asked for and have not answered."""
         return () if self._worker is None else tuple(self._worker.asked)

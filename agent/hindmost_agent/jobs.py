@@ -181,7 +181,7 @@ class Jobs:
         if not self._said:
             self._said = True
             log.info(
-                "%s: other users' jobs without rings are not found; run the agent as root or with CAP_SYS_PTRACE", error
+                "%s: of processes out of reach only jobs with rings are found; give the agent CAP_SYS_PTRACE", error
             )
 
     def _sort_out(self) -> None:

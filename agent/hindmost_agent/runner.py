@@ -175,11 +175,15 @@ class Runner:
         return [one._replace(reading=one.reading and one.reading._replace(time_ns=now_ns - 1)) for one in late]
 
     def _asked(self, beside: Beside, due: list[Slot], now_ns: int) -> list[Outcome]:
-        """What a driver answers at once. While it owes an answer it is asked nothing; old values are not shown."""
-        waiting = beside.waiting
+        """What a driver answers at once. While it owes an answer it is asked nothing; old values are not shown.
+
+        A driver that has never answered yet is being loaded, which takes seconds: no failure, unless it hangs.
+        """
+        waiting, own = beside.waiting, self.host.own
         for slot in (*waiting, *due) if waiting else ():
             self.latest.pop(slot.name, None)
-            self.host.own.success[slot.name] = 0
+            if beside.hangs or slot.name in own.success:
+                own.success[slot.name] = 0
         if waiting or not due:
             return []
         for slot in due:

@@ -122,6 +122,26 @@ def test_a_gpu_that_comes_back_is_taken_on(gpu_host: Host, nvml: Any, free: thre
     assert len(set(threads()) - before) == 1
 
 
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_driver_that_is_being_loaded_has_not_failed(
+    gpu_host: Host, nvml: Any, free: threading.Event, caplog: pytest.LogCaptureFixture, *, comes: bool
+) -> None:
+    """It takes seconds where GPUs sleep: its samplers are not told of until they answer, or hang."""
+    runner = made(gpu_host, "nvidia", "nvidia_state")
+    nvml.blocks["nvmlInit"] = 0, free
+    for second in (0, 1, 5):
+        assert set(at(runner, second, patiently=False)) == {"node"}
+        assert nvml.blocked.wait(PATIENT)
+        assert (gpu_host.own.success, gpu_host.own.errors) == ({"node": 1}, {})
+    if comes:
+        free.set()
+        runner._beside["GPU"]._worker._done.get(timeout=PATIENT)  # type: ignore[union-attr]
+    at(runner, 12)
+    assert gpu_host.own.success == {"node": 1, "nvidia": int(comes), "nvidia_state": int(comes)}
+    assert gpu_host.own.errors == ({} if comes else {"nvidia": 1})
+    assert [one.levelname for one in caplog.records] == ([] if comes else ["WARNING"])
+
+
 def test_what_was_read_by_a_thread_that_was_given_up_counts_nowhere(
     gpu_host: Host, nvml: Any, free: threading.Event
 ) -> None:
