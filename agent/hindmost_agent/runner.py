@@ -121,6 +121,7 @@ class Runner:
         self.host = host
         #: What each sampler read last; without those that failed or are absent, whose values are old.
         self.latest: dict[str, Reading] = {}
+        host.own.errors.update(dict.fromkeys(kinds, 0))  # from the start: increase() does not see a series' first value
         self._read = partial(_read, host, timer)
         self._slots = [Slot(kind, interval_ns, place) for place, kind in enumerate(kinds.values())]
         patience_s = patience(interval_ns) if patience_s is None else patience_s
@@ -219,6 +220,7 @@ class Runner:
         what = type(error).__name__
         if what not in slot.said:
             slot.said.add(what)
-            log.warning(
-                "sampler %s: %s: %s (said once; counted in hindmost_agent_sampler_errors_total)", slot.name, what, error
-            )
+            then = "counted in hindmost_agent_sampler_errors_total"
+            if isinstance(error, Absent):
+                then = "looked for again every minute"
+            log.warning("sampler %s: %s: %s (said once; %s)", slot.name, what, error, then)

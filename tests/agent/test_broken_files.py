@@ -156,7 +156,7 @@ def test_a_file_may_vanish_while_a_sampler_reads(at: int, root: Path, damage: li
     gone = fails(errno.ESRCH)
     damage[:] = [lambda whole: whole if next(reads, None) is not None else gone(whole)]
     survives(runner, 1000 * NS)
-    assert runner.host.own.errors
+    assert +runner.host.own.errors
     damage.clear()
     survives(runner, 2000 * NS)
     assert set(runner.latest) == before

@@ -31,7 +31,7 @@ def readings(host: Host) -> dict[str, Reading]:
     runner = Runner({name: kind for name, kind in samplers.load().items() if name != "agent"}, host, NS)
     for second in (0, 1000):
         runner.run(second * NS)
-    assert host.own.errors == {}
+    assert +host.own.errors == {}
     return runner.latest
 
 

@@ -102,7 +102,7 @@ def test_a_gpu_that_hangs_stops_no_other(
     assert gpus(found["nvidia"], "power_watts") == {SECOND: pytest.approx(689.001)}
     assert gpus(found["nvidia_state"], "temperature_celsius") == {SECOND: 61}
     assert gpus(found["nvidia_gpm"], "tensor_activity_ratio") == {SECOND: pytest.approx(0.936)}
-    assert (gpu_host.own.errors, gpu_host.own.success["nvidia"]) == ({"nvidia": 1}, 1)
+    assert (+gpu_host.own.errors, gpu_host.own.success["nvidia"]) == ({"nvidia": 1}, 1)
     assert [one.message for one in caplog.records] == [
         f"{FIRST} has not answered nvidia for 10 s: left out until it does"
     ]
@@ -132,13 +132,13 @@ def test_a_driver_that_is_being_loaded_has_not_failed(
     for second in (0, 1, 5):
         assert set(at(runner, second, patiently=False)) == {"node"}
         assert nvml.blocked.wait(PATIENT)
-        assert (gpu_host.own.success, gpu_host.own.errors) == ({"node": 1}, {})
+        assert (gpu_host.own.success, +gpu_host.own.errors) == ({"node": 1}, {})
     if comes:
         free.set()
         runner._beside["GPU"]._worker._done.get(timeout=PATIENT)  # type: ignore[union-attr]
     at(runner, 12)
     assert gpu_host.own.success == {"node": 1, "nvidia": int(comes), "nvidia_state": int(comes)}
-    assert gpu_host.own.errors == ({} if comes else {"nvidia": 1})
+    assert +gpu_host.own.errors == ({} if comes else {"nvidia": 1})
     assert [one.levelname for one in caplog.records] == ([] if comes else ["WARNING"])
 
 
@@ -182,7 +182,7 @@ def test_an_answer_that_comes_late_is_taken_at_the_next_tick(gpu_host: Host, nvm
     late = [one for one in runner.run(3 * NS, everything=True) if one.sampler == "nvidia"]
     both = {FIRST: 1, SECOND: 1}
     assert [(one.time_ns, gpus(one, "up")) for one in late] == [(3 * NS - 1, both), (3 * NS, both)]
-    assert gpu_host.own.errors == {}
+    assert +gpu_host.own.errors == {}
 
 
 def test_a_late_answer_of_the_tick_before_has_a_moment_of_its_own(
@@ -213,7 +213,7 @@ def test_a_driver_that_does_not_even_load_is_said_once(
     for second in range(0, 60, 5):
         assert set(at(runner, second, patiently=False)) == {"node"}
     assert len(set(threads()) - before) == 1
-    assert (len(caplog.records), gpu_host.own.errors) == (1, {"nvidia": 1})
+    assert (len(caplog.records), +gpu_host.own.errors) == (1, {"nvidia": 1})
 
 
 def test_a_gpu_that_hangs_when_asked_who_it_is_is_left_out(gpu_host: Host, nvml: Any, free: threading.Event) -> None:

@@ -39,7 +39,7 @@ def test_this_machine_can_be_recorded_and_read_again(tmp_path: Path) -> None:
     host = Host(proc=root / "proc", sys=root / "sys", cgroup=root / "cgroup", dev=root / "dev")
     runner = Runner({name: kind for name, kind in samplers.load().items() if name != "node_info"}, host, NS)
     runner.run(0)
-    assert host.own.errors == {}
+    assert +host.own.errors == {}
     assert {"cpu", "memory", "network"} <= set(runner.latest)
 
 
@@ -153,7 +153,7 @@ def gpu_values(lib: Any) -> dict[str, Any]:
     )
     for second in (0, 100):
         runner.run(second * NS)
-    assert runner.host.own.errors == {}
+    assert +runner.host.own.errors == {}
     return {name: (reading.series, repr(reading.values)) for name, reading in runner.latest.items()}
 
 

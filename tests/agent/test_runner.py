@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from hindmost_agent import samplers
 from hindmost_agent.agent import Agent
 from hindmost_agent.metric import counter, gauge, series
 from hindmost_agent.rings import Rings
@@ -137,13 +138,26 @@ def test_a_sampler_whose_values_do_not_match_its_series_is_an_error() -> None:
     assert host.own.errors["lopsided"] == 1
 
 
+def test_errors_are_counted_from_0() -> None:
+    """`increase()` sees a sampler's first error only if its series was there before."""
+    kinds = {"agent": samplers.load()["agent"], "broken": Broken, "locked": Locked}
+    made = Runner(kinds, Host(), NS)
+    (reading,) = made.run(0)
+    errors = [
+        (one.values[0], value)
+        for one, value in zip(reading.series, reading.values, strict=True)
+        if one.metric.name == "hindmost_agent_sampler_errors_total"
+    ]
+    assert errors == [("agent", 0), ("broken", 0), ("locked", 0)]
+
+
 def test_nothing_here_is_no_error() -> None:
     """An absent source has neither success nor failure, and is looked for again once a minute."""
     host = Host()
     made = runner(Elsewhere, host=host)
     for now in range(1, 120):
         made.run(now * NS)
-    assert (host.own.success, host.own.errors) == ({}, {})
+    assert (host.own.success, +host.own.errors) == ({}, {})
     assert Elsewhere.looks == 120 * NS // ABSENT_RETRY_NS
 
 
@@ -159,7 +173,9 @@ def test_what_may_not_be_read_is_said_once(caplog: pytest.LogCaptureFixture) -> 
     made = runner(Locked)
     for now in range(0, 600, 60):
         made.run(now * NS)
-    assert len(caplog.records) == 1
+    assert [one.message for one in caplog.records] == [
+        "sampler locked: Absent: may not be read (said once; looked for again every minute)"
+    ]
 
 
 def test_durations_are_the_runner_s() -> None:

@@ -40,7 +40,7 @@ def test_the_scrape_is_what_it_was(node: Host) -> None:
     if os.environ.get("RENEW_GOLDEN"):
         GOLDEN.parent.mkdir(exist_ok=True)
         GOLDEN.write_bytes(page)
-    assert node.own.errors == {}
+    assert +node.own.errors == {}
     elsewhere = set(kinds()) - set(node.own.success)
     assert not {name for name in elsewhere if f"hindmost_agent.samplers.{name} import" not in TESTS}
     assert page.decode().splitlines() == GOLDEN.read_text().splitlines()
@@ -52,7 +52,7 @@ def test_the_scrape_of_a_recorded_machine_is_what_it_was(recorded: Host) -> None
     page = scrape(recorded)
     if os.environ.get("RENEW_GOLDEN"):
         golden.write_bytes(page)
-    assert recorded.own.errors == {}
+    assert +recorded.own.errors == {}
     assert page.decode().splitlines() == golden.read_text().splitlines()
     assert "hindmost_process_threads_runqueue_seconds_total" in page.decode()
 

@@ -15,7 +15,7 @@ DURATION = gauge("hindmost_agent_sampler_duration_seconds", "How long the sample
 SUCCESS = gauge(
     "hindmost_agent_sampler_success", "1 if the sampler's last reading worked; absent: nothing here.", "sampler"
 )
-ERRORS = counter("hindmost_agent_sampler_errors_total", "Readings that failed.", "sampler")
+ERRORS = counter("hindmost_agent_sampler_errors_total", "Readings that failed, 0 from the start.", "sampler")
 DROPPED = counter("hindmost_agent_dropped_samples_total", "Samples given up, by reason.", "reason")
 CPU = counter("hindmost_agent_cpu_seconds_total", "CPU time of the agent itself.")
 RESIDENT = gauge("hindmost_agent_resident_memory_bytes", "Resident memory of the agent itself.")
