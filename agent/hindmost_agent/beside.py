@@ -61,14 +61,13 @@ class Worker:
         self._wanted: SimpleQueue[int | None] = SimpleQueue()
         self._done: SimpleQueue[None] = SimpleQueue()
         self._outcomes: deque[Outcome] = deque()
-        self._thread = threading.Thread(target=self._work, args=(read,), name="drivers", daemon=True)
-        self._thread.start()
-        self.ident = self._thread.ident or 0
+        self.thread = threading.Thread(target=self._work, args=(read,), name="drivers", daemon=True)
+        self.thread.start()
 
     @property
     def ended(self) -> bool:
         """Whether the thread has left the call in which it was given up."""
-        return not self._thread.is_alive()
+        return not self.thread.is_alive()
 
     def ask(self, slots: Sequence[Slot], now_ns: int) -> None:
         """Have these read, one after the other. Only when nothing is being read."""
@@ -181,7 +180,7 @@ class Beside:
         if gpu:
             log.warning("%s has not answered %s for %d s: left out until it does", gpu, slot.name, HUNG_NS // NS)
             worker.give_up(gpu)
-            self._host.asking.given_up |= {worker.ident}
+            self._host.asking.given_up |= {worker.thread}
             self._host.asking.gpu = ""
             self._given_up.append(worker)
             self._host.hung |= {gpu}
@@ -198,7 +197,7 @@ class Beside:
     def _take_back(self) -> None:
         for worker in [worker for worker in self._given_up if worker.ended]:
             self._given_up.remove(worker)
-            self._host.asking.given_up -= {worker.ident}
+            self._host.asking.given_up -= {worker.thread}
             self._host.hung -= {worker.gpu}
             self._host.gpu_generation += 1
             log.info("%s answers again, and is sampled", worker.gpu)

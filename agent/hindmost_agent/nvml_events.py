@@ -67,7 +67,7 @@ class XidErrors:
         except self._lib.NVMLError:
             return "unknown"
         finally:
-            self._asking.gpu = ""
+            self._asking.of("")
 
     def _listen(self, devices: Iterable[Device]) -> None:
         try:

@@ -35,12 +35,12 @@ class Asking:
 
     def __init__(self) -> None:
         self.gpu = ""
-        #: Threads that may not ask any more.
-        self.given_up: frozenset[int] = frozenset()
+        #: Threads that may not ask any more; not their numbers, which the next thread has as soon as one has ended.
+        self.given_up: frozenset[threading.Thread] = frozenset()
 
     def of(self, gpu: str) -> None:
         """This GPU is asked next; empty: none. Raises ``GivenUp`` in a thread that may not."""
-        if self.given_up and threading.get_ident() in self.given_up:
+        if self.given_up and threading.current_thread() in self.given_up:
             raise GivenUp(gpu)
         self.gpu = gpu
 

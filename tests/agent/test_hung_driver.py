@@ -79,7 +79,7 @@ def hang_for_long(runner: Runner, nvml: Any, free: threading.Event) -> threading
     hang(runner, nvml, "nvmlDeviceGetPowerUsage", free)
     at(runner, 112)
     (given_up,) = runner._beside["GPU"]._given_up
-    return given_up._thread
+    return given_up.thread
 
 
 def test_a_call_that_never_returns_keeps_no_tick(gpu_host: Host, nvml: Any, free: threading.Event) -> None:
@@ -154,6 +154,30 @@ def test_what_was_read_by_a_thread_that_was_given_up_counts_nowhere(
     # The GPU that it came back from is read to its end; of the second nothing is asked.
     assert nvml.calls.count("nvmlDeviceGetUtilizationRates") == 0
     assert runner._beside["GPU"]._given_up[0].take(0) == []
+
+
+def test_a_thread_that_has_the_number_of_one_that_was_given_up_may_ask(
+    gpu_host: Host, nvml: Any, free: threading.Event
+) -> None:
+    """Once a thread has ended the system gives its number to the next, before a tick has seen that it ended."""
+    runner = made(gpu_host, "nvidia")
+    given_up = hang_for_long(runner, nvml, free)
+    free.set()
+    given_up.join(PATIENT)
+    asked: list[int] = []
+
+    def ask() -> None:
+        gpu_host.asking.of(SECOND)
+        asked.append(threading.get_ident())
+
+    for _ in range(100):
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join(PATIENT)
+        assert asked.pop() == thread.ident
+        if thread.ident == given_up.ident:
+            return
+    pytest.fail("no thread had its number")
 
 
 def test_every_gpu_may_hang(gpu_host: Host, nvml: Any, free: threading.Event) -> None:
