@@ -258,11 +258,15 @@ def _locked(path: str) -> bool:
     """Whether an agent holds this lock. A lock that cannot be opened means that none can run here either."""
     import fcntl
 
-    try:
-        with open(path, "a") as lock:  # noqa: PTH123 - pathlib is slow to import
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    lock = -1
+    try:  # whatever somebody has put there: a FIFO would keep the job waiting for its reader
+        lock = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return True
+    finally:
+        if lock >= 0:
+            os.close(lock)
     return False
 
 

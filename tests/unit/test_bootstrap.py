@@ -199,3 +199,13 @@ def test_a_node_that_has_an_agent_gets_no_other(tmp_path: Path, monkeypatch: pyt
         assert started == []
     bootstrap._start_agent(str(tmp_path), rank)
     assert started == ["/bin/sh"]
+
+
+def test_a_lock_that_is_no_file_keeps_no_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening a FIFO would wait for its reader: nobody can be this node's agent, and the rank goes on."""
+    started: list[str] = []
+    monkeypatch.setenv("HINDMOST_COLLECTOR", "127.0.0.1:4317")
+    monkeypatch.setattr(os, "posix_spawn", lambda path, *_, **__: started.append(path))
+    os.mkfifo(tmp_path / "agent.lock")
+    bootstrap._start_agent(str(tmp_path), Identity("job", 0, 2, 0, "node", "python", "train.py"))
+    assert started == []
