@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector.robust import median, peers_median
+from hindmost_collector.robust import lower_median, median, peers_median
 from hindmost_collector.wording import ms, names
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def notes(blocks: Blocks, verdicts: Sequence[Verdict], settings: Settings) -> li
     rows = np.flatnonzero(
         (longer > least) & (late < settings.hidden_input_shows * longer) & ~np.isin(blocks.ranks, list(blamed))
     )
-    typical = float(median(level))
+    typical = float(lower_median(level, axis=0)[0])
     found = [_longer(blocks, rows, float(median(longer[rows])))] if len(rows) else []
     if not blamed and typical > settings.hidden_input_all * blocks.step_ns:
         found.append(f"every rank waits about {ms(typical)} a step for its input; {_HIDDEN}")

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector.robust import average, median
+from hindmost_collector.robust import average, lower_median, median
 from hindmost_collector.verdict import Verdict
 from hindmost_collector.wording import ms
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hindmost_collector.align import Floats
     from hindmost_collector.blocks import Blocks
     from hindmost_collector.detectors.host_bound import HostBound
@@ -78,10 +80,14 @@ def since(blocks: Blocks, index: int) -> int:
     return 0 if from_the_start else int(blocks.steps[index])
 
 
-def of_job(blocks: Blocks, settings: Settings) -> list[Verdict]:
-    """What holds all ranks back alike."""
+def of_job(blocks: Blocks, settings: Settings, named: Sequence[Verdict] = ()) -> list[Verdict]:
+    """What holds all ranks back alike; the input of those ``named`` for theirs is not counted again."""
     inputs = blocks.parts.get("input")
-    if inputs is None or np.isnan(inputs).all():
+    if inputs is None:
+        return []
+    blamed = [rank for one in named if one.cause == "input" for rank in one.ranks]
+    inputs = inputs[~np.isin(blocks.ranks, blamed)]
+    if np.isnan(inputs).all():
         return []
     typical = _input_share(inputs, blocks)
     if not typical >= settings.input_bound:  # NaN where it cannot be told
@@ -104,11 +110,11 @@ def of_job(blocks: Blocks, settings: Settings) -> list[Verdict]:
 
 
 def _input_share(inputs: Floats, blocks: Blocks) -> float:
-    """Input of the median rank in the typical step as a share of the step, where the GPU does not hide it.
+    """Input that half of these ranks reach in the typical step as a share of the step, where the GPU does not hide it.
 
     NaN where a GPU works and its phases are not known (yet: the first steps' come late): it may hide all of it.
     """
-    shown = median(inputs, axis=0)
+    shown = lower_median(inputs, axis=0)
     gpu = [blocks.parts[name] for name in ("gpu_forward", "gpu_backward", "gpu_optimizer") if name in blocks.parts]
     if gpu:  # what the GPU still had queued covers the input
         idle = blocks.period - np.sum([median(block, axis=0) for block in gpu], axis=0)

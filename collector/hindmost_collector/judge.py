@@ -158,7 +158,7 @@ def _slow(run: Run, blocks: Blocks, settings: Settings, *, parted: bool) -> tupl
     if not found and not links and shared is None and not parted:  # what else makes waits differ does so to transfers
         links = of_network(slow_network.find(run, blocks, settings), blocks)
     found += links
-    of_all = of_job(blocks, settings)
+    of_all = of_job(blocks, settings, found)
     found += of_all or of_hosts(host_bound.find(blocks, settings), blocks)
     found += of_uneven(uneven.find(blocks, settings), blocks)
     return [_at_home(one, run) for one in found if not _gone(one, run)], notes

@@ -27,12 +27,17 @@ def median(block: Floats, axis: int | None = None) -> Floats:
     return _of_known(block.ravel() if axis is None else np.moveaxis(block, axis, 0))
 
 
-def _of_known(block: Floats) -> Floats:
-    """[...] of [N, ...]: the median of what is known in each column, NaN of nothing."""
+def _of_known(block: Floats, *, lower: bool = False) -> Floats:
+    """[...] of [N, ...]: the median, or lower median, of what is known in each column, NaN of nothing."""
     ordered = np.sort(block, axis=0)  # NaN goes last
     known = np.sum(~np.isnan(ordered), axis=0)[None]
     below, above = (np.take_along_axis(ordered, np.maximum(known - one, 0) // 2, axis=0)[0] for one in (1, 0))
-    return np.asarray(np.where(known[0] % 2 == 1, below, (below + above) / 2))
+    return np.asarray(np.where(lower | (known[0] % 2 == 1), below, (below + above) / 2))
+
+
+def lower_median(block: Floats, axis: int) -> Floats:
+    """A value that at least half of those known reach: of two, the lower, where their mean is neither's."""
+    return _of_known(np.moveaxis(block, axis, 0), lower=True)
 
 
 def mean(block: Floats) -> Floats:

@@ -202,6 +202,20 @@ def test_a_job_that_goes_on_with_fewer_ranks_is_judged_by_stretches() -> None:
     assert report.notes[0] == "3 ranks until step 59, 2 since: each stretch is judged by itself"
 
 
+@pytest.mark.parametrize(("ranks", "slow"), [(2, (1,)), (4, (0, 2))])
+def test_slow_input_of_some_ranks_is_no_slow_input_of_all(ranks: int, slow: tuple[int, ...]) -> None:
+    """Whoever is named for its input is not counted once more as if every rank waited for it."""
+    run = simulate(Scenario(seed=7, ranks=ranks, faults=(Fault("input", slow, 0.8),))).run
+    assert found(run) == [("straggler", slow, "input")]
+
+
+@pytest.mark.parametrize(("share", "kinds"), [(0.02, ["straggler"]), (0.6, ["straggler", "input_bound"])])
+def test_slow_input_of_all_is_told_beside_a_rank_whose_input_is_slower(share: float, kinds: list[str]) -> None:
+    """What the ranks that nobody names wait for is told all the same: of two ranks, the other's."""
+    run = simulate(Scenario(seed=7, ranks=2, input_share=share, faults=(Fault("input", (1,), 0.8),))).run
+    assert sorted(kind for kind, _, _ in found(run)) == sorted(kinds)
+
+
 def test_a_long_input_is_no_want_of_a_cpu() -> None:
     """Where ranks share CPUs, whoever waits in its own marked input is late for that."""
     run = make(Load(ranks=3, steps=120, cpus=2, faults=[{"rank": 1, "blocked": 26.0}]))

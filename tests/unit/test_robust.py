@@ -6,7 +6,7 @@ import warnings
 
 import numpy as np
 import pytest
-from hindmost_collector.robust import median
+from hindmost_collector.robust import lower_median, median
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -26,3 +26,11 @@ def test_median_is_of_what_is_known(axis: int | None, block: np.ndarray[tuple[in
         warnings.simplefilter("ignore", RuntimeWarning)
         expected = np.nanmedian(block, axis=axis)
     np.testing.assert_array_equal(median(block, axis=axis), expected)
+
+
+def test_lower_median_is_the_value_of_somebody() -> None:
+    """Of an even number that are known it is the lower of the middle two, never a mean; NaN where none is."""
+    nan = np.nan
+    block = np.array([[9.0, 1.0, nan, nan], [1.0, nan, 3.0, nan], [2.0, nan, 8.0, nan], [7.0, nan, nan, nan]])
+    np.testing.assert_array_equal(lower_median(block, axis=0), [2.0, 1.0, 3.0, nan])
+    np.testing.assert_array_equal(lower_median(block.T, axis=1), [2.0, 1.0, 3.0, nan])
