@@ -52,15 +52,17 @@ class Daemon:
         """Whether it has not ended."""
         return self._process.poll() is None
 
-    def ready(self, seconds: float = READY_SECONDS) -> dict[str, Any]:
-        """The JSON object it prints once it serves. ``HindmostError`` with its own last words where it does not."""
-        line = self._line(seconds)
-        try:
-            said = json.loads(line)
-        except ValueError:
-            self.kill()
-            raise HindmostError(f"the {self.name} did not start: {self.last_words() or 'it said nothing'}") from None
-        return said if isinstance(said, dict) else {}
+    def ready(self, key: str, seconds: float = READY_SECONDS) -> dict[str, Any]:
+        """The JSON object with this ``key`` that it prints once it serves, whatever else a sitecustomize of the user's
+        or a library prints. ``HindmostError`` with its own last words where it does not.
+        """
+        deadline = time.monotonic() + seconds
+        while line := self._line(deadline):
+            said = _object(line)
+            if key in said:
+                return said
+        self.kill()
+        raise HindmostError(f"the {self.name} did not start: {self.last_words() or 'it said nothing'}")
 
     def tell(self, message: Mapping[str, Any]) -> None:
         """Send one JSON line; a daemon that has gone hears nothing, and ``finish`` says so."""
@@ -97,10 +99,10 @@ class Daemon:
         said = [line.strip() for line in lines if line.strip()]
         return said[-1].removeprefix(f"hindmost {self.name}: ") if said else ""
 
-    def _line(self, seconds: float) -> bytes:
-        """Its first line on stdout, or what there is of it after so many seconds or at its end."""
+    def _line(self, deadline: float) -> bytes:
+        """Its next line on stdout with its end, or what there is of it at the deadline; empty at the end of all."""
         assert self._process.stdout is not None  # noqa: S101 - we asked for a pipe
-        fd, deadline = self._process.stdout.fileno(), time.monotonic() + seconds
+        fd = self._process.stdout.fileno()
         while b"\n" not in self._output:
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([fd], [], [], left)[0]:
@@ -109,5 +111,14 @@ class Daemon:
             if not block:
                 break
             self._output += block
-        line, _, self._output = self._output.partition(b"\n")
-        return line
+        line, end, self._output = self._output.partition(b"\n")
+        return line + end
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    """The JSON object that ends a line, for what was printed before it may have had no end of line; empty without."""
+    try:
+        said = json.loads(line[max(line.find(b"{"), 0) :])
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) else {}

@@ -148,10 +148,7 @@ def _collector(
         arguments += ["--http", wish.listen or f"{place.LOOPBACK}:0"]
     daemon = Daemon("collector", [*arguments, "--hold"], environ, directory / "logs" / "collector.log")
     started.append(daemon)
-    said = daemon.ready()
-    if not said.get("grpc"):
-        raise HindmostError("the collector did not say where it listens")
-    return daemon, said
+    return daemon, daemon.ready("grpc")
 
 
 def _agent(
@@ -160,5 +157,5 @@ def _agent(
     arguments = ["--collector", collector, "--job-id", job, "--ring-dir", str(rings), "--hold"]
     daemon = Daemon("agent", arguments, environ, directory / "logs" / "agent.log")
     started.append(daemon)
-    daemon.ready()
+    daemon.ready("ready")
     return daemon

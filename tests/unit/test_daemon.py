@@ -1,0 +1,53 @@
+"""Daemons of ``hindmost run``: what they print before they serve, and what is made of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hindmost.errors import HindmostError
+from hindmost.supervise.daemon import Daemon
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def daemon(folder: Path, program: str, sitecustomize: str = "") -> Daemon:
+    """A daemon whose ``python -m hindmost`` is this program, under a user's sitecustomize."""
+    package = folder / "hindmost"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text(program)
+    (folder / "sitecustomize.py").write_text(sitecustomize)
+    return Daemon("collector", [], {"PYTHONPATH": str(folder)}, folder / "collector.log")
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        "print('welcome')",
+        "print('a', 'b', sep='\\n')",
+        "print('no end of line: ', end='')",
+        'print(\'{"level": "info"}\')',
+        "print('{')",
+        "print(42)",
+        "print()",
+    ],
+)
+def test_what_a_sitecustomize_prints_is_not_what_the_daemon_says(tmp_path: Path, noise: str) -> None:
+    """Lines before the one that has what is asked for are passed over; what follows it is kept for the end."""
+    program = """print('{"grpc": "here:1"}'); input(); print('{"report": 1}')"""
+    started = daemon(tmp_path, program, noise)
+    try:
+        assert started.ready("grpc") == {"grpc": "here:1"}
+        started.tell({})
+        assert started.finish(10.0) == '{"report": 1}\n'
+    finally:
+        started.kill()
+
+
+def test_a_daemon_that_only_prints_noise_has_not_started(tmp_path: Path) -> None:
+    """One that ends without the word is an error with its last words, not a wait."""
+    program = "import sys; print('{}'); sys.exit('hindmost collector: no port is free')"
+    with pytest.raises(HindmostError, match="the collector did not start: no port is free"):
+        daemon(tmp_path, program, "print('welcome')").ready("grpc")
