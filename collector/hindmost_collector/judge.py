@@ -18,6 +18,7 @@ from hindmost_collector import (
     pipeline,
     profiled,
     sharing,
+    stood_still,
     summary,
     telemetry,
     whatif,
@@ -80,7 +81,9 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     stop = hang.find(run, p99, settings)
     if stop is not None:
         found.append(of_hang(stop, run))
-    elif run.job.source == "hindmost":  # elsewhere nobody vouches for what numbers count
+    else:
+        notes += stood_still.notes(run, blocks, settings)
+    if stop is None and run.job.source == "hindmost":  # elsewhere nobody vouches for what numbers count
         found += of_mismatch(mismatch.find(run, settings), run)
     if blocks is not None:
         slow, hidden = _slow(run, blocks, settings, parted=any(one.kind == "desync" for one in found))

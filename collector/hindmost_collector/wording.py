@@ -360,10 +360,10 @@ def _standing(rank: int, stack: str) -> str:
     """Where a rank is, or why nobody knows."""
     if stack.startswith(UNREAD):
         return f"rank {rank}'s stack could not be read: {stack.partition(': ')[2].partition(chr(10))[0]}"
-    return f"rank {rank} is at {_source_line(stack)}"
+    return f"rank {rank} is at {source_line(stack)}"
 
 
-def _source_line(stack: str) -> str:
+def source_line(stack: str) -> str:
     """The line of a stack dump that a reader wants: the innermost Python frame outside of libraries."""
     frames = [line.strip() for line in stack.splitlines() if "(" in line and ")" in line and ":" in line]
     foreign = ("site-packages", "/lib/python", "hindmost/probes/")

@@ -1,0 +1,123 @@
+"""Stalls of a job that went on after them: what its report says of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hindmost.attach.stacks import UNREAD
+from hindmost_collector.chunk import from_rows
+from hindmost_collector.judge import judge
+from hindmost_collector.model import COLLECTIVES, NONBLOCKING, empty
+
+from tests.scenarios.loads import Load, hang, make
+
+if TYPE_CHECKING:
+    from hindmost_collector.model import Run
+
+SECOND = 10**9
+STACK = 'Thread 1 (idle): "MainThread"\n    work (train.py:4)\n'
+
+
+def stalled(seconds: float, at: tuple[int, ...] = (40,), ranks: int = 3) -> Run:
+    """A job of 10 ms steps in some of which rank 1 sleeps for so long; nobody has looked at it."""
+    faults = [{"rank": 1, "blocked": seconds * 1e3, "from": step, "until": step + 1} for step in at]
+    run = make(Load(ranks=ranks, steps=60, noise=0.0, compute=9.7, faults=faults))
+    began = int((run.collectives["start_ns"] - run.collectives["self_ns"]).min())
+    return replace(
+        run, job=replace(run.job, started_ns=began, ended_ns=int(run.collectives["start_ns"].max()) + SECOND)
+    )
+
+
+def looked_at(run: Run, *looks: tuple[int, float, str]) -> Run:
+    """The run with stacks of a rank, so many seconds after its start."""
+    began = run.job.started_ns or 0
+    return replace(run, stacks=from_rows("stacks", [(rank, began + int(s * SECOND), text) for rank, s, text in looks]))
+
+
+def test_a_stall_that_ended_is_told_with_whom_it_waited_for_and_where_that_was() -> None:
+    """The whole job is balanced, and yet a note says from when to when it stood still, for whom, and what file has."""
+    report = judge(looked_at(stalled(25.0), (1, 3.0, STACK), (0, 5.0, STACK), (1, 5.0, STACK)))
+    assert [one.kind for one in report.verdicts] == ["balanced"]
+    assert [note.split("; ") for note in report.notes] == [
+        [
+            "the job stood still from 0.4 s to 25.4 s and went on",
+            "2 ranks waited for rank 1 in all_reduce number 40",
+            "rank 1 was at work (train.py:4)",
+            "its threads are in stacks/1.txt of the run directory",
+        ]
+    ]
+
+
+@pytest.mark.parametrize("looks", [[], [(1, 0.2, STACK)], [(1, 30.0, STACK)]])
+def test_a_stall_at_which_nobody_looked_is_not_told(looks: list[tuple[int, float, str]]) -> None:
+    """Stacks taken while the job was at work are no sign of a stall."""
+    assert judge(looked_at(stalled(25.0), *looks)).notes == ()
+
+
+def test_a_pause_that_is_shorter_than_a_hang_is_not_told() -> None:
+    """Stacks are fetched at half of a hang's patience, and the job may go on then."""
+    assert judge(looked_at(stalled(3.0), (1, 2.5, STACK))).notes == ()
+
+
+def test_a_rank_that_was_looked_at_again_has_lost_the_file_of_the_first_stall() -> None:
+    """Of each rank the last look is kept: only the stall that it was taken in names the file."""
+    first, second = judge(looked_at(stalled(10.0, (20, 40)), (1, 5.0, STACK), (1, 15.0, STACK))).notes
+    assert "stacks/1.txt" not in first
+    assert "stacks/1.txt" in second
+
+
+def test_of_many_stalls_three_are_told_and_the_rest_counted() -> None:
+    """A job that stalls all the time does not fill the page."""
+    looks = [(1, 5.0 + 10 * index, STACK) for index in range(5)]
+    notes = judge(looked_at(stalled(10.0, (10, 20, 30, 40, 50)), *looks)).notes
+    assert len(notes) == 4
+    assert notes[-1] == "the job stood still 2 times more"
+
+
+def test_a_stack_that_could_not_be_read_is_no_place() -> None:
+    """Nothing is told of where a rank was where nobody could see it."""
+    (note,) = judge(looked_at(stalled(25.0), (1, 5.0, f"{UNREAD}: no permission"))).notes
+    assert note.endswith("2 ranks waited for rank 1 in all_reduce number 40")
+
+
+def test_who_only_waits_for_another_group_is_not_waited_for() -> None:
+    """A rank that has not come because it is itself inside another operation is a victim."""
+    run = stalled(25.0)
+    table = run.collectives
+    late = (table["rank"] == 2) & (table["seq"] == 40)
+    since = int(table["start_ns"][late][0])
+    pair = {name: column[late].copy() for name, column in table.items()}
+    pair |= {"comm": np.array([8], np.uint64), "seq": np.array([0]), "op": np.array(["send"])}
+    ended = int(table["start_ns"][late][0] + table["duration_ns"][late][0])
+    table["start_ns"][late], table["duration_ns"][late] = ended - 100_000, 100_000
+    both = {name: np.concatenate([table[name], pair[name]]) for name in table}
+    other = {name: column[:1].copy() for name, column in pair.items()} | {"rank": np.array([1], np.int32)}
+    other |= {"start_ns": pair["start_ns"] + 25 * SECOND, "duration_ns": np.array([1000])}
+    run = replace(run, collectives={name: np.concatenate([both[name], other[name]]) for name in both})
+    (note,) = judge(looked_at(run, (1, (since - (run.job.started_ns or 0)) / 1e9 + 5, STACK))).notes
+    assert "waited for rank 1 in" in note
+
+
+def test_operations_that_nobody_waits_in_name_nobody() -> None:
+    """A nonblocking operation may be open while its rank computes: only the stall itself is told."""
+    run = stalled(25.0)
+    flags = np.where(run.collectives["seq"] == 40, NONBLOCKING, 0)
+    run = replace(run, collectives=run.collectives | {"flags": flags.astype(np.int32)})
+    (note,) = judge(looked_at(run, (0, 5.0, STACK))).notes
+    assert "waited for" not in note
+
+
+def test_a_job_that_hangs_has_its_verdict_and_no_note() -> None:
+    """What has not ended is a hang; what was open is in its evidence."""
+    run = replace(hang(Load(ranks=3, steps=60), [1]), stacks=from_rows("stacks", [(1, 10**12 + 5 * SECOND, STACK)]))
+    assert judge(run).verdicts[0].kind == "hang"
+    assert judge(run).notes == ()
+
+
+def test_a_recording_without_collectives_has_no_stalls() -> None:
+    """Where nothing was recorded nothing stood still."""
+    run = looked_at(stalled(25.0), (1, 5.0, STACK))
+    assert judge(replace(run, collectives=empty(COLLECTIVES))).notes == ()
