@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 
-from hindmost_collector import constant
+from hindmost_collector import awaited, constant
 from hindmost_collector.model import ERROR, GPU_TIME, NONBLOCKING, UNMEASURED, Run, Table, rows
 from hindmost_collector.robust import median
 
@@ -115,6 +115,11 @@ def is_synchronising(name: str) -> bool:
     return plain.removeprefix("mpi").removeprefix("nccl").rstrip("vw") in SYNCHRONISING
 
 
+def _kinds(names: list[str]) -> tuple[list[bool], list[bool]]:
+    """Which operations are waits for a request, and which synchronise."""
+    return [name == awaited.WAIT for name in names], [is_synchronising(name) for name in names]
+
+
 def synchronising(collectives: Table, named: tuple[Ints, list[str]]) -> Array:
     """Row mask [N]: finished synchronising operations whose duration is the waiting; ``named`` are the ops' codes."""
     if rows(collectives) == 0:
@@ -127,11 +132,14 @@ def synchronising(collectives: Table, named: tuple[Ints, list[str]]) -> Array:
 
 def grid(run: Run) -> Grid | None:
     """Join the run's synchronising collectives by communicator, operation and sequence; ``None`` if there are none."""
-    named = codes(run.collectives["op"])
-    mask = synchronising(run.collectives, named)
+    code, names = codes(run.collectives["op"])
+    waits, meets = (np.array(one, bool)[code] for one in _kinds(names))
+    calls, stays = awaited.joined(run.collectives, waits, meets)
+    named = code[stays], names
+    mask = synchronising(calls, named)
     if not mask.any():
         return None
-    table = constant.chosen(run.collectives, mask)
+    table = constant.chosen(calls, mask)
     gpu = (table["flags"] & GPU_TIME) != 0
     if gpu.any() and not gpu.all():  # kernels say more than the calls that enqueued them
         table = constant.chosen(table, gpu)
@@ -161,7 +169,7 @@ def grid(run: Run) -> Grid | None:
         peer_wait=np.zeros((len(ranks), count)),
     )
     joined = _ordered(joined)
-    return replace(joined, peer_wait=_peer_wait(run.collectives, named, joined))
+    return replace(joined, peer_wait=_peer_wait(calls, named, joined))
 
 
 def _peer_wait(collectives: Table, named: tuple[Ints, list[str]], grid: Grid) -> Floats:

@@ -9,7 +9,7 @@ import numpy as np
 from hindmost import isolation
 
 from hindmost_collector import align
-from hindmost_collector.model import Job, rows
+from hindmost_collector.model import ERROR, NONBLOCKING, Job, rows
 
 if TYPE_CHECKING:
     from hindmost_collector.blocks import Blocks
@@ -38,6 +38,26 @@ def insufficient(ranks: int, blocks: Blocks | None, settings: Settings, job: Job
     return (
         f"{_count(len(blocks.steps), 'step')} {of_which} {ranks} ranks: too few to tell a habit from an accident",
         f"let the job run for {enough}" if own else f"record {enough}, such as by `hindmost run -- COMMAND`",
+    )
+
+
+def polled(run: Run) -> tuple[str, str] | None:
+    """What was seen where nonblocking collectives of which no wait is known are all there is; ``None`` where not."""
+    if run.job.source != Job.source or not rows(run.collectives) or align.grid(run) is not None:
+        return None
+    code, names = align.codes(run.collectives["op"])
+    meets = np.array([align.is_synchronising(name) for name in names], bool)[code]
+    started = int(np.count_nonzero(meets & ((run.collectives["flags"] & (NONBLOCKING | ERROR)) == NONBLOCKING)))
+    if not started:
+        return None
+    calls = _count(started, "nonblocking collective call")
+    seen = (
+        f"{rows(run.ranks)} ranks were seen, and {calls}, but no waits of all ranks for any (polling leaves none)"
+    )
+    in_c = "in C, complete them by MPI_Wait or MPI_Waitall, not by MPI_Test"
+    return (
+        f"{seen}: who waits for whom cannot be told",
+        f"in Python, write `with hindmost.step():` around each iteration; {in_c}",
     )
 
 

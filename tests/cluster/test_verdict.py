@@ -38,3 +38,24 @@ def test_a_slow_file_is_told_from_slow_arithmetic(out: Path) -> None:
     verdict = run.report["verdicts"][0]
     assert (verdict["kind"], verdict["ranks"]) in [("straggler", [1]), ("input_bound", [1])]
     assert verdict["cause"] in {"input", "io"}
+
+
+#: Rank 1 computes 5 ms longer before it starts what all then wait for.
+AWAITED = """
+import time, numpy
+from mpi4py import MPI
+data, total = numpy.ones(100), numpy.empty(100)
+for step in range(200):
+    time.sleep(0.002 + (0.005 if MPI.COMM_WORLD.rank == 1 else 0.0))
+    MPI.COMM_WORLD.Iallreduce(data, total).{complete}
+"""
+
+
+def test_a_slow_rank_is_named_where_collectives_are_started_and_awaited(out: Path, tmp_path: Path) -> None:
+    """A job whose collectives are all nonblocking has steps, and the rank that starts them late is named."""
+    (tmp_path / "awaited.py").write_text(AWAITED.format(complete="Wait()"))
+    run = observe(out, *MPIRUN, str(tmp_path / "awaited.py"))
+    assert run.returncode == 0
+    (verdict,) = run.report["verdicts"]
+    assert (verdict["kind"], verdict["ranks"]) == ("straggler", [1])
+    assert 3.0 < verdict["cost_ms_per_step"] < 7.0

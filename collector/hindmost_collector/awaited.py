@@ -1,0 +1,110 @@
+"""Collectives that one call starts and another waits for (``MPI_Iallreduce``, ``MPI_Start``), as if one had done both.
+
+A rank is ready once it has started one: nobody waits for what it computes between the two calls, which is its own time
+like any other. What it waits for the others is what the second call takes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from hindmost_collector import constant
+from hindmost_collector.model import ERROR, NONBLOCKING, UNMEASURED
+
+if TYPE_CHECKING:
+    from hindmost_collector.align import Array, Ints
+    from hindmost_collector.model import Table
+
+#: How the wait for a request is named.
+WAIT = "wait"
+#: What a start measured of the time before it: it is of the next call that meets the others.
+_OWN = ("self_ns", "cpu_ns", "runqueue_ns")
+
+
+def joined(table: Table, waits: Array, meets: Array) -> tuple[Table, Array]:
+    """The table with each awaited collective as one row that blocks, less the waits for it; and the mask [N] of the
+    rows that are left. ``waits`` [N] are rows of the operation :data:`WAIT`, ``meets`` [N] of synchronising ones.
+
+    A collective that a rank polled for (``MPI_Test``), or waited for among others, is left as it was on all of its
+    ranks: how long that rank waited is unknown.
+    """
+    left = np.ones(len(waits), bool)
+    # The wait for a message is for no communicator.
+    finished = (table["comm"] != 0) & (table["duration_ns"] >= 0)
+    waits = waits & finished & ((table["flags"] & (NONBLOCKING | ERROR)) == 0)
+    if not waits.any():
+        return table, left
+    started = np.flatnonzero(meets & finished & ((table["flags"] & (NONBLOCKING | ERROR)) == NONBLOCKING))
+    waited = np.flatnonzero(waits)
+    start, instance = _of_waits(table, started, waited)
+    alone = np.ones(len(waits), bool)
+    alone[start[start >= 0]] = False
+    polled = np.zeros(instance.max() + 1, bool)
+    polled[instance[: len(started)][alone[started]]] = True
+    known = (start >= 0) & ~polled[instance[len(started) :]]
+    if not known.any():
+        return table, left
+    start, waited = start[known], waited[known]
+    found = table | {name: np.array(table[name]) for name in ("start_ns", "duration_ns", "flags")}
+    found["duration_ns"][start] = 0
+    np.add.at(found["duration_ns"], start, table["duration_ns"][waited])  # MPI_Waitany may wait for it more than once
+    found["start_ns"][start[::-1]] = table["start_ns"][waited[::-1]]
+    found["flags"][start] &= ~NONBLOCKING
+    left[waited] = False
+    found = _met(found, table, meets, left)
+    return constant.chosen(found, left), left
+
+
+def _of_waits(table: Table, started: Ints, waited: Ints) -> tuple[Ints, Ints]:
+    """``(row of the start that each wait is for, -1 for none; which collective each start, then wait, is of)``."""
+    both = np.concatenate([started, waited])
+    comm, _ = pd.factorize(table["comm"][both])
+    instance, _ = pd.factorize((comm.astype(np.int64) << 36) + table["seq"][both].astype(np.int64))
+    rank = table["rank"][both].astype(np.int64)
+    key, keys = pd.factorize(instance.astype(np.int64) * (int(rank.max()) + 1) + rank)
+    found = np.full(len(keys), -1, np.int64)
+    found[key[: len(started)]] = started
+    return np.asarray(found[key[len(started) :]], np.int64), instance.astype(np.int64)
+
+
+def _met(table: Table, before: Table, meets: Array, left: Array) -> Table:
+    """The table with what was measured before each start counted to the rank's next call that meets the others, and
+    with collectives that all ranks wait for one after another as one; ``left`` [N] loses the others' rows.
+
+    ``before`` is the table as it was: there a start stands at its own moment.
+    """
+    targets = np.flatnonzero(meets & ((table["flags"] & (NONBLOCKING | ERROR)) == 0))
+    sources = np.union1d(np.flatnonzero((before["flags"] & NONBLOCKING) != 0), targets)
+    both = np.concatenate([sources, targets])
+    moment = np.concatenate([before["start_ns"][sources], table["start_ns"][targets]])
+    meeting = np.arange(len(both)) >= len(sources)
+    order = np.lexsort((meeting, moment, table["rank"][both]))
+    both, meeting = both[order], meeting[order]
+    stretch: Ints = np.cumsum(meeting) - meeting  # what follows the last call of a rank is cut off
+    targets = both[meeting]
+    stretch[table["rank"][both] != table["rank"][targets[np.minimum(stretch, len(targets) - 1)]]] = len(targets)
+    sources, stretch = both[~meeting], stretch[~meeting]
+    starting = np.bincount(stretch, minlength=len(targets) + 1)[:-1] > 0
+    comm, _ = pd.factorize(table["comm"][targets])
+    instance, _ = pd.factorize((comm.astype(np.int64) << 36) + table["seq"][targets].astype(np.int64))
+    kept = np.isin(instance, instance[starting])
+    into = targets[np.maximum.accumulate(np.where(kept, np.arange(len(targets)), 0))]
+    np.add.at(table["duration_ns"], into[~kept], table["duration_ns"][targets[~kept]])
+    left[targets[~kept]] = False
+    return table | {name: _sums(before[name], sources, stretch, targets) for name in _OWN}
+
+
+def _sums(column: Array, sources: Ints, stretch: Ints, targets: Ints) -> Array:
+    """The column with each target's value the sum of its stretch's sources; -1 where one of them is unmeasured."""
+    values = column[sources]
+    if (values == UNMEASURED).all():
+        return column
+    sums = np.zeros(len(targets) + 1, np.int64)
+    np.add.at(sums, stretch, values)
+    sums[stretch[values == UNMEASURED]] = UNMEASURED
+    found = np.array(column)
+    found[targets] = sums[:-1]
+    return found

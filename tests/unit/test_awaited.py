@@ -1,0 +1,77 @@
+"""Collectives that one call starts and another waits for, on made tables."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from hindmost_collector.judge import judge
+from hindmost_collector.model import NONBLOCKING, Run
+from hindmost_collector.report import text
+
+from tests.scenarios.loads import Load, make
+
+SLOW = Load(ranks=4, compute=8.0, faults=[{"rank": 2, "compute": 4.0}])
+
+
+def split(run: Run, computed_ns: int = 0, polls: int | None = None, each: int = 1) -> Run:
+    """The run with ``each`` collectives for every one, started 1 us apart so long before the waits for them.
+
+    The rank ``polls`` polls for them, which leaves no wait. What it computes meanwhile it had computed before.
+    """
+    calls = run.collectives
+    unmeasured = np.full(len(calls["rank"]), -1)
+    parts = []
+    for number in range(each):
+        own = {name: np.zeros_like(calls[name]) if number else calls[name] for name in ("self_ns", "cpu_ns")}
+        named = {"seq": calls["seq"] * each + number}
+        begun = {"start_ns": calls["start_ns"] - computed_ns + 1_000 * number, "duration_ns": unmeasured * 0 + 500}
+        parts.append(calls | own | named | begun | {"flags": calls["flags"] | NONBLOCKING})
+        took = calls["duration_ns"] if number == 0 else unmeasured * 0 + 200
+        start = calls["start_ns"] + 1_000 * each + (calls["duration_ns"] if number else 0)
+        waits = calls | named | {"op": np.full(len(took), "wait"), "start_ns": start, "duration_ns": took}
+        waits |= dict.fromkeys(("self_ns", "cpu_ns", "runqueue_ns"), unmeasured)
+        parts.append({name: column[calls["rank"] != polls] for name, column in waits.items()})
+    return replace(run, collectives={name: np.concatenate([one[name] for one in parts]) for name in calls})
+
+
+def named(run: Run) -> tuple[str, tuple[int, ...], str | None, float]:
+    """The one verdict: its kind, ranks and cause, and its cost in ms a step."""
+    (verdict,) = judge(run).verdicts
+    return verdict.kind, verdict.ranks, verdict.cause, round(verdict.cost_ms_per_step or 0.0, 1)
+
+
+def test_a_late_start_is_named_as_a_late_call_is() -> None:
+    """Started and awaited, collectives name whom they name where they block, with its cause and cost."""
+    run = make(SLOW)
+    assert named(run)[:3] == ("straggler", (2,), "compute")
+    assert named(split(run)) == named(run)
+
+
+def test_what_is_computed_after_the_start_is_own_time() -> None:
+    """Waits that come long after the starts are for the same rank, at the same cost."""
+    run = make(SLOW)
+    assert named(split(run, computed_ns=3_000_000)) == named(run)
+
+
+def test_collectives_awaited_together_are_one() -> None:
+    """Two that are started and then awaited one after the other are met once a step."""
+    run = make(SLOW)
+    assert named(split(run, each=2)) == named(run)
+    assert judge(split(run, each=2)).job.steps == judge(run).job.steps
+
+
+def test_an_even_job_stays_balanced() -> None:
+    """Nobody is named where nobody starts late."""
+    assert named(split(make(Load())))[:2] == ("balanced", ())
+
+
+def test_polled_collectives_are_told_of() -> None:
+    """Where one rank polls it cannot be judged, and the report does not say that there was no collective."""
+    report = judge(split(make(SLOW), polls=2))
+    assert [one.kind for one in report.verdicts] == ["insufficient_data"]
+    told = " ".join(text.render(report.to_dict(), width=400).split())
+    assert "600 nonblocking collective calls" in told
+    assert "no collective" not in told
+    assert "hindmost.step()" in told
+    assert "MPI_Wait" in told
