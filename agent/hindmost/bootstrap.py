@@ -48,7 +48,10 @@ def start() -> None:
     _started = True
     try:
         found = identity.find(os.environ)
-        if found is not None and os.environ.get(ATTACHED) != identity.token(found):
+        if not _is_file_name(os.environ["HINDMOST_JOB_ID"]):  # rings are made, and looked for, in a folder of that name
+            if found is not None:
+                complain(f"HINDMOST_JOB_ID is {os.environ['HINDMOST_JOB_ID']!r}, which cannot be a folder's name")
+        elif found is not None and os.environ.get(ATTACHED) != identity.token(found):
             _observe(found)
         elif found is None and identity.is_worker(sys.orig_argv):
             _wait_for_a_rank()
@@ -140,6 +143,10 @@ def _observe(found: Identity, *, named: bool = False) -> None:
     os.register_at_fork(after_in_child=_leave_to_parent)
     _register_exit()
     probes.install(recorder)
+
+
+def _is_file_name(job: str) -> bool:
+    return "/" not in job and job not in (".", "..")
 
 
 def _directory(found: Identity) -> str:

@@ -144,6 +144,16 @@ def test_without_a_place_for_rings_the_job_goes_on(job: Job, tmp_path: Path, lau
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("name", ["../../x", "/x", "a/b", "..", "."])
+def test_a_job_id_that_is_a_path_is_one_line(job: Job, name: str) -> None:
+    """No ring is made, for it may be where that leads; the script runs, and one line says why."""
+    done = job.python("-c", "print('runs')", **RANK, HINDMOST_JOB_ID=name)
+    assert (done.returncode, done.stdout) == (0, "runs\n")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"hindmost: HINDMOST_JOB_ID is {name!r}")
+    assert not job.rings.exists()
+
+
 def test_a_probe_that_raises_is_one_line(job: Job, tmp_path: Path) -> None:
     """A torch that is not what the probe expects is imported and works; one line says that it is not observed."""
     (tmp_path / "torch.py").write_text("answer = 42\n")
