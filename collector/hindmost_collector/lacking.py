@@ -51,9 +51,7 @@ def polled(run: Run) -> tuple[str, str] | None:
     if not started:
         return None
     calls = _count(started, "nonblocking collective call")
-    seen = (
-        f"{rows(run.ranks)} ranks were seen, and {calls}, but no waits of all ranks for any (polling leaves none)"
-    )
+    seen = f"{rows(run.ranks)} ranks were seen, and {calls}, but no waits of all ranks for any (polling leaves none)"
     in_c = "in C, complete them by MPI_Wait or MPI_Waitall, not by MPI_Test"
     return (
         f"{seen}: who waits for whom cannot be told",
