@@ -87,7 +87,9 @@ def build(run: Run, settings: Settings) -> Blocks | None:
     if joined is not None and len(joined.ranks) > 1:
         found = _at_pace(_from_collectives(run, joined, table, settings), run.job.pace_ns)
     if rows(table) and (found is None or len(found.steps) < settings.min_steps):
-        marked_only = _from_phases(table, settings)  # a profiler looks at a few steps, step marks at all
+        marked_only = _from_phases(
+            table, settings, on_gpus=bool((run.ranks["gpu_uuid"] != "").any())
+        )  # a profiler looks at a few steps, step marks at all
         if found is None or (marked_only is not None and len(marked_only.steps) >= settings.min_steps):
             found = marked_only
     if found is None:
@@ -314,7 +316,7 @@ def _parts(joined: Grid, own: Floats, starts: Ints, numbers: Ints, table: Table)
     return found
 
 
-def _from_phases(table: Table, settings: Settings) -> Blocks | None:
+def _from_phases(table: Table, settings: Settings, *, on_gpus: bool) -> Blocks | None:
     """Without collectives the phases in which nobody waits tell who is late; the rest of the step is wait.
 
     Bare steps tell less: ranks that wait for each other take alike long over them, and only who takes longer than the
@@ -325,6 +327,8 @@ def _from_phases(table: Table, settings: Settings) -> Blocks | None:
     if duration is None:
         return None
     parts = phases.phase_blocks(table, ranks, numbers)
+    if not on_gpus:  # item() of a loss waits for a GPU, and with it for whomever that waits for
+        parts = phases.with_rest(parts, duration)
     own, on_gpu = phases.busy(parts, duration), phases.gpu_step(parts, duration)
     shared = np.flatnonzero(np.sum(~np.isnan(duration), axis=0) >= min(2, len(ranks)))
     if len(shared) == 0:  # no step that two ranks have

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector import off_cpu, slow_computing, starving
+from hindmost_collector.model import OTHER
 from hindmost_collector.robust import average, median
 
 if TYPE_CHECKING:
@@ -138,7 +139,23 @@ def _shares(blocks: Blocks, row: int, columns: Array, settings: Settings) -> dic
         # Phases that wait for others inside shrink where the rank is late: only what grew speaks of the rank itself.
         more = sum(max(ns, 0.0) for ns in computing) - max(found.get("cpu_contention", 0.0), 0.0)
         found["blocked" if _is_idle(blocks, row, columns, settings) else "compute"] = more
+    _charge_rest(blocks, row, columns, found)
     return found
+
+
+def _charge_rest(blocks: Blocks, row: int, columns: Array, found: dict[str, float]) -> None:
+    """Count what a rank does longer in no phase as computing as far as it used more CPU time, the rest as off the CPU.
+
+    Where CPU time was not measured nobody knows which.
+    """
+    if OTHER not in blocks.parts or "cpu" not in blocks.parts or np.isnan(blocks.parts["cpu"][row, columns]).all():
+        return
+    more = max(excess_of(blocks.parts[OTHER], row, columns), 0.0)
+    told = sum(max(found.get(name, 0.0), 0.0) for name in ("compute", "input", "gc", "checkpoint"))
+    ran = float(np.clip(excess_of(blocks.parts["cpu"], row, columns) - told, 0.0, more))
+    queued = float(np.clip(found.get("cpu_contention", 0.0), 0.0, more - ran))
+    found["compute"] = found.get("compute", 0.0) + ran
+    found["blocked"] = found.get("blocked", 0.0) + more - ran - queued
 
 
 def _of_memory(blocks: Blocks, row: int, columns: Array, settings: Settings) -> dict[str, float]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector import constant
-from hindmost_collector.model import AMOUNTS, PHASES, Table, rows
+from hindmost_collector.model import AMOUNTS, OTHER, PHASES, Table, rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -82,6 +82,17 @@ def unnamed(parts: Mapping[str, Array], duration: Array) -> Array | None:
         took["h2d"] = np.where(parts["gpu_forward"] >= 0, 0.0, took["h2d"])
     rest = np.maximum(duration - np.sum(list(took.values()), axis=0), 0.0)
     return np.where(parts["optimizer"] >= 0, rest, np.nan)
+
+
+def with_rest(parts: dict[str, Floats], duration: Floats) -> dict[str, Floats]:
+    """These phases, and the rest of each step where that is a rank's own: where waiting for others is seen as sync.
+
+    Elsewhere a rank may wait in the rest, too: in a collective that nobody marked, or for a GPU that does.
+    """
+    rest = unnamed(parts, duration)
+    if rest is None or "sync" not in parts or _on_gpu(parts) is not None:
+        return parts
+    return parts | {OTHER: np.where(np.isnan(parts["sync"]), np.nan, rest)}
 
 
 def work(table: Table, ranks: Ints, numbers: Ints) -> Floats | None:

@@ -8,7 +8,7 @@ import numpy as np
 from hindmost.attach.stacks import UNREAD
 
 from hindmost_collector.causes import MEASURES
-from hindmost_collector.model import FINISHED, VANISHED, Job
+from hindmost_collector.model import FINISHED, OTHER, VANISHED, Job
 from hindmost_collector.robust import median, spread
 from hindmost_collector.sharing import NEEDS
 
@@ -89,23 +89,26 @@ def why(blocks: Blocks, habits: list[Habit], cause: Cause) -> list[str]:
         mine = float(median(blocks.excess[rows, first:stop]))
         arrives = "it typically arrives" if len(rows) == 1 else "they typically arrive"
         found.append(f"{arrives} {ms(mine)} a step after {'its' if len(rows) == 1 else 'their'} typical peer")
-    phase = _phase(blocks, rows, slice(first, stop)) if cause.cause == "compute" else []
+    phase = _phase(blocks, rows, slice(first, stop), cause.cause)
     whose = f"rank {int(blocks.ranks[habits[0].row])}'s " if len(rows) > 1 else ""
     return found + phase + _shares(habits[0].excess, cause, whose) + ([cause.remark] if cause.remark else [])
 
 
-def _phase(blocks: Blocks, rows: list[int], span: slice) -> list[str]:
-    """The phase of computing that differs most, beside the others'."""
+def _phase(blocks: Blocks, rows: list[int], span: slice, why: str) -> list[str]:
+    """The phase of computing that differs most, or that no phase differs as much, beside the others'."""
     others = np.delete(np.arange(len(blocks.ranks)), rows)
     levels = {
         name: (float(median(blocks.parts[name][rows, span])), float(median(blocks.parts[name][others, span])))
-        for name in ("gpu_forward", "forward", "optimizer", "gpu_optimizer")
+        for name in ("gpu_forward", "forward", "optimizer", "gpu_optimizer", OTHER)
         if name in blocks.parts and len(others)
     }
     if not levels:
         return []
     name, (mine, theirs) = max(levels.items(), key=lambda item: item[1][0] - item[1][1])
-    told = f"{name.replace('gpu_', 'GPU ')} takes {ms(mine)} against {ms(theirs)}"
+    if why not in (("compute", "unknown") if name == OTHER else ("compute",)):
+        return []
+    what = "time in no phase (logging, metrics, .item())" if name == OTHER else name.replace("gpu_", "GPU ")
+    told = f"{what} takes {ms(mine)} against {ms(theirs)}"
     return [told] if mine > 1.01 * theirs else []
 
 

@@ -1,0 +1,107 @@
+"""Time in no phase is a rank's own where its waiting is seen elsewhere, and nobody's where it may be waiting."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hindmost_collector.judge import judge
+from hindmost_collector.model import RANKS, STEPS, Job, Run, empty
+
+if TYPE_CHECKING:
+    from hindmost_collector.verdict import Verdict
+
+MS = 1_000_000
+STEPS_MADE = 120
+OWN_MS = 5.5
+
+
+def made(ranks: int, rest: dict[int, float], *, from_step: int = 0, ran: bool = False, usual: float = 0.6) -> Run:
+    """Ranks that wait for the last in sync; ``rest`` is what some do in no phase, ms, asleep unless they ``ran``."""
+    noise = np.random.default_rng(1).gamma(2.0, 0.05, (ranks, STEPS_MADE))
+    other = np.full((ranks, STEPS_MADE), usual) + noise
+    for rank, more in rest.items():
+        other[rank, from_step:] += more
+    own = OWN_MS + other
+    sync = own.max(axis=0) - own + 0.5
+    cpu = OWN_MS + (other if ran else usual + noise)
+    phases = {"forward": 4.0, "backward": 0.5, "optimizer": 1.0}
+    whole = own + sync
+    rank, step = np.meshgrid(np.arange(ranks), np.arange(STEPS_MADE), indexing="ij")
+    start = np.cumsum(whole, axis=1) - whole
+    columns: dict[str, Any] = {name: np.full(rank.size, -1) for name in STEPS if name.endswith("_ns")}
+    columns |= {f"{name}_ns": np.full(rank.size, ms * MS) for name, ms in phases.items()}
+    columns |= {"sync_ns": sync.ravel() * MS, "cpu_ns": cpu.ravel() * MS, "duration_ns": whole.ravel() * MS}
+    columns |= {"rank": rank.ravel(), "step": step.ravel(), "start_ns": start.ravel() * MS}
+    columns |= {"kind": np.full(rank.size, "train"), "work": np.full(rank.size, -1)}
+    steps = {name: np.asarray(columns[name]).astype(kind) for name, kind in STEPS.items()}
+    who = empty(RANKS) | {name: np.zeros(ranks, np.int64) for name in ("local_rank", "pid", "start_ns")}
+    who |= {"rank": np.arange(ranks), "world_size": np.full(ranks, ranks)}
+    who |= {name: np.full(ranks, text) for name, text in (("node", "n"), ("gpu_uuid", ""), ("framework", "torch"))}
+    return Run(job=Job("made", world_size=ranks, ended_ns=10**12, exit_code=0), ranks=who, steps=steps)
+
+
+def only(run: Run) -> Verdict:
+    (verdict,) = judge(run).verdicts
+    return verdict
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_rank_that_sleeps_in_no_phase_is_named(ranks: int) -> None:
+    """Its cause was not measured, and the evidence says where the time goes."""
+    found = only(made(ranks, {1: 10.0}))
+    assert (found.kind, found.ranks, found.cause, found.partial) == ("straggler", (1,), "unknown", "blocked")
+    assert found.cost_ms_per_step == pytest.approx(10.0, rel=0.05)
+    assert any(one.startswith("time in no phase (logging, metrics, .item()) takes 10.7 ms") for one in found.evidence)
+
+
+def test_since_when_it_does() -> None:
+    """The step of the onset, not of the job's beginning."""
+    assert only(made(4, {1: 10.0}, from_step=60)).since_step == 60
+
+
+def test_a_rank_that_computes_in_no_phase_is_named_for_that() -> None:
+    """Its CPU time is longer by as much."""
+    found = only(made(4, {1: 10.0}, ran=True))
+    assert (found.kind, found.ranks, found.cause) == ("straggler", (1,), "compute")
+    assert any(one.startswith("time in no phase") for one in found.evidence)
+
+
+def test_without_cpu_time_the_cause_is_unknown() -> None:
+    """Nobody knows whether it slept or computed; who it is is known all the same."""
+    run = made(2, {1: 10.0})
+    found = only(replace(run, steps=run.steps | {"cpu_ns": np.full(2 * STEPS_MADE, -1)}))
+    assert (found.kind, found.ranks, found.cause, found.partial) == ("straggler", (1,), "unknown", None)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_where_all_ranks_log_alike_nobody_is_named(ranks: int) -> None:
+    """However long it takes."""
+    assert only(made(ranks, {}, usual=12.0)).kind == "balanced"
+
+
+def test_where_it_may_be_waiting_nobody_is_named_for_it() -> None:
+    """On a GPU, item() of a loss waits for whomever it waits for; without sync, a step waits somewhere unseen."""
+    run = made(2, {1: 10.0})
+    on_gpus = replace(run, ranks=run.ranks | {"gpu_uuid": np.array(["GPU-0", "GPU-1"])})
+    unseen = replace(run, steps=run.steps | {"sync_ns": np.full(2 * STEPS_MADE, -1)})
+    assert [only(one).kind for one in (on_gpus, unseen)] == ["balanced", "balanced"]
+
+
+@pytest.mark.parametrize("phase", ["checkpoint", "input", "gc"])
+def test_what_has_a_phase_is_told_as_that(phase: str) -> None:
+    """A checkpoint, input or a collection is no time in no phase, however often."""
+    run = made(4, {1: 10.0})
+    mine = np.where(run.steps["rank"] == 1, 10 * MS, 0)
+    found = only(replace(run, steps=run.steps | {f"{phase}_ns": mine}))
+    assert (found.kind, found.ranks, found.cause) == ("straggler", (1,), phase)
+    assert not any(one.startswith("time in no phase") for one in found.evidence)
+
+
+def test_an_evaluation_is_no_step_that_trains() -> None:
+    """What rank 1 does in no phase of its evaluations holds up no training step."""
+    run = made(4, {1: 10.0}, from_step=100)
+    kind = np.where(run.steps["step"] >= 100, "eval", "train")
+    assert only(replace(run, steps=run.steps | {"kind": kind})).kind == "balanced"
