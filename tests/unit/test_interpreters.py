@@ -45,6 +45,14 @@ def interpreter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def without_sitecustomize(tmp_path: Path, python_314: str) -> Path:
+    """A virtual environment whose Python brings no sitecustomize, as Debian's does: that one comes before a user's."""
+    folder = tmp_path / "venv"
+    subprocess.run([python_314, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=60)
+    return folder
+
+
 @pytest.fixture(params=["by PYTHONPATH", "by the shim", "installed"])
 def entry(request: pytest.FixtureRequest, interpreter: Path) -> str:
     """How the probe may come in; ``installed``: hindmost's .pth file is in that environment."""
@@ -121,20 +129,17 @@ def _script(folder: Path, python: Path, options: str) -> Path:
 @pytest.mark.parametrize("options", [[], ["-I"]], ids=["plain", "isolated"])
 @pytest.mark.parametrize("raises", [False, True])
 def test_the_users_own_sitecustomize_runs_as_ever(
-    tmp_path: Path, interpreter: Path, options: list[str], raises: bool
+    tmp_path: Path, without_sitecustomize: Path, options: list[str], raises: bool
 ) -> None:
     """Once, under its name, after the probe; what it raises, Python tells as it does without hindmost."""
-    (site,) = interpreter.glob("lib/python*/site-packages")
+    (site,) = without_sitecustomize.glob("lib/python*/site-packages")
     own = site / "sitecustomize.py"
     own.write_text("import sys\nprint('own', __name__, 'hindmost' in sys.modules)\n" + "1 / 0\n" * raises)
-    try:
-        command = [str(interpreter / "bin/python"), *options]
-        command += ["-c", "import sys; print(getattr(sys.modules.get('sitecustomize'), '__file__', None))"]
-        bare = subprocess.run(command, env={}, capture_output=True, text=True, check=False, timeout=60)
-        environ = environ_of(tmp_path, "by the shim")
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=60)
-    finally:
-        own.unlink()
+    command = [str(without_sitecustomize / "bin/python"), *options]
+    command += ["-c", "import sys; print(getattr(sys.modules.get('sitecustomize'), '__file__', None))"]
+    bare = subprocess.run(command, env={}, capture_output=True, text=True, check=False, timeout=60)
+    environ = environ_of(tmp_path, "by the shim")
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=60)
     assert bare.stdout.splitlines()[0] == "own sitecustomize False"
     assert done.stdout == bare.stdout.replace("False", "True", 1)
     assert (done.returncode, done.stderr) == (bare.returncode, bare.stderr)
