@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hindmost_collector import constant
 from hindmost_collector.model import Run, rows
 from hindmost_collector.wording import names
 
 if TYPE_CHECKING:
-    from hindmost_collector.align import Array, Ints
-    from hindmost_collector.model import Table
+    from hindmost_collector.align import Ints
 
 #: Tables whose rows are a rank's own, and so go with its group.
 _OF_RANKS = ("ranks", "steps", "collectives", "communicators", "intervals", "in_flight", "stacks", "rank_states")
@@ -73,9 +73,7 @@ def _members(run: Run, ranks: Ints) -> tuple[Ints, Ints]:
 
 def _of(run: Run, group: Ints) -> Run:
     whole = run.tables()
-    parts: dict[str, Any] = {name: _rows(whole[name], np.isin(whole[name]["rank"], group)) for name in _OF_RANKS}
+    parts: dict[str, Any] = {
+        name: constant.chosen(whole[name], np.isin(whole[name]["rank"], group)) for name in _OF_RANKS
+    }
     return Run(job=run.job, metrics=run.metrics, notes=run.notes, **parts)
-
-
-def _rows(table: Table, held: Array) -> Table:
-    return {name: column[held] for name, column in table.items()}

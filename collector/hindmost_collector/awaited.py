@@ -61,13 +61,18 @@ def joined(table: Table, waits: Array, meets: Array) -> tuple[Table, Array]:
 def _of_waits(table: Table, started: Ints, waited: Ints) -> tuple[Ints, Ints]:
     """``(row of the start that each wait is for, -1 for none; which collective each start, then wait, is of)``."""
     both = np.concatenate([started, waited])
-    comm, _ = pd.factorize(table["comm"][both])
-    instance, _ = pd.factorize((comm.astype(np.int64) << 36) + table["seq"][both].astype(np.int64))
+    instance = _instance(table, both)
     rank = table["rank"][both].astype(np.int64)
-    key, keys = pd.factorize(instance.astype(np.int64) * (int(rank.max()) + 1) + rank)
+    key, keys = pd.factorize(instance * (int(rank.max()) + 1) + rank)
     found = np.full(len(keys), -1, np.int64)
     found[key[: len(started)]] = started
-    return np.asarray(found[key[len(started) :]], np.int64), instance.astype(np.int64)
+    return np.asarray(found[key[len(started) :]], np.int64), instance
+
+
+def _instance(table: Table, held: Ints) -> Ints:
+    """Which collective each of these rows is of: a number for each communicator and sequence."""
+    comm, _ = pd.factorize(table["comm"][held])
+    return np.asarray(pd.factorize((comm.astype(np.int64) << 36) + table["seq"][held].astype(np.int64))[0], np.int64)
 
 
 def _met(table: Table, before: Table, meets: Array, left: Array) -> Table:
@@ -88,8 +93,7 @@ def _met(table: Table, before: Table, meets: Array, left: Array) -> Table:
     stretch[table["rank"][both] != table["rank"][targets[np.minimum(stretch, len(targets) - 1)]]] = len(targets)
     sources, stretch = both[~meeting], stretch[~meeting]
     starting = np.bincount(stretch, minlength=len(targets) + 1)[:-1] > 0
-    comm, _ = pd.factorize(table["comm"][targets])
-    instance, _ = pd.factorize((comm.astype(np.int64) << 36) + table["seq"][targets].astype(np.int64))
+    instance = _instance(table, targets)
     kept = np.isin(instance, instance[starting])
     into = targets[np.maximum.accumulate(np.where(kept, np.arange(len(targets)), 0))]
     np.add.at(table["duration_ns"], into[~kept], table["duration_ns"][targets[~kept]])

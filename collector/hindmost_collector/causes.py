@@ -128,9 +128,8 @@ def _shares(blocks: Blocks, row: int, columns: Array, settings: Settings) -> dic
         cpu = parts.get("cpu", np.zeros_like(queue))
         found["cpu_contention"] = _of_processor(blocks, row, columns, cpu, queue)["cpu_contention"]
         more = excess_of(cpu, row, columns)
-        if more <= settings.queue_without_work * average(
-            blocks.excess[row, columns]
-        ):  # whoever computes more also queues more
+        most = settings.queue_without_work * average(blocks.excess[row, columns])
+        if more <= most:  # whoever computes more also queues more
             found["cpu_contention"] = max(found["cpu_contention"], _of_threads(blocks, row, columns, found, settings))
     computing = [excess_of(block, row, columns) for block in _computing(blocks)]
     if "gpu_forward" in parts and "gpu_backward" in parts and blocks.computing is None:
@@ -168,11 +167,10 @@ def _of_memory(blocks: Blocks, row: int, columns: Array, settings: Settings) -> 
     if pressure is None or not pressure[row] > 0:
         return {}
     beyond = pressure[row] - np.nan_to_num(float(median(np.delete(pressure, row))))
-    if (
-        faults is not None
-        and faults[row] >= 3 * np.nan_to_num(float(median(np.delete(faults, row)))) + settings.major_faults
-    ):
-        beyond = pressure[row]
+    if faults is not None:
+        usual = np.nan_to_num(float(median(np.delete(faults, row))))
+        if faults[row] >= 3 * usual + settings.major_faults:
+            beyond = pressure[row]
     return {"memory": float(beyond) * blocks.step_ns} if beyond > 0 else {}
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_collector import constant
 from hindmost_collector.model import RUNNING, Run, rows
 
 if TYPE_CHECKING:
@@ -52,8 +53,8 @@ def find(run: Run, settings: Settings) -> Change | None:
 def _until(run: Run, moment: int) -> Run:
     return replace(
         run,
-        steps=_rows(run.steps, run.steps["start_ns"] < moment),
-        collectives=_rows(run.collectives, run.collectives["start_ns"] < moment),
+        steps=constant.chosen(run.steps, run.steps["start_ns"] < moment),
+        collectives=constant.chosen(run.collectives, run.collectives["start_ns"] < moment),
     )
 
 
@@ -61,16 +62,12 @@ def _since(run: Run, moment: int, left: list[int]) -> Run:
     def stays(table: Table) -> Array:
         return np.asarray(~np.isin(table["rank"], left))
 
-    ranks = _rows(run.ranks, stays(run.ranks))
+    ranks = constant.chosen(run.ranks, stays(run.ranks))
     return replace(
         run,
         job=replace(run.job, world_size=rows(ranks)),
         ranks=ranks,
-        steps=_rows(run.steps, stays(run.steps) & (run.steps["start_ns"] >= moment)),
-        collectives=_rows(run.collectives, stays(run.collectives) & (run.collectives["start_ns"] >= moment)),
-        in_flight=_rows(run.in_flight, stays(run.in_flight)),
+        steps=constant.chosen(run.steps, stays(run.steps) & (run.steps["start_ns"] >= moment)),
+        collectives=constant.chosen(run.collectives, stays(run.collectives) & (run.collectives["start_ns"] >= moment)),
+        in_flight=constant.chosen(run.in_flight, stays(run.in_flight)),
     )
-
-
-def _rows(table: Table, held: Array) -> Table:
-    return {name: column[held] for name, column in table.items()}

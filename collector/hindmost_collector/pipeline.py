@@ -144,17 +144,9 @@ def _uneven(
     if gain < settings.min_cost * measured:
         return None
     which = "stage " + " and ".join(str(int(stage)) for stage in heavy)
-    return Verdict(
-        kind="uneven_workload",
-        cause="workload",
-        since_step=0,
-        cost_ms_per_step=gain / 1e6,
-        cost_ratio=gain / measured,
-        confidence=0.95,
-        explained=1.0,
-        evidence=(f"{which} works {ms(float(level.max()))} a step on every replica, the typical stage {ms(usual)}",),
-        advice=(f"move layers away from {which}: nobody in it is slow, it has more to do",),
-    )
+    told = f"{which} works {ms(float(level.max()))} a step on every replica, the typical stage {ms(usual)}"
+    remedy = f"move layers away from {which}: nobody in it is slow, it has more to do"
+    return _uneven_work(gain, measured, 0.95, told, remedy)
 
 
 def _uneven_lengths(built: Graph, measured: float, length: Floats, settings: Settings) -> Verdict | None:
@@ -163,14 +155,21 @@ def _uneven_lengths(built: Graph, measured: float, length: Floats, settings: Set
     if gain < settings.min_effect * measured:
         return None
     swing = _swing(built, length)
+    told = f"micro-batches differ by {swing:.0%} in how long they take, in all stages alike"
+    remedy = "give micro-batches work of alike size: sort or pack by length: no worker is slow for it"
+    return _uneven_work(gain, measured, 0.9, told, remedy)
+
+
+def _uneven_work(gain: float, measured: float, confidence: float, told: str, remedy: str) -> Verdict:
+    """The verdict that ``gain`` ns of the ``measured`` step are lost to work of unlike size, in all steps."""
     return Verdict(
         kind="uneven_workload",
         cause="workload",
         since_step=0,
         cost_ms_per_step=gain / 1e6,
         cost_ratio=gain / measured,
-        confidence=0.9,
+        confidence=confidence,
         explained=1.0,
-        evidence=(f"micro-batches differ by {swing:.0%} in how long they take, in all stages alike",),
-        advice=("give micro-batches work of alike size: sort or pack by length: no worker is slow for it",),
+        evidence=(told,),
+        advice=(remedy,),
     )
