@@ -1,7 +1,8 @@
-"""Training jobs as they are spread over ranks: replicated (DDP), sharded (FSDP), and tensor-parallel pairs by hand.
+"""Training jobs as they are spread over ranks: replicated, sharded, and by hand tensor-parallel pairs and pipelines.
 
 Each has about a hundred million parameters a rank on a GPU, and a few thousand on a CPU, where it is only tried. A job
-knows nothing of hindmost; its steps carry the profiler's annotations ``forward``, ``backward`` and ``optimizer``.
+knows nothing of hindmost; its steps carry the profiler's annotations: one ``forward``, which begins where there is a
+batch, one or several ``backward``, and one ``optimizer``.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class Job:
         self.model = model
         #: Those that it communicates in, by a word for each.
         self.groups = groups
+        #: Whether it sends and receives.
+        self.has_messages = False
         self._synchronise = synchronise
         self._optimizer = torch.optim.AdamW(model.parameters(), fused=CUDA)
         self.feed(8)
@@ -183,4 +186,68 @@ class Summed(torch.autograd.Function):
         return gradients[0], None
 
 
-JOBS = {job.__name__: job for job in (ddp, fsdp, tp_dp)}
+class Pipeline(Job):
+    """A stage of two, whose steps are of several micro-batches: one forward ahead, then one back for each (1F1B).
+
+    The first and the last message of a step are alone in their kernel; between them each kernel sends one and receives
+    another.
+    """
+
+    MICRO_BATCHES = 4
+
+    def __init__(self, model: nn.Module, peer: int, groups: dict[str, Any]) -> None:
+        super().__init__(model, groups)
+        self.has_messages = True
+        self._peer, self._is_first = peer, dist.get_rank() < peer
+
+    def feed(self, size: int) -> None:
+        super().feed(max(1, round(size / self.MICRO_BATCHES)) * self.MICRO_BATCHES)
+
+    def step(self) -> None:
+        batch = next(self._batches)
+        with record_function("forward"):
+            micro = batch.to(device(), non_blocking=True).chunk(self.MICRO_BATCHES)
+            given = self._forward(micro[0]) if self._is_first else None
+            taken = self._exchange(given, None if self._is_first else micro[0])
+        for following in (*micro[1:], None):
+            if self._is_first:
+                ahead, given = given, None if following is None else self._forward(following)
+                self._backward(ahead, self._exchange(given, micro[0]))
+            else:
+                out = self._forward(taken)
+                self._backward(out.square().mean())
+                taken = self._exchange(taken.grad, following)
+        with record_function("optimizer"):
+            for group in self.groups.values():
+                for parameter in self.model.parameters():
+                    dist.all_reduce(parameter.grad, group=group)
+            self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def _forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.model(x)
+        return out
+
+    def _backward(self, out: torch.Tensor, gradient: torch.Tensor | None = None) -> None:
+        with record_function("backward"):
+            out.backward(gradient)
+
+    def _exchange(self, given: torch.Tensor | None, like: torch.Tensor | None) -> Any:
+        """Send something, or nothing; receive what is like something, or nothing."""
+        taken = None if like is None else torch.empty_like(like)
+        messages = [dist.P2POp(dist.isend, given.detach(), self._peer)] if given is not None else []
+        if taken is not None:
+            messages.append(dist.P2POp(dist.irecv, taken, self._peer))
+        for request in dist.batch_isend_irecv(messages) if messages else ():
+            request.wait()
+        return None if taken is None else taken.requires_grad_()
+
+
+def pp_dp() -> Job:
+    """Pipelines of two stages, replicated where there are several: activations and gradients sent by hand."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    groups = {"data": [dist.new_group(list(range(one, world, 2))) for one in range(2)][rank % 2]} if world > 2 else {}
+    return Pipeline(transformer(), rank ^ 1, groups)
+
+
+JOBS = {job.__name__: job for job in (ddp, fsdp, tp_dp, pp_dp)}

@@ -5,13 +5,16 @@
     python bench/gpu/parallel_phases.py --gpus 2 --job --cost 120               # some of it: no job, but the cost
     python bench/gpu/parallel_phases.py                                         # without a GPU: does it run? gloo, tiny
 
-Under torchrun, with probe and NCCL plugin in every rank as `hindmost run` would have them: DDP, FSDP, and pairs that
-are tensor-parallel by hand (replicated, with four GPUs), each in steps of about 25 ms. Of each rank and job:
+Under torchrun, with probe and NCCL plugin in every rank as `hindmost run` would have them: DDP, FSDP, and by hand pairs
+that are tensor-parallel and pipelines of two stages (both replicated, with four GPUs), each in steps of about 25 ms. Of
+each rank and job:
 
 phases    forward, backward and optimizer from the probe's CUDA events, and from the ends of the profiler's kernels
           (of what had been launched where the job's annotations say that the phase began and ended, for which an event
-          there waits); sync: GPU time of a step's collectives from the plugin, and of the profiler's NCCL kernels
-counts    collectives of each communicator and step from the plugin, and from the profiler's kernels
+          there waits); sync: GPU time of a step's collectives from the plugin, and of the profiler's NCCL kernels;
+          messages: of its sends and receives, likewise (those that are one kernel taken together)
+counts    collectives of each communicator and step from the plugin, and from the profiler's kernels; sends and receives
+          from the plugin and as torch was called, and the kernels that they were
 cost      (with --cost SECONDS) time of a step of about 30 ms with probe and plugin in and out by turns: step_cost.py
 
 The bars: a phase's median difference is at most 2 %, and the counts are equal. Exit code 0: both hold in every rank.
@@ -34,6 +37,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import messages
 import observing
 import step_cost
 from profile_trace import Trace
@@ -41,7 +45,7 @@ from profile_trace import Trace
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-JOBS = ("ddp", "fsdp", "tp_dp")
+JOBS = ("ddp", "fsdp", "tp_dp", "pp_dp")
 TARGET_MS, COST_MS = 25.0, 30.0
 #: Steps that are profiled back to back, and one by one with the GPU idle after each.
 STEPS, SINGLE = 30, 5
@@ -75,12 +79,12 @@ class Rank:
         return profiler.profile(activities=activities)
 
     def recorded(self) -> list[Any]:
-        """Collectives that the plugin has recorded since the last call."""
+        """Collectives, sends and receives that the plugin has recorded since the last call."""
         ring = importlib.import_module("hindmost.ring")
         if self.reader is None:
             return []
         events = observing.ring_events(self.reader, self.jobs.settle)
-        return [event for event in events if event.kind == ring.COLLECTIVE]
+        return [event for event in events if event.kind in (ring.COLLECTIVE, ring.P2P)]
 
     def timed(self, job: Any, steps: int) -> float:
         """ms a step, of the slowest rank."""
@@ -120,14 +124,18 @@ def measured(rank: Rank, name: str) -> dict[str, Any]:
     pairs = phase_pairs(observing.phases(first, STEPS, gpu=rank.gpu), trace, first, gpu=rank.gpu)
     end()
     sync, counts = collectives(trace, events, *words)
+    sent, message_counts = messages.compared(trace, events)
+    counts["equal"] &= message_counts["equal"]
+    all_pairs = {**pairs, "sync": sync, "messages": sent}
     result: dict[str, Any] = {
         "step_ms": step_ms,
         "batch": job.size,
         "million_parameters": sum(one.numel() for one in job.model.parameters()) / 1e6,
-        "phases": {what: difference(found) for what, found in {**pairs, "sync": sync}.items() if found},
+        "phases": {what: difference(found) for what, found in all_pairs.items() if found},
+        "communicates": [*(["sync"] if job.groups else []), *(["messages"] if job.has_messages else [])],
     }
     if rank.gpu:
-        result["counts"] = {"steps": STEPS, **counts}
+        result["counts"] = {"steps": STEPS, **counts, "messages": message_counts}
         result["counts_step_by_step"] = step_by_step(rank, job, *words)
         result["lost"] = rank.reader.lost
     return result
@@ -158,12 +166,23 @@ def phase_pairs(ours: dict[str, dict[int, float]], trace: Trace, first: int, *, 
     forward, backward, optimizer = (trace.windows(name) for name in observing.PHASES)
     pairs: Pairs = {name: [] for name in observing.PHASES}
     for index in range(1, len(optimizer)):
-        edges = (forward[index][0], backward[index][0], backward[index][1], optimizer[index][1])
-        for name, start, end in zip(observing.PHASES, edges, edges[1:], strict=False):
+        edge, end = forward[index][0], optimizer[index][1]
+        spans: dict[str, float] = defaultdict(float)
+        for start, stop in (one for one in backward if edge <= one[0] < end):
+            spans["forward"] += length(trace, edge, start, gpu=gpu)
+            spans["backward"] += length(trace, start, stop, gpu=gpu)
+            edge = stop
+        spans["optimizer"] = length(trace, edge, end, gpu=gpu)
+        for name, theirs in spans.items():
             mine = ours[name].get(first + index)
             if mine is not None:
-                pairs[name].append((mine, trace.between(start, end) if gpu else (end - start) / 1e3))
+                pairs[name].append((mine, theirs))
     return pairs
+
+
+def length(trace: Trace, start: float, end: float, *, gpu: bool) -> float:
+    """Ms between two of the host's moments, on the GPU or on the host."""
+    return trace.between(start, end) if gpu else (end - start) / 1e3
 
 
 def collectives(
@@ -176,8 +195,10 @@ def collectives(
     starts = [start for start, _ in trace.windows("forward")]
     theirs, ours = defaultdict(list), defaultdict(list)
     for seen in sorted(trace.collectives(), key=lambda one: one.work.launch):
+        if seen.name == messages.KERNEL:
+            continue
         theirs[by_name.get(seen.group, seen.group), seen.name].append(seen.work)
-    for event in sorted(events, key=lambda event: event.seq):
+    for event in sorted((one for one in events if one.name not in messages.NAMES), key=lambda event: event.seq):
         ours[by_id.get(event.comm_id, str(event.comm_id)), event.name].append(event)
     sums: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for key, kernels in theirs.items():
@@ -189,7 +210,7 @@ def collectives(
         f"{word}: {name}": {"plugin": len(ours[word, name]), "profiler": len(theirs[word, name])}
         for word, name in sorted(ours.keys() | theirs.keys())
     }
-    equal = bool(table) and all(row["plugin"] == row["profiler"] for row in table.values())
+    equal = bool(events) and all(row["plugin"] == row["profiler"] for row in table.values())
     return [(mine, other) for step, (mine, other) in sorted(sums.items()) if step > 0], {"equal": equal, "calls": table}
 
 
@@ -200,13 +221,18 @@ def step_by_step(rank: Rank, job: Any, by_name: dict[str, str], by_id: dict[int,
     with rank.profile() as profile:
         for _ in range(SINGLE):
             job.step()
-            ours.append(Counter(f"{by_id.get(one.comm_id, one.comm_id)}: {one.name}" for one in rank.recorded()))
+            events = rank.recorded()
+            ours.append(Counter(messages.word(one.name, by_id.get(one.comm_id, one.comm_id)) for one in events))
     trace = Trace.of(profile)
     starts = [start for start, _ in trace.windows("forward")]
+    seen = [
+        (one.work.launch, messages.word(one.name, by_name.get(one.group, one.group)))
+        for one in trace.collectives()
+        if one.name != messages.KERNEL
+    ]
     theirs: list[Counter[str]] = [Counter() for _ in ours]
-    for seen in trace.collectives():
-        step = bisect_right(starts, seen.work.launch) - 1
-        theirs[max(step, 0)][f"{by_name.get(seen.group, seen.group)}: {seen.name}"] += 1
+    for at, what in [*seen, *trace.messages()]:
+        theirs[max(bisect_right(starts, at) - 1, 0)][what] += 1
     return {"equal": ours == theirs and all(ours), "plugin": ours, "profiler": theirs}
 
 
@@ -226,7 +252,7 @@ def good(found: dict[str, Any]) -> bool:
     """Whether a rank's job holds the bars."""
     phases = found["phases"]
     near = all(abs(one["median_relative_difference"]) <= BAR for one in phases.values())
-    whole = set(phases) == {*observing.PHASES, "sync"}
+    whole = set(phases) == {*observing.PHASES, *found["communicates"]}
     return near and whole and found["counts"]["equal"] and found["counts_step_by_step"]["equal"]
 
 

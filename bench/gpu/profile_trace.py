@@ -28,6 +28,7 @@ NCCL = re.compile(r"nccl(?:Symk)?(?:Dev)?Kernel_([A-Za-z]+)")
 LAUNCHES = ("cuda_runtime", "cuda_driver")
 WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 GROUP = "Process Group Name"
+WHAT = "Collective name"
 
 #: Start, end and arguments of a call on the host.
 Call = tuple[float, float, dict[str, Any]]
@@ -135,6 +136,12 @@ class Trace:
                 group = event["args"].get(GROUP) or (call[2].get(GROUP, "") if call else "")
                 found.append(Collective(name, str(group), self._work(event)))
         return sorted(found, key=lambda one: one.work.start)
+
+    def messages(self) -> list[tuple[float, str]]:
+        """When torch was called to send or to receive something, and which, in order."""
+        calls = [call for each in self._calls("record_param_comms").values() for call in each]
+        named = ((start, str(arguments.get(WHAT, ""))) for start, _, arguments in calls)
+        return sorted((start, what) for start, what in named if what in ("send", "recv"))
 
     def _calls(self, name: str) -> dict[Any, list[Call]]:
         """By thread, the calls of one of torch's functions, in order."""

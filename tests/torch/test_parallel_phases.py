@@ -84,6 +84,48 @@ def test_a_collective_that_was_missed_or_put_elsewhere_shows(phases: Any, trace:
     assert not phases.collectives(phases.Trace([]), [], {}, {})[1]["equal"]
 
 
+def test_phases_of_micro_batches_are_summed(phases: Any) -> None:
+    """Where a step goes back several times, forward is what lies before each, and the optimizer what is left."""
+    windows = {
+        "forward": [(0.0, 10.0), (100_000.0, 100_010.0)],
+        "backward": [(20.0, 30.0), (103_000.0, 107_000.0), (108_000.0, 110_000.0)],
+        "optimizer": [(30.0, 40.0), (111_000.0, 113_000.0)],
+    }
+    ours = {"forward": {8: 4.0}, "backward": {8: 6.0}, "optimizer": {8: 3.0}}
+    pairs = phases.phase_pairs(ours, SimpleNamespace(windows=windows.get), 7, gpu=False)
+    assert pairs == {"forward": [(4.0, 4.0)], "backward": [(6.0, 6.0)], "optimizer": [(3.0, 3.0)]}
+
+
+def messages_of(numbers: range) -> tuple[list[dict[str, Any]], list[Any]]:
+    """Of steps that send, then send and receive in one kernel: what profiler and plugin tell."""
+    name, seen, events = "ncclDevKernel_SendRecv(args)", [], []
+    for number in numbers:
+        at = number * STEP_US
+        seen.append(host("user_annotation", "forward", at, 300))
+        for index, whats in enumerate((["send"], ["send", "recv"])):
+            correlation, start, took = 100 * number + index, at + 1_000 * index, 1_000.0
+            seen += [host("cpu_op", "record_param_comms", start + 2, 4, **{"Collective name": one}) for one in whats]
+            seen.append(host("cuda_runtime", "cudaLaunchKernel", start + 8, 5, correlation=correlation))
+            seen.append(host("kernel", name, start + 50, took, correlation=correlation))
+            # The plugin's intervals have all of a kernel's edges in front, and so overlap by those of the next.
+            began = int(1e3 * (start + 49))
+            events += [SimpleNamespace(name=one, start_ns=began, duration_ns=int(1e3 * took)) for one in whats]
+            events[-1].start_ns += 200 * index
+            events[-1].duration_ns -= 200 * index
+    return seen, events
+
+
+def test_messages_of_one_kernel_are_taken_together(phases: Any) -> None:
+    """What is sent and received in one kernel lasts as long as the kernel; each is counted as torch was called."""
+    seen, events = messages_of(range(2))
+    pairs, counts = phases.messages.compared(phases.Trace(seen), events)
+    assert pairs == [(2.0, 2.0)]  # of the step after the first
+    assert counts["equal"]
+    assert counts["plugin"] == counts["called"] == {"send": 4, "recv": 2}
+    assert counts["kernels"] == {"plugin": 4, "profiler": 4}
+    assert not phases.messages.compared(phases.Trace(seen), events[:-1])[1]["equal"]
+
+
 def test_drift_is_no_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that gets slower all the while, with hindmost in or not, is told from one that hindmost makes slower."""
     monkeypatch.syspath_prepend(str(ROOT / "bench/gpu"))
@@ -107,7 +149,7 @@ def test_drift_is_no_cost(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_jobs_train_and_the_probe_has_their_steps(tmp_path: Path) -> None:
-    """Without a GPU the three jobs run on gloo, and the probe's phases are those of the annotated steps."""
+    """Without a GPU the jobs run on gloo, and the probe's phases are those of the annotated steps."""
     out = tmp_path / "out.json"
     line = [sys.executable, str(ROOT / "bench/gpu/parallel_phases.py"), "--cost", "0.1", "--limit", "100"]
     line += ["--out", str(out)]
@@ -115,7 +157,7 @@ def test_the_jobs_train_and_the_probe_has_their_steps(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     for rank in json.loads(out.read_text())["ranks"]:
         assert rank["cost"]["pairs_of_blocks"] >= 4
-        for job in ("ddp", "fsdp", "tp_dp"):
+        for job in ("ddp", "fsdp", "tp_dp", "pp_dp"):
             found = rank[job]["phases"]
             assert all(found[name]["steps"] >= 25 for name in ("forward", "backward", "optimizer"))
             assert abs(found["forward"]["median_relative_difference"]) < 0.3
