@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector import off_cpu, slow_computing, starving
+from hindmost_collector import off_cpu, pressure, slow_computing, starving
 from hindmost_collector.model import OTHER
 from hindmost_collector.robust import average, median
 
@@ -23,7 +23,7 @@ MEASURES = {
     "h2d": "copying to the GPU",
     "gc": "garbage collection",
     "checkpoint": "checkpoints",
-    "io": "writing files",
+    "io": "files and disks",
     "memory": "waiting for memory",
     "blocked": "being off the CPU",
 }
@@ -106,9 +106,21 @@ def _bounded(shares: dict[str, float], excess: float) -> dict[str, float]:
 
 
 def _shares(blocks: Blocks, row: int, columns: Array, settings: Settings) -> dict[str, float]:
-    """Cause to ns a step of the excess that its measurement accounts for."""
+    """Cause to ns a step of the excess that its measurement accounts for; files for what nothing else does."""
+    found = _measured(blocks, row, columns, settings)
+    stood = pressure.of_files(blocks, row, columns, settings)
+    if stood > 0:
+        told = sum(max(ns, 0.0) for name, ns in found.items() if name != "blocked")
+        more = float(np.clip(average(blocks.excess[row, columns]) - told, 0.0, stood))
+        found["io"] = found.get("io", 0.0) + more
+        found["blocked"] = max(found.get("blocked", 0.0) - more, 0.0)
+    return found
+
+
+def _measured(blocks: Blocks, row: int, columns: Array, settings: Settings) -> dict[str, float]:
+    """Cause to ns a step that phases, CPU times and the kernel's counts of this rank tell of its excess."""
     parts = blocks.parts
-    found = _of_memory(blocks, row, columns, settings)
+    found = pressure.of_memory(blocks, row, columns, settings)
     for phase in ("checkpoint", "gc"):  # what happens now and then: not seen is not happened
         if phase in parts:
             found[phase] = excess_of(np.nan_to_num(parts[phase]), row, columns)
@@ -155,23 +167,6 @@ def _charge_rest(blocks: Blocks, row: int, columns: Array, found: dict[str, floa
     queued = float(np.clip(found.get("cpu_contention", 0.0), 0.0, more - ran))
     found["compute"] = found.get("compute", 0.0) + ran
     found["blocked"] = found.get("blocked", 0.0) + more - ran - queued
-
-
-def _of_memory(blocks: Blocks, row: int, columns: Array, settings: Settings) -> dict[str, float]:
-    """Ns a step in which tasks of the rank's node stood still for memory, beyond the nodes of its peers.
-
-    On one node all ranks see the same pressure: there it is this rank's own if its page faults alone read from disk.
-    """
-    levels = blocks.gauges(columns)
-    pressure, faults = levels.get("memory_pressure"), levels.get("major_faults")
-    if pressure is None or not pressure[row] > 0:
-        return {}
-    beyond = pressure[row] - np.nan_to_num(float(median(np.delete(pressure, row))))
-    if faults is not None:
-        usual = np.nan_to_num(float(median(np.delete(faults, row))))
-        if faults[row] >= 3 * usual + settings.major_faults:
-            beyond = pressure[row]
-    return {"memory": float(beyond) * blocks.step_ns} if beyond > 0 else {}
 
 
 def _of_processor(blocks: Blocks, row: int, columns: Array, cpu: Floats, runqueue: Floats | None) -> dict[str, float]:

@@ -169,6 +169,13 @@ class Settings:
     major_faults: float = _of(
         10.0, "page faults a second", 0, 1e9, "beyond the peers', for a node's memory pressure to be this rank's own"
     )
+    own_file_mb: float = _of(
+        1.0,
+        "MB a second",
+        0,
+        1e9,
+        "of storage, for a node's waiting for files to be a rank's own: logs and metrics are kilobytes",
+    )
     queue_without_work: float = _of(
         0.1, EXCESS, 0, 1, "computing of more than that is what a rank queues for CPUs with: no contention of its own"
     )

@@ -22,10 +22,15 @@ EPILOG = """\
 CAUSE is one of
   compute gpu_throttle gpu_contention workload     the GPU's computing is longer; with a lower clock, another process,
                                                    more tokens
-  input cpu_contention gc checkpoint memory h2d    the host, or the copy, is late
+  input cpu_contention gc checkpoint memory io     the host is late; io: in files that belong to no phase of the step
+  h2d                                              the copy to the GPU takes longer
   network                                          transfers of every group with one of RANKS take longer
-  hang                                             RANKS never come to step FROM
-PERCENT of the clean step is added, from step FROM to before TO, in DUTY percent of those steps.
+  hang                                             RANKS never come to step FROM, and everybody else waits
+  desync                                           RANKS enter another operation in step FROM than the rest: all wait
+PERCENT of the clean step is added, from step FROM to before TO, in DUTY percent of those steps. A job that hangs ends
+there for FOLDER; a collector is told for a minute of the job's time what every rank is inside of.
+A folder of --format traces holds what a profiler plugin, a step log, NVML and Flight Recorder dumps do: faults of
+compute, gpu_throttle, input, network, hang and desync.
 
 examples:
   hindmost simulate run --ranks 64 --fault compute:3:10% && hindmost report run
@@ -71,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
     """Simulate, write, say what was written."""
     try:
         from hindmost_collector.simulate import Scenario, simulate
+        from hindmost_collector.simulate.traces import refuse_unseen
         from hindmost_collector.simulate.write import write
     except ImportError as error:
         raise HindmostError(f"{error.name} is not installed: pip install 'hindmost[collector]'") from error
@@ -91,6 +97,8 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.collector:
         return _to_collector(scenario, args)
+    if args.format == "traces":
+        refuse_unseen(scenario.faults)
     simulated = simulate(scenario)
     write(simulated.run, args.out, args.format)
     if args.truth:

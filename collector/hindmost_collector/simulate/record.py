@@ -9,6 +9,7 @@ import numpy as np
 from hindmost_collector.model import GPU_TIME, UNMEASURED, Job, Run, Table
 from hindmost_collector.simulate.engine import ISSUE_SHARE, acting
 from hindmost_collector.simulate.layout import groups
+from hindmost_collector.simulate.standstill import SEEN_SECONDS, standing, stopped_ns
 from hindmost_collector.simulate.telemetry import telemetry
 from hindmost_collector.sources.columns import concatenate, select, table
 
@@ -22,15 +23,11 @@ if TYPE_CHECKING:
 EPOCH_NS = 1_800_000_000_000_000_000
 TOKENS = 4096
 GRADIENT_BYTES = 64 << 20
-#: How long a rank's peers were seen to wait when a hang was looked at.
-HANG_SECONDS = 60
 
 
 def record(scenario: Scenario, draws: Draws, timing: Timing, metrics: bool) -> Run:
-    """The run as columns; a hang ends it at its onset, the others' next operation in flight."""
-    hung = [fault for fault in scenario.faults if fault.cause == "hang"]
-    last = min((fault.onset for fault in hung), default=scenario.steps)
-    known = groups(scenario)
+    """The run as columns; a stop ends it at its onset, what ranks were inside then in flight."""
+    last, known = scenario.whole_steps, groups(scenario)
     operations = collectives_of(scenario, draws, timing, known, last)
     return Run(
         job=Job(id=f"simulated-{scenario.seed}", world_size=scenario.ranks, source="simulation"),
@@ -38,7 +35,7 @@ def record(scenario: Scenario, draws: Draws, timing: Timing, metrics: bool) -> R
         steps=steps_of(scenario, draws, timing, last),
         collectives=operations,
         communicators=communicators_of(known),
-        in_flight=_in_flight(scenario, draws, timing, known, last, {rank for fault in hung for rank in fault.ranks}),
+        in_flight=in_flight(scenario, draws, timing),
         metrics=telemetry(scenario, draws, timing, EPOCH_NS) if metrics else table("metrics", node=[]),
     )
 
@@ -68,7 +65,8 @@ def gpu(rank: int) -> str:
     return f"GPU-{rank:08x}"
 
 
-def _on_host_clock(draws: Draws, times: Array, ranks: Any = slice(None)) -> Array:
+def on_host_clock(draws: Draws, times: Array, ranks: Any = slice(None)) -> Array:
+    """What the clocks of the ranks' nodes show at these true times, ns since the run's begin."""
     shown: Array = np.rint(EPOCH_NS + draws.clock_ns[ranks] + times * draws.drift[ranks]).astype(np.int64)
     return shown
 
@@ -83,7 +81,7 @@ def steps_of(scenario: Scenario, draws: Draws, timing: Timing, last: int, first:
     cut = slice(first, last)
     shape = (last - first, scenario.ranks)
     until = np.vstack([timing.begin[1:], timing.finish[-1:]])[cut]
-    start = _on_host_clock(draws, timing.begin[cut])
+    start = on_host_clock(draws, timing.begin[cut])
     issue = ISSUE_SHARE * scenario.step_ms * 1e6 * draws.host[cut]
     runqueue = timing.host["runqueue"][cut]
     more = 1 + acting(scenario, draws, "workload")[cut]
@@ -91,7 +89,7 @@ def steps_of(scenario: Scenario, draws: Draws, timing: Timing, last: int, first:
         "rank": np.broadcast_to(np.arange(scenario.ranks), shape),
         "step": np.broadcast_to(np.arange(first, last)[:, None], shape),
         "start_ns": start,
-        "duration_ns": _on_host_clock(draws, until) - start,
+        "duration_ns": on_host_clock(draws, until) - start,
         "work": np.rint(TOKENS * draws.lengths[cut] * more),
         "input_ns": timing.host["input"][cut],
         "h2d_ns": timing.gpu["h2d"][cut],
@@ -112,7 +110,7 @@ def _seen(values: Array) -> Array:
     return np.where(values.any(axis=0, keepdims=True), values, UNMEASURED)
 
 
-def _numbers(timing: Timing) -> list[tuple[int, int]]:
+def numbers(timing: Timing) -> list[tuple[int, int]]:
     """Of each collective: its sequence number in its communicator, and its place among its kind in the step."""
     count: dict[str, int] = {}
     place: dict[tuple[int, str], int] = {}
@@ -138,7 +136,7 @@ def collectives_of(
     """The collectives of the steps from ``first`` to before ``last``, rank by rank; then what went between two."""
     rank = np.arange(scenario.ranks)
     kept = [i for i, (step, _) in enumerate(timing.collectives) if first <= step < last]
-    numbers = _numbers(timing)
+    placed = numbers(timing)
     items = [timing.collectives[i] for i in kept]
     count = len(kept)
 
@@ -153,15 +151,12 @@ def collectives_of(
         comm=np.concatenate(
             [comm_id(known[item.groups], known[item.groups].member) for _, item in items] or [rank[:0]]
         ),
-        seq=each([numbers[i][0] for i in kept], np.int64),
+        seq=each([placed[i][0] for i in kept], np.int64),
         op=each([item.op for _, item in items], "U16"),
         start_ns=start,
         duration_ns=stop - start,
         bytes=each(
-            [
-                round(GRADIENT_BYTES * item.share) + 512 * numbers[i][1]
-                for i, (_, item) in zip(kept, items, strict=True)
-            ],
+            [round(GRADIENT_BYTES * item.share) + 512 * placed[i][1] for i, (_, item) in zip(kept, items, strict=True)],
             np.int64,
         ),
         flags=GPU_TIME,
@@ -222,23 +217,28 @@ def communicators_of(known: dict[str, Groups]) -> Table:
     return concatenate("communicators", parts)
 
 
-def _in_flight(
-    scenario: Scenario, draws: Draws, timing: Timing, known: dict[str, Groups], last: int, hung: set[int]
-) -> Table:
-    """The first operation of the step in which somebody hangs, entered by everybody else."""
-    first = next((i for i, (step, _) in enumerate(timing.collectives) if step == last), None)
-    if not hung or first is None:
+def in_flight(scenario: Scenario, draws: Draws, timing: Timing, seen_ns: int | None = None) -> Table:
+    """Where a stopped job stands: a row for each operation that a rank entered and cannot leave, by its host's clock.
+
+    ``seen_ns`` is when it was looked at, ns since the run's begin: unless given, :data:`SEEN_SECONDS` after the stop.
+    """
+    held = standing(scenario, timing)
+    if not held:
         return table("in_flight", rank=[])
-    others = np.array([rank for rank in range(scenario.ranks) if rank not in hung])
-    kind = known[timing.collectives[first][1].groups]
-    start = _on_host_clock(draws, timing.start[first][others], others)
-    return table(
+    known, placed = groups(scenario), numbers(timing)
+    ranks, index = np.concatenate([one.ranks for one in held]), [one.index for one in held]
+    size = [len(one.ranks) for one in held]
+    entered = np.concatenate([timing.start[one.index][one.ranks] for one in held])
+    seen = stopped_ns(scenario, timing) + SEEN_SECONDS * 10**9 if seen_ns is None else seen_ns
+    kinds = [known[timing.collectives[i][1].groups] for i in index]
+    found = table(
         "in_flight",
-        rank=others,
+        rank=ranks,
         kind="collective",
-        name=timing.collectives[first][1].op,
-        comm=comm_id(kind, kind.member[others]),
-        seq=_numbers(timing)[first][0],
-        start_ns=start,
-        observed_ns=start + HANG_SECONDS * 10**9,
+        name=np.repeat([one.op for one in held], size),
+        comm=np.concatenate([comm_id(kind, kind.member[one.ranks]) for kind, one in zip(kinds, held, strict=True)]),
+        seq=np.repeat([placed[i][0] for i in index], size),
+        start_ns=on_host_clock(draws, entered, ranks),
+        observed_ns=on_host_clock(draws, np.full(len(ranks), float(seen)), ranks),
     )
+    return select(found, np.argsort(ranks, kind="stable"))

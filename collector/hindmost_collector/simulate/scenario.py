@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from hindmost.errors import UsageError
 
 LAYOUTS = ("dp", "fsdp", "tp_dp", "pp_dp")
-#: Where a fault of a cause bites: the GPU's computing, the host before it launches, or the network.
+#: Where a fault of a cause bites: the GPU's computing, the host before it launches, or the network; or all stops.
 ON_GPU = ("compute", "gpu_throttle", "gpu_contention", "workload")
-ON_HOST = ("input", "cpu_contention", "gc", "checkpoint", "memory")
-CAUSES = (*ON_GPU, *ON_HOST, "h2d", "network", "hang")
+ON_HOST = ("input", "cpu_contention", "gc", "checkpoint", "memory", "io")
+STOPS = ("hang", "desync")
+CAUSES = (*ON_GPU, *ON_HOST, "h2d", "network", *STOPS)
 MAX_RANKS = 16_384
 
 
@@ -19,7 +20,8 @@ class Fault:
     """Something wrong with some ranks: ``size`` is what it adds to their step, as a share of the clean step.
 
     It acts from step ``onset`` to before ``end`` (``None``: to the last), in a share ``duty`` of those steps. A
-    ``network`` fault slows the transfers of every group that has one of the ranks; a ``hang`` stops at ``onset``.
+    ``network`` fault slows the transfers of every group that has one of the ranks; at ``onset`` of a ``hang`` they do
+    not come, and of a ``desync`` they come with another operation: nobody gets any further.
     """
 
     cause: str
@@ -86,6 +88,16 @@ class Scenario:
             self._check(fault)
 
     @property
+    def halts_at(self) -> int | None:
+        """The first step that nobody ends, for somebody does not come or comes with something else."""
+        return min((fault.onset for fault in self.faults if fault.cause in STOPS), default=None)
+
+    @property
+    def whole_steps(self) -> int:
+        """How many steps all ranks end."""
+        return self.steps if self.halts_at is None else self.halts_at
+
+    @property
     def model_parallel(self) -> int:
         """Ranks that share one replica of the model."""
         return {"tp_dp": self.tensor, "pp_dp": self.pipeline}.get(self.layout, 1)
@@ -97,6 +109,8 @@ class Scenario:
             raise UsageError(f"a fault of ranks {list(fault.ranks)}: they are 0 to {self.ranks - 1}")
         if fault.size < 0 or not 0 < fault.duty <= 1:
             raise UsageError("a fault's size is at least 0 and its duty above 0 and at most 1")
+        if not 0 <= fault.onset < self.steps:
+            raise UsageError(f"a fault from step {fault.onset} on: steps are 0 to {self.steps - 1}")
 
 
 @dataclass(frozen=True)

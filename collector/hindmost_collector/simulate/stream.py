@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from hindmost_collector.simulate.scenario import Scenario
 
 METHOD = "/hindmost.v1.Telemetry/Stream"
+#: How often agents of a job that stands still say so, where it is not sent at once.
+LOOK_S = 2.0
 #: How long the collector may take to say hello, and to make the last batch durable.
 WELCOME_S = 10.0
 DURABLE_S = 120.0
@@ -27,7 +29,7 @@ def send(scenario: Scenario, address: str, speed: float = 0.0) -> int:
     """Send a job to the collector at ``address``; ``speed`` seconds of it a second, 0: as fast as it is taken.
 
     Returns the count of batches, all acknowledged: durable where the collector records. Raises
-    :class:`HindmostError` where the collector does not answer.
+    :class:`HindmostError` where the collector does not answer. A job that stops stands still for a minute of its time.
     """
     draws = draw(scenario, engine.stretches(scenario))
     timing = engine.run(scenario, draws, scenario.faults)
@@ -58,7 +60,7 @@ async def _send(job: Job, address: str, speed: float) -> int:
 
 async def _batches(job: Job, streams: list[_Stream], speed: float) -> None:
     began = time.monotonic()
-    for node, ends, message in job.batches():
+    for node, ends, message in job.batches(LOOK_S) if speed > 0 else job.batches():
         if speed > 0:
             await asyncio.sleep(max(began + ends / speed - time.monotonic(), 0.0))
         await streams[node].write(message)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from hindmost_collector.simulate.engine import acting
+from hindmost_collector.simulate.standstill import SEEN_SECONDS, stopped_ns
 from hindmost_collector.sources.columns import concatenate, table
 
 if TYPE_CHECKING:
@@ -24,26 +25,43 @@ OWN_BYTES = 60e9
 OTHERS_BYTES = 8e9
 #: Pages that a rank reads back from disk, a second in which it stands still for memory.
 FAULTS_A_SECOND = 2000.0
-_PRESSURE = "hindmost_node_pressure_waiting_seconds_total"
+#: Bytes that a rank writes to storage, a second in which it stands still for files; a job at work logs some.
+WRITTEN_A_SECOND, LOGGED_A_SECOND = 200e6, 20e3
+
+
+class Metric(NamedTuple):
+    """A metric, and of a node's pressure the resource that tasks stand still for."""
+
+    name: str
+    resource: str = ""
+
+
+_PRESSURE = {name: Metric("hindmost_node_pressure_waiting_seconds_total", name) for name in ("memory", "io")}
 
 
 def telemetry(scenario: Scenario, draws: Draws, timing: Timing, epoch_ns: int) -> Table:
     """Every rank's GPU clock, reasons and memory, and its process' waiting for a CPU, from true times."""
     at, series = sampled(scenario, draws, timing)
     times = np.rint(epoch_ns + at[:, None] + draws.clock_ns[None, :]).astype(np.int64)
-    return concatenate("metrics", [_series(scenario, name, times, values) for name, values in series.items()])
+    return concatenate("metrics", [_series(scenario, metric, times, values) for metric, values in series.items()])
 
 
-def sampled(scenario: Scenario, draws: Draws, timing: Timing) -> tuple[Array, dict[str, Array]]:
-    """When samples are taken [T], ns from the begin on the clock that all share; and of each metric [T, R] values."""
+def sampled(scenario: Scenario, draws: Draws, timing: Timing) -> tuple[Array, dict[Metric, Array]]:
+    """When samples are taken [T], ns from the begin on the clock that all share; and of each metric [T, R] values.
+
+    A stopped job's nodes are sampled for as long as it was looked at.
+    """
     end = float(timing.finish[-1].max())
+    if scenario.halts_at is not None:
+        end = stopped_ns(scenario, timing) + SEEN_SECONDS * 1e9
     count = int(np.clip(end / 1e9, 10, 120))
     at = np.linspace(0, end, count, endpoint=False) + end / count / 2
-    step = np.clip(np.searchsorted(timing.begin[:, 0], at, side="right") - 1, 0, scenario.steps - 1)
+    step = np.clip(np.searchsorted(timing.begin[:, 0], at, side="right") - 1, 0, max(scenario.whole_steps - 1, 0))
     random = np.random.default_rng([scenario.seed, 0x54454C45])
     slow = {cause: acting(scenario, draws, cause)[step] for cause in ("gpu_throttle", "gpu_contention")}
     queued = np.cumsum(timing.host["runqueue"] + 1e5, axis=0)[step] / 1e9
-    stalled = np.cumsum(timing.host["memory"], axis=0)[step] / 1e9
+    stalled, in_files = (np.cumsum(timing.host[name], axis=0)[step] / 1e9 for name in ("memory", "io"))
+    written = WRITTEN_A_SECOND * in_files + LOGGED_A_SECOND * at[:, None] / 1e9
     noise = 1 + 0.003 * random.standard_normal((count, scenario.ranks))
     clock = FULL_CLOCK_HZ * noise / (1 + slow["gpu_throttle"])
     series = {
@@ -54,9 +72,10 @@ def sampled(scenario: Scenario, draws: Draws, timing: Timing) -> tuple[Array, di
         "hindmost_gpu_process_memory_used_bytes": np.full_like(clock, OWN_BYTES),
         "hindmost_process_runqueue_seconds_total": queued,
         "hindmost_process_major_page_faults_total": np.rint(FAULTS_A_SECOND * stalled),
-        _PRESSURE: _of_nodes(scenario, stalled),
+        "hindmost_process_written_bytes_total": np.rint(written),
     }
-    return at, series
+    pressure = {_PRESSURE["memory"]: _of_nodes(scenario, stalled), _PRESSURE["io"]: _of_nodes(scenario, in_files)}
+    return at, {Metric(name): values for name, values in series.items()} | pressure
 
 
 def _of_nodes(scenario: Scenario, values: Array) -> Array:
@@ -66,33 +85,33 @@ def _of_nodes(scenario: Scenario, values: Array) -> Array:
     return np.asarray(np.repeat(most, np.diff(np.append(first, scenario.ranks)), axis=1))
 
 
-def told_by(scenario: Scenario, name: str, ranks: range) -> list[int]:
+def told_by(scenario: Scenario, metric: Metric, ranks: range) -> list[int]:
     """Which of these ranks have a series of this metric: of a node's own, the first rank of each node stands for it."""
-    return [rank for rank in ranks if name != _PRESSURE or rank % scenario.gpus_per_node == 0]
+    return [rank for rank in ranks if not metric.resource or rank % scenario.gpus_per_node == 0]
 
 
-def _series(scenario: Scenario, name: str, times: Array, values: Array) -> Table:
+def _series(scenario: Scenario, metric: Metric, times: Array, values: Array) -> Table:
     """Long rows, rank by rank."""
     count = times.shape[0]
-    ranks = told_by(scenario, name, range(scenario.ranks))
+    ranks = told_by(scenario, metric, range(scenario.ranks))
     times, values = times[:, ranks], values[:, ranks]
-    labels = [json.dumps(labels_of(scenario, name, rank)) for rank in ranks]
+    labels = [json.dumps(labels_of(scenario, metric, rank)) for rank in ranks]
     return table(
         "metrics",
         node=np.repeat([f"node{rank // scenario.gpus_per_node:04d}" for rank in ranks], count),
-        name=name,
+        name=metric.name,
         labels=np.repeat(labels, count),
         time_ns=times.T.ravel(),
         value=values.T.ravel(),
     )
 
 
-def labels_of(scenario: Scenario, name: str, rank: int) -> dict[str, str]:
+def labels_of(scenario: Scenario, metric: Metric, rank: int) -> dict[str, str]:
     """Labels of a rank's series of this metric."""
-    if name == _PRESSURE:
-        return {"resource": "memory"}
+    if metric.resource:
+        return {"resource": metric.resource}
     job = {"job": f"simulated-{scenario.seed}", "rank": str(rank)}
     uuid = {"gpu_uuid": f"GPU-{rank:08x}"}
-    if name.startswith("hindmost_process"):
+    if metric.name.startswith("hindmost_process"):
         return job
-    return uuid | job if "process" in name else uuid
+    return uuid | job if "process" in metric.name else uuid

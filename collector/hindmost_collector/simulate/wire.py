@@ -11,8 +11,17 @@ from hindmost_proto import telemetry_pb2 as wire
 
 from hindmost_collector.model import PHASES, Table, rows
 from hindmost_collector.simulate.layout import groups
-from hindmost_collector.simulate.record import EPOCH_NS, collectives_of, comm_id, gpu, steps_of
+from hindmost_collector.simulate.record import (
+    EPOCH_NS,
+    collectives_of,
+    comm_id,
+    gpu,
+    in_flight,
+    on_host_clock,
+    steps_of,
+)
 from hindmost_collector.simulate.record import node as node_of
+from hindmost_collector.simulate.standstill import SEEN_SECONDS, stopped_ns
 from hindmost_collector.simulate.telemetry import labels_of, sampled, told_by
 from hindmost_collector.sources.columns import select
 
@@ -23,6 +32,7 @@ if TYPE_CHECKING:
     from hindmost_collector.simulate.engine import Timing
     from hindmost_collector.simulate.layout import Groups
     from hindmost_collector.simulate.scenario import Scenario
+    from hindmost_collector.simulate.telemetry import Metric
 
 #: The reading of a node's monotonic clock when its job began; any.
 NODE_BASE_NS = 10**12
@@ -67,31 +77,67 @@ class Job:
         )
         return [wire.AgentMessage(hello=hello), wire.AgentMessage(definitions=definitions)]
 
-    def batches(self) -> Iterator[tuple[int, float, wire.AgentMessage]]:
-        """Node, when its newest row ends (s from the begin), and the batch; in order of time."""
-        at, samples = self._sampled
-        begun = np.append(self.timing.begin[:, 0], np.inf)
-        for first in range(0, self.scenario.steps, STEPS_AT_ONCE):
-            last = min(first + STEPS_AT_ONCE, self.scenario.steps)
-            held = np.flatnonzero((at >= begun[first]) & (at < begun[last]))
+    def batches(self, seen_every_s: float = SEEN_SECONDS) -> Iterator[tuple[int, float, wire.AgentMessage]]:
+        """Node, when its newest row ends (s from the begin), and the batch; in order of time.
+
+        Where the job stops, its agents tell every ``seen_every_s`` seconds, for :data:`SEEN_SECONDS`, what is open.
+        """
+        begun, ends = np.append(self.timing.begin[:, 0], np.inf), self.scenario.whole_steps
+        for first in range(0, ends, STEPS_AT_ONCE):
+            last = min(first + STEPS_AT_ONCE, ends)
+            sampled = self._samples(begun[first], begun[last])
             steps = steps_of(self.scenario, self.draws, self.timing, last, first)
             calls = collectives_of(self.scenario, self.draws, self.timing, groups(self.scenario), last, first)
-            ends = float(self.timing.finish[last - 1].max()) / 1e9
+            newest = float(self.timing.finish[last - 1].max()) / 1e9
             for node, mine, theirs in zip(self.nodes, self._by_node(steps), self._by_node(calls), strict=True):
-                yield node, ends, self._batch(node, mine, theirs, at[held], {k: v[held] for k, v in samples.items()})
+                batch = self._batch(node, *sampled)
+                batch.steps.append(self._steps(node, mine))
+                if rows(theirs):
+                    batch.collectives.append(self._calls(node, theirs))
+                yield node, newest, wire.AgentMessage(batch=batch)
+        if self.scenario.halts_at is not None:
+            yield from self._standing_still(float(begun[ends]), seen_every_s)
 
-    def _batch(self, node: int, steps: Table, calls: Table, at: Any, samples: dict[str, Any]) -> wire.AgentMessage:
+    def _standing_still(self, since: float, every_s: float) -> Iterator[tuple[int, float, wire.AgentMessage]]:
+        """Every rank's state again and again, until all have waited for long enough."""
+        stopped = stopped_ns(self.scenario, self.timing)
+        for seen in stopped + np.arange(every_s, SEEN_SECONDS + every_s, every_s) * 1e9:
+            sampled = self._samples(since, seen)
+            held = in_flight(self.scenario, self.draws, self.timing, int(seen))
+            for node, inside in zip(self.nodes, self._by_node(held), strict=True):
+                batch = self._batch(node, *sampled)
+                batch.rank_states.extend(self._state(rank, inside, int(seen)) for rank in self.ranks(node))
+                yield node, seen / 1e9, wire.AgentMessage(batch=batch)
+            since = seen
+
+    def _state(self, rank: int, held: Table, seen: int) -> wire.RankState:
+        """A rank that runs, and what it is inside of."""
+        mine = np.flatnonzero(held["rank"] == rank)
+        columns = (held[name][mine].tolist() for name in ("kind", "name", "comm", "seq"))
+        began = (held["start_ns"][mine] - EPOCH_NS + NODE_BASE_NS).tolist()
+        inside = [
+            wire.InFlight(kind=kind, name=name, comm=comm, seq=seq, start_ns=start)
+            for kind, name, comm, seq, start in zip(*columns, began, strict=True)
+        ]
+        now = int(on_host_clock(self.draws, np.array([float(seen)]), [rank])[0]) - EPOCH_NS + NODE_BASE_NS
+        return wire.RankState(rank=_ref(rank), time_ns=now, life=wire.RankState.RUNNING, in_flight=inside)
+
+    def _samples(self, since: float, until: float) -> tuple[Any, dict[Metric, Any]]:
+        """When samples were taken between two times, and of each metric the values of all ranks."""
+        at, samples = self._sampled
+        held = np.flatnonzero((at >= since) & (at < until))
+        return at[held], {metric: values[held] for metric, values in samples.items()}
+
+    def _batch(self, node: int, at: Any, samples: dict[Metric, Any]) -> wire.Batch:
+        """A node's next batch, with its samples."""
         self.sequence[node] = self.sequence.get(node, 0) + 1
         batch = wire.Batch(sequence=self.sequence[node])
-        batch.steps.append(self._steps(node, steps))
-        if rows(calls):
-            batch.collectives.append(self._calls(node, calls))
         if len(at):
-            whose = {name: told_by(self.scenario, name, self.ranks(node)) for name in samples}
-            values = np.concatenate([samples[name][:, ranks] for name, ranks in whose.items()], axis=1)
+            whose = {metric: told_by(self.scenario, metric, self.ranks(node)) for metric in samples}
+            values = np.concatenate([samples[metric][:, ranks] for metric, ranks in whose.items()], axis=1)
             times = (NODE_BASE_NS + at).astype(np.int64)
             batch.metrics.append(wire.MetricBlock(schema=_schema(node), time_ns=times, values=values.ravel()))
-        return wire.AgentMessage(batch=batch)
+        return batch
 
     def _by_node(self, table: Table) -> list[Table]:
         """The rows of each node, its ranks one after the other."""
@@ -140,7 +186,7 @@ class Job:
         )
 
     @cached_property
-    def _sampled(self) -> tuple[Any, dict[str, Any]]:
+    def _sampled(self) -> tuple[Any, dict[Metric, Any]]:
         """When samples are taken, and of each metric the values of all ranks."""
         return sampled(self.scenario, self.draws, self.timing)
 
@@ -158,12 +204,12 @@ class Job:
         _, samples = self._sampled
         return [
             wire.Series(
-                name=name,
-                kind="COUNTER" if name.endswith("_total") else "GAUGE",
-                labels=labels_of(self.scenario, name, rank),
+                name=metric.name,
+                kind="COUNTER" if metric.name.endswith("_total") else "GAUGE",
+                labels=labels_of(self.scenario, metric, rank),
             )
-            for name in samples
-            for rank in told_by(self.scenario, name, self.ranks(node))
+            for metric in samples
+            for rank in told_by(self.scenario, metric, self.ranks(node))
         ]
 
     def _communicators(self, node: int) -> Iterator[wire.Communicator]:

@@ -70,11 +70,32 @@ def test_an_intermittent_fault_acts_in_its_share_of_steps() -> None:
 
 
 def test_a_hang_leaves_the_others_in_flight() -> None:
-    """Everybody but the hung rank has entered the first operation of the step in which it hangs."""
+    """Everybody but the hung rank has entered all that is started beside that step's computing."""
     run = simulate(Scenario(4, 20, faults=(Fault("hang", (2,), onset=7),))).run
-    assert run.in_flight["rank"].tolist() == [0, 1, 3]
     assert run.steps["step"].max() == 6
-    assert set(run.in_flight["seq"].tolist()) == {int(run.collectives["seq"].max()) + 1}
+    following = int(run.collectives["seq"].max()) + 1
+    for rank in (0, 1, 3):
+        mine = run.in_flight["rank"] == rank
+        assert run.in_flight["seq"][mine].tolist() == list(range(following, following + 6))
+    assert set(run.in_flight["rank"].tolist()) == {0, 1, 3}
+
+
+def test_who_waits_for_whoever_waits_is_in_flight_elsewhere() -> None:
+    """The hung rank's tensor group waits for it, the replicas for that group; of two that wait nobody waits twice."""
+    run = simulate(Scenario(8, 12, layout="tp_dp", tensor=2, faults=(Fault("hang", (5,), onset=7),))).run
+    names = dict(zip(run.communicators["comm"].tolist(), run.communicators["name"].tolist(), strict=True))
+    inside: dict[str, set[int]] = {}
+    for comm, rank in zip(run.in_flight["comm"].tolist(), run.in_flight["rank"].tolist(), strict=True):
+        inside.setdefault(names[comm], set()).add(rank)
+    assert inside == {"tensor": {4}, "data": {0, 1, 2, 3, 6, 7}}
+
+
+def test_a_rank_that_diverges_is_inside_another_operation() -> None:
+    """At one sequence number all others have entered what the program says."""
+    run = simulate(Scenario(4, 20, layout="fsdp", faults=(Fault("desync", (2,), onset=7),))).run
+    entered = zip(run.in_flight["rank"].tolist(), run.in_flight["name"].tolist(), strict=True)
+    assert sorted(entered) == [(0, "all_gather"), (1, "all_gather"), (2, "all_reduce"), (3, "all_gather")]
+    assert len(set(run.in_flight["seq"].tolist())) == 1
 
 
 def test_members_of_a_group_have_one_communicator() -> None:
@@ -109,3 +130,5 @@ def test_what_cannot_be_simulated_is_refused() -> None:
         Scenario(8, faults=(Fault("compute", (9,)),))
     with pytest.raises(UsageError, match="cause 'gremlins'"):
         Scenario(8, faults=(Fault("gremlins", (1,)),))
+    with pytest.raises(UsageError, match="a fault from step 100 on: steps are 0 to 99"):
+        Scenario(8, faults=(Fault("hang", (1,), onset=100),))

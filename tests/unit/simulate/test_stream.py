@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +14,7 @@ from hindmost_collector.options import Options
 from hindmost_collector.service import Collector
 from hindmost_collector.simulate import Fault, Scenario, engine
 from hindmost_collector.simulate.draws import draw
+from hindmost_collector.simulate.scenario import CAUSES, STOPS
 from hindmost_collector.simulate.stream import send
 from hindmost_collector.simulate.telemetry import sampled
 from hindmost_collector.simulate.wire import Job
@@ -24,8 +27,8 @@ if TYPE_CHECKING:
 FAULTY = Scenario(ranks=16, steps=40, seed=5, faults=(Fault("gpu_throttle", (13,), 0.2),))
 
 
-def collected(folder: Path, scenario: Scenario) -> int:
-    """Send the job to a collector of this process; how many batches that took."""
+def collected(folder: Path, scenario: Scenario, until: str | None = None) -> int:
+    """Send the job to a collector of this process, which stops once a verdict ``until`` was told; how many batches."""
 
     async def go() -> int:
         options = Options("127.0.0.1:0", "none", str(folder), job_id="simulated-5", flush_seconds=0.2)
@@ -33,7 +36,13 @@ def collected(folder: Path, scenario: Scenario) -> int:
         address = (await collector.start())["grpc"]
         assert address
         try:
-            return await asyncio.to_thread(send, scenario, address)
+            count = await asyncio.to_thread(send, scenario, address)
+            deadline = time.monotonic() + 20
+            while until and time.monotonic() < deadline:
+                if any(one["kind"] == until for job in collector.jobs.values() for one in job.verdicts()):
+                    break
+                await asyncio.sleep(0.05)
+            return count
         finally:
             await collector.stop("the test is over")
 
@@ -51,13 +60,13 @@ def test_what_is_sent_is_what_is_judged(tmp_path: Path) -> None:
 
 
 def test_what_a_node_has_is_sent_once_and_not_by_each_rank(tmp_path: Path) -> None:
-    """A node's memory pressure has one series, and is the cause of who stands still for it."""
+    """A node's pressure has one series a resource, and is the cause of who stands still for it."""
     fault = Fault("memory", (13,), 0.2)
     collected(tmp_path / "run", Scenario(ranks=16, steps=40, seed=5, faults=(fault,)))
     run = load(tmp_path / "run")
     told = run.metrics["name"] == "hindmost_node_pressure_waiting_seconds_total"
-    pairs = zip(run.metrics["node"][told].tolist(), run.metrics["time_ns"][told].tolist(), strict=True)
-    assert len(set(pairs)) == told.sum() > 0
+    sampled = zip(*(run.metrics[name][told].tolist() for name in ("node", "labels", "time_ns")), strict=True)
+    assert len(set(sampled)) == told.sum() > 0
     (verdict,) = judge(run).verdicts
     assert (verdict.ranks, verdict.cause) == ((13,), "memory")
 
@@ -85,3 +94,24 @@ def test_where_nobody_listens_one_line_says_so(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("hindmost_collector.simulate.stream.WELCOME_S", 0.2)
     with pytest.raises(HindmostError, match=r"no collector answers at 127\.0\.0\.1:9"):
         send(Scenario(ranks=2, steps=2), "127.0.0.1:9")
+
+
+@pytest.mark.parametrize("cause", ["hang", "desync"])
+def test_a_job_that_stops_is_named_live(tmp_path: Path, cause: str) -> None:
+    """Its streams tell what is open: the live judge says who did not come, or came with something else."""
+    fault = Fault(cause, (5,), onset=30)
+    assert collected(tmp_path / "run", Scenario(ranks=16, steps=40, seed=5, faults=(fault,)), cause) == 2 * (8 + 1)
+    told = [json.loads(line) for line in (tmp_path / "run" / "verdicts.jsonl").read_text().splitlines()]
+    assert [(one["event"], one["verdict"]["kind"], one["verdict"]["ranks"]) for one in told] == [("opened", cause, [5])]
+    assert int(load(tmp_path / "run").steps["step"].max()) == 29
+    assert {(one.kind, one.ranks) for one in judge(load(tmp_path / "run")).verdicts} == {(cause, (5,))}
+
+
+@pytest.mark.parametrize("cause", sorted(set(CAUSES) - set(STOPS)))
+def test_every_fault_is_told_of_what_a_collector_was_sent(tmp_path: Path, cause: str) -> None:
+    """The rank with its cause, or a network that became slow, as from a run directory."""
+    fault = Fault(cause, (5,), 0.2, onset=30 if cause == "network" else 0)
+    collected(tmp_path / "run", Scenario(ranks=16, steps=64, seed=5, layout="fsdp", faults=(fault,)))
+    (verdict,) = judge(load(tmp_path / "run")).verdicts
+    who = ("slow_link", ()) if cause == "network" else ("straggler", (5,))
+    assert (verdict.kind, verdict.ranks, verdict.cause) == (*who, cause)

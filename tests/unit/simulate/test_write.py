@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,11 +14,11 @@ from hindmost.errors import UsageError
 from hindmost_collector.judge import judge
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.scenario import CAUSES
+from hindmost_collector.simulate.traces import NOT_SHOWN, SHOWN
 from hindmost_collector.simulate.write import write
 from hindmost_collector.sources import load
 
-if TYPE_CHECKING:
-    from pathlib import Path
+PAGE = Path(__file__).parents[3] / "docs/simulating.md"
 
 
 def test_a_run_directory_holds_what_was_simulated(tmp_path: Path) -> None:
@@ -29,7 +29,8 @@ def test_a_run_directory_holds_what_was_simulated(tmp_path: Path) -> None:
     for name in ("duration_ns", "rank", "seq", "op"):
         assert np.array_equal(np.sort(again.collectives[name]), np.sort(run.collectives[name]))
     assert int(again.steps["gpu_forward_ns"].sum()) == int(run.steps["gpu_forward_ns"].sum())
-    assert again.in_flight["rank"].tolist() == [0, 2, 3]
+    assert again.in_flight["rank"].tolist() == run.in_flight["rank"].tolist()
+    assert set(again.in_flight["rank"].tolist()) == {0, 2, 3}
 
 
 @pytest.mark.parametrize("layout", ["dp", "tp_dp", "pp_dp"])
@@ -78,7 +79,7 @@ def test_the_help_names_every_cause_that_can_be_simulated() -> None:
     assert [cause for cause in CAUSES if cause not in told] == []
 
 
-@pytest.mark.parametrize("cause", sorted(set(CAUSES) - {"hang", "network"}))
+@pytest.mark.parametrize("cause", sorted(set(CAUSES) - {"hang", "desync", "network"}))
 def test_every_cause_that_can_be_simulated_is_found_as_what_it_is(cause: str) -> None:
     """The judge names the rank and the cause of a fault of a tenth of the step."""
     (verdict,) = judge(simulate(Scenario(16, 80, seed=4, faults=(Fault(cause, (5,), 0.12),))).run).verdicts
@@ -94,3 +95,45 @@ def test_noise_and_clocks_are_set_on_the_command_line(tmp_path: Path) -> None:
     assert np.ptp(first) > 10e6
     assert judge(run).verdicts[0].kind == "balanced"
     assert main(["simulate", str(tmp_path / "other"), "--noise", "-1"]) == 2
+
+
+#: What is told from a job with each fault: kind, and the ranks that are named.
+_TOLD = {"hang": ("hang", (5,)), "desync": ("desync", (5,)), "network": ("slow_link", ())}
+
+
+def faulty(cause: str) -> Scenario:
+    """A job of 16 ranks with one fault, from step 40 on where it has to begin."""
+    onset = 40 if cause in _TOLD else 0
+    return Scenario(16, 80, seed=4, layout="fsdp", faults=(Fault(cause, (5,), 0.12, onset=onset),))
+
+
+@pytest.mark.parametrize("cause", SHOWN)
+def test_what_trace_folders_hold_is_told_from_them(tmp_path: Path, cause: str) -> None:
+    """The judge names who does not come, or the cause; of computing only whose it is: no GPU's users are named."""
+    write(simulate(faulty(cause)).run, tmp_path / "traces", "traces")
+    first = judge(load(tmp_path / "traces")).verdicts[0]
+    assert (first.kind, first.ranks) == _TOLD.get(cause, ("straggler", (5,)))
+    assert first.cause == ("unknown" if cause in ("hang", "desync", "compute") else cause)
+
+
+def test_a_fault_that_trace_folders_do_not_show_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every cause is either in the files or refused in one line, before anything is written."""
+    assert sorted([*SHOWN, *NOT_SHOWN]) == sorted(CAUSES)
+    for cause in NOT_SHOWN:
+        out = tmp_path / cause
+        assert main(["simulate", str(out), "--format", "traces", "--fault", f"{cause}:1:20%"]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "--format traces holds nothing of" in line
+        assert f"by which {cause} is told: --format run" in line
+        assert not out.exists()
+
+
+def test_the_page_has_a_row_for_every_fault_and_output() -> None:
+    """docs/simulating.md says of each what it does to a job and what is told from it, as the tests here find it."""
+    rows = dict(re.findall(r"^\| `(\w+)` \|(.*)\|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
+    assert sorted(rows) == sorted(CAUSES)
+    for cause, row in rows.items():
+        _, run, traces, collector = (cell.strip() for cell in row.split(" | "))
+        assert run == f"`{cause}`"
+        assert collector.removesuffix(", live") == f"`{cause}`"
+        assert (traces == "refused") == (cause in NOT_SHOWN)

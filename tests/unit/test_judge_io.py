@@ -1,0 +1,77 @@
+"""Waiting for files: whose it is, and that it explains only what nothing else does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hindmost_collector.judge import judge
+from hindmost_collector.simulate import Fault, Scenario, simulate
+
+if TYPE_CHECKING:
+    from hindmost_collector.model import Run
+    from hindmost_collector.verdict import Verdict
+
+WAITED = "hindmost_node_pressure_waiting_seconds_total"
+WRITTEN = "hindmost_process_written_bytes_total"
+
+
+def recorded(*faults: Fault, gpus_per_node: int = 8) -> Run:
+    """A job of 16 ranks on two nodes, or on one."""
+    return simulate(Scenario(16, 80, seed=4, gpus_per_node=gpus_per_node, faults=faults)).run
+
+
+def without(run: Run, name: str, holding: str = "") -> Run:
+    """The same job, of which nobody sampled this metric."""
+    keep = (run.metrics["name"] != name) | (np.char.find(run.metrics["labels"], holding) < 0)
+    return replace(run, metrics={column: values[keep] for column, values in run.metrics.items()})
+
+
+def told(run: Run) -> Verdict:
+    """The only verdict."""
+    (verdict,) = judge(run).verdicts
+    return verdict
+
+
+@pytest.mark.parametrize("gpus_per_node", [8, 16])
+def test_a_rank_that_stands_still_for_files_is_named_with_its_cause(gpus_per_node: int) -> None:
+    """Its node waits for files and disks beyond the others; on one node its own bytes show that it is the one."""
+    verdict = told(recorded(Fault("io", (5,), 0.12), gpus_per_node=gpus_per_node))
+    assert (verdict.ranks, verdict.cause) == ((5,), "io")
+    assert any("files and disks" in sentence for sentence in verdict.evidence)
+
+
+def test_without_the_kernel_s_count_nobody_says_files() -> None:
+    """Bytes alone are no waiting: the rank is named, its cause unknown."""
+    verdict = told(without(recorded(Fault("io", (5,), 0.12)), WAITED, '"io"'))
+    assert (verdict.ranks, verdict.cause) == ((5,), "unknown")
+
+
+def test_on_one_node_somebody_s_bytes_must_show_whose_files_they_are() -> None:
+    """All ranks see the node's waiting alike: without bytes it may be anybody's."""
+    verdict = told(without(recorded(Fault("io", (5,), 0.12), gpus_per_node=16), WRITTEN))
+    assert (verdict.ranks, verdict.cause) == ((5,), "unknown")
+
+
+def test_a_node_s_waiting_for_files_is_not_of_a_rank_that_hardly_reads_or_writes() -> None:
+    """Somebody else's program waits there: a rank that collects garbage meanwhile is late for that."""
+    run = recorded(Fault("io", (5,), 0.12), Fault("gc", (5,), 0.12))
+    still = run.metrics["name"] == WRITTEN
+    quiet = replace(run, metrics={**run.metrics, "value": np.where(still, 0.0, run.metrics["value"])})
+    verdict = told(quiet)
+    assert (verdict.ranks, verdict.cause) == ((5,), "unknown")
+    assert not any("files" in sentence for sentence in verdict.evidence)
+
+
+def test_a_slow_input_is_called_input_though_its_node_waits_for_its_files() -> None:
+    """The phase says what the file was read for: files explain only what no phase does."""
+    run = recorded(Fault("input", (5,), 0.12))
+    files = np.char.find(run.metrics["labels"], '"io"') >= 0
+    waits = (run.metrics["name"] == WAITED) & (run.metrics["node"] == "node0000") & files
+    reads = run.metrics["name"] == WRITTEN
+    seconds = (run.metrics["time_ns"] - run.metrics["time_ns"].min()) / 1e9
+    value = np.where(waits, seconds * 0.5, np.where(reads, seconds * 1e8, run.metrics["value"]))
+    verdict = told(replace(run, metrics={**run.metrics, "value": value}))
+    assert (verdict.ranks, verdict.cause) == ((5,), "input")
