@@ -21,6 +21,7 @@ from hindmost_collector import (
     stood_still,
     summary,
     telemetry,
+    unseen,
     whatif,
     wording,
 )
@@ -92,6 +93,7 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     notes += [*profiled.notes(blocks, phases.training(run.steps)), *horovod.notes(run)]
     if not found:
         found.append(_nothing(run, blocks, settings))
+    found = unseen.judged(found, run)
     return Report(
         job=summary.job(run, blocks),
         verdicts=_in_order(found),

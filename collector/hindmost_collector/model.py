@@ -224,6 +224,22 @@ class Past:
 
 
 @dataclass(frozen=True)
+class Unseen:
+    """Ranks of which a recording lacks what those of others show, so that nobody knows what they did.
+
+    ``together`` is the share of the time for which all ranks that were recorded waited at once, in collectives that
+    these ranks are members of; ``None`` where it cannot be told. ``apart`` is true where recorded ranks do not all meet
+    in the same collectives: whoever seems late may have waited for one of these. ``by_steps`` is true where a log of
+    the steps has these ranks, so that the steps can be judged nevertheless.
+    """
+
+    ranks: tuple[int, ...]
+    together: float | None = None
+    apart: bool = False
+    by_steps: bool = False
+
+
+@dataclass(frozen=True)
 class Run:
     """One job's recorded behaviour, whole or a window of it; what every detector takes.
 
@@ -244,6 +260,8 @@ class Run:
     notes: tuple[str, ...] = ()
     #: What of a window that is over still tells of this one; None where nothing does.
     past: Past | None = None
+    #: Ranks that the recording lacks, in whole or in part; None where it has all that are known.
+    unseen: Unseen | None = None
 
     def tables(self) -> dict[str, Table]:
         """Every table by its name in ``TABLES``."""

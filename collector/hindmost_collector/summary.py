@@ -8,7 +8,7 @@ import numpy as np
 
 from hindmost_collector import endings, intervals, whatif
 from hindmost_collector.model import OTHER, Run, rows
-from hindmost_collector.phases import unnamed
+from hindmost_collector.phases import phase_blocks, training, unnamed
 from hindmost_collector.robust import average, mean, median, sums_by_step
 from hindmost_collector.verdict import JobSummary, RankRow, WhatIf
 
@@ -60,6 +60,7 @@ def ranks(run: Run, blocks: Blocks | None) -> tuple[RankRow, ...]:
     row_of = {int(rank): i for i, rank in enumerate(blocks.ranks)} if blocks is not None else {}
     figures = _by_row(_figures(blocks), len(row_of)) if blocks is not None else []
     phases = _by_row(_phases(run, blocks), len(row_of)) if blocks is not None else []
+    logged = _of_others(run, blocks, [rank for rank in seen if rank not in row_of])
     found = []
     for rank in seen:
         at = place.get(rank)
@@ -70,7 +71,7 @@ def ranks(run: Run, blocks: Blocks | None) -> tuple[RankRow, ...]:
                 gpu=_text(run.ranks["gpu_uuid"], at),
                 cpu_ratio=_of(cpu, row_of.get(rank)),
                 rss_bytes=_of(rss, row_of.get(rank)),
-                phases_ms=phases[row_of[rank]] if rank in row_of else {},
+                phases_ms=phases[row_of[rank]] if rank in row_of else logged.get(rank, {}),
                 **(figures[row_of[rank]] if rank in row_of else {}),
             )
         )
@@ -87,6 +88,15 @@ def _phases(run: Run, blocks: Blocks) -> dict[str, Floats]:
     if rest is not None:
         found[OTHER] = median(rest, axis=1) / 1e6
     return found
+
+
+def _of_others(run: Run, blocks: Blocks | None, others: list[int]) -> dict[int, dict[str, float | None]]:
+    """What the log of the steps says of ranks that could not be judged with the rest, which their collectives lack."""
+    table = training(run.steps)
+    if blocks is None or not others or not np.isin(table["rank"], others).any():
+        return {}
+    found = phase_blocks(table, np.array(others, np.int64), blocks.steps)
+    return dict(zip(others, _by_row({name: median(one, axis=1) / 1e6 for name, one in found.items()}, 0), strict=False))
 
 
 def _measured(run: Run, blocks: Blocks, name: str) -> np.ndarray[Any, Any] | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hindmost_collector.model import COLLECTIVES, PROFILED, RANKS, UNMEASURED, Job, Run, Table, rows
-from hindmost_collector.sources import one_job, profiled_steps
+from hindmost_collector.sources import one_job, profiled_steps, unseen
 from hindmost_collector.sources.columns import concatenate, has_rows, select, table
 from hindmost_collector.sources.nvml_csv import gpu
 from hindmost_collector.sources.same_operations import with_what_others_saw
@@ -49,7 +49,7 @@ def combine(path: Path, runs: Sequence[Run]) -> Run:
         **added,
         notes=tuple(notes),
     )
-    return _with_gpus_by_index(_looked_at_to_the_end(_with_steps_of_operations(run)))
+    return unseen.marked(_with_gpus_by_index(_looked_at_to_the_end(_with_steps_of_operations(run))), runs)
 
 
 def _steps(runs: Sequence[Run]) -> Table:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 MAX_OPERATIONS = 900_000
 WINDOW_NS = 10_000_000_000
 _NUMBER_BITS = 40
+#: What is said of ranks that nothing but the processes' numbers tells.
+GUESSED = "No communicator has all processes: ranks are in the order of process ids."
 
 
 def stride(size: int, bytes_each: int) -> int:
@@ -53,7 +55,7 @@ def world_ranks(
         return found[whole[0]], count, []
     if len(found) == 1:
         return next(iter(found.values())), None, []
-    return list(range(count)), count, ["No communicator has all processes: ranks are in the order of process ids."]
+    return list(range(count)), count, [GUESSED]
 
 
 def communicators(rank_in: Sequence[Mapping[int, int]], ranks: Sequence[int], sizes: Mapping[int, int]) -> Table:

@@ -1,0 +1,66 @@
+"""Verdicts on a recording that lacks ranks: nobody is cleared in whose absence the others were judged."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hindmost_collector.verdict import Verdict
+from hindmost_collector.wording import names
+
+if TYPE_CHECKING:
+    from hindmost_collector.model import Run, Unseen
+
+#: Ranks that wait at once for this share of the time wait for somebody whom the recording lacks. Where nobody was late
+#: that long, transfers alone scatter by up to 0.025; a rank that costs 3 % of the step made it 0.1.
+_TOGETHER = 0.05
+#: Missing ranks that a remedy names.
+_NAMED = 8
+#: Verdicts that hold of the ranks that were seen, whatever the others did.
+_OF_SOME = ("straggler", "intermittent", "input_bound", "host_bound")
+
+
+def judged(found: list[Verdict], run: Run) -> list[Verdict]:
+    """What still holds though some ranks were not seen, and what cannot be told because of that."""
+    lacking = run.unseen
+    if lacking is None or any(one.kind in ("hang", "desync") for one in found):
+        return found
+    waited = lacking.together is not None and lacking.together >= _TOGETHER
+    if lacking.by_steps:
+        return [_with(one, lacking) for one in found] if waited else found
+    kept = [one for one in found if one.kind in _OF_SOME and not (lacking.apart and one.ranks)]
+    named = any(one.ranks for one in kept)
+    already = [one for one in found if one.kind == "insufficient_data"]
+    if named or (already and not waited):
+        return kept or already
+    return [_insufficient(lacking, waited), *kept]
+
+
+def _with(one: Verdict, lacking: Unseen) -> Verdict:
+    """A balanced job whose ranks wait together all the same."""
+    if one.kind != "balanced":
+        return one
+    return replace(
+        one, kind="insufficient_data", evidence=(*one.evidence, _awaited(lacking)), advice=(_remedy(lacking),)
+    )
+
+
+def _insufficient(lacking: Unseen, waited: bool) -> Verdict:
+    are, them = ("is", "it") if len(lacking.ranks) == 1 else ("are", "them")
+    who = names(lacking.ranks) if lacking.ranks else "some ranks"
+    found = [f"{who} {are} missing from the recording, in whole or for most of it"]
+    found.append(_awaited(lacking) if waited else f"whether the others wait for {them} cannot be told")
+    return Verdict(kind="insufficient_data", evidence=tuple(found), advice=(_remedy(lacking),))
+
+
+def _awaited(lacking: Unseen) -> str:
+    who = f"{names(lacking.ranks)}, which was not seen," if len(lacking.ranks) == 1 else "one of those not seen"
+    return (
+        f"all that were recorded wait at once for {lacking.together:.0%} of the time, beyond what transfers take:"
+        f" {who} is likely the one they wait for"
+    )
+
+
+def _remedy(lacking: Unseen) -> str:
+    whose = f"of {names(lacking.ranks)}" if 0 < len(lacking.ranks) < _NAMED else "that are missing"
+    return f"put the files {whose}, whole, beside the others'; `hindmost run -- COMMAND` records every rank"

@@ -1,0 +1,167 @@
+"""A folder that lacks a rank's file, or has a part of it, does not clear or accuse anybody for want of it."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hindmost_collector.judge import judge
+from hindmost_collector.report import csv, text
+from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_collector.simulate.write import write
+from hindmost_collector.sources import load
+
+RECORDED = Path(__file__).parents[2] / "fixtures" / "recordings" / "ddp-slow-compute-rank1.tar.xz"
+STEPS = 60
+PROFILER = "NCCL profiler CSV (prof.PID.csv)"
+
+
+def _recorded(folder: Path, layout: str = "dp", size: float = 0.1, tensor: int = 1) -> Path:
+    """The traces of 4 ranks of which rank 1 computes longer."""
+    faults = (Fault("compute", (1,), size),) if size else ()
+    write(simulate(Scenario(4, STEPS, layout=layout, tensor=tensor, faults=faults)).run, folder, "traces")
+    return folder
+
+
+def _csv_of(folder: Path, rank: int) -> Path:
+    return sorted(folder.glob("prof.*.csv"), key=lambda path: int(path.name.split(".")[1]))[rank]
+
+
+def _cut(path: Path, share: float) -> None:
+    """Only so much of the beginning of a file."""
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[: max(1, round(share * len(lines)))]))
+
+
+def _no_steps(folder: Path) -> None:
+    for path in folder.glob("steps.*"):
+        path.unlink()
+
+
+def _judged(folder: Path) -> dict[str, Any]:
+    return judge(load(folder)).to_dict()
+
+
+def _told(report: dict[str, Any]) -> str:
+    return " ".join(report["verdicts"][0]["evidence"])
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.3])
+def test_a_culprit_without_its_collectives_is_named_by_the_log_of_the_steps(tmp_path: Path, share: float) -> None:
+    """Whose file is missing, or hardly there, is told by name, and its steps count all the same."""
+    _recorded(tmp_path)
+    _cut(_csv_of(tmp_path, 1), share) if share else _csv_of(tmp_path, 1).unlink()
+    report = _judged(tmp_path)
+    (verdict,) = report["verdicts"]
+    assert (verdict["kind"], verdict["ranks"], verdict["cause"]) == ("straggler", [1], "compute")
+    (lacks,) = [note for note in report["notes"] if note.startswith(f"{PROFILER}: rank 1's file")]
+    assert ("is missing" in lacks) if not share else ("ends at" in lacks and "too little to judge by" in lacks)
+    assert "Who waits for whom is not known of rank 1: judged by the log of the steps." in report["notes"]
+
+
+def test_a_rank_without_a_profile_has_the_phases_of_its_log_and_no_zeros(tmp_path: Path) -> None:
+    """What was not measured is null, an empty cell and a dash; what the log says stands there."""
+    _recorded(tmp_path)
+    _csv_of(tmp_path, 3).unlink()
+    (tmp_path / "steps.2.jsonl").unlink()  # so that nobody can judge by the log alone
+    report = _judged(tmp_path)
+    row = next(row for row in report["ranks"] if row["rank"] == 3)
+    assert row["phases_ms"]["gpu_forward"] > 0
+    assert [row[name] for name in ("wait_ms", "transfer_ms", "caused_wait_ms", "share_last")] == [None] * 4
+    assert ",,,,," in csv.render(report).splitlines()[4]
+    (line,) = [line for line in text.render(report).splitlines() if line.split()[:1] == ["3"]]
+    assert " 0.0" not in line
+    assert "\N{EN DASH}" in line
+    assert report["verdicts"][0]["ranks"] == [1]
+
+
+def _fixture(folder: Path) -> Path:
+    """Four ranks on GPUs of which rank 1 computes longer: their collectives, and nothing else."""
+    with tarfile.open(RECORDED) as archive:
+        for one in archive:
+            content = archive.extractfile(one) if "prof." in one.name else None
+            if content is not None:
+                (folder / Path(one.name).name).write_bytes(content.read())
+    return folder
+
+
+def test_a_rank_that_the_others_wait_for_and_nothing_recorded_is_told_as_the_likely_one(tmp_path: Path) -> None:
+    """Only collectives of the others: nobody is cleared, and that they waited together for it is said."""
+    _csv_of(_fixture(tmp_path), 1).unlink()
+    report = _judged(tmp_path)
+    (verdict,) = report["verdicts"]
+    assert (verdict["kind"], verdict["ranks"]) == ("insufficient_data", [])
+    assert "rank 1, which was not seen, is likely the one they wait for" in _told(report)
+    assert verdict["advice"][0].startswith("put the files of rank 1, whole, beside the others'")
+
+
+def test_a_culprit_is_named_though_a_victim_s_file_is_missing(tmp_path: Path) -> None:
+    """That is no reason to name nobody; the file is missed all the same where others tell of the rank."""
+    _csv_of(_fixture(tmp_path), 2).unlink()
+    report = _judged(tmp_path)
+    assert [one["ranks"] for one in report["verdicts"]] == [[1]]
+    assert f"{PROFILER}: rank 2's file is missing." in report["notes"]
+
+
+def test_nobody_is_cleared_who_was_not_seen(tmp_path: Path) -> None:
+    """Among the ranks that are there nobody is late, and nobody waits longer than transfers take."""
+    _recorded(tmp_path, size=0.0)
+    _no_steps(tmp_path)
+    _csv_of(tmp_path, 1).unlink()
+    report = _judged(tmp_path)
+    assert report["verdicts"][0]["kind"] == "insufficient_data"
+    assert _told(report) == (
+        "rank 1 is missing from the recording, in whole or for most of it whether the others wait for it cannot be told"
+    )
+
+
+def test_files_that_end_early_are_judged_as_far_as_all_go(tmp_path: Path) -> None:
+    """A rank whose file was cut is not on time from there on."""
+    _recorded(tmp_path)
+    _cut(_csv_of(tmp_path, 1), 0.7)
+    report = _judged(tmp_path)
+    (verdict,) = report["verdicts"]
+    assert (verdict["kind"], verdict["ranks"], verdict["until_step"]) == ("straggler", [1], None)
+    ends = f"{PROFILER}: rank 1's file ends at step 41 of 59: only what all ranks have is judged."
+    assert ends in report["notes"]
+
+
+def test_a_log_that_ends_early_is_judged_as_far_as_all_go(tmp_path: Path) -> None:
+    """The same where the steps are all there is."""
+    _recorded(tmp_path)
+    for path in tmp_path.glob("prof.*"):
+        path.unlink()
+    _cut(tmp_path / "steps.1.jsonl", 0.5)
+    report = _judged(tmp_path)
+    (verdict,) = report["verdicts"]
+    assert (verdict["ranks"], verdict["until_step"]) == ([1], None)
+    ends = "step times (steps.RANK.jsonl): rank 1's file ends at step 29 of 59: only what all ranks have is judged."
+    assert ends in report["notes"]
+
+
+def test_a_missing_log_is_told_and_leaves_the_verdict(tmp_path: Path) -> None:
+    """Collectives of all ranks name the culprit; only its cause is not known."""
+    _recorded(tmp_path)
+    (tmp_path / "steps.1.jsonl").unlink()
+    report = _judged(tmp_path)
+    assert report["verdicts"][0]["ranks"] == [1]
+    assert "step times (steps.RANK.jsonl): rank 1's file is missing." in report["notes"]
+
+
+def test_without_a_rank_of_a_tensor_group_no_link_and_no_victim_is_blamed(tmp_path: Path) -> None:
+    """Its peer waits for it, is late elsewhere, and looks like the culprit or as if its link were slow."""
+    _recorded(tmp_path, layout="tp_dp", tensor=2)
+    _csv_of(tmp_path, 1).unlink()
+    report = _judged(tmp_path)
+    assert [one["kind"] for one in report["verdicts"]] == ["insufficient_data"]
+    assert "one of those not seen is likely the one they wait for" in _told(report)
+    assert f"{PROFILER}: the files of 1 of 4 ranks are missing, nothing tells whose." in report["notes"]
+
+
+def test_files_that_are_whole_say_nothing_of_missing_ones(tmp_path: Path) -> None:
+    """No note, and all collectives count."""
+    run = load(_recorded(tmp_path))
+    assert run.unseen is None
+    assert not [note for note in run.notes if "file" in note]
