@@ -11,6 +11,7 @@ import numpy as np
 from hindmost_collector import (
     apart,
     asleep,
+    bound,
     hidden_input,
     horovod,
     membership,
@@ -95,7 +96,7 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
         found.append(_nothing(run, blocks, settings))
     found = unseen.judged(found, run)
     return Report(
-        job=summary.job(run, blocks),
+        job=replace(summary.job(run, blocks), bound=bound.find(blocks, found, settings)),
         verdicts=_in_order(found),
         ranks=summary.ranks(run, blocks),
         what_if=summary.what_if(run, blocks),
@@ -114,7 +115,7 @@ def _of_stretches(run: Run, change: membership.Change, settings: Settings) -> Re
     of_now = [one for one in now.verdicts if one.kind not in ("balanced", "insufficient_data") or not past]
     return replace(
         now,
-        job=replace(summary.job(run, None), step_ms=now.job.step_ms),
+        job=replace(summary.job(run, None), step_ms=now.job.step_ms, bound=now.job.bound),
         verdicts=_in_order([*of_now, *past]),
         notes=(str(change), *now.notes),
     )
@@ -127,7 +128,7 @@ def _of_groups(run: Run, groups: list[Run], settings: Settings) -> Report:
     first = max(reports, key=lambda one: one.job.step_ms.get("mean") or 0.0)
     by_rank = {rank: ms for one in reports for rank, ms in one.what_if.waste_by_rank_ms.items()}
     return Report(
-        job=replace(summary.job(run, None), steps=first.job.steps, step_ms=first.job.step_ms),
+        job=replace(summary.job(run, None), steps=first.job.steps, step_ms=first.job.step_ms, bound=first.job.bound),
         verdicts=_in_order(found) or first.verdicts,
         ranks=tuple(row for one in reports for row in one.ranks),
         what_if=replace(first.what_if, waste_by_rank_ms=by_rank),

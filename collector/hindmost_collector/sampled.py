@@ -48,6 +48,17 @@ SOURCES: Mapping[str, Source] = {
     "own_memory": Source("hindmost_gpu_process_memory_used_bytes"),
 }
 
+#: Quantities that tell what a job is bound by: they are asked for one by one, and no cause rests on them.
+LEVELS: Mapping[str, Source] = {
+    "sm_activity": Source("hindmost_gpu_sm_activity_ratio"),
+    "dram_activity": Source("hindmost_gpu_dram_activity_ratio"),
+    "tensor_activity": Source("hindmost_gpu_tensor_activity_ratio"),
+    "fp64_activity": Source("hindmost_gpu_fp64_activity_ratio"),
+    "fp32_activity": Source("hindmost_gpu_fp32_activity_ratio"),
+    "fp16_activity": Source("hindmost_gpu_fp16_activity_ratio"),
+    "memory_touched": Source("hindmost_gpu_memory_utilization_ratio"),
+}
+
 
 @dataclass(frozen=True)
 class Column:
@@ -113,7 +124,8 @@ class Samples:
         """Samples are read when first asked for: most runs need few of them."""
         if name not in self._columns:
             self._metrics = self._metrics or Metrics(self._run)
-            self._columns[name] = _column(self._metrics, SOURCES[name], self._ranks)
+            source = SOURCES[name] if name in SOURCES else LEVELS[name]
+            self._columns[name] = _column(self._metrics, source, self._ranks)
         return self._columns[name]
 
     def _during(self, steps: Array | None, strictly: bool = False) -> dict[str, Floats]:

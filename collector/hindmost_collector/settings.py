@@ -138,6 +138,37 @@ class Settings:
         1,
         "the rank that the others wait for is as its peers: later, and it is its own host that is slow",
     )
+    bound_transfer: float = _of(
+        0.5, STEP, 0, 1, "transfers that are waited for take more of the typical step than all else together"
+    )
+    bound_transfer_beside: float = _of(
+        0.7,
+        STEP,
+        0,
+        1,
+        "the same of transfers beside backward: that is two thirds of computing, and hides as much of them",
+    )
+    bound_sm: float = _of(
+        0.8,
+        "of the time",
+        0,
+        1,
+        "in which the average SM has work: below, NVIDIA's DCGM guide says, a GPU is not used effectively",
+    )
+    bound_dram: float = _of(
+        0.6,
+        "of the peak bandwidth",
+        0,
+        1,
+        "of a GPU's memory: a plain copy reaches 0.89 on an H200, and a step is never one kernel only",
+    )
+    bound_math: float = _of(
+        0.1,
+        "of a pipe's peak",
+        0,
+        1,
+        "at which the busiest of tensor cores, FP64, FP32 and FP16 works: below, kernels are too small to compute much",
+    )
     desync_agreed: int = _of(
         10, "places", 1, 100_000, "at which all members ran one operation before: numbers mean the same on all of them"
     )

@@ -38,6 +38,8 @@ CAUSES = (
     "workload",
     "unknown",
 )
+#: What a job may be bound by; ``unknown``: by none of the others, as far as it was measured.
+BOUNDS = ("input", "host", "gpu_compute", "gpu_memory", "communication", "unknown")
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,14 @@ class WhatIf:
 
 
 @dataclass(frozen=True)
+class Bound:
+    """What the typical step is bound ``by``, and what shows it: one of :data:`BOUNDS`."""
+
+    by: str
+    evidence: str
+
+
+@dataclass(frozen=True)
 class JobSummary:
     """The job as a whole."""
 
@@ -103,6 +113,7 @@ class JobSummary:
     step_ms: dict[str, float | None] = field(default_factory=dict)
     duration_s: float | None = None
     exit_code: int | None = None
+    bound: Bound | None = None
     ended: str | None = None  # how it failed and who died first; None: it did not, as far as is known
     source: str | None = None
 

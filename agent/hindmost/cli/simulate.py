@@ -62,6 +62,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--run-ahead", type=int, default=0, metavar="N", help="steps that the host may be ahead of the GPU"
     )
     parser.add_argument("--varying-lengths", type=float, default=0.0, metavar="SIGMA", help="of sequence lengths")
+    sampled = "have the activity of GPUs sampled, as of kernels that are limited by this: compute or memory"
+    parser.add_argument("--gpu-bound", choices=("compute", "memory"), default="", help=sampled)
     usual = "how unlike healthy ranks and steps are, times that of 4 H200s (default: 1)"
     parser.add_argument("--noise", type=float, default=1.0, metavar="X", help=usual)
     parser.add_argument("--clock-offset-ms", type=float, metavar="MS", help="how far clocks are apart (default: 1)")
@@ -92,6 +94,7 @@ def run(args: argparse.Namespace) -> int:
         step_ms=args.step_ms,
         run_ahead=args.run_ahead,
         varying_lengths=args.varying_lengths,
+        gpu_bound=args.gpu_bound,
         noise=_noise(args),
         faults=tuple(fault for text in args.fault for fault in parse_fault(text)),
     )

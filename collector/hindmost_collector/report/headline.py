@@ -36,6 +36,21 @@ def title(report: Mapping[str, Any]) -> str:
     return " · ".join(found)
 
 
+_BOUNDS = {
+    "input": "by its input",
+    "host": "by its hosts, which launch too slowly",
+    "gpu_compute": "by the computing of its GPUs",
+    "gpu_memory": "by the memory bandwidth of its GPUs",
+    "communication": "by communication",
+}
+
+
+def bound(report: Mapping[str, Any]) -> str:
+    """``by the computing of its GPUs: SMs active 92% of the time, …``; empty where nothing of it was measured."""
+    found = report["job"].get("bound")  # reports of earlier versions have none
+    return f"{_BOUNDS.get(found['by'], found['by'])}: {found['evidence']}" if found else ""
+
+
 #: Mean and median are told apart where they differ by more than this.
 _ALIKE = 0.01
 

@@ -37,7 +37,8 @@ p.note{color:var(--soft);margin:6px 0}
 def render(report: Mapping[str, Any]) -> str:
     """The report (``Report.to_dict()`` or a parsed report.json) as a whole HTML document."""
     title = escape(headline.title(report))
-    body = _ended(report) + "".join(map(_verdict, told(report))) + _figures(report) + _ranks(report) + _notes(report)
+    body = _ended(report) + "".join(map(_verdict, told(report))) + _figures(report) + _bound(report)
+    body += _ranks(report) + _notes(report)
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>'
@@ -48,6 +49,11 @@ def render(report: Mapping[str, Any]) -> str:
 def _ended(report: Mapping[str, Any]) -> str:
     ended = report["job"].get("ended")
     return f"<article><h2>The job failed</h2><p>{escape(ended)}</p></article>" if ended else ""
+
+
+def _bound(report: Mapping[str, Any]) -> str:
+    bound = headline.bound(report)
+    return f"<section>The job is bound {escape(bound)}</section>" if bound else ""
 
 
 def _verdict(one: Told) -> str:

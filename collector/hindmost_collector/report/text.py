@@ -34,6 +34,8 @@ def render(report: Mapping[str, Any], width: int = 100, color: bool = False, ran
         page.print(labelled("ENDED", report["job"]["ended"], "bold red"))
     for one in told(report):
         page.print(_verdict(one))
+    if bound := headline.bound(report):
+        page.print(labelled("BOUND", bound))
     for note in report.get("notes") or []:
         page.print(labelled("NOTE", note, "dim"))
     rows, left_out = columns.choose(report, ranks)

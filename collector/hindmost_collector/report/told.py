@@ -45,7 +45,8 @@ def told(report: Mapping[str, Any]) -> list[Told]:
 
 def with_words(report: Mapping[str, Any]) -> dict[str, Any]:
     """The report as a page shows it: with its title, and its verdicts in words."""
-    return {**report, "title": headline.title(report), "told": [asdict(one) for one in told(report)]}
+    words = {"title": headline.title(report), "bound": headline.bound(report)}
+    return {**report, **words, "told": [asdict(one) for one in told(report)]}
 
 
 def _cost(one: Mapping[str, Any]) -> str:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from hindmost.errors import UsageError
 
+#: What GPUs' kernels are limited by, where their activity is sampled.
+GPU_BOUNDS = ("", "compute", "memory")
 LAYOUTS = ("dp", "fsdp", "tp_dp", "pp_dp")
 #: Where a fault of a cause bites: the GPU's computing, the host before it launches, or the network; or all stops.
 ON_GPU = ("compute", "gpu_throttle", "gpu_contention", "workload")
@@ -54,7 +56,10 @@ class Noise:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A job to simulate. ``step_ms`` is the clean computing of a step; ranks are numbered tensor, data, pipeline."""
+    """A job to simulate. ``step_ms`` is the clean computing of a step; ranks are numbered tensor, data, pipeline.
+
+    ``gpu_bound`` has the activity of GPUs sampled, as of kernels that are limited by this.
+    """
 
     ranks: int = 8
     steps: int = 100
@@ -72,12 +77,15 @@ class Scenario:
     warmup: int = 3
     checkpoint_every: int = 0
     gpus_per_node: int = 8
+    gpu_bound: str = ""
     noise: Noise = field(default_factory=Noise)
     faults: tuple[Fault, ...] = ()
 
     def __post_init__(self) -> None:
         if self.layout not in LAYOUTS:
             raise UsageError(f"layout {self.layout!r}: one of {', '.join(LAYOUTS)}")
+        if self.gpu_bound not in GPU_BOUNDS:
+            raise UsageError(f"GPUs bound by {self.gpu_bound!r}: one of {', '.join(GPU_BOUNDS[1:])}")
         if not 2 <= self.ranks <= MAX_RANKS:
             raise UsageError(f"{self.ranks} rank{'' if self.ranks == 1 else 's'}: from 2 to {MAX_RANKS}")
         if self.ranks % self.model_parallel:

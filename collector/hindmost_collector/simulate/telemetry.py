@@ -27,6 +27,10 @@ OTHERS_BYTES = 8e9
 FAULTS_A_SECOND = 2000.0
 #: Bytes that a rank writes to storage, a second in which it stands still for files; a job at work logs some.
 WRITTEN_A_SECOND, LOGGED_A_SECOND = 200e6, 20e3
+#: Activity of SMs, tensor cores and memory while a GPU computes: on an H200 matrix products reached 0.97, 0.94 and
+#: 0.17, copies 0.99, 0 and 0.89 (bench/gpu/agent_gpu.py); training has kernels of all kinds.
+ACTIVITY = {"compute": (0.97, 0.55, 0.3), "memory": (0.98, 0.1, 0.8)}
+_ACTIVE = tuple(f"hindmost_gpu_{what}_activity_ratio" for what in ("sm", "tensor", "dram"))
 
 
 class Metric(NamedTuple):
@@ -75,7 +79,17 @@ def sampled(scenario: Scenario, draws: Draws, timing: Timing) -> tuple[Array, di
         "hindmost_process_written_bytes_total": np.rint(written),
     }
     pressure = {_PRESSURE["memory"]: _of_nodes(scenario, stalled), _PRESSURE["io"]: _of_nodes(scenario, in_files)}
+    series |= _activity(scenario, timing, step, noise)
     return at, {Metric(name): values for name, values in series.items()} | pressure
+
+
+def _activity(scenario: Scenario, timing: Timing, step: Array, noise: Array) -> dict[str, Array]:
+    """Metric to [T, R]: what GPUs do, who compute for a part of each step; empty where it is not sampled."""
+    if not scenario.gpu_bound:
+        return {}
+    ends = timing.finish.max(axis=1)
+    share = np.minimum(scenario.step_ms * 1e6 / np.diff(ends, prepend=0.0), 1.0)[step][:, None]
+    return {name: share * level * noise for name, level in zip(_ACTIVE, ACTIVITY[scenario.gpu_bound], strict=True)}
 
 
 def _of_nodes(scenario: Scenario, values: Array) -> Array:

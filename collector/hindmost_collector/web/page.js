@@ -166,7 +166,8 @@ function show(report) {
   find("job").textContent = [job.id, job.command].filter(Boolean).join(" · ");
   find("verdicts").replaceChildren(...report.told.slice(0, 5).map(verdictCard));
   const ended = job.ended ? ["Ended: " + job.ended] : [];
-  find("notes").replaceChildren(...[...ended, ...(report.notes || [])].map(note => make("p", note)));
+  const bound = report.bound ? ["Bound " + report.bound] : [];
+  find("notes").replaceChildren(...[...ended, ...bound, ...(report.notes || [])].map(note => make("p", note)));
   find("alarm").hidden = !report.recording;
   find("alarm").textContent = report.recording ? "Recording stopped: " + report.recording : "";
   showFacts(report);

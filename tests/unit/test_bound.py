@@ -1,0 +1,139 @@
+"""What a job is bound by: told where it was measured, and not where it was not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hindmost_collector import blocks as blocks_of
+from hindmost_collector import bound
+from hindmost_collector.judge import judge
+from hindmost_collector.report import headline, html, text
+from hindmost_collector.settings import DEFAULT
+from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_collector.sources.columns import concatenate, table
+from hindmost_collector.verdict import BOUNDS, Bound
+
+if TYPE_CHECKING:
+    from hindmost_collector.model import Run
+
+ROOT = Path(__file__).parents[2]
+#: What the agent read of one H200 that multiplied matrices, copied memory, or idled.
+MEASURED = json.loads((ROOT / "bench/results/agent_gpu_1xh200.json").read_text())["activity"]
+
+
+def recorded(**shape: Any) -> Run:
+    """A job of 8 ranks."""
+    return simulate(Scenario(**{"ranks": 8, "steps": 60, "seed": 2} | shape)).run
+
+
+def with_levels(run: Run, **levels: float) -> Run:
+    """The same job, of all GPUs of which these levels were sampled besides."""
+    clock = np.flatnonzero(run.metrics["name"] == "hindmost_gpu_sm_clock_hertz")
+    rows = {name: run.metrics[name][clock] for name in ("node", "labels", "time_ns")}
+    parts = [
+        table("metrics", **rows, name=f"hindmost_gpu_{name}_ratio", value=np.full(len(clock), value))
+        for name, value in levels.items()
+    ]
+    return replace(run, metrics=concatenate("metrics", [run.metrics, *parts]))
+
+
+def found(run: Run) -> Bound | None:
+    """What the report says."""
+    return judge(run).job.bound
+
+
+@pytest.mark.parametrize(("gpu_bound", "by"), [("compute", "gpu_compute"), ("memory", "gpu_memory")])
+def test_gpus_at_work_are_limited_by_what_is_near_its_peak(gpu_bound: str, by: str) -> None:
+    """Their memory, or their arithmetic; the evidence has the figures of both."""
+    told = found(recorded(gpu_bound=gpu_bound))
+    assert told is not None
+    assert told.by == by
+    assert "of its peak bandwidth" in told.evidence
+    assert "SMs active" in told.evidence
+
+
+@pytest.mark.parametrize(("load", "by"), [("gemm", "gpu_compute"), ("copy", "gpu_memory"), ("idle", "unknown")])
+def test_what_an_h200_showed_is_called_what_it_was(load: str, by: str) -> None:
+    """Matrix products are computing, copies are memory; of a GPU that waits neither is the limit."""
+    levels = {
+        name.removesuffix("_ratio"): value for name, value in MEASURED[load].items() if name.endswith("_activity_ratio")
+    }
+    told = found(with_levels(recorded(), **levels))
+    assert told is not None
+    assert told.by == by
+
+
+def test_small_kernels_are_limited_by_neither() -> None:
+    """SMs that have work and do no arithmetic to speak of, nor use their memory: nobody knows."""
+    told = found(with_levels(recorded(), sm_activity=0.95, dram_activity=0.2, tensor_activity=0.03, fp32_activity=0.05))
+    assert told is not None
+    assert told.by == "unknown"
+    assert "neither memory nor arithmetic" in told.evidence
+
+
+def test_without_the_monitor_memory_is_never_said_to_be_the_limit() -> None:
+    """NVML counts the time in which memory was touched at all: much of it proves nothing, little of it excludes it."""
+    much = found(with_levels(recorded(), memory_utilization=0.95))
+    assert much is not None
+    assert much.by == "unknown"
+    capped = with_levels(recorded(), memory_utilization=0.4)
+    reasons = capped.metrics["name"] == "hindmost_gpu_clocks_event_reasons"
+    capped.metrics["value"][reasons] = 0x4
+    little = found(capped)
+    assert little is not None
+    assert little.by == "gpu_compute"
+
+
+def test_where_nothing_was_sampled_nothing_is_said() -> None:
+    """Neither in the report nor in its text: no data is no `unknown`."""
+    report = judge(replace(recorded(), metrics=table("metrics", node=[]))).to_dict()
+    assert report["job"]["bound"] is None
+    assert headline.bound(report) == ""
+    assert "BOUND" not in text.render(report)
+
+
+def test_transfers_that_take_most_of_the_step_are_what_bounds_it() -> None:
+    """Whatever GPUs do meanwhile; beside backward they must outlast what hides them."""
+    slow = recorded(layout="fsdp", transfer_share=1.5, gpu_bound="compute")
+    told = found(slow)
+    assert told is not None
+    assert told.by == "communication"
+    hidden = found(recorded(layout="dp", transfer_share=0.5, gpu_bound="compute"))
+    assert hidden is not None
+    assert hidden.by == "gpu_compute"
+
+
+def test_an_input_bound_job_is_bound_by_its_input() -> None:
+    """The verdict on all ranks says it; the line does not contradict it."""
+    run = recorded(input_share=0.6, gpu_bound="compute")
+    assert judge(run).verdicts[0].kind == "input_bound"
+    told = found(run)
+    assert told is not None
+    assert told.by == "input"
+
+
+def test_a_slow_rank_does_not_make_a_job_bound_by_something_else() -> None:
+    """The line is about the typical rank; the verdict is about the slow one."""
+    told = found(recorded(gpu_bound="memory", faults=(Fault("gc", (3,), 0.1),)))
+    assert told is not None
+    assert told.by == "gpu_memory"
+
+
+def test_too_few_steps_say_nothing() -> None:
+    """As no verdict does."""
+    run = recorded(steps=6, gpu_bound="compute")
+    assert bound.find(blocks_of.build(run, DEFAULT), (), DEFAULT) is None
+
+
+def test_a_report_says_it_in_one_line() -> None:
+    """In text and in HTML, in words for each of what it may be."""
+    report = judge(recorded(gpu_bound="memory")).to_dict()
+    assert "BOUND    by the memory bandwidth of its GPUs: SMs active" in text.render(report, width=200)
+    assert "bound by the memory bandwidth of its GPUs" in html.render(report)
+    for by in BOUNDS:
+        assert "_" not in headline.bound({"job": {"bound": {"by": by, "evidence": ""}}})
