@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector.robust import MAD_TO_SIGMA, average, median
+from hindmost_collector.robust import MAD_TO_SIGMA, average, mean, median
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Array, Floats
@@ -45,13 +45,28 @@ def share(blocks: Blocks, row: int) -> float:
 def of_process(blocks: Blocks, row: int, columns: Array) -> list[float]:
     """Ns a step for which a rank's main thread waited for a CPU, and all its threads together, beyond its peers.
 
-    Whoever runs less has less occasion to queue; each is left out where it was not measured.
+    Whoever runs less has less occasion to queue, but not for what ranks queue while they are in a collective; each is
+    left out where it was not measured.
     """
-    rates = blocks.gauges(columns)
+    rates, period = blocks.gauges(columns), average(blocks.period[columns])
     ran = has_run(rates, row)
-    found = [rates[name] for name in ("runqueue", "threads_runqueue") if name in rates]
-    beyond = [float(rate[row]) - ran * _others(rate, row) for rate in found]
-    return [ns * average(blocks.period[columns]) for ns in beyond if not np.isnan(ns)]
+    found = [period * rates[name] for name in ("runqueue", "threads_runqueue") if name in rates]
+    beyond = [float(ns[row]) - max(ran * _others(ns, row), _like_peers(blocks, row, columns, ns)) for ns in found]
+    return [ns for ns in beyond if not np.isnan(ns)]
+
+
+def _like_peers(blocks: Blocks, row: int, columns: Array, queued: Floats) -> float:
+    """Ns a step that a rank's process queues for a CPU if it does so as its typical peer does: between collectives for
+    as long, and for as large a part of those. ``queued`` [R] ns a step are all of it. 0 where nobody knows.
+    """
+    if blocks.joined is None or blocks.joined.gpu_time or blocks.overlapped:
+        return 0.0
+    inside = mean((blocks.wait + blocks.transfer)[:, columns])
+    between = np.zeros_like(inside)
+    if "self_runqueue" in blocks.parts:
+        between = np.nan_to_num(mean(blocks.parts["self_runqueue"][:, columns]))
+    part = np.clip(_others((queued - between) / np.maximum(inside, 1.0), row), 0.0, 1.0)
+    return float(np.nan_to_num(part * inside[row] + _others(between, row)))
 
 
 def has_run(rates: dict[str, Floats], row: int) -> float:

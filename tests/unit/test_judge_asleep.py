@@ -13,7 +13,7 @@ from hindmost_collector.model import FINISHED, METRICS, empty
 from tests.scenarios.loads import Load, make
 
 if TYPE_CHECKING:
-    from hindmost_collector.model import Run
+    from hindmost_collector.model import Run, Table
     from hindmost_collector.verdict import Report
 
 CPUS = 2
@@ -35,15 +35,32 @@ def crowded(queued_ms: float, process_cpu: float | None, spinning: bool = False,
         rate = process_cpu if rank == 1 else 0.3
         labels = f'{{"job": "made", "rank": "{rank}"}}'
         rows += [("hindmost_process_cpu_seconds_total", labels, tick, rate * tick) for tick in range(6)]
+    return replace(run, steps=steps, metrics=_metrics(rows))
+
+
+def jostled(queued: float) -> Run:
+    """Four ranks on two CPUs that others use as well: all sleep 2 ms a step, rank 1 sleeps 7, and then all are in the
+    queue for a CPU, in a transfer of 7 ms; ``queued`` are the s/s that rank 1's process is.
+    """
+    asleep = [{"rank": rank, "blocked": 7.0 if rank == 1 else 2.0} for rank in range(4)]
+    rows = [("hindmost_node_cpus", "{}", 0, float(CPUS))]
+    for rank in range(4):
+        labels = f'{{"job": "made", "rank": "{rank}"}}'
+        for name, rate in (("runqueue", queued if rank == 1 else 0.83), ("cpu", 0.013 if rank == 1 else 0.04)):
+            rows += [(f"hindmost_process_{name}_seconds_total", labels, tick, rate * tick) for tick in range(6)]
+    return replace(make(Load(compute=0.1, transfer=7.0, faults=asleep)), metrics=_metrics(rows))
+
+
+def _metrics(rows: list[tuple[str, str, int, float]]) -> Table:
+    """What the agent of these ranks' node reads: name, labels, second and value each."""
     name, labels, tick, value = zip(*rows, strict=True)
-    metrics = empty(METRICS) | {
+    return empty(METRICS) | {
         "node": np.full(len(rows), "node0"),
         "name": np.array(name),
         "labels": np.array(labels),
         "time_ns": np.array(tick) * 10**9,
         "value": np.array(value),
     }
-    return replace(run, steps=steps, metrics=metrics)
 
 
 def said(report: Report) -> list[tuple[str, tuple[int, ...], str | None]]:
@@ -73,6 +90,18 @@ def test_a_rank_that_may_have_waited_for_a_cpu_is_not_named(queued_ms: float, pr
     report = judge(crowded(queued_ms, process_cpu))
     assert said(report) == [("balanced", (), None)]
     assert "rank 1 came late, perhaps for want of a CPU" in report.notes[0]
+
+
+def test_where_all_queue_in_a_transfer_no_lateness_before_it_is_for_want_of_a_cpu() -> None:
+    """Its process queued for 0.58 s/s, for as much of the transfer as its peers' did: before it the rank slept."""
+    report = judge(jostled(0.58))
+    assert said(report) == [("straggler", (1,), "unknown")]
+    assert report.verdicts[0].cost_ms_per_step == pytest.approx(5.0, abs=0.2)
+
+
+def test_a_process_that_queued_for_longer_than_its_transfers_take_may_have_been_late_for_it() -> None:
+    """It queued for 0.9 s/s and was in transfers for half of its time."""
+    assert said(judge(jostled(0.9))) == [("balanced", (), None)]
 
 
 def beside(slow_ms: float, *faults: dict[str, float]) -> Run:
