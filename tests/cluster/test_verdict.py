@@ -58,4 +58,4 @@ def test_a_slow_rank_is_named_where_collectives_are_started_and_awaited(out: Pat
     assert run.returncode == 0
     (verdict,) = run.report["verdicts"]
     assert (verdict["kind"], verdict["ranks"]) == ("straggler", [1])
-    assert 2.0 < verdict["cost_ms_per_step"] < 7.0  # others' lateness, on CPUs that are shared, hides a part of the 5 ms
+    assert 2.0 < verdict["cost_ms_per_step"] < 7.0  # where CPUs are shared, others' lateness hides a part of the 5 ms
