@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hindmost_collector.align import Array, Floats, Grid, Ints
     from hindmost_collector.bubbles import Bubbles
     from hindmost_collector.settings import Settings
+    from hindmost_collector.work_due import Due
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Blocks:
     samples or tokens, ``took`` and ``ended`` [R, S] how long its host was in the step and when it left it (job clock),
     ``node`` [R] the number of its node, -1 where unknown. Of a ``pipeline`` whose sends and receives are in order,
     segments are the stretches between those and ``computing`` [R, S] what its GPUs' take, all stages on one level.
+    ``due`` is what of the segments uneven work makes, in full, where it shows in part only.
     """
 
     ranks: Ints
@@ -64,6 +66,7 @@ class Blocks:
     overlapped: bool = False
     pipeline: Bubbles | None = None
     computing: Floats | None = None
+    due: Due | None = None
 
     def gauges(self, columns: Array | None = None) -> dict[str, Floats]:
         """Quantity to [R] during these steps (indices), or all; see :class:`hindmost_collector.sampled.Samples`."""
@@ -181,7 +184,8 @@ def _assemble(
     is_last = joined.duration == shortest
     counts = np.diff(np.append(starts, joined.columns))
     step_of = np.repeat(np.arange(len(numbers)), counts)
-    overlapped = _overlapped(joined, step_of, starts)
+    work = phases.work(table, joined.ranks, numbers)
+    overlapped = _overlapped(joined, step_of, starts, work)
     if overlapped:
         excess = _lateness(joined.duration, own, step_of, starts)
         segments, segment_step = excess, np.arange(len(numbers))
@@ -211,16 +215,17 @@ def _assemble(
         role=role,
         parts=_parts(joined, own, starts, numbers, table),
         joined=joined,
-        work=phases.work(table, joined.ranks, numbers),
+        work=work,
         overlapped=overlapped,
     )
 
 
-def _overlapped(joined: Grid, step_of: Ints, starts: Ints) -> bool:
+def _overlapped(joined: Grid, step_of: Ints, starts: Ints, work: Floats | None) -> bool:
     """Whether collectives run beside the computing, so that one delay shows in all that follow in its step.
 
     Gradients of one group of ranks are reduced beside backward. Gathered parameters may block or be fetched ahead: if
-    beside, a rank that is late for one collective is as late for the next, and if not, it starts anew.
+    beside, a rank that is late for one collective is as late for the next, and if not, it starts anew. Whoever has more
+    ``work`` [R, S] in a step is late for all of its collectives either way.
     """
     if not joined.gpu_time or joined.group.shape[1] > 1 or len(np.unique(joined.group)) > 1:
         return False
@@ -231,9 +236,17 @@ def _overlapped(joined: Grid, step_of: Ints, starts: Ints) -> bool:
     for place in np.unique(position):
         held = position == place
         late[:, held] -= median(late[:, held], axis=1)[:, None]
+        if work is not None:
+            late[:, held] = _without(late[:, held], (work - median(work, axis=0))[:, step_of[held]])
     pair = np.flatnonzero(np.diff(step_of) == 0)
     now, then = np.nan_to_num(late[:, pair]).ravel(), np.nan_to_num(late[:, pair + 1]).ravel()
     return bool(now.any() and np.dot(now, then) / np.dot(now, now) > 0.5)
+
+
+def _without(values: Floats, of: Floats) -> Floats:
+    """What is left of values once a line through ``of`` is taken out."""
+    x, y = np.nan_to_num(of), np.nan_to_num(values)
+    return np.asarray(values - float(np.sum(x * y)) / max(float(np.sum(x * x)), 1e-30) * x)
 
 
 def _lateness(duration: Floats, own: Floats, step_of: Ints, starts: Ints) -> Floats:

@@ -65,11 +65,18 @@ def explain(blocks: Blocks, row: int, columns: Array, settings: Settings) -> Cau
         if fractions.get(name, 0.0) >= settings.min_explained:
             finer = slow_computing.finer(blocks, row, columns, since, settings) if name == "compute" else None
             why, remark = finer or (name, None)
-            hides = blocks.overlapped and name == "compute"
-            beyond = float(np.clip(shares[name] / excess, 1.0, settings.most_hidden)) if hides else 1.0
+            beyond = _beyond(blocks, shares[name] / excess, settings) if name == "compute" else 1.0
             return Cause(why, fractions[name], name if why == "unknown" else None, listed, remark, beyond)
     best = max(fractions, key=lambda name: fractions[name])
     return Cause("unknown", fractions[best], best if fractions[best] > 0 else None, listed)
+
+
+def _beyond(blocks: Blocks, measured: float, settings: Settings) -> float:
+    """How many times its lateness longer computing is: as ``measured``; of uneven work the steps' length tells, too."""
+    if not blocks.overlapped:
+        return 1.0
+    times = float(np.clip(measured, 1.0, settings.most_hidden))
+    return times if blocks.due is None else (times + blocks.due.times) / 2
 
 
 def _typical_steps(excess: Floats, sampled: Array, large: float) -> Array:
@@ -273,22 +280,37 @@ def _is_idle(blocks: Blocks, row: int, columns: Array, settings: Settings) -> bo
 def _hidden_backward(blocks: Blocks, row: int, columns: Array) -> float:
     """Ns a step by which backward on the GPU is longer, where the peers' waiting hides it.
 
-    A GPU that is slow in forward and optimizer is slow in backward, in the same ratio; backward without waiting is
-    about that of the rank that waits least. Slow in forward alone says nothing of backward.
+    A GPU that is slow in forward and optimizer is slow in backward, in the same ratio. Slow in forward alone says
+    nothing of backward.
     """
     parts = blocks.parts
     forward = excess_of(parts["gpu_forward"], row, columns)
     usual = float(median(parts["gpu_forward"][row, columns])) - forward
-    waiting = median(parts["gpu_backward"][:, columns], axis=1)
-    backward = float(np.min(waiting[~np.isnan(waiting)], initial=np.inf))
-    if forward <= 0 or usual <= 0 or not np.isfinite(backward):
+    if forward <= 0 or usual <= 0:
         return 0.0
     ratio = forward / usual
     if "gpu_optimizer" in parts:
         more = excess_of(parts["gpu_optimizer"], row, columns)
         least = float(median(parts["gpu_optimizer"][row, columns])) - more
         ratio = min(ratio, more / least) if least > 0 else 0.0
-    return max(ratio, 0.0) * backward / (1 + max(ratio, 0.0))
+    ratio = max(ratio, 0.0)
+    backward = _backward_alone(blocks, row, columns, ratio)
+    return ratio * backward if np.isfinite(backward) else 0.0
+
+
+def _backward_alone(blocks: Blocks, row: int, columns: Array, ratio: float) -> float:
+    """Ns of a healthy rank's backward without waiting, that of ``row`` being longer in this ratio.
+
+    That of the rank that waits least: this one, and with uneven work now one and now another.
+    """
+    took = blocks.parts["gpu_backward"][:, columns]
+    if blocks.due is None:
+        waiting = median(took, axis=1)
+        return float(np.min(waiting[~np.isnan(waiting)], initial=np.inf)) / (1 + ratio)
+    usual = took / (1 + np.maximum(blocks.due.more[:, columns], -0.9))
+    usual[row] /= 1 + ratio
+    least = np.fmin.reduce(usual, axis=0)
+    return float(np.nan_to_num(median(least), nan=np.inf))
 
 
 def excess_of(block: Floats, row: int, columns: Array) -> float:

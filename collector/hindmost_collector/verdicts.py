@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector import causes, confidence, lacking, roles, starving, whatif, wording
+from hindmost_collector import causes, confidence, lacking, roles, starving, whatif, wording, work_due
 from hindmost_collector.job_verdicts import since
 from hindmost_collector.model import Run, rows
 from hindmost_collector.robust import average, median, peers_median
@@ -35,7 +35,7 @@ def of_habits(
     ``even`` are the same steps as they would be with work of one size: there a habit must stand out of what ranks wait.
     """
     even = even or blocks
-    kept, notes = _that_count(_upstream(habits, blocks), blocks, settings)
+    kept, notes = _that_count(_upstream(habits, blocks), work_due.as_seen(blocks), settings)
     explained = [(habit, _cause(blocks, habit, settings)) for habit in kept]
     left, verdicts = _groups(explained), []
     before: list[Habit] = []
@@ -64,6 +64,10 @@ class _Replay:
         """[S] ns that the repair of these saves once those before are repaired."""
         return self.scale * (_saving(self.blocks, [*before, *habits]) - _saving(self.blocks, before))
 
+    def without(self, habits: list[Habit]) -> Floats:
+        """[S] ns by which steps are longer than of peers all alike once these are repaired."""
+        return self.scale * stretched(self.blocks, _repaired(self.blocks.segments, self.blocks, habits))
+
     def in_all(self, habits: list[Habit]) -> Floats:
         """[S] ns that the repair of everybody saves thanks to these."""
         return self.adds(habits, [habit for habit in self.kept if habit not in habits])
@@ -71,7 +75,7 @@ class _Replay:
 
 def _replay(groups: list[list[tuple[Habit, Cause]]], kept: list[Habit], blocks: Blocks) -> _Replay:
     scale = max((group[0][1].beyond for group in groups), default=1.0)
-    segments = blocks.segments
+    segments = work_due.scaled(blocks, scale)
     for group in groups:
         too_large = 1.0 - group[0][1].beyond / scale
         if too_large > 0:
@@ -205,7 +209,7 @@ def _cost(group: list[tuple[Habit, Cause]], replay: _Replay, saved: float, block
     held_up = _held_up(blocks, rows, np.arange(len(blocks.steps))[span], group[0][1], saved)
     cost = saved = saved + held_up
     others = [_span([habit]) for habit in replay.kept if habit not in habits]
-    change = whatif.observed_change(blocks, span, others)  # seen beside what held the job back then
+    change = whatif.observed_change(blocks, span, others, replay.without(replay.kept))  # seen beside what held it back
     if change is not None:
         waited = whatif.caused_more(blocks, rows, span) + held_up
         cost = change.cost(saved, waited, whatif.others_grew(blocks, rows, span))

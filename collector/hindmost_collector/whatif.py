@@ -16,7 +16,7 @@ from hindmost_collector.robust import median
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hindmost_collector.align import Floats, Ints
+    from hindmost_collector.align import Array, Floats, Ints
     from hindmost_collector.blocks import Blocks
 
 
@@ -60,12 +60,15 @@ class Change:
         return max(saved, min(waited, self.longer - max(others, 0.0)))
 
 
-def observed_change(blocks: Blocks, during: slice, others: Sequence[slice] = ()) -> Change | None:
+def observed_change(
+    blocks: Blocks, during: slice, others: Sequence[slice] = (), replayed: Floats | None = None
+) -> Change | None:
     """By how much the job became longer in ``during``; ``None`` where the steps outside are too few to tell.
 
     Waiting ranks cool down and clock higher, so what a repair saves is less than what they wait: an onset shows how
     much less. Steps count for at most three typical ones of their side, so that a checkpoint decides nothing. Steps
-    in which any of ``others`` acts are left out, unless it acts in all: what they did is not the doing of this.
+    in which any of ``others`` acts are left out, unless it acts in all: what they did is not the doing of this. Where
+    steps differ by what is ``replayed`` [S] ns of them without these ranks, uneven work say, that is taken out.
     """
     inside = np.zeros(len(blocks.steps), bool)
     inside[during] = True
@@ -73,13 +76,23 @@ def observed_change(blocks: Blocks, during: slice, others: Sequence[slice] = ())
     for other in others:
         if other.stop - other.start < len(blocks.steps):
             known[other] = False
-    before, after = blocks.period[~inside & known], blocks.period[inside & known]
+    period = blocks.period if replayed is None else _steadier(blocks.period, replayed, ~inside & known)
+    before, after = period[~inside & known], period[inside & known]
     if len(before) < _ENOUGH or len(after) < _ENOUGH:
         return None
     before, after = (np.minimum(side, 3 * float(median(side))) for side in (before, after))
     change = float(after.mean() - before.mean())
     noise = float(np.hypot(before.std() / np.sqrt(len(before)), after.std() / np.sqrt(len(after))))
     return Change(change, noise) if change > 2 * noise else None
+
+
+def _steadier(period: Floats, replayed: Floats, calm: Array) -> Floats:
+    """Step times less what is replayed of them, where that makes the calm steps more alike; their level stays."""
+    if not calm.any():
+        return period
+    left: Floats = period - replayed + float(median(replayed[calm]))
+    limits = [np.minimum(one[calm], 3 * float(median(period[calm]))).std() for one in (period, left)]
+    return left if limits[1] < limits[0] else period
 
 
 def caused_more(blocks: Blocks, rows: Sequence[int], during: slice) -> float:

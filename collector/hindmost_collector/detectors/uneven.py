@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_collector import work_due
 from hindmost_collector.robust import MAD_TO_SIGMA, MEDIAN_COST, median, peers_median
 from hindmost_collector.whatif import stretched, waste
 
@@ -51,16 +52,16 @@ def find(blocks: Blocks, settings: Settings) -> Uneven | None:
 
 
 def _by(blocks: Blocks, work: Floats, counted: bool, settings: Settings) -> Uneven | None:
-    more = _more(work)
+    more = more_work(work)
     swing = float(MAD_TO_SIGMA * np.median(np.abs(more)))
     if swing < settings.min_swing or _is_ones_own(more):
         return None
-    explained = _explained(blocks.excess, more)
-    if explained < settings.min_uneven_explained:
+    share = explained(blocks.excess, more)
+    if share < settings.min_uneven_explained:
         return None
     even = blocks.segments - _expected(blocks, more)
     cost = float((stretched(blocks, blocks.segments) - stretched(blocks, even)).mean())
-    return Uneven(cost, explained, swing, counted) if cost >= settings.min_effect * blocks.step_ns else None
+    return Uneven(cost, share, swing, counted) if cost >= settings.min_effect * blocks.step_ns else None
 
 
 def _is_ones_own(more: Floats) -> bool:
@@ -69,11 +70,22 @@ def _is_ones_own(more: Floats) -> bool:
     return len(scatter) > 2 and float(scatter.max()) > 0.5 * float(scatter.sum())
 
 
-def _explained(excess: Floats, more: Floats) -> float:
+def explained(excess: Floats, more: Floats) -> float:
     """Share of the variance of who is late that more work accounts for; 0 where more work makes nobody late."""
     late = np.nan_to_num(excess - median(excess, axis=1)[:, None])
     both = float(np.sum(late * more))
     return both**2 / float(np.sum(late**2) * np.sum(more**2)) if both > 0 else 0.0
+
+
+def in_full(blocks: Blocks, settings: Settings) -> Blocks:
+    """The same, replayed with all that counted work makes ranks late by, where collectives show a part of that."""
+    if blocks.work is None or not blocks.overlapped:
+        return blocks
+    more = more_work(blocks.work)
+    swing = float(MAD_TO_SIGMA * np.median(np.abs(more)))
+    if swing < settings.min_swing or _is_ones_own(more):
+        return blocks
+    return work_due.in_full(blocks, work_due.find(blocks, more, settings))
 
 
 def levelled(blocks: Blocks, settings: Settings) -> Blocks:
@@ -83,14 +95,15 @@ def levelled(blocks: Blocks, settings: Settings) -> Blocks:
     """
     if blocks.work is None or waste(blocks) < settings.min_uneven * blocks.step_ns:
         return blocks
-    more = _more(blocks.work)
-    if _explained(blocks.excess, more) < settings.min_uneven_explained:
+    more = more_work(blocks.work)
+    if explained(blocks.excess, more) < settings.min_uneven_explained:
         return blocks
     slope = float(np.sum(more * np.nan_to_num(blocks.excess))) / float(np.sum(more**2))
-    return replace(blocks, excess=blocks.excess - slope * more, segments=blocks.segments - _expected(blocks, more))
+    segments = blocks.segments - _expected(blocks, more)
+    return replace(blocks, excess=blocks.excess - slope * more, segments=segments, due=None)
 
 
-def _more(work: Floats) -> Floats:
+def more_work(work: Floats) -> Floats:
     """[R, S] by what share of a usual step's work a rank has more than the typical peer, beyond what is usual for it.
 
     Of a usual step's, and not of that step's: time grows by the token, however few a peer had of them. A rank that

@@ -1,0 +1,50 @@
+"""What a fault costs among ranks whose work differs from step to step."""
+
+from __future__ import annotations
+
+import pytest
+from hindmost_collector import blocks as blocks_of
+from hindmost_collector.judge import judge
+from hindmost_collector.settings import DEFAULT
+from hindmost_collector.simulate import Fault, Scenario, simulate
+
+
+def _cost_over_truth(job: Scenario) -> float:
+    """What the verdict says that a repair saves in the steps in which the fault acts, over what it does save."""
+    simulated = simulate(job)
+    (verdict,) = [one for one in judge(simulated.run).verdicts if one.kind == "straggler"]
+    assert verdict.ranks == job.faults[0].ranks
+    truth = simulated.truth
+    return (verdict.cost_ms_per_step or 0.0) * 1e6 * len(truth.active[0]) / (truth.total_ns - truth.repaired_ns)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "fault"),
+    [
+        (16, Fault("input", (3,), 0.2)),
+        (64, Fault("gc", (3,), 0.3)),
+        (16, Fault("compute", (3,), 0.25)),
+        (16, Fault("h2d", (3,), 0.25, onset=60)),
+    ],
+)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_fault_costs_what_longer_batches_elsewhere_leave_of_it(ranks: int, fault: Fault, seed: int) -> None:
+    """Gradients reduced beside backward show a third of how late a long batch makes its rank: all of it counts."""
+    job = Scenario(ranks, 130, seed, varying_lengths=0.18, faults=(fault,))
+    assert _cost_over_truth(job) == pytest.approx(1.0, abs=0.2)
+
+
+def test_an_onset_among_uneven_steps_is_measured_beside_their_work() -> None:
+    """Long batches by chance before the onset are not taken for a smaller fault."""
+    fault = Fault("h2d", (13,), 0.2, onset=59)
+    job = Scenario(16, 141, 111_040, step_ms=384, stretches=5, varying_lengths=0.13, faults=(fault,))
+    assert _cost_over_truth(job) == pytest.approx(1.0, abs=0.2)
+
+
+def test_uneven_work_does_not_make_collectives_run_beside_computing() -> None:
+    """Whoever has a long batch is late for every gather of the step, though each waits for it anew."""
+    fault = Fault("h2d", (6,), 0.14, onset=31)
+    job = Scenario(16, 107, 111_010, "fsdp", stretches=3, varying_lengths=0.13, faults=(fault,))
+    found = blocks_of.build(simulate(job).run, DEFAULT)
+    assert found is not None
+    assert not found.overlapped
