@@ -71,19 +71,23 @@ def _effect(job: Scenario, truth: Truth) -> float:
 
 
 def _cost(job: Scenario, truth: Truth, naming: list[Verdict]) -> float | None:
-    """What verdicts on faulty ranks say that a repair saves, over what it does; ``None`` where there is none."""
-    active = {step for steps in truth.active for step in steps}
-    right = [one.cost_ms_per_step for one in naming if one.cost_ms_per_step and _is_right(one, job)]
-    saved = (truth.total_ns - truth.repaired_ns) / 1e6
-    return sum(right) * len(active) / saved if right and saved > 0 else None
+    """What verdicts on faulty ranks say that a repair saves, over what it does; ``None`` where there is none.
+
+    A cost is a mean over the steps from the verdict's first to its last.
+    """
+    right = [one for one in naming if one.cost_ms_per_step and _is_right(one, job)]
+    saved = truth.total_ns - truth.repaired_ns
+    return sum(_saves(one, job) for one in right) / saved if right and saved > 0 else None
+
+
+def _saves(verdict: Verdict, job: Scenario) -> float:
+    """Ns of the whole run that the repair saves."""
+    until = job.steps if verdict.until_step is None else verdict.until_step
+    return (verdict.cost_ms_per_step or 0.0) * 1e6 * (until - (verdict.since_step or 0))
 
 
 def _error(job: Scenario, simulated: Simulated, verdicts: list[Verdict]) -> float:
     """How far the judge's time without what it blames is from the true time without the faults."""
-    saved = 0.0
-    for verdict in verdicts:
-        if verdict.cost_ms_per_step:
-            until = job.steps if verdict.until_step is None else verdict.until_step + 1
-            saved += verdict.cost_ms_per_step * 1e6 * (until - (verdict.since_step or 0))
+    saved = sum(_saves(verdict, job) for verdict in verdicts)
     truth = simulated.truth
     return abs(truth.total_ns - saved - truth.repaired_ns) / truth.repaired_ns

@@ -15,7 +15,7 @@ from hindmost_collector.verdict import Verdict
 from hindmost_collector.whatif import repaired, stall_saving, stretched, waste
 
 if TYPE_CHECKING:
-    from hindmost_collector.align import Array, Floats
+    from hindmost_collector.align import Array, Floats, Ints
     from hindmost_collector.blocks import Blocks
     from hindmost_collector.causes import Cause
     from hindmost_collector.detectors.hang import Hang
@@ -249,29 +249,40 @@ def of_stalls(stalls: list[Stalls], blocks: Blocks, settings: Settings) -> list[
     """Verdicts of ranks that stall now and then, where that costs enough to act on."""
     found = []
     for one in stalls:
-        gain = float(stall_saving(blocks, one.rows, one.stalled).mean())
+        saved = stall_saving(blocks, one.rows, one.stalled)
+        gain = float(saved.mean())
         if gain < settings.min_effect * average(blocks.period) or gain < settings.min_share_of_waste * waste(blocks):
             continue
         cause = causes.explain(blocks, one.rows[0], one.stalled, settings)
-        gain *= cause.beyond  # of longer computing, lateness shows a part
-        held_up = _held_up(blocks, list(one.rows), np.arange(len(blocks.steps)), cause, gain)
+        span = np.arange(_began(one.stalled), len(blocks.steps))
+        gain = float(saved[span].mean()) * cause.beyond  # of longer computing, lateness shows a part
+        held_up = _held_up(blocks, list(one.rows), span, cause, gain)
         ranks = tuple(sorted(int(blocks.ranks[row]) for row in one.rows))
         found.append(
             Verdict(
                 kind="intermittent",
                 ranks=ranks,
                 cause=cause.cause,
-                since_step=int(blocks.steps[one.stalled[0]]),
+                since_step=since(blocks, int(span[0])),
                 cost_ms_per_step=(gain + held_up) / 1e6,
-                cost_ratio=(gain + held_up) / average(blocks.period),
+                cost_ratio=(gain + held_up) / average(blocks.period[span]),
                 confidence=float(np.clip(one.share, 0.5, 0.99)),
                 explained=cause.explained,
                 partial=cause.partial,
-                evidence=(*wording.stalls(blocks, one, cause), *wording.held_up(held_up)),
+                evidence=(
+                    *wording.stalls(blocks, one, cause, (gain + held_up) * len(span)),
+                    *wording.held_up(held_up),
+                ),
                 advice=tuple(wording.advice(cause.cause, list(ranks))),
             )
         )
     return found
+
+
+def _began(stalled: Ints) -> int:
+    """Index from which on a rank stalls now and then: the start, unless that is longer ago than any two stalls."""
+    first = int(stalled[0])
+    return 0 if first <= int(np.diff(stalled).max(initial=0)) else first
 
 
 def of_links(link: SlowLink | None, blocks: Blocks, settings: Settings) -> list[Verdict]:

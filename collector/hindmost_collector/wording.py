@@ -192,11 +192,12 @@ def too_little(blocks: Blocks, habits: list[Habit]) -> str:
     return f"{late.replace('their peers', 'its peers') if len(habits) == 1 else late}, which costs too little to act on"
 
 
-def stalls(blocks: Blocks, found: Stalls, cause: Cause) -> list[str]:
-    """Evidence for an intermittent rank, or a node's ranks that stall in turn."""
+def stalls(blocks: Blocks, found: Stalls, cause: Cause, cost: float) -> list[str]:
+    """Evidence for an intermittent rank, or a node's ranks that stall in turn; ``cost`` ns of all stalls together."""
     who = names([int(blocks.ranks[row]) for row in found.rows])
     verb, whose = ("stalls", "its own") if len(found.rows) == 1 else ("stall, one or another,", "theirs")
-    often = f"{who} {verb} in {len(found.stalled)} of {len(blocks.steps)} steps, by {ms(found.excess)} each"
+    each = f"which makes such a step {ms(cost / len(found.stalled))} longer"
+    often = f"{who} {verb} in {len(found.stalled)} of {len(blocks.steps)} steps, by {ms(found.excess)} each, {each}"
     return [often, f"{found.share:.0%} of all stalls in the job are {whose}", *_shares(found.excess, cause)]
 
 

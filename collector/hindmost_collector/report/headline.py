@@ -96,9 +96,7 @@ _SHORTER = {"all": "the job", "since": "the steps since then", "while": "those s
 
 
 def _held(one: Mapping[str, Any]) -> str:
-    """How much of the run a cost is about; that of stalls is spread over all of it, whenever the first was."""
-    if one["kind"] == "intermittent":
-        return "all"
+    """How much of the run a cost is about."""
     return "while" if one.get("until_step") is not None else "since" if one.get("since_step") else "all"
 
 
