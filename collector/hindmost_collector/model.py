@@ -200,6 +200,8 @@ class Job:
     exit_code: int | None = None
     #: The signal by which whoever started the job asked it to end, such as ``SIGINT``.
     interrupted_by: str | None = None
+    #: Whether whoever recorded it wrote nothing more for long, and did not say how the job ended.
+    abandoned: bool = False
     #: Why no rank on the node of ``hindmost run`` could make its ring, where that was so.
     no_ring: str | None = None
     source: str = "hindmost"

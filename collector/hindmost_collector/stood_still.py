@@ -15,7 +15,8 @@ from hindmost.attach.stacks import UNREAD
 from hindmost_collector.detectors import hang
 from hindmost_collector.model import NONBLOCKING, Job, rows
 from hindmost_collector.robust import median
-from hindmost_collector.wording import names, source_line
+from hindmost_collector.wording import names
+from hindmost_collector.wording_stop import source_line
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Ints

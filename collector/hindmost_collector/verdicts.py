@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector import causes, confidence, lacking, roles, starving, whatif, wording, work_due
+from hindmost_collector import causes, confidence, lacking, roles, starving, whatif, wording, wording_stop, work_due
+from hindmost_collector.detectors.hang import since_step as since_stop
 from hindmost_collector.job_verdicts import since
 from hindmost_collector.model import Run, rows
 from hindmost_collector.robust import average, median, peers_median
@@ -335,9 +336,10 @@ def of_hang(stop: Hang, run: Run) -> Verdict:
         ranks=stop.ranks,
         victims=stop.victims,
         cause="unknown",
-        confidence=(0.99 if stop.waited_ns >= 0 else 0.8) if stop.ranks else 0.6,
-        evidence=tuple(wording.hang(stop, run)),
-        advice=tuple(wording.hang_advice(stop, run)),
+        since_step=since_stop(stop, run),
+        confidence=stop.confidence,
+        evidence=tuple(wording_stop.hang(stop, run)),
+        advice=tuple(wording_stop.hang_advice(stop, run)),
     )
 
 
@@ -354,7 +356,7 @@ def of_mismatch(found: Mismatch | None, run: Run) -> list[Verdict]:
             cause="unknown",
             since_step=int(started.max()) if len(started) else None,
             confidence=0.9,
-            evidence=tuple(wording.mismatch(found)),
+            evidence=tuple(wording_stop.mismatch(found)),
             advice=(
                 f"find the branch that {wording.names(found.ranks)} took and the others did not; the results are wrong",
             ),

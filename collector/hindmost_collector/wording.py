@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from hindmost.attach.stacks import UNREAD
 
 from hindmost_collector.causes import MEASURES
-from hindmost_collector.model import FINISHED, OTHER, VANISHED, Job
+from hindmost_collector.model import OTHER
 from hindmost_collector.robust import median, spread
 from hindmost_collector.sharing import NEEDS
 
@@ -17,9 +16,7 @@ if TYPE_CHECKING:
 
     from hindmost_collector.blocks import Blocks
     from hindmost_collector.causes import Cause
-    from hindmost_collector.detectors.hang import Hang
     from hindmost_collector.detectors.intermittent import Stalls
-    from hindmost_collector.detectors.mismatch import Mismatch
     from hindmost_collector.detectors.slow_link import SlowLink
     from hindmost_collector.detectors.slow_network import SlowNetwork
     from hindmost_collector.detectors.straggler import Habit
@@ -306,93 +303,3 @@ def nothing_inside(blocks: Blocks) -> tuple[str, str]:
     unseen = "no collective and no phase was seen that would tell who works and who waits in it"
     mark = 'mark what a step consists of, `with hindmost.phase("input"):` and so on'
     return f"{took}; {unseen}", f"{mark}; `hindmost doctor` says which collectives can be seen here"
-
-
-#: Ranks of which each is told what it does.
-_TOLD = 8
-
-
-def hang(stop: Hang, run: Run) -> list[str]:
-    """Evidence for a stop."""
-    where = f"{stop.op} number {stop.seq} of communicator {stop.comm:#x}"
-    if not stop.seen:
-        return [
-            f"nothing moved for {stop.waited_ns / 1e9:.1f} s before a signal ended the job",
-            f"the last that anybody did was {where}; what was open then was not seen",
-        ]
-    waited = "1 rank has" if len(stop.victims) == 1 else f"{len(stop.victims)} ranks have"
-    found = [f"{waited} waited {stop.waited_ns / 1e9:.1f} s in {where}"]
-    if stop.waited_ns < 0:
-        wait = "1 rank waits" if len(stop.victims) == 1 else f"{len(stop.victims)} ranks wait"
-        found = [f"{wait} in {where}; for how long is not recorded"]
-    if stop.kind == "desync":
-        found += [f"rank {rank} entered {name} there instead" for rank, name in sorted(stop.doing.items())[:_TOLD]]
-        return found if stop.ranks else [*found, "which of them took the wrong branch cannot be told"]
-    if stop.ranks:
-        found.append(f"{names(stop.ranks)} never entered it")
-    else:
-        found.append("every member entered it and none leaves")
-    found += [f"rank {rank} is inside {name}" for rank, name in sorted(stop.doing.items())]
-    found += _gone(stop, run)
-    stacks = dict(zip(run.stacks["rank"].tolist(), run.stacks["text"].tolist(), strict=True))  # the last look at each
-    return found + [_standing(rank, stacks[rank]) for rank in stop.ranks if rank in stacks]
-
-
-_GONE = {FINISHED: "has finished", VANISHED: "is gone: its process ended without a word"}
-
-
-def _gone(stop: Hang, run: Run) -> list[str]:
-    """Which culprits were gone while the others still waited."""
-    seen = run.in_flight["observed_ns"].max(initial=0)
-    columns = (run.rank_states[name].tolist() for name in ("rank", "life", "time_ns"))
-    return [
-        f"rank {rank} {_GONE[life]}"
-        for rank, life, when in zip(*columns, strict=True)
-        if rank in stop.ranks and life in _GONE and when < seen
-    ]
-
-
-def mismatch(found: Mismatch) -> list[str]:
-    """Evidence for operations that differ between ranks though nobody hangs."""
-    where = f"number {found.seq} of communicator {found.comm:#x}"
-    told = f"{names(found.ranks)} ran {found.ran} as {where}, where the others ran {found.op}"
-    often = "once" if found.places == 1 else f"at {found.places} places since then"
-    return [told, f"ranks differ {often}; the job went on, with what belongs to other operations"]
-
-
-def _standing(rank: int, stack: str) -> str:
-    """Where a rank is, or why nobody knows."""
-    if stack.startswith(UNREAD):
-        return f"rank {rank}'s stack could not be read: {stack.partition(': ')[2].partition(chr(10))[0]}"
-    return f"rank {rank} is at {source_line(stack)}"
-
-
-def source_line(stack: str) -> str:
-    """The line of a stack dump that a reader wants: the innermost Python frame outside of libraries."""
-    frames = [line.strip() for line in stack.splitlines() if "(" in line and ")" in line and ":" in line]
-    foreign = ("site-packages", "/lib/python", "hindmost/probes/")
-    own = [line for line in frames if ".py" in line and not any(place in line for place in foreign)]
-    return (own or frames or [stack.strip().partition("\n")[0] or "an empty stack"])[0]
-
-
-def hang_advice(stop: Hang, run: Run) -> list[str]:
-    """What to do about a stop: of a job that runs its processes can still be looked at."""
-    if stop.kind == "desync":
-        who = f"{names(stop.ranks)} took and the others did not" if stop.ranks else "only some of the ranks took"
-        return [f"find the branch that {who}"]
-    if not stop.seen and run.job.source == Job.source:
-        return [f"when nothing moves, `hindmost attach --stacks --job {run.job.id}` says where each rank stands"]
-    if not stop.seen:
-        return ["let `hindmost run` watch such a job to its end: it writes down every rank's stack when nothing moves"]
-    if not stop.ranks:
-        return ["all ranks are inside the operation: look at the network and the GPUs, not at the script"]
-    if run.job.ended_ns is None and run.job.source == Job.source:
-        where = f"on the node of {names(stop.ranks)}"
-        return [f"before you cancel it: `hindmost attach --stacks --job {run.job.id}` {where}"]
-    stacks = zip(run.stacks["rank"].tolist(), run.stacks["text"].tolist(), strict=True)
-    seen = sorted(set(stop.ranks) & {rank for rank, stack in stacks if not stack.startswith(UNREAD)})
-    own = run.job.source == Job.source
-    where = f", and all its threads in stacks/{seen[0]}.txt of the run directory" if seen and own else ""
-    again = "if the job was still at work then, write the dumps once more: what stays open hangs"
-    found = [f"see what {names(stop.ranks)} printed last{where}: the others waited for it"]
-    return [*found, again] if stop.waited_ns < 0 else found

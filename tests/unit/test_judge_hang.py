@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from hindmost_collector.chunk import from_rows
 from hindmost_collector.judge import judge
 from hindmost_collector.model import COMMUNICATORS, VANISHED, empty
+from hindmost_collector.report import headline
 
 from tests.scenarios.loads import Load, hang, make
 
@@ -128,7 +129,8 @@ def test_what_was_open_until_the_job_was_killed_hung_until_then() -> None:
     job = replace(run.job, exit_code=137, ended_ns=int(run.in_flight["start_ns"].max()) + 40 * SECOND)
     verdict = first(replace(run, job=job))
     assert (verdict.kind, verdict.ranks) == ("hang", (1,))
-    assert "3 ranks have waited 40.0 s" in verdict.evidence[0]
+    assert verdict.evidence[0].startswith("3 ranks waited 40.0 s in all_reduce number 40 ")
+    assert verdict.evidence[0].endswith(", until a signal ended the job")
 
 
 def test_a_stack_that_could_not_be_read_is_no_place_in_the_code() -> None:
@@ -149,3 +151,68 @@ def test_a_culprit_whose_process_is_gone_is_told_as_that() -> None:
     state = {"rank": [3], "time_ns": [int(run.in_flight["start_ns"].min())], "life": [VANISHED]}
     gone = {name: np.array(values) for name, values in state.items()}
     assert any("rank 3 is gone" in line for line in first(replace(run, rank_states=run.rank_states | gone)).evidence)
+
+
+AT = 'Thread 1 (idle): "MainThread"\n    load (train.py:49)\n'
+
+
+@pytest.mark.parametrize(
+    ("over", "end"),
+    [
+        ({"ended_ns": 1, "exit_code": 1}, ", until the job ended, as a time-out makes it"),
+        ({"ended_ns": 1, "exit_code": 0}, ", until the job ended"),
+        ({"abandoned": True}, ", as far as the recording goes: a time-out may have ended it"),
+        ({"source": "PyTorch Flight Recorder dumps"}, ", as far as the recording goes: a time-out may have ended it"),
+    ],
+)
+def test_a_wait_is_as_long_as_the_job_let_it_be(over: dict[str, Any], end: str) -> None:
+    """Of a job that is over its end bounds the wait, and nobody is told to attach to it."""
+    run = replace(hang(FOUR, [3]), stacks=from_rows("stacks", [(3, 1, AT)]))
+    verdict = first(replace(run, job=replace(run.job, **over)))
+    assert verdict.evidence[0] == f"3 ranks waited 30.0 s in all_reduce number 40 of communicator 0x7{end}"
+    assert not [line for line in verdict.advice if "attach" in line]
+    assert verdict.advice[0].startswith("see what rank 3 waits for at load (train.py:49)")
+
+
+def test_a_job_at_work_is_told_of_the_line_and_can_be_attached_to() -> None:
+    """The line is at hand before anybody has read a file; the rest of the stack is one command away."""
+    run = replace(hang(FOUR, [3]), stacks=from_rows("stacks", [(3, 1, AT)]))
+    verdict = first(run)
+    assert verdict.evidence[0].startswith("3 ranks have waited 30.0 s")
+    assert [line.partition(";")[0] for line in verdict.advice] == [
+        "see what rank 3 waits for at load (train.py:49)",
+        "before you cancel it: `hindmost attach --stacks --job made` on the node of rank 3",
+    ]
+
+
+def test_ranks_that_are_all_gone_can_not_be_attached_to() -> None:
+    """Nobody said how the job ended, and no process of it is left."""
+    run = hang(FOUR, [3])
+    state = {"rank": range(4), "time_ns": [1] * 4, "life": [VANISHED] * 4}
+    gone = {name: np.array(values) for name, values in state.items()}
+    verdict = first(replace(run, rank_states=run.rank_states | gone))
+    assert not [line for line in verdict.advice if "attach" in line]
+
+
+def test_a_hang_is_in_the_step_after_the_last_that_its_culprit_finished() -> None:
+    """Where steps were recorded, the headline tells in which the job stopped."""
+    open_ops = hang(Load(ranks=4, steps=40, kind="torch"), [2])
+    report = judge(open_ops).to_dict()
+    assert report["verdicts"][0]["since_step"] == 40
+    assert headline.verdict(report["verdicts"][0]) == "the job hangs in step 40: rank 2 did not come, 3 ranks waiting"
+    assert first(hang(FOUR, [2])).since_step is None
+
+
+def test_ranks_of_one_node_that_stop_together_share_that() -> None:
+    """Its cause is not known, and the evidence says what to look at."""
+    run = hang(FOUR, [2, 3])
+    run = replace(run, ranks=run.ranks | {"node": np.array(["a", "a", "b", "b"])})
+    assert "these are all ranks of b: what they share is the node" in first(run).evidence
+    one = replace(run, ranks=run.ranks | {"node": np.array(["a", "b", "b", "b"])})
+    assert not [line for line in first(one).evidence if "share" in line]
+
+
+def test_nobody_is_inside_what_nobody_saw() -> None:
+    """A hang of which only the silence is known does not say that every rank was inside an operation."""
+    report = judge(killed(make(FOUR), 137, 60.0)).to_dict()
+    assert headline.verdict(report["verdicts"][0]) == "the job hangs: nothing moves any more"

@@ -203,3 +203,9 @@ def test_a_cost_that_names_nobody_is_a_share_of_the_same_step(kind: str) -> None
     mean = report.job.step_ms["mean"]
     assert mean is not None
     assert found.cost_ms_per_step == pytest.approx((found.cost_ratio or 0.0) * mean, rel=1e-6)
+
+
+@pytest.mark.parametrize(("ranks", "stall"), [([4], "rank 4 stalls now"), ([4, 5], "ranks 4 and 5 stall now")])
+def test_several_ranks_stall_and_one_stalls(ranks: list[int], stall: str) -> None:
+    """A verb agrees with how many there are."""
+    assert headline.verdict({"kind": "intermittent", "ranks": ranks}).startswith(stall)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector.model import UNMEASURED, Run, rows
+from hindmost_collector.model import UNMEASURED, Job, Run, rows
+from hindmost_collector.phases import training
 
 if TYPE_CHECKING:
     from hindmost_collector.model import Table
@@ -34,6 +35,16 @@ class Hang:
     waited_ns: int  # -1: nobody knows
     doing: dict[int, str]
     seen: bool = True  # false: nobody saw what was open, only that nothing moved any more
+    #: Members of which nobody knows what they had open: the culprits themselves, or, where there are none, suspects.
+    unproven: tuple[int, ...] = ()
+
+    @property
+    def confidence(self) -> float:
+        """How sure the name is: less where nobody saw that the rank had not come, or how long the others waited."""
+        if not self.ranks:
+            return 0.6
+        sure = 0.99 if self.waited_ns >= 0 else 0.8
+        return sure - 0.2 if self.unproven else sure
 
 
 @dataclass(frozen=True)
@@ -56,6 +67,19 @@ def find(run: Run, step_ns: float, settings: Settings) -> Hang | None:
     return None if "checkpoint" in found.doing.values() and found.waited_ns < patience else found
 
 
+def since_step(stop: Hang, run: Run) -> int | None:
+    """The step in which the job stopped: the one after the last that the culprits finished, or else anybody."""
+    table = training(run.steps)
+    mine = np.isin(table["rank"], stop.ranks) if rows(table) else np.zeros(0, bool)
+    if not rows(table) or (stop.ranks and not mine.any()):
+        return None
+    last = [
+        int(table["step"][table["rank"] == rank].max())
+        for rank in np.unique(table["rank"][mine] if mine.any() else table["rank"])
+    ]
+    return min(last) + 1
+
+
 def _of_no_age(run: Run, waiting: dict[int, list[_Open]]) -> Hang | None:
     """Who did not come to what the others wait in, where it is not known how long: nothing less tells a stop from a
     moment of a job at work, in which operations are open too."""
@@ -68,7 +92,12 @@ def _of_no_age(run: Run, waiting: dict[int, list[_Open]]) -> Hang | None:
     }
     found = _left_behind(run, waiting, stuck) if stuck else None
     known = set(run.ranks["rank"].tolist())
-    named = found is not None and found.kind == "hang" and found.ranks and known.issuperset(found.ranks)
+    named = (
+        found is not None
+        and found.kind == "hang"
+        and found.ranks
+        and known.issuperset({*found.ranks} - {*found.unproven})
+    )
     return found if named else None
 
 
@@ -76,11 +105,12 @@ def _left_behind(run: Run, waiting: dict[int, list[_Open]], stuck: dict[int, lis
     """Who did not come, upstream of everybody who waits; or came before, with an operation that nobody else ran."""
     blocked = {one.rank for held in waiting.values() for one in held}
     missing = {comm: _missing(run, comm, held) for comm, held in stuck.items()}
-    culprits = sorted({rank for ranks in missing.values() for rank in ranks if rank not in blocked})
-    crossed = None if culprits else _crossed(run, stuck, missing)
+    absent = sorted({rank for ranks in missing.values() for rank in ranks if rank not in blocked})
+    crossed = None if absent else _crossed(run, stuck, missing)
     if crossed is not None:
         return crossed
-    comm = next((comm for comm in stuck if set(missing[comm]) & set(culprits)), next(iter(stuck)))
+    culprits, unproven = _culprits(run, absent, blocked)
+    comm = next((comm for comm in stuck if set(missing[comm]) & {*culprits, *unproven}), next(iter(stuck)))
     held = stuck[comm]
     entered = {one.rank for one in held}
     others = _other_operations(run, comm, sorted(members(run, comm) - entered), entered)
@@ -93,7 +123,25 @@ def _left_behind(run: Run, waiting: dict[int, list[_Open]], stuck: dict[int, lis
         op=held[0].name,
         waited_ns=max(one.waited for one in held),
         doing=others or _doing(run, culprits),
+        unproven=() if others else tuple(unproven),
     )
+
+
+def _culprits(run: Run, absent: list[int], blocked: set[int]) -> tuple[list[int], list[int]]:
+    """Of those who did not come the ones that were looked at; else the one that was not, if it is one and the others
+    who wait are several. And of whom nobody knows what they had open, where nobody else did not come."""
+    looked_at = _looked_at(run)
+    proven = [rank for rank in absent if rank in looked_at]
+    unproven = [rank for rank in absent if rank not in looked_at]
+    if proven or not unproven:
+        return proven, []
+    return unproven if len(unproven) == 1 < len(blocked) else [], unproven
+
+
+def _looked_at(run: Run) -> set[int]:
+    """Ranks of which it is known what they had open: in a foreign recording, those that left a dump."""
+    states = run.rank_states["rank"].tolist() if run.job.source != Job.source else []
+    return {int(rank) for rank in states or run.ranks["rank"].tolist()}
 
 
 def _crossed(run: Run, stuck: dict[int, list[_Open]], missing: dict[int, list[int]]) -> Hang | None:
@@ -148,13 +196,13 @@ def _open_names(run: Run, comm: int) -> set[str]:
 
 
 #: Exit codes from here on, and negative ones, are those of a job that a signal ended.
-_BY_SIGNAL = 128
+BY_SIGNAL = 128
 
 
 def _silence(run: Run, limit: float) -> Hang | None:
     """A job that a signal ended long after anything had moved, though nobody saw what was open then."""
     code, ended, table = run.job.exit_code, run.job.ended_ns, run.collectives
-    if code is None or 0 <= code < _BY_SIGNAL or ended is None or rows(table) == 0:
+    if code is None or 0 <= code < BY_SIGNAL or ended is None or rows(table) == 0:
         return None
     stops = [
         int((one["start_ns"] + np.maximum(one["duration_ns"], 0)).max()) for one in (table, run.steps) if rows(one)
@@ -180,7 +228,7 @@ def _open_operations(run: Run) -> dict[int, list[_Open]]:
     """Communicator to its lowest unfinished operations."""
     table = run.in_flight
     found: dict[int, list[_Open]] = {}
-    killed = run.job.ended_ns if run.job.exit_code and not 0 <= run.job.exit_code < _BY_SIGNAL else None
+    killed = run.job.ended_ns if run.job.exit_code and not 0 <= run.job.exit_code < BY_SIGNAL else None
     for i in range(rows(table)):
         if str(table["kind"][i]) not in _COLLECTIVE:
             continue

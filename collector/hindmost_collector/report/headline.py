@@ -143,7 +143,7 @@ def cause(one: Mapping[str, Any]) -> str:
 
 def _interval(one: Mapping[str, Any]) -> str:
     since, until = one.get("since_step"), one.get("until_step")
-    if since is None:
+    if since is None or one["kind"] == "hang":
         return ""
     return f", since step {since}" if until is None else f", from step {since} to {until}"
 
@@ -156,10 +156,19 @@ def _holds(one: Mapping[str, Any]) -> str:
     return f"{_who(one)} {'holds' if len(one['ranks']) == 1 else 'hold'} the job back{_cost(one)}{_cause(one)}"
 
 
+#: A name that is less sure than this is said to be likely.
+_SURE = 0.75
+
+
 def _stopped(one: Mapping[str, Any]) -> str:
+    hangs = "the job hangs" + (f" in step {one['since_step']}" if one.get("since_step") is not None else "")
+    waiting = _count(len(one["victims"]), "rank")
+    if not one["victims"]:
+        return f"{hangs}: nothing moves any more"
     if not one["ranks"]:
-        return "the job hangs: every rank is inside the same operation"
-    return f"the job hangs: {_who(one)} did not come, {_count(len(one['victims']), 'rank')} waiting"
+        return f"{hangs}: {waiting} waiting in the same operation"
+    likely = "" if (one.get("confidence") or 1.0) >= _SURE else "likely "
+    return f"{hangs}: {likely}{_who(one)} did not come, {waiting} waiting"
 
 
 def _parted(one: Mapping[str, Any]) -> str:
@@ -175,7 +184,9 @@ def _link(one: Mapping[str, Any]) -> str:
 _NOBODY = "nobody is slow: "
 _KINDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "straggler": _holds,
-    "intermittent": lambda one: f"{_who(one)} stalls now and then{_cost(one)}{_cause(one)}",
+    "intermittent": lambda one: (
+        f"{_who(one)} {'stalls' if len(one['ranks']) == 1 else 'stall'} now and then{_cost(one)}{_cause(one)}"
+    ),
     "hang": _stopped,
     "desync": _parted,
     "slow_link": lambda one: f"{_link(one)}{_cost(one)}",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: Tables of which one source's rows stand for the run; the others add up.
 _ONE_SOURCE = ("steps", "collectives", "communicators", "in_flight", "operations")
-_ADDED_UP = ("intervals", "metrics", "stacks")
+_ADDED_UP = ("intervals", "metrics", "stacks", "rank_states")
 
 
 def combine(path: Path, runs: Sequence[Run]) -> Run:
@@ -32,6 +32,7 @@ def combine(path: Path, runs: Sequence[Run]) -> Run:
         name: next((run.tables()[name] for run in runs if has_rows(run, name)), None) for name in _ONE_SOURCE
     }
     chosen["steps"] = _steps(runs)
+    chosen["communicators"] = _communicators(runs)
     added: dict[str, Any] = {name: concatenate(name, [run.tables()[name] for run in runs]) for name in _ADDED_UP}
     ranks = _ranks(runs)
     notes = [note for run in runs for note in run.notes]
@@ -114,7 +115,21 @@ def _in_the_communicators_of(chosen: Table | None, run: Run) -> Run:
         names = np.array([same.get(comm, comm) for comm in comms.tolist()], dtype=np.uint64)
         return {**part, "comm": names[which]} if len(comms) else part
 
-    return replace(run, collectives=renamed(run.collectives), in_flight=renamed(run.in_flight))
+    return replace(
+        run,
+        collectives=renamed(run.collectives),
+        in_flight=renamed(run.in_flight),
+        communicators=renamed(run.communicators),
+    )
+
+
+def _communicators(runs: Sequence[Run]) -> Table:
+    """Those of the best source, and such of the others as it does not know, by lacking a member's file, say."""
+    found: list[Table] = []
+    for run in runs:
+        known = np.concatenate([part["comm"] for part in found]) if found else np.empty(0, np.uint64)
+        found.append(select(run.communicators, ~np.isin(run.communicators["comm"], known)))
+    return concatenate("communicators", found)
 
 
 def _members(communicators: Table) -> dict[int, frozenset[int]]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from hindmost.errors import UsageError
 
-from hindmost_collector.model import NONBLOCKING, UNMEASURED, Job, Run, Table
+from hindmost_collector.model import NONBLOCKING, RUNNING, UNMEASURED, Job, Run, Table
 from hindmost_collector.sources import one_job
 from hindmost_collector.sources.columns import concatenate, table
 from hindmost_collector.sources.operations import operation
@@ -72,7 +72,7 @@ def recognises(sample: Sample) -> bool:
 
 def load(files: Sequence[Path]) -> Run:
     """What every rank had enqueued, and what of it had not finished when the dumps were written."""
-    dumps = sorted((_dump(path) for path in files), key=lambda dump: dump.rank)
+    dumps, torn = _whole(files)
     if len({dump.rank for dump in dumps}) < len(dumps):
         raise UsageError(f"{files[0].parent}: two {NAME} of one rank; name the folder of one job")
     created = {f"rank {one.rank}": _created(one) for one in dumps}
@@ -87,9 +87,11 @@ def load(files: Sequence[Path]) -> Run:
         job=Job(id="", world_size=size, source=NAME),
         ranks=table("ranks", rank=[dump.rank for dump in dumps], world_size=size, framework="torch"),
         collectives=concatenate("collectives", [_collectives(dump) for dump in dumps]),
-        communicators=concatenate("communicators", [_communicators(dump) for dump in dumps]),
+        communicators=_communicators(dumps),
+        rank_states=table("rank_states", rank=[dump.rank for dump in dumps], time_ns=written, life=RUNNING),
         in_flight=concatenate("in_flight", unfinished),
         stacks=_stacks(dumps, seen) if any(len(part["rank"]) for part in unfinished) else table("stacks", rank=[]),
+        notes=tuple(torn),
     )
 
 
@@ -105,6 +107,39 @@ def _dump(path: Path) -> _Dump:
     return _Dump(path, int(found[1]), entries, _groups(config if isinstance(config, dict) else {}))
 
 
+class _TornError(UsageError):
+    """A dump that ends before it is over, as of a rank that was killed while it wrote."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(_refusal(path, why))
+        self.path = path
+
+
+def _refusal(path: Path, why: str) -> str:
+    return f"{path}: damaged or hostile, not read: {why}"
+
+
+def _whole(files: Sequence[Path]) -> tuple[list[_Dump], list[str]]:
+    """The dumps in the order of ranks, and what to say of torn ones; raises where none is whole."""
+    read = [_dump_or_torn(path) for path in files]
+    dumps = sorted((one for one in read if isinstance(one, _Dump)), key=lambda dump: dump.rank)
+    torn = [one for one in read if isinstance(one, _TornError)]
+    if not dumps:
+        raise torn[0]
+    if not torn:
+        return dumps, []
+    names = ", ".join(one.path.name for one in torn[:4]) + (f" and {len(torn) - 4} more" if len(torn) > 4 else "")
+    whose = "that rank" if len(torn) == 1 else "those ranks"
+    return dumps, [f"{names}: torn, left out; what {whose} had open is not known."]
+
+
+def _dump_or_torn(path: Path) -> _Dump | _TornError:
+    try:
+        return _dump(path)
+    except _TornError as error:
+        return error
+
+
 def _content(path: Path) -> Any:
     if path.stat().st_size > MAX_DUMP_BYTES:
         raise UsageError(f"{path}: larger than any Flight Recorder dump ({MAX_DUMP_BYTES >> 20} MiB); not read")
@@ -112,7 +147,19 @@ def _content(path: Path) -> Any:
     try:
         return json.loads(data) if data.lstrip()[:1] == b"{" else plain_pickle(data)
     except (ValueError, pickle.UnpicklingError, EOFError, IndexError, KeyError, RecursionError, TypeError) as error:
-        raise UsageError(f"{path}: damaged or hostile, not read: {str(error).splitlines()[0]}") from error
+        why = str(error).splitlines()[0]
+        raise (_TornError(path, why) if _is_torn(error, data) else UsageError(_refusal(path, why))) from error
+
+
+#: How the readers say that there is no more where there should be.
+_ENDS = ("exhausted before seeing STOP", "remain", "not enough data in stream", "no newline found")
+
+
+def _is_torn(error: Exception, data: bytes) -> bool:
+    """Whether a dump was fine up to where it ends."""
+    if isinstance(error, json.JSONDecodeError):
+        return len(data[error.pos :].strip()) == 0 or error.msg.startswith("Unterminated string")
+    return isinstance(error, ValueError) and any(words in str(error) for words in _ENDS)
 
 
 def plain_pickle(data: bytes) -> Any:
@@ -199,15 +246,17 @@ def _collectives(dump: _Dump) -> Table:
     )
 
 
-def _communicators(dump: _Dump) -> Table:
-    mine = [group for group in dump.groups.values() if dump.rank in group.ranks]
+def _communicators(dumps: list[_Dump]) -> Table:
+    """Every group that a dump names, with its members that left none, too: for those the others may wait."""
+    groups = {group.comm: group for dump in dumps for group in dump.groups.values() if dump.rank in group.ranks}
+    members = [(group, place, rank) for group in groups.values() for place, rank in enumerate(group.ranks)]
     return table(
         "communicators",
-        comm=np.array([group.comm for group in mine], dtype=np.uint64),
-        rank=[dump.rank] * len(mine),
-        rank_in=[group.ranks.index(dump.rank) for group in mine],
-        size=[len(group.ranks) for group in mine],
-        name=[group.name for group in mine],
+        comm=np.array([group.comm for group, _, _ in members], dtype=np.uint64),
+        rank=[rank for _, _, rank in members],
+        rank_in=[place for _, place, _ in members],
+        size=[len(group.ranks) for group, _, _ in members],
+        name=[group.name for group, _, _ in members],
     )
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hindmost_collector.store.run_directory import read_run
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from hindmost_collector.model import Run
@@ -24,9 +27,15 @@ def find(folder: Path) -> Path | None:
     return next((path for path in candidates if is_run(path)), None)
 
 
-def load(folder: Path) -> Run:
+#: A collector writes every few seconds while a job goes on: after so long without a file there is none any more.
+_ABANDONED_S = 600.0
+
+
+def load(folder: Path, now: Callable[[], float] = time.time) -> Run:
     """What the run directory recorded."""
-    return read_run(folder)
+    run = read_run(folder)
+    written = max((path.stat().st_mtime for path in folder.glob("segments/*")), default=0.0)
+    return replace(run, job=replace(run.job, abandoned=run.job.ended_ns is None and now() - written > _ABANDONED_S))
 
 
 def is_run(folder: Path) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hindmost.errors import UsageError
 from hindmost_collector.judge import judge
+from hindmost_collector.report import headline
 from hindmost_collector.sources import load
 from hindmost_collector.sources.flight_recorder import MAX_DUMP_BYTES, plain_pickle
 
@@ -81,10 +82,78 @@ def test_dumps_written_at_once_are_of_a_job_at_work(tmp_path: Path, after_s: int
 
 @pytest.mark.parametrize("entered", [(6, 6), (6,)], ids=["all are inside", "the other's dump is not here"])
 def test_dumps_of_an_unknown_age_accuse_nobody_without_proof(tmp_path: Path, entered: tuple[int, ...]) -> None:
-    """What all have entered may be about to end, and of a rank without a dump nobody knows what it entered."""
+    """What all have entered may be about to end, and one rank's word says nothing of another that left no dump."""
     for rank, count in enumerate(entered):
         _write(tmp_path, rank, _dump(count, completed=4))
     assert judge(load(tmp_path)).verdicts[0].kind == "insufficient_data"
+
+
+def _of_group(folder: Path, ranks: str, waiting: tuple[int, ...], **others: int) -> None:
+    """Dumps of a group's ranks that wait in operation 4, and of others that entered so many."""
+    for rank in (*waiting, *(int(name.removeprefix("r")) for name in others)):
+        dump = _dump(others.get(f"r{rank}", 6), completed=4)
+        dump["pg_config"]["0"]["ranks"] = ranks
+        _write(folder, rank, dump)
+
+
+def test_the_rank_that_left_no_dump_is_named_where_all_others_wait(tmp_path: Path) -> None:
+    """The hung rank's process may be gone, or its file lost: who is not among those that wait is known all the same."""
+    _of_group(tmp_path, "[0, 1, 2, 3]", (0, 2, 3))
+    report = judge(load(tmp_path))
+    verdict = report.verdicts[0]
+    assert (verdict.kind, verdict.ranks, verdict.victims) == ("hang", (1,), (0, 2, 3))
+    assert verdict.confidence == pytest.approx(0.6)
+    assert "all other members entered it, and rank 1 left no readable dump of what it had open" in verdict.evidence
+    assert headline.verdict(report.to_dict()["verdicts"][0]) == (
+        "the job hangs: likely rank 1 did not come, 3 ranks waiting"
+    )
+    assert verdict.advice[0].endswith("whether its process was gone: it left no dump")
+    assert any("rank 1's file is missing" in note for note in report.notes)
+
+
+def test_of_a_group_within_the_job_its_own_missing_member_is_named(tmp_path: Path) -> None:
+    """Ranks 0 and 3, of which nothing is known either, are not in the group that waits."""
+    _of_group(tmp_path, "[1, 2, 4, 5]", (1, 4, 5))
+    assert judge(load(tmp_path)).verdicts[0].ranks == (2,)
+
+
+def test_of_several_ranks_without_a_dump_none_is_singled_out(tmp_path: Path) -> None:
+    """One of them did not come, or both: nobody knows."""
+    _of_group(tmp_path, "[0, 1, 2, 3, 4]", (0, 2, 3))
+    assert judge(load(tmp_path)).verdicts[0].kind == "insufficient_data"
+
+
+def test_a_torn_dump_among_many_is_set_aside_and_said(tmp_path: Path) -> None:
+    """The rest is judged: who was seen not to come is the culprit, not the one whose dump cannot be read."""
+    _of_group(tmp_path, "[0, 1, 2, 3]", (0, 2, 3), r1=4)
+    whole = (tmp_path / "nccl_trace_rank_0").read_bytes()
+    (tmp_path / "nccl_trace_rank_0").write_bytes(whole[: len(whole) // 2])
+    report = judge(load(tmp_path))
+    assert (report.verdicts[0].kind, report.verdicts[0].ranks) == ("hang", (1,))
+    assert report.verdicts[0].confidence == pytest.approx(0.8)
+    assert "nccl_trace_rank_0: torn, left out; what that rank had open is not known." in report.notes
+
+
+@pytest.mark.parametrize("kind", ["pickle", "json"])
+def test_the_hung_rank_s_own_dump_may_be_the_torn_one(tmp_path: Path, kind: str) -> None:
+    """Then it is named as one that left none."""
+    _of_group(tmp_path, "[0, 1, 2, 3]", (0, 2, 3))
+    dump = pickle.dumps(_dump(4, 4)) if kind == "pickle" else json.dumps(_dump(4, 4)).encode()
+    (tmp_path / "nccl_trace_rank_1").write_bytes(dump[:-60])
+    assert judge(load(tmp_path)).verdicts[0].ranks == (1,)
+
+
+def test_a_dump_lacking_beside_profiles_accuses_nobody_else(tmp_path: Path) -> None:
+    """A rank whose dump is torn is in no operation that anybody saw: the rank whose dump says so is the culprit."""
+    with tarfile.open(HUNG) as archive:
+        for one in archive:
+            content = archive.extractfile(one)
+            if content is not None:
+                (tmp_path / Path(one.name).name).write_bytes(content.read())
+    dump = tmp_path / "nccl_trace_rank_0"
+    dump.write_bytes(dump.read_bytes()[:3000])
+    verdict = judge(load(tmp_path)).verdicts[0]
+    assert (verdict.kind, verdict.ranks, verdict.victims) == ("hang", (1,), (2, 3))
 
 
 def test_without_timing_no_duration_is_made_up(tmp_path: Path) -> None:
