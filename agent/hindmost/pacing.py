@@ -3,7 +3,7 @@
 What measuring a step cost is itself measured; steps between measured ones are as many as keep it below one part in
 ``COST_SHARE`` of the training thread's time and, where a GPU is measured, below ``MOST_NS`` a step unless steps are
 long, and below half as much where they are short. What all hooks took is added up, too; where that is more than
-``MOST_SHARE`` for ``PATIENCE`` flushes on end, only every 2nd, 4th … step is recorded at all.
+``MOST_SHARE`` for ``PATIENCE_NS`` on end, only every 2nd, 4th … step is recorded at all.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ LONG_NS = 100_000_000
 SHORT_NS = 5_000_000
 #: The fewest steps that are measured: one in so many.
 SELDOM = 128
-#: Hooks may take this share of the training thread's time, for so many flushes on end.
+#: Hooks may take this share of the training thread's time, for so long on end.
 MOST_SHARE = 0.05
-PATIENCE = 20
+PATIENCE_NS = 2_000_000_000
 #: The first steps make events and fill caches: what they cost says nothing.
 WARM_UP = 4
 
@@ -133,7 +133,7 @@ class Pace:
 
 
 class Thrift:
-    """Told at every flush what hooks took since the last; says which steps to record."""
+    """Told again and again what hooks took since the last time; says which steps to record."""
 
     def __init__(self) -> None:
         #: Steps whose number has one of these bits go unrecorded.
@@ -141,13 +141,13 @@ class Thrift:
         self._over = self._under = 0
 
     def told(self, own_ns: int, elapsed_ns: int) -> None:
-        """What hooks took of so much time. One interrupted hook says nothing, many on end do."""
-        share = own_ns / max(elapsed_ns, 1)
-        self._over = self._over + 1 if share > MOST_SHARE else 0
-        self._under = self._under + 1 if share < MOST_SHARE / 8 else 0
-        if self._over >= PATIENCE:
+        """What hooks took of so much time. One interrupted hook says nothing, however long; much on end does."""
+        share, counts = own_ns / max(elapsed_ns, 1), min(elapsed_ns, PATIENCE_NS // 4)
+        self._over = self._over + counts if share > MOST_SHARE else 0
+        self._under = self._under + counts if share < MOST_SHARE / 8 else 0
+        if self._over >= PATIENCE_NS:
             self.mask, self._over = min(2 * self.mask + 1, 63), 0
-        elif self._under >= PATIENCE:
+        elif self._under >= PATIENCE_NS:
             self.mask, self._under = self.mask >> 1, 0
 
 

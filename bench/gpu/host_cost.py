@@ -1,45 +1,50 @@
 """What the torch probe takes of a step that its host bounds, and of what: hooks, measuring, and what neither tells.
 
-Three arms alternate in blocks of a few steps, in rounds of six whose second half is the first in reverse, so that any
-drift that is even over a round cancels: hooks out, hooks in with no step measured, hooks in with every step measured
-(CPU time, GPU events, watching for copies). Of each block there are the time of a step, the CPU time of the process in
-it, which other processes do not disturb, and what the hooks themselves say that they took. So a step's difference falls
-into what hooks take, what measuring takes in them, and the remainder: what the step loses by caches that hooks have
-used, a GPU that gets its work later, or calls that are not timed. Intervals are the bootstrap's over rounds (95 %).
+hooks     single steps with hooks in and out by turns, in fours whose second half is the first in reverse (in, out,
+          out, in, or the other way round, drawn), so that any drift that is even over a four cancels; no step is
+          measured
+measured  what a step takes more whose GPU times, CPU time and copies are measured: blocks of steps all of which are,
+          and none of which is, in the same order; a job measures one step in ``measured_every``
+
+Of each there is also what the hooks themselves say that they took. The remainder is what a step loses by caches that
+hooks have used, by a GPU that gets its work later, and by calls that are not timed. Intervals are of 95 %, from how the
+fours are spread: of their mean and, which single interruptions of a step do not move, of the mean of the middle 90 %.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib
+import math
 import random
 import statistics
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from observing import Hooks
-from step_cost import interval
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 BLOCK = 8
-OUT, IN, MEASURED = ARMS = ("out", "in", "measured")
-#: Steps of a round: of each block one goes before.
-STEPS_OF_ROUND = 2 * len(ARMS) * (BLOCK + 1)
 NEVER = (1 << 62) - 1
+#: Of the time, for what a measured step takes more: a job pays it seldom.
+SHARE_MEASURED = 0.15
+TRIMMED = 0.05
+NORMAL_95 = 1.96
 mean = statistics.fmean
 
 
-class Took(NamedTuple):
-    """us a step: of time, of the process's CPU time, and what hooks say that they took."""
+class Four(NamedTuple):
+    """us a step that the one half took more than the other: of time, and as hooks say; and of the other."""
 
-    step: float
-    cpu: float
+    more: float
     own: float
+    less: float
 
 
 class Probe:
-    """The probe of this process: which arm it is in, and what its hooks say that they took."""
+    """The probe of this process: whether it is in, whether it measures, and what its hooks say that they took."""
 
     def __init__(self, torch: Any) -> None:
         self._hooks = Hooks(torch)
@@ -51,15 +56,15 @@ class Probe:
         self._reckon, pace._reckon = pace._reckon, lambda _: None
         self._mask = pace._mask
         self._told, pace.thrift.told = pace.thrift.told, self._tell
+        self.put = self._hooks.put
 
     def _tell(self, own_ns: int, _elapsed_ns: int) -> None:
         self._told_ns += own_ns
 
-    def put(self, arm: str) -> None:
-        self._hooks.put(arm != OUT)
-        self._measure(0 if arm == MEASURED else NEVER)
+    def measure(self, every_step: bool) -> None:
+        self._set_mask(0 if every_step else NEVER)
 
-    def _measure(self, mask: int) -> None:
+    def _set_mask(self, mask: int) -> None:
         self._recorder.pace._mask = mask
         for loop in self._loops:
             loop.mask = mask
@@ -70,72 +75,108 @@ class Probe:
 
     def restore(self) -> None:
         self._hooks.put(True)
-        self._measure(self._mask)
+        self._set_mask(self._mask)
         self._recorder.pace._reckon, self._recorder.pace.thrift.told = self._reckon, self._told
 
 
 def compared(torch: Any, step: Callable[[], Any], settle: Callable[[], Any], seconds: float) -> dict[str, Any]:
-    """Rounds of blocks for so long."""
-    probe, draw = Probe(torch), random.Random(7)  # noqa: S311 - an order
-    rounds: list[dict[str, Took]] = []
-    until = time.monotonic() + seconds
-    while time.monotonic() < until or len(rounds) < 2:
-        order = draw.sample(ARMS, len(ARMS))
-        took: dict[str, list[Took]] = {arm: [] for arm in ARMS}
-        for arm in (*order, *reversed(order)):
-            probe.put(arm)
-            took[arm].append(block(step, probe))
-        settle()
-        rounds.append({arm: Took(*map(mean, zip(*two, strict=True))) for arm, two in took.items()})
-    probe.restore()
-    return summary(rounds, probe.every)
+    """Fours for so long. What Python has allocated by now is left out of its collections: their pauses are not ours."""
+    gc.collect()
+    gc.freeze()
+    probe = Probe(torch)
 
-
-def block(step: Callable[[], Any], probe: Probe) -> Took:
-    step()
-    before = time.perf_counter_ns(), time.process_time_ns(), probe.own_ns()
-    for _ in range(BLOCK):
+    def single(inside: bool) -> tuple[float, float]:
+        probe.put(inside)
+        before, start = probe.own_ns(), time.perf_counter_ns()
         step()
-    after = time.perf_counter_ns(), time.process_time_ns(), probe.own_ns()
-    return Took(*((b - a) / BLOCK / 1e3 for a, b in zip(before, after, strict=True)))
+        end = time.perf_counter_ns()
+        return (end - start) / 1e3, (probe.own_ns() - before) / 1e3
+
+    def block(measured: bool) -> tuple[float, float]:
+        probe.measure(measured)
+        for _ in range(2):  # what the blocks before have left is read and written
+            step()
+        before, start = probe.own_ns(), time.perf_counter_ns()
+        for _ in range(BLOCK):
+            step()
+        end = time.perf_counter_ns()
+        return (end - start) / BLOCK / 1e3, (probe.own_ns() - before) / BLOCK / 1e3
+
+    probe.measure(False)
+    for _ in range(4):
+        step()
+    hooks = fours(single, settle, seconds * (1 - SHARE_MEASURED), 64)
+    probe.put(True)
+    measured = fours(block, settle, seconds * SHARE_MEASURED, 1)
+    probe.restore()
+    gc.unfreeze()
+    return summary(hooks, measured, probe.every)
 
 
-def summary(rounds: list[dict[str, Took]], every: int) -> dict[str, Any]:
-    """Of what each arm took, by rounds; one step in ``every`` is measured in a job."""
-    hooks, more = ([more_in(one, *arms) for one in rounds] for arms in ((OUT, IN), (IN, MEASURED)))
-    both = [Took(*(a + b / every for a, b in zip(*pair, strict=True))) for pair in zip(hooks, more, strict=True)]
+def fours(
+    took: Callable[[bool], tuple[float, float]], settle: Callable[[], Any], seconds: float, between: int
+) -> list[Four]:
+    """Fours for so long; the GPU is waited for after so many."""
+    draw, found = random.Random(7), []  # noqa: S311 - an order
+    until = time.monotonic() + seconds
+    while time.monotonic() < until or len(found) < 2 * between:
+        first = draw.random() < 0.5
+        halves: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+        for which in (first, not first, not first, first):
+            halves[which].append(took(which))
+        (more, own), (less, other) = ([mean(each) for each in zip(*halves[one], strict=True)] for one in (True, False))
+        found.append(Four(more - less, own - other, less))
+        if len(found) % between == 0:
+            settle()
+    return found
+
+
+def summary(hooks: list[Four], measured: list[Four], every: int) -> dict[str, Any]:
+    """One step in ``every`` is measured in a job."""
+    seldom = told([one.more / every for one in measured])
+    a_step = {
+        f"{kind}{what}": value
+        for kind in ("mean", "middle_mean")
+        for what, value in zip(("", "_95"), together(told([one.more for one in hooks]), seldom, kind), strict=True)
+    }
     return {
-        "rounds": len(rounds),
-        "steps_a_block": BLOCK,
-        "step_us_without": statistics.median(one[OUT].step for one in rounds),
-        "cpu_us_without": statistics.median(one[OUT].cpu for one in rounds),
+        "fours": len(hooks),
+        "fours_of_blocks": len(measured),
+        "step_us_without": statistics.median(one.less for one in hooks),
         "measured_every": every,
-        "a_step": parts(both),
+        "a_step_us": a_step,
         "hooks_of_it": parts(hooks),
-        "a_measured_step_more": parts(more),
+        "a_measured_step_more": parts(measured),
     }
 
 
-def more_in(one: dict[str, Took], less: str, more: str) -> Took:
-    """What one arm took more than another in a round. Where hooks are out, they take nothing."""
-    own = one[more].own - (one[less].own if less != OUT else 0.0)
-    return Took(one[more].step - one[less].step, one[more].cpu - one[less].cpu, own)
-
-
-def parts(differences: list[Took]) -> dict[str, Any]:
-    """Differences of arms, what hooks say of them, and the rest."""
+def parts(found: Sequence[Four]) -> dict[str, Any]:
+    """Differences, what hooks say of them, and the rest."""
     return {
-        "difference_us": told([one.step for one in differences]),
-        "cpu_difference_us": told([one.cpu for one in differences]),
-        "own_us": told([one.own for one in differences]),
-        "remainder_us": told([one.step - one.own for one in differences]),
+        "difference_us": told([one.more for one in found]),
+        "own_us": told([one.own for one in found]),
+        "remainder_us": told([one.more - one.own for one in found]),
     }
 
 
-def told(values: list[float]) -> dict[str, Any]:
+def told(values: Sequence[float]) -> dict[str, Any]:
+    """Mean and trimmed mean, and their intervals: the latter's from the spread of what is trimmed to its border."""
+    cut = int(len(values) * TRIMMED)
+    inner = sorted(values)[cut : len(values) - cut]
+    winsorized = [*[inner[0]] * cut, *inner, *[inner[-1]] * cut]
+    share = len(inner) / len(values)
     return {
-        "mean": mean(values),
-        "mean_95": list(interval(values, mean)),
-        "median": statistics.median(values),
-        "median_95": list(interval(values, statistics.median)),
+        **around("mean", mean(values), statistics.stdev(values) / len(values) ** 0.5),
+        **around("middle_mean", mean(inner), statistics.stdev(winsorized) / share / len(values) ** 0.5),
     }
+
+
+def around(name: str, value: float, error: float) -> dict[str, Any]:
+    return {name: value, f"{name}_95": [value - NORMAL_95 * error, value + NORMAL_95 * error]}
+
+
+def together(one: dict[str, Any], other: dict[str, Any], name: str) -> tuple[float, list[float]]:
+    """The sum of two means that were measured apart, and its interval."""
+    value = one[name] + other[name]
+    half = math.hypot(*(each[f"{name}_95"][1] - each[name] for each in (one, other)))
+    return value, [value - half, value + half]

@@ -38,9 +38,7 @@ class InSitu:
     def _surround(self, owner: Any, name: str, part: str) -> None:
         """Time what is between the outermost and the innermost call of a hooked function."""
         outer = getattr(owner, name)
-        # A hook in C, or what stands for the function that a hook in Python surrounds.
-        called = {"hook", "inside"} & set(outer.__code__.co_freevars)
-        hook = dict(zip(outer.__code__.co_freevars, outer.__closure__, strict=True))[called.pop()].cell_contents
+        hook = hook_of(outer)
         original = hook.original
         inside = [0, 0]
 
@@ -72,6 +70,17 @@ class InSitu:
             self.took[part].append(clock() - start)
 
         return timed
+
+
+def hook_of(function: Any) -> Any:
+    """What has ``original``: a hook in C, or what stands for the function that a hook in Python surrounds."""
+    recorder = importlib.import_module("hindmost.stepping")._recorder
+    for each in recorder._followers:
+        for hook in getattr(each, "entered", ()):
+            if hook.function is function:
+                return hook
+    called = {"hook", "inside"} & set(function.__code__.co_freevars)
+    return dict(zip(function.__code__.co_freevars, function.__closure__, strict=True))[called.pop()].cell_contents
 
 
 def in_situ(torch: Any, steps: Callable[[int], float], rounds: int = 10, count: int = 200) -> dict[str, Any]:

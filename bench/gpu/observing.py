@@ -101,16 +101,23 @@ class Hooks:
 
     def __init__(self, torch: Any) -> None:
         loader = torch.utils.data.dataloader._BaseDataLoaderIter
-        self.places = [(loader, "__next__"), (torch.autograd, "backward")]
-        self.surrounded = [getattr(owner, name) for owner, name in self.places]
+        places = [(loader, "__next__"), (torch.autograd, "backward")]
+        surrounded = [(owner, name, getattr(owner, name)) for owner, name in places]
+        #: Functions in whose place others are, and hooks that stand in the functions themselves.
+        self.surrounded = [place for place in surrounded if hasattr(place[2], "__wrapped__")]
+        recorder = importlib.import_module("hindmost.stepping")._recorder
+        self.entered = [hook for each in recorder._followers for hook in getattr(each, "entered", ())]
         module = importlib.import_module("torch.optim.optimizer")
         self.tables = [module._global_optimizer_pre_hooks, module._global_optimizer_post_hooks]
         self.kept = [dict(table) for table in self.tables]
         assert all(self.kept), "the probe is not in this process"
+        assert len(self.surrounded) + len(self.entered) == len(places), "the probe is not in all of its places"
 
     def put(self, inside: bool) -> None:
-        for (owner, name), function in zip(self.places, self.surrounded, strict=True):
+        for owner, name, function in self.surrounded:
             setattr(owner, name, function if inside else innermost(function))
+        for hook in self.entered:
+            (hook.enter if inside else hook.leave)()
         for table, kept in zip(self.tables, self.kept, strict=True):
             table.clear()
             table.update(kept if inside else {})

@@ -56,13 +56,13 @@ def observed(hooks: str) -> None:
 class Training:
     """A small transformer on one device, trained from a DataLoader."""
 
-    def __init__(self, device: str, width: int, layers: int, batch: int, length: int) -> None:
+    def __init__(self, device: str, width: int, layers: int, batch: int, length: int, batches: int = 8) -> None:
         torch = importlib.import_module("torch")
         self.torch, self.device = torch, device
         layer = torch.nn.TransformerEncoderLayer(width, max(1, width // 64), 4 * width, batch_first=True, dropout=0.0)
         self.model = torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=device == "cuda")
-        data = torch.utils.data.TensorDataset(torch.rand(batch * 8, length, width))
+        data = torch.utils.data.TensorDataset(torch.rand(batch * batches, length, width))
         self.loader = torch.utils.data.DataLoader(data, batch, pin_memory=device == "cuda")
         self.batches = iter(())
 
@@ -115,6 +115,7 @@ def profiled(training: Training, steps: int) -> dict[str, list[float]]:
 
 def compare_phases(training: Training, steps: int) -> dict[str, Any]:
     """Relative differences of the probe's GPU phases from the profiler's, on the same steps."""
+    training.steps(10)
     before = observing.train_steps() + 1  # the step in progress ends with the next fetch
     theirs = profiled(training, steps)
     training.steps(20)  # the probe reads its events some steps later
@@ -233,11 +234,9 @@ def parts(torch: Any, args: argparse.Namespace) -> dict[str, Callable[[], Any]]:
     """What is measured, in order."""
     found: dict[str, Callable[[], Any]] = {}
     if args.device == "cuda":
-        large = Training("cuda", args.width, args.layers, args.batch, 512)
-        large.steps(10)
-        found["phases"] = lambda: compare_phases(large, 160)
+        found["phases"] = lambda: compare_phases(Training("cuda", args.width, args.layers, args.batch, 512), 160)
         found["overhead"] = lambda: overhead(torch, args.seconds)
-    tiny = Training(args.device, 64, 1, 2, 8)
+    tiny = Training(args.device, 64, 1, 2, 8, batches=8192)  # a step that begins an epoch is another than the rest
     tiny.steps(200)
     found["us_each"] = lambda: breakdown(args.device)
     found["host"] = lambda: host_cost.compared(torch, tiny.step, tiny.synchronize, args.seconds)

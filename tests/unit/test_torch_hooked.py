@@ -5,16 +5,18 @@ from __future__ import annotations
 import gc
 import inspect
 import pickle
+import sys
 import weakref
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hindmost.probes.guard import undo
+from hindmost.probes.guard import around, remove_all, undo
 
 from tests.unit.torch_loop import Loop
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
 
 def test_what_is_hooked_is_as_it_was(loop: Loop) -> None:
@@ -67,19 +69,82 @@ def test_a_hook_in_a_class_is_a_method(loop: Loop) -> None:
         assert [next(iterator), iterator.__next__(), Iterations.__next__(iterator)] == [[1], [2], [3]]
         assert pickle.loads(pickle.dumps(Iterations.__next__)) is Iterations.__next__  # noqa: S301 - our own
     finally:
-        Iterations.__next__ = Iterations.__next__.__wrapped__  # type: ignore[attr-defined, method-assign]
+        remove_all()
     assert len([event for event in loop.written() if event.name == "input"]) == 3
+
+
+def test_a_function_of_pythons_is_hooked_in_itself(loop: Loop) -> None:
+    """From Python 3.12 on hooks in C are in the function: it and its tracebacks are as they were; it is given back."""
+    before = Iterations.__next__
+    loop.hooks.surround(Iterations, "__next__", "fetch")
+    try:
+        in_itself = Iterations.__next__ is before
+        assert in_itself == (sys.version_info >= (3, 12) and hasattr(loop.hooks, "entered"))
+        iterator = Iterations(loop.batch)
+        next(iterator)  # the first is looked at
+        with pytest.raises(ZeroDivisionError) as raised:
+            next(Iterations(fails=True))
+        files = {entry.path.name for entry in raised.traceback}
+        assert not in_itself or files == {Path(__file__).name}
+        called = [event for event in _called(iterator.__next__) if "hindmost" in event]
+        assert not in_itself or called == []
+    finally:
+        remove_all()
+    assert Iterations.__next__ is before
+    assert vars(before) == {}
+    assert next(iterator) is loop.batch
+    assert len([event for event in loop.written() if event.name == "input"]) == 2
+
+
+def test_of_two_hooks_in_a_function_one_is_around_the_other(loop: Loop, tmp_path: Path, written_in: str) -> None:
+    """Where a hook stands in a function already, the next is put around it; each goes by itself."""
+    other = Loop(tmp_path / "other", written_in)
+    try:
+        for each in (loop, other):
+            each.hooks.surround(Iterations, "__next__", "fetch")
+        assert next(Iterations()) == [1]
+    finally:
+        remove_all()
+        written = [[event.name for event in each.written()] for each in (loop, other)]
+        other.reader.close()
+        other.writer.close()
+    assert [names.count("input") for names in written] == [1, 1]
+    assert next(Iterations()) == [1]
+
+
+def test_what_a_hook_calls_may_be_surrounded(loop: Loop) -> None:
+    """What is put around a hook's ``original`` is inside of it, and calls the function as it was."""
+    hook = loop.hooks.surround(Iterations, "__next__", "fetch")
+    try:
+        seen: list[object] = []
+        around(hook, "original", lambda *_: 0, lambda _token, result, *_: seen.append(result))
+        assert [next(Iterations()), seen] == [[1], [[1]]]
+    finally:
+        remove_all()
+
+
+def _called(function: Callable[[], object]) -> list[str]:
+    """The files of functions of Python's that are called in calling it."""
+    files: list[str] = []
+    sys.setprofile(lambda frame, event, _: files.append(frame.f_code.co_filename) if event == "call" else None)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return files
 
 
 class Iterations:
     """An iterator whose ``__next__`` is Python's, as a DataLoader's is."""
 
-    def __init__(self) -> None:
+    def __init__(self, batch: object = None, *, fails: bool = False) -> None:
+        self.batch, self.fails = batch, fails
         self.count = 0
 
-    def __next__(self) -> list[int]:
+    def __next__(self) -> object:
         self.count += 1
-        return [self.count]
+        self.count //= not self.fails
+        return self.batch or [self.count]
 
 
 def test_a_fault_of_ours_is_one_line(loop: Loop, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
 from hindmost import ring
-from hindmost.pacing import MOST_SHARE, PATIENCE, Thrift
+from hindmost.pacing import MOST_SHARE, PATIENCE_NS, Thrift
 from hindmost.recorder import FLUSH_NS
 
 from tests.unit.torch_loop import Loop, steps
@@ -38,20 +39,29 @@ def test_steps_that_are_too_short_to_record_are_counted(loop: Loop) -> None:
     assert len([event for event in events if event.name == "backward"]) == 6
 
 
-def test_hooks_that_take_too_much_record_less() -> None:
-    """Many flushes on end over the share halve what is recorded; one does not; long steps bring it back."""
-    thrift = Thrift()
-    dear, cheap = int(1e9 * MOST_SHARE) + 1, int(1e9 * MOST_SHARE / 10)
-    for _ in range(PATIENCE - 1):
-        thrift.told(dear, 10**9)
-    thrift.told(cheap, 10**9)
+@pytest.mark.parametrize("often", [20, 4])
+def test_hooks_that_take_too_much_record_less(often: int) -> None:
+    """Over the share for two seconds on end, however often that is told: half is recorded; cheap hooks undo it."""
+    thrift, every = Thrift(), PATIENCE_NS // often
+    dear, cheap = int(every * MOST_SHARE) + 1, int(every * MOST_SHARE / 10)
+    for _ in range(often - 1):
+        thrift.told(dear, every)
+    thrift.told(cheap, every)
     assert thrift.mask == 0
-    for _ in range(2 * PATIENCE):
-        thrift.told(dear, 10**9)
+    for _ in range(2 * often):
+        thrift.told(dear, every)
     assert thrift.mask == 3
-    for _ in range(PATIENCE):
-        thrift.told(cheap, 10**9)
+    for _ in range(often):
+        thrift.told(cheap, every)
     assert thrift.mask == 1
+
+
+def test_one_interrupted_hook_of_a_long_step_changes_nothing() -> None:
+    """A step of a minute in which a hook was held up for ten seconds is one sign, not many."""
+    thrift = Thrift()
+    thrift.told(10 * 10**9, 60 * 10**9)
+    thrift.told(0, 60 * 10**9)
+    assert thrift.mask == 0
 
 
 def test_what_hooks_took_is_written(loop: Loop) -> None:

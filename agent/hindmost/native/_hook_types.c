@@ -20,12 +20,14 @@ static int hook_traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT((PyObject *)hook->loop);
     Py_VISIT(hook->original);
     Py_VISIT(hook->attributes);
+    Py_VISIT(hook->function);
     return 0;
 }
 
 /* It may be called yet, by a finalizer: its loop stays, whose own clearing breaks the cycles through it. */
 static int hook_clear(PyObject *self) {
     Hook *hook = (Hook *)self;
+    hm_give_back(hook);
     Py_XSETREF(hook->original, Py_NewRef(Py_None));
     Py_CLEAR(hook->attributes);
     return 0;
@@ -35,9 +37,11 @@ static void hook_dealloc(PyObject *self) {
     Hook *hook = (Hook *)self;
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
+    hm_give_back(hook);
     Py_DecRef((PyObject *)hook->loop);
     Py_DecRef(hook->original);
     Py_DecRef(hook->attributes);
+    Py_DecRef(hook->function);
     PyObject_GC_Del(self);
     Py_DecRef((PyObject *)type);
 }
@@ -46,6 +50,13 @@ static PyMemberDef hook_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(Hook, call), READONLY, NULL},
     {"__dictoffset__", T_PYSSIZET, offsetof(Hook, attributes), READONLY, NULL},
     {"original", T_OBJECT, offsetof(Hook, original), 0, NULL},
+    {"function", T_OBJECT, offsetof(Hook, function), READONLY, NULL},
+    {0},
+};
+
+static PyMethodDef hook_methods[] = {
+    {"enter", hm_enter_function, METH_NOARGS, "Stand in the original itself; False where that cannot be."},
+    {"leave", hm_leave_function, METH_NOARGS, "Have it be called as it was."},
     {0},
 };
 
@@ -57,7 +68,7 @@ static PyGetSetDef hook_attributes[] = {
 static PyType_Slot hook_slots[] = {
     {Py_tp_new, hook_new},           {Py_tp_dealloc, hook_dealloc},     {Py_tp_call, PyVectorcall_Call},
     {Py_tp_members, hook_members},   {Py_tp_getset, hook_attributes},   {Py_tp_traverse, hook_traverse},
-    {Py_tp_clear, hook_clear},       {0},
+    {Py_tp_clear, hook_clear},       {Py_tp_methods, hook_methods},     {0},
 };
 
 static PyType_Spec hook_spec = {

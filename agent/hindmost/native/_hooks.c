@@ -2,7 +2,7 @@
  *
  * Hooks run between a training loop's own work, in caches that are cold for them, where what they cost is the memory
  * that they touch. So what every step needs is here, in a few cache lines, and is written to the ring at once; what is
- * rare (a step that is measured, the books that are kept ten times a second) is Python's, called by its name in `rare`.
+ * rare (a step that is measured, the books that are kept twice a second) is Python's, called by its name in `rare`.
  */
 #include "_hooks.h"
 

@@ -38,6 +38,9 @@ typedef struct {
     vectorcallfunc call;
     Loop *loop;
     PyObject *original, *attributes;
+    /* Of a hook that stands in a function itself, and of what calls that function as it was. */
+    PyObject *function;
+    vectorcallfunc plain;
 } Hook;
 
 extern HM_HIDDEN PyObject *hm_dataset_name, *hm_shape_name; /* the attributes, interned */
@@ -52,5 +55,10 @@ HM_HIDDEN PyObject *hm_call_fetch(PyObject *self, PyObject *const *args, size_t 
 HM_HIDDEN PyObject *hm_call_backward(PyObject *self, PyObject *const *args, size_t count, PyObject *names);
 HM_HIDDEN PyObject *hm_call_step_begins(PyObject *self, PyObject *const *args, size_t count, PyObject *names);
 HM_HIDDEN PyObject *hm_call_step_ends(PyObject *self, PyObject *const *args, size_t count, PyObject *names);
+
+/* Hook.enter() and Hook.leave(): see _hook_place.c. */
+HM_HIDDEN PyObject *hm_enter_function(PyObject *self, PyObject *unused);
+HM_HIDDEN PyObject *hm_leave_function(PyObject *self, PyObject *unused);
+HM_HIDDEN void hm_give_back(Hook *hook);
 
 #endif

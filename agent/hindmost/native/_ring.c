@@ -144,7 +144,7 @@ __attribute__((visibility("default"))) PyObject *PyInit__ring(void) {
         return NULL;
     }
     hm_ring_type = (PyTypeObject *)type;
-    if (hm_add_hooks(made) < 0) {
+    if (hm_add_hooks(made) < 0 || hm_add_stamp(made) < 0) {
         Py_DecRef(made);
         return NULL;
     }

@@ -14,5 +14,7 @@ typedef struct {
 extern HM_HIDDEN PyTypeObject *hm_ring_type;
 /* Add Loop and Hook to the module; -1 with an exception set where that fails. */
 HM_HIDDEN int hm_add_hooks(PyObject *module);
+/* Add Stamp, likewise. */
+HM_HIDDEN int hm_add_stamp(PyObject *module);
 
 #endif

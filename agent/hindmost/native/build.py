@@ -38,7 +38,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
         "python_entry.c",
     ),
     "nccl": ("nccl_*.c", "ring_create.c", "identity_env.c"),
-    "ring": ("_ring.c", "_hooks.c", "_hook_types.c", "recognise.c"),
+    "ring": ("_ring.c", "_hook*.c", "_stamp.c", "recognise.c"),
 }
 
 FLAGS = ("-std=gnu11", "-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-shared", "-pthread")

@@ -112,10 +112,11 @@ enum {
 };
 enum { PYTHON_ABI_VERSION = 3 }; /* of the stable ABI: what a module says that it was built for */
 
-extern PyObject _Py_NoneStruct, _Py_FalseStruct;
+extern PyObject _Py_NoneStruct, _Py_FalseStruct, _Py_TrueStruct;
 extern PyObject *PyExc_Exception, *PyExc_TypeError, *PyExc_ValueError;
 #define Py_None (&_Py_NoneStruct)
 #define Py_False (&_Py_FalseStruct)
+#define Py_True (&_Py_TrueStruct)
 
 int PyArg_ParseTuple(PyObject *args, const char *format, ...);
 void PyErr_Clear(void);

@@ -14,6 +14,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from hindmost.probes.guard import guarded, undo
+from hindmost.ring.native import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +30,8 @@ WATCHED = 24
 LEARNING, AGAIN = 4, 16
 #: Tools of ``sys.monitoring`` that are not a debugger's, coverage's, a profiler's or the interpreter's own.
 TOOLS = (3, 4)
+#: Packages whose functions move no batch of the loop's.
+OTHERS = ("torch", "hindmost")
 
 
 class Copies:
@@ -48,26 +51,30 @@ class Copies:
         self._whole = True  # whatever the loop calls is watched, not only them
         self._seen = True  # a copy was, since the batch was there
         self._copied: Any = None  # the tensor that is being copied
-        self._entered = self._left = 0  # when the last call of ours began and ended
+        self._call, self._return = (self._stamped(guarded(told)) for told in (self.called, self.returned))
         events = monitoring.events
-        monitoring.register_callback(tool, events.CALL, guarded(self._accounted(self.called)))
+        monitoring.register_callback(tool, events.CALL, self._call)
         for ended in (events.C_RETURN, events.C_RAISE):
-            monitoring.register_callback(tool, ended, guarded(self._accounted(self.returned)))
+            monitoring.register_callback(tool, ended, self._return)
 
-    def _accounted(self, told: Callable[..., None]) -> Callable[..., None]:
-        """Calls that are watched run between the hooks: what that takes is the hooks', too."""
-        clock, recorder = self._clock, self._recorder
+    def _stamped(self, told: Callable[..., None]) -> Any:
+        """Calls that are watched run between the hooks: what being told of them takes is kept apart, all of it."""
+        pace = self._recorder.pace
 
         def call(*arguments: Any) -> None:
-            self._entered = start = clock()
-            spent = recorder.pace.spent_ns
+            spent = pace.spent_ns
             told(*arguments)
-            self._left = end = clock()
-            took = end - start
-            recorder.own_ns += took
-            recorder.pace.spent_ns = spent + took
+            pace.spent_ns = spent
 
-        return call
+        module: Any = load()
+        return module.Stamp(call) if hasattr(module, "Stamp") else Stamp(call, self._clock)
+
+    def _account(self) -> None:
+        """It is the hooks' time, too, and was spent on measuring."""
+        for stamp in (self._call, self._return):
+            took, stamp.took = stamp.took, 0
+            self._recorder.own_ns += took
+            self._recorder.pace.spent_ns += took
 
     def begin(self, frame: FrameType | None) -> None:
         """The code that runs in this frame has its batch."""
@@ -86,15 +93,21 @@ class Copies:
         self._recorder.pace.spent_ns += self._clock() - start
 
     def _watch_callers(self, frame: FrameType | None) -> None:
+        while frame is not None and _package(frame) == "hindmost":  # what stands for a hook
+            frame = frame.f_back
         for _ in range(CALLERS):
             if frame is None:
                 break
-            if not _is_of_torch(frame.f_globals.get("__name__", "")):
+            if _package(frame) not in OTHERS:
                 self._watch(frame.f_code)
             frame = frame.f_back
 
     def end(self) -> None:
-        """What comes now is the model's."""
+        """What comes now is no copy of the loop's."""
+        self._account()
+        self._unwatch()
+
+    def _unwatch(self) -> None:
         self._copied = None
         if not self._watched:
             return
@@ -115,7 +128,7 @@ class Copies:
                 self._makers[code] = None
                 self._gpu.copy_begins()
         elif isinstance(function, self._module) or hasattr(function, "_torchdynamo_orig_callable"):
-            self.end()
+            self._unwatch()  # what comes now is the model's
         elif self._whole:
             self._follow(function)
 
@@ -123,13 +136,13 @@ class Copies:
         """A call of a function that is not Python's has ended."""
         if self._copied is not None and first is self._copied and (function is self._to or function is self._cuda):
             self._copied = None
-            self._gpu.copy_ends(self._entered - self._left)
+            self._gpu.copy_ends(self._return.entered - self._call.left)
 
     def _follow(self, function: Any) -> None:
         """Watch what a Python function does that is about to be called: it may be the one that moves the batch."""
         function = getattr(function, "__func__", function)
         code = getattr(function, "__code__", None)
-        if code is not None and not _is_of_torch(getattr(function, "__module__", None) or ""):
+        if code is not None and (getattr(function, "__module__", None) or "").partition(".")[0] not in OTHERS:
             self._watch(code)
 
     def _watch(self, code: CodeType) -> None:
@@ -138,8 +151,23 @@ class Copies:
             self._monitoring.set_local_events(self._tool, code, self._monitoring.events.CALL)
 
 
-def _is_of_torch(module: str) -> bool:
-    return module.partition(".")[0] in ("torch", "hindmost")
+class Stamp:
+    """Calls ``told`` and knows when that began and when it ended: the twin of ``native/_stamp.c``."""
+
+    def __init__(self, told: Callable[..., None], clock: Callable[[], int]) -> None:
+        self._told, self._clock = told, clock
+        self.entered = self.left = self.took = 0
+
+    def __call__(self, *arguments: Any) -> None:
+        self.entered = self._clock()
+        self._told(*arguments)
+        self.left = self._clock()
+        self.took += self.left - self.entered
+
+
+def _package(frame: FrameType) -> str:
+    """The package whose code runs in it."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def install(torch: Any, recorder: Recorder, gpu: GpuPhases) -> Copies | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hindmost.probes import torch_copies
 from hindmost.probes.batches import way_to_shape
-from hindmost.probes.guard import guarded, replace
+from hindmost.probes.guard import guarded, replace, undo
 from hindmost.probes.torch_hooks import SLOT
 from hindmost.ring.native import load
 
@@ -22,6 +22,8 @@ NAMES = ("input", "forward", "backward", "optimizer", "train", "eval")
 #: What ``gpu`` is told, in the order of ``enum gpu_place``.
 FETCHES, READY, BACKWARD_BEGINS, BACKWARD_ENDS, OPTIMIZER_ENDS = range(5)
 NOBODY = (1 << 64) - 1  # no thread has this ident
+#: How often it is asked what hooks took: nothing else waits for that, and it takes some tens of us in cold caches.
+ACCOUNT_NS = 500_000_000
 
 
 class NativeHooks:
@@ -35,6 +37,7 @@ class NativeHooks:
         clock = None if recorder.clock is time.monotonic_ns else recorder.clock
         self.loop = module.Loop(_Guarded(self), torch.is_grad_enabled, clock)
         self.loop.on_gpu = gpu is not None
+        self.entered: list[Any] = []  # hooks that stand in the functions themselves
         self.step_begins, self.step_ends = self._hook("step_begins"), self._hook("step_ends")
         recorder.follow(self)
         recorder.closers.insert(0, self.loop.finish)  # before the GPU's last events are read
@@ -46,6 +49,11 @@ class NativeHooks:
         """Hook a function: ``place`` is ``fetch`` or ``backward``. Its ``original`` is what the hook calls."""
         original = getattr(owner, name)
         hook = self._hook(place, original)
+        if hook.enter():
+            self.entered.append(hook)
+            undo.append(hook.leave)
+            _keep_from_dynamo(original)
+            return hook
 
         # Functions of Python's own: others ask what they are, bind them, read their code, refer to them weakly.
         def fetch(iterator: Any) -> Any:
@@ -125,7 +133,7 @@ class NativeHooks:
         if place == READY:
             gpu.ready()
             if copies is not None:
-                copies.begin(sys._getframe(3))  # beyond the guard and what stands for the hook: whoever fetched
+                copies.begin(sys._getframe(2))  # beyond the guard: whoever fetched
         elif place == BACKWARD_BEGINS:
             if copies is not None:
                 copies.end()
@@ -134,11 +142,11 @@ class NativeHooks:
             {FETCHES: gpu.fetches, BACKWARD_ENDS: gpu.backward_ends, OPTIMIZER_ENDS: gpu.optimizer_ends}[place]()
 
     def account(self, now: int) -> None:
-        """Say what hooks took, some times a second."""
+        """Say what hooks took."""
         recorder = self._recorder
         if now >= recorder.due_ns:
             recorder.flush_at(now)
-        self.loop.due = recorder.due_ns
+        self.loop.due = now + ACCOUNT_NS
         self._pace()
 
     def way(self, batch: Any) -> tuple[Any, ...] | None:
@@ -167,6 +175,13 @@ class _Guarded:
     def __init__(self, hooks: NativeHooks) -> None:
         for name in ("first", "tick", "closes", "gpu", "account", "way"):
             setattr(self, name, guarded(getattr(hooks, name)))
+
+
+def _keep_from_dynamo(function: Any) -> None:
+    """Have torch.compile call this function where it would trace it: inside a graph no hook is called."""
+    if "_torchdynamo_disable" not in vars(function):
+        function._torchdynamo_disable = True
+        undo.append(lambda: vars(function).pop("_torchdynamo_disable", None))
 
 
 def native_hooks(torch: Any, recorder: Recorder, gpu: GpuPhases | None) -> NativeHooks | None:

@@ -1,0 +1,85 @@
+/* Hooks that stand in a Python function itself: whoever calls it calls the hook, and nobody sees another function.
+ *
+ * From Python 3.12 on a function may be told what is called in its stead (PyFunction_SetVectorcall), so there is no frame
+ * of ours in anybody's traceback, nor the time for one. What the hook calls in turn is a Hook, too, which calls the
+ * function as it was. Before 3.12, and for what is no function of Python's, a function is put in the place of the other.
+ */
+#include "_hooks.h"
+
+enum { TAKEN = 16 }; /* functions in which hooks stand at one time */
+
+#define WEAK __attribute__((weak))
+extern WEAK const char PyFunction_Type[];
+WEAK void PyFunction_SetVectorcall(PyObject *function, vectorcallfunc call);
+WEAK vectorcallfunc PyVectorcall_Function(PyObject *callable);
+
+/* A hook that goes gives its function back, so none is kept here that is not. */
+static struct {
+    PyObject *function;
+    Hook *hook;
+} taken[TAKEN];
+
+static PyObject *call_taken(PyObject *function, PyObject *const *args, size_t count, PyObject *names) {
+    int i = 0;
+    while (taken[i].function != function)
+        i++;
+    PyObject *hook = Py_NewRef((PyObject *)taken[i].hook), *result = ((Hook *)hook)->call(hook, args, count, names);
+    Py_DecRef(hook);
+    return result;
+}
+
+static PyObject *call_plain(PyObject *self, PyObject *const *args, size_t count, PyObject *names) {
+    Hook *hook = (Hook *)self;
+    return hook->plain(hook->function, args, count, names);
+}
+
+/* What calls the function as it was, in place of the hook's original. */
+static bool make_plain(Hook *hook, vectorcallfunc plain) {
+    Hook *made = (Hook *)PyType_GenericAlloc(Py_TYPE(hook), 0);
+    if (!made)
+        return false;
+    made->call = call_plain;
+    made->plain = plain;
+    made->loop = (Loop *)Py_NewRef((PyObject *)hook->loop);
+    made->function = Py_NewRef(hook->original);
+    made->original = Py_NewRef(Py_None);
+    hook->plain = plain;
+    hook->function = hook->original;
+    hook->original = (PyObject *)made;
+    return true;
+}
+
+/* Whether it stands in its original from now on; False where that cannot be. */
+PyObject *hm_enter_function(PyObject *self, PyObject *unused) {
+    (void)unused;
+    Hook *hook = (Hook *)self;
+    PyObject *function = hook->function ? hook->function : hook->original;
+    int i = 0;
+    while (i < TAKEN && taken[i].function)
+        i++;
+    if (!PyFunction_SetVectorcall || (const char *)Py_TYPE(function) != PyFunction_Type || i == TAKEN)
+        return Py_NewRef(Py_False);
+    vectorcallfunc plain = PyVectorcall_Function(function);
+    if (plain == call_taken) /* another hook stands there */
+        return Py_NewRef(Py_False);
+    if (!hook->function && !make_plain(hook, plain))
+        return NULL;
+    taken[i].function = function;
+    taken[i].hook = hook;
+    PyFunction_SetVectorcall(function, call_taken);
+    return Py_NewRef(Py_True);
+}
+
+void hm_give_back(Hook *hook) {
+    for (int i = 0; i < TAKEN; i++)
+        if (taken[i].function && taken[i].hook == hook) {
+            PyFunction_SetVectorcall(hook->function, hook->plain);
+            taken[i].function = NULL;
+        }
+}
+
+PyObject *hm_leave_function(PyObject *self, PyObject *unused) {
+    (void)unused;
+    hm_give_back((Hook *)self);
+    Py_RETURN_NONE;
+}
