@@ -23,6 +23,7 @@ from hindmost_collector import (
     summary,
     telemetry,
     unseen,
+    wasted,
     whatif,
     wording,
 )
@@ -96,11 +97,12 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     if not found:
         found.append(_nothing(run, blocks, settings))
     found = unseen.judged(found, run)
+    what_if = summary.what_if(run, blocks)
     return Report(
         job=replace(summary.job(run, blocks), bound=bound.find(blocks, found, settings)),
         verdicts=_in_order(found),
         ranks=summary.ranks(run, blocks),
-        what_if=summary.what_if(run, blocks),
+        what_if=replace(what_if, waste=wasted.find(run, blocks, what_if, found)),
         notes=tuple(notes),
     )
 

@@ -82,6 +82,31 @@ class RankRow:
 
 
 @dataclass(frozen=True)
+class WasteRow:
+    """Of what, how many ms a mean step, and which share of it."""
+
+    name: str
+    ms_per_step: float
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Waste:
+    """What ranks lose by not being alike: ``lost_ms`` of a mean step, of which no verdict's are ``rest_ms``.
+
+    Each of the tables is of the same time; none adds up to more than ``lost_ms``. By cause and phase is told what
+    verdicts cost.
+    """
+
+    lost_ms: float
+    rest_ms: float
+    by_rank: tuple[WasteRow, ...] = ()
+    by_node: tuple[WasteRow, ...] = ()
+    by_cause: tuple[WasteRow, ...] = ()
+    by_phase: tuple[WasteRow, ...] = ()
+
+
+@dataclass(frozen=True)
 class WhatIf:
     """How much faster the job could be: ``slowdown`` is time over the time with all alike."""
 
@@ -91,6 +116,7 @@ class WhatIf:
     ideal_step_ms: float | None = None
     waste_by_rank_ms: dict[str, float] = field(default_factory=dict)
     waste_by_node_ms: dict[str, float] = field(default_factory=dict)
+    waste: Waste | None = None
 
 
 @dataclass(frozen=True)

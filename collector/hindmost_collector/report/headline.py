@@ -51,6 +51,39 @@ def bound(report: Mapping[str, Any]) -> str:
     return f"{_BOUNDS.get(found['by'], found['by'])}: {found['evidence']}" if found else ""
 
 
+#: Rows of each table of waste that are told in text, and from which share of the step on.
+_TOLD, _WORTH = 3, 0.01
+
+
+def waste(report: Mapping[str, Any]) -> str:
+    """Where the time goes that ranks lose by not being alike; empty where the verdicts' own lines say it all."""
+    found = report["what_if"].get("waste")  # reports of earlier versions have none
+    if not found:
+        return ""
+    rows = {name: [row for row in found[name] if row["ratio"] >= _WORTH][:_TOLD] for name in _TABLES}
+    if not rows["by_cause"] or max(len(rows["by_cause"]), len(rows["by_phase"])) < 2:  # one verdict says its cost
+        return ""
+    step = report["what_if"]["step_ms"]
+    if (report["job"].get("nodes") or 1) < 2:
+        rows["by_node"] = []
+    told = [_TABLES[name](some) for name, some in rows.items() if some]
+    lost = f"{duration(found['lost_ms'])} of each step ({ratio(found['lost_ms'] / step)}), as ranks are not alike"
+    rest = [f"{duration(found['rest_ms'])} of no verdict"] if found["rest_ms"] >= _WORTH * step else []
+    return f"{lost}: {'; '.join([*told, *rest])}"
+
+
+def _each(rows: Iterable[Mapping[str, Any]], called: Callable[[str], str]) -> str:
+    return ", ".join(f"{called(row['name'])} {duration(row['ms_per_step'])}" for row in rows)
+
+
+_TABLES: dict[str, Callable[[Iterable[Mapping[str, Any]]], str]] = {
+    "by_cause": lambda rows: _each(rows, lambda name: _CAUSES.get(name, name)),
+    "by_phase": lambda rows: "in " + _each(rows, lambda name: name.replace("gpu_", "GPU ")),
+    "by_rank": lambda rows: _each(rows, lambda name: f"rank {name}"),
+    "by_node": lambda rows: _each(rows, str),
+}
+
+
 #: Mean and median are told apart where they differ by more than this.
 _ALIKE = 0.01
 

@@ -37,7 +37,7 @@ p.note{color:var(--soft);margin:6px 0}
 def render(report: Mapping[str, Any]) -> str:
     """The report (``Report.to_dict()`` or a parsed report.json) as a whole HTML document."""
     title = escape(headline.title(report))
-    body = _ended(report) + "".join(map(_verdict, told(report))) + _figures(report) + _bound(report)
+    body = _ended(report) + "".join(map(_verdict, told(report))) + _figures(report) + _lines(report)
     body += _ranks(report) + _notes(report)
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
@@ -51,9 +51,10 @@ def _ended(report: Mapping[str, Any]) -> str:
     return f"<article><h2>The job failed</h2><p>{escape(ended)}</p></article>" if ended else ""
 
 
-def _bound(report: Mapping[str, Any]) -> str:
-    bound = headline.bound(report)
-    return f"<section>The job is bound {escape(bound)}</section>" if bound else ""
+def _lines(report: Mapping[str, Any]) -> str:
+    """What the text says in a line of its own."""
+    lines = [("Waste:", headline.waste(report)), ("The job is bound", headline.bound(report))]
+    return "".join(f"<section>{name} {escape(said)}</section>" for name, said in lines if said)
 
 
 def _verdict(one: Told) -> str:

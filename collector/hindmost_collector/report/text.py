@@ -34,6 +34,8 @@ def render(report: Mapping[str, Any], width: int = 100, color: bool = False, ran
         page.print(labelled("ENDED", report["job"]["ended"], "bold red"))
     for one in told(report):
         page.print(_verdict(one))
+    if waste := headline.waste(report):
+        page.print(labelled("WASTE", waste))
     if bound := headline.bound(report):
         page.print(labelled("BOUND", bound))
     for note in report.get("notes") or []:

@@ -1,0 +1,142 @@
+"""Where the time goes that ranks lose by not being alike: by rank, node, cause and phase, on one base.
+
+The base is what ``what_if`` says a step is longer than with all ranks at their typical peer's pace. What verdicts cost
+is a part of it, spread over all steps of the run; the rest has no habit, and is shared among the other ranks as they
+kept each other waiting.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.model import AMOUNTS, OTHER, PHASES
+from hindmost_collector.robust import median
+from hindmost_collector.verdict import Waste, WasteRow
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hindmost_collector.align import Array, Floats, Ints
+    from hindmost_collector.blocks import Blocks
+    from hindmost_collector.model import Run
+    from hindmost_collector.verdict import Verdict, WhatIf
+
+#: Verdicts on ranks that are not alike; what holds all ranks back alike is no part of this.
+_KINDS = ("straggler", "intermittent", "uneven_workload")
+#: Causes that lengthen what the GPU does, where that was timed.
+_ON_GPU = ("compute", "gpu_throttle", "gpu_contention", "workload")
+_OF_GPU = ("gpu_forward", "gpu_backward", "gpu_optimizer")
+_OF_HOST = (*(name for name in PHASES if name not in AMOUNTS and name not in _OF_GPU), OTHER)
+#: Ranks of a verdict, and of their peers, by which it is told in which phase they differ: more would say no more.
+_SEEN = 64
+#: Rows below this share of the step are left out.
+_LEAST = 0.001
+
+
+def find(run: Run, blocks: Blocks | None, what_if: WhatIf, named: Sequence[Verdict]) -> Waste | None:
+    """The table; ``None`` where it is not known how long a step would be with all ranks alike."""
+    if blocks is None or what_if.step_ms is None or what_if.ideal_step_ms is None:
+        return None
+    lost = what_if.step_ms - what_if.ideal_step_ms
+    costs = [(one, _of_all_steps(one, blocks)) for one in named if one.kind in _KINDS and one.cost_ms_per_step]
+    told = sum(ms for _, ms in costs)
+    # Steps may have grown by more than lateness shows, which a cost counts and this base does not.
+    costs = [(one, ms * min(lost / told, 1.0)) for one, ms in costs] if told > 0 else []
+    by_rank = _by_rank(blocks, costs, lost)
+    causes: dict[str, float] = {}
+    phases: dict[str, float] = {}
+    for one, ms in costs:
+        causes[one.cause or "unknown"] = causes.get(one.cause or "unknown", 0.0) + ms
+        for name, part in _by_phase(one, ms, blocks).items():
+            phases[name] = phases.get(name, 0.0) + part
+    return Waste(
+        lost_ms=lost,
+        rest_ms=lost - sum(causes.values()),
+        by_rank=_rows({str(rank): ms for rank, ms in by_rank.items()}, what_if.step_ms),
+        by_node=_rows(_by_node(run, by_rank), what_if.step_ms),
+        by_cause=_rows(causes, what_if.step_ms),
+        by_phase=_rows(phases, what_if.step_ms),
+    )
+
+
+def _rows(found: Mapping[str, float], step_ms: float) -> tuple[WasteRow, ...]:
+    """The largest first; what is too small to matter is left out."""
+    order = sorted(found, key=lambda name: -found[name])
+    return tuple(
+        WasteRow(name, found[name], found[name] / step_ms) for name in order if found[name] >= _LEAST * step_ms
+    )
+
+
+def _span(one: Verdict, blocks: Blocks) -> Array:
+    """Indices of the steps that a verdict's cost is a mean over."""
+    if one.kind != "straggler":
+        return np.arange(len(blocks.steps))
+    until = blocks.steps[-1] + 1 if one.until_step is None else one.until_step
+    return np.arange(*np.searchsorted(blocks.steps, [one.since_step or 0, until]))
+
+
+def _of_all_steps(one: Verdict, blocks: Blocks) -> float:
+    return (one.cost_ms_per_step or 0.0) * len(_span(one, blocks)) / len(blocks.steps)
+
+
+def _by_rank(blocks: Blocks, costs: Sequence[tuple[Verdict, float]], lost: float) -> dict[int, float]:
+    """Ms a step of each rank: its part of the verdicts that name it, else of what no verdict names."""
+    caused = np.nan_to_num(blocks.caused).mean(axis=1)
+    found: dict[int, float] = {}
+    free = np.ones(len(blocks.ranks), bool)
+    for one, ms in costs:
+        rows = np.flatnonzero(np.isin(blocks.ranks, one.ranks))
+        _share(found, blocks.ranks[rows], caused[rows], ms)
+        free[rows] = False
+    rest = lost - sum(ms for one, ms in costs if one.ranks)
+    _share(found, blocks.ranks[free], caused[free], rest if caused[free].any() else 0.0)
+    return found
+
+
+def _share(found: dict[int, float], ranks: Ints, weights: Array, ms: float) -> None:
+    """Give each of these ranks its part of so many ms; alike parts where nothing tells them apart."""
+    if not len(ranks):
+        return
+    parts = weights / weights.sum() if weights.sum() > 0 else np.full(len(ranks), 1 / len(ranks))
+    for rank, part in zip(ranks.tolist(), (ms * parts).tolist(), strict=True):
+        found[rank] = found.get(rank, 0.0) + part
+
+
+def _by_node(run: Run, by_rank: Mapping[int, float]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for rank, node in zip(run.ranks["rank"].tolist(), run.ranks["node"].tolist(), strict=True):
+        if node and rank in by_rank:
+            found[node] = found.get(node, 0.0) + by_rank[rank]
+    return found
+
+
+def _by_phase(one: Verdict, ms: float, blocks: Blocks) -> dict[str, float]:
+    """Ms a step of a verdict in each phase in which its ranks take longer than their peers; the rest in no phase.
+
+    Empty where no phase was measured.
+    """
+    columns, named = _span(one, blocks), np.isin(blocks.ranks, one.ranks)
+    on_gpu = one.cause in _ON_GPU and "gpu_forward" in blocks.parts
+    wanted = [name for name in (_OF_GPU if on_gpu else _OF_HOST) if name in blocks.parts]
+    if not wanted or not named.any() or not len(columns):
+        return {}
+    rows, others = (np.flatnonzero(each)[:: max(int(each.sum()) // _SEEN, 1)] for each in (named, ~named))
+    levels = {name: [_level(blocks.parts[name], some, columns) for some in (rows, others)] for name in wanted}
+    longer = {name: max(mine - usual, 0.0) for name, (mine, usual) in levels.items()}
+    if "gpu_backward" in longer and levels["gpu_forward"][1] > 0:  # in backward whoever is early waits for the others
+        usual = _level(blocks.parts["gpu_backward"], rows, columns)
+        longer["gpu_backward"] = longer["gpu_forward"] / levels["gpu_forward"][0] * usual
+    if not on_gpu:
+        longer[OTHER] = max(longer.get(OTHER, 0.0), _level(blocks.excess, rows, columns) - sum(longer.values()))
+    total = sum(longer.values())
+    return {name: ms * ns / total for name, ns in longer.items() if ns > 0} if total > 0 else {}
+
+
+def _level(block: Floats, rows: Ints, columns: Array) -> float:
+    """Ns of the typical of these ranks in the mean of these steps; 0 where nobody measured it."""
+    chosen = block[np.ix_(rows, columns)]
+    known = ~np.isnan(chosen)
+    means = np.where(known, chosen, 0.0).sum(axis=1)[known.any(axis=1)] / known.sum(axis=1)[known.any(axis=1)]
+    return float(median(means)) if len(means) else 0.0

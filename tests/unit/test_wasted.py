@@ -1,0 +1,103 @@
+"""The table of waste: one base, tables within it, and what verdicts cost is in it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hindmost_collector.judge import judge
+from hindmost_collector.model import PHASES
+from hindmost_collector.report import headline, html, text
+from hindmost_collector.simulate import Fault, Scenario, simulate
+
+if TYPE_CHECKING:
+    from hindmost_collector.model import Run
+    from hindmost_collector.verdict import Report, Waste
+
+TABLES = ("by_rank", "by_node", "by_cause", "by_phase")
+COMPUTE, INPUT = Fault("compute", (5,), 0.12), Fault("input", (9,), 0.2)
+
+
+def recorded(*faults: Fault, **shape: Any) -> Run:
+    """A job of 16 ranks on two nodes."""
+    return simulate(Scenario(**{"ranks": 16, "steps": 80, "seed": 4, "faults": faults} | shape)).run
+
+
+def wasted(report: Report) -> Waste:
+    """The table, which is there."""
+    assert report.what_if.waste is not None
+    return report.what_if.waste
+
+
+def of(waste: Waste, table: str) -> dict[str, float]:
+    """Ms a step by name."""
+    return {row.name: row.ms_per_step for row in getattr(waste, table)}
+
+
+@pytest.mark.parametrize("layout", [{"layout": "dp"}, {"layout": "fsdp"}, {"layout": "pp_dp", "pipeline": 2}])
+@pytest.mark.parametrize("faults", [(), (COMPUTE,), (COMPUTE, INPUT), (replace(COMPUTE, size=0.5, duty=0.1),)])
+def test_no_table_adds_up_to_more_than_was_lost(layout: dict[str, Any], faults: tuple[Fault, ...]) -> None:
+    """Nor to more than what the slow-down says; the rest is what no verdict is about."""
+    report = judge(recorded(*faults, **layout))
+    waste, what_if = wasted(report), report.what_if
+    assert what_if.step_ms is not None
+    assert what_if.slowdown is not None
+    assert waste.lost_ms == pytest.approx(what_if.step_ms * (1 - 1 / what_if.slowdown))
+    for table in TABLES:
+        assert sum(of(waste, table).values()) <= waste.lost_ms * (1 + 1e-9)
+    assert sum(of(waste, "by_cause").values()) + waste.rest_ms == pytest.approx(waste.lost_ms, rel=0.03)
+
+
+def test_each_verdict_s_cost_is_in_the_tables() -> None:
+    """Under its ranks, their nodes, its cause, and the phases in which they take longer."""
+    report = judge(recorded(COMPUTE, INPUT, layout="fsdp"))
+    costs = {one.cause: one.cost_ms_per_step for one in report.verdicts}
+    waste = wasted(report)
+    assert of(waste, "by_cause") == pytest.approx(costs)
+    assert of(waste, "by_rank")["5"] == pytest.approx(costs["compute"])
+    assert of(waste, "by_rank")["9"] == pytest.approx(costs["input"])
+    phases = of(waste, "by_phase")
+    assert phases["input"] == pytest.approx(costs["input"], rel=0.02)
+    assert phases["gpu_backward"] == pytest.approx(0.62 * (costs["compute"] or 0), rel=0.1)
+    nodes = of(waste, "by_node")
+    assert nodes["node0001"] > nodes["node0000"] > (costs["compute"] or 0)
+
+
+def test_a_fault_of_a_part_of_the_run_counts_for_that_part() -> None:
+    """A verdict's cost is of the steps in which it acts, the table is of all."""
+    report = judge(recorded(replace(COMPUTE, onset=40), layout="fsdp"))
+    (verdict,) = report.verdicts
+    assert verdict.cost_ms_per_step is not None
+    assert of(wasted(report), "by_cause")["compute"] == pytest.approx(verdict.cost_ms_per_step * 40 / 78, rel=0.05)
+
+
+def test_where_no_phase_was_measured_none_is_told() -> None:
+    """Ranks and causes are."""
+    run = recorded(COMPUTE, layout="fsdp")
+    unmeasured = np.full(len(run.steps["rank"]), -1)
+    waste = wasted(judge(replace(run, steps=run.steps | {f"{name}_ns": unmeasured for name in PHASES})))
+    assert waste.by_phase == ()
+    assert of(waste, "by_rank")["5"] > 0
+    assert [row.name for row in waste.by_cause] == ["unknown"]
+
+
+def test_what_holds_all_back_alike_is_no_waste_of_ranks() -> None:
+    """A slow input of everybody is a verdict with a cost, and not a part of what ranks lose to each other."""
+    report = judge(recorded(input_share=0.6))
+    assert report.verdicts[0].kind == "input_bound"
+    assert of(wasted(report), "by_cause") == {}
+
+
+def test_the_text_tells_more_than_one_verdict_s_cost_or_nothing() -> None:
+    """Two causes are a line; one rank whose cost its verdict says is none."""
+    two, one = (judge(recorded(*faults)).to_dict() for faults in ((COMPUTE, INPUT), (INPUT,)))
+    assert headline.waste(one) == ""
+    assert "WASTE" not in text.render(one)
+    (line,) = [line for line in text.render(two, width=400).splitlines() if line.startswith("WASTE")]
+    assert "as ranks are not alike: compute" in line
+    assert "in input" in line
+    assert "rank 9" in line
+    assert "node0001" in line
+    assert "as ranks are not alike: compute" in html.render(two)
