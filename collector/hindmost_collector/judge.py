@@ -42,6 +42,7 @@ from hindmost_collector.job_verdicts import of_hosts, of_job, of_uneven
 from hindmost_collector.model import RUNNING, Run, rows
 from hindmost_collector.robust import median, percentile
 from hindmost_collector.settings import DEFAULT, Settings
+from hindmost_collector.stop_verdicts import of_hang, of_mismatch
 from hindmost_collector.verdict import Report, Verdict
 from hindmost_collector.verdicts import (
     balanced,
@@ -49,9 +50,7 @@ from hindmost_collector.verdicts import (
     no_measure,
     nothing_inside,
     of_habits,
-    of_hang,
     of_links,
-    of_mismatch,
     of_network,
     of_stalls,
 )
@@ -83,10 +82,10 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     found: list[Verdict] = []
     notes = list(run.notes)
     stop = hang.find(run, p99, settings)
+    stalls, told_of_stalls = stood_still.find(run, blocks, settings) if stop is None else ((), [])
+    notes += told_of_stalls
     if stop is not None:
         found.append(of_hang(stop, run))
-    else:
-        notes += stood_still.notes(run, blocks, settings)
     if stop is None and run.job.source == "hindmost":  # elsewhere nobody vouches for what numbers count
         found += of_mismatch(mismatch.find(run, settings), run)
     if blocks is not None:
@@ -96,10 +95,10 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     notes += [*profiled.notes(blocks, phases.training(run.steps)), *horovod.notes(run)]
     if not found:
         found.append(_nothing(run, blocks, settings))
-    found = unseen.judged(found, run)
+    found = stood_still.beside(unseen.judged(found, run), stalls)
     what_if = summary.what_if(run, blocks)
     return Report(
-        job=replace(summary.job(run, blocks), bound=bound.find(blocks, found, settings)),
+        job=replace(summary.job(run, blocks), bound=bound.find(blocks, found, settings), stalls=stalls),
         verdicts=_in_order(found),
         ranks=summary.ranks(run, blocks),
         what_if=replace(what_if, waste=wasted.find(run, blocks, what_if, found)),

@@ -128,6 +128,21 @@ class Bound:
 
 
 @dataclass(frozen=True)
+class Stall:
+    """A time in which nothing moved, though the job went on after it: when, in seconds since the job's start, who was
+    waited for by how many in which operation, where the stacks show one of these, and the node that is all of these.
+    """
+
+    since_s: float
+    until_s: float
+    ranks: tuple[int, ...] = ()
+    waiting: int = 0
+    operation: str | None = None
+    line: str | None = None
+    node: str | None = None
+
+
+@dataclass(frozen=True)
 class JobSummary:
     """The job as a whole."""
 
@@ -140,6 +155,7 @@ class JobSummary:
     duration_s: float | None = None
     exit_code: int | None = None
     bound: Bound | None = None
+    stalls: tuple[Stall, ...] = ()
     ended: str | None = None  # how it failed and who died first; None: it did not, as far as is known
     source: str | None = None
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector import causes, confidence, lacking, roles, starving, whatif, wording, wording_stop, work_due
-from hindmost_collector.detectors.hang import since_step as since_stop
+from hindmost_collector import causes, confidence, lacking, roles, starving, whatif, wording, work_due
 from hindmost_collector.job_verdicts import since
 from hindmost_collector.model import Run, rows
 from hindmost_collector.robust import average, median, peers_median
@@ -19,9 +18,7 @@ if TYPE_CHECKING:
     from hindmost_collector.align import Array, Floats, Ints
     from hindmost_collector.blocks import Blocks
     from hindmost_collector.causes import Cause
-    from hindmost_collector.detectors.hang import Hang
     from hindmost_collector.detectors.intermittent import Stalls
-    from hindmost_collector.detectors.mismatch import Mismatch
     from hindmost_collector.detectors.slow_link import SlowLink
     from hindmost_collector.detectors.slow_network import SlowNetwork
     from hindmost_collector.detectors.straggler import Habit
@@ -325,41 +322,6 @@ def of_network(found: SlowNetwork | None, blocks: Blocks) -> list[Verdict]:
             evidence=tuple(wording.network(found)),
             advice=(wording.NETWORK_ADVICE,),
             past=found.past if found.stop >= len(blocks.steps) else None,
-        )
-    ]
-
-
-def of_hang(stop: Hang, run: Run) -> Verdict:
-    """The verdict of a job that stopped."""
-    return Verdict(
-        kind=stop.kind,
-        ranks=stop.ranks,
-        victims=stop.victims,
-        cause="unknown",
-        since_step=since_stop(stop, run),
-        confidence=stop.confidence,
-        evidence=tuple(wording_stop.hang(stop, run)),
-        advice=tuple(wording_stop.hang_advice(stop, run)),
-    )
-
-
-def of_mismatch(found: Mismatch | None, run: Run) -> list[Verdict]:
-    """The verdict on ranks that ran another operation than the rest, in a job that went on."""
-    if found is None:
-        return []
-    started = run.steps["step"][run.steps["start_ns"] <= found.start_ns]
-    return [
-        Verdict(
-            kind="desync",
-            ranks=found.ranks,
-            victims=found.others,
-            cause="unknown",
-            since_step=int(started.max()) if len(started) else None,
-            confidence=0.9,
-            evidence=tuple(wording_stop.mismatch(found)),
-            advice=(
-                f"find the branch that {wording.names(found.ranks)} took and the others did not; the results are wrong",
-            ),
         )
     ]
 

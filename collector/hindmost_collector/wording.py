@@ -198,14 +198,20 @@ def stalls(blocks: Blocks, found: Stalls, cause: Cause, cost: float) -> list[str
     return [often, f"{found.share:.0%} of all stalls in the job are {whose}", *_shares(found.excess, cause)]
 
 
-def whole_nodes(run: Run, ranks: Sequence[int]) -> list[str]:
-    """That these are all the ranks of a node, which then is what to look at; nothing where they are not."""
+def nodes_of(run: Run, ranks: Sequence[int]) -> list[str]:
+    """The nodes, not all there are, of which these are all the ranks; nothing where they are not."""
     nodes = {int(rank): str(node) for rank, node in zip(run.ranks["rank"], run.ranks["node"], strict=True)}
     of_node: dict[str, set[int]] = {}
     for rank, node in nodes.items():
         of_node.setdefault(node, set()).add(rank)
     whole = sorted(node for node, members in of_node.items() if node and len(members) > 1 and members <= set(ranks))
-    if not whole or len(whole) == len(of_node):
+    return whole if len(whole) < len(of_node) else []
+
+
+def whole_nodes(run: Run, ranks: Sequence[int]) -> list[str]:
+    """That these are all the ranks of a node, which then is what to look at."""
+    whole = nodes_of(run, ranks)
+    if not whole:
         return []
     which = f"{', '.join(whole[:4])}{f' and {len(whole) - 4} more' if len(whole) > 4 else ''}"
     return [f"these are all ranks of {which}: what they share is the node"]
@@ -240,6 +246,8 @@ _MANY_TRANSFERS = 0.05
 
 #: Lateness by habit of a larger share of a step is something, though not sure enough for a name.
 _NOTHING = 0.02
+#: What that is then, unless something else happened in the job.
+ALL_CLEAR = ": nothing to act on"
 #: Share of all waiting that one rank must have caused for it to be told as the one that was waited for.
 _MOSTLY = 0.5
 
@@ -248,8 +256,8 @@ def balanced(blocks: Blocks, wasted: float, needs: Blocks | None = None) -> list
     """How even the ranks are; with what they ``needs``, where they share CPUs and lateness is the scheduler's doing."""
     row, most = _most(blocks)
     latest, share = f"rank {int(blocks.ranks[row])}", most / blocks.step_ns
-    surely = "nothing to act on" if share < _NOTHING else "too unsure, or too little, to name it"
-    found = [f"the latest rank by habit is {latest}, by {share:.1%} of a step: {surely}"]
+    surely = ALL_CLEAR if share < _NOTHING else ": too unsure, or too little, to name it"
+    found = [f"the latest rank by habit is {latest}, by {share:.1%} of a step{surely}"]
     if needs is not None:
         row, most = _most(needs)
         asks, beyond = f"rank {int(needs.ranks[row])}", most / max(float(median(needs.own)), 1.0)

@@ -11,6 +11,7 @@ from hindmost.attach.stacks import UNREAD
 from hindmost_collector.chunk import from_rows
 from hindmost_collector.judge import judge
 from hindmost_collector.model import COLLECTIVES, NONBLOCKING, empty
+from hindmost_collector.report.told import with_words
 
 from tests.scenarios.loads import Load, hang, make
 
@@ -21,9 +22,9 @@ SECOND = 10**9
 STACK = 'Thread 1 (idle): "MainThread"\n    work (train.py:4)\n'
 
 
-def stalled(seconds: float, at: tuple[int, ...] = (40,), ranks: int = 3) -> Run:
+def stalled(seconds: float, at: tuple[int, ...] = (40,), ranks: int = 3, late: tuple[int, ...] = (1,)) -> Run:
     """A job of 10 ms steps in some of which rank 1 sleeps for so long; nobody has looked at it."""
-    faults = [{"rank": 1, "blocked": seconds * 1e3, "from": step, "until": step + 1} for step in at]
+    faults = [{"rank": rank, "blocked": seconds * 1e3, "from": step, "until": step + 1} for step in at for rank in late]
     run = make(Load(ranks=ranks, steps=60, noise=0.0, compute=9.7, faults=faults))
     began = int((run.collectives["start_ns"] - run.collectives["self_ns"]).min())
     return replace(
@@ -67,6 +68,38 @@ def test_a_rank_that_was_looked_at_again_has_lost_the_file_of_the_first_stall() 
     first, second = judge(looked_at(stalled(10.0, (20, 40)), (1, 5.0, STACK), (1, 15.0, STACK))).notes
     assert "stacks/1.txt" not in first
     assert "stacks/1.txt" in second
+
+
+def test_the_headline_says_that_the_job_stood_still_and_for_whom() -> None:
+    """Nobody reads that there is nothing to act on beside a note that tells of 25 lost seconds."""
+    report = judge(looked_at(stalled(25.0), (1, 5.0, STACK))).to_dict()
+    (told,) = with_words(report)["told"]
+    assert told["verdict"] == (
+        "the job stood still for 25.0 s, waiting for rank 1; its other steps are balanced: no rank holds the job back"
+    )
+    assert told["kind"] != "balanced"  # a page that shows what is fine in green
+    assert not [sentence for sentence in told["why"] if "nothing to act on" in sentence]
+    assert told["next"] == ("see what rank 1 waited for at work (train.py:4) then",)
+    assert report["job"]["stalls"][0]["ranks"] == [1]
+
+
+def test_the_headline_adds_up_several_stalls() -> None:
+    """Two of 10 s are 20 s."""
+    report = judge(looked_at(stalled(10.0, (20, 40)), (1, 5.0, STACK), (1, 15.0, STACK))).to_dict()
+    assert with_words(report)["told"][0]["verdict"].startswith(
+        "the job stood still 2 times, for 20.0 s in all, waiting for rank 1; "
+    )
+
+
+def test_a_stall_of_all_ranks_of_a_node_is_told_as_the_node_s() -> None:
+    """What they share is the node; nothing is said of why it stood still."""
+    run = looked_at(stalled(25.0, ranks=5, late=(1, 2)), (1, 5.0, STACK))
+    run = replace(run, ranks=run.ranks | {"node": np.array(["a", "b", "b", "a", "a"])})
+    report = judge(run).to_dict()
+    (told,) = with_words(report)["told"]
+    assert told["verdict"].startswith("the job stood still for 25.0 s, waiting for ranks 1 and 2, all ranks of b; ")
+    assert "these are all ranks of b: what they share is the node" in report["notes"][0]
+    assert told["next"] == ("look at b first: its network, its disks, its kernel's log",)
 
 
 def test_of_many_stalls_three_are_told_and_the_rest_counted() -> None:

@@ -10,7 +10,7 @@ from hindmost_collector.report.columns import duration, ratio
 from hindmost_collector.wording import SLOWER, names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 _CAUSES = {
     "gpu_contention": "GPU contention",
@@ -115,12 +115,25 @@ def _count(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def verdict(one: Mapping[str, Any], notes: Iterable[str] = ()) -> str:
-    """A verdict in one plain sentence, which the report's notes do not contradict."""
+def verdict(one: Mapping[str, Any], notes: Iterable[str] = (), stalls: Sequence[Mapping[str, Any]] = ()) -> str:
+    """A verdict in one plain sentence, which the report's notes, and the job's stalls, do not contradict."""
     sentence = _KINDS[one["kind"]](one)
+    if stalls and one["kind"] == "balanced":
+        return f"{_stood_still(stalls)}; its other steps are {sentence}"
     if any(SLOWER in note for note in notes):
         sentence = sentence.removeprefix(_NOBODY)
     return sentence + _interval(one)
+
+
+def _stood_still(stalls: Sequence[Mapping[str, Any]]) -> str:
+    """For how long the job did, and for whom, as far as known."""
+    seconds = sum(one["until_s"] - one["since_s"] for one in stalls)
+    ranks = sorted({rank for one in stalls for rank in one["ranks"]})
+    nodes = {one["node"] for one in stalls}
+    often = "" if len(stalls) == 1 else f" {len(stalls)} times,"
+    whom = f", waiting for {names(ranks)}" if ranks else ", for whom is not known"
+    whole = f", all ranks of {nodes.pop()}" if len(nodes) == 1 and None not in nodes else ""
+    return f"the job stood still{often} for {seconds:.1f} s{' in all' if often else ''}{whom}{whole}"
 
 
 #: What a cost is a share of, and what its repair makes shorter, by how much of the run the verdict is about.

@@ -17,7 +17,8 @@ _ADVICE = 3
 class Told:
     """A verdict in words: the sentence, its evidence, what a repair saves, where to look, and what to do next.
 
-    ``cost`` and ``where`` are empty where there is nothing to say.
+    ``cost`` and ``where`` are empty where there is nothing to say. The kind of a balanced job that stood still is
+    ``stalled``.
     """
 
     kind: str
@@ -32,8 +33,8 @@ def told(report: Mapping[str, Any]) -> list[Told]:
     """Each verdict of a report (``Report.to_dict()`` or a parsed report.json) in words, in its order."""
     return [
         Told(
-            kind=one["kind"],
-            verdict=headline.verdict(one, report.get("notes") or ()),
+            kind=one["kind"] if not _stalled(report, one) else "stalled",
+            verdict=headline.verdict(one, report.get("notes") or (), report["job"].get("stalls") or ()),
             why=tuple(one.get("evidence") or ()),
             cost=_cost(one),
             where=columns.place(report, one),
@@ -41,6 +42,11 @@ def told(report: Mapping[str, Any]) -> list[Told]:
         )
         for one in report["verdicts"]
     ]
+
+
+def _stalled(report: Mapping[str, Any], one: Mapping[str, Any]) -> bool:
+    """Whether the job is balanced but for a time in which it stood still, which is not fine."""
+    return one["kind"] == "balanced" and bool(report["job"].get("stalls"))
 
 
 def with_words(report: Mapping[str, Any]) -> dict[str, Any]:

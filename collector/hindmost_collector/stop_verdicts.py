@@ -1,0 +1,48 @@
+"""Verdicts on a job that stopped, or whose ranks ran different operations and went on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hindmost_collector import wording_stop
+from hindmost_collector.detectors.hang import since_step
+from hindmost_collector.verdict import Verdict
+from hindmost_collector.wording import names
+
+if TYPE_CHECKING:
+    from hindmost_collector.detectors.hang import Hang
+    from hindmost_collector.detectors.mismatch import Mismatch
+    from hindmost_collector.model import Run
+
+
+def of_hang(stop: Hang, run: Run) -> Verdict:
+    """The verdict of a job that stopped."""
+    return Verdict(
+        kind=stop.kind,
+        ranks=stop.ranks,
+        victims=stop.victims,
+        cause="unknown",
+        since_step=since_step(stop, run),
+        confidence=stop.confidence,
+        evidence=tuple(wording_stop.hang(stop, run)),
+        advice=tuple(wording_stop.hang_advice(stop, run)),
+    )
+
+
+def of_mismatch(found: Mismatch | None, run: Run) -> list[Verdict]:
+    """The verdict on ranks that ran another operation than the rest, in a job that went on."""
+    if found is None:
+        return []
+    started = run.steps["step"][run.steps["start_ns"] <= found.start_ns]
+    return [
+        Verdict(
+            kind="desync",
+            ranks=found.ranks,
+            victims=found.others,
+            cause="unknown",
+            since_step=int(started.max()) if len(started) else None,
+            confidence=0.9,
+            evidence=tuple(wording_stop.mismatch(found)),
+            advice=(f"find the branch that {names(found.ranks)} took and the others did not; the results are wrong",),
+        )
+    ]
