@@ -12,7 +12,7 @@ each rank and job:
 phases    forward, backward and optimizer from the probe's CUDA events, and from the ends of the profiler's kernels
           (of what had been launched where the job's annotations say that the phase began and ended, for which an event
           there waits); sync: GPU time of a step's collectives from the plugin, and of the profiler's NCCL kernels;
-          messages: of its sends and receives, likewise (those that are one kernel taken together)
+          messages: of its sends and receives that are a kernel each, likewise (messages.py says why only those)
 counts    collectives of each communicator and step from the plugin, and from the profiler's kernels; sends and receives
           from the plugin and as torch was called, and the kernels that they were
 cost      (with --cost SECONDS) time of a step of about 30 ms with probe and plugin in and out by turns: step_cost.py

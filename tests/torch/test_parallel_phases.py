@@ -115,12 +115,13 @@ def messages_of(numbers: range) -> tuple[list[dict[str, Any]], list[Any]]:
     return seen, events
 
 
-def test_messages_of_one_kernel_are_taken_together(phases: Any) -> None:
-    """What is sent and received in one kernel lasts as long as the kernel; each is counted as torch was called."""
+def test_messages_are_compared_that_are_a_kernel_each(phases: Any) -> None:
+    """Of several in one kernel NCCL tells when the first ended: told is their share of it; all are counted."""
     seen, events = messages_of(range(2))
     pairs, counts = phases.messages.compared(phases.Trace(seen), events)
-    assert pairs == [(2.0, 2.0)]  # of the step after the first
+    assert pairs == [(1.0, 1.0)]  # of the step after the first
     assert counts["equal"]
+    assert counts["of_several"] == {"kernels": 2, "shares": [1.0, 1.0, 1.0]}
     assert counts["plugin"] == counts["called"] == {"send": 4, "recv": 2}
     assert counts["kernels"] == {"plugin": 4, "profiler": 4}
     assert not phases.messages.compared(phases.Trace(seen), events[:-1])[1]["equal"]
