@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,12 +20,83 @@ _CROWD = 32
 
 
 def median(block: Floats, axis: int | None = None) -> Floats:
-    """Median of what is known; NaN where nothing is. numpy's own takes several times as long where anything is NaN."""
+    """Median of what is known; NaN where nothing is. To the last bit numpy's own, in a part of its time."""
     if block.size == 0:
         return np.asarray(np.full(np.delete(np.array(block.shape), axis if axis is not None else 0), np.nan))
-    if not np.isnan(block).any():
-        return np.asarray(np.median(block, axis=axis))
-    return _of_known(block.ravel() if axis is None else np.moveaxis(block, axis, 0))
+    block = block if block.dtype.kind == "f" else block.astype(np.float64)
+    if axis is None or block.ndim == 1:
+        return _of_line(block.ravel())
+    if np.isnan(block).any():
+        return _of_known(np.moveaxis(block, axis, 0))
+    count = block.shape[axis]
+    if count <= _NETWORK and block.size >= _WIDE * count:
+        return _by_network(np.moveaxis(block, axis, 0))
+    return _middle(np.ascontiguousarray(np.moveaxis(block, axis, -1)))
+
+
+#: Up to so many values are sorted, beyond them only parted: sorting a few is faster.
+_FEW = 256
+#: So few values in each of so many columns are compared column by column, all columns at once.
+_NETWORK, _WIDE = 16, 256
+
+
+def _of_line(values: Floats) -> Floats:
+    """The median of one line's known values."""
+    if len(values) <= _FEW:
+        ordered = np.sort(values)  # NaN goes last
+        known = len(ordered)
+        if np.isnan(ordered[-1]):
+            known = int(np.searchsorted(ordered, np.nan))
+        return _between(ordered, known) if known else np.asarray(np.nan)
+    unknown = np.isnan(values)
+    return _middle(values[~unknown] if unknown.any() else values) if not unknown.all() else np.asarray(np.nan)
+
+
+def _middle(values: Floats) -> Floats:
+    """[...] medians of the last axis of values that are all known."""
+    count = values.shape[-1]
+    if count <= _FEW:
+        return _between(np.sort(values, axis=-1), count)
+    parted = np.partition(values, count // 2, axis=-1)  # about one place: about two it takes seven times as long
+    above = parted[..., count // 2]
+    return np.asarray(above if count % 2 else (parted[..., : count // 2].max(axis=-1) + above) / 2)
+
+
+def _between(ordered: Floats, count: int) -> Floats:
+    """The middle, or the mean of the two middle ones, of the first ``count`` of the last axis."""
+    above = ordered[..., count // 2]
+    return np.asarray(above if count % 2 else (ordered[..., count // 2 - 1] + above) / 2)
+
+
+def _by_network(rows: Floats) -> Floats:
+    """[...] medians of [N, ...], all known: the same few comparisons for every column."""
+    wires = [np.ascontiguousarray(row) for row in rows]
+    for low, high in _comparisons(len(wires)):
+        wires[low], wires[high] = np.minimum(wires[low], wires[high]), np.maximum(wires[low], wires[high])
+    above = wires[len(wires) // 2]
+    return np.asarray(above if len(wires) % 2 else (wires[len(wires) // 2 - 1] + above) / 2)
+
+
+@cache
+def _comparisons(count: int) -> tuple[tuple[int, int], ...]:
+    """Pairs to put in order, one after the other, for the middle of so many: Batcher's merge exchange (Knuth 5.2.2)."""
+    pairs = []
+    top = 1 << max((count - 1).bit_length() - 1, 0)
+    step = top
+    while step > 0:
+        far, rest, apart = top, 0, step
+        while True:
+            pairs += [(i, i + apart) for i in range(count - apart) if i & step == rest]
+            if far == step:
+                break
+            apart, far, rest = far - step, far // 2, step
+        step //= 2
+    wanted, kept = {count // 2, (count - 1) // 2}, []
+    for pair in reversed(pairs):  # those that the middle does not depend on are left out
+        if wanted & set(pair):
+            wanted |= set(pair)
+            kept.append(pair)
+    return tuple(reversed(kept))
 
 
 def _of_known(block: Floats, *, lower: bool = False) -> Floats:
@@ -101,7 +173,8 @@ def time_blocks(length: int) -> list[slice]:
 
 def block_medians(series: Floats) -> Floats:
     """[..., B] medians of the time blocks of the last axis."""
-    return np.stack([median(series[..., cut], axis=-1) for cut in time_blocks(series.shape[-1])], axis=-1)
+    steps = np.ascontiguousarray(np.moveaxis(series, -1, 0))
+    return np.stack([median(steps[cut], axis=0) for cut in time_blocks(len(steps))], axis=-1)
 
 
 def standard_error(series: Floats) -> float:

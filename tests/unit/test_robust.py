@@ -28,6 +28,29 @@ def test_median_is_of_what_is_known(axis: int | None, block: np.ndarray[tuple[in
     np.testing.assert_array_equal(median(block, axis=axis), expected)
 
 
+@pytest.mark.parametrize("axis", [None, 0, 1, -1])
+@pytest.mark.parametrize("dtype", [np.float64, np.int64, np.float32])
+@given(
+    shape=st.sampled_from(
+        [(300, 1), (1, 300), (601, 2), (2, 258), (260, 300), (300, 8), (300, 9), (15, 300), (16, 300), (17, 300)]
+    ),
+    seed=st.integers(0, 1000),
+    unknown=st.sampled_from([0.0, 0.0, 0.01, 0.5]),
+)
+def test_median_of_many_is_numpys(
+    axis: int | None, dtype: type, shape: tuple[int, int], seed: int, unknown: float
+) -> None:
+    """However many there are in a line and beside it, even or odd: whatever way is taken, not a bit differs."""
+    random = np.random.default_rng(seed)
+    block = (random.integers(0, 50, shape) if seed % 2 else random.normal(0, 1e9, shape)).astype(dtype)
+    if dtype is not np.int64:
+        block[random.random(shape) < unknown] = np.nan
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        expected = np.nanmedian(block, axis=axis)
+    np.testing.assert_array_equal(median(block, axis=axis), expected)
+
+
 def test_lower_median_is_the_value_of_somebody() -> None:
     """Of an even number that are known it is the lower of the middle two, never a mean; NaN where none is."""
     nan = np.nan
