@@ -52,6 +52,8 @@ struct hm_thread {
     uint32_t position; /* calls since the last long stretch */
     uint32_t after;    /* what the current stretch follows: key into `expected` */
     uint8_t expected[HM_PREDICTIONS]; /* how surely a long stretch follows, 0 to 3 */
+    uint64_t polled_since, polled;    /* the first and the last test of its polling; 0: it does not poll */
+    bool polls_briefly;               /* two of them were less than HM_LONG_NS apart */
     uint64_t window_start;            /* of counting short point-to-point calls */
     uint32_t window_count;
     uint32_t generation; /* of the cache */

@@ -81,8 +81,8 @@ static int64_t each_int64_t(const int64_t *counts, const void *types, int n) {
         int result = real(HM_INNER arguments, info, request);                                                          \
         if (hm_observed() && result == HM_MPI_SUCCESS) {                                                               \
             struct hm_call call = {.comm = hm_comm_of(comm)};                                                          \
-            struct hm_request made = {.comm = call.comm, .persistent = true, .operation = HM_OP_##op_,                 \
-                                      .root = root_, .bytes = bytes_};                                                 \
+            struct hm_request made = {.comm = call.comm, .persistent = true, .idle = true,                            \
+                                      .operation = HM_OP_##op_, .root = root_, .bytes = bytes_};                       \
             hm_request_add(hm_handle_at(request, 0), &made);                                                           \
         }                                                                                                              \
         return result;                                                                                                 \

@@ -8,10 +8,11 @@ enum { MOST = 256 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static HM_HANDLE handles[MOST]; /* 0: free */
 static struct hm_request requests[MOST];
+static int used; /* all places from here on are free */
 uint32_t hm_requests_count;
 
 static int place_of(HM_HANDLE handle) {
-    for (int i = 0; i < MOST; i++)
+    for (int i = 0; i < used; i++)
         if (handles[i] == handle)
             return i;
     return -1;
@@ -22,7 +23,9 @@ void hm_request_add(HM_HANDLE handle, const struct hm_request *request) {
         return; /* already complete */
     pthread_mutex_lock(&lock);
     int place = place_of(handle); /* one that was completed by a call we do not see */
-    if (place < 0 && (place = place_of(0)) >= 0)
+    if (place < 0 && (place = place_of(0)) < 0 && used < MOST)
+        place = used++;
+    if (place >= 0 && handles[place] == 0)
         hm_requests_count++;
     if (place >= 0) {
         handles[place] = handle;
@@ -43,17 +46,23 @@ bool hm_request_find(HM_HANDLE handle, struct hm_request *found) {
 void hm_request_started(HM_HANDLE handle, uint32_t seq) {
     pthread_mutex_lock(&lock);
     int place = place_of(handle);
-    if (place >= 0)
+    if (place >= 0) {
         requests[place].seq = seq;
+        requests[place].idle = false;
+    }
     pthread_mutex_unlock(&lock);
 }
 
 static void remove_request(HM_HANDLE handle, bool also_persistent) {
     pthread_mutex_lock(&lock);
     int place = place_of(handle);
-    if (place >= 0 && (also_persistent || !requests[place].persistent)) {
+    if (place >= 0 && requests[place].persistent && !also_persistent) {
+        requests[place].idle = true;
+    } else if (place >= 0) {
         handles[place] = 0;
         hm_requests_count--;
+        while (used > 0 && handles[used - 1] == 0)
+            used--;
     }
     pthread_mutex_unlock(&lock);
 }

@@ -8,6 +8,7 @@ struct hm_request {
     struct hm_communicator *comm;
     uint32_t seq; /* of the running one */
     bool persistent;
+    bool idle; /* persistent, and not started since it was made or last completed */
     enum hm_operation operation;
     int root;
     int64_t bytes;
@@ -24,7 +25,7 @@ static inline bool hm_requests_any(void) {
 HM_HIDDEN bool hm_request_find(HM_HANDLE handle, struct hm_request *found);
 /* Note the sequence number with which a persistent request was started. */
 HM_HIDDEN void hm_request_started(HM_HANDLE handle, uint32_t seq);
-/* A wait has completed it: forget it, unless it is persistent. */
+/* A wait or a test has completed it: forget it, or note that it is idle if it is persistent. */
 HM_HIDDEN void hm_request_done(HM_HANDLE handle);
 /* MPI_Request_free. */
 HM_HIDDEN void hm_request_forget(HM_HANDLE handle);

@@ -54,15 +54,102 @@ static void release(const struct held *held, const void *requests) {
         return result;                                                                                                 \
     }
 
-/* A test is polled: it leaves no record, and costs a load where no collective's request is known. */
-#define TEST(symbol, declaration, arguments, requests, count)                                                          \
+/* After so long without a test: whether the rank slept, which is a pause of its polling. Where it ran, or would have,
+ * that is its own time. Of a stretch that nobody foresaw it is not known: then it is taken for own time as well. */
+static bool paused(struct hm_thread *thread, uint64_t *now) {
+    uint64_t length = *now - thread->stretch_start, sampled_ns = thread->sampled_ns;
+    struct hm_usage spent = thread->spent, *all = &thread->spent;
+    bool known = thread->sampled;
+    *now = hm_long_stretch(thread, *now);
+    if (!known || !all->cpu_known)
+        return false;
+    uint64_t used = all->cpu_ns + (all->runqueue_known ? all->runqueue_ns : 0);
+    if (sampled_ns)
+        used -= spent.cpu_ns + (all->runqueue_known ? spent.runqueue_ns : 0);
+    if (used * 2 >= length)
+        return false;
+    thread->sampled_ns = sampled_ns;
+    *all = spent;
+    return true;
+}
+
+/* A test begins. A rank that polls waits from its first test to the one that succeeds: what is between two of them is no
+ * time of its own, except for a long stretch of something else. One that tests again and again loses the CPU now and
+ * then: that is none. */
+static void poll(void) {
+    struct hm_thread *thread = &hm_thread;
+    uint64_t now = hm_now();
+    bool goes_on = thread->polled && thread->stretch_start == thread->polled, brief = now - thread->polled < HM_LONG_NS;
+    thread->depth = 1;
+    if (goes_on && (brief || thread->polls_briefly)) {
+        thread->polls_briefly = true;
+    } else {
+        if (!goes_on)
+            thread->polled_since = now = hm_stretch_ends(now);
+        else if (!paused(thread, &now)) {
+            thread->own_ns += now - thread->stretch_start;
+            thread->polled_since = now;
+        }
+        thread->polls_briefly = false;
+    }
+}
+
+/* Which of a call's requests a test has completed: all of them, or those at `count` places. */
+struct tested {
+    bool all;
+    int count;
+    const int *at;
+};
+
+static bool completes(const struct tested *tested, int at) {
+    for (int i = 0; i < tested->count; i++)
+        if (tested->at[i] == at)
+            return true;
+    return tested->all;
+}
+
+/* A test ends: a record for each collective that it completed, the first of which is what was waited for. */
+static void end_poll(const struct held *held, const struct tested *tested) {
+    struct hm_thread *thread = &hm_thread;
+    uint64_t start = thread->polled_since, end = hm_now();
+    bool any = false;
+    for (int i = 0; i < held->count; i++) {
+        struct hm_request done;
+        HM_HANDLE handle = held->entries[i].handle;
+        if (!completes(tested, held->entries[i].at) || !hm_request_find(handle, &done))
+            continue;
+        hm_request_done(handle);
+        if (done.idle)
+            continue;
+        any = true;
+        hm_event(&hm_pmpi.ring, hm_what(HM_P2P, 0, (uint16_t)HM_OP_wait), start, end - start,
+                 hm_where(done.seq, HM_NONE16, done.comm->index), 0);
+        start = end;
+    }
+    thread->polled = any ? 0 : end;
+    if (any || !thread->polls_briefly) {
+        hm_stretch_begins(end, (uint32_t)HM_OP_wait * 7u);
+    } else {
+        thread->stretch_start = end;
+        thread->sampled = false;
+    }
+    thread->depth = 0;
+}
+
+/* A test that completes nothing leaves no record, and costs a load where no collective's request is known. */
+#define TEST(symbol, declaration, arguments, requests, n, ...)                                                         \
     HM_EXPORT int symbol declaration {                                                                                 \
         HM_REAL(symbol, declaration)                                                                                   \
-        if (!hm_observed() || !hm_requests_any())                                                                      \
-            return real arguments;                                                                                     \
         struct held held;                                                                                              \
-        hold(&held, requests, count);                                                                                  \
+        held.count = 0;                                                                                                \
+        if (hm_observed())                                                                                             \
+            hold(&held, requests, n);                                                                                  \
+        if (held.count == 0)                                                                                           \
+            return real arguments;                                                                                     \
+        poll();                                                                                                        \
         int result = real arguments;                                                                                   \
+        struct tested tested = __VA_ARGS__;                                                                            \
+        end_poll(&held, result == HM_MPI_SUCCESS ? &tested : &(struct tested){0});                                     \
         release(&held, requests);                                                                                      \
         return result;                                                                                                 \
     }
@@ -72,12 +159,13 @@ WAIT(MPI_Waitall, (int n, H *requests, void *statuses), (n, requests, statuses),
 WAIT(MPI_Waitany, (int n, H *requests, int *index, void *status), (n, requests, index, status), requests, n)
 WAIT(MPI_Waitsome, (int n, H *requests, int *done, int *indices, void *statuses),
      (n, requests, done, indices, statuses), requests, n)
-TEST(MPI_Test, (H * request, int *flag, void *status), (request, flag, status), request, 1)
-TEST(MPI_Testall, (int n, H *requests, int *flag, void *statuses), (n, requests, flag, statuses), requests, n)
+TEST(MPI_Test, (H * request, int *flag, void *status), (request, flag, status), request, 1, {.all = *flag})
+TEST(MPI_Testall, (int n, H *requests, int *flag, void *statuses), (n, requests, flag, statuses), requests, n,
+     {.all = *flag})
 TEST(MPI_Testany, (int n, H *requests, int *index, int *flag, void *status), (n, requests, index, flag, status),
-     requests, n)
+     requests, n, {.count = *flag, .at = index})
 TEST(MPI_Testsome, (int n, H *requests, int *done, int *indices, void *statuses),
-     (n, requests, done, indices, statuses), requests, n)
+     (n, requests, done, indices, statuses), requests, n, {.count = *done, .at = indices})
 
 static int start_collective(int (*real)(H *), H *request, const struct hm_request *of) {
     struct hm_call call;

@@ -1,0 +1,97 @@
+/* Collectives that are polled for, in each of MPI's ways: rank 1 comes 20 ms late to each. Four ranks. */
+#include <mpi.h>
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { ROUNDS = 9 };
+
+static int rank, in[2] = {1, 2}, out[2];
+
+static void late(void) {
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (rank == 1)
+        usleep(20000);
+}
+
+static MPI_Request started(int which) {
+    MPI_Request request;
+    MPI_Iallreduce(&in[which], &out[which], 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD, &request);
+    return request;
+}
+
+/* So much of its own work, however often it loses the CPU. */
+static void compute(int ms) {
+    struct timespec a, b;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &a);
+    do
+        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &b);
+    while ((double)(b.tv_sec - a.tv_sec) * 1e3 + (double)(b.tv_nsec - a.tv_nsec) / 1e6 < ms);
+}
+
+static void poll(MPI_Request *request, int sleep_us, int compute_ms) {
+    int flag = 0;
+    MPI_Test(request, &flag, MPI_STATUS_IGNORE);
+    while (!flag) {
+        if (sleep_us)
+            usleep(sleep_us);
+        if (compute_ms)
+            compute(compute_ms);
+        MPI_Test(request, &flag, MPI_STATUS_IGNORE);
+    }
+}
+
+static void several(int in_some) {
+    int left = 2, flag, at[2];
+    late();
+    MPI_Request both[2] = {started(0), started(1)};
+    while (left > 0 && in_some) {
+        MPI_Testsome(2, both, &flag, at, MPI_STATUSES_IGNORE);
+        left -= flag;
+    }
+    while (left > 0) {
+        MPI_Testany(2, both, &at[0], &flag, MPI_STATUS_IGNORE);
+        left -= flag;
+    }
+}
+
+int main(int argc, char **argv) {
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+
+    MPI_Request one;
+    for (int round = 0; round < ROUNDS; round++) {
+        late(); /* as fast as it can */
+        one = started(0);
+        poll(&one, 0, 0);
+        late(); /* with short naps, and with long ones */
+        one = started(0);
+        poll(&one, 200, 0);
+        late();
+        one = started(0);
+        poll(&one, 4000, 0);
+        late(); /* between two tests it computes for long */
+        one = started(0);
+        poll(&one, 0, 5);
+        late(); /* all of two, then some and any */
+        MPI_Request both[2] = {started(0), started(1)};
+        for (int flag = 0; !flag;)
+            MPI_Testall(2, both, &flag, MPI_STATUSES_IGNORE);
+        several(1);
+        several(0);
+    }
+
+#ifdef HM_PERSISTENT
+    MPI_Allreduce_init(in, out, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD, MPI_INFO_NULL, &one);
+    for (int round = 0; round < 2; round++) {
+        late();
+        MPI_Start(&one);
+        poll(&one, 0, 0);
+        poll(&one, 0, 0); /* it is idle now: nothing to wait for */
+    }
+    MPI_Request_free(&one);
+#endif
+    printf("%d %d %d\n", rank, out[0], out[1]);
+    MPI_Finalize();
+    return 0;
+}
