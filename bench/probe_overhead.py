@@ -103,8 +103,8 @@ def _ring_module() -> str:
         return ""
 
 
-def calls(directory: Path) -> dict[str, Any]:
-    """ns that the shim adds to an MPI call, over 200 pairs of blocks of 20,000 calls in one process."""
+def calls(directory: Path, kind: str = "") -> dict[str, Any]:
+    """ns that the shim adds to an MPI call, over 200 pairs of blocks of 20,000 in one process."""
     program = directory / "calls"
     source = ROOT / "bench" / "probe_overhead_calls.c"
     subprocess.run(["mpicc", "-O2", str(source), "-o", str(program)], check=True)
@@ -113,7 +113,8 @@ def calls(directory: Path) -> dict[str, Any]:
         "HINDMOST_JOB_ID": "bench",
         "HINDMOST_RING_DIR": str(directory / "rings"),
     }
-    done = subprocess.run([program, "200"], env={**os.environ, **shim}, check=True, capture_output=True, text=True)
+    argv = [program, "200", "20000", kind]
+    done = subprocess.run(argv, env={**os.environ, **shim}, check=True, capture_output=True, text=True)
     pairs = [tuple(map(float, line.split())) for line in done.stdout.splitlines()]
     return compared([pair[0] for pair in pairs], [pair[1] for pair in pairs])
 
@@ -144,7 +145,13 @@ def steps(directory: Path, pairs: int = 10) -> dict[str, Any]:
     return compared(took[True], took[False])
 
 
-PARTS = {"events": events, "calls": calls, "steps": steps}
+PARTS = {"events": events, "calls": calls, "polls": partial(calls, kind="polled"), "steps": steps}
+#: How the ones that are compared are told: what, and its unit.
+TOLD = {
+    "calls": ("MPI call, added by the shim", "ns"),
+    "polls": ("MPI_Iallreduce, MPI_Test, each", "ns"),
+    "steps": ("training step, added", "ms"),
+}
 
 
 def machine() -> dict[str, Any]:
@@ -169,7 +176,7 @@ def table(result: dict[str, Any]) -> str:
         lines.append(
             f"event, {name:<24} {figures['median']:8.1f} ns  (5-95 %: {figures['p5']:.1f} to {figures['p95']:.1f})"
         )
-    for part, what, unit in (("calls", "MPI call, added by the shim", "ns"), ("steps", "training step, added", "ms")):
+    for part, (what, unit) in TOLD.items():
         if figures := result.get(part):
             lines.append(
                 f"{what:<31} {figures['difference']:8.3f} {unit}  (95 %: {figures['low']:.3f} to {figures['high']:.3f};"

@@ -28,8 +28,8 @@ def joined(table: Table, waits: Array, meets: Array) -> tuple[Table, Array]:
     """The table with each awaited collective as one row that blocks, less the waits for it; and the mask [N] of the
     rows that are left. ``waits`` [N] are rows of the operation :data:`WAIT`, ``meets`` [N] of synchronising ones.
 
-    A collective that a rank polled for (``MPI_Test``), or waited for among others, is left as it was on all of its
-    ranks: how long that rank waited is unknown.
+    A collective that a rank polled for unseen, or waited for among others, is left as it was on all of its ranks: how
+    long that rank waited is unknown.
     """
     left = np.ones(len(waits), bool)
     # The wait for a message is for no communicator.

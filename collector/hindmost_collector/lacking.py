@@ -51,11 +51,11 @@ def polled(run: Run) -> tuple[str, str] | None:
     if not started:
         return None
     calls = _count(started, "nonblocking collective call")
-    seen = f"{rows(run.ranks)} ranks were seen, and {calls}, but no waits of all ranks for any (polling leaves none)"
-    in_c = "in C, complete them by MPI_Wait or MPI_Waitall, not by MPI_Test"
+    seen = f"{rows(run.ranks)} ranks were seen, and {calls}, but no waits of all ranks for any"
+    in_fortran = "in Fortran, complete them by MPI_Wait or MPI_Waitall, not by MPI_Test"
     return (
         f"{seen}: who waits for whom cannot be told",
-        f"in Python, write `with hindmost.step():` around each iteration; {in_c}",
+        f"in Python, write `with hindmost.step():` around each iteration; {in_fortran}",
     )
 
 

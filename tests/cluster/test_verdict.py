@@ -47,13 +47,17 @@ from mpi4py import MPI
 data, total = numpy.ones(100), numpy.empty(100)
 for step in range(200):
     time.sleep(0.002 + (0.005 if MPI.COMM_WORLD.rank == 1 else 0.0))
-    MPI.COMM_WORLD.Iallreduce(data, total).{complete}
+    request = MPI.COMM_WORLD.Iallreduce(data, total)
+    {complete}
 """
 
 
-def test_a_slow_rank_is_named_where_collectives_are_started_and_awaited(out: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("complete", ["request.Wait()", "while not request.Test(): time.sleep(0.0002)"])
+def test_a_slow_rank_is_named_where_collectives_are_started_and_awaited(
+    out: Path, tmp_path: Path, complete: str
+) -> None:
     """A job whose collectives are all nonblocking has steps, and the rank that starts them late is named."""
-    (tmp_path / "awaited.py").write_text(AWAITED.format(complete="Wait()"))
+    (tmp_path / "awaited.py").write_text(AWAITED.format(complete=complete))
     run = observe(out, *MPIRUN, str(tmp_path / "awaited.py"))
     assert run.returncode == 0
     (verdict,) = run.report["verdicts"]

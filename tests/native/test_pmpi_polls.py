@@ -5,15 +5,11 @@ from __future__ import annotations
 import os
 import statistics
 import subprocess
-from typing import TYPE_CHECKING
 
 import pytest
 from hindmost import ring
 
 from tests.native.test_pmpi import HERE, Mpi, Ran, installed, launch, of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = ["installed"]
 

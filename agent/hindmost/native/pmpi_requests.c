@@ -11,12 +11,16 @@ static struct hm_request requests[MOST];
 static int used; /* all places from here on are free */
 uint32_t hm_requests_count;
 
+/* A request belongs to one thread at a time, so that whoever has it needs no lock to find it. */
 static int place_of(HM_HANDLE handle) {
-    for (int i = 0; i < used; i++)
-        if (handles[i] == handle)
+    int until = __atomic_load_n(&used, __ATOMIC_RELAXED);
+    for (int i = 0; i < until; i++)
+        if (__atomic_load_n(&handles[i], __ATOMIC_RELAXED) == handle)
             return i;
     return -1;
 }
+
+bool hm_request_known(HM_HANDLE handle) { return place_of(handle) >= 0; }
 
 void hm_request_add(HM_HANDLE handle, const struct hm_request *request) {
     if (handle == hm_library.request_null)
@@ -53,9 +57,14 @@ void hm_request_started(HM_HANDLE handle, uint32_t seq) {
     pthread_mutex_unlock(&lock);
 }
 
-static void remove_request(HM_HANDLE handle, bool also_persistent) {
+static bool remove_request(HM_HANDLE handle, bool also_persistent, struct hm_request *found) {
+    bool was_running = false;
     pthread_mutex_lock(&lock);
     int place = place_of(handle);
+    if (place >= 0) {
+        was_running = !requests[place].idle;
+        *found = requests[place];
+    }
     if (place >= 0 && requests[place].persistent && !also_persistent) {
         requests[place].idle = true;
     } else if (place >= 0) {
@@ -65,8 +74,9 @@ static void remove_request(HM_HANDLE handle, bool also_persistent) {
             used--;
     }
     pthread_mutex_unlock(&lock);
+    return was_running;
 }
 
-void hm_request_done(HM_HANDLE handle) { remove_request(handle, false); }
+bool hm_request_done(HM_HANDLE handle, struct hm_request *found) { return remove_request(handle, false, found); }
 
-void hm_request_forget(HM_HANDLE handle) { remove_request(handle, true); }
+void hm_request_forget(HM_HANDLE handle) { remove_request(handle, true, &(struct hm_request){0}); }

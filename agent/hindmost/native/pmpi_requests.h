@@ -21,12 +21,15 @@ static inline bool hm_requests_any(void) {
     extern HM_HIDDEN uint32_t hm_requests_count;
     return __atomic_load_n(&hm_requests_count, __ATOMIC_RELAXED) != 0;
 }
+/* Whether a request is known. */
+HM_HIDDEN bool hm_request_known(HM_HANDLE handle);
 /* What is known of a request; false: nothing. */
 HM_HIDDEN bool hm_request_find(HM_HANDLE handle, struct hm_request *found);
 /* Note the sequence number with which a persistent request was started. */
 HM_HIDDEN void hm_request_started(HM_HANDLE handle, uint32_t seq);
-/* A wait or a test has completed it: forget it, or note that it is idle if it is persistent. */
-HM_HIDDEN void hm_request_done(HM_HANDLE handle);
+/* A wait or a test has completed it: forget it, or note that it is idle if it is persistent. False: it is
+ * unknown, or was idle before. */
+HM_HIDDEN bool hm_request_done(HM_HANDLE handle, struct hm_request *found);
 /* MPI_Request_free. */
 HM_HIDDEN void hm_request_forget(HM_HANDLE handle);
 

@@ -13,30 +13,33 @@ struct held {
         int at;
         H handle;
     } entries[MOST_HELD];
-    struct hm_request first;
 };
 
 static void hold(struct held *held, const void *requests, int count) {
     held->count = 0;
-    held->first = (struct hm_request){.comm = NULL};
     if (!hm_requests_any())
         return;
     for (int i = 0; i < count && held->count < MOST_HELD; i++) {
-        struct hm_request found;
         H handle = hm_handle_at(requests, i);
-        if (!hm_request_find(handle, &found))
+        if (!hm_request_known(handle))
             continue;
-        if (held->count == 0)
-            held->first = found;
         held->entries[held->count].at = i;
         held->entries[held->count++].handle = handle;
     }
 }
 
+static struct hm_request first_of(const struct held *held) {
+    struct hm_request found = {.comm = NULL};
+    if (held->count > 0)
+        hm_request_find(held->entries[0].handle, &found);
+    return found;
+}
+
 static void release(const struct held *held, const void *requests) {
+    struct hm_request done;
     for (int i = 0; i < held->count; i++)
         if (hm_handle_at(requests, held->entries[i].at) == hm_library.request_null)
-            hm_request_done(held->entries[i].handle);
+            hm_request_done(held->entries[i].handle, &done);
 }
 
 #define WAIT(symbol, declaration, arguments, requests, count)                                                          \
@@ -47,7 +50,8 @@ static void release(const struct held *held, const void *requests) {
         struct hm_call call;                                                                                           \
         struct held held;                                                                                              \
         hold(&held, requests, count);                                                                                  \
-        hm_begin_p2p(&call, held.first.comm, HM_OP_wait, held.first.seq);                                              \
+        struct hm_request first = first_of(&held);                                                                     \
+        hm_begin_p2p(&call, first.comm, HM_OP_wait, first.seq);                                                        \
         int result = real arguments;                                                                                   \
         hm_end_p2p(&call, HM_OP_wait, 0, result, -1, 0);                                                               \
         release(&held, requests);                                                                                      \
@@ -84,9 +88,10 @@ static void poll(void) {
     if (goes_on && (brief || thread->polls_briefly)) {
         thread->polls_briefly = true;
     } else {
-        if (!goes_on)
+        if (!goes_on) {
             thread->polled_since = now = hm_stretch_ends(now);
-        else if (!paused(thread, &now)) {
+            thread->polled = 0;
+        } else if (!paused(thread, &now)) {
             thread->own_ns += now - thread->stretch_start;
             thread->polled_since = now;
         }
@@ -108,18 +113,17 @@ static bool completes(const struct tested *tested, int at) {
     return tested->all;
 }
 
-/* A test ends: a record for each collective that it completed, the first of which is what was waited for. */
+static bool completes_any(const struct tested *tested) { return tested->all || tested->count > 0; }
+
+/* A test ends: a record for each collective that it completed, the first of which is what was waited for. If the first
+ * test succeeds there was nothing to wait for. */
 static void end_poll(const struct held *held, const struct tested *tested) {
     struct hm_thread *thread = &hm_thread;
-    uint64_t start = thread->polled_since, end = hm_now();
+    uint64_t start = thread->polled_since, end = thread->polled || !completes_any(tested) ? hm_now() : start;
     bool any = false;
     for (int i = 0; i < held->count; i++) {
         struct hm_request done;
-        HM_HANDLE handle = held->entries[i].handle;
-        if (!completes(tested, held->entries[i].at) || !hm_request_find(handle, &done))
-            continue;
-        hm_request_done(handle);
-        if (done.idle)
+        if (!completes(tested, held->entries[i].at) || !hm_request_done(held->entries[i].handle, &done))
             continue;
         any = true;
         hm_event(&hm_pmpi.ring, hm_what(HM_P2P, 0, (uint16_t)HM_OP_wait), start, end - start,
@@ -150,7 +154,8 @@ static void end_poll(const struct held *held, const struct tested *tested) {
         int result = real arguments;                                                                                   \
         struct tested tested = __VA_ARGS__;                                                                            \
         end_poll(&held, result == HM_MPI_SUCCESS ? &tested : &(struct tested){0});                                     \
-        release(&held, requests);                                                                                      \
+        if (result != HM_MPI_SUCCESS)                                                                                  \
+            release(&held, requests);                                                                                  \
         return result;                                                                                                 \
     }
 
