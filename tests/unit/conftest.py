@@ -5,10 +5,11 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
-from hindmost import bootstrap, stepping
+from hindmost import bootstrap, ring, stepping
 from hindmost.native import build
 
 from tests.unit.torch_loop import Loop
@@ -27,6 +28,19 @@ def written_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         except build.BuildError as error:
             pytest.skip(str(error))
     return str(request.param)
+
+
+IDENTITY = SimpleNamespace(
+    job_id="job-1", rank=3, world_size=8, local_rank=1, framework="torch", command="python train.py --größe"
+)
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[ring.Writer]:
+    """A small ring of this process."""
+    writer = ring.Writer.create(tmp_path, IDENTITY, "py", capacity=64)
+    yield writer
+    writer.close()
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hindmost import ring
 from hindmost.identity import Identity
-from hindmost.probes.recognise import Recogniser
+from hindmost.probes.recognise import SOURCES, Recogniser
 from hindmost.probes.torch_native import native_hooks
 from hindmost.recorder import PHASE, STEP, Recorder
 
@@ -368,3 +368,18 @@ def test_marked_steps_replace_recognised_ones(loop: Loop) -> None:
     loop.seen.finish()
     assert loop.steps() == []
     assert len(loop.phases("backward")) == 3
+
+
+def test_a_data_set_an_epoch_is_forgotten_when_others_have_come(loop: Loop) -> None:
+    """However many sources of input a loop goes through, the last few are known; which of them trains is, too."""
+    for source in range(1, 101):
+        loop.fetch(source=source, work=source)
+        loop.compute()
+        loop.backward()
+        loop.optimize()
+    loop.fetch(source=200, work=7)
+    loop.fetch(source=100, work=1)
+    loop.seen.finish()
+    assert [event.value for event in loop.written if event.kind == STEP and event.name == "train"] == [*range(1, 101)]
+    assert [event.value for event in loop.written if event.kind == STEP and event.name == "eval"] == [7]
+    assert len(getattr(loop.seen, "_sources", ())) <= SOURCES

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
-import socket
 import struct
 import subprocess
 import threading
 import types
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING
-from unittest.mock import Mock
 
 import pytest
 from hindmost import ring
@@ -21,12 +16,8 @@ from hindmost.ring import layout, native
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from tests.unit.conftest import IDENTITY
 
-IDENTITY = SimpleNamespace(
-    job_id="job-1", rank=3, world_size=8, local_rank=1, framework="torch", command="python train.py --größe"
-)
 HEADER = Path(layout.__file__).parents[1] / "native" / "ring.h"
 
 
@@ -34,13 +25,6 @@ HEADER = Path(layout.__file__).parents[1] / "native" / "ring.h"
 def implementation(written_in: str) -> str:
     """Every test runs over the pure Python writer and over the C one, where it can be built."""
     return written_in
-
-
-@pytest.fixture
-def writer(tmp_path: Path) -> Iterator[ring.Writer]:
-    writer = ring.Writer.create(tmp_path, IDENTITY, "py", capacity=64)
-    yield writer
-    writer.close()
 
 
 def test_implementation_is_the_one_that_was_asked_for(writer: ring.Writer, implementation: str) -> None:
@@ -310,69 +294,6 @@ def test_gpu_and_framework_can_be_named_later(writer: ring.Writer) -> None:
     writer.set_framework("keras")
     reader = ring.Reader(writer.path)
     assert (reader.gpu_uuid, reader.header.gpu_uuid, reader.header.framework) == ("GPU-1234", "GPU-1234", "keras")
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda data: b"", "is torn"),
-        (lambda data: data[:-40], "is torn"),
-        (lambda data: bytes(8) + data[8:], "is not a ring"),
-        (lambda data: b"garbage!" * 20000, "is not a ring"),
-        (lambda data: data[:8] + b"\x09" + data[9:], "layout 9"),
-        (lambda data: data[:16] + b"\x03" + data[17:], "damaged header"),
-    ],
-)
-def test_damaged_file_is_named(writer: ring.Writer, damage: object, message: str) -> None:
-    """A file that is torn, foreign or of another version is refused in one line that names it."""
-    data = writer.path.read_bytes()
-    broken = writer.path.with_suffix(".broken")
-    broken.write_bytes(damage(data))  # type: ignore[operator]
-    with pytest.raises(ring.RingError, match=message) as error:
-        ring.Reader(broken)
-    assert str(broken) in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def named(path: Path) -> None:
-    """A socket of this name; it stays when it is closed."""
-    with socket.socket(socket.AF_UNIX) as made:
-        made.bind(str(path))
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, named])
-def test_what_is_no_file_is_no_ring(tmp_path: Path, make: Callable[[Path], None]) -> None:
-    """A FIFO keeps nobody waiting for its writer; it, a folder and a socket are refused in one line."""
-    make(path := tmp_path / "0.py.1.ring")
-    with pytest.raises(ring.RingError, match=r"not a regular file|cannot be opened") as error:
-        ring.Reader(path)
-    assert str(path) in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_a_file_that_cannot_be_read_is_named(writer: ring.Writer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory may fail under a file that is open."""
-    reader = ring.Reader(writer.path)
-    monkeypatch.setattr(os, "pread", Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO))))
-    with pytest.raises(ring.RingError, match=r"\.ring: cannot be read: Input/output error"):
-        reader.poll()
-
-
-def test_file_that_is_cut_or_removed_under_a_reader(writer: ring.Writer) -> None:
-    """A removed ring is read to its end; a ring cut short is an error, not a signal."""
-    writer.event(ring.MARK, 0, 1, 0)
-    reader = ring.Reader(writer.path)
-    copy = os.open(writer.path, os.O_RDWR)
-    writer.path.unlink()
-    writer.event(ring.MARK, 0, 2, 0)
-    assert [e.start_ns for e in reader.poll()] == [1, 2]
-    with pytest.raises(ring.RingError, match="cannot be opened"):
-        ring.Reader(writer.path)
-    os.ftruncate(copy, 1000)
-    with pytest.raises(ring.RingError, match="is torn"):
-        reader.poll()
-    os.ftruncate(copy, layout.RECORDS_OFFSET + 64 * 40)  # before the writer touches it again
-    os.close(copy)
 
 
 @pytest.mark.parametrize("capacity", [0, 3, 1000, 2**23])

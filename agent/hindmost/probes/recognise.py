@@ -24,6 +24,20 @@ if TYPE_CHECKING:
 REPEATS = 8
 #: Batches that a loader may be ahead of the step that uses them.
 AHEAD = 16
+#: Sources of input that are told apart; the one not used for longest is forgotten.
+SOURCES = 8
+
+
+class Source:
+    """Where batches are fetched from."""
+
+    __slots__ = ("before", "fetched", "trains", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: deque[int] = deque(maxlen=AHEAD)  # work of batches fetched and not yet used
+        self.fetched = 0  # batches since some were used
+        self.before = 0  # the same, between the two uses before
+        self.trains = False  # a backward followed
 
 
 class Recogniser:
@@ -34,9 +48,7 @@ class Recogniser:
         self._boundary = -1  # where the step in progress began; -1: none is
         self._ready = -1  # since when a forward may be running
         self._last = -1  # when the last optimizer step or backward ended
-        self._waiting: dict[int, deque[int]] = {}  # source -> work of batches fetched and not yet used
-        self._fetched: dict[int, int] = {}  # source -> batches since some were used
-        self._before: dict[int, int] = {}  # the same, between the two uses before
+        self._sources: dict[int, Source] = {}  # the one used last is the last
         self._fed = False  # input was fetched in this step
         self._evaluating = False
         self._backward = False
@@ -44,7 +56,7 @@ class Recogniser:
         self._unprompted = 0  # steps of optimizers before that
         self._stepped: dict[int, int] = {}  # optimizer -> its steps in this step
         self._leader: int | None = None  # the optimizer whose step ends a step of a loop that fetches nothing
-        self._trainers: set[int] = set()  # sources of input that a backward followed
+        self._trainers = False  # a backward has followed some source
         self._unfed = False  # the train step before this one fetched nothing
         self._strayed = False  # this one did, for an evaluation
         self._source = 0
@@ -71,8 +83,12 @@ class Recogniser:
         self._recorder.write("input", start, now)
         self._fed = True
         self._backward = False
-        self._waiting.setdefault(self._source, deque(maxlen=AHEAD)).append(work)
-        self._fetched[self._source] = self._fetched.get(self._source, 0) + 1
+        known = self._sources.pop(self._source, None)
+        source = self._sources[self._source] = known or Source()
+        if len(self._sources) > SOURCES:
+            del self._sources[next(iter(self._sources))]
+        source.waiting.append(work)
+        source.fetched += 1
         self._ready = now
 
     def input_fails(self) -> None:
@@ -89,8 +105,8 @@ class Recogniser:
         self._forward_until(now)
         self._backward = self._prompted = True
         self._use_batches()
-        if self._fed:
-            self._trainers.add(self._source)
+        if self._fed and self._source in self._sources:
+            self._sources[self._source].trains = self._trainers = True
         self._evaluating = False
 
     def backward_ends(self, start: int, now: int) -> None:
@@ -125,7 +141,7 @@ class Recogniser:
         if self._stepped:
             self._close(self._last, "train")
         self._recorder.seen_work = 0
-        self._waiting.clear()
+        self._forget_batches()
         self._boundary = self._ready = -1
         self._fed = self._backward = self._evaluating = False
 
@@ -148,7 +164,7 @@ class Recogniser:
         if not self._recorder.explicit:
             self._recorder.numbers["train"] += count
         self._boundary = self._ready = now
-        self._waiting.clear()
+        self._forget_batches()
 
     def finish(self) -> None:
         """No more will come: the last step ended with its last optimizer step."""
@@ -175,8 +191,9 @@ class Recogniser:
 
     def _tell_stray(self) -> None:
         """Where the loop fetches nothing to train on, what it fetched was for an evaluation, and that has ended."""
-        if self._fed and self._unfed and not self._backward and self._source not in self._trainers:
-            self._waiting.pop(self._source, None)
+        if self._fed and self._unfed and not self._backward and not self._trains_from(self._source):
+            if self._source in self._sources:
+                self._sources[self._source].waiting.clear()
             self._boundary = self._ready = -1
             self._fed = self._evaluating = False
             self._strayed = True
@@ -186,12 +203,15 @@ class Recogniser:
 
         Where several are fetched between uses again and again, of two loaders of one data set, as many.
         """
-        fetched, self._fetched = self._fetched, {}
-        for source, batches in self._waiting.items():
-            since = fetched.get(source, 0)
-            for _ in range(min(since if since > 1 and self._before.get(source, 0) > 1 else 1, len(batches))):
-                self._recorder.seen_work += batches.popleft()
-        self._before = fetched
+        for source in self._sources.values():
+            used = source.fetched if source.fetched > 1 and source.before > 1 else 1
+            source.before, source.fetched = source.fetched, 0
+            for _ in range(min(used, len(source.waiting))):
+                self._recorder.seen_work += source.waiting.popleft()
+
+    def _forget_batches(self) -> None:
+        for source in self._sources.values():
+            source.waiting.clear()
 
     def _show(self, now: int, kind: str = "train") -> None:
         """Show a step in progress, unless the loop says for itself."""
@@ -204,7 +224,10 @@ class Recogniser:
 
     def _only_evaluates(self, source: int) -> bool:
         """Whether this source has fed no backward while another has."""
-        return bool(self._trainers) and source not in self._trainers
+        return self._trainers and not self._trains_from(source)
+
+    def _trains_from(self, source: int) -> bool:
+        return source in self._sources and self._sources[source].trains
 
     def _close(self, now: int, kind: str) -> None:
         """The step in progress ends here and the next one begins."""
