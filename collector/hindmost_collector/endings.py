@@ -104,6 +104,6 @@ def _out_of_memory(run: Run) -> list[str]:
     """Nodes whose kernel killed processes for want of memory meanwhile."""
     if not rows(run.metrics):
         return []
-    found = Metrics(run).series("hindmost_node_oom_kills_total")
+    found = Metrics.of(run).series("hindmost_node_oom_kills_total")
     killed = {one.node: int(one.values[-1] - one.values[0]) for one in found if len(one.values)}
     return [f"the kernel of {node} killed {count} for want of memory" for node, count in killed.items() if count > 0]

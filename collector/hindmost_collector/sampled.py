@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector.telemetry import Metrics
+from hindmost_collector.telemetry import Metrics, has
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from hindmost_collector.align import Array, Floats, Ints
     from hindmost_collector.model import Run
-    from hindmost_collector.telemetry import Series
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ class Samples:
     def _column(self, name: str) -> Column | None:
         """Samples are read when first asked for: most runs need few of them."""
         if name not in self._columns:
-            self._metrics = self._metrics or Metrics(self._run)
+            self._metrics = self._metrics or Metrics.of(self._run)
             source = SOURCES[name] if name in SOURCES else LEVELS[name]
             self._columns[name] = _column(self._metrics, source, self._ranks)
         return self._columns[name]
@@ -155,33 +154,40 @@ class Samples:
 
 def _column(metrics: Metrics, source: Source, ranks: Ints) -> Column | None:
     """All samples of a quantity; ``None`` where no rank has any."""
-    row_of = {int(rank): row for row, rank in enumerate(ranks)}
-    parts = [
-        (row_of[rank], *one)
-        for rank, held in metrics.per_rank(source.metric).items()
-        if rank in row_of
-        for series in held
-        if all(series.labels.get(key) == value for key, value in source.labels)
-        for one in _samples(series, source.counter)
-    ]
-    if not parts:
+    found = metrics.samples(source.metric)
+    if found is None:
         return None
-    counts = [len(time) for _, time, *_ in parts]
-    rows = np.repeat([row for row, *_ in parts], counts)
-    time, value, seconds = (np.concatenate([part[i] for part in parts]) for i in (1, 2, 3))
-    return Column(rows, np.repeat(np.arange(len(parts)), counts), time, value, seconds if source.counter else None)
+    row_of = {rank: row for row, rank in enumerate(ranks.tolist())}
+    wanted = [not source.labels or has(text, source.labels) for text in found.labels]
+    owned = [
+        (number, row_of[rank])
+        for number, (text, node, one) in enumerate(zip(found.labels, found.nodes, wanted, strict=True))
+        if one
+        for rank in metrics.owners(text, node)
+        if rank in row_of
+    ]
+    if not owned:
+        return None
+    number, row = np.array(owned, np.int64).T
+    series = np.repeat(np.arange(len(found.labels)), np.diff(found.first))
+    known = ~np.isnan(found.value)
+    series, time, value = series[known], found.time[known], found.value[known]
+    seconds = np.zeros(len(time))
+    if source.counter:
+        series, time, value, seconds = _rises(series, time, value)
+    first = np.searchsorted(series, np.arange(len(found.labels) + 1))
+    count = np.diff(first)[number]
+    # The samples of each series once for every rank that it is of.
+    at = np.repeat(first[number] - np.cumsum(count) + count, count) + np.arange(count.sum())
+    if not len(at):
+        return None
+    columns = np.repeat(row, count), np.repeat(np.arange(len(number)), count), time[at], value[at]
+    return Column(*columns, seconds[at] if source.counter else None)
 
 
-def _samples(series: Series, counter: bool) -> Iterator[tuple[Array, Floats, Floats]]:
-    """Times, values and seconds of a series; a counter's are of the middle between two samples, a reset from zero."""
-    known = ~np.isnan(series.values)
-    time, value = series.times[known], series.values[known]
-    if not counter:
-        if len(time):
-            yield time, value, np.zeros(len(time))
-        return
-    lasted = np.diff(time)
-    later = lasted > 0
-    if later.any():
-        rise = np.where(np.diff(value) < 0, value[1:], np.diff(value))
-        yield ((time[1:] + time[:-1]) // 2)[later], rise[later], lasted[later] / 1e9
+def _rises(series: Ints, time: Array, value: Floats) -> tuple[Ints, Array, Floats, Floats]:
+    """Rises of counters and the seconds they took, at the middle between two samples; a reset counts from zero."""
+    lasted, rise = np.diff(time), np.diff(value)
+    held = (series[1:] == series[:-1]) & (lasted > 0)
+    rise = np.where(rise < 0, value[1:], rise)
+    return series[1:][held], ((time[1:] + time[:-1]) // 2)[held], rise[held], lasted[held] / 1e9

@@ -47,7 +47,7 @@ def find(run: Run) -> Sharing | None:
     ranks = dict(zip(nodes.tolist(), counts.tolist(), strict=True))
     crowded = [
         Sharing(series.node, ranks[series.node], int(typical([series])))
-        for series in Metrics(run).series("hindmost_node_cpus")
+        for series in Metrics.of(run).series("hindmost_node_cpus")
         if series.node in ranks and 0 < typical([series]) < ranks[series.node]
     ]
     return max(crowded, key=lambda one: one.ranks / one.cpus, default=None)

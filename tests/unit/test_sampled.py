@@ -1,0 +1,95 @@
+"""Samples of all ranks are read together, and say what reading them series by series would."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hindmost_collector.model import Job, Run
+from hindmost_collector.sampled import SOURCES, Samples
+from hindmost_collector.sources.columns import table
+from hindmost_collector.telemetry import Metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+RANKS = np.arange(5)
+NAMES = {
+    "hindmost_process_cpu_seconds_total": lambda rank: {"job": "j", "rank": str(rank)},
+    "hindmost_process_thread_group_runqueue_seconds_total": lambda rank: {"rank": str(rank), "threads": f"t{rank % 2}"},
+    "hindmost_gpu_sm_clock_hertz": lambda rank: {"gpu_uuid": f"GPU-{rank}"},
+    "hindmost_node_pressure_waiting_seconds_total": lambda rank: {"resource": ("memory", "io", "cpu")[rank % 3]},
+}
+
+
+def recorded(seed: int) -> Run:
+    """Series of ranks, GPUs and nodes, some of nobody's, in any order, with gaps, resets and times that repeat."""
+    random = np.random.default_rng(seed)
+    rows: list[tuple[Any, ...]] = []
+    for name, labels in NAMES.items():
+        for rank in range(7):  # of two that are no ranks of this job, too
+            text, node = json.dumps(labels(rank)), f"node{rank // 3}"
+            times = np.sort(random.integers(0, 60, 12)) * 10**9
+            values = np.cumsum(random.random(12))
+            values[random.integers(12)] = np.nan
+            values[random.integers(6, 12) :] -= 3 * random.random()
+            rows += [(node, name, text, int(time), float(value)) for time, value in zip(times, values, strict=True)]
+    rows += [("node0", "hindmost_gpu_sm_clock_hertz", "torn", 1, 1.0), ("node0", "other", "{}", 1, 1.0)]
+    shuffled = [rows[at] for at in random.permutation(len(rows))]
+    columns = zip(("node", "name", "labels", "time_ns", "value"), zip(*shuffled, strict=True), strict=True)
+    return Run(
+        Job("j"),
+        ranks=table(
+            "ranks", rank=RANKS, node=[f"node{rank // 3}" for rank in RANKS], gpu_uuid=[f"GPU-{i}" for i in RANKS]
+        ),
+        metrics=table("metrics", **{name: list(values) for name, values in columns}),
+    )
+
+
+def one_by_one(run: Run, name: str) -> Iterator[tuple[int, float]]:
+    """Rank and value of each sample (of a counter each rise by the second), series by series."""
+    source = SOURCES[name]
+    for series in Metrics(run).series(source.metric):
+        if any(series.labels.get(key) != value for key, value in source.labels):
+            continue
+        known = ~np.isnan(series.values)
+        time, value = series.times[known], series.values[known]
+        for rank in Metrics(run).owners(json.dumps(series.labels), series.node):
+            if rank not in RANKS:
+                continue
+            if not source.counter:
+                yield from ((rank, one) for one in value.tolist())
+                continue
+            for at in range(1, len(time)):
+                rise = value[at] - value[at - 1] if value[at] >= value[at - 1] else value[at]
+                if time[at] > time[at - 1]:
+                    yield rank, rise / ((time[at] - time[at - 1]) / 1e9)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", ["cpu", "threads_runqueue", "sm_clock", "memory_pressure", "io_pressure"])
+def test_all_series_together_are_each_series_by_itself(name: str, seed: int) -> None:
+    """Every sample of every rank, each rise of a counter, resets from zero, nothing of whom the job has not."""
+    run = recorded(seed)
+    column = Samples(run, RANKS, np.empty(0))._column(name)
+    assert column is not None
+    value = column.value if column.seconds is None else column.value / column.seconds
+    found = np.array(sorted(zip(RANKS[column.row].tolist(), value.tolist(), strict=True)))
+    np.testing.assert_allclose(found, np.array(sorted(one_by_one(run, name))))
+
+
+def test_what_nobody_sampled_is_absent() -> None:
+    """Neither a name that is not there, nor one of which all series are of others."""
+    run = recorded(1)
+    assert Samples(run, RANKS, np.empty(0)).typical("power") is None
+    assert Samples(run, np.array([99]), np.empty(0)).typical("sm_clock") is None
+
+
+def test_a_run_s_metrics_are_read_once() -> None:
+    """Whoever asks: hundreds of thousands of names are not sorted anew for each question."""
+    run = recorded(2)
+    assert Metrics.of(run) is Metrics.of(run)
+    assert Metrics.of(replace(run, metrics=run.metrics)) is not Metrics.of(run)
