@@ -1,7 +1,7 @@
-"""How often the judge is right, on simulated jobs whose faults are known: ``python bench/accuracy --runs 1000``.
+"""How often the judge is right, on simulated jobs whose faults are known: ``python bench/accuracy --edition 2``.
 
-Results are appended to a file as they come; started again it goes on where it stopped. Without ``--tuning`` seeds are
-held out: none of them was looked at while thresholds were chosen.
+Results are appended to a file as they come; started again it goes on where it stopped. Seeds of an edition are held
+out: none of them was looked at while thresholds were chosen. ``--tuning`` takes seeds that may be.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import readme
 from grade import graded
-from suite import FAMILIES, HELD_OUT, SHARES
-from table import lines
+from suite import EDITIONS, FAMILIES, SHARES
+from table import tables
 
 TUNING = 1_000
 
@@ -28,39 +28,53 @@ TUNING = 1_000
 def main() -> None:
     """Run what is missing, print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=1000)
+    parser.add_argument("--runs", type=int, default=sum(SHARES.values()), help="of all families together")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=Path("accuracy.jsonl"))
-    parser.add_argument("--tuning", action="store_true", help="seeds that may be looked at")
-    parser.add_argument("--base", type=int, help="first seed of each family, instead")
+    seeds = parser.add_mutually_exclusive_group()
+    seeds.add_argument("--edition", type=int, choices=EDITIONS, default=max(EDITIONS), help="of held-out seeds")
+    seeds.add_argument("--tuning", action="store_true", help="seeds that may be looked at")
+    seeds.add_argument("--base", type=int, help="first seed of the first family, that may be looked at, instead")
     parser.add_argument("--family", choices=FAMILIES, action="append", help="only these")
     parser.add_argument("--write", type=Path, metavar="FILE", help="the table, and each run's result, as JSON")
     parser.add_argument("--readme", action="store_true", help="put the figures into README.md beside this file")
     parser.add_argument("--minutes", type=float, default=60.0, help="stop after so long; start again to go on")
     args = parser.parse_args()
-    base = args.base if args.base is not None else TUNING if args.tuning else HELD_OUT
+    looked_at = args.base if args.base is not None else TUNING if args.tuning else None
+    base = EDITIONS[args.edition] if looked_at is None else looked_at
+    edition = args.edition if looked_at is None else None
     wanted = _wanted(args.runs, base, args.family or [name for name in FAMILIES if SHARES[name]])
     results = {key: one for key, one in _read(args.out).items() if key in wanted}
     missing = [key for key in wanted if key not in results]
     if missing:
         results |= _run(missing, args.out, args.jobs, time.monotonic() + 60 * args.minutes)
-    print("\n".join(lines(list(results.values()))))
+    found = list(results.values())
+    told = _told(found, base, edition)
+    print("\n".join([f"{told}:", "", *tables(found)]))
     if len(results) < len(wanted):
         print(f"{len(wanted) - len(results)} of {len(wanted)} runs left: start again to go on")
     if args.write:
-        _write(args.write, list(results.values()))
+        _write(args.write, found, base, edition)
     if args.readme:
-        readme.write(list(results.values()), _commit())
-    if args.tuning or args.base is not None:
-        _print_misjudged(list(results.values()))
+        readme.write(told, tables(found))
+    if edition is None:
+        _print_misjudged(found)
 
 
-def _write(path: Path, results: list[dict[str, Any]]) -> None:
-    """The table and what it was made from."""
+def _told(results: list[dict[str, Any]], base: int, edition: int | None) -> str:
+    """Which runs these are."""
+    seeds = f"edition {edition} of held-out seeds" if edition else "seeds that may be looked at, not held out"
+    return f"{len(results):,} runs, {seeds} (from {base:,} on), intervals of 95 %, commit {_commit()}"
+
+
+def _write(path: Path, results: list[dict[str, Any]], base: int, edition: int | None) -> None:
+    """The tables and what they were made from."""
     machine = {"cores": os.cpu_count(), "python": platform.python_version(), "numpy": np.__version__}
-    found = {"commit": _commit(), "machine": machine, "table": lines(results), "runs": results}
+    facts = {"commit": _commit(), "edition": edition, "first_seed": base, "machine": machine}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=None, separators=(",", ":")) + "\n")
+    path.write_text(
+        json.dumps(facts | {"table": tables(results), "runs": results}, indent=None, separators=(",", ":")) + "\n"
+    )
 
 
 def _commit() -> str:

@@ -1,4 +1,4 @@
-"""The results as a table: rates with Wilson's 95 % intervals, medians with bootstrap ones."""
+"""The results as tables, each figure with its interval: what is measured beside its goal, confidence, simpler rules."""
 
 from __future__ import annotations
 
@@ -6,32 +6,116 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from intervals import bootstrap, poisson, wilson
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 Result = dict[str, Any]
-Z = 1.959964
+Row = tuple[str, str, str]
+
+#: Of confidence: below 0.8 a name is a hint, from 0.95 on it is acted on.
+BINS = (0.0, 0.8, 0.9, 0.95, 0.98, 1.01)
+#: A cost this close to what the repair saves is right.
+CLOSE = 0.2
 
 
-def wilson(hits: int, of: int) -> str:
-    """``0.993 [0.981, 0.997] (404/407)``."""
-    if not of:
-        return "-"
-    rate, spread = hits / of, Z * np.sqrt(hits * (of - hits) / of + Z * Z / 4)
-    low, high = ((hits + Z * Z / 2 + sign * spread) / (of + Z * Z) for sign in (-1, 1))
-    return f"{rate:.3f} [{low:.3f}, {high:.3f}] ({hits}/{of})"
+def tables(results: list[Result]) -> list[str]:
+    """All of it, in Markdown, a line a row."""
+    by: dict[str, list[Result]] = {}
+    for one in results:
+        by.setdefault(one["family"], []).append(one)
+    heads = ["| | measured | goal |", "| --- | --- | --- |"]
+    rows = [*_single(by), *_several(by), *_others(by), *_costs(by)]
+    measured = [f"| {what} | {found} | {goal} |" for what, found, goal in rows]
+    return [*heads, *measured, "", *_reliability(results), "", *_beside(by)]
 
 
-def bootstrap(values: list[float], statistic: Callable[[Any], float], digits: int = 4) -> str:
-    """A statistic of values with the interval of 1,000 resamples."""
-    if not values:
-        return "-"
-    data = np.array(values)
-    random = np.random.default_rng(0)
-    again = [statistic(data[random.integers(0, len(data), len(data))]) for _ in range(1000)]
-    low, high = np.percentile(again, [2.5, 97.5])
-    return f"{statistic(data):.{digits}f} [{low:.{digits}f}, {high:.{digits}f}] (n={len(data)})"
+def _strong(by: dict[str, list[Result]]) -> list[Result]:
+    return [one for one in [*by.get("single", []), *by.get("small", [])] if one["effect"] >= 0.05]
+
+
+def _of(by: dict[str, list[Result]], family: str, least: float) -> list[Result]:
+    """The jobs of a family in which the faults made steps longer by at least so much."""
+    return [one for one in by.get(family, []) if one["effect"] >= least]
+
+
+def _single(by: dict[str, list[Result]]) -> list[Row]:
+    strong = _strong(by)
+    weak = [one for one in _of(by, "small", 0.02) if one["effect"] < 0.05 and one["steps"] <= 100]
+    found = [one for one in strong if set(one["named"]) & set(one["true"])]
+    right = sum(one["verdict_causes"] == one["causes"] for one in found)
+    unknown = sum(one["verdict_causes"] == ["unknown"] for one in found)
+    late = [abs((one["since"] or 0) - one["onset"]) for one in found if one["onset"]]
+    big = by.get("large", [])
+    return [
+        ("single fault of 5 % or more: precision", precision(strong, own), "0.995"),
+        ("single fault of 5 % or more: recall", recall(strong, own), "0.99"),
+        ("2 to 5 % within 100 steps: recall", recall(weak, own), "0.95"),
+        ("2 to 5 % within 100 steps: precision", precision(weak, own), ""),
+        ("8,192 ranks: top-1", wilson(sum(one["top"] in one["true"] for one in big), len(big)), "0.97"),
+        ("cause right", wilson(right, len(found)), "0.95"),
+        ('cause right or "unknown"', wilson(right + unknown, len(found)), "0.95"),
+        ("onset: steps off, median", bootstrap(late, _median, 1), ""),
+    ]
+
+
+def _several(by: dict[str, list[Result]]) -> list[Row]:
+    clean, hidden = by.get("clean", []), by.get("hidden", [])
+    uneven = [one for one in clean if one["seed"] % 2]
+    nobody = sum(not one["named"] for one in hidden)
+    return [
+        ("sets of 2 to 8: exact-set F1", exact_f1(by.get("sets", []), own), "0.95"),
+        ("clean jobs, half of them with varying sequence lengths: false alarms, steps", _alarms(clean), "1 in 10,000"),
+        ("of them with varying sequence lengths", _alarms(uneven), ""),
+        ("slow input that run-ahead hides: named nobody", wilson(nobody, len(hidden)), ""),
+    ]
+
+
+def _others(by: dict[str, list[Result]]) -> list[Row]:
+    found: list[Row] = [
+        ("slow link of one data-parallel group: said so", said(by.get("link", []), "slow_link"), ""),
+        (
+            "network that became slow for all, effect of 2 % or more: said so",
+            said(_of(by, "network", 0.02), "slow_link"),
+            "",
+        ),
+    ]
+    for family, what, least in (
+        ("intermittent", "intermittent stalls", 0.0),
+        ("temporary", "a fault of 20 to 60 steps", 0.0),
+        ("pipeline", "pipelines with replicas", 0.02),
+        ("uneven", "a fault among varying sequence lengths", 0.01),
+    ):
+        from_on = f", effect of {least:.0%} or more".replace("%", " %") if least else ""
+        found.append((f"{what}: precision", precision(by.get(family, []), own), ""))
+        found.append((f"{what}{from_on}: recall", recall(_of(by, family, least), own), ""))
+    return found
+
+
+def _costs(by: dict[str, list[Result]]) -> list[Row]:
+    strong, sets = _strong(by), by.get("sets", [])
+    errors = [100 * one["error"] for one in [*strong, *sets]]
+    found: list[Row] = [
+        ("what-if error, %: median", bootstrap(errors, _median, 2), "1"),
+        ("what-if error, %: P90", bootstrap(errors, lambda v: float(np.percentile(v, 90)), 2), "4"),
+    ]
+    for what, jobs in (
+        ("a single fault of 5 % or more", strong),
+        ("sets of 2 to 8", sets),
+        ("intermittent stalls", by.get("intermittent", [])),
+        ("a fault of 20 to 60 steps", by.get("temporary", [])),
+        ("pipelines with replicas, effect of 2 % or more", _of(by, "pipeline", 0.02)),
+        ("a fault among varying sequence lengths, effect of 1 % or more", _of(by, "uneven", 0.01)),
+    ):
+        costs = [one["cost"] for one in jobs if one.get("cost") is not None]
+        close = sum(abs(cost - 1) <= CLOSE for cost in costs)
+        found.append((f"cost within 20 % of what the repair saves: {what}", wilson(close, len(costs)), ""))
+    return found
+
+
+def _median(values: Any) -> float:
+    return float(np.median(values))
 
 
 def precision(results: Iterable[Result], named: Callable[[Result], list[int]]) -> str:
@@ -47,11 +131,14 @@ def recall(results: Iterable[Result], named: Callable[[Result], list[int]]) -> s
 
 
 def exact_f1(results: list[Result], named: Callable[[Result], list[int]]) -> str:
-    """F1 of whole sets: a set counts where it is named exactly."""
+    """F1 of whole sets: a set counts where it is named exactly.
+
+    Where all are, or none, resamples are all alike, and Wilson's interval of that share stands in.
+    """
     hits = [float(set(named(one)) == set(one["true"])) for one in results]
     said = [float(bool(named(one))) for one in results]
-    if not hits:
-        return "-"
+    if all(hits) or not any(hits):
+        return wilson(round(sum(hits)), len(hits))
     pairs = np.stack([hits, said], axis=1)
 
     def f1(rows: Any) -> float:
@@ -65,112 +152,40 @@ def own(result: Result) -> list[int]:
     return list(result["named"])
 
 
-def lines(results: list[Result]) -> list[str]:
-    """The whole table, a line a row."""
-    by: dict[str, list[Result]] = {}
-    for one in results:
-        by.setdefault(one["family"], []).append(one)
-    lone = [*by.get("single", []), *by.get("small", [])]
-    strong = [one for one in lone if one["effect"] >= 0.05]
-    weak = [one for one in by.get("small", []) if 0.02 <= one["effect"] < 0.05 and one["steps"] <= 100]
-    multiple, big = by.get("sets", []), by.get("large", [])
-    faulty = [*strong, *multiple]
-    networks = [one for one in by.get("network", []) if one["effect"] >= 0.02]
-    pipelines = [one for one in by.get("pipeline", []) if one["effect"] >= 0.02]
-    uneven = [one for one in by.get("uneven", []) if one["effect"] >= 0.01]
-    out = [
-        *_hindmost(strong, weak, multiple, big),
-        *_false_alarms(by.get("clean", []), by.get("hidden", [])),
-        *_causes_and_costs(strong, faulty),
-        f"intermittent: recall            {recall(by.get('intermittent', []), own)}",
-        f"slow link: said so              {said(by.get('link', []), 'slow_link')}",
-        f"slow network, 2 %: said so      {said(networks, 'slow_link')}",
-        f"pipelines: precision            {precision(by.get('pipeline', []), own)}",
-        f"pipelines: recall from 2 % on   {recall(pipelines, own)}",
-        f"uneven work: precision          {precision(by.get('uneven', []), own)}",
-        f"uneven work: recall from 1 % on {recall(uneven, own)}",
-        "",
-        "confidence      verdicts that name only ranks at fault",
-        *(f"{low:.2f} to {high:.2f}    {share}" for low, high, share in reliability(results, BINS)),
-        "",
-        *_beside(strong, multiple, by.get("clean", [])),
-    ]
-    seeds = [one["seed"] for one in results]
-    return [*out, "", f"{len(results)} simulated runs, seeds {min(seeds)} to {max(seeds)}, intervals of 95 %"]
-
-
-def _hindmost(strong: list[Result], weak: list[Result], multiple: list[Result], big: list[Result]) -> list[str]:
-    top = sum(one["top"] in one["true"] for one in big)
-    return [
-        f"single fault >= 5 %: precision  {precision(strong, own)}",
-        f"single fault >= 5 %: recall     {recall(strong, own)}",
-        f"2 to 5 % in 100 steps: recall   {recall(weak, own)}",
-        f"2 to 5 %: precision             {precision(weak, own)}",
-        f"sets of 2 to 8: exact-set F1    {exact_f1(multiple, own)}",
-        f"8,192 ranks: top-1              {wilson(top, len(big))}",
-    ]
-
-
-def _false_alarms(clean: list[Result], hidden: list[Result]) -> list[str]:
-    false, steps = false_alarms(clean)
-    uneven = [one for one in clean if one["seed"] % 2]
-    rate = f"{1e4 * false / steps:.2f}" if steps else "-"
-    return [
-        f"clean: false alarms             {false} in {steps} steps: {rate} in 10,000; runs {wilson(false, len(clean))}",
-        f"  of them with varying lengths  {wilson(sum(bool(one['named']) for one in uneven), len(uneven))}",
-        f"hidden slow input: named nobody {wilson(sum(not one['named'] for one in hidden), len(hidden))}",
-    ]
-
-
-def _causes_and_costs(strong: list[Result], faulty: list[Result]) -> list[str]:
-    found = [one for one in strong if set(one["named"]) & set(one["true"])]
-    right = sum(one["verdict_causes"] == one["causes"] for one in found)
-    unknown = sum(one["verdict_causes"] == ["unknown"] for one in found)
-    errors = [one["error"] for one in faulty]
-    late = [abs((one["since"] or 0) - one["onset"]) for one in found if one["onset"]]
-    return [
-        f"cause right                     {wilson(right, len(found))}",
-        f"cause right or unknown          {wilson(right + unknown, len(found))}",
-        f"what-if error: median           {bootstrap(errors, lambda v: float(np.median(v)))}",
-        f"what-if error: P90              {bootstrap(errors, lambda v: float(np.percentile(v, 90)))}",
-        f"onset: steps off, median        {bootstrap(late, lambda v: float(np.median(v)), 1)}",
-    ]
-
-
-#: Of confidence: below 0.8 a name is a hint, from 0.95 on it is acted on.
-BINS = (0.0, 0.8, 0.9, 0.95, 0.98, 1.01)
-
-
-def reliability(results: list[Result], bins: tuple[float, ...]) -> list[tuple[float, float, str]]:
-    """Confidence from, to, and the share of the verdicts said with it that name only ranks at fault."""
-    told = [(float(sure), bool(right)) for one in results for _, sure, right in one["said"]]
-    found = []
-    for low, high in itertools.pairwise(bins):
-        held = [right for sure, right in told if low <= sure < high]
-        if held:
-            found.append((low, min(high, 1.0), wilson(sum(held), len(held))))
-    return found
-
-
-def false_alarms(clean: list[Result]) -> tuple[int, int]:
-    """Clean jobs in which somebody was named, or the network blamed, and the steps of all."""
-    return sum(bool(one["named"]) or "slow_link" in one["kinds"] for one in clean), sum(one["steps"] for one in clean)
-
-
 def said(results: list[Result], kind: str) -> str:
     """In how many runs a verdict is of this kind."""
     return wilson(sum(kind in one["kinds"] for one in results), len(results))
 
 
-def _beside(strong: list[Result], multiple: list[Result], clean: list[Result]) -> list[str]:
-    out = [
-        f"{'on the same runs':<26} {'precision':<36} {'recall':<36} {'sets: exact F1':<34} false alarms in clean runs"
+def _alarms(clean: list[Result]) -> str:
+    """Clean jobs in which somebody was named, or the network blamed, by the steps of all."""
+    false = sum(bool(one["named"]) or "slow_link" in one["kinds"] for one in clean)
+    return poisson(false, sum(one["steps"] for one in clean), 10_000)
+
+
+def _reliability(results: list[Result]) -> list[str]:
+    """Of the verdicts said with some confidence, the share that names only ranks at fault."""
+    told = [(float(sure), bool(right)) for one in results for _, sure, right in one["said"]]
+    rows = []
+    for low, high in itertools.pairwise(BINS):
+        held = [right for sure, right in told if low <= sure < high]
+        if held:
+            rows.append(f"| {low:.2f} to {min(high, 1.0):.2f} | {wilson(sum(held), len(held))} |")
+    return ["| confidence said | names only ranks at fault |", "| --- | --- |", *rows]
+
+
+def _beside(by: dict[str, list[Result]]) -> list[str]:
+    lone, clean, sets = _strong(by), by.get("clean", []), by.get("sets", [])
+    rows = [
+        "| on the same runs | precision | recall | sets: exact F1 | clean jobs in which somebody is named |",
+        "| --- | --- | --- | --- | --- |",
     ]
-    rules: dict[str, Callable[[Result], list[int]]] = {"hindmost": own}
-    for name in strong[0]["baselines"] if strong else []:
-        rules[name] = lambda one, name=name: one["baselines"][name]  # type: ignore[misc]
-    for name, named in rules.items():
+    for name in ["hindmost", *(lone[0]["baselines"] if lone else [])]:
+
+        def named(one: Result, name: str = name) -> list[int]:
+            return own(one) if name == "hindmost" else list(one["baselines"][name])
+
         false = wilson(sum(bool(named(one)) for one in clean), len(clean))
-        columns = (precision(strong, named), recall(strong, named), exact_f1(multiple, named))
-        out.append(f"{name:<26} {columns[0]:<36} {columns[1]:<36} {columns[2]:<34} {false}")
-    return out
+        columns = (precision(lone, named), recall(lone, named), exact_f1(sets, named), false)
+        rows.append(f"| {name} | {' | '.join(columns)} |")
+    return rows

@@ -1,0 +1,68 @@
+"""The tables of bench/accuracy: how sure its figures are, and which seeds they are of."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCH = Path(__file__).parents[2] / "bench/accuracy"
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module of the bench by its name."""
+    monkeypatch.syspath_prepend(str(BENCH))
+    return importlib.import_module
+
+
+@pytest.mark.parametrize(("events", "low", "high"), [(0, 0.0, 3.689), (1, 0.0253, 5.572), (10, 4.7954, 18.39)])
+def test_events_that_are_rare_have_the_interval_of_poisson(bench: Any, events: int, low: float, high: float) -> None:
+    """The exact bounds, as tables have them: none seen in 10,000 may be 3.7 in 10,000."""
+    found = bench("intervals").poisson(events, 10_000, 10_000)
+    assert found == f"{events:.2f} [{low:.2f}, {high:.2f}] in 10,000 ({events} in 10,000)"
+
+
+def test_no_edition_shares_a_seed_with_another(bench: Any) -> None:
+    """Every family of an edition has its own seeds, which no other edition has."""
+    suite = bench("suite")
+    bases = sorted(suite.EDITIONS.values())
+    needed = 10_000 * len(suite.FAMILIES)
+    assert all(later - base >= needed for base, later in itertools.pairwise(bases))
+    assert max(suite.SHARES.values()) < 10_000
+
+
+def test_enough_runs_that_all_right_is_beyond_the_goal(bench: Any) -> None:
+    """Of as many as there are the interval's lower bound reaches what is promised, if all are right."""
+    shares, wilson = bench("suite").SHARES, bench("intervals").wilson
+    for family, goal in (("single", 0.995), ("large", 0.97), ("sets", 0.95)):
+        count = shares[family] * 9 // 10 if family == "single" else shares[family]  # of some the effect is below 5 %
+        assert float(wilson(count, count).split("[")[1].split(",")[0]) >= goal
+    assert "[0.00, 0.9" in bench("intervals").poisson(0, 200 * shares["clean"], 10_000)
+
+
+def test_every_figure_has_an_interval(bench: Any) -> None:
+    """Also that of false alarms, and also where all or none were right."""
+    common = {"seed": 1, "steps": 200, "true": [3], "top": 3, "onset": 5, "since": 5, "effect": 0.1, "error": 0.001}
+    said = {
+        "named": [3],
+        "causes": ["input"],
+        "verdict_causes": ["input"],
+        "kinds": ["slow_link"],
+        "said": [["a", 0.9, 1]],
+    }
+    families = [name for name, share in bench("suite").SHARES.items() if share]
+    runs = [common | said | {"family": family, "cost": 1.0, "baselines": {"none": []}} for family in families]
+    runs += [one | {"effect": 0.03, "steps": 100} for one in runs if one["family"] == "small"]
+    clean = {"true": [], "named": [], "kinds": ["balanced"], "said": []}
+    runs = [one | clean if one["family"] in ("clean", "hidden") else one for one in runs]
+    rows = [
+        line.split("|")[2].strip() for line in bench("table").tables(runs) if line.startswith("|") and "---" not in line
+    ]
+    assert all(
+        "[" in found for found in rows if found not in ("measured", "names only ranks at fault", "precision", "-")
+    )
+    assert rows.count("-") == 1  # a rule that names nobody has no precision
