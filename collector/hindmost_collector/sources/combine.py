@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,23 @@ def combine(path: Path, runs: Sequence[Run]) -> Run:
         **added,
         notes=tuple(notes),
     )
-    return unseen.marked(_with_gpus_by_index(_looked_at_to_the_end(_with_steps_of_operations(run))), runs)
+    run = unseen.marked(_with_gpus_by_index(_looked_at_to_the_end(_with_steps_of_operations(run))), runs)
+    return replace(run, notes=_few_alike(run.notes))
+
+
+#: Notes that differ in numbers only, such as of one file of each rank: so many are told, the rest counted.
+_ALIKE = 3
+
+
+def _few_alike(notes: Sequence[str]) -> tuple[str, ...]:
+    alike: dict[str, list[str]] = {}
+    for note in notes:
+        alike.setdefault(re.sub(r"\d+", "0", note), []).append(note)
+    told = []
+    for same in alike.values():
+        told += same[:_ALIKE] if len(same) > _ALIKE + 1 else same
+        told += [f"… and {len(same) - _ALIKE:,} more notes like the last."] if len(same) > _ALIKE + 1 else []
+    return tuple(told)
 
 
 def _steps(runs: Sequence[Run]) -> Table:

@@ -23,6 +23,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 from hindmost.errors import HindmostError, UsageError
 
+from hindmost_collector.sources.damaged import DamagedError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -38,6 +40,8 @@ MAX_INFLATION = 200
 #: … and below which size nobody asks.
 SMALL_BYTES = 64 * 1024**2
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2")
+#: A format is recognised by any of so many lines.
+_FIRST_LINES = 50
 _GZIP = b"\x1f\x8b"
 _CHUNK = 1024 * 1024
 
@@ -57,11 +61,19 @@ class Sample:
 
     def first_object(self) -> dict[str, Any] | None:
         """The first line as a JSON object; None where it is not one."""
-        with contextlib.suppress(ValueError, RecursionError):
-            value = json.loads(self.first_line())
-            if isinstance(value, dict):
-                return value
-        return None
+        return _object(self.first_line())
+
+    def objects(self) -> Iterator[dict[str, Any]]:
+        """Those of the first lines that are JSON objects: one of them may be torn, or be another program's word."""
+        return (one for line in self.head.split(b"\n")[:_FIRST_LINES] if (one := _object(line)) is not None)
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    with contextlib.suppress(ValueError, RecursionError):
+        value = json.loads(line)
+        if isinstance(value, dict):
+            return value
+    return None
 
 
 def walk(root: Path) -> list[Path]:
@@ -95,7 +107,7 @@ def sample(path: Path) -> Sample:
 class _Bounded(io.RawIOBase):
     """A stream that refuses to give more than ``limit`` bytes: what a compressed file may inflate to."""
 
-    def __init__(self, raw: IO[bytes] | gzip.GzipFile, path: Path, limit: int) -> None:
+    def __init__(self, raw: gzip.GzipFile, path: Path, limit: int) -> None:
         self._raw, self._path, self._left = raw, path, limit
 
     def readable(self) -> bool:
@@ -103,9 +115,11 @@ class _Bounded(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         try:
-            data = self._raw.read(min(len(buffer), _CHUNK))
-        except (OSError, EOFError, zlib.error) as error:
-            raise UsageError(f"{self._path}: damaged or cut short ({error}); copy it again") from error
+            data = self._raw.read1(min(len(buffer), _CHUNK))
+        except EOFError:  # cut off, as of a process that was killed: what is there counts
+            return 0
+        except (OSError, zlib.error) as error:
+            raise DamagedError(self._path, f"damaged ({error}); copy it again") from error
         self._left -= len(data)
         if self._left < 0:
             raise UsageError(f"{self._path}: inflates to more than {MAX_INFLATION} times its size; not read")

@@ -18,7 +18,7 @@ import numpy as np
 from hindmost.errors import UsageError
 
 from hindmost_collector.model import NONBLOCKING, RUNNING, UNMEASURED, Job, Run, Table
-from hindmost_collector.sources import one_job
+from hindmost_collector.sources import damaged, one_job
 from hindmost_collector.sources.columns import concatenate, table
 from hindmost_collector.sources.operations import operation
 from hindmost_collector.sources.process_groups import ITEM_BYTES, ProcessGroup
@@ -72,7 +72,8 @@ def recognises(sample: Sample) -> bool:
 
 def load(files: Sequence[Path]) -> Run:
     """What every rank had enqueued, and what of it had not finished when the dumps were written."""
-    dumps, torn = _whole(files)
+    dumps, torn = damaged.whole(files, _dump)
+    dumps.sort(key=lambda dump: dump.rank)
     if len({dump.rank for dump in dumps}) < len(dumps):
         raise UsageError(f"{files[0].parent}: two {NAME} of one rank; name the folder of one job")
     created = {f"rank {one.rank}": _created(one) for one in dumps}
@@ -107,39 +108,6 @@ def _dump(path: Path) -> _Dump:
     return _Dump(path, int(found[1]), entries, _groups(config if isinstance(config, dict) else {}))
 
 
-class _TornError(UsageError):
-    """A dump that ends before it is over, as of a rank that was killed while it wrote."""
-
-    def __init__(self, path: Path, why: str) -> None:
-        super().__init__(_refusal(path, why))
-        self.path = path
-
-
-def _refusal(path: Path, why: str) -> str:
-    return f"{path}: damaged or hostile, not read: {why}"
-
-
-def _whole(files: Sequence[Path]) -> tuple[list[_Dump], list[str]]:
-    """The dumps in the order of ranks, and what to say of torn ones; raises where none is whole."""
-    read = [_dump_or_torn(path) for path in files]
-    dumps = sorted((one for one in read if isinstance(one, _Dump)), key=lambda dump: dump.rank)
-    torn = [one for one in read if isinstance(one, _TornError)]
-    if not dumps:
-        raise torn[0]
-    if not torn:
-        return dumps, []
-    names = ", ".join(one.path.name for one in torn[:4]) + (f" and {len(torn) - 4} more" if len(torn) > 4 else "")
-    whose = "that rank" if len(torn) == 1 else "those ranks"
-    return dumps, [f"{names}: torn, left out; what {whose} had open is not known."]
-
-
-def _dump_or_torn(path: Path) -> _Dump | _TornError:
-    try:
-        return _dump(path)
-    except _TornError as error:
-        return error
-
-
 def _content(path: Path) -> Any:
     if path.stat().st_size > MAX_DUMP_BYTES:
         raise UsageError(f"{path}: larger than any Flight Recorder dump ({MAX_DUMP_BYTES >> 20} MiB); not read")
@@ -148,7 +116,9 @@ def _content(path: Path) -> Any:
         return json.loads(data) if data.lstrip()[:1] == b"{" else plain_pickle(data)
     except (ValueError, pickle.UnpicklingError, EOFError, IndexError, KeyError, RecursionError, TypeError) as error:
         why = str(error).splitlines()[0]
-        raise (_TornError(path, why) if _is_torn(error, data) else UsageError(_refusal(path, why))) from error
+        if _is_torn(error, data):
+            raise damaged.DamagedError(path, f"torn, what its rank had open is not known ({why})") from error
+        raise UsageError(f"{path}: damaged or hostile, not read: {why}") from error
 
 
 #: How the readers say that there is no more where there should be.

@@ -87,9 +87,8 @@ _COLUMNS = (
 
 
 def recognises(sample: Sample) -> bool:
-    """Whether the first line has Inspector's header and an operation's performance."""
-    first = sample.first_object()
-    return first is not None and "header" in first and ("coll_perf" in first or "p2p_perf" in first)
+    """Whether one of the first lines has Inspector's header and an operation's performance."""
+    return any("header" in one and ("coll_perf" in one or "p2p_perf" in one) for one in sample.objects())
 
 
 @dataclass
@@ -100,6 +99,7 @@ class _Reading:
     pieces: dict[str, list[np.ndarray[Any, Any]]] = field(default_factory=lambda: defaultdict(list))
     processes: dict[tuple[str, int], int] = field(default_factory=dict)
     torn: int = 0
+    nonsense: int = 0
 
     def process(self, node: str, pid: int) -> int:
         return self.processes.setdefault((node, pid), len(self.processes))
@@ -186,9 +186,26 @@ def _take(block: pa.Table, reading: _Reading) -> None:
         rows = flat.filter(pc.is_valid(flat[f"{kind}_perf.{kind}"]))
         written = _numbers(rows["metadata.dump_timestamp_us"])
         rows = rows.filter(pa.array(written * 1000 // WINDOW_NS % reading.every == 0)) if reading.every > 1 else rows
-        if rows.num_rows:
-            for name, values in _columns(rows, kind, reading).items():
+        sane = rows.filter(pa.array(_sane(rows, kind)))
+        reading.nonsense += rows.num_rows - sane.num_rows
+        if sane.num_rows:
+            for name, values in _columns(sane, kind, reading).items():
                 reading.pieces[name].append(values)
+
+
+#: No operation takes longer, and no job is larger: numbers beyond it are nonsense.
+_LONGEST_US, _MOST_RANKS = 24 * 3600 * 10**6, 1 << 20
+_IDENTITY = "^(0[xX])?[0-9a-fA-F]{1,16}$"
+
+
+def _sane(rows: pa.Table, kind: str) -> np.ndarray[Any, Any]:
+    """Which rows' numbers can be what they are to be."""
+    rank, size = _numbers(rows["header.rank"]), _numbers(rows["header.n_ranks"])
+    took = np.nan_to_num(rows[f"{kind}_perf.{kind}_exec_time_us"].to_numpy())
+    comm = pc.fill_null(rows["header.id"], "0").combine_chunks().dictionary_encode()
+    known = pc.take(pc.match_substring_regex(comm.dictionary, _IDENTITY), comm.indices).to_numpy(zero_copy_only=False)
+    kept = known & (rank >= 0) & (size < _MOST_RANKS) & ((rank < size) | (size < 1)) & (took <= _LONGEST_US)
+    return np.asarray(kept & (_numbers(rows[f"{kind}_perf.{kind}_sn"]) >= 0))
 
 
 def _columns(rows: pa.Table, kind: str, reading: _Reading) -> dict[str, np.ndarray[Any, Any]]:
@@ -298,6 +315,8 @@ def _notes(c: dict[str, np.ndarray[Any, Any]], collectives: Table, reading: _Rea
     if reading.every == 1 and len(np.unique(c["comm"])) == 1 and expected > len(c["comm"]):
         missed = expected - len(c["comm"])
         notes.append(f"Inspector missed {missed} of {expected} operations: it keeps the latest at each look.")
+    if lines := reading.nonsense:
+        notes.append(f"{lines:,} line{'s' * (lines > 1)} of the {NAME} that cannot be true left out.")
     if torn := reading.torn:
         notes.append(f"{torn} torn line{'s' * (torn > 1)} of the {NAME} left out.")
     return notes

@@ -16,7 +16,7 @@ import numpy as np
 from hindmost.errors import UsageError
 
 from hindmost_collector.model import GPU_TIME, PROFILED, UNMEASURED, Job, Run, Table
-from hindmost_collector.sources import one_job
+from hindmost_collector.sources import damaged, one_job
 from hindmost_collector.sources.columns import concatenate, table
 from hindmost_collector.sources.json_stream import events
 from hindmost_collector.sources.operations import operation
@@ -81,8 +81,9 @@ class _Trace:
 
 def load(files: Sequence[Path]) -> Run:
     """All ranks' profiled steps and collectives; what lies outside the profiled steps is left out."""
-    traces = {trace.rank(): trace for trace in map(_read, files)}
-    if len(traces) < len(files):
+    read, left_out = damaged.whole(files, _read)
+    traces = {trace.rank(): trace for trace in read}
+    if len(traces) < len(read):
         raise UsageError(f"{files[0].parent}: two {NAME} of one rank; name the folder of one job")
     _refuse_contradictions(f"{files[0].parent}: {NAME}", traces)
     size = max(max(traces) + 1, *(_world_size(trace) for trace in traces.values()))
@@ -93,7 +94,7 @@ def load(files: Sequence[Path]) -> Run:
         steps=concatenate("steps", [_steps(rank, trace) for rank, trace in ordered]),
         collectives=concatenate("collectives", [_collectives(rank, trace) for rank, trace in ordered]),
         communicators=concatenate("communicators", [_communicators(rank, trace) for rank, trace in ordered]),
-        notes=_notes(traces),
+        notes=(*left_out, *_notes(traces)),
     )
 
 

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
-from hindmost.errors import UsageError
 
-from hindmost_collector.model import Job, Run
+from hindmost_collector.model import Job, Run, Table
+from hindmost_collector.sources import damaged
 from hindmost_collector.sources.columns import concatenate, table
 
 if TYPE_CHECKING:
@@ -41,8 +42,11 @@ def recognises(sample: Sample) -> bool:
 
 def load(files: Sequence[Path]) -> Run:
     """Every GPU's samples as metrics, labelled by the GPU's index: the file knows no other identity."""
-    read = [_read(path, MAX_SAMPLES // len(files)) for path in files]
-    return Run(job=Job(id="", source=NAME), metrics=concatenate("metrics", [part for parts in read for part in parts]))
+    read, notes = damaged.whole(files, lambda path: _read(path, MAX_SAMPLES // len(files)))
+    metrics = concatenate("metrics", [part for parts, _ in read for part in parts])
+    return Run(
+        job=Job(id="", source=NAME), metrics=metrics, notes=(*notes, *(note for _, told in read for note in told))
+    )
 
 
 def gpu(index: int) -> str:
@@ -50,20 +54,55 @@ def gpu(index: int) -> str:
     return f"gpu{index}"
 
 
-def _read(path: Path, budget: int) -> list[dict[str, np.ndarray[Any, Any]]]:
+#: A time or an index, and any other value: one that is neither is left out, with its row or alone.
+_INTEGER, _NUMBER = r"^(\d{1,18}|[1-8]\d{18})$", r"^-?\d{1,18}(\.\d*)?([eE][+-]?\d{1,2})?$"
+_MOST_GPUS, _FAR_NS = 1 << 16, 366 * 24 * 3600 * 10**9
+
+
+def _read(path: Path, budget: int) -> tuple[list[Table], list[str]]:
+    torn: list[str] = []
+
+    def skip(row: Any) -> str:
+        torn.append(row.text or "")
+        return "skip"
+
     try:
-        samples = pa_csv.read_csv(path, parse_options=pa_csv.ParseOptions(invalid_row_handler=lambda _: "skip"))
-        columns = {name: samples[name].to_numpy() for name in samples.column_names}
-        every = -(-len(columns["t_ns"]) // budget)
-        kept = np.arange(len(columns["t_ns"])) // (np.unique(columns["gpu"]).size or 1) % max(1, every) == 0
-        indices = columns["gpu"][kept].astype(np.int64)
-        time = columns["t_ns"][kept].astype(np.int64)
-        numbers = {name: columns[name][kept].astype(np.float64) for name in _METRICS if name in columns}
+        columns = path.open("rb").readline().decode(errors="replace").strip().split(",")
+        text = pa_csv.ConvertOptions(column_types=dict.fromkeys(columns, pa.string()))
+        samples = pa_csv.read_csv(path, None, pa_csv.ParseOptions(invalid_row_handler=skip), text)
     except (pa.ArrowInvalid, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path}: not {NAME}: {str(error).splitlines()[0]}") from error
+        raise damaged.DamagedError(path, f"not {NAME}: {str(error).splitlines()[0]}") from error
+    count, samples = len(samples), _sane(samples)
+    lost = count - len(samples) + len(torn)
+    if not len(samples):
+        raise damaged.DamagedError(path, f"not {NAME}: no whole line")
+    notes = [f"{path.name}: {lost:,} torn line{'s' * (lost > 1)} left out."] if lost else []
+    return _tables(samples, budget), notes
+
+
+def _sane(samples: Any) -> Any:
+    """The rows whose time and GPU can be what they are to be: no run lasts for a year."""
+    whole = [pc.match_substring_regex(samples[name], _INTEGER) for name in ("t_ns", "gpu")]
+    samples = samples.filter(pc.and_(*whole))
+    gpus, times = (samples[name].cast(pa.int64()).to_numpy() for name in ("gpu", "t_ns"))
+    if not len(times):
+        return samples
+    return samples.filter(pa.array((gpus < _MOST_GPUS) & (np.abs(times - int(np.median(times))) <= _FAR_NS)))
+
+
+def _tables(samples: Any, budget: int) -> list[Table]:
+    time, indices = (samples[name].cast(pa.int64()).to_numpy() for name in ("t_ns", "gpu"))
+    every = -(-len(time) // budget)
+    kept = np.arange(len(time)) // (np.unique(indices).size or 1) % max(1, every) == 0
     names = {index: f'{{"gpu_uuid": "{gpu(index)}"}}' for index in np.unique(indices).tolist()}
     labels = np.array([names[index] for index in indices.tolist()])
-    return [
-        table("metrics", node="", name=_METRICS[name][0], labels=labels, time_ns=time, value=value * _METRICS[name][1])
-        for name, value in numbers.items()
-    ]
+    found = []
+    for name, (metric, unit) in _METRICS.items():
+        if name in samples.column_names:
+            text = samples[name]
+            known = pc.match_substring_regex(text, _NUMBER)
+            value = pc.if_else(known, text, None).cast(pa.float64()).to_numpy()
+            held = kept & ~np.isnan(value)
+            parts = {"labels": labels[held], "time_ns": time[held], "value": value[held] * unit}
+            found.append(table("metrics", node="", name=np.full(int(held.sum()), metric), **parts))
+    return found

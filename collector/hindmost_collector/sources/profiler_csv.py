@@ -19,7 +19,7 @@ import pyarrow.csv as pa_csv
 from hindmost.errors import UsageError
 
 from hindmost_collector.model import GPU_TIME, UNMEASURED, Job, Run, Table
-from hindmost_collector.sources import one_job
+from hindmost_collector.sources import damaged, one_job
 from hindmost_collector.sources.columns import concatenate, table
 from hindmost_collector.sources.files import open_bytes
 from hindmost_collector.sources.operations import operation
@@ -42,9 +42,19 @@ _COLUMNS = ("comm", "rank_in", "seq", "op", "count", "algorithm", "protocol", "c
 _KEPT = ("comm", "rank_in", "seq", "op", "count", "algorithm", "enqueue", "start", "stop")
 
 
+#: Lines at the beginning of a file of which one is an operation, though others be torn.
+_LOOKED_AT = 50
+#: No operation takes longer, and no run lasts longer: numbers beyond it are nonsense.
+_LONGEST_NS, _FAR_NS = 24 * 3600 * 10**9, 366 * 24 * 3600 * 10**9
+_MOST_RANKS = 1 << 24
+_IDENTITY = "^[0-9a-fA-F]{1,16}$"
+_WHOLE = r"^(\d{1,18}|[1-8]\d{18})$"
+
+
 def recognises(sample: Sample) -> bool:
-    """Whether the first line is one of a finished operation."""
-    return _LINE.match(sample.first_line()) is not None
+    """Whether one of the first lines is one of a finished operation."""
+    head = sample.head.split(b"\0", 1)[0]  # an archive holds lines, too
+    return any(_LINE.match(line) for line in head.split(b"\n")[:_LOOKED_AT])
 
 
 @dataclass
@@ -55,6 +65,7 @@ class _File:
     pid: int
     columns: dict[str, np.ndarray[Any, Any]]
     torn: int = 0
+    nonsense: int = 0
 
     @property
     def rank_in(self) -> dict[int, int]:
@@ -67,7 +78,7 @@ def load(files: Sequence[Path]) -> Run:
     """Every process' operations as one run; ranks are those of the communicator that all processes are in."""
     one_job.refuse_copies(files)
     every = stride(sum(path.stat().st_size for path in files), _BYTES_A_LINE)
-    read = [_read(path, every) for path in files]
+    read, left_out = damaged.whole(files, lambda path: _read(path, every))
     parts = sorted((part for part in read if len(part.columns["comm"])), key=lambda part: part.pid)
     if not parts:
         raise UsageError(f"{files[0].parent}: no whole line in the {NAME}")
@@ -80,7 +91,7 @@ def load(files: Sequence[Path]) -> Run:
         ranks=table("ranks", rank=ranks, world_size=world or UNMEASURED, pid=[part.pid for part in parts]),
         collectives=concatenate("collectives", pieces),
         communicators=communicators(rank_in, ranks, {}),
-        notes=(*notes, *_notes(parts), *thinned(every)),
+        notes=(*notes, *left_out, *_notes(read), *thinned(every)),
     )
 
 
@@ -110,6 +121,18 @@ class _Ascii(io.RawIOBase):
 
 
 def _read(path: Path, every: int) -> _File:
+    """One file: where a number is none, or too large for any, once more as text, of which those rows are left out."""
+    try:
+        return _parsed(path, every, pa.int64())
+    except pa.ArrowInvalid:
+        pass
+    try:
+        return _parsed(path, every, pa.string())
+    except pa.ArrowInvalid as error:
+        raise damaged.DamagedError(path, f"not a {NAME}: {str(error).splitlines()[0]}") from error
+
+
+def _parsed(path: Path, every: int, number: Any) -> _File:
     torn: list[str] = []
 
     def skip(row: Any) -> str:
@@ -118,22 +141,61 @@ def _read(path: Path, every: int) -> _File:
 
     types = {"comm": pa.string(), "op": pa.dictionary(pa.int32(), pa.string()), "algorithm": pa.string()}
     convert = pa_csv.ConvertOptions(
-        column_types={**types, **dict.fromkeys(_INTEGERS, pa.int64())}, include_columns=list(_KEPT)
+        column_types={**types, **dict.fromkeys(_INTEGERS, number)}, include_columns=list(_KEPT)
     )
     options = pa_csv.ReadOptions(column_names=list(_COLUMNS), block_size=4 << 20, use_threads=False)
     parse = pa_csv.ParseOptions(invalid_row_handler=skip, quote_char=False)
-    try:
-        with (
-            _Ascii(open_bytes(path)) as stream,
-            pa_csv.open_csv(stream, options, parse, convert_options=convert) as reader,
-        ):
-            batches = [_thin(batch, every) for batch in reader]
-    except pa.ArrowInvalid as error:
-        raise UsageError(f"{path}: not a {NAME}: {str(error).splitlines()[0]}") from error
+    with (
+        _Ascii(open_bytes(path)) as stream,
+        pa_csv.open_csv(stream, options, parse, convert_options=convert) as reader,
+    ):
+        read = [_sane(batch) for batch in reader]
+    batches = [_thin(batch, every) for batch, _ in read]
     columns = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
-    order = np.argsort(columns["enqueue"], kind="stable")
+    kept = np.flatnonzero(_consistent(columns))
+    nonsense = sum(count for _, count in read) + len(columns["comm"]) - len(kept)
+    order = kept[np.argsort(columns["enqueue"][kept], kind="stable")]
     pid = re.search(r"(\d+)\.csv", path.name)
-    return _File(path, int(pid[1]) if pid else -1, {k: v[order] for k, v in columns.items()}, len(torn))
+    return _File(path, int(pid[1]) if pid else -1, {k: v[order] for k, v in columns.items()}, len(torn), nonsense)
+
+
+def _sane(batch: Any) -> tuple[Any, int]:
+    """The rows whose numbers can be what they are to be, as integers, and how many cannot."""
+    count = batch.num_rows
+    if pa.types.is_string(batch.schema.field("start").type):
+        batch = _as_numbers(batch)
+    comm = batch["comm"].dictionary_encode()
+    kept = pc.take(pc.match_substring_regex(comm.dictionary, _IDENTITY), comm.indices)
+    took = pc.subtract(batch["stop"], batch["start"])
+    kept = pc.and_(kept, pc.and_(pc.greater_equal(took, 0), pc.less_equal(took, _LONGEST_NS)))
+    kept = pc.and_(kept, pc.less(batch["rank_in"], _MOST_RANKS))
+    for name in ("rank_in", "seq", "count", "enqueue"):
+        kept = pc.and_(kept, pc.greater_equal(batch[name], 0))
+    sane = batch.filter(kept)
+    return sane, count - sane.num_rows
+
+
+def _as_numbers(batch: Any) -> Any:
+    """The rows of which every number is one."""
+    names = batch.schema.names
+    for name in set(names) & set(_INTEGERS):
+        batch = batch.filter(pc.match_substring_regex(batch[name], _WHOLE))
+    columns = [batch[name].cast(pa.int64()) if name in _INTEGERS else batch[name] for name in names]
+    return pa.RecordBatch.from_arrays(columns, names)
+
+
+def _consistent(c: dict[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """Which rows agree with most of the file on when it was, and on which rank of each communicator wrote it."""
+    kept = np.ones(len(c["comm"]), bool)
+    if not len(kept):
+        return kept
+    for name in ("enqueue", "start"):
+        kept &= np.abs(c[name] - int(np.median(c[name]))) <= _FAR_NS
+    for comm in np.unique(c["comm"]).tolist():
+        mine = np.flatnonzero(c["comm"] == comm)
+        ranks, counts = np.unique(c["rank_in"][mine], return_counts=True)
+        kept[mine] &= c["rank_in"][mine] == ranks[np.argmax(counts)]
+    return kept
 
 
 def _thin(batch: Any, every: int) -> dict[str, np.ndarray[Any, Any]]:
@@ -155,9 +217,15 @@ def _encoded(column: Any) -> tuple[list[str], np.ndarray[Any, Any]]:
     return coded.dictionary.to_pylist(), coded.indices.to_numpy()
 
 
-def _notes(parts: list[_File]) -> list[str]:
-    torn = sum(part.torn for part in parts)
-    return [f"{torn} torn line{'s' * (torn > 1)} of the profiler CSVs left out."] if torn else []
+def _notes(read: list[_File]) -> list[str]:
+    torn, nonsense = sum(part.torn for part in read), [part for part in read if part.nonsense]
+    notes = [f"{torn} torn line{'s' * (torn > 1)} of the profiler CSVs left out."] if torn else []
+    if not nonsense:
+        return notes
+    count = sum(part.nonsense for part in nonsense)
+    where = nonsense[0].path.name if len(nonsense) == 1 else f"{len(nonsense)} files"
+    lines = "1 line that cannot be true" if count == 1 else f"{count:,} lines that cannot be true"
+    return [*notes, f"{where}: {lines} (a number out of all range, or another rank's) left out."]
 
 
 def _positions(parts: list[_File]) -> list[np.ndarray[Any, Any]]:

@@ -14,7 +14,7 @@ import numpy as np
 from hindmost.errors import UsageError
 
 from hindmost_collector.model import UNMEASURED, Job, Run, Table
-from hindmost_collector.sources import one_job
+from hindmost_collector.sources import damaged, one_job
 from hindmost_collector.sources.columns import concatenate, table
 from hindmost_collector.sources.files import lines
 
@@ -34,21 +34,19 @@ _RANK = re.compile(r"\.(\d+)\.jsonl(\.gz)?$")
 
 
 def recognises(sample: Sample) -> bool:
-    """Whether the first line is a step with its times, and the name says whose."""
-    first = sample.first_object()
-    return (
-        first is not None
-        and {"step", "t_start", "t_end"} <= first.keys()
-        and _RANK.search(sample.path.name) is not None
-    )
+    """Whether one of the first lines is a step with its times, and the name says whose."""
+    if _RANK.search(sample.path.name) is None:
+        return False
+    return any({"step", "t_start", "t_end"} <= one.keys() for one in sample.objects())
 
 
 def load(files: Sequence[Path]) -> Run:
     """All ranks' steps. A step lasts until the next one starts; the last one until it was issued."""
-    notes: list[str] = []
     budget = MAX_STEPS // max(1, len(files))
-    read = {_rank(path): _read(path, budget, notes) for path in files}
-    _refuse_contradictions(f"{files[0].parent}: {NAME}", len(files), read)
+    parts, notes = damaged.whole(files, lambda path: _read(path, budget))
+    read = {rank: columns for rank, columns, _ in parts}
+    notes += [note for _, _, told in parts for note in told]
+    _refuse_contradictions(f"{files[0].parent}: {NAME}", len(parts), read)
     world = len(read) if max(read) == len(read) - 1 else None  # with a gap, nobody knows how many there are beyond
     return Run(
         job=Job(id="", world_size=world, source=NAME),
@@ -75,27 +73,58 @@ def _rank(path: Path) -> int:
     return int(found[1])
 
 
-def _read(path: Path, budget: int, notes: list[str]) -> dict[str, np.ndarray[Any, Any]]:
-    rows: list[list[float]] = []
-    torn = 0
+def _read(path: Path, budget: int) -> tuple[int, dict[str, np.ndarray[Any, Any]], list[str]]:
+    """The rank, its steps, and what to say of lines that were left out."""
+    rank, rows, torn, notes = _rank(path), list[list[float]](), 0, list[str]()
     for line in lines(path):
         if len(rows) >= budget:
             notes.append(f"{path.name}: only the first {budget:,} steps were read.")
             break
-        try:
-            row = json.loads(line)
-            rows.append([int(row[key]) for key in _HOST] + [float(row.get(key, "nan")) for key in _GPU])
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        row = _row(line)
+        if row is not None:
+            rows.append(row)
+        else:
             torn += bool(line.strip())
     if torn:
         notes.append(f"{path.name}: {torn} torn line{'s' * (torn > 1)} left out.")
     if not rows:
-        raise UsageError(f"{path}: no step in it can be read; is it whole?")
+        raise damaged.DamagedError(path, "no step in it can be read; is it whole?")
     host = np.array([row[:4] for row in rows], dtype=np.int64)
     gpu = np.array([row[4:] for row in rows], dtype=np.float64)
-    order = np.argsort(host[:, 1], kind="stable")
+    kept = np.flatnonzero(_sane(host))
+    if len(kept) < len(host):
+        lines_ = f"{len(host) - len(kept):,} line{'s' * (len(host) - len(kept) > 1)} that cannot be true"
+        notes.append(f"{path.name}: {lines_} (a number out of all range) left out.")
+    order = kept[np.argsort(host[kept, 1], kind="stable")]
     columns: dict[str, np.ndarray[Any, Any]] = {key: host[order, i] for i, key in enumerate(_HOST)}
-    return columns | {key: gpu[order, i] for i, key in enumerate(_GPU)}
+    return rank, columns | {key: gpu[order, i] for i, key in enumerate(_GPU)}, notes
+
+
+def _row(line: bytes) -> list[float] | None:
+    """The numbers of one line; ``None`` where it is torn, or one of them is none."""
+    try:
+        row = json.loads(line)
+        host = [int(row[key]) for key in _HOST]
+        gpu = [float(row.get(key, "nan")) for key in _GPU]
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError, AttributeError):
+        return None
+    return [*host, *gpu] if all(abs(value) < 1 << 62 for value in host) else None
+
+
+#: No step lasts longer, and no run lasts longer: times beyond it are nonsense. So is a step's number that is further
+#: from the typical one than so many times what nine tenths of them are apart.
+_LONGEST_NS, _FAR_NS, _FAR_STEPS = 24 * 3600 * 10**9, 366 * 24 * 3600 * 10**9, 10
+
+
+def _sane(host: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Which lines have their times in order, and agree with most of the file on when it was and which steps it has."""
+    step, start, _, end = host.T
+    kept = (start <= end) & (end - start <= _LONGEST_NS) & (step >= 0)
+    if not kept.any():
+        return np.asarray(kept)
+    kept &= np.abs(start - int(np.median(start[kept]))) <= _FAR_NS
+    low, typical, high = (int(one) for one in np.quantile(step[kept], (0.05, 0.5, 0.95)))
+    return np.asarray(kept & (np.abs(step - typical) <= _FAR_STEPS * max(high - low, len(step))))
 
 
 def _steps(rank: int, c: dict[str, np.ndarray[Any, Any]]) -> Table:
@@ -112,9 +141,14 @@ def _steps(rank: int, c: dict[str, np.ndarray[Any, Any]]) -> Table:
         kind="train",
         start_ns=start,
         duration_ns=until - start,
-        input_ns=c["t_data"] - start,
+        input_ns=np.where(_in_order(c), c["t_data"] - start, UNMEASURED),
         **{name: np.rint(value) for name, value in gpu.items()},
     )
+
+
+def _in_order(c: dict[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """Where the input came within its step: else nobody knows when it did."""
+    return np.asarray((c["t_start"] <= c["t_data"]) & (c["t_data"] <= c["t_end"]))
 
 
 def _issuing(rank: int, c: dict[str, np.ndarray[Any, Any]]) -> Table:
@@ -124,6 +158,6 @@ def _issuing(rank: int, c: dict[str, np.ndarray[Any, Any]]) -> Table:
         rank=np.full(len(c["step"]), rank),
         name="issue",
         start_ns=c["t_data"],
-        duration_ns=c["t_end"] - c["t_data"],
+        duration_ns=np.where(_in_order(c), c["t_end"] - c["t_data"], UNMEASURED),
         value=c["step"],
     )

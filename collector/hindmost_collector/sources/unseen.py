@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _UNHINDERED = 0.1
 #: Where a log of the steps has all of a job, it is better than collectives of less than this share of it.
 _BETTER_LOGGED = 0.5
+#: More ranks than this no job has: whatever claims them is believed in nothing.
+_MOST_RANKS = 1 << 20
 #: A rank is in most of a communicator's operations, or it is not one that meets the others there.
 _FEW = 0.05
 
@@ -57,7 +59,8 @@ def _noted(run: Run, notes: Sequence[str]) -> Run:
 def _world(run: Run) -> set[int]:
     """All ranks, as far as anything here tells: by the number of them, or by the highest one."""
     seen = {rank for rank in run.ranks["rank"].tolist() if rank >= 0}
-    return set(range(max(run.job.world_size or 0, max(seen, default=-1) + 1)))
+    size = max(run.job.world_size or 0, max(seen, default=-1) + 1)
+    return set(range(size)) if size <= _MOST_RANKS else seen
 
 
 def _missing(one: Run, world: set[int]) -> list[str]:

@@ -1,0 +1,43 @@
+"""Files that are damaged among others that are not: left out, with a note, so that the rest is judged."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from hindmost.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+T = TypeVar("T")
+
+#: Files that a note names.
+_NAMED = 4
+
+
+class DamagedError(UsageError):
+    """A file that cannot be read, as a full disk or a killed process leaves it: no attack, and no reason to stop."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"{path}: {why}")
+        self.path, self.why = path, why
+
+
+def whole(files: Iterable[Path], read: Callable[[Path], T]) -> tuple[list[T], list[str]]:
+    """What was read of each file, and a note on those that are damaged; raises where all are."""
+    tried = [_tried(path, read) for path in files]
+    damaged = [one for one in tried if isinstance(one, DamagedError)]
+    found = [one for one in tried if not isinstance(one, DamagedError)]
+    if damaged and not found:
+        raise damaged[0]
+    more = f"; and {len(damaged) - _NAMED} more" if len(damaged) > _NAMED else ""
+    told = "; ".join(f"{one.path.name}: {one.why}" for one in damaged[:_NAMED])
+    return found, [f"Left out: {told}{more}."] if damaged else []
+
+
+def _tried(path: Path, read: Callable[[Path], T]) -> T | DamagedError:
+    try:
+        return read(path)
+    except DamagedError as error:
+        return error

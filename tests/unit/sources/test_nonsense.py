@@ -1,0 +1,205 @@
+"""A line that cannot be true, and a file that is damaged, cost themselves: it is said, and the rest is judged."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from hindmost.errors import UsageError
+from hindmost_collector.judge import judge
+from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_collector.simulate.write import write
+from hindmost_collector.sources import load
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+HUGE = "9" * 27
+BOUND = str(9 * 10**18)
+COLUMNS = {"comm": 0, "rank": 1, "seq": 2, "count": 4, "enqueue": 8, "start": 10, "stop": 11}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The traces of 4 ranks of which rank 2 computes longer."""
+    write(simulate(Scenario(4, 40, faults=(Fault("compute", (2,), 0.2),))).run, tmp_path / "traces", "traces")
+    return tmp_path / "traces"
+
+
+def _csv(folder: Path) -> Path:
+    return min(folder.glob("prof.*.csv"))
+
+
+def _with(path: Path, line: int, change: Callable[[str], str]) -> None:
+    lines = path.read_text().splitlines(keepends=True)
+    lines[line] = change(lines[line])
+    path.write_text("".join(lines))
+
+
+def _set(column: str, value: str) -> Callable[[str], str]:
+    def changed(line: str) -> str:
+        cells = line.split(",")
+        cells[COLUMNS[column]] = value
+        return ",".join(cells)
+
+    return changed
+
+
+@pytest.mark.parametrize("line", [0, 30])
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        *((column, HUGE) for column in COLUMNS),
+        *((column, "-5") for column in COLUMNS),
+        *((column, BOUND) for column in ("enqueue", "start", "stop", "rank")),
+        ("comm", "nonsense"),
+        ("rank", "77"),
+        ("enqueue", "12"),
+        ("start", "12"),
+        ("start", "1e18"),
+        ("count", "NaN"),
+    ],
+)
+def test_a_number_out_of_all_range_costs_its_row(folder: Path, line: int, column: str, value: str) -> None:
+    """One row in thousands, and the report says which file had it."""
+    _with(_csv(folder), line, _set(column, value))
+    report = judge(load(folder))
+    assert report.verdicts[0].ranks == (2,)
+    (note,) = [note for note in report.notes if note.startswith(f"{_csv(folder).name}: 1 line that cannot be true")]
+    assert note.endswith("left out.")
+
+
+def test_a_profile_of_nothing_but_nonsense_is_left_out(folder: Path) -> None:
+    """Its rank is missing then, and the steps tell of it."""
+    path = _csv(folder)
+    path.write_text("".join(_set("stop", "0")(line) for line in path.read_text().splitlines(keepends=True)))
+    report = judge(load(folder))
+    assert report.verdicts[0].ranks == (2,)
+    assert any("cannot be true" in note for note in report.notes)
+    assert any("rank 0's file is missing" in note for note in report.notes)
+
+
+def test_nothing_but_nonsense_is_refused(folder: Path) -> None:
+    """Where no line of any file can be true there is no recording."""
+    for path in folder.glob("prof.*"):
+        path.write_text("".join(_set("stop", "0")(line) for line in path.read_text().splitlines(keepends=True)))
+    with pytest.raises(UsageError, match="no whole line"):
+        load(folder)
+
+
+@pytest.mark.parametrize("line", [0, 20])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("step", 10**30),
+        ("step", 10**9),
+        ("step", -3),
+        ("t_start", 10**30),
+        ("t_start", 12),
+        ("t_end", 9 * 10**18),
+        ("t_end", None),
+        ("t_start", float("nan")),
+        ("t_start", float("inf")),
+        ("fwd_ms", "long"),
+    ],
+)
+def test_a_step_that_cannot_be_costs_its_line(folder: Path, line: int, key: str, value: object) -> None:
+    """A log of the steps: numbers that no int64 holds, no clock shows, and no run reaches."""
+    _with(folder / "steps.1.jsonl", line, lambda text: json.dumps(json.loads(text) | {key: value}) + "\n")
+    report = judge(load(folder))
+    assert report.verdicts[0].ranks == (2,)
+    assert [note for note in report.notes if note.startswith("steps.1.jsonl: 1 ")]
+    assert report.job.steps == 40
+
+
+def test_a_log_without_one_step_is_left_out(folder: Path) -> None:
+    """The others' are read."""
+    (folder / "steps.1.jsonl").write_text('{"step": "a", "t_start": 1, "t_end": 2}\n' * 3)
+    report = judge(load(folder))
+    assert report.verdicts[0].ranks == (2,)
+    assert "Left out: steps.1.jsonl: no step in it can be read; is it whole?." in report.notes
+
+
+def test_a_compressed_log_that_was_cut_is_read_up_to_there(folder: Path) -> None:
+    """A gzip file without its end: half a line is torn, and the file is told to end early."""
+    path = folder / "steps.1.jsonl"
+    data = gzip.compress(path.read_bytes(), 1)
+    path.unlink()
+    (folder / "steps.1.jsonl.gz").write_bytes(data[: len(data) * 7 // 10])
+    report = judge(load(folder))
+    assert report.verdicts[0].ranks == (2,)
+    assert any("rank 1's file ends at step" in note for note in report.notes)
+
+
+@pytest.mark.parametrize(
+    "line", ["x,0,1,1,1,1,1,1,0", f"{HUGE},0,1,1,1,1,1,1,0", "12,0,1,1,1,1,1,1,0", f"1,{HUGE},1,1,1,1,1,1,0", "1,0"]
+)
+def test_a_sample_that_cannot_be_costs_its_line(folder: Path, line: str) -> None:
+    """GPU samples beside: a torn one refuses nothing."""
+    header = "t_ns,gpu,util,mem_util,power_mw,sm_mhz,mem_mhz,temp,reasons\n"
+    began = json.loads((folder / "steps.0.jsonl").read_text().splitlines()[0])["t_start"]
+    samples = "".join(f"{began + i * 10**8},{gpu},50,1,112835,1980,3201,40,4\n" for i in range(5) for gpu in range(4))
+    (folder / "nvml.csv").write_text(f"{header}{samples}{line}\n")
+    report = judge(load(folder))
+    assert report.verdicts[0].ranks == (2,)
+    assert "nvml.csv: 1 torn line left out." in report.notes
+
+
+def test_a_value_that_is_no_number_is_missing(folder: Path) -> None:
+    """The sample's other values stand."""
+    (folder / "nvml.csv").write_text("t_ns,gpu,util,temp\n1000,0,broken,40\n1001,0,50,41\n")
+    for path in (*folder.glob("prof.*"), *folder.glob("steps.*")):
+        path.unlink()
+    metrics = load(folder).metrics
+    assert dict(zip(*(metrics[name].tolist() for name in ("time_ns", "value")), strict=True))[1000] == 40
+    assert len(metrics["value"]) == 3
+
+
+def _inspector(one: int, number: int, **changes: object) -> str:
+    header: dict[str, object] = {"id": "0xab", "rank": one, "n_ranks": 4}
+    header |= {name: value for name, value in changes.items() if name in header}
+    metadata = {"dump_timestamp_us": 1_790_000_000_000_000 + number, "hostname": "n", "pid": 100 + one}
+    perf: dict[str, object] = {
+        "coll": "AllReduce",
+        "coll_sn": number,
+        "coll_msg_size_bytes": 8,
+        "coll_exec_time_us": 5.0 + one,
+    }
+    perf |= {name: value for name, value in changes.items() if name in perf}
+    return json.dumps({"header": header, "metadata": metadata, "coll_perf": perf}) + "\n"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"id": "nonsense"},
+        {"rank": 77},
+        {"rank": -3},
+        {"n_ranks": 2_000_000_000},
+        {"coll_sn": -4},
+        {"coll_sn": 10**30},
+        {"coll_exec_time_us": 1e300},
+    ],
+)
+def test_a_line_of_inspector_that_cannot_be_costs_itself(tmp_path: Path, changes: dict[str, object]) -> None:
+    """Also a number of ranks that no job has, which would be believed of all."""
+    for rank in range(4):
+        lines = [_inspector(rank, number) for number in range(30)]
+        if rank == 1:
+            lines[3] = _inspector(rank, 3, **changes)
+        (tmp_path / f"n-pid{100 + rank}.log").write_text("".join(lines))
+    run = load(tmp_path)
+    assert run.job.world_size == 4
+    assert sorted(set(run.collectives["rank"].tolist())) == [0, 1, 2, 3]
+    assert len(run.collectives["rank"]) == 119
+    assert any("left out" in note for note in run.notes)
+
+
+def test_a_dump_that_is_hostile_is_still_refused(tmp_path: Path) -> None:
+    """What was made to do harm is no accident."""
+    (tmp_path / "nccl_trace_rank_0").write_bytes(b"\x80\x04cos\nsystem\n(X\x02\x00\x00\x00idtR.")
+    with pytest.raises(UsageError, match="hostile"):
+        load(tmp_path)
