@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector import off_cpu
-from hindmost_collector.robust import average, median
+from hindmost_collector.robust import average, mean, median
 from hindmost_collector.wording import ms, names
 
 if TYPE_CHECKING:
@@ -44,16 +44,30 @@ class Asleep:
 
 def find(blocks: Blocks, row: int, columns: Array, shared: Sharing) -> Asleep | None:
     """How a rank was asleep in these steps (indices); ``None`` where it may have waited for a CPU, or nobody knows."""
-    blocked, busy = off_cpu.of_step(blocks, row, columns)
+    blocked = off_cpu.of_step(blocks, row, columns)
     known = ~np.isnan(blocked) & ~np.isnan(blocks.excess[row, columns])
     rate = blocks.gauges(columns).get("cpu")
     if np.sum(known) < _ENOUGH or rate is None or np.isnan(rate[row]):
         return None
     slept, late = float(median(blocked[known])), float(median(blocks.excess[row, columns][known]))
-    others = max(float(rate[row]) * average(_lasted(blocks, row)[columns][known]) - average(busy[known]), 0.0)
+    others = _of_other_threads(blocks, row, columns[known], rate)
     if slept < off_cpu.MOST * late or not others < _GIVEN * late * shared.cpus / shared.ranks:
         return None
     return Asleep(slept, others)
+
+
+def _of_other_threads(blocks: Blocks, row: int, columns: Array, rate: Floats) -> float:
+    """Ns of CPU a step that a rank's process used, less what its main thread did: where nobody looked while that was in
+    collectives, as large a part of them as the typical peer's process used. ``rate`` [R] are processes' CPU s/s.
+    """
+    ran = average(off_cpu.busy(blocks)[row, columns])
+    left = float(rate[row]) * average(_lasted(blocks, row)[columns]) - ran
+    if off_cpu.between_collectives(blocks):
+        inside = mean((blocks.wait + blocks.transfer)[:, columns])
+        theirs = rate * average(blocks.period[columns]) - mean(off_cpu.busy(blocks)[:, columns])
+        part = float(median(np.delete(theirs / np.maximum(inside, 1.0), row)))
+        left -= float(np.nan_to_num(np.clip(part, 0.0, 1.0) * inside[row]))
+    return max(left, 0.0)
 
 
 def _lasted(blocks: Blocks, row: int) -> Floats:

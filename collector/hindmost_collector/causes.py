@@ -273,7 +273,7 @@ def _is_idle(blocks: Blocks, row: int, columns: Array, settings: Settings) -> bo
     busy = float(sum(median(block[row, columns]) for block in _computing(blocks)))
     if float(median(blocks.parts["cpu"][row, columns])) < settings.idle_cpu * busy:
         return True
-    blocked, _ = off_cpu.of_step(blocks, row, columns)  # of CPU time a part may be spent on waiting for the others
+    blocked = off_cpu.of_step(blocks, row, columns)  # of CPU time a part may be spent on waiting for the others
     return bool(median(blocked) >= off_cpu.MOST * median(blocks.excess[row, columns]))
 
 

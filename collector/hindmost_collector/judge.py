@@ -218,7 +218,10 @@ def _of_shared_cpus(
     if not sharing.between_collectives(blocks):
         come_late = {rank for one in late for rank in one.ranks}
         asking = [one for one in asking if come_late.issuperset(one.ranks)]
-    slept = [one for one in (_asleep(one, blocks, shared) for one in late if one.cause == "unknown") if one is not None]
+    slept = _that_slept(late, blocks, shared)
+    calm = sharing.less_queueing(blocks) if not slept else None
+    if calm is not None:  # what ranks queue may hide for a while who sleeps
+        slept = _that_slept(of_habits(straggler.find(calm, settings), calm, settings)[0], calm, shared)
     # Of ranks that slept for most of their lateness, what they need beyond their peers is the least of it.
     asking = [one for one in asking if not {rank for each in slept for rank in each.ranks}.issuperset(one.ranks)]
     if asking:
@@ -228,6 +231,12 @@ def _of_shared_cpus(
     kept = [one for one in late if one.cause not in _SCHEDULING] + slept
     by_itself = {one.ranks for one in kept}
     return kept, [f"{shared}{asleep.not_named([one for one in late if one.ranks not in by_itself])}"]
+
+
+def _that_slept(late: list[Verdict], blocks: Blocks, shared: sharing.Sharing) -> list[Verdict]:
+    """Those verdicts of unknown cause whose ranks are shown to have slept."""
+    found = [_asleep(one, blocks, shared) for one in late if one.cause == "unknown"]
+    return [one for one in found if one is not None]
 
 
 def _asleep(late: Verdict, blocks: Blocks, shared: sharing.Sharing) -> Verdict | None:

@@ -16,21 +16,30 @@ if TYPE_CHECKING:
 MOST = 0.75
 
 
-def of_step(blocks: Blocks, row: int, columns: Array) -> tuple[Floats, Floats]:
-    """[N] ns of each step that a main thread was off the CPU by itself beyond its peers, and of CPU that it used.
+def between_collectives(blocks: Blocks) -> bool:
+    """Whether main threads were looked at between their collectives, not in whole steps."""
+    return "self_blocked" in blocks.parts
+
+
+def busy(blocks: Blocks) -> Floats:
+    """[R, S] ns of CPU that main threads used, where they were looked at."""
+    return blocks.parts["self_cpu" if between_collectives(blocks) else "cpu"]
+
+
+def of_step(blocks: Blocks, row: int, columns: Array) -> Floats:
+    """[N] ns of each step that a main thread was off the CPU by itself beyond its peers.
 
     NaN where unmeasured. Where only whole steps were measured, it may have been off the CPU while it waited for the
     others: as large a part of that wait as of the peers', who do little else.
     """
     parts = blocks.parts
-    if "self_blocked" in parts:
+    if between_collectives(blocks):
         own = parts["self_blocked"][:, columns]
-        return own[row] - median(np.delete(own, row, axis=0), axis=0), parts["self_cpu"][row, columns]
-    unknown = np.full(len(columns), np.nan)
+        return np.asarray(own[row] - median(np.delete(own, row, axis=0), axis=0))
     if "runqueue" not in parts or "cpu" not in parts or blocks.took is None or "gpu_forward" in parts:
-        return unknown, unknown
+        return np.full(len(columns), np.nan)
     off = (blocks.took - parts["cpu"] - parts["runqueue"])[:, columns]
     inside = (blocks.wait + blocks.transfer)[:, columns]
     share = median(median(np.delete(off, row, axis=0), axis=1) / median(np.delete(inside, row, axis=0), axis=1))
     share = np.clip(share, 0.0, 1.0)  # NaN stays: then nothing is known
-    return off[row] - share * inside[row], parts["cpu"][row, columns]
+    return np.asarray(off[row] - share * inside[row])

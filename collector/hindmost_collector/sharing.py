@@ -70,6 +70,17 @@ def on_needs(blocks: Blocks, whole_steps: bool = False) -> Blocks | None:
     return replace(found, parts=found.parts | {"self_cpu": cpu}, collectives=0)  # nothing here is between two of them
 
 
+def less_queueing(blocks: Blocks) -> Blocks | None:
+    """The same steps judged by own time less what the scheduler does to it: the time in the queue for a CPU.
+
+    ``None`` where too little of it was measured.
+    """
+    if "self_runqueue" not in blocks.parts:
+        return None
+    found = _judged_by(blocks.own - blocks.parts["self_runqueue"], blocks)
+    return replace(found, parts=blocks.parts, evidence=blocks.evidence) if found is not None else None
+
+
 def between_collectives(blocks: Blocks) -> bool:
     """Whether CPU time was measured between collectives."""
     return "self_cpu" in blocks.parts

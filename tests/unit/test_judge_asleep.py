@@ -38,15 +38,16 @@ def crowded(queued_ms: float, process_cpu: float | None, spinning: bool = False,
     return replace(run, steps=steps, metrics=_metrics(rows))
 
 
-def jostled(queued: float) -> Run:
+def jostled(queued: float = 0.58, spun: float = 0.013, faults: tuple[dict[str, float], ...] = ()) -> Run:
     """Four ranks on two CPUs that others use as well: all sleep 2 ms a step, rank 1 sleeps 7, and then all are in the
-    queue for a CPU, in a transfer of 7 ms; ``queued`` are the s/s that rank 1's process is.
+    queue for a CPU, in a transfer of 7 ms; ``queued`` are the s/s that rank 1's process is, ``spun`` what it runs.
     """
-    asleep = [{"rank": rank, "blocked": 7.0 if rank == 1 else 2.0} for rank in range(4)]
+    asleep = [{"rank": rank, "blocked": 7.0 if rank == 1 else 2.0} for rank in range(4)] + list(faults)
     rows = [("hindmost_node_cpus", "{}", 0, float(CPUS))]
     for rank in range(4):
         labels = f'{{"job": "made", "rank": "{rank}"}}'
-        for name, rate in (("runqueue", queued if rank == 1 else 0.83), ("cpu", 0.013 if rank == 1 else 0.04)):
+        rates = {"runqueue": queued, "cpu": spun} if rank == 1 else {"runqueue": 0.83, "cpu": max(spun, 0.04)}
+        for name, rate in rates.items():
             rows += [(f"hindmost_process_{name}_seconds_total", labels, tick, rate * tick) for tick in range(6)]
     return replace(make(Load(compute=0.1, transfer=7.0, faults=asleep)), metrics=_metrics(rows))
 
@@ -94,9 +95,25 @@ def test_a_rank_that_may_have_waited_for_a_cpu_is_not_named(queued_ms: float, pr
 
 def test_where_all_queue_in_a_transfer_no_lateness_before_it_is_for_want_of_a_cpu() -> None:
     """Its process queued for 0.58 s/s, for as much of the transfer as its peers' did: before it the rank slept."""
-    report = judge(jostled(0.58))
+    report = judge(jostled())
     assert said(report) == [("straggler", (1,), "unknown")]
     assert report.verdicts[0].cost_ms_per_step == pytest.approx(5.0, abs=0.2)
+
+
+def test_who_runs_in_a_transfer_as_its_peers_do_has_no_thread_that_made_it_late() -> None:
+    """Its main thread slept, and its process used 1.7 ms of CPU a step: in the transfer, as its peers' did."""
+    assert said(judge(jostled(spun=0.12))) == [("straggler", (1,), "unknown")]
+
+
+def test_peers_that_queue_for_a_while_do_not_hide_who_sleeps() -> None:
+    """Now and then the others queue for a CPU before the transfer, for longer than rank 1 sleeps."""
+    spans = ((20, 42), (60, 82), (100, 122))
+    queueing = tuple(
+        {"rank": rank, "runqueue": 8.0, "from": begin, "until": end} for rank in (0, 2, 3) for begin, end in spans
+    )
+    report = judge(jostled(faults=queueing))
+    assert said(report) == [("straggler", (1,), "unknown")]
+    assert report.verdicts[0].cost_ms_per_step == pytest.approx(5.0, abs=0.5)
 
 
 def test_a_process_that_queued_for_longer_than_its_transfers_take_may_have_been_late_for_it() -> None:
