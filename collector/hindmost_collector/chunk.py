@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,17 +23,21 @@ if TYPE_CHECKING:
 #: Columns whose words travel as codes until they leave the collector.
 CODED: Mapping[str, str] = {"steps": "kind", "collectives": "op", "intervals": "name"}
 
+_RAW, _TIMES = attrgetter("raw"), attrgetter("node_times")
+
 
 @dataclass(frozen=True)
 class Chunk:
     """One tick of one job. ``coded`` tables hold codes in place of words in the columns that ``CODED`` names;
-    ``heard`` is the job time of each node's newest sample."""
+    ``heard`` is the job time of each node's newest sample; ``in_order`` says that no sample is older than those of
+    its node in ticks before."""
 
     coded: Mapping[str, Table]
     plain: Mapping[str, Table]
     metrics: Sequence[MetricRows]
     attachments: Sequence[tuple[str, bytes]]
     heard: Mapping[str, int] = field(default_factory=dict)
+    in_order: bool = False
 
     @property
     def bytes(self) -> int:
@@ -40,8 +45,8 @@ class Chunk:
         tables = (*self.coded.values(), *self.plain.values())
         return (
             sum(held_bytes(column) for table in tables for column in table.values())
-            + sum([len(one.raw) for one in self.metrics])
-            + sum([len(one.node_times) for one in self.metrics])
+            + sum(map(len, map(_RAW, self.metrics)))
+            + sum(map(len, map(_TIMES, self.metrics)))
             + sum(len(content) for _, content in self.attachments)
         )
 
@@ -74,7 +79,7 @@ def finish(rows: JobRows) -> Chunk:
         "stacks": rows.stacks,
     }
     plain = {table: from_rows(table, found) for table, found in lists.items() if found}
-    return Chunk(coded, plain, rows.metrics, rows.attachments, rows.heard)
+    return Chunk(coded, plain, rows.metrics, rows.attachments, rows.heard, rows.in_order)
 
 
 def _on_job_clock(table: Table, columns: Mapping[str, Any]) -> Table:

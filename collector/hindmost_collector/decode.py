@@ -6,6 +6,7 @@ import itertools
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -86,18 +87,30 @@ class JobRows:
     clocks: list[tuple[str, str, int, int, int, int, int]] = field(default_factory=list)
     metrics: list[MetricRows] = field(default_factory=list)
     heard: dict[str, int] = field(default_factory=dict)  # node to the job time of its newest sample
+    in_order: bool = True  # no sample is older than what its node sent before
     stacks: list[tuple[int, int, str]] = field(default_factory=list)
     attachments: list[tuple[str, bytes]] = field(default_factory=list)
 
 
-def references(batch: Any, definitions: Definitions) -> list[int]:
-    """What a batch refers to, without groups of ranks that there were before."""
-    found = [metric.schema for metric in batch.metrics]
+#: A block of samples: schema, times, values. Looking into a message costs more than what is then done with them.
+Samples = tuple[int, bytes, bytes]
+_SAMPLES = attrgetter("schema", "time_ns", "values")
+
+
+def samples(batch: Any) -> list[Samples]:
+    """The blocks of samples of a batch."""
+    return list(map(_SAMPLES, batch.metrics))
+
+
+def references(batch: Any, blocks: Iterable[Samples], definitions: Definitions) -> list[int]:
+    """What a batch, of which these are the samples, refers to, without groups of ranks that there were before."""
+    found = [block[0] for block in blocks]
     for block in (*batch.steps, *batch.collectives, *batch.intervals):
-        if not block.ranks:
+        ranks = block.ranks
+        if not ranks:
             found.append(block.rank)
-        elif not definitions.is_known(block.ranks):
-            found += eights(block.ranks[: len(block.ranks) // 8 * 8], _U64).tolist()
+        elif not definitions.is_known(ranks):
+            found += eights(ranks[: len(ranks) // 8 * 8], _U64).tolist()
     found += [one.rank for one in batch.rank_states]
     found += [one.rank for one in batch.attachments]
     return found
@@ -114,6 +127,7 @@ class Decoder:
         self.words = words or Words(WORD_LIMIT)
         self._jobs: dict[str, JobRows] = {}
         self._origins: dict[str, dict[int, Origin]] = defaultdict(dict)
+        self._newest: dict[str, int] = {}  # job time of each node's newest sample
         self.malformed = 0
         self.samples = 0
 
@@ -129,8 +143,13 @@ class Decoder:
         taken, self._jobs = self._jobs, {}
         return taken
 
-    def add(self, batch: Any, node: str, job: str, clock: NodeClock, *, metrics: bool = True) -> list[str]:
-        """Take one batch of ``node`` apart; ``job`` owns its metrics. A sentence for each malformed block."""
+    def add(
+        self, batch: Any, node: str, job: str, clock: NodeClock, blocks: Iterable[Samples] | None = None
+    ) -> list[str]:
+        """Take one batch of ``node`` apart; ``job`` owns its metrics, of which ``blocks``, where given, are taken.
+
+        A sentence for each malformed block.
+        """
         complaints: list[str] = []
         for block in batch.steps:
             complaints += _complaint(self._steps, block, clock)
@@ -140,8 +159,8 @@ class Decoder:
             complaints += _complaint(self._intervals, block, clock)
         for state in batch.rank_states:
             complaints += _complaint(self._state, state, clock)
-        if metrics and batch.metrics:
-            complaints += self._metrics(batch.metrics, node, job, clock)
+        if found := samples(batch) if blocks is None else blocks:
+            complaints += self._metrics(found, node, job, clock)
         for attachment in batch.attachments:
             self._attach(attachment, clock)
         self.malformed += len(complaints)
@@ -232,13 +251,13 @@ class Decoder:
             for one in state.in_flight
         )
 
-    def _metrics(self, blocks: Iterable[Any], node: str, job: str, clock: NodeClock) -> list[str]:
+    def _metrics(self, blocks: Iterable[Samples], node: str, job: str, clock: NodeClock) -> list[str]:
         """Keep the samples of a batch; a sentence for each malformed block. Most blocks end at the same tick."""
         complaints, rows, known = [], self.job(job), self._definitions.schemas
         kept, origins = rows.metrics, self._origins[node]
         tick, offset, last, taken = b"", 0, 0, 0
-        for block in blocks:
-            ref, times, values = block.schema, block.time_ns, block.values
+        newest, before = 0, self._newest.get(node, 0)
+        for ref, times, values in blocks:
             schema = known.get(ref)
             if schema is None:
                 complaints.append(f"schema {ref:#x} was never defined")
@@ -250,10 +269,15 @@ class Decoder:
                     tick = times[-8:]
                     offset = clock.offset(first(tick))
                     last = first(tick) + offset
-                    rows.heard[node] = max(rows.heard.get(node, last), last)
+                    newest = max(newest, last)
+                    if last < before:
+                        rows.in_order = False
                 kept.append(MetricRows(origins.get(ref) or self._origin(node, ref), times, offset, values, last))
                 taken += len(values)
         self.samples += taken // 8
+        if taken:
+            self._newest[node] = max(newest, before)
+            rows.heard[node] = max(rows.heard.get(node, newest), newest)
         return complaints
 
     def _origin(self, node: str, ref: int) -> Origin:
@@ -264,10 +288,11 @@ class Decoder:
         """Forget whose samples came, of schemas that are no longer known."""
         known = self._definitions.schemas
         for node, origins in list(self._origins.items()):
-            for ref in origins.keys() - known.keys():
+            for ref in set(origins).difference(known):  # a difference of views would look at all that is known
                 del origins[ref]
             if not origins:
                 del self._origins[node]
+                self._newest.pop(node, None)
 
     def _attach(self, attachment: Any, clock: NodeClock) -> None:
         rank = self._definitions.ranks.get(attachment.rank)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -11,12 +12,14 @@ import numpy as np
 from hindmost_collector.exposition import Family, escaped, number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator, Sequence
 
     from hindmost_collector.definitions import Definitions, Schema
     from hindmost_collector.metric_rows import MetricRows, Origin
 
 Array = np.ndarray[Any, Any]
+
+_ORIGIN = attrgetter("origin")
 
 
 class _Newest(NamedTuple):
@@ -34,13 +37,20 @@ class NodeMetrics:
         self._definitions = definitions
         self._newest: dict[Origin, MetricRows] = {}
 
-    def add(self, blocks: Iterable[MetricRows]) -> None:
-        """Take blocks, but those that were replayed from a spool."""
+    def add(self, blocks: Sequence[MetricRows], *, in_order: bool = False) -> None:
+        """Take blocks, but those that were replayed from a spool; ``in_order``: there are none of those."""
         newest = self._newest
+        if in_order:
+            newest.update(zip(map(_ORIGIN, blocks), blocks, strict=True))
+            return
         for block in blocks:
             before = newest.get(block.origin)
             if before is None or block.last_ns >= before.last_ns:
                 newest[block.origin] = block
+
+    def schemas(self) -> set[int]:
+        """The schemas of which there is a value."""
+        return {origin.schema for origin in self._newest}
 
     def expire(self, older_than_ns: int) -> None:
         """Drop what was last seen before job time ``older_than_ns``: an agent that is gone has no value."""

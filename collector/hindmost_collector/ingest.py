@@ -15,7 +15,7 @@ from hindmost_proto import telemetry_pb2
 from hindmost_collector.attendance import Attendance
 from hindmost_collector.clock import NodeClock
 from hindmost_collector.columns import Malformed
-from hindmost_collector.decode import Decoder, references
+from hindmost_collector.decode import Decoder, references, samples
 from hindmost_collector.definitions import IDENTITY_LIMIT
 from hindmost_collector.durable import Durable
 from hindmost_collector.packed import AgentMessage
@@ -25,11 +25,12 @@ from hindmost_collector.session import PROTOCOL, Agent, Outbox
 from hindmost_collector.strangers import HELLO_FIRST, Strangers
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from hindmost_proto import telemetry_pb2 as wire
 
     from hindmost_collector.clock import JobClock
+    from hindmost_collector.decode import Samples
     from hindmost_collector.definitions import Definitions
 
 log = logging.getLogger(__name__)
@@ -271,9 +272,10 @@ class Ingest:
 
     def _batch(self, agent: Agent, outbox: Outbox, batch: wire.Batch, now: int) -> None:
         self.counts["batches"] += 1
-        missing = self._missing(batch)
+        blocks = samples(batch)
+        missing = self._missing(batch, blocks)
         if not missing and self.parking.first(agent.identity) is None:
-            self._take(agent, batch)
+            self._take(agent, batch, blocks)
             return
         if missing:
             outbox.need(missing)
@@ -283,27 +285,30 @@ class Ingest:
             return
         self._unpark(agent, force=self.parking.overdue(agent.identity, now))
 
-    def _missing(self, batch: wire.Batch) -> list[int]:
-        return self.definitions.missing(references(batch, self.definitions))
+    def _missing(self, batch: wire.Batch, blocks: Sequence[Samples]) -> list[int]:
+        return self.definitions.missing(references(batch, blocks, self.definitions))
 
     def _unpark(self, agent: Agent, *, force: bool = False) -> None:
         """Take the batches whose definitions came, in order; with ``force`` all, their unknown blocks left out."""
-        while (batch := self.parking.first(agent.identity)) is not None and (force or not self._missing(batch)):
+        while (batch := self.parking.first(agent.identity)) is not None:
+            blocks = samples(batch)
+            if not force and self._missing(batch, blocks):
+                return
             self.parking.release(agent.identity)
-            self._take(agent, batch)
+            self._take(agent, batch, blocks)
 
-    def _take(self, agent: Agent, batch: wire.Batch) -> None:
+    def _take(self, agent: Agent, batch: wire.Batch, blocks: Sequence[Samples]) -> None:
         if batch.sequence == 0:
             self._complain(agent, ["a batch without a sequence number"])
             return
         if not agent.admit(batch.sequence):
             self.counts["duplicate_batches"] += 1
             return
-        keep = not self.shed_metrics
-        if not keep:
-            self.counts["shed_samples"] += sum(len(block.values) // 8 for block in batch.metrics)
+        if self.shed_metrics:
+            self.counts["shed_samples"] += sum(len(values) // 8 for _, _, values in blocks)
+            blocks = ()
         decoder = self.decoder if batch.sequence > agent.shown else self.again
-        complaints = decoder.add(batch, agent.node, agent.job, agent.clock, metrics=keep)
+        complaints = decoder.add(batch, agent.node, agent.job, agent.clock, blocks)
         if complaints:
             self._complain(agent, complaints)
 

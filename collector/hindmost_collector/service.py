@@ -149,8 +149,7 @@ class Collector:
         chunks = {name: finish(rows) for name, rows in self.decoder.take().items()}
         now = self.clock.now()
         for name, chunk in chunks.items():
-            self.definitions.used({block.origin.schema for block in chunk.metrics}, now)
-            self.scrape.nodes.add(chunk.metrics)
+            self.scrape.nodes.add(chunk.metrics, in_order=chunk.in_order)
             if self.remote:
                 self.remote.add(chunk.metrics)
             if name and self._shown(name):

@@ -67,6 +67,7 @@ def _counted(collector: Collector, piece: Callable[[], int]) -> int:
 def _prune(collector: Collector) -> None:
     """Forget what nobody has spoken of for long, and share the memory for windows among the jobs there are."""
     now = collector.clock.now()
+    collector.definitions.used(collector.scrape.nodes.schemas(), now)
     collector.scrape.nodes.expire(now - STALE_NS)
     limit = window_limit(len(collector.jobs))
     for job in collector.jobs.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from hindmost_collector.definitions import Definitions, Schema
     from hindmost_collector.metric_rows import MetricRows, Origin
 
+_ORIGIN = attrgetter("origin")
 WINDOW_NS = 300_000_000_000
 #: Rows that a window may hold of one table; beyond, the oldest go first, however young.
 ROWS = 400_000
@@ -77,6 +79,7 @@ class Window:
         self._states: dict[int, tuple[Any, ...]] = {}
         self._stacks: dict[int, tuple[Any, ...]] = {}
         self._heard: dict[str, int] = {}
+        self._node_of: tuple[Table, dict[int, str]] = {}, {}
         self.newest_ns = 0  # when what was begun last, of all that has ended, began
         self.started_ns: int | None = None
         self.command: str | None = None
@@ -98,7 +101,7 @@ class Window:
             self._causal.clear()
             self._causal_series.clear()
         known = self._causal
-        for origin in {block.origin for block in blocks} - known.keys():
+        for origin in set(map(_ORIGIN, blocks)).difference(known):
             known[origin] = self._causal_of(origin, definitions)
         kept = [(block, causal) for block in blocks if (causal := known[block.origin]) is not _NOTHING]
         if kept:
@@ -174,9 +177,11 @@ class Window:
         ]
 
     def _nodes(self) -> dict[int, str]:
-        """The node of each rank."""
+        """The node of each rank; made anew when there is another table of ranks."""
         ranks = self._ranks.table()
-        return dict(zip(ranks["rank"].tolist(), ranks["node"].tolist(), strict=True))
+        if self._node_of[0] is not ranks:
+            self._node_of = ranks, dict(zip(ranks["rank"].tolist(), ranks["node"].tolist(), strict=True))
+        return self._node_of[1]
 
     def _evict(self, parts: deque[Table]) -> None:
         newest = int(parts[-1]["start_ns"].max())

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hindmost_collector.chunk import finish
+from hindmost_collector.clock import NodeClock
+from hindmost_collector.decode import Decoder
 from hindmost_collector.definitions import Definitions, Schema, Series
 from hindmost_collector.exposition_nodes import NodeMetrics
 from hindmost_collector.metric_rows import MetricRows
+from hindmost_collector.packed import packed
+from hindmost_proto import telemetry_pb2 as wire
 from prometheus_client.parser import text_string_to_metric_families
 
 
@@ -40,6 +45,19 @@ def test_newest_value_of_each_series_is_shown_once(definitions):
         ("hindmost_b_total", 'n"1', 8.0),
         ("hindmost_b_total", "n0", 40.5),
     ]
+
+
+def test_what_a_spool_held_is_not_taken_for_the_newest(definitions):
+    """A decoder says of a tick whether any sample in it is older than its node's before; only then is it looked at."""
+    decoder, clock, metrics = Decoder(definitions), NodeClock(0, 0), NodeMetrics(definitions)
+    told = []
+    for times in ([5, 6], [7], [4], [8]):
+        block = wire.MetricBlock(schema=1, time_ns=times, values=[float(times[-1]), 1.0] * len(times))
+        assert decoder.add(packed(wire.Batch(metrics=[block])), "n0", "j", clock) == []
+        chunk = finish(decoder.take()["j"])
+        metrics.add(chunk.metrics, in_order=chunk.in_order)
+        told.append((chunk.in_order, shown(metrics)[0][2]))
+    assert told == [(True, 6.0), (True, 7.0), (False, 7.0), (True, 8.0)]
 
 
 def test_silent_nodes_have_no_values(definitions):

@@ -13,6 +13,7 @@ import pytest
 from hindmost.cli import query
 from hindmost.errors import UsageError
 from hindmost_collector.store import schema, segments
+from hindmost_collector.store.flush import in_order
 from hindmost_collector.store.parquet import ParquetStore
 from hindmost_collector.store.upkeep import FEW, Retention, Upkeep
 
@@ -34,6 +35,30 @@ def store(tmp_path):
         made.write({("j", "steps"): [steps(step)]}, {"a@n": step})
     yield made
     made.close()
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_rows_of_a_flush_are_in_order(shuffled):
+    """Owner by owner, each owner's by time, whether they came in runs, as agents send them, or in any order."""
+    chance = np.random.default_rng(1)
+    owner = np.concatenate([np.repeat(chance.permutation(40), 5) for _ in range(6)]).astype(np.int32)
+    when = np.concatenate([np.tile(np.arange(5), 40) + 5 * batch for batch in range(6)])
+    if shuffled:
+        owner, when = (column[chance.permutation(len(owner))] for column in (owner, when))
+    order = in_order(owner, when)
+    assert sorted(order.tolist()) == list(range(len(owner)))
+    assert list(zip(owner[order], when[order], strict=True)) == sorted(zip(owner, when, strict=True))
+    assert len(in_order(owner[:0], when[:0])) == 0
+
+
+@pytest.mark.parametrize("table", list(schema.ORDER))
+def test_a_segment_tells_what_rows_it_has(table):
+    """Of each row group the owners and times are noted, by which readers and merges leave others unread."""
+    for passing in (False, True):
+        noted = schema.noted(table, passing=passing)
+        assert schema.ORDER[table][0] in noted
+        assert any(name in noted for name in ("time_ns", "start_ns"))
+        assert set(noted) <= set(schema.FILED[table])
 
 
 def test_compaction_keeps_every_row(store, tmp_path):

@@ -50,14 +50,34 @@ def arrow_tables(
 def _rows(name: str, parts: Sequence[Table], words: Words) -> Iterator[pa.Table]:
     """All rows in the stored order, made when asked for, one column after the other: there is memory for one copy."""
     coded, target = CODED.get(name), schema.arrow_schema(name)
-    keys = [_joined(parts, key) for key in reversed(schema.ORDER.get(name, ()))]
-    order = np.lexsort(keys) if keys else None
+    keys = [_joined(parts, key) for key in schema.ORDER.get(name, ())]
+    order = in_order(*keys) if keys else None
     arrays = []
     for field in target:
         column = _joined(parts, field.name)
         column = column if order is None or constant.is_constant(column) else column[order]
         arrays.append(_words(column, words) if field.name == coded else _plain(column, field.type))
     yield pa.Table.from_arrays(arrays, schema=target)
+
+
+def in_order(owner: Array, when: Array) -> Array:
+    """What sorts rows by owner, and those of one owner by when.
+
+    An agent sends an owner's rows together and in order, so mostly it is enough to sort such runs: a tenth of the rows
+    or less, and moving them is most of the work.
+    """
+    if not len(owner):
+        return np.empty(0, np.intp)
+    begins = np.flatnonzero(np.concatenate(([True], (owner[1:] != owner[:-1]) | (when[1:] < when[:-1]))))
+    ends = np.append(begins[1:], len(owner))
+    runs = np.lexsort((when[begins], owner[begins]))
+    begins, ends = begins[runs], ends[runs]
+    if ((owner[begins[1:]] == owner[begins[:-1]]) & (when[begins[1:]] < when[ends[:-1] - 1])).any():
+        whole: Array = np.lexsort((when, owner))
+        return whole
+    lengths = ends - begins
+    order: Array = np.arange(len(owner)) + np.repeat(begins - (np.cumsum(lengths) - lengths), lengths)
+    return order
 
 
 def _joined(parts: Sequence[Table], name: str) -> Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,10 +15,11 @@ if TYPE_CHECKING:
 
     from hindmost_collector.columns import Array
     from hindmost_collector.definitions import Definitions, Schema
-    from hindmost_collector.metric_rows import MetricRows, Origin
+    from hindmost_collector.metric_rows import MetricRows
 
 #: Samples that are long rows in memory at one time; they take ten times the space of the blocks they come from.
 _PIECE = 1 << 17
+_ORIGIN, _KEY, _RAW = attrgetter("origin"), attrgetter("key"), attrgetter("raw")
 
 
 class _Coded(NamedTuple):
@@ -34,7 +34,7 @@ class _Piece(NamedTuple):
 
     nodes: list[str]
     schemas: list[Schema]
-    counts: list[int]
+    counts: Array
     blocks: list[MetricRows]
 
 
@@ -46,22 +46,26 @@ def _coded(words: Iterable[str]) -> tuple[Array, list[str]]:
 
 def metrics_tables(samples: Sequence[MetricRows], definitions: Definitions) -> Iterator[pa.Table]:
     """Samples as long rows, in the stored order: node by node, series after series, each by time; piece by piece."""
-    groups: dict[Origin, list[MetricRows]] = defaultdict(list)
-    for one in samples:
-        groups[one.origin].append(one)
-    piece, held = _Piece([], [], [], []), 0
-    for origin in sorted(groups, key=attrgetter("key")):
-        blocks = groups[origin]
-        piece.nodes.append(origin.node)
-        piece.schemas.append(definitions.schemas[origin.schema])
-        piece.counts.append(len(blocks))
-        piece.blocks.extend(blocks)
-        held += len(blocks) * len(blocks[0].raw) // 8
-        if held >= _PIECE:
-            yield _long_rows(piece)
-            piece, held = _Piece([], [], [], []), 0
-    if piece.nodes:
-        yield _long_rows(piece)
+    origins = sorted(set(map(_ORIGIN, samples)), key=_KEY)
+    numbers = {origin: number for number, origin in enumerate(origins)}
+    number = np.fromiter(map(numbers.__getitem__, map(_ORIGIN, samples)), np.int32, len(samples))
+    order = np.argsort(number, kind="stable")
+    counts = np.bincount(number, minlength=len(origins))
+    blocks = np.cumsum(counts)
+    held = np.cumsum(np.fromiter(map(len, map(_RAW, samples)), np.int64, len(samples))[order])[blocks - 1] // 8
+    begin = 0
+    while begin < len(origins):
+        before, first = (held[begin - 1], blocks[begin - 1]) if begin else (0, 0)
+        end = min(int(np.searchsorted(held, before + _PIECE)) + 1, len(origins))
+        yield _long_rows(
+            _Piece(
+                [one.node for one in origins[begin:end]],
+                [definitions.schemas[one.schema] for one in origins[begin:end]],
+                counts[begin:end],
+                [samples[place] for place in order[first : blocks[end - 1]].tolist()],
+            )
+        )
+        begin = end
 
 
 def _long_rows(piece: _Piece) -> pa.Table:
@@ -71,7 +75,7 @@ def _long_rows(piece: _Piece) -> pa.Table:
     each = np.array(list(map(len, node_times)), np.int32) // 8
     times = np.frombuffer(b"".join(node_times), np.int64)
     times = times + np.repeat(np.array([block.offset for block in piece.blocks], np.int64), each)
-    ticks = np.add.reduceat(each, _begins(np.array(piece.counts, np.int32)))
+    ticks = np.add.reduceat(each, _begins(piece.counts))
     width = np.array([schema.width for schema in piece.schemas], np.int32)
     order = np.concatenate([schema.order for schema in piece.schemas])
     length = np.repeat(ticks, width)

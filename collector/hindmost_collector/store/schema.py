@@ -88,7 +88,7 @@ def arrow_schema(table: str) -> pa.Schema:
     return pa.schema(columns, metadata={VERSION_KEY: str(VERSION).encode()})
 
 
-def encodings(table: str) -> tuple[list[str], dict[str, str]]:
+def encodings(table: str, *, passing: bool = False) -> tuple[list[str], dict[str, str]]:
     """``(dictionary columns, encoding by other column)`` for the Parquet writer, as bench/storage found them smallest.
 
     Integers are deltas. In samples, all series of a node have the same times, which zstd finds in whole integers:
@@ -102,10 +102,22 @@ def encodings(table: str) -> tuple[list[str], dict[str, str]]:
         if samples and name == "time_ns":
             plain[name] = "PLAIN"
         elif dtype is np.float64:
-            plain[name] = "PLAIN" if samples else "BYTE_STREAM_SPLIT"
+            plain[name] = "PLAIN" if samples and not passing else "BYTE_STREAM_SPLIT"
         elif dtype not in {np.str_, np.uint64} and not samples:  # communicator ids are few and random: a dictionary
             plain[name] = "DELTA_BINARY_PACKED"
     return [name for name in columns if name not in plain], plain
+
+
+def noted(table: str, *, passing: bool = False) -> list[str] | bool:
+    """The columns whose least and greatest value in each row group are noted, for the Parquet writer: by which rows are
+    found and merged. Of the others nobody asks, and to note them takes as long as to write them; of small tables all.
+    """
+    order = ORDER.get(table)
+    if order is None:
+        return True
+    times = [name for name in FILED[table] if name in {"time_ns", "start_ns", "step"}]
+    wanted = order[:1] if passing else [name for name in order if name != "labels"]
+    return list(dict.fromkeys((*wanted, *times)))
 
 
 def missing_column(dtype: Any, count: int) -> np.ndarray[Any, Any]:

@@ -28,6 +28,10 @@ SUFFIX = ".parquet"
 TORN = ".torn"
 #: Rows of a row group of a merged segment; and of a flush: a merge holds one of each of its segments.
 _ROW_GROUP, _FLUSH_GROUP = 1 << 19, 1 << 16
+#: Of zstd: for what stays, and for a flush, which is to be merged.
+_LEVEL, _FLUSH_LEVEL = 3, 1
+#: Rows that the Parquet writer looks at together.
+_BATCH = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -93,19 +97,21 @@ def standing(found: Iterable[Segment | None]) -> list[Segment]:
 class Writer:
     """A segment in the making, under a temporary name: ``add`` pieces, then ``finish``; or ``discard`` it."""
 
-    def __init__(self, table: str, path: Path, group: int = _ROW_GROUP) -> None:
-        """Row groups have about ``group`` rows. Raises OSError."""
-        dictionary, plain = schema.encodings(table)
-        self.rows, self._group = 0, group
+    def __init__(self, table: str, path: Path, *, passing: bool = False) -> None:
+        """``passing``: it is to be merged soon, so what counts is how fast it is written. Raises OSError."""
+        dictionary, plain = schema.encodings(table, passing=passing)
+        self.rows, self._group = 0, _FLUSH_GROUP if passing else _ROW_GROUP
         self._path = path
         self._file = path.open("wb")
         self._writer = pq.ParquetWriter(
             self._file,
             schema.arrow_schema(table),
             compression="zstd",
-            compression_level=3,
+            compression_level=_FLUSH_LEVEL if passing else _LEVEL,
             use_dictionary=dictionary,
             column_encoding=plain,
+            write_statistics=schema.noted(table, passing=passing),
+            write_batch_size=_BATCH,
             write_page_checksum=True,
         )
 
@@ -137,7 +143,7 @@ class Writer:
 
 def write(table: str, pieces: Iterable[pa.Table], path: Path) -> int:
     """Write ``pieces`` to ``path`` and sync it; how many rows. Raises OSError, leaving nothing behind."""
-    writer = Writer(table, path, _FLUSH_GROUP)
+    writer = Writer(table, path, passing=True)
     try:
         for piece in pieces:
             writer.add(piece)
