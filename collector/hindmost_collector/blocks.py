@@ -285,7 +285,15 @@ def _period(joined: Grid, starts: Ints, numbers: Ints, table: Table) -> Floats:
     ends = end[:, np.append(starts[1:], joined.columns) - 1]
     lengths = np.full(ends.shape, np.nan)
     lengths[:, 1:] = np.diff(ends, axis=1)
+    lengths[:, 1:][:, _left_out(numbers)] = np.nan
     return _slowest(lengths, joined)
+
+
+def _left_out(numbers: Ints) -> Array:
+    """[S - 1] whether steps are missing before each but the first, as of a segment that is torn: the time since the
+    last one that is there is no step's."""
+    apart = np.diff(numbers)
+    return np.asarray(apart > np.median(apart)) if len(apart) else np.zeros(0, bool)
 
 
 #: Sets of ranks whose steps are longer by this factor are no part of the others' steps.

@@ -33,12 +33,34 @@ def insufficient(ranks: int, blocks: Blocks | None, settings: Settings, job: Job
             if own
             else f"{job.source} did not record enough of it; `hindmost run -- COMMAND` records it all",
         )
-    enough = f"{settings.min_steps} steps or more"
     of_which = "after warm-up, of" if blocks.warmup else "(start-up among them) of"
-    return (
-        f"{_count(len(blocks.steps), 'step')} {of_which} {ranks} ranks: too few to tell a habit from an accident",
-        f"let the job run for {enough}" if own else f"record {enough}, such as by `hindmost run -- COMMAND`",
-    )
+    few = f"{_count(len(blocks.steps), 'step')} {of_which} {ranks} ranks: too few to tell a habit from an accident"
+    return f"{few}{_so_far(blocks)}", _more(settings.min_steps, job)
+
+
+#: Of fewer steps, and of a smaller share of them, it says nothing that one rank was waited for longest.
+_FEW, _MOST = 3, 0.75
+
+
+def _so_far(blocks: Blocks) -> str:
+    """Who was waited for longest in most of a few steps; nothing where that was now one and now another."""
+    if not blocks.collectives or len(blocks.steps) < _FEW:
+        return ""
+    often = np.bincount(np.argmax(blocks.caused, axis=0), minlength=len(blocks.ranks))
+    most = int(np.argmax(often))
+    if often[most] < _MOST * len(blocks.steps) or not blocks.caused[most].any():
+        return ""
+    return f"; rank {int(blocks.ranks[most])} kept the others waiting longest in {int(often[most])} of them"
+
+
+def _more(steps: int, job: Job) -> str:
+    """How to get that many steps."""
+    if job.source == Job.source:
+        return f"let the job run for {steps} steps or more"
+    found = f"record {steps} steps or more"
+    if "Kineto" in (job.source or ""):  # start-up is in what a profiler saw
+        return f"{found}, such as by `torch.profiler.schedule(wait=1, warmup=1, active={steps + 2})`"
+    return f"{found}, such as by `hindmost run -- COMMAND`"
 
 
 def polled(run: Run) -> tuple[str, str] | None:

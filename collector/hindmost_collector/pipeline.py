@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -47,7 +48,7 @@ def judge(run: Run, settings: Settings) -> Report:
             Verdict("balanced", evidence=(f"the slowest stage and worker cost less than {settings.min_cost:.1%}",))
         ]
     return Report(
-        job=summary.job(run, None),
+        job=replace(summary.job(run, None), **_steps(run)),
         verdicts=tuple(sorted(verdicts, key=lambda verdict: -(verdict.cost_ratio or 0.0))),
         ranks=tuple(RankRow(rank=int(rank), self_ms=float(own) / 1e6) for rank, own in zip(ranks, own, strict=True)),
         what_if=what_if,
@@ -56,6 +57,22 @@ def judge(run: Run, settings: Settings) -> Report:
             *run.notes,
         ),
     )
+
+
+def _steps(run: Run) -> dict[str, Any]:
+    """How many steps were recorded, and how long they took, ms, each from its first operation's start to its last's
+    end."""
+    number, which = np.unique(run.operations["step"], return_inverse=True)
+    start, took = (run.operations[name].astype(np.float64) for name in ("start_ns", "duration_ns"))
+    known = (start >= 0) & (took >= 0)
+    begin, end = np.full(len(number), np.inf), np.full(len(number), -np.inf)
+    np.minimum.at(begin, which[known], start[known])
+    np.maximum.at(end, which[known], (start + took)[known])
+    length = (end - begin)[np.isfinite(end - begin)] / 1e6
+    if not len(length):
+        return {"steps": len(number)}
+    p50, p99 = (float(one) for one in np.percentile(length, (50, 99)))
+    return {"steps": len(number), "step_ms": {"p50": p50, "p99": p99, "mean": float(length.mean())}}
 
 
 def _is_work(built: Graph) -> Array:

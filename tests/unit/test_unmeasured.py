@@ -212,3 +212,12 @@ def test_nobody_came_last_where_that_was_now_one_and_now_another() -> None:
     """An even job without a pattern has no such sentence."""
     (verdict,) = judge(without_steps(simulate(Scenario(8, 60)).run, pattern=False)).verdicts
     assert (verdict.kind, len(verdict.evidence)) == ("insufficient_data", 1)
+
+
+def test_a_gap_in_the_recording_is_no_step() -> None:
+    """Of a segment that is torn no collective is left: the time until the next one is not the length of a step."""
+    run = simulate(Scenario(4, 60, faults=(Fault("compute", (2,), 0.2),))).run
+    whole, lost = judge(run), (run.collectives["step"] >= 20) & (run.collectives["step"] < 35)
+    torn = judge(dataclasses.replace(run, collectives={name: one[~lost] for name, one in run.collectives.items()}))
+    assert torn.job.step_ms["mean"] == pytest.approx(whole.job.step_ms["mean"], rel=0.02)
+    assert torn.verdicts[0].cost_ratio == pytest.approx(whole.verdicts[0].cost_ratio, rel=0.05)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hindmost.errors import UsageError
+from hindmost_collector.judge import judge
 from hindmost_collector.model import GPU_TIME, PROFILED
 from hindmost_collector.sources import files, load
 from hindmost_collector.sources.json_stream import MAX_VALUE_CHARACTERS, events
@@ -42,6 +43,20 @@ def _trace(rank: int, earlier: int = 0) -> dict[str, Any]:
             ]
     info = {"rank": rank, "world_size": 2, "pg_config": [{"pg_name": "0", "ranks": [0, 1]}]}
     return {"schemaVersion": 1, "distributedInfo": info, "baseTimeNanoseconds": BASE_NS, "traceEvents": happened}
+
+
+def _late(rank: int, steps: int) -> dict[str, Any]:
+    """So many steps, in each of which rank 0 comes last to an all-reduce that rank 1 waits in."""
+    trace = _trace(rank)
+    happened = []
+    for step in range(steps):
+        begin, took = step * 1000.0, 5.0 if rank == 0 else 205.0
+        happened += [
+            _complete("user_annotation", f"ProfilerStep#{step}", begin, 900.0),
+            _complete("kernel", KERNEL, begin + 900 - took, took, correlation=step + 1),
+            _complete("cuda_driver", "cuLaunchKernelEx", begin + 400, 2.0, correlation=step + 1),
+        ]
+    return trace | {"traceEvents": happened}
 
 
 def _write(folder: Path, name: str, trace: Any) -> Path:
@@ -204,3 +219,15 @@ def test_an_unfinished_timeline_is_read_to_where_it_ends(tmp_path: Path) -> None
     run = load(path)
     assert run.job.world_size == 3
     assert any("cut off" in note for note in run.notes)
+
+
+def test_a_few_profiled_steps_say_how_to_get_more_and_who_was_waited_for_so_far(tmp_path: Path) -> None:
+    """Ten steps are needed for a name: that is told in the profiler's own words."""
+    for rank in range(2):
+        _write(tmp_path, f"trace.{rank}.json.gz", _late(rank, 4))
+    (verdict,) = judge(load(tmp_path)).verdicts
+    assert verdict.kind == "insufficient_data"
+    assert verdict.evidence[0].endswith("; rank 0 kept the others waiting longest in 4 of them")
+    assert verdict.advice == (
+        "record 10 steps or more, such as by `torch.profiler.schedule(wait=1, warmup=1, active=12)`",
+    )

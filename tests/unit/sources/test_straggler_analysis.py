@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hindmost.errors import UsageError
+from hindmost_collector.judge import judge
 from hindmost_collector.sources import load
 
 if TYPE_CHECKING:
@@ -70,3 +71,10 @@ def test_a_trace_without_any_compute_is_not_judged(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(rows), path)
     with pytest.raises(UsageError, match="none of its operations is one of forward-compute and backward-compute"):
         load(tmp_path)
+
+
+def test_the_report_tells_how_many_steps_there_are_and_how_long(tmp_path: Path) -> None:
+    """Each from its first operation's start to its last one's end: 0.75 s here."""
+    job = judge(load(_trace(tmp_path))).job
+    assert job.steps == 2
+    assert job.step_ms == pytest.approx({"p50": 750.0, "p99": 750.0, "mean": 750.0})
