@@ -157,25 +157,21 @@ def _column(metrics: Metrics, source: Source, ranks: Ints) -> Column | None:
     found = metrics.samples(source.metric)
     if found is None:
         return None
-    row_of = {rank: row for row, rank in enumerate(ranks.tolist())}
-    wanted = [not source.labels or has(text, source.labels) for text in found.labels]
-    owned = [
-        (number, row_of[rank])
-        for number, (text, node, one) in enumerate(zip(found.labels, found.nodes, wanted, strict=True))
-        if one
-        for rank in metrics.owners(text, node)
-        if rank in row_of
-    ]
-    if not owned:
-        return None
-    number, row = np.array(owned, np.int64).T
-    series = np.repeat(np.arange(len(found.labels)), np.diff(found.first))
+    number, rank = metrics.owners(found)
+    order = np.argsort(ranks)
+    row = order[np.minimum(np.searchsorted(ranks[order], rank), len(ranks) - 1)]
+    ours = ranks[row] == rank
+    if source.labels:
+        texts = [metrics.labels[label] for label in found.label.tolist()]
+        ours &= np.array([has(text, source.labels) for text in texts], bool)[number]
+    number, row = number[ours], row[ours]
+    series = np.repeat(np.arange(len(found.label)), np.diff(found.first))
     known = ~np.isnan(found.value)
     series, time, value = series[known], found.time[known], found.value[known]
     seconds = np.zeros(len(time))
     if source.counter:
         series, time, value, seconds = _rises(series, time, value)
-    first = np.searchsorted(series, np.arange(len(found.labels) + 1))
+    first = np.searchsorted(series, np.arange(len(found.label) + 1))
     count = np.diff(first)[number]
     # The samples of each series once for every rank that it is of.
     at = np.repeat(first[number] - np.cumsum(count) + count, count) + np.arange(count.sum())

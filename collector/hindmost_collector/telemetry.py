@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -41,25 +41,39 @@ class Series:
 class Samples(NamedTuple):
     """One metric's samples, series after series and each in time order: ``first`` [K + 1] is where each begins.
 
-    ``labels`` and ``nodes`` [K] are the series' own, as text.
+    ``label`` and ``node`` [K] are the series' own, as numbers of ``Metrics.labels`` and ``Metrics.nodes``.
     """
 
     time: Array
     value: Floats
     first: Ints
-    labels: list[str]
-    nodes: list[str]
+    label: Ints
+    node: Ints
+
+
+#: Instead of a rank: a series of nobody, of all ranks of its node, of several ranks of one GPU.
+NOBODY, OF_NODE, SEVERAL = -1, -2, -3
+#: A rank has no more digits; what has is no rank's.
+_DIGITS = 9
 
 
 class Metrics:
-    """The metrics of a run, looked up by name; names are read once, whatever is asked."""
+    """The metrics of a run, looked up by name; names and labels are read once, whatever is asked."""
 
     def __init__(self, run: Run) -> None:
         self._table, self._ranks = run.metrics, run.ranks
-        name, self._names = codes(run.metrics["name"]) if rows(run.metrics) else (np.empty(0, np.int64), [])
+        nothing: tuple[Ints, list[str]] = (np.empty(0, np.int64), [])
+        name, self._names = codes(run.metrics["name"]) if rows(run.metrics) else nothing
+        self._label, self.labels = codes(run.metrics["labels"]) if rows(run.metrics) else nothing
+        self._node, self.nodes = codes(run.metrics["node"]) if rows(run.metrics) else nothing
         self._order = np.argsort(name, kind="stable")
         self._first = np.searchsorted(name[self._order], np.arange(len(self._names) + 1))
-        self._rank_of: dict[tuple[str, str], list[int]] | None = None
+        self._of_node: dict[str, list[int]] = {}
+        self._of_gpu: dict[str, list[int]] = {}
+        columns = (self._ranks[column].tolist() for column in ("rank", "node", "gpu_uuid"))
+        for rank, node, gpu in zip(*columns, strict=True):
+            self._of_node.setdefault(node, []).append(rank)
+            self._of_gpu.setdefault(gpu, []).append(rank)
 
     @classmethod
     def of(cls, run: Run) -> Metrics:
@@ -73,22 +87,15 @@ class Metrics:
         """All samples of this name; ``None`` where there is none."""
         if name not in self._names:
             return None
-        table, one = self._table, self._names.index(name)
+        one = self._names.index(name)
         held = self._order[self._first[one] : self._first[one + 1]]
-        label, texts = codes(table["labels"][held])
-        node, nodes = codes(table["node"][held])
-        key, time = label * len(nodes) + node, table["time_ns"][held]
+        key, time = self._label[held] * len(self.nodes) + self._node[held], self._table["time_ns"][held]
         order = np.lexsort((time, key))
-        key = key[order]
+        key, held = key[order], held[order]
         begin = np.flatnonzero(np.diff(key, prepend=-1))
-        of_series = key[begin]
-        return Samples(
-            time[order],
-            table["value"][held[order]].astype(np.float64),
-            np.append(begin, len(key)),
-            [texts[at] for at in (of_series // len(nodes)).tolist()],
-            [nodes[at] for at in (of_series % len(nodes)).tolist()],
-        )
+        label, node = np.divmod(key[begin], len(self.nodes))
+        value = self._table["value"][held].astype(np.float64)
+        return Samples(time[order], value, np.append(begin, len(key)), label, node)
 
     def series(self, name: str) -> Iterator[Series]:
         """Every series of this name."""
@@ -96,26 +103,37 @@ class Metrics:
         if found is None:
             return
         bounds = zip(found.first[:-1].tolist(), found.first[1:].tolist(), strict=True)
-        for (begin, end), text, node in zip(bounds, found.labels, found.nodes, strict=True):
-            yield Series(_labels(text), node, found.time[begin:end], found.value[begin:end])
+        whose = zip(found.label.tolist(), found.node.tolist(), strict=True)
+        for (begin, end), (label, node) in zip(bounds, whose, strict=True):
+            yield Series(_labels(self.labels[label]), self.nodes[node], found.time[begin:end], found.value[begin:end])
 
-    def owners(self, text: str, node: str) -> list[int]:
-        """The ranks that a series of these labels is of: of its process, of its GPU, else of its node."""
-        kind, name = _owner(text)
+    def owners(self, found: Samples) -> tuple[Ints, Ints]:
+        """Number of a series and a rank that it is of, for each such pair, [P] and [P].
+
+        A series is of its process' rank, of its GPU's ranks, else of all ranks of its node.
+        """
+        owner = self._owner[found.label]
+        series, rank = [np.flatnonzero(owner >= 0)], [owner[owner >= 0]]
+        for number in np.flatnonzero(owner <= OF_NODE).tolist():
+            of_node = owner[number] == OF_NODE
+            uuid = "" if of_node else _owner(self.labels[found.label[number]])[1]
+            ranks = self._of_node.get(self.nodes[found.node[number]], []) if of_node else self._of_gpu[uuid]
+            series.append(np.full(len(ranks), number))
+            rank.append(np.array(ranks, np.int64))
+        return np.concatenate(series), np.concatenate(rank)
+
+    @cached_property
+    def _owner(self) -> Ints:
+        """[L] the rank that series of these labels are of, or what stands for one."""
+        return np.array([self._rank_of(*_owner(text)) for text in self.labels], np.int64)
+
+    def _rank_of(self, kind: str, name: str) -> int:
         if kind == "rank":
-            return [int(name)] if name.isdigit() else []
-        if self._rank_of is None:
-            self._rank_of = self._places()
-        return self._rank_of.get(("", name) if kind == "gpu" else (node, ""), [])
-
-    def _places(self) -> dict[tuple[str, str], list[int]]:
-        """Ranks of each node and of each GPU."""
-        found: dict[tuple[str, str], list[int]] = {}
-        columns = (self._ranks[name].tolist() for name in ("rank", "node", "gpu_uuid"))
-        for rank, node, gpu in zip(*columns, strict=True):
-            found.setdefault((node, ""), []).append(rank)
-            found.setdefault(("", gpu), []).append(rank)
-        return found
+            return int(name) if name.isdigit() and len(name) <= _DIGITS else NOBODY
+        if kind == "node":
+            return OF_NODE
+        ranks = self._of_gpu.get(name, [])
+        return ranks[0] if len(ranks) == 1 else SEVERAL if ranks else NOBODY
 
 
 #: Texts of labels that are remembered between judgements: of a rank's process, its GPU and its process on that.

@@ -105,7 +105,7 @@ class Window:
             known[origin] = self._causal_of(origin, definitions)
         kept = [(block, causal) for block in blocks if (causal := known[block.origin]) is not _NOTHING]
         if kept:
-            self._metrics.append(_Samples(kept, sum([len(block.raw) for block, _ in kept]) // 8))
+            self._metrics.append(_Samples(kept))
             self._samples += self._metrics[-1].size
         while self._samples > SAMPLES and len(self._metrics) > 1:
             self._samples -= self._metrics.popleft().size
@@ -217,7 +217,7 @@ class Window:
     def snapshot(self, job: str, words: Words) -> Callable[[], Run]:
         """A function that makes the run of this moment; it may be called in another thread while rows come in."""
         parts = {name: list(found) for name, found in self._parts.items()}
-        metrics, ranks = [one for tick in self._metrics for one in tick.blocks], self.ranks()
+        ticks, ranks = list(self._metrics), self.ranks()
         communicators = self._communicators.table()
         small = {
             "in_flight": self._still_in_flight(),
@@ -242,7 +242,7 @@ class Window:
                 job=facts,
                 ranks=ranks,
                 communicators=communicators,
-                metrics=_long(metrics),
+                metrics=_joined([tick.long() for tick in ticks]),
                 **tables,
             )
 
@@ -290,11 +290,19 @@ class _Causal(NamedTuple):
 _NOTHING = _Causal(np.empty(0, np.int64), np.empty(0, object), np.empty(0, object))
 
 
-class _Samples(NamedTuple):
-    """What of one tick causes are read from, and how many values that are."""
+class _Samples:
+    """What of one tick causes are read from, and how many values that are: taken apart once, when first judged."""
 
-    blocks: list[tuple[MetricRows, _Causal]]
-    size: int
+    def __init__(self, blocks: list[tuple[MetricRows, _Causal]]) -> None:
+        self.size = sum([len(block.raw) for block, _ in blocks]) // 8
+        self._held: list[tuple[MetricRows, _Causal]] | Table = blocks
+
+    def long(self) -> Table:
+        """As long rows."""
+        held = self._held  # read once: two threads may ask
+        if isinstance(held, list):
+            held = self._held = _long(held)
+        return held
 
 
 def _causal(schema: Schema) -> _Causal:
@@ -316,8 +324,10 @@ def _long(blocks: list[tuple[MetricRows, _Causal]]) -> Table:
         columns["labels"].append(np.repeat(causal.labels, ticks))
         columns["time_ns"].append(np.tile(block.times, chosen))
         columns["value"].append(block.values[:, causal.places].T.ravel())
-    if not columns["node"]:
-        return empty(METRICS)
     joined = {name: np.concatenate(parts) for name, parts in columns.items()}
     keep = ~np.isnan(joined["value"])
     return {name: column[keep] for name, column in joined.items()}
+
+
+def _joined(parts: list[Table]) -> Table:
+    return {name: np.concatenate([part[name] for part in parts]) for name in METRICS} if parts else empty(METRICS)

@@ -16,7 +16,11 @@ from hindmost_collector.telemetry import Metrics
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from hindmost_collector.telemetry import Series
+
 RANKS = np.arange(5)
+#: The last two ranks share a GPU.
+UUID = ["GPU-0", "GPU-1", "GPU-2", "GPU-3", "GPU-3"]
 NAMES = {
     "hindmost_process_cpu_seconds_total": lambda rank: {"job": "j", "rank": str(rank)},
     "hindmost_process_thread_group_runqueue_seconds_total": lambda rank: {"rank": str(rank), "threads": f"t{rank % 2}"},
@@ -38,15 +42,23 @@ def recorded(seed: int) -> Run:
             values[random.integers(6, 12) :] -= 3 * random.random()
             rows += [(node, name, text, int(time), float(value)) for time, value in zip(times, values, strict=True)]
     rows += [("node0", "hindmost_gpu_sm_clock_hertz", "torn", 1, 1.0), ("node0", "other", "{}", 1, 1.0)]
+    rows.append(("node0", "hindmost_process_cpu_seconds_total", json.dumps({"rank": "9" * 30}), 1, 1.0))
     shuffled = [rows[at] for at in random.permutation(len(rows))]
     columns = zip(("node", "name", "labels", "time_ns", "value"), zip(*shuffled, strict=True), strict=True)
     return Run(
         Job("j"),
-        ranks=table(
-            "ranks", rank=RANKS, node=[f"node{rank // 3}" for rank in RANKS], gpu_uuid=[f"GPU-{i}" for i in RANKS]
-        ),
+        ranks=table("ranks", rank=RANKS, node=[f"node{rank // 3}" for rank in RANKS], gpu_uuid=UUID),
         metrics=table("metrics", **{name: list(values) for name, values in columns}),
     )
+
+
+def owners(series: Series) -> list[int]:
+    """Ranks of the job that a series is of."""
+    if "rank" in series.labels:
+        return [rank for rank in RANKS.tolist() if str(rank) == series.labels["rank"]]
+    if "gpu_uuid" in series.labels:
+        return [rank for rank in RANKS.tolist() if UUID[rank] == series.labels["gpu_uuid"]]
+    return [rank for rank in RANKS.tolist() if f"node{rank // 3}" == series.node]
 
 
 def one_by_one(run: Run, name: str) -> Iterator[tuple[int, float]]:
@@ -57,9 +69,7 @@ def one_by_one(run: Run, name: str) -> Iterator[tuple[int, float]]:
             continue
         known = ~np.isnan(series.values)
         time, value = series.times[known], series.values[known]
-        for rank in Metrics(run).owners(json.dumps(series.labels), series.node):
-            if rank not in RANKS:
-                continue
+        for rank in owners(series):
             if not source.counter:
                 yield from ((rank, one) for one in value.tolist())
                 continue

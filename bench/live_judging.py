@@ -1,0 +1,109 @@
+"""What judging a running job costs: CPU time of a full live window, by the number of ranks.
+
+    python bench/live_judging.py [--ranks 1024 4096 8192] [--rounds 5] [--profile] [--json FILE]
+
+A simulated job of data-parallel ranks with one rank 20 % slow goes through the collector's own decoder into its window,
+as its agents would send it, until the window has let rows go; then the window is judged again and again, as it is live:
+snapshot, judge, report as plain types. Prints the median CPU time of the thread that judges, what the window holds, and
+how often the collector then judges on 2 and on 16 cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import json
+import os
+import pstats
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from hindmost_collector.chunk import finish
+from hindmost_collector.clock import NodeClock
+from hindmost_collector.decode import Decoder
+from hindmost_collector.definitions import Definitions
+from hindmost_collector.jobs import LiveJob
+from hindmost_collector.live import load_judge, share_of
+from hindmost_collector.model import rows
+from hindmost_collector.packed import packed
+from hindmost_collector.simulate import Fault, Scenario, engine
+from hindmost_collector.simulate.draws import draw
+from hindmost_collector.simulate.wire import NODE_BASE_NS, Job
+from hindmost_collector.window import ROWS
+
+PERIOD_S = 1.5
+
+
+def watched(ranks: int, stretches: int) -> tuple[LiveJob, Decoder]:
+    """A job of so many ranks and collectives a step, its window full."""
+    steps = max(ROWS // (ranks * stretches) + 4, 44)
+    scenario = Scenario(
+        ranks, steps, stretches=stretches, gpu_bound="compute", faults=(Fault("compute", (ranks // 3,), 0.2),)
+    )
+    draws = draw(scenario, engine.stretches(scenario))
+    job = Job(scenario, draws, engine.run(scenario, draws, scenario.faults), NODE_BASE_NS)
+    definitions = Definitions()
+    decoder, clock = Decoder(definitions), NodeClock(0, 10**18)
+    for node in job.nodes:
+        definitions.learn(packed(job.opening(node)[1].definitions), decoder, clock)
+    live = LiveJob(job.name, 0)
+    for node, ends, message in job.batches():
+        decoder.add(packed(message.batch), f"node{node:04d}", job.name, clock)
+        if node == job.nodes[-1]:
+            live.add(finish(decoder.take()[job.name]), decoder.words, definitions, int(ends * 1e9))
+    return live, decoder
+
+
+def measured(ranks: int, stretches: int, rounds: int, *, profile: bool) -> dict[str, Any]:
+    """Of one size: CPU seconds of each judgement, and what it said."""
+    live, decoder = watched(ranks, stretches)
+    judge = load_judge()
+    took, wall = [], []
+    for _ in range(rounds + 1):
+        began, used = time.perf_counter(), time.thread_time()
+        run = live.snapshot(decoder.words)()
+        judge(run).to_dict()
+        took.append(time.thread_time() - used)
+        wall.append(time.perf_counter() - began)
+    if profile:
+        profiler = cProfile.Profile()
+        profiler.runcall(lambda: judge(live.snapshot(decoder.words)()).to_dict())
+        pstats.Stats(profiler).sort_stats("cumtime").print_stats(60)
+    report = judge(run)
+    cpu = statistics.median(took[1:])
+    return {
+        "ranks": ranks,
+        "collectives_a_step": stretches,
+        "collective_rows": rows(run.collectives),
+        "step_rows": rows(run.steps),
+        "metric_rows": rows(run.metrics),
+        "cpu_seconds": round(cpu, 3),
+        "cpu_seconds_all": [round(one, 3) for one in took],
+        "wall_seconds": round(statistics.median(wall[1:]), 3),
+        "judged_every_s": {cores: round(max(PERIOD_S, cpu / share_of(cores)), 1) for cores in (2, 16)},
+        "verdict": [[one.kind, list(one.ranks), one.cause, one.cost_ms_per_step] for one in report.verdicts],
+    }
+
+
+def main() -> None:
+    """Measure each size."""
+    parser = argparse.ArgumentParser(description="what judging a running job costs")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1024, 4096, 8192])
+    parser.add_argument("--stretches", type=int, default=6, help="collectives a step")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    found = []
+    for ranks in args.ranks:
+        found.append(measured(ranks, args.stretches, args.rounds, profile=args.profile))
+        print(json.dumps(found[-1]), flush=True)
+    if args.json:
+        told = f"bench/live_judging.py, {os.cpu_count()} shared cores: CPU time of the judging thread"
+        args.json.write_text(json.dumps({"made_by": told, "results": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
