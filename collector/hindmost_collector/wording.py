@@ -163,6 +163,8 @@ def _shares(excess: float, cause: Cause, whose: str = "") -> list[str]:
         return ["nothing measured accounts for the difference"]
     two = " and ".join(MEASURES[name] for name in together(excess, cause))
     found = f"of {whose}{ms(excess)} excess a step: " + ", ".join(told)
+    if (covered := _covered(excess, cause)) is not None:
+        return [found, covered]
     if two:
         return [found, f"two causes at once: {two}"]
     if cause.cause != "unknown" or cause.remark or cause.explained is None:
@@ -170,6 +172,19 @@ def _shares(excess: float, cause: Cause, whose: str = "") -> list[str]:
     if cause.partial == "blocked":
         return [found, "what it waited for off the CPU was not measured"]
     return [found, f"the most that one of these explains is {cause.explained:.0%}, too little to call it the cause"]
+
+
+#: Causes of which a part may be hidden: the host is at them while its GPU still works.
+_HIDES = ("input", "h2d", "gc", "checkpoint")
+
+
+def _covered(excess: float, cause: Cause) -> str | None:
+    """What of the cause costs nothing, where it takes clearly longer than it makes the rank late."""
+    longer = dict(cause.shares_ns).get(cause.cause, 0.0)
+    if cause.cause not in _HIDES or longer <= _MORE * excess:
+        return None
+    told = f"{MEASURES[cause.cause]} takes {ms(longer)} longer a step: {ms(excess)} of it costs time, {ms(longer - excess)}"
+    return f"{told} costs nothing while work queued on the GPU, or a wait for others, covers it"
 
 
 #: What every note of a slow rank without a verdict says.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from hindmost_collector.judge import judge
-from hindmost_collector.simulate import Scenario, simulate
+from hindmost_collector.simulate import Fault, Scenario, simulate
 
 if TYPE_CHECKING:
     from hindmost_collector.model import Run
@@ -45,3 +45,14 @@ def test_of_an_input_that_all_hide_alike_all_are_told() -> None:
     """It bounds how much faster the GPUs may become."""
     (note,) = told(judge(fetching(dict.fromkeys(range(4), 40.0))))
     assert note.startswith("every rank waits about")
+
+
+@pytest.mark.parametrize(("run_ahead", "told"), [(0, False), (1, True)])
+def test_what_of_a_slow_input_is_hidden_is_told_apart_from_what_it_costs(run_ahead: int, told: bool) -> None:
+    """A host ahead of its GPU hides the first half of a step of it: only the rest is worth repairing."""
+    job = Scenario(8, 120, 3, run_ahead=run_ahead, faults=(Fault("input", (3,), 0.9),))
+    (verdict,) = judge(simulate(job).run).verdicts
+    assert (verdict.ranks, verdict.cause) == ((3,), "input")
+    covered = [line for line in verdict.evidence if "costs nothing while" in line]
+    expected = "input takes 90.0 ms longer a step: 40.6 ms of it costs time, 49.4 ms costs nothing while work queued"
+    assert [line[: len(expected)] for line in covered] == ([expected] if told else [])
