@@ -29,7 +29,7 @@ def find(run: Run) -> list[Run]:
     if label is None:
         return []
     groups = [ranks[label == one] for one in np.unique(label)]
-    return [_of(run, group) for group in groups] if len(groups) > 1 else []
+    return [of_ranks(run, group) for group in groups] if len(groups) > 1 else []
 
 
 def note(groups: list[Run]) -> str:
@@ -71,7 +71,8 @@ def _members(run: Run, ranks: Ints) -> tuple[Ints, Ints]:
     return pairs // len(ranks), pairs % len(ranks)
 
 
-def _of(run: Run, group: Ints) -> Run:
+def of_ranks(run: Run, group: Ints) -> Run:
+    """What was recorded of these ranks, and of the job."""
     whole = run.tables()
     parts: dict[str, Any] = {
         name: constant.chosen(whole[name], np.isin(whole[name]["rank"], group)) for name in _OF_RANKS

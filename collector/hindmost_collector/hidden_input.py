@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_collector.job_verdicts import input_share
 from hindmost_collector.robust import lower_median, median, peers_median
 from hindmost_collector.wording import ms, names
 
@@ -34,9 +35,16 @@ def notes(blocks: Blocks, verdicts: Sequence[Verdict], settings: Settings) -> li
     )
     typical = float(lower_median(level, axis=0)[0])
     found = [_longer(blocks, rows, float(median(longer[rows])))] if len(rows) else []
-    if not blamed and typical > settings.hidden_input_all * blocks.step_ns:
-        found.append(f"every rank waits about {ms(typical)} a step for its input; {_HIDDEN}")
+    covered = typical - float(np.nan_to_num(input_share(inputs, blocks))) * blocks.step_ns
+    if not blamed and covered > settings.hidden_input_all * blocks.step_ns:
+        told = f"every rank waits about {ms(typical)} a step for its input"
+        part = f", of {ms(covered)}: {_HIDDEN}" if covered < _ALL * typical else f"; {_HIDDEN}"
+        found.append(f"{told}{part}")
     return found
+
+
+#: From this share of the input on, what is covered of it is called all.
+_ALL = 0.9
 
 
 _HIDDEN = "that costs nothing now: work queued on the GPUs, or a wait for others, covers it"

@@ -89,7 +89,7 @@ def of_job(blocks: Blocks, settings: Settings, named: Sequence[Verdict] = ()) ->
     inputs = inputs[~np.isin(blocks.ranks, blamed)]
     if np.isnan(inputs).all():
         return []
-    typical = _input_share(inputs, blocks)
+    typical = input_share(inputs, blocks)
     if not typical >= settings.input_bound:  # NaN where it cannot be told
         return []
     step = average(blocks.period)
@@ -109,7 +109,7 @@ def of_job(blocks: Blocks, settings: Settings, named: Sequence[Verdict] = ()) ->
     ]
 
 
-def _input_share(inputs: Floats, blocks: Blocks) -> float:
+def input_share(inputs: Floats, blocks: Blocks) -> float:
     """Input that half of these ranks reach in the typical step as a share of the step, where the GPU does not hide it.
 
     NaN where a GPU works and its phases are not known (yet: the first steps' come late): it may hide all of it.

@@ -14,6 +14,7 @@ from hindmost_collector import (
     bound,
     hidden_input,
     horovod,
+    majority,
     membership,
     phases,
     pipeline,
@@ -91,6 +92,8 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     if blocks is not None:
         slow, hidden = _slow(run, blocks, settings, parted=any(one.kind == "desync" for one in found))
         found += slow
+        if not any(one.ranks for one in found) and sharing.find(run) is None:
+            found += _of_most(run, blocks, settings)
         notes += [*hidden, *hidden_input.notes(blocks, found, settings)]
     notes += [*profiled.notes(blocks, phases.training(run.steps)), *horovod.notes(run)]
     if not found:
@@ -104,6 +107,18 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
         what_if=replace(what_if, waste=wasted.find(run, blocks, what_if, found)),
         notes=tuple(notes),
     )
+
+
+def _of_most(run: Run, blocks: Blocks, settings: Settings) -> list[Verdict]:
+    """The verdict on most ranks slow at once; on a few that are ahead from the start, one that names nobody."""
+    most = majority.find(blocks, settings)
+    if most is None:
+        return []
+    if most.change is None:
+        return [majority.beside(_nothing(run, blocks, settings), most)]
+    few = judge(apart.of_ranks(run, np.array(sorted([most.ranks[0], *most.ahead]))), settings)
+    alone = [one for one in few.verdicts if one.kind == "straggler" and one.ranks == most.ranks[:1]]
+    return [majority.verdict(most, most.change, alone[0] if alone else None, blocks)]
 
 
 def _of_stretches(run: Run, change: membership.Change, settings: Settings) -> Report:

@@ -163,12 +163,10 @@ def _shares(excess: float, cause: Cause, whose: str = "") -> list[str]:
         return ["nothing measured accounts for the difference"]
     two = " and ".join(MEASURES[name] for name in together(excess, cause))
     found = f"of {whose}{ms(excess)} excess a step: " + ", ".join(told)
-    if (covered := _covered(excess, cause)) is not None:
-        return [found, covered]
     if two:
         return [found, f"two causes at once: {two}"]
     if cause.cause != "unknown" or cause.remark or cause.explained is None:
-        return [found]
+        return [found, *_covered(excess, cause)]
     if cause.partial == "blocked":
         return [found, "what it waited for off the CPU was not measured"]
     return [found, f"the most that one of these explains is {cause.explained:.0%}, too little to call it the cause"]
@@ -178,13 +176,15 @@ def _shares(excess: float, cause: Cause, whose: str = "") -> list[str]:
 _HIDES = ("input", "h2d", "gc", "checkpoint")
 
 
-def _covered(excess: float, cause: Cause) -> str | None:
+def _covered(excess: float, cause: Cause) -> list[str]:
     """What of the cause costs nothing, where it takes clearly longer than it makes the rank late."""
     longer = dict(cause.shares_ns).get(cause.cause, 0.0)
     if cause.cause not in _HIDES or longer <= _MORE * excess:
-        return None
-    told = f"{MEASURES[cause.cause]} takes {ms(longer)} longer a step: {ms(excess)} of it costs time, {ms(longer - excess)}"
-    return f"{told} costs nothing while work queued on the GPU, or a wait for others, covers it"
+        return []
+    told = f"{MEASURES[cause.cause]} takes {ms(longer)} longer a step: {ms(excess)} of it costs time"
+    return [
+        f"{told}, {ms(longer - excess)} costs nothing while work queued on the GPU, or a wait for others, covers it"
+    ]
 
 
 #: What every note of a slow rank without a verdict says.
@@ -263,6 +263,8 @@ _MANY_TRANSFERS = 0.05
 _NOTHING = 0.02
 #: What that is then, unless something else happened in the job.
 ALL_CLEAR = ": nothing to act on"
+#: What a line on ranks that are ahead of most, nobody knows why, has in it.
+AHEAD = "ahead of the other"
 #: Share of all waiting that one rank must have caused for it to be told as the one that was waited for.
 _MOSTLY = 0.5
 

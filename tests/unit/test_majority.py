@@ -1,0 +1,46 @@
+"""Most ranks slow at once: the typical rank is slow, and what lateness shows is the few that are not, ahead."""
+
+from __future__ import annotations
+
+import pytest
+from hindmost_collector.judge import judge
+from hindmost_collector.report import headline
+from hindmost_collector.simulate import Fault, Scenario, simulate
+
+
+def _job(cause: str, onset: int, layout: str = "dp", end: int | None = None) -> Scenario:
+    return Scenario(8, 160, 3, layout, tensor=2, faults=(Fault(cause, (0, 1, 2, 3, 4, 5), 0.2, onset, end),))
+
+
+@pytest.mark.parametrize(
+    ("cause", "layout", "end"), [("compute", "dp", None), ("input", "fsdp", None), ("gc", "dp", 120)]
+)
+def test_most_ranks_that_become_slow_are_named_since_then(cause: str, layout: str, end: int | None) -> None:
+    """Steps became longer when the few had to wait more: these did not become fast. One beside them tells the cause."""
+    job = _job(cause, 60, layout, end)
+    simulated = simulate(job)
+    (verdict,) = judge(simulated.run).verdicts
+    assert (verdict.kind, verdict.ranks, verdict.cause) == ("straggler", (0, 1, 2, 3, 4, 5), cause)
+    assert (verdict.since_step, verdict.until_step) == (60, end)
+    saved = (simulated.truth.total_ns - simulated.truth.repaired_ns) / 1e6 / len(simulated.truth.active[0])
+    assert verdict.cost_ms_per_step == pytest.approx(saved, rel=0.1)
+
+
+@pytest.mark.parametrize("cause", ["compute", "input"])
+def test_most_ranks_slow_from_the_start_are_no_all_clear(cause: str) -> None:
+    """Nobody knows whether two ranks have less to do or six are slow: that is said, and nobody is named."""
+    report = judge(simulate(_job(cause, 0)).run)
+    (verdict,) = report.verdicts
+    assert (verdict.kind, verdict.ranks) == ("balanced", ())
+    assert verdict.evidence[0].startswith("ranks 6 and 7 are ")
+    assert "ahead of the other 6, from the start: they have less to do, or what slows the 6" in verdict.evidence[0]
+    assert not any("nothing to act on" in line for line in verdict.evidence)
+    assert not any("costs nothing" in note for note in report.notes)
+    assert "some are ahead" in headline.verdict(report.to_dict()["verdicts"][0])
+
+
+def test_few_ranks_that_become_fast_make_nobody_slow() -> None:
+    """Where steps stay as long as they were, whoever is ahead then has less to do."""
+    faults = (Fault("compute", (0, 1, 2, 3, 4, 5), 0.2), Fault("compute", (6, 7), 0.2, 0, 60))
+    (verdict,) = judge(simulate(Scenario(8, 160, 3, faults=faults)).run).verdicts
+    assert (verdict.kind, verdict.ranks) == ("balanced", ())
