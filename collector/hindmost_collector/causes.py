@@ -33,6 +33,10 @@ _HOST_FIRST = (*_SYSTEM, "input", "h2d", "compute")
 _GPU_FIRST = (*_SYSTEM, "compute", "input", "h2d")
 
 
+#: With all of these timed, forward and optimizer tell how much longer backward is.
+_ON_GPU = {"gpu_forward", "gpu_backward", "gpu_optimizer"}
+
+
 @dataclass(frozen=True)
 class Cause:
     """``cause`` explains the fraction ``explained`` of the excess; with ``unknown``, ``partial`` explains most.
@@ -73,7 +77,8 @@ def explain(blocks: Blocks, row: int, columns: Array, settings: Settings) -> Cau
 
 def _beyond(blocks: Blocks, measured: float, settings: Settings) -> float:
     """How many times its lateness longer computing is: as ``measured``; of uneven work the steps' length tells, too."""
-    if not blocks.overlapped:
+    unseen = blocks.evidence == "phases" and blocks.parts.keys() >= _ON_GPU  # of the GPU's phases backward may wait
+    if not blocks.overlapped and not unseen:
         return 1.0
     times = float(np.clip(measured, 1.0, settings.most_hidden))
     return times if blocks.due is None else (times + blocks.due.times) / 2
