@@ -18,7 +18,7 @@ from hindmost_collector.columns import Malformed
 from hindmost_collector.decode import Decoder, references, samples
 from hindmost_collector.definitions import IDENTITY_LIMIT
 from hindmost_collector.durable import Durable
-from hindmost_collector.packed import AgentMessage
+from hindmost_collector.inbox import Inbox
 from hindmost_collector.parking import Parking
 from hindmost_collector.relay_ingest import RelayStream
 from hindmost_collector.session import PROTOCOL, Agent, Outbox
@@ -80,6 +80,7 @@ class Ingest:
         self.again = Decoder(definitions, decoder.words)  # for what the live windows have had
         self._durable = Durable(durable)
         self.parking = parking or Parking()
+        self.inbox = Inbox(self._batch)
         self._ack_ns = ack_ns
         self.agents: dict[str, Agent] = {}
         self.counts: Counter[str] = Counter()
@@ -103,7 +104,7 @@ class Ingest:
         """What a gRPC server serves."""
         write = telemetry_pb2.CollectorMessage.SerializeToString
         guarded = self.strangers.guarded(self.stream)
-        stream: Any = grpc.stream_stream_rpc_method_handler(guarded, AgentMessage.FromString, write)
+        stream: Any = grpc.stream_stream_rpc_method_handler(guarded, self.inbox.parsed, write)
         return grpc.method_handlers_generic_handler("hindmost.v1.Telemetry", {"Stream": stream})
 
     async def stream(self, requests: AsyncIterator[wire.AgentMessage], context: Any) -> None:
@@ -160,6 +161,7 @@ class Ingest:
         """
         identity, now = f"{hello.agent_id}@{hello.node}", self.clock.now()
         durable = 0 if identity in self.agents else await self._known_durable(identity)
+        self.inbox.empty()  # what is told to have been received has been taken
         agent = self.agents.get(identity)
         if agent is None:
             clock = NodeClock(hello.monotonic_ns, now)
@@ -184,6 +186,7 @@ class Ingest:
 
     def part(self, agent: Agent, outbox: Outbox) -> None:
         """A stream has ended; what waits of it comes again on the agent's next one."""
+        self.inbox.empty()
         if agent.outbox is outbox:
             agent.outbox = None
             self.attendance.left(agent.identity, said_goodbye=agent.departed)
@@ -222,7 +225,7 @@ class Ingest:
         now = agent.last_heard_ns = self.clock.now()
         kind = message.WhichOneof("body")
         if kind == "batch":
-            self._batch(agent, outbox, message.batch, now)
+            self.inbox.add(agent, outbox, message.batch, now)
             if not self._open.is_set():
                 await self._open.wait()
         elif kind == "clock":
@@ -230,6 +233,7 @@ class Ingest:
         elif kind == "definitions":
             self._define(agent, message.definitions)
         elif kind == "goodbye":
+            self.inbox.empty()
             agent.departed = True
             self._unpark(agent, force=True)
             await self._last_ack(agent, outbox)

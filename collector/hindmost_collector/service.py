@@ -145,6 +145,7 @@ class Collector:
     def gather(self) -> None:
         """Move what has arrived to the recorder, the windows and the counters."""
         self.ingest.attendance.tell(self.ingest.connected)
+        self.ingest.inbox.empty()
         sequences = self.ingest.received()
         chunks = {name: finish(rows) for name, rows in self.decoder.take().items()}
         now = self.clock.now()

@@ -89,6 +89,7 @@ class Agents:
         block = wire.MetricBlock(schema=99, time_ns=[1], values=[1.5] * samples)
         message = wire.AgentMessage(batch=wire.Batch(sequence=sequence, metrics=[block]))
         assert asyncio.run(self.ingest.handle(*who, packed(message)))
+        self.ingest.inbox.empty()
 
 
 def test_what_is_parked_is_bounded_over_all_agents():
