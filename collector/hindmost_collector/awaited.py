@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 #: How the wait for a request is named.
 WAIT = "wait"
 #: What a start measured of the time before it: it is of the next call that meets the others.
-_OWN = ("self_ns", "cpu_ns", "runqueue_ns")
+OWN = ("self_ns", "cpu_ns", "runqueue_ns")
+#: The MPI shim samples CPU time of stretches from here on: shorter ones cost more to measure than they tell.
+SAMPLED_FROM_NS = 1e6
 
 
 def joined(table: Table, waits: Array, meets: Array) -> tuple[Table, Array]:
@@ -98,17 +100,22 @@ def _met(table: Table, before: Table, meets: Array, left: Array) -> Table:
     into = targets[np.maximum.accumulate(np.where(kept, np.arange(len(targets)), 0))]
     np.add.at(table["duration_ns"], into[~kept], table["duration_ns"][targets[~kept]])
     left[targets[~kept]] = False
-    return table | {name: _sums(before[name], sources, stretch, targets) for name in _OWN}
+    return table | {name: sums(before, name, sources, stretch, targets) for name in OWN}
 
 
-def _sums(column: Array, sources: Ints, stretch: Ints, targets: Ints) -> Array:
-    """The column with each target's value the sum of its stretch's sources; -1 where one of them is unmeasured."""
-    values = column[sources]
+def sums(table: Table, name: str, sources: Ints, number: Ints, into: Ints) -> Array:
+    """The column with each of the rows ``into`` [T] the sum of its sources: rows ``sources`` [N] and of which each is,
+    ``number`` [N]; T is none's. Unmeasured where one of them is; stretches too short to be sampled were computed.
+    """
+    values = table[name][sources]
     if (values == UNMEASURED).all():
-        return column
-    sums = np.zeros(len(targets) + 1, np.int64)
-    np.add.at(sums, stretch, values)
-    sums[stretch[values == UNMEASURED]] = UNMEASURED
-    found = np.array(column)
-    found[targets] = sums[:-1]
+        return np.asarray(table[name])
+    own = table["self_ns"][sources]
+    short = (values == UNMEASURED) & (own != UNMEASURED) & (own < SAMPLED_FROM_NS)
+    values = np.where(short, own if name == "cpu_ns" else 0, values)
+    total = np.zeros(len(into) + 1, np.int64)
+    np.add.at(total, number, values)
+    total[number[values == UNMEASURED]] = UNMEASURED
+    found = np.array(table[name])
+    found[into] = total[:-1]
     return found

@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector import align, intervals, phases, pipelined, profiled, roles, schedule, step_times, steps
+from hindmost_collector import (
+    align,
+    gathered,
+    intervals,
+    phases,
+    pipelined,
+    profiled,
+    roles,
+    schedule,
+    step_times,
+    steps,
+)
+from hindmost_collector.awaited import SAMPLED_FROM_NS
 from hindmost_collector.model import Run, Table, rows
 from hindmost_collector.robust import median, peers_median, sums_by_step
 from hindmost_collector.sampled import Samples
@@ -84,6 +96,7 @@ class Blocks:
 
 def build(run: Run, settings: Settings) -> Blocks | None:
     """The blocks of a run, from its collectives where it has them, else from its steps' phases; ``None``: neither."""
+    run = gathered.joined(run)
     joined = align.grid(run)
     table = phases.training(run.steps)
     found = None
@@ -313,9 +326,6 @@ def _slowest(lengths: Floats, joined: Grid) -> Floats:
 #: What :class:`Blocks` rest on where a job shows when its steps began and ended, and nothing else.
 BARE = "bare steps"
 
-#: The MPI shim samples CPU time of gaps from here on: shorter ones cost more to measure than they tell.
-_SAMPLED_FROM_NS = 1e6
-
 
 def _parts(joined: Grid, own: Floats, starts: Ints, numbers: Ints, table: Table) -> dict[str, Floats]:
     """What own time consists of: CPU, run queue and being blocked between collectives, or the phases of the steps."""
@@ -327,7 +337,7 @@ def _parts(joined: Grid, own: Floats, starts: Ints, numbers: Ints, table: Table)
         runqueue = np.clip(np.nan_to_num(joined.runqueue), 0.0, np.maximum(np.nan_to_num(room), 0.0))
         cpu = np.clip(joined.cpu, 0.0, np.maximum(own - runqueue, 0.0))
         known = ~np.isnan(joined.cpu)
-        short = ~known & (own < _SAMPLED_FROM_NS)  # the gap itself, which is the most it can have computed
+        short = ~known & (own < SAMPLED_FROM_NS)  # the gap itself, which is the most it can have computed
         found["self_cpu"] = sums_by_step(np.where(short, own, cpu), starts)
         unknown = sums_by_step((~known & ~short).astype(np.float64), starts) > 0
         found["self_cpu"][unknown] = np.nan

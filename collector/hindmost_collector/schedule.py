@@ -87,7 +87,7 @@ def transfers(run: Run, grid: Grid) -> Table | None:
     kinds = np.array([{"send": SEND, "recv": RECEIVE}.get(name.lower(), -1) for name in names])[code]
     chosen = (kinds >= 0) & (table["peer"] >= 0) & (table["duration_ns"] != UNMEASURED)
     held = np.flatnonzero(chosen & ((table["flags"] & (NONBLOCKING | ERROR)) == 0))
-    peer = _job_ranks(run, table["comm"][held], table["peer"][held])
+    peer = job_ranks(run, table["comm"][held], table["peer"][held])
     row, whom = (np.searchsorted(grid.ranks, one) for one in (table["rank"][held], peer))
     last = len(grid.ranks) - 1
     known = (grid.ranks[np.minimum(row, last)] == table["rank"][held]) & (grid.ranks[np.minimum(whom, last)] == peer)
@@ -99,7 +99,7 @@ def transfers(run: Run, grid: Grid) -> Table | None:
     return {"row": row, "whom": whom, "kind": kinds[held], "start": start, "end": start + duration}
 
 
-def _job_ranks(run: Run, comm: Array, peer: Array) -> Ints:
+def job_ranks(run: Run, comm: Array, peer: Array) -> Ints:
     """[N] ranks in the job of peers that are numbered within their communicator, where its members are known."""
     found: Ints = peer.astype(np.int64)
     known = run.communicators

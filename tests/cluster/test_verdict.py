@@ -40,24 +40,29 @@ def test_a_slow_file_is_told_from_slow_arithmetic(out: Path) -> None:
     assert verdict["cause"] in {"input", "io"}
 
 
-#: Rank 1 computes 5 ms longer before it starts what all then wait for.
+#: Rank 1 sleeps 5 ms longer before it starts what all then wait for.
 AWAITED = """
 import time, numpy
 from mpi4py import MPI
 data, total = numpy.ones(100), numpy.empty(100)
 for step in range(200):
     time.sleep(0.002 + (0.005 if MPI.COMM_WORLD.rank == 1 else 0.0))
-    request = MPI.COMM_WORLD.Iallreduce(data, total)
-    {complete}
+    {meet}
 """
 
 
-@pytest.mark.parametrize("complete", ["request.Wait()", "while not request.Test(): time.sleep(0.0002)"])
-def test_a_slow_rank_is_named_where_collectives_are_started_and_awaited(
-    out: Path, tmp_path: Path, complete: str
-) -> None:
-    """A job whose collectives are all nonblocking has steps, and the rank that starts them late is named."""
-    (tmp_path / "awaited.py").write_text(AWAITED.format(complete=complete))
+@pytest.mark.parametrize(
+    "meet",
+    [
+        "MPI.COMM_WORLD.Iallreduce(data, total).Wait()",
+        "request = MPI.COMM_WORLD.Iallreduce(data, total)\n    while not request.Test(): time.sleep(0.0002)",
+        "MPI.COMM_WORLD.allreduce(1.0)",
+    ],
+    ids=["awaited", "polled", "gathered"],
+)
+def test_a_slow_rank_is_named_where_no_collective_waits_for_all(out: Path, tmp_path: Path, meet: str) -> None:
+    """Started and awaited, polled for, or made of messages and a broadcast: whoever is late for it is named."""
+    (tmp_path / "awaited.py").write_text(AWAITED.format(meet=meet))
     run = observe(out, *MPIRUN, str(tmp_path / "awaited.py"))
     assert run.returncode == 0
     named = {tuple(verdict["ranks"]): verdict for verdict in run.report["verdicts"] if verdict["kind"] == "straggler"}
