@@ -54,5 +54,21 @@ def test_a_large_one_is_read_in_stretches(folder: Path, monkeypatch: pytest.Monk
 def test_row_groups_without_any_kept_row_are_not_read(low: int, high: int, kept: bool) -> None:
     """The first 10 ns of every 20 are kept."""
     part = excerpt.Excerpt(first=0, every_ns=20, kept_ns=10, steps=None, sample_every=1)
-    assert part.covers(low, high) is kept
-    assert kept == bool(part.keeps(np.arange(low, high + 1)).any())
+    assert part.covers("steps", low, high) is kept
+    assert kept == bool(part.keeps("steps", np.arange(low, high + 1)).any())
+
+
+def test_of_a_very_large_job_steps_are_read_where_collectives_would_be_too_few(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of ranks: collectives of ten steps judge nothing, phases of a hundred do; the note says both."""
+    whole = read_run(folder)
+    monkeypatch.setitem(excerpt.MOST, "collectives", len(whole.collectives["rank"]) * 10 // STEPS)
+    monkeypatch.setitem(excerpt.MOST, "steps", len(whole.steps["rank"]) // 2)
+    part = read_run(folder)
+    assert len(np.unique(part.steps["step"])) == pytest.approx(excerpt.OF_STEPS * STEPS / 2, rel=0.2)
+    assert len(part.collectives["rank"]) < len(whole.collectives["rank"]) * 10 / STEPS
+    report = judge(part)
+    assert [(one.kind, one.ranks, one.cause) for one in report.verdicts] == [("straggler", (2,), "compute")]
+    assert report.job.steps == STEPS
+    assert any("s of collectives) were read" in note for note in report.notes)

@@ -91,7 +91,7 @@ def _kept(table: str, part: excerpt.Excerpt | None) -> str:
     column = excerpt.TIME.get(table)
     if part is None or column is None:
         return ""
-    kept = f" AND positiveModulo({column} - {part.first}, {part.every_ns}) < {part.kept_ns}"
+    kept = f" AND positiveModulo({column} - {part.first}, {part.every_ns}) < {part.kept_of(table)}"
     if table == "metrics":
         causal = " OR ".join(f"startsWith(name, '{prefix}')" for prefix in CAUSAL)
         kept += f" AND ({causal}) AND intDiv(time_ns, 1000000000) % {part.sample_every} = 0"

@@ -24,33 +24,47 @@ MOST = {"collectives": 1_200_000, "steps": 1_200_000}
 SAMPLES = 400_000
 #: Stretches that a recording is read in; fewer where one would hold less than so many steps.
 STRETCHES, STEPS_EACH = 24, 50
+#: Where collectives of fewer steps would fit, as of a very large job, more steps are read and fewer collectives: their
+#: phases judge then. Shares of the most rows of each that fit beside the other.
+FEWEST, OF_STEPS, OF_CALLS = 30, 0.7, 0.4
 #: By which time a row of a table is chosen; other tables are read whole.
 TIME = {"collectives": "start_ns", "steps": "start_ns", "intervals": "start_ns", "metrics": "time_ns"}
 
 
 class Excerpt(NamedTuple):
-    """From ``first`` on, the first ``kept_ns`` of every ``every_ns``; ``steps`` that there are in all, if known."""
+    """From ``first`` on, the first ``kept_ns`` of every ``every_ns``; ``steps`` that there are in all, if known.
+
+    Of collectives the first ``calls_ns`` only, where that is less.
+    """
 
     first: int
     every_ns: int
     kept_ns: int
     steps: int | None
     sample_every: int
+    calls_ns: int | None = None
 
     @property
     def note(self) -> str:
         """What to say of it."""
         kept, every = self.kept_ns / 1e9, self.every_ns / 1e9
-        return f"to stay in memory, {kept:.3g} s of every {every:.3g} s were read; `hindmost query` reads all"
+        calls = "" if self.calls_ns is None else f" ({self.calls_ns / 1e9:.3g} s of collectives)"
+        return f"to stay in memory, {kept:.3g} s of every {every:.3g} s{calls} were read; `hindmost query` reads all"
 
-    def covers(self, low: int, high: int) -> bool:
-        """Whether anything from ``low`` to ``high`` is kept."""
+    def kept_of(self, table: str) -> int:
+        """Ns of each stretch that are kept of a table."""
+        return self.calls_ns if table == "collectives" and self.calls_ns is not None else self.kept_ns
+
+    def covers(self, table: str, low: int, high: int) -> bool:
+        """Whether anything of a table from ``low`` to ``high`` is kept."""
         since = (low - self.first) % self.every_ns
-        return high - low >= self.every_ns or since < self.kept_ns or since + high - low >= self.every_ns
+        return high - low >= self.every_ns or since < self.kept_of(table) or since + high - low >= self.every_ns
 
-    def keeps(self, time: np.ndarray[tuple[int], np.dtype[np.int64]]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Row mask."""
-        return np.asarray((time - self.first) % self.every_ns < self.kept_ns)
+    def keeps(
+        self, table: str, time: np.ndarray[tuple[int], np.dtype[np.int64]]
+    ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Row mask of a table."""
+        return np.asarray((time - self.first) % self.every_ns < self.kept_of(table))
 
 
 def plan(root: Path) -> Excerpt | None:
@@ -80,12 +94,16 @@ def spread(
     """
     if not times:
         return None
-    ratio = _ratio(counts)
+    ratio, of_calls = _ratio(counts), None
     first, last = min(low for low, _ in times), max(high for _, high in times)
     steps = max(high for _, high in numbers) - min(low for low, _ in numbers) + 1 if numbers else None
+    if steps is not None and counts["steps"] and steps / ratio < FEWEST:
+        ratio, of_calls = max(counts["steps"] / MOST["steps"] / OF_STEPS, 1.0), ratio / OF_CALLS
     stretches = STRETCHES if steps is None else int(np.clip(steps / ratio / STEPS_EACH, 1, STRETCHES))
     every = max((last - first) // stretches, 1)
-    return Excerpt(first, every, int(every / ratio) + 1, steps, max(1, int(counts["metrics"] / ratio / SAMPLES)))
+    calls = int(every / of_calls) + 1 if of_calls is not None else None
+    sampled = max(1, int(counts["metrics"] / ratio / SAMPLES))
+    return Excerpt(first, every, int(every / ratio) + 1, steps, sampled, calls)
 
 
 def said_of(run: Run, part: Excerpt | None) -> Run:
@@ -103,22 +121,23 @@ def read(path: Path, table: str, part: Excerpt) -> pa.Table:
         return segments.read(path)
     with pq.ParquetFile(path, page_checksum_verification=True) as file:
         schema = file.schema_arrow
-        kept = [piece for batch in _batches(file, column, part) if (piece := _of(batch, table, column, part)).num_rows]
+        batches = (_of(batch, table, column, part) for batch in _batches(file, table, column, part))
+        kept = [piece for piece in batches if piece.num_rows]
         return pa.Table.from_batches(kept, schema) if kept else schema.empty_table()
 
 
-def _batches(file: pq.ParquetFile, column: str, part: Excerpt) -> Iterator[pa.RecordBatch]:
+def _batches(file: pq.ParquetFile, table: str, column: str, part: Excerpt) -> Iterator[pa.RecordBatch]:
     """Row groups that may hold something of the excerpt, piece by piece."""
     place = file.schema_arrow.get_field_index(column)
     for number in range(file.num_row_groups):
         known = file.metadata.row_group(number).column(place).statistics
-        if known is None or not known.has_min_max or part.covers(known.min, known.max):
+        if known is None or not known.has_min_max or part.covers(table, known.min, known.max):
             yield from file.iter_batches(1 << 16, row_groups=[number])
 
 
 def _of(batch: pa.RecordBatch, table: str, column: str, part: Excerpt) -> pa.RecordBatch:
     time = batch.column(column).to_numpy(zero_copy_only=False)
-    mask = part.keeps(time)
+    mask = part.keeps(table, time)
     if table == "metrics":
         names = batch.column("name").dictionary_encode() if pa.types.is_string(batch.column("name").type) else None
         coded = names if names is not None else batch.column("name")
