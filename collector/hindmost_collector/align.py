@@ -65,10 +65,15 @@ class Grid:
         return int(self.duration.shape[1])
 
     def take(self, columns: Array) -> Grid:
-        """The same ranks, only these columns."""
+        """The same ranks, only these columns; those that follow one another are not copied."""
+        count = len(columns)
+        in_a_row = count > 0 and columns[-1] - columns[0] == count - 1 and bool((np.diff(columns) == 1).all())
+        chosen = slice(int(columns[0]), int(columns[-1]) + 1) if in_a_row else columns
 
         def cut(block: Array) -> Array:
-            return np.asarray(block[..., columns])
+            if block.ndim > 1 and not any(block.strides):
+                return np.broadcast_to(block[:1, :1], (len(block), count))
+            return np.asarray(block[..., chosen])
 
         return replace(
             self,
@@ -166,7 +171,7 @@ def grid(run: Run) -> Grid | None:
         group=group,
         gpu_time=bool(gpu.any()),
         gathers=_first(np.array(["gather" in name for name in op_names])[op], column, count).astype(bool),
-        peer_wait=np.zeros((len(ranks), count)),
+        peer_wait=np.broadcast_to(0.0, (len(ranks), count)),
     )
     joined = _ordered(joined)
     return replace(joined, peer_wait=_peer_wait(calls, named, joined))
@@ -174,7 +179,7 @@ def grid(run: Run) -> Grid | None:
 
 def _peer_wait(collectives: Table, named: tuple[Ints, list[str]], grid: Grid) -> Floats:
     """[R, K] ns in sends and receives between a rank's previous collective and this one: waiting for a neighbour."""
-    waited = np.zeros_like(grid.start)
+    waited = grid.peer_wait
     code, names = named
     chosen = np.array([name.replace("_", "") in ("send", "recv", "sendrecv", "probe", "wait") for name in names])
     if not chosen.any():
@@ -182,6 +187,7 @@ def _peer_wait(collectives: Table, named: tuple[Ints, list[str]], grid: Grid) ->
     held = np.flatnonzero(chosen[code] & (collectives["duration_ns"] > 0) & ((collectives["flags"] & NONBLOCKING) == 0))
     if len(held) == 0 or np.isnan(grid.start).all():
         return waited
+    waited = np.zeros_like(grid.start)
     held = held[np.lexsort((collectives["start_ns"][held], collectives["rank"][held]))]
     of_rank = collectives["rank"][held]
     bounds = [np.searchsorted(of_rank, grid.ranks, side=side).tolist() for side in ("left", "right")]
@@ -232,10 +238,11 @@ def _first(values: Array, column: Array, columns: int) -> Ints:
 
 
 def _fill(values: Array, row: Array, column: Array, shape: tuple[int, int]) -> Floats:
-    """[R, K] block of one column of the table; -1 becomes NaN."""
+    """[R, K] block of one column of the table; -1 becomes NaN. What nobody measured takes the memory of one number."""
+    if constant.is_constant(values) and values[0] == UNMEASURED:
+        return np.broadcast_to(np.nan, shape)
     block = np.full(shape, np.nan)
-    if not (constant.is_constant(values) and values[0] == UNMEASURED):
-        block[row, column] = np.where(values == UNMEASURED, np.nan, values)
+    block[row, column] = np.where(values == UNMEASURED, np.nan, values)
     return block
 
 

@@ -77,10 +77,13 @@ def unnamed(parts: Mapping[str, Array], duration: Array) -> Array | None:
     if "optimizer" not in parts:
         return None
     named = [name for name in parts if name in PHASES and name not in AMOUNTS and not name.startswith("gpu_")]
-    took = {name: np.maximum(np.nan_to_num(parts[name]), 0.0) for name in named}
-    if "h2d" in took and "gpu_forward" in parts:
-        took["h2d"] = np.where(parts["gpu_forward"] >= 0, 0.0, took["h2d"])
-    rest = np.maximum(duration - np.sum(list(took.values()), axis=0), 0.0)
+    total = np.zeros(np.shape(parts["optimizer"]))
+    for name in named:  # one after the other: there may be millions of steps
+        took = np.maximum(np.nan_to_num(parts[name]), 0.0)
+        if name == "h2d" and "gpu_forward" in parts:
+            took = np.where(parts["gpu_forward"] >= 0, 0.0, took)
+        total += took
+    rest = np.maximum(duration - total, 0.0)
     return np.where(parts["optimizer"] >= 0, rest, np.nan)
 
 

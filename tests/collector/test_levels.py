@@ -135,7 +135,7 @@ def test_merge_in_pieces_is_the_sorted_whole(tmp_path, monkeypatch):
 def test_late_rows_are_sorted_in():
     """Samples that an agent sent late, from its spool, end up in their place."""
     late = pa.concat_tables([samples(10, 5, 1), samples(0, 5, 1)]).unify_dictionaries().combine_chunks()
-    made = merge._sorted(late, schema.ORDER["metrics"])
+    made = merge.in_order("metrics", late)
     assert made["time_ns"].to_pylist() == sorted(late["time_ns"].to_pylist())
 
 
@@ -260,7 +260,7 @@ def test_merge_cuts_within_one_node(tmp_path, monkeypatch):
     monkeypatch.setattr(merge, "PIECE_ROWS", 400)
     paths = [tmp_path / f"{number}.parquet" for number in range(3)]
     for number, path in enumerate(paths):
-        segments.write("metrics", [merge._sorted(of_cpus(number * 20, 20, 40), schema.ORDER["metrics"])], path)
+        segments.write("metrics", [merge.in_order("metrics", of_cpus(number * 20, 20, 40))], path)
     made = list(merge.merged("metrics", paths))
     assert len(made) == 6
     assert max(map(len, made)) <= 2 * 400

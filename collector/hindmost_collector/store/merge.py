@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Key = tuple[Any, ...]
 
 #: Rows of a piece, about: what a merge holds, and sorts, at one time.
-PIECE_ROWS = 1 << 18
+PIECE_ROWS = 1 << 17
 
 
 class _Group(NamedTuple):
@@ -49,14 +49,14 @@ def merged(table: str, paths: Sequence[Path]) -> Iterator[pa.Table]:
         sources = [_Source(opened.enter_context(segments.opened(path)), table, groups[path]) for path in paths]
         below: Key | None = None
         for bound in [*bounds, None]:
-            parts = [part for source in sources for part in source.between(names, below, bound)]
-            if any(map(len, parts)):
-                yield _sorted(_joined(table, parts), order)
+            piece = _sorted(table, [part for source in sources for part in source.between(names, below, bound)], order)
+            if len(piece):
+                yield piece
             below = bound
 
 
 class _Source:
-    """A segment that is read from front to back: a row group that two pieces share is read once."""
+    """A segment that is read from front to back: of a row group that two pieces share, the rest is held."""
 
     def __init__(self, file: pq.ParquetFile, table: str, groups: Sequence[_Group]) -> None:
         self._file, self._table, self._groups = file, table, list(groups)
@@ -71,21 +71,30 @@ class _Source:
             if bound is not None and group.least > bound[: len(group.least)]:
                 left.append(group)
                 continue
-            data = self._read(group.number)
+            data = self._rest(group.number, names, below)
             later = np.zeros(len(data), dtype=bool) if bound is None else _above(data, names, bound)
-            wanted = ~later if below is None else ~later & _above(data, names, below)
-            parts.append(data if wanted.all() else data.filter(pa.array(wanted)))
+            parts.append(_where(data, ~later))
             if later.any():
                 left.append(group)
-            else:
-                self._held = None
+                self._held = group.number, _where(data, later)
         self._groups = left
         return parts
 
-    def _read(self, number: int) -> pa.Table:
-        if not self._held or self._held[0] != number:
-            self._held = number, _fitted(self._table, segments.read_group(self._file, number))
-        return self._held[1]
+    def _rest(self, number: int, names: Sequence[str], below: Key | None) -> pa.Table:
+        """The rows of a row group that no piece has had."""
+        if self._held and self._held[0] == number:
+            data, self._held = self._held[1], None
+            return data
+        data = _fitted(self._table, segments.read_group(self._file, number))
+        return data if below is None else _where(data, _above(data, names, below))
+
+
+def _where(data: pa.Table, wanted: Array) -> pa.Table:
+    """The rows for which ``wanted`` holds; those that follow one another are not copied."""
+    at = np.flatnonzero(wanted)
+    if len(at) and at[-1] - at[0] + 1 == len(at):
+        return data.slice(at[0], len(at))
+    return data.filter(pa.array(wanted))
 
 
 def _cut_by(table: str, order: tuple[str, ...]) -> tuple[str, ...]:
@@ -143,7 +152,7 @@ def _above(data: pa.Table, names: Sequence[str], key: Key) -> Array:
     above = np.zeros(len(data), dtype=bool)
     tied = np.arange(len(data))
     for name, limit in zip(names, key, strict=True):
-        column = _whole(data, name)
+        column = _one([data.column(name)])
         if pa.types.is_dictionary(column.type):
             signs = [(word > limit) - (word < limit) for word in column.dictionary.to_pylist()]
             sign = np.array(signs, np.int8)[column.indices.to_numpy(zero_copy_only=False)[tied]]
@@ -182,41 +191,51 @@ def _fitted(table: str, data: pa.Table, names: Sequence[str] | None = None) -> p
 
 def in_order(table: str, data: pa.Table) -> pa.Table:
     """The stored columns of ``data`` in the table's order, words as dictionaries."""
-    return _sorted(_joined(table, [data]), schema.ORDER[table])
+    return _sorted(table, [data], schema.ORDER[table])
 
 
-def _sorted(data: pa.Table, order: Sequence[str]) -> pa.Table:
-    """Rows in order, words as codes whose order is that of the words."""
-    for name in order:
-        if pa.types.is_dictionary(data.schema.field(name).type):
-            data = data.set_column(data.schema.get_field_index(name), data.schema.field(name), _ranked(data, name))
-    keys = [_numbers(data, name) for name in order]
-    index = _argsort(keys)
-    return data.take(pa.array(index)) if index is not None else data
+def _sorted(table: str, parts: list[pa.Table], order: Sequence[str]) -> pa.Table:
+    """The rows of all parts in order, words as codes whose order is that of the words.
+
+    Columns are joined and sorted one after the other, and the parts are let go of: there is memory for one copy.
+    """
+    target = schema.arrow_schema(table)
+    held = [part for part in parts if len(part)]
+    parts.clear()
+    if not held:
+        return target.empty_table()
+    columns = dict(zip(target.names, zip(*(_fitted(table, part).columns for part in held), strict=True), strict=True))
+    held.clear()
+    ordered = {name: _ranked(_one(columns.pop(name))) for name in order}
+    index = _argsort([_numbers(column) for column in ordered.values()])
+    made = []
+    for name in target.names:
+        column = ordered.pop(name) if name in ordered else _one(columns.pop(name))
+        made.append(column if index is None else column.take(pa.array(index)))
+    return pa.Table.from_arrays(made, schema=target)
 
 
-def _ranked(data: pa.Table, name: str) -> pa.ChunkedArray:
-    """A column of words with its dictionary sorted."""
-    column = data.column(name).chunk(0) if len(data) else pa.array([], pa.string()).dictionary_encode()
+def _one(pieces: Sequence[pa.ChunkedArray]) -> pa.Array:
+    """Pieces of a column as one; there is one at least."""
+    whole = pa.chunked_array([chunk for piece in pieces for chunk in piece.chunks])
+    joined = whole.unify_dictionaries().combine_chunks()
+    return joined.chunk(0) if isinstance(joined, pa.ChunkedArray) else joined
+
+
+def _ranked(column: pa.Array) -> pa.Array:
+    """A column of words with its dictionary sorted; any other as it is."""
+    if not pa.types.is_dictionary(column.type):
+        return column
     by_word = np.argsort(np.array(column.dictionary.to_pylist(), dtype=np.str_), kind="stable")
     place = np.empty(len(by_word), np.int32)
     place[by_word] = np.arange(len(by_word), dtype=np.int32)
-    indices = place[column.indices.to_numpy(zero_copy_only=False)] if len(data) else np.empty(0, np.int32)
-    made = pa.DictionaryArray.from_arrays(pa.array(indices, pa.int32()), column.dictionary.take(pa.array(by_word)))
-    return pa.chunked_array([made])
+    indices = place[column.indices.to_numpy(zero_copy_only=False)]
+    return pa.DictionaryArray.from_arrays(pa.array(indices, pa.int32()), column.dictionary.take(pa.array(by_word)))
 
 
-def _whole(data: pa.Table, name: str) -> pa.Array:
-    """A column in one piece."""
-    column = data.column(name).unify_dictionaries().combine_chunks()
-    return column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
-
-
-def _numbers(data: pa.Table, name: str) -> Array:
-    column = _whole(data, name)
-    if pa.types.is_dictionary(column.type):
-        column = column.indices
-    numbers: Array = column.to_numpy(zero_copy_only=False)
+def _numbers(column: pa.Array) -> Array:
+    whole = column.indices if pa.types.is_dictionary(column.type) else column
+    numbers: Array = whole.to_numpy(zero_copy_only=False)
     return numbers
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SUFFIX = ".parquet"
 TORN = ".torn"
 #: Rows of a row group of a merged segment; and of a flush: a merge holds one of each of its segments.
-_ROW_GROUP, _FLUSH_GROUP = 1 << 19, 1 << 16
+_ROW_GROUP, _FLUSH_GROUP = 1 << 19, 1 << 14
 #: Of zstd: for what stays, and for a flush, which is to be merged.
 _LEVEL, _FLUSH_LEVEL = 3, 1
 #: Rows that the Parquet writer looks at together.

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Small segments of one table and day that are worth merging, and the most that one merge takes.
-FEW, MANY = 16, 256
+#: Small segments of one table and day that are worth merging, and the most that one merge takes: it holds a row group
+#: of each.
+FEW, MANY = 16, 64
 #: A segment of this size is large enough.
 LARGE_BYTES = 32 << 20
 
