@@ -3,6 +3,8 @@
 A synchronising collective ends at one moment on all its members, so the shortest duration is the transfer and what
 others took beyond it they spent waiting for the one that took the shortest: no clocks are compared. One instance is
 settled when all members that this communicator has shown so far have reported it, or when it is old.
+
+Of a collective that one call starts and another waits for (``MPI_Iallreduce``), the wait is that duration.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from hindmost_collector.awaited import WAIT
 from hindmost_collector.model import ERROR, NONBLOCKING, Table
 
 if TYPE_CHECKING:
@@ -53,8 +56,38 @@ class _Part(NamedTuple):
     duration: Array
 
 
+class _Started:
+    """Collectives that ranks have started and not yet waited for, as far as their waits may still come."""
+
+    def __init__(self) -> None:
+        self._turns: list[Array] = []
+
+    def add(self, starts: Table) -> None:
+        """These rows are starts of a turn."""
+        self._turns.append(_keys(starts))
+        while len(self._turns) > 1 and (len(self._turns) > _TURNS or sum(map(len, self._turns)) > _PENDING):
+            self._turns.pop(0)
+
+    def take(self, waits: Table) -> Array:
+        """[N] which of these rows are the first wait for one that the same rank has started."""
+        keys, found = _keys(waits), np.zeros(len(waits["rank"]), bool)
+        _, first = np.unique(keys, return_index=True)
+        found[first] = np.isin(keys[first], np.concatenate(self._turns or [np.empty(0, np.uint64)]))
+        self._turns = [left for turn in self._turns if len(left := turn[~np.isin(turn, keys)])]
+        return found
+
+
+def _keys(table: Table) -> Array:
+    """[N] a number for each communicator, sequence and rank."""
+    seq, rank = table["seq"].astype(np.uint64), table["rank"].astype(np.uint64)
+    mixed: Array = (table["comm"].astype(np.uint64) ^ (seq * np.uint64(0x9E3779B97F4A7C15))) * np.uint64(
+        0xFF51AFD7ED558CCD
+    )
+    return np.asarray((mixed ^ (mixed >> np.uint64(29))) + rank * np.uint64(0xC2B2AE3D27D4EB4F))
+
+
 class Waits:
-    """Settles collectives. Asynchronous and failed calls, broadcasts and point-to-point calls say nothing of waits.
+    """Settles collectives. Failed calls, broadcasts and point-to-point calls say nothing of waits.
 
     Every agent's rows come at a moment of its own, so most instances of a large job wait some turns: what waits is
     looked at instance by instance, and its rows only once they are settled.
@@ -63,19 +96,31 @@ class Waits:
     def __init__(self) -> None:
         self._parts: list[_Part] = []
         self._members: dict[int, int] = {}
+        self._started = _Started()
         self._turn = 0
 
     def add(self, collectives: Table, words: Words) -> Mapping[str, tuple[Array, Array]]:
         """Counter name to ``(rank, seconds or count)`` of what the new rows settled."""
-        fits = (collectives["flags"] & (NONBLOCKING | ERROR)) == 0
-        fits &= collectives["duration_ns"] >= 0
-        fits &= np.isin(collectives["op"], [words.code(op) for op in SYNCHRONISING])
+        fits = self._fitting(collectives, words)
         if not fits.any():
             return {}
         self._turn += 1
         self._parts.append(_part(self._turn, collectives if fits.all() else _taken(collectives, fits)))
         self._forget()
         return self._settle()
+
+    def _fitting(self, collectives: Table, words: Words) -> Array:
+        """[N] which rows blocked until all members had come."""
+        how, done = collectives["flags"] & (NONBLOCKING | ERROR), collectives["duration_ns"] >= 0
+        meets = done & np.isin(collectives["op"], [words.code(op) for op in SYNCHRONISING])
+        fits: Array = meets & (how == 0)
+        started = np.flatnonzero(meets & (how == NONBLOCKING))
+        if len(started):
+            self._started.add({name: collectives[name][started] for name in ("comm", "seq", "rank")})
+        waits = np.flatnonzero(done & (how == 0) & (collectives["comm"] != 0) & (collectives["op"] == words.code(WAIT)))
+        if len(waits):
+            fits[waits] = self._started.take({name: collectives[name][waits] for name in ("comm", "seq", "rank")})
+        return fits
 
     @property
     def pending(self) -> int:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hindmost_collector.columns import Builder, Malformed, Owners, Words
 from hindmost_collector.exposition_jobs import ranks_label
+from hindmost_collector.model import NONBLOCKING
 from hindmost_collector.packed import packed
 from hindmost_collector.waits import Waits
 from hindmost_proto import telemetry_pb2 as wire
@@ -66,6 +67,26 @@ def collectives(words, rows):
         "op": np.full(count, words.code("all_reduce")),
         "flags": np.zeros(count, dtype=np.int32),
     }
+
+
+def test_a_collective_that_is_started_and_awaited_is_settled_by_its_waits():
+    """Starts tell what waits are for, in this turn or before; waits for a broadcast or for messages tell nothing."""
+    words, waits = Words(), Waits()
+
+    def rows_of(op, flags, *found):
+        coded = {"op": np.full(len(found), words.code(op)), "flags": np.full(len(found), flags, np.int32)}
+        return collectives(words, found) | coded
+
+    begun = [(rank, 1, seq, 500) for rank in (0, 1, 2) for seq in (0, 1)]
+    assert not waits.add(rows_of("all_reduce", NONBLOCKING, *begun), words)
+    assert not waits.add(rows_of("broadcast", NONBLOCKING, (0, 1, 7, 500), (1, 1, 7, 500)), words)
+    assert not waits.add(rows_of("wait", 0, (0, 1, 7, 900), (1, 1, 7, 10), (0, 0, 0, 900), (1, 0, 0, 10)), words)
+    waits.add(rows_of("wait", 0, (0, 1, 0, 10), (1, 1, 0, 10), (2, 1, 0, 10)), words)
+    assert not waits.add(rows_of("wait", 0, (0, 1, 1, 9_000), (0, 1, 1, 1), (1, 1, 1, 7_000)), words)
+    settled = waits.add(rows_of("wait", 0, (2, 1, 1, 5_000)), words)
+    assert settled["wait_seconds_total"][1].tolist() == pytest.approx([4e-6, 2e-6, 0])
+    assert settled["caused_wait_seconds_total"][0].tolist() == [2]
+    assert settled["caused_wait_seconds_total"][1].tolist() == pytest.approx([6e-6])
 
 
 def test_waits_are_settled_when_all_members_are_there():
