@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hindmost import ring, stepping
 from hindmost.probes import torch_copies
@@ -101,6 +101,24 @@ def test_tokens_are_counted_where_a_batch_has_them(loop: Loop) -> None:
         loop.batch = batch
         loop.train(1)
     assert [event.value for event in loop.written() if event.kind == ring.STEP] == [2048, 4, 4, 4, 0, 0, 0]
+
+
+def test_batches_without_a_tensor_are_searched_seldom(loop: Loop) -> None:
+    """A loop over words pays for no search of each batch, and where tensors come they are found before long."""
+    looks = 0
+
+    class Words(list[str]):
+        def __getitem__(self, index: Any) -> Any:
+            nonlocal looks
+            looks += 1
+            return super().__getitem__(index)
+
+    loop.batch = Words("text")
+    loop.train(640)
+    assert looks <= 4 * (7 + 10)
+    loop.batch = [SimpleNamespace(shape=(4, 2))]
+    loop.train(65)
+    assert [event.value for event in loop.written() if event.kind == ring.STEP][-2:] == [4, 4]
 
 
 def test_an_optimizer_that_raised_does_not_end_the_recording(loop: Loop) -> None:

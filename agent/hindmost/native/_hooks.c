@@ -7,6 +7,7 @@
 #include "_hooks.h"
 
 enum { SHOWN_SLOT = 8 }; /* of the open table: the innermost phases of loops that mark so many are not shown */
+enum { MOST_SKIPPED = 63 }; /* batches that are not searched for a tensor, after many that had none */
 static const int64_t ACCOUNT_NS = 100000000;
 
 /* What gpu() is told. */
@@ -147,9 +148,23 @@ static bool find_way(Loop *loop, PyObject *batch) {
     return true;
 }
 
+/* Whether it is known where the tensor is. Where none was found again and again, few batches are searched. */
+static bool way_is_known(Loop *loop, PyObject *batch) {
+    if ((PyObject *)Py_TYPE(batch) == loop->kind)
+        return true;
+    if (loop->skip) {
+        loop->skip--;
+        return false;
+    }
+    bool found = find_way(loop, batch);
+    loop->skip = found ? 0 : loop->fruitless;
+    loop->fruitless = found ? 0 : (loop->fruitless << 1 | 1) & MOST_SKIPPED;
+    return found;
+}
+
 /* Samples or tokens in a batch; 0 unknown. */
 static uint64_t work_of(Loop *loop, PyObject *batch) {
-    if ((PyObject *)Py_TYPE(batch) != loop->kind && !find_way(loop, batch))
+    if (!way_is_known(loop, batch))
         return 0;
     PyObject *shape = shape_of(batch, loop->way);
     long long size = shape ? size_of(shape, loop->tokens) : -1;

@@ -22,6 +22,7 @@ typedef struct {
     long long started;             /* when the optimizer's step in progress began */
     long long passing;             /* train steps gone by unrecorded, the one in progress included */
     int stepped, optimizing, backwards;
+    int skip, fruitless; /* batches that are not searched for a tensor from now on, and after the next without one */
     char fed, measuring, on_gpu, tokens;
     unsigned long engine; /* a thread of autograd's in which optimizers step while the training thread is in backward */
     unsigned long rival;  /* another thread that trains */

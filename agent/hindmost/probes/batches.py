@@ -7,6 +7,8 @@ from typing import Any
 
 #: How deep a batch is searched for its first tensor.
 DEPTH = 3
+#: Batches that are not searched, after many that had none.
+MOST_SKIPPED = 63
 
 
 class Batches:
@@ -15,12 +17,13 @@ class Batches:
     def __init__(self) -> None:
         self._kind: type | None = None
         self._way: tuple[Any, ...] = ()
+        self._skip = self._fruitless = 0
 
     def work(self, batch: Any) -> int:
         """Tokens or samples in a batch; 0 unknown."""
+        if type(batch) is not self._kind and not self._search(batch):
+            return 0
         try:
-            if type(batch) is not self._kind:
-                self._kind, self._way = type(batch), way_to_shape(batch) or ()
             found = batch
             for key in self._way:
                 found = found[key]
@@ -29,6 +32,22 @@ class Batches:
         except (AttributeError, IndexError, KeyError, TypeError):  # unlike the last: it is looked at anew
             self._kind = None
             return 0
+
+    def _search(self, batch: Any) -> bool:
+        """Whether a tensor was found. Where none was again and again, few batches are searched: that takes a while."""
+        if self._skip:
+            self._skip -= 1
+            return False
+        try:
+            way = way_to_shape(batch)
+        except (AttributeError, IndexError, KeyError, TypeError):
+            way = None
+        if way is None:
+            self._skip, self._fruitless = self._fruitless, (2 * self._fruitless + 1) & MOST_SKIPPED
+            return False
+        self._kind, self._way = type(batch), way
+        self._skip = self._fruitless = 0
+        return True
 
 
 def way_to_shape(batch: Any, depth: int = DEPTH) -> tuple[Any, ...] | None:
