@@ -152,15 +152,20 @@ def _verdicts(jobs: list[LiveJob]) -> Iterator[str]:
         ),
     )
     for name, (metric, text, factor) in _VERDICT_VALUES.items():
-        yield family(
-            metric,
-            "gauge",
-            text,
-            (
-                (_verdict_labels(job, verdict), np.nan if verdict.get(name) is None else verdict[name] * factor)
-                for job, verdict in opened
-            ),
-        )
+        yield family(metric, "gauge", text, ((labels, value * factor) for labels, value in _values(opened, name)))
+
+
+def _values(opened: list[tuple[LiveJob, Mapping[str, Any]]], name: str) -> Iterator[tuple[dict[str, object], float]]:
+    """One value of each series: two habits of one rank for one cause cost what both do, and are as sure as the less."""
+    found: dict[tuple[object, ...], tuple[dict[str, object], float]] = {}
+    for job, verdict in opened:
+        labels = _verdict_labels(job, verdict)
+        value = np.nan if verdict.get(name) is None else float(verdict[name])
+        key = tuple(labels.values())
+        if key in found:
+            value = min(found[key][1], value) if name == "confidence" else found[key][1] + value
+        found[key] = labels, value
+    yield from found.values()
 
 
 def _verdict_labels(job: LiveJob, verdict: Mapping[str, Any]) -> dict[str, object]:

@@ -3,6 +3,7 @@ foreign recordings."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -154,18 +155,23 @@ def _of_groups(run: Run, groups: list[Run], settings: Settings) -> Report:
 
 
 def _in_order(found: list[Verdict]) -> tuple[Verdict, ...]:
-    """A stopped job first, then the most costly; what is saved only once others are repaired comes after these."""
+    """A stopped job first, then the most costly; what is saved only once others are repaired comes after these.
+
+    Episodes of one rank that follow each other come in the order of time.
+    """
     weights = [one.cost_ratio or 0.0 for one in found]
     for index, one in enumerate(found):
         earlier = [weights[at] for at in range(index) if set(found[at].ranks) & set(one.given)]
         weights[index] = min([weights[index], *earlier])
     order = sorted(range(len(found)), key=lambda at: (found[at].kind not in ("hang", "desync"), -weights[at]))
-    return tuple(found[at] for at in order)
+    alike = itertools.groupby((found[at] for at in order), key=lambda one: (one.kind, one.ranks, one.cause))
+    return tuple(one for _, run in alike for one in sorted(run, key=lambda one: one.since_step or 0))
 
 
 def _slow(run: Run, blocks: Blocks, settings: Settings, *, parted: bool) -> tuple[list[Verdict], list[str]]:
     even = uneven.levelled(blocks, settings)
-    habits = straggler.find(even, settings)
+    stalls = intermittent.find(blocks, settings)
+    habits = intermittent.without_stalls(straggler.find(even, settings), stalls, settings)
     found, notes = of_habits(habits, blocks, settings, even)
     shared = sharing.find(run)
     if shared is not None:
@@ -174,8 +180,7 @@ def _slow(run: Run, blocks: Blocks, settings: Settings, *, parted: bool) -> tupl
     elif not found:
         found = _asking_most(blocks, settings)
     late = {habit.row for habit in habits}
-    stalls = [one for one in intermittent.find(blocks, settings) if late.isdisjoint(one.rows)]
-    stalled = of_stalls(stalls, blocks, settings)
+    stalled = of_stalls([one for one in stalls if late.isdisjoint(one.rows)], blocks, settings)
     found += stalled if shared is None else [one for one in stalled if one.cause not in _SCHEDULING]
     links = of_links(slow_link.find(blocks, settings), blocks, settings)
     if not found and not links and shared is None and not parted:  # what else makes waits differ does so to transfers
@@ -234,9 +239,10 @@ def _of_shared_cpus(
         come_late = {rank for one in late for rank in one.ranks}
         asking = [one for one in asking if come_late.issuperset(one.ranks)]
     slept = _that_slept(late, blocks, shared)
-    calm = sharing.less_queueing(blocks) if not slept else None
+    broken = len({one.ranks for one in slept}) < len(slept)
+    calm = sharing.less_queueing(blocks) if broken or not slept else None
     if calm is not None:  # what ranks queue may hide for a while who sleeps
-        slept = _that_slept(of_habits(straggler.find(calm, settings), calm, settings)[0], calm, shared)
+        slept = _that_slept(of_habits(straggler.find(calm, settings), calm, settings)[0], calm, shared) or slept
     # Of ranks that slept for most of their lateness, what they need beyond their peers is the least of it.
     asking = [one for one in asking if not {rank for each in slept for rank in each.ranks}.issuperset(one.ranks)]
     if asking:

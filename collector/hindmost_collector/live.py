@@ -50,39 +50,70 @@ class VerdictLog:
     """
 
     def __init__(self) -> None:
-        self._open: dict[tuple[Any, ...], Mapping[str, Any]] = {}
+        self._open: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
         self._past: dict[tuple[Any, ...], int] = {}
 
     def update(
         self, verdicts: list[dict[str, Any]], now_ns: int, last_step: int | None = None
     ) -> Iterator[dict[str, Any]]:
         """The events of one more report, whose newest step is ``last_step``."""
-        present = {identity(one): one for one in verdicts if one["kind"] not in QUIET}
-        for key, verdict in present.items():
-            yield from self._told(key, verdict, now_ns)
-        for key in [key for key in self._open if key not in present]:
-            yield self._closed(key, _ended(self._open[key], last_step), now_ns)
+        present: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+        for one in sorted(verdicts, key=_since):
+            if one["kind"] not in QUIET:
+                present.setdefault(identity(one), []).append(one)
+        gone = []
+        for key in [*present, *(key for key in self._open if key not in present)]:
+            pairs, left = _paired(self._open.pop(key, []), present.get(key, []))
+            for before, verdict in pairs:
+                yield from self._told(key, before, verdict, now_ns)
+            gone += [(key, one) for one in left]
+        for key, ended in gone:
+            yield self._closed(key, _ended(ended, last_step), now_ns)
 
-    def _told(self, key: tuple[Any, ...], verdict: dict[str, Any], now_ns: int) -> Iterator[dict[str, Any]]:
-        before, ended = self._open.get(key), verdict.get("until_step") is not None
+    def _told(
+        self, key: tuple[Any, ...], before: Mapping[str, Any] | None, verdict: dict[str, Any], now_ns: int
+    ) -> Iterator[dict[str, Any]]:
+        ended = verdict.get("until_step") is not None
+        kept: Mapping[str, Any] = verdict
         if before is None:
-            if ended and (verdict.get("since_step") or 0) <= self._past.get(key, -1):
+            if ended and _since(verdict) <= self._past.get(key, -1):
                 return  # of an episode that was told, as far as the window remembers it
             yield _event("opened", now_ns, verdict)
         else:
             _keep_since(verdict, before)
             if not ended and not _changed(before, verdict):
-                return  # what was told stays what changes are measured against: small ones add up
-            if not ended:
+                kept = before  # what was told stays what changes are measured against: small ones add up
+            elif not ended:
                 yield _event("changed", now_ns, verdict)
-        self._open[key] = verdict
         if ended:
             yield self._closed(key, verdict, now_ns)
+        else:
+            self._open.setdefault(key, []).append(kept)
 
     def _closed(self, key: tuple[Any, ...], verdict: Mapping[str, Any], now_ns: int) -> dict[str, Any]:
-        del self._open[key]
         self._past[key] = max(self._past.get(key, -1), verdict.get("until_step") or -1)
         return _event("closed", now_ns, verdict)
+
+
+def _since(verdict: Mapping[str, Any]) -> int:
+    return verdict.get("since_step") or 0
+
+
+def _paired(
+    opened: list[Mapping[str, Any]], present: list[dict[str, Any]]
+) -> tuple[list[tuple[Mapping[str, Any] | None, dict[str, Any]]], list[Mapping[str, Any]]]:
+    """Each verdict of a report beside the open one that it is, ``None`` where it is none, and the open ones left over.
+
+    Of several episodes of the same ranks those are the same that began nearest to each other.
+    """
+    left = list(opened)
+    found: dict[int, Mapping[str, Any]] = {}
+    apart = [(abs(_since(one) - _since(other)), at, other) for at, one in enumerate(present) for other in opened]
+    for _, at, other in sorted(apart, key=lambda pair: pair[0]):
+        if at not in found and any(other is one for one in left):
+            found[at] = other
+            left = [one for one in left if one is not other]
+    return [(found.get(at), one) for at, one in enumerate(present)], left
 
 
 def _ended(verdict: Mapping[str, Any], last_step: int | None) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class _Replay:
 
     def without(self, habits: list[Habit]) -> Floats:
         """[S] ns by which steps are longer than of peers all alike once these are repaired."""
-        return self.scale * stretched(self.blocks, _repaired(self.blocks.segments, self.blocks, habits))
+        return self.scale * stretched(self.blocks, repaired(self.blocks.segments, self.blocks.segment_step, habits))
 
     def in_all(self, habits: list[Habit]) -> Floats:
         """[S] ns that the repair of everybody saves thanks to these."""
@@ -77,7 +77,8 @@ def _replay(groups: list[list[tuple[Habit, Cause]]], kept: list[Habit], blocks: 
     for group in groups:
         too_large = 1.0 - group[0][1].beyond / scale
         if too_large > 0:
-            segments = segments + too_large * (_repaired(blocks.segments, blocks, _habits(group)) - blocks.segments)
+            slower = repaired(blocks.segments, blocks.segment_step, _habits(group)) - blocks.segments
+            segments = segments + too_large * slower
     return _Replay(replace(blocks, segments=segments), scale, kept)
 
 
@@ -114,15 +115,8 @@ def _saving(blocks: Blocks, habits: list[Habit]) -> Floats:
     """[S] ns saved with all of these repaired, each in the steps of its own habit."""
     if not habits:
         return np.zeros(len(blocks.steps))
-    fixed = _repaired(blocks.segments, blocks, habits)
+    fixed = repaired(blocks.segments, blocks.segment_step, habits)
     return np.subtract(stretched(blocks, blocks.segments), stretched(blocks, fixed))
-
-
-def _repaired(segments: Floats, blocks: Blocks, habits: list[Habit]) -> Floats:
-    for span in sorted({(habit.first, habit.stop) for habit in habits}):
-        rows = [habit.row for habit in habits if (habit.first, habit.stop) == span]
-        segments = repaired(segments, blocks.segment_step, rows, slice(*span))
-    return segments
 
 
 def _span(habits: list[Habit]) -> slice:
@@ -130,7 +124,27 @@ def _span(habits: list[Habit]) -> slice:
 
 
 def _cause(blocks: Blocks, habit: Habit, settings: Settings) -> Cause:
-    return causes.explain(blocks, habit.row, np.arange(habit.first, habit.stop), settings)
+    return causes.explain(_on_top(blocks, habit), habit.row, habit.steps(), settings)
+
+
+def _on_top(blocks: Blocks, habit: Habit) -> Blocks:
+    """The blocks without what the habit's rank is late by anyway, and with it what its measurements are longer by."""
+    outer, row = habit.outer, habit.row
+    if outer is None:
+        return blocks
+    steps, usual = np.arange(habit.first, habit.stop), outer.steps()
+
+    def less(block: Floats) -> Floats:
+        fixed: Floats = block.copy()
+        fixed[row, steps] -= causes.excess_of(block, row, usual)
+        return fixed
+
+    return replace(
+        blocks,
+        excess=less(blocks.excess),
+        parts={name: less(block) for name, block in blocks.parts.items()},
+        computing=less(blocks.computing) if blocks.computing is not None else None,
+    )
 
 
 def _groups(explained: list[tuple[Habit, Cause]]) -> list[list[tuple[Habit, Cause]]]:
@@ -140,7 +154,7 @@ def _groups(explained: list[tuple[Habit, Cause]]) -> list[list[tuple[Habit, Caus
         for group in groups:
             other, why = group[0]
             near = abs(other.first - habit.first) <= 8 and abs(other.stop - habit.stop) <= 8
-            if why.cause == cause.cause and near:
+            if why.cause == cause.cause and near and habit.row not in {one.row for one, _ in group}:
                 group.append((habit, cause))
                 break
         else:
@@ -162,22 +176,24 @@ def _straggler(
 ) -> Verdict | None:
     """The verdict on ranks of one cause, ``before`` repaired; ``None`` where even the repair of all hardly needs it."""
     habits = _habits(group)
-    span = _span(habits)
+    span, rows = _span(habits), [habit.row for habit in habits]
+    told_of = {habit.row for habit in before} - set(rows)
+    before = [habit for habit in replay.kept if habit.row in told_of]  # a rank is repaired of all that it has
     saved = float(replay.adds(habits, before)[span].mean())
     given = before if before and float(replay.adds(habits, [])[span].mean()) < _BY_ITSELF * saved else []
-    cost, told = (saved, []) if given else _cost(group, replay, saved, blocks)
+    cost, told = (saved, []) if given else _cost(group, replay, before, blocks)
     ratio = cost / average(blocks.period[span])
     in_all = float(replay.in_all(habits)[span].mean())
     worth = in_all if in_all > saved else cost  # of two late alike for two causes neither saves anything by itself
     if worth < settings.min_cost * blocks.step_ns:
         return None
     shown = worth if even is blocks else max(worth, float(_saving(even, habits)[span].mean()))
-    if shown < settings.min_share_of_waste * waste(even):
+    if shown < settings.min_share_of_waste * (shown + _without_owner(even, replay.kept)):
         return None
     cause = group[0][1]
     causes_of = wording.together(habits[0].excess, cause) or [cause.cause]
     ranks = tuple(sorted(int(blocks.ranks[habit.row]) for habit in habits))
-    victims = _victims(blocks, [habit.row for habit in habits])
+    victims = _victims(blocks, rows)
     return Verdict(
         kind="straggler",
         ranks=ranks,
@@ -187,7 +203,7 @@ def _straggler(
         until_step=_until(blocks, span.stop),
         cost_ms_per_step=cost / 1e6,
         cost_ratio=ratio,
-        given=tuple(sorted(int(blocks.ranks[habit.row]) for habit in given)),
+        given=tuple(sorted({int(blocks.ranks[habit.row]) for habit in given})),
         confidence=_confidence(habits, settings),
         explained=cause.explained,
         partial=cause.partial,
@@ -200,22 +216,33 @@ def _straggler(
     )
 
 
-def _cost(group: list[tuple[Habit, Cause]], replay: _Replay, saved: float, blocks: Blocks) -> tuple[float, list[str]]:
-    """Ns a step that the repair saves which by the replay saves so much, and what it consists of beyond lateness."""
+def _cost(
+    group: list[tuple[Habit, Cause]], replay: _Replay, before: list[Habit], blocks: Blocks
+) -> tuple[float, list[str]]:
+    """Ns a step that the repair saves, ``before`` repaired, and what it consists of beyond lateness."""
     habits = _habits(group)
     span, rows = _span(habits), [habit.row for habit in habits]
+    by_step = replay.adds(habits, before)
+    saved = float(by_step[span].mean())
     held_up = _held_up(blocks, rows, np.arange(len(blocks.steps))[span], group[0][1], saved)
-    cost = saved = saved + held_up
+    cost = saved + held_up
     others = [_span([habit]) for habit in replay.kept if habit not in habits]
     change = whatif.observed_change(blocks, span, others, replay.without(replay.kept))  # seen beside what held it back
     if change is not None:
         waited = whatif.caused_more(blocks, rows, span) + held_up
-        cost = change.cost(saved, waited, whatif.others_grew(blocks, rows, span))
+        replayed = float(by_step[change.steps].mean()) + held_up
+        seen = change.cost(replayed, waited, whatif.others_grew(blocks, rows, span))
+        cost *= seen / replayed if replayed > 0 else 1.0  # others may hide it in steps that cannot be compared
     return cost, [*wording.held_up(held_up), *wording.longer_than_replayed(change, cost)]
 
 
 def _held_up(blocks: Blocks, rows: list[int], columns: Array, cause: Cause, shown: float) -> float:
     return starving.of_transfers(blocks, rows, columns, shown) if cause.cause == "cpu_contention" else 0.0
+
+
+def _without_owner(blocks: Blocks, habits: list[Habit]) -> float:
+    """Ns a step lost to ranks that are not alike, were all of these repaired."""
+    return waste(replace(blocks, segments=repaired(blocks.segments, blocks.segment_step, habits)))
 
 
 def _victims(blocks: Blocks, rows: list[int]) -> tuple[int, ...]:

@@ -18,22 +18,39 @@ if TYPE_CHECKING:
 
     from hindmost_collector.align import Array, Floats, Ints
     from hindmost_collector.blocks import Blocks
+    from hindmost_collector.detectors.straggler import Habit
 
 
-def repaired(segments: Floats, segment_step: Ints, rows: Sequence[int], during: slice) -> Floats:
-    """[R, K] excess with the habitual part of these rows taken away in the steps of ``during``.
+def repaired(segments: Floats, segment_step: Ints, habits: Sequence[Habit]) -> Floats:
+    """[R, K] excess with these habits taken away, each in its own steps.
 
-    The habit is the median at the same place of the step, so that one slow stretch of many is found and repaired.
+    A habit is the median at the same place of the step, so that one slow stretch of many is found and repaired; what it
+    is on top of stays.
     """
     fixed: Floats = segments.copy()
-    first, stop, _ = during.indices(int(segment_step.max()) + 1 if len(segment_step) else 0)
-    held = np.flatnonzero((segment_step >= first) & (segment_step < stop))
-    place = held - np.searchsorted(segment_step, segment_step[held])
-    for spot in np.unique(place):
-        columns = held[place == spot]
-        for row in rows:
-            fixed[row, columns] -= max(float(median(segments[row, columns])), 0.0)
+    place = np.arange(len(segment_step)) - np.searchsorted(segment_step, segment_step)
+    for habit in habits:
+        held = np.flatnonzero((segment_step >= habit.first) & (segment_step < habit.stop))
+        level = _levels(segments[habit.row], segment_step, place, habit)
+        fixed[habit.row, held] -= level[place[held]]
     return fixed
+
+
+def _levels(late: Floats, segment_step: Ints, place: Ints, habit: Habit) -> Floats:
+    """[P] ns at each place of a step that a rank is late by this habit, beyond what it is on top of."""
+    level = _usual(late, segment_step, place, habit)
+    if habit.outer is not None:
+        level -= _usual(late, segment_step, place, habit.outer)
+    return np.maximum(level, 0.0)
+
+
+def _usual(late: Floats, segment_step: Ints, place: Ints, habit: Habit) -> Floats:
+    """[P] median at each place of a step, over the steps that show a habit; never ahead."""
+    shown = np.isin(segment_step, habit.steps())
+    found = np.zeros(int(place.max(initial=-1)) + 1)
+    for spot in np.unique(place[shown]):
+        found[spot] = max(float(median(late[shown & (place == spot)])), 0.0)
+    return found
 
 
 #: Steps on each side of an onset before the change of the step time itself is a measurement.
@@ -42,10 +59,11 @@ _ENOUGH = 20
 
 @dataclass(frozen=True)
 class Change:
-    """Ns a step by which the job became longer, and its standard error."""
+    """Ns a step by which the job became longer, its standard error, and the steps (indices) in which it shows."""
 
     longer: float
     noise: float
+    steps: Ints
 
     def cost(self, saved: float, waited: float, others: float | None) -> float:
         """What a repair saves that by the replay saves so much: what was seen, where the two surely differ.
@@ -66,16 +84,13 @@ def observed_change(
     """By how much the job became longer in ``during``; ``None`` where the steps outside are too few to tell.
 
     Waiting ranks cool down and clock higher, so what a repair saves is less than what they wait: an onset shows how
-    much less. Steps count for at most three typical ones of their side, so that a checkpoint decides nothing. Steps
-    in which any of ``others`` acts are left out, unless it acts in all: what they did is not the doing of this. Where
-    steps differ by what is ``replayed`` [S] ns of them without these ranks, uneven work say, that is taken out.
+    much less. Steps count for at most three typical ones of their side, so that a checkpoint decides nothing. Only
+    steps in which the same ``others`` act are compared: what those did is not the doing of this. Where steps differ by
+    what is ``replayed`` [S] ns of them without these ranks, uneven work say, that is taken out.
     """
     inside = np.zeros(len(blocks.steps), bool)
     inside[during] = True
-    known = ~np.isnan(blocks.period)
-    for other in others:
-        if other.stop - other.start < len(blocks.steps):
-            known[other] = False
+    known = ~np.isnan(blocks.period) & _alike(len(blocks.steps), inside, others)
     period = blocks.period if replayed is None else _steadier(blocks.period, replayed, ~inside & known)
     before, after = period[~inside & known], period[inside & known]
     if len(before) < _ENOUGH or len(after) < _ENOUGH:
@@ -83,7 +98,18 @@ def observed_change(
     before, after = (np.minimum(side, 3 * float(median(side))) for side in (before, after))
     change = float(after.mean() - before.mean())
     noise = float(np.hypot(before.std() / np.sqrt(len(before)), after.std() / np.sqrt(len(after))))
-    return Change(change, noise) if change > 2 * noise else None
+    return Change(change, noise, np.flatnonzero(inside & known)) if change > 2 * noise else None
+
+
+def _alike(steps: int, inside: Array, others: Sequence[slice]) -> Array:
+    """[S] the steps in which the same of the others act: those of which there are most both ``inside`` and not."""
+    acting = np.zeros((len(others), steps), bool)
+    for row, other in enumerate(others):
+        acting[row, other] = True
+    _, which = np.unique(acting, axis=1, return_inverse=True) if len(others) else (None, np.zeros(steps, int))
+    which = np.asarray(which).ravel()
+    both = [min(np.sum(inside[which == one]), np.sum(~inside[which == one])) for one in range(int(which.max()) + 1)]
+    return np.asarray(which == int(np.argmax(both)))
 
 
 def _steadier(period: Floats, replayed: Floats, calm: Array) -> Floats:

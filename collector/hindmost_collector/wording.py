@@ -86,6 +86,8 @@ def why(blocks: Blocks, habits: list[Habit], cause: Cause) -> list[str]:
         mine = float(median(blocks.excess[rows, first:stop]))
         arrives = "it typically arrives" if len(rows) == 1 else "they typically arrive"
         found.append(f"{arrives} {ms(mine)} a step after {'its' if len(rows) == 1 else 'their'} typical peer")
+    if habits[0].outer is not None:
+        found.append(f"on top of the {ms(habits[0].outer.excess)} a step that it is late by anyway")
     phase = _phase(blocks, rows, slice(first, stop), cause.cause)
     whose = f"rank {int(blocks.ranks[habits[0].row])}'s " if len(rows) > 1 else ""
     return found + phase + _shares(habits[0].excess, cause, whose) + ([cause.remark] if cause.remark else [])

@@ -81,6 +81,17 @@ def test_a_second_episode_that_passed_unseen_is_told_too() -> None:
     ]
 
 
+def test_two_episodes_of_one_rank_are_told_each() -> None:
+    """However many a report has at once: both open and close by themselves, and what holds throughout stays open."""
+    always, first = verdict(since_step=0), verdict(since_step=40, until_step=60)
+    later = verdict(since_step=120)
+    assert told(VerdictLog(), [always, later, first], [later, always], [{**later, "until_step": 140}, always]) == [
+        [("opened", 0, None), ("opened", 40, 60), ("closed", 40, 60), ("opened", 120, None)],
+        [],
+        [("closed", 120, 140)],
+    ]
+
+
 @pytest.mark.parametrize(
     ("change", "events"),
     [

@@ -5,7 +5,8 @@ A scenario is a title line ``# …`` and lines of words:
     load KIND [name=value …]      make a job; KIND is mpi or torch
     fault rank=N WHAT=+MS […]     WHAT is compute, runqueue, input or blocked; from=, until=, every= are steps
     hang missing=N[,N] [op=NAME] [other=NAME] [waited=SECONDS]
-    expect KIND [ranks=N[,N]] [cause=NAME] [since=STEP~TOLERANCE] [cost=MS~TOLERANCE]
+    expect KIND [ranks=N[,N]] [cause=NAME] [since=STEP~TOLERANCE] [until=STEP~TOLERANCE] [cost=MS~TOLERANCE]
+                                  until=-1: it held to the end
     [given=N[,N]]                 ranks that are repaired before: the cost is what is saved then; empty: nobody
 """
 
@@ -70,7 +71,8 @@ def assert_matches(verdict: Verdict, line: str) -> None:
         assert list(verdict.given) == [int(rank) for rank in named["given"].split(",") if rank], verdict
     if "cause" in named:
         assert verdict.cause == named["cause"], verdict
-    for name, actual in (("since", verdict.since_step), ("cost", verdict.cost_ms_per_step)):
+    until = -1 if verdict.until_step is None else verdict.until_step
+    for name, actual in (("since", verdict.since_step), ("until", until), ("cost", verdict.cost_ms_per_step)):
         if name in named:
             expected, _, tolerance = named[name].partition("~")
             assert actual == pytest.approx(float(expected), abs=float(tolerance or 0)), verdict

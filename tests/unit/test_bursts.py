@@ -47,6 +47,25 @@ def test_what_happens_to_others_too_is_no_burst() -> None:
     assert bursts.find(excess, 10.0) == []
 
 
+def test_a_rank_may_have_several_bursts() -> None:
+    """Up to three are its own, and no reason to doubt each other; more are stalls."""
+    excess = np.random.default_rng(1).normal(0, 1.0, (4, 300))
+    for first in (50, 120, 200):
+        excess[1, first : first + 10] += 40.0
+    assert sorted(bursts.find(excess, 10.0)) == [(1, 50, 60), (1, 120, 130), (1, 200, 210)]
+    excess[1, 260:270] += 40.0
+    assert bursts.find(excess, 10.0) == []
+
+
+def test_what_is_told_already_is_no_bursts_like() -> None:
+    """A rank that is late for another reason speaks for nobody."""
+    excess = np.random.default_rng(1).normal(0, 1.0, (4, 200))
+    excess[1, 50:60] += 40.0
+    excess[3, 100:] += 30.0
+    assert bursts.find(excess, 10.0) == []
+    assert bursts.find(excess, 10.0, [(3, 100, 200)]) == [(1, 50, 60)]
+
+
 @pytest.mark.parametrize("memory", [0.0, 0.8, 0.95])
 def test_noise_that_lasts_is_no_burst(memory: float) -> None:
     """Of healthy ranks whose pace wanders, each is slow for many steps on end, and so are the others in their turn."""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from hindmost_collector.judge import judge
 from hindmost_collector.simulate import Fault, Scenario, simulate
+
+if TYPE_CHECKING:
+    from hindmost_collector.verdict import Verdict
 
 
 def test_a_late_input_does_not_lend_its_saving_to_a_slow_gpu() -> None:
@@ -18,3 +23,31 @@ def test_a_late_input_does_not_lend_its_saving_to_a_slow_gpu() -> None:
     assert (late.ranks, late.cause, late.given) == ((5,), "input", (2,))
     assert slow.cost_ratio == pytest.approx(alone, abs=0.01)
     assert late.cost_ratio == pytest.approx(both - alone, abs=0.01)
+
+
+def _told(found: tuple[Verdict, ...]) -> list[tuple[tuple[int, ...], str | None, int | None, int | None]]:
+    return [(one.ranks, one.cause, one.since_step, one.until_step) for one in found]
+
+
+def test_two_episodes_of_one_rank_are_told_with_both_ends_and_costs() -> None:
+    """Neither is hidden for having its like in the other, and each costs what it does in its own steps."""
+    faults = (Fault("input", (2,), 0.2, 20, 60), Fault("input", (2,), 0.2, 120, 160))
+    made = simulate(Scenario(16, 200, seed=4262, faults=faults))
+    found = judge(made.run).verdicts
+    assert _told(found) == [((2,), "input", 20, 60), ((2,), "input", 120, 160)]
+    for verdict, repaired in zip(found, made.truth.repaired_each_ns, strict=True):
+        assert verdict.cost_ms_per_step == pytest.approx((made.truth.total_ns - repaired) / 40e6, rel=0.1)
+
+
+def test_a_small_slow_down_is_not_too_little_beside_a_large_one() -> None:
+    """What a large one wastes has an owner: against it a small one is not weighed."""
+    faults = (Fault("gpu_contention", (3,), 0.4), Fault("h2d", (2,), 0.05, 20, 60))
+    found = judge(simulate(Scenario(8, 160, layout="fsdp", faults=faults)).run).verdicts
+    assert {one.ranks for one in found} == {(2,), (3,)}
+
+
+@pytest.mark.parametrize("seed", [41016, 41018])
+def test_the_thick_of_stalls_is_no_slow_down(seed: int) -> None:
+    """A rank that stalls in a fourth of the steps does so in several on end now and then."""
+    made = simulate(Scenario(64, 200, seed=seed, step_ms=30, faults=(Fault("h2d", (33,), 0.4, duty=0.3),)))
+    assert [(one.kind, one.ranks) for one in judge(made.run).verdicts] == [("intermittent", (33,))]

@@ -87,4 +87,4 @@ def test_what_an_onset_took_is_what_a_repair_saves(
     saved: float, waited: float, others: float | None, cost: float
 ) -> None:
     """As far as the job waited for the rank, and nobody else's work grew meanwhile."""
-    assert Change(longer=50.0, noise=2.0).cost(saved, waited, others) == cost
+    assert Change(longer=50.0, noise=2.0, steps=np.arange(9)).cost(saved, waited, others) == cost

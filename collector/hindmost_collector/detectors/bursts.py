@@ -1,7 +1,7 @@
 """Slow-downs of one rank that last a few steps and end: too short to change any median, and like nothing else there.
 
 Eight steps nearly all late by a good part of a step may be chance where that happens to this one and that. It is none
-where no other eight steps of any rank are late by a third as much.
+where it happens to one rank only, a few times, and no other eight steps of any rank are late by a third as much.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import numpy as np
 from hindmost_collector.robust import median
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hindmost_collector.align import Array, Floats
 
 #: Shortest burst, in steps; of its steps as many may be like the others.
@@ -21,21 +23,51 @@ _SHORTEST, _DIPS = 8, 1
 _ALIKE = 1 / 3
 #: Ranks looked at closer, latest first.
 _MOST = 8
+#: Bursts of one rank: more of them are stalls.
+_OFTEN = 3
 
 
-def find(excess: Floats, least: float) -> list[tuple[int, int, int]]:
-    """Row, first and stop (indices of steps) of each burst later than ``least`` ns that has not its like elsewhere."""
+def find(excess: Floats, least: float, told: Sequence[tuple[int, int, int]] = ()) -> list[tuple[int, int, int]]:
+    """Row, first and stop (indices of steps) of each burst later than ``least`` ns that has not its like elsewhere.
+
+    A rank may have up to ``_OFTEN`` of them. Stretches already ``told`` of are nobody's like, and no bursts.
+    """
     if excess.shape[1] < 3 * _SHORTEST:
         return []
-    rows, best = _latest(excess, least)
     found = []
-    for row, at in zip(rows.tolist(), best.tolist(), strict=True):
-        level = float(median(excess[row, at : at + _SHORTEST]))
-        first, stop = _around(excess[row] >= level / 2, at)
-        level = float(median(excess[row, first:stop]))
-        if level >= least and not _has_its_like(excess, row, first, stop, level):
-            found.append((row, first, stop))
+    for row, at in _latest(excess, least, told):
+        bursts = _of_row(excess[row], at, least, [(first, stop) for one, first, stop in told if one == row])
+        lowest = min((level for _, _, level in bursts), default=np.inf)
+        own = [(row, first, stop) for first, stop, _ in bursts]
+        if bursts and not _have_their_like(excess, [*own, *told], lowest):
+            found += own
     return found
+
+
+def _of_row(series: Floats, at: int, least: float, told: list[tuple[int, int]]) -> list[tuple[int, int, float]]:
+    """First, stop and level of the bursts of one rank, of which the latest is around the step ``at``."""
+    series = np.nan_to_num(series)
+    for first, stop in told:
+        series[first:stop] = 0.0
+    found: list[tuple[int, int, float]] = []
+    while len(found) < _OFTEN:
+        level = float(median(series[at : at + _SHORTEST]))
+        first, stop = _around(series >= level / 2, at)
+        level = float(median(series[first:stop]))
+        if level >= least:
+            found.append((first, stop, level))
+        series[first:stop] = 0.0
+        late = _counts(series[None] >= least)[0] >= _SHORTEST - _DIPS
+        if not late.any():
+            break
+        at = int(np.argmax(np.where(late, _sums(series[None])[0], -np.inf)))
+    return found
+
+
+def _sums(series: Array) -> Array:
+    """[R, S - 7] sums of the eight steps from each on."""
+    sums = np.cumsum(np.concatenate([np.zeros((len(series), 1)), series], axis=1), axis=1)
+    return np.asarray(sums[:, _SHORTEST:] - sums[:, :-_SHORTEST])
 
 
 def _counts(held: Array) -> Array:
@@ -45,16 +77,17 @@ def _counts(held: Array) -> Array:
     return np.asarray(sums[:, _SHORTEST:] - sums[:, :-_SHORTEST])
 
 
-def _latest(excess: Floats, least: float) -> tuple[Array, Array]:
+def _latest(excess: Floats, least: float, told: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
     """Rows that are late for eight steps on end, the latest first, and where each is latest."""
     late = excess >= least
+    for row, first, stop in told:
+        late[row, first:stop] = False
     rows = np.flatnonzero(np.count_nonzero(late, axis=1) >= _SHORTEST - _DIPS)  # of a large job a few
     late = _counts(late[rows]) >= _SHORTEST - _DIPS
     rows, late = rows[late.any(axis=1)], late[late.any(axis=1)]
-    sums = np.cumsum(np.concatenate([np.zeros((len(rows), 1)), np.nan_to_num(excess[rows])], axis=1), axis=1)
-    height = np.where(late, sums[:, _SHORTEST:] - sums[:, :-_SHORTEST], -np.inf)
+    height = np.where(late, _sums(np.nan_to_num(excess[rows])), -np.inf)
     order = np.argsort(-height.max(axis=1, initial=-np.inf), kind="stable")[:_MOST]
-    return rows[order], np.argmax(height[order], axis=1) if len(order) else order
+    return [(int(rows[one]), int(np.argmax(height[one]))) for one in order]
 
 
 def _around(high: Array, at: int) -> tuple[int, int]:
@@ -68,9 +101,10 @@ def _around(high: Array, at: int) -> tuple[int, int]:
     return first + int(held[0]), first + int(held[-1]) + 1
 
 
-def _has_its_like(excess: Floats, row: int, first: int, stop: int, level: float) -> bool:
+def _have_their_like(excess: Floats, left_out: Sequence[tuple[int, int, int]], level: float) -> bool:
     """Whether other steps of any rank, as many as the shortest burst, are mostly late by a third as much."""
     late = excess >= _ALIKE * level
-    late[row, first:stop] = False
+    for row, first, stop in left_out:
+        late[row, first:stop] = False
     often = np.count_nonzero(late, axis=1) > _SHORTEST / 2
     return bool((_counts(late[often]) > _SHORTEST / 2).any())

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from hindmost_collector.align import Array, Floats, Ints
     from hindmost_collector.blocks import Blocks
+    from hindmost_collector.detectors.straggler import Habit
     from hindmost_collector.settings import Settings
 
 
@@ -86,6 +87,19 @@ def _of_nodes(blocks: Blocks, excess: Floats, stalled: Array, settings: Settings
         typical = float(np.median(excess[rows][:, steps].max(axis=0)))
         found.append(Stalls(tuple(rows[np.argsort(-stalled[rows].sum(axis=1))].tolist()), steps, typical, share))
     return found
+
+
+def without_stalls(habits: list[Habit], stalls: list[Stalls], settings: Settings) -> list[Habit]:
+    """Those that are more than the thick of a rank's stalls, of which it has enough outside of all its habits."""
+    thick: set[int] = set()
+    for one in stalls:
+        steps = one.stalled
+        for habit in habits:
+            if habit.row in one.rows:
+                steps = steps[(steps < habit.first) | (steps >= habit.stop)]
+        if len(one.rows) == 1 and np.sum(np.diff(steps, prepend=-2) > 1) >= settings.min_stalls:
+            thick.add(one.rows[0])
+    return [habit for habit in habits if habit.row not in thick]
 
 
 def _episodes(stalled: Array) -> Ints:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector.align import shortest
-from hindmost_collector.detectors.straggler import pieces, stretch
+from hindmost_collector.detectors.episodes import pieces, stretch
 from hindmost_collector.model import Past
 from hindmost_collector.robust import block_medians, median, standard_error
 from hindmost_collector.whatif import others_grew

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hindmost_collector import roles
-from hindmost_collector.detectors import bursts
+from hindmost_collector.detectors import bursts, episodes
+from hindmost_collector.detectors.episodes import SHORTEST, Layer
 from hindmost_collector.robust import MAD_TO_SIGMA, MEDIAN_COST, block_medians, median, spread, standard_error
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from hindmost_collector.align import Floats, Ints
     from hindmost_collector.blocks import Blocks
     from hindmost_collector.settings import Settings
 
-#: Shortest stretch of steps that a change of pace may make: fewer have no median worth the name.
-_SHORTEST = 8
-#: Change points looked for at most, one inside the other: a fault that comes and goes more often is intermittent.
-_CHANGES = 4
-
 
 @dataclass(frozen=True)
 class Habit:
-    """One rank's habitual lateness: ``row`` in the blocks, steps [first, stop) by index, excess ns a step."""
+    """One rank's habitual lateness: ``row`` in the blocks, steps [first, stop) by index, excess ns a step.
+
+    A rank may have several. Where it is late throughout and more so for a while, the habit of that while is what is on
+    top of its ``outer`` one, which has it as one of the stretches ``inner``.
+    """
 
     row: int
     first: int
@@ -35,10 +36,44 @@ class Habit:
     consistency: float
     spread_ratio: float
     latest: float
+    inner: tuple[tuple[int, int], ...] = ()
+    outer: Habit | None = None
+
+    def steps(self) -> Ints:
+        """Indices of the steps that show this habit and nothing on top of it."""
+        shown = np.ones(self.stop - self.first, bool)
+        for first, stop in self.inner:
+            shown[first - self.first : stop - self.first] = False
+        return np.asarray(self.first + np.flatnonzero(shown))
+
+
+@dataclass(frozen=True)
+class _Ranks:
+    """All ranks, and who of them may be late: ``mate`` [R] is each one's only peer, -1 where it has none or several.
+
+    A habit is at least ``smallest`` ns a step. ``whole``: nothing is missing; asked once, for of a large job thousands
+    are looked at.
+    """
+
+    blocks: Blocks
+    settings: Settings
+    smallest: float
+    mate: Ints
+    suspects: list[int]
+    whole: bool
+
+    @property
+    def excess(self) -> Floats:
+        """[R, S] ns that each rank is late by."""
+        return self.blocks.excess
+
+    def pair(self, row: int) -> list[int]:
+        """A rank and its only peer."""
+        return [row, int(self.mate[row])]
 
 
 def find(blocks: Blocks, settings: Settings) -> list[Habit]:
-    """Habitually late ranks, largest excess first; empty where nobody stands out by every criterion."""
+    """Habits of late ranks, largest excess first; empty where nobody stands out by every criterion."""
     if len(blocks.ranks) < 2 or len(blocks.steps) < settings.min_steps_when_large:
         return []
     effect = settings.min_effect if len(blocks.ranks) > 3 else settings.min_effect_of_few
@@ -46,21 +81,12 @@ def find(blocks: Blocks, settings: Settings) -> list[Habit]:
     candidates = _candidates(blocks.excess, smallest)[: max(8, len(blocks.ranks) // 2)]
     mate = roles.mates(blocks.role)
     suspects = sorted({*candidates.tolist(), *mate[candidates].tolist()} - {-1})
-    whole = not np.isnan(blocks.excess).any()  # asked once: of a large job thousands are looked at
-    found: list[Habit] = []
-    for row in candidates.tolist():
-        habit = _judge(blocks, [row, int(mate[row])], suspects, smallest, settings, whole=whole)
-        if habit is not None:
-            found.append(habit)
-    late = {habit.row for habit in found}
-    for row, *span in bursts.find(blocks.excess, settings.stall_effect * blocks.step_ns):
-        burst = (span[0], span[1])
-        pair = [row, int(mate[row])]
-        habit = (
-            _judge(blocks, pair, suspects, smallest, settings, whole=whole, burst=burst) if row not in late else None
-        )
-        if habit is not None:
-            found.append(habit)
+    ranks = _Ranks(blocks, settings, smallest, mate, suspects, whole=not np.isnan(blocks.excess).any())
+    found = [habit for row in candidates.tolist() for habit in _habits(ranks, row)]
+    told = [(habit.row, habit.first, habit.stop) for habit in found]
+    for row, *span in bursts.find(blocks.excess, settings.stall_effect * blocks.step_ns, told):
+        habit = _burst(ranks, row, (span[0], span[1]), [one for one in found if one.row == row])
+        found += [habit] if habit is not None else []
     return sorted(found, key=lambda habit: -habit.excess)
 
 
@@ -70,7 +96,7 @@ _STANDS_OUT = 3.5
 
 def _candidates(excess: Floats, smallest: float) -> Ints:
     """Rows worth a closer look, latest first: late on the whole, or in some block of steps beyond their own noise."""
-    levels = np.nan_to_num(block_medians(excess))
+    levels = np.nan_to_num(_levels(excess))
     highest = levels.max(axis=1)
     found = np.flatnonzero(highest >= smallest)
     part = excess[found]
@@ -81,52 +107,107 @@ def _candidates(excess: Floats, smallest: float) -> Ints:
     return np.asarray(found[np.argsort(-highest[found], kind="stable")])
 
 
-def _judge(
-    blocks: Blocks,
-    pair: list[int],
-    suspects: list[int],
-    smallest: float,
-    settings: Settings,
-    *,
-    whole: bool,
-    burst: tuple[int, int] | None = None,
-) -> Habit | None:
-    """The habit of one rank, or its ``burst``; ``None`` where it falls short of any criterion.
+#: Blocks of so many steps show a stretch of a dozen; of a long run there are at most so many of them.
+_BLOCK, _MOST_BLOCKS = 8, 64
 
-    ``pair`` is its row and that of its only peer, -1 where it has none or several.
-    """
-    row = pair[0]
-    series = blocks.excess[row]
-    known = None if whole else np.flatnonzero(~np.isnan(series))
-    if known is not None:  # a step that others did not record says nothing, not zero
-        series = series[known]
-    if len(series) == 0:
-        return None
-    begin, end = stretch(series, smallest) if burst is None else burst
-    if burst is not None and known is not None:
-        begin, end = np.searchsorted(known, burst).tolist()
-    part = series[begin:end]
-    held = slice(begin, end) if known is None else known[begin:end]
+
+def _levels(excess: Floats) -> Floats:
+    """[R, B] medians of blocks of steps."""
+    size = max(_BLOCK, excess.shape[1] // _MOST_BLOCKS)
+    count = excess.shape[1] // size
+    if count <= _MOST_BLOCKS // 4:  # so short that blocks need not be of one length
+        return block_medians(excess)
+    return np.asarray(median(excess[:, : count * size].reshape(len(excess), count, size), axis=2))
+
+
+@dataclass(frozen=True)
+class _Series:
+    """One rank's lateness in the steps ``known`` (indices; ``None``: all), less its other habits."""
+
+    late: Floats
+    known: Ints | None
+    steps: int
+
+    def at(self, first: int, stop: int) -> tuple[int, int]:
+        """Steps by index from places in the series: to the ends where nothing is known beyond."""
+        if self.known is None:
+            return first, stop
+        end = int(self.known[stop - 1]) + 1 if stop < len(self.late) else self.steps
+        return int(self.known[first]) if first else 0, end
+
+    def held(self, first: int, stop: int) -> slice | Ints:
+        """The same steps, as what picks them from a block."""
+        return slice(first, stop) if self.known is None else self.known[first:stop]
+
+
+def _series(ranks: _Ranks, row: int) -> _Series:
+    """A step that others did not record says nothing, not zero."""
+    series = ranks.excess[row]
+    known = None if ranks.whole else np.flatnonzero(~np.isnan(series))
+    return _Series(series.copy() if known is None else series[known], known, len(series))
+
+
+def _habits(ranks: _Ranks, row: int) -> list[Habit]:
+    """The habits of one rank: one after the other, and one on top of the other."""
+    series = _series(ranks, row)
+    layers = episodes.find(series.late, ranks.smallest) if len(series.late) else []
+    for layer in layers:
+        series.late[layer.first : layer.stop] -= layer.level
+    found: dict[Layer, Habit] = {}
+    for layer in layers:
+        span = slice(layer.first, layer.stop)
+        series.late[span] += layer.level
+        habit = _judge(ranks, row, series, layer)
+        if habit is not None:  # else what it holds is part of what is on top of it
+            series.late[span] -= layer.level
+            outer = next((found[one] for one in _around(layer) if one in found), None)
+            hidden = [*layer.inner, *([(layer.stop, layer.end)] if layer.end > layer.stop else [])]
+            found[layer] = replace(habit, outer=outer, inner=tuple(series.at(*one) for one in hidden))
+    return list(found.values())
+
+
+def _around(layer: Layer) -> Iterator[Layer]:
+    """What a layer is on top of, the nearest first."""
+    while layer.outer is not None:
+        layer = layer.outer
+        yield layer
+
+
+def _burst(ranks: _Ranks, row: int, span: tuple[int, int], habits: list[Habit]) -> Habit | None:
+    """A few steps of much lateness as a habit of a rank that has these others."""
+    series = _series(ranks, row)
+    steps = np.arange(series.steps) if series.known is None else series.known
+    for habit in habits:
+        series.late[(steps >= habit.first) & (steps < habit.stop)] -= habit.excess
+    begin, end = np.searchsorted(steps, span).tolist()
+    layer = Layer(begin, end, end, float(median(series.late[begin:end])))
+    return _judge(ranks, row, series, layer, burst=True)
+
+
+def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer, *, burst: bool = False) -> Habit | None:
+    """A stretch as a habit; ``None`` where it falls short of any criterion."""
+    settings, step = ranks.settings, ranks.blocks.step_ns
+    begin, end = layer.first, layer.stop
+    part = series.late[begin:end]
     level = float(median(part))
-    large = burst is not None or level >= settings.large_effect * blocks.step_ns
+    large = burst or level >= settings.large_effect * step
     needed = settings.min_steps_when_large if large else settings.min_steps
-    if len(part) < needed or not level >= smallest:
+    if len(part) < needed or not level >= ranks.smallest:
         return None
-    z = level / max(standard_error(part), _noise(series) / np.sqrt(len(part)), 1.0)
-    consistency = float(np.mean(block_medians(part) >= level / 2))
-    wanders = burst is None and len(blocks.ranks) < _FEW and _wanders(series, begin, end, level)
+    z = level / max(standard_error(part), _noise(series.late) / np.sqrt(len(part)), 1.0)
+    told = part if layer.end - end <= len(part) / 2 else series.late[begin : layer.end]
+    consistency = float(np.mean(block_medians(told) >= level / 2))
+    wanders = not burst and len(ranks.excess) < _FEW and _wanders(series.late, begin, end, level)
     if z < settings.min_z or consistency < settings.min_consistency or wanders:
         return None
-    ratio = level / max(_healthy_spread(blocks.excess[:, held], suspects, pair), 1.0) / extreme(len(blocks.ranks))
-    latest = _latest(blocks.excess[:, held], suspects, pair)
-    if ratio < settings.min_spread_ratio:
+    held = series.held(begin, end)
+    healthy = ranks.excess[:, held]
+    spread_of = max(_healthy_spread(healthy, ranks.suspects, ranks.pair(row)), 1.0)
+    ratio = level / spread_of / extreme(len(ranks.excess))
+    latest = _latest(part, healthy, ranks.suspects, ranks.pair(row))
+    if ratio < settings.min_spread_ratio or latest < settings.min_latest:
         return None
-    if latest < settings.min_latest:
-        return None
-    if known is not None:  # to the ends where nothing is known beyond: the habit is not seen to begin or end there
-        stop = int(known[end - 1]) + 1 if end < len(series) else blocks.excess.shape[1]
-        begin, end = int(known[begin]) if begin else 0, stop
-    return Habit(row, begin, end, level, z, consistency, ratio, latest)
+    return Habit(row, *series.at(begin, layer.end), level, z, consistency, ratio, latest)
 
 
 #: Of fewer ranks nobody knows how much healthy ones differ.
@@ -138,7 +219,7 @@ _ABOVE = 3.0
 def _wanders(series: Floats, begin: int, end: int, level: float) -> bool:
     """Whether a rank is now ahead and now behind of the few others, for a while each, and not in this stretch only."""
     around = np.concatenate([series[:begin], series[end:]])
-    if len(around) < 2 * _SHORTEST:
+    if len(around) < 2 * SHORTEST:
         return False
     return level < _ABOVE * float(np.nanmax(np.abs(block_medians(around))))
 
@@ -147,13 +228,13 @@ def _wanders(series: Floats, begin: int, end: int, level: float) -> bool:
 _RIVALS = 7
 
 
-def _latest(excess: Floats, suspects: list[int], pair: list[int]) -> float:
-    """Share of steps in which this rank is later than all of ``_RIVALS`` ranks that nobody suspects would be."""
+def _latest(part: Floats, excess: Floats, suspects: list[int], pair: list[int]) -> float:
+    """Share of steps in which ``part`` is later than all of ``_RIVALS`` ranks that nobody suspects would be."""
     others = _healthy(len(excess), suspects, pair, 1)
     rivals = np.nan_to_num(excess[others])
     share = 1 - 1 / (_RIVALS + 1) if len(rivals) > _RIVALS else 1.0
     bound = np.quantile(rivals, share, axis=0)
-    return float(np.mean(np.nan_to_num(excess[pair[0]]) > bound))
+    return float(np.mean(np.nan_to_num(part) > bound))
 
 
 def _noise(series: Floats) -> float:
@@ -185,96 +266,3 @@ def _healthy(ranks: int, suspects: list[int], pair: list[int], least: int) -> In
 def _healthy_spread(excess: Floats, suspects: list[int], pair: list[int]) -> float:
     """How much ranks that nobody suspects differ in their typical excess; of a crowd, all but this rank."""
     return spread(median(excess[_healthy(len(excess), suspects, pair, 2)], axis=1))
-
-
-def stretch(series: Floats, smallest: float) -> tuple[int, int]:
-    """[first, stop) of the steps in which a series is habitually high, found by its change points.
-
-    Neighbouring pieces count as one while each is at least half as high as the highest.
-    """
-    edges = pieces(series, smallest)
-    levels = [float(np.median(series[a:b])) for a, b in itertools.pairwise(edges)]
-    lengths = np.diff(edges)
-    worth = [level * length for level, length in zip(levels, lengths, strict=True)]
-    best = int(np.argmax(worth))
-    first = last = best
-    while first > 0 and levels[first - 1] >= levels[best] / 2:
-        first -= 1
-    while last < len(levels) - 1 and levels[last + 1] >= levels[best] / 2:
-        last += 1
-    stop = edges[last + 1]
-    ended = stop < len(series) and _over(series[stop:], levels[best])
-    return edges[first], stop if ended else len(series)
-
-
-def pieces(series: Floats, smallest: float) -> list[int]:
-    """Edges of the stretches between the change points of a series, its own ends among them."""
-    return [0, *sorted(_changes(np.nan_to_num(series), 0, len(series), smallest, _CHANGES)), len(series)]
-
-
-def _over(after: Floats, level: float) -> bool:
-    """Whether a habit has ended: what follows is long enough to tell, and clearly lower throughout."""
-    if len(after) < 2 * _SHORTEST:
-        return False
-    return bool(np.nanmax(block_medians(after)) < level / 2 and float(median(after)) < level / 4)
-
-
-def _changes(series: Floats, start: int, stop: int, smallest: float, left: int) -> list[int]:
-    """Change points by binary segmentation on clipped values, each verified by the medians on its two sides."""
-    if left == 0 or stop - start < 2 * _SHORTEST:
-        return []
-    part = series[start:stop]
-    low, high = np.percentile(part, [5, 95])
-    clipped = np.clip(part, low, high)  # one long step must not make a change point
-    sums = np.cumsum(clipped - clipped.mean())[_SHORTEST - 1 : -_SHORTEST]
-    count = np.arange(_SHORTEST, len(part) - _SHORTEST + 1)
-    score = np.abs(sums) / np.sqrt(count * (len(part) - count))
-    split = start + int(count[np.argmax(score)])
-    step = abs(float(np.median(series[start:split]) - np.median(series[split:stop])))
-    noise = standard_error(series[start:split]) + standard_error(series[split:stop])
-    if step < smallest / 2 or step < 3 * noise:
-        return _episode(series, clipped, start, stop, smallest)
-    split = _sharpen(series, start, split, stop)
-    return [
-        *_changes(series, start, split, smallest, left - 1),
-        split,
-        *_changes(series, split, stop, smallest, left - 1),
-    ]
-
-
-#: An episode must be above the steps around it by so many times what their own blocks differ: it was picked for being
-#: high among very many stretches.
-_EPISODE = 5.0
-
-
-def _episode(series: Floats, clipped: Floats, start: int, stop: int, smallest: float) -> list[int]:
-    """Both ends of the one stretch in the middle that is higher than all around it; empty where there is none.
-
-    Shorter than half of the steps on either side of it, it moves the median of no side of one change point.
-    """
-    sums = np.concatenate([[0.0], np.cumsum(clipped - clipped.mean())])
-    lowest = np.minimum.accumulate(sums)
-    last = int(np.argmax(sums - lowest))
-    first = int(np.argmin(sums[: last + 1]))
-    if min(first, len(clipped) - last) < _SHORTEST or last - first < 2 * _SHORTEST:
-        return []
-    first, last = (
-        _sharpen(series, start, start + first, start + last),
-        _sharpen(series, start + first, start + last, stop),
-    )
-    inside, sides = series[first:last], (series[start:first], series[last:stop])
-    if min(len(inside), *map(len, sides)) < _SHORTEST:
-        return []
-    around = np.concatenate(sides)
-    usual = max(float(np.median(side)) for side in sides)
-    differ = max(standard_error(inside) + standard_error(around), spread(block_medians(around)))
-    step = float(np.median(inside)) - usual
-    return [first, last] if step >= smallest / 2 and step >= _EPISODE * differ else []
-
-
-def _sharpen(series: Floats, start: int, split: int, stop: int) -> int:
-    """Move a change point to where least squares around the two levels put it, within a few steps."""
-    before, after = np.median(series[start:split]), np.median(series[split:stop])
-    spots = range(max(start + 1, split - _SHORTEST), min(stop - 1, split + _SHORTEST) + 1)
-    costs = [np.abs(series[start:s] - before).sum() + np.abs(series[s:stop] - after).sum() for s in spots]
-    return int(spots[int(np.argmin(costs))])

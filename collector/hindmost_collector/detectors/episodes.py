@@ -1,0 +1,239 @@
+"""Stretches of steps in which a series is high: one after the other, and one on top of the other.
+
+A series is cut where its level changes for good or for a while. A rank that is a little late throughout, and much more
+so for a while, has two habits: one from end to end, and one on top of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.robust import MAD_TO_SIGMA, block_medians, median, spread, standard_error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hindmost_collector.align import Floats
+
+#: Shortest stretch of steps that a change of pace may make: fewer have no median worth the name.
+SHORTEST = 8
+#: Steps that the median of one bin is taken over, at least, and bins that a series is cut into, at most.
+_BIN, _MOST_BINS = 4, 256
+#: What one more change costs, in variances of a bin and for the logarithm of their number: Bayes' criterion.
+_PENALTY = 2.0
+#: The levels on both sides of a change must be apart by so many times their standard errors.
+_APART = 3.0
+#: A stretch on top of another, or with steps on both sides, must be above those around it by so many times what their
+#: own blocks differ: it was picked for being high among very many.
+_EPISODE = 5.0
+#: Stretches one after the other that are told one by one.
+_OFTEN = 3
+#: A level that differs by less than this share of the lower is one fault that varies, and no second one.
+_VARIES = 0.1
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Steps [first, stop) in which a series is higher by ``level`` than what else it is; ``outer`` it is on top of.
+
+    ``inner`` are the stretches inside in which it is higher still. It may go on until ``end``: what follows is too
+    short to tell.
+    """
+
+    first: int
+    stop: int
+    end: int
+    level: float
+    inner: tuple[tuple[int, int], ...] = ()
+    outer: Layer | None = None
+
+
+def find(series: Floats, smallest: float) -> list[Layer]:
+    """All stretches higher by at least ``smallest``, outer ones first; none of their ends is nearer than a few steps.
+
+    A stretch is over when at least twice the shortest follows that is lower: until then it may only pause.
+    """
+    edges = _without_pauses(series, pieces(series, smallest))
+    while True:
+        layers = _layered(series, edges, smallest)
+        sure = [_stands_out(series, layer) for layer in layers]
+        if min(sure, default=1.0) >= 1:
+            return layers if sum(layer.outer is None for layer in layers) <= _OFTEN else [_all(series, layers)]
+        least = layers[int(np.argmin(sure))]
+        edges = [edge for edge in edges if edge not in (least.first, least.stop) or edge in (0, len(series))]
+
+
+def _all(series: Floats, layers: list[Layer]) -> Layer:
+    """All of them as one: what comes and goes so often is one habit, or none."""
+    first, stop = layers[0].first, max(layer.stop for layer in layers)
+    return Layer(first, stop, max(layer.end for layer in layers), float(np.median(series[first:stop])))
+
+
+def _stands_out(series: Floats, layer: Layer) -> float:
+    """How many times the least that a stretch must be above the steps around it, among which it was picked.
+
+    One that goes to either end of the series has no steps on one side.
+    """
+    outer, size = layer.outer, len(series)
+    if outer is None and (layer.first == 0 or layer.stop == size):
+        return 1.0
+    if layer.stop - layer.first < SHORTEST:
+        return 0.0
+    first, stop = (0, size) if outer is None else (outer.first, outer.stop)
+    around = np.concatenate([series[first : layer.first], series[layer.stop : stop]])
+    inside = series[layer.first : layer.stop]
+    differ = max(standard_error(inside) + standard_error(around), spread(block_medians(around)))
+    return layer.level / max(_EPISODE * differ, np.finfo(float).tiny)
+
+
+def _layered(series: Floats, edges: list[int], smallest: float) -> list[Layer]:
+    """The layers between these edges; a level that is not sure to be above nothing is none to be on top of."""
+    levels = _levels(series, edges)
+    for at, (first, stop) in enumerate(itertools.pairwise(edges)):
+        if levels[at] < _APART * standard_error(series[first:stop]):
+            levels[at] = min(levels[at], 0.0)
+    end = {edges[-1]: edges[-1]}
+    if len(levels) > 1 and _is_pause(levels, edges, len(levels) - 1):
+        edges, levels = edges[:-1], levels[:-1]
+        end[edges[-1]] = len(series)
+    return list(_layers(edges, levels, 0.0, smallest, None, end))
+
+
+def _levels(series: Floats, edges: list[int]) -> list[float]:
+    return [float(np.median(series[a:b])) for a, b in itertools.pairwise(edges)]
+
+
+def _layers(
+    edges: list[int], levels: list[float], floor: float, smallest: float, outer: Layer | None, end: dict[int, int]
+) -> Iterator[Layer]:
+    """Each run of pieces above the floor as one layer as high as its lowest, and what is on top of that."""
+    for high, run in itertools.groupby(range(len(levels)), key=lambda at: levels[at] - floor >= smallest):
+        if not high:
+            continue
+        held = list(run)
+        lowest = min(levels[at] for at in held)
+        more = [at for at in held if levels[at] - lowest >= smallest]
+        inner = tuple((edges[at], edges[at + 1]) for at in more)
+        begin, stop = held[0], held[-1] + 1
+        layer = Layer(edges[begin], edges[stop], end.get(edges[stop], edges[stop]), lowest - floor, inner, outer)
+        yield layer
+        yield from _layers(edges[begin : stop + 1], levels[begin:stop], lowest, smallest, layer, end)
+
+
+def _without_pauses(series: Floats, edges: list[int]) -> list[int]:
+    """Edges of the pieces with each short one joined to its neighbours that is lower than both."""
+    while True:
+        levels = _levels(series, edges)
+        pause = next((at for at in range(1, len(levels) - 1) if _is_pause(levels, edges, at)), None)
+        if pause is None:
+            return edges
+        before, after = levels[pause - 1], levels[pause + 1]
+        alike = 2 * min(before, after) >= max(before, after)
+        joined = {edges[pause]} if alike or before < after else set()
+        joined |= {edges[pause + 1]} if alike or after < before else set()
+        edges = [edge for edge in edges if edge not in joined]
+
+
+def _is_pause(levels: list[float], edges: list[int], at: int) -> bool:
+    """Whether a piece is lower than those beside it, and too short to say that what was before is over."""
+    after = levels[at + 1] if at + 1 < len(levels) else np.inf
+    return edges[at + 1] - edges[at] < 2 * SHORTEST and levels[at] < min(levels[at - 1], after)
+
+
+def stretch(series: Floats, smallest: float) -> tuple[int, int]:
+    """[first, stop) of the steps in which a series is habitually high on the whole.
+
+    Neighbouring pieces count as one while each is at least half as high as the highest.
+    """
+    edges = pieces(series, smallest)
+    levels = _levels(series, edges)
+    lengths = np.diff(edges)
+    worth = [level * length for level, length in zip(levels, lengths, strict=True)]
+    best = int(np.argmax(worth))
+    first = last = best
+    while first > 0 and levels[first - 1] >= levels[best] / 2:
+        first -= 1
+    while last < len(levels) - 1 and levels[last + 1] >= levels[best] / 2:
+        last += 1
+    stop = edges[last + 1]
+    ended = stop < len(series) and _over(series[stop:], levels[best])
+    return edges[first], stop if ended else len(series)
+
+
+def _over(after: Floats, level: float) -> bool:
+    """Whether a habit has ended: what follows is long enough to tell, and clearly lower throughout."""
+    if len(after) < 2 * SHORTEST:
+        return False
+    return bool(np.nanmax(block_medians(after)) < level / 2 and float(median(after)) < level / 4)
+
+
+def pieces(series: Floats, smallest: float) -> list[int]:
+    """Edges of the stretches between the changes of a series, its own ends among them."""
+    series = np.nan_to_num(series)
+    edges = _sharpened(series, _cut(series, smallest))
+    while len(edges) > 2:
+        changes = zip(edges, edges[1:], edges[2:], strict=False)
+        sure = [_sureness(series[a:b], series[b:c], smallest) for a, b, c in changes]
+        least = int(np.argmin(sure))
+        if sure[least] >= 1:
+            break
+        edges = _sharpened(series, [*edges[: least + 1], *edges[least + 2 :]])
+    return edges
+
+
+def _sureness(before: Floats, after: Floats, smallest: float) -> float:
+    """How many times the least that makes a change the levels on its two sides differ by."""
+    if min(len(before), len(after)) < SHORTEST // 2:
+        return 0.0
+    low, high = sorted([float(np.median(before)), float(np.median(after))])
+    noise = standard_error(before) + standard_error(after)
+    return (high - low) / max(smallest / 2, _APART * noise, _VARIES * low)
+
+
+def _cut(series: Floats, smallest: float) -> list[int]:
+    """Edges of the levels that fit the medians of its bins best, each change at a price; none is too short."""
+    if len(series) < 2 * SHORTEST:
+        return [0, len(series)]
+    size = max(_BIN, -(-len(series) // _MOST_BINS))
+    count = len(series) // size
+    levels = np.median(series[: count * size].reshape(count, size), axis=1)
+    noise = MAD_TO_SIGMA * float(np.median(np.abs(np.diff(levels)))) / np.sqrt(2)
+    price = max(_PENALTY * noise**2 * np.log(count), smallest**2 / 2)
+    return [at * size if at < count else len(series) for at in _cheapest(levels, price)]
+
+
+def _cheapest(levels: Floats, price: float) -> list[int]:
+    """Edges that cut levels [B] into pieces of two at least, of least squared error and price: optimal partitioning."""
+    sums, squares = (np.concatenate([[0.0], np.cumsum(one)]) for one in (levels, levels**2))
+    best = np.full(len(sums), np.inf)
+    best[0], came = 0.0, np.zeros(len(sums), np.int64)
+    for end in range(2, len(sums)):
+        begin = np.arange(end - 1)
+        error = squares[end] - squares[begin] - (sums[end] - sums[begin]) ** 2 / (end - begin)
+        total = best[begin] + error + price
+        came[end] = int(np.argmin(total))
+        best[end] = total[came[end]]
+    edges = [len(levels)]
+    while edges[-1] > 0:
+        edges.append(int(came[edges[-1]]))
+    return edges[::-1]
+
+
+def _sharpened(series: Floats, edges: list[int]) -> list[int]:
+    """Move each change to where the levels on its two sides fit best, within a few steps."""
+    found = list(edges)
+    for at in range(1, len(edges) - 1):
+        found[at] = _sharpen(series, found[at - 1], found[at], found[at + 1])
+    return found
+
+
+def _sharpen(series: Floats, start: int, split: int, stop: int) -> int:
+    before, after = np.median(series[start:split]), np.median(series[split:stop])
+    first, last = max(start + 1, split - SHORTEST), min(stop - 1, split + SHORTEST)
+    part = series[first:last]
+    sums = np.concatenate([[0.0], np.cumsum(np.abs(part - before) - np.abs(part - after))])
+    return first + int(np.argmin(sums))
