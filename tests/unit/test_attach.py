@@ -346,6 +346,16 @@ def test_a_python_314_is_entered_and_left_without_a_trace(
     assert json.loads((tmp_path / "seen").read_text()) == [[], [], 3, 0, []]
 
 
+def test_a_python_314_that_makes_no_step_can_be_sampled_is_said(
+    train: Callable[..., int], capsys: pytest.CaptureFixture[str], python_314: str
+) -> None:
+    """Phases are measured in steps: of a loop that has none that is said, and what shows it all the same."""
+    pid = train(LOOP, "0.2", "0.02", python=python_314, RANK="0", WORLD_SIZE="1")
+    assert cli.main(["attach", "--seconds", "1", f"--pid={pid}"]) == 0
+    assert f"process {pid} made no step" in (said := capsys.readouterr().out)
+    assert f"`hindmost attach --sample --pid {pid}`" in said
+
+
 @needs_py_spy
 def test_a_python_314_can_be_sampled_from_outside(
     train: Callable[..., int], capsys: pytest.CaptureFixture[str], python_314: str

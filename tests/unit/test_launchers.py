@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import stat
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -127,6 +128,21 @@ def test_an_unknown_mpirun_is_left_alone(fake_mpirun) -> None:
 def test_srun_exports_our_names_too(given: list[str], environ: dict[str, str], expected: list[str]) -> None:
     """srun passes everything unless a list says which; then the list gets ours."""
     assert srun.carry(given, NAMES, environ) == expected
+
+
+def test_a_slurm_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside an allocation Slurm is asked for its nodes; the job starts without the answer of a busy controller."""
+    sinfo = tmp_path / "sinfo"
+    sinfo.write_text("#!/bin/sh\nsleep 60 &\nwait\n")
+    sinfo.chmod(0o755)
+    assert srun.ANSWER_S <= 2
+    monkeypatch.setattr(srun, "ANSWER_S", 0.2)
+    began = time.monotonic()
+    assert srun.remote_hosts(["srun", "a"], {"PATH": f"{tmp_path}:/usr/bin:/bin"}) == []
+    assert time.monotonic() - began < 30
+    sinfo.write_text("#!/bin/sh\necho n1\necho n2\n")
+    monkeypatch.setattr(srun, "ANSWER_S", 30)
+    assert srun.remote_hosts(["srun", "a"], {"PATH": f"{tmp_path}:/usr/bin:/bin"}) == ["n1", "n2"]
 
 
 def test_remote_hosts_of_an_mpirun(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 from typing import TYPE_CHECKING
 
@@ -20,12 +21,15 @@ if TYPE_CHECKING:
         ("horovodrun --host-discovery-script hosts.sh python train.py", {}, "train-"),
         ("./a.out", {}, "a-"),
         ("srun a", {"SLURM_JOB_ID": "4711"}, "4711-"),
+        ("srun sh -c 'RANK=$SLURM_PROCID exec python train.py --steps 3'", {}, "train-"),
+        ("sh -c 'for i in 0 1; do RANK=$i python a/train.py& done; wait'", {}, "train-"),
+        ("sh -c 'RANK=0 ./a.out'", {}, "sh-"),
         ("bash -c true", {"PBS_JOBID": "12.head.example"}, "12-head-example-"),
     ],
 )
 def test_a_job_is_called_after_its_script_or_batch_job(command: str, environ: dict[str, str], start: str) -> None:
     """A job that is given no id gets one that a person recognises and that is a file name and a label."""
-    found = place.job_id(None, command.split(), environ)
+    found = place.job_id(None, shlex.split(command), environ)
     assert found.startswith(start)
     assert place.JOB_ID.fullmatch(found)
 

@@ -151,4 +151,7 @@ def _reader(folder: Path, pid: int) -> ring.Reader:
         for path in folder.glob(f"*.py.{pid}.ring"):
             return ring.Reader(path)
         time.sleep(0.05)
-    raise HindmostError(f"process {pid} made no step in {ARRIVAL_S:.0f} s; is it training?")
+    raise HindmostError(
+        f"process {pid} made no step in {ARRIVAL_S:.0f} s, in which phases are measured; `hindmost attach --sample "
+        f"--pid {pid}` samples its stacks instead"
+    )

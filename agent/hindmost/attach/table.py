@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from hindmost.attach.target import Target
 
 SCHEMA = "hindmost.attach/1"
+#: How ranks were looked at that were entered.
+MEASURED = "measured inside"
 #: Own work: a rank that spends more of its time in one of these than its peers holds them up.
 OWN = ("input", "forward", "optimizer", "checkpoint", "other")
 #: An excess below this share, or below so many standard errors, is not named.
@@ -80,7 +82,19 @@ def render(targets: Sequence[Target], seen: Sequence[Shares], method: str, secon
         cells = [_cell(shares, phase) for phase in PHASES]
         rank = str(target.rank) if target.rank >= 0 else "-"
         lines.append("  ".join([f"{rank:>4}", f"{target.pid:>8}", *(f"{cell:>10}" for cell in cells)]))
-    return "\n".join([*lines, _sentence(targets, seen)]) + "\n"
+    return "\n".join([*lines, _sentence(targets, seen), *_without_steps(targets, seen, method)]) + "\n"
+
+
+def _without_steps(targets: Sequence[Target], seen: Sequence[Shares], method: str) -> list[str]:
+    """Of which processes nothing is known because they made no step, and what would show it all the same."""
+    pids = [str(target.pid) for target, shares in zip(targets, seen, strict=True) if not shares.share]
+    if method != MEASURED or not pids:
+        return []
+    who = f"process {pids[0]}" if len(pids) == 1 else f"processes {', '.join(pids)}"
+    asked = " ".join(f"--pid {pid}" for pid in pids)
+    return [
+        f"{who} made no step, in which phases are measured; `hindmost attach --sample {asked}` samples stacks instead"
+    ]
 
 
 def _cell(shares: Shares, phase: str) -> str:

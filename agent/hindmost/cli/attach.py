@@ -96,8 +96,8 @@ def _keep(folder: Path, one: Target, text: str) -> None:
 
 def _look(targets: list[Target], args: argparse.Namespace) -> tuple[str, list[Shares]]:
     """Measured from inside where every target can be entered, else sampled: ranks are compared by one method."""
-    from hindmost.attach import injected, sampling
+    from hindmost.attach import injected, sampling, table
 
     if not args.sample and all(one.minor >= injected.FIRST_MINOR for one in targets):
-        return "measured inside", injected.measure(targets, args.seconds)
+        return table.MEASURED, injected.measure(targets, args.seconds)
     return f"sampled {args.rate} times a second", sampling.sample(targets, args.seconds, args.rate)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hindmost.launchers import _hosts, _words
@@ -16,6 +17,8 @@ PROGRAMS = frozenset({"srun"})
 EXPORT = "--export"
 #: What asks Slurm for the addresses of its nodes, wherever the job may go.
 NODES = ("sinfo", "--noheader", "--Node", "--format=%o")
+#: The job's start waits for the answer. A controller that is busy for longer is not waited for.
+ANSWER_S = 1.5
 
 
 def recognises(argv: Sequence[str]) -> bool:
@@ -51,14 +54,13 @@ def remote_hosts(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
 
 
 def _any_node(environ: Mapping[str, str]) -> list[str]:
-    """The addresses of all nodes of this Slurm; empty where it does not say."""
+    """The addresses of all nodes of this Slurm; empty where it does not say, or not at once."""
+    ask = partial(subprocess.run, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
     try:
-        said = subprocess.run(
-            NODES, env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10, check=True
-        )
+        said = ask(NODES, env=dict(environ), timeout=ANSWER_S)
     except (OSError, subprocess.SubprocessError):
         return []
-    return said.stdout.split()
+    return str(said.stdout).split()
 
 
 def _with(export: str, names: Sequence[str]) -> str:
