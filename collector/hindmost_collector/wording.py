@@ -170,7 +170,7 @@ def _shares(excess: float, cause: Cause, whose: str = "") -> list[str]:
     if cause.cause != "unknown" or cause.remark or cause.explained is None:
         return [found, *_covered(excess, cause)]
     if cause.partial == "blocked":
-        return [found, "what it waited for off the CPU was not measured"]
+        return [found, "it was asleep or blocked, not computing: what it waited for was not measured"]
     return [found, f"the most that one of these explains is {cause.explained:.0%}, too little to call it the cause"]
 
 
