@@ -278,8 +278,10 @@ def _is_idle(blocks: Blocks, row: int, columns: Array, settings: Settings) -> bo
     busy = float(sum(median(block[row, columns]) for block in _computing(blocks)))
     if float(median(blocks.parts["cpu"][row, columns])) < settings.idle_cpu * busy:
         return True
-    blocked = off_cpu.of_step(blocks, row, columns)  # of CPU time a part may be spent on waiting for the others
-    return bool(median(blocked) >= off_cpu.MOST * median(blocks.excess[row, columns]))
+    late = float(median(blocks.excess[row, columns]))
+    blocked = float(median(off_cpu.of_step(blocks, row, columns)))  # of CPU time a part may be spent on waiting
+    ran = float(median(off_cpu.computed(blocks, row, columns)))
+    return blocked >= off_cpu.MOST * late or (blocked >= late / 2 and ran <= (1 - off_cpu.MOST) * late)
 
 
 def _hidden_backward(blocks: Blocks, row: int, columns: Array) -> float:

@@ -43,3 +43,18 @@ def of_step(blocks: Blocks, row: int, columns: Array) -> Floats:
     share = median(median(np.delete(off, row, axis=0), axis=1) / median(np.delete(inside, row, axis=0), axis=1))
     share = np.clip(share, 0.0, 1.0)  # NaN stays: then nothing is known
     return np.asarray(off[row] - share * inside[row])
+
+
+def computed(blocks: Blocks, row: int, columns: Array) -> Floats:
+    """[N] ns of CPU that a process used in each step beyond its peers, but for what it spends on waiting as they do.
+
+    NaN where unmeasured.
+    """
+    if "cpu" not in blocks.parts:
+        return np.full(len(columns), np.nan)
+    cpu, inside = blocks.parts["cpu"][:, columns], (blocks.wait + blocks.transfer)[:, columns]
+    busy = blocks.own[:, columns] - np.nan_to_num(blocks.parts.get("input", np.zeros_like(blocks.own)))[:, columns]
+    others = np.arange(len(cpu)) != row
+    spent = median(median((cpu - busy)[others], axis=1) / median(inside[others], axis=1))
+    used = cpu - np.clip(spent, 0.0, 1.0) * inside
+    return np.asarray(used[row] - median(used[others], axis=0))

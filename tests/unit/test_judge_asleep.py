@@ -93,6 +93,14 @@ def test_a_rank_that_may_have_waited_for_a_cpu_is_not_named(queued_ms: float, pr
     assert "rank 1 came late, perhaps for want of a CPU" in report.notes[0]
 
 
+@pytest.mark.parametrize(("cpu_ms", "what"), [(8.0, "being off the CPU 22"), (30.0, "computing 22")])
+def test_who_used_no_more_cpu_did_not_compute(cpu_ms: float, what: str) -> None:
+    """It queued for 8 of 30 ms: whether it computed or was asleep for the rest is told by the CPU time that it used."""
+    (verdict,) = judge(replace(crowded(8.0, None, cpu_ms=cpu_ms), metrics=empty(METRICS))).verdicts
+    assert (verdict.ranks, verdict.cause) == ((1,), "unknown")
+    assert any(line.startswith(f"of 30.0 ms excess a step: {what}") for line in verdict.evidence)
+
+
 def test_where_all_queue_in_a_transfer_no_lateness_before_it_is_for_want_of_a_cpu() -> None:
     """Its process queued for 0.58 s/s, for as much of the transfer as its peers' did: before it the rank slept."""
     report = judge(jostled())
