@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 
-from hindmost_collector import awaited, constant
+from hindmost_collector import awaited, constant, filled
 from hindmost_collector.model import ERROR, GPU_TIME, NONBLOCKING, UNMEASURED, Run, Table, rows
 from hindmost_collector.robust import median
 
@@ -148,6 +148,7 @@ def grid(run: Run) -> Grid | None:
     gpu = (table["flags"] & GPU_TIME) != 0
     if gpu.any() and not gpu.all():  # kernels say more than the calls that enqueued them
         table = constant.chosen(table, gpu)
+    table = filled.columns(table, "seq")
     op, op_names = codes(table["op"])
     comm, _ = pd.factorize(table["comm"])
     ranks, row = np.unique(table["rank"], return_inverse=True)
@@ -250,8 +251,20 @@ def _ordered(grid: Grid) -> Grid:
     """Columns in the order in which ranks ran them, by each rank's own clock."""
     if np.isnan(grid.start).all():  # only the order within a communicator is known
         return grid.take(np.lexsort((grid.seq, grid.step)))
-    origin = np.fmin.reduce(grid.start, axis=1, keepdims=True)
+    origin = np.fmin.reduce(np.where(_shared(grid), grid.start, np.nan), axis=1, keepdims=True)
+    origin = np.where(np.isnan(origin), np.fmin.reduce(grid.start, axis=1, keepdims=True), origin)
     return grid.take(np.argsort(median(grid.start - origin, axis=0), kind="stable"))
+
+
+def _shared(grid: Grid) -> Array:
+    """[K] columns that at least half as many ranks have as any of their class: each rank's clock begins at such a one.
+
+    A rank whose agent sends what was minutes ago begins with others that nobody else has.
+    """
+    held = np.sum(~np.isnan(grid.start), axis=0)
+    most = np.zeros(grid.klass.max() + 1, np.int64)
+    np.maximum.at(most, grid.klass, held)
+    return np.asarray(2 * held >= most[grid.klass])
 
 
 def own_time(grid: Grid, beside: Array | None = None) -> Floats:

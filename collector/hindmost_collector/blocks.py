@@ -9,6 +9,7 @@ import numpy as np
 
 from hindmost_collector import (
     align,
+    filled,
     gathered,
     intervals,
     phases,
@@ -98,7 +99,7 @@ def build(run: Run, settings: Settings) -> Blocks | None:
     """The blocks of a run, from its collectives where it has them, else from its steps' phases; ``None``: neither."""
     run = gathered.joined(run)
     joined = align.grid(run)
-    table = phases.training(run.steps)
+    table = filled.columns(phases.training(run.steps), "step")
     found = None
     if joined is not None and len(joined.ranks) > 1:
         found = _at_pace(_from_collectives(run, joined, table, settings), run.job.pace_ns)

@@ -1,0 +1,67 @@
+"""Blocks of [rank x step] take memory for what is known, whoever comes late."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hindmost_collector import filled
+from hindmost_collector.judge import judge
+from hindmost_collector.model import COLLECTIVES, STEPS, Job, Run, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+RANKS, STEPS_NOW, SLOW, BEHIND = 256, 40, 3, 7
+STEP_NS, MS = 50_000_000, 1_000_000
+
+
+def table(columns: Mapping[str, Any], **known: Any) -> Table:
+    """A table of which the rest is not measured."""
+    count = len(known["rank"])
+    made = {name: np.full(count, "" if dtype is np.str_ else -1) for name, dtype in columns.items() if name != "comm"}
+    return made | {name: np.broadcast_to(value, (count,)) for name, value in known.items()}
+
+
+def job(backlog: int, *, collectives: bool) -> Run:
+    """Steps of which one rank's forward is longer; and so many much earlier ones of another rank, sent late."""
+    rank = np.concatenate([np.repeat(np.arange(RANKS), STEPS_NOW), np.full(backlog, BEHIND)])
+    step = np.concatenate([np.tile(np.arange(STEPS_NOW) + 100_000, RANKS), 100_000 - backlog + np.arange(backlog)])
+    late = np.where(rank == SLOW, 8 * MS, np.random.default_rng(1).integers(0, MS // 5, len(rank)))
+    began = step * STEP_NS
+    if not collectives:
+        steps = table(STEPS, rank=rank, step=step, kind="train", start_ns=began, duration_ns=STEP_NS)
+        steps |= {"forward_ns": 20 * MS + late, "optimizer_ns": np.full(len(rank), MS)}
+        return Run(Job("j", source="hindmost"), steps=steps)
+    calls = table(COLLECTIVES, rank=rank, seq=step, step=step, op="all_reduce", bytes=1024, flags=0)
+    calls |= {"comm": np.full(len(rank), 9, np.uint64), "start_ns": began + late, "duration_ns": 9 * MS - late}
+    return Run(Job("j", source="hindmost"), collectives=calls)
+
+
+@pytest.mark.parametrize("collectives", [True, False])
+def test_a_backlog_of_one_rank_makes_no_block_of_all(collectives: bool) -> None:
+    """Minutes of one rank, which no other rank's rows are left of, change no verdict and take little memory."""
+    alone = judge(job(0, collectives=collectives)).verdicts
+    tracemalloc.start()
+    beside = judge(job(30_000, collectives=collectives)).verdicts
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [(one.kind, one.ranks, one.since_step) for one in beside] == [
+        (one.kind, one.ranks, one.since_step) for one in alone
+    ]
+    assert alone[0].ranks == (SLOW,)
+    assert peak < 200 << 20  # each of a dozen blocks of all those steps would be 61 MB
+
+
+def test_what_ranks_have_in_common_stays() -> None:
+    """Of a block that would be mostly empty the fullest columns are kept, and of those alike the later; no row of a
+    block that would not be."""
+    rank = np.concatenate([np.arange(2000), np.zeros(2000, np.int64)])
+    step = np.concatenate([np.full(2000, 5000), np.arange(2000)])
+    kept = filled.columns({"rank": rank, "step": step}, "step")["step"]
+    assert (kept == 5000).sum() == 2000
+    assert sorted(set(kept.tolist())) == [*range(2000 - (1 << 20) // 2000 + 1, 2000), 5000]
+    few = {"rank": rank[:2100], "step": step[:2100]}
+    assert filled.columns(few, "step") is few
