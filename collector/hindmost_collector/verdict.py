@@ -188,16 +188,20 @@ def _plain(value: Any) -> Any:
     if is_dataclass(value):
         return _row(value) if isinstance(value, RankRow) else {name: _plain(item) for name, item in vars(value).items()}
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        known = all(type(item) is float and math.isfinite(item) for item in value.values())
+        return {str(key): item if known else _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     return _plain(value.item()) if hasattr(value, "item") else value
 
 
 def _row(row: RankRow) -> dict[str, Any]:
-    found = {name: item if type(item) in _SIMPLE else _plain(item) for name, item in vars(row).items()}
-    isfinite, phases = math.isfinite, row.phases_ms.items()
-    found["phases_ms"] = {name: None if ms is None or not isfinite(ms) else float(ms) for name, ms in phases}
+    found: dict[str, Any] = {}
+    for name, item in vars(row).items():
+        if type(item) in _SIMPLE or (type(item) is float and math.isfinite(item)):
+            found[name] = item
+        else:
+            found[name] = _plain(item)
     return found
 
 

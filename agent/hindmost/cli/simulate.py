@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         from hindmost_collector.simulate import Scenario, simulate
         from hindmost_collector.simulate.traces import refuse_unseen
-        from hindmost_collector.simulate.write import write
+        from hindmost_collector.simulate.write import simulated, write
     except ImportError as error:
         raise HindmostError(f"{error.name} is not installed: pip install 'hindmost[collector]'") from error
     if (args.out is None) == (args.collector is None):
@@ -102,10 +102,13 @@ def run(args: argparse.Namespace) -> int:
         return _to_collector(scenario, args)
     if args.format == "traces":
         refuse_unseen(scenario.faults)
-    simulated = simulate(scenario)
-    write(simulated.run, args.out, args.format)
-    if args.truth:
-        args.truth.write_text(json.dumps(asdict(simulated.truth), indent=1) + "\n")
+    if args.format == "run" and not args.truth:
+        simulated(scenario, args.out)
+    else:
+        made = simulate(scenario)
+        write(made.run, args.out, args.format)
+        if args.truth:
+            args.truth.write_text(json.dumps(asdict(made.truth), indent=1) + "\n")
     sys.stdout.write(f"{args.out}: {args.ranks} ranks, {args.steps} steps; judge it by: hindmost report {args.out}\n")
     return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from hindmost_collector.simulate.telemetry import telemetry
 from hindmost_collector.sources.columns import concatenate, select, table
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from hindmost_collector.simulate.draws import Draws
     from hindmost_collector.simulate.engine import Timing
     from hindmost_collector.simulate.layout import Array, Groups
@@ -29,11 +32,29 @@ def record(scenario: Scenario, draws: Draws, timing: Timing, metrics: bool) -> R
     """The run as columns; a stop ends it at its onset, what ranks were inside then in flight."""
     last, known = scenario.whole_steps, groups(scenario)
     operations = collectives_of(scenario, draws, timing, known, last)
+    whole = _but_steps(scenario, draws, timing, metrics)
+    return replace(whole, steps=steps_of(scenario, draws, timing, last), collectives=operations)
+
+
+def pieces(scenario: Scenario, draws: Draws, timing: Timing, at_once: int) -> Iterator[Run]:
+    """The run as :func:`record` has it, its steps in pieces of about ``at_once`` collectives; first comes the rest."""
+    known, last = groups(scenario), scenario.whole_steps
+    calls = len(timing.collectives) * scenario.ranks + sum(len(one.ranks) for one in timing.sends)
+    each = max(at_once * scenario.steps // max(calls, 1), 1)
+    job = _but_steps(scenario, draws, timing, metrics=True)
+    yield job
+    for first in range(0, last, each):
+        until = min(first + each, last)
+        steps = steps_of(scenario, draws, timing, until, first)
+        yield Run(job.job, steps=steps, collectives=collectives_of(scenario, draws, timing, known, until, first))
+
+
+def _but_steps(scenario: Scenario, draws: Draws, timing: Timing, metrics: bool) -> Run:
+    """Everything but steps and collectives."""
+    known = groups(scenario)
     return Run(
         job=Job(id=f"simulated-{scenario.seed}", world_size=scenario.ranks, source="simulation"),
         ranks=_ranks(scenario),
-        steps=steps_of(scenario, draws, timing, last),
-        collectives=operations,
         communicators=communicators_of(known),
         in_flight=in_flight(scenario, draws, timing),
         metrics=telemetry(scenario, draws, timing, EPOCH_NS) if metrics else table("metrics", node=[]),

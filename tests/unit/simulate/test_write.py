@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from hindmost_collector.judge import judge
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.scenario import CAUSES
 from hindmost_collector.simulate.traces import NOT_SHOWN, SHOWN
-from hindmost_collector.simulate.write import write
+from hindmost_collector.simulate.write import simulated, write
 from hindmost_collector.sources import load
 
 PAGE = Path(__file__).parents[3] / "docs/simulating.md"
@@ -137,3 +138,19 @@ def test_the_page_has_a_row_for_every_fault_and_output() -> None:
         assert run == f"`{cause}`"
         assert collector.removesuffix(", live") == f"`{cause}`"
         assert (traces == "refused") == (cause in NOT_SHOWN)
+
+
+@pytest.mark.parametrize("layout", [{"layout": "dp"}, {"layout": "pp_dp", "pipeline": 2}])
+def test_a_run_made_some_steps_at_a_time_is_the_same_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: dict[str, Any]
+) -> None:
+    """What memory need not hold at once makes no difference to what is written."""
+    scenario = Scenario(4, 12, seed=3, faults=(Fault("hang", (1,), onset=9),), **layout)
+    write(simulate(scenario).run, tmp_path / "whole", "run")
+    monkeypatch.setattr("hindmost_collector.simulate.write.ROWS_AT_ONCE", 60)
+    simulated(scenario, tmp_path / "pieces")
+    whole, made = load(tmp_path / "whole").tables(), load(tmp_path / "pieces").tables()
+    for name in ("ranks", "steps", "collectives", "communicators", "in_flight", "metrics"):
+        for column, values in whole[name].items():
+            assert np.array_equal(np.sort(values), np.sort(made[name][column])), (name, column)
+    assert len(list((tmp_path / "pieces" / "segments" / "collectives").glob("*.parquet"))) > 1
