@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 NODE_BASE_NS = 10**12
 #: Steps that are made and sent at a time: what is in memory of a large job at once.
 STEPS_AT_ONCE = 4
+#: After how many seconds an agent tells of what its ranks are inside of, at first.
+SOON_S = 1.0
 _CALLS = ("seq", "start_ns", "duration_ns", "bytes", "flags", "peer", "self_ns", "cpu_ns", "runqueue_ns")
 
 
@@ -99,9 +101,12 @@ class Job:
             yield from self._standing_still(float(begun[ends]), seen_every_s)
 
     def _standing_still(self, since: float, every_s: float) -> Iterator[tuple[int, float, wire.AgentMessage]]:
-        """Every rank's state again and again, until all have waited for long enough."""
+        """Every rank's state again and again, until all have waited for long enough.
+
+        First as soon as all wait, as agents do: who was not heard of yet is not taken for who does not come.
+        """
         stopped = stopped_ns(self.scenario, self.timing)
-        for seen in stopped + np.arange(every_s, SEEN_SECONDS + every_s, every_s) * 1e9:
+        for seen in stopped + np.append(SOON_S, np.arange(every_s, SEEN_SECONDS + every_s, every_s)) * 1e9:
             sampled = self._samples(since, seen)
             held = in_flight(self.scenario, self.draws, self.timing, int(seen))
             for node, inside in zip(self.nodes, self._by_node(held), strict=True):

@@ -100,7 +100,7 @@ def test_where_nobody_listens_one_line_says_so(monkeypatch: pytest.MonkeyPatch) 
 def test_a_job_that_stops_is_named_live(tmp_path: Path, cause: str) -> None:
     """Its streams tell what is open: the live judge says who did not come, or came with something else."""
     fault = Fault(cause, (5,), onset=30)
-    assert collected(tmp_path / "run", Scenario(ranks=16, steps=40, seed=5, faults=(fault,)), cause) == 2 * (8 + 1)
+    assert collected(tmp_path / "run", Scenario(ranks=16, steps=40, seed=5, faults=(fault,)), cause) == 2 * (8 + 2)
     told = [json.loads(line) for line in (tmp_path / "run" / "verdicts.jsonl").read_text().splitlines()]
     assert [(one["event"], one["verdict"]["kind"], one["verdict"]["ranks"]) for one in told] == [("opened", cause, [5])]
     assert int(load(tmp_path / "run").steps["step"].max()) == 29
