@@ -31,8 +31,10 @@ def judged(found: list[Verdict], run: Run) -> list[Verdict]:
     kept = [one for one in found if one.kind in _OF_SOME and not (lacking.apart and one.ranks)]
     named = any(one.ranks for one in kept)
     already = [one for one in found if one.kind == "insufficient_data"]
-    if named or (already and not waited):
-        return kept or already
+    if named:
+        return kept
+    if already and not waited:
+        return [replace(one, evidence=(_missing(lacking), *one.evidence)) for one in already]
     return [_insufficient(lacking, waited), *kept]
 
 
@@ -46,11 +48,14 @@ def _with(one: Verdict, lacking: Unseen) -> Verdict:
 
 
 def _insufficient(lacking: Unseen, waited: bool) -> Verdict:
-    are, them = ("is", "it") if len(lacking.ranks) == 1 else ("are", "them")
+    them = "it" if len(lacking.ranks) == 1 else "them"
+    waits = _awaited(lacking) if waited else f"whether the others wait for {them} cannot be told"
+    return Verdict(kind="insufficient_data", evidence=(_missing(lacking), waits), advice=(_remedy(lacking),))
+
+
+def _missing(lacking: Unseen) -> str:
     who = names(lacking.ranks) if lacking.ranks else "some ranks"
-    found = [f"{who} {are} missing from the recording, in whole or for most of it"]
-    found.append(_awaited(lacking) if waited else f"whether the others wait for {them} cannot be told")
-    return Verdict(kind="insufficient_data", evidence=tuple(found), advice=(_remedy(lacking),))
+    return f"{who} {'is' if len(lacking.ranks) == 1 else 'are'} missing from the recording, in whole or for most of it"
 
 
 def _awaited(lacking: Unseen) -> str:

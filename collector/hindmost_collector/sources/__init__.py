@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from hindmost.errors import UsageError
 
 from hindmost_collector.sources import (
+    damaged,
     flight_recorder,
     hindmost_run,
     horovod_timeline,
@@ -99,8 +100,11 @@ def _load(path: Path, folder: Path) -> Run:
             found[owner].append(file)
     if len(strangers) == len(files):
         raise UsageError(several.archives(path) or _nothing_understood(path, strangers))
-    run = combine(path, [form.load(found[form.NAME]) for form in FORMATS if found[form.NAME]])
-    return replace(run, notes=(*run.notes, *_left_out(strangers, [file for held in found.values() for file in held])))
+    met = [form for form in FORMATS if found[form.NAME]]
+    views, damage = damaged.whole(met, lambda form: form.load(found[form.NAME]))
+    run = combine(path, views)
+    odd = _left_out(strangers, [file for held in found.values() for file in held])
+    return replace(run, notes=(*run.notes, *damage, *odd))
 
 
 def _left_out(strangers: Sequence[Sample], understood: Sequence[Path]) -> list[str]:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
+Of = TypeVar("Of")
 T = TypeVar("T")
 
 #: Files that a note names.
@@ -24,9 +25,9 @@ class DamagedError(UsageError):
         self.path, self.why = path, why
 
 
-def whole(files: Iterable[Path], read: Callable[[Path], T]) -> tuple[list[T], list[str]]:
-    """What was read of each file, and a note on those that are damaged; raises where all are."""
-    tried = [_tried(path, read) for path in files]
+def whole(files: Iterable[Of], read: Callable[[Of], T]) -> tuple[list[T], list[str]]:
+    """What was read of each file, or kind of files, and a note on those that are damaged; raises where all are."""
+    tried = [_tried(one, read) for one in files]
     damaged = [one for one in tried if isinstance(one, DamagedError)]
     found = [one for one in tried if not isinstance(one, DamagedError)]
     if damaged and not found:
@@ -36,8 +37,8 @@ def whole(files: Iterable[Path], read: Callable[[Path], T]) -> tuple[list[T], li
     return found, [f"Left out: {told}{more}."] if damaged else []
 
 
-def _tried(path: Path, read: Callable[[Path], T]) -> T | DamagedError:
+def _tried(one: Of, read: Callable[[Of], T]) -> T | DamagedError:
     try:
-        return read(path)
+        return read(one)
     except DamagedError as error:
         return error

@@ -7,6 +7,7 @@ unpacked to a temporary folder, regular files only, up to a bounded size. Every 
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import gzip
 import io
@@ -101,6 +102,7 @@ def sample(path: Path) -> Sample:
         with contextlib.suppress(zlib.error):
             head = zlib.decompressobj(wbits=31).decompress(head, SAMPLE_BYTES)
         head = b"" if head.startswith(_GZIP) else head
+    head = head.removeprefix(codecs.BOM_UTF8)
     return Sample(path, head, path.stat().st_size, compressed)
 
 
@@ -150,7 +152,7 @@ def lines(path: Path) -> Iterator[bytes]:
         while line := stream.readline(MAX_LINE_BYTES + 1):
             number += 1
             if len(line) > MAX_LINE_BYTES:
-                raise UsageError(f"{path}: line {number} is longer than {MAX_LINE_BYTES >> 20} MiB; not a recording")
+                raise DamagedError(path, f"line {number} is longer than {MAX_LINE_BYTES >> 20} MiB; not a recording")
             yield line
 
 

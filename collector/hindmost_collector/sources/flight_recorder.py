@@ -103,9 +103,13 @@ def _dump(path: Path) -> _Dump:
     content = _content(path)
     entries = content.get("entries") if isinstance(content, dict) else None
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise UsageError(f"{path}: not one of the {NAME}: it has no list of entries")
+        raise damaged.DamagedError(path, f"not one of the {NAME}: it has no list of entries")
     config = content.get("pg_config")
     return _Dump(path, int(found[1]), entries, _groups(config if isinstance(config, dict) else {}))
+
+
+class HostileError(pickle.UnpicklingError):
+    """A pickle that could do more than build plain values, or claims more than it holds."""
 
 
 def _content(path: Path) -> Any:
@@ -114,33 +118,19 @@ def _content(path: Path) -> Any:
     data = path.read_bytes()
     try:
         return json.loads(data) if data.lstrip()[:1] == b"{" else plain_pickle(data)
-    except (ValueError, pickle.UnpicklingError, EOFError, IndexError, KeyError, RecursionError, TypeError) as error:
-        why = str(error).splitlines()[0]
-        if _is_torn(error, data):
-            raise damaged.DamagedError(path, f"torn, what its rank had open is not known ({why})") from error
-        raise UsageError(f"{path}: damaged or hostile, not read: {why}") from error
-
-
-#: How the readers say that there is no more where there should be.
-_ENDS = ("exhausted before seeing STOP", "remain", "not enough data in stream", "no newline found")
-
-
-def _is_torn(error: Exception, data: bytes) -> bool:
-    """Whether a dump was fine up to where it ends."""
-    if isinstance(error, json.JSONDecodeError):
-        return len(data[error.pos :].strip()) == 0 or error.msg.startswith("Unterminated string")
-    return isinstance(error, ValueError) and any(words in str(error) for words in _ENDS)
+    except (HostileError, RecursionError) as error:
+        raise UsageError(f"{path}: hostile, not read: {str(error).splitlines()[0]}") from error
+    except (ValueError, pickle.UnpicklingError, EOFError, IndexError, KeyError, TypeError) as error:
+        raise damaged.DamagedError(path, f"damaged, not read: {str(error).splitlines()[0]}") from error
 
 
 def plain_pickle(data: bytes) -> Any:
-    """Unpickle plain values only. Raises :class:`pickle.UnpicklingError` on anything that could do more than that."""
+    """Unpickle plain values only. Raises :class:`HostileError` on anything that could do more than that."""
     for instruction, argument, position in pickletools.genops(data):
         if instruction.name not in _PLAIN:
-            raise pickle.UnpicklingError(
-                f"pickle instruction {instruction.name} at byte {position}, not of plain values"
-            )
+            raise HostileError(f"pickle instruction {instruction.name} at byte {position}, not of plain values")
         if instruction.name.endswith("PUT") and isinstance(argument, int) and argument > len(data):
-            raise pickle.UnpicklingError(f"memo index {argument} at byte {position}")
+            raise HostileError(f"memo index {argument} at byte {position}")
     return pickle.loads(data)  # noqa: S301 - looked through above: nothing in it can name or call anything
 
 

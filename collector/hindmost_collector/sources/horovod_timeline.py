@@ -73,7 +73,7 @@ def load(files: Sequence[Path]) -> Run:
         ranks=table("ranks", rank=np.arange(size), world_size=size, framework="horovod"),
         collectives=_collectives(timeline, comm),
         communicators=table("communicators", comm=comm, rank=np.arange(size), rank_in=np.arange(size), size=size),
-        notes=_notes(timeline, "torn" in beside),
+        notes=_notes(timeline, "torn" in beside, beside.get("skipped", 0)),
     )
 
 
@@ -116,11 +116,13 @@ def _collectives(timeline: _Timeline, comm: int) -> Table:
     )
 
 
-def _notes(timeline: _Timeline, torn: bool) -> tuple[str, ...]:
+def _notes(timeline: _Timeline, torn: bool, skipped: int) -> tuple[str, ...]:
     notes = ["A Horovod timeline is rank 0's: of other ranks it holds when each was ready, nothing else."]
     if timeline.negotiated < timeline.operations:
         shown = f"{timeline.negotiated} of {timeline.operations}"
         notes.append(f"Only {shown} operations show who was ready when; HOROVOD_CACHE_CAPACITY=0 shows all.")
+    if skipped:
+        notes.append(f"{skipped} torn event{'s' * (skipped > 1)} of the timeline left out.")
     if torn:
         notes.append("The timeline was cut off, read up to there.")
     if len(timeline.rows) >= MAX_OPERATIONS:

@@ -20,7 +20,7 @@ import pyarrow.json as pa_json
 from hindmost.errors import UsageError
 
 from hindmost_collector.model import GPU_TIME, UNMEASURED, Job, Run, Table
-from hindmost_collector.sources import one_job
+from hindmost_collector.sources import damaged, one_job
 from hindmost_collector.sources.columns import table
 from hindmost_collector.sources.files import lines
 from hindmost_collector.sources.operations import operation
@@ -109,11 +109,9 @@ def load(files: Sequence[Path]) -> Run:
     """All operations of all processes; ranks are those of the communicator that all processes are in."""
     one_job.refuse_copies(files)
     reading = _Reading(stride(sum(path.stat().st_size for path in files), _BYTES_A_LINE))
-    for path in files:
-        for block in _blocks(path):
-            _take(_parsed(block, reading), reading)
+    _, left_out = damaged.whole(files, lambda path: _read(path, reading))
     if not reading.processes:
-        raise UsageError(f"{files[0]}: no whole line in the {NAME}")
+        raise damaged.DamagedError(files[0].parent, f"no whole line in the {NAME}")
     c = {name: np.concatenate(reading.pieces[name]) for name in _COLUMNS}
     rank_in, sizes = _memberships(c, len(reading.processes))
     _refuse_contradictions(f"{files[0].parent}: {NAME}", c, reading, rank_in)
@@ -130,8 +128,13 @@ def load(files: Sequence[Path]) -> Run:
         ),
         collectives=collectives,
         communicators=communicators(rank_in, ranks, sizes),
-        notes=(*notes, *_notes(c, collectives, reading), *thinned(reading.every)),
+        notes=(*notes, *left_out, *_notes(c, collectives, reading), *thinned(reading.every)),
     )
+
+
+def _read(path: Path, reading: _Reading) -> None:
+    for block in _blocks(path):
+        _take(_parsed(block, reading), reading)
 
 
 def _refuse_contradictions(

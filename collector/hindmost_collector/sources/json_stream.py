@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 20
 #: No event, and nothing beside the events, is longer.
 MAX_VALUE_CHARACTERS = 8 << 20
-_BLANK = " \t\r\n"
+_BLANK = " \t\r\n\ufeff"
+#: What cannot be decoded this near to the end of what was read may be whole when more is.
+_NEAR = 64
+#: What every event has.
+_EVENT = '"ph"'
 
 
 def events(path: Path, beside: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -56,13 +60,23 @@ def _array(scanner: _Scanner, beside: dict[str, Any]) -> Iterator[dict[str, Any]
         if mark == ",":
             scanner.take()
             continue
-        value = scanner.whole()
+        value = scanner.event()
         if value is None:
             beside["torn"] = True
             return
         if isinstance(value, dict):
             yield value
+    if scanner.skipped:
+        beside["skipped"] = scanner.skipped
     scanner.take()
+
+
+class _NoJsonError(UsageError):
+    """A value that is torn, rather than made to do harm."""
+
+
+#: In the place of an event that is torn.
+_TORN = object()
 
 
 class _Scanner:
@@ -73,9 +87,10 @@ class _Scanner:
         self._text, self._at, self._ended = "", 0, False
         self._decoder = json.JSONDecoder()
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self.skipped = 0
 
-    def error(self, what: str) -> UsageError:
-        return UsageError(f"{self._path}: {what}; not a Chrome trace")
+    def error(self, what: str, kind: type[UsageError] = UsageError) -> UsageError:
+        return kind(f"{self._path}: {what}; not a Chrome trace")
 
     def _more(self) -> bool:
         """Read on; false at the end of the file."""
@@ -118,6 +133,31 @@ class _Scanner:
                 return None
             raise
 
+    def event(self) -> Any:
+        """The next event that can be read; None where there is none any more. Torn ones are counted and left out."""
+        while (found := self._event()) is _TORN:
+            if not self._next_event():
+                self._at = len(self._text)
+                return None
+            self.skipped += 1
+        return found
+
+    def _event(self) -> Any:
+        try:
+            return self._value()
+        except _NoJsonError:
+            return _TORN
+
+    def _next_event(self) -> bool:
+        """Go on to where the next event seems to begin; false where none does."""
+        first = self._text.find(_EVENT, self._at)
+        following = self._text.find(_EVENT, first + 1) if first >= 0 else -1
+        begin = self._text.rfind("{", self._at + 1, following) if following >= 0 else -1
+        if begin < 0:
+            return False
+        self._at = begin
+        return True
+
     def _value(self) -> Any:
         """Decode the next value, reading on until it is whole."""
         self.peek()
@@ -127,15 +167,18 @@ class _Scanner:
                 self._at = found[1]
                 return found[0]
             if found is None and len(self._text) - self._at > MAX_VALUE_CHARACTERS:
-                raise self.error(f"is not JSON, or holds one value of more than {MAX_VALUE_CHARACTERS >> 20} MiB")
+                most = f"{MAX_VALUE_CHARACTERS >> 20} MiB"
+                raise self.error(f"is not JSON, or holds one value of more than {most}")
             if not self._more() and found is None:
-                raise self.error("is not JSON")
+                raise self.error("is not JSON", _NoJsonError)
 
     def _decode(self) -> tuple[Any, int] | None:
         """The value at the front and where it ends; None where it is not whole. A number at the end may go on."""
         try:
             return self._decoder.raw_decode(self._text, self._at)
-        except json.JSONDecodeError:
+        except json.JSONDecodeError as error:
+            if error.pos < len(self._text) - _NEAR and not error.msg.startswith("Unterminated string"):
+                raise self.error("is not JSON", _NoJsonError) from error
             return None
         except (RecursionError, ValueError) as error:
             raise self.error("is nested too deeply or holds a number too long") from error

@@ -116,6 +116,8 @@ def _notes(traces: dict[int, _Trace]) -> tuple[str, ...]:
     if not steps:
         notes = ["The traces mark no steps (call profiler.step() in the loop): operations are matched by their order."]
     notes += [f"{trace.path.name}: cut off, read up to there." for trace in traces.values() if "torn" in trace.beside]
+    torn = {trace.path.name: trace.beside["skipped"] for trace in traces.values() if "skipped" in trace.beside}
+    notes += [f"{name}: {count} torn event{'s' * (count > 1)} left out." for name, count in torn.items()]
     notes += [f"{trace.path.name}: only the first {MAX_EVENTS:,} operations." for trace in traces.values() if trace.cut]
     return tuple(notes)
 

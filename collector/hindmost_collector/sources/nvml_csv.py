@@ -67,7 +67,8 @@ def _read(path: Path, budget: int) -> tuple[list[Table], list[str]]:
         return "skip"
 
     try:
-        columns = path.open("rb").readline().decode(errors="replace").strip().split(",")
+        with path.open(encoding="utf-8-sig", errors="replace") as stream:
+            columns = stream.readline().strip().split(",")
         text = pa_csv.ConvertOptions(column_types=dict.fromkeys(columns, pa.string()))
         samples = pa_csv.read_csv(path, None, pa_csv.ParseOptions(invalid_row_handler=skip), text)
     except (pa.ArrowInvalid, ValueError, KeyError, TypeError) as error:

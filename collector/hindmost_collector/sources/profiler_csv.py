@@ -16,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
-from hindmost.errors import UsageError
 
 from hindmost_collector.model import GPU_TIME, UNMEASURED, Job, Run, Table
 from hindmost_collector.sources import damaged, one_job
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 NAME = "NCCL profiler CSV (prof.PID.csv)"
 
-_BYTES_A_LINE = 150
+_BYTES_A_LINE, _BLOCK = 150, 4 << 20
 _ASCII = bytes(range(128)) + b"?" * 128
 _LINE = re.compile(rb"^[0-9a-f]{1,16},\d+,\d+,\w+,\d+,\w+,\w*,\d+(,\d+){5}\s*$")
 _INTEGERS = ("rank_in", "seq", "count", "channels", "enqueue", "enqueued", "start", "stop", "logged")
@@ -53,7 +52,7 @@ _WHOLE = r"^(\d{1,18}|[1-8]\d{18})$"
 
 def recognises(sample: Sample) -> bool:
     """Whether one of the first lines is one of a finished operation."""
-    head = sample.head.split(b"\0", 1)[0]  # an archive holds lines, too
+    head = sample.head.lstrip(b"\0").split(b"\0", 1)[0]  # an archive holds lines, too
     return any(_LINE.match(line) for line in head.split(b"\n")[:_LOOKED_AT])
 
 
@@ -81,7 +80,7 @@ def load(files: Sequence[Path]) -> Run:
     read, left_out = damaged.whole(files, lambda path: _read(path, every))
     parts = sorted((part for part in read if len(part.columns["comm"])), key=lambda part: part.pid)
     if not parts:
-        raise UsageError(f"{files[0].parent}: no whole line in the {NAME}")
+        raise damaged.DamagedError(files[0].parent, f"no whole line in the {NAME}")
     rank_in = [part.rank_in for part in parts]
     _refuse_contradictions(parts, rank_in)
     ranks, world, notes = world_ranks(rank_in, {})
@@ -129,7 +128,9 @@ def _read(path: Path, every: int) -> _File:
     try:
         return _parsed(path, every, pa.string())
     except pa.ArrowInvalid as error:
-        raise damaged.DamagedError(path, f"not a {NAME}: {str(error).splitlines()[0]}") from error
+        long = "straddl" in str(error)
+        why = f"a line longer than {_BLOCK >> 20} MiB" if long else str(error).splitlines()[0]
+        raise damaged.DamagedError(path, f"not a {NAME}: {why}") from error
 
 
 def _parsed(path: Path, every: int, number: Any) -> _File:
@@ -143,7 +144,7 @@ def _parsed(path: Path, every: int, number: Any) -> _File:
     convert = pa_csv.ConvertOptions(
         column_types={**types, **dict.fromkeys(_INTEGERS, number)}, include_columns=list(_KEPT)
     )
-    options = pa_csv.ReadOptions(column_names=list(_COLUMNS), block_size=4 << 20, use_threads=False)
+    options = pa_csv.ReadOptions(column_names=list(_COLUMNS), block_size=_BLOCK, use_threads=False)
     parse = pa_csv.ParseOptions(invalid_row_handler=skip, quote_char=False)
     with (
         _Ascii(open_bytes(path)) as stream,

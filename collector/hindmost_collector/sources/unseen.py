@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 #: Transfers of one size take about this quantile of what they took, the waiting of all in the rest left out.
 _UNHINDERED = 0.1
+#: Of fewer operations of a rank, or steps, what all waited cannot be told from what transfers differ by.
+_OPERATIONS, _STEPS = 100, 10
 #: Where a log of the steps has all of a job, it is better than collectives of less than this share of it.
 _BETTER_LOGGED = 0.5
 #: More ranks than this no job has: whatever claims them is believed in nothing.
@@ -174,7 +176,8 @@ def _together(run: Run, unseen: set[int]) -> float | None:
     table = run.collectives
     code, names_of = align.codes(table["op"])
     held = align.synchronising(table, (code, names_of)) & ~np.isin(table["rank"], sorted(unseen))
-    if not held.any():
+    steps = np.unique(table["step"][held])
+    if np.count_nonzero(held) < _OPERATIONS * len(np.unique(table["rank"][held])) or 1 < len(steps) < _STEPS:
         return None
     columns = ("rank", "comm", "seq", "bytes", "duration_ns", "start_ns")
     frame = pd.DataFrame({name: table[name][held] for name in columns} | {"op": code[held]})

@@ -231,3 +231,22 @@ def test_a_few_profiled_steps_say_how_to_get_more_and_who_was_waited_for_so_far(
     assert verdict.advice == (
         "record 10 steps or more, such as by `torch.profiler.schedule(wait=1, warmup=1, active=12)`",
     )
+
+
+@pytest.mark.parametrize("torn", ['{"ph": "X", "name": "half', '{"ph": "X", "ts": 1, "dur": }', '"ph", {"ph"'])
+def test_a_torn_event_costs_itself(tmp_path: Path, torn: str) -> None:
+    """What follows it is read, and the note counts it."""
+    trace = _trace(0)
+    whole = json.dumps(trace)
+    text = whole.replace('{"ph": "X", "cat": "gpu_memcpy"', torn + ', {"ph": "X", "cat": "gpu_memcpy"', 1)
+    assert text != whole
+    (tmp_path / "trace.0.json").write_text(text)
+    run = load(tmp_path)
+    assert len(run.collectives["rank"]) == 4
+    assert any(note.startswith("trace.0.json: ") and "torn event" in note for note in run.notes)
+
+
+def test_a_byte_order_mark_is_no_content(tmp_path: Path) -> None:
+    """As editors on other systems leave it."""
+    (tmp_path / "trace.0.json").write_bytes(b"\xef\xbb\xbf" + json.dumps(_trace(0)).encode())
+    assert len(load(tmp_path).collectives["rank"]) == 4

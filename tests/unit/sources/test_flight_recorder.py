@@ -131,10 +131,7 @@ def test_a_torn_dump_among_many_is_set_aside_and_said(tmp_path: Path) -> None:
     report = judge(load(tmp_path))
     assert (report.verdicts[0].kind, report.verdicts[0].ranks) == ("hang", (1,))
     assert report.verdicts[0].confidence == pytest.approx(0.8)
-    assert any(
-        note.startswith("Left out: nccl_trace_rank_0: torn, what its rank had open is not known")
-        for note in report.notes
-    )
+    assert any(note.startswith("Left out: nccl_trace_rank_0: damaged, not read: ") for note in report.notes)
 
 
 @pytest.mark.parametrize("kind", ["pickle", "json"])
@@ -245,7 +242,7 @@ def test_a_hostile_dump_among_others_is_named_and_not_left_out(tmp_path: Path) -
     """A report on the rest would be one on fewer ranks, and nobody would know why."""
     _write(tmp_path, 0, _dump(2, 1))
     (tmp_path / "nccl_trace_rank_1").write_bytes(pickle.dumps({"version": "2.10", "entries": [_Bomb()]}))
-    with pytest.raises(UsageError, match=r"nccl_trace_rank_1: damaged or hostile, not read: pickle instruction \w+ at"):
+    with pytest.raises(UsageError, match=r"nccl_trace_rank_1: hostile, not read: pickle instruction \w+ at"):
         load(tmp_path)
 
 
@@ -257,3 +254,35 @@ def test_a_file_that_holds_nothing_is_told_where_others_of_its_name_hold_somethi
     (tmp_path / "manifest.json").write_text("{}")
     (note,) = [note for note in load(tmp_path).notes if "left out" in note]
     assert note == "nccl_trace_rank_2: left out, for it does not hold what the others of that name do."
+
+
+@pytest.mark.parametrize("garbled", ["an opcode", "utf-8", "zeros", "no list"])
+def test_a_garbled_dump_is_set_aside_too(tmp_path: Path, garbled: str) -> None:
+    """What a disk did to it is no attack."""
+    _of_group(tmp_path, "[0, 1, 2, 3]", (0, 2, 3), r1=4)
+    file = tmp_path / "nccl_trace_rank_0"
+    data = file.read_bytes()
+    half = len(data) // 2
+    made = {
+        "an opcode": data[:half] + b"\xa5" + data[half + 1 :],
+        "utf-8": data.replace(b"backward", b"back\xd8ard"),
+        "zeros": data[:half] + b"\0" * (len(data) - half),
+        "no list": pickle.dumps({"pg_config": {}, "entries": "none"}, protocol=2),
+    }
+    file.write_bytes(made[garbled])
+    report = judge(load(tmp_path))
+    assert report.verdicts[0].ranks == (1,)
+    assert any(note.startswith("Left out: nccl_trace_rank_0: ") for note in report.notes)
+
+
+def test_dumps_that_are_all_damaged_leave_the_rest(tmp_path: Path) -> None:
+    """Profiles and stacks beside them are judged, and it is said which kind of file is lost."""
+    for rank in range(2):
+        _write(tmp_path, rank, _dump(2, 1))
+        file = tmp_path / f"nccl_trace_rank_{rank}"
+        file.write_bytes(file.read_bytes()[:-40])
+        row = f"ab,{rank},0,AllReduce,8,RING,LL,1,1,2,3,4,5\n"
+        (tmp_path / f"prof.{rank}.csv").write_text(row)
+    run = load(tmp_path)
+    assert run.job.source == "NCCL profiler CSV (prof.PID.csv)"
+    assert any(note.startswith("Left out: nccl_trace_rank_0: damaged") for note in run.notes)

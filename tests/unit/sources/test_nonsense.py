@@ -84,6 +84,8 @@ def test_a_profile_of_nothing_but_nonsense_is_left_out(folder: Path) -> None:
 
 def test_nothing_but_nonsense_is_refused(folder: Path) -> None:
     """Where no line of any file can be true there is no recording."""
+    for path in (*folder.glob("steps.*"), *folder.glob("nvml.csv")):
+        path.unlink()
     for path in folder.glob("prof.*"):
         path.write_text("".join(_set("stop", "0")(line) for line in path.read_text().splitlines(keepends=True)))
     with pytest.raises(UsageError, match="no whole line"):
@@ -146,6 +148,13 @@ def test_a_sample_that_cannot_be_costs_its_line(folder: Path, line: str) -> None
     report = judge(load(folder))
     assert report.verdicts[0].ranks == (2,)
     assert "nvml.csv: 1 torn line left out." in report.notes
+
+
+def test_samples_may_begin_with_a_byte_order_mark(folder: Path) -> None:
+    """As a spreadsheet writes them."""
+    file = folder / "nvml.csv"
+    file.write_bytes(b"\xef\xbb\xbft_ns,gpu,util\r\n1795225661000000000,0,50\r\n")
+    assert load(file).metrics["value"].tolist() == [0.5]
 
 
 def test_a_value_that_is_no_number_is_missing(folder: Path) -> None:

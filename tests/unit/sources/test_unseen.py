@@ -165,3 +165,13 @@ def test_files_that_are_whole_say_nothing_of_missing_ones(tmp_path: Path) -> Non
     run = load(_recorded(tmp_path))
     assert run.unseen is None
     assert not [note for note in run.notes if "file" in note]
+
+
+def test_few_steps_without_a_rank_are_told_with_it(tmp_path: Path) -> None:
+    """Who came last among the ranks that are there may have waited for the one that is not."""
+    write(simulate(Scenario(4, 8)).run, tmp_path, "traces")
+    _no_steps(tmp_path)
+    _csv_of(tmp_path, 1).unlink()
+    (verdict,) = _judged(tmp_path)["verdicts"]
+    assert verdict["kind"] == "insufficient_data"
+    assert verdict["evidence"][0].startswith("rank 1 is missing from the recording")
