@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,8 @@ NODE_BASE_NS = 10**12
 STEPS_AT_ONCE = 4
 #: After how many seconds an agent tells of what its ranks are inside of, at first.
 SOON_S = 1.0
+#: Kinds of references; of communicators there is one for each kind of group.
+_RANKS, _SCHEMAS, _COMMUNICATORS = range(3)
 _CALLS = ("seq", "start_ns", "duration_ns", "bytes", "flags", "peer", "self_ns", "cpu_ns", "runqueue_ns")
 
 
@@ -68,12 +71,21 @@ class Job:
         """The job's id."""
         return f"simulated-{self.scenario.seed}"
 
+    @cached_property
+    def _references(self) -> int:
+        """Where this job's references begin: they mean the same in all streams of a collector, whatever job is sent."""
+        told = f"{self.scenario}".encode()
+        return int.from_bytes(hashlib.blake2b(told, digest_size=8).digest(), "little")
+
+    def _ref(self, kind: int, number: int) -> int:
+        return (self._references + (kind << 40) + number) % (1 << 64) or 1
+
     def opening(self, node: int) -> list[wire.AgentMessage]:
         """Hello and all that later messages refer to."""
         hello = wire.Hello(protocol=1, agent_id=f"{self.name}-{self.now_ns}-{node}", job_id=self.name)
         hello.node, hello.monotonic_ns, hello.realtime_ns = self._node(node), NODE_BASE_NS, self.now_ns
         definitions = wire.Definitions(
-            schemas=[wire.Schema(ref=_schema(node), series=self._series(node))],
+            schemas=[wire.Schema(ref=self._ref(_SCHEMAS, node), series=self._series(node))],
             ranks=[self._rank(rank) for rank in self.ranks(node)],
             communicators=list(self._communicators(node)),
         )
@@ -125,7 +137,7 @@ class Job:
             for kind, name, comm, seq, start in zip(*columns, began, strict=True)
         ]
         now = int(on_host_clock(self.draws, np.array([float(seen)]), [rank])[0]) - EPOCH_NS + NODE_BASE_NS
-        return wire.RankState(rank=_ref(rank), time_ns=now, life=wire.RankState.RUNNING, in_flight=inside)
+        return wire.RankState(rank=self._ref(_RANKS, rank), time_ns=now, life=wire.RankState.RUNNING, in_flight=inside)
 
     def _samples(self, since: float, until: float) -> tuple[Any, dict[Metric, Any]]:
         """When samples were taken between two times, and of each metric the values of all ranks."""
@@ -141,7 +153,9 @@ class Job:
             whose = {metric: told_by(self.scenario, metric, self.ranks(node)) for metric in samples}
             values = np.concatenate([samples[metric][:, ranks] for metric, ranks in whose.items()], axis=1)
             times = (NODE_BASE_NS + at).astype(np.int64)
-            batch.metrics.append(wire.MetricBlock(schema=_schema(node), time_ns=times, values=values.ravel()))
+            batch.metrics.append(
+                wire.MetricBlock(schema=self._ref(_SCHEMAS, node), time_ns=times, values=values.ravel())
+            )
         return batch
 
     def _by_node(self, table: Table) -> list[Table]:
@@ -172,14 +186,14 @@ class Job:
     def _whose(self, node: int, table: Table) -> dict[str, Any]:
         """Which rows are of which rank, as blocks of several ranks say it."""
         count = np.bincount(table["rank"] - self.ranks(node)[0], minlength=len(self.ranks(node)))
-        return {"ranks": [_ref(rank) for rank in self.ranks(node)], "rows": count}
+        return {"ranks": [self._ref(_RANKS, rank) for rank in self.ranks(node)], "rows": count}
 
     def _node(self, node: int) -> str:
         return node_of(self.scenario, self.ranks(node)[0])
 
     def _rank(self, rank: int) -> wire.Rank:
         return wire.Rank(
-            ref=_ref(rank),
+            ref=self._ref(_RANKS, rank),
             job_id=self.name,
             rank=rank,
             world_size=self.scenario.ranks,
@@ -221,19 +235,10 @@ class Job:
         for place, (kind, comm, inside) in enumerate(self._memberships):
             for rank in self.ranks(node):
                 yield wire.Communicator(
-                    ref=_ref(rank) + ((place + 1) << 32),
-                    rank=_ref(rank),
+                    ref=self._ref(_COMMUNICATORS + place, rank),
+                    rank=self._ref(_RANKS, rank),
                     id=int(comm[rank]),
                     size=kind.size,
                     rank_in=int(inside[rank]),
                     name=kind.name,
                 )
-
-
-def _schema(node: int) -> int:
-    """References are alike for all streams of a collector: each node's series have one of their own."""
-    return (1 << 50) + node
-
-
-def _ref(rank: int) -> int:
-    return (1 << 48) + rank

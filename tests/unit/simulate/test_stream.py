@@ -115,3 +115,21 @@ def test_every_fault_is_told_of_what_a_collector_was_sent(tmp_path: Path, cause:
     (verdict,) = judge(load(tmp_path / "run")).verdicts
     who = ("slow_link", ()) if cause == "network" else ("straggler", (5,))
     assert (verdict.kind, verdict.ranks, verdict.cause) == (*who, cause)
+
+
+def test_jobs_at_one_collector_stay_apart(tmp_path: Path) -> None:
+    """Each job's rows are of its own ranks, though ranks and nodes of both have the same numbers."""
+    options = Options("127.0.0.1:0", "none", store=str(tmp_path), flush_seconds=0.2)
+    jobs = [Scenario(ranks=ranks, steps=12, seed=seed) for seed, ranks in ((5, 16), (6, 8))]
+
+    async def go() -> None:
+        collector = Collector(options, open_store(options))
+        address = (await collector.start())["grpc"]
+        assert address
+        await asyncio.gather(*(asyncio.to_thread(send, job, address) for job in jobs))
+        await collector.stop("the test is over")
+
+    asyncio.run(go())
+    runs = [load(tmp_path / f"simulated-{job.seed}") for job in jobs]
+    assert [len(run.steps["step"]) for run in runs] == [16 * 12, 8 * 12]
+    assert [set(run.ranks["rank"].tolist()) for run in runs] == [set(range(16)), set(range(8))]
