@@ -18,14 +18,17 @@ static struct {
     PyObject *function;
     Hook *hook;
 } taken[TAKEN];
+static vectorcallfunc ordinary; /* how Python calls its functions */
 
 static PyObject *call_taken(PyObject *function, PyObject *const *args, size_t count, PyObject *names) {
-    int i = 0;
-    while (taken[i].function != function)
-        i++;
-    PyObject *hook = Py_NewRef((PyObject *)taken[i].hook), *result = ((Hook *)hook)->call(hook, args, count, names);
-    Py_DecRef(hook);
-    return result;
+    for (int i = 0; i < TAKEN; i++)
+        if (taken[i].function == function) {
+            PyObject *hook = Py_NewRef((PyObject *)taken[i].hook);
+            PyObject *result = ((Hook *)hook)->call(hook, args, count, names);
+            Py_DecRef(hook);
+            return result;
+        }
+    return ordinary(function, args, count, names); /* somebody who had kept this, from when it was taken */
 }
 
 static PyObject *call_plain(PyObject *self, PyObject *const *args, size_t count, PyObject *names) {
@@ -64,6 +67,8 @@ PyObject *hm_enter_function(PyObject *self, PyObject *unused) {
         return Py_NewRef(Py_False);
     if (!hook->function && !make_plain(hook, plain))
         return NULL;
+    if (!ordinary)
+        ordinary = plain;
     taken[i].function = function;
     taken[i].hook = hook;
     PyFunction_SetVectorcall(function, call_taken);
