@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 SWITCH_S = 0.0005
 #: Messages make many objects and hardly a cycle: look for cycles a hundredth as often as Python does by itself.
 GARBAGE = (70_000, 20, 50)
-#: malloc.h's number of the option.
-M_ARENA_MAX = -8
+#: malloc.h's numbers of options, and their values. Threads share two heaps: each would keep what the largest flush, or
+#: report, that it ever made took. Arrays below 4 MiB come from a heap, which keeps 16 MiB of what is free: else each
+#: is mapped and unmapped, for which the kernel stops every thread.
+MALLOC = {"M_ARENA_MAX": (-8, 2), "M_MMAP_THRESHOLD": (-3, 4 << 20), "M_TRIM_THRESHOLD": (-1, 16 << 20)}
 
 
 class JsonLines(logging.Formatter):
@@ -57,16 +59,18 @@ def run_collector(options: Options, settings: Settings = DEFAULT) -> int:
     logging.getLogger("grpc").setLevel(logging.ERROR)
     allow_files()
     sys.setswitchinterval(SWITCH_S)
-    _few_arenas()
+    _set_malloc()
     gc.freeze()
     gc.set_threshold(*GARBAGE)
     return asyncio.run(_serve(options, settings))
 
 
-def _few_arenas() -> None:
-    """Have threads share glibc's heaps: each would keep what the largest flush, or report, that it ever made took."""
+def _set_malloc() -> None:
+    """Set up glibc's malloc for a process of a few threads and many short-lived arrays."""
     with contextlib.suppress(OSError, AttributeError):  # another C library
-        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 2)
+        library = ctypes.CDLL(None)
+        for option, value in MALLOC.values():
+            library.mallopt(option, value)
 
 
 async def _serve(options: Options, settings: Settings) -> int:
