@@ -188,7 +188,7 @@ def _straggler(
     if worth < settings.min_cost * blocks.step_ns:
         return None
     shown = worth if even is blocks else max(worth, float(_saving(even, habits)[span].mean()))
-    if shown < settings.min_share_of_waste * (shown + _without_owner(even, replay.kept)):
+    if shown < settings.min_share_of_waste * (shown + _without_owner(work_due.without(even), replay.kept)):
         return None
     cause = group[0][1]
     causes_of = wording.together(habits[0].excess, cause) or [cause.cause]
@@ -276,7 +276,9 @@ def of_stalls(stalls: list[Stalls], blocks: Blocks, settings: Settings) -> list[
     for one in stalls:
         saved = stall_saving(blocks, one.rows, one.stalled)
         gain = float(saved.mean())
-        if gain < settings.min_effect * average(blocks.period) or gain < settings.min_share_of_waste * waste(blocks):
+        if gain < settings.min_effect * average(blocks.period) or gain < settings.min_share_of_waste * waste(
+            work_due.as_seen(blocks)
+        ):
             continue
         cause = causes.explain(blocks, one.rows[0], one.stalled, settings)
         span = np.arange(_began(one.stalled), len(blocks.steps))

@@ -84,6 +84,11 @@ def as_seen(blocks: Blocks) -> Blocks:
     return replace(blocks, segments=scaled(blocks, 1 / blocks.due.seen), due=None)
 
 
+def without(blocks: Blocks) -> Blocks:
+    """The same with work of one size, where it is known what work makes due."""
+    return blocks if blocks.due is None else replace(blocks, segments=blocks.segments - blocks.due.ns, due=None)
+
+
 def _scatter(lengths: Floats) -> float:
     """Standard deviation of what is known, the longest and shortest twentieth at their border."""
     known = lengths[~np.isnan(lengths)]

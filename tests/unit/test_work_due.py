@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
 import pytest
 from hindmost_collector import blocks as blocks_of
 from hindmost_collector.judge import judge
 from hindmost_collector.settings import DEFAULT
 from hindmost_collector.simulate import Fault, Scenario, simulate
 
+if TYPE_CHECKING:
+    from hindmost_collector.model import Run
 
-def _cost_over_truth(job: Scenario) -> float:
+
+def _uncounted(run: Run) -> Run:
+    return replace(run, steps=run.steps | {"work": np.zeros_like(run.steps["work"])})
+
+
+def _cost_over_truth(job: Scenario, counted: bool = True) -> float:
     """What the verdict says that a repair saves in the steps in which the fault acts, over what it does save."""
     simulated = simulate(job)
-    (verdict,) = [one for one in judge(simulated.run).verdicts if one.kind == "straggler"]
+    run = simulated.run if counted else _uncounted(simulated.run)
+    (verdict,) = [one for one in judge(run).verdicts if one.kind == "straggler"]
     assert verdict.ranks == job.faults[0].ranks
     truth = simulated.truth
     return (verdict.cost_ms_per_step or 0.0) * 1e6 * len(truth.active[0]) / (truth.total_ns - truth.repaired_ns)
@@ -32,6 +44,25 @@ def test_a_fault_costs_what_longer_batches_elsewhere_leave_of_it(ranks: int, fau
     """Gradients reduced beside backward show a third of how late a long batch makes its rank: all of it counts."""
     job = Scenario(ranks, 130, seed, varying_lengths=0.18, faults=(fault,))
     assert _cost_over_truth(job) == pytest.approx(1.0, abs=0.2)
+
+
+@pytest.mark.parametrize(("ranks", "fault"), [(16, Fault("input", (3,), 0.2)), (64, Fault("gc", (3,), 0.3))])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_where_work_is_not_counted_the_gpus_time_stands_for_it(ranks: int, fault: Fault, seed: int) -> None:
+    """It tells how late longer batches make others, though not whether a GPU is slow or has more to do."""
+    job = Scenario(ranks, 130, seed, varying_lengths=0.18, faults=(fault,))
+    assert _cost_over_truth(job, counted=False) == pytest.approx(1.0, abs=0.2)
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_uneven_work_costs_what_work_of_one_size_would_save(counted: bool) -> None:
+    """All that a long batch adds to the step, and not what shows before the first gradients."""
+    job = Scenario(16, 130, 1, varying_lengths=0.18)
+    run = simulate(job)
+    (verdict,) = judge(run.run if counted else _uncounted(run.run)).verdicts
+    saved = (run.truth.total_ns - simulate(replace(job, varying_lengths=0.0)).truth.total_ns) / 1e6 / job.steps
+    assert verdict.kind == "uneven_workload"
+    assert verdict.cost_ms_per_step == pytest.approx(saved, rel=0.25)
 
 
 def test_an_onset_among_uneven_steps_is_measured_beside_their_work() -> None:

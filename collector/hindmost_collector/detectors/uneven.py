@@ -77,11 +77,23 @@ def explained(excess: Floats, more: Floats) -> float:
     return both**2 / float(np.sum(late**2) * np.sum(more**2)) if both > 0 else 0.0
 
 
+#: Of as many steps a rank's GPU time must be known, for it to stand for work that was not counted.
+_KNOWN = 0.9
+
+
 def in_full(blocks: Blocks, settings: Settings) -> Blocks:
-    """The same, replayed with all that counted work makes ranks late by, where collectives show a part of that."""
-    if blocks.work is None or not blocks.overlapped:
+    """The same, replayed with all that work makes ranks late by, where collectives show a part of that.
+
+    For what a repair leaves, and not for whom to name, the GPU's time in forward stands for work that nobody counted.
+    """
+    work = blocks.work
+    if work is None or not np.any(work > 0):
+        work = blocks.parts.get("gpu_forward")
+        if work is None or np.mean(~np.isnan(work)) < _KNOWN:
+            return blocks
+    if not blocks.overlapped:
         return blocks
-    more = more_work(blocks.work)
+    more = more_work(work)
     swing = float(MAD_TO_SIGMA * np.median(np.abs(more)))
     if swing < settings.min_swing or _is_ones_own(more):
         return blocks
