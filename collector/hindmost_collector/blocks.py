@@ -12,6 +12,7 @@ from hindmost_collector import (
     filled,
     gathered,
     intervals,
+    lateness,
     phases,
     pipelined,
     profiled,
@@ -201,7 +202,7 @@ def _assemble(
     work = phases.work(table, joined.ranks, numbers)
     overlapped = _overlapped(joined, step_of, starts, work)
     if overlapped:
-        excess = _lateness(joined.duration, own, step_of, starts)
+        excess = lateness.find(joined.duration, own, step_of, starts)
         segments, segment_step = excess, np.arange(len(numbers))
     else:
         segments, segment_step = roles.excess(joined, own, role), step_of
@@ -261,30 +262,6 @@ def _without(values: Floats, of: Floats) -> Floats:
     """What is left of values once a line through ``of`` is taken out."""
     x, y = np.nan_to_num(of), np.nan_to_num(values)
     return np.asarray(values - float(np.sum(x * y)) / max(float(np.sum(x * x)), 1e-30) * x)
-
-
-def _lateness(duration: Floats, own: Floats, step_of: Ints, starts: Ints) -> Floats:
-    """[R, S] how late each rank was where it typically is latest in the step.
-
-    Where collectives overlap with computing, one delay shows again in every collective of the step; the largest counts,
-    at the position in the step where it typically is largest, so that noise is not collected over all positions.
-    Positions at which the typical rank merely queues behind its previous collective say nothing of how late a rank is:
-    the others were ready long before. Where starts are unknown, the first position that shows half of the largest.
-    """
-    late = peers_median(duration) - duration
-    position = np.arange(duration.shape[1]) - starts[step_of]
-    places = [position == p for p in range(position.max() + 1)]
-    level = np.maximum(late, 0.0) if len(places) > 1 else late
-    # Means, for a rank that is late in a part of the run only has a median of nothing at every position.
-    typical = np.stack([np.nan_to_num(level[:, held]).mean(axis=1) for held in places], axis=1)
-    gaps = np.array([float(median(own[:, held])) for held in places])
-    if np.isnan(gaps[1:]).all():
-        where = np.argmax(typical >= np.maximum(typical.max(axis=1, keepdims=True), 0.0) / 2, axis=1)
-    else:
-        free = np.nan_to_num(gaps, nan=np.inf) > align.QUEUED_NS
-        where = np.argmax(np.where(free, typical, -np.inf), axis=1)
-    column = np.minimum(starts[None, :] + where[:, None], np.append(starts[1:], duration.shape[1])[None, :] - 1)
-    return np.take_along_axis(late, column, axis=1)
 
 
 def _period(joined: Grid, starts: Ints, numbers: Ints, table: Table) -> Floats:

@@ -39,6 +39,26 @@ def test_two_episodes_of_one_rank_are_told_with_both_ends_and_costs() -> None:
         assert verdict.cost_ms_per_step == pytest.approx((made.truth.total_ns - repaired) / 40e6, rel=0.1)
 
 
+def test_a_slow_gpu_is_seen_beside_what_lasts_for_a_while() -> None:
+    """It is late in all steps, of which another rank is later in some."""
+    faults = (Fault("compute", (3,), 0.08), Fault("input", (7,), 0.2, 60, 90))
+    found = judge(simulate(Scenario(16, 120, faults=faults)).run).verdicts
+    assert sorted(_told(found)) == [((3,), "compute", 0, None), ((7,), "input", 60, 90)]
+
+
+def test_on_top_of_a_slow_gpu_a_late_input_is_told_by_itself() -> None:
+    """With its own cause, cost and steps, and that it comes on top of what the rank is late by anyway."""
+    faults = (Fault("compute", (3,), 0.1), Fault("input", (3,), 0.15, 60, 90))
+    made = simulate(Scenario(16, 120, faults=faults))
+    late, slow = judge(made.run).verdicts
+    assert _told((late, slow)) == [((3,), "input", 60, 90), ((3,), "compute", 0, None)]
+    alone = (made.truth.total_ns - made.truth.repaired_each_ns[1]) / 30e6
+    assert late.cost_ms_per_step == pytest.approx(alone, rel=0.1)
+    assert late.given == slow.given == ()
+    assert any(line.startswith("on top of the ") for line in late.evidence)
+    assert not any("on top of" in line for line in slow.evidence)
+
+
 def test_a_small_slow_down_is_not_too_little_beside_a_large_one() -> None:
     """What a large one wastes has an owner: against it a small one is not weighed."""
     faults = (Fault("gpu_contention", (3,), 0.4), Fault("h2d", (2,), 0.05, 20, 60))

@@ -1,0 +1,90 @@
+"""How late a rank comes to collectives that run beside its computing, where one delay shows in all that follow it.
+
+The largest counts, at the place in the step where a rank typically is latest, so that noise is not collected over all
+places. Where the others merely queue behind their previous collective, nobody sees how late a rank is: they were ready
+long before. So it is after a rank held all of them up earlier in that step: for what is late then they do not wait.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector import align
+from hindmost_collector.robust import median, peers_median, spread
+
+if TYPE_CHECKING:
+    from hindmost_collector.align import Array, Floats, Ints
+
+#: Ranks that are looked at for whether all queue: enough to know what is typical, whatever the size of the job.
+_SAMPLE = 512
+#: A rank is late where it is so many times what ranks differ by.
+_LATE = 4.0
+
+
+def find(duration: Floats, own: Floats, step_of: Ints, starts: Ints) -> Floats:
+    """[R, S] how late each rank was.
+
+    ``duration`` and ``own`` [R, K] are of each collective, ``step_of`` [K] its step, ``starts`` [S] each step's first.
+    Where starts are unknown, the first place counts that shows half of the largest.
+    """
+    late = peers_median(duration) - duration
+    position = np.arange(duration.shape[1]) - starts[step_of]
+    places = [position == place for place in range(position.max() + 1)]
+    level = np.maximum(late, 0.0) if len(places) > 1 else late
+    # Means, for a rank that is late in a part of the run only has a median of nothing at every place.
+    typical = np.stack([np.nan_to_num(level[:, held]).mean(axis=1) for held in places], axis=1)
+    gaps = np.array([float(median(own[:, held])) for held in places])
+    if np.isnan(gaps[1:]).all():
+        where = np.argmax(typical >= np.maximum(typical.max(axis=1, keepdims=True), 0.0) / 2, axis=1)
+        return _at(late, where, starts)
+    free = np.nan_to_num(gaps, nan=np.inf) > align.QUEUED_NS
+    where = np.argmax(np.where(free, typical, -np.inf), axis=1)
+    return _seen(late, _at(late, where, starts), where, _late(typical), _is_free(own), starts)
+
+
+def _at(late: Floats, where: Ints, starts: Ints) -> Floats:
+    """[R, S] of [R, K] at one place of the step for each rank, or the step's last."""
+    return np.take_along_axis(late, _columns(where, starts, late.shape[1]), axis=1)
+
+
+def _columns(where: Ints, starts: Ints, count: int) -> Ints:
+    return np.asarray(np.minimum(starts[None, :] + where[:, None], np.append(starts[1:], count)[None, :] - 1))
+
+
+def _is_free(own: Floats) -> Array:
+    """[K] whether the typical rank computed before a collective, and did not queue behind the one before."""
+    gaps = median(own[:: max(len(own) // _SAMPLE, 1)], axis=0)
+    return np.asarray(np.nan_to_num(gaps, nan=np.inf) > align.QUEUED_NS)
+
+
+def _late(typical: Floats) -> Array:
+    """[R] whether a rank is late anywhere in the step by more than ranks differ there."""
+    differ = np.array([spread(place) for place in typical.T])
+    return np.asarray((typical > median(typical, axis=0) + _LATE * differ).any(axis=1))
+
+
+def _seen(late: Floats, found: Floats, where: Ints, who: Array, free: Array, starts: Ints) -> Floats:
+    """What was found; of those late, in steps in which their own place shows nothing, what the best of the others shows
+    and by what they usually become later from there on.
+    """
+    columns = _columns(np.arange(where.max() + 1), starts, len(free))  # [P, S]
+    shows = free[columns]
+    for place in np.flatnonzero(~shows.all(axis=1)):
+        rows, steps = np.flatnonzero(who & (where == place)), np.flatnonzero(~shows[place])
+        others, calm = np.flatnonzero(shows[:, steps].all(axis=1)), columns[:, shows[place]]
+        if not len(rows) or not calm.size or not len(others):
+            continue
+        there = np.stack([_mean(late[np.ix_(rows, columns[one, steps])]) for one in others])
+        best = others[np.argmax(there, axis=0)]
+        for row, other in zip(rows.tolist(), best.tolist(), strict=True):
+            usual, before = (float(np.nan_to_num(late[row, calm[one]]).mean()) for one in (place, other))
+            seen = late[row, columns[other, steps]] + max(usual - before, 0.0)
+            found[row, steps] = np.fmax(found[row, steps], seen)
+    return found
+
+
+def _mean(block: Floats) -> Floats:
+    """[R] mean of each row; what is missing counts as nothing."""
+    return np.asarray(np.nan_to_num(block).mean(axis=1))
