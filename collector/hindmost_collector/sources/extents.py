@@ -71,7 +71,7 @@ def of_operations(table: Table) -> list[Extent]:
     found: dict[int, Extent] = {}
     for comm in np.unique(table["comm"][held]).tolist():
         mine = held[table["comm"][held] == comm]
-        ranks, first, last = _bounds(table["rank"][mine], table["seq"][mine])
+        ranks, first, last = _nearly_all(table["rank"][mine], table["seq"][mine])
         begin, end = int(first.min()), int(last.max())
         least = max(_OPERATIONS_AT_ONCE, _STEPS_AT_ONCE * (end - begin + 1) / numbered if numbered > 1 else 0)
         for rank, one, other in zip(ranks.tolist(), first.tolist(), last.tolist(), strict=True):
@@ -105,6 +105,23 @@ def _in_steps(one: Extent, table: Table, held: np.ndarray[Any, Any]) -> Extent:
         return one
     first, last = int(mine.min()), int(mine.max())
     return Extent(one.rank, first, last, int(known.min()), int(known.max()), "step", last - first + 1)
+
+
+#: Numbers of this share of a rank's operations at either end may be strays, which no other rank numbers alike.
+_STRAY = 0.01
+
+
+def _nearly_all(rank: np.ndarray[Any, Any], number: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], ...]:
+    """Ranks, and between which numbers nearly all operations of each are."""
+    ranks = np.unique(rank)
+    bounds = []
+    for one in ranks.tolist():
+        mine = number[rank == one]
+        few = int(_STRAY * len(mine))
+        ordered = np.partition(mine, (few, len(mine) - 1 - few))
+        bounds.append((ordered[few], ordered[len(mine) - 1 - few]))
+    first, last = np.array(bounds, np.int64).T
+    return ranks, first, last
 
 
 def _bounds(rank: np.ndarray[Any, Any], number: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], ...]:

@@ -150,8 +150,8 @@ def _parsed(path: Path, every: int, number: Any) -> _File:
         _Ascii(open_bytes(path)) as stream,
         pa_csv.open_csv(stream, options, parse, convert_options=convert) as reader,
     ):
-        read = [_sane(batch) for batch in reader]
-    batches = [_thin(batch, every) for batch, _ in read]
+        read = [_sane_and_thin(batch, every) for batch in reader]  # one by one: a file may be larger than memory
+    batches = [batch for batch, _ in read]
     columns = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
     kept = np.flatnonzero(_consistent(columns))
     nonsense = sum(count for _, count in read) + len(columns["comm"]) - len(kept)
@@ -174,6 +174,11 @@ def _sane(batch: Any) -> tuple[Any, int]:
         kept = pc.and_(kept, pc.greater_equal(batch[name], 0))
     sane = batch.filter(kept)
     return sane, count - sane.num_rows
+
+
+def _sane_and_thin(batch: Any, every: int) -> tuple[dict[str, np.ndarray[Any, Any]], int]:
+    sane, nonsense = _sane(batch)
+    return _thin(sane, every), nonsense
 
 
 def _as_numbers(batch: Any) -> Any:

@@ -212,3 +212,16 @@ def test_a_dump_that_is_hostile_is_still_refused(tmp_path: Path) -> None:
     (tmp_path / "nccl_trace_rank_0").write_bytes(b"\x80\x04cos\nsystem\n(X\x02\x00\x00\x00idtR.")
     with pytest.raises(UsageError, match="hostile"):
         load(tmp_path)
+
+
+def test_lines_that_differ_between_files_make_no_file_short(folder: Path) -> None:
+    """Each file lacks another line: what no other rank numbers alike is no end of the recording."""
+    for at, path in enumerate(sorted(folder.glob("prof.*.csv"))):
+        lines = path.read_text().splitlines(keepends=True)
+        del lines[100 + 20 * at]
+        path.write_text("".join(lines))
+    for path in folder.glob("steps.*"):
+        path.unlink()
+    report = judge(load(folder))
+    assert report.verdicts[0].ranks == (2,)
+    assert not [note for note in report.notes if "file ends" in note]
