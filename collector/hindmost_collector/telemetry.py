@@ -13,7 +13,7 @@ from hindmost_collector.align import codes
 from hindmost_collector.model import Run, rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from hindmost_collector.align import Array, Floats, Ints
 
@@ -113,14 +113,16 @@ class Metrics:
         A series is of its process' rank, of its GPU's ranks, else of all ranks of its node.
         """
         owner = self._owner[found.label]
-        series, rank = [np.flatnonzero(owner >= 0)], [owner[owner >= 0]]
-        for number in np.flatnonzero(owner <= OF_NODE).tolist():
-            of_node = owner[number] == OF_NODE
-            uuid = "" if of_node else _owner(self.labels[found.label[number]])[1]
-            ranks = self._of_node.get(self.nodes[found.node[number]], []) if of_node else self._of_gpu[uuid]
-            series.append(np.full(len(ranks), number))
-            rank.append(np.array(ranks, np.int64))
-        return np.concatenate(series), np.concatenate(rank)
+        several = np.flatnonzero(owner <= OF_NODE)
+        series, rank = list[int](), list[int]()
+        columns = (column[several].tolist() for column in (owner, found.node, found.label))
+        for number, kind, node, label in zip(several.tolist(), *columns, strict=True):
+            of_node = self._of_node.get(self.nodes[node], [])
+            ranks = of_node if kind == OF_NODE else self._of_gpu[_owner(self.labels[label])[1]]
+            series += [number] * len(ranks)
+            rank += ranks
+        single = np.flatnonzero(owner >= 0)
+        return np.append(single, series).astype(np.int64), np.append(owner[single], rank).astype(np.int64)
 
     @cached_property
     def _owner(self) -> Ints:
@@ -149,7 +151,8 @@ def _owner(text: str) -> tuple[str, str]:
     return ("gpu", labels["gpu_uuid"]) if "gpu_uuid" in labels else ("node", "")
 
 
-def has(text: str, wanted: Iterable[tuple[str, str]]) -> bool:
+@lru_cache(_REMEMBERED)
+def has(text: str, wanted: tuple[tuple[str, str], ...]) -> bool:
     """Whether labels have all of these values."""
     labels = _labels(text)
     return all(labels.get(key) == value for key, value in wanted)

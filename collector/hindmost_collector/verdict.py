@@ -188,7 +188,7 @@ def _plain(value: Any) -> Any:
     if is_dataclass(value):
         return _row(value) if isinstance(value, RankRow) else {name: _plain(item) for name, item in vars(value).items()}
     if isinstance(value, dict):
-        known = all(type(item) is float and math.isfinite(item) for item in value.values())
+        known = {type(item) for item in value.values()} <= _NUMBER and all(map(math.isfinite, value.values()))
         return {str(key): item if known else _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
@@ -205,4 +205,5 @@ def _row(row: RankRow) -> dict[str, Any]:
     return found
 
 
+_NUMBER = {float}
 _SIMPLE = frozenset({str, int, bool, type(None)})
