@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.jobs import HINDMOST, MPIRUN, TRAIN_MPI, environ, job_of, observe, wait_until_gone
+from tests.cluster.jobs import HINDMOST, MPIRUN, PATIENCE_S, TRAIN_MPI, environ, job_of, observe, wait_until_gone
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 
 STEPS = """
 import sys, time
@@ -45,7 +45,7 @@ def test_a_job_that_raises_at_step_3(out: Path, tmp_path: Path) -> None:
 def test_a_rank_that_is_killed_at_step_3(out: Path, tmp_path: Path) -> None:
     """A rank that dies of SIGKILL takes the job with it, as without us, and the run is reported."""
     job = script(tmp_path, "if comm.rank == 1: import os; os.kill(os.getpid(), 9)")
-    alone = subprocess.run([*MPIRUN, job], env=environ(), capture_output=True, timeout=60, check=False)
+    alone = subprocess.run([*MPIRUN, job], env=environ(), capture_output=True, timeout=PATIENCE_S, check=False)
     run = observe(out, *MPIRUN, job)
     assert run.returncode == alone.returncode != 0
     assert run.report["schema"] == "hindmost.report/1"
@@ -59,7 +59,7 @@ def test_kill_9_of_hindmost_leaves_nothing(out: Path) -> None:
         assert process.stdout is not None
         assert b"step" in process.stdout.readline()
         process.kill()
-    assert wait_until_gone(job, 30) == {}
+    assert wait_until_gone(job) == {}
     assert not (Path("/dev/shm") / f"hindmost-{os.getuid()}" / job).exists()
     assert (out / "meta.json").exists()
 
@@ -83,7 +83,7 @@ def test_sigterm_to_hindmost_ends_the_job(out: Path) -> None:
         assert process.stdout is not None
         assert "step" in process.stdout.readline()
         process.send_signal(signal.SIGTERM)
-        said = process.communicate(timeout=60)[1]
+        said = process.communicate(timeout=PATIENCE_S)[1]
     assert process.returncode != 0
     assert (out / "report.json").exists(), said
     assert wait_until_gone(job) == {}

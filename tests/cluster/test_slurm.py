@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.jobs import HINDMOST, environ, job_of, wait_until_gone
+from tests.cluster.jobs import HINDMOST, PATIENCE_S, environ, job_of, wait_until_gone
 
 WITH_SLURM = Path(__file__).parents[1] / "with-slurm"
 MARKED = """
@@ -23,6 +23,7 @@ print(os.environ["SLURM_PROCID"], "trained")
 """
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.skipif(shutil.which("slurmd") is None or os.getuid() != 0, reason="no Slurm (slurm-wlm), or not root")
 def test_srun_of_a_real_slurm_reaches_hosts_that_it_chooses(
     out: Path, tmp_path: Path, hosts: tuple[Path, Path]
@@ -35,7 +36,7 @@ def test_srun_of_a_real_slurm_reaches_hosts_that_it_chooses(
         str(here),
         "timeout",
         "--kill-after=5",
-        "80",
+        "180",
         str(WITH_SLURM),
         str(tmp_path),
         "10.213.7.1",
@@ -51,7 +52,7 @@ def test_srun_of_a_real_slurm_reaches_hosts_that_it_chooses(
     ):
         try:
             done = subprocess.run(
-                [*run, *srun], env=environ(), capture_output=True, text=True, timeout=100, check=False
+                [*run, *srun], env=environ(), capture_output=True, text=True, timeout=PATIENCE_S, check=False
             )
         finally:
             second.terminate()

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.jobs import HINDMOST, MPIRUN, TRAIN_MPI, environ, job_of, observe, wait_until_gone
+from tests.cluster.jobs import HINDMOST, MPIRUN, PATIENCE_S, TRAIN_MPI, environ, job_of, observe, wait_until_gone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+pytestmark = pytest.mark.timeout(300)
 
 JOB = (sys.executable, "-c", "print('trained'); raise SystemExit(5)")
 
@@ -95,7 +97,7 @@ def test_shared_memory_that_is_full_or_read_only(out: Path, options: str, says: 
     if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
         pytest.skip("may not mount here")
     command = [*inside, *HINDMOST, "run", "--out", str(out), "--job-id", job_of(out), "--", *JOB]
-    done = subprocess.run(command, env=environ(), capture_output=True, text=True, timeout=90, check=False)
+    done = subprocess.run(command, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert (done.returncode, done.stdout) == (5, "trained\n")
     own = [line for line in done.stderr.splitlines() if line.startswith("hindmost:")]
     assert any(says in line for line in own), own
@@ -137,7 +139,7 @@ def test_reporting_a_directory_that_is_no_run(out: Path, what: str) -> None:
     elif what == "empty":
         out.mkdir()
     done = subprocess.run(
-        [*HINDMOST, "report", str(out)], env=environ(), capture_output=True, text=True, timeout=60, check=False
+        [*HINDMOST, "report", str(out)], env=environ(), capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     if what == "torn":
         assert done.returncode == 0, done.stderr

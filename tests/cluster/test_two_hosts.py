@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.jobs import HINDMOST, TRAIN_MPI, environ, job_of, wait_until_gone
+from tests.cluster.jobs import HINDMOST, PATIENCE_S, TRAIN_MPI, environ, job_of, wait_until_gone
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 
 
 def test_ranks_of_another_host_are_seen(out: Path, hosts: tuple[Path, Path]) -> None:
@@ -24,11 +24,11 @@ def test_ranks_of_another_host_are_seen(out: Path, hosts: tuple[Path, Path]) -> 
     launch += ["--host", "10.213.7.1:2,10.213.7.2:2", "-np", "4", sys.executable, TRAIN_MPI]
     observed = [*HINDMOST, "run", "--out", str(out), "--job-id", job_of(out), "--", *launch, "--slow-rank", "2"]
     done = subprocess.run(
-        [str(here), *observed, "--steps", "300"],
+        [str(here), *observed, "--steps", "150"],
         env=environ(),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

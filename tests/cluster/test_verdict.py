@@ -11,12 +11,15 @@ from tests.cluster.jobs import MPIRUN, TRAIN_MPI, observe
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
+
+#: A job of two seconds.
+TRAIN = (TRAIN_MPI, "--steps", "250")
 
 
 def test_a_slow_rank_is_named_with_its_cause_and_cost(out: Path) -> None:
     """Rank 2 computes 4 ms longer each step: the verdict names it, compute, and about 4 ms."""
-    run = observe(out, *MPIRUN, TRAIN_MPI, "--slow-rank", "2", "--slow-ms", "4")
+    run = observe(out, *MPIRUN, *TRAIN, "--slow-rank", "2", "--slow-ms", "4")
     assert run.returncode == 0
     assert "step     0  loss" in run.stdout
     verdict = run.report["verdicts"][0]
@@ -27,14 +30,14 @@ def test_a_slow_rank_is_named_with_its_cause_and_cost(out: Path) -> None:
 
 def test_an_even_job_is_balanced(out: Path) -> None:
     """Without a slow rank nobody is named."""
-    run = observe(out, *MPIRUN, TRAIN_MPI)
+    run = observe(out, *MPIRUN, *TRAIN)
     assert run.returncode == 0
     assert [verdict["kind"] for verdict in run.report["verdicts"]] == ["balanced"]
 
 
 def test_a_slow_file_is_told_from_slow_arithmetic(out: Path) -> None:
     """Rank 1 waits 6 ms for its file each step: it is named, and its cause is not compute."""
-    run = observe(out, *MPIRUN, TRAIN_MPI, "--slow-rank", "1", "--slow-ms", "6", "--slow-what", "input")
+    run = observe(out, *MPIRUN, *TRAIN, "--slow-rank", "1", "--slow-ms", "6", "--slow-what", "input")
     verdict = run.report["verdicts"][0]
     assert (verdict["kind"], verdict["ranks"]) in [("straggler", [1]), ("input_bound", [1])]
     assert verdict["cause"] in {"input", "io"}
