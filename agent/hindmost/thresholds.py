@@ -11,6 +11,7 @@ from hindmost.errors import HindmostError
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
+    from types import ModuleType
 
     from hindmost_collector.settings import Settings
 
@@ -24,9 +25,20 @@ def configure(parser: argparse.ArgumentParser, config: bool = True) -> None:
 
 
 def chosen(sets: Sequence[str] | None, config: Path | None = None) -> Settings:
-    """The thresholds that flags, environment and file give. Raises UsageError."""
+    """The thresholds that flags, environment and file give, else the defaults. Raises UsageError."""
+    settings: Settings = _module().resolve(sets or (), os.environ, config)
+    return settings
+
+
+def given(sets: Sequence[str] | None, config: Path | None = None) -> dict[str, float]:
+    """Those that flags, environment and file give. Raises UsageError."""
+    found: dict[str, float] = _module().given(sets or (), os.environ, config)
+    return found
+
+
+def _module() -> ModuleType:
     try:
-        from hindmost_collector.thresholds import resolve  # noqa: PLC0415 - where the collector is
+        from hindmost_collector import thresholds  # noqa: PLC0415 - where the collector is
     except ImportError as error:
         raise HindmostError(f"{error.name} is not installed: pip install 'hindmost[collector]'") from error
-    return resolve(sets or (), os.environ, config)
+    return thresholds

@@ -27,6 +27,8 @@ HINDMOST_JUDGE_MIN_EFFECT=0.02 hindmost run -- COMMAND           # what --set sa
 hindmost collector --config FILE                                 # under [judge]: min_effect = 0.02
 ```
 
+What was set for a run is kept in its `meta.json`: `hindmost report` judges by it again, but for what it is told itself.
+
 The defaults are those that [bench/accuracy](../bench/accuracy/README.md) was run with: lower ones find more, and name
 the wrong rank more often.
 

@@ -210,6 +210,8 @@ class Job:
     #: Steps that were recorded, and the shortest stretch of time left out, where the run holds an excerpt only.
     steps: int | None = None
     skipped_ns: int | None = None
+    #: Thresholds that were set when it was recorded: name and value each.
+    thresholds: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ def note(collector: Collector, job: str, meta: dict[str, Any]) -> None:
         "world_size": live.world_size,
         "nodes": sorted(set(live.window.ranks()["node"].tolist())) or None,
         "version": __version__,
+        "thresholds": collector.settings.other(),
     }
     collector.recorder.describe(job, {**known, **meta})
 

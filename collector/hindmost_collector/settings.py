@@ -239,10 +239,14 @@ class Settings:
         steps = self.hang_steps * (0.0 if isnan(step_ns) else step_ns)
         return max(self.hang_seconds * 1e9, steps) - self.hang_way_seconds * 1e9
 
+    def other(self) -> dict[str, float]:
+        """What was set otherwise than it is by default."""
+        return {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
+
     def told(self) -> str | None:
         """A sentence on what was set otherwise than it is by default; ``None`` where nothing was."""
-        values = ((one.name, getattr(self, one.name), one.default) for one in fields(self))
-        other = [f"{name} {value:g} (default {usual:g})" for name, value, usual in values if value != usual]
+        usual = {one.name: one.default for one in fields(self)}
+        other = [f"{name} {value:g} (default {usual[name]:g})" for name, value in self.other().items()]
         return f"Judged with other thresholds: {', '.join(other)}." if other else None
 
 

@@ -1,8 +1,8 @@
-"""From ``--set`` over the environment over ``[judge]`` in a TOML file over defaults to the judge's thresholds."""
+"""From ``--set`` over the environment over ``[judge]`` in a TOML file over what a run was recorded with to settings."""
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import Field, fields
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,33 @@ PAGE = "docs/thresholds.md"
 
 
 def resolve(sets: Iterable[str], environ: Mapping[str, str], config: Path | None = None) -> Settings:
-    """Merge the layers. Raises UsageError for an unknown name or an impossible value, named as it was written.
+    """Merge the layers over the defaults: see :func:`given`."""
+    return over({}, given(sets, environ, config))
+
+
+def over(recorded: Mapping[str, Any], values: Mapping[str, float]) -> Settings:
+    """The thresholds that a run was ``recorded`` with and those ``values`` that are given now, which count more.
+
+    What was recorded and is no threshold of this version, or out of its range, is left out.
+    """
+    known = {one.name: one for one in fields(Settings)}
+    kept = {name: value for name, value in recorded.items() if name in known and _fits(value, known[name])}
+    settings = Settings(**{**kept, **values})
+    if settings.hang_way_seconds >= settings.hang_seconds:
+        way, least = settings.hang_way_seconds, settings.hang_seconds
+        raise UsageError(f"hang_way_seconds is {way:g}: less than hang_seconds, which is {least:g}")
+    return settings
+
+
+def _fits(value: object, one: Field[Any]) -> bool:
+    """Whether a threshold may have this value."""
+    kind = (int, float) if isinstance(one.default, float) else int
+    return isinstance(value, kind) and one.metadata["low"] <= value <= one.metadata["high"]
+
+
+def given(sets: Iterable[str], environ: Mapping[str, str], config: Path | None = None) -> dict[str, float]:
+    """What flags, environment and file say. Raises UsageError for an unknown name or an impossible value, named as it
+    was written.
 
     ``sets`` are ``NAME=VALUE`` each.
     """
@@ -39,11 +65,8 @@ def resolve(sets: Iterable[str], environ: Mapping[str, str], config: Path | None
         if not low <= found <= high:
             raise UsageError(f"{written} is {found:g}: between {low:g} and {high:g} ({one.metadata['unit']})")
         values[name] = found
-    settings = Settings(**values)
-    if settings.hang_way_seconds >= settings.hang_seconds:
-        way, least = settings.hang_way_seconds, settings.hang_seconds
-        raise UsageError(f"hang_way_seconds is {way:g}: less than hang_seconds, which is {least:g}")
-    return settings
+    over({}, values)
+    return values
 
 
 def _written(sets: Iterable[str], environ: Mapping[str, str], config: Path | None) -> Iterator[tuple[str, str, Any]]:

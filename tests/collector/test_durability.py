@@ -140,13 +140,16 @@ def test_held_collector_ends_with_its_stdin(collector_process, fake_agent, tmp_p
         await agent.until_acked(1)
         await agent.close()
 
-    process = collector_process("--out", tmp_path, "--job-id", "j", "--command", "x.py", "--hold")
+    process = collector_process(
+        "--out", tmp_path, "--job-id", "j", "--command", "x.py", "--hold", "--set=min_effect=0.02"
+    )
     assert process.addresses["http"] is None
     asyncio.run(scenario(process))
     assert process.popen.wait(20) == 0
     meta = json.loads((tmp_path / "meta.json").read_text())
     assert (meta["schema"], meta["exit_code"], meta["command"]) == ("hindmost.run/1", 3, "x.py")
     assert meta["interrupted_by"] == "SIGTERM"
+    assert meta["thresholds"] == {"min_effect": 0.02}
     assert meta["ended_ns"] > meta["started_ns"]
 
 

@@ -116,6 +116,21 @@ def test_report_takes_them_from_the_command_line(tmp_path, capsys, monkeypatch):
     assert "did you mean min_effect?" in capsys.readouterr().err
 
 
+def test_a_later_report_judges_by_what_was_set_for_the_run(tmp_path, capsys):
+    """It is in its ``meta.json``; what the report is told itself counts more, and what is none there does no harm."""
+    assert main(["simulate", "--ranks", "8", "--steps", "60", "--fault", "compute:3:6%", str(tmp_path / "r")]) == 0
+    meta = json.loads((tmp_path / "r/meta.json").read_text())
+    stored = {"min_effect": 0.2, "min_steps": "x", "of_another_version": 1}
+    (tmp_path / "r/meta.json").write_text(json.dumps({**meta, "thresholds": stored}))
+    capsys.readouterr()
+    assert main(["report", str(tmp_path / "r"), "--format", "json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["verdicts"][0]["kind"] == "balanced"
+    assert "Judged with other thresholds: min_effect 0.2 (default 0.01)." in report["notes"]
+    assert main(["report", str(tmp_path / "r"), "--format", "json", "--set", "min_effect=0.01"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdicts"][0]["ranks"] == [3]
+
+
 def test_a_running_job_is_judged_by_them():
     """The collector's judge and its patience with a hang are those that were set."""
     run = simulate(slow()).run

@@ -12,8 +12,7 @@ from hindmost.errors import HindmostError, UsageError
 
 if TYPE_CHECKING:
     import argparse
-
-    from hindmost_collector.settings import Settings
+    from collections.abc import Mapping
 
 FORMATS = ("text", "json", "html", "csv")
 
@@ -38,8 +37,8 @@ def run(args: argparse.Namespace) -> int:
     if isinstance(args.path, Path) and not args.path.exists():
         raise UsageError(f"{args.path}: no such file or directory; give a run directory or a folder of traces")
     color = args.output is None and sys.stdout.isatty()
-    settings = thresholds.chosen(args.set, args.config)
-    told = [render(judged(one, settings), args.format, chosen, color) for one in _recordings(args.path, args.format)]
+    given = thresholds.given(args.set, args.config)
+    told = [render(judged(one, given), args.format, chosen, color) for one in _recordings(args.path, args.format)]
     write("\n".join(told), args.output)
     return 0
 
@@ -61,15 +60,18 @@ def _place(text: str) -> Path | str:
     return text if "://" in text else Path(text)
 
 
-def judged(path: Path | str, settings: Settings | None = None) -> dict[str, Any]:
-    """The report of a recording as ``hindmost.report/1``, by the default thresholds unless others are given."""
+def judged(path: Path | str, given: Mapping[str, float] | None = None) -> dict[str, Any]:
+    """The report of a recording as ``hindmost.report/1``, by the thresholds that it was recorded with unless others are
+    given.
+    """
     try:
         from hindmost_collector import sources
         from hindmost_collector.judge import judge
-        from hindmost_collector.settings import DEFAULT
+        from hindmost_collector.thresholds import over
     except ImportError as error:
         raise HindmostError(f"{error.name} is not installed: pip install 'hindmost[collector]'") from error
-    return judge(sources.load(path), settings or DEFAULT).to_dict()
+    run = sources.load(path)
+    return judge(run, over(dict(run.job.thresholds), given or {})).to_dict()
 
 
 def parse_ranks(text: str) -> list[int]:

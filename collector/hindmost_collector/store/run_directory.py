@@ -89,7 +89,13 @@ def _job(name: str, meta: dict[str, Any], tables: dict[str, Table]) -> Job:
         exit_code=meta.get("exit_code"),
         interrupted_by=meta.get("interrupted_by"),
         no_ring=meta.get("no_ring"),
+        thresholds=_thresholds(meta.get("thresholds")),
     )
+
+
+def _thresholds(found: object) -> tuple[tuple[str, float], ...]:
+    known = found if isinstance(found, dict) else {}
+    return tuple((str(name), value) for name, value in known.items() if isinstance(value, (int, float)))
 
 
 def _last_by(table: Table, keys: tuple[str, ...], newest: str | None) -> Table:
