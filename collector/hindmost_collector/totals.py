@@ -58,18 +58,31 @@ class RankTotals:
             lost = self.column("events_lost_total")
             np.fmax.at(lost, states["rank"], states["events_lost_total"].astype(float))
 
-    def _count(self, name: str, rank: Array, values: Array | None = None) -> None:
-        sums = np.bincount(rank, weights=values, minlength=self._size)
-        present = np.bincount(rank, minlength=self._size) > 0
+    def _count(self, name: str, rank: Array, values: Array | None = None, rows: Array | None = None) -> None:
+        """Add rows, or the values that they have, to their ranks; ``rows`` of each rank, where they are counted."""
+        rows = self._rows(rank) if rows is None else rows
+        column = self._begun(name, rows)
+        column += rows if values is None else np.bincount(rank, weights=values, minlength=self._size)
+
+    def _rows(self, rank: Array) -> Array:
+        """How many rows each rank has."""
+        return np.bincount(rank, minlength=self._size)
+
+    def _begun(self, name: str, rows: Array) -> Array:
+        """A counter; that of whoever has rows and had none before is 0."""
         column = self.column(name)
-        column[present] = np.nan_to_num(column[present]) + sums[present]
+        column[np.isnan(column) & (rows > 0)] = 0.0
+        return column
 
     def _steps(self, steps: Table) -> None:
         rank = steps["rank"]
-        self._count("steps_total", rank)
+        rows = self._rows(rank)
+        self._count("steps_total", rank, rows=rows)
         for name, column in (("step_seconds_total", "duration_ns"), *((f"phase:{one}", f"{one}_ns") for one in PHASES)):
             known = steps[column] >= 0
-            if known.any():
+            if known.all():
+                self._count(name, rank, steps[column] / 1e9, rows)
+            elif known.any():
                 self._count(name, rank[known], steps[column][known] / 1e9)
         rest = unnamed({name: steps[f"{name}_ns"] for name in PHASES}, steps["duration_ns"])
         if rest is not None and (known := ~np.isnan(rest)).any():
@@ -114,9 +127,10 @@ class RankTotals:
 
     def _collectives(self, collectives: Table, words: Words) -> None:
         rank = collectives["rank"]
-        self._count("collectives_total", rank)
+        rows = self._rows(rank)
+        self._count("collectives_total", rank, rows=rows)
         for name in ("wait_seconds_total", "caused_wait_seconds_total", "last_arrivals_total"):
-            self._count(name, rank, np.zeros(len(rank)))  # with collectives, not having waited is a measurement
+            self._begun(name, rows)  # with collectives, not having waited is a measurement
         if "steps_total" not in self._columns:
             self._unmarked(collectives)
         for name, (rank, values) in self._waits.add(collectives, words).items():
