@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,47 +71,49 @@ def ring_module() -> str:
         return ""
 
 
-@pytest.fixture
-def train(tmp_path: Path) -> Callable[..., dict[int, Trace]]:
-    """``train(script, *argv, ranks=2, by="torchrun")``: each rank's trace; the script's stderr is free of us.
+def run(
+    folder: Path,
+    script: Path | str,
+    *argv: str,
+    ranks: int = 2,
+    by: str = "torchrun",
+    native: bool = True,
+    shim: bool = False,
+    ends: int = 0,
+    python: str = sys.executable,
+) -> dict[int, Trace]:
+    """Each rank's trace of a script, whose files are in ``folder``; its stderr is free of us.
 
     ``native``: with the hooks in C, as far as they can be built; ``shim``: with the library that ``hindmost run`` loads
     into ranks. ``ends``: how the script's process does. ``python``: the interpreter that trains.
     """
+    if isinstance(script, str):
+        path = folder / "script.py"
+        path.write_text(textwrap.dedent(script))
+        script = path
+    environ = {
+        **os.environ,
+        "PYTHONPATH": str(INJECT),
+        "HINDMOST_JOB_ID": "job",
+        "HINDMOST_RING_DIR": str(folder / "rings"),
+        "HINDMOST_LAUNCHER": by,
+        "HINDMOST_RING_MODULE": ring_module() if native else "",
+        "OMP_NUM_THREADS": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }
+    if shim:
+        environ["LD_PRELOAD"] = str(build.library("pmpi"))
+    command = [*launcher(by, ranks, folder, python), str(script), *argv]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == ends, done.stderr + done.stdout
+    assert "hindmost:" not in done.stderr
+    traces = [Trace(path) for path in (folder / "rings").glob("*.ring")]
+    assert len(traces) == ranks
+    return {trace.header.rank: trace for trace in traces}
 
-    def run(
-        script: Path | str,
-        *argv: str,
-        ranks: int = 2,
-        by: str = "torchrun",
-        native: bool = True,
-        shim: bool = False,
-        ends: int = 0,
-        python: str = sys.executable,
-    ) -> dict[int, Trace]:
-        if isinstance(script, str):
-            path = tmp_path / "script.py"
-            path.write_text(textwrap.dedent(script))
-            script = path
-        environ = {
-            **os.environ,
-            "PYTHONPATH": str(INJECT),
-            "HINDMOST_JOB_ID": "job",
-            "HINDMOST_RING_DIR": str(tmp_path / "rings"),
-            "HINDMOST_LAUNCHER": by,
-            "HINDMOST_RING_MODULE": ring_module() if native else "",
-            "OMP_NUM_THREADS": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        }
-        if shim:
-            environ["LD_PRELOAD"] = str(build.library("pmpi"))
-        command = [*launcher(by, ranks, tmp_path, python), str(script), *argv]
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=110, check=False)
-        assert done.returncode == ends, done.stderr + done.stdout
-        assert "hindmost:" not in done.stderr
-        traces = [Trace(path) for path in (tmp_path / "rings").glob("*.ring")]
-        assert len(traces) == ranks
-        return {trace.header.rank: trace for trace in traces}
 
-    return run
+@pytest.fixture
+def train(tmp_path: Path) -> Callable[..., dict[int, Trace]]:
+    """``train(script, *argv, ranks=2, by="torchrun")``: as :func:`run`, in a folder of the test's own."""
+    return partial(run, tmp_path)

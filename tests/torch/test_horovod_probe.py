@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from hindmost import ring
 
+from tests.torch.conftest import run
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    Train = Callable[..., dict[int, Any]]  # conftest.py: rank -> Trace
+    from tests.torch.conftest import Trace
 
 pytestmark = [
     pytest.mark.torch,
@@ -52,34 +55,7 @@ SCRIPT = """
 """
 
 
-@pytest.mark.parametrize("by", ["mpirun", "horovodrun"])
-def test_a_rank_that_computes_longer_is_waited_for(train: Train, by: str) -> None:
-    """Each step has one wait for gradients, of one communicator and sequence; the slow rank's is the short one, and has
-    little negotiation in it. Evaluation and checkpoints are told apart."""
-    traces = train(SCRIPT, by=by, shim=True)
-    seen = []
-    for rank in (0, 1):
-        assert traces[rank].header.framework == "horovod"
-        assert traces[rank].count(ring.STEP) == {"train": 20, "eval": 6}
-        phases = traces[rank].count(ring.PHASE)
-        assert (phases["backward"], phases["checkpoint"]) == (20, 2)
-        assert phases["forward"] >= 20
-        assert min(phases["input"], phases["optimizer"]) >= 20
-        assert {event.value for event in traces[rank].of(ring.STEP, "train")} == {16}
-        seen.append([(event.name, event.comm_id, event.seq) for event in traces[rank].events if event.kind == 3])
-    assert seen[0] == seen[1]
-    assert len([name for name, *_ in seen[0] if name == "all_reduce"]) >= 22
-    waits = [traces[rank].total_ms(ring.PHASE, "sync") for rank in (0, 1)]
-    assert waits[0] > waits[1] + 15 * 15
-    negotiations = [traces[rank].total_ms(ring.PHASE, "negotiation") for rank in (0, 1)]
-    assert negotiations[0] > negotiations[1] + 15 * 15
-    assert negotiations[0] <= waits[0] + traces[0].total_ms(ring.COLLECTIVE, "all_reduce")
-
-
 CALLS = """
-    import os, sys, time, torch
-    import horovod.torch as hvd
-    hvd.init()
     own = torch.full((1000,), float(hvd.rank()))
     def each(name):
         return {
@@ -105,11 +81,58 @@ CALLS = """
 """
 
 
-@pytest.mark.parametrize("by", ["mpirun", "horovodrun"])
-def test_each_kind_of_call_tells_when_a_rank_was_ready(train: Train, by: str) -> None:
+class Ran(NamedTuple):
+    """What each rank recorded of a job that trains, and then makes its calls by hand."""
+
+    training: dict[int, Trace]
+    calls: dict[int, Trace]
+
+
+@pytest.fixture(scope="module", params=["mpirun", "horovodrun"])
+def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """One job by each launcher."""
+    traces = run(tmp_path_factory.mktemp("horovod"), SCRIPT + CALLS, by=request.param, shim=True)
+    trained = {rank: max(e.start_ns for e in trace.of(ring.PHASE, "checkpoint")) for rank, trace in traces.items()}
+    return Ran(
+        {rank: part(trace, lambda event, at=trained[rank]: event.start_ns <= at) for rank, trace in traces.items()},
+        {rank: part(trace, lambda event, at=trained[rank]: event.start_ns > at) for rank, trace in traces.items()},
+    )
+
+
+def part(trace: Trace, holds: Callable[[ring.Event], bool]) -> Trace:
+    """Only these events of a rank."""
+    found = copy.copy(trace)
+    found.events = [event for event in trace.events if holds(event)]
+    return found
+
+
+def test_a_rank_that_computes_longer_is_waited_for(ran: Ran) -> None:
+    """Each step has one wait for gradients, of one communicator and sequence; the slow rank's is the short one, and has
+    little negotiation in it. Evaluation and checkpoints are told apart."""
+    traces = ran.training
+    seen = []
+    for rank in (0, 1):
+        assert traces[rank].header.framework == "horovod"
+        assert traces[rank].count(ring.STEP) == {"train": 20, "eval": 6}
+        phases = traces[rank].count(ring.PHASE)
+        assert (phases["backward"], phases["checkpoint"]) == (20, 2)
+        assert phases["forward"] >= 20
+        assert min(phases["input"], phases["optimizer"]) >= 20
+        assert {event.value for event in traces[rank].of(ring.STEP, "train")} == {16}
+        seen.append([(event.name, event.comm_id, event.seq) for event in traces[rank].events if event.kind == 3])
+    assert seen[0] == seen[1]
+    assert len([name for name, *_ in seen[0] if name == "all_reduce"]) >= 22
+    waits = [traces[rank].total_ms(ring.PHASE, "sync") for rank in (0, 1)]
+    assert waits[0] > waits[1] + 15 * 15
+    negotiations = [traces[rank].total_ms(ring.PHASE, "negotiation") for rank in (0, 1)]
+    assert negotiations[0] > negotiations[1] + 15 * 15
+    assert negotiations[0] <= waits[0] + traces[0].total_ms(ring.COLLECTIVE, "all_reduce")
+
+
+def test_each_kind_of_call_tells_when_a_rank_was_ready(ran: Ran) -> None:
     """Of allreduce, allgather, broadcast, alltoall and their kin the rank that comes late waits and negotiates least;
     and a cycle, in which all ranks talk, takes as long on both."""
-    traces = train(CALLS, by=by, shim=True)
+    traces = ran.calls
     early, late = ([event for event in traces[rank].events if event.kind == ring.COLLECTIVE] for rank in (0, 1))
     assert [event.name for event in early[:48]] == [event.name for event in late[:48]]
     names = ["all_reduce", "all_gather", "broadcast", "all_to_all", "reduce_scatter", "barrier"]
