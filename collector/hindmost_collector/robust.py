@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -161,14 +161,15 @@ def spread(values: Floats) -> float:
         return 0.0
     if len(known) < 4:
         return float((known.max() - known.min()) / 2)
-    return float(MAD_TO_SIGMA * np.median(np.abs(known - np.median(known))))
+    return float(MAD_TO_SIGMA * median(np.abs(known - median(known))))
 
 
-def time_blocks(length: int) -> list[slice]:
+@lru_cache(256)
+def time_blocks(length: int) -> tuple[slice, ...]:
     """Cut a run of steps into 4 to 16 blocks of about equal length, as long as there are steps for it."""
     count = int(np.clip(length // 8, min(4, length), 16))
     edges = np.linspace(0, length, count + 1).astype(int)
-    return [slice(a, b) for a, b in itertools.pairwise(edges) if b > a]
+    return tuple(slice(a, b) for a, b in itertools.pairwise(edges) if b > a)
 
 
 def block_medians(series: Floats) -> Floats:

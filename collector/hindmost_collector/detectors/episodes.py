@@ -104,7 +104,7 @@ def _layered(series: Floats, edges: list[int], smallest: float) -> list[Layer]:
 
 
 def _levels(series: Floats, edges: list[int]) -> list[float]:
-    return [float(np.median(series[a:b])) for a, b in itertools.pairwise(edges)]
+    return [float(median(series[a:b])) for a, b in itertools.pairwise(edges)]
 
 
 def _layers(
@@ -189,7 +189,7 @@ def _sureness(before: Floats, after: Floats, smallest: float) -> float:
     """How many times the least that makes a change the levels on its two sides differ by."""
     if min(len(before), len(after)) < SHORTEST // 2:
         return 0.0
-    low, high = sorted([float(np.median(before)), float(np.median(after))])
+    low, high = sorted([float(median(before)), float(median(after))])
     noise = standard_error(before) + standard_error(after)
     return (high - low) / max(smallest / 2, _APART * noise, _VARIES * low)
 
@@ -200,8 +200,8 @@ def _cut(series: Floats, smallest: float) -> list[int]:
         return [0, len(series)]
     size = max(_BIN, -(-len(series) // _MOST_BINS))
     count = len(series) // size
-    levels = np.median(series[: count * size].reshape(count, size), axis=1)
-    noise = MAD_TO_SIGMA * float(np.median(np.abs(np.diff(levels)))) / np.sqrt(2)
+    levels = median(series[: count * size].reshape(count, size), axis=1)
+    noise = MAD_TO_SIGMA * float(median(np.abs(np.diff(levels)))) / np.sqrt(2)
     price = max(_PENALTY * noise**2 * np.log(count), smallest**2 / 2)
     return [at * size if at < count else len(series) for at in _cheapest(levels, price)]
 
@@ -209,12 +209,13 @@ def _cut(series: Floats, smallest: float) -> list[int]:
 def _cheapest(levels: Floats, price: float) -> list[int]:
     """Edges that cut levels [B] into pieces of two at least, of least squared error and price: optimal partitioning."""
     sums, squares = (np.concatenate([[0.0], np.cumsum(one)]) for one in (levels, levels**2))
+    at = np.arange(len(sums))
+    lengths = np.maximum(at[:, None] - at, 1)
+    error = squares[:, None] - squares - (sums[:, None] - sums) ** 2 / lengths  # [end, begin]
     best = np.full(len(sums), np.inf)
     best[0], came = 0.0, np.zeros(len(sums), np.int64)
     for end in range(2, len(sums)):
-        begin = np.arange(end - 1)
-        error = squares[end] - squares[begin] - (sums[end] - sums[begin]) ** 2 / (end - begin)
-        total = best[begin] + error + price
+        total = best[: end - 1] + error[end, : end - 1] + price
         came[end] = int(np.argmin(total))
         best[end] = total[came[end]]
     edges = [len(levels)]
@@ -232,7 +233,7 @@ def _sharpened(series: Floats, edges: list[int]) -> list[int]:
 
 
 def _sharpen(series: Floats, start: int, split: int, stop: int) -> int:
-    before, after = np.median(series[start:split]), np.median(series[split:stop])
+    before, after = median(series[start:split]), median(series[split:stop])
     first, last = max(start + 1, split - SHORTEST), min(stop - 1, split + SHORTEST)
     part = series[first:last]
     sums = np.concatenate([[0.0], np.cumsum(np.abs(part - before) - np.abs(part - after))])
