@@ -194,8 +194,11 @@ def _peer_wait(collectives: Table, named: tuple[Ints, list[str]], grid: Grid) ->
     bounds = [np.searchsorted(of_rank, grid.ranks, side=side).tolist() for side in ("left", "right")]
     for row, (first, stop) in enumerate(zip(*bounds, strict=True)):
         mine = held[first:stop]
-        before = np.concatenate([[0.0], np.cumsum(collectives["duration_ns"][mine])])
-        total = before[np.searchsorted(collectives["start_ns"][mine], np.nan_to_num(grid.start[row]))]
+        start = collectives["start_ns"][mine].astype(np.float64)
+        end = np.maximum.accumulate(start + collectives["duration_ns"][mine])
+        begun = np.concatenate([[-np.inf], end[:-1]])  # a send and a receive may be one kernel, and are one wait
+        before = np.concatenate([[0.0], np.cumsum(np.maximum(end - np.maximum(start, begun), 0.0))])
+        total = before[np.searchsorted(start, np.nan_to_num(grid.start[row]))]
         waited[row, 1:] = np.maximum(np.diff(np.maximum.accumulate(total)), 0.0)
     return waited
 

@@ -32,7 +32,7 @@ def hang(stop: Hang, run: Run) -> list[str]:
     if stop.kind == "desync":
         found += [f"rank {rank} entered {name} there instead" for rank, name in sorted(stop.doing.items())[:_TOLD]]
         return found if stop.ranks else [*found, "which of them took the wrong branch cannot be told"]
-    found.append(_absent(stop))
+    found.append(_absent(stop, run))
     found += [f"rank {rank} is inside {name}" for rank, name in sorted(stop.doing.items())]
     found += _gone(stop, run)
     stacks = stacks_of(run)
@@ -68,13 +68,21 @@ def _at_work(run: Run) -> bool:
     return job.source == Job.source and not over and (len(life) == 0 or bool((life == RUNNING).any()))
 
 
-def _absent(stop: Hang) -> str:
+def _absent(stop: Hang, run: Run) -> str:
     """Who did not come, or may not have."""
     if not stop.unproven:
         return f"{names(stop.ranks)} never entered it" if stop.ranks else "every member entered it and none leaves"
+    own = run.job.source == Job.source
+    unknown = (
+        f"of {names(stop.unproven)} nothing was heard since"
+        if own
+        else f"{names(stop.unproven)} left no readable dump of what it had open"
+        if stop.ranks
+        else f"{names(stop.unproven)} left no readable dump"
+    )
     if stop.ranks:
-        return f"all other members entered it, and {names(stop.ranks)} left no readable dump of what it had open"
-    return f"{names(stop.unproven)} left no readable dump: which of them did not come cannot be told"
+        return f"all other members entered it, and {unknown}"
+    return f"{unknown}: which of them did not come cannot be told"
 
 
 _GONE = {FINISHED: "has finished", VANISHED: "is gone: its process ended without a word"}
@@ -142,6 +150,8 @@ def hang_advice(stop: Hang, run: Run) -> list[str]:
 
 
 def _advice_on_nobody(stop: Hang, run: Run) -> str:
+    if stop.unproven and run.job.source == Job.source:
+        return f"look at the nodes of {names(stop.unproven)}: their agents are not heard of, or they are not reached"
     if stop.unproven:
         return f"find out what {names(stop.unproven)} did last: one of them did not come, or several"
     if stop.seen:
@@ -168,7 +178,7 @@ def _look(stop: Hang, run: Run) -> list[str]:
 
 def _last_words(stop: Hang) -> str:
     if stop.unproven:
-        return f"see what {names(stop.ranks)} printed last, and whether its process was gone: it left no dump"
+        return f"see what {names(stop.ranks)} printed last, and whether its process was gone: nothing of it is known"
     return (
         f"see what {names(stop.ranks)} printed last: the others waited for {'it' if len(stop.ranks) == 1 else 'them'}"
     )

@@ -216,3 +216,38 @@ def test_nobody_is_inside_what_nobody_saw() -> None:
     """A hang of which only the silence is known does not say that every rank was inside an operation."""
     report = judge(killed(make(FOUR), 137, 60.0)).to_dict()
     assert headline.verdict(report["verdicts"][0]) == "the job hangs: nothing moves any more"
+
+
+def heard_of(run: Run, *seconds: float) -> Run:
+    """The run with the last look at each rank so many seconds after the others began to wait, on a node of its own."""
+    began = int(run.in_flight["start_ns"].max())
+    ranks = np.arange(len(seconds), dtype=np.int32)
+    states = {"rank": ranks, "time_ns": began + (np.array(seconds) * SECOND).astype(np.int64), "life": ranks * 0}
+    states |= {"events_total": ranks + 1, "events_lost_total": ranks * 0}
+    return replace(run, rank_states=states, ranks=run.ranks | {"node": np.array([f"n{rank}" for rank in ranks])})
+
+
+def test_a_node_that_was_not_heard_of_since_is_unknown_and_not_missing() -> None:
+    """Its ranks may have entered the operation after its agent's last word: who was seen not to come is the culprit."""
+    run = heard_of(hang(Load(ranks=6, steps=40), [3, 4]), 9.0, 9.0, 9.0, -1.0, 9.0, 9.0)
+    verdict = first(run)
+    assert (verdict.kind, verdict.ranks) == ("hang", (4,))
+    assert verdict.confidence == pytest.approx(0.99)
+
+
+def test_of_several_ranks_that_nobody_heard_of_none_is_named() -> None:
+    """One agent is cut off: which of its ranks did not come, or whether any, is not known."""
+    run = heard_of(hang(Load(ranks=6, steps=40), [3, 4]), 9.0, 9.0, 9.0, -1.0, -1.0, 9.0)
+    verdict = first(run)
+    assert (verdict.kind, verdict.ranks) == ("hang", ())
+    assert "of ranks 3 and 4 nothing was heard since: which of them did not come cannot be told" in verdict.evidence
+    assert verdict.advice[0].startswith("look at the nodes of ranks 3 and 4")
+
+
+def test_a_node_s_metrics_are_a_word_of_it() -> None:
+    """An agent speaks of a rank when something changes: what it sends meanwhile shows that it looks at all of them."""
+    run = heard_of(hang(Load(ranks=4, steps=40), [3]), 9.0, 9.0, 9.0, -1.0)
+    later = int(run.in_flight["start_ns"].max()) + 8 * SECOND
+    word = from_rows("metrics", [("n3", "hindmost_node_cpus", "{}", later, 4.0)])
+    assert first(replace(run, metrics=word)).confidence == pytest.approx(0.99)
+    assert first(run).confidence == pytest.approx(0.79)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_collector.align import codes
 from hindmost_collector.model import UNMEASURED, Job, Run, rows
 from hindmost_collector.phases import training
 
@@ -53,6 +54,7 @@ class _Open:
     name: str
     seq: int
     waited: int
+    start: int
 
 
 def find(run: Run, step_ns: float, settings: Settings) -> Hang | None:
@@ -109,7 +111,8 @@ def _left_behind(run: Run, waiting: dict[int, list[_Open]], stuck: dict[int, lis
     crossed = None if absent else _crossed(run, stuck, missing)
     if crossed is not None:
         return crossed
-    culprits, unproven = _culprits(run, absent, blocked)
+    since = {rank: max(one.start for one in stuck[comm]) for comm, ranks in missing.items() for rank in ranks}
+    culprits, unproven = _culprits(run, absent, blocked, since)
     comm = next((comm for comm in stuck if set(missing[comm]) & {*culprits, *unproven}), next(iter(stuck)))
     held = stuck[comm]
     entered = {one.rank for one in held}
@@ -127,10 +130,10 @@ def _left_behind(run: Run, waiting: dict[int, list[_Open]], stuck: dict[int, lis
     )
 
 
-def _culprits(run: Run, absent: list[int], blocked: set[int]) -> tuple[list[int], list[int]]:
+def _culprits(run: Run, absent: list[int], blocked: set[int], since: dict[int, int]) -> tuple[list[int], list[int]]:
     """Of those who did not come the ones that were looked at; else the one that was not, if it is one and the others
     who wait are several. And of whom nobody knows what they had open, where nobody else did not come."""
-    looked_at = _looked_at(run)
+    looked_at = _looked_at(run, since)
     proven = [rank for rank in absent if rank in looked_at]
     unproven = [rank for rank in absent if rank not in looked_at]
     if proven or not unproven:
@@ -138,10 +141,23 @@ def _culprits(run: Run, absent: list[int], blocked: set[int]) -> tuple[list[int]
     return unproven if len(unproven) == 1 < len(blocked) else [], unproven
 
 
-def _looked_at(run: Run) -> set[int]:
-    """Ranks of which it is known what they had open: in a foreign recording, those that left a dump."""
-    states = run.rank_states["rank"].tolist() if run.job.source != Job.source else []
-    return {int(rank) for rank in states or run.ranks["rank"].tolist()}
+def _looked_at(run: Run, since: dict[int, int]) -> set[int]:
+    """Ranks of which it is known what they had open: in a foreign recording those that left a dump, else those of a
+    node that was heard of ``since`` the others entered what a rank did not."""
+    known = {int(rank) for rank in run.ranks["rank"]}
+    if run.job.source != Job.source:
+        return {int(rank) for rank in run.rank_states["rank"]} or known
+    node = dict(zip(run.ranks["rank"].tolist(), run.ranks["node"].tolist(), strict=True))
+    heard: dict[str, int] = {}
+    for rank, time_ns in zip(run.rank_states["rank"].tolist(), run.rank_states["time_ns"].tolist(), strict=True):
+        heard[node.get(rank, "")] = max(heard.get(node.get(rank, ""), 0), time_ns)
+    code, names = codes(run.metrics["node"])
+    latest = np.zeros(len(names), np.int64)
+    np.maximum.at(latest, code, run.metrics["time_ns"])
+    words = dict(zip(names, latest.tolist(), strict=True))
+    for name in words.keys() & heard.keys():
+        heard[name] = max(heard[name], words[name])
+    return {rank for rank in known if heard.get(node.get(rank, ""), since.get(rank, 0)) >= since.get(rank, 0)}
 
 
 def _crossed(run: Run, stuck: dict[int, list[_Open]], missing: dict[int, list[int]]) -> Hang | None:
@@ -234,7 +250,8 @@ def _open_operations(run: Run) -> dict[int, list[_Open]]:
             continue
         seen = max(int(table["observed_ns"][i]), killed or UNMEASURED)
         waited = seen - int(table["start_ns"][i]) if seen != UNMEASURED else UNMEASURED
-        one = _Open(int(table["rank"][i]), str(table["name"][i]), int(table["seq"][i]), waited)
+        start = int(table["start_ns"][i])
+        one = _Open(int(table["rank"][i]), str(table["name"][i]), int(table["seq"][i]), waited, start)
         found.setdefault(int(table["comm"][i]), []).append(one)
     return {comm: _frontier(held) for comm, held in found.items()}
 

@@ -107,7 +107,7 @@ def test_the_rank_that_left_no_dump_is_named_where_all_others_wait(tmp_path: Pat
     assert headline.verdict(report.to_dict()["verdicts"][0]) == (
         "the job hangs: likely rank 1 did not come, 3 ranks waiting"
     )
-    assert verdict.advice[0].endswith("whether its process was gone: it left no dump")
+    assert verdict.advice[0].endswith("whether its process was gone: nothing of it is known")
     assert any("rank 1's file is missing" in note for note in report.notes)
 
 
