@@ -168,7 +168,8 @@ def _from_collectives(run: Run, joined: Grid, table: Table, settings: Settings) 
     period = _period(joined, starts, found, table)
     if run.job.skipped_ns is not None:  # what lies between two stretches of an excerpt is no step
         period = np.where(period < _NEARLY * run.job.skipped_ns, period, np.nan)
-    first = steps.warmup(period, settings)
+    alone = period - _typical_wait(joined, starts)
+    first = min(steps.warmup(period, settings), steps.warmup(alone, settings))  # a stall is no warm-up
     if len(found) - first < 1:
         return None
     cut = starts[first]
@@ -285,6 +286,16 @@ def _left_out(numbers: Ints) -> Array:
     last one that is there is no step's."""
     apart = np.diff(numbers)
     return np.asarray(apart > np.median(apart)) if len(apart) else np.zeros(0, bool)
+
+
+#: Ranks that are asked how long the typical one waits.
+_SAMPLE = 512
+
+
+def _typical_wait(joined: Grid, starts: Ints) -> Floats:
+    """[S] ns that the typical rank waits for others in a step."""
+    waits = np.maximum(joined.duration - align.shortest(joined), 0.0)[:: max(len(joined.ranks) // _SAMPLE, 1)]
+    return median(sums_by_step(waits, starts), axis=0)
 
 
 #: Sets of ranks whose steps are longer by this factor are no part of the others' steps.

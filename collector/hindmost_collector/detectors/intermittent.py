@@ -32,7 +32,7 @@ def find(blocks: Blocks, settings: Settings) -> list[Stalls]:
     """Ranks that own most of the job's stalls, by far more than chance would give one of them; else such a node."""
     if len(blocks.ranks) < 2 or len(blocks.steps) < 2 * settings.min_steps:
         return []
-    excess = np.nan_to_num(blocks.excess - median(blocks.excess, axis=1)[:, None])
+    excess = np.nan_to_num(blocks.excess - _usual(blocks, settings)[:, None])
     for size in _SIZES:
         stalled = excess >= size * settings.stall_effect * blocks.step_ns
         found = [
@@ -43,6 +43,19 @@ def find(blocks: Blocks, settings: Settings) -> list[Stalls]:
         if found:
             return found
     return []
+
+
+#: A rank that stalls in most steps has its usual ones among the least late, this share of all in per cent.
+_LEAST = 25
+
+
+def _usual(blocks: Blocks, settings: Settings) -> Floats:
+    """[R] how late a rank is where it does not stall."""
+    usual = median(blocks.excess, axis=1)
+    most = np.flatnonzero(usual >= settings.stall_effect * blocks.step_ns)
+    if len(most):
+        usual[most] = np.nanpercentile(blocks.excess[most], _LEAST, axis=1)
+    return usual
 
 
 #: On a noisy host all ranks have small stalls, some more than others; one may have all that are longer than a step or
