@@ -87,7 +87,7 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     stalls, told_of_stalls = stood_still.find(run, blocks, settings) if stop is None else ((), [])
     notes += told_of_stalls
     if stop is not None:
-        found.append(of_hang(stop, run))
+        found.append(of_hang(stop, run, blocks))
     if stop is None and run.job.source == "hindmost":  # elsewhere nobody vouches for what numbers count
         found += of_mismatch(mismatch.find(run, settings), run)
     if blocks is not None:

@@ -10,19 +10,20 @@ from hindmost_collector.verdict import Verdict
 from hindmost_collector.wording import names
 
 if TYPE_CHECKING:
+    from hindmost_collector.blocks import Blocks
     from hindmost_collector.detectors.hang import Hang
     from hindmost_collector.detectors.mismatch import Mismatch
     from hindmost_collector.model import Run
 
 
-def of_hang(stop: Hang, run: Run) -> Verdict:
+def of_hang(stop: Hang, run: Run, blocks: Blocks | None) -> Verdict:
     """The verdict of a job that stopped."""
     return Verdict(
         kind=stop.kind,
         ranks=stop.ranks,
         victims=stop.victims,
         cause="unknown",
-        since_step=since_step(stop, run),
+        since_step=since_step(stop, run, blocks),
         confidence=stop.confidence,
         evidence=tuple(wording_stop.hang(stop, run)),
         advice=tuple(wording_stop.hang_advice(stop, run)),

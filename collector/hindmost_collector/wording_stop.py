@@ -56,6 +56,8 @@ def _end(run: Run) -> str:
     code = run.job.exit_code
     if run.job.source != Job.source or run.job.abandoned:
         return "as far as the recording goes: a time-out may have ended it"
+    if run.job.interrupted_by:
+        return f"until the job was interrupted by {run.job.interrupted_by}"
     if code is not None and not 0 <= code < BY_SIGNAL:
         return "until a signal ended the job"
     return "until the job ended, as a time-out makes it" if code else "until the job ended"

@@ -66,7 +66,7 @@ def test_a_run_that_hung_is_never_simply_faster() -> None:
     """What matters of it comes first, however quick its steps were until then."""
     found = compare(job(), loads.hang(loads.Load(seed=2, compute=5.0), [3]))
     (result,) = [line for line in text.render(found, width=300).splitlines() if line.startswith("RESULT")]
-    assert result.split(maxsplit=1)[1].startswith("B did not finish: the job hangs: rank 3 did not come")
+    assert result.split(maxsplit=1)[1].startswith("B did not finish: the job hangs in step 150: rank 3 did not come")
     assert result.index("did not finish") < result.index("B is faster by")
 
 

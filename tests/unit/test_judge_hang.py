@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hindmost_collector.chunk import from_rows
 from hindmost_collector.judge import judge
-from hindmost_collector.model import COMMUNICATORS, VANISHED, empty
+from hindmost_collector.model import COLLECTIVES, COMMUNICATORS, VANISHED, empty
 from hindmost_collector.report import headline
 
 from tests.scenarios.loads import Load, hang, make
@@ -161,6 +161,7 @@ AT = 'Thread 1 (idle): "MainThread"\n    load (train.py:49)\n'
     [
         ({"ended_ns": 1, "exit_code": 1}, ", until the job ended, as a time-out makes it"),
         ({"ended_ns": 1, "exit_code": 0}, ", until the job ended"),
+        ({"ended_ns": 1, "exit_code": 1, "interrupted_by": "SIGINT"}, ", until the job was interrupted by SIGINT"),
         ({"abandoned": True}, ", as far as the recording goes: a time-out may have ended it"),
         ({"source": "PyTorch Flight Recorder dumps"}, ", as far as the recording goes: a time-out may have ended it"),
     ],
@@ -200,7 +201,20 @@ def test_a_hang_is_in_the_step_after_the_last_that_its_culprit_finished() -> Non
     report = judge(open_ops).to_dict()
     assert report["verdicts"][0]["since_step"] == 40
     assert headline.verdict(report["verdicts"][0]) == "the job hangs in step 40: rank 2 did not come, 3 ranks waiting"
-    assert first(hang(FOUR, [2])).since_step is None
+
+
+def test_a_job_that_marks_no_steps_hangs_after_the_last_whole_pattern() -> None:
+    """A step of one all-reduce each: 40 were whole."""
+    assert first(hang(FOUR, [2])).since_step == 40
+    run = hang(FOUR, [2])
+    assert first(replace(run, collectives=empty(COLLECTIVES))).since_step is None
+
+
+def test_a_step_that_was_begun_is_the_one_in_which_the_job_hangs() -> None:
+    """Of two all-reduces a step the first of step 20 was over: it stopped in that, not after it."""
+    run = hang(Load(ranks=4, steps=41), [2])
+    sizes = np.where(run.collectives["seq"] % 2 == 0, 8, 4096)
+    assert first(replace(run, collectives=run.collectives | {"bytes": sizes})).since_step == 20
 
 
 def test_ranks_of_one_node_that_stop_together_share_that() -> None:
@@ -215,7 +229,7 @@ def test_ranks_of_one_node_that_stop_together_share_that() -> None:
 def test_nobody_is_inside_what_nobody_saw() -> None:
     """A hang of which only the silence is known does not say that every rank was inside an operation."""
     report = judge(killed(make(FOUR), 137, 60.0)).to_dict()
-    assert headline.verdict(report["verdicts"][0]) == "the job hangs: nothing moves any more"
+    assert headline.verdict(report["verdicts"][0]) == "the job hangs in step 40: nothing moves any more"
 
 
 def heard_of(run: Run, *seconds: float) -> Run:

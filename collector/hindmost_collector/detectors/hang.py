@@ -17,6 +17,7 @@ from hindmost_collector.model import UNMEASURED, Job, Run, rows
 from hindmost_collector.phases import training
 
 if TYPE_CHECKING:
+    from hindmost_collector.blocks import Blocks
     from hindmost_collector.model import Table
     from hindmost_collector.settings import Settings
 
@@ -69,17 +70,24 @@ def find(run: Run, step_ns: float, settings: Settings) -> Hang | None:
     return None if "checkpoint" in found.doing.values() and found.waited_ns < patience else found
 
 
-def since_step(stop: Hang, run: Run) -> int | None:
-    """The step in which the job stopped: the one after the last that the culprits finished, or else anybody."""
+def since_step(stop: Hang, run: Run, blocks: Blocks | None) -> int | None:
+    """The step in which the job stopped: the one after the last that the culprits finished, or else anybody; of a job
+    that marks none, the one after the last whole pattern of its collectives."""
     table = training(run.steps)
-    mine = np.isin(table["rank"], stop.ranks) if rows(table) else np.zeros(0, bool)
-    if not rows(table) or (stop.ranks and not mine.any()):
+    if not rows(table):
+        return _after_patterns(blocks) if blocks is not None and len(blocks.steps) else None
+    mine = np.isin(table["rank"], stop.ranks)
+    if stop.ranks and not mine.any():
         return None
-    last = [
-        int(table["step"][table["rank"] == rank].max())
-        for rank in np.unique(table["rank"][mine] if mine.any() else table["rank"])
-    ]
-    return min(last) + 1
+    known = table["rank"][mine] if mine.any() else table["rank"]
+    return min(int(table["step"][table["rank"] == rank].max()) for rank in np.unique(known)) + 1
+
+
+def _after_patterns(blocks: Blocks) -> int:
+    """The number of the first step that is not whole."""
+    last = int(blocks.steps[-1])
+    counts = np.diff(np.append(blocks.starts, blocks.joined.columns)) if blocks.joined is not None else np.ones(1)
+    return last if counts[-1] < np.median(counts) else last + 1
 
 
 def _of_no_age(run: Run, waiting: dict[int, list[_Open]]) -> Hang | None:
