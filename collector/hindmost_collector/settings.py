@@ -58,6 +58,29 @@ class Settings:
     min_latest: float = _of(
         0.5, "of the steps", 0, 1, "in these a rank is later than all of seven healthy ones; chance gives one in eight"
     )
+    recovered_steps: int = _of(
+        16, "steps", 1, 100_000, "as its peers, before a rank's slow stretch is over: a habit may pause for a moment"
+    )
+    max_stretches: int = _of(
+        3, "stretches", 1, 1000, "of one rank, told one by one: what comes and goes more often is one habit, or stalls"
+    )
+    min_change: float = _of(
+        0.1,
+        "of the lower level",
+        0,
+        10,
+        "by which a rank must become later to be told once more: a fault varies by less",
+    )
+    min_above_around: float = _of(
+        5.0,
+        "standard deviations",
+        0,
+        1000,
+        "a stretch against the steps around it, of their own blocks: it is picked for being high among very many",
+    )
+    burst_alike: float = _of(
+        1 / 3, "of the burst", 0, 1, "no other eight steps of any rank may be later, or such a burst may be anybody's"
+    )
     min_share_of_waste: float = _of(
         0.12, "of all waiting", 0, 1, "a smaller part is drowned in noise that has no owner"
     )

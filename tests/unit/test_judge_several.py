@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hindmost_collector.judge import judge
+from hindmost_collector.settings import Settings
 from hindmost_collector.simulate import Fault, Scenario, simulate
 
 if TYPE_CHECKING:
@@ -37,6 +38,14 @@ def test_two_episodes_of_one_rank_are_told_with_both_ends_and_costs() -> None:
     assert _told(found) == [((2,), "input", 20, 60), ((2,), "input", 120, 160)]
     for verdict, repaired in zip(found, made.truth.repaired_each_ns, strict=True):
         assert verdict.cost_ms_per_step == pytest.approx((made.truth.total_ns - repaired) / 40e6, rel=0.1)
+
+
+def test_what_ends_a_slow_stretch_can_be_set() -> None:
+    """Twenty steps as its peers are the end of it, or a pause where a rank must be so for 30."""
+    faults = (Fault("input", (2,), 0.05, 20, 120), Fault("input", (2,), 0.05, 140))
+    run = simulate(Scenario(16, 240, seed=1, faults=faults)).run
+    assert _told(judge(run).verdicts) == [((2,), "input", 20, 120), ((2,), "input", 140, None)]
+    assert _told(judge(run, Settings(recovered_steps=30)).verdicts) == [((2,), "input", 20, None)]
 
 
 def test_a_slow_gpu_is_seen_beside_what_lasts_for_a_while() -> None:

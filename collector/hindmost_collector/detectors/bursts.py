@@ -11,46 +11,46 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector.robust import median
+from hindmost_collector.settings import DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hindmost_collector.align import Array, Floats
+    from hindmost_collector.settings import Settings
 
 #: Shortest burst, in steps; of its steps as many may be like the others.
 _SHORTEST, _DIPS = 8, 1
-#: Most of any other steps as long must be later than this share of the burst, for those to be its like.
-_ALIKE = 1 / 3
 #: Ranks looked at closer, latest first.
 _MOST = 8
-#: Bursts of one rank: more of them are stalls.
-_OFTEN = 3
 
 
-def find(excess: Floats, least: float, told: Sequence[tuple[int, int, int]] = ()) -> list[tuple[int, int, int]]:
+def find(
+    excess: Floats, least: float, told: Sequence[tuple[int, int, int]] = (), settings: Settings = DEFAULT
+) -> list[tuple[int, int, int]]:
     """Row, first and stop (indices of steps) of each burst later than ``least`` ns that has not its like elsewhere.
 
-    A rank may have up to ``_OFTEN`` of them. Stretches already ``told`` of are nobody's like, and no bursts.
+    A rank may have several of them. Stretches already ``told`` of are nobody's like, and no bursts.
     """
     if excess.shape[1] < 3 * _SHORTEST:
         return []
     found = []
     for row, at in _latest(excess, least, told):
-        bursts = _of_row(excess[row], at, least, [(first, stop) for one, first, stop in told if one == row])
-        lowest = min((level for _, _, level in bursts), default=np.inf)
+        bursts = _of_row(excess[row], at, least, [span for one, *span in told if one == row], settings.max_stretches)
+        lowest = settings.burst_alike * min((level for _, _, level in bursts), default=np.inf)
         own = [(row, first, stop) for first, stop, _ in bursts]
         if bursts and not _have_their_like(excess, [*own, *told], lowest):
             found += own
     return found
 
 
-def _of_row(series: Floats, at: int, least: float, told: list[tuple[int, int]]) -> list[tuple[int, int, float]]:
+def _of_row(series: Floats, at: int, least: float, told: list[list[int]], most: int) -> list[tuple[int, int, float]]:
     """First, stop and level of the bursts of one rank, of which the latest is around the step ``at``."""
     series = np.nan_to_num(series)
     for first, stop in told:
         series[first:stop] = 0.0
     found: list[tuple[int, int, float]] = []
-    while len(found) < _OFTEN:
+    while len(found) < most:
         level = float(median(series[at : at + _SHORTEST]))
         first, stop = _around(series >= level / 2, at)
         level = float(median(series[first:stop]))
@@ -102,8 +102,8 @@ def _around(high: Array, at: int) -> tuple[int, int]:
 
 
 def _have_their_like(excess: Floats, left_out: Sequence[tuple[int, int, int]], level: float) -> bool:
-    """Whether other steps of any rank, as many as the shortest burst, are mostly late by a third as much."""
-    late = excess >= _ALIKE * level
+    """Whether other steps of any rank, as many as the shortest burst, are mostly later than this."""
+    late = excess >= level
     for row, first, stop in left_out:
         late[row, first:stop] = False
     often = np.count_nonzero(late, axis=1) > _SHORTEST / 2

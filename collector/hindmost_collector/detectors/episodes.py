@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hindmost_collector.align import Floats
+    from hindmost_collector.settings import Settings
 
 #: Shortest stretch of steps that a change of pace may make: fewer have no median worth the name.
 SHORTEST = 8
@@ -27,13 +28,6 @@ _BIN, _MOST_BINS = 4, 256
 _PENALTY = 2.0
 #: The levels on both sides of a change must be apart by so many times their standard errors.
 _APART = 3.0
-#: A stretch on top of another, or with steps on both sides, must be above those around it by so many times what their
-#: own blocks differ: it was picked for being high among very many.
-_EPISODE = 5.0
-#: Stretches one after the other that are told one by one.
-_OFTEN = 3
-#: A level that differs by less than this share of the lower is one fault that varies, and no second one.
-_VARIES = 0.1
 
 
 @dataclass(frozen=True)
@@ -52,17 +46,18 @@ class Layer:
     outer: Layer | None = None
 
 
-def find(series: Floats, smallest: float) -> list[Layer]:
+def find(series: Floats, smallest: float, settings: Settings) -> list[Layer]:
     """All stretches higher by at least ``smallest``, outer ones first; none of their ends is nearer than a few steps.
 
-    A stretch is over when at least twice the shortest follows that is lower: until then it may only pause.
+    A stretch is over when enough steps follow that are lower: until then it may only pause.
     """
-    edges = _without_pauses(series, pieces(series, smallest))
+    edges = _without_pauses(series, pieces(series, smallest, settings), settings.recovered_steps)
     while True:
-        layers = _layered(series, edges, smallest)
-        sure = [_stands_out(series, layer) for layer in layers]
+        layers = _layered(series, edges, smallest, settings.recovered_steps)
+        sure = [_stands_out(series, layer, settings.min_above_around) for layer in layers]
         if min(sure, default=1.0) >= 1:
-            return layers if sum(layer.outer is None for layer in layers) <= _OFTEN else [_all(series, layers)]
+            few = sum(layer.outer is None for layer in layers) <= settings.max_stretches
+            return layers if few else [_all(series, layers)]
         least = layers[int(np.argmin(sure))]
         edges = [edge for edge in edges if edge not in (least.first, least.stop) or edge in (0, len(series))]
 
@@ -73,8 +68,8 @@ def _all(series: Floats, layers: list[Layer]) -> Layer:
     return Layer(first, stop, max(layer.end for layer in layers), float(np.median(series[first:stop])))
 
 
-def _stands_out(series: Floats, layer: Layer) -> float:
-    """How many times the least that a stretch must be above the steps around it, among which it was picked.
+def _stands_out(series: Floats, layer: Layer, least: float) -> float:
+    """How many times the ``least`` that a stretch must be above the steps around it, among which it was picked.
 
     One that goes to either end of the series has no steps on one side.
     """
@@ -87,17 +82,17 @@ def _stands_out(series: Floats, layer: Layer) -> float:
     around = np.concatenate([series[first : layer.first], series[layer.stop : stop]])
     inside = series[layer.first : layer.stop]
     differ = max(standard_error(inside) + standard_error(around), spread(block_medians(around)))
-    return layer.level / max(_EPISODE * differ, np.finfo(float).tiny)
+    return layer.level / max(least * differ, np.finfo(float).tiny)
 
 
-def _layered(series: Floats, edges: list[int], smallest: float) -> list[Layer]:
+def _layered(series: Floats, edges: list[int], smallest: float, recovered: int) -> list[Layer]:
     """The layers between these edges; a level that is not sure to be above nothing is none to be on top of."""
     levels = _levels(series, edges)
     for at, (first, stop) in enumerate(itertools.pairwise(edges)):
         if levels[at] < _APART * standard_error(series[first:stop]):
             levels[at] = min(levels[at], 0.0)
     end = {edges[-1]: edges[-1]}
-    if len(levels) > 1 and _is_pause(levels, edges, len(levels) - 1):
+    if len(levels) > 1 and _is_pause(levels, edges, len(levels) - 1, recovered):
         edges, levels = edges[:-1], levels[:-1]
         end[edges[-1]] = len(series)
     return list(_layers(edges, levels, 0.0, smallest, None, end))
@@ -124,11 +119,11 @@ def _layers(
         yield from _layers(edges[begin : stop + 1], levels[begin:stop], lowest, smallest, layer, end)
 
 
-def _without_pauses(series: Floats, edges: list[int]) -> list[int]:
+def _without_pauses(series: Floats, edges: list[int], recovered: int) -> list[int]:
     """Edges of the pieces with each short one joined to its neighbours that is lower than both."""
     while True:
         levels = _levels(series, edges)
-        pause = next((at for at in range(1, len(levels) - 1) if _is_pause(levels, edges, at)), None)
+        pause = next((at for at in range(1, len(levels) - 1) if _is_pause(levels, edges, at, recovered)), None)
         if pause is None:
             return edges
         before, after = levels[pause - 1], levels[pause + 1]
@@ -138,18 +133,18 @@ def _without_pauses(series: Floats, edges: list[int]) -> list[int]:
         edges = [edge for edge in edges if edge not in joined]
 
 
-def _is_pause(levels: list[float], edges: list[int], at: int) -> bool:
+def _is_pause(levels: list[float], edges: list[int], at: int, recovered: int) -> bool:
     """Whether a piece is lower than those beside it, and too short to say that what was before is over."""
     after = levels[at + 1] if at + 1 < len(levels) else np.inf
-    return edges[at + 1] - edges[at] < 2 * SHORTEST and levels[at] < min(levels[at - 1], after)
+    return edges[at + 1] - edges[at] < recovered and levels[at] < min(levels[at - 1], after)
 
 
-def stretch(series: Floats, smallest: float) -> tuple[int, int]:
+def stretch(series: Floats, smallest: float, settings: Settings) -> tuple[int, int]:
     """[first, stop) of the steps in which a series is habitually high on the whole.
 
     Neighbouring pieces count as one while each is at least half as high as the highest.
     """
-    edges = pieces(series, smallest)
+    edges = pieces(series, smallest, settings)
     levels = _levels(series, edges)
     lengths = np.diff(edges)
     worth = [level * length for level, length in zip(levels, lengths, strict=True)]
@@ -160,24 +155,24 @@ def stretch(series: Floats, smallest: float) -> tuple[int, int]:
     while last < len(levels) - 1 and levels[last + 1] >= levels[best] / 2:
         last += 1
     stop = edges[last + 1]
-    ended = stop < len(series) and _over(series[stop:], levels[best])
+    ended = stop < len(series) and _over(series[stop:], levels[best], settings.recovered_steps)
     return edges[first], stop if ended else len(series)
 
 
-def _over(after: Floats, level: float) -> bool:
+def _over(after: Floats, level: float, recovered: int) -> bool:
     """Whether a habit has ended: what follows is long enough to tell, and clearly lower throughout."""
-    if len(after) < 2 * SHORTEST:
+    if len(after) < recovered:
         return False
     return bool(np.nanmax(block_medians(after)) < level / 2 and float(median(after)) < level / 4)
 
 
-def pieces(series: Floats, smallest: float) -> list[int]:
+def pieces(series: Floats, smallest: float, settings: Settings) -> list[int]:
     """Edges of the stretches between the changes of a series, its own ends among them."""
     series = np.nan_to_num(series)
     edges = _sharpened(series, _cut(series, smallest))
     while len(edges) > 2:
         changes = zip(edges, edges[1:], edges[2:], strict=False)
-        sure = [_sureness(series[a:b], series[b:c], smallest) for a, b, c in changes]
+        sure = [_sureness(series[a:b], series[b:c], smallest, settings.min_change) for a, b, c in changes]
         least = int(np.argmin(sure))
         if sure[least] >= 1:
             break
@@ -185,13 +180,13 @@ def pieces(series: Floats, smallest: float) -> list[int]:
     return edges
 
 
-def _sureness(before: Floats, after: Floats, smallest: float) -> float:
+def _sureness(before: Floats, after: Floats, smallest: float, varies: float) -> float:
     """How many times the least that makes a change the levels on its two sides differ by."""
     if min(len(before), len(after)) < SHORTEST // 2:
         return 0.0
     low, high = sorted([float(median(before)), float(median(after))])
     noise = standard_error(before) + standard_error(after)
-    return (high - low) / max(smallest / 2, _APART * noise, _VARIES * low)
+    return (high - low) / max(smallest / 2, _APART * noise, varies * low)
 
 
 def _cut(series: Floats, smallest: float) -> list[int]:

@@ -54,7 +54,7 @@ def _goes_on(run: Run, blocks: Blocks, past: Past, settings: Settings) -> SlowNe
     """What began in a window that is over, as far as it lasts: half as slow as it was is slow, as everywhere."""
     actual, _ = _compared(blocks, settings)
     beyond = actual / past.usual - 1
-    first, stop = stretch(beyond, settings.network_longer - 1)
+    first, stop = stretch(beyond, settings.network_longer - 1, settings)
     level = float(np.median(beyond[first:stop]))
     (operations,) = _operations(run, blocks, [first, stop])
     if stop - first < settings.min_steps or level < max(settings.network_longer - 1, past.longer / 2):
@@ -132,13 +132,13 @@ def _slow_stretch(ratio: Floats, settings: Settings) -> tuple[int, int, float] |
     """[first, stop) in which transfers take longer by habit than in all steps before, and by what share of those."""
     if np.isnan(ratio).any():
         return None
-    edges = pieces(ratio, settings.network_longer - 1)
+    edges = pieces(ratio, settings.network_longer - 1, settings)
     long = [ratio[a:b] for a, b in itertools.pairwise(edges) if b - a >= settings.min_steps]
     if len(long) < 2:
         return None
     usual = min(float(np.median(part)) for part in long)
     beyond = ratio / usual - 1
-    first, stop = stretch(beyond, settings.network_longer - 1)
+    first, stop = stretch(beyond, settings.network_longer - 1, settings)
     before, part = beyond[:first], beyond[first:stop]
     if min(len(before), len(part)) < settings.min_steps:
         return None

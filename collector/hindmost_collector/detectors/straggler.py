@@ -84,7 +84,7 @@ def find(blocks: Blocks, settings: Settings) -> list[Habit]:
     ranks = _Ranks(blocks, settings, smallest, mate, suspects, whole=not np.isnan(blocks.excess).any())
     found = [habit for row in candidates.tolist() for habit in _habits(ranks, row)]
     told = [(habit.row, habit.first, habit.stop) for habit in found]
-    for row, *span in bursts.find(blocks.excess, settings.stall_effect * blocks.step_ns, told):
+    for row, *span in bursts.find(blocks.excess, settings.stall_effect * blocks.step_ns, told, settings):
         habit = _burst(ranks, row, (span[0], span[1]), [one for one in found if one.row == row])
         found += [habit] if habit is not None else []
     return sorted(found, key=lambda habit: -habit.excess)
@@ -150,7 +150,7 @@ def _series(ranks: _Ranks, row: int) -> _Series:
 def _habits(ranks: _Ranks, row: int) -> list[Habit]:
     """The habits of one rank: one after the other, and one on top of the other."""
     series = _series(ranks, row)
-    layers = episodes.find(series.late, ranks.smallest) if len(series.late) else []
+    layers = episodes.find(series.late, ranks.smallest, ranks.settings) if len(series.late) else []
     for layer in layers:
         series.late[layer.first : layer.stop] -= layer.level
     found: dict[Layer, Habit] = {}
