@@ -205,6 +205,7 @@ class Judging:
         self._free = 0.0
         self._failed = False
         self.seconds = 0.0
+        self.busy = False  # whether a window is being judged, in whichever thread
         self.judge: Judge | None = None
 
     def due(self, job: str) -> bool:
@@ -226,6 +227,7 @@ class Judging:
         collector.
         """
         began, used = self._clock(), self._cpu()
+        self.busy = True
         try:
             if self.judge is None:
                 self.judge = load_judge(self._settings)
@@ -237,6 +239,7 @@ class Judging:
             self._failed = True
             return None
         finally:
+            self.busy = False
             took, now = self._cpu() - used, self._clock()
             self.seconds += now - began
             self._least[job] = now + took / self._share

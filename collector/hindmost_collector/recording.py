@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 #: A write that has not come back for so long hangs: what comes meanwhile is kept no longer than memory lasts.
 HANGS_S = 30.0
+#: Writing and judging wait for each other for so long: at one time they would need the memory of both.
+WAIT_S = 2.0
 
 
 class Store(Protocol):
@@ -110,6 +112,11 @@ class Recorder:
     def pending_bytes(self) -> int:
         """Memory held by rows that are not durable, those that are being written included."""
         return self._waiting_bytes + self._held_bytes
+
+    @property
+    def writing(self) -> bool:
+        """Whether a write is under way; one that takes long is nothing to wait for."""
+        return self._since is not None and self._now() - self._since < WAIT_S
 
     @property
     def trouble(self) -> str | None:

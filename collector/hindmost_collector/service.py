@@ -18,7 +18,7 @@ from hindmost_collector.lag import Lag
 from hindmost_collector.listening import listen
 from hindmost_collector.live import Judging, share_of
 from hindmost_collector.parking import Parking
-from hindmost_collector.recording import Recorder
+from hindmost_collector.recording import WAIT_S, Recorder
 from hindmost_collector.remote_write import RemoteWrite
 from hindmost_collector.remote_write_http import Receiver
 from hindmost_collector.scrape import Scrape
@@ -135,8 +135,9 @@ class Collector:
                 self.definitions.forget()
 
     def _flush_due(self) -> bool:
-        if time.monotonic() - self.recorder.last_flush >= self.options.flush_period:
-            return True
+        overdue = time.monotonic() - self.recorder.last_flush - self.options.flush_period
+        if overdue >= 0:
+            return overdue >= WAIT_S or not self.judging.busy
         if self.recorder.failing:
             return False  # trying more often would cost, and help nobody
         departing = any(agent.departed and agent.outbox for agent in self.ingest.agents.values())

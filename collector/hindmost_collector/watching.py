@@ -43,7 +43,8 @@ class Watch:
                 if job.sealed or job.judged_revision == job.revision:
                     continue
                 self._ask(job.id, job.stall.question(job))
-                if self._judging.due(job.id) or job.stall.ripe(job):
+                due = self._judging.due(job.id) and not self._collector.recorder.writing
+                if due or job.stall.ripe(job):
                     await self._judge(job)
             if not self._collector.options.hold:
                 await self._seal_finished()

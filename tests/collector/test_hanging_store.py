@@ -87,6 +87,24 @@ def test_discard_during_a_write_counts_each_byte_once(recorder, error):
     assert durable == ({} if error else {"a": 1})
 
 
+def test_a_write_is_waited_for_a_while(recorder):
+    """It is under way until it is back, or until it takes too long for anybody to wait for it."""
+
+    async def scenario():
+        recorder.add(chunks(), {"a": 1})
+        found = [recorder.writing]
+        flush = await writing(recorder)
+        found.append(recorder.writing)
+        recorder.clock[0] = recording.WAIT_S
+        found.append(recorder.writing)
+        recorder.clock[0] = 0.0
+        recorder.store.open.set()
+        await flush
+        return [*found, recorder.writing]
+
+    assert asyncio.run(scenario()) == [False, True, False, False]
+
+
 def test_write_that_hangs_is_told(recorder, caplog):
     """A write that does not come back is trouble after a while and no sooner, and one line tells of it."""
 
