@@ -274,15 +274,14 @@ def of_stalls(stalls: list[Stalls], blocks: Blocks, settings: Settings) -> list[
     """Verdicts of ranks that stall now and then, where that costs enough to act on."""
     found = []
     for one in stalls:
-        saved = stall_saving(blocks, one.rows, one.stalled)
-        gain = float(saved.mean())
-        if gain < settings.min_effect * average(blocks.period) or gain < settings.min_share_of_waste * waste(
-            work_due.as_seen(blocks)
-        ):
-            continue
         cause = causes.explain(blocks, one.rows[0], one.stalled, settings)
+        seen = stall_saving(blocks, one.rows, one.stalled)
+        saved = seen * cause.beyond  # of longer computing, lateness shows a part
+        nobodys = settings.min_share_of_waste * waste(work_due.as_seen(blocks))
+        if float(saved.mean()) < settings.min_effect * average(blocks.period) or float(seen.mean()) < nobodys:
+            continue
         span = np.arange(_began(one.stalled), len(blocks.steps))
-        gain = float(saved[span].mean()) * cause.beyond  # of longer computing, lateness shows a part
+        gain = float(saved[span].mean())
         held_up = _held_up(blocks, list(one.rows), span, cause, gain)
         ranks = tuple(sorted(int(blocks.ranks[row]) for row in one.rows))
         found.append(

@@ -57,6 +57,17 @@ def test_a_slow_input_that_run_ahead_hides_names_nobody() -> None:
     assert [verdict.kind for verdict in judge(simulate(hidden).run).verdicts] == ["balanced"]
 
 
+@pytest.mark.parametrize(("seed", "size"), [(35, 0.21), (35, 0.23), (33, 0.17)])
+def test_stalls_that_fall_a_little_short_count_with_their_like(seed: int, size: float) -> None:
+    """Half of a stall shows as lateness, a tenth of a step now and a little less then: the rank has all of both."""
+    job = Scenario(ranks=16, seed=seed, steps=200, step_ms=120, faults=(Fault("compute", (5,), size, duty=0.25),))
+    simulated = simulate(job)
+    (verdict,) = judge(simulated.run).verdicts
+    saved = (simulated.truth.total_ns - simulated.truth.repaired_ns) / 1e6 / job.steps
+    assert (verdict.kind, verdict.ranks, verdict.cause) == ("intermittent", (5,), "compute")
+    assert verdict.cost_ms_per_step == pytest.approx(saved, rel=0.1)
+
+
 def test_stalls_of_computing_cost_what_backward_hides_of_them_too() -> None:
     """Beside backward, collectives show a part of how late a slow GPU is: the rest costs the job as much."""
     job = Scenario(ranks=16, seed=32, steps=200, step_ms=120, faults=(Fault("compute", (5,), 0.4, duty=0.25),))

@@ -36,8 +36,7 @@ def find(blocks: Blocks, settings: Settings) -> list[Stalls]:
     for size in _SIZES:
         stalled = excess >= size * settings.stall_effect * blocks.step_ns
         found = [
-            Stalls((row,), steps, float(np.median(excess[row, steps])), share)
-            for row, steps, share in _owners(stalled, settings)
+            _with_its_like(excess, row, steps, share, settings) for row, steps, share in _owners(stalled, settings)
         ]
         found = sorted(found, key=lambda one: -len(one.stalled)) or _of_nodes(blocks, excess, stalled, settings)
         if found:
@@ -56,6 +55,18 @@ def _usual(blocks: Blocks, settings: Settings) -> Floats:
     if len(most):
         usual[most] = np.nanpercentile(blocks.excess[most], _LEAST, axis=1)
     return usual
+
+
+#: A rank's steps that are late by this share of its typical stall are stalls, too, where it has most of such steps.
+_ALIKE = 0.5
+
+
+def _with_its_like(excess: Floats, row: int, steps: Ints, share: float, settings: Settings) -> Stalls:
+    """The stalls of a row, those among them that fall a little short of what makes a stall of anybody's."""
+    late = excess >= _ALIKE * float(np.median(excess[row, steps]))
+    if np.sum(late[row]) >= settings.min_stall_share * np.sum(late):
+        steps = np.flatnonzero(late[row])
+    return Stalls((row,), steps, float(np.median(excess[row, steps])), share)
 
 
 #: On a noisy host all ranks have small stalls, some more than others; one may have all that are longer than a step or
