@@ -140,7 +140,7 @@ def _measured(blocks: Blocks, row: int, columns: Array, settings: Settings) -> d
         if phase in parts:
             found[phase] = excess_of(parts[phase], row, columns)
     if "self_cpu" in parts:
-        found |= _of_processor(blocks, row, columns, parts["self_cpu"], parts.get("self_runqueue"))
+        found |= _of_processor(blocks, row, columns, parts["self_cpu"], parts.get("self_runqueue"), settings)
         if "self_blocked" in parts or any(name in parts for name in FILES):
             blocked = parts.get("self_blocked", np.zeros_like(parts["self_cpu"]))
             found |= _of_files(blocks, row, columns, excess_of(blocked, row, columns), found)
@@ -150,7 +150,7 @@ def _measured(blocks: Blocks, row: int, columns: Array, settings: Settings) -> d
     if "runqueue" in parts:
         queue = parts["runqueue"]  # of some steps only, where the probe spares its time: of the others nobody knows
         cpu = parts.get("cpu", np.zeros_like(queue))
-        found["cpu_contention"] = _of_processor(blocks, row, columns, cpu, queue)["cpu_contention"]
+        found["cpu_contention"] = _of_processor(blocks, row, columns, cpu, queue, settings)["cpu_contention"]
         more = excess_of(cpu, row, columns)
         most = settings.queue_without_work * average(blocks.excess[row, columns])
         if more <= most:  # whoever computes more also queues more
@@ -181,18 +181,21 @@ def _charge_rest(blocks: Blocks, row: int, columns: Array, found: dict[str, floa
     found["blocked"] = found.get("blocked", 0.0) + more - ran - queued
 
 
-def _of_processor(blocks: Blocks, row: int, columns: Array, cpu: Floats, runqueue: Floats | None) -> dict[str, float]:
+def _of_processor(
+    blocks: Blocks, row: int, columns: Array, cpu: Floats, runqueue: Floats | None, settings: Settings
+) -> dict[str, float]:
     """Excess as computing and as waiting for a CPU.
 
     On a shared machine whoever computes longer also queues longer: the queueing that peers suffer alike belongs to the
     computing, and only what goes beyond it is contention of this rank's own. Peers' queueing shows between their
-    collectives, for the same CPU time, or, where they spin in collectives meanwhile, in their whole process.
+    collectives, for the same CPU time, or, where they spin in collectives meanwhile, in their whole process. Whoever
+    hardly computes longer does not queue for that.
     """
     more = excess_of(cpu, row, columns)
     if runqueue is None:
         return {"compute": more}
     queued = excess_of(runqueue, row, columns)
-    if queued <= 0 or more <= 0:
+    if queued <= 0 or more <= settings.queue_without_work * queued:
         return {"cpu_contention": queued, "compute": more}
     others = np.delete(np.arange(len(blocks.ranks)), row)
     busy = float(median(cpu[np.ix_(others, columns)]))

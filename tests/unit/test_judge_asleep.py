@@ -124,6 +124,12 @@ def test_peers_that_queue_for_a_while_do_not_hide_who_sleeps() -> None:
     assert report.verdicts[0].cost_ms_per_step == pytest.approx(5.0, abs=0.5)
 
 
+def test_who_only_queues_for_a_while_does_not_compute() -> None:
+    """Rank 3 stood in the queue for 20 ms a step for a while and ran for 0.1: a scheduler's doing is no computing."""
+    queueing = {"rank": 3, "runqueue": 20.0, "compute": 0.1, "from": 100, "until": 126}
+    assert said(judge(jostled(faults=(queueing,)))) == [("straggler", (1,), "unknown")]
+
+
 def test_a_process_that_queued_for_longer_than_its_transfers_take_may_have_been_late_for_it() -> None:
     """It queued for 0.9 s/s and was in transfers for half of its time."""
     assert said(judge(jostled(0.9))) == [("balanced", (), None)]
