@@ -31,7 +31,9 @@ def whole(files: Iterable[Of], read: Callable[[Of], T]) -> tuple[list[T], list[s
     damaged = [one for one in tried if isinstance(one, DamagedError)]
     found = [one for one in tried if not isinstance(one, DamagedError)]
     if damaged and not found:
-        raise damaged[0]
+        more = len(damaged) - 1
+        others = "" if not more else "; so is the other" if more == 1 else f"; so are the {more} others"
+        raise DamagedError(damaged[0].path, f"{damaged[0].why}{others}")
     more = f"; and {len(damaged) - _NAMED} more" if len(damaged) > _NAMED else ""
     told = "; ".join(f"{one.path.name}: {one.why}" for one in damaged[:_NAMED])
     return found, [f"Left out: {told}{more}."] if damaged else []

@@ -285,4 +285,5 @@ def test_dumps_that_are_all_damaged_leave_the_rest(tmp_path: Path) -> None:
         (tmp_path / f"prof.{rank}.csv").write_text(row)
     run = load(tmp_path)
     assert run.job.source == "NCCL profiler CSV (prof.PID.csv)"
-    assert any(note.startswith("Left out: nccl_trace_rank_0: damaged") for note in run.notes)
+    (note,) = [note for note in run.notes if note.startswith("Left out: nccl_trace_rank_0: damaged")]
+    assert note.endswith("; so is the other.")
