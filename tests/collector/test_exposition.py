@@ -1,9 +1,12 @@
-"""The metrics of nodes as text."""
+"""The metrics of nodes and jobs as text."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+from hindmost_collector import exposition_jobs
 from hindmost_collector.chunk import finish
 from hindmost_collector.clock import NodeClock
 from hindmost_collector.decode import Decoder
@@ -69,3 +72,14 @@ def test_silent_nodes_have_no_values(definitions):
     assert {node for _, node, _ in shown(metrics)} == {"n1"}
     metrics.expire(10)
     assert metrics.text() == ""
+
+
+def test_two_habits_of_one_rank_are_one_series():
+    """A rank that is slow throughout and more so since later, for one cause, costs what both do: a scrape knows one."""
+    one = {"kind": "straggler", "cause": "input", "ranks": [2], "cost_ms_per_step": 4.0, "confidence": 0.9}
+    job = SimpleNamespace(id="j", verdicts=lambda: [one, {**one, "cost_ms_per_step": 2.0, "confidence": 0.8}])
+    told = "".join(exposition_jobs._verdicts([job]))
+    (cost,) = [line for line in told.splitlines() if line.startswith("hindmost_verdict_cost_seconds_per_step{")]
+    (sure,) = [line for line in told.splitlines() if line.startswith("hindmost_verdict_confidence_ratio{")]
+    assert float(cost.split()[-1]) == pytest.approx(0.006)
+    assert float(sure.split()[-1]) == pytest.approx(0.8)
