@@ -31,8 +31,8 @@ def whole(files: Iterable[Of], read: Callable[[Of], T]) -> tuple[list[T], list[s
     damaged = [one for one in tried if isinstance(one, DamagedError)]
     found = [one for one in tried if not isinstance(one, DamagedError)]
     if damaged and not found:
-        more = len(damaged) - 1
-        others = "" if not more else "; so is the other" if more == 1 else f"; so are the {more} others"
+        rest = len(damaged) - 1
+        others = "" if not rest else "; so is the other" if rest == 1 else f"; so are the {rest} others"
         raise DamagedError(damaged[0].path, f"{damaged[0].why}{others}")
     more = f"; and {len(damaged) - _NAMED} more" if len(damaged) > _NAMED else ""
     told = "; ".join(f"{one.path.name}: {one.why}" for one in damaged[:_NAMED])
