@@ -8,7 +8,8 @@
 
 enum { SHOWN_SLOT = 8 }; /* of the open table: the innermost phases of loops that mark so many are not shown */
 enum { MOST_SKIPPED = 63 }; /* batches that are not searched for a tensor, after many that had none */
-static const int64_t ACCOUNT_NS = 100000000;
+/* Python says when its books are due; where only evaluations run, they may be late by so much. */
+static const int64_t OVERDUE_NS = 100000000;
 
 /* What gpu() is told. */
 enum gpu_place { FETCHES, READY, BACKWARD_BEGINS, BACKWARD_ENDS, OPTIMIZER_ENDS };
@@ -226,7 +227,7 @@ static int64_t fetch_begins(Loop *loop, PyObject *iterator) {
     loop->optimizing = 0;
     hm_input_begins(&loop->seen, start, source_of(iterator), gradients);
     show(loop, HM_INPUT, start);
-    took_since(loop, start, ACCOUNT_NS); /* an evaluation has no optimizer, where this is done otherwise */
+    took_since(loop, start, OVERDUE_NS); /* an evaluation has no optimizer, where this is done otherwise */
     return start;
 }
 

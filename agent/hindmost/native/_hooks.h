@@ -18,7 +18,7 @@ typedef struct {
     unsigned long thread; /* the ident of the training thread; 0: unknown as yet, ask first() */
     char surely;          /* it did what only a thread that trains does; until then such a one takes its place */
     long long ticks, mask, thrift; /* of pacing.py: steps with a bit of mask are not measured, of thrift not recorded */
-    long long own, due;            /* ns of the training thread that hooks took; when to give account of it */
+    long long own, due;            /* ns of the training thread that hooks took; when Python wants account of it */
     long long started;             /* when the optimizer's step in progress began */
     long long passing;             /* train steps gone by unrecorded, the one in progress included */
     int stepped, optimizing, backwards;

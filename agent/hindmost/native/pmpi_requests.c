@@ -11,7 +11,8 @@ static struct hm_request requests[MOST];
 static int used; /* all places from here on are free */
 uint32_t hm_requests_count;
 
-/* A request belongs to one thread at a time, so that whoever has it needs no lock to find it. */
+/* A request belongs to one thread at a time, so that whoever has it needs no lock to find it. Others may change the
+ * table meanwhile, under the lock: what is read without it (`used`, `handles`, the count) is stored atomically. */
 static int place_of(HM_HANDLE handle) {
     int until = __atomic_load_n(&used, __ATOMIC_RELAXED);
     for (int i = 0; i < until; i++)
@@ -20,6 +21,12 @@ static int place_of(HM_HANDLE handle) {
     return -1;
 }
 
+static void hold(int place, HM_HANDLE handle) { __atomic_store_n(&handles[place], handle, __ATOMIC_RELAXED); }
+
+static void use_until(int end) { __atomic_store_n(&used, end, __ATOMIC_RELAXED); }
+
+static void count_more(uint32_t by) { __atomic_store_n(&hm_requests_count, hm_requests_count + by, __ATOMIC_RELAXED); }
+
 bool hm_request_known(HM_HANDLE handle) { return place_of(handle) >= 0; }
 
 void hm_request_add(HM_HANDLE handle, const struct hm_request *request) {
@@ -27,12 +34,14 @@ void hm_request_add(HM_HANDLE handle, const struct hm_request *request) {
         return; /* already complete */
     pthread_mutex_lock(&lock);
     int place = place_of(handle); /* one that was completed by a call we do not see */
-    if (place < 0 && (place = place_of(0)) < 0 && used < MOST)
-        place = used++;
+    if (place < 0 && (place = place_of(0)) < 0 && used < MOST) {
+        place = used;
+        use_until(used + 1);
+    }
     if (place >= 0 && handles[place] == 0)
-        hm_requests_count++;
+        count_more(1);
     if (place >= 0) {
-        handles[place] = handle;
+        hold(place, handle);
         requests[place] = *request;
     }
     pthread_mutex_unlock(&lock);
@@ -68,10 +77,10 @@ static bool remove_request(HM_HANDLE handle, bool also_persistent, struct hm_req
     if (place >= 0 && requests[place].persistent && !also_persistent) {
         requests[place].idle = true;
     } else if (place >= 0) {
-        handles[place] = 0;
-        hm_requests_count--;
+        hold(place, 0);
+        count_more((uint32_t)-1);
         while (used > 0 && handles[used - 1] == 0)
-            used--;
+            use_until(used - 1);
     }
     pthread_mutex_unlock(&lock);
     return was_running;

@@ -23,7 +23,7 @@ NAMES = ("input", "forward", "backward", "optimizer", "train", "eval")
 FETCHES, READY, BACKWARD_BEGINS, BACKWARD_ENDS, OPTIMIZER_ENDS = range(5)
 NOBODY = (1 << 64) - 1  # no thread has this ident
 #: How often it is asked what hooks took: nothing else waits for that, and it takes some tens of us in cold caches.
-ACCOUNT_NS = 500_000_000
+ACCOUNT_EVERY_NS = 500_000_000
 
 
 class NativeHooks:
@@ -146,7 +146,7 @@ class NativeHooks:
         recorder = self._recorder
         if now >= recorder.due_ns:
             recorder.flush_at(now)
-        self.loop.due = now + ACCOUNT_NS
+        self.loop.due = now + ACCOUNT_EVERY_NS
         self._pace()
 
     def way(self, batch: Any) -> tuple[Any, ...] | None:
