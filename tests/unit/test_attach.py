@@ -144,6 +144,21 @@ def test_what_sampling_can_produce_is_not_named() -> None:
     assert "no rank stands out" in table.render(ranks, seen, "sampled", 1)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_that_are_still_starting_are_not_said_to_be_alike(ranks: int) -> None:
+    """Where samples show hardly any phase of training, nothing is known of who is slow, and that is said."""
+    targets = [rank(number) for number in range(ranks)]
+    starting = [share(100, other=0.98, comm=0.02), share(100, other=1.0)][:ranks]
+    said = table.render(targets, starting, "sampled", 1)
+    assert "no training was seen in these samples" in said
+    assert "--seconds" in said
+    assert "no rank stands out" not in said
+    training = [share(100, other=0.9, forward=0.1)] * ranks
+    assert "no training was seen" not in table.render(targets, training, "sampled", 1)
+    measured = [share(0, other=0.98, comm=0.02)] * ranks
+    assert "no training was seen" not in table.render(targets, measured, table.MEASURED, 1)
+
+
 def test_what_was_not_seen_is_null() -> None:
     """A process without samples has no shares, and JSON says null."""
     report = table.to_dict([rank(0)], [Shares({}, 0)], "sampled", 1)

@@ -22,6 +22,8 @@ OWN = ("input", "forward", "optimizer", "checkpoint", "other")
 #: An excess below this share, or below so many standard errors, is not named.
 LEAST_EXCESS = 0.05
 LEAST_ERRORS = 3.0
+#: From this share on of what no phase of training is, in samples of every rank, they tell nothing of its training.
+NO_TRAINING = 0.95
 
 
 class Excess(NamedTuple):
@@ -97,6 +99,12 @@ def _without_steps(targets: Sequence[Target], seen: Sequence[Shares], method: st
     ]
 
 
+def _no_training(seen: Sequence[Shares]) -> bool:
+    """Whether whoever was sampled was seen in hardly any phase; what is measured inside is in steps."""
+    sampled = [shares for shares in seen if shares.samples]
+    return bool(sampled) and all(shares.share["other"] >= NO_TRAINING for shares in sampled)
+
+
 def _cell(shares: Shares, phase: str) -> str:
     if not shares.share:
         return "-"
@@ -105,9 +113,14 @@ def _cell(shares: Shares, phase: str) -> str:
 
 
 def _sentence(targets: Sequence[Target], seen: Sequence[Shares]) -> str:
+    excess = largest_excess(targets, seen)
+    if excess is None and _no_training(seen):
+        return (
+            "no training was seen in these samples: the ranks may still be starting (try again, or look longer by "
+            "--seconds 60), or work in code that sampling does not know"
+        )
     if len(targets) < 2:
         return "one process: nothing to compare it with"
-    excess = largest_excess(targets, seen)
     if excess is None:
         return "no rank stands out"
     error = f" ± {100 * excess.error:.0f}" if excess.error else ""
