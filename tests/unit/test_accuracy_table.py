@@ -66,3 +66,13 @@ def test_every_figure_has_an_interval(bench: Any) -> None:
         "[" in found for found in rows if found not in ("measured", "names only ranks at fault", "precision", "-")
     )
     assert rows.count("-") == 1  # a rule that names nobody has no precision
+
+
+def test_figures_of_fewer_runs_than_the_suite_has_now_say_so(bench: Any) -> None:
+    """Whoever reads the tables is told of how many runs, which edition and which commit they are."""
+    readme, suite = bench("readme"), bench("suite")
+    prose, figures = readme.README.read_text().split(readme.BEGIN)
+    runs = f"{sum(suite.SHARES.values()):,} runs"
+    assert f"{runs} as `suite.py` is now" in " ".join(prose.split())
+    (told,) = [line for line in figures.splitlines() if " runs, " in line and "commit" in line]
+    assert told.startswith(runs) or "edition 1" in figures
