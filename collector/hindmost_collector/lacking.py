@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING
 
 import numpy as np
 from hindmost import isolation
+from hindmost.script import split
 
 from hindmost_collector import align
 from hindmost_collector.model import ERROR, NONBLOCKING, Job, rows
@@ -136,20 +136,13 @@ def _none_seen(job: Job) -> tuple[str, str]:
             "no rank was seen",
             "put `hindmost run --` before the command that launches the ranks; `hindmost doctor` says what can be seen",
         )
-    isolated = isolation.option(_words(job.command))
+    isolated = isolation.option(split(job.command))
     if isolated:
         return "no rank was seen", isolation.remedy(*isolated)
     return (
         "no rank was seen",
         _INHERIT,
     )
-
-
-def _words(command: str) -> list[str]:
-    try:
-        return shlex.split(command)
-    except ValueError:  # cut or unbalanced
-        return command.split()
 
 
 def ended_early(run: Run, steps: int) -> tuple[str, str]:

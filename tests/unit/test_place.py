@@ -20,6 +20,8 @@ if TYPE_CHECKING:
         ("mpirun -np 4 python examples/train_mpi.py --steps 3", {}, "train_mpi-"),
         ("horovodrun --host-discovery-script hosts.sh python train.py", {}, "train-"),
         ("./a.out", {}, "a-"),
+        ("python -m pkg.train --config a.py", {}, "pkg-train-"),
+        ("python 'my job.py'", {}, "my-job-"),
         ("srun a", {"SLURM_JOB_ID": "4711"}, "4711-"),
         ("srun sh -c 'RANK=$SLURM_PROCID exec python train.py --steps 3'", {}, "train-"),
         ("sh -c 'for i in 0 1; do RANK=$i python a/train.py& done; wait'", {}, "train-"),

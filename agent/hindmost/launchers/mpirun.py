@@ -47,6 +47,14 @@ ARITY = {
         2,
     ),
 }
+#: Options that take none, of those in use; an option that is in neither table may be either.
+FLAGS = frozenset(
+    "--allow-run-as-root --oversubscribe -oversubscribe --use-hwthread-cpus --report-bindings -report-bindings"
+    " --tag-output -tag-output --timestamp-output --display-map -display-map --display-allocation"
+    " --nooversubscribe --bynode --bycore --byslot -bynode -byslot --bind-to-core --bind-to-none"
+    " --do-not-resolve -v --verbose -q --quiet -l -prepend-rank -genvall -envall -genvnone -envnone"
+    " -print-rank-map".split()
+)
 HOST_LISTS = frozenset({"-H", "-host", "--host", "-hosts"})
 HOST_FILES = frozenset({"-f", "-hostfile", "--hostfile", "-machinefile", "--machinefile", "--default-hostfile"})
 

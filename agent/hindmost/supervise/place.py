@@ -27,6 +27,9 @@ ROOM = 1 << 20
 #: What a rank's ring takes of shared memory, bytes.
 RING_BYTES = layout.RECORDS_OFFSET + layout.DEFAULT_CAPACITY * layout.RECORD_BYTES
 
+#: What the names of scripts and programs end in.
+_ENDING = re.compile(r"\.(py|sh|out|exe|bin|x)$")
+
 LOOPBACK = "127.0.0.1"
 
 
@@ -40,7 +43,8 @@ def job_id(asked: str | None, argv: Sequence[str], environ: Mapping[str, str], n
             raise UsageError(f"--job-id {asked!r}: use 1 to 63 letters, digits, '.', '_' or '-', not first a sign")
         return asked
     batch = next((environ[name] for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID") if environ.get(name)), None)
-    stem = re.sub(r"[^A-Za-z0-9_]+", "-", batch or Path(script(argv) or argv[0]).stem).strip("-_")[:32] or "job"
+    called = batch or _ENDING.sub("", Path(script(argv) or argv[0]).name)
+    stem = re.sub(r"[^A-Za-z0-9_]+", "-", called).strip("-_")[:32] or "job"
     when = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
     return f"{stem}-{when}-{secrets.token_hex(2)}"
 

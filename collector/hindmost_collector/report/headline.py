@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hindmost.script import script
+from hindmost.script import script, split
 
 from hindmost_collector.report.columns import duration, ratio
 from hindmost_collector.wording import AHEAD, SLOWER, names
@@ -107,7 +107,7 @@ def _ranks(report: Mapping[str, Any]) -> str:
 
 def _called(command: str | None) -> str | None:
     """The training script's name in a command line; where there is none, the program's."""
-    found = script((command or "").split())
+    found = script(split(command or ""))
     return found.rpartition("/")[2] if found else None
 
 
