@@ -158,7 +158,8 @@ def _from_collectives(run: Run, joined: Grid, table: Table, settings: Settings) 
     own = align.own_time(joined)
     number = joined.step
     if (number < 0).all():
-        number = steps.infer(joined.token, median(own, axis=0), _marks(joined, table))
+        gap = median(own, axis=0)
+        number = steps.infer(joined.token, gap, _marks(joined, table), on_hosts=not joined.gpu_time)
     keep = np.flatnonzero(number >= 0)
     if len(keep) == 0:
         return None

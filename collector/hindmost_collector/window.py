@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from hindmost_collector import in_a_row
 from hindmost_collector.chunk import CODED, concatenated, from_rows, with_words
 from hindmost_collector.model import (
+    GPU_TIME,
     IN_FLIGHT,
     METRICS,
     RANK_STATES,
@@ -195,14 +197,17 @@ class Window:
         return max((int(part["step"].max()) for part in self._parts["steps"]), default=-1)
 
     def calls_per_step(self) -> int | None:
-        """Collective calls in one repetition of a rank's pattern; None where nothing repeats."""
+        """Collective calls in one step of a rank, by their pattern; None where nothing repeats."""
         parts = self._parts["collectives"]
         if not parts:
             return None
         columns = concatenated("collectives", list(parts))
         one = np.flatnonzero(columns["rank"] == columns["rank"][0])[-_PATTERN:]
         tokens = np.stack([columns[name][one].astype(np.int64) for name in ("comm", "op", "bytes")])
-        return period(np.unique(tokens, axis=1, return_inverse=True)[1].ravel())
+        length = period(np.unique(tokens, axis=1, return_inverse=True)[1].ravel())
+        if length != 1 or (columns["flags"][one] & GPU_TIME).any():
+            return length
+        return in_a_row.count(np.maximum(columns["self_ns"][one], 0).astype(np.float64))
 
     def step_seconds(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         """Durations of the training steps in the window, seconds, all ranks."""

@@ -269,6 +269,8 @@ ALL_CLEAR = ": nothing to act on"
 AHEAD = "ahead of the other"
 #: Share of all waiting that one rank must have caused for it to be told as the one that was waited for.
 _MOSTLY = 0.5
+#: Share of the collectives that such a rank enters last where no scheduler makes it late.
+_NEARLY_ALWAYS = 0.75
 
 
 def balanced(blocks: Blocks, wasted: float, needs: Blocks | None = None) -> list[str]:
@@ -282,7 +284,7 @@ def balanced(blocks: Blocks, wasted: float, needs: Blocks | None = None) -> list
         asks, beyond = f"rank {int(needs.ranks[row])}", most / max(float(median(needs.own)), 1.0)
         found = [
             f"no rank needs much more CPU and file time than its peers: {asks} needs most, {beyond:.1%} more",
-            f"{latest} comes last, by {share:.1%} of a step: where ranks share CPUs that is the scheduler's doing",
+            _last_on_shared_cpus(blocks, latest, share),
         ]
     transfers = float(median(blocks.transfer[:1])) / blocks.step_ns
     if transfers >= _MANY_TRANSFERS:
@@ -293,13 +295,27 @@ def balanced(blocks: Blocks, wasted: float, needs: Blocks | None = None) -> list
     return found
 
 
+def _last_on_shared_cpus(blocks: Blocks, latest: str, share: float) -> str:
+    """Who comes last there: a scheduler holds up now one rank and now another, and not one of them nearly always."""
+    row = _waited_for(blocks)
+    often = float(np.nanmean(blocks.last[row])) if row is not None else 0.0
+    if row is None or often < _NEARLY_ALWAYS:
+        return f"{latest} comes last, by {share:.1%} of a step: where ranks share CPUs that is the scheduler's doing"
+    always = f"rank {int(blocks.ranks[row])} comes last in {often:.0%} of the collectives"
+    return f"{always}: the scheduler alone seldom does that to one rank, and why it is late was not measured"
+
+
 def _in_turn(blocks: Blocks) -> str:
-    """Whether whoever is last is now one rank and now another, by how long each made the others wait."""
+    """Whether whoever is last is now one rank and now another."""
+    row = _waited_for(blocks)
+    return "but that is a different one each time" if row is None else f"mostly rank {int(blocks.ranks[row])}"
+
+
+def _waited_for(blocks: Blocks) -> int | None:
+    """The row of the rank that caused most of all waiting; ``None``: now one rank is last and now another."""
     caused = np.nan_to_num(blocks.caused).sum(axis=1)
     least = max(_MOSTLY, 1.5 / max(len(caused), 1)) * caused.sum()  # of two, one always has half
-    if not least > 0 or caused.max() < least:
-        return "but that is a different one each time"
-    return f"mostly rank {int(blocks.ranks[int(np.argmax(caused))])}"
+    return int(np.argmax(caused)) if least > 0 and caused.max() >= least else None
 
 
 def _most(blocks: Blocks) -> tuple[int, float]:

@@ -60,11 +60,12 @@ for step in range(200):
         "MPI.COMM_WORLD.Iallreduce(data, total).Wait()",
         "request = MPI.COMM_WORLD.Iallreduce(data, total)\n    while not request.Test(): time.sleep(0.0002)",
         "MPI.COMM_WORLD.allreduce(1.0)",
+        "MPI.COMM_WORLD.Allreduce(data, total)\n    MPI.COMM_WORLD.Allreduce(data, total)",
     ],
-    ids=["awaited", "polled", "gathered"],
+    ids=["awaited", "polled", "gathered", "twice"],
 )
 def test_a_slow_rank_is_named_where_no_collective_waits_for_all(out: Path, tmp_path: Path, meet: str) -> None:
-    """Started and awaited, polled for, or made of messages and a broadcast: whoever is late for it is named."""
+    """Started and awaited, polled for, made of messages and a broadcast, or one of two: who is late for it is named."""
     (tmp_path / "awaited.py").write_text(AWAITED.format(meet=meet))
     run = observe(out, *MPIRUN, str(tmp_path / "awaited.py"))
     assert run.returncode == 0

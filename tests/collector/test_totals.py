@@ -47,6 +47,17 @@ def test_steps_of_an_unmarked_job_are_inferred():
     assert np.allclose(counters["phase:self_blocked"], 40 * 0.0045)
 
 
+def test_alike_collectives_in_a_row_are_one_inferred_step():
+    """Of two that nothing but the computing before the first tells apart a live count makes one step, too."""
+    words, job = Words(), LiveJob("j", 0)
+    calls = chunk(words, 40)
+    table = calls.coded["collectives"]
+    table |= {"self_ns": np.where(table["bytes"] == 64, 5_000_000, 3_000), "bytes": np.full(80 * 2, 8)}
+    job.add(calls, words, Definitions(), 1)
+    job.infer_steps()
+    assert {name: values.tolist() for name, values in job.counters()}["steps_total"] == [40, 40]
+
+
 def test_horovod_cycles_are_counted_with_their_time():
     """Each stretch adds its cycles and its length; other intervals, and ranks without any, add nothing."""
     words, job = Words(), LiveJob("j", 0)

@@ -136,6 +136,14 @@ def test_who_comes_last_on_shared_cpus_is_told_as_the_schedulers_doing() -> None
     assert "nothing to act on" not in told
 
 
+def test_a_rank_that_nearly_always_comes_last_is_not_excused_by_shared_cpus() -> None:
+    """A scheduler holds up now one and now another: of one that is late in every step the report says so."""
+    run = make(Load(ranks=3, steps=300, compute=3.0, cpus=2, faults=[{"rank": 1, "blocked": 5.0}]))
+    told = " ".join(text.render(judge(run).to_dict(), width=400).split())
+    assert "rank 1 comes last in 100% of the collectives" in told
+    assert "the scheduler's doing" not in told
+
+
 def test_a_rank_that_is_waited_for_is_no_different_one_each_time() -> None:
     """Where thresholds keep a late rank from being named, no sentence says that nobody is late."""
     run = simulate(Scenario(4, 60, faults=(Fault("compute", (2,), 0.2),))).run
