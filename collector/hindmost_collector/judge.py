@@ -21,6 +21,7 @@ from hindmost_collector import (
     pipeline,
     profiled,
     sharing,
+    slowed,
     stood_still,
     summary,
     telemetry,
@@ -100,9 +101,12 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     if not found:
         found.append(_nothing(run, blocks, settings))
     found = stood_still.beside(unseen.judged(found, run), stalls)
+    slower = slowed.find(blocks, found) if blocks is not None and stop is None else None
+    found = slowed.beside(found, slower)
+    notes += slowed.note(slower)
     what_if = summary.what_if(run, blocks)
     return Report(
-        job=replace(summary.job(run, blocks), bound=bound.find(blocks, found, settings), stalls=stalls),
+        job=replace(summary.job(run, blocks), bound=bound.find(blocks, found, settings), stalls=stalls, slowed=slower),
         verdicts=_in_order(found),
         ranks=summary.ranks(run, blocks),
         what_if=replace(what_if, waste=wasted.find(run, blocks, what_if, found)),

@@ -143,6 +143,20 @@ class Stall:
 
 
 @dataclass(frozen=True)
+class Slowed:
+    """All ranks' steps longer since a step, by no one's doing: how long, how long outside of these steps, which phases
+    of every rank by how much, and by which share a step's work grew, where that accounts for it.
+    """
+
+    since_step: int
+    until_step: int | None  # None: to the end
+    step_ms: float
+    was_ms: float
+    phases_ms: dict[str, float] = field(default_factory=dict)
+    more_work: float | None = None
+
+
+@dataclass(frozen=True)
 class JobSummary:
     """The job as a whole."""
 
@@ -156,6 +170,7 @@ class JobSummary:
     exit_code: int | None = None
     bound: Bound | None = None
     stalls: tuple[Stall, ...] = ()
+    slowed: Slowed | None = None
     ended: str | None = None  # how it failed and who died first; None: it did not, as far as is known
     source: str | None = None
 

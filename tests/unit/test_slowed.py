@@ -1,0 +1,60 @@
+"""All ranks slow at once, since some step: nobody is named, and yet the report says what happened."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hindmost_collector import slowed
+from hindmost_collector.judge import judge
+from hindmost_collector.simulate import Fault, Noise, Scenario, simulate
+
+if TYPE_CHECKING:
+    from hindmost_collector.verdict import Report
+
+_ALL = tuple(range(8))
+
+
+def _report(*faults: Fault, steps: int = 150, **more: object) -> Report:
+    return judge(simulate(Scenario(8, steps, 77, faults=faults, **more)).run)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("end", [None, 110])
+def test_a_slow_down_of_all_ranks_is_told_with_its_onset(end: int | None) -> None:
+    """The verdict names nobody; the note and the JSON say since when, how much longer, and which phases grew."""
+    report = _report(Fault("compute", _ALL, 0.2, 60, end))
+    (verdict,) = report.verdicts
+    assert (verdict.kind, verdict.ranks) == ("balanced", ())
+    assert not any("nothing to act on" in line for line in verdict.evidence)
+    (note,) = [one for one in report.notes if "all ranks' steps became" in one]
+    when = "at step 60" if end is None else "from step 60 to 110"
+    assert f"became 19% longer {when}" in note
+    assert "on every rank these take longer: GPU backward 12" in note
+    assert note.endswith("no single rank is behind.")
+    told = report.to_dict()["job"]["slowed"]
+    assert (told["since_step"], told["until_step"]) == (60, end)
+    assert told["step_ms"] / told["was_ms"] == pytest.approx(1.19, abs=0.02)
+    assert set(told["phases_ms"]) >= {"gpu_forward", "gpu_backward"}
+
+
+def test_a_rank_that_became_slow_is_no_slow_down_of_all() -> None:
+    """Its verdict says what the steps became longer by."""
+    report = _report(Fault("compute", (3,), 0.2, 60))
+    assert report.verdicts[0].ranks == (3,)
+    assert report.job.slowed is None
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_calm_or_a_wandering_job_did_not_become_slow(seed: int) -> None:
+    """Neither noise, nor sequence lengths that vary, nor checkpoints are a slow-down of all."""
+    noise = Noise(wandering=0.03, wandering_memory=0.99) if seed % 2 else Noise()
+    job = Scenario(8, 200, seed, noise=noise, varying_lengths=0.2 * (seed % 3 == 0), checkpoint_every=50)
+    assert judge(simulate(job).run).job.slowed is None
+
+
+def test_what_rises_slowly_has_no_onset() -> None:
+    """A ramp is longer in its second half, but since no step; a step of the same height is."""
+    ramp, sharp = 1.0 + np.linspace(0, 0.4, 200), np.where(np.arange(200) < 80, 1.0, 1.2)
+    assert slowed._longer(ramp) is None
+    assert slowed._longer(sharp) == slice(80, 200)
