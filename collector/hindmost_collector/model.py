@@ -244,6 +244,16 @@ class Unseen:
 
 
 @dataclass(frozen=True)
+class Incarnation:
+    """A start of the job with another number of ranks than the one before it, and whether it is what is judged."""
+
+    world_size: int
+    since_ns: int
+    ranks: tuple[int, ...]
+    judged: bool
+
+
+@dataclass(frozen=True)
 class Run:
     """One job's recorded behaviour, whole or a window of it; what every detector takes.
 
@@ -266,6 +276,8 @@ class Run:
     past: Past | None = None
     #: Ranks that the recording lacks, in whole or in part; None where it has all that are known.
     unseen: Unseen | None = None
+    #: Starts of a job that was started again with another number of ranks; the tables are of the one that is judged.
+    incarnations: tuple[Incarnation, ...] = ()
 
     def tables(self) -> dict[str, Table]:
         """Every table by its name in ``TABLES``."""

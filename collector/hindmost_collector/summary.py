@@ -33,6 +33,7 @@ def job(run: Run, blocks: Blocks | None) -> JobSummary:
         exit_code=about.exit_code,
         ended=endings.sentence(run),
         source=about.source,
+        incarnations=run.incarnations,
     )
 
 

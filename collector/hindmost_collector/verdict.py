@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hindmost_collector.model import Past
+    from hindmost_collector.model import Incarnation, Past
 
 SCHEMA = "hindmost.report/1"
 
@@ -173,6 +173,7 @@ class JobSummary:
     slowed: Slowed | None = None
     ended: str | None = None  # how it failed and who died first; None: it did not, as far as is known
     source: str | None = None
+    incarnations: tuple[Incarnation, ...] = ()  # where it was started again with another number of ranks
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from hindmost_collector import in_a_row
+from hindmost_collector import in_a_row, incarnations
 from hindmost_collector.chunk import CODED, concatenated, from_rows, with_words
 from hindmost_collector.model import (
     GPU_TIME,
@@ -76,6 +76,7 @@ class Window:
         self._causal: dict[Origin, _Causal] = {}
         self._causal_series: dict[int, _Causal] = {}
         self._ranks = _Known("ranks", ("rank",))
+        self._stated = _Known("ranks", ("rank", "world_size"))  # the last of each size that the job had
         self._communicators = _Known("communicators", ("comm", "rank"))
         self._in_flight: dict[int, list[tuple[Any, ...]]] = {}
         self._states: dict[int, tuple[Any, ...]] = {}
@@ -93,6 +94,7 @@ class Window:
             self._evict(self._parts[name])
             self.newest_ns = max(self.newest_ns, int(table["start_ns"].max()))
         self._ranks.add(chunk.plain.get("ranks"))
+        self._stated.add(chunk.plain.get("ranks"))
         self._communicators.add(chunk.plain.get("communicators"))
         self._observe(chunk)
         self._keep(chunk.metrics, definitions)
@@ -222,7 +224,7 @@ class Window:
     def snapshot(self, job: str, words: Words) -> Callable[[], Run]:
         """A function that makes the run of this moment; it may be called in another thread while rows come in."""
         parts = {name: list(found) for name, found in self._parts.items()}
-        ticks, ranks = list(self._metrics), self.ranks()
+        ticks, ranks, stated = list(self._metrics), self.ranks(), self._stated.table()
         communicators = self._communicators.table()
         small = {
             "in_flight": self._still_in_flight(),
@@ -243,13 +245,14 @@ class Window:
                 for name, pieces in parts.items()
             }
             tables |= {name: from_rows(name, found) for name, found in small.items() if found}
-            return Run(
+            whole = Run(
                 job=facts,
                 ranks=ranks,
                 communicators=communicators,
                 metrics=_joined([tick.long() for tick in ticks]),
                 **tables,
             )
+            return incarnations.judged(whole, stated)
 
         return make
 

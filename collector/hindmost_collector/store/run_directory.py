@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from hindmost.errors import UsageError
 
+from hindmost_collector import incarnations
 from hindmost_collector.model import FINISHED, RUNNING, TABLES, Job, Run, Table, rows, world_size
 from hindmost_collector.store import excerpt, schema, segments
 
@@ -54,7 +55,8 @@ def run_of(tables: dict[str, Table], meta: dict[str, Any], name: str, notes: lis
     shown["communicators"] = _last_by(tables["communicators"], ("comm", "rank"), None)
     shown["in_flight"] = _still_in_flight(tables["in_flight"], tables["rank_states"], states)
     shown["rank_states"] = states
-    return Run(job=_job(name, meta, shown), **shown, notes=(*notes, *_losses(states), *_clock_note(tables["clocks"])))
+    said = (*notes, *_losses(states), *_clock_note(tables["clocks"]))
+    return incarnations.judged(Run(job=_job(name, meta, shown), **shown, notes=said), tables["ranks"])
 
 
 def _strangers(folder: Path) -> list[str]:
