@@ -76,7 +76,7 @@ class Settings:
         "standard deviations",
         0,
         1000,
-        "a stretch against the steps around it, of their own blocks: it is picked for being high among very many",
+        "a stretch against as many of the steps around it on end: it is picked for being high among very many",
     )
     burst_alike: float = _of(
         1 / 3, "of the burst", 0, 1, "no other eight steps of any rank may be later, or such a burst may be anybody's"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector.robust import MAD_TO_SIGMA, block_medians, median, spread, standard_error
+from hindmost_collector.robust import MAD_TO_SIGMA, block_medians, median, spread, standard_error, time_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,7 +54,7 @@ def find(series: Floats, smallest: float, settings: Settings) -> list[Layer]:
     edges = _without_pauses(series, pieces(series, smallest, settings), settings.recovered_steps)
     while True:
         layers = _layered(series, edges, smallest, settings.recovered_steps)
-        sure = [_stands_out(series, layer, settings.min_above_around) for layer in layers]
+        sure = [_stands_out(series, layer, layers, smallest, settings.min_above_around) for layer in layers]
         if min(sure, default=1.0) >= 1:
             few = sum(layer.outer is None for layer in layers) <= settings.max_stretches
             return layers if few else [_all(series, layers)]
@@ -68,10 +68,12 @@ def _all(series: Floats, layers: list[Layer]) -> Layer:
     return Layer(first, stop, max(layer.end for layer in layers), float(np.median(series[first:stop])))
 
 
-def _stands_out(series: Floats, layer: Layer, least: float) -> float:
-    """How many times the ``least`` that a stretch must be above the steps around it, among which it was picked.
+def _stands_out(series: Floats, layer: Layer, layers: list[Layer], smallest: float, least: float) -> float:
+    """How far above the steps around it, among which it was picked, a stretch is: of what it must be, the least part.
 
-    One that goes to either end of the series has no steps on one side.
+    That is above them, not above nothing: a rank that is always a little late has chance stretches higher up. It must
+    be by an effect, and by ``least`` times what as many steps of them scatter. One that goes to either end of the
+    series has no steps on one side.
     """
     outer, size = layer.outer, len(series)
     if outer is None and (layer.first == 0 or layer.stop == size):
@@ -81,8 +83,30 @@ def _stands_out(series: Floats, layer: Layer, least: float) -> float:
     first, stop = (0, size) if outer is None else (outer.first, outer.stop)
     around = np.concatenate([series[first : layer.first], series[layer.stop : stop]])
     inside = series[layer.first : layer.stop]
-    differ = max(standard_error(inside) + standard_error(around), spread(block_medians(around)))
-    return layer.level / max(least * differ, np.finfo(float).tiny)
+    differ = max(standard_error(inside) + standard_error(around), _scatter(around, len(inside)))
+    above = _above(series, layer, layers)
+    return min(above / smallest, above / max(least * differ, np.finfo(float).tiny))
+
+
+def _scatter(series: Floats, length: int) -> float:
+    """How much medians of so many steps on end differ; of fewer blocks than tell that, those of shorter ones."""
+    count = len(series) // length
+    if count <= len(time_blocks(len(series))):
+        return spread(block_medians(series))
+    return spread(median(series[: count * length].reshape(count, length), axis=1))
+
+
+def _above(series: Floats, layer: Layer, layers: list[Layer]) -> float:
+    """How much higher a stretch is than the steps around it that are in no other such stretch; its level at most."""
+    first, stop = (0, len(series)) if layer.outer is None else (layer.outer.first, layer.outer.stop)
+    apart = np.zeros(len(series), bool)
+    apart[first:stop] = True
+    for one in layers:
+        if one.outer is layer.outer:
+            apart[one.first : one.end] = False
+    if np.count_nonzero(apart) < SHORTEST:
+        return layer.level
+    return min(layer.level, float(median(series[layer.first : layer.stop])) - float(median(series[apart])))
 
 
 def _layered(series: Floats, edges: list[int], smallest: float, recovered: int) -> list[Layer]:
