@@ -211,6 +211,7 @@ def _straggler(
             *wording.why(blocks, habits, cause),
             *wording.victims(victims, ranks),
             *told,
+            *wording.left_by_batches(habits[0].excess, cost, uneven=even is not blocks or blocks.due is not None),
         ),
         advice=tuple(step for why in causes_of for step in wording.advice(why, list(ranks))),
     )

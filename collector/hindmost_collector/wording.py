@@ -148,6 +148,17 @@ def longer_than_replayed(change: Change | None, saved: float) -> list[str]:
     return [f"steps became {ms(change.longer)} longer then, which its lateness accounts for only in part"]
 
 
+#: Where a repair saves less than this share of the lateness, and work is uneven, it is told what hides the rest.
+_HIDDEN_BY_WORK = 0.5
+
+
+def left_by_batches(excess: float, cost: float, *, uneven: bool) -> list[str]:
+    """Why among uneven work a rank that is late by much costs little."""
+    if not uneven or cost >= _HIDDEN_BY_WORK * excess:
+        return []
+    return [f"longer batches elsewhere leave {ms(cost)} of its {ms(excess)} to be saved"]
+
+
 def held_up(longer: float) -> list[str]:
     """What transfers took longer for want of a CPU."""
     return [f"transfers take {ms(longer)} a step longer for all while it waits for a CPU"] if longer > 0 else []

@@ -217,3 +217,14 @@ def test_a_cost_that_names_nobody_is_a_share_of_the_same_step(kind: str) -> None
 def test_several_ranks_stall_and_one_stalls(ranks: list[int], stall: str) -> None:
     """A verb agrees with how many there are."""
     assert headline.verdict({"kind": "intermittent", "ranks": ranks}).startswith(stall)
+
+
+@pytest.mark.parametrize("lengths", [0.0, 0.15])
+def test_a_cost_far_below_the_lateness_is_explained_among_uneven_work(lengths: float) -> None:
+    """Whoever reads 10 ms excess beside a cost of 2.5 ms is told what hides the rest; elsewhere nothing does."""
+    job = Scenario(8, 120, 4, varying_lengths=lengths, faults=(Fault("input", (1,), 0.1),))
+    named = next(one for one in judge(simulate(job).run).verdicts if one.ranks)
+    assert named.cost_ms_per_step is not None
+    told = [line for line in named.evidence if line.startswith("longer batches elsewhere leave")]
+    left = duration(named.cost_ms_per_step)
+    assert told == ([f"longer batches elsewhere leave {left} of its 10.0 ms to be saved"] if lengths else [])
