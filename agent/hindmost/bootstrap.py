@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from hindmost.ring import Writer
 
 ATTACHED = "HINDMOST_ATTACHED"
+#: In a ring directory: the probe got into a process that no launcher named a rank, and may never make a ring.
+ENTERED = ".entered"
 RING_METHODS = ("event", "enter", "leave", "name", "communicator")
 
 _complained = False
@@ -138,6 +140,8 @@ def _observe(found: Identity, *, named: bool = False) -> None:
         return
     if named:
         _try_to_start_agent(directory, found)
+    else:
+        _leave_trace(directory)
     _recorder = recorder = Recorder(ring)
     stepping.attach(recorder)
     os.register_at_fork(after_in_child=_leave_to_parent)
@@ -167,6 +171,13 @@ def _wait_for_a_rank() -> None:
     from hindmost.probes.imports import Watch
 
     Watch({"torch": torch_place.install}, lambda *_: None).install()
+
+
+def _leave_trace(directory: str) -> None:
+    """Let ``hindmost run`` know that the probe came in, should this process make no ring."""
+    with contextlib.suppress(OSError):  # no such folder: nobody asks
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        os.close(os.open(os.path.join(directory, ENTERED), flags, 0o600))  # noqa: PTH118 - pathlib is slow to import
 
 
 def _make_ring(directory: str | os.PathLike[str], found: Identity) -> Writer | None:

@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hindmost.bootstrap import ENTERED
+
 from hindmost_agent.files import numbers, text
 from hindmost_agent.launched import ancestors, command_line, rank_of
 from hindmost_agent.rings import start_ticks
@@ -43,6 +45,10 @@ def ring_folders(base: Path = SHARED_MEMORY) -> list[Path]:
         return []
 
 
+#: What is in a job's folder beside its rings.
+_LEFT = {"agent.lock", ENTERED}
+
+
 def sweep(proc: Path, base: Path = SHARED_MEMORY, uid: int | None = None) -> int:
     """Remove this user's rings whose processes are gone and whose agent is too; returns how many.
 
@@ -59,7 +65,8 @@ def sweep(proc: Path, base: Path = SHARED_MEMORY, uid: int | None = None) -> int
         removed += gone
         if rings and gone == len(rings):
             with contextlib.suppress(OSError):  # somebody keeps something else in it
-                (folder / "agent.lock").unlink(missing_ok=True)
+                for name in _LEFT:
+                    (folder / name).unlink(missing_ok=True)
                 folder.rmdir()
     return removed
 
@@ -82,9 +89,9 @@ def tidy(folders: Iterable[Path], now_s: float) -> None:
         with contextlib.suppress(OSError):  # another user's, or somebody was quicker
             if now_s - folder.stat().st_mtime > QUIET_S:
                 left = [entry.name for entry in os.scandir(folder)]
-                if left == ["agent.lock"]:
-                    (folder / "agent.lock").unlink()
-                if left in ([], ["agent.lock"]):
+                if not set(left) - _LEFT:
+                    for name in left:
+                        (folder / name).unlink()
                     folder.rmdir()
 
 

@@ -35,6 +35,7 @@ class LiveJob:
         self.exit_code: int | None = None
         self.interrupted_by: str | None = None
         self.no_ring: str | None = None
+        self.entered = False
         self.revision = 0
         self.judged_revision = 0
         self._lives: dict[int, int] = {}

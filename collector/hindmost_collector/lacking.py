@@ -126,6 +126,13 @@ _INHERIT = (
     " or collectives; the job's stderr says what failed, `hindmost doctor` what can be seen here"
 )
 
+#: The same where the probe was in a process all the same.
+_UNTRAINED = (
+    "write `for batch in hindmost.steps(loader):`, or `with hindmost.step():` around each iteration; where another"
+    " process trains, it must inherit this command's environment (sudo, ssh and containers drop it); the job's stderr"
+    " says what failed"
+)
+
 
 def _none_seen(job: Job) -> tuple[str, str]:
     """Why no rank was seen, as far as is known, and what helps. ``hindmost run`` alone says what the command was."""
@@ -136,6 +143,9 @@ def _none_seen(job: Job) -> tuple[str, str]:
             "no rank was seen",
             "put `hindmost run --` before the command that launches the ranks; `hindmost doctor` says what can be seen",
         )
+    if job.entered:
+        seen = "the probe was in a Python process, which made no step and no collective that is seen"
+        return f"no rank was seen: {seen}", _UNTRAINED
     isolated = isolation.option(split(job.command))
     if isolated:
         return "no rank was seen", isolation.remedy(*isolated)

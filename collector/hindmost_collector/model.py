@@ -204,6 +204,8 @@ class Job:
     abandoned: bool = False
     #: Why no rank on the node of ``hindmost run`` could make its ring, where that was so.
     no_ring: str | None = None
+    #: Whether the probe got into a process on the node of ``hindmost run`` that no launcher named a rank.
+    entered: bool = False
     source: str = "hindmost"
     #: Mean time from one collective of a rank to its next, where rows have no start to tell it from.
     pace_ns: float | None = None

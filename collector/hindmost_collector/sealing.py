@@ -39,7 +39,7 @@ def note(collector: Collector, job: str, meta: dict[str, Any]) -> None:
 async def finish(collector: Collector, job: LiveJob) -> dict[str, Any] | None:
     """Write the end of a job: meta.json and report.json. The report where it could not be written."""
     job.sealed = True
-    how = {name: getattr(job, name) for name in ("exit_code", "interrupted_by", "no_ring")}
+    how = {name: getattr(job, name) for name in ("exit_code", "interrupted_by", "no_ring", "entered")}
     note(collector, job.id, {"started_ns": job.started_ns, "ended_ns": collector.clock.now(), **how})
     await collector.flush()
     return await asyncio.to_thread(_seal, collector, job)
@@ -80,6 +80,7 @@ def _whole(collector: Collector, job: LiveJob) -> Run:
         exit_code=job.exit_code,
         interrupted_by=job.interrupted_by,
         no_ring=job.no_ring,
+        entered=job.entered,
         ended_ns=collector.clock.now(),
     )
     return dataclasses.replace(run, job=facts, notes=(*run.notes, *notes))

@@ -99,14 +99,17 @@ def _follow_stdin(collector: Collector, stopped: asyncio.Event, loop: asyncio.Ab
             log.warning('stdin said %r, which is no {"exit_code": N}', text.strip()[:80])
         else:
             job = collector.job(collector.options.job_id)
-            job.exit_code, job.interrupted_by, job.no_ring = how
+            job.exit_code, job.interrupted_by, job.no_ring, job.entered = how
     loop.call_soon_threadsafe(stopped.set)
 
 
-def _ending(text: str) -> tuple[int, str | None, str | None] | None:
-    """The exit code, the signal that the job was asked to end by, and why no rank could make its ring; if there was."""
+def _ending(text: str) -> tuple[int, str | None, str | None, bool] | None:
+    """The exit code, the signal that the job was asked to end by, and why no rank could make its ring; if there was.
+
+    Last, whether the probe got into a process that no launcher named a rank.
+    """
     try:
         said = json.loads(text)
-        return int(said["exit_code"]), said.get("interrupted_by"), said.get("no_ring")
+        return int(said["exit_code"]), said.get("interrupted_by"), said.get("no_ring"), said.get("entered") is True
     except (ValueError, KeyError, TypeError):
         return None

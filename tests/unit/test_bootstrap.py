@@ -131,6 +131,17 @@ def test_a_helper_beside_the_launcher_leaves_no_ring(job: Job) -> None:
     assert [(header.rank, header.world_size) for header in job.headers()] == [(0, 1)]
 
 
+def test_a_process_that_makes_no_ring_leaves_a_trace(job: Job) -> None:
+    """The probe says that it was in, in a folder that is there; a process of another launcher's job is no such one."""
+    done = job.python("-c", "pass", HINDMOST_LAUNCHER="python")
+    assert (done.stderr, job.rings.exists()) == ("", False)
+    job.rings.mkdir()
+    job.python("-c", "pass", HINDMOST_LAUNCHER="mpirun")
+    assert not any(job.rings.iterdir())
+    job.python("-c", "pass", HINDMOST_LAUNCHER="python")
+    assert [path.name for path in job.rings.iterdir()] == [bootstrap.ENTERED]
+
+
 @pytest.mark.parametrize("launcher", ["mpirun", "python"])
 def test_without_a_place_for_rings_the_job_goes_on(job: Job, tmp_path: Path, launcher: str) -> None:
     """No ring can be made: one line on stderr says so, and the script's output and exit code are its own."""

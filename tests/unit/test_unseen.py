@@ -60,6 +60,8 @@ def _interpreter(folder: Path) -> str:
     [
         (Job("j", command="python -I loop.py"), "no rank was seen", "ignores PYTHONPATH"),
         (Job("j", command="python -S loop.py"), "no rank was seen", "leave -S out"),
+        (Job("j", command="python -I loop.py", entered=True), "made no step", "hindmost.step()"),
+        (Job("j", command="python -c pass", entered=True), "made no step", "inherit this command's environment"),
         (Job("j", command="sh -c 'exit 3'", exit_code=3), "no rank was seen", "hindmost doctor"),
         (Job("j", command="cut 'quote"), "no rank was seen", "hindmost doctor"),
         (
@@ -75,6 +77,7 @@ def test_who_ran_under_hindmost_is_not_told_to(job: Job, evidence: str, advice: 
     assert evidence in verdict.evidence[0]
     assert advice in verdict.advice[0]
     assert "hindmost run" not in verdict.advice[0]
+    assert not (job.entered and "PYTHONPATH" in verdict.advice[0])
 
 
 def test_a_job_that_hindmost_run_did_not_start_is_told_of_it() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hindmost import isolation
+from hindmost.bootstrap import ENTERED
 from hindmost.errors import HindmostError
 from hindmost.supervise import environment, foreground, place
 from hindmost.supervise.daemon import Daemon
@@ -95,7 +96,8 @@ class Session:
     def finish(self, returncode: int, say: Callable[[str], None]) -> str:
         """Let both finish what they hold, agent first; return what the collector said last. Never raises for them."""
         no_ring = self.no_ring or place.no_room_for_a_ring(self.rings)  # the job itself may have filled it
-        self.collector.tell({"exit_code": returncode, "interrupted_by": self.interrupted_by, "no_ring": no_ring})
+        how = {"exit_code": returncode, "interrupted_by": self.interrupted_by, "no_ring": no_ring}
+        self.collector.tell({**how, "entered": (self.rings / ENTERED).exists()})
         kept = _kept(_finished(self.agent, AGENT_SECONDS, say))
         if kept:
             say(f"{kept} samples of this node were not delivered (see {self.agent.log})")

@@ -91,6 +91,7 @@ def _job(name: str, meta: dict[str, Any], tables: dict[str, Table]) -> Job:
         exit_code=meta.get("exit_code"),
         interrupted_by=meta.get("interrupted_by"),
         no_ring=meta.get("no_ring"),
+        entered=meta.get("entered") is True,
         thresholds=_thresholds(meta.get("thresholds")),
     )
 
