@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from hindmost_collector.model import Job, rows
 from hindmost_collector.verdict import Verdict
 from hindmost_collector.wording import names
 
@@ -25,6 +26,8 @@ def judged(found: list[Verdict], run: Run) -> list[Verdict]:
     lacking = run.unseen
     if lacking is None or any(one.kind in ("hang", "desync") for one in found):
         return found
+    if run.job.source == Job.source:
+        return [_of_those_seen(one, lacking, rows(run.ranks)) for one in found]
     waited = lacking.together is not None and lacking.together >= _TOGETHER
     if lacking.by_steps:
         return [_with(one, lacking) for one in found] if waited else found
@@ -36,6 +39,22 @@ def judged(found: list[Verdict], run: Run) -> list[Verdict]:
     if already and not waited:
         return [replace(one, evidence=(_missing(lacking), *one.evidence)) for one in already]
     return [_insufficient(lacking, waited), *kept]
+
+
+def _of_those_seen(one: Verdict, lacking: Unseen, seen: int) -> Verdict:
+    """Nobody is cleared in whose absence the others were found alike; what was found of those seen holds."""
+    if one.kind != "balanced":
+        return one
+    count = len(lacking.ranks)
+    others = f"{count} other ranks are" if count > 1 else "1 other rank is"
+    who = f" ({names(lacking.ranks)})" if count < _NAMED else ""
+    whom = "one of them" if count > 1 else "it"
+    told = (
+        f"no rank of the {seen} seen holds the job back; {others} not in this recording{who}:"
+        f" whether these wait for {whom} cannot be told"
+    )
+    remedy = "report on the run directory that has them: of agents that send to several collectors each keeps its own"
+    return replace(one, kind="insufficient_data", evidence=(told, *one.evidence), advice=(remedy,))
 
 
 def _with(one: Verdict, lacking: Unseen) -> Verdict:

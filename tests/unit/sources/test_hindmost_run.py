@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from hindmost.errors import UsageError
+from hindmost_collector.constant import chosen
+from hindmost_collector.judge import judge
+from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_collector.simulate.write import write
 from hindmost_collector.sources import hindmost_run, load
 
 if TYPE_CHECKING:
@@ -32,3 +38,21 @@ def test_someone_else_s_meta_json_makes_no_run(tmp_path: Path) -> None:
     assert hindmost_run.find(tmp_path) is None
     with pytest.raises(UsageError, match=r"meta\.json starts with"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("slow", [None, 1, 6])
+def test_half_of_a_job_s_ranks_do_not_clear_the_others(tmp_path: Path, slow: int | None) -> None:
+    """Of 8 ranks 4 are in the directory: none is cleared without the rest, and who is slow is told."""
+    faults = () if slow is None else (Fault("compute", (slow,), 0.3),)
+    run = simulate(Scenario(8, 60, faults=faults)).run
+    half = {name: chosen(one, one["rank"] < 4) if "rank" in one else one for name, one in run.tables().items()}
+    half["ranks"]["world_size"] = np.full(4, 8, np.int32)
+    write(replace(run, **half), tmp_path, "run")
+    (verdict,) = judge(load(tmp_path)).verdicts
+    if slow == 1:
+        assert (verdict.kind, verdict.ranks) == ("straggler", (1,))
+    else:
+        assert (verdict.kind, verdict.ranks) == ("insufficient_data", ())
+        assert verdict.evidence[0].startswith(
+            "no rank of the 4 seen holds the job back; 4 other ranks are not in this recording (ranks 4, 5, 6 and 7)"
+        )
