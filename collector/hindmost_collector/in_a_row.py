@@ -20,8 +20,8 @@ _MOST = 16
 _BEYOND = 2.0
 #: Share of first ones that must follow the one before by as many collectives.
 _REGULAR = 0.9
-#: Steps that it takes to see that they are regular.
-_LEAST_STEPS = 20
+#: Steps that it takes to see that they are regular: no more than are there when a job is first judged.
+_LEAST_STEPS = 6
 
 
 def steps(usual: Array, gap: Floats) -> Ints | None:

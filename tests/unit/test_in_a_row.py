@@ -36,6 +36,11 @@ def test_alike_collectives_after_one_stretch_of_computing_are_one_step(count: in
     assert found(gaps(count)) == np.repeat(np.arange(STEPS), count).tolist()
 
 
+def test_the_first_steps_of_a_running_job_are_no_others() -> None:
+    """As soon as there are enough collectives to judge the job by, they are told to be two a step."""
+    assert found(gaps(2)[:20]) == np.repeat(np.arange(10), 2).tolist()
+
+
 def test_a_recording_may_begin_inside_a_step() -> None:
     """What is left of a step whose beginning is not there belongs to none, nor does the half one at the end."""
     own = np.append(gaps(3)[1:], 3e6)
