@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +14,7 @@ from hindmost_collector.wording import ms, names
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hindmost_collector.align import Floats
     from hindmost_collector.blocks import Blocks
     from hindmost_collector.settings import Settings
     from hindmost_collector.verdict import Verdict
@@ -42,6 +44,31 @@ def notes(blocks: Blocks, verdicts: Sequence[Verdict], settings: Settings) -> li
         found.append(f"{told}{part}")
     return found
 
+
+def told_of_stalls(blocks: Blocks, found: Sequence[Verdict], settings: Settings) -> list[Verdict]:
+    """The verdicts, such as are on stalls in the input with what the other steps' input hides: it is as long there."""
+    inputs = blocks.parts.get("input")
+    if inputs is None or not any(name.startswith("gpu_") for name in blocks.parts):
+        return list(found)
+    longer = np.nan_to_num(inputs - peers_median(inputs))
+    return [replace(one, evidence=(*one.evidence, *_always(blocks, one, longer, settings))) for one in found]
+
+
+def _always(blocks: Blocks, one: Verdict, longer: Floats, settings: Settings) -> list[str]:
+    """That a rank's input is longer in all steps though it stalls in some, where that is so."""
+    if one.kind != "intermittent" or one.cause != "input" or len(one.ranks) != 1:
+        return []
+    mine = longer[int(np.flatnonzero(blocks.ranks == one.ranks[0])[0])]
+    often = int(np.sum(mine > settings.hidden_input_rank * blocks.step_ns))
+    if often < _NEARLY_ALL * len(mine):
+        return []
+    steps = "every step" if often == len(mine) else f"{often} of {len(mine)} steps"
+    where = f"its input takes {ms(float(median(mine)))} longer than the others' in {steps}"
+    return [f"{where}: in those without a stall, work queued on its GPU, or a wait for others, hides it"]
+
+
+#: A rank's input is slow in all steps, not in some, if it is in this share of them.
+_NEARLY_ALL = 0.9
 
 #: From this share of the input on, what is covered of it is called all.
 _ALL = 0.9

@@ -93,7 +93,7 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
         found += of_mismatch(mismatch.find(run, settings), run)
     if blocks is not None:
         slow, hidden = _slow(run, blocks, settings, parted=any(one.kind == "desync" for one in found))
-        found += slow
+        found += hidden_input.told_of_stalls(blocks, slow, settings)
         if not any(one.ranks for one in found) and sharing.find(run) is None:
             found += _of_most(run, blocks, settings)
         notes += [*hidden, *hidden_input.notes(blocks, found, settings)]

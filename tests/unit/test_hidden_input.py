@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from hindmost_collector.verdict import Report
 
 
-def fetching(ms: dict[int, float]) -> Run:
-    """A clean job on GPUs, run ahead by its hosts; these ranks wait so much longer for their input in each step."""
-    run = simulate(Scenario(4, 80, run_ahead=2)).run
+def fetching(ms: dict[int, float], *faults: Fault) -> Run:
+    """A job on GPUs, run ahead by its hosts; these ranks wait so much longer for their input in each step."""
+    run = simulate(Scenario(4, 80, run_ahead=2, faults=faults)).run
     longer = np.array([ms.get(rank, 0.0) * 1e6 for rank in run.steps["rank"].tolist()]).astype(np.int64)
     steps = {**run.steps, "input_ns": run.steps["input_ns"] + longer}
     return dataclasses.replace(run, steps=steps)
@@ -56,3 +56,15 @@ def test_what_of_a_slow_input_is_hidden_is_told_apart_from_what_it_costs(run_ahe
     covered = [line for line in verdict.evidence if "costs nothing while" in line]
     expected = "input takes 90.0 ms longer a step: 40.6 ms of it costs time, 49.4 ms costs nothing while work queued"
     assert [line[: len(expected)] for line in covered] == ([expected] if told else [])
+
+
+@pytest.mark.parametrize("ms", [20.0, 0.0])
+def test_stalls_of_an_input_that_is_slow_in_every_step_say_so(ms: float) -> None:
+    """A loader that is always late shows in the few steps in which its GPU has run dry: the remedy is another one than
+    for a loader that stalls now and then."""
+    report = judge(fetching({1: ms}, Fault("input", (1,), 3.0, duty=0.2)))
+    (verdict,) = [one for one in report.verdicts if one.ranks]
+    assert (verdict.kind, verdict.ranks, verdict.cause) == ("intermittent", (1,), "input")
+    always = [line for line in verdict.evidence if "longer than the others' in every step" in line]
+    assert len(always) == (ms > 0)
+    assert all(line.startswith("its input takes 20.") and line.endswith("hides it") for line in always)
