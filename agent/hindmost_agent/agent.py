@@ -157,9 +157,13 @@ class Agent:
         ref = self._builder.rank(process)
         self._builder.attach(wire.Attachment(rank=ref, time_ns=now_ns, name=name, content=content))
 
-    def finish(self, now_ns: int) -> None:
-        """Read every ring to its end and every sampler once more, due or not, and make the last batch."""
-        self._discover(now_ns)
+    def finish(self, now_ns: int, *, discover: bool = True) -> None:
+        """Read every ring to its end and every sampler once more, due or not, and make the last batch.
+
+        Without ``discover`` a ring that has just come is left whole to the agent that follows.
+        """
+        if discover:
+            self._discover(now_ns)
         self.rings.poll(now_ns)
         self._look(now_ns)
         self._sample(now_ns, everything=True)

@@ -187,6 +187,10 @@ class Rings:
         if len(self._stamps) > len(self.folders):  # of jobs that are over
             self._stamps = {folder: self._stamps[folder] for folder in self.folders if folder in self._stamps}
 
+    def unread(self) -> bool:
+        """Whether there is a ring that was never opened here: a rank has come since they were last looked for."""
+        return any(path not in self._known for folder in self.folders for path in folder.glob("*.ring"))
+
     def poll(self, now_ns: int, *, everything: bool = True) -> bool:
         """Read what is new in every ring, or only in those that fill; true when one does: look again soon.
 

@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from hindmost import __version__
 from hindmost.attach import stacks
@@ -32,6 +32,8 @@ from hindmost_agent.ship import Shipper
 from hindmost_agent.spool import Spool
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hindmost_agent.ranks import RankProcess
 
 
@@ -43,6 +45,16 @@ FLUSH_TIMEOUT_S = 10.0
 #: A job's agent leaves when no rank has been there for this long; sooner once it has seen some come and go.
 NOBODY_NS = 60 * NS
 ALL_GONE_NS = 3 * NS
+NOBODY, ALL_GONE = "no rank appeared", "all ranks have ended"
+#: Reasons that a job itself gives by its silence. It may start again under the same id, as elastic ones do.
+SILENCE = (NOBODY, ALL_GONE)
+CLOSED, NO_STDIN = "stdin was closed", "stdin is closed"
+#: Reasons that say that a job is over: nobody will read what ranks may still write.
+OVER = (CLOSED, NO_STDIN)
+#: How often to look whether ranks have come while the last acknowledgement is waited for, s.
+LOOK_S = 0.25
+#: Whoever only asks whether a lock is held holds it for an instant, and is no agent: tries, and s between them.
+LOCK_TRIES, LOCK_PAUSE_S = 5, 0.02
 #: Objects that may be new before some are looked for that nobody uses: a batch of rows, which are freed at once, is no
 #: reason to.
 YOUNG = 20_000
@@ -51,8 +63,9 @@ YOUNG = 20_000
 class Service:
     """One agent in one process."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, monotonic_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self.settings = settings
+        self._monotonic_ns = monotonic_ns
         #: Where lines go to whoever started this agent; a GPU's library may have ``sys.stdout`` elsewhere for a while.
         self._out = sys.stdout
         self.host = Host()
@@ -65,12 +78,12 @@ class Service:
         jobs = None if settings.ring_dir else Jobs(self.host)
         self.agent = Agent(settings.node, settings.interval_ns, self.host, self.runner, rings, self.spool, jobs)
         self.shipper: Shipper | None = None
-        self._started_ns = time.monotonic_ns()
+        self._started_ns = monotonic_ns()
         self._leaving: asyncio.Future[str] | None = None
         self._dumps: set[asyncio.Task[None]] = set()
 
-    async def run(self) -> None:
-        """Work until there is a reason to leave; then deliver what is held, within ``FLUSH_TIMEOUT_S``."""
+    async def run(self) -> str:
+        """Work until there is a reason to leave, then deliver what is held, within ``FLUSH_TIMEOUT_S``; the reason."""
         loop = asyncio.get_running_loop()
         self._leaving = loop.create_future()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -87,12 +100,23 @@ class Service:
         reason = await self._leaving
         if server is not None:
             server.close()
-        self.agent.finish(time.monotonic_ns())
+        self.agent.finish(self._monotonic_ns(), discover=reason not in SILENCE)
         if self.shipper is not None and shipping is not None:
-            await self.shipper.finish(reason, FLUSH_TIMEOUT_S)
-            shipping.cancel()  # before the spool is closed: no acknowledgement may come to a closed account
-            await asyncio.gather(shipping, return_exceptions=True)
+            await self._deliver(self.shipper, reason)
+            await _cancelled(shipping)  # before the spool is closed: no acknowledgement may come to a closed account
         self._part(reason)
+        return reason
+
+    def awaited(self) -> bool:
+        """Whether ranks have come that this agent has not read: those that met its lock have started no other agent."""
+        return self.agent.rings.unread()
+
+    async def _deliver(self, shipper: Shipper, reason: str) -> None:
+        """Wait for the last acknowledgement; should the job start again meanwhile, the spool is for the next agent."""
+        finishing = asyncio.ensure_future(shipper.finish(reason, FLUSH_TIMEOUT_S))
+        while not finishing.done() and not (reason in SILENCE and self.awaited()):
+            await asyncio.wait([finishing], timeout=LOOK_S)
+        await _cancelled(finishing)
 
     def leave(self, reason: str) -> None:
         """Start leaving; the first reason counts."""
@@ -130,7 +154,7 @@ class Service:
         """One tick and the next one's appointment. Whatever goes wrong in one, there is a next."""
         if self._leaving is None or self._leaving.done():
             return
-        now_ns = time.monotonic_ns()
+        now_ns = self._monotonic_ns()
         next_ns = now_ns + self.settings.interval_ns
         try:
             made = self.host.own.batches
@@ -142,29 +166,32 @@ class Service:
             log.exception("tick failed; going on with the next")
         if self.settings.ring_dir is not None and not self.settings.hold:
             self._leave_with_job(now_ns)
-        delay_s = max(next_ns - time.monotonic_ns(), 0) / NS
+        delay_s = max(next_ns - self._monotonic_ns(), 0) / NS
         asyncio.get_running_loop().call_later(delay_s, self._tick)
 
     def _leave_with_job(self, now_ns: int) -> None:
         seen = self.agent.seen_ns
         if seen is None:
             if now_ns - self._started_ns > NOBODY_NS:
-                self.leave("no rank appeared")
+                self.leave(NOBODY)
         elif now_ns - seen > ALL_GONE_NS and not len(self.agent.rings):
-            self.leave("all ranks have ended")
+            self.leave(ALL_GONE)
 
     def _part(self, reason: str) -> None:
         said: dict[str, object] = {"left": reason}
         if self.spool is not None:
             said["samples"] = kept.closed(self.spool, self.settings)
-        self._clear_rings()
+        self._clear_rings(over=reason in OVER)
         _say(said, self._out)
 
-    def _clear_rings(self) -> None:
-        """Remove a job's rings and their folder: no other agent will read them, and whoever writes to one can go on."""
+    def _clear_rings(self, *, over: bool) -> None:
+        """Remove the rings of ranks that have ended, and the folder that holds no other.
+
+        A rank that runs keeps its own for the agent that follows, unless the job is ``over``; it can go on then, too.
+        """
         rings, folder = self.agent.rings, self.settings.ring_dir
         for producer in rings:
-            if producer.gone_ns is not None or self.settings.job_id:
+            if producer.gone_ns is not None or (over and self.settings.job_id):
                 rings.remove(producer)
         rings.close()
         if folder is not None and not any(folder.glob("*.ring")):
@@ -206,12 +233,12 @@ class Service:
         def readable() -> None:
             if not os.read(0, 4096):
                 loop.remove_reader(0)
-                self.leave("stdin was closed")
+                self.leave(CLOSED)
 
         try:
             loop.add_reader(0, readable)
         except (OSError, ValueError):  # /dev/null and files cannot be waited for: they are at their end
-            self.leave("stdin is closed")
+            self.leave(NO_STDIN)
 
     def _say_ready(self, server: asyncio.Server | None) -> None:
         line: dict[str, object] = {"ready": True, "pid": os.getpid(), "node": self.settings.node}
@@ -221,6 +248,14 @@ class Service:
             host, port, *_ = server.sockets[0].getsockname()
             line["listen"] = str(Address(host, port))
         _say(line, self._out)
+
+
+async def _cancelled(task: asyncio.Future[Any]) -> None:
+    """Cancel until it has ended: a connection that fails just then raises its own error in its place."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=LOOK_S)
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def _say(line: dict[str, object], out: TextIO) -> None:
@@ -237,21 +272,30 @@ def lock(folder: Path) -> int | None:
 
     Returns the lock's descriptor, which must stay open.
     """
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    descriptor = os.open(folder / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
+    path = folder / "agent.lock"
+    for _ in range(LOCK_TRIES):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = -1
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
+        except (BlockingIOError, FileNotFoundError):  # held; or removed, with its folder, by an agent that leaves
+            time.sleep(LOCK_PAUSE_S)
+        if descriptor >= 0:
+            os.close(descriptor)
+    return None
 
 
-def serve(settings: Settings) -> int:
-    """Run an agent in this process; returns its exit code."""
+def serve(
+    settings: Settings, monotonic_ns: Callable[[], int] = time.monotonic_ns, again: Callable[[], None] | None = None
+) -> int:
+    """Run an agent in this process; returns its exit code. ``again`` starts another in its place."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="hindmost agent: %(message)s")
     allow_files()
-    if settings.ring_dir is not None and lock(settings.ring_dir) is None:
+    held = lock(settings.ring_dir) if settings.ring_dir is not None else None
+    if settings.ring_dir is not None and held is None:
         log.info("another agent already reads %s; nothing to do", settings.ring_dir)
         return 0
     try:
@@ -261,5 +305,18 @@ def serve(settings: Settings) -> int:
             kept.expire(default_spool(settings.job_id, settings.node, os.environ).parent, time.time())
     except OSError as error:  # another agent sweeps too
         log.info("old rings or spools stay: %s", error)
-    asyncio.run(Service(settings).run())
+    service = Service(settings, monotonic_ns)
+    reason = asyncio.run(service.run())
+    if held is not None:
+        os.close(held)
+    # Looked for without the lock: a rank makes its ring before it asks for the lock, so one that found it held is seen
+    # here, and one that found it free has started an agent.
+    if reason in SILENCE and service.awaited():
+        log.info("ranks of this job have come meanwhile; starting again")
+        (again or _start_anew)()
     return 0
+
+
+def _start_anew() -> None:
+    """Become a new agent with the same settings, which knows nothing of the ranks before."""
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - its own command line
