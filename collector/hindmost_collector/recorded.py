@@ -27,6 +27,8 @@ from hindmost_collector.store.run_directory import is_run_directory, read_run
 from hindmost_collector.store.tables import Tables, checked
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hindmost_collector.model import Run
     from hindmost_collector.store.clickhouse_reading import ClickHouseRecording
 
@@ -35,6 +37,23 @@ log = logging.getLogger(__name__)
 
 #: What DuckDB raises for a segment that is gone or damaged; the first is also the base of all others.
 _UNREADABLE = {duckdb.Error, duckdb.IOException, duckdb.InvalidInputException}
+
+
+#: What only reads; a PIVOT is several statements, of which the last reads.
+_READING = {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN, duckdb.StatementType.MULTI}
+#: An EXPLAIN that runs what it explains, where that is no question.
+_RUNS = re.compile(
+    r"\s*explain\b.*\b(copy|create|insert|update|delete|attach|export|call)\b", re.IGNORECASE | re.DOTALL
+)
+
+
+def _refuse_writing(statements: Sequence[duckdb.Statement]) -> None:
+    """Raises UsageError for what does more than read: a recording is only looked at, and so is all beside it."""
+    for one in statements:
+        runs = one.type == duckdb.StatementType.EXPLAIN and _RUNS.match(one.query)
+        if one.type not in _READING or runs:
+            kind = one.query.split(maxsplit=1)[0].upper()
+            raise UsageError(f"{kind} is refused, for queries only read: give a SELECT, and redirect what is printed")
 
 
 class Recording(Tables):
@@ -90,6 +109,7 @@ class Recording(Tables):
         for attempt in range(5):
             with self._one_at_a_time:
                 try:
+                    _refuse_writing(self._engine().extract_statements(query))
                     self._views(query)
                     answer = self._engine().sql(query)
                     if answer is None:  # nothing, a comment, a setting

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -77,10 +78,11 @@ class Metrics:
 
     @classmethod
     def of(cls, run: Run) -> Metrics:
-        """Those of a run, read once for all who ask."""
-        known: Metrics | None = vars(run).get("_metrics")
+        """Those of a run, read once for all who ask while it is there."""
+        known = _READ.get(id(run))
         if known is None:
-            known = vars(run)["_metrics"] = cls(run)
+            known = _READ[id(run)] = cls(run)
+            weakref.finalize(run, _READ.pop, id(run), None)
         return known
 
     def samples(self, name: str) -> Samples | None:
@@ -137,6 +139,9 @@ class Metrics:
         ranks = self._of_gpu.get(name, [])
         return ranks[0] if len(ranks) == 1 else SEVERAL if ranks else NOBODY
 
+
+#: Metrics that were read, by their run's id for as long as that lives: a run of arrays has no hash.
+_READ: dict[int, Metrics] = {}
 
 #: Texts of labels that are remembered between judgements: of a rank's process, its GPU and its process on that.
 _REMEMBERED = 1 << 16

@@ -221,6 +221,27 @@ def test_wrong_query_is_a_usage_error(store, tmp_path):
         hindmost_collector.open(tmp_path / "j/segments")
 
 
+@pytest.mark.parametrize(
+    "writing",
+    [
+        "copy (select 1) to '{file}'",
+        "select 1; copy steps to '{file}'",
+        "explain analyze copy (select 1) to '{file}'",
+        "attach '{file}' as other",
+        "export database '{file}'",
+    ],
+)
+def test_a_query_writes_nothing(store, tmp_path, writing):
+    """Whatever is asked, no file comes of it, and the refusal says so; what reads is answered as before."""
+    file = tmp_path / "written"
+    recording = hindmost_collector.open(tmp_path)
+    with pytest.raises(UsageError, match="is refused, for queries only read"):
+        recording.sql(writing.format(file=file))
+    assert not file.exists()
+    for reading in ("describe steps", "explain select * from steps", "from steps", "summarize steps", "show tables"):
+        assert recording.sql(reading).num_rows
+
+
 def test_older_schema_reads_as_unmeasured():
     """A column that an older version did not write reads as not measured, whatever its type."""
     older = pa.table({"rank": pa.array([3], pa.int32()), "step": pa.array([1], pa.int64())})

@@ -1,0 +1,29 @@
+"""A run's metrics are read once for all who ask, and forgotten with the run."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+
+from hindmost_collector.model import Job, Run
+from hindmost_collector.telemetry import Metrics
+
+
+def test_metrics_are_read_once_a_run_and_leave_no_mark_on_it() -> None:
+    """Whoever asks of one run gets one reading, of another run another; the run has its own fields only."""
+    run = Run(Job("j"))
+    fields = set(vars(run))
+    read = Metrics.of(run)
+    assert Metrics.of(run) is read
+    assert Metrics.of(replace(run)) is not read
+    assert set(vars(run)) == fields
+
+
+def test_what_was_read_goes_with_the_run() -> None:
+    """A collector judges runs for weeks: none is held by what was read of it."""
+    run = Run(Job("j"))
+    read = Metrics.of(run)
+    readers = len(gc.get_referrers(read))
+    del run
+    gc.collect()
+    assert len(gc.get_referrers(read)) == readers - 1
