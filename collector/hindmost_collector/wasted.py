@@ -1,8 +1,8 @@
 """Where the time goes that ranks lose by not being alike: by rank, node, cause and phase, on one base.
 
 The base is what ``what_if`` says a step is longer than with all ranks at their typical peer's pace. What verdicts cost
-is a part of it, spread over all steps of the run; the rest has no habit, and is shared among the other ranks as they
-kept each other waiting.
+is a part of it, spread over all steps of the run. The rest has no habit. A rank that no verdict names has as large a
+part of it as of all waiting beyond the verdicts; what repairing the named ones would not save is nobody's.
 """
 
 from __future__ import annotations
@@ -82,17 +82,16 @@ def _of_all_steps(one: Verdict, blocks: Blocks) -> float:
 
 
 def _by_rank(blocks: Blocks, costs: Sequence[tuple[Verdict, float]], lost: float) -> dict[int, float]:
-    """Ms a step of each rank: its part of the verdicts that name it, else of what no verdict names."""
-    caused = np.nan_to_num(blocks.caused).mean(axis=1)
+    """Ms a step of each rank: its part of the verdicts that name it; of one that none names, at most what it caused."""
+    caused = np.nan_to_num(blocks.caused).mean(axis=1) / 1e6
     found: dict[int, float] = {}
-    free = np.ones(len(blocks.ranks), bool)
     for one, ms in costs:
         rows = np.flatnonzero(np.isin(blocks.ranks, one.ranks))
         _share(found, blocks.ranks[rows], caused[rows], ms)
-        free[rows] = False
+    beyond = np.maximum(caused - np.array([found.get(rank, 0.0) for rank in blocks.ranks.tolist()]), 0.0)
     rest = lost - sum(ms for one, ms in costs if one.ranks)
-    _share(found, blocks.ranks[free], caused[free], rest if caused[free].any() else 0.0)
-    return found
+    part = min(rest / beyond.sum(), 1.0) if beyond.any() else 0.0
+    return {rank: found.get(rank, ms * part) for rank, ms in zip(blocks.ranks.tolist(), beyond.tolist(), strict=True)}
 
 
 def _share(found: dict[int, float], ranks: Ints, weights: Array, ms: float) -> None:
@@ -125,13 +124,25 @@ def _by_phase(one: Verdict, ms: float, blocks: Blocks) -> dict[str, float]:
     rows, others = (np.flatnonzero(each)[:: max(int(each.sum()) // _SEEN, 1)] for each in (named, ~named))
     levels = {name: [_level(blocks.parts[name], some, columns) for some in (rows, others)] for name in wanted}
     longer = {name: max(mine - usual, 0.0) for name, (mine, usual) in levels.items()}
-    if "gpu_backward" in longer and levels["gpu_forward"][1] > 0:  # in backward whoever is early waits for the others
-        usual = _level(blocks.parts["gpu_backward"], rows, columns)
-        longer["gpu_backward"] = longer["gpu_forward"] / levels["gpu_forward"][0] * usual
+    late = _level(blocks.excess, rows, columns)
+    whole = max(late, (one.cost_ms_per_step or 0.0) * 1e6)  # a cost counts what backward hides of lateness
+    if "gpu_backward" in longer:
+        longer["gpu_backward"] = max(longer["gpu_backward"], _of_backward(levels, longer, whole))
     if not on_gpu:
-        longer[OTHER] = max(longer.get(OTHER, 0.0), _level(blocks.excess, rows, columns) - sum(longer.values()))
-    total = sum(longer.values())
-    return {name: ms * ns / total for name, ns in longer.items() if ns > 0} if total > 0 else {}
+        longer[OTHER] = max(longer.get(OTHER, 0.0), late - sum(longer.values()))
+    whole = max(whole, sum(longer.values()))
+    return {name: ms * ns / whole for name, ns in longer.items() if ns > 0}
+
+
+def _of_backward(levels: Mapping[str, Sequence[float]], longer: Mapping[str, float], whole: float) -> float:
+    """Ns by which the GPU's backward is longer, of which its length shows nothing: whoever is early waits in it.
+
+    In the ratio of forward, but no more than what measured phases leave of the ``whole`` that these ranks are late by.
+    """
+    usual = levels["gpu_forward"][1]
+    alike = longer["gpu_forward"] / levels["gpu_forward"][0] * levels["gpu_backward"][0] if usual > 0 else 0.0
+    left = whole - sum(ns for name, ns in longer.items() if name != "gpu_backward")
+    return max(min(alike, left), 0.0)
 
 
 def _level(block: Floats, rows: Ints, columns: Array) -> float:

@@ -83,6 +83,31 @@ def test_where_no_phase_was_measured_none_is_told() -> None:
     assert [row.name for row in waste.by_cause] == ["unknown"]
 
 
+def test_backward_has_no_more_than_forward_leaves_of_the_lateness() -> None:
+    """A rank whose forward is measured to be longer by all that it is late by lost nothing in backward."""
+    run = recorded(COMPUTE, layout="fsdp")
+    late = wasted(judge(run)).lost_ms
+    slow = run.steps["rank"] == 5
+    seen = {name: run.steps[name].copy() for name in ("gpu_forward_ns", "gpu_backward_ns")}
+    for name, more in zip(seen, (late * 1e6, 0), strict=True):
+        seen[name][slow] = round(float(np.median(seen[name][~slow]) + more))
+    waste = wasted(judge(replace(run, steps=run.steps | seen)))
+    phases = of(waste, "by_phase")
+    assert phases["gpu_forward"] == pytest.approx(of(waste, "by_cause")["compute"], rel=0.1)
+    assert phases.get("gpu_backward", 0.0) < 0.1 * phases["gpu_forward"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("faults", [(), (COMPUTE,), (COMPUTE, INPUT)])
+def test_a_rank_of_no_verdict_wastes_no_more_than_it_caused(faults: tuple[Fault, ...], seed: int) -> None:
+    """What a repair would not save of a named rank's waiting is nobody's, not its peers'."""
+    report = judge(recorded(*faults, seed=seed, layout="fsdp"))
+    named = {str(rank) for one in report.verdicts for rank in one.ranks}
+    caused = {str(rank): ms for rank, ms in report.what_if.waste_by_rank_ms.items()}
+    for rank, ms in of(wasted(report), "by_rank").items():
+        assert rank in named or ms <= caused[rank] * (1 + 1e-9)
+
+
 def test_what_holds_all_back_alike_is_no_waste_of_ranks() -> None:
     """A slow input of everybody is a verdict with a cost, and not a part of what ranks lose to each other."""
     report = judge(recorded(input_share=0.6))
