@@ -256,7 +256,7 @@ class Decoder:
         complaints, rows, known = [], self.job(job), self._definitions.schemas
         kept, origins = rows.metrics, self._origins[node]
         tick, offset, last, taken = b"", 0, 0, 0
-        newest, before = 0, self._newest.get(node, 0)
+        newest, before, begun, backwards = 0, self._newest.get(node, 0), len(kept), False
         for ref, times, values in blocks:
             schema = known.get(ref)
             if schema is None:
@@ -269,11 +269,14 @@ class Decoder:
                     tick = times[-8:]
                     offset = clock.offset(first(tick))
                     last = first(tick) + offset
+                    backwards = backwards or last < newest
                     newest = max(newest, last)
                     if last < before:
                         rows.in_order = False
                 kept.append(MetricRows(origins.get(ref) or self._origin(node, ref), times, offset, values, last))
                 taken += len(values)
+        if backwards and len({one.origin for one in kept[begun:]}) < len(kept) - begun:
+            rows.in_order = False  # of a schema that is there twice the later block may be the older
         self.samples += taken // 8
         if taken:
             self._newest[node] = max(newest, before)

@@ -50,6 +50,16 @@ def test_newest_value_of_each_series_is_shown_once(definitions):
     ]
 
 
+def test_what_is_older_within_a_batch_is_not_taken_for_the_newest(definitions):
+    """A batch may have two blocks of one schema, the newer one first."""
+    decoder, clock, metrics = Decoder(definitions), NodeClock(0, 0), NodeMetrics(definitions)
+    blocks = [wire.MetricBlock(schema=1, time_ns=[time], values=[float(time), 1.0]) for time in (9, 6)]
+    assert decoder.add(packed(wire.Batch(metrics=blocks)), "n0", "j", clock) == []
+    chunk = finish(decoder.take()["j"])
+    metrics.add(chunk.metrics, in_order=chunk.in_order)
+    assert shown(metrics)[0][2] == 9.0
+
+
 def test_what_a_spool_held_is_not_taken_for_the_newest(definitions):
     """A decoder says of a tick whether any sample in it is older than its node's before; only then is it looked at."""
     decoder, clock, metrics = Decoder(definitions), NodeClock(0, 0), NodeMetrics(definitions)

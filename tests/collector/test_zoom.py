@@ -1,0 +1,78 @@
+"""What the collector asks of agents when a verdict opens, of whom, and that the question reaches them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hindmost_collector.clock import JobClock
+from hindmost_collector.live import zoom
+from hindmost_collector.session import Outbox
+from hindmost_proto import telemetry_pb2 as wire
+
+
+def opened(**verdict):
+    """The event that a verdict opens."""
+    return {"event": "opened", "verdict": {"kind": "straggler", "ranks": [3], "since_step": 40, **verdict}}
+
+
+def test_raw_events_are_asked_for_around_the_step_since_which_it_holds():
+    """Of whom it names, sixteen at most, and of no step before the first."""
+    assert zoom("j", opened()) == wire.Zoom(job_id="j", ranks=[3], first_step=35, last_step=45)
+    assert zoom("j", opened(since_step=2)) == wire.Zoom(job_id="j", ranks=[3], first_step=0, last_step=7)
+    assert list(zoom("j", opened(ranks=list(range(40)))).ranks) == list(range(16))
+
+
+@pytest.mark.parametrize("kind", ["hang", "desync"])
+def test_a_stopped_job_is_asked_for_the_stacks_of_all(kind):
+    """Whoever is waited for may be one that nobody names."""
+    assert zoom("j", opened(kind=kind, since_step=None)) == wire.Zoom(job_id="j", stacks=True)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [opened() | {"event": "closed"}, opened() | {"event": "updated"}, opened(since_step=None), opened(ranks=[])],
+)
+def test_nothing_is_asked_where_there_is_nothing_to_look_at(event):
+    """A verdict that goes on or ends, one without a step, and one that names nobody."""
+    assert zoom("j", event) is None
+
+
+def test_a_question_reaches_the_agents_of_the_job_and_of_whole_nodes(collecting, fake_agent):
+    """Those of another job are left in peace."""
+
+    async def scenario():
+        async with collecting() as collector:
+            jobs = {"own": "j", "node": "", "other": "k"}
+            agents = {name: fake_agent(collector.addresses["grpc"], name, job=job) for name, job in jobs.items()}
+            for agent in agents.values():
+                await agent.connect(define=False)
+            collector.ingest.ask("j", wire.Zoom(job_id="j", stacks=True))
+            asked = []
+            for name, agent in agents.items():
+                for _ in range(2):  # what waited is sent with the first answer or before the second
+                    await agent.round_trip()
+                asked += [(name, one.zoom) for one in agent.messages if one.HasField("zoom")]
+                await agent.close()
+            return asked
+
+    question = wire.Zoom(job_id="j", stacks=True)
+    assert asyncio.run(scenario()) == [("own", question), ("node", question)]
+
+
+def test_of_too_many_questions_the_oldest_give_way():
+    """An agent that reads slowly is asked what is asked last, in order."""
+    sent = []
+
+    async def write(message):
+        sent.append(message.zoom.first_step)
+
+    async def scenario():
+        outbox = Outbox(JobClock())
+        for step in range(20):
+            outbox.zoom(wire.Zoom(job_id="j", first_step=step))
+        outbox.close()
+        await outbox.pump(write)
+
+    asyncio.run(scenario())
+    assert sent == list(range(4, 20))
