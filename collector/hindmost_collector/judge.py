@@ -13,6 +13,7 @@ from hindmost_collector import (
     apart,
     asleep,
     bound,
+    fell_silent,
     hidden_input,
     horovod,
     majority,
@@ -87,8 +88,9 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     stop = hang.find(run, p99, settings)
     stalls, told_of_stalls = stood_still.find(run, blocks, settings) if stop is None else ((), [])
     notes += told_of_stalls
-    if stop is not None:
-        found.append(of_hang(stop, run, blocks))
+    silent, told_of_silence = fell_silent.find(run, p99, settings)
+    found += [of_hang(stop, run, blocks)] if stop is not None else silent
+    notes += told_of_silence if stop is None else []
     if stop is None and run.job.source == "hindmost":  # elsewhere nobody vouches for what numbers count
         found += of_mismatch(mismatch.find(run, settings), run)
     if blocks is not None:

@@ -31,8 +31,9 @@ def whole(files: Iterable[Of], read: Callable[[Of], T]) -> tuple[list[T], list[s
     damaged = [one for one in tried if isinstance(one, DamagedError)]
     found = [one for one in tried if not isinstance(one, DamagedError)]
     if damaged and not found:
-        rest = len(damaged) - 1
-        others = "" if not rest else "; so is the other" if rest == 1 else f"; so are the {rest} others"
+        rest = [one.path.name for one in damaged[1:]]
+        others = f"; so {'is' if len(rest) == 1 else 'are'} {', '.join(rest[:_NAMED])}" if rest else ""
+        others += f" and {len(rest) - _NAMED} more" if len(rest) > _NAMED else ""
         raise DamagedError(damaged[0].path, f"{damaged[0].why}{others}")
     more = f"; and {len(damaged) - _NAMED} more" if len(damaged) > _NAMED else ""
     told = "; ".join(f"{one.path.name}: {one.why}" for one in damaged[:_NAMED])

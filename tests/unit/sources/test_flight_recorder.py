@@ -276,7 +276,7 @@ def test_a_garbled_dump_is_set_aside_too(tmp_path: Path, garbled: str) -> None:
 
 
 def test_dumps_that_are_all_damaged_leave_the_rest(tmp_path: Path) -> None:
-    """Profiles and stacks beside them are judged, and it is said which kind of file is lost."""
+    """Profiles and stacks beside them are judged, and it is said which files are lost."""
     for rank in range(2):
         _write(tmp_path, rank, _dump(2, 1))
         file = tmp_path / f"nccl_trace_rank_{rank}"
@@ -286,4 +286,4 @@ def test_dumps_that_are_all_damaged_leave_the_rest(tmp_path: Path) -> None:
     run = load(tmp_path)
     assert run.job.source == "NCCL profiler CSV (prof.PID.csv)"
     (note,) = [note for note in run.notes if note.startswith("Left out: nccl_trace_rank_0: damaged")]
-    assert note.endswith("; so is the other.")
+    assert note.endswith("; so is nccl_trace_rank_1.")

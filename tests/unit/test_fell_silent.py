@@ -1,0 +1,88 @@
+"""A recording that ends in silence, its dumps torn or missing: that the job stopped is told, and nobody is named."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import TYPE_CHECKING
+
+import pytest
+from hindmost_collector.judge import judge
+from hindmost_collector.report import headline
+from hindmost_collector.sources import load
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MS = 1_000_000
+_STEPS, _STEP = 40, 20 * MS
+
+
+def _record(folder: Path, *, silent_s: float, busy: bool = True) -> Path:
+    """Four ranks' steps, and samples of their GPUs that go on for so long after the last."""
+    for rank in range(4):
+        lines = []
+        for step in range(_STEPS):
+            start = 10**12 + step * _STEP
+            phases = {"fwd_ms": 5.0, "bwd_ms": 10.0, "opt_ms": 2.0}
+            lines.append(
+                json.dumps({"step": step, "t_start": start, "t_data": start + MS, "t_end": start + _STEP - MS} | phases)
+            )
+        (folder / f"steps.{rank}.jsonl").write_text("\n".join(lines) + "\n")
+        name = f"e9a550b719f82509,{rank}"
+        calls = [10**12 + step * _STEP + 9 * MS for step in range(_STEPS)]
+        rows = [
+            f"{name},{i},AllReduce,8,RING,LL,1,{at},{at + 9},{at + MS},{at + 2 * MS},{at}" for i, at in enumerate(calls)
+        ]
+        (folder / f"prof.{100 + rank}.csv").write_text("\n".join(rows) + "\n")
+    last = 10**12 + _STEPS * _STEP
+    times = range(10**12, last + int(silent_s * 1e9), 100 * MS)
+    lines = [f"{at},{gpu},{100 if busy or at < last else 0}" for at in times for gpu in range(4)]
+    (folder / "nvml.csv").write_text("t_ns,gpu,util\n" + "\n".join(lines) + "\n")
+    return folder
+
+
+def _dumps(folder: Path) -> Path:
+    """What py-spy saw: rank 1 in its input, the others in backward."""
+    for rank in range(4):
+        where = "data (train.py:49)" if rank == 1 else "backward (train.py:64)"
+        text = f'Process {100 + rank}: python train.py\n\nThread {100 + rank}: "MainThread"\n    {where}\n'
+        (folder / f"pyspy.{100 + rank}.txt").write_text(text)
+    return folder
+
+
+def test_a_job_that_stopped_is_told_with_where_each_rank_stands(tmp_path: Path) -> None:
+    """Without a readable dump of what was open nobody is named, but who stands alone is what to look at."""
+    for rank in range(4):
+        (_dumps(_record(tmp_path, silent_s=20)) / f"nccl_trace_rank_{rank}").write_bytes(
+            pickle.dumps({"entries": []})[:-3]
+        )
+    report = judge(load(tmp_path))
+    first = report.verdicts[0]
+    assert (first.kind, first.ranks, first.since_step) == ("hang", (), _STEPS)
+    assert headline.verdict(report.to_dict()["verdicts"][0]) == "the job hangs in step 40: nothing moves any more"
+    assert first.evidence[1:3] == (
+        "ranks 0, 2 and 3 are at backward (train.py:64)",
+        "rank 1 is at data (train.py:49)",
+    )
+    assert first.evidence[3].endswith("so that nobody is named")
+    assert first.advice == ("see what rank 1 waits for at data (train.py:49): all others stand elsewhere, at one line",)
+    (left_out,) = [note for note in report.notes if note.startswith("Left out: ")]
+    assert all(f"nccl_trace_rank_{rank}" in left_out for rank in range(4))
+
+
+def test_without_any_dump_the_silence_is_a_note(tmp_path: Path) -> None:
+    """It may be an evaluation that nobody logged: what would tell is said."""
+    report = judge(load(_record(tmp_path, silent_s=20)))
+    assert report.verdicts[0].kind != "hang"
+    (note,) = [one for one in report.notes if one.startswith("nothing ended in the last ")]
+    assert "GPUs were at work" in note
+    assert note.endswith("would tell whether it hung and for whom.")
+
+
+@pytest.mark.parametrize(("silent_s", "busy"), [(20, False), (1, True)])
+def test_a_job_that_may_be_over_or_at_work_did_not_stop(tmp_path: Path, silent_s: float, busy: bool) -> None:
+    """GPUs that are idle after the last step have nothing more to do; and a second is no silence."""
+    report = judge(load(_dumps(_record(tmp_path, silent_s=silent_s, busy=busy))))
+    assert report.verdicts[0].kind != "hang"
+    assert not any("nothing ended" in note for note in report.notes)
