@@ -25,7 +25,7 @@ _BUSY_METRIC = "hindmost_gpu_utilization_ratio"
 _BUSY = 0.5
 #: A name where one stands alone needs so many that stand together.
 _TOGETHER = 2
-#: Places that are told.
+#: Lines at which ranks stand that are told, those of most ranks first: more of them nobody reads.
 _TOLD = 8
 
 
