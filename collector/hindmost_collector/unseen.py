@@ -53,7 +53,9 @@ def _of_those_seen(one: Verdict, lacking: Unseen, seen: int) -> Verdict:
         f"no rank of the {seen} seen holds the job back; {others} not in this recording{who}:"
         f" whether these wait for {whom} cannot be told"
     )
-    remedy = "report on the run directory that has them: of agents that send to several collectors each keeps its own"
+    remedy = (
+        "name the run directory that has them as well, `hindmost report DIRECTORY OTHER`: each collector keeps its own"
+    )
     return replace(one, kind="insufficient_data", evidence=(told, *one.evidence), advice=(remedy,))
 
 

@@ -25,6 +25,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=_place,
         help="a run directory, a folder of traces of any known format, or clickhouse://USER@HOST:PORT/DATABASE?job=ID",
     )
+    parser.add_argument(
+        "others", metavar="PATH", type=Path, nargs="*", help="more run directories of the same job, of other collectors"
+    )
     parser.add_argument("--format", choices=FORMATS, default="text", help="default: text")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write there instead of standard output")
     parser.add_argument("--ranks", metavar="LIST", help="ranks that the table shows, like 0-3,17")
@@ -38,6 +41,10 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"{args.path}: no such file or directory; give a run directory or a folder of traces")
     color = args.output is None and sys.stdout.isatty()
     given = thresholds.given(args.set, args.config)
+    others = tuple(args.others)
+    if others:
+        write(render(judged(args.path, given, others), args.format, chosen, color), args.output)
+        return 0
     told = [render(judged(one, given), args.format, chosen, color) for one in _recordings(args.path, args.format)]
     write("\n".join(told), args.output)
     return 0
@@ -60,17 +67,20 @@ def _place(text: str) -> Path | str:
     return text if "://" in text else Path(text)
 
 
-def judged(path: Path | str, given: Mapping[str, float] | None = None) -> dict[str, Any]:
+def judged(path: Path | str, given: Mapping[str, float] | None = None, others: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The report of a recording as ``hindmost.report/1``, by the thresholds that it was recorded with unless others are
-    given.
+    given. ``others`` are run directories of the same job that other collectors wrote.
     """
     try:
         from hindmost_collector import sources
         from hindmost_collector.judge import judge
+        from hindmost_collector.sources import hindmost_run
         from hindmost_collector.thresholds import over
     except ImportError as error:
         raise HindmostError(f"{error.name} is not installed: pip install 'hindmost[collector]'") from error
-    run = sources.load(path)
+    if others and not isinstance(path, Path):
+        raise UsageError(f"{path}: only run directories can be read together")
+    run = hindmost_run.load_together([Path(path), *others]) if others else sources.load(path)
     return judge(run, over(dict(run.job.thresholds), given or {})).to_dict()
 
 

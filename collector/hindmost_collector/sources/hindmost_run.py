@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hindmost_collector.model import Unseen
-from hindmost_collector.store.run_directory import read_run
+from hindmost_collector.store.run_directory import read_run, read_together
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from hindmost_collector.model import Run
@@ -39,6 +39,11 @@ def load(folder: Path, now: Callable[[], float] = time.time) -> Run:
     run = _with_missing(read_run(folder))
     written = max((path.stat().st_mtime for path in folder.glob("segments/*")), default=0.0)
     return replace(run, job=replace(run.job, abandoned=run.job.ended_ns is None and now() - written > _ABANDONED_S))
+
+
+def load_together(folders: Sequence[Path]) -> Run:
+    """What the run directories of one job recorded, each written by another collector."""
+    return _with_missing(read_together(folders))
 
 
 def _with_missing(run: Run) -> Run:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import functools
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from hindmost.errors import UsageError
 
 from hindmost_collector import incarnations
 from hindmost_collector.model import FINISHED, RUNNING, TABLES, Job, Run, Table, rows, world_size
-from hindmost_collector.store import excerpt, schema, segments
+from hindmost_collector.store import excerpt, schema, segments, together
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 
@@ -30,6 +31,42 @@ def read_run(path: Path) -> Run:
         UsageError: ``path`` is not a run directory, or an empty one.
         HindmostError: a newer hindmost wrote it.
     """
+    stored, part = _stored(path)
+    return excerpt.said_of(run_of(stored.tables, stored.meta, path.name, stored.notes), part)
+
+
+def read_together(paths: Sequence[Path]) -> Run:
+    """One job of which several collectors wrote a run directory each; what two of them hold counts once.
+
+    Raises:
+        UsageError: a path is not a run directory, they are of different jobs, or too large to be read as a whole.
+    """
+    found = [_stored(path) for path in paths]
+    jobs = {str(one.meta.get("job_id") or path.name): path for path, (one, _) in zip(paths, found, strict=True)}
+    if len(jobs) > 1:
+        told = ", ".join(f"{path} of {job}" for job, path in jobs.items())
+        raise UsageError(f"run directories of different jobs ({told}): report on each by itself")
+    if any(part is not None for _, part in found):
+        raise UsageError(f"{paths[0]} and the others are too large to be read together: report on each by itself")
+    metas = [one.meta for one, _ in found]
+    ends = [meta["ended_ns"] for meta in metas if meta.get("ended_ns")]
+    starts = [meta["started_ns"] for meta in metas if meta.get("started_ns")]
+    meta = {name: value for one in reversed(metas) for name, value in one.items() if value is not None}
+    meta |= {"started_ns": min(starts, default=None), "ended_ns": max(ends) if len(ends) == len(metas) else None}
+    tables = {name: together.joined(name, [one.tables[name] for one, _ in found]) for name in schema.STORED}
+    return run_of(tables, meta, paths[0].name, list(dict.fromkeys(note for one, _ in found for note in one.notes)))
+
+
+class _Stored(NamedTuple):
+    """What a run directory holds as it is written."""
+
+    tables: dict[str, Table]
+    meta: dict[str, Any]
+    notes: list[str]
+
+
+def _stored(path: Path) -> tuple[_Stored, excerpt.Excerpt | None]:
+    """What is there, and which part of it that is where it is not all."""
     if not path.is_dir():
         raise UsageError(f"{path} is no run directory: give the one that `hindmost run --out` wrote")
     if not is_run_directory(path):
@@ -44,7 +81,7 @@ def read_run(path: Path) -> Run:
         notes += torn
     notes += _strangers(path / "segments")
     meta, damage = _read_meta(path)
-    return excerpt.said_of(run_of(tables, meta, path.name, [*notes, *damage]), part)
+    return _Stored(tables, meta, [*notes, *damage]), part
 
 
 def run_of(tables: dict[str, Table], meta: dict[str, Any], name: str, notes: list[str]) -> Run:
