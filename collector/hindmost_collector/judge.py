@@ -176,8 +176,9 @@ def _in_order(found: list[Verdict]) -> tuple[Verdict, ...]:
 
 def _slow(run: Run, blocks: Blocks, settings: Settings, *, parted: bool) -> tuple[list[Verdict], list[str]]:
     even = uneven.levelled(blocks, settings)
-    stalls = intermittent.find(blocks, settings)
-    habits = intermittent.without_stalls(straggler.find(even, settings), stalls, settings)
+    habits = straggler.find(even, settings)
+    stalls = intermittent.find(blocks, settings, habits)
+    habits = intermittent.without_stalls(habits, stalls, settings)
     found, notes = of_habits(habits, blocks, settings, even)
     shared = sharing.find(run)
     if shared is not None:

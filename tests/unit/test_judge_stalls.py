@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
 import pytest
+from hindmost_collector.blocks import build
+from hindmost_collector.detectors import intermittent
 from hindmost_collector.judge import judge
-from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_collector.settings import DEFAULT
+from hindmost_collector.simulate import Fault, Noise, Scenario, simulate
+
+if TYPE_CHECKING:
+    from hindmost_collector.align import Floats
+    from hindmost_collector.blocks import Blocks
 
 
 @pytest.mark.parametrize("seed", [0, 2])
@@ -25,3 +36,61 @@ def test_early_stalls_are_no_warm_up(seed: int, fault: Fault) -> None:
     (verdict,) = judge(made.run).verdicts
     assert (verdict.kind, verdict.ranks, verdict.since_step) == ("intermittent", (3,), 0)
     assert verdict.cost_ms_per_step == pytest.approx((made.truth.total_ns - made.truth.repaired_ns) / 150e6, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("seed", "fault"),
+    [
+        (555007, Fault("compute", (5,), 0.25, duty=0.5)),
+        (555003, Fault("gpu_contention", (5,), 0.25, duty=0.5)),
+        (666000, Fault("compute", (5,), 0.15, duty=0.4)),
+        (666004, Fault("compute", (5,), 0.2, duty=0.6)),
+    ],
+)
+def test_a_gpu_that_is_slow_now_and_then_is_told(seed: int, fault: Fault) -> None:
+    """Its peers' backward hides half of it, and what is left is less than a tenth of a step."""
+    made = simulate(Scenario(12, 150, seed=seed, faults=(fault,)))
+    (verdict,) = judge(made.run).verdicts
+    assert (verdict.kind, verdict.ranks, verdict.cause) == ("intermittent", (5,), fault.cause)
+    assert verdict.cost_ms_per_step == pytest.approx((made.truth.total_ns - made.truth.repaired_ns) / 150e6, rel=0.15)
+
+
+def test_two_ranks_that_stall_each_by_itself_are_both_told() -> None:
+    """Neither has most of the stalls; all the others have none."""
+    faults = (Fault("input", (2,), 0.3, duty=0.1), Fault("gc", (9,), 0.3, duty=0.1))
+    made = simulate(Scenario(16, 200, seed=990104, faults=faults))
+    found = [(one.kind, one.ranks, one.cause) for one in judge(made.run).verdicts]
+    assert sorted(found) == [("intermittent", (2,), "input"), ("intermittent", (9,), "gc")]
+
+
+def test_another_ranks_slow_stretch_hides_no_stalls() -> None:
+    """Steps in which one rank is late for a while are no stalls that would have to be anybody's."""
+    faults = (Fault("compute", (2,), 0.15, duty=0.25), Fault("input", (5,), 0.2, onset=100, end=140))
+    made = simulate(Scenario(8, 200, seed=990100, faults=faults))
+    found = [(one.kind, one.ranks, one.cause) for one in judge(made.run).verdicts]
+    assert sorted(found) == [("intermittent", (2,), "compute"), ("straggler", (5,), "input")]
+
+
+def test_ranks_that_scatter_more_than_their_peers_do_not_stall() -> None:
+    """Whoever stalls either does or does not: one late by anything from nothing to a tenth of a step is noisy."""
+    late = np.abs(np.random.default_rng(0).normal(0, 0.002, (8, 200)))
+    late[3] *= 20
+    assert not intermittent.find(_blocks(late), DEFAULT)
+    late[3] = np.where(np.arange(200) % 3, 0.0, 0.06)
+    (found,) = intermittent.find(_blocks(late), DEFAULT)
+    assert (found.rows, len(found.stalled)) == ((3,), 67)
+
+
+def _blocks(late: Floats) -> Blocks:
+    """Blocks of steps of 100 ms in which ranks are late by these shares of one."""
+    blocks = build(simulate(Scenario(len(late), late.shape[1] + 1, seed=0)).run, DEFAULT)
+    assert blocks is not None
+    late = late[:, : len(blocks.steps)]
+    return replace(blocks, excess=late * blocks.step_ns)
+
+
+def test_a_node_that_stalls_all_along_is_not_better_than_one_that_stalls_often() -> None:
+    """With work of uneven size, of a large node some rank is late in nearly all steps, of a small one in many."""
+    noise = Noise(0.003, 0.015, 0.0045, stall_probability=3e-4, stall_size=0.075, transfer=0.075, host=0.12)
+    made = simulate(Scenario(12, 200, seed=9219, layout="fsdp", varying_lengths=0.2, noise=noise))
+    assert not [one for one in judge(made.run).verdicts if one.ranks]

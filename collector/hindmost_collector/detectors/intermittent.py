@@ -10,7 +10,7 @@ import numpy as np
 from hindmost_collector.robust import median
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from hindmost_collector.align import Array, Floats, Ints
     from hindmost_collector.blocks import Blocks
@@ -28,11 +28,20 @@ class Stalls:
     share: float
 
 
-def find(blocks: Blocks, settings: Settings) -> list[Stalls]:
-    """Ranks that own most of the job's stalls, by far more than chance would give one of them; else such a node."""
+def find(blocks: Blocks, settings: Settings, habits: Sequence[Habit] = ()) -> list[Stalls]:
+    """Ranks that own most of the job's stalls, by far more than chance would give one of them; else such a node.
+
+    What ``habits`` make late is no stall of anybody that hides another's.
+    """
     if len(blocks.ranks) < 2 or len(blocks.steps) < 2 * settings.min_steps:
         return []
     excess = np.nan_to_num(blocks.excess - _usual(blocks, settings)[:, None])
+    found = _large(blocks, excess, settings)
+    return found + _beside(blocks, [row for one in found for row in one.rows], habits, settings)
+
+
+def _large(blocks: Blocks, excess: Floats, settings: Settings) -> list[Stalls]:
+    """Those who own most of the stalls of one size."""
     for size in _SIZES:
         stalled = excess >= size * settings.stall_effect * blocks.step_ns
         found = [
@@ -42,6 +51,102 @@ def find(blocks: Blocks, settings: Settings) -> list[Stalls]:
         if found:
             return found
     return []
+
+
+#: A GPU's stall shows half and less of itself as lateness, where collectives run beside backward: a smaller one counts
+#: where ranks are so calm that nothing of the kind happens to the others.
+_SMALL = 0.3
+#: And where it is so many times what the typical rank is above the least late tenth of its steps: that is 1.3 standard
+#: deviations of normal noise.
+_CALM = 4.0
+#: Per cent of a rank's steps that are the least late: whoever stalls in most steps does not in these.
+_FEWEST = 10
+#: With fewer peers than that, a rank is ahead by a good part of what one of them is behind.
+_PEERS = 3
+
+
+def _beside(blocks: Blocks, named: list[int], habits: Sequence[Habit], settings: Settings) -> list[Stalls]:
+    """Those few who stall as nobody else does, however little, once what was told of is left out."""
+    _, role, often = np.unique(blocks.role, return_inverse=True, return_counts=True)
+    unknown = np.isnan(blocks.excess).all(axis=1) | (often[role] <= _PEERS)
+    if unknown.all():
+        return []
+    known = np.where(unknown[:, None], 0.0, blocks.excess)
+    low, usual = _low(known)
+    calm = float(np.median((usual - low)[~unknown]))
+    above = np.nan_to_num(known - (low + calm)[:, None])
+    above[named] = 0.0
+    others = above.copy()
+    for habit in habits:
+        others[habit.row, habit.first : habit.stop] = 0.0
+    large = settings.stall_effect * blocks.step_ns
+    for size in (large, max(_SMALL * large, _CALM * calm)):
+        few = list(_few(others >= size, settings))
+        for row, _, _ in few:
+            others[row] = 0.0
+        found = []
+        for row, _, share in few:
+            one = _with_its_like(_alone(row, above, others), row, np.flatnonzero(above[row] >= size), share, settings)
+            found += [one] if _apart(above[row], one) else []
+        if found:
+            return found
+    return []
+
+
+def _low(late: Floats) -> tuple[Floats, Floats]:
+    """[R] how late each row of [R, S] is in its least late steps, and in its middle one."""
+    ordered = np.sort(late, axis=1)  # NaN goes last
+    last = np.count_nonzero(~np.isnan(late), axis=1) - 1
+    rows = np.arange(len(late))
+    return np.asarray(ordered[rows, last * _FEWEST // 100]), np.asarray(ordered[rows, last // 2])
+
+
+def _alone(row: int, above: Floats, others: Floats) -> Floats:
+    """The lateness of a row, beside that of the others without those told of."""
+    left = others.copy()
+    left[row] = above[row]
+    return np.asarray(left)
+
+
+#: So few ranks may stall each by itself; of a small job at most one in four.
+_MOST_RANKS = 4
+
+
+def _few(stalled: Array, settings: Settings) -> Iterator[tuple[int, Ints, float]]:
+    """Row, stalled steps and share of all stalls, of the fewest that have most, each by far more than the rest."""
+    episodes = _episodes(stalled)
+    order = np.argsort(-episodes, kind="stable")
+    total = max(int(episodes.sum()), 1)
+    for count in range(1, min(_MOST_RANKS, len(order) // 4) + 1):
+        least, rest = episodes[order[count - 1]], episodes[order[count]]
+        if least < settings.min_stalls:
+            return
+        together = episodes[order[:count]].sum() >= settings.min_stall_share * total
+        if together and _far_more(least, rest) and _not_all_along(stalled, order[:count]):
+            for row in order[:count].tolist():
+                yield row, np.flatnonzero(stalled[row]), float(episodes[row] / total)
+            return
+
+
+def _far_more(stalls: int, others: int) -> bool:
+    """Twice the stalls of the next rank and three sigma of a Poisson count more: no accident of a noisy host."""
+    return bool(stalls > 2 * others + 3 * np.sqrt(others + 1))
+
+
+def _not_all_along(stalled: Array, rows: Ints) -> bool:
+    """Whether no other row of [R, S] stalls in half as many steps: what does so all along counts as one stall."""
+    steps = np.count_nonzero(stalled, axis=1)
+    return bool(steps[rows].min() > 2 * np.delete(steps, rows).max(initial=0))
+
+
+#: Stalls are apart from the steps without: between these, from a third to two thirds of a stall, are so few for each.
+_BETWEEN = 0.2
+
+
+def _apart(late: Floats, stalls: Stalls) -> bool:
+    """Whether a rank either stalls or does not: one that scatters more than its peers does anything between."""
+    between = np.sum((late > stalls.excess / 3) & (late < stalls.excess * 2 / 3))
+    return bool(between <= _BETWEEN * len(stalls.stalled))
 
 
 #: A rank that stalls in most steps has its usual ones among the least late, this share of all in per cent.
@@ -81,8 +186,7 @@ def _owners(stalled: Array, settings: Settings) -> Iterator[tuple[int, Ints, flo
     for row in np.flatnonzero(episodes >= settings.min_stalls).tolist():
         share = episodes[row] / total
         others = np.delete(episodes, row).max()
-        # Twice the stalls of the next rank and three sigma of a Poisson count more: no accident of a noisy host.
-        if share >= settings.min_stall_share and episodes[row] > 2 * others + 3 * np.sqrt(others + 1):
+        if share >= settings.min_stall_share and _far_more(episodes[row], others):
             yield row, np.flatnonzero(stalled[row]), float(share)
 
 
@@ -99,6 +203,8 @@ def _of_nodes(blocks: Blocks, excess: Floats, stalled: Array, settings: Settings
     together = np.logical_or.reduceat(stalled[order], np.searchsorted(blocks.node[order], nodes), axis=0)
     found = []
     for place, steps, share in _owners(together, settings):
+        if not _not_all_along(together, np.array([place])):
+            continue
         rows = np.flatnonzero(blocks.node == nodes[place])
         often = _episodes(stalled[rows])
         rows = rows[often >= _AGAIN]
