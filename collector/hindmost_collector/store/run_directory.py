@@ -11,7 +11,7 @@ from hindmost.errors import UsageError
 
 from hindmost_collector import incarnations
 from hindmost_collector.model import FINISHED, RUNNING, TABLES, Job, Run, Table, rows, world_size
-from hindmost_collector.store import excerpt, schema, segments, together
+from hindmost_collector.store import absurd, excerpt, schema, segments, together
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,13 +86,14 @@ def _stored(path: Path) -> tuple[_Stored, excerpt.Excerpt | None]:
 
 def run_of(tables: dict[str, Table], meta: dict[str, Any], name: str, notes: list[str]) -> Run:
     """The run that stored ``tables`` hold, wherever they were stored. ``name`` is the job's where ``meta`` has none."""
+    tables, odd = absurd.set_aside(tables)
     states = _last_by(tables["rank_states"], ("rank",), "time_ns")
     shown: dict[str, Any] = {name: tables[name] for name in TABLES}
     shown["ranks"] = _last_by(tables["ranks"], ("rank",), None)
     shown["communicators"] = _last_by(tables["communicators"], ("comm", "rank"), None)
     shown["in_flight"] = _still_in_flight(tables["in_flight"], tables["rank_states"], states)
     shown["rank_states"] = states
-    said = (*notes, *_losses(states), *_clock_note(tables["clocks"]))
+    said = (*notes, *odd, *_losses(states), *_clock_note(tables["clocks"]))
     return incarnations.judged(Run(job=_job(name, meta, shown), **shown, notes=said), tables["ranks"])
 
 

@@ -56,3 +56,18 @@ def test_half_of_a_job_s_ranks_do_not_clear_the_others(tmp_path: Path, slow: int
         assert verdict.evidence[0].startswith(
             "no rank of the 4 seen holds the job back; 4 other ranks are not in this recording (ranks 4, 5, 6 and 7)"
         )
+
+
+def test_times_that_no_job_has_are_left_out_and_counted(tmp_path: Path) -> None:
+    """A step of 146 years, and calls of the year 2116, are an agent's nonsense: the rest is judged as without them."""
+    run = simulate(Scenario(4, 60, faults=(Fault("compute", (1,), 0.3),))).run
+    steps, calls = ({**one, "start_ns": one["start_ns"].copy()} for one in (run.steps, run.collectives))
+    steps["duration_ns"] = np.where(np.arange(len(steps["step"])) == 5, 2**62, steps["duration_ns"])
+    calls["start_ns"][[7, 9]] = 2**62, -(2**62)
+    write(replace(run, steps=steps, collectives=calls), tmp_path, "run")
+    report = judge(load(tmp_path))
+    assert [(one.kind, one.ranks) for one in report.verdicts] == [("straggler", (1,))]
+    assert (report.job.step_ms["mean"] or 0.0) < 10_000
+    assert [note for note in report.notes if "left out" in note] == [
+        "rows with times that no job has, a year long or after 2100, are left out: 1 of steps, 2 of collectives"
+    ]
