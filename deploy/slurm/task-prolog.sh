@@ -5,6 +5,8 @@
 # job, which leaves when the ranks have left. A user who wants none of it: export HINDMOST_PROBE=0.
 # The parts in C, for MPI, NCCL, fast hooks and `python -I`, are those that were built beforehand:
 #   XDG_CACHE_HOME=/opt/hindmost/cache /opt/hindmost/bin/hindmost native build
+# and, where jobs use more than one MPI, once more with --mpirun for each of them. A job gets the shim that fits the mpirun
+# on its PATH; one that fits another MPI would fail its calls, so without a fitting one Python times MPI.
 prefix=${HINDMOST_VENV:-/opt/hindmost}
 [ "${HINDMOST_PROBE:-1}" = 0 ] && exit 0
 [ -n "${HINDMOST_JOB_ID:-}" ] && exit 0 # under hindmost run already
@@ -13,7 +15,10 @@ settings=${HINDMOST_SETTINGS:-/etc/default/hindmost-agent}
 collector=$(sed -n 's/^HINDMOST_COLLECTOR=//p' "$settings" 2>/dev/null)
 [ -n "$collector" ] || exit 0
 
-inject=$("$prefix/bin/python" -c 'import pathlib, hindmost.inject as i; print(pathlib.Path(i.__path__[0]))' 2>/dev/null) || exit 0
+{ read -r inject && read -r fits; } < <("$prefix/bin/python" -c '
+import pathlib, hindmost.inject, hindmost.native.mpi as mpi
+print(pathlib.Path(hindmost.inject.__path__[0]))
+print(mpi.named(mpi.features(None)))' 2>/dev/null) || exit 0
 echo "export HINDMOST_JOB_ID=$SLURM_JOB_ID"
 echo "export HINDMOST_RING_DIR=/dev/shm/hindmost-$(id -u)/$SLURM_JOB_ID"
 echo "export HINDMOST_COLLECTOR=$collector"
@@ -29,7 +34,8 @@ newest() { # of what was built of a kind
   done
   echo "$found"
 }
-shim=$(newest pmpi) plugin=$(newest nccl) hooks=$(newest ring)
+shim=$(newest "pmpi-$fits") plugin=$(newest nccl) hooks=$(newest ring)
+[ -n "$shim" ] || shim=$(newest pmpi-basic) # it has only what every MPI has
 if [ -n "$shim" ]; then
   echo "export LD_PRELOAD=$shim${LD_PRELOAD:+:$LD_PRELOAD}"
 else

@@ -173,16 +173,45 @@ def test_task_prolog_gives_the_parts_in_c_that_were_built(tmp_path: Path) -> Non
     assert "export HINDMOST_MPI=python\n" in prolog(tmp_path / "bare", {"SLURM_JOB_ID": "77"})
     built = tmp_path / "full/cache/hindmost"
     built.mkdir(parents=True)
-    for age, name in enumerate(["pmpi-1.so", "pmpi-0.so", "nccl-1.so", "ring-abi3-1.so"]):
+    for age, name in enumerate(["pmpi-basic-1.so", "pmpi-basic-0.so", "nccl-1.so", "ring-abi3-1.so"]):
         (built / name).touch()
         os.utime(built / name, (1000 - age, 1000 - age))
     said = prolog(tmp_path / "full", {"SLURM_JOB_ID": "77", "LD_PRELOAD": "", "NCCL_PROFILER_PLUGIN": "mine"})
     variables = dict(line.removeprefix("export ").split("=", 1) for line in said.splitlines())
-    assert variables["LD_PRELOAD"] == str(built / "pmpi-1.so")
+    assert variables["LD_PRELOAD"] == str(built / "pmpi-basic-1.so")
     assert variables["HINDMOST_RING_MODULE"] == str(built / "ring-abi3-1.so")
     assert Path(variables["HINDMOST_INJECT"], "sitecustomize.py").is_file()
     assert not variables.keys() & {"NCCL_PROFILER_PLUGIN", "HINDMOST_MPI"}
     assert f"export NCCL_PROFILER_PLUGIN={built / 'nccl-1.so'}\n" in prolog(tmp_path / "full", {"SLURM_JOB_ID": "77"})
+
+
+@pytest.mark.parametrize(
+    ("symbols", "built", "given"),
+    [
+        ("Allreduce_init", ["pmpi-persistent_large-1.so"], None),
+        ("Allreduce_init", ["pmpi-persistent_large-1.so", "pmpi-persistent-1.so"], "pmpi-persistent-1.so"),
+        ("Allreduce_init", ["pmpi-persistent_large-1.so", "pmpi-basic-1.so"], "pmpi-basic-1.so"),
+        ("Allreduce", ["pmpi-persistent-1.so"], None),
+        ("Allreduce", ["pmpi-1.so"], None),
+    ],
+)
+def test_task_prolog_gives_no_shim_of_another_mpi(
+    tmp_path: Path, symbols: str, built: list[str], given: str | None
+) -> None:
+    """A shim that has functions which the job's MPI lacks would fail the job's calls, however new it is."""
+    for path, text in (("bin/mpirun", "#!/bin/sh\necho 'mpirun (Open MPI) 5.0.11'\n"), ("lib/libmpi.so.40", symbols)):
+        file = tmp_path / "mpi" / path
+        file.parent.mkdir(parents=True)
+        file.write_text(text if path.startswith("bin") else f"\0PMPI_{symbols}\0")
+        file.chmod(0o755)
+    (tmp_path / "cache/hindmost").mkdir(parents=True)
+    for age, name in enumerate(built):
+        (tmp_path / "cache/hindmost" / name).touch()
+        os.utime(tmp_path / "cache/hindmost" / name, (1000 - age, 1000 - age))
+    said = prolog(tmp_path, {"SLURM_JOB_ID": "77", "PATH": f"{tmp_path / 'mpi/bin'}:{os.environ['PATH']}"})
+    preloaded = [line for line in said.splitlines() if line.startswith("export LD_PRELOAD=")]
+    assert preloaded == ([f"export LD_PRELOAD={tmp_path / 'cache/hindmost' / given}"] if given else [])
+    assert ("export HINDMOST_MPI=python" in said) == (given is None)
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,23 @@ def test_shim_fits_its_mpi(tmp_path: Path, version: str, library: str, symbols: 
     assert mpi.features(launcher, {"PATH": "/usr/bin:/bin"}) == flags
 
 
+@pytest.mark.parametrize("says", ["slurm 23.02.6", "Python 3.11.2", "0.28.1"])
+def test_shim_fits_the_mpirun_at_hand_where_the_launcher_is_no_mpis(tmp_path: Path, says: str) -> None:
+    """srun, python and horovodrun belong to no MPI: a library that lies beside them may not be the job's."""
+    launcher = install_mpi(tmp_path / "slurm", says, "libmpi.so.12", b"\0PMPI_Allreduce_init\0PMPI_Allreduce_c\0")
+    assert mpi.features(launcher, {"PATH": "/nowhere"}) == ()
+    theirs = install_mpi(tmp_path / "mpi", "mpirun (Open MPI) 5.0", "libmpi.so.40", b"\0PMPI_Allreduce_init\0")
+    assert mpi.features(launcher, {"PATH": f"{theirs.parent}:/usr/bin:/bin"}) == ("-DHM_PERSISTENT",)
+
+
+def test_a_bare_library_has_to_show_whose_it_is(tmp_path: Path) -> None:
+    """libmpi.so on the loader's path is another MPI's where the names that tell are missing."""
+    launcher = install_mpi(tmp_path / "mpi", "mpirun (Open MPI) 5.0", "none.so", b"")
+    install_mpi(tmp_path / "other", "", "libmpi.so", b"\0PMPI_Allreduce_c\0")
+    environ = {"PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": str(tmp_path / "other/lib")}
+    assert mpi.library(launcher, environ) != tmp_path / "other/lib/libmpi.so"
+
+
 def test_no_mpi_at_all() -> None:
     """Without an mpirun nothing is assumed."""
     assert mpi.features(None, {"PATH": "/nowhere"}) == ()

@@ -70,8 +70,9 @@ def library(kind: str, environ: Mapping[str, str] = os.environ, launcher: Path |
     ``launcher`` is the job's mpirun, where there is one: the PMPI shim fits its MPI (by default the one on PATH).
     Raises BuildError, one line with the remedy, when it cannot be built or kept.
     """
-    command = [*compiler(environ), *FLAGS, *_flags(kind, environ, launcher)]
-    name = f"{kind}-{ABI}" if kind == "ring" else kind
+    flags = mpi.features(launcher, environ) if kind == "pmpi" else ()
+    command = [*compiler(environ), *FLAGS, *flags]
+    name = {"ring": f"ring-{ABI}", "pmpi": f"pmpi-{mpi.named(flags)}"}.get(kind, kind)
     target = cache_directory(environ) / f"{name}-{_key(kind, command)}.so"
     if not target.exists():
         _build(command, _files(kind), target, environ)
@@ -80,10 +81,6 @@ def library(kind: str, environ: Mapping[str, str] = os.environ, launcher: Path |
 
 def _files(kind: str) -> list[Path]:
     return sorted(path for pattern in KINDS[kind] for path in SOURCES.glob(pattern))
-
-
-def _flags(kind: str, environ: Mapping[str, str], launcher: Path | None) -> tuple[str, ...]:
-    return mpi.features(launcher, environ) if kind == "pmpi" else ()
 
 
 def _key(kind: str, command: list[str]) -> str:

@@ -22,6 +22,9 @@ FEATURES = {"-DHM_PERSISTENT": b"\0PMPI_Allreduce_init\0", "-DHM_LARGE": b"\0PMP
 #: Names of the library itself, by kind: Open MPI's, and those of MPICH and its kin.
 NAMES = {"openmpi": ("libmpi.so.40", "libmpi.so.20", "libmpi.so.80"), "mpich": ("libmpi.so.12", "libmpich.so.12")}
 
+#: What ``mpirun --version`` says, by kind.
+SAYS = {"openmpi": ("Open MPI", "OpenRTE"), "mpich": ("HYDRA", "MPICH", "Intel(R) MPI", "MVAPICH")}
+
 #: Where libraries lie, seen from the folder of mpirun.
 PLACES = ("../lib", "../lib64", "../lib/release", "../lib/x86_64-linux-gnu", "../lib/aarch64-linux-gnu")
 
@@ -33,16 +36,27 @@ def features(launcher: Path | None, environ: Mapping[str, str] = os.environ) -> 
 
 
 def library(launcher: Path | None, environ: Mapping[str, str] = os.environ) -> Path | None:
-    """The MPI library that belongs to ``launcher``, or to the mpirun on PATH; None when none is found."""
-    launcher = launcher or _on_path(environ)
-    if launcher is None:
-        return None
-    names = NAMES[kind(launcher, environ)]
-    return next((path for folder in _folders(launcher, environ) for path in _named(folder, names)), None)
+    """The MPI library that belongs to ``launcher``; to the mpirun on PATH where that is no MPI's own; or None.
+
+    What srun, python or horovodrun start may use any MPI of the machine: that of the mpirun at hand is the best guess.
+    """
+    for program in filter(None, (launcher, _on_path(environ))):
+        its = kind(program, environ)
+        if its is not None:
+            return next((path for folder in _folders(program, environ) for path in _named(folder, its)), None)
+    return None
 
 
-def kind(launcher: Path, environ: Mapping[str, str] = os.environ) -> str:
-    """``openmpi`` or ``mpich``, by what ``mpirun --version`` says of itself."""
+def named(flags: tuple[str, ...]) -> str:
+    """What a shim with these flags is called, for those who choose among several that were built.
+
+    One with more than the job's MPI has would fail its calls; ``basic`` fits every MPI.
+    """
+    return "_".join(flag.removeprefix("-DHM_").lower() for flag in flags) or "basic"
+
+
+def kind(launcher: Path, environ: Mapping[str, str] = os.environ) -> str | None:
+    """``openmpi`` or ``mpich``, by what ``mpirun --version`` says of itself; None for what is no MPI's launcher."""
     quiet = {name: value for name, value in environ.items() if name != "LD_PRELOAD"}
     try:
         done = subprocess.run(
@@ -55,8 +69,8 @@ def kind(launcher: Path, environ: Mapping[str, str] = os.environ) -> str:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return "mpich"
-    return "openmpi" if "Open MPI" in done.stdout or "OpenRTE" in done.stdout else "mpich"
+        return None
+    return next((its for its, words in SAYS.items() if any(word in done.stdout for word in words)), None)
 
 
 def _on_path(environ: Mapping[str, str]) -> Path | None:
@@ -72,8 +86,12 @@ def _folders(launcher: Path, environ: Mapping[str, str]) -> Iterator[Path]:
     yield from Path("/usr/lib").glob("*-linux-gnu*")
 
 
-def _named(folder: Path, names: tuple[str, ...]) -> Iterator[Path]:
-    return (folder / name for name in (*names, "libmpi.so") if (folder / name).is_file())
+def _named(folder: Path, its: str) -> Iterator[Path]:
+    """The libraries in ``folder`` of this kind; a bare libmpi.so may be any MPI's and has to show whose it is."""
+    yield from (folder / name for name in NAMES[its] if (folder / name).is_file())
+    bare = folder / "libmpi.so"
+    if bare.is_file() and _contains(bare, b"\0ompi_mpi_comm_world\0") == (its == "openmpi"):
+        yield bare
 
 
 def _contains(path: Path, text: bytes) -> bool:
