@@ -33,6 +33,8 @@ WINDOW = 512
 #: After the last acknowledgement: for the Goodbye to arrive and the collector to end its side.
 LAST_WORD_S = 1.0
 LONGEST_PAUSE_S = 30.0
+#: A collector that said that it goes is left alone for the pause of so many attempts, that it can.
+GONE_ATTEMPTS = 4
 
 
 class Pace(NamedTuple):
@@ -82,6 +84,7 @@ class Shipper:
         self._heard_ns = 0
         self._best_ns = 0
         self._said = False
+        self._it_goes = False
 
     def notify(self) -> None:
         """There is something new in the spool."""
@@ -112,6 +115,7 @@ class Shipper:
             finally:
                 self._own.connected = False
             attempt = 0 if self._monotonic_ns() - started_ns > 10e9 else attempt + 1
+            attempt = max(attempt, GONE_ATTEMPTS if self._it_goes else 0)
             await asyncio.sleep(self.delay_s(attempt))
 
     def delay_s(self, attempt: int) -> float:
@@ -137,6 +141,7 @@ class Shipper:
         self._heard_ns = self._monotonic_ns()
         self._best_ns = 0
         self._round_trips = 0
+        self._it_goes = False
         self._outbox = []
         self._ask_time()
 
@@ -151,6 +156,8 @@ class Shipper:
                     await self._say_goodbye(call)
                 if self._settled.is_set():
                     await call.done_writing()
+                elif self._it_goes and self._leaving is None and not self._spool.on_the_way():
+                    await self._let_go(call)
                 self._wake.clear()
                 await self._wake.wait()
                 continue
@@ -166,6 +173,14 @@ class Shipper:
         self._leaving = None
         self._goodbye_said = True
         self._check_settled()
+
+    async def _let_go(self, call: Call) -> None:
+        """End a stream whose collector goes, and that has all there is so far; the next one gets the rest."""
+        goodbye = wire.Goodbye(reason="the collector goes")
+        await call.write(wire.AgentMessage(goodbye=goodbye).SerializeToString())
+        await call.done_writing()
+        await asyncio.sleep(LAST_WORD_S)
+        raise ConnectionError("it is stopping")
 
     def _window_full(self) -> bool:
         return self._spool.on_the_way() >= WINDOW
@@ -188,7 +203,10 @@ class Shipper:
             elif kind == "throttle":
                 self.held_back = message.throttle.metrics
             elif kind == "stop":
-                self._on_stop()
+                self._it_goes = message.stop.reason != keeping.JOB_OVER
+                self._wake.set()
+                if not self._it_goes:
+                    self._on_stop()
         if self._settled.is_set():
             self._ended.set()
         raise ConnectionError("it ended the stream")

@@ -11,6 +11,7 @@ import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hindmost.errors import HindmostError
+from hindmost_proto import keeping
 
 from hindmost_collector.awaiting import store_and_page
 from hindmost_collector.service import Collector
@@ -52,8 +53,8 @@ async def serve(options: Options, stopped: asyncio.Event, settings: Settings = D
         follow = (collector, stopped, asyncio.get_running_loop())
         threading.Thread(target=_follow_stdin, args=follow, daemon=True, name="stdin").start()
     await stopped.wait()
-    log.info("stopping: %d agents are asked to send what they have and to leave", collector.ingest.connected())
-    reason = "the job is over" if options.hold else "the collector is stopping"
+    log.info("stopping: %d agents are asked to send what they have", collector.ingest.connected())
+    reason = keeping.JOB_OVER if options.hold else "the collector is stopping"
     stopping = asyncio.create_task(collector.stop(reason))
     if not await ended(stopping, collector):
         abandon(collector)

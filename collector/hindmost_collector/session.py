@@ -80,7 +80,7 @@ class Outbox:
         self._ready.set()
 
     def stop(self, reason: str) -> None:
-        """Tell the agent that the job is over."""
+        """Tell the agent that the job is over, or that the collector goes, by the reason."""
         self._stop = reason
         self._ready.set()
 

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
 FIRST_S = 0.2
+#: The reason of a ``Stop`` that ends a job. With any other a collector goes, and the job goes on.
+JOB_OVER = "the job is over"
 
 
 def pause_s(attempt: int, longest_s: float, jitter: float) -> float:

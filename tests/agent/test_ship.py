@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 import pytest
+from hindmost_agent import ship
 from hindmost_agent.batch import message, sequenced
 from hindmost_agent.observe import Own
 from hindmost_agent.settings import Address
 from hindmost_agent.ship import LONGEST_PAUSE_S, Pace, Shipper
 from hindmost_agent.spool import Spool
+from hindmost_proto import keeping
 from hindmost_proto import telemetry_pb2 as wire
 from hindmost_proto import telemetry_pb2_grpc as service
 
@@ -192,6 +194,41 @@ def test_a_goodbye_comes_after_the_last_batch(spool: Spool) -> None:
     run(work())
 
 
+def test_a_collector_that_goes_gets_what_there_is_and_the_next_one_the_rest(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Restarting a collector ends no agent of a running job: it lets go of the stream, and comes back."""
+    monkeypatch.setattr(ship, "GONE_ATTEMPTS", 0)
+
+    class Going(Collector):
+        async def Stream(self, messages: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:  # noqa: N802
+            async for answer in super().Stream(messages, context):
+                yield answer
+                if answer.WhichOneof("body") == "welcome":
+                    yield wire.CollectorMessage(stop=wire.Stop(reason="the collector is stopping"))
+
+    async def work() -> None:
+        going = Going()
+        await going.start()
+        append(spool, 3)
+        link = Link(spool, going.port)
+        task = asyncio.ensure_future(link.shipper.run())
+        await until(lambda: "goodbye" in going.kinds())
+        await going.stop()
+        append(spool, 1)
+        again = Collector()
+        again.port, again.durable = going.port, going.durable
+        await again.start()
+        await until(lambda: again.sequences() == [4])
+        assert "stop" not in link.told
+        assert [kind for kind in going.kinds() if kind != "clock"][-2:] == ["batch", "goodbye"]
+        assert await link.shipper.finish("done", PATIENCE_S)
+        task.cancel()
+        await again.stop()
+
+    run(work())
+
+
 def test_leaving_without_a_collector_takes_no_longer_than_told(spool: Spool) -> None:
     """Nobody listens: finish gives up in time, and the spool still holds everything."""
 
@@ -217,7 +254,7 @@ def test_stop_zoom_throttle_and_need_are_heard(spool: Spool) -> None:
                     yield wire.CollectorMessage(need=wire.Need(refs=[77, 78]))
                     yield wire.CollectorMessage(zoom=wire.Zoom(job_id="j", stacks=True))
                     yield wire.CollectorMessage(throttle=wire.Throttle(metrics=True))
-                    yield wire.CollectorMessage(stop=wire.Stop(reason="over"))
+                    yield wire.CollectorMessage(stop=wire.Stop(reason=keeping.JOB_OVER))
 
     async def work() -> None:
         collector = Talkative()
