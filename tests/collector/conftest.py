@@ -199,8 +199,10 @@ def collecting() -> Callable[..., Any]:
 class Process:
     """A real ``hindmost collector``."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, open_files: int | None = None) -> None:
         command = [sys.executable, "-m", "hindmost", "collector", *arguments]
+        if open_files is not None:  # the child's limit alone: this process may have more files open than that
+            command = ["sh", "-c", f'ulimit -Sn {open_files} && exec "$@"', "sh", *command]
         environ = {"HINDMOST_COLLECTOR_FLUSH_SECONDS": "0.2", **os.environ}  # what is taken is acknowledged soon
         self.popen = subprocess.Popen(
             command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -220,8 +222,8 @@ def collector_process() -> Iterator[Callable[..., Process]]:
     """``collector_process("--out", DIR, …)``: started, and killed when the test ends."""
     started: list[Process] = []
 
-    def start(*arguments: str | Path) -> Process:
-        started.append(Process("--listen", "127.0.0.1:0", *map(str, arguments)))
+    def start(*arguments: str | Path, open_files: int | None = None) -> Process:
+        started.append(Process("--listen", "127.0.0.1:0", *map(str, arguments), open_files=open_files))
         return started[-1]
 
     yield start

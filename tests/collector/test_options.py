@@ -212,14 +212,9 @@ def test_what_upkeep_takes_is_counted(collecting, tmp_path, monkeypatch):
 
 def test_a_collector_may_have_as_many_connections_as_the_host_allows(collector_process, tmp_path):
     """Each agent is an open file, and 1024 are what a shell allows: the collector raises that to the hard limit."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
-    try:
-        process = collector_process("--store", tmp_path, "--http", "none")
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    process = collector_process("--store", tmp_path, "--http", "none", open_files=256)
     (allowed,) = re.findall(r"Max open files +(\d+)", Path(f"/proc/{process.popen.pid}/limits").read_text())
-    assert int(allowed) == min(before[1], 65536)
+    assert int(allowed) == min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 65536)
 
 
 def test_a_collector_that_records_nothing_says_so(caplog, capsys):
