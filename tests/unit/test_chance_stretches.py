@@ -11,6 +11,8 @@ from hindmost_collector.simulate import Scenario, simulate
 
 #: Steps of a series, those of the stretch, and what it scatters by from step to step, in the least that counts.
 STEPS, STRETCH, NOISE = 240, slice(100, 116), 0.4
+#: What makes a rank that is 0.8 late throughout one that is 1.6 late: less than counts.
+STRETCH_MORE = 0.8
 
 
 def series(usual: float, more: float) -> episodes.Floats:
@@ -31,6 +33,15 @@ def test_a_stretch_counts_by_what_it_is_above_the_steps_around(usual: float, tol
     """Not by how late the rank is in it, which it may nearly be throughout."""
     made = series(usual, 1.6 - usual)
     assert len(episodes.find(made, 1.0, DEFAULT)) == told
+
+
+@pytest.mark.parametrize(("steps", "told"), [(slice(0, 16), 0), (slice(224, 240), 0), (slice(0, 120), 1)])
+def test_a_short_stretch_at_an_end_is_held_against_the_other_steps(steps: slice, told: int) -> None:
+    """It was picked among many, as any was: one that takes half of the series was not."""
+    made = series(0.8, 0.0)
+    made[steps] += STRETCH_MORE
+    found = [one for one in episodes.find(made, 1.0, DEFAULT) if one.outer is None]
+    assert len(found) == told
 
 
 def test_two_stretches_of_most_steps_are_not_held_against_each_other() -> None:

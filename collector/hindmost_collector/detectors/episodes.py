@@ -28,6 +28,9 @@ _BIN, _MOST_BINS = 4, 256
 _PENALTY = 2.0
 #: The levels on both sides of a change must be apart by so many times their standard errors.
 _APART = 3.0
+#: Stretches at an end of the series that take no more than this share of it have many alike in it, any one of which
+#: chance may raise.
+_PICKED = 0.25
 
 
 @dataclass(frozen=True)
@@ -73,10 +76,11 @@ def _stands_out(series: Floats, layer: Layer, layers: list[Layer], smallest: flo
 
     That is above them, not above nothing: a rank that is always a little late has chance stretches higher up. It must
     be by an effect, and by ``least`` times what as many steps of them scatter. One that goes to either end of the
-    series has no steps on one side.
+    series and takes much of it was not picked among many: a fault began there, or ended.
     """
     outer, size = layer.outer, len(series)
-    if outer is None and (layer.first == 0 or layer.stop == size):
+    at_an_end = outer is None and (layer.first == 0 or layer.stop == size)
+    if at_an_end and layer.stop - layer.first > _PICKED * size:
         return 1.0
     if layer.stop - layer.first < SHORTEST:
         return 0.0
