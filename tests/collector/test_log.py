@@ -37,7 +37,7 @@ def test_a_life_in_the_log(tmp_path, caplog, capsys):
     started, stopping, stopped = said_by(serving.log, caplog)
     assert started.startswith("started: agents on 127.0.0.1:")
     assert started.endswith(f", page and metrics on no port, recording into {tmp_path}")
-    assert stopping == "stopping: 0 agents are asked to send what they have and to leave"
+    assert stopping == "stopping: 0 agents are asked to send what they have"
     assert stopped == "stopped: 0 rows were written"
 
 
