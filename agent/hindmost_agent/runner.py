@@ -95,6 +95,20 @@ class Slot:
         return Reading(self.name, now_ns, self.sampler.series, values) if values else None
 
 
+def _without_frames(error: Exception) -> Exception:
+    """The error and its cause, without where they came from.
+
+    A traceback holds the sampler's frame, even half made, and those of whoever keeps the error: a circle, in which each
+    failure's open files would wait for the garbage collector.
+    """
+    for one in (error, error.__cause__):
+        if one is not None:
+            one.__traceback__ = one.__context__ = None
+    if error.__cause__ is not None:
+        error.__cause__.__cause__ = None
+    return error
+
+
 def _read(host: Host, timer: Callable[[], int], slot: Slot, now_ns: int) -> Outcome:
     """One sampler's reading. Raises nothing; in whichever thread, it touches nothing that others use."""
     started = timer()
@@ -102,7 +116,7 @@ def _read(host: Host, timer: Callable[[], int], slot: Slot, now_ns: int) -> Outc
     try:
         reading = slot.run(host, now_ns)
     except Exception as error:  # noqa: BLE001 - one broken source must not stop the others
-        failed = error
+        failed = _without_frames(error)
     return Outcome(slot, reading, failed, (timer() - started) / NS)
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hindmost_agent import samplers
 from hindmost_agent.agent import Agent
+from hindmost_agent.files import File
 from hindmost_agent.metric import counter, gauge, series
 from hindmost_agent.rings import Rings
 from hindmost_agent.runner import ABSENT_RETRY_NS, NS, Runner
@@ -15,7 +19,7 @@ from hindmost_agent.spool import Spool
 from hindmost_proto import telemetry_pb2 as wire
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
 VALUE = gauge("hindmost_node_test_value_bytes", "A value.")
 
@@ -176,6 +180,38 @@ def test_what_may_not_be_read_is_said_once(caplog: pytest.LogCaptureFixture) -> 
     assert [one.message for one in caplog.records] == [
         "sampler locked: Absent: may not be read (said once; looked for again every minute)"
     ]
+
+
+@pytest.fixture
+def no_garbage_collector() -> Iterator[None]:
+    """What goes in this test goes with its last reference."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_garbage_collector")
+@pytest.mark.parametrize("kind", [Absent, ValueError])
+def test_what_failed_keeps_no_file_open(tmp_path: Path, kind: type[Exception]) -> None:
+    """A sampler that breaks half made is tried again and again: its files are closed at once, not some time later."""
+    there = tmp_path / "there"
+    there.touch()
+
+    class HalfMade(Steady):
+        name = "half_made"
+
+        def __init__(self, host: Host) -> None:
+            super().__init__(host)
+            self.files = [File(there)]
+            try:
+                self.files.append(File(tmp_path / "missing"))
+            except OSError as error:
+                raise kind("one of two") from error
+
+    host = Host()
+    runner(HalfMade, host=host).run(0)
+    assert host.own.errors["half_made"] == (kind is ValueError)
+    assert str(there) not in [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
 
 
 def test_durations_are_the_runner_s() -> None:
