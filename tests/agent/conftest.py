@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hindmost_agent.ranks import RankProcess
@@ -16,6 +17,9 @@ from hindmost_agent.sampler import Host
 
 from tests.agent import fake_node
 from tests.agent.nvml_recording import PlayedNvml
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class NVMLError(Exception):
@@ -197,6 +201,17 @@ class FakeNvml:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drivers that answer do so within the tick, however busy the machine is that tests run on."""
     monkeypatch.setattr("hindmost_agent.runner.patience", lambda _: 30.0)
+
+
+@pytest.fixture(autouse=True)
+def unfrozen() -> Iterator[None]:
+    """An agent that a test runs in this process freezes what it finds, as if alone: its open files would stay so."""
+    before = gc.get_threshold()
+    yield
+    if gc.get_freeze_count():
+        gc.set_threshold(*before)
+        gc.unfreeze()
+        gc.collect()
 
 
 @pytest.fixture
