@@ -24,7 +24,7 @@ def said_by(logger: logging.Logger, caplog) -> list[str]:
 
 
 def test_a_life_in_the_log(tmp_path, caplog, capsys):
-    """Start says where agents connect and where records go; stop says who is asked to leave, and that it is done."""
+    """Start says where agents connect, where records go; stop says who is asked, and that it is done."""
     caplog.set_level(logging.INFO, "hindmost_collector")
 
     async def scenario():
