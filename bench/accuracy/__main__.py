@@ -49,7 +49,7 @@ def main() -> None:
     if missing:
         results |= _run(missing, args.out, args.jobs, time.monotonic() + 60 * args.minutes)
     found = list(results.values())
-    told = _told(found, base, edition)
+    told = _told(len(found), len(wanted), base, edition)
     print("\n".join([f"{told}:", "", *tables(found)]))
     if len(results) < len(wanted):
         print(f"{len(wanted) - len(results)} of {len(wanted)} runs left: start again to go on")
@@ -61,10 +61,11 @@ def main() -> None:
         _print_misjudged(found)
 
 
-def _told(results: list[dict[str, Any]], base: int, edition: int | None) -> str:
-    """Which runs these are."""
+def _told(found: int, wanted: int, base: int, edition: int | None) -> str:
+    """Which runs these are, and of how many where some are still to come."""
+    runs = f"{found:,} runs" if found == wanted else f"{found:,} of {wanted:,} runs"
     seeds = f"edition {edition} of held-out seeds" if edition else "seeds that may be looked at, not held out"
-    return f"{len(results):,} runs, {seeds} (from {base:,} on), intervals of 95 %, commit {_commit()}"
+    return f"{runs}, {seeds} (from {base:,} on), intervals of 95 %, commit {_commit()}"
 
 
 def _write(path: Path, results: list[dict[str, Any]], base: int, edition: int | None) -> None:
