@@ -44,6 +44,13 @@ def test_a_short_stretch_at_an_end_is_held_against_the_other_steps(steps: slice,
     assert len(found) == told
 
 
+def test_a_stretch_on_top_of_another_needs_steps_that_show_that_other_alone() -> None:
+    """The first seven steps of a rank that is late throughout are no habit that all others are on top of."""
+    made = series(5.0, 0.0)
+    made[:7] -= 2.0
+    assert [(one.first, one.stop, one.outer) for one in episodes.find(made, 1.0, DEFAULT)] == [(0, STEPS, None)]
+
+
 def test_two_stretches_of_most_steps_are_not_held_against_each_other() -> None:
     """What is usual is the level of the steps that are in neither."""
     made = series(0.0, 0.0)

@@ -101,7 +101,10 @@ def _scatter(series: Floats, length: int) -> float:
 
 
 def _above(series: Floats, layer: Layer, layers: list[Layer]) -> float:
-    """How much higher a stretch is than the steps around it that are in no other such stretch; its level at most."""
+    """How much higher a stretch is than the steps around it that are in no other such stretch; its level at most.
+
+    On top of another it is higher by nothing that is known where too few steps show that other one alone.
+    """
     first, stop = (0, len(series)) if layer.outer is None else (layer.outer.first, layer.outer.stop)
     apart = np.zeros(len(series), bool)
     apart[first:stop] = True
@@ -109,7 +112,7 @@ def _above(series: Floats, layer: Layer, layers: list[Layer]) -> float:
         if one.outer is layer.outer:
             apart[one.first : one.end] = False
     if np.count_nonzero(apart) < SHORTEST:
-        return layer.level
+        return layer.level if layer.outer is None else 0.0
     return min(layer.level, float(median(series[layer.first : layer.stop])) - float(median(series[apart])))
 
 
