@@ -28,9 +28,8 @@ from hindmost_collector.jobs import LiveJob
 from hindmost_collector.live import load_judge, share_of
 from hindmost_collector.model import rows
 from hindmost_collector.packed import packed
-from hindmost_collector.simulate import Fault, Scenario, engine
-from hindmost_collector.simulate.draws import draw
-from hindmost_collector.simulate.wire import NODE_BASE_NS, Job
+from hindmost_collector.simulate import Fault, Scenario
+from hindmost_collector.simulate.wire import Job
 from hindmost_collector.window import ROWS
 
 PERIOD_S = 1.5
@@ -42,8 +41,7 @@ def watched(ranks: int, stretches: int) -> tuple[LiveJob, Decoder]:
     scenario = Scenario(
         ranks, steps, stretches=stretches, gpu_bound="compute", faults=(Fault("compute", (ranks // 3,), 0.2),)
     )
-    draws = draw(scenario, engine.stretches(scenario))
-    job = Job(scenario, draws, engine.run(scenario, draws, scenario.faults), NODE_BASE_NS)
+    job = Job.of(scenario)
     definitions = Definitions()
     decoder, clock = Decoder(definitions), NodeClock(0, 10**18)
     for node in job.nodes:

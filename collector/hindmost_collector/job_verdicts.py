@@ -80,6 +80,11 @@ def since(blocks: Blocks, index: int) -> int:
     return 0 if from_the_start else int(blocks.steps[index])
 
 
+def until(blocks: Blocks, stop: int) -> int | None:
+    """Number of the first step after those before ``stop``; ``None`` where they go on to the last."""
+    return None if stop >= len(blocks.steps) else int(blocks.steps[stop])
+
+
 def of_job(blocks: Blocks, settings: Settings, named: Sequence[Verdict] = ()) -> list[Verdict]:
     """What holds all ranks back alike; the input of those ``named`` for theirs is not counted again."""
     inputs = blocks.parts.get("input")

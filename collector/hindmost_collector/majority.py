@@ -13,10 +13,10 @@ import numpy as np
 
 from hindmost_collector import whatif
 from hindmost_collector.detectors import straggler
-from hindmost_collector.job_verdicts import since
+from hindmost_collector.job_verdicts import since, until
 from hindmost_collector.robust import average, median
 from hindmost_collector.verdict import Verdict
-from hindmost_collector.wording import AHEAD, ALL_CLEAR, advice, ms, names
+from hindmost_collector.wording import AHEAD, advice, ms, names, without_all_clear
 
 if TYPE_CHECKING:
     from hindmost_collector.blocks import Blocks
@@ -89,7 +89,7 @@ def verdict(most: Majority, change: whatif.Change, alone: Verdict | None, blocks
         ranks=most.ranks,
         cause=cause,
         since_step=since(blocks, first),
-        until_step=None if stop >= len(blocks.steps) else int(blocks.steps[stop]),
+        until_step=until(blocks, stop),
         cost_ms_per_step=change.longer / 1e6,
         cost_ratio=change.longer / average(blocks.period[first:stop]),
         confidence=0.9,
@@ -102,7 +102,7 @@ def verdict(most: Majority, change: whatif.Change, alone: Verdict | None, blocks
 
 def beside(balanced: Verdict, most: Majority) -> Verdict:
     """The verdict that names nobody, with what is known of the few ahead in place of the all-clear."""
-    return replace(balanced, evidence=(str(most), *(line.removesuffix(ALL_CLEAR) for line in balanced.evidence)))
+    return replace(balanced, evidence=(str(most), *without_all_clear(balanced.evidence)))
 
 
 def _of_one_time(habits: list[Habit]) -> bool:

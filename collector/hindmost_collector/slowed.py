@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_collector.job_verdicts import until
 from hindmost_collector.robust import median
 from hindmost_collector.verdict import Slowed, Verdict
-from hindmost_collector.wording import ALL_CLEAR, ms
+from hindmost_collector.wording import ms, without_all_clear
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,7 +50,7 @@ def find(blocks: Blocks, found: Sequence[Verdict]) -> Slowed | None:
         phases = {name: _grew(block, span) for name, block in blocks.parts.items()}
     return Slowed(
         since_step=int(blocks.steps[first]),
-        until_step=None if stop >= len(blocks.steps) else int(blocks.steps[stop]),
+        until_step=until(blocks, stop),
         step_ms=now / 1e6,
         was_ms=was / 1e6,
         phases_ms={name: grew / 1e6 for name, grew in phases.items() if grew >= _PART * (now - was)},
@@ -79,7 +80,7 @@ def beside(found: Sequence[Verdict], slowed: Slowed | None) -> list[Verdict]:
     """A job all of which became slower is none in which there is nothing to act on."""
     if slowed is None:
         return list(found)
-    return [replace(one, evidence=tuple(line.removesuffix(ALL_CLEAR) for line in one.evidence)) for one in found]
+    return [replace(one, evidence=without_all_clear(one.evidence)) for one in found]
 
 
 def _longer(period: Floats) -> slice | None:

@@ -16,7 +16,7 @@ from hindmost_collector.detectors import hang
 from hindmost_collector.model import NONBLOCKING, Job, rows
 from hindmost_collector.robust import median
 from hindmost_collector.verdict import Stall, Verdict
-from hindmost_collector.wording import ALL_CLEAR, names, nodes_of, whole_nodes
+from hindmost_collector.wording import names, nodes_of, whole_nodes, without_all_clear
 from hindmost_collector.wording_stop import source_line
 
 if TYPE_CHECKING:
@@ -60,9 +60,7 @@ def beside(found: list[Verdict], stalls: Sequence[Stall]) -> list[Verdict]:
         return found
     advice = tuple(_advice(stalls[-1]))
     return [
-        replace(one, evidence=tuple(sentence.removesuffix(ALL_CLEAR) for sentence in one.evidence), advice=advice)
-        if one.kind == "balanced"
-        else one
+        replace(one, evidence=without_all_clear(one.evidence), advice=advice) if one.kind == "balanced" else one
         for one in found
     ]
 

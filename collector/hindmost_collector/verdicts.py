@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector import causes, confidence, lacking, roles, starving, whatif, wording, work_due
-from hindmost_collector.job_verdicts import since
+from hindmost_collector.job_verdicts import since, until
 from hindmost_collector.model import Run, rows
 from hindmost_collector.robust import average, median, peers_median
 from hindmost_collector.verdict import Verdict
@@ -200,7 +200,7 @@ def _straggler(
         victims=victims,
         cause=cause.cause,
         since_step=since(blocks, span.start),
-        until_step=_until(blocks, span.stop),
+        until_step=until(blocks, span.stop),
         cost_ms_per_step=cost / 1e6,
         cost_ratio=ratio,
         given=tuple(sorted({int(blocks.ranks[habit.row]) for habit in given})),
@@ -255,10 +255,6 @@ def _victims(blocks: Blocks, rows: list[int]) -> tuple[int, ...]:
     threshold = float(np.min(own[rows])) / 2
     found = roles.victims(blocks.joined, blocks.starts, late, rows, threshold)
     return tuple(int(blocks.ranks[row]) for row in found if own[row] < threshold)
-
-
-def _until(blocks: Blocks, stop: int) -> int | None:
-    return None if stop >= len(blocks.steps) else int(blocks.steps[stop])
 
 
 def _confidence(habits: list[Habit], settings: Settings) -> float:
@@ -343,7 +339,7 @@ def of_network(found: SlowNetwork | None, blocks: Blocks) -> list[Verdict]:
             kind="slow_link",
             cause="network",
             since_step=found.past.since_step,
-            until_step=_until(blocks, found.stop),
+            until_step=until(blocks, found.stop),
             cost_ms_per_step=found.cost / 1e6,
             cost_ratio=found.cost / average(during),
             confidence=0.9,

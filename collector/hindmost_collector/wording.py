@@ -276,12 +276,18 @@ _MANY_TRANSFERS = 0.05
 _NOTHING = 0.02
 #: What that is then, unless something else happened in the job.
 ALL_CLEAR = ": nothing to act on"
+
 #: What a line on ranks that are ahead of most, nobody knows why, has in it.
 AHEAD = "ahead of the other"
 #: Share of all waiting that one rank must have caused for it to be told as the one that was waited for.
 _MOSTLY = 0.5
 #: Share of the collectives that such a rank enters last where no scheduler makes it late.
 _NEARLY_ALWAYS = 0.75
+
+
+def without_all_clear(evidence: Sequence[str]) -> tuple[str, ...]:
+    """The same lines where something else did happen in the job."""
+    return tuple(line.removesuffix(ALL_CLEAR) for line in evidence)
 
 
 def balanced(blocks: Blocks, wasted: float, needs: Blocks | None = None) -> list[str]:

@@ -12,9 +12,8 @@ from hindmost_collector.definitions import Definitions
 from hindmost_collector.jobs import LiveJob
 from hindmost_collector.live import Judging, VerdictLog
 from hindmost_collector.packed import packed
-from hindmost_collector.simulate import Fault, Scenario, engine
-from hindmost_collector.simulate.draws import draw
-from hindmost_collector.simulate.wire import NODE_BASE_NS, Job
+from hindmost_collector.simulate import Fault, Scenario
+from hindmost_collector.simulate.wire import Job
 from hindmost_collector.window import Window
 
 if TYPE_CHECKING:
@@ -28,8 +27,7 @@ SECOND = 1e9
 
 def judged_live(scenario: Scenario) -> Iterator[tuple[float, dict[str, Any], list[dict[str, Any]]]]:
     """When, the report and its events, of each judgement of the job as its agents' batches come in."""
-    draws = draw(scenario, engine.stretches(scenario))
-    job = Job(scenario, draws, engine.run(scenario, draws, scenario.faults), NODE_BASE_NS)
+    job = Job.of(scenario)
     definitions = Definitions()
     decoder, clock = Decoder(definitions), NodeClock(0, 10**18)
     for node in job.nodes:

@@ -57,7 +57,7 @@ def _of_row(series: Floats, at: int, least: float, told: list[list[int]], most: 
         if level >= least:
             found.append((first, stop, level))
         series[first:stop] = 0.0
-        late = _counts(series[None] >= least)[0] >= _SHORTEST - _DIPS
+        late = _sums(series[None] >= least)[0] >= _SHORTEST - _DIPS
         if not late.any():
             break
         at = int(np.argmax(np.where(late, _sums(series[None])[0], -np.inf)))
@@ -65,25 +65,25 @@ def _of_row(series: Floats, at: int, least: float, told: list[list[int]], most: 
 
 
 def _sums(series: Array) -> Array:
-    """[R, S - 7] sums of the eight steps from each on."""
-    sums = np.cumsum(np.concatenate([np.zeros((len(series), 1)), series], axis=1), axis=1)
+    """[R, S - 7] sums of the eight steps from each on; of what is held [R, S], how many of these are."""
+    kind = np.int32 if series.dtype == bool else series.dtype
+    sums = np.concatenate([np.zeros((len(series), 1), kind), np.cumsum(series, axis=1, dtype=kind)], axis=1)
     return np.asarray(sums[:, _SHORTEST:] - sums[:, :-_SHORTEST])
 
 
-def _counts(held: Array) -> Array:
-    """[R, S - 7] how many of the eight steps from each on are held [R, S]."""
-    sums = np.cumsum(held, axis=1, dtype=np.int32)
-    sums = np.concatenate([np.zeros((len(held), 1), np.int32), sums], axis=1)
-    return np.asarray(sums[:, _SHORTEST:] - sums[:, :-_SHORTEST])
+def _late(excess: Floats, level: float, left_out: Sequence[tuple[int, int, int]]) -> Array:
+    """[R, S] who is later than this in which step, but for these stretches."""
+    late = excess >= level
+    for row, first, stop in left_out:
+        late[row, first:stop] = False
+    return np.asarray(late)
 
 
 def _latest(excess: Floats, least: float, told: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
     """Rows that are late for eight steps on end, the latest first, and where each is latest."""
-    late = excess >= least
-    for row, first, stop in told:
-        late[row, first:stop] = False
+    late = _late(excess, least, told)
     rows = np.flatnonzero(np.count_nonzero(late, axis=1) >= _SHORTEST - _DIPS)  # of a large job a few
-    late = _counts(late[rows]) >= _SHORTEST - _DIPS
+    late = _sums(late[rows]) >= _SHORTEST - _DIPS
     rows, late = rows[late.any(axis=1)], late[late.any(axis=1)]
     height = np.where(late, _sums(np.nan_to_num(excess[rows])), -np.inf)
     order = np.argsort(-height.max(axis=1, initial=-np.inf), kind="stable")[:_MOST]
@@ -103,8 +103,6 @@ def _around(high: Array, at: int) -> tuple[int, int]:
 
 def _have_their_like(excess: Floats, left_out: Sequence[tuple[int, int, int]], level: float) -> bool:
     """Whether other steps of any rank, as many as the shortest burst, are mostly later than this."""
-    late = excess >= level
-    for row, first, stop in left_out:
-        late[row, first:stop] = False
+    late = _late(excess, level, left_out)
     often = np.count_nonzero(late, axis=1) > _SHORTEST / 2
-    return bool((_counts(late[often]) > _SHORTEST / 2).any())
+    return bool((_sums(late[often]) > _SHORTEST / 2).any())

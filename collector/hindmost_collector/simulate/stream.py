@@ -10,8 +10,6 @@ import grpc
 from hindmost.errors import HindmostError
 from hindmost_proto import telemetry_pb2 as wire
 
-from hindmost_collector.simulate import engine
-from hindmost_collector.simulate.draws import draw
 from hindmost_collector.simulate.wire import Job
 
 if TYPE_CHECKING:
@@ -31,10 +29,7 @@ def send(scenario: Scenario, address: str, speed: float = 0.0) -> int:
     Returns the count of batches, all acknowledged: durable where the collector records. Raises
     :class:`HindmostError` where the collector does not answer. A job that stops stands still for a minute of its time.
     """
-    draws = draw(scenario, engine.stretches(scenario))
-    timing = engine.run(scenario, draws, scenario.faults)
-    job = Job(scenario, draws, timing, time.time_ns())
-    return asyncio.run(_send(job, address, speed))
+    return asyncio.run(_send(Job.of(scenario, time.time_ns()), address, speed))
 
 
 async def _send(job: Job, address: str, speed: float) -> int:

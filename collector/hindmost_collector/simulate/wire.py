@@ -11,6 +11,8 @@ import numpy as np
 from hindmost_proto import telemetry_pb2 as wire
 
 from hindmost_collector.model import PHASES, Table, rows
+from hindmost_collector.simulate import engine
+from hindmost_collector.simulate.draws import draw
 from hindmost_collector.simulate.layout import groups
 from hindmost_collector.simulate.record import (
     EPOCH_NS,
@@ -55,6 +57,12 @@ class Job:
     timing: Timing
     now_ns: int
     sequence: dict[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, scenario: Scenario, now_ns: int = NODE_BASE_NS) -> Job:
+        """The job of a scenario, with its faults."""
+        draws = draw(scenario, engine.stretches(scenario))
+        return cls(scenario, draws, engine.run(scenario, draws, scenario.faults), now_ns)
 
     @property
     def nodes(self) -> range:

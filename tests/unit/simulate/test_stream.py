@@ -12,8 +12,7 @@ from hindmost.errors import HindmostError
 from hindmost_collector.judge import judge
 from hindmost_collector.options import Options
 from hindmost_collector.service import Collector
-from hindmost_collector.simulate import Fault, Scenario, engine
-from hindmost_collector.simulate.draws import draw
+from hindmost_collector.simulate import Fault, Scenario
 from hindmost_collector.simulate.scenario import CAUSES, STOPS
 from hindmost_collector.simulate.stream import send
 from hindmost_collector.simulate.telemetry import sampled
@@ -80,8 +79,7 @@ def test_what_all_nodes_have_is_made_once(monkeypatch: pytest.MonkeyPatch) -> No
         return sampled(*known)
 
     monkeypatch.setattr("hindmost_collector.simulate.wire.sampled", counted)
-    draws = draw(FAULTY, engine.stretches(FAULTY))
-    job = Job(FAULTY, draws, engine.run(FAULTY, draws, FAULTY.faults), 0)
+    job = Job.of(FAULTY, 0)
     opened = [job.opening(node) for node in job.nodes]
     assert len(list(job.batches())) == 2 * 10
     assert len(made) == 1
