@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PATIENCE_S = 10.0
+#: A port where nobody listens.
+NOBODY = 9
 
 
 class Collector(service.TelemetryServicer):
@@ -69,6 +72,22 @@ class Collector(service.TelemetryServicer):
         assert self._server is not None
         await self._server.stop(0)
 
+    def successor(self, durable: int = 0) -> Collector:
+        """One that will listen where this one did, and has that much on disk."""
+        made = Collector()
+        made.port, made.durable = self.port, durable
+        return made
+
+
+@asynccontextmanager
+async def listening(collector: Collector) -> AsyncIterator[Collector]:
+    """A collector that is there; it may have stopped before its time."""
+    await collector.start()
+    try:
+        yield collector
+    finally:
+        await collector.stop()
+
 
 def append(spool: Spool, count: int, samples: int = 10) -> None:
     for _ in range(count):
@@ -96,6 +115,17 @@ class Link:
         )
 
 
+@asynccontextmanager
+async def shipping(spool: Spool, port: int, **options: Any) -> AsyncIterator[Link]:
+    """A shipper that is at work."""
+    link = Link(spool, port, **options)
+    task = asyncio.ensure_future(link.shipper.run())
+    try:
+        yield link
+    finally:
+        task.cancel()
+
+
 async def until(true: Any) -> None:
     end = time.monotonic() + PATIENCE_S
     while not true():
@@ -116,14 +146,9 @@ def test_hello_definitions_batches_acks(spool: Spool) -> None:
     """The order on a stream, and that acknowledged samples are counted as delivered."""
 
     async def work() -> None:
-        collector = Collector()
-        await collector.start()
         append(spool, 3)
-        link = Link(spool, collector.port)
-        task = asyncio.ensure_future(link.shipper.run())
-        await until(lambda: spool.ledger.delivered == 30)
-        task.cancel()
-        await collector.stop()
+        async with listening(Collector()) as collector, shipping(spool, collector.port):
+            await until(lambda: spool.ledger.delivered == 30)
         kinds = [kind for kind in collector.kinds() if kind != "clock"]
         assert kinds == ["hello", "definitions", "batch", "batch", "batch"]
         assert collector.sequences() == [1, 2, 3]
@@ -135,14 +160,9 @@ def test_the_clock_is_measured_in_round_trips(spool: Spool) -> None:
     """Each reply is answered with all four times; here both clocks are one, so the offset is next to nothing."""
 
     async def work() -> None:
-        collector = Collector()
-        await collector.start()
-        link = Link(spool, collector.port)
-        task = asyncio.ensure_future(link.shipper.run())
-        whole = lambda: [one.clock for one in collector.messages if one.clock.returned_ns]  # noqa: E731
-        await until(lambda: len(whole()) >= 8)
-        task.cancel()
-        await collector.stop()
+        async with listening(Collector()) as collector, shipping(spool, collector.port) as link:
+            whole = lambda: [one.clock for one in collector.messages if one.clock.returned_ns]  # noqa: E731
+            await until(lambda: len(whole()) >= 8)
         assert all(sample.sent_ns < sample.returned_ns for sample in whole())
         assert link.own.clock_offset_s is not None
         assert abs(link.own.clock_offset_s) < 0.05
@@ -154,23 +174,16 @@ def test_a_collector_that_comes_back_gets_what_it_has_not(spool: Spool) -> None:
     """Killed after it had received but not secured some batches: those come again, no other does."""
 
     async def work() -> None:
-        collector = Collector()
-        await collector.start()
         append(spool, 4)
-        collector.acknowledges = False
-        link = Link(spool, collector.port)
-        task = asyncio.ensure_future(link.shipper.run())
-        await until(lambda: collector.sequences() == [1, 2, 3, 4])
-        await collector.stop()
-        again = Collector()
-        again.port, again.durable = collector.port, 2
-        append(spool, 2)
-        await again.start()
-        await until(lambda: spool.ledger.delivered == 60)
-        task.cancel()
-        await again.stop()
-        assert again.sequences() == [3, 4, 5, 6]
-        assert link.own.connects == 2
+        async with listening(Collector()) as collector, shipping(spool, collector.port) as link:
+            collector.acknowledges = False
+            await until(lambda: collector.sequences() == [1, 2, 3, 4])
+            await collector.stop()
+            append(spool, 2)
+            async with listening(collector.successor(durable=2)) as again:
+                await until(lambda: spool.ledger.delivered == 60)
+                assert again.sequences() == [3, 4, 5, 6]
+                assert link.own.connects == 2
 
     run(work())
 
@@ -179,15 +192,10 @@ def test_a_goodbye_comes_after_the_last_batch(spool: Spool) -> None:
     """Leaving waits until everything is durable, and says so."""
 
     async def work() -> None:
-        collector = Collector()
-        await collector.start()
-        link = Link(spool, collector.port)
-        task = asyncio.ensure_future(link.shipper.run())
-        append(spool, 5)
-        assert await link.shipper.finish("done", PATIENCE_S)
-        await until(lambda: "goodbye" in collector.kinds())
-        task.cancel()
-        await collector.stop()
+        async with listening(Collector()) as collector, shipping(spool, collector.port) as link:
+            append(spool, 5)
+            assert await link.shipper.finish("done", PATIENCE_S)
+            await until(lambda: "goodbye" in collector.kinds())
         assert [kind for kind in collector.kinds() if kind != "clock"][-2:] == ["batch", "goodbye"]
         assert spool.ledger.pending == 0
 
@@ -208,23 +216,16 @@ def test_a_collector_that_goes_gets_what_there_is_and_the_next_one_the_rest(
                     yield wire.CollectorMessage(stop=wire.Stop(reason="the collector is stopping"))
 
     async def work() -> None:
-        going = Going()
-        await going.start()
         append(spool, 3)
-        link = Link(spool, going.port)
-        task = asyncio.ensure_future(link.shipper.run())
-        await until(lambda: "goodbye" in going.kinds())
-        await going.stop()
-        append(spool, 1)
-        again = Collector()
-        again.port, again.durable = going.port, going.durable
-        await again.start()
-        await until(lambda: again.sequences() == [4])
-        assert "stop" not in link.told
-        assert [kind for kind in going.kinds() if kind != "clock"][-2:] == ["batch", "goodbye"]
-        assert await link.shipper.finish("done", PATIENCE_S)
-        task.cancel()
-        await again.stop()
+        async with listening(Going()) as going, shipping(spool, going.port) as link:
+            await until(lambda: "goodbye" in going.kinds())
+            await going.stop()
+            append(spool, 1)
+            async with listening(going.successor(going.durable)) as again:
+                await until(lambda: again.sequences() == [4])
+                assert "stop" not in link.told
+                assert [kind for kind in going.kinds() if kind != "clock"][-2:] == ["batch", "goodbye"]
+                assert await link.shipper.finish("done", PATIENCE_S)
 
     run(work())
 
@@ -234,10 +235,8 @@ def test_leaving_without_a_collector_takes_no_longer_than_told(spool: Spool) -> 
 
     async def work() -> None:
         append(spool, 2)
-        link = Link(spool, 9)
-        task = asyncio.ensure_future(link.shipper.run())
-        assert not await link.shipper.finish("done", 0.3)
-        task.cancel()
+        async with shipping(spool, NOBODY) as link:
+            assert not await link.shipper.finish("done", 0.3)
         assert spool.ledger.pending == 20
 
     run(work())
@@ -257,14 +256,9 @@ def test_stop_zoom_throttle_and_need_are_heard(spool: Spool) -> None:
                     yield wire.CollectorMessage(stop=wire.Stop(reason=keeping.JOB_OVER))
 
     async def work() -> None:
-        collector = Talkative()
-        await collector.start()
         append(spool, 1)
-        link = Link(spool, collector.port)
-        task = asyncio.ensure_future(link.shipper.run())
-        await until(lambda: "stop" in link.told and collector.kinds().count("definitions") == 2)
-        task.cancel()
-        await collector.stop()
+        async with listening(Talkative()) as collector, shipping(spool, collector.port) as link:
+            await until(lambda: "stop" in link.told and collector.kinds().count("definitions") == 2)
         assert link.told[0] == wire.Zoom(job_id="j", stacks=True)
         assert link.shipper.held_back
 
@@ -275,18 +269,14 @@ def test_a_backlog_is_sent_no_faster_than_told(spool: Spool) -> None:
     """1 MB at 4 MB a second, a tenth of that at once, takes a fifth of a second and more."""
 
     async def work() -> None:
-        collector = Collector()
-        await collector.start()
         for _ in range(100):
             spool.append(1, message(sequenced(spool.next_sequence, wire.Batch(
                 attachments=[wire.Attachment(content=bytes(10_000))]).SerializeToString())), {})  # fmt: skip
-        link = Link(spool, collector.port, pace=Pace(rate=4e6, burst=1e5))
-        started = time.monotonic()
-        task = asyncio.ensure_future(link.shipper.run())
-        await until(lambda: spool.ledger.delivered == 100)
-        task.cancel()
-        await collector.stop()
-        assert time.monotonic() - started >= 0.2
+        async with listening(Collector()) as collector:
+            started = time.monotonic()
+            async with shipping(spool, collector.port, pace=Pace(rate=4e6, burst=1e5)):
+                await until(lambda: spool.ledger.delivered == 100)
+            assert time.monotonic() - started >= 0.2
 
     run(work())
 
@@ -297,11 +287,9 @@ def test_what_is_no_collector_is_said_once(spool: Spool, caplog: pytest.LogCaptu
     attempts: list[int] = []
 
     async def work() -> None:
-        link = Link(spool, 9)
-        link.shipper._jitter = lambda: attempts.append(1) or 0.0  # type: ignore[func-returns-value]
-        task = asyncio.ensure_future(link.shipper.run())
-        await until(lambda: len(attempts) == 3)
-        task.cancel()
+        async with shipping(spool, NOBODY) as link:
+            link.shipper._jitter = lambda: attempts.append(1) or 0.0  # type: ignore[func-returns-value]
+            await until(lambda: len(attempts) == 3)
 
     run(work())
     said = [record.message for record in caplog.records if record.name.startswith("hindmost")]
@@ -314,29 +302,22 @@ def test_a_collector_that_answers_again_is_said(spool: Spool, caplog: pytest.Log
     caplog.set_level("INFO", logger="hindmost_agent.ship")
 
     async def work() -> None:
-        collector = Collector()
-        await collector.start()
-        link = Link(spool, collector.port)
-        task = asyncio.ensure_future(link.shipper.run())
-        await until(lambda: link.own.connected)
-        assert not [one for one in caplog.records if one.name == "hindmost_agent.ship"]
-        await collector.stop()
-        again = Collector()
-        again.port = collector.port
-        await again.start()
-        await until(lambda: link.own.connects == 2)
-        task.cancel()
-        await again.stop()
+        async with listening(Collector()) as collector, shipping(spool, collector.port) as link:
+            await until(lambda: link.own.connected)
+            assert not [one for one in caplog.records if one.name == "hindmost_agent.ship"]
+            await collector.stop()
+            async with listening(collector.successor()):
+                await until(lambda: link.own.connects == 2)
+                lost, back = (one.message for one in caplog.records if one.name == "hindmost_agent.ship")
+        assert "out of reach" in lost
+        assert "answers again" in back
 
     run(work())
-    lost, back = (record.message for record in caplog.records if record.name == "hindmost_agent.ship")
-    assert "out of reach" in lost
-    assert "answers again" in back
 
 
 def test_attempts_are_spread_and_ever_rarer(spool: Spool) -> None:
     """Exponential, bounded, and with jitter, so that a thousand agents do not come back as one."""
-    patient = Link(spool, 9).shipper
+    patient = Link(spool, NOBODY).shipper
     delays = [patient.delay_s(attempt) for attempt in range(12)]
     assert delays == sorted(delays)
     assert delays[-1] == LONGEST_PAUSE_S / 2
