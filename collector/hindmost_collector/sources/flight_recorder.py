@@ -10,7 +10,6 @@ import json
 import math
 import pickle
 import pickletools
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ from hindmost_collector.sources import damaged, one_job
 from hindmost_collector.sources.columns import concatenate, table
 from hindmost_collector.sources.operations import operation
 from hindmost_collector.sources.process_groups import ITEM_BYTES, ProcessGroup
+from hindmost_collector.sources.rank_in_name import rank_in_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +38,6 @@ _UNFINISHED = ("scheduled", "started")
 #: stopped, which nobody can tell apart. File systems and archives round down to whole seconds.
 _AT_ONCE_NS, _ROUNDED_NS = 4 * 10**9, 2 * 10**9
 _USUAL_NAME = "nccl_trace_rank_"
-_RANK = re.compile(r"(\d+)(\.\w+)*$")
 #: The instructions that build plain values. Anything that names, calls or restores an object is not among them.
 _PLAIN = frozenset(
     name
@@ -97,15 +96,15 @@ def load(files: Sequence[Path]) -> Run:
 
 
 def _dump(path: Path) -> _Dump:
-    found = _RANK.search(path.name)
-    if found is None:
+    rank = rank_in_name(path)
+    if rank is None:
         raise UsageError(f"{path}: whose dump is this? name the file nccl_trace_rank_RANK")
     content = _content(path)
     entries = content.get("entries") if isinstance(content, dict) else None
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise damaged.DamagedError(path, f"not one of the {NAME}: it has no list of entries")
     config = content.get("pg_config")
-    return _Dump(path, int(found[1]), entries, _groups(config if isinstance(config, dict) else {}))
+    return _Dump(path, rank, entries, _groups(config if isinstance(config, dict) else {}))
 
 
 class HostileError(pickle.UnpicklingError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from array import array
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from hindmost_collector.sources.columns import concatenate, table
 from hindmost_collector.sources.json_stream import events
 from hindmost_collector.sources.operations import operation
 from hindmost_collector.sources.process_groups import ITEM_BYTES, ProcessGroup
+from hindmost_collector.sources.rank_in_name import rank_in_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,10 +34,13 @@ NAME = "PyTorch profiler (Kineto) Chrome traces"
 
 #: NCCL kernels, and launches, kept of one rank.
 MAX_EVENTS = 2_000_000
-_KERNEL = re.compile(r"^nccl(?:Dev)?Kernel_(?P<op>[A-Za-z]+)")
+#: NCCL's kernels: before 2.19, since then, and those on symmetric memory of 2.27 and later.
+_KERNEL = re.compile(r"^nccl(?:Symk?)?(?:Dev)?Kernel_(?P<op>[A-Za-z]+)")
+#: Collectives on the CPU, from when a rank had its part ready to the end: the profiler knows them by these names.
+_ON_CPU = re.compile(r"^(?:gloo|mpi):(?P<op>\w{1,40})$")
 _STEP = re.compile(r"^ProfilerStep#(\d{1,15})$")
-_RANK = re.compile(r"(\d+)(?:\.\w+)*$")
 _NO_STEP = np.iinfo(np.int64).min
+_MOST_RANKS = 1 << 20
 
 
 def recognises(sample: Sample) -> bool:
@@ -55,6 +60,7 @@ class _Trace:
     path: Path
     beside: dict[str, Any] = field(default_factory=dict)
     kernels: list[tuple[float, float, str, int, int, int]] = field(default_factory=list)
+    on_cpu: list[tuple[float, float, str, int, int, int]] = field(default_factory=list)
     steps: dict[int, tuple[float, float]] = field(default_factory=dict)
     spans: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     launched_id: array[int] = field(default_factory=lambda: array("q"))
@@ -65,12 +71,12 @@ class _Trace:
     def rank(self) -> int:
         info = self.beside.get("distributedInfo")
         rank = info.get("rank") if isinstance(info, dict) else None
-        found = _RANK.search(self.path.name)
-        if isinstance(rank, int):
+        if isinstance(rank, int) and 0 <= rank < _MOST_RANKS:
             return rank
-        if found is None:
+        named = rank_in_name(self.path)
+        if named is None:
             raise UsageError(f"{self.path}: whose trace is this? it has no distributedInfo; name it trace.RANK.json.gz")
-        return int(found[1])
+        return named
 
     def nanoseconds(self, microseconds: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         base = self.beside.get("baseTimeNanoseconds")
@@ -82,50 +88,56 @@ class _Trace:
 def load(files: Sequence[Path]) -> Run:
     """All ranks' profiled steps and collectives; what lies outside the profiled steps is left out."""
     read, left_out = damaged.whole(files, _read)
-    traces = {trace.rank(): trace for trace in read}
-    if len(traces) < len(read):
-        raise UsageError(f"{files[0].parent}: two {NAME} of one rank; name the folder of one job")
-    _refuse_contradictions(f"{files[0].parent}: {NAME}", traces)
-    size = max(max(traces) + 1, *(_world_size(trace) for trace in traces.values()))
-    ordered = sorted(traces.items())
+    where = f"{files[0].parent}: {NAME}"
+    ordered = sorted(((trace.rank(), trace) for trace in read), key=lambda one: (one[0], min(one[1].steps, default=0)))
+    _refuse_contradictions(where, ordered)
+    size = max(ordered[-1][0] + 1, *(_world_size(trace) for trace in read))
+    ranks = sorted({rank for rank, _ in ordered})
     return Run(
         job=Job(id="", world_size=size, source=NAME),
-        ranks=table("ranks", rank=[rank for rank, _ in ordered], world_size=size, framework="torch"),
+        ranks=table("ranks", rank=ranks, world_size=size, framework="torch"),
         steps=concatenate("steps", [_steps(rank, trace) for rank, trace in ordered]),
         collectives=concatenate("collectives", [_collectives(rank, trace) for rank, trace in ordered]),
-        communicators=concatenate("communicators", [_communicators(rank, trace) for rank, trace in ordered]),
-        notes=(*left_out, *_notes(traces)),
+        communicators=_communicators(ordered),
+        notes=(*left_out, *_notes(read)),
     )
 
 
-def _refuse_contradictions(where: str, traces: dict[int, _Trace]) -> None:
-    steps = {f"rank {rank}": (trace, *_windows(trace)) for rank, trace in sorted(traces.items())}
-    times = {name: trace.nanoseconds(at) for name, (trace, _, at, _) in steps.items()}
-    one_job.refuse_twins(where, times)
-    one_job.refuse_other_times(where, times)
-    one_job.refuse_other_steps(where, {name: number for name, (_, number, _, _) in steps.items()})
-    sizes = sorted({_world_size(trace) for trace in traces.values()} - {0})
+def _refuse_contradictions(where: str, traces: Sequence[tuple[int, _Trace]]) -> None:
+    """A rank may have several files, one a cycle of its profiler's schedule: of other steps then."""
+    number, times = defaultdict[str, list[Any]](list), defaultdict[str, list[Any]](list)
+    for rank, trace in traces:
+        steps, start, _ = _windows(trace)
+        known = np.concatenate([*number[f"rank {rank}"], np.empty(0, np.int64)])
+        if number[f"rank {rank}"] and (not len(steps) or not len(known) or np.isin(steps, known).any()):
+            raise UsageError(f"{where}: two traces of one rank ({rank}) and not of other steps; {one_job.REMEDY}")
+        number[f"rank {rank}"].append(steps)
+        times[f"rank {rank}"].append(trace.nanoseconds(start))
+    begun = {name: np.concatenate(parts) for name, parts in times.items()}
+    one_job.refuse_twins(where, begun)
+    one_job.refuse_other_times(where, begun)
+    one_job.refuse_other_steps(where, {name: np.concatenate(parts) for name, parts in number.items()})
+    sizes = sorted({_world_size(trace) for _, trace in traces} - {0})
     if len(sizes) > 1:
         told = " and ".join(map(str, sizes[:2]))
         raise UsageError(f"{where}: of jobs of {told} ranks; name the folder of one job")
 
 
-def _notes(traces: dict[int, _Trace]) -> tuple[str, ...]:
-    steps = {step for trace in traces.values() for step in trace.steps}
+def _notes(traces: Sequence[_Trace]) -> tuple[str, ...]:
     notes = []
-    if not steps:
+    if not any(trace.steps for trace in traces):
         notes = ["The traces mark no steps (call profiler.step() in the loop): operations are matched by their order."]
-    notes += [f"{trace.path.name}: cut off, read up to there." for trace in traces.values() if "torn" in trace.beside]
-    torn = {trace.path.name: trace.beside["skipped"] for trace in traces.values() if "skipped" in trace.beside}
+    notes += [f"{trace.path.name}: cut off, read up to there." for trace in traces if "torn" in trace.beside]
+    torn = {trace.path.name: trace.beside["skipped"] for trace in traces if "skipped" in trace.beside}
     notes += [f"{name}: {count} torn event{'s' * (count > 1)} left out." for name, count in torn.items()]
-    notes += [f"{trace.path.name}: only the first {MAX_EVENTS:,} operations." for trace in traces.values() if trace.cut]
+    notes += [f"{trace.path.name}: only the first {MAX_EVENTS:,} operations." for trace in traces if trace.cut]
     return tuple(notes)
 
 
 def _world_size(trace: _Trace) -> int:
     info = trace.beside.get("distributedInfo")
     size = info.get("world_size") if isinstance(info, dict) else None
-    return size if isinstance(size, int) else 0
+    return size if isinstance(size, int) and 0 < size < _MOST_RANKS else 0
 
 
 def _read(path: Path) -> _Trace:
@@ -145,7 +157,10 @@ def _take(trace: _Trace, event: dict[str, Any], start: float, took: float) -> No
     args = args if isinstance(args, dict) else {}
     if kind == "kernel" and (found := _KERNEL.match(name)):
         _take_kernel(trace, found["op"], args, start, took)
-    elif kind in ("cuda_runtime", "cuda_driver") and "LaunchKernel" in name:
+    elif kind in ("user_annotation", "cpu_op") and (found := _ON_CPU.match(name)):
+        if len(trace.on_cpu) < MAX_EVENTS:
+            trace.on_cpu.append((start, took, operation(found["op"]), -1, UNMEASURED, 0))
+    elif kind in ("cuda_runtime", "cuda_driver") and ("LaunchKernel" in name or "GraphLaunch" in name):
         correlation = args.get("correlation")
         if isinstance(correlation, int) and len(trace.launched_id) < MAX_EVENTS and abs(correlation) < 1 << 62:
             trace.launched_id.append(correlation)
@@ -176,8 +191,7 @@ def _take_kernel(trace: _Trace, op: str, args: dict[str, Any], start: float, too
     group = args.get("Process Group Name")
     identity = 0
     if isinstance(group, str):
-        known = trace.groups.setdefault(group, ProcessGroup.named(group, args.get("Process Group Ranks")))
-        identity = known.comm
+        identity = _group(trace, group, args.get("Process Group Ranks")).comm
     known_id = correlation if isinstance(correlation, int) and abs(correlation) < 1 << 62 else -1
     trace.kernels.append((start, took, operation(op), known_id, size, identity))
 
@@ -200,15 +214,16 @@ def _step_of(trace: _Trace, times: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]
 
 
 def _collectives(rank: int, trace: _Trace) -> Table:
-    if not trace.kernels:
+    happened = trace.kernels or (trace.on_cpu if _one_group(trace) else [])
+    if not happened:
         return table("collectives", rank=[])
-    start, took, op, correlation, size, comm = (np.array(column) for column in zip(*trace.kernels, strict=True))
-    launched = _launched(trace, correlation, start)
+    start, took, op, correlation, size, comm = (np.array(column) for column in zip(*happened, strict=True))
+    launched = _launched(trace, correlation, start) if trace.kernels else start
     step = _step_of(trace, launched)
     comm = comm.astype(np.uint64)
     only = _groups(trace)
     comm[comm == 0] = only[0].comm if len(only) == 1 else 0
-    order = np.lexsort((launched, step, comm))
+    order = np.lexsort((start, launched, step, comm))  # a graph launches all of its kernels at once
     order = order[step[order] != _NO_STEP]
     return table(
         "collectives",
@@ -219,10 +234,15 @@ def _collectives(rank: int, trace: _Trace) -> Table:
         start_ns=trace.nanoseconds(start[order]),
         duration_ns=np.rint(took[order] * 1000),
         bytes=size[order],
-        flags=GPU_TIME,
+        flags=GPU_TIME if trace.kernels else 0,
         step=step[order] if trace.steps else UNMEASURED,
         enqueue_ns=trace.nanoseconds(launched[order]),
     )
+
+
+def _one_group(trace: _Trace) -> bool:
+    """Whether who meets whom is known of collectives that name no group: there is but one set of ranks to meet."""
+    return len({frozenset(group.ranks) for group in _groups(trace) if len(group.ranks) > 1}) < 2
 
 
 def _launched(trace: _Trace, correlation: np.ndarray[Any, Any], start: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -249,24 +269,39 @@ def _numbers(comm: np.ndarray[Any, Any], step: np.ndarray[Any, Any]) -> np.ndarr
     return number
 
 
-def _groups(trace: _Trace) -> list[ProcessGroup]:
-    """The process groups of the trace's header, and those that kernels name."""
+def _group(trace: _Trace, name: str, ranks: Any) -> ProcessGroup:
+    """The group that a kernel names: as the header has it, for of large groups a kernel lists but the first ranks."""
+    if name not in trace.groups:
+        listed = None if "..." in str(ranks) else ranks
+        trace.groups[name] = _of_header(trace).get(name) or ProcessGroup.named(name, listed)
+    return trace.groups[name]
+
+
+def _of_header(trace: _Trace) -> dict[str, ProcessGroup]:
     info = trace.beside.get("distributedInfo")
     config = info.get("pg_config") if isinstance(info, dict) else None
-    listed = [one for one in config if isinstance(one, dict)] if isinstance(config, list) else []
-    known = {str(one.get("pg_name")): ProcessGroup.named(str(one.get("pg_name")), one.get("ranks")) for one in listed}
-    return list({**trace.groups, **known}.values())
+    known = {}
+    for one in (one for one in config if isinstance(one, dict)) if isinstance(config, list) else ():
+        world, name = _world_size(trace), str(one.get("pg_name"))
+        of_all = not one.get("ranks") and one.get("pg_size", one.get("group_size")) == world
+        known[name] = ProcessGroup.named(name, list(range(world)) if of_all else one.get("ranks"))
+    return known
 
 
-def _communicators(rank: int, trace: _Trace) -> Table:
-    mine = [group for group in _groups(trace) if rank in group.ranks]
+def _groups(trace: _Trace) -> list[ProcessGroup]:
+    """The process groups of the trace's header, and those that kernels name."""
+    return list({**trace.groups, **_of_header(trace)}.values())
+
+
+def _communicators(traces: Sequence[tuple[int, _Trace]]) -> Table:
+    found = {(rank, group): None for rank, trace in traces for group in _groups(trace) if rank in group.ranks}
     return table(
         "communicators",
-        comm=np.array([group.comm for group in mine], dtype=np.uint64),
-        rank=[rank] * len(mine),
-        rank_in=[group.ranks.index(rank) for group in mine],
-        size=[len(group.ranks) for group in mine],
-        name=[group.name for group in mine],
+        comm=np.array([group.comm for _, group in found], dtype=np.uint64),
+        rank=[rank for rank, _ in found],
+        rank_in=[group.ranks.index(rank) for rank, group in found],
+        size=[len(group.ranks) for _, group in found],
+        name=[group.name for _, group in found],
     )
 
 

@@ -24,7 +24,8 @@ _EPOCH_NS = 10**18
 #: Of clocks that tick as seldom as this two ranks may well show the same times.
 _TICK_NS = 1000
 
-_REMEDY = "name the folder of one job, with one file a rank"
+#: What to do about it.
+REMEDY = "name the folder of one job, with one file a rank"
 
 
 def refuse_copies(files: Sequence[Path]) -> None:
@@ -39,7 +40,7 @@ def refuse_copies(files: Sequence[Path]) -> None:
         for at, path in enumerate(found[1:], 1):
             first = next((one for one in found[:at] if size and filecmp.cmp(one, path, shallow=False)), None)
             if first is not None:
-                raise UsageError(f"{path.parent}: {first.name} and {path.name} are the same, byte for byte; {_REMEDY}")
+                raise UsageError(f"{path.parent}: {first.name} and {path.name} are the same, byte for byte; {REMEDY}")
 
 
 def refuse_twins(what: str, times: Mapping[str, np.ndarray[Any, Any]]) -> None:
@@ -48,7 +49,7 @@ def refuse_twins(what: str, times: Mapping[str, np.ndarray[Any, Any]]) -> None:
     for name, mine in times.items():
         twin = seen.setdefault(mine.tobytes(), name)
         if twin != name and (mine % _TICK_NS != 0).any():
-            raise UsageError(f"{what}: {twin} and {name} are one rank's recording under two names; {_REMEDY}")
+            raise UsageError(f"{what}: {twin} and {name} are one rank's recording under two names; {REMEDY}")
 
 
 def refuse_other_times(what: str, times: Mapping[str, np.ndarray[Any, Any]]) -> None:
@@ -60,7 +61,7 @@ def refuse_other_times(what: str, times: Mapping[str, np.ndarray[Any, Any]]) -> 
     if gap > APART_NS:
         raise UsageError(
             f"{what}: what {later} recorded begins {_seconds(gap)} after what {earlier} did has ended:"
-            f" different jobs, or clocks that far apart; {_REMEDY}"
+            f" different jobs, or clocks that far apart; {REMEDY}"
         )
 
 
@@ -69,7 +70,7 @@ def refuse_other_steps(what: str, steps: Mapping[str, np.ndarray[Any, Any]]) -> 
     for name, mine in steps.items():
         others = [one for other, one in steps.items() if other != name]
         if len(mine) and others and not np.isin(mine, np.concatenate(others)).any():
-            raise UsageError(f"{what}: {name} has no step in common with any other; {_REMEDY}")
+            raise UsageError(f"{what}: {name} has no step in common with any other; {REMEDY}")
 
 
 def refuse_other_runs(path: Path, runs: Sequence[Run]) -> None:
@@ -97,13 +98,13 @@ def refuse_strangers(
         for comm, rank in inside.items():
             twin = members[comm].setdefault(rank, name)
             if twin != name:
-                raise UsageError(f"{what}: {twin} and {name} are both rank {rank} of communicator {comm:#x}; {_REMEDY}")
+                raise UsageError(f"{what}: {twin} and {name} are both rank {rank} of communicator {comm:#x}; {REMEDY}")
     groups = _joined([set(group.values()) for group in members.values()])
     alone = next((name for group in groups for name in group if len(group) == 1), None)
     if len(groups) > 1 and alone is not None:
         raise UsageError(
             f"{what}: {alone} has no communicator in common with any other: another job's, or recorded in part;"
-            f" {_REMEDY}"
+            f" {REMEDY}"
         )
     if len(groups) > 1:
         together = {min(group): np.concatenate([times[name] for name in sorted(group)]) for group in groups}

@@ -1,0 +1,151 @@
+"""What PyTorch profiler traces look like besides DDP on GPUs: CPU collectives, graphs, cycles, large groups, names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hindmost.errors import UsageError
+from hindmost_collector.judge import judge
+from hindmost_collector.model import GPU_TIME, rows
+from hindmost_collector.sources import load
+from hindmost_collector.sources.rank_in_name import rank_in_name
+
+BASE_NS = 1_790_857_026_000_000_000
+STEP_US = 10_000.0
+
+
+def _complete(kind: str, name: str, at: float, took: float, **args: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": kind, "name": name, "pid": 1, "tid": 1, "ts": at, "dur": took, "args": args}
+
+
+def _step(number: int) -> dict[str, Any]:
+    return _complete("user_annotation", f"ProfilerStep#{number}", number * STEP_US, STEP_US - 100)
+
+
+def _gloo(rank: int, late: int, steps: range) -> list[dict[str, Any]]:
+    """An all-reduce a step, that ends at 8 ms on all ranks and that the late one has its part for 3 ms later."""
+    found = [_step(number) for number in steps]
+    for number in steps:
+        ready = 6000.0 if rank == late else 3000.0 + 10 * rank
+        found.append(_complete("user_annotation", "gloo:all_reduce", number * STEP_US + ready, 8000.0 - ready))
+    return found
+
+
+def _write(path: Path, rank: int | None, happened: list[dict[str, Any]], groups: list[dict[str, Any]]) -> None:
+    info = {"distributedInfo": {"rank": rank, "world_size": 4, "pg_config": groups}} if rank is not None else {}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"schemaVersion": 1, **info, "baseTimeNanoseconds": BASE_NS, "traceEvents": happened}))
+
+
+WORLD = [{"pg_name": "0", "pg_size": 4, "ranks": [0, 1, 2, 3]}]
+
+
+def test_collectives_of_gloo_tell_who_is_waited_for(tmp_path: Path) -> None:
+    """Without a GPU there are no kernels: each rank's span of a collective lasts from when it was ready to the end."""
+    for rank in range(4):
+        _write(tmp_path / f"{rank}.json", rank, _gloo(rank, 2, range(2, 16)), WORLD)
+    run = load(tmp_path)
+    assert not (run.collectives["flags"] & GPU_TIME).any()
+    (verdict,) = judge(run).verdicts
+    assert (verdict.kind, verdict.ranks) == ("straggler", (2,))
+    assert verdict.cost_ms_per_step == pytest.approx(3.0, rel=0.05)
+
+
+def test_collectives_of_gloo_among_several_groups_are_nobodys(tmp_path: Path) -> None:
+    """Their spans do not name their group: who met whom is not known, and not guessed."""
+    pairs = [{"pg_name": "1", "ranks": [0, 1]}, {"pg_name": "2", "ranks": [2, 3]}]
+    for rank in range(4):
+        _write(tmp_path / f"{rank}.json", rank, _gloo(rank, 2, range(2, 16)), [*WORLD, pairs[rank // 2]])
+    assert rows(load(tmp_path).collectives) == 0
+
+
+def test_files_of_several_cycles_of_a_schedule_are_one_recording(tmp_path: Path) -> None:
+    """``schedule(repeat=2)`` writes a file a cycle and rank; their steps go on counting."""
+    for rank in range(4):
+        for cycle, steps in enumerate((range(2, 8), range(10, 16))):
+            _write(
+                tmp_path / f"host_{50 + rank}.179529715554473{cycle}000.pt.trace.json",
+                rank,
+                _gloo(rank, 1, steps),
+                WORLD,
+            )
+    run = load(tmp_path)
+    assert run.ranks["rank"].tolist() == [0, 1, 2, 3]
+    assert sorted(set(run.steps["step"].tolist())) == [*range(2, 8), *range(10, 16)]
+    assert rows(run.communicators) == 4
+    assert judge(run).verdicts[0].ranks == (1,)
+
+
+def test_a_graphs_kernels_belong_to_the_step_that_launched_the_graph(tmp_path: Path) -> None:
+    """One launch of a CUDA graph is that of all kernels in it; they come in the order in which they ran."""
+    happened = []
+    for number in range(3):
+        at = number * STEP_US
+        happened += [
+            _step(number),
+            _complete("cuda_runtime", "cudaGraphLaunch", at + 100, 20.0, correlation=number + 7),
+        ]
+        for place, op in ((2, "ReduceScatter"), (1, "AllGather")):
+            kernel = f"ncclDevKernel_{op}_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+            happened.append(_complete("kernel", kernel, at + 9000 + 2000 * place, 50.0, correlation=number + 7))
+    _write(tmp_path / "trace.0.json", 0, happened, WORLD)
+    run = load(tmp_path)
+    assert run.collectives["step"].tolist() == [0, 0, 1, 1, 2, 2]
+    assert run.collectives["op"].tolist() == ["all_gather", "reduce_scatter"] * 3
+
+
+@pytest.mark.parametrize(
+    "kernel", ["ncclSymkDevKernel_AllReduce_AGxLL_R_sum_bf16", "ncclSymDevKernel_AllReduce_RSxLD_AGxST_sum_f32"]
+)
+def test_kernels_on_symmetric_memory_are_collectives(tmp_path: Path, kernel: str) -> None:
+    """NCCL 2.27 and later have kernels of their own for registered windows, under other names."""
+    happened = [_step(0), _complete("kernel", kernel, 500.0, 50.0, correlation=1)]
+    happened.append(_complete("cuda_driver", "cuLaunchKernelEx", 100.0, 2.0, correlation=1))
+    _write(tmp_path / "trace.0.json", 0, happened, WORLD)
+    assert load(tmp_path).collectives["op"].tolist() == ["all_reduce"]
+
+
+@pytest.mark.parametrize("listed", [[], list(range(64))], ids=["empty for all ranks", "all ranks"])
+def test_a_large_groups_members_are_the_headers(tmp_path: Path, listed: list[int]) -> None:
+    """Of more than 30 ranks a kernel lists some; the header has all, or none where they are all of the job's."""
+    cut = "[" + ", ".join(map(str, range(29))) + ", ..., 63]"
+    name = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+    args = {"correlation": 1, "Process Group Name": "0", "Process Group Ranks": cut}
+    happened = [_step(0), _complete("kernel", name, 500.0, 50.0, **args)]
+    happened.append(_complete("cuda_driver", "cuLaunchKernelEx", 100.0, 2.0, correlation=1))
+    _write(tmp_path / "trace.0.json", 0, happened, [{"pg_name": "0", "pg_size": 64, "ranks": listed}])
+    text = (tmp_path / "trace.0.json").read_text().replace('"world_size": 4', '"world_size": 64')
+    (tmp_path / "trace.0.json").write_text(text)
+    run = load(tmp_path)
+    assert run.communicators["size"].tolist() == [64]
+    assert run.collectives["comm"].tolist() == run.communicators["comm"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        ("nccl_trace_rank_3", 3),
+        ("comm_lib_trace_rank_12.json", 12),
+        ("trace.3.json.gz", 3),
+        ("Rank-7_step_100.json", 7),
+        ("worker4.1795297155544737098.pt.trace.json.gz", 4),
+        ("host_17089.1795297114721338800.pt.trace.json", None),
+        ("rank2/host_17089.1795297114721338800.pt.trace.json", 2),
+        ("5/trace.json", 5),
+        ("trace.json", None),
+        ("run-42/trace.json", None),
+    ],
+)
+def test_whose_file_it_is_stands_in_its_name_or_its_folders(name: str, rank: int | None) -> None:
+    """A process' number and a time are no rank, and nor is the number of a run."""
+    assert rank_in_name(Path("/somewhere") / name) == rank
+
+
+def test_a_trace_that_nothing_gives_a_rank_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    """torch names files by host and process: the process' number was taken for a rank."""
+    _write(tmp_path / "host_17089.1795297114721338800.pt.trace.json", None, _gloo(0, 2, range(2, 16)), WORLD)
+    with pytest.raises(UsageError, match=r"name it trace\.RANK\.json\.gz"):
+        load(tmp_path)
