@@ -12,6 +12,8 @@ from hindmost_proto import keeping
 from hindmost_proto import telemetry_pb2 as wire
 from hindmost_proto.call import connect
 
+from hindmost_agent.round_trips import CLOCK_PERIOD_S, RoundTrips
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -23,9 +25,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Clock round trips: a quick handful at the start of a stream, then one now and then.
-FIRST_ROUND_TRIPS = 8
-CLOCK_PERIOD_S = 10.0
 #: A collector that answers no round trip for this long is gone, though TCP may take a quarter of an hour to say so.
 SILENCE_S = 25.0
 #: Not acknowledged batches on the way at most; more stay in the spool.
@@ -80,9 +79,8 @@ class Shipper:
         self._settled = asyncio.Event()
         self._ended = asyncio.Event()
         self._outbox: list[bytes] = []
-        self._round_trips = 0
+        self._round_trips = RoundTrips(own, self._send_soon, monotonic_ns)
         self._heard_ns = 0
-        self._best_ns = 0
         self._said = False
         self._it_goes = False
 
@@ -139,11 +137,9 @@ class Shipper:
             self._said = False
             log.info("collector %s answers again: what the spool kept is sent", self.target)
         self._heard_ns = self._monotonic_ns()
-        self._best_ns = 0
-        self._round_trips = 0
         self._it_goes = False
         self._outbox = []
-        self._ask_time()
+        self._round_trips.begin(with_batches=welcome.clock_with_batches)
 
     async def _send(self, call: Call) -> None:
         budget, then_ns = self._pace.burst, self._monotonic_ns()
@@ -161,7 +157,7 @@ class Shipper:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            await call.write(outgoing.message)
+            await call.write(outgoing.message + self._round_trips.beside() if outgoing.sequence else outgoing.message)
             now_ns = self._monotonic_ns()
             budget = min(budget + (now_ns - then_ns) / 1e9 * self._pace.rate, self._pace.burst) - len(outgoing.message)
             then_ns = now_ns
@@ -190,11 +186,11 @@ class Shipper:
             self._heard_ns = self._monotonic_ns()
             kind = message.WhichOneof("body")
             if kind == "ack":
-                self._spool.acknowledge(message.ack.durable_sequence)
-                self._check_settled()
-                self._wake.set()
+                self._acknowledged(message.ack.durable_sequence)
             elif kind == "clock":
-                self._clock(message.clock)
+                self._round_trips.answered(message.clock)
+                if message.clock.durable_sequence:
+                    self._acknowledged(message.clock.durable_sequence)
             elif kind == "need":
                 self._outbox += (found for ref in message.need.refs if (found := self._spool.definition(ref)))
                 self._wake.set()
@@ -211,6 +207,11 @@ class Shipper:
             self._ended.set()
         raise ConnectionError("it ended the stream")
 
+    def _acknowledged(self, durable: int) -> None:
+        self._spool.acknowledge(durable)
+        self._check_settled()
+        self._wake.set()
+
     def _check_settled(self) -> None:
         if self._goodbye_said and not self._spool.ledger.pending:
             self._settled.set()
@@ -221,35 +222,11 @@ class Shipper:
             await asyncio.sleep(CLOCK_PERIOD_S)
             if self._monotonic_ns() - self._heard_ns > SILENCE_S * 1e9:
                 raise ConnectionError(f"no answer for {SILENCE_S:.0f} s")
-            self._ask_time()
+            self._round_trips.due()
 
-    def _ask_time(self) -> None:
-        request = wire.ClockSample(sent_ns=self._monotonic_ns())
-        self._outbox.append(wire.AgentMessage(clock=request).SerializeToString())
+    def _send_soon(self, message: bytes) -> None:
+        self._outbox.append(message)
         self._wake.set()
-
-    def _clock(self, reply: wire.ClockReply) -> None:
-        returned_ns = self._monotonic_ns()
-        sample = wire.ClockSample(
-            sent_ns=reply.sent_ns,
-            received_ns=reply.received_ns,
-            replied_ns=reply.replied_ns,
-            returned_ns=returned_ns,
-        )
-        self._outbox.append(wire.AgentMessage(clock=sample).SerializeToString())
-        self._wake.set()
-        round_trip = (returned_ns - reply.sent_ns) - (reply.replied_ns - reply.received_ns)
-        if not self._best_ns or round_trip <= self._best_ns:
-            self._best_ns = round_trip
-            middle = (reply.sent_ns + returned_ns) // 2
-            real_now = time.time_ns() - (self._monotonic_ns() - middle)
-            self._own.clock_offset_s = ((reply.received_ns + reply.replied_ns) // 2 - real_now) / 1e9
-            self._own.clock_round_trip_s = round_trip / 1e9
-        else:
-            self._best_ns += self._best_ns // 50  # an old best must not stand forever: clocks drift
-        self._round_trips += 1
-        if self._round_trips < FIRST_ROUND_TRIPS:
-            self._ask_time()
 
     def _say(self, error: Exception) -> None:
         """One line when a collector is lost or was never there, not one for each attempt, and none once all is said."""

@@ -19,8 +19,10 @@ import numpy as np
 from hindmost_agent import batch as packing
 from hindmost_agent.agent import FLUSH_NS
 from hindmost_agent.life import REPEAT_NS
+from hindmost_agent.observe import Own
 from hindmost_agent.ranks import RankProcess
-from hindmost_agent.ship import CLOCK_PERIOD_S, FIRST_ROUND_TRIPS, SILENCE_S
+from hindmost_agent.round_trips import CLOCK_PERIOD_S, RoundTrips
+from hindmost_agent.ship import SILENCE_S
 from hindmost_collector.varint import varint
 from hindmost_proto import telemetry_pb2 as wire
 from hindmost_proto.call import Call, CallError, connect
@@ -171,79 +173,74 @@ async def drive(agent: Agent, address: str, load: Load, began: float, gate: asyn
                 host, _, port = address.rpartition(":")
                 call = await stack.enter_async_context(connect(host, int(port), SILENCE_S))
                 await call.write(agent.hello())
-                await call.read()
-            await _live(agent, call, load, began)
+                first = await call.read()
+            with_batches = first is not None and first.welcome.clock_with_batches
+            await _live(agent, _Life(agent, call, with_batches=with_batches), load, began)
     except CallError as error:
         print(f"agent {agent.number}: its stream ended: {error}", file=sys.stderr)
 
 
-async def _live(agent: Agent, call: Call, load: Load, began: float) -> None:
+async def _live(agent: Agent, life: _Life, load: Load, began: float) -> None:
     """A batch each flush, at an agent's own moment of it; then Goodbye, and the end after the last ack."""
-    life = _Life(agent, call)
-    following, beating = asyncio.create_task(life.follow()), asyncio.create_task(life.beat())
+    following = asyncio.create_task(life.follow())
+    beside = [asyncio.create_task(life.beat()), asyncio.create_task(life.speak())]
     ticks = 1 if agent.plain else TICKS
     offset = (agent.number * 0.6180339887) % 1.0 * ticks
     try:
         for step in range(load.start(agent.number), load.lead + load.seconds, ticks):
             await asyncio.sleep(max(began + step + offset - time.monotonic(), 0))
             now = time.monotonic_ns()
-            for message in [agent.sample_by_sample(now)] if agent.plain else agent.messages(step, now):
+            *definitions, batch = [agent.sample_by_sample(now)] if agent.plain else agent.messages(step, now)
+            for message in definitions:
                 await life.write(message)
+            await life.write(batch, batch=True)
         life.leaving = True
         await life.write(wire.AgentMessage(goodbye=wire.Goodbye(reason="done")).SerializeToString())
         await asyncio.wait_for(following, ACK_S)
     except asyncio.TimeoutError:
         print(f"agent {agent.number}: {agent.sequence - agent.acked} batches unacknowledged", file=sys.stderr)
     finally:
-        following.cancel()
-        beating.cancel()
+        for task in (following, *beside):
+            task.cancel()
 
 
 class _Life:
     """What goes on beside the batches: acknowledgements and clock round trips."""
 
-    def __init__(self, agent: Agent, call: Call) -> None:
-        self._agent, self._call, self._round_trips = agent, call, 0
+    def __init__(self, agent: Agent, call: Call, *, with_batches: bool) -> None:
+        self._agent, self._call, self._with_batches = agent, call, with_batches
         self._turn = asyncio.Lock()
+        self._soon: asyncio.Queue[bytes] = asyncio.Queue()
+        self._round_trips = RoundTrips(Own(), self._soon.put_nowait)
         self.leaving = False
 
-    async def write(self, message: bytes) -> None:
+    async def write(self, message: bytes, *, batch: bool = False) -> None:
         """Send one message after the other."""
         async with self._turn:
-            await self._call.write(message)
+            await self._call.write(message + self._round_trips.beside() if batch else message)
+
+    async def speak(self) -> None:
+        """Send what is no batch."""
+        while True:
+            await self.write(await self._soon.get())
 
     async def beat(self) -> None:
         """Ask for the time now and then."""
+        self._round_trips.begin(with_batches=self._with_batches)
         while True:
-            await self._ask()
             await asyncio.sleep(CLOCK_PERIOD_S)
-
-    async def _ask(self) -> None:
-        await self._clock(wire.ClockSample(sent_ns=time.monotonic_ns()))
-
-    async def _clock(self, sample: wire.ClockSample) -> None:
-        await self.write(wire.AgentMessage(clock=sample).SerializeToString())
+            self._round_trips.due()
 
     async def follow(self) -> None:
         """Take acks and the time in."""
         while (message := await self._call.read()) is not None:
-            if message.HasField("ack"):
-                self._agent.acked = max(self._agent.acked, message.ack.durable_sequence)
-                if self.leaving and self._agent.acked == self._agent.sequence:
-                    await self._call.done_writing()
-            elif message.HasField("clock"):
-                reply = message.clock
-                await self._clock(
-                    wire.ClockSample(
-                        sent_ns=reply.sent_ns,
-                        received_ns=reply.received_ns,
-                        replied_ns=reply.replied_ns,
-                        returned_ns=time.monotonic_ns(),
-                    )
-                )
-                self._round_trips += 1
-                if self._round_trips < FIRST_ROUND_TRIPS:
-                    await self._ask()
+            acked = message.ack.durable_sequence
+            if message.HasField("clock"):
+                self._round_trips.answered(message.clock)
+                acked = message.clock.durable_sequence
+            self._agent.acked = max(self._agent.acked, acked)
+            if self.leaving and self._agent.acked == self._agent.sequence:
+                await self._call.done_writing()
 
 
 class Load(NamedTuple):

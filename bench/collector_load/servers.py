@@ -45,7 +45,8 @@ class BareServer:
         count = 0
         async for raw in requests:
             if raw[0] == HELLO:
-                await context.write(wire.CollectorMessage(welcome=wire.Welcome(protocol=1)))
+                welcome = wire.Welcome(protocol=1, clock_with_batches=True)
+                await context.write(wire.CollectorMessage(welcome=welcome))
             elif raw[0] == GOODBYE:
                 await context.write(acknowledged(count))
             elif raw[0] == BATCH:

@@ -154,8 +154,10 @@ class Ingest:
             return f"Hello names its agent, node, job or boot in {longest} characters: at most {IDENTITY_LIMIT}"
         return ""
 
-    async def greet(self, hello: wire.Hello) -> tuple[Agent, Outbox]:
+    async def greet(self, hello: wire.Hello, *, direct: bool = True) -> tuple[Agent, Outbox]:
         """The agent that says so, and what is to be sent to it on this stream; an older stream of it ends.
+
+        ``direct``: it is there itself, not through a relay.
 
         Raises StoreAway when the agent is new and nobody knows what of it is durable.
         """
@@ -178,7 +180,7 @@ class Ingest:
         outbox = Outbox(self.clock, self._ack_ns)
         agent.outbox, agent.departed, agent.last_heard_ns = outbox, False, now
         self.parking.clear(identity)
-        outbox.welcome(agent.durable, agent.received)
+        outbox.welcome(agent.durable, agent.received, direct=direct)
         if self.stopping is not None:
             outbox.stop(self.stopping)
         self.counts["streams"] += 1
@@ -225,11 +227,18 @@ class Ingest:
         now = agent.last_heard_ns = self.clock.now()
         kind = message.WhichOneof("body")
         if kind == "batch":
+            if message.asked_ns:
+                outbox.clock_reply(message.asked_ns, now, with_ack=True)
+            if message.HasField("measured"):
+                self._measured(agent, message.measured, now)
             self.inbox.add(agent, outbox, message.batch, now)
             if not self._open.is_set():
                 await self._open.wait()
         elif kind == "clock":
-            self._clock(agent, outbox, message.clock, now)
+            if message.clock.returned_ns:
+                self._measured(agent, message.clock, now)
+            else:
+                outbox.clock_reply(message.clock.sent_ns, now)
         elif kind == "definitions":
             self._define(agent, message.definitions)
         elif kind == "goodbye":
@@ -247,10 +256,7 @@ class Ingest:
         outbox.ack(agent.durable)
         outbox.close()
 
-    def _clock(self, agent: Agent, outbox: Outbox, sample: wire.ClockSample, now: int) -> None:
-        if sample.returned_ns == 0:
-            outbox.clock_reply(sample.sent_ns, now)
-            return
+    def _measured(self, agent: Agent, sample: wire.ClockSample, now: int) -> None:
         if not agent.clock.add(sample.sent_ns, sample.received_ns, sample.replied_ns, sample.returned_ns):
             self.counts["impossible_clock_samples"] += 1
             return

@@ -99,7 +99,7 @@ class RelayStream:
     async def _greet(self, number: int, hello: wire.Hello, early: deque[wire.AgentMessage]) -> None:
         """Greet one agent while the others' messages pass; what it sent meanwhile is taken first."""
         try:
-            agent, outbox = await self._ingest.greet(hello)
+            agent, outbox = await self._ingest.greet(hello, direct=False)
         except HindmostError as error:
             if self._greeting.get(number) is early:
                 del self._greeting[number]

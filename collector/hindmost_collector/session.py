@@ -36,7 +36,7 @@ class Outbox:
         self._ack = -1
         #: What was last acknowledged, and when.
         self.acked, self._acked_ns = -1, 0
-        self._clock_reply: tuple[int, int] | None = None
+        self._clock_reply: tuple[int, int, bool] | None = None
         self._needs: dict[int, None] = {}
         self._zooms: deque[wire.Zoom] = deque(maxlen=_ZOOMS)
         self._throttle: bool | None = None
@@ -44,10 +44,17 @@ class Outbox:
         self.closed = False
         self.reason: str | None = None
 
-    def welcome(self, durable: int, received: int) -> None:
-        """Greet: the agent replays from the sequence after ``durable``; up to ``received`` may yet become durable."""
+    def welcome(self, durable: int, received: int, *, direct: bool = True) -> None:
+        """Greet: the agent replays from the sequence after ``durable``; up to ``received`` may yet become durable.
+
+        One that is not there ``direct`` asks for the time apart from its batches, which its relay keeps for a while.
+        """
         message = wire.Welcome(
-            protocol=PROTOCOL, durable_sequence=durable, received_sequence=received, version=__version__
+            protocol=PROTOCOL,
+            durable_sequence=durable,
+            received_sequence=received,
+            version=__version__,
+            clock_with_batches=direct,
         )
         self._first = wire.CollectorMessage(welcome=message)
         self.acked = durable
@@ -59,9 +66,10 @@ class Outbox:
         if self._ack >= self.acked + _ACK_BATCHES or self._clock.now() - self._acked_ns >= self._ack_ns:
             self._ready.set()
 
-    def clock_reply(self, sent_ns: int, received_ns: int) -> None:
-        """Answer a clock request; the reply time is filled in when it leaves."""
-        self._clock_reply = (sent_ns, received_ns)
+    def clock_reply(self, sent_ns: int, received_ns: int, *, with_ack: bool = False) -> None:
+        """Answer a clock request; the reply time is filled in when it leaves. ``with_ack``: an ack may be a part of it,
+        as whoever asked with a batch knows."""
+        self._clock_reply = (sent_ns, received_ns, with_ack)
         self._ready.set()
 
     def need(self, refs: list[int]) -> None:
@@ -104,14 +112,14 @@ class Outbox:
         messages = [self._first] if self._first else []
         self._first = None
         if self._clock_reply:
-            sent, received = self._clock_reply
+            sent, received, with_ack = self._clock_reply
             self._clock_reply = None
             reply = wire.ClockReply(sent_ns=sent, received_ns=received, replied_ns=self._clock.now())
+            if with_ack and self._ack > 0:
+                reply.durable_sequence = self._taken_ack()
             messages.append(wire.CollectorMessage(clock=reply))
         if self._ack >= 0:
-            messages.append(wire.CollectorMessage(ack=wire.Ack(durable_sequence=self._ack)))
-            self.acked, self._acked_ns = self._ack, self._clock.now()
-            self._ack = -1
+            messages.append(wire.CollectorMessage(ack=wire.Ack(durable_sequence=self._taken_ack())))
         if self._needs:
             messages.append(wire.CollectorMessage(need=wire.Need(refs=list(self._needs))))
             self._needs.clear()
@@ -124,6 +132,11 @@ class Outbox:
             messages.append(wire.CollectorMessage(stop=wire.Stop(reason=self._stop)))
             self._stop = None
         return messages
+
+    def _taken_ack(self) -> int:
+        """The ack that waits, which is being sent."""
+        self.acked, self._acked_ns, self._ack = self._ack, self._clock.now(), -1
+        return self.acked
 
 
 @dataclass

@@ -8,20 +8,24 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class AgentMessage(_message.Message):
-    __slots__ = ("hello", "definitions", "batch", "clock", "goodbye", "relayed")
+    __slots__ = ("hello", "definitions", "batch", "clock", "goodbye", "relayed", "measured", "asked_ns")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     DEFINITIONS_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     RELAYED_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_FIELD_NUMBER: _ClassVar[int]
+    ASKED_NS_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     definitions: Definitions
     batch: Batch
     clock: ClockSample
     goodbye: Goodbye
     relayed: Relayed
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., definitions: _Optional[_Union[Definitions, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., clock: _Optional[_Union[ClockSample, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., relayed: _Optional[_Union[Relayed, _Mapping]] = ...) -> None: ...
+    measured: ClockSample
+    asked_ns: int
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., definitions: _Optional[_Union[Definitions, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., clock: _Optional[_Union[ClockSample, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., relayed: _Optional[_Union[Relayed, _Mapping]] = ..., measured: _Optional[_Union[ClockSample, _Mapping]] = ..., asked_ns: _Optional[int] = ...) -> None: ...
 
 class CollectorMessage(_message.Message):
     __slots__ = ("welcome", "ack", "need", "clock", "zoom", "throttle", "stop", "returned")
@@ -64,16 +68,18 @@ class Hello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., agent_id: _Optional[str] = ..., node: _Optional[str] = ..., boot_id: _Optional[str] = ..., version: _Optional[str] = ..., job_id: _Optional[str] = ..., monotonic_ns: _Optional[int] = ..., realtime_ns: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol", "durable_sequence", "version", "received_sequence")
+    __slots__ = ("protocol", "durable_sequence", "version", "received_sequence", "clock_with_batches")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     DURABLE_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_WITH_BATCHES_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     durable_sequence: int
     version: str
     received_sequence: int
-    def __init__(self, protocol: _Optional[int] = ..., durable_sequence: _Optional[int] = ..., version: _Optional[str] = ..., received_sequence: _Optional[int] = ...) -> None: ...
+    clock_with_batches: bool
+    def __init__(self, protocol: _Optional[int] = ..., durable_sequence: _Optional[int] = ..., version: _Optional[str] = ..., received_sequence: _Optional[int] = ..., clock_with_batches: _Optional[bool] = ...) -> None: ...
 
 class Goodbye(_message.Message):
     __slots__ = ("reason",)
@@ -353,14 +359,16 @@ class ClockSample(_message.Message):
     def __init__(self, sent_ns: _Optional[int] = ..., received_ns: _Optional[int] = ..., replied_ns: _Optional[int] = ..., returned_ns: _Optional[int] = ...) -> None: ...
 
 class ClockReply(_message.Message):
-    __slots__ = ("sent_ns", "received_ns", "replied_ns")
+    __slots__ = ("sent_ns", "received_ns", "replied_ns", "durable_sequence")
     SENT_NS_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_NS_FIELD_NUMBER: _ClassVar[int]
     REPLIED_NS_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     sent_ns: int
     received_ns: int
     replied_ns: int
-    def __init__(self, sent_ns: _Optional[int] = ..., received_ns: _Optional[int] = ..., replied_ns: _Optional[int] = ...) -> None: ...
+    durable_sequence: int
+    def __init__(self, sent_ns: _Optional[int] = ..., received_ns: _Optional[int] = ..., replied_ns: _Optional[int] = ..., durable_sequence: _Optional[int] = ...) -> None: ...
 
 class Zoom(_message.Message):
     __slots__ = ("job_id", "ranks", "first_step", "last_step", "stacks")

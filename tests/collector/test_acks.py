@@ -31,7 +31,8 @@ def told(talk):
 
     async def write(message):
         kind = message.WhichOneof("body")
-        sent.append(f"ack {message.ack.durable_sequence}" if kind == "ack" else kind)
+        number = message.ack.durable_sequence or message.clock.durable_sequence
+        sent.append(f"{kind} {number}" if number else kind)
 
     async def scenario():
         clock = Clock()
@@ -66,6 +67,23 @@ def test_ack_goes_with_the_next_message():
         await settle()
 
     assert told(talk) == ["welcome", "ack 1", "clock", "ack 3"]
+
+
+def test_ack_is_a_part_of_the_answer_to_a_batch():
+    """Who asked for the time with a batch reads the ack in the answer: one message in place of two."""
+
+    async def talk(outbox, clock, settle):
+        outbox.ack(1)
+        await settle()
+        outbox.ack(2)
+        outbox.clock_reply(1, 2, with_ack=True)
+        await settle()
+        outbox.clock_reply(1, 2, with_ack=True)
+        await settle()
+        clock.ns += ACK_NS - 1
+        outbox.ack(3)
+
+    assert told(talk) == ["welcome", "ack 1", "clock 2", "clock", "ack 3"]
 
 
 def test_ack_does_not_wait_for_ever():

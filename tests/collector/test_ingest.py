@@ -99,6 +99,33 @@ def test_batches_count_once(collecting, fake_agent, tmp_path):
     assert steps(tmp_path) == [(rank, step) for rank in range(2) for step in range(3)]
 
 
+def test_the_clock_is_measured_with_batches(collecting, fake_agent, tmp_path):
+    """The question arrives with one batch and the whole round trip with the next: the node's hours are taken off."""
+
+    async def scenario():
+        async with collecting(out=str(tmp_path)) as collector:
+            agent = fake_agent(collector.addresses["grpc"])
+            await agent.connect()
+            agent.clock_shift_ns = 5 * 3600 * 10**9
+            asked = agent.now()
+            await agent.stream.write(wire.AgentMessage(batch=agent.batch(0), asked_ns=asked))
+            reply = (await agent.read()).clock
+            while not reply.sent_ns:
+                reply = (await agent.read()).clock
+            measured = wire.ClockSample(sent_ns=asked, received_ns=reply.received_ns, replied_ns=reply.replied_ns)
+            measured.returned_ns = agent.now()
+            await agent.stream.write(wire.AgentMessage(batch=agent.batch(1), measured=measured))
+            await agent.until_acked(2)
+            clock = collector.ingest.agents["a@n0"].clock
+            found = agent.now() + clock.offset(agent.now()) - collector.clock.now()
+            await agent.close()
+            return reply.sent_ns == asked, found, clock.round_trip_ns
+
+    same, error, round_trip = asyncio.run(scenario())
+    assert same
+    assert abs(error) <= max(round_trip, 1_000_000)
+
+
 def test_late_batches_fill_their_gap(collecting, fake_agent, tmp_path):
     """Batches out of order are all stored, and skipped numbers are counted as missing only while they are."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import time
 import urllib.error
@@ -18,6 +19,7 @@ from hindmost_collector.layers import resolve
 from hindmost_collector.relay import Agent, choose
 from hindmost_collector.relay_link import Link, relayed
 from hindmost_proto import telemetry_pb2 as wire
+from hindmost_proto import telemetry_pb2_grpc
 
 PATIENCE_S = 60.0
 STEPS = 30
@@ -99,6 +101,26 @@ def test_relay_killed_loses_and_doubles_nothing(collector_process, fake_agent, t
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["job"]["world_size"] == 4
     assert [(one["kind"], one["ranks"]) for one in report["verdicts"]][:1] == [("straggler", [3])]
+
+
+def test_through_a_relay_the_clock_goes_apart_from_batches(collector_process, fake_agent):
+    """A relay keeps batches for a while, so only an agent that is there itself is told to ask with them."""
+    collector = collector_process("--http", "none")
+    relay = collector_process("--relay-to", collector.addresses["grpc"], "--http", "none")
+
+    async def told(address):
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            async with grpc.aio.insecure_channel(address) as channel:
+                stream = telemetry_pb2_grpc.TelemetryStub(channel).Stream(wait_for_ready=True)
+                await stream.write(wire.AgentMessage(hello=wire.Hello(protocol=1, agent_id="a", node="n")))
+                with contextlib.suppress(*BROKEN):  # a relay that has not reached its collector yet
+                    return (await stream.read()).welcome.clock_with_batches
+            await asyncio.sleep(0.1)
+        return None
+
+    assert asyncio.run(told(collector.addresses["grpc"])) is True
+    assert asyncio.run(told(relay.addresses["grpc"])) is False
 
 
 def test_collector_killed_behind_a_relay(collector_process, fake_agent, tmp_path):
