@@ -316,6 +316,73 @@ def test_a_model_that_is_gone_is_not_held(train: Train) -> None:
     assert trace.count(ring.COLLECTIVE)["ddp_sync"] == 6
 
 
+@pytest.mark.parametrize("native", [True, False], ids=["c", "python"])
+def test_models_of_one_group_wait_once_a_backward(train: Train, native: bool) -> None:
+    """Two DDP models trained in turns, as a GAN's: each backward is a synchronisation with one number on both ranks."""
+    script = (
+        LOOPS
+        + """
+    import time, torch.distributed as dist
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    wrap = nn.parallel.DistributedDataParallel
+    judge = wrap(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1)))
+    maker = wrap(nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 8)))
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.01) for one in (judge, maker)]
+    for x, y in DataLoader(data, batch_size=4):
+        if rank:
+            time.sleep(0.02)
+        optimizers[0].zero_grad()
+        (judge(maker(x).detach()).mean() - judge(x).mean()).backward()
+        optimizers[0].step()
+        optimizers[1].zero_grad()
+        (-judge(maker(x)).mean()).backward()
+        optimizers[1].step()
+    dist.barrier()
+    dist.barrier()  # twice: docs/troubleshooting.md
+    dist.destroy_process_group()
+    """
+    )
+    traces = train(textwrap.dedent(script), native=native)
+    for rank in (0, 1):
+        syncs = traces[rank].of(ring.COLLECTIVE, "ddp_sync")
+        assert [event.seq for event in syncs] == list(range(32))
+        assert len({event.comm_id for event in syncs}) == 1
+        assert traces[rank].count(ring.PHASE)["sync"] == 32
+    first = {rank: traces[rank].of(ring.COLLECTIVE, "ddp_sync")[4::2] for rank in (0, 1)}
+    late = [second.duration_ns < first.duration_ns for first, second in zip(first[0], first[1], strict=True)]
+    assert sum(late) >= 12, "the rank that sleeps is waited for in the first backward of a step"
+
+
+def test_a_branch_that_one_rank_leaves_out_shifts_no_number(train: Train) -> None:
+    """A rank whose last parameter is unused for a backward still numbers the next one as its peers do."""
+    script = (
+        LOOPS
+        + """
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.seldom, self.last = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+        def forward(self, x, both):
+            return self.last(self.first(self.seldom(x) if both else x))
+    model = nn.parallel.DistributedDataParallel(Branches(), find_unused_parameters=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for index, (x, y) in enumerate(loader):
+        criterion(model(x, not (dist.get_rank() and index == 3)), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    dist.barrier()
+    dist.barrier()  # twice: docs/troubleshooting.md
+    dist.destroy_process_group()
+    """
+    )
+    traces = train(textwrap.dedent(script))
+    assert [event.seq for event in traces[0].of(ring.COLLECTIVE, "ddp_sync")] == list(range(8))
+    assert [event.seq for event in traces[1].of(ring.COLLECTIVE, "ddp_sync")] == [0, 1, 2, 4, 5, 6, 7]
+
+
 def test_collectives_called_by_hand_are_seen(train: Train, tmp_path: Path) -> None:
     """A loop that averages its gradients itself shows each call, alike on both ranks; nested calls are one."""
     script = (

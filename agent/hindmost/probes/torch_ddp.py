@@ -40,10 +40,10 @@ class Gradients:
     def __init__(self, model: Any, recorder: Recorder, communicator: int) -> None:
         self._model = weakref.ref(model)
         self._recorder = recorder
-        self._communicator = communicator
+        self.communicator = communicator
         self._name = recorder.ring.name("ddp_sync")
-        self._sequence = 0
-        self._bytes = 0
+        self._number = 0
+        self.bytes = 0
         self._ready = -1
         self._expecting = False
         self._handles: list[Any] = []
@@ -55,37 +55,35 @@ class Gradients:
         """Whether the model still exists."""
         return self._model() is not None
 
-    def expect(self) -> bool:
+    def due(self) -> bool:
         """Whether the backward that begins now would synchronise this model: its last forward prepared for it."""
         model = self._model()
-        if model is None or not (model.require_backward_grad_sync and model.require_forward_param_sync):
-            return False
-        if not self._handles:
+        return model is not None and bool(model.require_backward_grad_sync and model.require_forward_param_sync)
+
+    def expect(self, number: int) -> None:
+        """The backward that begins now is this communicator's ``number``-th."""
+        model = self._model()
+        if model is not None and not self._handles:
             self._learn(model)
+        self._number = number
         self._ready = -1
         self._expecting = True
-        return True
 
-    def synchronised(self, now: int) -> None:
-        """Backward has returned. Writes nothing where it was another model's, or the last gradient was not seen."""
+    def synchronised(self) -> int:
+        """Backward has returned: when the last gradient was ready; -1 where it was another model's, or was not seen."""
         ready = self._ready
         self._expecting = False
         if ready < 0:
             self._miss()
-            return
-        recorder = self._recorder
-        recorder.ring.leave(SYNC_SLOT)
-        recorder.ring.event(
-            COLLECTIVE, self._name, ready, now - ready, self._sequence, self._communicator, NONE16, self._bytes
-        )
-        recorder.phase("sync", ready, now)
-        self._sequence += 1
+            return ready
+        self._recorder.ring.leave(SYNC_SLOT)
         self._backwards += 1
         self._missed = 0
         if len(self._handles) > 1:
             self._keep_only(self._last())
         elif self._backwards >= RELEARN:
             self.forget()
+        return ready
 
     def failed(self) -> None:
         """Backward raised: nobody waits any more."""
@@ -104,10 +102,10 @@ class Gradients:
 
     def _learn(self, model: Any) -> None:
         """Hook every parameter for one backward; the last to fire is kept."""
-        self._backwards = self._missed = self._bytes = 0
+        self._backwards = self._missed = self.bytes = 0
         for parameter in model.parameters():
             if parameter.requires_grad:
-                self._bytes += parameter.numel() * parameter.element_size()
+                self.bytes += parameter.numel() * parameter.element_size()
                 self._handles.append(parameter.register_post_accumulate_grad_hook(guarded(self._fired)))
 
     def _fired(self, parameter: Any) -> None:
@@ -116,7 +114,7 @@ class Gradients:
         self._last = weakref.ref(parameter)
         self._ready = now = self._recorder.clock()
         if len(self._handles) == 1:
-            self._recorder.ring.enter(SYNC_SLOT, COLLECTIVE, self._name, now, self._sequence, self._communicator)
+            self._recorder.ring.enter(SYNC_SLOT, COLLECTIVE, self._name, now, self._number, self.communicator)
 
     def _keep_only(self, parameter: Any) -> None:
         for handle in self._handles:
@@ -127,13 +125,19 @@ class Gradients:
 
 
 class Synchronisation:
-    """Told of every DDP model and every backward; has ``ddp_sync`` collectives and ``sync`` phases written."""
+    """Told of every DDP model and every backward; has ``ddp_sync`` collectives and ``sync`` phases written.
+
+    A backward waits once, whichever models it goes through: from when the last of them had all its gradients. Of each
+    communicator it is one operation, numbered by the backwards that were to synchronise: those are alike on all ranks,
+    where what a rank saw of them need not be.
+    """
 
     def __init__(self, torch: Any, recorder: Recorder, backward: Any) -> None:
         self._torch = torch
         self._backward = backward
         self._recorder = recorder
         self._models: list[Gradients] = []
+        self._numbers: dict[int, int] = {}  # by communicator, of its next backward
         self._hooked = False
         undo.append(self._forget)
 
@@ -157,12 +161,26 @@ class Synchronisation:
         """The models that this backward may synchronise."""
         if not self._models or not self._recorder.trains_here():
             return None
-        return [model for model in self._models if model.expect()] or None
+        models = [model for model in self._models if model.due()]
+        for model in models:
+            model.expect(self._numbers.get(model.communicator, 0))
+        for communicator in {model.communicator for model in models}:
+            self._numbers[communicator] = self._numbers.get(communicator, 0) + 1
+        return models or None
 
     def backward_ends(self, models: list[Gradients], *_: Any) -> None:
-        now = self._recorder.clock()
+        """Write for each communicator what this rank waited for, and the phase of them all."""
+        recorder, now = self._recorder, self._recorder.clock()
+        waits: dict[int, tuple[int, int]] = {}
         for model in models:
-            model.synchronised(now)
+            ready, (last, size) = model.synchronised(), waits.get(model.communicator, (-1, 0))
+            if ready >= 0:
+                waits[model.communicator] = (max(ready, last), size + model.bytes)
+        for communicator, (ready, size) in waits.items():
+            number, name = self._numbers[communicator] - 1, recorder.ring.name("ddp_sync")
+            recorder.ring.event(COLLECTIVE, name, ready, now - ready, number, communicator, NONE16, size)
+        if waits:
+            recorder.phase("sync", max(ready for ready, _ in waits.values()), now)
 
     def backward_fails(self, models: list[Gradients], *_: Any) -> None:
         for model in models:
