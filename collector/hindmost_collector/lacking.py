@@ -9,7 +9,9 @@ from hindmost import isolation
 from hindmost.script import split
 
 from hindmost_collector import align
+from hindmost_collector.detectors import hang
 from hindmost_collector.model import ERROR, NONBLOCKING, Job, rows
+from hindmost_collector.wording import names
 
 if TYPE_CHECKING:
     from hindmost_collector.blocks import Blocks
@@ -118,6 +120,25 @@ def patternless(run: Run, settings: Settings) -> tuple[tuple[str, ...], str] | N
     return tuple(
         found
     ), mark if own else "put a log of the steps beside it, or let `hindmost run -- COMMAND` record the job"
+
+
+def of_dumps(run: Run) -> tuple[str, str] | None:
+    """What dumps of the operations that were open show of a job that had not stopped; ``None`` without any."""
+    if "Flight Recorder" not in (run.job.source or "") or rows(run.ranks) < 2:
+        return None
+    slow = "dumps do not tell who is slow: `hindmost run -- COMMAND` does"
+    seen = f"the dumps of {rows(run.ranks)} ranks"
+    if not rows(run.in_flight):
+        return f"{seen} have no operation that was open: nobody waited in one when they were written", slow
+    moment = hang.of_a_moment(run)
+    if moment is None:
+        return f"what was open in {seen} does not tell who did not come", slow
+    who = f"{names(moment.victims)} {'is' if len(moment.victims) == 1 else 'are'} in {moment.op} number {moment.seq}"
+    when = "when the dumps were written, soon after: a job at work shows that, too"
+    return (
+        f"{who}, which {names(moment.ranks)} had not entered {when}",
+        f"write the dumps once more, half a minute later: what is open still hangs; {slow}",
+    )
 
 
 #: What to look at where ``hindmost run`` saw no rank, and nothing says why.

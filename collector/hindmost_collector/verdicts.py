@@ -378,7 +378,7 @@ def insufficient(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict
     count = len(blocks.steps) if blocks is not None else 0
     evidence, advice = lacking.insufficient(ranks, blocks, settings, run.job)
     if blocks is None and ranks > 1:
-        evidence, advice = lacking.polled(run) or (evidence, advice)
+        evidence, advice = lacking.polled(run) or lacking.of_dumps(run) or (evidence, advice)
     told = lacking.patternless(run, settings) if blocks is None else None
     if told is not None and not run.job.exit_code:
         return Verdict(kind="insufficient_data", evidence=told[0], advice=(told[1],))

@@ -7,7 +7,7 @@ goes on there. Different operations at one sequence number are a divergence.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -95,11 +95,11 @@ def _of_no_age(run: Run, waiting: dict[int, list[_Open]]) -> Hang | None:
     moment of a job at work, in which operations are open too."""
     table = run.in_flight
     pairs = set(table["comm"][table["kind"] == "p2p"].tolist())
-    stuck = {
-        comm: held
-        for comm, held in waiting.items()
-        if comm not in pairs and all(one.waited == UNMEASURED for one in held)
-    }
+    together = {comm: held for comm, held in waiting.items() if comm not in pairs}
+    stuck = {comm: held for comm, held in together.items() if all(one.waited == UNMEASURED for one in held)}
+    parted = _divergence(together)
+    if parted is not None and run.job.source != Job.source and _never_ran(run, parted):
+        return replace(parted, waited_ns=UNMEASURED)  # no moment of a job at work shows that
     found = _left_behind(run, waiting, stuck) if stuck else None
     known = set(run.ranks["rank"].tolist())
     named = (
@@ -109,6 +109,22 @@ def _of_no_age(run: Run, waiting: dict[int, list[_Open]]) -> Hang | None:
         and known.issuperset({*found.ranks} - {*found.unproven})
     )
     return found if named else None
+
+
+def _never_ran(run: Run, parted: Hang) -> bool:
+    """Whether those who ran another operation have not the others' among several of one number, as grouped ones are."""
+    table = run.collectives
+    same = (table["comm"] == parted.comm) & (table["seq"] == parted.seq) & (table["op"] == parted.op)
+    return not (same & np.isin(table["rank"], list(parted.doing))).any()
+
+
+def of_a_moment(run: Run) -> Hang | None:
+    """What others wait in and who had not entered it, however short that may have been."""
+    table = run.in_flight
+    if not rows(table):
+        return None
+    ageless = replace(run, in_flight={**table, "observed_ns": np.full(rows(table), UNMEASURED)})
+    return _of_no_age(ageless, _open_operations(ageless))
 
 
 def _left_behind(run: Run, waiting: dict[int, list[_Open]], stuck: dict[int, list[_Open]]) -> Hang:

@@ -10,6 +10,7 @@ import json
 import math
 import pickle
 import pickletools
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ import numpy as np
 from hindmost.errors import UsageError
 
 from hindmost_collector.model import NONBLOCKING, RUNNING, UNMEASURED, Job, Run, Table
-from hindmost_collector.sources import damaged, one_job
+from hindmost_collector.sources import damaged, flight_recorder_groups, one_job
 from hindmost_collector.sources.columns import concatenate, table
 from hindmost_collector.sources.operations import operation
 from hindmost_collector.sources.process_groups import ITEM_BYTES, ProcessGroup
@@ -34,10 +35,12 @@ NAME = "PyTorch Flight Recorder dumps"
 #: A dump is a ring of 2,000 to 20,000 entries of about 200 bytes to 2 KiB.
 MAX_DUMP_BYTES = 64 * 1024 * 1024
 _UNFINISHED = ("scheduled", "started")
-#: A file changed this soon after the newest entry was written then; later, when it was copied or when the job had
-#: stopped, which nobody can tell apart. File systems and archives round down to whole seconds.
-_AT_ONCE_NS, _ROUNDED_NS = 4 * 10**9, 2 * 10**9
-_USUAL_NAME = "nccl_trace_rank_"
+_P2P = re.compile(r"^\w+:(send|recv)\b")
+#: A file changed this soon after the newest entry may be of a job at work: it was written then, and to look up the
+#: lines of all calls took a rank 8 s on a busy machine. Later, it was copied or the job had stopped, which nobody can
+#: tell apart. File systems and archives round down to whole seconds.
+_AT_ONCE_NS, _ROUNDED_NS = 30 * 10**9, 2 * 10**9
+_USUAL_NAMES = ("nccl_trace_rank_", "comm_lib_trace_rank_")
 #: The instructions that build plain values. Anything that names, calls or restores an object is not among them.
 _PLAIN = frozenset(
     name
@@ -59,12 +62,14 @@ class _Dump:
     rank: int
     entries: list[dict[str, Any]]
     groups: dict[str, ProcessGroup]
+    #: The last collective that each group (its number in the process) had completed, counted from 1.
+    completed: dict[str, int]
 
 
 def recognises(sample: Sample) -> bool:
     """Whether a pickle or a JSON object begins with a Flight Recorder's words; a pickle of its name is looked into."""
-    words = b"collective_seq_id" in sample.head or b"pg_config" in sample.head
-    if sample.path.name.startswith(_USUAL_NAME) and sample.head[:1] == b"\x80":
+    words = any(word in sample.head for word in (b"collective_seq_id", b"pg_config", b"time_discovered_started_ns"))
+    if sample.path.name.startswith(_USUAL_NAMES) and sample.head[:1] == b"\x80":
         return True  # whatever else it holds: refused by name rather than left out
     return words and sample.head.lstrip()[:1] in (b"\x80", b"{") and b'"traceEvents"' not in sample.head
 
@@ -75,7 +80,7 @@ def load(files: Sequence[Path]) -> Run:
     dumps.sort(key=lambda dump: dump.rank)
     if len({dump.rank for dump in dumps}) < len(dumps):
         raise UsageError(f"{files[0].parent}: two {NAME} of one rank; name the folder of one job")
-    created = {f"rank {one.rank}": _created(one) for one in dumps}
+    created = {f"rank {one.rank}": at for one in dumps if ((at := _created(one)) >= 0).any()}
     one_job.refuse_twins(f"{files[0].parent}: {NAME}", created)
     one_job.refuse_other_times(f"{files[0].parent}: {NAME}", created)
     seen = max((_latest(dump) for dump in dumps), default=-1)
@@ -100,11 +105,12 @@ def _dump(path: Path) -> _Dump:
     if rank is None:
         raise UsageError(f"{path}: whose dump is this? name the file nccl_trace_rank_RANK")
     content = _content(path)
-    entries = content.get("entries") if isinstance(content, dict) else None
+    content = content if isinstance(content, dict) else {}
+    entries = content.get("entries", flight_recorder_groups.entries_of_status(content))
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise damaged.DamagedError(path, f"not one of the {NAME}: it has no list of entries")
-    config = content.get("pg_config")
-    return _Dump(path, rank, entries, _groups(config if isinstance(config, dict) else {}))
+    groups = flight_recorder_groups.of_dump(content, entries, rank)
+    return _Dump(path, rank, entries, groups, flight_recorder_groups.completed(content))
 
 
 class HostileError(pickle.UnpicklingError):
@@ -133,14 +139,8 @@ def plain_pickle(data: bytes) -> Any:
     return pickle.loads(data)  # noqa: S301 - looked through above: nothing in it can name or call anything
 
 
-def _groups(config: dict[Any, Any]) -> dict[str, ProcessGroup]:
-    known = {str(name): one for name, one in config.items() if isinstance(one, dict)}
-    return {n: ProcessGroup.named(n, one.get("ranks"), str(one.get("desc", ""))) for n, one in known.items()}
-
-
 def _group(dump: _Dump, entry: dict[str, Any]) -> ProcessGroup:
-    group = entry.get("process_group")
-    name = str(group[0]) if isinstance(group, list | tuple) and group else str(entry.get("pg_name", ""))
+    name = flight_recorder_groups.name_of(entry)
     return dump.groups.get(name) or ProcessGroup.named(name, ())
 
 
@@ -150,8 +150,28 @@ def _number(entry: dict[str, Any], key: str) -> int:
 
 
 def _seq(entry: dict[str, Any]) -> int:
-    """Counted from 0 as NCCL does; the recorder counts from 1."""
-    return _number(entry, "p2p_seq_id" if entry.get("is_p2p") else "collective_seq_id") - 1
+    """Counted from 0 as NCCL does; the recorder counts from 1. Before format 2 one number counted both kinds."""
+    if "seq_id" in entry:
+        return _number(entry, "seq_id") - 1
+    return _number(entry, "p2p_seq_id" if _is_p2p(entry) else "collective_seq_id") - 1
+
+
+def _is_p2p(entry: dict[str, Any]) -> bool:
+    """Whether it is a send or a receive; the first formats say so in its name only."""
+    return bool(entry.get("is_p2p", _P2P.search(str(entry.get("profiling_name", "")))))
+
+
+def _unfinished(dump: _Dump, entry: dict[str, Any]) -> bool:
+    """Whether an operation had not ended. Of gloo nobody asks how far one has come: it is scheduled, until retired.
+
+    NCCL's watchdog retires what has ended, and what it aborted: the group's last completed one tells which.
+    """
+    if entry.get("state") not in _UNFINISHED or not entry.get("retired"):
+        return entry.get("state") in _UNFINISHED
+    last = dump.completed.get(str(entry.get("pg_id")), -1)
+    if last < 0 or _is_p2p(entry):
+        return not str(entry.get("profiling_name", "")).startswith("gloo:")
+    return _seq(entry) >= last
 
 
 def _milliseconds(entry: dict[str, Any]) -> float | None:
@@ -179,9 +199,9 @@ def _created(dump: _Dump) -> np.ndarray[Any, Any]:
 
 
 def _written(dumps: list[_Dump], seen: int) -> int:
-    """When the dumps were written, if that was soon after the newest entry; unmeasured else: no entry tells it."""
+    """When the dumps were written, at the least, if that was soon after the newest entry; unmeasured else."""
     changed = max((dump.path.stat().st_mtime_ns for dump in dumps), default=UNMEASURED)
-    return max(changed, seen) if -_ROUNDED_NS <= changed - seen < _AT_ONCE_NS else UNMEASURED
+    return seen if -_ROUNDED_NS <= changed - seen < _AT_ONCE_NS else UNMEASURED
 
 
 def _operation(entry: dict[str, Any]) -> str:
@@ -220,11 +240,11 @@ def _communicators(dumps: list[_Dump]) -> Table:
 
 
 def _in_flight(dump: _Dump, written: int) -> Table:
-    left = [entry for entry in dump.entries if entry.get("state") in _UNFINISHED]
+    left = [entry for entry in dump.entries if _unfinished(dump, entry)]
     return table(
         "in_flight",
         rank=[dump.rank] * len(left),
-        kind=["p2p" if entry.get("is_p2p") else "collective" for entry in left],
+        kind=["p2p" if _is_p2p(entry) else "collective" for entry in left],
         name=[_operation(entry) for entry in left],
         comm=np.array([_group(dump, entry).comm for entry in left], dtype=np.uint64),
         seq=[_seq(entry) for entry in left],
@@ -235,21 +255,21 @@ def _in_flight(dump: _Dump, written: int) -> Table:
 
 def _stacks(dumps: list[_Dump], seen: int) -> Table:
     """Where each rank's first unfinished operation was called from; its last one where none is unfinished."""
-    texts = {dump.rank: _call(_frontier(dump)) for dump in dumps}
+    texts = {dump.rank: _call(dump, _frontier(dump)) for dump in dumps}
     known = {rank: text for rank, text in texts.items() if text}
     return table("stacks", rank=list(known), time_ns=seen, text=list(known.values()))
 
 
 def _frontier(dump: _Dump) -> dict[str, Any]:
-    left = (entry for entry in dump.entries if entry.get("state") in _UNFINISHED)
+    left = (entry for entry in dump.entries if _unfinished(dump, entry))
     return next(left, dump.entries[-1] if dump.entries else {})
 
 
-def _call(entry: dict[str, Any]) -> str:
+def _call(dump: _Dump, entry: dict[str, Any]) -> str:
     frames = entry.get("frames")
     known = [frame for frame in frames if isinstance(frame, dict)] if isinstance(frames, list) else []
     if not known:
         return ""
-    state = "unfinished" if entry.get("state") in _UNFINISHED else "completed"
+    state = "unfinished" if _unfinished(dump, entry) else "completed"
     called = [f"    {frame.get('name')} ({frame.get('filename')}:{frame.get('line')})" for frame in known]
     return "\n".join([f"{state} {_operation(entry)} #{_seq(entry)} was called from", *called])
