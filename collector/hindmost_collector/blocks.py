@@ -48,7 +48,8 @@ class Blocks:
     samples or tokens, ``took`` and ``ended`` [R, S] how long its host was in the step and when it left it (job clock),
     ``node`` [R] the number of its node, -1 where unknown. Of a ``pipeline`` whose sends and receives are in order,
     segments are the stretches between those and ``computing`` [R, S] what its GPUs' take, all stages on one level.
-    ``due`` is what of the segments uneven work makes, in full, where it shows in part only.
+    ``due`` is what of the segments uneven work makes, in full, where it shows in part only; ``even`` [R, K] are the
+    segments as they would be with work of one size, where those are known.
     """
 
     ranks: Ints
@@ -81,6 +82,7 @@ class Blocks:
     pipeline: Bubbles | None = None
     computing: Floats | None = None
     due: Due | None = None
+    even: Floats | None = None
 
     def gauges(self, columns: Array | None = None) -> dict[str, Floats]:
         """Quantity to [R] during these steps (indices), or all; see :class:`hindmost_collector.sampled.Samples`."""

@@ -20,6 +20,7 @@ from hindmost_collector import (
     membership,
     phases,
     pipeline,
+    planned,
     profiled,
     sharing,
     slowed,
@@ -81,10 +82,11 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     if groups and sharing.find(run) is None:  # on shared CPUs they meet in the queue for one
         return _of_groups(run, groups, settings)
     blocks = blocks_of.build(run, settings)
+    blocks, notes = planned.aside(blocks, settings) if blocks is not None else (None, [])
     blocks = uneven.in_full(blocks, settings) if blocks is not None else None
     p99 = percentile(blocks.period, 99) if blocks is not None else float("nan")
     found: list[Verdict] = []
-    notes = list(run.notes)
+    notes = [*run.notes, *notes]
     stop = hang.find(run, p99, settings)
     stalls, told_of_stalls = stood_still.find(run, blocks, settings) if stop is None else ((), [])
     notes += told_of_stalls

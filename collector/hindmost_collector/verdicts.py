@@ -33,6 +33,7 @@ def of_habits(
     ``even`` are the same steps as they would be with work of one size: there a habit must stand out of what ranks wait.
     """
     even = even or blocks
+    blocks = replace(blocks, even=work_due.without(even).segments)
     kept, notes = _that_count(_upstream(habits, blocks), work_due.as_seen(blocks), settings)
     explained = [(habit, _cause(blocks, habit, settings)) for habit in kept]
     left, verdicts = _groups(explained), []
@@ -64,7 +65,7 @@ class _Replay:
 
     def without(self, habits: list[Habit]) -> Floats:
         """[S] ns by which steps are longer than of peers all alike once these are repaired."""
-        return self.scale * stretched(self.blocks, repaired(self.blocks.segments, self.blocks.segment_step, habits))
+        return self.scale * stretched(self.blocks, repaired(self.blocks, habits))
 
     def in_all(self, habits: list[Habit]) -> Floats:
         """[S] ns that the repair of everybody saves thanks to these."""
@@ -77,7 +78,7 @@ def _replay(groups: list[list[tuple[Habit, Cause]]], kept: list[Habit], blocks: 
     for group in groups:
         too_large = 1.0 - group[0][1].beyond / scale
         if too_large > 0:
-            slower = repaired(blocks.segments, blocks.segment_step, _habits(group)) - blocks.segments
+            slower = repaired(blocks, _habits(group)) - blocks.segments
             segments = segments + too_large * slower
     return _Replay(replace(blocks, segments=segments), scale, kept)
 
@@ -115,7 +116,7 @@ def _saving(blocks: Blocks, habits: list[Habit]) -> Floats:
     """[S] ns saved with all of these repaired, each in the steps of its own habit."""
     if not habits:
         return np.zeros(len(blocks.steps))
-    fixed = repaired(blocks.segments, blocks.segment_step, habits)
+    fixed = repaired(blocks, habits)
     return np.subtract(stretched(blocks, blocks.segments), stretched(blocks, fixed))
 
 
@@ -243,7 +244,7 @@ def _held_up(blocks: Blocks, rows: list[int], columns: Array, cause: Cause, show
 
 def _without_owner(blocks: Blocks, habits: list[Habit]) -> float:
     """Ns a step lost to ranks that are not alike, were all of these repaired."""
-    return waste(replace(blocks, segments=repaired(blocks.segments, blocks.segment_step, habits)))
+    return waste(replace(blocks, segments=repaired(blocks, habits)))
 
 
 def _victims(blocks: Blocks, rows: list[int]) -> tuple[int, ...]:

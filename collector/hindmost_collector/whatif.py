@@ -21,17 +21,18 @@ if TYPE_CHECKING:
     from hindmost_collector.detectors.straggler import Habit
 
 
-def repaired(segments: Floats, segment_step: Ints, habits: Sequence[Habit]) -> Floats:
+def repaired(blocks: Blocks, habits: Sequence[Habit]) -> Floats:
     """[R, K] excess with these habits taken away, each in its own steps.
 
     A habit is the median at the same place of the step, so that one slow stretch of many is found and repaired; what it
-    is on top of stays.
+    is on top of stays. So does what a rank had more to do than its peers by chance: no repair takes work away.
     """
-    fixed: Floats = segments.copy()
+    fixed: Floats = blocks.segments.copy()
+    own, segment_step = blocks.segments if blocks.even is None else blocks.even, blocks.segment_step
     place = np.arange(len(segment_step)) - np.searchsorted(segment_step, segment_step)
     for habit in habits:
         held = np.flatnonzero((segment_step >= habit.first) & (segment_step < habit.stop))
-        level = _levels(segments[habit.row], segment_step, place, habit)
+        level = _levels(own[habit.row], segment_step, place, habit)
         fixed[habit.row, held] -= level[place[held]]
     return fixed
 

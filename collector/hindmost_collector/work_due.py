@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector.robust import median
+from hindmost_collector.robust import MAD_TO_SIGMA, median
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Floats
@@ -29,13 +29,14 @@ _BETTER = 0.95
 
 @dataclass(frozen=True)
 class Due:
-    """``more`` work [R, S], as a share of a usual step's, makes late by so many times ``slope`` ns, of which a share
-    ``seen`` shows. Ranks slow in computing by habit are later by so many ``times`` what shows.
+    """``more`` work [R, S], as a share of a usual step's, makes late by so many times ``slope`` ns. A share of that, of
+    each rank its own, shows: ``seen`` [R, 1]. Ranks slow in computing by habit are later by so many ``times`` what
+    shows.
     """
 
     more: Floats
     slope: float
-    seen: float
+    seen: Floats
     times: float
 
     @property
@@ -44,25 +45,48 @@ class Due:
         return np.asarray(self.slope * self.more)
 
 
-def find(blocks: Blocks, more: Floats, settings: Settings) -> Due | None:
-    """What ``more`` work [R, S], as a share of a usual step's, makes due; ``None`` where steps do not grow with it."""
+def find(blocks: Blocks, more: Floats, typical: Floats, settings: Settings) -> Due | None:
+    """What ``more`` work [R, S], as a share of a usual step's, makes due; ``None`` where steps do not grow with it.
+
+    ``typical`` [S] is by what share the typical rank's work is more than usual: a step is longer by that, too. Where it
+    is less, whoever has most has the more beyond it, so that without it steps would seem to grow too little.
+    """
     late = np.nan_to_num(blocks.excess)
-    seen = float(np.sum(more * late) / max(float(np.sum(more**2)), 1e-30))
+    each = shown(late, more, overlapped=blocks.overlapped)
+    seen = float(median(each))
     if not blocks.overlapped or not 0 < seen < blocks.step_ns:
         return None
-    rest = late - seen * more
+    rest = late - each * more
     level = median(rest, axis=1)[:, None]
     level = level - median(level)
     habit = np.where(level >= settings.min_effect * blocks.step_ns, level, 0.0)
     left = {
-        (slope, times): _scatter(blocks.period - (rest + (times - 1) * habit + slope * more).max(axis=0))
+        (slope, times): _scatter(blocks.period - (rest + (times - 1) * habit + slope * (more + typical)).max(axis=0))
         for slope in np.linspace(seen, blocks.step_ns, _SLOPES)
         for times in _HABITS
     }
     slope, times = min(left, key=lambda one: left[one])
     if not left[slope, times] < _BETTER * min(left[seen, one] for one in _HABITS):
         return None
-    return Due(more, float(slope), seen / float(slope), times)
+    return Due(more, float(slope), each / float(slope), times)
+
+
+#: Who is late by so many standard deviations of lateness, or of its changes, is so for another reason than its work.
+STALL = 5.0
+
+
+def shown(late: Floats, more: Floats, *, overlapped: bool) -> Floats:
+    """[R, 1] ns that each rank comes later for a whole step's work more, by what changes from one step to the next.
+
+    Beside computing a rank is seen at one place of the step, and of its work only what is before that; elsewhere all is
+    seen of everybody.
+    """
+    work, change = np.diff(more, axis=1), np.diff(np.nan_to_num(late), axis=1)
+    most = STALL * MAD_TO_SIGMA * median(np.abs(change), axis=1)[:, None]
+    both, squares = (work * np.clip(change, -most, most)).sum(axis=1), (work**2).sum(axis=1)
+    if not overlapped:
+        both, squares = np.full_like(both, both.sum()), np.full_like(squares, squares.sum())
+    return np.asarray(np.maximum(both / np.maximum(squares, 1e-30), 0.0)[:, None])
 
 
 def in_full(blocks: Blocks, due: Due | None) -> Blocks:
@@ -81,7 +105,7 @@ def as_seen(blocks: Blocks) -> Blocks:
     """The same with work as late as it shows."""
     if blocks.due is None:
         return blocks
-    return replace(blocks, segments=scaled(blocks, 1 / blocks.due.seen), due=None)
+    return replace(blocks, segments=blocks.segments - (1 - blocks.due.seen) * blocks.due.ns, due=None)
 
 
 def without(blocks: Blocks) -> Blocks:

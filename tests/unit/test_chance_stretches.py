@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from hindmost_collector.detectors import episodes
+from hindmost_collector.blocks import Blocks, build
+from hindmost_collector.detectors import episodes, straggler
 from hindmost_collector.judge import judge
 from hindmost_collector.settings import DEFAULT
 from hindmost_collector.simulate import Scenario, simulate
@@ -66,3 +69,28 @@ def test_a_stretch_is_held_against_as_many_steps_as_it_has_itself(seed: int) -> 
     for at, change in enumerate(np.random.default_rng(seed).standard_normal(1999)):
         wandering[at + 1] = 0.8 * wandering[at] + change
     assert episodes.find(wandering * 0.6 / wandering.std(), 1.0, DEFAULT) == []
+
+
+def _late_now_and_then(often: float) -> Blocks:
+    """A job of 16 ranks of which each is late by an eighth of a step with this chance; one is in eleven on end."""
+    blocks = build(simulate(Scenario(16, 201, seed=1)).run, DEFAULT)
+    assert blocks is not None
+    random = np.random.default_rng(1)
+    late = np.where(random.random(blocks.excess.shape) < often, 0.125, 0.01 * random.random(blocks.excess.shape))
+    late[12, 108:119] = 0.125
+    return replace(blocks, excess=late * blocks.step_ns)
+
+
+@pytest.mark.parametrize(("often", "told"), [(0.0, 1), (0.005, 1), (0.12, 0)])
+def test_a_stretch_is_held_against_what_chance_makes_of_all_ranks_and_all_their_steps(often: float, told: int) -> None:
+    """Eleven late steps on end are a habit where hardly any step of anybody is as late, and may be chance elsewhere."""
+    found = straggler.find(_late_now_and_then(often), DEFAULT)
+    assert len([one for one in found if one.row == 12]) == told
+
+
+def test_nobody_is_named_for_longer_batches_by_chance_that_nobody_counted() -> None:
+    """Eleven steps of 13 % more work than the others' are what sixteen ranks come to in two hundred steps."""
+    job = Scenario(16, 200, 8030067, stretches=3, step_ms=100.27222307053765, checkpoint_every=50)
+    run = simulate(replace(job, varying_lengths=0.08660268659947865)).run
+    uncounted = replace(run, steps=run.steps | {"work": np.zeros_like(run.steps["work"])})
+    assert not [one for one in judge(uncounted).verdicts if one.ranks]

@@ -227,4 +227,4 @@ def test_a_cost_far_below_the_lateness_is_explained_among_uneven_work(lengths: f
     assert named.cost_ms_per_step is not None
     told = [line for line in named.evidence if line.startswith("longer batches elsewhere leave")]
     left = duration(named.cost_ms_per_step)
-    assert told == ([f"longer batches elsewhere leave {left} of its 10.0 ms to be saved"] if lengths else [])
+    assert told == ([f"longer batches elsewhere leave {left} of its 10.1 ms to be saved"] if lengths else [])

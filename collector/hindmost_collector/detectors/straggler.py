@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import exp, lgamma, log
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -207,7 +208,32 @@ def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer, *, burst: boo
     latest = _latest(part, healthy, ranks.suspects, ranks.pair(row))
     if ratio < settings.min_spread_ratio or latest < settings.min_latest:
         return None
+    if not burst and _by_chance(ranks, row, len(part), level) > _CHANCE:
+        return None
     return Habit(row, *series.at(begin, layer.end), level, z, consistency, ratio, latest)
+
+
+#: So many stretches of healthy ranks may be as late as one that is a habit: one in a thousand jobs.
+_CHANCE = 0.001
+
+
+def _by_chance(ranks: _Ranks, row: int, length: int, level: float) -> float:
+    """How many stretches of so many steps, half of them at this level, ranks that nobody suspects have by chance.
+
+    Each of their steps is at the level as often as all are: with work of uneven size that may be often. Of all ranks
+    and from any step to any other, a stretch was picked for being high.
+    """
+    steps = ranks.excess.shape[1]
+    if 2 * length >= steps:
+        return 0.0
+    healthy = _healthy(len(ranks.excess), ranks.suspects, ranks.pair(row), 2)
+    often = float(np.mean(np.nan_to_num(ranks.excess[healthy]) >= level))
+    if often <= 0:
+        return 0.0
+    half = (length + 1) // 2
+    ways = lgamma(length + 1) - lgamma(half + 1) - lgamma(length - half + 1)
+    windows = len(ranks.excess) * steps * steps / 2
+    return exp(min(ways + half * log(often) + log(windows), 0.0))
 
 
 #: Of fewer ranks nobody knows how much healthy ones differ.

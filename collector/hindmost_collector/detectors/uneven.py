@@ -71,8 +71,13 @@ def _is_ones_own(more: Floats) -> bool:
 
 
 def explained(excess: Floats, more: Floats) -> float:
-    """Share of the variance of who is late that more work accounts for; 0 where more work makes nobody late."""
+    """Share of the variance of who is late that more work accounts for; 0 where more work makes nobody late.
+
+    A few long stalls would be most of the variance, and say nothing of the other steps.
+    """
     late = np.nan_to_num(excess - median(excess, axis=1)[:, None])
+    most = work_due.STALL * MAD_TO_SIGMA * float(median(np.abs(late)))
+    late = np.clip(late, -most, most)
     both = float(np.sum(late * more))
     return both**2 / float(np.sum(late**2) * np.sum(more**2)) if both > 0 else 0.0
 
@@ -97,7 +102,7 @@ def in_full(blocks: Blocks, settings: Settings) -> Blocks:
     swing = float(MAD_TO_SIGMA * np.median(np.abs(more)))
     if swing < settings.min_swing or _is_ones_own(more):
         return blocks
-    return work_due.in_full(blocks, work_due.find(blocks, more, settings))
+    return work_due.in_full(blocks, work_due.find(blocks, more, typical_work(work), settings))
 
 
 def levelled(blocks: Blocks, settings: Settings) -> Blocks:
@@ -110,9 +115,9 @@ def levelled(blocks: Blocks, settings: Settings) -> Blocks:
     more = more_work(blocks.work)
     if explained(blocks.excess, more) < settings.min_uneven_explained:
         return blocks
-    slope = float(np.sum(more * np.nan_to_num(blocks.excess))) / float(np.sum(more**2))
+    by_work = work_due.shown(blocks.excess, more, overlapped=blocks.overlapped) * more
     segments = blocks.segments - _expected(blocks, more)
-    return replace(blocks, excess=blocks.excess - slope * more, segments=segments, due=None)
+    return replace(blocks, excess=blocks.excess - by_work, segments=segments, due=None)
 
 
 def more_work(work: Floats) -> Floats:
@@ -129,6 +134,13 @@ def more_work(work: Floats) -> Floats:
     return np.asarray(more - np.where(np.abs(habit) > _HABIT * chance, habit, 0.0)[:, None])
 
 
+def typical_work(work: Floats) -> Floats:
+    """[S] by what share of a usual step's work the typical rank has more in each."""
+    known = work[work > 0]
+    typical = median(work, axis=0) / median(known) - 1 if len(known) else np.zeros(work.shape[1])
+    return np.nan_to_num(typical)
+
+
 def _expected(blocks: Blocks, more: Floats) -> Floats:
     """[R, K] excess that the work makes due, by a line through each stretch of the step."""
     due: Floats = np.zeros_like(blocks.segments)
@@ -136,7 +148,7 @@ def _expected(blocks: Blocks, more: Floats) -> Floats:
     place = np.arange(len(blocks.segment_step)) - first[blocks.segment_step]
     for spot in np.unique(place):
         columns = np.flatnonzero(place == spot)
-        x, y = more[:, blocks.segment_step[columns]], blocks.segments[:, columns]
-        slope = float(np.sum(x * (y - median(y, axis=1)[:, None])) / max(float(np.sum(x * x)), 1e-30))
-        due[:, columns] = max(slope, 0.0) * x
+        work = more[:, blocks.segment_step[columns]]
+        slope = work_due.shown(blocks.segments[:, columns], work, overlapped=blocks.overlapped)
+        due[:, columns] = slope * work
     return due

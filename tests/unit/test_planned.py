@@ -1,0 +1,130 @@
+"""Checkpoints that one rank writes for all are the script's doing: nobody is named for them, nothing hides in them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hindmost_collector import blocks as blocks_of
+from hindmost_collector import planned
+from hindmost_collector.detectors import uneven
+from hindmost_collector.judge import judge
+from hindmost_collector.settings import DEFAULT
+from hindmost_collector.simulate import Fault, Scenario, simulate
+
+if TYPE_CHECKING:
+    from hindmost_collector.blocks import Blocks
+
+STEPS, STEP_MS = 150, 100.0
+
+
+def _blocks(job: Scenario) -> Blocks:
+    found = blocks_of.build(simulate(job).run, DEFAULT)
+    assert found is not None
+    return found
+
+
+def _writing(ranks: int, written: dict[int, tuple[slice, float]]) -> Blocks:
+    """A job in which each of these ranks writes in these steps, for so many steps' time, and is as late for that."""
+    calm = _blocks(Scenario(ranks, STEPS + 3, 1, step_ms=STEP_MS))
+    took = np.full_like(calm.excess, np.nan)
+    for rank, (steps, size) in written.items():
+        took[rank] = 0.0
+        took[rank, steps] = size * calm.step_ns
+    return replace(calm, excess=calm.excess + np.nan_to_num(took), parts=calm.parts | {"checkpoint": took})
+
+
+def _late(blocks: Blocks, rank: int) -> float:
+    """How late the rank is for checkpoints once planned ones are aside, at most, in steps."""
+    took = np.nan_to_num(blocks.parts["checkpoint"][rank]) > 0
+    return float(planned.aside(blocks, DEFAULT)[0].excess[rank, took].max() / blocks.step_ns)
+
+
+@pytest.mark.parametrize("layout", ["dp", "fsdp", "tp_dp", "pp_dp"])
+@pytest.mark.parametrize("lengths", [0.0, 0.1])
+def test_nobody_is_named_for_the_checkpoints_of_all(layout: str, lengths: float) -> None:
+    """Rank 0 writes every twentieth step for three steps' time; what that costs is told in a note."""
+    shape = {"tp_dp": {"tensor": 2}, "pp_dp": {"pipeline": 2}}.get(layout, {})
+    job = Scenario(8, STEPS, 3, layout, checkpoint_every=20, varying_lengths=lengths, **shape)
+    report = judge(simulate(job).run)
+    assert not [one for one in report.verdicts if one.ranks]
+    (note,) = [one for one in report.notes if "checkpoints" in one]
+    assert note.startswith("rank 0 writes checkpoints in 7 of ")
+
+
+def test_what_the_note_says_that_checkpoints_cost_is_so() -> None:
+    """The others wait for three steps each time: 13 % of the job's time."""
+    job = Scenario(8, STEPS, 3, step_ms=STEP_MS, checkpoint_every=20, warmup=0)
+    told = " ".join(judge(simulate(job).run).notes)
+    cost = simulate(job).truth.total_ns / simulate(replace(job, checkpoint_every=0)).truth.total_ns - 1
+    share = float(told.split("each, ")[1].split("%")[0]) / 100
+    assert share == pytest.approx(cost / (1 + cost), rel=0.1)
+
+
+@pytest.mark.parametrize("seed", [2, 5])
+def test_a_fault_beside_checkpoints_is_named_as_without_them(seed: int) -> None:
+    """Of another rank, and of the one that writes."""
+    for rank in (0, 5):
+        job = Scenario(8, STEPS, seed, varying_lengths=0.1, faults=(Fault("input", (rank,), 0.2),))
+        (alone,), (beside,) = (
+            [(one.kind, one.ranks, one.cause) for one in judge(simulate(made).run).verdicts if one.ranks]
+            for made in (job, replace(job, checkpoint_every=20))
+        )
+        assert beside == alone
+
+
+def test_a_rank_that_stalls_beside_checkpoints_is_named() -> None:
+    """What takes none of the time in checkpoints is no checkpoint."""
+    job = Scenario(8, 200, 4, checkpoint_every=20, faults=(Fault("gc", (5,), 0.5, duty=0.1),))
+    (found,) = [one for one in judge(simulate(job).run).verdicts if one.ranks]
+    assert (found.kind, found.ranks, found.cause) == ("intermittent", (5,), "gc")
+
+
+def test_a_rank_that_writes_in_step_after_step_is_slow_for_it() -> None:
+    """That is no plan: it is late by habit, from then on."""
+    job = Scenario(8, STEPS, 1, faults=(Fault("checkpoint", (3,), 0.1, onset=100),))
+    (found,) = judge(simulate(job).run).verdicts
+    assert (found.kind, found.ranks, found.cause, found.since_step) == ("straggler", (3,), "checkpoint", 100)
+
+
+def test_who_writes_after_a_steps_collectives_holds_up_the_next() -> None:
+    """The time in the checkpoint is the one step's, and the others wait in the next."""
+    made = _writing(8, {0: (slice(10, None, 25), 3.0)})
+    after = replace(made, parts={"checkpoint": np.roll(made.parts["checkpoint"], -1, axis=1)})
+    left = planned.aside(after, DEFAULT)[0].excess[0]
+    assert float(left.max() / after.step_ns) < 0.1
+
+
+def test_of_several_that_write_at_once_only_the_usual_time_is_planned() -> None:
+    """One of six in a job of sixteen takes three times as long as the others: two thirds of that are its own."""
+    every = slice(10, None, 25)
+    made = _writing(16, {rank: (every, 3.0 if rank == 2 else 1.0) for rank in range(6)})
+    assert _late(made, 2) == pytest.approx(2.0, abs=0.1)
+    assert _late(made, 3) < 0.1
+
+
+def test_where_most_write_they_are_compared_with_each_other() -> None:
+    """Who takes longer than its peers over what all do is late."""
+    every = slice(10, None, 25)
+    made = _writing(8, {rank: (every, 3.0 if rank == 2 else 1.0) for rank in range(8)})
+    assert _late(made, 2) == pytest.approx(3.0, abs=0.1)
+
+
+def test_a_few_long_stalls_do_not_hide_that_work_explains_who_is_late() -> None:
+    """Four stalls of three steps each are most of the variance, and nothing of what makes ranks late otherwise."""
+    job = Scenario(16, 200, 1, varying_lengths=0.1)
+    found = _blocks(job)
+    more = uneven.more_work(found.work if found.work is not None else np.empty(0))
+    late = found.excess.copy()
+    late[0, 20::50] += 3 * found.step_ns
+    assert uneven.explained(late, more) == pytest.approx(uneven.explained(found.excess, more), abs=0.05)
+    assert uneven.levelled(replace(found, excess=late), DEFAULT) is not found
+
+
+def test_nobody_is_named_for_longer_batches_by_chance_beside_checkpoints() -> None:
+    """Eleven steps of 13 % more tokens than the others' are what sixteen ranks come to in two hundred steps."""
+    job = Scenario(16, 200, 8030067, stretches=3, step_ms=100.27222307053765, checkpoint_every=50)
+    report = judge(simulate(replace(job, varying_lengths=0.08660268659947865)).run)
+    assert [one.kind for one in report.verdicts] == ["uneven_workload"]
