@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -30,50 +29,52 @@ class Series(NamedTuple):
     labels: str
 
 
-@dataclass(frozen=True)
 class Head:
-    """What schemas that differ in their labels alone have in common: a node's GPUs have names of their own."""
+    """What schemas that differ in their labels alone have in common: a node's GPUs have names of their own.
 
-    names: tuple[str, ...]
-    counters: tuple[bool, ...]
-    helps: tuple[str, ...]
+    ``word`` (S,) says which of a schema's words each series has as its labels; ``order`` (S,) are the places of the
+    series sorted by name and labels.
+    """
+
+    __slots__ = ("__weakref__", "counters", "helps", "names", "order", "width", "word")
+
+    def __init__(
+        self, names: tuple[str, ...], counters: tuple[bool, ...], helps: tuple[str, ...], word: Array, order: Array
+    ) -> None:
+        self.names, self.counters, self.helps, self.word, self.order = names, counters, helps, word, order
+        self.width = len(names)
 
 
 _heads: WeakValueDictionary[Any, Head] = WeakValueDictionary()
 
 
 class Schema:
-    """The series of a metric block, in the order of its values.
+    """The series of a metric block, in the order of its values. ``words`` are their different labels."""
 
-    ``words`` are the different labels and ``word`` (S,) which of them each series has; ``order`` (S,) are the places of
-    the series sorted by name and labels.
-    """
-
-    __slots__ = ("head", "order", "width", "word", "words")
+    __slots__ = ("head", "width", "words")
 
     def __init__(self, series: Iterable[Series]) -> None:
         given = list(series)
         names, counters, helps, labels = zip(*given, strict=True) if given else ((), (), (), ())
-        key = names, counters, helps
+        places: dict[str, int] = {}
+        word = np.array([places.setdefault(one, len(places)) for one in labels], np.int32)
+        ordered = sorted(zip(names, labels, range(len(names)), strict=True))
+        order = np.array([place for _, _, place in ordered], np.int32)
+        key = names, counters, helps, word.tobytes(), order.tobytes()
         head = _heads.get(key)
         if head is None:
-            head = _heads[key] = Head(*key)
-        self.head, self.width = head, len(names)
-        places: dict[str, int] = {}
-        self.word = np.array([places.setdefault(one, len(places)) for one in labels], np.int32)
-        self.words = tuple(places)
-        ordered = sorted(zip(names, labels, range(len(names)), strict=True))
-        self.order = np.array([place for _, _, place in ordered], np.int32)
+            head = _heads[key] = Head(names, counters, helps, word, order)
+        self.head, self.width, self.words = head, len(names), tuple(places)
 
     def labels(self, place: int) -> str:
         """The labels of one series."""
-        return self.words[int(self.word[place])]
+        return self.words[int(self.head.word[place])]
 
     @property
     def series(self) -> Iterator[Series]:
         """All of them."""
         head = self.head
-        labels = (self.words[one] for one in self.word.tolist())
+        labels = (self.words[one] for one in head.word.tolist())
         return map(Series, head.names, head.counters, head.helps, labels)
 
 

@@ -1,9 +1,15 @@
-"""From blocks of node metrics to long rows, many nodes at once: nothing is done sample by sample."""
+"""From blocks of node metrics to long rows, many nodes at once: nothing is done sample by sample, nor node by node.
+
+Nodes of one kind send the same series, and most of them as many samples of each in the time of a flush. So what
+arrives is a few dozen cubes, nodes by ticks by series, and long rows are these turned over: nodes by series by ticks.
+"""
 
 from __future__ import annotations
 
-from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+import itertools
+import math
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,108 +25,127 @@ if TYPE_CHECKING:
 
 #: Samples that are long rows in memory at one time; they take ten times the space of the blocks they come from.
 _PIECE = 1 << 17
-_ORIGIN, _KEY, _RAW = attrgetter("origin"), attrgetter("key"), attrgetter("raw")
+_HEAD = attrgetter("head")
 
 
-class _Coded(NamedTuple):
-    """Texts, each once, and of each series which one it has."""
+class _Cube(NamedTuple):
+    """Samples of nodes that send the same series, ``ticks`` of each: for each node its blocks, one after the other."""
 
-    codes: Array
-    words: Sequence[str]
+    nodes: Sequence[str]
+    schemas: Sequence[Schema]
+    ticks: int
+    raw: Sequence[bytes]
+    node_times: Sequence[bytes]
+    offsets: Array
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Nodes, series, ticks."""
+        return len(self.nodes), self.schemas[0].head.width, self.ticks
+
+    def values(self, out: Array) -> None:
+        """Write all values, series by series."""
+        nodes, width, ticks = self.shape
+        places = self.schemas[0].head.order[:, None] + np.arange(ticks) * width
+        values = np.frombuffer(b"".join(self.raw), np.float64)
+        np.take(values.reshape(nodes, -1), places.ravel(), axis=1, out=out.reshape(nodes, -1), mode="clip")
+
+    def times(self) -> Array:
+        """(N, 1, T) job clock ns."""
+        times, offsets = np.frombuffer(b"".join(self.node_times), np.int64), self.offsets
+        if len(times) != len(offsets):
+            each = np.fromiter(map(len, self.node_times), np.int64, len(self.node_times)) // 8
+            offsets = np.repeat(offsets, each)
+        told: Array = times + offsets
+        return told.reshape(-1, 1, self.ticks)
 
 
-class _Piece(NamedTuple):
-    """Samples in the order of arrival, group by group: those of one schema of one node."""
+class _Texts:
+    """Texts of a piece, each once, and which one a row has."""
 
-    nodes: list[str]
-    schemas: list[Schema]
-    counts: Array
-    blocks: list[MetricRows]
+    def __init__(self, rows: int) -> None:
+        self._places: dict[str, int] = {}
+        self._coded: dict[tuple[str, ...], list[int]] = {}
+        self.codes = np.empty(rows, np.int32)
 
+    def of(self, texts: tuple[str, ...]) -> list[int]:
+        """The codes of several texts."""
+        found = self._coded.get(texts)
+        if found is None:
+            places = self._places
+            found = self._coded[texts] = [places.setdefault(text, len(places)) for text in texts]
+        return found
 
-def _coded(words: Iterable[str]) -> tuple[Array, list[str]]:
-    """Which of the different words each is, and those."""
-    places: dict[str, int] = {}
-    return np.array([places.setdefault(word, len(places)) for word in words], np.int32), list(places)
+    def column(self, keep: Array | slice) -> pa.Array:
+        """The rows to keep, as codes of a dictionary."""
+        words = pa.array(list(self._places), pa.string())
+        return pa.DictionaryArray.from_arrays(pa.array(self.codes[keep]), words, safe=False)
 
 
 def metrics_tables(samples: Sequence[MetricRows], definitions: Definitions) -> Iterator[pa.Table]:
-    """Samples as long rows, in the stored order: node by node, series after series, each by time; piece by piece."""
-    origins = sorted(set(map(_ORIGIN, samples)), key=_KEY)
-    numbers = {origin: number for number, origin in enumerate(origins)}
-    number = np.fromiter(map(numbers.__getitem__, map(_ORIGIN, samples)), np.int32, len(samples))
-    order = np.argsort(number, kind="stable")
-    counts = np.bincount(number, minlength=len(origins))
-    blocks = np.cumsum(counts)
-    held = np.cumsum(np.fromiter(map(len, map(_RAW, samples)), np.int64, len(samples))[order])[blocks - 1] // 8
-    begin = 0
-    while begin < len(origins):
-        before, first = (held[begin - 1], blocks[begin - 1]) if begin else (0, 0)
-        end = min(int(np.searchsorted(held, before + _PIECE)) + 1, len(origins))
-        yield _long_rows(
-            _Piece(
-                [one.node for one in origins[begin:end]],
-                [definitions.schemas[one.schema] for one in origins[begin:end]],
-                counts[begin:end],
-                [samples[place] for place in order[first : blocks[end - 1]].tolist()],
-            )
-        )
-        begin = end
+    """Samples as long rows, piece by piece: nodes in their order, a series of a node by time and in one piece."""
+    for _, cubes in itertools.groupby(_cubes(samples, definitions), itemgetter(0)):
+        yield _long_rows([cube for _, cube in cubes])
 
 
-def _long_rows(piece: _Piece) -> pa.Table:
-    """Rows are gathered by index: each series has a first value and time, and its next values are a width apart."""
-    values = np.frombuffer(b"".join([block.raw for block in piece.blocks]), np.float64)
-    node_times = [block.node_times for block in piece.blocks]
-    each = np.array(list(map(len, node_times)), np.int32) // 8
-    times = np.frombuffer(b"".join(node_times), np.int64)
-    times = times + np.repeat(np.array([block.offset for block in piece.blocks], np.int64), each)
-    ticks = np.add.reduceat(each, _begins(piece.counts))
-    width = np.array([schema.width for schema in piece.schemas], np.int32)
-    order = np.concatenate([schema.order for schema in piece.schemas])
-    length = np.repeat(ticks, width)
-    tick = np.arange(len(values), dtype=np.int32) - np.repeat(_begins(length), length)
-    stride = np.repeat(np.repeat(width, width), length)
-    value = values[np.repeat(np.repeat(_begins(width * ticks), width) + order, length) + tick * stride]
-    time_ns = times[np.repeat(np.repeat(_begins(ticks), width), length) + tick]
-    texts = _nodes(piece, width), _names(piece, width, order), _labels(piece, width, order)
-    codes = [np.repeat(one.codes, length) for one in texts]
-    keep = ~np.isnan(value)  # a missing sample is an absent row
-    if not keep.all():
-        codes, time_ns, value = [one[keep] for one in codes], time_ns[keep], value[keep]
-    arrays = [_dictionary(rows, one.words) for rows, one in zip(codes, texts, strict=True)]
-    return pa.Table.from_arrays([*arrays, pa.array(time_ns), pa.array(value)], schema=schema.arrow_schema("metrics"))
+def _cubes(samples: Sequence[MetricRows], definitions: Definitions) -> Iterator[tuple[int, _Cube]]:
+    """Each with the number of its piece, in their order."""
+    if not samples:
+        return
+    raw, node_times = [one.raw for one in samples], [one.node_times for one in samples]
+    offset = np.array([one.offset for one in samples], np.int64)
+    origins, of = _numbered(one.origin for one in samples)
+    names, schemas = [one.node for one in origins], [definitions.schemas[one.schema] for one in origins]
+    heads, head = _numbered(map(_HEAD, schemas))
+    size = np.bincount(of, np.fromiter(map(len, raw), np.int64, len(raw)) // 8).astype(np.int64)
+    ticks = size // np.array([max(one.width, 1) for one in heads])[head]
+    piece, order = _order(names, head, ticks, size)
+    place = np.argsort(order)[of]
+    blocks, ends = np.argsort(place, kind="stable"), np.cumsum(np.bincount(place))
+    changes = np.any([np.diff(key[order]) for key in (piece, head, ticks)], axis=0)
+    for begin, end in itertools.pairwise([0, *(np.flatnonzero(changes) + 1).tolist(), len(order)]):
+        first, members = order[begin], order[begin:end].tolist()
+        at = blocks[ends[begin - 1] if begin else 0 : ends[end - 1]]
+        whose = [names[one] for one in members], [schemas[one] for one in members], int(ticks[first])
+        what = [raw[one] for one in at.tolist()], [node_times[one] for one in at.tolist()], offset[at]
+        if ticks[first]:
+            yield int(piece[first]), _Cube(*whose, *what)
 
 
-def _begins(lengths: Array) -> Array:
-    """Where each of consecutive pieces begins."""
-    return np.cumsum(lengths, dtype=np.int32) - lengths
+def _order(names: Sequence[str], head: Array, ticks: Array, size: Array) -> tuple[Array, Array]:
+    """``(piece of each origin, what sorts origins into pieces, and those that make one cube together)``."""
+    nodes, node = _numbered(names)
+    node = np.argsort(np.argsort(np.array(nodes, object)))[node]
+    by_node = np.lexsort((head, node))
+    piece = np.empty_like(size)
+    piece[by_node] = (np.cumsum(size[by_node]) - size[by_node]) // _PIECE
+    return piece, np.lexsort((node, ticks, head, piece))
 
 
-def _dictionary(codes: Array, words: Sequence[str]) -> pa.Array:
-    return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), pa.array(words, pa.string()))
+def _numbered(things: Iterable[Any]) -> tuple[list[Any], Array]:
+    """The different ones, and which of them each is."""
+    places: dict[Any, int] = {}
+    number = np.array([places.setdefault(one, len(places)) for one in things], np.int64)
+    return list(places), number
 
 
-def _nodes(piece: _Piece, width: Array) -> _Coded:
-    codes, words = _coded(piece.nodes)
-    return _Coded(np.repeat(codes, width), words)
-
-
-def _names(piece: _Piece, width: Array, order: Array) -> _Coded:
-    """Names are looked up once for all schemas that have the same."""
-    return _shared([schema.head.names for schema in piece.schemas], width, order)
-
-
-def _labels(piece: _Piece, width: Array, order: Array) -> _Coded:
-    """So are labels: all of a node's GPUs, and its ranks, have the same in several schemas."""
-    word = np.concatenate([schema.word for schema in piece.schemas])
-    return _shared([schema.words for schema in piece.schemas], width, word[np.repeat(_begins(width), width) + order])
-
-
-def _shared(texts: Sequence[tuple[str, ...]], width: Array, place: Array) -> _Coded:
-    """Of groups with these texts each and so many series, of which each has the text at its place: which that is."""
-    different = dict.fromkeys(texts)
-    codes, words = _coded(text for one in different for text in one)
-    begins = dict(zip(different, _begins(np.array(list(map(len, different)))).tolist(), strict=True))
-    begin = np.array([begins[one] for one in texts], np.int32)
-    return _Coded(codes[np.repeat(begin, width) + place], words)
+def _long_rows(cubes: Sequence[_Cube]) -> pa.Table:
+    rows = sum(math.prod(cube.shape) for cube in cubes)
+    value, time_ns = np.empty(rows), np.empty(rows, np.int64)
+    node, name, labels = _Texts(rows), _Texts(rows), _Texts(rows)
+    end = 0
+    for cube in cubes:
+        begin, end = end, end + math.prod(cube.shape)
+        head, shape = cube.schemas[0].head, cube.shape
+        cube.values(value[begin:end])
+        time_ns[begin:end].reshape(shape)[...] = cube.times()
+        node.codes[begin:end].reshape(len(cube.nodes), -1)[...] = np.array(node.of(tuple(cube.nodes)))[:, None]
+        name.codes[begin:end].reshape(shape)[...] = np.array(name.of(head.names))[head.order, None]
+        words = np.array([labels.of(one.words) for one in cube.schemas])
+        labels.codes[begin:end].reshape(shape)[...] = words[:, head.word[head.order], None]
+    present = ~np.isnan(value)  # a missing sample is an absent row
+    keep = slice(None) if present.all() else present
+    columns = [one.column(keep) for one in (node, name, labels)]
+    return pa.Table.from_arrays(
+        [*columns, pa.array(time_ns[keep]), pa.array(value[keep])], schema=schema.arrow_schema("metrics")
+    )

@@ -108,6 +108,19 @@ def encodings(table: str, *, passing: bool = False) -> tuple[list[str], dict[str
     return [name for name in columns if name not in plain], plain
 
 
+def compression(table: str, *, passing: bool = False) -> tuple[dict[str, str], dict[str, int]]:
+    """``(codec by column, level by column)`` for the Parquet writer: zstd for what stays.
+
+    A flush, which is to be merged, is written in two thirds of the time with LZ4, and hardly larger while measured
+    values, of which LZ4 makes half as much again, are under zstd.
+    """
+    columns = FILED[table]
+    if not passing:
+        return dict.fromkeys(columns, "zstd"), dict.fromkeys(columns, 3)
+    codecs = {name: "zstd" if dtype is np.float64 else "lz4" for name, dtype in columns.items()}
+    return codecs, {name: 1 for name, codec in codecs.items() if codec == "zstd"}
+
+
 def noted(table: str, *, passing: bool = False) -> list[str] | bool:
     """The columns whose least and greatest value in each row group are noted, for the Parquet writer: by which rows are
     found and merged. Of the others nobody asks, and to note them takes as long as to write them; of small tables all.

@@ -26,10 +26,9 @@ if TYPE_CHECKING:
 
 SUFFIX = ".parquet"
 TORN = ".torn"
-#: Rows of a row group of a merged segment; and of a flush: a merge holds one of each of its segments.
-_ROW_GROUP, _FLUSH_GROUP = 1 << 19, 1 << 14
-#: Of zstd: for what stays, and for a flush, which is to be merged.
-_LEVEL, _FLUSH_LEVEL = 3, 1
+#: Rows of a row group of a merged segment; and of a flush: a merge holds one of each of its segments, and each group
+#: repeats the words that are in it.
+_ROW_GROUP, _FLUSH_GROUP = 1 << 19, 1 << 15
 #: Rows that the Parquet writer looks at together.
 _BATCH = 1 << 14
 
@@ -100,14 +99,15 @@ class Writer:
     def __init__(self, table: str, path: Path, *, passing: bool = False) -> None:
         """``passing``: it is to be merged soon, so what counts is how fast it is written. Raises OSError."""
         dictionary, plain = schema.encodings(table, passing=passing)
+        codecs, levels = schema.compression(table, passing=passing)
         self.rows, self._group = 0, _FLUSH_GROUP if passing else _ROW_GROUP
         self._path = path
         self._file = path.open("wb")
         self._writer = pq.ParquetWriter(
             self._file,
             schema.arrow_schema(table),
-            compression="zstd",
-            compression_level=_FLUSH_LEVEL if passing else _LEVEL,
+            compression=codecs,
+            compression_level=levels,
             use_dictionary=dictionary,
             column_encoding=plain,
             write_statistics=schema.noted(table, passing=passing),
