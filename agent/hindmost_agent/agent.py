@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 NS = 1_000_000_000
 #: A batch is made this often, however often is sampled: a message costs the same for one tick or twenty.
 FLUSH_NS = 2 * NS
+#: What a collector of many agents may ask for instead: a job that trains is judged within seconds.
+FLUSH_MOST_NS = 4 * NS
 #: Where no rank of a node has written anything for long a batch is made this often: whether a job hangs is a matter of
 #: seconds, and there is little to send. The more nodes a job has, the seldomer each needs to speak: the collector knows
 #: from any of them that nothing moves.
@@ -60,7 +62,7 @@ class Agent:
         self.host = host
         self.rings = rings
         self.spool = spool
-        self.held_back = False
+        self.held_back, self.batch_ns = False, 0
         self._said: set[str] = set()
         self.seen_ns: int | None = None
         self._runner = runner
@@ -90,7 +92,8 @@ class Agent:
             self._sample_ns = following(self._sample_ns, self._interval_ns, now_ns)
             self._sample(now_ns)
         if due:
-            self._flush_ns = following(self._flush_ns, self._flush_period_ns, now_ns)
+            period_ns = max(self._flush_period_ns, min(self.batch_ns, FLUSH_MOST_NS))
+            self._flush_ns = following(self._flush_ns, period_ns, now_ns)
         if due or again:
             self.flush(now_ns)
         return min(self._sample_ns, now_ns + BUSY_NS if busy else max(self._again_ns(now_ns), now_ns + AGAIN_NS))

@@ -161,7 +161,7 @@ class Service:
             next_ns = self.agent.tick(now_ns)
             if self.shipper is not None and self.host.own.batches != made:
                 self.shipper.notify()
-                self.agent.held_back = self.shipper.held_back
+                self.agent.held_back, self.agent.batch_ns = self.shipper.held_back, self.shipper.batch_ns
         except Exception:
             log.exception("tick failed; going on with the next")
         if self.settings.ring_dir is not None and not self.settings.hold:

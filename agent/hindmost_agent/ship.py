@@ -63,7 +63,7 @@ class Shipper:
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self.target = target
-        self.held_back = False
+        self.held_back, self.batch_ns = False, 0
         self._spool = spool
         self._own = own
         own.connected, own.connects = False, 0
@@ -138,6 +138,7 @@ class Shipper:
             log.info("collector %s answers again: what the spool kept is sent", self.target)
         self._heard_ns = self._monotonic_ns()
         self._it_goes = False
+        self.held_back, self.batch_ns = False, 0  # this collector says itself what it wants
         self._outbox = []
         self._round_trips.begin(with_batches=welcome.clock_with_batches)
 
@@ -197,7 +198,7 @@ class Shipper:
             elif kind == "zoom":
                 self._on_zoom(message.zoom)
             elif kind == "throttle":
-                self.held_back = message.throttle.metrics
+                self.held_back, self.batch_ns = message.throttle.metrics, message.throttle.batch_ns
             elif kind == "stop":
                 self._it_goes = message.stop.reason != keeping.JOB_OVER
                 self._wake.set()

@@ -2,7 +2,8 @@
 
 Each agent has a connection of its own and sends what the real agent of a node of 8 GPUs does, byte for byte: a message
 every two seconds with two ticks of 340 samples, in a dozen blocks, and of 8 ranks two steps with five phases and twenty
-collectives; clock round trips, the ranks' states and their definitions as often too. CPU is the server process's own
+collectives; or every three or four, with as much more, where a collector of many agents asks for it. Clock round trips,
+the ranks' states and their definitions come as often too. CPU is the server process's own
 user and system time, all threads, with store and detection; the agents run in a process of their own. Other load on
 the machine shifts lag, not CPU. Compaction merges what 16 flushes of ten seconds wrote, so a run of minutes has it:
 ``upkeep_s`` is the CPU time that it took, ``compacted_ratio`` how much of what is stored it has merged. ``bare`` is a

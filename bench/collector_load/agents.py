@@ -1,14 +1,15 @@
 """Simulated agents: the agent's own gRPC client, a connection each, and what the agent of a node of eight GPUs sends.
 
 A batch holds what the agent's own ``Builder`` makes of as many ticks as the agent puts into one: two, a message every
-two seconds. Clock round trips and the ranks' states are sent as often as the agent does. Nothing is read from a kernel,
-and no spool is written.
+two seconds, or as many as the collector asks for. Clock round trips and the ranks' states are sent as often as the
+agent does. Nothing is read from a kernel, and no spool is written.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import sys
 import time
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from hindmost_agent import batch as packing
-from hindmost_agent.agent import FLUSH_NS
+from hindmost_agent.agent import FLUSH_MOST_NS, FLUSH_NS
 from hindmost_agent.life import REPEAT_NS
 from hindmost_agent.observe import Own
 from hindmost_agent.ranks import RankProcess
@@ -32,9 +33,8 @@ from bench.collector_load import node
 RANKS, COLLECTIVES = node.RANKS, 10
 PHASES = ("input", "forward", "backward", "optimizer", "sync")
 STEP_NS = NS = 1_000_000_000
-#: Ticks, and steps of a rank, that one batch holds.
-TICKS = FLUSH_NS // NS
-CALLS = TICKS * COLLECTIVES
+#: Ticks, and steps of a rank, that one batch holds; and at most, where the collector asks for it.
+TICKS, MOST_TICKS = FLUSH_NS // NS, FLUSH_MOST_NS // NS
 STATE_TICKS = REPEAT_NS // NS
 #: How long to wait for the last acknowledgement.
 ACK_S = 60.0
@@ -76,16 +76,6 @@ class Agent:
         self._refs = [builder.rank(rank) for rank in ranks]
         self._definitions = dict(builder.pack().definitions)
         self._definitions |= dict(self._schemas)
-        self._step_rows = packed(8, np.array(self._refs, np.uint64)) + joined(9, bytes([TICKS] * RANKS))
-        self._call_rows = packed(14, np.array(self._refs, np.uint64)) + joined(15, bytes([CALLS] * RANKS))
-        self._step = np.tile(np.arange(TICKS), RANKS)
-        self._call = np.tile(np.arange(CALLS), RANKS)
-        rows = RANKS * CALLS
-        self._constant = (
-            joined(2, b"all_reduce") + joined(3, bytes(rows)) + packed(4, np.full(rows, 77, np.uint64)),
-            packed(8, np.full(rows, 1 << 20)) + joined(9, bytes(rows)) + joined(10, b"\1" * rows),
-            packed(11, np.full(rows, 70_000_000)) + packed(12, np.full(rows, -1)) + packed(13, np.full(rows, -1)),
-        )
 
     def hello(self) -> bytes:
         """The first message."""
@@ -93,13 +83,16 @@ class Agent:
         hello.monotonic_ns, hello.realtime_ns = time.monotonic_ns(), time.time_ns()
         return wire.AgentMessage(hello=hello).SerializeToString()
 
-    def messages(self, step: int, now: int) -> list[bytes]:
-        """A batch of the ``TICKS`` seconds before ``now``, ns, the first of them number ``step``; before it the
+    def messages(self, step: int, now: int, ticks: int = TICKS) -> list[bytes]:
+        """A batch of the ``ticks`` seconds before ``now``, ns, the first of them number ``step``; before it the
         definitions that no batch before had."""
-        metrics, refs = self._metrics(step, now)
-        late = _LATE[(step // TICKS + self.number) % len(_LATE)]
-        content = metrics + joined(3, self._steps(step, now, late)) + joined(4, self._collectives(step, now, late))
-        if (step + self.number) % STATE_TICKS < TICKS:
+        metrics, refs = self._metrics(step, now, ticks)
+        late = _LATE[(step // ticks + self.number) % len(_LATE), : RANKS * ticks]
+        shape, ranks = _shape(ticks), packed(8, np.array(self._refs, np.uint64))
+        content = metrics + joined(3, _steps(shape, step, now, late) + ranks + shape.step_rows)
+        ranks = packed(14, np.array(self._refs, np.uint64))
+        content += joined(4, _collectives(shape, step, now, late) + ranks + shape.call_rows)
+        if (step + self.number) % STATE_TICKS < ticks:
             content += b"".join(
                 joined(6, wire.RankState(rank=ref, time_ns=now, events_total=step * 16).SerializeToString())
                 for ref in self._refs
@@ -115,13 +108,13 @@ class Agent:
         blocks = (wire.MetricBlock(schema=1, time_ns=[now], values=[one]) for one in values)
         return wire.AgentMessage(batch=wire.Batch(sequence=self.sequence, metrics=blocks)).SerializeToString()
 
-    def _metrics(self, step: int, now: int) -> tuple[bytes, list[int]]:
+    def _metrics(self, step: int, now: int, ticks: int) -> tuple[bytes, list[int]]:
         """``(blocks, references)`` of what is due in these ticks: slow samplers have ticks of their own, as the
         agent's runner spreads them."""
         due: dict[int, list[tuple[int, bytes]]] = {}
-        for tick in range(step, step + TICKS):
+        for tick in range(step, step + ticks):
             self._values += _CHANGES[(tick + self.number) % len(_CHANGES)]
-            at = now - (step + TICKS - 1 - tick) * NS
+            at = now - (step + ticks - 1 - tick) * NS
             for place, source in enumerate(node.SOURCES):
                 if (self.sequence == 0 and tick == step) or (tick + place + self.number) % source.period == 0:
                     due.setdefault(place, []).append((at, self._values[self._slices[place]].tobytes()))
@@ -133,36 +126,61 @@ class Agent:
         )
         return b"".join(joined(2, block) for block in blocks), [self._schemas[place][0] for place in due]
 
-    def _steps(self, step: int, now: int, late: Any) -> bytes:
-        start = now + (self._step - TICKS) * STEP_NS
-        return (
-            packed(2, self._step + step)
-            + packed(3, start)
-            + packed(4, STEP_NS + late[:, 0])
-            + b"".join(
-                joined(6, joined(1, name.encode()) + packed(2, 150_000_000 + late[:, place]))
-                for place, name in enumerate(PHASES)
-            )
-            + joined(7, b"train")
-            + self._step_rows
-        )
 
-    def _collectives(self, step: int, now: int, late: Any) -> bytes:
-        head, middle, tail = self._constant
-        start = now - TICKS * STEP_NS + self._call * (STEP_NS // COLLECTIVES)
-        took = 9_000_000 + late[:, len(PHASES) :].ravel()
-        return (
-            b"".join(
-                (head, packed(5, self._call + step * COLLECTIVES), packed(6, start), packed(7, took), middle, tail)
-            )
-            + self._call_rows
+class _Shape(NamedTuple):
+    """What is alike in all batches of so many ticks: rows of ranks, and columns that do not change."""
+
+    ticks: int
+    step: Any
+    call: Any
+    step_rows: bytes
+    call_rows: bytes
+    constant: tuple[bytes, bytes, bytes]
+
+
+@functools.cache
+def _shape(ticks: int) -> _Shape:
+    calls = ticks * COLLECTIVES
+    rows = RANKS * calls
+    return _Shape(
+        ticks,
+        np.tile(np.arange(ticks), RANKS),
+        np.tile(np.arange(calls), RANKS),
+        joined(9, bytes([ticks] * RANKS)),
+        joined(15, bytes([calls] * RANKS)),
+        (
+            joined(2, b"all_reduce") + joined(3, bytes(rows)) + packed(4, np.full(rows, 77, np.uint64)),
+            packed(8, np.full(rows, 1 << 20)) + joined(9, bytes(rows)) + joined(10, b"\1" * rows),
+            packed(11, np.full(rows, 70_000_000)) + packed(12, np.full(rows, -1)) + packed(13, np.full(rows, -1)),
+        ),
+    )
+
+
+def _steps(shape: _Shape, step: int, now: int, late: Any) -> bytes:
+    return (
+        packed(2, shape.step + step)
+        + packed(3, now + (shape.step - shape.ticks) * STEP_NS)
+        + packed(4, STEP_NS + late[:, 0])
+        + b"".join(
+            joined(6, joined(1, name.encode()) + packed(2, 150_000_000 + late[:, place]))
+            for place, name in enumerate(PHASES)
         )
+        + joined(7, b"train")
+    )
+
+
+def _collectives(shape: _Shape, step: int, now: int, late: Any) -> bytes:
+    head, middle, tail = shape.constant
+    start = now - shape.ticks * STEP_NS + shape.call * (STEP_NS // COLLECTIVES)
+    took = 9_000_000 + late[:, len(PHASES) :].ravel()
+    number = packed(5, shape.call + step * COLLECTIVES)
+    return b"".join((head, number, packed(6, start), packed(7, took), middle, tail))
 
 
 #: What values grow by, and how late things are: made once, as making random numbers is not what is measured.
 _CHANCE = np.random.default_rng(0)
 _CHANGES = _CHANCE.integers(0, 100, (64, sum(map(node.width, node.SOURCES)))).astype(float)
-_LATE = _CHANCE.integers(0, 2_000_000, (64, RANKS * TICKS, len(PHASES) + COLLECTIVES))
+_LATE = _CHANCE.integers(0, 2_000_000, (64, RANKS * MOST_TICKS, len(PHASES) + COLLECTIVES))
 
 
 async def drive(agent: Agent, address: str, load: Load, began: float, gate: asyncio.Semaphore) -> None:
@@ -184,16 +202,18 @@ async def _live(agent: Agent, life: _Life, load: Load, began: float) -> None:
     """A batch each flush, at an agent's own moment of it; then Goodbye, and the end after the last ack."""
     following = asyncio.create_task(life.follow())
     beside = [asyncio.create_task(life.beat()), asyncio.create_task(life.speak())]
-    ticks = 1 if agent.plain else TICKS
-    offset = (agent.number * 0.6180339887) % 1.0 * ticks
+    step, end = load.start(agent.number), load.lead + load.seconds
+    offset = (agent.number * 0.6180339887) % 1.0 * TICKS
     try:
-        for step in range(load.start(agent.number), load.lead + load.seconds, ticks):
-            await asyncio.sleep(max(began + step + offset - time.monotonic(), 0))
+        while step < end:
+            ticks = 1 if agent.plain else min(life.ticks, end - step)
+            step += ticks
+            await asyncio.sleep(max(began + step - TICKS + offset - time.monotonic(), 0))
             now = time.monotonic_ns()
-            *definitions, batch = [agent.sample_by_sample(now)] if agent.plain else agent.messages(step, now)
-            for message in definitions:
+            made = [agent.sample_by_sample(now)] if agent.plain else agent.messages(step - ticks, now, ticks)
+            for message in made[:-1]:
                 await life.write(message)
-            await life.write(batch, batch=True)
+            await life.write(made[-1], batch=True)
         life.leaving = True
         await life.write(wire.AgentMessage(goodbye=wire.Goodbye(reason="done")).SerializeToString())
         await asyncio.wait_for(following, ACK_S)
@@ -212,6 +232,7 @@ class _Life:
         self._turn = asyncio.Lock()
         self._soon: asyncio.Queue[bytes] = asyncio.Queue()
         self._round_trips = RoundTrips(Own(), self._soon.put_nowait)
+        self.ticks = TICKS
         self.leaving = False
 
     async def write(self, message: bytes, *, batch: bool = False) -> None:
@@ -238,6 +259,8 @@ class _Life:
             if message.HasField("clock"):
                 self._round_trips.answered(message.clock)
                 acked = message.clock.durable_sequence
+            elif message.HasField("throttle"):
+                self.ticks = min(max(message.throttle.batch_ns // NS, TICKS), MOST_TICKS)
             self._agent.acked = max(self._agent.acked, acked)
             if self.leaving and self._agent.acked == self._agent.sequence:
                 await self._call.done_writing()

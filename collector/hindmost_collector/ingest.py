@@ -84,7 +84,7 @@ class Ingest:
         self._ack_ns = ack_ns
         self.agents: dict[str, Agent] = {}
         self.counts: Counter[str] = Counter()
-        self.shed_metrics = False
+        self.shed_metrics, self.batch_ns = False, 0
         self.attendance, self.strangers = Attendance(), Strangers()
         self.stopping: str | None = None
         self._complained: set[str] = set()
@@ -181,6 +181,8 @@ class Ingest:
         agent.outbox, agent.departed, agent.last_heard_ns = outbox, False, now
         self.parking.clear(identity)
         outbox.welcome(agent.durable, agent.received, direct=direct)
+        if self.shed_metrics or self.batch_ns:
+            outbox.throttle(self.shed_metrics, self.batch_ns)
         if self.stopping is not None:
             outbox.stop(self.stopping)
         self.counts["streams"] += 1
@@ -369,6 +371,15 @@ class Ingest:
         for agent in self.agents.values():
             if agent.outbox:
                 agent.outbox.stop(reason)
+
+    def throttle(self, shed_metrics: bool, batch_ns: int) -> None:
+        """Tell every agent, and those still to come, whether node metrics are shed, and how often to make a batch."""
+        if (shed_metrics, batch_ns) == (self.shed_metrics, self.batch_ns):
+            return
+        self.shed_metrics, self.batch_ns = shed_metrics, batch_ns
+        for agent in self.agents.values():
+            if agent.outbox:
+                agent.outbox.throttle(shed_metrics, batch_ns)
 
     def connected(self) -> int:
         """How many agents have a stream."""

@@ -17,6 +17,7 @@ from hindmost_collector.jobs import LiveJob
 from hindmost_collector.lag import Lag
 from hindmost_collector.listening import listen
 from hindmost_collector.live import Judging, share_of
+from hindmost_collector.pace import batch_ns
 from hindmost_collector.parking import Parking
 from hindmost_collector.recording import WAIT_S, Recorder
 from hindmost_collector.remote_write import RemoteWrite
@@ -176,11 +177,8 @@ class Collector:
         parked = self.ingest.parking.bytes / (self.options.memory_mib << 20)
         pressure, shedding = self.recorder.pressure + parked, self.ingest.shed_metrics
         wanted = pressure > 0.5 or (shedding and pressure > 0.25)
+        self.ingest.throttle(wanted, batch_ns(self.ingest.connected(), self.ingest.batch_ns))
         if wanted != shedding:
-            self.ingest.shed_metrics = wanted
-            for agent in self.ingest.agents.values():
-                if agent.outbox:
-                    agent.outbox.throttle(wanted)
             log.warning(
                 "%s node metrics: memory for unwritten rows is %.0f %% full",
                 "shedding" if wanted else "taking",

@@ -39,7 +39,7 @@ class Outbox:
         self._clock_reply: tuple[int, int, bool] | None = None
         self._needs: dict[int, None] = {}
         self._zooms: deque[wire.Zoom] = deque(maxlen=_ZOOMS)
-        self._throttle: bool | None = None
+        self._throttle: wire.Throttle | None = None
         self._stop: str | None = None
         self.closed = False
         self.reason: str | None = None
@@ -82,9 +82,9 @@ class Outbox:
         self._zooms.append(zoom)
         self._ready.set()
 
-    def throttle(self, metrics: bool) -> None:
-        """Ask to hold back node metrics, or to send them again."""
-        self._throttle = metrics
+    def throttle(self, metrics: bool, batch_ns: int) -> None:
+        """Ask to hold back node metrics, or to send them again; and how often to make a batch, 0 for as it likes."""
+        self._throttle = wire.Throttle(metrics=metrics, batch_ns=batch_ns)
         self._ready.set()
 
     def stop(self, reason: str) -> None:
@@ -126,7 +126,7 @@ class Outbox:
         while self._zooms:
             messages.append(wire.CollectorMessage(zoom=self._zooms.popleft()))
         if self._throttle is not None:
-            messages.append(wire.CollectorMessage(throttle=wire.Throttle(metrics=self._throttle)))
+            messages.append(wire.CollectorMessage(throttle=self._throttle))
             self._throttle = None
         if self._stop is not None:
             messages.append(wire.CollectorMessage(stop=wire.Stop(reason=self._stop)))

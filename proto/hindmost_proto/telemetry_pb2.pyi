@@ -385,10 +385,12 @@ class Zoom(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ..., first_step: _Optional[int] = ..., last_step: _Optional[int] = ..., stacks: _Optional[bool] = ...) -> None: ...
 
 class Throttle(_message.Message):
-    __slots__ = ("metrics",)
+    __slots__ = ("metrics", "batch_ns")
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_NS_FIELD_NUMBER: _ClassVar[int]
     metrics: bool
-    def __init__(self, metrics: _Optional[bool] = ...) -> None: ...
+    batch_ns: int
+    def __init__(self, metrics: _Optional[bool] = ..., batch_ns: _Optional[int] = ...) -> None: ...
 
 class Stop(_message.Message):
     __slots__ = ("reason",)

@@ -252,7 +252,7 @@ def test_stop_zoom_throttle_and_need_are_heard(spool: Spool) -> None:
                 if answer.WhichOneof("body") == "ack":
                     yield wire.CollectorMessage(need=wire.Need(refs=[77, 78]))
                     yield wire.CollectorMessage(zoom=wire.Zoom(job_id="j", stacks=True))
-                    yield wire.CollectorMessage(throttle=wire.Throttle(metrics=True))
+                    yield wire.CollectorMessage(throttle=wire.Throttle(metrics=True, batch_ns=3))
                     yield wire.CollectorMessage(stop=wire.Stop(reason=keeping.JOB_OVER))
 
     async def work() -> None:
@@ -260,7 +260,7 @@ def test_stop_zoom_throttle_and_need_are_heard(spool: Spool) -> None:
         async with listening(Talkative()) as collector, shipping(spool, collector.port) as link:
             await until(lambda: "stop" in link.told and collector.kinds().count("definitions") == 2)
         assert link.told[0] == wire.Zoom(job_id="j", stacks=True)
-        assert link.shipper.held_back
+        assert (link.shipper.held_back, link.shipper.batch_ns) == (True, 3)
 
     run(work())
 

@@ -56,6 +56,20 @@ def test_a_ring_is_read_when_a_batch_is_made_of_it(tmp_path: Path, writer: ring.
     assert (mine.host.own.ring_events, mine.host.own.produced) == (3, 3 + 1)  # the steps, and that the rank runs
 
 
+@pytest.mark.parametrize(("asked_s", "every_s"), [(0, 2), (1, 2), (3, 3), (60, 4)])
+def test_a_collector_of_many_agents_gets_batches_seldomer(tmp_path: Path, asked_s: int, every_s: int) -> None:
+    """As it asked, within what a verdict can wait: never oftener than usual, never as seldom as somebody may ask."""
+    mine = agent(tmp_path, Spool(tmp_path / "spool", 1 << 20), {"cpu": samplers.load()["cpu"]})
+    mine.batch_ns = asked_s * NS
+    made = []
+    for second in range(13):
+        before = mine.host.own.batches
+        mine.tick(second * NS)
+        if mine.host.own.batches != before:
+            made.append(second)
+    assert made == list(range(0, 13, every_s))
+
+
 def test_what_is_no_ring_keeps_nobody_from_sampling(tmp_path: Path, writer: ring.Writer) -> None:
     """All users of a node may write where rings are: the node, and rings beside, are read on, and one line is said."""
     os.mkfifo(tmp_path / "rings/1.py.1.ring")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hindmost_agent import batch as packing
 from hindmost_agent.fold import CollectiveRow, StepRow
 from hindmost_agent.runner import Reading
 from hindmost_proto import telemetry_pb2 as wire
 
 from bench.collector_load import node
-from bench.collector_load.agents import NS, RANKS, TICKS, Agent
+from bench.collector_load.agents import MOST_TICKS, NS, RANKS, TICKS, Agent
 
 NOW = 1000 * NS
 
@@ -37,12 +38,13 @@ def call_rows(block):
     return [CollectiveRow(block.op_names[op], *row) for op, *row in zip(block.op, *columns, strict=True)]
 
 
-def test_a_batch_is_what_the_agents_builder_makes():
-    """Byte by byte, for the same samples, steps, collectives and states of ranks."""
+@pytest.mark.parametrize("ticks", range(TICKS, MOST_TICKS + 1))
+def test_a_batch_is_what_the_agents_builder_makes(ticks):
+    """Byte by byte, for the same samples, steps, collectives and states of ranks, as often as batches are made."""
     layouts = {packing.schema(layout)[0]: layout for layout in (node.layout(one, 3) for one in node.SOURCES)}
     agent = Agent(3, 64)
-    for step in range(0, 20, TICKS):
-        sent = agent.messages(step, NOW + step * NS)[-1]
+    for step in range(0, 10 * ticks, ticks):
+        sent = agent.messages(step, NOW + step * NS, ticks)[-1]
         batch = wire.AgentMessage.FromString(sent).batch
         builder = packing.Builder(agent.node)
         for block in batch.metrics:

@@ -1,0 +1,55 @@
+"""How often agents are asked to make a batch."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hindmost_collector.clock import JobClock
+from hindmost_collector.decode import Decoder
+from hindmost_collector.definitions import Definitions
+from hindmost_collector.ingest import Ingest
+from hindmost_collector.pace import NS, batch_ns
+from hindmost_proto import telemetry_pb2 as wire
+
+
+@pytest.mark.parametrize(
+    ("agents", "seconds"), [(0, 0), (1, 0), (700, 0), (701, 3), (1024, 3), (1051, 4), (100_000, 4)]
+)
+def test_many_agents_are_asked_for_fewer(agents, seconds):
+    """Some 350 batches a second, as far as a verdict can wait; few agents do as they like."""
+    assert batch_ns(agents, 0) == seconds * NS
+
+
+def test_agents_that_come_and_go_are_not_told_each_time():
+    """What was asked stands until there are a fifth fewer than it was asked for."""
+    asked = batch_ns(701, 0)
+    assert batch_ns(700, asked) == asked
+    assert batch_ns(561, asked) == asked
+    assert batch_ns(560, asked) == 0
+    assert batch_ns(0, batch_ns(5000, 0)) == 0
+
+
+def greeted(ingest, name):
+    """The outbox of an agent that has just come."""
+    hello = wire.Hello(protocol=1, agent_id=name, node="n")
+    return asyncio.run(ingest.greet(hello))[1]
+
+
+def told(outbox):
+    """What is said about it on a stream, in order."""
+    return [one.throttle for one in outbox._drain() if one.HasField("throttle")]
+
+
+def test_every_agent_is_told_once():
+    """Those that are there when it changes, and those that come later."""
+    definitions = Definitions()
+    ingest = Ingest(JobClock(), definitions, Decoder(definitions), dict)
+    early = greeted(ingest, "a")
+    assert told(early) == []
+    for _ in range(2):
+        ingest.throttle(shed_metrics=False, batch_ns=3 * NS)
+    late = greeted(ingest, "b")
+    assert told(early) == told(late) == [wire.Throttle(batch_ns=3 * NS)]
+    ingest.throttle(shed_metrics=True, batch_ns=0)
+    assert told(early) == told(late) == [wire.Throttle(metrics=True)]
