@@ -317,6 +317,8 @@ def _slowest(lengths: Floats, joined: Grid) -> Floats:
 
 #: What :class:`Blocks` rest on where a job shows when its steps began and ended, and nothing else.
 BARE = "bare steps"
+#: … or which phases they had, and no collectives.
+PHASES = "phases"
 
 
 def _parts(joined: Grid, own: Floats, starts: Ints, numbers: Ints, table: Table) -> dict[str, Floats]:
@@ -390,5 +392,5 @@ def _from_phases(table: Table, settings: Settings, *, on_gpus: bool) -> Blocks |
         warmup=first,
         parts=parts,
         work=phases.work(table, ranks, numbers),
-        evidence=BARE if bare else "phases",
+        evidence=BARE if bare else PHASES,
     )

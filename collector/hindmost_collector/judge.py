@@ -33,6 +33,7 @@ from hindmost_collector import (
     wording,
 )
 from hindmost_collector import blocks as blocks_of
+from hindmost_collector.abstaining import insufficient, little_inside, no_measure, nothing_inside
 from hindmost_collector.detectors import (
     hang,
     host_bound,
@@ -51,9 +52,6 @@ from hindmost_collector.stop_verdicts import of_hang, of_mismatch
 from hindmost_collector.verdict import Report, Verdict
 from hindmost_collector.verdicts import (
     balanced,
-    insufficient,
-    no_measure,
-    nothing_inside,
     of_habits,
     of_links,
     of_network,
@@ -300,5 +298,7 @@ def _nothing(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:
         return nothing_inside(blocks)
     if np.isnan(blocks.period).all():
         return no_measure(blocks)
+    if blocks.evidence == blocks_of.PHASES and (little := little_inside(blocks)) is not None:
+        return little
     needs = sharing.on_needs(blocks) if sharing.find(run) is not None else None
     return balanced(blocks, whatif.waste(blocks), needs)

@@ -104,6 +104,14 @@ def work(table: Table, ranks: Ints, numbers: Ints) -> Floats | None:
     return None if found is None or not (found > 0).any() else np.where(found > 0, found, np.nan)
 
 
+def named_share(parts: Mapping[str, Floats], duration: Floats) -> Floats:
+    """[R, S] share of each step that is in a phase of its host's or of its GPU's, whichever has more."""
+    total = {True: np.zeros_like(duration), False: np.zeros_like(duration)}
+    for name in (name for name in parts if name in {*PHASES, OTHER} - AMOUNTS):
+        total[name.startswith("gpu_")] += np.maximum(np.nan_to_num(parts[name]), 0.0)
+    return np.asarray(np.maximum(total[True], total[False]) / duration)
+
+
 def _on_gpu(parts: dict[str, Floats]) -> Floats | None:
     """[R, S] ns that the GPU was in one of its phases; ``None`` where nobody timed it."""
     found = [np.nan_to_num(block) for name, block in parts.items() if name.startswith("gpu_")]

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector import causes, confidence, lacking, roles, starving, whatif, wording, work_due
+from hindmost_collector import causes, confidence, roles, starving, whatif, wording, work_due
 from hindmost_collector.job_verdicts import since, until
-from hindmost_collector.model import Run, rows
 from hindmost_collector.robust import average, median, peers_median
 from hindmost_collector.verdict import Verdict
 from hindmost_collector.whatif import repaired, stall_saving, stretched, waste
@@ -359,31 +358,3 @@ def balanced(blocks: Blocks, wasted: float, needs: Blocks | None) -> Verdict:
         confidence=float(np.clip(1.0 - 1.0 / np.sqrt(len(blocks.steps) + 1), 0.5, 0.99)),
         evidence=tuple(wording.balanced(blocks, wasted, needs)),
     )
-
-
-def no_measure(blocks: Blocks) -> Verdict:
-    """Waits without the length of a step to weigh them against."""
-    evidence, advice = wording.no_measure(blocks)
-    return Verdict(kind="insufficient_data", evidence=(evidence,), advice=(advice,))
-
-
-def nothing_inside(blocks: Blocks) -> Verdict:
-    """Steps alike long, and not a word on what is in them: that may be a wait or work."""
-    evidence, advice = wording.nothing_inside(blocks)
-    return Verdict(kind="insufficient_data", evidence=(evidence,), advice=(advice,))
-
-
-def insufficient(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:
-    """Too little was seen; what is missing, and how to get it."""
-    ranks = len(blocks.ranks) if blocks is not None else rows(run.ranks)
-    count = len(blocks.steps) if blocks is not None else 0
-    evidence, advice = lacking.insufficient(ranks, blocks, settings, run.job)
-    if blocks is None and ranks > 1:
-        evidence, advice = lacking.polled(run) or lacking.of_dumps(run) or (evidence, advice)
-    told = lacking.patternless(run, settings) if blocks is None else None
-    if told is not None and not run.job.exit_code:
-        return Verdict(kind="insufficient_data", evidence=told[0], advice=(told[1],))
-    if run.job.exit_code and ranks:
-        warmup = blocks.warmup if blocks is not None else 0
-        evidence, advice = lacking.ended_early(run, count + warmup)
-    return Verdict(kind="insufficient_data", evidence=(evidence,), advice=(advice,))

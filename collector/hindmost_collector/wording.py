@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector.causes import MEASURES
-from hindmost_collector.model import OTHER
+from hindmost_collector.model import AMOUNTS, OTHER, PHASES
 from hindmost_collector.robust import median, spread
 from hindmost_collector.sharing import NEEDS
 
@@ -350,6 +350,14 @@ def no_measure(blocks: Blocks) -> tuple[str, str]:
         f"{waited}, but how long a step takes is not recorded: whether its lateness matters cannot be told",
         "record when operations start, too, or put a log of the steps beside it",
     )
+
+
+def little_inside(blocks: Blocks, share: float) -> tuple[str, str]:
+    """Why phases that are a small part of the steps clear nobody."""
+    seen = ", ".join(name for name in blocks.parts if name in PHASES and name not in AMOUNTS)
+    took = f"of a step of {ms(blocks.step_ns)} as little as {share:.0%} is in phases that were seen ({seen})"
+    found = f"{took}, in which no rank is slow; who works and who waits in the rest cannot be told"
+    return found, "record what the rest consists of: `hindmost run -- COMMAND` does, `hindmost.phase(NAME)` marks it"
 
 
 def nothing_inside(blocks: Blocks) -> tuple[str, str]:

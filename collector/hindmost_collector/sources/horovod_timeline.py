@@ -31,8 +31,9 @@ _NEGOTIATE = "NEGOTIATE_"
 
 
 def recognises(sample: Sample) -> bool:
-    """Whether it is an array of trace events with Horovod's phases near its begin."""
-    words = (b"NEGOTIATE_ALL", b"NEGOTIATE_BROADCAST", b"NEGOTIATE_REDUCESCATTER", b"HOROVOD")
+    """Whether it is an array of trace events with Horovod's phases near its begin, or the cycles that come before."""
+    phases = (b"NEGOTIATE_ALL", b"NEGOTIATE_BROADCAST", b"NEGOTIATE_REDUCESCATTER", b"HOROVOD")
+    words = (*phases, b"CYCLE_START", b"start_time_since_epoch_in_micros")
     return sample.head.lstrip()[:1] == b"[" and any(word in sample.head for word in words)
 
 

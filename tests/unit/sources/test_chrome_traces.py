@@ -212,6 +212,14 @@ def test_a_horovod_timeline_says_who_was_ready_last(tmp_path: Path) -> None:
     assert any("rank 0's" in note for note in run.notes)
 
 
+def test_a_timeline_may_begin_with_nothing_but_cycles(tmp_path: Path) -> None:
+    """With HOROVOD_TIMELINE_MARK_CYCLES a minute of start-up is thousands of them before the first tensor."""
+    path = _horovod(tmp_path, late=1)
+    cycles = [{"ph": "i", "name": "CYCLE_START", "ts": i, "s": "g"} for i in range(3000)]
+    path.write_text(json.dumps(cycles + json.loads(path.read_text())))
+    assert load(path).job.world_size == 3
+
+
 def test_an_unfinished_timeline_is_read_to_where_it_ends(tmp_path: Path) -> None:
     """Horovod closes the array at a clean exit only."""
     path = _horovod(tmp_path, late=0)

@@ -62,6 +62,16 @@ def test_collectives_of_gloo_among_several_groups_are_nobodys(tmp_path: Path) ->
     assert rows(load(tmp_path).collectives) == 0
 
 
+def test_steps_of_which_the_input_alone_is_known_clear_nobody(tmp_path: Path) -> None:
+    """They take alike long on all ranks, for all wait for the slow one: it was said that nobody holds the job back."""
+    for rank in range(4):
+        spans = [_complete("user_annotation", "enumerate(DataLoader)#x", n * STEP_US, 100.0) for n in range(2, 16)]
+        _write(tmp_path / f"{rank}.json", rank, [*map(_step, range(2, 16)), *spans], WORLD)
+    (verdict,) = judge(load(tmp_path)).verdicts
+    assert verdict.kind == "insufficient_data"
+    assert "as little as 1% is in phases that were seen (input)" in verdict.evidence[0]
+
+
 def test_files_of_several_cycles_of_a_schedule_are_one_recording(tmp_path: Path) -> None:
     """``schedule(repeat=2)`` writes a file a cycle and rank; their steps go on counting."""
     for rank in range(4):
