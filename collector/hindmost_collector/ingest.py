@@ -88,6 +88,7 @@ class Ingest:
         self.attendance, self.strangers = Attendance(), Strangers()
         self.stopping: str | None = None
         self._complained: set[str] = set()
+        self._aside: set[str] = set()
         self._store_away = False
         self._open = asyncio.Event()
         self._open.set()
@@ -280,12 +281,13 @@ class Ingest:
             self.definitions.learn(definitions, self.decoder, agent.clock)
         except Malformed as error:
             self._complain(agent, [str(error)])
+        except Exception as error:  # noqa: BLE001 - whatever it is
+            self._set_aside(agent, "definitions", error)
         self._unpark(agent)
 
     def _batch(self, agent: Agent, outbox: Outbox, batch: wire.Batch, now: int) -> None:
         self.counts["batches"] += 1
-        blocks = samples(batch)
-        missing = self._missing(batch, blocks)
+        blocks, missing = self._looked_into(agent, batch)
         if not missing and self.parking.first(agent.identity) is None:
             self._take(agent, batch, blocks)
             return
@@ -297,14 +299,20 @@ class Ingest:
             return
         self._unpark(agent, force=self.parking.overdue(agent.identity, now))
 
-    def _missing(self, batch: wire.Batch, blocks: Sequence[Samples]) -> list[int]:
-        return self.definitions.missing(references(batch, blocks, self.definitions))
+    def _looked_into(self, agent: Agent, batch: wire.Batch) -> tuple[Sequence[Samples], list[int]]:
+        """``(its samples, what has to be asked for before it is taken)``."""
+        try:
+            blocks = samples(batch)
+            return blocks, self.definitions.missing(references(batch, blocks, self.definitions))
+        except Exception as error:  # noqa: BLE001 - whatever it is
+            self._set_aside(agent, f"batch {batch.sequence}", error)
+            return (), []
 
     def _unpark(self, agent: Agent, *, force: bool = False) -> None:
         """Take the batches whose definitions came, in order; with ``force`` all, their unknown blocks left out."""
         while (batch := self.parking.first(agent.identity)) is not None:
-            blocks = samples(batch)
-            if not force and self._missing(batch, blocks):
+            blocks, missing = self._looked_into(agent, batch)
+            if missing and not force:
                 return
             self.parking.release(agent.identity)
             self._take(agent, batch, blocks)
@@ -320,9 +328,23 @@ class Ingest:
             self.counts["shed_samples"] += sum(len(values) // 8 for _, _, values in blocks)
             blocks = ()
         decoder = self.decoder if batch.sequence > agent.shown else self.again
-        complaints = decoder.add(batch, agent.node, agent.job, agent.clock, blocks)
+        try:
+            complaints = decoder.add(batch, agent.node, agent.job, agent.clock, blocks)
+        except Exception as error:  # noqa: BLE001 - whatever it is
+            self._set_aside(agent, f"batch {batch.sequence}", error)
+            return
         if complaints:
             self._complain(agent, complaints)
+
+    def _set_aside(self, agent: Agent, what: str, error: Exception) -> None:
+        """Go on without what nobody foresaw: sent again it would fail again, for ever. Raises a want of memory."""
+        if isinstance(error, MemoryError):
+            raise error
+        self.counts["set_aside"] += 1
+        if agent.identity not in self._aside:
+            self._aside.add(agent.identity)
+            told = "%s of agent %s on %s cannot be taken: what of it was not is left out"
+            log.error(told, what, agent.identity, agent.node, exc_info=error)
 
     def _complain(self, agent: Agent, complaints: list[str]) -> None:
         self.counts["malformed_blocks"] += len(complaints)
@@ -358,6 +380,7 @@ class Ingest:
             if agent.outbox is None and agent.durable >= agent.received and agent.last_heard_ns < older_than_ns:
                 del self.agents[identity]
                 self._complained.discard(identity)
+                self._aside.discard(identity)
 
     def ask(self, job: str, question: wire.Zoom) -> None:
         """Send a question to the agents that serve a job: its own, and those that serve a whole node."""

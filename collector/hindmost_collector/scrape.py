@@ -154,6 +154,10 @@ COUNTS = {
     "batches": ("hindmost_collector_batches", "Batches received."),
     "duplicate_batches": ("hindmost_collector_duplicate_batches", "Batches that came again and were left out."),
     "malformed_blocks": ("hindmost_collector_malformed_blocks", "Blocks left out because they made no sense."),
+    "set_aside": (
+        "hindmost_collector_set_aside_messages",
+        "Messages that failed in an unforeseen way; the log names them.",
+    ),
     "shed_samples": ("hindmost_collector_shed_samples", "Metric samples left out for want of memory."),
     "unwatched_chunks": (
         "hindmost_collector_unwatched_chunks",

@@ -182,6 +182,41 @@ def test_leaves_malformed_blocks_out(collecting, fake_agent, tmp_path):
     assert steps(tmp_path) == [(1, 0)]
 
 
+@pytest.mark.parametrize(("failing", "kept"), [("add", [2, 3]), ("missing", [0, 1, 2, 3]), ("learn", [0, 1, 2, 3])])
+def test_what_fails_in_an_unforeseen_way_is_set_aside(
+    collecting, fake_agent, tmp_path, monkeypatch, caplog, failing, kept
+):
+    """It is counted, named once and acknowledged; the agent keeps its stream, and nothing else of it is lost."""
+
+    async def scenario():
+        async with collecting(out=str(tmp_path)) as collector:
+            brittle = collector.decoder if failing == "add" else collector.ingest.definitions
+            real, left = getattr(brittle, failing), [2]
+
+            def fails_twice(*given):
+                left[0] -= 1
+                if left[0] >= 0:
+                    raise ZeroDivisionError("no such thing")
+                return real(*given)
+
+            monkeypatch.setattr(brittle, failing, fails_twice)
+            agent = fake_agent(collector.addresses["grpc"])
+            await agent.connect()
+            for _ in range(2):
+                await agent.define()
+            for step in range(4):
+                await agent.send(agent.batch(step))
+            await agent.until_acked(4)
+            await agent.close()
+            return collector.ingest.counts
+
+    counts = asyncio.run(scenario())
+    assert (counts["set_aside"], counts["streams"]) == (2, 1)
+    assert steps(tmp_path) == [(rank, step) for rank in (0, 1) for step in kept]
+    assert caplog.text.count("cannot be taken") == 1
+    assert "ZeroDivisionError: no such thing" in caplog.text
+
+
 def test_goodbye_gets_the_last_ack(collecting, fake_agent, tmp_path):
     """An agent that says Goodbye gets an ack of everything, and then the end of the stream."""
 
