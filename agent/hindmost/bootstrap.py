@@ -55,7 +55,7 @@ def start() -> None:
                 complain(f"HINDMOST_JOB_ID is {os.environ['HINDMOST_JOB_ID']!r}, which cannot be a folder's name")
         elif found is not None and os.environ.get(ATTACHED) != identity.token(found):
             _observe(found)
-        elif found is None and identity.is_worker(sys.orig_argv):
+        elif identity.is_worker(sys.orig_argv) if found is None else not identity.is_named(os.environ):
             _wait_for_a_rank()
     except Exception as error:
         complain(f"the probe did not start ({error!r})")
@@ -166,7 +166,10 @@ def _register_exit() -> None:
 
 
 def _wait_for_a_rank() -> None:
-    """In a worker of ``multiprocessing``: should it meet others in a process group, it is a rank all the same."""
+    """In a worker of ``multiprocessing``, or a script that a script started: one that joins a process group is a rank.
+
+    Lightning, and many a script, start their ranks so, with nothing in the environment that every launcher sets.
+    """
     from hindmost.probes import torch_place
     from hindmost.probes.imports import Watch
 

@@ -345,11 +345,26 @@ def test_outside_a_job_nothing_is_made(
     installed: Mpi, program: Path, observed: dict[str, str], tmp_path: Path, missing: str
 ) -> None:
     """Without a job, or with the probe off, a single rank runs as if there were no shim."""
-    environ = observed | {"LD_PRELOAD": str(installed.shim), "HINDMOST_PROBE": "1"}
+    environ = observed | {"LD_PRELOAD": str(installed.shim), "HINDMOST_PROBE": "1", "RANK": "0", "WORLD_SIZE": "1"}
     environ |= {"HINDMOST_PROBE": "0"} if missing == "probe" else {missing: ""}
     done = subprocess.run([program], env=environ, capture_output=True, text=True, timeout=60, check=False)
     assert "hindmost" not in done.stderr
     assert not (tmp_path / "rings").exists()
+
+
+@pytest.mark.parametrize(("told", "lines"), [(None, 0), ((0, 2), 1), ((1, 2), 0)])
+def test_a_process_that_is_alone_in_its_mpi_is_no_rank(
+    installed: Mpi, program: Path, observed: dict[str, str], tmp_path: Path, told: tuple[int, int] | None, lines: int
+) -> None:
+    """Outside mpirun a process that starts MPI is no rank 0 of 1; where a launcher named several, the first says so."""
+    observed = observed | AS_ROOT
+    if told is not None:
+        observed |= {"RANK": str(told[0]), "WORLD_SIZE": str(told[1])}
+    environ = observed | {"LD_PRELOAD": str(installed.shim)}
+    done = subprocess.run([program], env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr.count("hindmost: this rank's MPI calls are not recorded: MPI has each rank alone") == lines
+    assert done.stderr.count("hindmost") == lines
+    assert list(tmp_path.glob("rings/*.ring")) == []
 
 
 def test_processes_without_mpi_are_left_alone(installed: Mpi, observed: dict[str, str], tmp_path: Path) -> None:

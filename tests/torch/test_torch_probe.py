@@ -425,6 +425,40 @@ def test_collectives_called_by_hand_are_seen(train: Train, tmp_path: Path) -> No
     assert traces[0].open == []
 
 
+def test_scripts_that_a_script_starts_name_themselves(train: Train) -> None:
+    """Ranks that are children of rank 0 and are told their place by an argument are seen when they join the group."""
+    script = """
+        import os, subprocess, sys, torch, torch.distributed as dist
+        from torch import nn
+        from torch.utils.data import DataLoader, TensorDataset
+        rank = int(sys.argv[1]) if len(sys.argv) > 1 else 0
+        if rank == 0:
+            import socket
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free.getsockname()[1]))
+            other = subprocess.Popen([sys.executable, __file__, "1"])
+        dist.init_process_group("gloo", rank=rank, world_size=2)
+        model = nn.parallel.DistributedDataParallel(nn.Linear(8, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        data = TensorDataset(torch.rand(32, 8), torch.randint(0, 2, (32,)))
+        for x, y in DataLoader(data, batch_size=8):
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        dist.barrier()
+        dist.barrier()  # twice: docs/troubleshooting.md
+        dist.destroy_process_group()
+        sys.exit(other.wait() if rank == 0 else 0)
+    """
+    traces = train(script, by="python")
+    assert sorted(traces) == [0, 1]
+    for trace in traces.values():
+        assert trace.closed
+        assert trace.count(ring.STEP) == {"train": 4}
+        assert trace.count(ring.COLLECTIVE)["ddp_sync"] == 4
+
+
 def test_ranks_that_a_script_starts_itself_name_themselves(train: Train) -> None:
     """Processes of torch.multiprocessing become ranks when they join a process group; their parent is none."""
     script = """

@@ -46,6 +46,13 @@ int hm_take_slot(void) {
 /* A forked child is not a rank, whatever it inherits. */
 static void in_child(void) { hm_pmpi.active = false; }
 
+/* MPI has this process alone in its world, and no launcher has. It may look only whether there is an MPI, as Lightning
+ * does: the first of every such process would be rank 0 of 1 of the same job. */
+static void alone(int told_rank, int told_size) {
+    if (told_rank == 0 && told_size > 1)
+        say("MPI has each rank alone in a world of its own", "start it by the mpirun of the MPI that it is linked with");
+}
+
 static bool make_ring(void) {
     char command[HM_COMMAND_BYTES];
     struct hm_identity who = {.job_id = getenv("HINDMOST_JOB_ID"), .framework = "mpi", .command = command};
@@ -53,8 +60,11 @@ static bool make_ring(void) {
     int (*size)(HM_HANDLE, int *) = (int (*)(HM_HANDLE, int *))hm_library_symbol("PMPI_Comm_size", NULL);
     hm_read_command(command);
     hm_place_from_environment(&who); /* for the local rank; the others MPI knows best */
+    const int told_rank = who.rank, told_size = who.world_size;
     if (!rank || !size || rank(hm_library.comm_world, &who.rank) || size(hm_library.comm_world, &who.world_size))
         return say("its rank is not known", ""), false;
+    if (who.world_size == 1 && told_size != 1)
+        return alone(told_rank, told_size), false;
     const char *directory = getenv("HINDMOST_RING_DIR");
     int error = hm_ring_create(&hm_pmpi.ring, directory, &who, HM_MPI, hm_ring_capacity());
     if (error)
