@@ -23,8 +23,9 @@ from hindmost.errors import UsageError
 from hindmost_collector.store import schema, segments
 from hindmost_collector.store.clickhouse_client import is_url
 from hindmost_collector.store.level_views import level_select, present, quoted
-from hindmost_collector.store.run_directory import is_run_directory, read_run
+from hindmost_collector.store.run_directory import is_run_directory, read_run, read_together
 from hindmost_collector.store.tables import Tables, checked
+from hindmost_collector.store.together import united
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,24 +58,22 @@ def _refuse_writing(statements: Sequence[duckdb.Statement]) -> None:
 
 
 class Recording(Tables):
-    """One run directory, or a store of many. Reading works while a collector writes."""
+    """One run directory, or a store of many. Reading works while a collector writes.
 
-    def __init__(self, path: str | Path) -> None:
-        """Raises UsageError when there is no recording at ``path``."""
+    With ``others``, where the agents of a job sent to several collectors, the directories of each job are read as one:
+    rows of steps, collectives and intervals that two of them hold count once.
+    """
+
+    def __init__(self, path: str | Path, *others: str | Path) -> None:
+        """Raises UsageError when there is no recording at a path."""
         self.path = Path(path)
-        if not self.path.is_dir():
-            raise UsageError(f"{path} is no directory: give a run directory, or a collector's store")
-        self._jobs = [self.path] if is_run_directory(self.path) else self._found()
-        if not self._jobs:
-            raise UsageError(f"{path} holds no recording: give a run directory, or a collector's store")
+        given = {one.resolve(): one for one in map(Path, (path, *others))}
+        self._jobs = [job for one in given.values() for job in _directories(one)]
         self._names: dict[Path, str] = {}
         self._torn: set[Path] = set()
         self._checked: set[Path] = set()
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._one_at_a_time = threading.Lock()
-
-    def _found(self) -> list[Path]:
-        return sorted(one for one in self.path.iterdir() if one.is_dir() and is_run_directory(one))
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -95,10 +94,11 @@ class Recording(Tables):
         return f"{column} = {quoted(text)}"
 
     def run(self) -> Run:
-        """The run as detectors take it. Raises UsageError for a store of several jobs."""
-        if len(self._jobs) != 1:
-            raise UsageError(f"{self.path} holds {len(self._jobs)} jobs: open one of its directories")
-        return read_run(self._jobs[0])
+        """The run as detectors take it. Raises UsageError for several jobs."""
+        names = {self._name(job) for job in self._jobs}
+        if len(names) > 1:
+            raise UsageError(f"{self.path} holds {len(names)} jobs: open one of its directories")
+        return read_run(self._jobs[0]) if len(self._jobs) == 1 else read_together(self._jobs)
 
     def sql(self, query: str) -> pa.Table:
         """Run DuckDB SQL over the tables as views; every view has a column ``job``.
@@ -133,10 +133,12 @@ class Recording(Tables):
         for table in _meant(query):
             for one in (one for job in self._jobs for one in segments.aside(job / "segments" / table)):
                 self._leave_out(one.path)
-            parts = [part for job in self._jobs if (part := self._select(job, table))]
-            self._engine().execute(
-                f'create or replace view "{table}" as {" union all by name ".join(parts) or _nothing(table)}'
-            )
+            parts: dict[str, list[str]] = {}
+            for job in self._jobs:
+                if part := self._select(job, table):
+                    parts.setdefault(self._name(job), []).append(part)
+            rows = " union all by name ".join(united(table, of_one_job) for of_one_job in parts.values())
+            self._engine().execute(f'create or replace view "{table}" as {rows or _nothing(table)}')
 
     def _leave_torn_out(self, query: str, *, whole: bool) -> None:
         """Look through the segments that a query reads, at all of each if ``whole``, for such as are torn."""
@@ -171,6 +173,18 @@ class Recording(Tables):
         if job not in self._names:
             self._names[job] = _job_id(job)
         return self._names[job]
+
+
+def _directories(path: Path) -> list[Path]:
+    """The run directory that a path is, or those of all jobs in a store. Raises UsageError when it is neither."""
+    if not path.is_dir():
+        raise UsageError(f"{path} is no directory: give a run directory, or a collector's store")
+    if is_run_directory(path):
+        return [path]
+    found = sorted(one for one in path.iterdir() if one.is_dir() and is_run_directory(one))
+    if not found:
+        raise UsageError(f"{path} holds no recording: give a run directory, or a collector's store")
+    return found
 
 
 def _meant(query: str) -> list[str]:
@@ -208,10 +222,15 @@ def _filled(table: str, rows: str) -> str:
     return f"select * replace ({there}) from ({rows} union all by name select {absent} where false)"  # noqa: S608 - our own
 
 
-def open_recording(path: str | Path) -> Recording | ClickHouseRecording:
-    """The recording at ``path``: a run directory, a store, or the URL of one. Raises UsageError when it is neither."""
+def open_recording(path: str | Path, *others: str | Path) -> Recording | ClickHouseRecording:
+    """The recording at ``path``: a run directory, a store, or the URL of one. Raises UsageError when it is neither.
+
+    ``others`` are directories of other collectors, to be read together with it.
+    """
+    if others and any(map(is_url, (path, *others))):
+        raise UsageError(f"{next(filter(is_url, (path, *others)))}: only directories can be read together")
     if is_url(path):
         from hindmost_collector.store.clickhouse_reading import ClickHouseRecording  # noqa: PLC0415 - where used
 
         return ClickHouseRecording(str(path))
-    return Recording(path)
+    return Recording(path, *others)

@@ -204,7 +204,7 @@ def test_query_prints_rows(store, tmp_path, capsys, form, printed):
 
 def test_query_without_rows_prints_its_columns(store, tmp_path, capsys):
     """An answer of no rows is a header."""
-    query.run(SimpleNamespace(path=tmp_path, sql="select rank, step from steps where rank = 7", format="text"))
+    query.run(SimpleNamespace(paths=[tmp_path], sql="select rank, step from steps where rank = 7", format="text"))
     assert capsys.readouterr().out == "rank  step\n"
 
 

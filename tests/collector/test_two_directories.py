@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import io
 import json
+import shutil
 from dataclasses import replace
 
 import duckdb
+import hindmost_collector
 import numpy as np
+import pyarrow as pa
 import pytest
-from hindmost.cli import report
+from hindmost.cli import query, report
 from hindmost.errors import UsageError
 from hindmost_collector.constant import chosen
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.write import write
+from hindmost_collector.store.parquet import ParquetStore
 from hindmost_collector.store.run_directory import read_together
+from hindmost_collector.store.schema import arrow_schema
 
 
 def test_what_was_not_acknowledged_is_doubled_and_no_more(collecting, fake_agent, tmp_path):
@@ -48,6 +55,64 @@ def test_what_was_not_acknowledged_is_doubled_and_no_more(collecting, fake_agent
     together = read_together([tmp_path / "a/j", tmp_path / "b/j"])
     assert sorted(together.steps["step"].tolist()) == [step for step in range(6) for _ in range(2)]
     assert len(together.collectives["seq"]) == 12
+    assert asked(tmp_path / "a/j", tmp_path / "b/j", "select count(*) from steps") == [[12]]
+    assert asked(tmp_path / "b", tmp_path / "a", "select job, count(*) from collectives group by job") == [["j", 12]]
+    both = hindmost_collector.open(tmp_path / "a", tmp_path / "b")
+    assert sorted(both.run().steps["step"].tolist()) == sorted(together.steps["step"].tolist())
+
+
+def asked(*words):
+    """What ``hindmost query WORDS --format json`` prints, a list of values a row."""
+    parser = argparse.ArgumentParser()
+    query.configure(parser)
+    with pytest.MonkeyPatch.context() as patch:
+        told = io.StringIO()
+        patch.setattr(query.sys, "stdout", told)
+        assert query.run(parser.parse_args([*map(str, words), "--format", "json"])) == 0
+    return [list(json.loads(line).values()) for line in told.getvalue().splitlines()]
+
+
+def test_a_question_is_asked_of_all_directories(tmp_path):
+    """Each half has its ranks; one that is given twice counts once."""
+    first, second = _parts(tmp_path)
+    ranks = "select distinct rank from steps order by rank"
+    assert asked(first, ranks) == [[rank] for rank in range(4)]
+    assert asked(first, second, ranks) == [[rank] for rank in range(8)]
+    assert asked(first, first, "select count(*) from steps") == asked(first, "select count(*) from steps")
+    with pytest.raises(UsageError, match="only directories can be read together"):
+        hindmost_collector.open(first, "clickhouse://h/db")
+    with pytest.raises(UsageError, match="elsewhere is no directory"):
+        hindmost_collector.open(first, tmp_path / "elsewhere")
+
+
+def test_jobs_of_two_stores_are_kept_apart(tmp_path):
+    """Rows that are alike are taken once where they are of one job, not where they are of two."""
+    first, second = _parts(tmp_path)
+    alone = asked(first, "select count(*) from steps")[0][0]
+    shutil.copytree(first, tmp_path / "again")
+    assert asked(first, tmp_path / "again", "select count(*) from steps") == [[alone]]
+    meta = json.loads((first / "meta.json").read_bytes())
+    (tmp_path / "again/meta.json").write_text(json.dumps(meta | {"job_id": "other"}))
+    by_job = asked(first, tmp_path / "again", second, "select job, count(*) from steps group by job order by job")
+    assert sorted(by_job) == sorted([[meta["job_id"], 2 * alone], ["other", alone]])
+
+
+def test_a_coarser_level_has_one_row_an_interval(tmp_path):
+    """Of an interval in which an agent moved, both directories have samples: they are added up, and the later is
+    last."""
+    for name, times, values in (("a", (1, 2), (5.0, 9.0)), ("b", (3, 40), (1.0, 7.0))):
+        store = ParquetStore(tmp_path / name, single=True)
+        words = {"node": "n", "name": "m", "labels": "{}"}
+        columns = {key: pa.array([word] * 2).dictionary_encode() for key, word in words.items()}
+        columns |= {"time_ns": pa.array([time * 10**9 for time in times]), "value": pa.array(values)}
+        rows = pa.Table.from_arrays(list(columns.values()), schema=arrow_schema("metrics"))
+        store.write({("j", "metrics"): [rows]}, {})
+        store.write_meta("j", {"job_id": "j"})
+        store.close()
+    wanted = "select time_ns, count, min, max, sum, last from metrics_30s order by time_ns"
+    for pair in (("a", "b"), ("b", "a")):
+        told = asked(*(tmp_path / name for name in pair), wanted)
+        assert told == [[0, 3, 1.0, 9.0, 15.0, 1.0], [30 * 10**9, 1, 7.0, 7.0, 7.0, 7.0]]
 
 
 def _parts(folder, *, size=8):

@@ -14,7 +14,12 @@ if TYPE_CHECKING:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Where, what, and in which form."""
-    parser.add_argument("path", metavar="PATH", help="a run directory, or a collector's store (URL)")
+    parser.add_argument(
+        "paths",
+        metavar="PATH",
+        nargs="+",
+        help="a run directory, or a collector's store (URL); several where agents of a job sent to several collectors",
+    )
     parser.add_argument(
         "sql", metavar="SQL", help="for example: select rank, avg(duration_ns) from steps group by rank"
     )
@@ -30,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the result."""
     import hindmost_collector
 
-    result = hindmost_collector.open(args.path).sql(args.sql)
+    result = hindmost_collector.open(*args.paths).sql(args.sql)
     {"csv": _csv, "json": _json, "text": _text}[args.format](result.column_names, _rows(result), sys.stdout)
     return 0
 
