@@ -412,13 +412,17 @@ def test_collectives_called_by_hand_are_seen(train: Train, tmp_path: Path) -> No
     """
     )
     traces = train(textwrap.dedent(script))
+    for rank in (0, 1):
+        started = next(one for one in traces[rank].of(ring.COLLECTIVE, "all_reduce") if one.flags == 2)
+        (waited,) = traces[rank].of(ring.P2P, "wait")
+        assert (waited.comm_id, waited.seq) == (started.comm_id, started.seq)
     seen = [[event[:3] + event[5:] for event in traces[r].events if event.kind == ring.COLLECTIVE] for r in (0, 1)]
     assert seen[0] == seen[1]
     assert traces[0].count(ring.COLLECTIVE)["all_reduce"] == 9
     assert traces[0].of(ring.COLLECTIVE, "all_reduce")[0].value == 4 * (8 * 8 + 8 + 8 * 2 + 2)
     assert [event.flags for event in traces[0].of(ring.COLLECTIVE, "all_reduce")][7:] == [0, 2]
-    assert traces[0].count(ring.P2P) == {"recv": 1}
-    assert traces[1].count(ring.P2P) == {"send": 1}
+    assert traces[0].count(ring.P2P) == {"recv": 1, "wait": 1}
+    assert traces[1].count(ring.P2P) == {"send": 1, "wait": 1}
     assert traces[0].count(ring.PHASE)["checkpoint"] >= 1
     waits = [traces[rank].total_ms(ring.COLLECTIVE, "all_reduce") for rank in (0, 1)]
     assert waits[0] > waits[1] + 5 * 10

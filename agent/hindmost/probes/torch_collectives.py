@@ -8,6 +8,7 @@ all_reduce``, above ``init_process_group``) keeps the unhooked one.
 from __future__ import annotations
 
 import functools
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from hindmost.probes.guard import around, guarded, undo
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 P2P = 4  # of ring.h
 NONBLOCKING, ERROR = 2, 4
 SLOT = 12  # of the open table
+#: Operations that were started and not yet waited for, at most: more, and the oldest waits are not told.
+STARTED = 256
 #: Tells the ids of these communicators from DDP's own use of the same group, which counts for itself.
 CALLS = -1
 
@@ -31,8 +34,10 @@ FUNCTIONS = {
     "reduce": ("reduce", 3, 1),
     "all_gather": ("all_gather", 2, -1),
     "all_gather_into_tensor": ("all_gather", 2, -1),
+    "all_gather_single": ("all_gather", 2, -1),
     "reduce_scatter": ("reduce_scatter", 3, -1),
     "reduce_scatter_tensor": ("reduce_scatter", 3, -1),
+    "reduce_scatter_single": ("reduce_scatter", 3, -1),
     "all_to_all": ("all_to_all", 2, -1),
     "all_to_all_single": ("all_to_all", 4, -1),
     "gather": ("gather", 3, 2),
@@ -50,6 +55,7 @@ class Calls:
         self._distributed = distributed
         self._recorder = recorder
         self._sequences: dict[int, int] = {}
+        self._started: dict[int, tuple[Any, int, int]] = {}  # by id: a handle's weak reference, communicator, number
         self._depth = 0
 
     def begins(self, op: str, group: Any) -> tuple[int, int, int] | None:
@@ -75,6 +81,31 @@ class Calls:
         kind = P2P if op in ("send", "recv") else COLLECTIVE
         ring.event(kind, ring.name(op), start, now - start, number, comm, peer if peer >= 0 else NONE16, size, flags)
 
+    def goes_on(self, token: tuple[int, int, int], work: Any) -> None:
+        """Remember which operation this handle is of."""
+        while len(self._started) >= STARTED:
+            del self._started[next(iter(self._started))]
+        self._started[id(work)] = (weakref.ref(work), *token[1:])
+
+    def wait_begins(self, work: Any, *_: Any) -> tuple[int, int, int] | None:
+        """Start, communicator and number of the first wait for an operation that was started here."""
+        known = self._started.pop(id(work), None)
+        if known is None or known[0]() is not work or self._depth or not self._recorder.training_thread():
+            return None
+        now, ring = self._recorder.clock(), self._recorder.ring
+        ring.enter(SLOT, P2P, ring.name("wait"), now, known[2], known[1])
+        return now, known[1], known[2]
+
+    def wait_ends(self, token: tuple[int, int, int], *_: Any, flags: int = 0) -> None:
+        """Write the wait, under the operation's own number."""
+        (start, comm, number), ring = token, self._recorder.ring
+        now = self._recorder.clock()
+        ring.leave(SLOT)
+        ring.event(P2P, ring.name("wait"), start, now - start, number, comm, NONE16, 0, flags)
+
+    def wait_fails(self, token: tuple[int, int, int], *_: Any) -> None:
+        self.wait_ends(token, flags=ERROR)
+
     def _communicator(self, group: Any) -> int:
         distributed = self._distributed
         ranks = distributed.get_process_group_ranks(group)
@@ -95,6 +126,7 @@ def install(torch: Any, recorder: Recorder) -> None:
             for module in (distributed, distributed.distributed_c10d):
                 undo_of_calls.extend(_hook(module, name, calls) for name in FUNCTIONS if hasattr(module, name))
             undo.extend(undo_of_calls)
+            around(distributed.Work, "wait", calls.wait_begins, calls.wait_ends, calls.wait_fails)
 
     undo_of_calls: list[Callable[[], None]] = []
     for module in (distributed, distributed.distributed_c10d):
@@ -107,7 +139,7 @@ def _hook(module: Any, name: str, calls: Calls) -> Callable[[], None]:
     """Hook one function; returns what takes the hook out."""
     op, group_place, peer_place = FUNCTIONS[name]
     original = getattr(module, name)
-    begins, ends = guarded(calls.begins), guarded(calls.ends)
+    begins, ends, goes_on = guarded(calls.begins), guarded(calls.ends), guarded(calls.goes_on)
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -115,14 +147,17 @@ def _hook(module: Any, name: str, calls: Calls) -> Callable[[], None]:
         if token is None:
             return original(*args, **kwargs)
         peer = _argument(args, kwargs, peer_place, ("src", "dst"))
-        size = sum(map(_bytes, args[:1]))
+        size = _bytes(args[0] if args else next(iter(kwargs.values()), None))
         try:
             result = original(*args, **kwargs)
         except BaseException:
             ends(op, token, ERROR, _number(peer), size)
             raise
         # A collective that was only started returns a handle; one that has ended, nothing.
-        ends(op, token, NONBLOCKING if hasattr(result, "wait") else 0, _number(peer), size)
+        started = hasattr(result, "wait")
+        ends(op, token, NONBLOCKING if started else 0, _number(peer), size)
+        if started:
+            goes_on(token, result)
         return result
 
     call._torchdynamo_disable = True  # type: ignore[attr-defined]
