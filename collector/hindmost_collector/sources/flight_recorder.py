@@ -20,6 +20,7 @@ from hindmost.errors import UsageError
 from hindmost_collector.model import NONBLOCKING, RUNNING, UNMEASURED, Job, Run, Table
 from hindmost_collector.sources import damaged, flight_recorder_groups, one_job
 from hindmost_collector.sources.columns import concatenate, table
+from hindmost_collector.sources.flight_recorder_groups import text
 from hindmost_collector.sources.operations import operation
 from hindmost_collector.sources.process_groups import ITEM_BYTES, ProcessGroup
 from hindmost_collector.sources.rank_in_name import rank_in_name
@@ -34,6 +35,13 @@ NAME = "PyTorch Flight Recorder dumps"
 
 #: A dump is a ring of 2,000 to 20,000 entries of about 200 bytes to 2 KiB.
 MAX_DUMP_BYTES = 64 * 1024 * 1024
+#: … of which the newest are read; a pickle may claim any number of one.
+MAX_ENTRIES = 100_000
+#: Lines of a call that are told, and ms that an operation may take.
+_FRAMES, _LONGEST_MS = 64, 30 * 24 * 3600e3
+_MOST_DIMENSIONS = 64  # of a tensor, in torch
+#: Values in a dump: one of 20,000 entries has up to 3 million. Each may take 100 bytes of memory.
+_MOST_VALUES = 6_000_000
 _UNFINISHED = ("scheduled", "started")
 _P2P = re.compile(r"^\w+:(send|recv)\b")
 #: A file changed this soon after the newest entry may be of a job at work: it was written then, and to look up the
@@ -109,6 +117,7 @@ def _dump(path: Path) -> _Dump:
     entries = content.get("entries", flight_recorder_groups.entries_of_status(content))
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise damaged.DamagedError(path, f"not one of the {NAME}: it has no list of entries")
+    entries = entries[-MAX_ENTRIES:]
     groups = flight_recorder_groups.of_dump(content, entries, rank)
     return _Dump(path, rank, entries, groups, flight_recorder_groups.completed(content))
 
@@ -121,6 +130,8 @@ def _content(path: Path) -> Any:
     if path.stat().st_size > MAX_DUMP_BYTES:
         raise UsageError(f"{path}: larger than any Flight Recorder dump ({MAX_DUMP_BYTES >> 20} MiB); not read")
     data = path.read_bytes()
+    if data.count(b"{") + data.count(b"[") > _MOST_VALUES and data.lstrip()[:1] == b"{":
+        raise UsageError(f"{path}: hostile, not read: more than {_MOST_VALUES:,} values")
     try:
         return json.loads(data) if data.lstrip()[:1] == b"{" else plain_pickle(data)
     except (HostileError, RecursionError) as error:
@@ -131,7 +142,9 @@ def _content(path: Path) -> Any:
 
 def plain_pickle(data: bytes) -> Any:
     """Unpickle plain values only. Raises :class:`HostileError` on anything that could do more than that."""
-    for instruction, argument, position in pickletools.genops(data):
+    for count, (instruction, argument, position) in enumerate(pickletools.genops(data)):
+        if count > _MOST_VALUES:
+            raise HostileError(f"more than {_MOST_VALUES:,} values")
         if instruction.name not in _PLAIN:
             raise HostileError(f"pickle instruction {instruction.name} at byte {position}, not of plain values")
         if instruction.name.endswith("PUT") and isinstance(argument, int) and argument > len(data):
@@ -158,7 +171,7 @@ def _seq(entry: dict[str, Any]) -> int:
 
 def _is_p2p(entry: dict[str, Any]) -> bool:
     """Whether it is a send or a receive; the first formats say so in its name only."""
-    return bool(entry.get("is_p2p", _P2P.search(str(entry.get("profiling_name", "")))))
+    return bool(entry.get("is_p2p", _P2P.search(text(entry.get("profiling_name")))))
 
 
 def _unfinished(dump: _Dump, entry: dict[str, Any]) -> bool:
@@ -168,25 +181,30 @@ def _unfinished(dump: _Dump, entry: dict[str, Any]) -> bool:
     """
     if entry.get("state") not in _UNFINISHED or not entry.get("retired"):
         return entry.get("state") in _UNFINISHED
-    last = dump.completed.get(str(entry.get("pg_id")), -1)
+    last = dump.completed.get(text(entry.get("pg_id")), -1)
     if last < 0 or _is_p2p(entry):
-        return not str(entry.get("profiling_name", "")).startswith("gloo:")
+        return not text(entry.get("profiling_name")).startswith("gloo:")
     return _seq(entry) >= last
 
 
 def _milliseconds(entry: dict[str, Any]) -> float | None:
     value = entry.get("duration_ms")
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    return float(value) if isinstance(value, int | float) and 0 <= value < _LONGEST_MS else None
 
 
 def _bytes(entry: dict[str, Any]) -> int:
     sizes, kinds = entry.get("input_sizes"), entry.get("input_dtypes")
     if not isinstance(sizes, list) or not isinstance(kinds, list) or len(sizes) != len(kinds):
         return -1
-    try:
-        return sum(math.prod(size) * ITEM_BYTES[kind] for size, kind in zip(sizes, kinds, strict=True))
-    except (TypeError, KeyError):
-        return -1
+    known = [_held(size, ITEM_BYTES.get(text(kind))) for size, kind in zip(sizes, kinds, strict=True)]
+    return sum(known) if min(known, default=-1) >= 0 and sum(known) < 1 << 62 else -1
+
+
+def _held(size: Any, item: int | None) -> int:
+    """Bytes of a tensor of this shape; -1 for what is no shape, or of an unknown type."""
+    plain = isinstance(size, list | tuple) and len(size) <= _MOST_DIMENSIONS and item is not None
+    known = plain and all(isinstance(one, int) and 0 <= one < 1 << 48 for one in size)
+    return math.prod(size) * item if known and item is not None else -1
 
 
 def _latest(dump: _Dump) -> int:
@@ -205,7 +223,7 @@ def _written(dumps: list[_Dump], seen: int) -> int:
 
 
 def _operation(entry: dict[str, Any]) -> str:
-    return operation(str(entry.get("profiling_name", ""))[:64])
+    return operation(text(entry.get("profiling_name"))[:64])
 
 
 def _collectives(dump: _Dump) -> Table:
@@ -267,9 +285,11 @@ def _frontier(dump: _Dump) -> dict[str, Any]:
 
 def _call(dump: _Dump, entry: dict[str, Any]) -> str:
     frames = entry.get("frames")
-    known = [frame for frame in frames if isinstance(frame, dict)] if isinstance(frames, list) else []
+    known = [frame for frame in frames[:_FRAMES] if isinstance(frame, dict)] if isinstance(frames, list) else []
     if not known:
         return ""
     state = "unfinished" if _unfinished(dump, entry) else "completed"
-    called = [f"    {frame.get('name')} ({frame.get('filename')}:{frame.get('line')})" for frame in known]
+    called = [
+        f"    {text(frame.get('name'))} ({text(frame.get('filename'))}:{text(frame.get('line'))})" for frame in known
+    ]
     return "\n".join([f"{state} {_operation(entry)} #{_seq(entry)} was called from", *called])

@@ -13,23 +13,30 @@ from hindmost_collector.sources.process_groups import ProcessGroup
 
 #: Operations that a group's status stands for where a dump has no others: a rank runs no further ahead of its GPU.
 _MOST_OPEN = 1000
+#: Characters of a name.
+_LONGEST = 4096
 
 
 def name_of(entry: dict[str, Any]) -> str:
     """What the group of an operation is called in its dump: its name, or its number where it has none."""
     group = entry.get("process_group")
     if isinstance(group, list | tuple) and group:
-        return str(group[0])
-    return str(entry.get("pg_name", entry.get("pg_id", "")))
+        return text(group[0])
+    return text(entry.get("pg_name", entry.get("pg_id", "")))
+
+
+def text(value: Any) -> str:
+    """Text, or a number as text. Nothing of what is neither: lists that hold themselves have a text without an end."""
+    return str(value)[:_LONGEST] if isinstance(value, str | int) else ""
 
 
 def of_dump(content: dict[str, Any], entries: list[dict[str, Any]], rank: int) -> dict[str, ProcessGroup]:
     """The groups of a dump by what its entries call them."""
     config = content.get("pg_config")
     config = config if isinstance(config, dict) else {}
-    known = {str(name): one for name, one in config.items() if isinstance(one, dict)}
-    found = {n: ProcessGroup.named(n, one.get("ranks"), str(one.get("desc", ""))) for n, one in known.items()}
-    found |= _of_numbers({str(name): one for name, one in config.items() if isinstance(one, list)})
+    known = {text(name): one for name, one in config.items() if isinstance(one, dict)}
+    found = {n: ProcessGroup.named(n, one.get("ranks"), text(one.get("desc"))) for n, one in known.items()}
+    found |= _of_numbers({text(name): one for name, one in config.items() if isinstance(one, list)})
     used = dict.fromkeys(name_of(entry) for entry in entries)
     nameless = found.get("")
     if nameless is not None and len(used) == 1 and rank in nameless.ranks:
@@ -44,11 +51,12 @@ def of_dump(content: dict[str, Any], entries: list[dict[str, Any]], rank: int) -
 
 def _of_numbers(config: dict[str, list[Any]]) -> dict[str, ProcessGroup]:
     """Groups known by numbers of the process: named by their members, and which of several with the same it is."""
-    times: Counter[str] = Counter()
+    times: Counter[tuple[int, ...]] = Counter()
     found = {}
     for number, ranks in config.items():
-        found[number] = ProcessGroup.named(f"group {times[str(ranks)]}", ranks)
-        times[str(ranks)] += 1
+        members = ProcessGroup.named("", ranks).ranks
+        found[number] = ProcessGroup.named(f"group {times[members]}", members)
+        times[members] += 1
     return found
 
 
@@ -74,11 +82,11 @@ def _status(content: dict[str, Any]) -> dict[str, tuple[int, int]]:
     found = {}
     for name, one in status.items() if isinstance(status, dict) else ():
         if isinstance(one, dict):
-            found[str(name)] = (_count(one, "last_enqueued_collective"), _count(one, "last_completed_collective"))
+            found[text(name)] = (_count(one, "last_enqueued_collective"), _count(one, "last_completed_collective"))
     return found
 
 
 def _count(status: dict[str, Any], key: str) -> int:
     """A number; as JSON writes it, in quotes. -1: unknown."""
-    text = str(status.get(key, ""))
-    return int(text) if text.isdecimal() and len(text) < 16 else -1
+    number = text(status.get(key))
+    return int(number) if number.isdecimal() and len(number) < 16 else -1

@@ -15,7 +15,7 @@ from hindmost.errors import UsageError
 
 from hindmost_collector.model import Job, Run, Table
 from hindmost_collector.sources.columns import table
-from hindmost_collector.sources.json_stream import events
+from hindmost_collector.sources.json_stream import events, microseconds
 from hindmost_collector.sources.operations import operation
 
 if TYPE_CHECKING:
@@ -63,8 +63,10 @@ def load(files: Sequence[Path]) -> Run:
         raise UsageError(f"{files[0].parent}: {len(files)} {NAME}; name the file of one job")
     timeline, beside = _Timeline(), dict[str, Any]()
     for event in events(files[0], beside):
-        if isinstance(event.get("ts"), int | float) and len(timeline.rows) < MAX_OPERATIONS:
-            _take(timeline, event, float(event["ts"]))
+        at = microseconds(event.get("ts"))
+        if at is not None and len(timeline.rows) < MAX_OPERATIONS:
+            _take(timeline, event, at)
+    strays = _leave_strays_out(timeline)
     if not timeline.rows:
         raise UsageError(f"{files[0]}: a Horovod timeline without one negotiation: nobody can be told apart")
     size = max(row[0] for row in timeline.rows) + 1
@@ -74,7 +76,7 @@ def load(files: Sequence[Path]) -> Run:
         ranks=table("ranks", rank=np.arange(size), world_size=size, framework="horovod"),
         collectives=_collectives(timeline, comm),
         communicators=table("communicators", comm=comm, rank=np.arange(size), rank_in=np.arange(size), size=size),
-        notes=_notes(timeline, "torn" in beside, beside.get("skipped", 0)),
+        notes=_notes(timeline, "torn" in beside, beside.get("skipped", 0) + strays),
     )
 
 
@@ -92,6 +94,21 @@ def _take(timeline: _Timeline, event: dict[str, Any], at: float) -> None:
         tensor.depth -= 1
         if tensor.depth == 0 and tensor.op.startswith(_NEGOTIATE) and tensor.ready:
             _negotiated(timeline, tensor, at)
+
+
+#: Ranks are numbered without gaps, and a negotiation has a mark of each: numbers so many times as high as there are
+#: ranks are none.
+_STRAY = 16
+
+
+def _leave_strays_out(timeline: _Timeline) -> int:
+    """Drop the marks of ranks that cannot be; how many those were."""
+    ranks = sorted({row[0] for row in timeline.rows})
+    while ranks and ranks[-1] >= _STRAY * len(ranks):
+        ranks.pop()
+    kept = [row for row in timeline.rows if ranks and row[0] <= ranks[-1]]
+    strays, timeline.rows = len(timeline.rows) - len(kept), kept
+    return strays
 
 
 def _negotiated(timeline: _Timeline, tensor: _Tensor, at: float) -> None:

@@ -24,6 +24,15 @@ _NEAR = 64
 _EVENT = '"ph"'
 
 
+#: Beyond this no clock counts us: some 300 years since 1970.
+_LATEST_US = 1e16
+
+
+def microseconds(value: Any) -> float | None:
+    """A time or a duration of an event; ``None`` for what is no number, or none that can be true."""
+    return float(value) if isinstance(value, int | float) and abs(value) < _LATEST_US else None
+
+
 def events(path: Path, beside: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The events of a Chrome trace: an object with ``traceEvents``, or an array.
 

@@ -19,7 +19,7 @@ from hindmost.errors import UsageError
 from hindmost_collector.model import GPU_TIME, PROFILED, UNMEASURED, Job, Run, Table
 from hindmost_collector.sources import damaged, one_job
 from hindmost_collector.sources.columns import concatenate, table
-from hindmost_collector.sources.json_stream import events
+from hindmost_collector.sources.json_stream import events, microseconds
 from hindmost_collector.sources.operations import operation
 from hindmost_collector.sources.process_groups import ITEM_BYTES, ProcessGroup
 from hindmost_collector.sources.rank_in_name import rank_in_name
@@ -145,9 +145,9 @@ def _read(path: Path) -> _Trace:
     for event in events(path, trace.beside):
         if event.get("ph") != "X":
             continue
-        start, took = event.get("ts"), event.get("dur")
-        if isinstance(start, int | float) and isinstance(took, int | float):
-            _take(trace, event, float(start), float(took))
+        start, took = microseconds(event.get("ts")), microseconds(event.get("dur"))
+        if start is not None and took is not None and took >= 0:
+            _take(trace, event, start, took)
     return trace
 
 

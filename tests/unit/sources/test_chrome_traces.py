@@ -220,6 +220,15 @@ def test_a_timeline_may_begin_with_nothing_but_cycles(tmp_path: Path) -> None:
     assert load(path).job.world_size == 3
 
 
+def test_a_mark_of_a_rank_that_cannot_be_is_left_out_and_counted(tmp_path: Path) -> None:
+    """One torn number made a job of ten million ranks of it, and the report took all memory."""
+    path = _horovod(tmp_path, late=1)
+    path.write_text(path.read_text().replace('"name": "2", "ts": 1010', '"name": "9999999", "ts": 1010'))
+    run = load(path)
+    assert run.job.world_size == 3
+    assert "1 torn event of the timeline left out." in run.notes
+
+
 def test_an_unfinished_timeline_is_read_to_where_it_ends(tmp_path: Path) -> None:
     """Horovod closes the array at a clean exit only."""
     path = _horovod(tmp_path, late=0)
@@ -258,3 +267,11 @@ def test_a_byte_order_mark_is_no_content(tmp_path: Path) -> None:
     """As editors on other systems leave it."""
     (tmp_path / "trace.0.json").write_bytes(b"\xef\xbb\xbf" + json.dumps(_trace(0)).encode())
     assert len(load(tmp_path).collectives["rank"]) == 4
+
+
+@pytest.mark.parametrize("odd", ["1" + "0" * 400, "1e300", "NaN", "-Infinity", '"7"', "null"])
+def test_a_time_that_cannot_be_is_no_event(tmp_path: Path, odd: str) -> None:
+    """Whatever stands there: that event alone is not counted."""
+    text = json.dumps(_trace(0))
+    (tmp_path / "trace.0.json").write_text(text.replace('"ts": 950.0', f'"ts": {odd}', 1))
+    assert len(load(tmp_path).collectives["rank"]) == 3

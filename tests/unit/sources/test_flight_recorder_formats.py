@@ -8,6 +8,7 @@ import pickle
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hindmost.errors import UsageError
 from hindmost_collector.judge import judge
 from hindmost_collector.model import rows
 from hindmost_collector.sources import load
@@ -154,3 +155,47 @@ def test_dumps_with_nothing_open_say_that_nobody_waited(tmp_path: Path) -> None:
     assert rows(run.in_flight) == 0
     (verdict,) = judge(run).verdicts
     assert "have no operation that was open" in verdict.evidence[0]
+
+
+def _text(words: str) -> bytes:
+    return b"X" + len(words).to_bytes(4, "little") + words.encode()
+
+
+def _of_pairs(depth: int) -> bytes:
+    """Puts a list of two lists of two lists … on the stack: few bytes, and a text of 2**depth of them."""
+    return b"]q\x00" + b"".join(b"(h%ch%clq%c" % (i, i, i + 1) for i in range(depth))
+
+
+def test_lists_that_hold_themselves_many_times_are_no_names(tmp_path: Path) -> None:
+    """A pickle of plain values may unfold to any size: no text is made of what is neither text nor number."""
+    fields = ("process_group", "profiling_name", "input_sizes", "input_dtypes", "frames", "pg_id")
+    entry = b"}(" + b"".join(_text(name) + b"h\x28" for name in fields) + _text("state") + _text("scheduled") + b"u"
+    config = b"}(" + _text("0") + b"}(" + _text("ranks") + b"h\x28" + b"uu"
+    body = _text("pg_config") + config + _text("entries") + b"](" + entry + b"e"
+    (tmp_path / "nccl_trace_rank_0").write_bytes(b"\x80\x02(" + _of_pairs(40) + b"1}(" + body + b"u.")
+    run = load(tmp_path)
+    assert run.in_flight["name"].tolist() == [""]
+    assert rows(run.communicators) == 0
+
+
+@pytest.mark.parametrize("as_json", [False, True], ids=["pickle", "json"])
+def test_a_dump_of_millions_of_values_is_not_unfolded(tmp_path: Path, as_json: bool) -> None:
+    """An empty dict is a byte of a pickle, and a hundred of memory."""
+    count = 7_000_000
+    pickled = b"\x80\x02}(" + _text("pg_config") + b"}" + _text("entries") + b"(" + b"}" * count + b"lu."
+    text = b'{"pg_config": {}, "entries": [{}' + b",{}" * count + b"]}"
+    (tmp_path / "nccl_trace_rank_0").write_bytes(text if as_json else pickled)
+    with pytest.raises(UsageError, match="hostile, not read: more than 6,000,000 values"):
+        load(tmp_path)
+
+
+def test_numbers_that_no_tensor_and_no_time_has_are_unmeasured(tmp_path: Path) -> None:
+    """They ended in a traceback."""
+    dump = _gloo(3, 2)
+    for entry, odd in zip(dump["entries"], (10**30, -1, 1.5), strict=True):
+        entry |= {"input_sizes": [[odd, odd]], "input_dtypes": ["Float"], "duration_ms": 1e300}
+    dump["entries"][0]["time_created_ns"] = 10**25
+    run = load(_stored(tmp_path, [dump]))
+    assert run.collectives["bytes"].tolist() == [-1, -1, -1]
+    assert run.collectives["duration_ns"].tolist() == [-1, -1, -1]
+    assert run.collectives["start_ns"][0] == -1
