@@ -254,12 +254,18 @@ def _overlapped(joined: Grid, step_of: Ints, starts: Ints, work: Floats | None) 
     position = np.arange(joined.columns) - starts[step_of]
     for place in np.unique(position):
         held = position == place
-        late[:, held] -= median(late[:, held], axis=1)[:, None]
+        late[:, held] = _changes(late[:, held])
         if work is not None:
-            late[:, held] = _without(late[:, held], (work - median(work, axis=0))[:, step_of[held]])
+            late[:, held] = _without(late[:, held], _changes((work - peers_median(work))[:, step_of[held]]))
+        late[:, held] -= median(late[:, held], axis=0)  # whom all are compared with had more to do, or less
     pair = np.flatnonzero(np.diff(step_of) == 0)
     now, then = np.nan_to_num(late[:, pair]).ravel(), np.nan_to_num(late[:, pair + 1]).ravel()
     return bool(now.any() and np.dot(now, then) / np.dot(now, now) > 0.5)
+
+
+def _changes(values: Floats) -> Floats:
+    """[R, S] from one step to the next: whoever is late by habit, or since some step, is so at every place."""
+    return np.diff(values, axis=1, prepend=values[:, :1])
 
 
 def _without(values: Floats, of: Floats) -> Floats:
