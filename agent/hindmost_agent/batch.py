@@ -224,7 +224,7 @@ def _pack_collectives(batch: wire.Batch, collectives: Gathered[CollectiveRow]) -
         return
     ops, comm, seq, start, duration, size, flags, peer, own, cpu, runqueue = zip(*collectives.rows, strict=True)
     names, codes = _coded(ops)
-    batch.collectives.add(
+    block = batch.collectives.add(
         ranks=collectives.ranks,
         rows=collectives.counts,
         op_names=names,
@@ -234,12 +234,17 @@ def _pack_collectives(batch: wire.Batch, collectives: Gathered[CollectiveRow]) -
         start_ns=start,
         duration_ns=duration,
         bytes=size,
-        flags=flags,
-        peer=peer,
         self_ns=own,
-        cpu_ns=cpu,
-        runqueue_ns=runqueue,
     )
+    # A column that says of no row more than its absence does costs both sides as much as any.
+    for column, values, nothing in (
+        (block.flags, flags, 0),
+        (block.peer, peer, UNMEASURED),
+        (block.cpu_ns, cpu, UNMEASURED),
+        (block.runqueue_ns, runqueue, UNMEASURED),
+    ):
+        if values.count(nothing) < len(values):
+            column.extend(values)
 
 
 def _pack_intervals(batch: wire.Batch, intervals: Gathered[IntervalRow]) -> None:

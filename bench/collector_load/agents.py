@@ -135,7 +135,7 @@ class _Shape(NamedTuple):
     call: Any
     step_rows: bytes
     call_rows: bytes
-    constant: tuple[bytes, bytes, bytes]
+    constant: tuple[bytes, bytes]
 
 
 @functools.cache
@@ -150,8 +150,7 @@ def _shape(ticks: int) -> _Shape:
         joined(15, bytes([calls] * RANKS)),
         (
             joined(2, b"all_reduce") + joined(3, bytes(rows)) + packed(4, np.full(rows, 77, np.uint64)),
-            packed(8, np.full(rows, 1 << 20)) + joined(9, bytes(rows)) + joined(10, b"\1" * rows),
-            packed(11, np.full(rows, 70_000_000)) + packed(12, np.full(rows, -1)) + packed(13, np.full(rows, -1)),
+            packed(8, np.full(rows, 1 << 20)) + packed(11, np.full(rows, 70_000_000)),
         ),
     )
 
@@ -170,11 +169,11 @@ def _steps(shape: _Shape, step: int, now: int, late: Any) -> bytes:
 
 
 def _collectives(shape: _Shape, step: int, now: int, late: Any) -> bytes:
-    head, middle, tail = shape.constant
+    head, tail = shape.constant
     start = now - shape.ticks * STEP_NS + shape.call * (STEP_NS // COLLECTIVES)
     took = 9_000_000 + late[:, len(PHASES) :].ravel()
     number = packed(5, shape.call + step * COLLECTIVES)
-    return b"".join((head, number, packed(6, start), packed(7, took), middle, tail))
+    return b"".join((head, number, packed(6, start), packed(7, took), tail))
 
 
 #: What values grow by, and how late things are: made once, as making random numbers is not what is measured.

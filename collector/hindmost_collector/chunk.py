@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,14 +22,12 @@ if TYPE_CHECKING:
 #: Columns whose words travel as codes until they leave the collector.
 CODED: Mapping[str, str] = {"steps": "kind", "collectives": "op", "intervals": "name"}
 
-_RAW, _TIMES = attrgetter("raw"), attrgetter("node_times")
-
 
 @dataclass(frozen=True)
 class Chunk:
     """One tick of one job. ``coded`` tables hold codes in place of words in the columns that ``CODED`` names;
     ``heard`` is the job time of each node's newest sample; ``in_order`` says that no sample is older than those of
-    its node in ticks before."""
+    its node in ticks before; ``metric_bytes`` is about what ``metrics`` hold."""
 
     coded: Mapping[str, Table]
     plain: Mapping[str, Table]
@@ -38,6 +35,7 @@ class Chunk:
     attachments: Sequence[tuple[str, bytes]]
     heard: Mapping[str, int] = field(default_factory=dict)
     in_order: bool = False
+    metric_bytes: int = 0
 
     @property
     def bytes(self) -> int:
@@ -45,8 +43,7 @@ class Chunk:
         tables = (*self.coded.values(), *self.plain.values())
         return (
             sum(held_bytes(column) for table in tables for column in table.values())
-            + sum(map(len, map(_RAW, self.metrics)))
-            + sum(map(len, map(_TIMES, self.metrics)))
+            + self.metric_bytes
             + sum(len(content) for _, content in self.attachments)
         )
 
@@ -79,7 +76,7 @@ def finish(rows: JobRows) -> Chunk:
         "stacks": rows.stacks,
     }
     plain = {table: from_rows(table, found) for table, found in lists.items() if found}
-    return Chunk(coded, plain, rows.metrics, rows.attachments, rows.heard, rows.in_order)
+    return Chunk(coded, plain, rows.metrics, rows.attachments, rows.heard, rows.in_order, rows.metric_bytes)
 
 
 def _on_job_clock(table: Table, columns: Mapping[str, Any]) -> Table:

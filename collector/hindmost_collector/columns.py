@@ -19,12 +19,12 @@ Array = np.ndarray[Any, Any]
 
 #: Rows that one block may have: no ring holds more.
 BLOCK_LIMIT = 1 << 17
-_INT64 = np.iinfo(np.int64)
+_LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
 
 def bounded(value: int) -> int:
     """``value`` as far as 64 bits hold it: what others send may be anything, and sums of it more."""
-    return min(max(value, int(_INT64.min)), int(_INT64.max))
+    return value if _LEAST <= value <= _MOST else min(max(value, _LEAST), _MOST)
 
 
 #: Longer texts are kept one by one: in numpy's own string arrays each would take as much room as the longest.

@@ -86,6 +86,7 @@ class JobRows:
     communicators: list[tuple[int, int, int, int, str]] = field(default_factory=list)
     clocks: list[tuple[str, str, int, int, int, int, int]] = field(default_factory=list)
     metrics: list[MetricRows] = field(default_factory=list)
+    metric_bytes: int = 0
     heard: dict[str, int] = field(default_factory=dict)  # node to the job time of its newest sample
     in_order: bool = True  # no sample is older than what its node sent before
     stacks: list[tuple[int, int, str]] = field(default_factory=list)
@@ -238,24 +239,15 @@ class Decoder:
         observed = bounded(state.time_ns + offset)
         totals = bounded(state.events_total), bounded(state.events_lost_total)
         rows.rank_states.append((rank.rank, observed, state.life, *totals))
-        rows.in_flight.extend(
-            (
-                rank.rank,
-                one.kind[:NAME_LIMIT],
-                one.name[:NAME_LIMIT],
-                one.comm,
-                one.seq,
-                bounded(one.start_ns + offset),
-                observed,
-            )
-            for one in state.in_flight
-        )
+        for one in state.in_flight:
+            kind, name, start = one.kind[:NAME_LIMIT], one.name[:NAME_LIMIT], bounded(one.start_ns + offset)
+            rows.in_flight.append((rank.rank, kind, name, one.comm, one.seq, start, observed))
 
     def _metrics(self, blocks: Iterable[Samples], node: str, job: str, clock: NodeClock) -> list[str]:
         """Keep the samples of a batch; a sentence for each malformed block. Most blocks end at the same tick."""
         complaints, rows, known = [], self.job(job), self._definitions.schemas
         kept, origins = rows.metrics, self._origins[node]
-        tick, offset, last, taken = b"", 0, 0, 0
+        tick, ticks, offset, last, taken = b"", b"", 0, 0, 0
         newest, before, begun, backwards = 0, self._newest.get(node, 0), len(kept), False
         for ref, times, values in blocks:
             schema = known.get(ref)
@@ -265,16 +257,19 @@ class Decoder:
                 told = f"{len(values) / 8:g} values for {len(times) / 8:g} ticks of {schema.width} series"
                 complaints.append(told)
             elif times:
-                if times[-8:] != tick:
-                    tick = times[-8:]
-                    offset = clock.offset(first(tick))
-                    last = first(tick) + offset
-                    backwards = backwards or last < newest
-                    newest = max(newest, last)
-                    if last < before:
-                        rows.in_order = False
-                kept.append(MetricRows(origins.get(ref) or self._origin(node, ref), times, offset, values, last))
+                if times != ticks:
+                    ticks = times  # which blocks that have the same then share
+                    if times[-8:] != tick:
+                        tick = times[-8:]
+                        offset = clock.offset(first(tick))
+                        last = first(tick) + offset
+                        backwards = backwards or last < newest
+                        newest = max(newest, last)
+                        if last < before:
+                            rows.in_order = False
+                kept.append(MetricRows(origins.get(ref) or self._origin(node, ref), ticks, offset, values, last))
                 taken += len(values)
+                rows.metric_bytes += len(ticks) + len(values)
         if backwards and len({one.origin for one in kept[begun:]}) < len(kept) - begun:
             rows.in_order = False  # of a schema that is there twice the later block may be the older
         self.samples += taken // 8

@@ -83,6 +83,7 @@ class Ingest:
         self.inbox = Inbox(self._batch)
         self._ack_ns = ack_ns
         self.agents: dict[str, Agent] = {}
+        self._connected = 0
         self.counts: Counter[str] = Counter()
         self.shed_metrics, self.batch_ns = False, 0
         self.attendance, self.strangers = Attendance(), Strangers()
@@ -177,6 +178,7 @@ class Ingest:
             agent.outbox.close("another stream with this agent's identity replaced this one")
             self._contest(agent, now)
         else:
+            self._connected += 1
             self.attendance.joined(identity)
         outbox = Outbox(self.clock, self._ack_ns)
         agent.outbox, agent.departed, agent.last_heard_ns = outbox, False, now
@@ -194,6 +196,7 @@ class Ingest:
         self.inbox.empty()
         if agent.outbox is outbox:
             agent.outbox = None
+            self._connected -= 1
             self.attendance.left(agent.identity, said_goodbye=agent.departed)
             self.parking.clear(agent.identity)
 
@@ -406,4 +409,4 @@ class Ingest:
 
     def connected(self) -> int:
         """How many agents have a stream."""
-        return sum(agent.outbox is not None for agent in self.agents.values())
+        return self._connected

@@ -7,7 +7,7 @@ import gc
 import pytest
 from hindmost_agent.batch import UNMEASURED, Builder
 from hindmost_agent.exposition import Exposition
-from hindmost_agent.fold import StepRow
+from hindmost_agent.fold import CollectiveRow, StepRow
 from hindmost_agent.metric import Metric, Series, gauge
 from hindmost_agent.runner import Reading
 from hindmost_proto import telemetry_pb2 as wire
@@ -67,3 +67,28 @@ def test_of_the_series_of_jobs_that_are_over_none_is_kept() -> None:
         assert exposition.render([one]).count(b"\nhindmost_process_asleep{") == 100
     del one
     assert sum(isinstance(found, Series) and found.metric is metric for found in gc.get_objects()) == 100
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "sent"),
+    [
+        ("flags", (0, 0), []),
+        ("flags", (0, 1), [0, 1]),
+        ("peer", (UNMEASURED, UNMEASURED), []),
+        ("peer", (0, UNMEASURED), [0, UNMEASURED]),
+        ("cpu_ns", (UNMEASURED, UNMEASURED), []),
+        ("cpu_ns", (UNMEASURED, 0), [UNMEASURED, 0]),
+        ("runqueue_ns", (UNMEASURED, UNMEASURED), []),
+        ("runqueue_ns", (5, UNMEASURED), [5, UNMEASURED]),
+    ],
+)
+def test_a_column_that_says_nothing_of_any_call_is_not_sent(
+    column: str, values: tuple[int, int], sent: list[int]
+) -> None:
+    """Its absence says the same; a column that says something of one row is whole."""
+    row = CollectiveRow("all_reduce", 1, 0, 10, 20, 8, 0, UNMEASURED, 7, UNMEASURED, UNMEASURED)
+    builder = Builder("n")
+    builder.collectives(7, [row._replace(**{column: value}) for value in values])
+    (block,) = wire.Batch.FromString(builder.pack().payload).collectives
+    assert list(getattr(block, column)) == sent
+    assert list(block.self_ns) == [7, 7]

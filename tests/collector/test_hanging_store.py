@@ -52,7 +52,8 @@ def recorder():
 
 def chunks():
     """Some samples of one job."""
-    return {"j": Chunk({}, {}, [MetricRows.of("n", 1, np.arange(ROWS), np.ones((ROWS, 1)))], [])}
+    rows = MetricRows.of("n", 1, np.arange(ROWS), np.ones((ROWS, 1)))
+    return {"j": Chunk({}, {}, [rows], [], metric_bytes=rows.bytes)}
 
 
 async def writing(recorder):

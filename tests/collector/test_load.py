@@ -34,7 +34,8 @@ def step_rows(block):
 def call_rows(block):
     """The same of collectives."""
     names = ("comm", "seq", "start_ns", "duration_ns", "bytes", "flags", "peer", "self_ns", "cpu_ns", "runqueue_ns")
-    columns = [getattr(block, name) for name in names]
+    absent = {"flags": 0, "peer": -1, "cpu_ns": -1, "runqueue_ns": -1}
+    columns = [getattr(block, name) or [absent[name]] * len(block.op) for name in names]
     return [CollectiveRow(block.op_names[op], *row) for op, *row in zip(block.op, *columns, strict=True)]
 
 
