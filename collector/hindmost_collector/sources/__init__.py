@@ -65,7 +65,7 @@ FORMATS: tuple[Format, ...] = (
 
 
 def load(path: Path | str) -> Run:
-    """A recorded run: a run directory, a folder of foreign files, one such file, a tar archive of them, or the URL of a
+    """A recorded run: a run directory, a folder of foreign files, one such file, an archive of them, or the URL of a
     ClickHouse database.
 
     Files of several formats in one folder are taken as the same run seen several ways and combined. Raises

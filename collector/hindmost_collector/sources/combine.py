@@ -81,7 +81,7 @@ def _steps(runs: Sequence[Run]) -> Table:
 
 def _job(path: Path, runs: Sequence[Run], ranks: Table) -> Job:
     nodes = {node for node in ranks["node"].tolist() if node}
-    name = path.name.split(".tar")[0].removesuffix(".tgz").removesuffix(".txz")
+    name = path.name.split(".tar")[0].removesuffix(".tgz").removesuffix(".txz").removesuffix(".zip")
     return Job(
         id=next((run.job.id for run in runs if run.job.id), name or str(path)),
         command=next((run.job.command for run in runs if run.job.command), None),

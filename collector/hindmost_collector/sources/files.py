@@ -17,6 +17,7 @@ import os
 import shutil
 import tarfile
 import tempfile
+import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -27,7 +28,7 @@ from hindmost.errors import HindmostError, UsageError
 from hindmost_collector.sources.damaged import DamagedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
 SAMPLE_BYTES = 64 * 1024
 #: No line of any format understood here is longer: the longest seen is a stack in a Flight Recorder dump, 20 KiB.
@@ -40,7 +41,12 @@ MAX_UNPACKED_BYTES = 16 * 1024**3
 MAX_INFLATION = 200
 #: … and below which size nobody asks.
 SMALL_BYTES = 64 * 1024**2
-ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2")
+ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".zip")
+#: What a damaged one, an encrypted one, or one whose names are folders and files at once raises.
+_NO_ARCHIVE = (
+    *(tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError),
+    *(NotImplementedError, RuntimeError, NotADirectoryError, FileExistsError, IsADirectoryError),
+)
 #: A format is recognised by any of so many lines.
 _FIRST_LINES = 50
 _GZIP = b"\x1f\x8b"
@@ -157,36 +163,52 @@ def lines(path: Path) -> Iterator[bytes]:
 
 
 def is_archive(path: Path) -> bool:
-    """Whether a path's name is that of a tar archive."""
+    """Whether a path's name is that of a tar or zip archive."""
     return path.is_file() and path.name.endswith(ARCHIVES)
 
 
 @contextlib.contextmanager
 def unpacked(path: Path) -> Iterator[Path]:
-    """A folder to read: the path itself, or a temporary one with the regular files of a tar archive in it."""
+    """A folder to read: the path itself, or a temporary one with the regular files of an archive in it."""
     if not is_archive(path):
         yield path
         return
     with tempfile.TemporaryDirectory(prefix="hindmost-") as folder:
         try:
             _unpack(path, Path(folder))
-        except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
+        except _NO_ARCHIVE as error:
             raise UsageError(f"{path}: damaged or cut short ({error}); copy it again") from error
         yield Path(folder)
 
 
 def _unpack(path: Path, folder: Path) -> None:
     left = min(MAX_UNPACKED_BYTES, shutil.disk_usage(folder).free // 2)
-    with tarfile.open(path) as archive:
-        for count, member in enumerate(archive):
-            left -= member.size
+    with contextlib.closing(_of_zip(path) if path.name.endswith(".zip") else _of_tar(path)) as members:
+        for count, (member, size, content) in enumerate(members):
+            left -= size
             if left < 0 or count > MAX_FILES:
                 raise HindmostError(f"{path}: unpacks to too much for {folder.parent}; unpack it and name the folder")
-            name = PurePosixPath(member.name)
-            content = archive.extractfile(member) if member.isfile() else None
+            name = PurePosixPath(member)
             if content is None or name.is_absolute() or ".." in name.parts:
                 continue  # links, devices and names that lead elsewhere are no part of a recording
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            with content, target.open("xb") as out:
+            with content, target.open("wb") as out:  # of a name that an archive has twice, the last counts
                 shutil.copyfileobj(content, out, _CHUNK)
+
+
+#: A member's name, how much it unpacks to, and its content; None where it is no regular file.
+_Member = tuple[str, int, "IO[bytes] | None"]
+
+
+def _of_tar(path: Path) -> Generator[_Member, None, None]:
+    with tarfile.open(path) as archive:
+        for member in archive:
+            yield member.name, member.size, archive.extractfile(member) if member.isfile() else None
+
+
+def _of_zip(path: Path) -> Generator[_Member, None, None]:
+    """Python reads no more of a member than the size it claims. Links are files with a name in them, and stay that."""
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            yield member.filename, member.file_size, None if member.is_dir() else archive.open(member)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+import zipfile
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -64,6 +65,51 @@ def test_a_torn_archive_ends_in_one_line(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:20_000])
     with pytest.raises(UsageError, match=r"torn\.tar\.gz: damaged or cut short"):
         load(path)
+
+
+def _zip(path: Path, *members: tuple[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members:
+            archive.writestr(name, content)
+    return path
+
+
+def test_a_zip_archive_is_read_as_a_folder_is(tmp_path: Path) -> None:
+    """As a download of several files comes; nothing in it is written elsewhere."""
+    write(simulate(Scenario(2, 12)).run, tmp_path / "traces", "traces")
+    found = [(f"job/{one.name}", one.read_bytes()) for one in sorted((tmp_path / "traces").iterdir())]
+    run = load(_zip(tmp_path / "run.zip", *found, ("../escaped.csv", b"x")))
+    assert run.job.id == "run"
+    assert len(run.collectives["rank"]) == len(load(tmp_path / "traces").collectives["rank"]) > 0
+    assert not (tmp_path / "escaped.csv").exists()
+
+
+def test_a_zip_bomb_is_refused_by_the_size_it_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each member no more than that is read."""
+    monkeypatch.setattr(files, "MAX_UNPACKED_BYTES", 1000)
+    with pytest.raises(HindmostError, match="unpacks to too much"):
+        load(_zip(tmp_path / "bomb.zip", ("big", b"\0" * 100_000)))
+
+
+@pytest.mark.parametrize("torn", ["cut", "text", "a file that is a folder, too"])
+def test_a_zip_archive_that_is_none_ends_in_one_line(tmp_path: Path, torn: str) -> None:
+    """It is named, and what is wrong with it."""
+    path = _zip(tmp_path / "torn.zip", ("a", b"x" * 5000), ("a/b", b"y"))
+    if not torn.startswith("a file"):
+        path.write_bytes(path.read_bytes()[:100] if torn == "cut" else b"hello\n")
+    with pytest.raises(UsageError, match=r"torn\.zip: damaged or cut short"):
+        load(path)
+
+
+def test_of_a_file_that_an_archive_has_twice_the_last_counts(tmp_path: Path) -> None:
+    """As tar itself does it, which adds to archives in this way."""
+    path = tmp_path / "twice.tar"
+    for content in (b"half a li", b'{"step": 0, "t_start": 1, "t_data": 2, "t_end": 5}\n'):
+        with tarfile.open(path, "a") as archive:
+            info = tarfile.TarInfo("steps.0.jsonl")
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    assert len(load(path).steps["rank"]) == 1
 
 
 def test_a_device_is_no_empty_folder() -> None:
