@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_collector import fused
 from hindmost_collector.robust import median, peers_median
 from hindmost_collector.schedule import COLLECTIVE, RECEIVE, SEND, Schedule
 
@@ -126,6 +127,8 @@ def build(schedule: Schedule, role: Ints, count: int) -> Bubbles | None:
     source = _sources(schedule)
     if source is None:
         return None
+    if not schedule.exact:
+        schedule = fused.told_in_full(schedule, source, _units(schedule, source, np.zeros(len(source), bool)))
     holds = _holding(schedule)
     often = _met(schedule, source, holds)
     for least in _OFTEN:  # sends that seem to wait in a circle were gone before they were received

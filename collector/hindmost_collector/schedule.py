@@ -6,7 +6,7 @@ Only each rank's own clock is read. Steps in which any rank did something else t
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _ALIKE = 0.8
 #: Times looked at, at most (operations of a step on all ranks, times steps): what more would take is told in no replay.
 _MOST = 20_000_000
+#: Sources that time kernels and groups as a whole, by a part of their names: NCCL itself tells the first thread's time.
+_EXACT = ("Kineto", "Flight Recorder")
 #: Kinds of operations; a collective's is this and its class of communicators.
 SEND, RECEIVE, COLLECTIVE = 0, 1, 2
 
@@ -32,7 +34,7 @@ class Schedule:
     ``row`` [N] is who, ``place`` [N] the how manieth of its own, ``kind`` [N] what, ``with_whom`` [N] the peer's row of
     a send or receive and the group of a collective, ``beside`` [N] whether computing is known not to wait for it.
     ``start`` and ``end`` [N, G] are ns of the rank's clock, ``begin`` [N, G] when its step before ended (NaN: unknown).
-    ``steps`` [G] are indices of the steps.
+    ``steps`` [G] are indices of the steps. ``exact``: a receive's end is its own, also in a kernel shared with a send.
     """
 
     row: Ints
@@ -44,6 +46,7 @@ class Schedule:
     end: Floats
     begin: Floats
     steps: Ints
+    exact: bool = False
 
     def stages(self, ranks: int) -> Ints | None:
         """[R] place of each rank in its pipeline: the first sends before it receives; ``None`` where it is no chain."""
@@ -75,7 +78,9 @@ def build(run: Run, grid: Grid, starts: Ints, beside: Array, before: Floats) -> 
     found = _concatenated(_of_columns(grid, starts, beside), _of_transfers(sent, grid, starts, before))
     order = np.lexsort((found["kind"], found["start"], found["step"], found["row"]))
     found = {name: column[order] for name, column in found.items()}
-    return _alike(found, grid, starts, before)
+    order_kept = _alike(found, grid, starts, before)
+    exact = any(each in (run.job.source or "") for each in _EXACT)
+    return replace(order_kept, exact=exact) if order_kept is not None else None
 
 
 def transfers(run: Run, grid: Grid) -> Table | None:

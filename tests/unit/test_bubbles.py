@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hindmost_collector import bubbles
 from hindmost_collector.judge import judge
-from hindmost_collector.model import METRICS, STEPS, empty
+from hindmost_collector.model import METRICS, STEPS, Run, empty
 from hindmost_collector.schedule import COLLECTIVE, RECEIVE, SEND, Schedule
 from hindmost_collector.simulate import Fault, Scenario, simulate
 
@@ -79,6 +79,50 @@ def test_no_clock_is_compared_with_another() -> None:
     )
     assert shifted.ranks == verdict.ranks == (6,)
     assert shifted.cost_ms_per_step == pytest.approx(verdict.cost_ms_per_step)
+
+
+def _in_one_kernel(run: Run) -> Run:
+    """The run as NCCL tells it where sends and receives of a group are one kernel: both end when the send does."""
+    calls = run.collectives
+    which, of_sends = (np.flatnonzero(calls["op"] == op) for op in ("recv", "send"))
+    sent = {(calls["rank"][at], calls["start_ns"][at]): calls["duration_ns"][at] for at in of_sends}
+    took = calls["duration_ns"].copy()
+    for at in which:
+        took[at] = sent.get((calls["rank"][at], calls["start_ns"][at]), took[at])
+    assert (took != calls["duration_ns"]).any()
+    return replace(run, collectives=calls | {"duration_ns": took})
+
+
+@pytest.mark.parametrize(
+    ("scenario", "rank"),
+    [
+        (PIPELINE, 6),
+        (replace(PIPELINE, microbatches=8), 14),
+        (replace(PIPELINE, ranks=4, pipeline=2, microbatches=8), 0),
+        (replace(PIPELINE, ranks=32, pipeline=8, microbatches=8), 11),
+    ],
+)
+def test_a_receive_in_one_kernel_with_a_send_ends_when_its_message_was_taken(scenario: Scenario, rank: int) -> None:
+    """Its waiting is not what the rank works next: the slow rank is named, no neighbour, clocks apart or not."""
+    simulated = simulate(replace(scenario, faults=(Fault("compute", (rank,), 0.15),)))
+    truth = simulated.truth
+    saved = (truth.total_ns - truth.repaired_ns) / len(truth.active[0]) / MS
+    run = _in_one_kernel(simulated.run)
+    calls = run.collectives
+    drift = calls["rank"].astype(np.int64) * (10**14 + (calls["start_ns"] - calls["start_ns"].min()) // 200_000)
+    apart = replace(
+        run, steps=empty(STEPS), metrics=empty(METRICS), collectives=calls | {"start_ns": calls["start_ns"] + drift}
+    )
+    for told in (run, apart):
+        (verdict,) = judge(told).verdicts
+        assert verdict.ranks == (rank,)
+        assert verdict.cost_ms_per_step == pytest.approx(saved, rel=0.15)
+
+
+def test_equals_whose_messages_share_kernels_are_balanced() -> None:
+    """Nobody is slow, and nobody becomes so by how NCCL tells it."""
+    (verdict,) = judge(_in_one_kernel(simulate(PIPELINE).run)).verdicts
+    assert verdict.kind == "balanced"
 
 
 def _two_stages(sender_works: float, receiver_works: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Schedule:
