@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from hindmost_collector import constant
 from hindmost_collector.judge import judge
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.write import write
-from hindmost_collector.store import excerpt
+from hindmost_collector.store import excerpt, segments
 from hindmost_collector.store.run_directory import read_run
+from hindmost_collector.store.schema import arrow_schema, to_numpy
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,6 +49,41 @@ def test_a_large_one_is_read_in_stretches(folder: Path, monkeypatch: pytest.Monk
     assert report.what_if.step_ms == pytest.approx(judge(whole).what_if.step_ms, rel=0.05)
     assert [(one.kind, one.ranks, one.cause) for one in report.verdicts] == [("straggler", (2,), "compute")]
     assert any(note.startswith("to stay in memory") for note in report.notes)
+
+
+def samples(names: tuple[str, ...], seconds: int) -> pa.Table:
+    """A sample a second of each of these metrics of one node."""
+    many = len(names) * seconds
+    words = {"node": ["node-of-a-long-name"] * many, "name": list(names) * seconds, "labels": ['{"rank":"1"}'] * many}
+    columns = [pa.array(one).dictionary_encode() for one in words.values()]
+    times = np.repeat(np.arange(seconds) * 10**9, len(names))
+    return pa.Table.from_arrays([*columns, pa.array(times), pa.array(times / 1e9)], schema=arrow_schema("metrics"))
+
+
+def test_of_many_samples_those_are_read_that_causes_are_read_from(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job of slow steps has few steps and calls, and samples without end: all steps, and some seconds' samples."""
+    steps = len(read_run(folder).steps["rank"])
+    names = ("hindmost_process_cpu_seconds_total", "hindmost_node_memory_bytes")
+    (folder / "segments/metrics").mkdir(exist_ok=True)
+    segments.write("metrics", [samples(names, 600)], folder / "segments/metrics/20260101-0000000009-0.parquet")
+    every = len(read_run(folder).metrics["name"]) // 300
+    assert every >= 1200 // 300
+    monkeypatch.setattr(excerpt, "ALL_SAMPLES", 1000)
+    monkeypatch.setattr(excerpt, "SAMPLES", 300)
+    run = read_run(folder)
+    added = np.flatnonzero(run.metrics["name"] == names[0])
+    assert run.metrics["time_ns"][added].tolist() == list(range(0, 600 * 10**9, every * 10**9))
+    assert names[1] not in run.metrics["name"].tolist()
+    assert (len(run.steps["rank"]), run.job.skipped_ns) == (steps, None)
+
+
+def test_what_is_read_takes_the_memory_of_what_differs() -> None:
+    """Long words that repeat are pointed at; a column of one value is that value."""
+    read = to_numpy("metrics", samples(("hindmost_process_cpu_seconds_total", "hindmost_gpu_sm_clock_hertz"), 600))
+    assert sum(constant.memory(column) for column in read.values()) < 1200 * 25
+    assert read["name"][:2].tolist() == ["hindmost_process_cpu_seconds_total", "hindmost_gpu_sm_clock_hertz"]
 
 
 @pytest.mark.parametrize(

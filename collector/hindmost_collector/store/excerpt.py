@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 #: Rows that are read of a table: judging takes up to 600 bytes of memory for a call, and half as much for a step.
 MOST = {"collectives": 1_200_000, "steps": 1_200_000}
-#: Of metrics, those that causes are read from, up to about so many samples in all.
-SAMPLES = 400_000
+#: Of metrics, those that causes are read from, up to about so many samples in all; all of them where they are not more
+#: than so many.
+SAMPLES, ALL_SAMPLES = 400_000, 1_200_000
 #: Stretches that a recording is read in; fewer where one would hold less than so many steps.
 STRETCHES, STEPS_EACH = 24, 50
 #: Where collectives of fewer steps would fit, as of a very large job, more steps are read and fewer collectives: their
@@ -74,6 +75,12 @@ def plan(root: Path) -> Excerpt | None:
         return None
     times = [found for table in MOST for found in _ranges(root / table, "start_ns")]
     return spread(counts, times, list(_ranges(root / "steps", "step")))
+
+
+def of_samples(root: Path) -> Excerpt | None:
+    """What to read of the samples of ``root/segments`` where all else is read; ``None``: all of them, they are few."""
+    count = sum(group.num_rows for group in _groups(root / "metrics"))
+    return None if count <= ALL_SAMPLES else Excerpt(0, 1, 1, None, count // SAMPLES)
 
 
 def too_large(counts: Mapping[str, int]) -> bool:

@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from hindmost.errors import UsageError
 
 from hindmost_collector import incarnations
@@ -74,11 +75,15 @@ def _stored(path: Path) -> tuple[_Stored, excerpt.Excerpt | None]:
     notes: list[str] = []
     tables: dict[str, Table] = {}
     part = excerpt.plan(path / "segments")
+    fewer_samples = part or excerpt.of_samples(path / "segments")
     for table in schema.STORED:
-        reader = segments.read if part is None else functools.partial(excerpt.read, table=table, part=part)
+        chosen = fewer_samples if table == "metrics" else part
+        reader = segments.read if chosen is None else functools.partial(excerpt.read, table=table, part=chosen)
         data, torn = segments.read_table(path / "segments" / table, table, reader=reader)
         tables[table] = schema.to_numpy(table, data)
         notes += torn
+        del data
+        pa.default_memory_pool().release_unused()  # it would keep what the largest table took
     notes += _strangers(path / "segments")
     meta, damage = _read_meta(path)
     return _Stored(tables, meta, [*notes, *damage]), part

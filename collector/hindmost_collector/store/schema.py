@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from hindmost_collector import constant
 from hindmost_collector.columns import texts
 from hindmost_collector.model import TABLES, UNMEASURED, Table
 
@@ -144,14 +145,17 @@ def missing_column(dtype: Any, count: int) -> np.ndarray[Any, Any]:
 
 def to_numpy(table: str, data: pa.Table) -> Table:
     """Arrow columns as the model's numpy columns; columns unknown here are dropped, absent ones are *not measured*."""
-    present = set(data.column_names)
+    present, pointed = set(data.column_names), table == "metrics"
     return {
-        name: _column(data.column(name), dtype) if name in present else missing_column(dtype, data.num_rows)
+        name: constant.thinned(_column(data.column(name), dtype, pointed=pointed))
+        if name in present
+        else constant.thinned(missing_column(dtype, data.num_rows))
         for name, dtype in STORED[table].items()
     }
 
 
-def _column(column: pa.ChunkedArray, dtype: Any) -> np.ndarray[Any, Any]:
+def _column(column: pa.ChunkedArray, dtype: Any, *, pointed: bool) -> np.ndarray[Any, Any]:
+    """A column as the model has it; words ``pointed`` at where they are long and repeat, as in the live windows."""
     if dtype is not np.str_:
         return np.asarray(column.to_numpy(), dtype=dtype)
     if len(column) == 0:
@@ -160,6 +164,7 @@ def _column(column: pa.ChunkedArray, dtype: Any) -> np.ndarray[Any, Any]:
         column = column.dictionary_encode()
     joined = column.unify_dictionaries().combine_chunks()
     whole = joined.chunk(0) if isinstance(joined, pa.ChunkedArray) else joined
-    words = texts(whole.dictionary.to_pylist())
+    given = whole.dictionary.to_pylist()
+    words = np.array(given, object) if pointed else texts(given)
     indices: np.ndarray[Any, Any] = whole.indices.to_numpy(zero_copy_only=False)
     return np.asarray(words[indices])
