@@ -4,8 +4,9 @@
 
 A simulated job of data-parallel ranks with one rank 20 % slow goes through the collector's own decoder into its window,
 as its agents would send it, until the window has let rows go; then the window is judged again and again, as it is live:
-snapshot, judge, report as plain types. Prints the median CPU time of the thread that judges, what the window holds, and
-how often the collector then judges on 2 and on 16 cores.
+snapshot, judge, report as plain types; and so are its newest steps, as the collector looks at them between two
+judgements, each time after the whole. Prints the median CPU time of the thread that judges, what the window holds, and
+how often the collector then looks, and judges the whole if a look says nothing new, on 2 and on 16 cores.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import os
 import pstats
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +27,20 @@ from hindmost_collector.clock import NodeClock
 from hindmost_collector.decode import Decoder
 from hindmost_collector.definitions import Definitions
 from hindmost_collector.jobs import LiveJob
-from hindmost_collector.live import load_judge, share_of
-from hindmost_collector.model import rows
+from hindmost_collector.judging import Judging, load_judge, share_of
+from hindmost_collector.looks import seen
+from hindmost_collector.model import Job as ModelJob
+from hindmost_collector.model import Run, rows
 from hindmost_collector.packed import packed
 from hindmost_collector.simulate import Fault, Scenario
 from hindmost_collector.simulate.wire import Job
+from hindmost_collector.verdict import JobSummary, Report
+from hindmost_collector.watching import LOOK_S
 from hindmost_collector.window import ROWS
 
 PERIOD_S = 1.5
+#: For how long the pace of judging is simulated; its second half counts.
+SIMULATED_S = 1000.0
 
 
 def watched(ranks: int, stretches: int) -> tuple[LiveJob, Decoder]:
@@ -58,19 +66,24 @@ def measured(ranks: int, stretches: int, rounds: int, *, profile: bool) -> dict[
     """Of one size: CPU seconds of each judgement, and what it said."""
     live, decoder = watched(ranks, stretches)
     judge = load_judge()
-    took, wall = [], []
+    took, looked, wall = [], [], []
     for _ in range(rounds + 1):
         began, used = time.perf_counter(), time.thread_time()
         run = live.snapshot(decoder.words)()
-        judge(run).to_dict()
+        live.report = judge(run).to_dict()
         took.append(time.thread_time() - used)
         wall.append(time.perf_counter() - began)
+        newest = live.newest(decoder.words)
+        assert newest is not None
+        used = time.thread_time()
+        seen(judge(newest()))
+        looked.append(time.thread_time() - used)
     if profile:
         profiler = cProfile.Profile()
         profiler.runcall(lambda: judge(live.snapshot(decoder.words)()).to_dict())
         pstats.Stats(profiler).sort_stats("cumtime").print_stats(60)
-    report = judge(run)
-    cpu = statistics.median(took[1:])
+    report, look = judge(run), judge(newest())
+    cpu, cpu_look = statistics.median(took[1:]), statistics.median(looked[1:])
     return {
         "ranks": ranks,
         "collectives_a_step": stretches,
@@ -80,9 +93,35 @@ def measured(ranks: int, stretches: int, rounds: int, *, profile: bool) -> dict[
         "cpu_seconds": round(cpu, 3),
         "cpu_seconds_all": [round(one, 3) for one in took],
         "wall_seconds": round(statistics.median(wall[1:]), 3),
-        "judged_every_s": {cores: round(max(PERIOD_S, cpu / share_of(cores)), 1) for cores in (2, 16)},
+        "look_cpu_seconds": round(cpu_look, 3),
+        "look_cpu_seconds_all": [round(one, 3) for one in looked],
+        **paces(cpu, cpu_look),
         "verdict": [[one.kind, list(one.ranks), one.cause, one.cost_ms_per_step] for one in report.verdicts],
+        "look": [[one.kind, list(one.ranks), one.cost_ms_per_step] for one in look.verdicts],
     }
+
+
+def paces(whole: float, look: float) -> dict[str, dict[int, float]]:
+    """Mean seconds between two looks or judgements, and between two of the whole window, by the number of cores."""
+    any_of, of_whole = {}, {}
+    for cores in (2, 16):
+        now, used, judged = [0.0], [0.0], []
+        judging = Judging(PERIOD_S, share_of(cores), lambda now=now: now[0], lambda used=used: used[0])
+        judging.judge = lambda _: Report(JobSummary("j"), ())
+
+        def costing(seconds: float, now: list[float] = now, used: list[float] = used, judged: Any = judged) -> Run:
+            used[0] += seconds
+            judged.append((now[0], seconds))
+            return Run(ModelJob("j"))
+
+        while now[0] < SIMULATED_S:
+            now[0] += LOOK_S
+            if judging.due("j"):
+                judging.report("j", partial(costing, whole), newest=partial(costing, look))
+        late = [(at, cost) for at, cost in judged if at > SIMULATED_S / 2]
+        any_of[cores] = round(SIMULATED_S / 2 / len({at for at, _ in late}), 1)
+        of_whole[cores] = round(SIMULATED_S / 2 / sum(cost == whole for _, cost in late), 1)
+    return {"looked_at_every_s": any_of, "judged_every_s": of_whole}
 
 
 def main() -> None:

@@ -11,7 +11,8 @@ import numpy as np
 
 from hindmost_collector import blocks as blocks_of
 from hindmost_collector.judge import judge
-from hindmost_collector.live import QUIET, identity
+from hindmost_collector.live import identity
+from hindmost_collector.looks import QUIET
 from hindmost_collector.model import Run, rows
 from hindmost_collector.robust import average, median, standard_error, time_blocks
 from hindmost_collector.settings import DEFAULT

@@ -106,6 +106,8 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     slower = slowed.find(blocks, found) if blocks is not None and stop is None else None
     found = slowed.beside(found, slower)
     notes += slowed.note(slower)
+    if run.look:
+        return Report(job=summary.job(run, blocks), verdicts=_in_order(found), ranks=summary.few(blocks))
     what_if = summary.what_if(run, blocks)
     return Report(
         job=replace(summary.job(run, blocks), bound=bound.find(blocks, found, settings), stalls=stalls, slowed=slower),

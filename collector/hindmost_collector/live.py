@@ -1,40 +1,21 @@
-"""Judges running jobs, and writes down each verdict as it opens, changes and closes."""
+"""Verdicts of running jobs, each as it opens, changes and closes."""
 
 from __future__ import annotations
 
-import importlib
 import json
-import logging
-import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hindmost_proto import telemetry_pb2 as wire
 
-from hindmost_collector.settings import DEFAULT
+from hindmost_collector.looks import QUIET
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from hindmost_collector.model import Past, Run
-    from hindmost_collector.settings import Settings
-
-    Judge = Callable[[Run], Any]
-
-log = logging.getLogger(__name__)
+    from collections.abc import Iterator, Mapping
 
 #: A cost that moved by less than this share of itself is the same verdict.
 SAME = 0.25
-#: Kinds that are an answer but no trouble: they are on the page, not in the log of verdicts.
-QUIET = frozenset({"balanced", "insufficient_data"})
 #: Kinds of a job that does not go on: every rank's stack is asked for.
 STOPS = frozenset({"hang", "desync"})
-
-
-def load_judge(settings: Settings = DEFAULT) -> Judge:
-    """``hindmost_collector.judge.judge``, imported late: it is heavy, and a collector receives before it judges."""
-    judge: Callable[[Run, Settings], Any] = importlib.import_module("hindmost_collector.judge").judge
-    return lambda run: judge(run, settings)
 
 
 def identity(verdict: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -168,97 +149,3 @@ def zoom(job: str, event: Mapping[str, Any]) -> wire.Zoom | None:
     if since is None or not ranks:
         return None
     return wire.Zoom(job_id=job, ranks=ranks, first_step=max(since - _AROUND, 0), last_step=since + _AROUND)
-
-
-#: What judging may take of a core: a twentieth, and of a machine of many cores more, for nobody misses it there. A
-#: full window takes 0.2 s at 1,024 ranks, 0.7 s at 8,192 (bench/live_judging.py), and is to be judged every 2 s.
-LEAST_SHARE, MOST_SHARE = 0.05, 0.2
-#: Cores of which one may spend all of its least share on judging; with more the share grows.
-CORES_A_SHARE = 4
-
-
-def share_of(cores: int) -> float:
-    """The share of one core that judging may take on a machine of so many."""
-    return min(max(LEAST_SHARE * cores / CORES_A_SHARE, LEAST_SHARE), MOST_SHARE)
-
-
-class Judging:
-    """Paces judging so that it never takes more than its ``share`` of a core, whatever the size and number of jobs.
-
-    What counts is the CPU time of the thread that judges: on a busy host verdicts would otherwise come more seldom,
-    and loading the judge, once, is no part of it.
-    """
-
-    def __init__(
-        self,
-        period_s: float = 1.5,
-        share: float = LEAST_SHARE,
-        clock: Callable[[], float] = time.monotonic,
-        cpu: Callable[[], float] = time.thread_time,
-        settings: Settings = DEFAULT,
-    ) -> None:
-        self._settings = settings
-        self._period, self._share, self._clock, self._cpu = period_s, share, clock, cpu
-        self._next: dict[str, float] = {}
-        self._least: dict[str, float] = {}
-        self._past: dict[str, Past] = {}
-        self._free = 0.0
-        self._failed = False
-        self.seconds = 0.0
-        self.busy = False  # whether a window is being judged, in whichever thread
-        self.judge: Judge | None = None
-
-    def due(self, job: str) -> bool:
-        """Whether it is time to judge a job again."""
-        now = self._clock()
-        return now >= self._next.get(job, 0.0) and now + self._period >= self._free
-
-    def again(self, job: str, after_s: float) -> None:
-        """Judge a job again sooner than its turn is, as far as what judging may cost allows."""
-        if job in self._next:
-            self._next[job] = min(self._next[job], max(self._least[job], self._clock() + after_s))
-
-    def turn(self, job: str) -> float:
-        """When it is a job's turn: jobs that wait longest come first."""
-        return self._next.get(job, 0.0)
-
-    def report(self, job: str, run: Callable[[], Run], *, whole: bool = False) -> dict[str, Any] | None:
-        """Judge a window, or the ``whole`` run; None when judging failed, which is said once and never stops the
-        collector.
-        """
-        began, used = self._clock(), self._cpu()
-        self.busy = True
-        try:
-            if self.judge is None:
-                self.judge = load_judge(self._settings)
-                used = self._cpu()
-            return self._judged(job, run(), self.judge, whole=whole)
-        except Exception:
-            if not self._failed:
-                log.warning("judging failed; recording goes on", exc_info=True)
-            self._failed = True
-            return None
-        finally:
-            self.busy = False
-            took, now = self._cpu() - used, self._clock()
-            self.seconds += now - began
-            self._least[job] = now + took / self._share
-            self._next[job] = max(self._least[job], now + self._period)
-            self._free = max(self._free, now) + took / self._share
-
-    def _judged(self, job: str, run: Run, judge: Judge, *, whole: bool) -> dict[str, Any]:
-        """The report as ``hindmost.report/1``; of a window with what those before it told, and tell the next one."""
-        found = judge(run if whole else replace(run, past=self._past.get(job)))
-        report: dict[str, Any] = found.to_dict()
-        past = next((one.past for one in found.verdicts if one.past is not None), None)
-        if past is None:
-            self._past.pop(job, None)
-        else:
-            self._past[job] = past
-        return report
-
-    def forget(self, job: str) -> None:
-        """A job is over."""
-        self._next.pop(job, None)
-        self._least.pop(job, None)
-        self._past.pop(job, None)

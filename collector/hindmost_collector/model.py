@@ -276,6 +276,8 @@ class Run:
     notes: tuple[str, ...] = ()
     #: What of a window that is over still tells of this one; None where nothing does.
     past: Past | None = None
+    #: Whether it is asked only whom these steps name: then the report describes a few ranks, and no causes.
+    look: bool = False
     #: Ranks that the recording lacks, in whole or in part; None where it has all that are known.
     unseen: Unseen | None = None
     #: Starts of a job that was started again with another number of ranks; the tables are of the one that is judged.

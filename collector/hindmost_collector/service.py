@@ -14,9 +14,9 @@ from hindmost_collector.decode import Decoder
 from hindmost_collector.definitions import Definitions
 from hindmost_collector.ingest import MESSAGE_LIMIT, Ingest
 from hindmost_collector.jobs import LiveJob
+from hindmost_collector.judging import Judging, share_of
 from hindmost_collector.lag import Lag
 from hindmost_collector.listening import listen
-from hindmost_collector.live import Judging, share_of
 from hindmost_collector.pace import batch_ns
 from hindmost_collector.parking import Parking
 from hindmost_collector.recording import WAIT_S, Recorder

@@ -79,6 +79,20 @@ def ranks(run: Run, blocks: Blocks | None) -> tuple[RankRow, ...]:
     return tuple(found)
 
 
+#: Ranks that a look describes, at most: enough for what is typical of them.
+_FEW = 64
+
+
+def few(blocks: Blocks | None) -> tuple[RankRow, ...]:
+    """How long transfers took some of the ranks: what a look asks."""
+    if blocks is None:
+        return ()
+    some = slice(None, None, len(blocks.ranks) // _FEW + 1)
+    took = median(blocks.transfer[some], axis=1) / 1e6
+    pairs = zip(blocks.ranks[some].tolist(), took.tolist(), strict=True)
+    return tuple(RankRow(rank, transfer_ms=_known(ms)) for rank, ms in pairs)
+
+
 def _phases(run: Run, blocks: Blocks) -> dict[str, Floats]:
     """Name to [R] ms in the typical step; NaN where nothing was measured of it, which for causes may count as none."""
     found = {}

@@ -69,12 +69,6 @@ class Metrics:
         self._node, self.nodes = codes(run.metrics["node"]) if rows(run.metrics) else nothing
         self._order = np.argsort(name, kind="stable")
         self._first = np.searchsorted(name[self._order], np.arange(len(self._names) + 1))
-        self._of_node: dict[str, list[int]] = {}
-        self._of_gpu: dict[str, list[int]] = {}
-        columns = (self._ranks[column].tolist() for column in ("rank", "node", "gpu_uuid"))
-        for rank, node, gpu in zip(*columns, strict=True):
-            self._of_node.setdefault(node, []).append(rank)
-            self._of_gpu.setdefault(gpu, []).append(rank)
 
     @classmethod
     def of(cls, run: Run) -> Metrics:
@@ -125,6 +119,20 @@ class Metrics:
             rank += ranks
         single = np.flatnonzero(owner >= 0)
         return np.append(single, series).astype(np.int64), np.append(owner[single], rank).astype(np.int64)
+
+    @cached_property
+    def _of_node(self) -> dict[str, list[int]]:
+        return self._ranks_by("node")
+
+    @cached_property
+    def _of_gpu(self) -> dict[str, list[int]]:
+        return self._ranks_by("gpu_uuid")
+
+    def _ranks_by(self, column: str) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for rank, one in zip(self._ranks["rank"].tolist(), self._ranks[column].tolist(), strict=True):
+            found.setdefault(one, []).append(rank)
+        return found
 
     @cached_property
     def _owner(self) -> Ints:

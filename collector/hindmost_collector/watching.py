@@ -6,12 +6,13 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from hindmost_collector import sealing
-from hindmost_collector.live import Judging, VerdictLog, line, zoom
+from hindmost_collector.live import VerdictLog, line, zoom
 
 if TYPE_CHECKING:
     from hindmost_proto import telemetry_pb2 as wire
 
     from hindmost_collector.jobs import LiveJob
+    from hindmost_collector.judging import Judging
     from hindmost_collector.service import Collector
 
 #: How often is looked whether a job is to be judged; and how often that and a tick come where a job may hang.
@@ -44,17 +45,20 @@ class Watch:
                     continue
                 self._ask(job.id, job.stall.question(job))
                 due = self._judging.due(job.id) and not self._collector.recorder.writing
-                if due or job.stall.ripe(job):
-                    await self._judge(job)
+                ripe = job.stall.ripe(job)
+                if due or ripe:
+                    await self._judge(job, whole=ripe)
             if not self._collector.options.hold:
                 await self._seal_finished()
 
-    async def _judge(self, job: LiveJob) -> None:
+    async def _judge(self, job: LiveJob, *, whole: bool) -> None:
+        """Judge the window of a job, the ``whole`` of it whatever that costs where the job may hang."""
         collector = self._collector
         job.judged_revision = job.revision
         job.infer_steps()
         snapshot = job.snapshot(collector.decoder.words)
-        report = await asyncio.to_thread(self._judging.report, job.id, snapshot)
+        newest = None if whole else job.newest(collector.decoder.words)
+        report = await asyncio.to_thread(self._judging.report, job.id, snapshot, newest=newest)
         if report is None:
             return
         log = self._verdicts.setdefault(job.id, VerdictLog())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from hindmost_collector import in_a_row, incarnations
+from hindmost_collector import in_a_row, incarnations, newest
 from hindmost_collector.chunk import CODED, concatenated, from_rows, with_words
 from hindmost_collector.model import (
     GPU_TIME,
@@ -221,10 +221,16 @@ class Window:
         """Every rank that has said what it is, by number."""
         return self._ranks.table()
 
-    def snapshot(self, job: str, words: Words) -> Callable[[], Run]:
-        """A function that makes the run of this moment; it may be called in another thread while rows come in."""
+    def snapshot(self, job: str, words: Words, newest_of_ns: float | None = None) -> Callable[[], Run]:
+        """A function that makes the run of this moment; it may be called in another thread while rows come in.
+
+        Of the newest steps only, where it is told how many ns a step takes.
+        """
         parts = {name: list(found) for name, found in self._parts.items()}
         ticks, ranks, stated = list(self._metrics), self.ranks(), self._stated.table()
+        if newest_of_ns is not None:
+            parts = newest.parts(parts, newest_of_ns)
+            ticks = ticks[newest.of_samples([tick.size for tick in ticks]) :]
         communicators = self._communicators.table()
         small = {
             "in_flight": self._still_in_flight(),
@@ -245,11 +251,13 @@ class Window:
                 for name, pieces in parts.items()
             }
             tables |= {name: from_rows(name, found) for name, found in small.items() if found}
+            metrics = _joined([tick.long() for tick in ticks])
             whole = Run(
                 job=facts,
                 ranks=ranks,
                 communicators=communicators,
-                metrics=_joined([tick.long() for tick in ticks]),
+                metrics=metrics if newest_of_ns is None else newest.needed(metrics, rows(ranks)),
+                look=newest_of_ns is not None,
                 **tables,
             )
             return incarnations.judged(whole, stated)

@@ -5,19 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hindmost_collector import newest
 from hindmost_collector.chunk import finish
 from hindmost_collector.clock import NodeClock
 from hindmost_collector.decode import Decoder
 from hindmost_collector.definitions import Definitions
 from hindmost_collector.jobs import LiveJob
-from hindmost_collector.live import Judging, VerdictLog
+from hindmost_collector.judging import AHEAD_S, LEAST_SHARE, Judging
+from hindmost_collector.live import VerdictLog
 from hindmost_collector.packed import packed
 from hindmost_collector.simulate import Fault, Scenario
 from hindmost_collector.simulate.wire import Job
 from hindmost_collector.window import Window
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from hindmost_collector.model import Run
 
 ONSET, END, STEPS = 60, 260, 360
 #: A step takes about 0.11 s: the window holds some 70 of them.
@@ -25,15 +29,25 @@ WINDOW_NS = 8_000_000_000
 SECOND = 1e9
 
 
-def judged_live(scenario: Scenario) -> Iterator[tuple[float, dict[str, Any], list[dict[str, Any]]]]:
-    """When, the report and its events, of each judgement of the job as its agents' batches come in."""
+#: CPU seconds of judging a whole window, and of a look at its newest steps, where the one is made to cost much: a look
+#: each period is a twentieth of a core, the whole one is forty.
+WHOLE_S, LOOK_S = 0.3, 0.02
+
+
+def judged_live(
+    scenario: Scenario, used: list[float] | None = None
+) -> Iterator[tuple[float, dict[str, Any], list[dict[str, Any]]]]:
+    """When, the report and its events, of each judgement of the job as its agents' batches come in.
+
+    With a list, judging is made to cost much: what a whole window and a look at its newest steps take is added to it.
+    """
     job = Job.of(scenario)
     definitions = Definitions()
     decoder, clock = Decoder(definitions), NodeClock(0, 10**18)
     for node in job.nodes:
         definitions.learn(packed(job.opening(node)[1].definitions), decoder, clock)
     now = [0.0]
-    judging = Judging(period_s=1.5, clock=lambda: now[0], cpu=lambda: 0.0)
+    judging = Judging(period_s=1.5, clock=lambda: now[0], cpu=lambda: sum(used or ()))
     live, log = LiveJob(job.name, 0), VerdictLog()
     live.window = Window(WINDOW_NS)
     for node, ends, message in job.batches():
@@ -41,19 +55,41 @@ def judged_live(scenario: Scenario) -> Iterator[tuple[float, dict[str, Any], lis
         live.add(finish(decoder.take()[job.name]), decoder.words, definitions, int(ends * SECOND))
         now[0] = ends
         if node == job.nodes[-1] and judging.due(job.name):
-            report = judging.report(job.name, live.snapshot(decoder.words))
-            assert report is not None
-            yield ends, report, list(log.update(report["verdicts"], int(ends * SECOND), live.window.last_step))
+            whole, newest = live.snapshot(decoder.words), live.newest(decoder.words)
+            if used is None:
+                report = judging.report(job.name, whole)
+                assert report is not None
+            else:
+                asked = None if newest is None else spending(used, LOOK_S, newest)
+                report = judging.report(job.name, spending(used, WHOLE_S, whole), newest=asked)
+            if report is not None:
+                live.report = report
+                yield ends, report, list(log.update(report["verdicts"], int(ends * SECOND), live.window.last_step))
+
+
+def spending(used: list[float], seconds: float, make: Callable[[], Run]) -> Callable[[], Run]:
+    """What makes the run, at this cost."""
+
+    def made() -> Run:
+        used.append(seconds)
+        return make()
+
+    return made
+
+
+def told(scenario: Scenario, used: list[float] | None = None) -> list[tuple[float, str, str, int | None, int | None]]:
+    """When each verdict was opened or closed, its kind and its interval."""
+    return [
+        (at, event["event"], event["verdict"]["kind"], event["verdict"]["since_step"], event["verdict"]["until_step"])
+        for at, _, found in judged_live(scenario, used)
+        for event in found
+        if event["event"] != "changed"
+    ]
 
 
 def events(scenario: Scenario, kind: str) -> list[tuple[str, int | None, int | None]]:
     """Each time that a verdict of this kind was opened or closed, with its interval."""
-    return [
-        (event["event"], event["verdict"]["since_step"], event["verdict"]["until_step"])
-        for _, _, told in judged_live(scenario)
-        for event in told
-        if event["verdict"]["kind"] == kind and event["event"] != "changed"
-    ]
+    return [(what, since, until) for _, what, which, since, until in told(scenario) if which == kind]
 
 
 FAULTS = {
@@ -68,6 +104,20 @@ def test_a_verdict_is_open_as_long_as_it_holds_and_is_closed_with_its_interval(k
     opened, closed = events(Scenario(8, STEPS, seed=3, faults=(FAULTS[kind],)), kind)
     assert opened == ("opened", pytest.approx(ONSET, abs=2), None)
     assert closed == ("closed", opened[1], pytest.approx(END, abs=2))
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_what_costs_much_to_judge_is_told_as_soon(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """A look at the newest steps later, with the same interval; whole windows are judged when there is news, for what
+    judging may cost."""
+    monkeypatch.setattr(newest, "_ROWS", 0)
+    scenario, used = Scenario(8, STEPS, seed=3, faults=(FAULTS[kind],)), list[float]()
+    cheap, costly = told(scenario), told(scenario, used)
+    assert [one[1:] for one in costly] == [one[1:] for one in cheap]
+    assert [at for at, *_ in costly] == pytest.approx([at for at, *_ in cheap], abs=2.0)
+    assert used.count(WHOLE_S) < 10
+    assert used.count(LOOK_S) > 15
+    assert sum(used) < LEAST_SHARE * (STEPS * 0.12 + AHEAD_S)
 
 
 def test_the_page_has_the_verdict_at_each_look_while_it_holds() -> None:

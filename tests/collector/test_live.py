@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,12 @@ from hindmost_collector.columns import Words
 from hindmost_collector.definitions import Definitions, Schema
 from hindmost_collector.detectors import hang
 from hindmost_collector.jobs import LiveJob
-from hindmost_collector.live import Judging, VerdictLog, share_of
+from hindmost_collector.judging import Judging, share_of
+from hindmost_collector.live import VerdictLog
 from hindmost_collector.metric_rows import MetricRows
 from hindmost_collector.model import FINISHED, RUNNING, VANISHED, Job, Run
 from hindmost_collector.settings import DEFAULT
+from hindmost_collector.verdict import JobSummary, Report
 from hindmost_collector.window import Window
 
 SECOND = 1_000_000_000
@@ -282,7 +283,7 @@ def paced(cpu_s: float, elapsed_s: float = 0.0) -> tuple[Judging, list[float]]:
     def judge(_: Any) -> Any:
         now[0] += elapsed_s
         used[0] += cpu_s
-        return SimpleNamespace(to_dict=dict, verdicts=())
+        return Report(JobSummary("j"), ())
 
     judging.judge = judge
     judging.report("j", lambda: Run(Job("j")))
@@ -316,7 +317,7 @@ def test_many_cores_let_a_full_window_be_judged_every_two_seconds() -> None:
 
     def judge(_: Any) -> Any:
         used[0] += 0.4
-        return SimpleNamespace(to_dict=dict, verdicts=())
+        return Report(JobSummary("j"), ())
 
     judging.judge = judge
     judging.report("j", lambda: Run(Job("j")))

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from hindmost_collector import recording
-from hindmost_collector.live import Judging
+from hindmost_collector.judging import Judging
 from hindmost_collector.options import Options
 from hindmost_collector.service import Collector
 from hindmost_collector.watching import Watch
@@ -46,7 +46,7 @@ def test_judging_is_busy_while_it_judges():
     ("writing", "ripe", "judged"), [(False, False, True), (True, False, False), (True, True, True)]
 )
 def test_judging_waits_for_a_write(monkeypatch, writing, ripe, judged):
-    """A job is not judged while a write is under way, unless it may hang."""
+    """A job is not judged while a write is under way, unless it may hang; then the whole of its window is."""
     looked, told = [], []
 
     async def scenario():
@@ -57,7 +57,8 @@ def test_judging_waits_for_a_write(monkeypatch, writing, ripe, judged):
         )
         watch = Watch(collector, SimpleNamespace(due=lambda name: looked.append(name) or True, turn=lambda name: 0))
 
-        async def judge(job):
+        async def judge(job, *, whole):
+            assert whole == ripe
             told.append(job.id)
             job.judged_revision = job.revision
 

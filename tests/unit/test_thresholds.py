@@ -11,7 +11,7 @@ from hindmost.cli import main
 from hindmost.errors import UsageError
 from hindmost_collector import documentation, stall
 from hindmost_collector.judge import judge
-from hindmost_collector.live import Judging
+from hindmost_collector.judging import Judging
 from hindmost_collector.settings import DEFAULT, Settings
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.thresholds import resolve
