@@ -80,7 +80,7 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     if groups and sharing.find(run) is None:  # on shared CPUs they meet in the queue for one
         return _of_groups(run, groups, settings)
     blocks = blocks_of.build(run, settings)
-    blocks, notes = planned.aside(blocks, settings) if blocks is not None else (None, [])
+    blocks, notes = planned.aside(blocks, run.steps, settings) if blocks is not None else (None, [])
     blocks = uneven.in_full(blocks, settings) if blocks is not None else None
     p99 = percentile(blocks.period, 99) if blocks is not None else float("nan")
     found: list[Verdict] = []

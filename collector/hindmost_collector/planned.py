@@ -1,4 +1,5 @@
-"""Checkpoints that a few ranks write for all: the script has them do so, and that the others wait is nobody's fault.
+"""Checkpoints and evaluations that a few ranks do for all: the script has them do so, and it is nobody's fault that the
+others wait.
 
 They are taken out of who is late, so that they are no stalls, and nothing that work or a slow rank is held against;
 what they cost is told. Steps stay as long as they are.
@@ -7,10 +8,12 @@ what they cost is told. Steps stay as long as they are.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from hindmost_collector import constant
+from hindmost_collector.model import rows
 from hindmost_collector.robust import average, median
 from hindmost_collector.whatif import stall_saving
 from hindmost_collector.wording import ms, names
@@ -18,6 +21,7 @@ from hindmost_collector.wording import ms, names
 if TYPE_CHECKING:
     from hindmost_collector.align import Array, Floats, Ints
     from hindmost_collector.blocks import Blocks
+    from hindmost_collector.model import Table
     from hindmost_collector.settings import Settings
 
 #: Of fewer that write at once nobody knows who should take how long.
@@ -26,26 +30,53 @@ _CROWD = 4
 _ON_END = 2.0
 
 
-def aside(blocks: Blocks, settings: Settings) -> tuple[Blocks, list[str]]:
-    """The same with nobody late for checkpoints that it writes for the others, and what these cost."""
-    took = blocks.parts.get("checkpoint")
-    if took is None or len(blocks.ranks) < 2:
+class _Words(NamedTuple):
+    """What one rank does, what several do, and how the others would wait less for it."""
+
+    one: str
+    several: str
+    remedy: str
+
+
+_WRITES = _Words("writes checkpoints", "write checkpoints", "in the background, or less often")
+_EVALUATES = _Words(
+    "evaluates longer than its peers", "evaluate longer than their peers", "spread over all ranks, or less often"
+)
+
+
+def aside(blocks: Blocks, steps: Table, settings: Settings) -> tuple[Blocks, list[str]]:
+    """The same with nobody late for what it writes or evaluates for the others, and what these wait for it."""
+    notes: list[str] = []
+    took, evaluated = blocks.parts.get("checkpoint"), _evaluated(blocks, steps)
+    if len(blocks.ranks) < 2:
+        return blocks, notes
+    if took is not None:
+        due = _written(np.nan_to_num(took))
+        blocks, told = _without(blocks, due, _WRITES, settings)
+        blocks = replace(blocks, parts=blocks.parts | {"checkpoint": took - due}) if due.any() else blocks
+        notes += told
+    if evaluated is not None:
+        due = _longer(evaluated, settings.stall_effect * blocks.step_ns)
+        blocks, told = _without(blocks, due, _EVALUATES, settings)
+        notes += told
+    return blocks, notes
+
+
+def _without(blocks: Blocks, due: Floats, words: _Words, settings: Settings) -> tuple[Blocks, list[str]]:
+    """The same with nobody late for what is ``due`` [R, S], and the note on it."""
+    held = np.flatnonzero(due.any(axis=1))
+    if not len(held):
         return blocks, []
-    due = _due(np.nan_to_num(took))
-    rows = np.flatnonzero(due.any(axis=1))
-    if not len(rows):
-        return blocks, []
-    late = _late(blocks, rows, due[rows])
+    late = _late(blocks, held, due[held])
     excess = blocks.excess.copy()
-    excess[rows] -= late
-    parts = blocks.parts | {"checkpoint": took - due}
-    return replace(blocks, excess=excess, parts=parts), _told(blocks, rows, late, due, settings)
+    excess[held] -= late
+    return replace(blocks, excess=excess), _told(blocks, held, late, due, words, settings)
 
 
 def _late(blocks: Blocks, rows: Ints, due: Floats) -> Floats:
-    """[N, S] ns that these are late by for the checkpoints ``due`` [N, S].
+    """[N, S] ns that these are late by for what is ``due`` [N, S].
 
-    One that is written after a step's collectives is in that step, and holds up the next.
+    A checkpoint that is written after a step's collectives is in that step, and holds up the next.
     """
     usual = median(blocks.excess[rows], axis=1)[:, None]
     beyond = np.maximum(np.nan_to_num(blocks.excess[rows] - usual), 0.0)
@@ -54,14 +85,13 @@ def _late(blocks: Blocks, rows: Ints, due: Floats) -> Floats:
     return np.asarray(now + np.minimum(beyond - now, np.pad(left[:, :-1], ((0, 0), (1, 0)))))
 
 
-def _due(took: Floats) -> Floats:
+def _written(took: Floats) -> Floats:
     """[R, S] of the time in checkpoints, that which is no more than others' who write then; 0 where most do.
 
     Most ranks are compared with each other as in all else. In steps on end, or in most, a checkpoint is no plan but
     what makes a rank slow.
     """
-    writes = took > 0
-    writes[~_now_and_then(writes)] = False
+    writes = (took > 0) & _now_and_then(took > 0)
     writing = writes.sum(axis=0)
     few = writes & (2 * writing < len(took))
     due: Floats = np.where(few, took, 0.0)
@@ -72,22 +102,57 @@ def _due(took: Floats) -> Floats:
     return due
 
 
-def _now_and_then(writes: Array) -> Array:
-    """[R] whether a rank writes in a few steps apart in time."""
-    steps = np.count_nonzero(writes, axis=1)
-    apart = np.count_nonzero(writes[:, 1:] & ~writes[:, :-1], axis=1) + writes[:, 0]
-    return np.asarray((2 * steps < writes.shape[1]) & (steps <= _ON_END * apart))
+def _evaluated(blocks: Blocks, steps: Table) -> Floats | None:
+    """[R, S] ns that each rank evaluated before or in each step; ``None`` where nobody did, or none can tell when."""
+    if rows(steps) == 0 or blocks.ended is None or blocks.took is None:
+        return None
+    kind = steps["kind"]
+    if constant.is_constant(kind) and kind[0] != "eval":
+        return None
+    held = np.flatnonzero((kind == "eval") & (steps["duration_ns"] > 0) & (steps["start_ns"] >= 0))
+    if not len(held):
+        return None
+    found = np.zeros_like(blocks.excess)
+    rank, start, lasted = (steps[name][held] for name in ("rank", "start_ns", "duration_ns"))
+    for row in np.flatnonzero(np.isin(blocks.ranks, rank)).tolist():
+        known = np.flatnonzero(~np.isnan(blocks.ended[row]))
+        if not len(known):
+            continue
+        begins = blocks.ended[row, known[0]] - blocks.took[row, known[0]]
+        mine = np.flatnonzero((rank == blocks.ranks[row]) & (start >= begins))
+        at = np.searchsorted(blocks.ended[row, known], start[mine], side="right")
+        inside = at < len(known)
+        np.add.at(found[row], known[at[inside]], lasted[mine[inside]].astype(np.float64))
+    return found
 
 
-def _told(blocks: Blocks, rows: Ints, late: Floats, due: Floats, settings: Settings) -> list[str]:
-    """What the others wait for checkpoints, where that is worth a word."""
-    held = [stall_saving(blocks, [row], np.flatnonzero(mine)) for row, mine in zip(rows.tolist(), late, strict=True)]
-    saved = float(np.max(held, axis=0).mean())  # of several at once the longest
+def _longer(evaluated: Floats, least: float) -> Floats:
+    """[R, S] ns that a rank evaluates longer than the typical one, now and then, where that is a stall.
+
+    What begins at the very end of a step may be in that on some ranks, and in the next on others.
+    """
+    wide = np.pad(evaluated, ((0, 0), (1, 1)))
+    around = np.maximum(np.maximum(wide[:, :-2], wide[:, 2:]), evaluated)
+    longer = np.maximum(evaluated - median(around, axis=0), 0.0)
+    longer[longer < least] = 0.0
+    return np.asarray(np.where(_now_and_then(longer > 0), longer, 0.0))
+
+
+def _now_and_then(does: Array) -> Array:
+    """[R, 1] whether a rank does something in a few steps apart in time."""
+    steps = np.count_nonzero(does, axis=1)
+    apart = np.count_nonzero(does[:, 1:] & ~does[:, :-1], axis=1) + does[:, 0]
+    return np.asarray((2 * steps < does.shape[1]) & (steps <= _ON_END * apart))[:, None]
+
+
+def _told(blocks: Blocks, rows: Ints, late: Floats, due: Floats, words: _Words, settings: Settings) -> list[str]:
+    """What the others wait for it, where that is worth a word."""
+    saved = float(stall_saving(blocks, rows.tolist(), np.flatnonzero(late.any(axis=0))).mean())
     if saved < settings.min_cost * blocks.step_ns:
         return []
     steps = int(np.count_nonzero(due.any(axis=0)))
     who = names([int(blocks.ranks[row]) for row in rows])
-    verb, own = ("writes", "its") if len(rows) == 1 else ("write", "their")
-    waited = f"{who} {verb} checkpoints in {steps} of {len(blocks.steps)} steps, and the others wait"
+    does, own = (words.one, "its") if len(rows) == 1 else (words.several, "their")
+    waited = f"{who} {does} in {steps} of {len(blocks.steps)} steps, and the others wait"
     cost = f"{ms(saved * len(blocks.steps) / steps)} each, {saved / average(blocks.period):.1%} of the job's time"
-    return [f"{waited}: {cost}; no fault of {own} own: written in the background, or less often, they would cost less"]
+    return [f"{waited}: {cost}; no fault of {own} own: {words.remedy}, it would cost less"]

@@ -13,11 +13,14 @@ from hindmost_collector.detectors import uneven
 from hindmost_collector.judge import judge
 from hindmost_collector.settings import DEFAULT
 from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_collector.sources.columns import concatenate, table
 
 if TYPE_CHECKING:
     from hindmost_collector.blocks import Blocks
+    from hindmost_collector.model import Run
 
 STEPS, STEP_MS = 150, 100.0
+NO_STEPS = table("steps", rank=[])
 
 
 def _blocks(job: Scenario) -> Blocks:
@@ -39,7 +42,7 @@ def _writing(ranks: int, written: dict[int, tuple[slice, float]]) -> Blocks:
 def _late(blocks: Blocks, rank: int) -> float:
     """How late the rank is for checkpoints once planned ones are aside, at most, in steps."""
     took = np.nan_to_num(blocks.parts["checkpoint"][rank]) > 0
-    return float(planned.aside(blocks, DEFAULT)[0].excess[rank, took].max() / blocks.step_ns)
+    return float(planned.aside(blocks, NO_STEPS, DEFAULT)[0].excess[rank, took].max() / blocks.step_ns)
 
 
 @pytest.mark.parametrize("layout", ["dp", "fsdp", "tp_dp", "pp_dp"])
@@ -82,6 +85,55 @@ def test_a_rank_that_stalls_beside_checkpoints_is_named() -> None:
     assert (found.kind, found.ranks, found.cause) == ("intermittent", (5,), "gc")
 
 
+def _evaluating(job: Scenario) -> Run:
+    """The run with what rank 0 writes as evaluations of its own, each a step of that kind before the one that waits."""
+    run = simulate(job).run
+    took = np.maximum(run.steps["checkpoint_ns"], 0)
+    held = np.flatnonzero(took)
+    training = run.steps | {
+        "start_ns": run.steps["start_ns"] + took,
+        "duration_ns": run.steps["duration_ns"] - took,
+        "checkpoint_ns": np.full(len(took), -1),
+    }
+    begun = {name: run.steps[name][held] for name in ("rank", "step", "start_ns")}
+    evaluations = table("steps", **begun, duration_ns=took[held], kind="eval")
+    return replace(run, steps=concatenate("steps", [training, evaluations]))
+
+
+@pytest.mark.parametrize("layout", ["dp", "fsdp", "tp_dp"])
+@pytest.mark.parametrize("lengths", [0.0, 0.1])
+def test_nobody_is_named_for_evaluating_for_all(layout: str, lengths: float) -> None:
+    """Rank 0 evaluates before every twentieth step; the note is of that, and no stall is."""
+    tensor = 2 if layout == "tp_dp" else 1
+    job = Scenario(8, STEPS, 3, layout, tensor=tensor, checkpoint_every=20, varying_lengths=lengths)
+    report = judge(_evaluating(job))
+    assert not [one for one in report.verdicts if one.ranks]
+    (note,) = [one for one in report.notes if "evaluates" in one]
+    assert note.startswith("rank 0 evaluates longer than its peers in 7 of ")
+
+
+def test_evaluations_that_differ_by_little_are_no_reason_to_be_late() -> None:
+    """All evaluate before the same steps, some for a few per cent of a step longer: whoever is late then is as late."""
+    run = _evaluating(Scenario(8, STEPS, 3, step_ms=STEP_MS, checkpoint_every=20))
+    held = np.flatnonzero(run.steps["kind"] == "eval")
+    lasted, random = run.steps["duration_ns"][held], np.random.default_rng(1)
+    others = [
+        table(
+            "steps",
+            kind="eval",
+            rank=np.full(len(held), rank),
+            step=run.steps["step"][held],
+            start_ns=run.steps["start_ns"][held],
+            duration_ns=(lasted + random.normal(0, 0.02 * STEP_MS * 1e6, len(held))).astype(np.int64),
+        )
+        for rank in range(1, 8)
+    ]
+    found = blocks_of.build(run, DEFAULT)
+    assert found is not None
+    after, notes = planned.aside(found, concatenate("steps", [run.steps, *others]), DEFAULT)
+    assert (after.excess.tolist(), notes) == (found.excess.tolist(), [])
+
+
 def test_a_rank_that_writes_in_step_after_step_is_slow_for_it() -> None:
     """That is no plan: it is late by habit, from then on."""
     job = Scenario(8, STEPS, 1, faults=(Fault("checkpoint", (3,), 0.1, onset=100),))
@@ -93,7 +145,7 @@ def test_who_writes_after_a_steps_collectives_holds_up_the_next() -> None:
     """The time in the checkpoint is the one step's, and the others wait in the next."""
     made = _writing(8, {0: (slice(10, None, 25), 3.0)})
     after = replace(made, parts={"checkpoint": np.roll(made.parts["checkpoint"], -1, axis=1)})
-    left = planned.aside(after, DEFAULT)[0].excess[0]
+    left = planned.aside(after, NO_STEPS, DEFAULT)[0].excess[0]
     assert float(left.max() / after.step_ns) < 0.1
 
 
