@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hindmost_collector import unseen
 from hindmost_collector.model import RUNNING, world_size
 from hindmost_collector.settings import DEFAULT
 from hindmost_collector.stall import StallWatch
@@ -86,7 +87,8 @@ class LiveJob:
 
     def snapshot(self, words: Words) -> Callable[[], Run]:
         """What makes the window's run, as detectors take it, in any thread."""
-        return self.window.snapshot(self.id, words)
+        made = self.window.snapshot(self.id, words)
+        return lambda: unseen.with_missing(made())
 
     def newest(self, words: Words) -> Callable[[], Run] | None:
         """The same of the newest steps; None as long as nobody knows how long one takes."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hindmost import __version__
 from hindmost.errors import HindmostError
 
+from hindmost_collector import unseen
 from hindmost_collector.report import html
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def _whole(collector: Collector, job: LiveJob) -> Run:
     notes: tuple[str, ...] = ()
     if recorder.store and not recorder.failing:
         try:
-            return recorder.store.read(job.id)
+            return unseen.with_missing(recorder.store.read(job.id))
         except (HindmostError, OSError) as error:
             notes = (f"the recording cannot be read ({error}): judged from memory",)
     elif recorder.failing:

@@ -49,12 +49,13 @@ async def serve(options: Options, stopped: asyncio.Event, settings: Settings = D
     if store is None:
         log.warning("nothing is recorded: give --store DIRECTORY to keep every job, or --out RUN_DIR for one")
     _say(addresses)
+    job_over = asyncio.Event()  # a signal stops a held collector too, and says nothing of the job
     if options.hold:
-        follow = (collector, stopped, asyncio.get_running_loop())
+        follow = (collector, asyncio.get_running_loop(), (job_over, stopped))
         threading.Thread(target=_follow_stdin, args=follow, daemon=True, name="stdin").start()
     await stopped.wait()
     log.info("stopping: %d agents are asked to send what they have", collector.ingest.connected())
-    reason = keeping.JOB_OVER if options.hold else "the collector is stopping"
+    reason = keeping.JOB_OVER if job_over.is_set() else "the collector is stopping"
     stopping = asyncio.create_task(collector.stop(reason))
     if not await ended(stopping, collector):
         abandon(collector)
@@ -92,7 +93,7 @@ def _say(message: object) -> None:
     sys.stdout.flush()
 
 
-def _follow_stdin(collector: Collector, stopped: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
+def _follow_stdin(collector: Collector, loop: asyncio.AbstractEventLoop, at_the_end: tuple[asyncio.Event, ...]) -> None:
     """Take from stdin how the job ended; its end is the end of the job, or of whoever started it."""
     for text in sys.stdin:
         how = _ending(text)
@@ -101,7 +102,8 @@ def _follow_stdin(collector: Collector, stopped: asyncio.Event, loop: asyncio.Ab
         else:
             job = collector.job(collector.options.job_id)
             job.exit_code, job.interrupted_by, job.no_ring, job.entered = how
-    loop.call_soon_threadsafe(stopped.set)
+    for one in at_the_end:
+        loop.call_soon_threadsafe(one.set)
 
 
 def _ending(text: str) -> tuple[int, str | None, str | None, bool] | None:

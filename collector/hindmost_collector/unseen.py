@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hindmost_collector.model import Job, rows
+from hindmost_collector.model import Job, Unseen, rows
 from hindmost_collector.verdict import Verdict
 from hindmost_collector.wording import names
 
 if TYPE_CHECKING:
-    from hindmost_collector.model import Run, Unseen
+    from hindmost_collector.model import Run
 
 #: Ranks that wait at once for this share of the time wait for somebody whom the recording lacks. Where nobody was late
 #: that long, transfers alone scatter by up to 0.025; a rank that costs 3 % of the step made it 0.1.
@@ -19,6 +19,16 @@ _TOGETHER = 0.05
 _NAMED = 8
 #: Verdicts that hold of the ranks that were seen, whatever the others did.
 _OF_SOME = ("straggler", "intermittent", "input_bound", "host_bound")
+#: More ranks than this no job has: whatever claims them is believed in nothing.
+_MOST_RANKS = 1 << 20
+
+
+def with_missing(run: Run) -> Run:
+    """The run with those of its ranks told that sent nothing to the collector that wrote it."""
+    seen, world = set(run.ranks["rank"].tolist()), run.job.world_size or 0
+    if not len(seen) < world <= _MOST_RANKS or not seen:
+        return run
+    return replace(run, unseen=Unseen(tuple(sorted(set(range(world)) - seen))))
 
 
 def judged(found: list[Verdict], run: Run) -> list[Verdict]:

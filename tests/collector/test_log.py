@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
+import sys
 
+import pytest
 from hindmost_collector import serving
 from hindmost_collector.attendance import Attendance
 from hindmost_collector.clock import JobClock
@@ -13,6 +16,7 @@ from hindmost_collector.decode import Decoder
 from hindmost_collector.definitions import Definitions
 from hindmost_collector.ingest import Ingest
 from hindmost_collector.options import Options
+from hindmost_proto import keeping
 from hindmost_proto import telemetry_pb2 as wire
 
 ATTENDANCE = logging.getLogger(Attendance.__module__)
@@ -90,3 +94,34 @@ def test_an_agent_is_told_of_when_it_joins_and_leaves(caplog):
     joined, left = asyncio.run(scenario())
     assert joined == ["1 agent joined (a@n): 1 connected"]
     assert left == ["1 agent broke off (a@n): 0 connected"]
+
+
+@pytest.mark.parametrize(("signalled", "reason"), [(True, "the collector is stopping"), (False, keeping.JOB_OVER)])
+def test_a_held_collector_says_that_the_job_is_over_when_it_is(tmp_path, monkeypatch, capsys, signalled, reason):
+    """The end of its stdin is the job's; a signal ends the collector alone, and agents that run on go on."""
+    said, (read, write) = [], os.pipe()
+    real = serving.Collector.stop
+
+    async def stop(collector, why):
+        said.append(why)
+        return await real(collector, why)
+
+    monkeypatch.setattr(serving.Collector, "stop", stop)
+
+    async def scenario(stdin):
+        monkeypatch.setattr(sys, "stdin", stdin)
+        stopped = asyncio.Event()
+        if signalled:
+            stopped.set()
+        else:
+            os.write(write, b'{"exit_code": 0}\n')
+            os.close(write)
+        options = Options(listen="127.0.0.1:0", http="none", out=str(tmp_path / "run"), job_id="j", hold=True)
+        assert await serving.serve(options, stopped) == 0
+        if signalled:
+            os.close(write)
+
+    with os.fdopen(read, encoding="utf-8") as stdin:
+        asyncio.run(scenario(stdin))
+    assert said == [reason]
+    assert '"grpc"' in capsys.readouterr().out

@@ -17,11 +17,13 @@ import pytest
 from hindmost.cli import query, report
 from hindmost.errors import UsageError
 from hindmost_collector.constant import chosen
+from hindmost_collector.judge import judge
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.write import write
 from hindmost_collector.store.parquet import ParquetStore
 from hindmost_collector.store.run_directory import read_together
 from hindmost_collector.store.schema import arrow_schema
+from hindmost_proto import telemetry_pb2 as wire
 
 
 def test_what_was_not_acknowledged_is_doubled_and_no_more(collecting, fake_agent, tmp_path):
@@ -145,3 +147,28 @@ def test_directories_of_different_jobs_are_refused(tmp_path):
     (second / "meta.json").write_text(json.dumps(meta | {"job_id": "other"}))
     with pytest.raises(UsageError, match=r"run directories of different jobs .* of other"):
         report.judged(first, None, (second,))
+
+
+@pytest.mark.parametrize(("world", "kind"), [(2, "balanced"), (4, "insufficient_data")])
+def test_a_collector_clears_nobody_while_ranks_are_elsewhere(collecting, fake_agent, tmp_path, world, kind):
+    """Neither while the job runs nor at its end: whether those it sees wait for one of the others it cannot tell."""
+
+    async def scenario():
+        async with collecting(out=str(tmp_path)) as collector:
+            agent = fake_agent(collector.addresses["grpc"])
+            await agent.connect(define=False)
+            definitions = agent.definitions()
+            for rank in definitions.ranks:
+                rank.world_size = world
+            await agent.stream.write(wire.AgentMessage(definitions=definitions))
+            for step in range(60):
+                await agent.send(agent.batch(step))
+            await agent.until_acked(60)
+            live = judge(collector.jobs["j"].snapshot(collector.decoder.words)())
+            await agent.close()
+        return live.to_dict(), json.loads((tmp_path / "report.json").read_bytes())
+
+    for told in asyncio.run(scenario()):
+        (verdict,) = told["verdicts"]
+        assert verdict["kind"] == kind
+        assert ("ranks 2 and 3" in verdict["evidence"][0]) == (world == 4)

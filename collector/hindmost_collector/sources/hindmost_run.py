@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hindmost_collector.model import Unseen
+from hindmost_collector import unseen
 from hindmost_collector.store.run_directory import read_run, read_together
 
 if TYPE_CHECKING:
@@ -30,28 +30,18 @@ def find(folder: Path) -> Path | None:
 
 #: A collector writes every few seconds while a job goes on: after so long without a file there is none any more.
 _ABANDONED_S = 600.0
-#: More ranks than this no job has: whatever claims them is believed in nothing.
-_MOST_RANKS = 1 << 20
 
 
 def load(folder: Path, now: Callable[[], float] = time.time) -> Run:
     """What the run directory recorded."""
-    run = _with_missing(read_run(folder))
+    run = unseen.with_missing(read_run(folder))
     written = max((path.stat().st_mtime for path in folder.glob("segments/*")), default=0.0)
     return replace(run, job=replace(run.job, abandoned=run.job.ended_ns is None and now() - written > _ABANDONED_S))
 
 
 def load_together(folders: Sequence[Path]) -> Run:
     """What the run directories of one job recorded, each written by another collector."""
-    return _with_missing(read_together(folders))
-
-
-def _with_missing(run: Run) -> Run:
-    """The run with those of its ranks told that sent nothing to the collector that wrote it."""
-    seen, world = set(run.ranks["rank"].tolist()), run.job.world_size or 0
-    if not len(seen) < world <= _MOST_RANKS or not seen:
-        return run
-    return replace(run, unseen=Unseen(tuple(sorted(set(range(world)) - seen))))
+    return unseen.with_missing(read_together(folders))
 
 
 def is_run(folder: Path) -> bool:
