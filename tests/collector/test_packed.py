@@ -73,9 +73,9 @@ def test_a_schema_keeps_each_text_once():
         Series("b", False, "B.", '{"gpu":"y1","z":"1"}'),
         Series("a", True, "", '{"gpu":"y0","z":"1"}'),
     ]
-    assert schemas[0].order.tolist() == [2, 0, 1]
+    assert schemas[0].head.order.tolist() == [2, 0, 1]
     assert list(Schema(schemas[0].series).series) == list(schemas[0].series)
-    np.testing.assert_array_equal(Schema([]).order, [])
+    np.testing.assert_array_equal(Schema([]).head.order, [])
 
 
 def test_labels_that_are_none_are_refused():

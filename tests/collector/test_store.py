@@ -108,6 +108,24 @@ def test_size_is_bounded_oldest_first(store, tmp_path):
     assert hindmost_collector.open(tmp_path).steps()["step"].to_pylist() == [FEW + 1, FEW + 2, FEW + 3]
 
 
+def test_the_size_is_not_overshot_between_rounds(store, tmp_path):
+    """Room is made for as much as came since the round before, and for no more where nothing comes."""
+    directory = tmp_path / "j/segments/steps"
+    one = next(directory.glob("*.parquet")).stat().st_size
+    upkeep = Upkeep(store, Retention(bytes=16 * one + one // 2))
+    upkeep.expire()
+    for step in range(100, 108):
+        for flush in range(2):
+            store.write({("j", "steps"): [steps(2 * step + flush)]}, {})
+        held = sum(path.stat().st_size for path in directory.glob("*.parquet"))
+        assert step == 100 or held <= 16 * one + one // 2
+        while upkeep.expire():
+            pass
+    held = sum(path.stat().st_size for path in directory.glob("*.parquet"))
+    assert upkeep.expire() == 0
+    assert 14 * one <= held <= 15 * one
+
+
 @pytest.mark.parametrize("by_age", [True, False])
 def test_who_is_where_stays_while_anything_else_does(store, tmp_path, by_age):
     """A job that runs for longer than its rows are kept still knows its ranks' nodes; with its last rows they go."""

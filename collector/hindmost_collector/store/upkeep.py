@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 FEW, MANY = 16, 64
 #: A segment of this size is large enough.
 LARGE_BYTES = 32 << 20
+#: Of what may be stored, this part at most is kept free for what comes until the next round.
+_MOST_AHEAD = 8
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class Upkeep:
         self._store, self._retention, self._now = store, retention, now
         self._emptied: set[Path] = set()
         self._newer: set[Path] = set()
+        self._left: int | None = None  # bytes of all segments after the last round by size
 
     def compact(self) -> int:
         """Merge the small segments of one table, if any has enough of them; how many went. Raises OSError.
@@ -116,33 +119,35 @@ class Upkeep:
         self._store.review_torn()
         if self._retention.days:
             limits = {longer: self._day(self._retention.days * longer) for longer in (1, *schema.LEVELS_KEPT.values())}
-            kept = [(one, schema.LEVELS_KEPT.get(one.path.parent.name, 1)) for one in self._expendable()]
+            kept = [(one, schema.LEVELS_KEPT.get(one.path.parent.name, 1)) for one in _expendable(self._segments())]
             freed += self._delete([one for one, longer in kept if one.day < limits[longer]])
-        if self._retention.bytes:
-            held = sorted(
-                self._expendable(), key=lambda one: (one.path.parent.name in schema.LEVELS, one.day, one.flush)
-            )
-            excess, doomed = sum(one.bytes for one in held) - self._retention.bytes, []
-            for one in held:
-                if excess <= 0:
-                    break
-                doomed.append(one)
-                excess -= one.bytes
-            freed += self._delete(doomed)
+        return freed + (self._expire_by_size() if self._retention.bytes else 0)
+
+    def _expire_by_size(self) -> int:
+        """Delete the oldest, so that what comes until the next round fits too: as much as came since the last one."""
+        limit, found = self._retention.bytes, self._segments()
+        total = sum(one.bytes for one in found)
+        coming = 0 if self._left is None else min(max(total - self._left, 0), limit // _MOST_AHEAD)
+        excess, doomed = total + coming - limit, []
+        for one in sorted(
+            _expendable(found), key=lambda one: (one.path.parent.name in schema.LEVELS, one.day, one.flush)
+        ):
+            if excess <= 0:
+                break
+            doomed.append(one)
+            excess -= one.bytes
+        freed = self._delete(doomed)
+        self._left = total - freed
         return freed
 
     def _day(self, ago: float) -> str:
         """The day so many days ago as names have it; 1970 at the earliest, as names of earlier years do not sort."""
         return time.strftime("%Y%m%d", time.gmtime(max(0.0, self._now() - ago * 86400)))
 
-    def _expendable(self) -> list[Segment]:
-        """The segments that may go: those that say who is where only where nothing else of their job is left."""
+    def _segments(self) -> list[Segment]:
+        """Every segment there is, those that were set aside too."""
         tables = list(self._store.root.rglob("segments/*"))
-        found = [one for table in tables for one in (*segments.listed(table), *segments.aside(table))]
-        needed = {one.path.parents[1] for one in found if one.path.parent.name not in schema.IDENTITY}
-        return [
-            one for one in found if one.path.parent.name not in schema.IDENTITY or one.path.parents[1] not in needed
-        ]
+        return [one for table in tables for one in (*segments.listed(table), *segments.aside(table))]
 
     def _delete(self, doomed: list[Segment]) -> int:
         freed = sum(one.bytes for one in doomed)
@@ -155,6 +160,12 @@ class Upkeep:
             self._store.review_torn()
             log.info("retention: %d segments, %d bytes deleted", len(doomed), freed)
         return freed
+
+
+def _expendable(found: list[Segment]) -> list[Segment]:
+    """The segments that may go: those that say who is where only where nothing else of their job is left."""
+    needed = {one.path.parents[1] for one in found if one.path.parent.name not in schema.IDENTITY}
+    return [one for one in found if one.path.parent.name not in schema.IDENTITY or one.path.parents[1] not in needed]
 
 
 def _mergeable(directory: Path, today: str) -> list[list[Segment]]:
