@@ -94,3 +94,28 @@ def test_a_node_that_stalls_all_along_is_not_better_than_one_that_stalls_often()
     noise = Noise(0.003, 0.015, 0.0045, stall_probability=3e-4, stall_size=0.075, transfer=0.075, host=0.12)
     made = simulate(Scenario(12, 200, seed=9219, layout="fsdp", varying_lengths=0.2, noise=noise))
     assert not [one for one in judge(made.run).verdicts if one.ranks]
+
+
+def _stalling(ranks: int, often: dict[int, int], nodes: list[int] | None = None) -> Blocks:
+    """Blocks in which ranks stall in so many steps apart in time, each in others."""
+    late, step = np.zeros((ranks, 200)), 0
+    for row, count in often.items():
+        for _ in range(count):
+            late[row, step * 4 % 197] = 0.3
+            step += 1
+    found = _blocks(late)
+    return found if nodes is None else replace(found, node=np.array(nodes))
+
+
+@pytest.mark.parametrize(("ranks", "stalls", "told"), [(4, 5, 0), (4, 8, 1), (16, 5, 1)])
+def test_of_few_ranks_one_has_all_of_a_few_stalls_by_chance(ranks: int, stalls: int, told: int) -> None:
+    """Five that may meet any of four ranks meet one and the same in four jobs of a thousand: among sixteen in none."""
+    assert len(intermittent.find(_stalling(ranks, {1: stalls}), DEFAULT)) == told
+
+
+@pytest.mark.parametrize(("here", "told"), [(4, 0), (7, 1)])
+def test_of_two_nodes_one_has_most_of_the_stalls_by_chance(here: int, told: int) -> None:
+    """Twenty stalls to five are what comes of stalls that meet any rank in a few jobs of a thousand."""
+    often = dict.fromkeys(range(5), here) | dict.fromkeys(range(8, 13), 1)
+    found = intermittent.find(_stalling(16, often, [0] * 8 + [1] * 8), DEFAULT)
+    assert len(found) == told

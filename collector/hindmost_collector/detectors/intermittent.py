@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import comb, log
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,11 +43,11 @@ def find(blocks: Blocks, settings: Settings, habits: Sequence[Habit] = ()) -> li
 
 def _large(blocks: Blocks, excess: Floats, settings: Settings) -> list[Stalls]:
     """Those who own most of the stalls of one size."""
+    each = np.ones(len(excess), np.int64)
     for size in _SIZES:
         stalled = excess >= size * settings.stall_effect * blocks.step_ns
-        found = [
-            _with_its_like(excess, row, steps, share, settings) for row, steps, share in _owners(stalled, settings)
-        ]
+        owners = _owners(stalled, each, settings)
+        found = [_with_its_like(excess, row, steps, share, settings) for row, steps, share in owners]
         found = sorted(found, key=lambda one: -len(one.stalled)) or _of_nodes(blocks, excess, stalled, settings)
         if found:
             return found
@@ -121,7 +122,9 @@ def _few(stalled: Array, settings: Settings) -> Iterator[tuple[int, Ints, float]
         least, rest = episodes[order[count - 1]], episodes[order[count]]
         if least < settings.min_stalls:
             return
-        together = episodes[order[:count]].sum() >= settings.min_stall_share * total
+        held = int(episodes[order[:count]].sum())
+        chance = _by_chance(held, total, count / len(order), comb(len(order), count))
+        together = held >= settings.min_stall_share * total and not chance
         if together and _far_more(least, rest) and _not_all_along(stalled, order[:count]):
             for row in order[:count].tolist():
                 yield row, np.flatnonzero(stalled[row]), float(episodes[row] / total)
@@ -131,6 +134,19 @@ def _few(stalled: Array, settings: Settings) -> Iterator[tuple[int, Ints, float]
 def _far_more(stalls: int, others: int) -> bool:
     """Twice the stalls of the next rank and three sigma of a Poisson count more: no accident of a noisy host."""
     return bool(stalls > 2 * others + 3 * np.sqrt(others + 1))
+
+
+#: Stalls that meet anybody alike may look like this in one job of a thousand.
+_CHANCE = 0.001
+
+
+def _by_chance(stalls: int, total: int, fair: float, ways: int) -> bool:
+    """Whether one of so many may have so many of all stalls, though its ``fair`` share is that: Chernoff's bound."""
+    share = stalls / total
+    if share <= fair:
+        return True
+    apart = share * log(share / fair) + ((1 - share) * log((1 - share) / (1 - fair)) if share < 1 else 0.0)
+    return log(ways) - total * apart > log(_CHANCE)
 
 
 def _not_all_along(stalled: Array, rows: Ints) -> bool:
@@ -179,14 +195,16 @@ def _with_its_like(excess: Floats, row: int, steps: Ints, share: float, settings
 _SIZES = (1.0, 15.0, 60.0)
 
 
-def _owners(stalled: Array, settings: Settings) -> Iterator[tuple[int, Ints, float]]:
-    """Row, stalled steps and share of all stalls, of each row of [R, S] that owns most of them."""
+def _owners(stalled: Array, members: Ints, settings: Settings) -> Iterator[tuple[int, Ints, float]]:
+    """Row, stalled steps and share of all stalls, of each row of [R, S], of so many ranks, that owns most of them."""
+    fair = members / members.sum()
     episodes = _episodes(stalled)
     total = max(int(episodes.sum()), 1)
     for row in np.flatnonzero(episodes >= settings.min_stalls).tolist():
         share = episodes[row] / total
         others = np.delete(episodes, row).max()
-        if share >= settings.min_stall_share and _far_more(episodes[row], others):
+        chance = _by_chance(int(episodes[row]), total, float(fair[row]), len(episodes))
+        if share >= settings.min_stall_share and _far_more(episodes[row], others) and not chance:
             yield row, np.flatnonzero(stalled[row]), float(share)
 
 
@@ -196,13 +214,13 @@ _AGAIN = 2
 
 def _of_nodes(blocks: Blocks, excess: Floats, stalled: Array, settings: Settings) -> list[Stalls]:
     """A node on which now one rank stalls and now another: what disturbs them is the node's."""
-    nodes = np.unique(blocks.node)
+    nodes, members = np.unique(blocks.node, return_counts=True)
     if len(blocks.node) != len(stalled) or len(nodes) < 2 or nodes[0] < 0:
         return []
     order = np.argsort(blocks.node, kind="stable")
     together = np.logical_or.reduceat(stalled[order], np.searchsorted(blocks.node[order], nodes), axis=0)
     found = []
-    for place, steps, share in _owners(together, settings):
+    for place, steps, share in _owners(together, members, settings):
         if not _not_all_along(together, np.array([place])):
             continue
         rows = np.flatnonzero(blocks.node == nodes[place])
