@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.torch.conftest import PATIENCE_S
+
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.torch
 
@@ -154,7 +156,7 @@ def test_the_jobs_train_and_the_probe_has_their_steps(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     line = [sys.executable, str(ROOT / "bench/gpu/parallel_phases.py"), "--cost", "0.1", "--limit", "100"]
     line += ["--out", str(out)]
-    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=110)
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     for rank in json.loads(out.read_text())["ranks"]:
         assert rank["cost"]["pairs_of_blocks"] >= 4

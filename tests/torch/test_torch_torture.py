@@ -86,7 +86,7 @@ def environ(rings: Path, native: dict[str, Path] | None) -> dict[str, str]:
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, list[str]]:
     """Exit code, stdout, and stderr but for lines of ours."""
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=240)
     return process.returncode, out, [line for line in err.splitlines() if not line.startswith("hindmost: ")]
 
 
@@ -131,7 +131,7 @@ def test_training_where_shared_memory_is_full_or_read_only(
     mount = f"mount -t tmpfs -o {options} tmpfs {rings} || exit 77; "
     line = ["unshare", "-m", "sh", "-c", mount + 'exec "$@"', "sh", *command("print(repr(train(5)))")]
     process = started(line, environ(rings, native))
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=240)
     if process.returncode in (1, 77) and "mount" in err + out:
         pytest.skip("this container may not mount a tmpfs")
     assert (process.returncode, len(out.splitlines())) == (0, 2)
