@@ -20,6 +20,7 @@ import argparse
 import asyncio
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -125,6 +126,14 @@ def watched(process: psutil.Process, client: subprocess.Popen[str], settle: floa
     return (after.user + after.system - before.user - before.system) / took, peak
 
 
+def circumstances() -> dict[str, Any]:
+    """On what, of which code, and beside how much other work."""
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude", "*"]
+    revision = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or None
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    return {"machine": machine, "revision": revision, "load_before": os.getloadavg()[0]}
+
+
 def main() -> None:
     """Parse, measure, print one JSON line a measurement."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -152,6 +161,7 @@ def main() -> None:
         work = agents.generate(args.generate, load)
         print(json.dumps(asyncio.run(work)))
     else:
+        given = {"what": f"python -m bench.collector_load {' '.join(sys.argv[1:])}", **circumstances()}
         plan = [("bare", args.bare), ("hindmost", args.agents), ("plain", args.plain)]
         found = []
         for server, counts in plan:
@@ -159,7 +169,8 @@ def main() -> None:
                 found.append(measure(server, count, args.seconds))
                 print(json.dumps(found[-1]), flush=True)
         if args.output:
-            args.output.write_text(json.dumps({"seconds": args.seconds, "measured": found}, indent=1) + "\n")
+            told = {**given, "load_after": os.getloadavg()[0], "seconds": args.seconds, "measured": found}
+            args.output.write_text(json.dumps(told, indent=1) + "\n")
 
 
 if __name__ == "__main__":
