@@ -157,12 +157,12 @@ def test_a_step_that_nobody_marked_does_not_spread_samples_over_all_steps(unmark
 
 
 def in_phases(**shown: slice) -> Run:
-    """40 steps of 30 ms, 20 ms of them forward on every rank; of ranks named like ``r1`` only these are recorded."""
+    """40 steps of 30 ms, 25 ms of them forward on every rank; of ranks named like ``r1`` only these are recorded."""
     rank, step = np.repeat(np.arange(4), 40), np.tile(np.arange(40), 4)
     seen = [np.arange(40)[shown.get(f"r{one}", slice(None))] for one in range(4)]
     held = np.concatenate([np.isin(np.arange(40), one) for one in seen])
     jitter = np.random.default_rng(3).integers(-20_000, 20_000, len(rank))
-    columns = {"duration_ns": np.full(len(rank), 30_000_000), "forward_ns": 20_000_000 + jitter}
+    columns = {"duration_ns": np.full(len(rank), 30_000_000), "forward_ns": 25_000_000 + jitter}
     part = table("steps", rank=rank, step=step, kind="train", start_ns=step * 30_000_000, **columns)
     steps = {name: column[held] for name, column in part.items()}
     return Run(job=Job(id="ragged"), ranks=table("ranks", rank=np.arange(4), world_size=4), steps=steps)

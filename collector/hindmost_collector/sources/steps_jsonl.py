@@ -1,7 +1,7 @@
 """``steps.RANK.jsonl``: one JSON line a step with the host's times and CUDA-event milliseconds.
 
 ``step``, ``t_start`` (step begins), ``t_data`` (its input is there), ``t_end`` (everything issued), ns of
-CLOCK_REALTIME; ``fwd_ms``, ``bwd_ms``, ``opt_ms`` on the GPU.
+CLOCK_REALTIME; ``fwd_ms``, ``bwd_ms``, ``opt_ms`` on the GPU. A log may lack ``t_data`` and what was on the GPU.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ def _row(line: bytes) -> list[float] | None:
     """The numbers of one line; ``None`` where it is torn, or one of them is none."""
     try:
         row = json.loads(line)
-        host = [int(row[key]) for key in _HOST]
+        known = {"t_data": UNMEASURED} | {key: value for key, value in row.items() if value is not None}
+        host = [int(known[key]) for key in _HOST]
         gpu = [float(row.get(key, "nan")) for key in _GPU]
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError, AttributeError):
         return None
@@ -157,7 +158,7 @@ def _issuing(rank: int, c: dict[str, np.ndarray[Any, Any]]) -> Table:
         "intervals",
         rank=np.full(len(c["step"]), rank),
         name="issue",
-        start_ns=c["t_data"],
+        start_ns=np.where(_in_order(c), c["t_data"], c["t_start"]),
         duration_ns=np.where(_in_order(c), c["t_end"] - c["t_data"], UNMEASURED),
         value=c["step"],
     )

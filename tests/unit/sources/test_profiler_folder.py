@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tarfile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MS = 1_000_000
 STEP = 30 * MS
+BEGIN = 1_790_857_026_000_000_000
 
 
 def _record(folder: Path, ranks: tuple[int, ...] = (0, 1, 2), steps: int = 3) -> Path:
@@ -168,3 +169,31 @@ def test_samples_of_gpus_alone_are_told_as_that(tmp_path: Path) -> None:
     (verdict,) = judge(load(tmp_path / "nvml.csv")).to_dict()["verdicts"]
     assert verdict["evidence"] == ["GPU samples (nvml.csv) alone: no rank's collectives or steps"]
     assert verdict["advice"][0].startswith("put what the ranks recorded beside it")
+
+
+@pytest.mark.parametrize("without", ["null", "no key"])
+def test_a_log_of_steps_may_lack_when_the_input_was_there(tmp_path: Path, without: str) -> None:
+    """Input is unmeasured then; the rest of each line counts."""
+    times: dict[str, Any] = {"fwd_ms": 9.0, "bwd_ms": 18.0, "opt_ms": 1.0}
+    for rank in range(2):
+        starts = [(step, BEGIN + step * STEP + rank) for step in range(4)]
+        lines = [times | {"step": step, "t_start": at, "t_end": at + STEP - 1} for step, at in starts]
+        lines = [line | ({"t_data": None} if without == "null" else {}) for line in lines]
+        (tmp_path / f"steps.{rank}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = load(tmp_path)
+    assert set(run.steps["input_ns"].tolist()) == {-1}
+    assert set(run.steps["gpu_forward_ns"].tolist()) == {9_000_000}
+    assert set(run.intervals["duration_ns"].tolist()) <= {-1}
+
+
+def test_a_log_without_the_forward_clears_nobody(tmp_path: Path) -> None:
+    """A rank that is slow there looks as the others do in all that is logged."""
+    for rank in range(4):
+        lines = [
+            {"step": step, "t_start": BEGIN + step * STEP, "t_data": BEGIN + step * STEP + 1000}
+            | {"t_end": BEGIN + step * STEP + 29_000_000, "bwd_ms": 20.0, "opt_ms": 1.0}
+            for step in range(60)
+        ]
+        (tmp_path / f"steps.{rank}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (verdict,) = judge(load(tmp_path)).verdicts
+    assert verdict.kind == "insufficient_data"
