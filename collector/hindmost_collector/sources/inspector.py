@@ -294,17 +294,27 @@ def _collectives(c: dict[str, np.ndarray[Any, Any]], ranks: np.ndarray[Any, Any]
     return {**part, "enqueue_ns": np.where(c["host"] >= 0, c["host"] * 1000, -1)}
 
 
+#: Lines are written in batches where the time to one is so many times the usual.
+_BATCH = 10
+
+
 def _pace(c: dict[str, np.ndarray[Any, Any]]) -> float | None:
     """ns from one collective of a process to its next, by when they were written down: coarse, and right on average."""
     mine = np.flatnonzero((c["process"] == 0) & (c["peer"] < 0) & (c["written"] >= 0))
-    window = c["written"][mine] * 1000 // WINDOW_NS
-    order = np.argsort(window, kind="stable")
+    written = np.sort(c["written"][mine])
     covered = counted = 0
-    for part in np.split(c["written"][mine][order], np.flatnonzero(np.diff(window[order])) + 1):
-        if len(part) > 1:
-            covered += int(part.max() - part.min())
-            counted += len(part) - 1
+    for part in np.split(written, np.flatnonzero(np.diff(written * 1000 // WINDOW_NS)) + 1):
+        first = _end_of_batch(part)
+        covered += int(part[-1] - part[first]) if len(part) else 0
+        counted += max(len(part) - 1 - first, 0)
     return covered * 1000 / counted if covered and counted else None
+
+
+def _end_of_batch(written: np.ndarray[Any, Any]) -> int:
+    """The last of the first batch: it is of the time before it, as every batch is, and so no part of what follows."""
+    gaps = np.diff(written)
+    between = np.flatnonzero(gaps > _BATCH * max(float(np.median(gaps)), 1.0)) if len(gaps) else gaps
+    return int(between[0]) if len(between) and between[0] < len(gaps) / 2 else 0
 
 
 def _notes(c: dict[str, np.ndarray[Any, Any]], collectives: Table, reading: _Reading) -> list[str]:

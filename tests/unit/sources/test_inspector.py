@@ -155,3 +155,14 @@ def test_one_ranks_file_says_whose_it_is_and_of_how_many(tmp_path: Path) -> None
     assert verdict["evidence"] == ["one rank of 2 is recorded here: there is nobody to compare it with"]
     assert verdict["advice"] == ["name the folder that holds the files of all ranks"]
     assert not any("order of process ids" in note for note in report["notes"])
+
+
+@pytest.mark.parametrize("batch_us", [1, 500_000])
+def test_the_pace_of_terse_lines_is_that_of_the_job(tmp_path: Path, batch_us: int) -> None:
+    """NCCL 2.30 writes down in one go what has ended in half a second; of the first batch nobody knows since when."""
+    for rank in range(2):
+        ended = [4000 * number for number in range(1000)]
+        dumped = [(one // batch_us + 1) * batch_us + number % 125 for number, one in enumerate(ended)]
+        lines = [_line(rank, "AllReduce", number, at) for number, at in enumerate(dumped)]
+        (tmp_path / f"host-pid{40 + rank}.log").write_text("".join(lines))
+    assert load(tmp_path).job.pace_ns == pytest.approx(4_000_000, rel=0.001)
