@@ -13,6 +13,7 @@ from hindmost_collector import (
     gathered,
     intervals,
     lateness,
+    marked,
     phases,
     pipelined,
     profiled,
@@ -145,23 +146,11 @@ def _at_pace(found: Blocks | None, pace_ns: float | None) -> Blocks | None:
 _NEARLY = 0.9
 
 
-def _marks(joined: Grid, table: Table) -> steps.Marks | None:
-    """The marked steps beside when the collectives started; ``None`` where none are marked."""
-    number, which = np.unique(table["step"], return_inverse=True) if rows(table) else (np.empty(0, np.int64), None)
-    if which is None:
-        return None
-    start = np.full(len(number), np.inf)
-    np.minimum.at(start, which, np.where(table["start_ns"] >= 0, table["start_ns"], np.inf).astype(np.float64))
-    known = np.isfinite(start)
-    return steps.Marks(number[known], np.maximum.accumulate(start[known]), median(joined.start, axis=0))
-
-
 def _from_collectives(run: Run, joined: Grid, table: Table, settings: Settings) -> Blocks | None:
     own = align.own_time(joined)
     number = joined.step
     if (number < 0).all():
-        gap = median(own, axis=0)
-        number = steps.infer(joined.token, gap, _marks(joined, table), on_hosts=not joined.gpu_time)
+        number = marked.numbers(joined, own, table)
     keep = np.flatnonzero(number >= 0)
     if len(keep) == 0:
         return None
