@@ -13,6 +13,11 @@ DEMO_MPI := OMPI_MCA_mpi_yield_when_idle=1 PRTE_MCA_rmaps_default_mapping_policy
 DEMO = $(PATHS) $(DEMO_MPI) hindmost run -- \
 	mpirun --bind-to none -np 4 python examples/train_mpi.py
 
+# What tests need of the machine: some measure real jobs, which then have it to themselves.
+BARE := -m 'not torch and not gpu and not clickhouse'
+TIMED := tests/cluster tests/native
+JOBS ?= 2
+
 .DEFAULT_GOAL := help
 
 help: ## say what each target does
@@ -65,8 +70,9 @@ python-newer: $(VENV)/.dev ## a Python 3.14 in .cache for the tests of attach, w
 mpich: $(VENV)/.dev ## Debian's MPICH in .cache for the tests of the MPI shim (Fortran's need gfortran)
 	@tests/native/fetch-mpich $(VENV) .cache/mpich || echo 'make: no MPICH: the MPI shim is tested with Open MPI only' >&2
 
-test: $(VENV)/.dev python-newer mpich ## every test that needs neither torch nor a GPU
-	$(PATHS) $(BIN)/python -m pytest -m 'not torch and not gpu and not clickhouse'
+test: $(VENV)/.dev python-newer mpich ## every test that needs neither torch nor a GPU; JOBS=2 of them at a time
+	$(PATHS) $(BIN)/python -m pytest $(BARE) -n $(JOBS) --dist loadfile --no-loadscope-reorder $(TIMED:%=--ignore=%)
+	$(PATHS) $(BIN)/python -m pytest $(BARE) $(TIMED)
 
 test-torch: $(VENV)/.torch ## the tests that need PyTorch (CPU)
 	$(PATHS) $(BIN)/python -m pytest -m 'torch and not gpu'
