@@ -97,9 +97,8 @@ def codes(text: Array) -> tuple[Ints, list[str]]:
         return np.empty(0, np.int64), []
     if constant.is_constant(text):
         return np.zeros(len(text), np.int64), [str(text[0])]
-    if text.dtype == object:  # rows that share their texts, or long ones: hashed as they are
-        found, words = pd.factorize(text)
-        return found.astype(np.int64), [str(word) for word in words]
+    if text.dtype == object:  # rows that share their texts, or long ones
+        return _shared_codes(np.ascontiguousarray(text))
     fixed = np.ascontiguousarray(text)
     width = fixed.dtype.itemsize // 4
     if width == 0:
@@ -109,9 +108,17 @@ def codes(text: Array) -> tuple[Ints, list[str]]:
     for column, factor in enumerate(np.random.default_rng(7).integers(1, 2**63, width, dtype=np.uint64)):
         hashed += letters[:, column] * factor  # a column at a time: no block of 64-bit words as large as the text
     found, _ = pd.factorize(hashed)
-    first = np.zeros(found.max() + 1, np.int64)
-    first[found[::-1]] = np.arange(len(found))[::-1]
-    return found.astype(np.int64), [str(fixed[i]) for i in first]
+    return found.astype(np.int64), [str(fixed[i]) for i in _first(np.arange(len(found)), found, found.max() + 1)]
+
+
+def _shared_codes(text: Array) -> tuple[Ints, list[str]]:
+    """Codes of texts that many rows share: which rows have the same object, then which objects are the same text.
+
+    To compare where two texts lie takes a tenth of comparing what they say.
+    """
+    same, places = pd.factorize(np.frombuffer(text, np.intp))
+    found, words = pd.factorize(text[_first(np.arange(len(text)), same, len(places))])
+    return found.astype(np.int64)[same], [str(word) for word in words]
 
 
 def is_synchronising(name: str) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 from dataclasses import replace
 
+import numpy as np
+from hindmost_collector.align import codes
 from hindmost_collector.model import Job, Run
 from hindmost_collector.telemetry import Metrics
 
@@ -27,3 +29,14 @@ def test_what_was_read_goes_with_the_run() -> None:
     del run
     gc.collect()
     assert len(gc.get_referrers(read)) == readers - 1
+
+
+def test_texts_have_one_code_wherever_they_lie() -> None:
+    """Rows that share a text and rows with one alike, in the order in which texts are met; every other row, too."""
+    shared, alike = "GPU-1", "-".join(["GPU", "1"])
+    assert shared is not alike
+    column = np.array([shared, "", alike, "GPU-2", shared, ""], dtype=object)
+    code, texts = codes(column)
+    assert (code.tolist(), texts) == ([0, 1, 0, 2, 0, 1], ["GPU-1", "", "GPU-2"])
+    code, texts = codes(column[1::2])
+    assert (code.tolist(), texts) == ([0, 1, 0], ["", "GPU-2"])
