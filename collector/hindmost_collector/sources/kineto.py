@@ -41,6 +41,7 @@ _ON_CPU = re.compile(r"^(?:gloo|mpi):(?P<op>\w{1,40})$")
 _STEP = re.compile(r"^ProfilerStep#(\d{1,15})$")
 _NO_STEP = np.iinfo(np.int64).min
 _MOST_RANKS = 1 << 20
+_LONGEST_NAME = 64
 
 
 def recognises(sample: Sample) -> bool:
@@ -185,6 +186,9 @@ def _take_kernel(trace: _Trace, op: str, args: dict[str, Any], start: float, too
     if len(trace.kernels) >= MAX_EVENTS:
         trace.cut = True
         return
+    named = args.get("Collective name")
+    if op == "Generic" and isinstance(named, str):  # RCCL has one kernel for all of them, NCCL one for its rarer ones
+        op = named[:_LONGEST_NAME]
     correlation = args.get("correlation")
     elements, item = args.get("In msg nelems"), ITEM_BYTES.get(str(args.get("dtype")), 0)
     size = elements * item if isinstance(elements, int) and item and abs(elements) < 1 << 56 else UNMEASURED

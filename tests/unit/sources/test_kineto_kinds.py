@@ -118,6 +118,19 @@ def test_kernels_on_symmetric_memory_are_collectives(tmp_path: Path, kernel: str
     assert load(tmp_path).collectives["op"].tolist() == ["all_reduce"]
 
 
+@pytest.mark.parametrize(
+    ("named", "op"),
+    [("_reduce_scatter_base", "reduce_scatter"), ("allreduce_coalesced", "all_reduce"), (None, "generic")],
+)
+def test_a_generic_kernel_is_the_collective_that_the_profiler_names(tmp_path: Path, named: str | None, op: str) -> None:
+    """All of RCCL's are called so; PyTorch's name for it is one of those that have a plain one."""
+    args = {"correlation": 1} | ({"Collective name": named} if named else {})
+    happened = [_step(0), _complete("kernel", "ncclDevKernel_Generic_4(ncclDevKernelArgs)", 500.0, 50.0, **args)]
+    happened.append(_complete("cuda_runtime", "hipExtLaunchKernel", 100.0, 2.0, correlation=1))
+    _write(tmp_path / "trace.0.json", 0, happened, WORLD)
+    assert load(tmp_path).collectives["op"].tolist() == [op]
+
+
 @pytest.mark.parametrize("listed", [[], list(range(64))], ids=["empty for all ranks", "all ranks"])
 def test_a_large_groups_members_are_the_headers(tmp_path: Path, listed: list[int]) -> None:
     """Of more than 30 ranks a kernel lists some; the header has all, or none where they are all of the job's."""
