@@ -123,7 +123,7 @@ def _note(told: Sequence[Incarnation]) -> str:
     dated = len({one.date() for one in clock}) > 1
     at = [f"{one:%Y-%m-%d %H:%M:%S}" if dated else f"{one:%H:%M:%S}" for one in clock]
     each = [f"{one.world_size} from {when}" for one, when in zip(told, at, strict=True)]
-    each[0] = f"{told[0].world_size} ranks from {at[0]} UTC"
+    each[0] = f"{told[0].world_size} rank{'s' if told[0].world_size > 1 else ''} from {at[0]} UTC"
     chosen = next(n for n, one in enumerate(told) if one.judged)
     which = "the last" if chosen == len(told) - 1 else f"those from {at[chosen]}, for little or nothing came after"
     gone = sorted(set(told[0].ranks).union(*(one.ranks for one in told[:-1])) - set(told[-1].ranks))

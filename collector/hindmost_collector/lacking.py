@@ -27,7 +27,7 @@ def insufficient(ranks: int, blocks: Blocks | None, settings: Settings, job: Job
     if ranks == 0:
         return _none_seen(job)
     if ranks == 1:
-        return "one rank was seen: there is nobody to compare it with", "run more than one rank"
+        return _one_seen(blocks, job)
     if blocks is None or len(blocks.steps) == 0:
         return (
             f"{ranks} ranks were seen, but no step and no collective that repeats on two of them",
@@ -81,6 +81,20 @@ def polled(run: Run) -> tuple[str, str] | None:
         f"{seen}: who waits for whom cannot be told",
         f"in Python, write `with hindmost.step():` around each iteration; {in_fortran}",
     )
+
+
+def _one_seen(blocks: Blocks | None, job: Job) -> tuple[str, str]:
+    """Why one rank is too few, and what would show the others."""
+    of_all = f" of {job.world_size}" if (job.world_size or 0) > 1 else ""
+    alone = f"one rank{of_all} was seen: there is nobody to compare it with"
+    if of_all:
+        return alone, "the others must inherit this command's environment (sudo, ssh and containers drop it)"
+    if blocks is None or len(blocks.steps) == 0:
+        return f"{alone}, and it made no step that is recognised", (
+            "run more than one rank, and write `for batch in hindmost.steps(loader):`, or `with hindmost.step():`"
+            " around each iteration"
+        )
+    return alone, "run more than one rank"
 
 
 def _too_few_recorded(ranks: int, job: Job) -> tuple[str, str]:

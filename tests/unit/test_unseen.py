@@ -11,6 +11,7 @@ from hindmost import isolation
 from hindmost.supervise import place
 from hindmost_collector.judge import judge
 from hindmost_collector.model import Job, Run
+from hindmost_collector.sources.columns import table
 
 
 @pytest.mark.parametrize(
@@ -84,6 +85,21 @@ def test_a_job_that_hindmost_run_did_not_start_is_told_of_it() -> None:
     """A collector that knows no command was not started by ``hindmost run``."""
     (verdict,) = judge(Run(Job("j"))).verdicts
     assert "put `hindmost run --` before the command" in verdict.advice[0]
+
+
+@pytest.mark.parametrize(
+    ("size", "evidence", "advice"),
+    [
+        (1, "nobody to compare it with, and it made no step that is recognised", "hindmost.steps(loader)"),
+        (8, "one rank of 8 was seen", "inherit this command's environment"),
+    ],
+)
+def test_one_rank_is_told_what_would_show_more(size: int, evidence: str, advice: str) -> None:
+    """Its steps where it made none that is known, and the others where it is one of several."""
+    (verdict,) = judge(Run(Job("made", world_size=size), ranks=table("ranks", rank=[0], world_size=size))).verdicts
+    assert verdict.kind == "insufficient_data"
+    assert evidence in verdict.evidence[0]
+    assert advice in verdict.advice[0]
 
 
 def test_room_for_a_ring_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
