@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ctypes
 import gc
 import json
 import logging
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hindmost.open_files import allow_files
 
-from hindmost_collector import relay
+from hindmost_collector import allocator, relay
 from hindmost_collector.serving import serve
 from hindmost_collector.settings import DEFAULT
 
@@ -27,10 +25,6 @@ if TYPE_CHECKING:
 SWITCH_S = 0.0005
 #: Messages make many objects and hardly a cycle: look for cycles a hundredth as often as Python does by itself.
 GARBAGE = (70_000, 20, 50)
-#: malloc.h's numbers of options, and their values. Threads share two heaps: each would keep what the largest flush, or
-#: report, that it ever made took. Arrays below 4 MiB come from a heap, which keeps 16 MiB of what is free: else each
-#: is mapped and unmapped, for which the kernel stops every thread.
-MALLOC = {"M_ARENA_MAX": (-8, 2), "M_MMAP_THRESHOLD": (-3, 4 << 20), "M_TRIM_THRESHOLD": (-1, 16 << 20)}
 
 
 class JsonLines(logging.Formatter):
@@ -59,18 +53,10 @@ def run_collector(options: Options, settings: Settings = DEFAULT) -> int:
     logging.getLogger("grpc").setLevel(logging.ERROR)
     allow_files()
     sys.setswitchinterval(SWITCH_S)
-    _set_malloc()
+    allocator.set_up()
     gc.freeze()
     gc.set_threshold(*GARBAGE)
     return asyncio.run(_serve(options, settings))
-
-
-def _set_malloc() -> None:
-    """Set up glibc's malloc for a process of a few threads and many short-lived arrays."""
-    with contextlib.suppress(OSError, AttributeError):  # another C library
-        library = ctypes.CDLL(None)
-        for option, value in MALLOC.values():
-            library.mallopt(option, value)
 
 
 async def _serve(options: Options, settings: Settings) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hindmost import __version__
 from hindmost.errors import HindmostError
 
-from hindmost_collector import unseen
+from hindmost_collector import allocator, unseen
 from hindmost_collector.report import html
 
 if TYPE_CHECKING:
@@ -70,9 +70,14 @@ def _whole(collector: Collector, job: LiveJob) -> Run:
     notes: tuple[str, ...] = ()
     if recorder.store and not recorder.failing:
         try:
-            return unseen.with_missing(recorder.store.read(job.id))
+            allocator.give_back()
+            run = unseen.with_missing(recorder.store.read(job.id))
         except (HindmostError, OSError) as error:
             notes = (f"the recording cannot be read ({error}): judged from memory",)
+        else:
+            job.window.let_go()  # judging a large job takes as much again
+            allocator.give_back()
+            return run
     elif recorder.failing:
         notes = (f"recording stopped ({recorder.failing}): judged from the last minutes in memory",)
     run = job.snapshot(collector.decoder.words)()

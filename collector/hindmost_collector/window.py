@@ -121,6 +121,12 @@ class Window:
             if parts:
                 self._evict(parts)
 
+    def let_go(self) -> None:
+        """Hold none of the collectives and samples that have come: nobody is to judge them any more."""
+        self._parts["collectives"].clear()
+        self._metrics.clear()
+        self._samples = 0
+
     def _causal_of(self, origin: Origin, definitions: Definitions) -> _Causal:
         """The series of a schema that a cause is read from."""
         known = self._causal_series.get(origin.schema)

@@ -144,3 +144,23 @@ def test_what_is_overdue_is_taken():
     parking.add("a", wire.Batch(sequence=99), 1)
     assert parking.overdue("a", 1)
     assert not parking.overdue("b", 1)
+
+
+def test_a_job_that_is_judged_whole_holds_no_window(collecting, fake_agent, tmp_path):
+    """Its calls and samples are let go once the recording is read; what the page shows of it stays."""
+
+    async def scenario():
+        async with collecting(out=str(tmp_path)) as collector:
+            agent = fake_agent(collector.addresses["grpc"])
+            await agent.connect()
+            for step in range(20):
+                await agent.send(agent.batch(step))
+            await agent.until_acked(20)
+            await agent.close()
+            job = collector.jobs["j"]
+            assert len(job.snapshot(collector.decoder.words)().collectives["rank"]) == 40
+        return job, len(job.snapshot(collector.decoder.words)().collectives["rank"])
+
+    job, held = asyncio.run(scenario())
+    assert (held, job.window.last_step) == (0, 19)
+    assert job.report["job"]["steps"] == 20
