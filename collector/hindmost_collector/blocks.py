@@ -241,11 +241,12 @@ def _overlapped(joined: Grid, step_of: Ints, starts: Ints, work: Floats | None) 
         return True
     late = peers_median(joined.duration) - joined.duration
     position = np.arange(joined.columns) - starts[step_of]
+    more = work - peers_median(work) if work is not None else None
     for place in np.unique(position):
         held = position == place
         late[:, held] = _changes(late[:, held])
-        if work is not None:
-            late[:, held] = _without(late[:, held], _changes((work - peers_median(work))[:, step_of[held]]))
+        if more is not None:
+            late[:, held] = _without(late[:, held], _changes(more[:, step_of[held]]))
         late[:, held] -= median(late[:, held], axis=0)  # whom all are compared with had more to do, or less
     pair = np.flatnonzero(np.diff(step_of) == 0)
     now, then = np.nan_to_num(late[:, pair]).ravel(), np.nan_to_num(late[:, pair + 1]).ravel()
