@@ -1,0 +1,48 @@
+"""Whether collectives run beside a step's computing, so that one delay shows in all that follow in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.robust import median, peers_median
+
+if TYPE_CHECKING:
+    from hindmost_collector.align import Floats, Grid, Ints
+
+
+def find(joined: Grid, step_of: Ints, starts: Ints, work: Floats | None) -> bool:
+    """Whether collectives run beside the computing, so that one delay shows in all that follow in its step.
+
+    Gradients of one group of ranks are reduced beside backward. Gathered parameters may block or be fetched ahead: if
+    beside, a rank that is late for one collective is as late for the next, and if not, it starts anew. Whoever has more
+    ``work`` [R, S] in a step is late for all of its collectives either way.
+    """
+    if not joined.gpu_time or joined.group.shape[1] > 1 or len(np.unique(joined.group)) > 1:
+        return False
+    if joined.gathers.sum() < len(starts) or joined.columns < 2 or np.isnan(joined.start).all():
+        return True
+    late = peers_median(joined.duration) - joined.duration
+    position = np.arange(joined.columns) - starts[step_of]
+    more = work - peers_median(work) if work is not None else None
+    for place in np.unique(position):
+        held = position == place
+        late[:, held] = _changes(late[:, held])
+        if more is not None:
+            late[:, held] = _without(late[:, held], _changes(more[:, step_of[held]]))
+        late[:, held] -= median(late[:, held], axis=0)  # whom all are compared with had more to do, or less
+    pair = np.flatnonzero(np.diff(step_of) == 0)
+    now, then = np.nan_to_num(late[:, pair]).ravel(), np.nan_to_num(late[:, pair + 1]).ravel()
+    return bool(now.any() and np.dot(now, then) / np.dot(now, now) > 0.5)
+
+
+def _changes(values: Floats) -> Floats:
+    """[R, S] from one step to the next: whoever is late by habit, or since some step, is so at every place."""
+    return np.diff(values, axis=1, prepend=values[:, :1])
+
+
+def _without(values: Floats, of: Floats) -> Floats:
+    """What is left of values once a line through ``of`` is taken out."""
+    x, y = np.nan_to_num(of), np.nan_to_num(values)
+    return np.asarray(values - float(np.sum(x * y)) / max(float(np.sum(x * x)), 1e-30) * x)
