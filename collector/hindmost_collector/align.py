@@ -172,7 +172,7 @@ def grid(run: Run) -> Grid | None:
         self_time=_fill(table["self_ns"], row, column, (len(ranks), count)),
         cpu=_fill(table["cpu_ns"], row, column, (len(ranks), count)),
         runqueue=_fill(table["runqueue_ns"], row, column, (len(ranks), count)),
-        step=_first(table["step"], column, count) if "step" in table else np.full(count, -1, np.int64),
+        step=_known_step(table["step"], column, count) if "step" in table else np.full(count, -1, np.int64),
         seq=_first(table["seq"], column, count),
         token=pd.factorize(place * (1 << 40) + size)[0].astype(np.int64),
         klass=_first(klass, column, count),
@@ -245,6 +245,14 @@ def _classes(comm: Ints, op: Ints, row: Ints, ranks: int) -> tuple[Ints, Ints]:
 def _first(values: Array, column: Array, columns: int) -> Ints:
     found = np.zeros(columns, np.int64)
     found[column[::-1]] = values[::-1]
+    return found
+
+
+def _known_step(step: Array, column: Array, columns: int) -> Ints:
+    """[K] the step of each column as any rank knows it: of a rank without marks nobody knows when its steps began."""
+    known = step >= 0
+    found = np.full(columns, UNMEASURED, np.int64)
+    found[column[known][::-1]] = step[known][::-1]
     return found
 
 

@@ -300,6 +300,9 @@ def _nothing(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:
         return nothing_inside(blocks)
     if np.isnan(blocks.period).all():
         return no_measure(blocks)
+    unjudged = unseen.unjudged(run, blocks)
+    if unjudged is not None:
+        return unjudged
     if blocks.evidence == blocks_of.PHASES and (little := little_inside(blocks)) is not None:
         return little
     needs = sharing.on_needs(blocks) if sharing.find(run) is not None else None

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _SAMPLE = 512
 #: A rank is late where it is so many times what ranks differ by.
 _LATE = 4.0
+#: Who is nowhere late by this share of what the latest rank is late by shows its noise at its own place, and no more.
+_NOWHERE = 0.25
 
 
 def find(duration: Floats, own: Floats, step_of: Ints, starts: Ints) -> Floats:
@@ -38,10 +40,24 @@ def find(duration: Floats, own: Floats, step_of: Ints, starts: Ints) -> Floats:
     gaps = np.array([float(median(own[:, held])) for held in places])
     if np.isnan(gaps[1:]).all():
         where = np.argmax(typical >= np.maximum(typical.max(axis=1, keepdims=True), 0.0) / 2, axis=1)
-        return _at(late, where, starts)
+        return _at(late, _of_the_latest(where, typical, _late(typical)), starts)
     free = np.nan_to_num(gaps, nan=np.inf) > align.QUEUED_NS
-    where = np.argmax(np.where(free, typical, -np.inf), axis=1)
-    return _seen(late, _at(late, where, starts), where, _late(typical), _is_free(own), starts)
+    who, typical = _late(typical), np.where(free, typical, -np.inf)
+    where = _of_the_latest(np.argmax(typical, axis=1), typical, who)
+    return _seen(late, _at(late, where, starts), where, who, _is_free(own), starts)
+
+
+def _of_the_latest(where: Ints, typical: Floats, who: Array) -> Ints:
+    """[R] the places; where half of the ranks are late, of those who are late nowhere that of the latest rank.
+
+    These are ahead of the median there, and level where nobody is late: each at a place of its own, healthy ranks would
+    seem to differ by that.
+    """
+    most = typical.max(axis=1)
+    nowhere = ~who & (most < _NOWHERE * most.max())
+    if 2 * np.sum(~nowhere) < len(typical) - 1:
+        return where
+    return np.where(nowhere, where[np.argmax(most)], where)
 
 
 def _at(late: Floats, where: Ints, starts: Ints) -> Floats:

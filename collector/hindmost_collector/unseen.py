@@ -10,6 +10,9 @@ from hindmost_collector.verdict import Verdict
 from hindmost_collector.wording import names
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hindmost_collector.blocks import Blocks
     from hindmost_collector.model import Run
 
 #: Ranks that wait at once for this share of the time wait for somebody whom the recording lacks. Where nobody was late
@@ -51,6 +54,21 @@ def judged(found: list[Verdict], run: Run) -> list[Verdict]:
     return [_insufficient(lacking, waited), *kept]
 
 
+def unjudged(run: Run, blocks: Blocks) -> Verdict | None:
+    """That nobody can be cleared where steps alone tell who is late, and some ranks of the recording have none."""
+    lacking = [int(rank) for rank in run.ranks["rank"] if rank not in blocks.ranks]
+    if blocks.evidence != "phases" or run.job.source == Job.source or not lacking:
+        return None
+    told = f"no rank of the {len(blocks.ranks)} with steps is late; {_recorded_no_steps(lacking)}"
+    remedy = f"put the log of the steps{_of(lacking)} beside the others'; `hindmost run -- COMMAND` records every rank"
+    return Verdict(kind="insufficient_data", evidence=(told,), advice=(remedy,))
+
+
+def _recorded_no_steps(lacking: list[int]) -> str:
+    who = names(lacking) if len(lacking) < _NAMED else f"{len(lacking)} other ranks"
+    return f"of {who} no steps are in this recording: whether the others wait for {_them(lacking)} cannot be told"
+
+
 def _of_those_seen(one: Verdict, lacking: Unseen, seen: int) -> Verdict:
     """Nobody is cleared in whose absence the others were found alike; what was found of those seen holds."""
     if one.kind != "balanced":
@@ -79,8 +97,7 @@ def _with(one: Verdict, lacking: Unseen) -> Verdict:
 
 
 def _insufficient(lacking: Unseen, waited: bool) -> Verdict:
-    them = "it" if len(lacking.ranks) == 1 else "them"
-    waits = _awaited(lacking) if waited else f"whether the others wait for {them} cannot be told"
+    waits = _awaited(lacking) if waited else f"whether the others wait for {_them(lacking.ranks)} cannot be told"
     return Verdict(kind="insufficient_data", evidence=(_missing(lacking), waits), advice=(_remedy(lacking),))
 
 
@@ -97,6 +114,13 @@ def _awaited(lacking: Unseen) -> str:
     )
 
 
+def _them(ranks: Sequence[int]) -> str:
+    return "it" if len(ranks) == 1 else "them"
+
+
+def _of(ranks: Sequence[int]) -> str:
+    return f" of {names(ranks)}" if 0 < len(ranks) < _NAMED else " that are missing"
+
+
 def _remedy(lacking: Unseen) -> str:
-    whose = f"of {names(lacking.ranks)}" if 0 < len(lacking.ranks) < _NAMED else "that are missing"
-    return f"put the files {whose}, whole, beside the others'; `hindmost run -- COMMAND` records every rank"
+    return f"put the files{_of(lacking.ranks)}, whole, beside the others'; `hindmost run -- COMMAND` records every rank"

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
+from hindmost_collector import blocks as blocks_of
+from hindmost_collector.detectors import straggler
 from hindmost_collector.judge import judge
-from hindmost_collector.settings import Settings
+from hindmost_collector.robust import peers_median
+from hindmost_collector.settings import DEFAULT, Settings
 from hindmost_collector.simulate import Fault, Scenario, simulate
 
 if TYPE_CHECKING:
@@ -80,3 +85,24 @@ def test_the_thick_of_stalls_is_no_slow_down(seed: int) -> None:
     """A rank that stalls in a fourth of the steps does so in several on end now and then."""
     made = simulate(Scenario(64, 200, seed=seed, step_ms=30, faults=(Fault("h2d", (33,), 0.4, duty=0.3),)))
     assert [(one.kind, one.ranks) for one in judge(made.run).verdicts] == [("intermittent", (33,))]
+
+
+@pytest.mark.parametrize("seed", [1, 5, 10])
+def test_a_slow_gpu_is_not_lost_when_another_of_four_becomes_slower(seed: int) -> None:
+    """The two others are ahead of the median then: together, which makes them no less alike."""
+    faults = (Fault("compute", (0,), 0.1), Fault("compute", (3,), 0.3, 60))
+    found = judge(simulate(Scenario(4, 120, seed=seed, faults=faults)).run).verdicts
+    assert sorted(_told(found)) == [((0,), "compute", 0, None), ((3,), "compute", 60, None)]
+
+
+def test_who_is_suspected_for_other_steps_tells_how_much_healthy_ranks_differ() -> None:
+    """Two of four are late, one of them from the middle on, and a third was for a few steps after the start."""
+    late = np.random.default_rng(3).normal(0.0, 0.2e6, (4, 120))
+    late[2] += 10e6
+    late[1, :7] += 4e6
+    late[3, 60:] += 6e6
+    clean = blocks_of.build(simulate(Scenario(4, 123, seed=1)).run, DEFAULT)
+    assert clean is not None
+    excess = late - peers_median(late)
+    found = straggler.find(replace(clean, steps=clean.steps[:120], excess=excess), DEFAULT)
+    assert sorted((habit.row, habit.first, habit.stop) for habit in found) == [(2, 0, 120), (3, 60, 120)]

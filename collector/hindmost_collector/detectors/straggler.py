@@ -14,7 +14,7 @@ from hindmost_collector.detectors.episodes import SHORTEST, Layer
 from hindmost_collector.robust import MAD_TO_SIGMA, MEDIAN_COST, block_medians, median, spread, standard_error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from hindmost_collector.align import Floats, Ints
     from hindmost_collector.blocks import Blocks
@@ -203,7 +203,7 @@ def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer, *, burst: boo
         return None
     held = series.held(begin, end)
     healthy = ranks.excess[:, held]
-    spread_of = max(_healthy_spread(healthy, ranks.suspects, ranks.pair(row)), 1.0)
+    spread_of = max(_healthy_spread(ranks, row, held), 1.0)
     ratio = level / spread_of / extreme(len(ranks.excess))
     latest = _latest(part, healthy, ranks.suspects, ranks.pair(row))
     if ratio < settings.min_spread_ratio or latest < settings.min_latest:
@@ -226,8 +226,8 @@ def _by_chance(ranks: _Ranks, row: int, length: int, level: float) -> float:
     steps = ranks.excess.shape[1]
     if 2 * length >= steps:
         return 0.0
-    healthy = _healthy(len(ranks.excess), ranks.suspects, ranks.pair(row), 2)
-    often = float(np.mean(np.nan_to_num(ranks.excess[healthy]) >= level))
+    healthy = ranks.excess[_healthy_peers(ranks, row, ranks.excess)]
+    often = float(np.mean(np.nan_to_num(healthy) >= level))
     if often <= 0:
         return 0.0
     half = (length + 1) // 2
@@ -256,7 +256,7 @@ _RIVALS = 7
 
 def _latest(part: Floats, excess: Floats, suspects: list[int], pair: list[int]) -> float:
     """Share of steps in which ``part`` is later than all of ``_RIVALS`` ranks that nobody suspects would be."""
-    others = _healthy(len(excess), suspects, pair, 1)
+    others = _healthy(len(excess), (suspects, pair, pair[:1]), 1)
     rivals = np.nan_to_num(excess[others])
     share = 1 - 1 / (_RIVALS + 1) if len(rivals) > _RIVALS else 1.0
     bound = np.quantile(rivals, share, axis=0)
@@ -277,18 +277,35 @@ def extreme(ranks: int) -> float:
 _SAMPLE = 512
 
 
-def _healthy(ranks: int, suspects: list[int], pair: list[int], least: int) -> Ints:
-    """Rows of ranks that nobody suspects; where there are too few, all but this one and its only peer.
-
-    ``pair`` is the rank itself and its only peer: that is ahead by what this is behind.
-    """
-    for left_out in (suspects, pair, pair[:1]):
-        others = np.setdiff1d(np.arange(ranks), left_out)
+def _healthy(ranks: int, left_out: Iterable[list[int]], least: int) -> Ints:
+    """Rows of all but the first of these that leaves ``least`` ranks: whoever is suspected, if that may be."""
+    for some in left_out:
+        others = np.setdiff1d(np.arange(ranks), some)
         if len(others) >= least:
             break
     return np.asarray(others[:: max(len(others) // _SAMPLE, 1)])
 
 
-def _healthy_spread(excess: Floats, suspects: list[int], pair: list[int]) -> float:
-    """How much ranks that nobody suspects differ in their typical excess; of a crowd, all but this rank."""
-    return spread(median(excess[_healthy(len(excess), suspects, pair, 2)], axis=1))
+def _healthy_spread(ranks: _Ranks, row: int, held: Ints | slice) -> float:
+    """How much healthy ranks differ in their typical excess in these steps; of a crowd, all but this rank."""
+    excess = ranks.excess[:, held]
+    return spread(median(excess[_healthy_peers(ranks, row, excess)], axis=1))
+
+
+#: So many ranks differ.
+_FEWEST = 2
+
+
+def _healthy_peers(ranks: _Ranks, row: int, excess: Floats) -> Ints:
+    """Rows that nobody suspects; where those are too few, that are not late in these steps [R, N] of their excess."""
+    pair = ranks.pair(row)
+    left_out = [ranks.suspects, pair, pair[:1]]
+    if len(excess) - len(ranks.suspects) < _FEWEST:  # suspected for some steps, which need not be these
+        left_out.insert(1, sorted({*_late(ranks, excess), *pair}))
+    return _healthy(len(excess), left_out, _FEWEST)
+
+
+def _late(ranks: _Ranks, excess: Floats) -> list[int]:
+    """Suspects that are late in these steps, and their only peers, which are ahead by as much."""
+    late = [one for one in ranks.suspects if median(excess[one]) >= ranks.smallest]
+    return [*late, *ranks.mate[late].tolist()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hindmost_collector.report import csv, text
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.write import write
 from hindmost_collector.sources import load
+from hindmost_collector.sources.columns import select
 
 RECORDED = Path(__file__).parents[2] / "fixtures" / "recordings" / "ddp-slow-compute-rank1.tar.xz"
 STEPS = 60
@@ -175,3 +177,25 @@ def test_few_steps_without_a_rank_are_told_with_it(tmp_path: Path) -> None:
     (verdict,) = _judged(tmp_path)["verdicts"]
     assert verdict["kind"] == "insufficient_data"
     assert verdict["evidence"][0].startswith("rank 1 is missing from the recording")
+
+
+def test_a_culprit_without_a_log_of_its_steps_is_named_by_the_collectives(tmp_path: Path) -> None:
+    """In which step operations were enqueued the other ranks know."""
+    with tarfile.open(RECORDED.with_name("inspector-ddp-slow-rank0.tar.xz")) as archive:
+        archive.extractall(tmp_path, filter="data")
+    next(tmp_path.rglob("steps.0.jsonl")).unlink()
+    report = _judged(tmp_path)
+    assert [(one["kind"], one["ranks"]) for one in report["verdicts"]] == [("straggler", [0])]
+    assert report["verdicts"][0]["cost_ms_per_step"] == pytest.approx(3.6, rel=0.2)
+
+
+def test_steps_alone_clear_nobody_who_has_none(tmp_path: Path) -> None:
+    """The others are alike, and where the log of one is missing nobody knows whether they wait for it."""
+    _recorded(tmp_path)
+    for path in tmp_path.glob("prof.*"):
+        path.unlink()
+    run = load(tmp_path)
+    found = judge(replace(run, steps=select(run.steps, run.steps["rank"] != 1))).to_dict()
+    assert [one["kind"] for one in found["verdicts"]] == ["insufficient_data"]
+    assert "of rank 1 no steps are in this recording" in _told(found)
+    assert "of rank 1" in found["verdicts"][0]["advice"][0]
