@@ -9,6 +9,7 @@ import numpy as np
 
 from hindmost_collector import (
     align,
+    delays,
     filled,
     gathered,
     intervals,
@@ -197,6 +198,7 @@ def _assemble(
     overlapped = overlapping.find(joined, step_of, starts, work)
     if overlapped:
         excess = lateness.find(joined.duration, own, step_of, starts)
+        excess = delays.find(peers_median(joined.duration) - joined.duration, own, joined.start, starts, excess)
         segments, segment_step = excess, np.arange(len(numbers))
     else:
         segments, segment_step = roles.excess(joined, own, role), step_of
