@@ -56,9 +56,8 @@ class Cause:
 def explain(blocks: Blocks, row: int, columns: Array, settings: Settings) -> Cause:
     """The cause of one rank's excess over the steps ``columns`` (indices)."""
     since = int(columns[0])
-    large = settings.large_effect * blocks.step_ns
-    held = _typical_steps(blocks.excess[row, columns], _sampled(blocks, row, columns), large)
-    columns, excess = columns[held], average(blocks.excess[row, columns][held])
+    columns = typical(blocks, row, columns, settings)
+    excess = average(blocks.excess[row, columns])
     shares = _bounded(_shares(blocks, row, columns, settings), excess)
     if not shares or not excess > 0:
         return Cause("unknown")
@@ -73,6 +72,12 @@ def explain(blocks: Blocks, row: int, columns: Array, settings: Settings) -> Cau
             return Cause(why, fractions[name], name if why == "unknown" else None, listed, remark, beyond)
     best = max(fractions, key=lambda name: fractions[name])
     return Cause("unknown", fractions[best], best if fractions[best] > 0 else None, listed)
+
+
+def typical(blocks: Blocks, row: int, columns: Array, settings: Settings) -> Array:
+    """Those of these steps (indices) in which a rank is about as late as it usually is in them."""
+    large = settings.large_effect * blocks.step_ns
+    return np.asarray(columns[_typical_steps(blocks.excess[row, columns], _sampled(blocks, row, columns), large)])
 
 
 def _beyond(blocks: Blocks, measured: float, settings: Settings) -> float:

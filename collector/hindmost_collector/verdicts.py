@@ -124,25 +124,36 @@ def _span(habits: list[Habit]) -> slice:
 
 
 def _cause(blocks: Blocks, habit: Habit, settings: Settings) -> Cause:
-    return causes.explain(_on_top(blocks, habit), habit.row, habit.steps(), settings)
+    return causes.explain(_on_top(blocks, habit, settings), habit.row, habit.steps(), settings)
 
 
-def _on_top(blocks: Blocks, habit: Habit) -> Blocks:
-    """The blocks without what the habit's rank is late by anyway, and with it what its measurements are longer by."""
+#: Phases of the host, of which the GPU's queue may hide a part.
+_HIDDEN = ("input", "h2d")
+
+
+def _on_top(blocks: Blocks, habit: Habit, settings: Settings) -> Blocks:
+    """The blocks without what the habit's rank is late by anyway, and with it what its measurements are longer by.
+
+    Of a phase that makes it late anyway no more than that goes: what was hidden then may be what comes on top.
+    """
     outer, row = habit.outer, habit.row
     if outer is None:
         return blocks
-    steps, usual = np.arange(habit.first, habit.stop), outer.steps()
+    steps, usual = np.arange(habit.first, habit.stop), causes.typical(blocks, row, outer.steps(), settings)
+    why = causes.explain(blocks, row, outer.steps(), settings).cause
 
-    def less(block: Floats) -> Floats:
+    def less(block: Floats, most: float = np.inf) -> Floats:
         fixed: Floats = block.copy()
-        fixed[row, steps] -= causes.excess_of(block, row, usual)
+        fixed[row, steps] -= min(causes.excess_of(block, row, usual), most)
         return fixed
 
     return replace(
         blocks,
         excess=less(blocks.excess),
-        parts={name: less(block) for name, block in blocks.parts.items()},
+        parts={
+            name: less(block, outer.excess if name == why and name in _HIDDEN else np.inf)
+            for name, block in blocks.parts.items()
+        },
         computing=less(blocks.computing) if blocks.computing is not None else None,
     )
 

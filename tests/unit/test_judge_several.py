@@ -73,6 +73,27 @@ def test_on_top_of_a_slow_gpu_a_late_input_is_told_by_itself() -> None:
     assert not any("on top of" in line for line in slow.evidence)
 
 
+def test_what_a_queue_hides_of_an_input_is_why_it_is_later_where_there_is_no_queue() -> None:
+    """It takes as long in all steps, of which the first follow no work that is still queued."""
+    faults = (Fault("input", (3,), 0.05), Fault("input", (3,), 0.15, 0, 30))
+    run = simulate(Scenario(16, 120, faults=faults)).run
+    of_rank = (run.steps["rank"] == 3) & (run.steps["step"] >= 33)
+    hidden = np.where(of_rank, np.median(run.steps["input_ns"][(run.steps["rank"] == 3) & ~of_rank]), 0)
+    late = np.maximum(run.steps["input_ns"], hidden.astype(np.int64))
+    found = judge(replace(run, steps={**run.steps, "input_ns": late})).verdicts
+    assert set(_told(found)) == {((3,), "input", 0, 30), ((3,), "input", 0, None)}
+
+
+def test_one_long_step_does_not_hide_why_a_rank_became_slower() -> None:
+    """What it computes longer anyway is that of its usual steps, not of one in which it compiled."""
+    faults = (Fault("compute", (3,), 0.1), Fault("compute", (3,), 0.15, 60))
+    run = simulate(Scenario(16, 120, faults=faults)).run
+    compiled = (run.steps["rank"] == 3) & (run.steps["step"] == 8)
+    forward = np.where(compiled, 100 * run.steps["gpu_forward_ns"], run.steps["gpu_forward_ns"])
+    found = judge(replace(run, steps={**run.steps, "gpu_forward_ns": forward})).verdicts
+    assert sorted(_told(found)) == [((3,), "compute", 0, None), ((3,), "compute", 60, None)]
+
+
 def test_a_small_slow_down_is_not_too_little_beside_a_large_one() -> None:
     """What a large one wastes has an owner: against it a small one is not weighed."""
     faults = (Fault("gpu_contention", (3,), 0.4), Fault("h2d", (2,), 0.05, 20, 60))

@@ -292,7 +292,7 @@ def _healthy_spread(ranks: _Ranks, row: int, held: Ints | slice) -> float:
     return spread(median(excess[_healthy_peers(ranks, row, excess)], axis=1))
 
 
-#: So many ranks differ.
+#: One rank alone differs from nobody: that many healthy ones tell how much they do.
 _FEWEST = 2
 
 
