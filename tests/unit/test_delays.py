@@ -19,13 +19,14 @@ FORWARD, BUCKET, TRANSFER = 10e6, 1e6, 0.2e6
 
 def _run(stalls: Any, *, starts: bool = True) -> tuple[Run, float]:
     """A job whose ranks stall for ``stalls`` [R, S, P] ns before the buckets of each step, and its length in ns."""
-    computing = np.full((RANKS, STEPS, BUCKETS), BUCKET)
+    steps = stalls.shape[1]
+    computing = np.full(stalls.shape, BUCKET)
     computing[:, :, 0] += FORWARD
     computing *= np.random.default_rng(2).normal(1.0, 0.005, computing.shape)
     computing += stalls
     ready, end = np.zeros(RANKS), np.zeros(RANKS)
     start, took = np.empty(computing.shape), np.empty(computing.shape)
-    for step in range(STEPS):
+    for step in range(steps):
         for place in range(BUCKETS):
             ready = ready + computing[:, step, place]
             start[:, step, place] = np.maximum(ready, end)
@@ -45,7 +46,7 @@ def _run(stalls: Any, *, starts: bool = True) -> tuple[Run, float]:
         flags=GPU_TIME,
         peer=-1,
     )
-    pace = None if starts else float(end[0]) / (STEPS * BUCKETS)
+    pace = None if starts else float(end[0]) / (steps * BUCKETS)
     job = Job(id="", world_size=RANKS, source="a trace", pace_ns=pace)
     return Run(
         job=job, ranks=table("ranks", rank=list(range(RANKS)), world_size=RANKS), collectives=collectives
@@ -89,3 +90,13 @@ def test_a_slow_rank_is_not_later_for_having_stalled_nowhere() -> None:
     (verdict,) = judge(run).verdicts
     assert (verdict.kind, verdict.ranks) == ("straggler", (1,))
     assert verdict.cost_ms_per_step == pytest.approx((took - calm) / STEPS / 1e6, rel=0.1)
+
+
+def test_small_stalls_of_others_do_not_hide_large_ones() -> None:
+    """Seven of 19 ms are one rank's; of two ranks that stalled once for 5 ms nobody had the like."""
+    stalls = np.zeros((RANKS, 47, BUCKETS))
+    stalls[2, 2::7, 3] += 19e6
+    stalls[1, 5, 4] += 5e6
+    stalls[3, 11, 6] += 5e6
+    (verdict,) = judge(_run(stalls, starts=False)[0]).verdicts
+    assert (verdict.kind, verdict.ranks) == ("intermittent", (2,))

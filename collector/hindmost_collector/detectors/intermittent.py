@@ -192,7 +192,7 @@ def _with_its_like(excess: Floats, row: int, steps: Ints, share: float, settings
 
 #: On a noisy host all ranks have small stalls, some more than others; one may have all that are longer than a step or
 #: several.
-_SIZES = (1.0, 15.0, 60.0)
+_SIZES = (1.0, 4.0, 15.0, 60.0)
 
 
 def _owners(stalled: Array, members: Ints, settings: Settings) -> Iterator[tuple[int, Ints, float]]:
