@@ -113,6 +113,13 @@ def test_of_few_ranks_one_has_all_of_a_few_stalls_by_chance(ranks: int, stalls: 
     assert len(intermittent.find(_stalling(ranks, {1: stalls}), DEFAULT)) == told
 
 
+@pytest.mark.parametrize(("others", "told"), [(2, 1), (4, 0)])
+def test_a_few_stalls_of_others_leave_most_with_one_rank(others: int, told: int) -> None:
+    """Eight of ten on one of four ranks are chance in 1.7 jobs of a thousand, eight of twelve in more than eleven."""
+    stalls = {1: 8} | dict.fromkeys([2, 3], others // 2)
+    assert len(intermittent.find(_stalling(4, stalls), DEFAULT)) == told
+
+
 @pytest.mark.parametrize(("here", "told"), [(4, 0), (7, 1)])
 def test_of_two_nodes_one_has_most_of_the_stalls_by_chance(here: int, told: int) -> None:
     """Twenty stalls to five are what comes of stalls that meet any rank in a few jobs of a thousand."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import comb, log
+from math import comb, exp, lgamma, log
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -136,17 +136,18 @@ def _far_more(stalls: int, others: int) -> bool:
     return bool(stalls > 2 * others + 3 * np.sqrt(others + 1))
 
 
-#: Stalls that meet anybody alike may look like this in one job of a thousand.
-_CHANCE = 0.001
+#: Of jobs whose stalls meet anybody alike, one in 500 may look as if they met one of its ranks.
+_CHANCE = 0.002
 
 
 def _by_chance(stalls: int, total: int, fair: float, ways: int) -> bool:
-    """Whether one of so many may have so many of all stalls, though its ``fair`` share is that: Chernoff's bound."""
-    share = stalls / total
-    if share <= fair:
+    """Whether one of so many may have so many of all stalls, though its ``fair`` share is that: the binomial's tail."""
+    if fair >= 1 or stalls <= fair * total:
         return True
-    apart = share * log(share / fair) + ((1 - share) * log((1 - share) / (1 - fair)) if share < 1 else 0.0)
-    return log(ways) - total * apart > log(_CHANCE)
+    counts = range(stalls, total + 1)
+    heads = (lgamma(total + 1) - lgamma(k + 1) - lgamma(total - k + 1) for k in counts)
+    tail = sum(exp(head + k * log(fair) + (total - k) * log(1 - fair)) for head, k in zip(heads, counts, strict=True))
+    return ways * tail > _CHANCE
 
 
 def _not_all_along(stalled: Array, rows: Ints) -> bool:
