@@ -1,4 +1,4 @@
-"""How often the judge is right, on simulated jobs whose faults are known: ``python bench/accuracy --edition 2``.
+"""How often the judge is right, on simulated jobs whose faults are known: ``python bench/accuracy --edition 3``.
 
 Results are appended to a file as they come; started again it goes on where it stopped. Seeds of an edition are held
 out: none of them was looked at while thresholds were chosen. ``--tuning`` takes seeds that may be.
