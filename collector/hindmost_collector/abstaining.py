@@ -38,6 +38,31 @@ def little_inside(blocks: Blocks) -> Verdict | None:
     return _abstaining(*wording.little_inside(blocks, share)) if share < _SEEN else None
 
 
+#: Of steps of which some rank did nothing in its phases of work for at least this share, nobody is cleared: it may have
+#: waited there for others. Ranks that work use all of their time, and more with several threads.
+_IDLE = 0.1
+
+
+def idle_inside(blocks: Blocks) -> Verdict | None:
+    """Phases of work in which a rank did nothing, where no wait for others was seen; ``None`` where they say more.
+
+    The time in no input and no checkpoint, less the CPU time of the rank's threads and the wait for a CPU. A GPU's
+    phases tell its work themselves.
+    """
+    parts = blocks.parts
+    if "cpu" not in parts or blocks.took is None or any(name == "sync" or name.startswith("gpu_") for name in parts):
+        return None
+    used = np.sum([np.nan_to_num(parts[name]) for name in _ACCOUNTED if name in parts], axis=0)
+    idle = np.where(np.isnan(parts["cpu"]), np.nan, 1.0 - used / blocks.took)
+    known = ~np.isnan(idle).all(axis=1)
+    share = float(np.max(median(idle[known], axis=1), initial=0.0))
+    return _abstaining(*wording.idle_inside(blocks, share)) if share >= _IDLE else None
+
+
+#: What a rank does in a step that is no wait for others.
+_ACCOUNTED = ("input", "checkpoint", "cpu", "runqueue")
+
+
 def insufficient(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:
     """Too little was seen; what is missing, and how to get it."""
     ranks = len(blocks.ranks) if blocks is not None else rows(run.ranks)

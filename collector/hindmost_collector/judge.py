@@ -33,7 +33,7 @@ from hindmost_collector import (
     wording,
 )
 from hindmost_collector import blocks as blocks_of
-from hindmost_collector.abstaining import insufficient, little_inside, no_measure, nothing_inside
+from hindmost_collector.abstaining import idle_inside, insufficient, little_inside, no_measure, nothing_inside
 from hindmost_collector.detectors import (
     hang,
     host_bound,
@@ -303,7 +303,7 @@ def _nothing(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:
     unjudged = unseen.unjudged(run, blocks)
     if unjudged is not None:
         return unjudged
-    if blocks.evidence == blocks_of.PHASES and (little := little_inside(blocks)) is not None:
-        return little
+    if blocks.evidence == blocks_of.PHASES and (unclear := little_inside(blocks) or idle_inside(blocks)) is not None:
+        return unclear
     needs = sharing.on_needs(blocks) if sharing.find(run) is not None else None
     return balanced(blocks, whatif.waste(blocks), needs)

@@ -360,6 +360,14 @@ def little_inside(blocks: Blocks, share: float) -> tuple[str, str]:
     return found, "record what the rest consists of: `hindmost run -- COMMAND` does, `hindmost.phase(NAME)` marks it"
 
 
+def idle_inside(blocks: Blocks, share: float) -> tuple[str, str]:
+    """Why phases in which a rank did nothing clear nobody."""
+    took = f"no wait for others was seen, and for {share:.0%} of a step of {ms(blocks.step_ns)} a rank used no CPU"
+    found = f"{took} in what it did: it may have waited there, so nobody is cleared though no rank's phases are longer"
+    remedy = "see where ranks stand with `hindmost attach --stacks`, and mark where they meet: `hindmost.phase('sync')`"
+    return found, remedy
+
+
 def nothing_inside(blocks: Blocks) -> tuple[str, str]:
     """Why bare steps name nobody, and what would."""
     own = median(blocks.own, axis=1)

@@ -178,6 +178,23 @@ def test_a_step_that_a_rank_did_not_record_is_no_step_of_nothing() -> None:
     assert judge(in_phases(r2=slice(15, None), r3=slice(15, None))).verdicts[0].kind == "balanced"
 
 
+@pytest.mark.parametrize(("cpu_ms", "kind"), [((29, 5), "insufficient_data"), ((29, 60), "balanced")])
+def test_phases_in_which_a_rank_did_nothing_clear_nobody(cpu_ms: tuple[int, int], kind: str) -> None:
+    """Steps and their phases alike long, but rank 1 used 5 ms of CPU in 30: it may have waited inside its forward."""
+    run = in_phases()
+    used = np.where(run.steps["rank"] == 1, cpu_ms[1], cpu_ms[0]) * 1_000_000
+    phases = {"forward_ns": run.steps["forward_ns"] + 9_000_000, "cpu_ns": np.where(run.steps["step"] % 4, -1, used)}
+    (verdict,) = judge(dataclasses.replace(run, steps=run.steps | phases)).verdicts
+    assert verdict.kind == kind
+
+
+def test_input_of_all_ranks_is_no_wait_for_another() -> None:
+    """A rank that waits for its input uses no CPU either, and nobody takes part in that."""
+    run = in_phases()
+    phases = {"input_ns": np.full(160, 9_000_000), "cpu_ns": np.full(160, 20_000_000)}
+    assert judge(dataclasses.replace(run, steps=run.steps | phases)).verdicts[0].kind != "insufficient_data"
+
+
 def test_ranks_that_share_no_step_are_not_compared() -> None:
     """Each recorded ten steps of its own: nothing tells whose are longer."""
     apart = {f"r{one}": slice(10 * one, 10 * one + 10) for one in range(4)}
