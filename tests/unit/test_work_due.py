@@ -122,3 +122,30 @@ def test_of_each_ranks_work_counts_what_shows_at_its_place_of_the_step() -> None
     shown = work_due.shown(found.excess, uneven.more_work(found.work), overlapped=True)[:, 0] / 1e6 / job.step_ms
     assert shown[2] == pytest.approx(0.51, abs=0.05)
     assert float(np.median(np.delete(shown, 2))) > 0.57
+
+
+#: One of four that becomes slow where another is slower than its peers already, by less.
+_SLOW_GPUS = [
+    Scenario(4, 120, 1, faults=(Fault("compute", (1,), 0.15, onset=60), Fault("compute", (2,), 0.1))),
+    Scenario(4, 120, 1, faults=(Fault("compute", (1,), 0.2, onset=60), Fault("compute", (0,), 0.15))),
+    Scenario(4, 120, 2, faults=(Fault("compute", (1,), 0.2, onset=60), Fault("compute", (0,), 0.15))),
+]
+
+
+@pytest.mark.parametrize("job", _SLOW_GPUS)
+def test_gpus_that_become_slow_are_no_work_of_uneven_size(job: Scenario) -> None:
+    """Of four ranks they move what each is compared with, so that all seem to have more to do since, or less."""
+    found = blocks_of.build(_uncounted(simulate(job).run), DEFAULT)
+    assert found is not None
+    assert uneven.in_full(found, DEFAULT).due is None
+    assert uneven.find(found, DEFAULT) is None
+
+
+@pytest.mark.parametrize("job", _SLOW_GPUS)
+def test_a_gpu_that_becomes_slow_beside_another_costs_what_it_adds(job: Scenario) -> None:
+    """Nothing of its lateness is taken for work, and made longer to fit the steps."""
+    simulated = simulate(job)
+    truth = simulated.truth
+    (verdict,) = [one for one in judge(_uncounted(simulated.run)).verdicts if one.ranks == (1,)]
+    adds = (truth.repaired_each_ns[1] - truth.repaired_ns) / 1e6 / len(truth.active[0])
+    assert verdict.cost_ms_per_step == pytest.approx(adds, rel=0.06)

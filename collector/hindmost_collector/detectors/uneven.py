@@ -53,7 +53,7 @@ def find(blocks: Blocks, settings: Settings) -> Uneven | None:
 
 def _by(blocks: Blocks, work: Floats, counted: bool, settings: Settings) -> Uneven | None:
     more = more_work(work)
-    swing = float(MAD_TO_SIGMA * np.median(np.abs(more)))
+    swing = _swing(more, counted=counted)
     if swing < settings.min_swing or _is_ones_own(more):
         return None
     share = explained(blocks.excess, more)
@@ -62,6 +62,16 @@ def _by(blocks: Blocks, work: Floats, counted: bool, settings: Settings) -> Unev
     even = blocks.segments - _expected(blocks, more)
     cost = float((stretched(blocks, blocks.segments) - stretched(blocks, even)).mean())
     return Uneven(cost, share, swing, counted) if cost >= settings.min_effect * blocks.step_ns else None
+
+
+def _swing(more: Floats, *, counted: bool) -> float:
+    """Standard deviation of ``more`` work, as a share of a usual step's.
+
+    The GPU's time stands for work where it changes from one step to the next, as batches do. A GPU that is slow from
+    some step on moves whom its peers are compared with, too: of few ranks most seem to have more since, or less.
+    """
+    varies = more if counted else np.diff(more, axis=1) / np.sqrt(2)
+    return float(MAD_TO_SIGMA * np.median(np.abs(varies)))
 
 
 def _is_ones_own(more: Floats) -> bool:
@@ -91,16 +101,15 @@ def in_full(blocks: Blocks, settings: Settings) -> Blocks:
 
     For what a repair leaves, and not for whom to name, the GPU's time in forward stands for work that nobody counted.
     """
-    work = blocks.work
+    work, counted = blocks.work, True
     if work is None or not np.any(work > 0):
-        work = blocks.parts.get("gpu_forward")
+        work, counted = blocks.parts.get("gpu_forward"), False
         if work is None or np.mean(~np.isnan(work)) < _KNOWN:
             return blocks
     if not blocks.overlapped:
         return blocks
     more = more_work(work)
-    swing = float(MAD_TO_SIGMA * np.median(np.abs(more)))
-    if swing < settings.min_swing or _is_ones_own(more):
+    if _swing(more, counted=counted) < settings.min_swing or _is_ones_own(more):
         return blocks
     return work_due.in_full(blocks, work_due.find(blocks, more, typical_work(work), settings))
 
