@@ -32,7 +32,7 @@ def of_habits(
     ``even`` are the same steps as they would be with work of one size: there a habit must stand out of what ranks wait.
     """
     even = even or blocks
-    blocks = replace(blocks, even=work_due.without(even).segments)
+    blocks = replace(blocks, even=work_due.beside(even, habits))
     kept, notes = _that_count(_upstream(habits, blocks), work_due.as_seen(blocks), settings)
     explained = [(habit, _cause(blocks, habit, settings)) for habit in kept]
     left, verdicts = _groups(explained), []

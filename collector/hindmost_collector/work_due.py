@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector.robust import MAD_TO_SIGMA, median
+from hindmost_collector.robust import MAD_TO_SIGMA, MEDIAN_COST, median
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hindmost_collector.align import Floats
     from hindmost_collector.blocks import Blocks
+    from hindmost_collector.detectors.straggler import Habit
     from hindmost_collector.settings import Settings
 
 #: Slopes tried between what shows and a whole step for a step's work more.
@@ -31,13 +34,14 @@ _BETTER = 0.95
 class Due:
     """``more`` work [R, S], as a share of a usual step's, makes late by so many times ``slope`` ns. A share of that, of
     each rank its own, shows: ``seen`` [R, 1]. Ranks slow in computing by habit are later by so many ``times`` what
-    shows.
+    shows. ``counted``: by samples or tokens, else by the GPU's time.
     """
 
     more: Floats
     slope: float
     seen: Floats
     times: float
+    counted: bool = True
 
     @property
     def ns(self) -> Floats:
@@ -111,6 +115,27 @@ def as_seen(blocks: Blocks) -> Blocks:
 def without(blocks: Blocks) -> Blocks:
     """The same with work of one size, where it is known what work makes due."""
     return blocks if blocks.due is None else replace(blocks, segments=blocks.segments - blocks.due.ns, due=None)
+
+
+#: A rank's GPU must take longer by so many standard errors in a habit's steps to be slow, and not given more by chance.
+_SLOW = 3.0
+
+
+def beside(blocks: Blocks, habits: Sequence[Habit]) -> Floats:
+    """[R, K] segments with work of one size, where it is known what work makes due.
+
+    By the GPU's time work is what comes and goes: a rank whose GPU takes longer throughout a habit's steps is slow.
+    """
+    due, even = blocks.due, without(blocks).segments
+    if due is None or due.counted:
+        return even
+    slow = np.zeros_like(due.more)
+    for habit in sorted(habits, key=lambda one: one.first - one.stop):  # one on top of another after that
+        during = due.more[habit.row, habit.first : habit.stop]
+        level = float(median(during))
+        chance = MAD_TO_SIGMA * MEDIAN_COST * float(median(np.abs(during - level))) / np.sqrt(len(during))
+        slow[habit.row, habit.first : habit.stop] = level if level > _SLOW * chance else 0.0
+    return np.asarray(even + due.slope * slow)
 
 
 def _scatter(lengths: Floats) -> float:

@@ -111,7 +111,8 @@ def in_full(blocks: Blocks, settings: Settings) -> Blocks:
     more = more_work(work)
     if _swing(more, counted=counted) < settings.min_swing or _is_ones_own(more):
         return blocks
-    return work_due.in_full(blocks, work_due.find(blocks, more, typical_work(work), settings))
+    due = work_due.find(blocks, more, typical_work(work), settings)
+    return work_due.in_full(blocks, replace(due, counted=counted) if due is not None else None)
 
 
 def levelled(blocks: Blocks, settings: Settings) -> Blocks:
