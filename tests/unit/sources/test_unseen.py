@@ -182,7 +182,7 @@ def test_few_steps_without_a_rank_are_told_with_it(tmp_path: Path) -> None:
 def test_a_culprit_without_a_log_of_its_steps_is_named_by_the_collectives(tmp_path: Path) -> None:
     """In which step operations were enqueued the other ranks know."""
     with tarfile.open(RECORDED.with_name("inspector-ddp-slow-rank0.tar.xz")) as archive:
-        archive.extractall(tmp_path, filter="data")
+        archive.extractall(tmp_path)  # noqa: S202 - our own
     next(tmp_path.rglob("steps.0.jsonl")).unlink()
     report = _judged(tmp_path)
     assert [(one["kind"], one["ranks"]) for one in report["verdicts"]] == [("straggler", [0])]
