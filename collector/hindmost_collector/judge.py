@@ -178,11 +178,11 @@ def _in_order(found: list[Verdict]) -> tuple[Verdict, ...]:
 
 def _slow(run: Run, blocks: Blocks, settings: Settings, *, parted: bool) -> tuple[list[Verdict], list[str]]:
     even = uneven.levelled(blocks, settings)
-    habits = straggler.find(even, settings)
+    shared = sharing.find(run)
+    habits = straggler.find(even, settings, shared=shared is not None)
     stalls = intermittent.find(blocks, settings, habits)
     habits = intermittent.without_stalls(habits, stalls, settings)
     found, notes = of_habits(habits, blocks, settings, even)
-    shared = sharing.find(run)
     if shared is not None:
         found, more = _of_shared_cpus(shared, found, blocks, settings)
         notes += more
@@ -235,7 +235,7 @@ def _of_needs(blocks: Blocks, settings: Settings, whole_steps: bool = False) -> 
     if needs is None:
         return [], []
     least = settings.min_demand * float(median(needs.own))
-    habits = [habit for habit in straggler.find(needs, settings) if habit.excess >= least]
+    habits = [habit for habit in straggler.find(needs, settings, shared=True) if habit.excess >= least]
     return of_habits(habits, needs, settings)
 
 
@@ -251,7 +251,10 @@ def _of_shared_cpus(
     broken = len({one.ranks for one in slept}) < len(slept)
     calm = sharing.less_queueing(blocks) if broken or not slept else None
     if calm is not None:  # what ranks queue may hide for a while who sleeps
-        slept = _that_slept(of_habits(straggler.find(calm, settings), calm, settings)[0], calm, shared) or slept
+        slept = (
+            _that_slept(of_habits(straggler.find(calm, settings, shared=True), calm, settings)[0], calm, shared)
+            or slept
+        )
     # Of ranks that slept for most of their lateness, what they need beyond their peers is the least of it.
     asking = [one for one in asking if not {rank for each in slept for rank in each.ranks}.issuperset(one.ranks)]
     if asking:

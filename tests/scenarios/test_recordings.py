@@ -1,7 +1,8 @@
 """Recordings of real training on GPUs with known faults are judged as what they are.
 
-Some of them are in the repository; those named ``observed`` are hindmost's own runs on 4 H200s. The whole set is looked
-for in ``HINDMOST_CORPUS``, the published traces in ``HINDMOST_STRAGGLER_ANALYSIS``.
+Some of them are in the repository; those named ``observed`` are hindmost's own runs, of DDP on 4 H200s, of MPI on two
+shared cores, without a fault: in each of these a rank was once named. The whole set is looked for in
+``HINDMOST_CORPUS``, the published traces in ``HINDMOST_STRAGGLER_ANALYSIS``.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ RECORDINGS = {
     "ddp-observed-clean": Expected(("balanced",)),
     "ddp-observed-slow-compute-rank1": Expected(("straggler",), (1,), cause="compute", cost_ms=0.6),
     "ddp-observed-late-input-rank1": Expected(("straggler",), (1,), cause="input", since=120, cost_ms=400),
+    **{f"mpi-observed-even-{number}": Expected(("balanced",)) for number in range(1, 5)},
 }
 
 

@@ -53,7 +53,7 @@ class _Ranks:
     """All ranks, and who of them may be late: ``mate`` [R] is each one's only peer, -1 where it has none or several.
 
     A habit is at least ``smallest`` ns a step. ``whole``: nothing is missing; asked once, for of a large job thousands
-    are looked at.
+    are looked at. ``shared``: they share CPUs.
     """
 
     blocks: Blocks
@@ -62,6 +62,7 @@ class _Ranks:
     mate: Ints
     suspects: list[int]
     whole: bool
+    shared: bool
 
     @property
     def excess(self) -> Floats:
@@ -73,8 +74,11 @@ class _Ranks:
         return [row, int(self.mate[row])]
 
 
-def find(blocks: Blocks, settings: Settings) -> list[Habit]:
-    """Habits of late ranks, largest excess first; empty where nobody stands out by every criterion."""
+def find(blocks: Blocks, settings: Settings, *, shared: bool = False) -> list[Habit]:
+    """Habits of late ranks, largest excess first; empty where nobody stands out by every criterion.
+
+    Where ranks share CPUs (``shared``) the scheduler makes now this one late and now that one.
+    """
     if len(blocks.ranks) < 2 or len(blocks.steps) < settings.min_steps_when_large:
         return []
     effect = settings.min_effect if len(blocks.ranks) > 3 else settings.min_effect_of_few
@@ -82,7 +86,7 @@ def find(blocks: Blocks, settings: Settings) -> list[Habit]:
     candidates = _candidates(blocks.excess, smallest)[: max(8, len(blocks.ranks) // 2)]
     mate = roles.mates(blocks.role)
     suspects = sorted({*candidates.tolist(), *mate[candidates].tolist()} - {-1})
-    ranks = _Ranks(blocks, settings, smallest, mate, suspects, whole=not np.isnan(blocks.excess).any())
+    ranks = _Ranks(blocks, settings, smallest, mate, suspects, not np.isnan(blocks.excess).any(), shared)
     found = [habit for row in candidates.tolist() for habit in _habits(ranks, row)]
     told = [(habit.row, habit.first, habit.stop) for habit in found]
     for row, *span in bursts.find(blocks.excess, settings.stall_effect * blocks.step_ns, told, settings):
@@ -297,10 +301,13 @@ _FEWEST = 2
 
 
 def _healthy_peers(ranks: _Ranks, row: int, excess: Floats) -> Ints:
-    """Rows that nobody suspects; where those are too few, that are not late in these steps [R, N] of their excess."""
+    """Rows that nobody suspects; where those are too few, that are not late in these steps [R, N] of their excess.
+
+    Where ranks share CPUs, that others are late for a while is how much healthy ranks differ.
+    """
     pair = ranks.pair(row)
     left_out = [ranks.suspects, pair, pair[:1]]
-    if len(excess) - len(ranks.suspects) < _FEWEST:  # suspected for some steps, which need not be these
+    if not ranks.shared and len(excess) - len(ranks.suspects) < _FEWEST:  # suspected for some steps, not these perhaps
         left_out.insert(1, sorted({*_late(ranks, excess), *pair}))
     return _healthy(len(excess), left_out, _FEWEST)
 
