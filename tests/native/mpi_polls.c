@@ -1,4 +1,4 @@
-/* Collectives that are polled for, in each of MPI's ways: rank 1 comes 20 ms late to each. Four ranks. */
+/* Collectives that are polled for, in each of MPI's ways: rank 1 comes 40 ms late to each. Four ranks. */
 #include <mpi.h>
 #include <stdio.h>
 #include <time.h>
@@ -11,7 +11,7 @@ static int rank, in[2] = {1, 2}, out[2];
 static void late(void) {
     MPI_Barrier(MPI_COMM_WORLD);
     if (rank == 1)
-        usleep(20000);
+        usleep(40000);
 }
 
 static MPI_Request started(int which) {

@@ -15,8 +15,9 @@ __all__ = ["installed"]
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(500)]
 
-LATE_NS = 20_000_000
-#: Of mpi_polls.c, and how many collectives are started in each.
+#: Of mpi_polls.c. A rank that naps for 4 ms holds up what the others reduce: three times, in the worst case.
+LATE_NS = 40_000_000
+#: Of it too, and how many collectives are started in each.
 ROUNDS, STARTS = 9, 10
 
 
@@ -59,7 +60,7 @@ def test_each_polled_collective_has_one_wait(installed: Mpi, ran: Ran) -> None:
 
 @pytest.mark.parametrize("place", [0, 1, 2, 4], ids=["busily", "napping", "napping long", "for two"])
 def test_a_poll_waits_from_its_first_test_to_the_one_that_succeeds(ran: Ran, place: int) -> None:
-    """Rank 1 is late by 20 ms: the others wait so long, none of which is their own time, and rank 1 does not."""
+    """Rank 1 is late by 40 ms: the others wait so long, none of which is their own time, and rank 1 does not."""
     for rank in (0, 2, 3):
         assert typical(ran.events[rank], place) > 0.6 * LATE_NS
         assert own_after(ran.events[rank], place) < 0.4 * LATE_NS
