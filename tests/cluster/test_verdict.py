@@ -45,12 +45,13 @@ def test_a_slow_file_is_told_from_slow_arithmetic(out: Path) -> None:
     assert verdict["cause"] in {"input", "io"}
 
 
-#: Rank 1 sleeps 5 ms longer before it starts what all then wait for.
+#: Rank 1 sleeps 5 ms longer before it starts what all then wait for; for three seconds, in which its process is looked
+#: at twice at least: that none of its threads ran meanwhile tells who slept from who wanted a CPU.
 AWAITED = """
 import time, numpy
 from mpi4py import MPI
 data, total = numpy.ones(100), numpy.empty(100)
-for step in range(200):
+for step in range(420):
     time.sleep(0.002 + (0.005 if MPI.COMM_WORLD.rank == 1 else 0.0))
     {meet}
 """
