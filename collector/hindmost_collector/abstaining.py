@@ -41,6 +41,8 @@ def little_inside(blocks: Blocks) -> Verdict | None:
 #: Of steps of which some rank did nothing in its phases of work for at least this share, nobody is cleared: it may have
 #: waited there for others. Ranks that work use all of their time, and more with several threads.
 _IDLE = 0.1
+#: What a rank does in a step that is no wait for others.
+_ACCOUNTED = ("input", "checkpoint", "cpu", "runqueue")
 
 
 def idle_inside(blocks: Blocks) -> Verdict | None:
@@ -57,10 +59,6 @@ def idle_inside(blocks: Blocks) -> Verdict | None:
     known = ~np.isnan(idle).all(axis=1)
     share = float(np.max(median(idle[known], axis=1), initial=0.0))
     return _abstaining(*wording.idle_inside(blocks, share)) if share >= _IDLE else None
-
-
-#: What a rank does in a step that is no wait for others.
-_ACCOUNTED = ("input", "checkpoint", "cpu", "runqueue")
 
 
 def insufficient(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:

@@ -242,8 +242,8 @@ def _classes(comm: Ints, op: Ints, row: Ints, ranks: int) -> tuple[Ints, Ints]:
     return klass, group
 
 
-def _first(values: Array, column: Array, columns: int) -> Ints:
-    found = np.zeros(columns, np.int64)
+def _first(values: Array, column: Array, columns: int, missing: int = 0) -> Ints:
+    found = np.full(columns, missing, np.int64)
     found[column[::-1]] = values[::-1]
     return found
 
@@ -251,9 +251,7 @@ def _first(values: Array, column: Array, columns: int) -> Ints:
 def _known_step(step: Array, column: Array, columns: int) -> Ints:
     """[K] the step of each column as any rank knows it: of a rank without marks nobody knows when its steps began."""
     known = step >= 0
-    found = np.full(columns, UNMEASURED, np.int64)
-    found[column[known][::-1]] = step[known][::-1]
-    return found
+    return _first(step[known], column[known], columns, UNMEASURED)
 
 
 def _fill(values: Array, row: Array, column: Array, shape: tuple[int, int]) -> Floats:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector.robust import MAD_TO_SIGMA, MEDIAN_COST, median
+from hindmost_collector.robust import median, median_error
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Array, Floats, Ints
@@ -61,7 +61,6 @@ def _habit(length: Floats, replica: Ints) -> Floats:
     for one in np.unique(replica):
         of_one = length[replica == one] / usual
         level = float(median(of_one))
-        chance = MAD_TO_SIGMA * MEDIAN_COST * float(median(np.abs(of_one - level))) / np.sqrt(len(of_one))
-        if abs(level - 1) > _HABIT * chance:
+        if abs(level - 1) > _HABIT * median_error(of_one):
             found[replica == one] = level
     return found

@@ -184,10 +184,13 @@ def standard_error(series: Floats) -> float:
     known = blocks[~np.isnan(blocks)]
     if len(known) < 2:
         return float("inf")
-    within = (
-        MAD_TO_SIGMA * float(median(np.abs(series - median(series)))) * MEDIAN_COST / np.sqrt(np.sum(~np.isnan(series)))
-    )
-    return max(spread(known) * MEDIAN_COST / float(np.sqrt(len(known))), float(within))
+    return max(spread(known) * MEDIAN_COST / float(np.sqrt(len(known))), float(median_error(series)))
+
+
+def median_error(values: Floats) -> Floats:
+    """Standard error of the median along the last axis, where values are independent of each other."""
+    apart = np.abs(values - median(values, axis=-1)[..., None])
+    return np.asarray(MAD_TO_SIGMA * MEDIAN_COST * median(apart, axis=-1) / np.sqrt(np.sum(~np.isnan(values), axis=-1)))
 
 
 def sums_by_step(block: Floats, starts: Array) -> Floats:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector.robust import MAD_TO_SIGMA, MEDIAN_COST, median
+from hindmost_collector.robust import MAD_TO_SIGMA, median, median_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -133,8 +133,7 @@ def beside(blocks: Blocks, habits: Sequence[Habit]) -> Floats:
     for habit in sorted(habits, key=lambda one: one.first - one.stop):  # one on top of another after that
         during = due.more[habit.row, habit.first : habit.stop]
         level = float(median(during))
-        chance = MAD_TO_SIGMA * MEDIAN_COST * float(median(np.abs(during - level))) / np.sqrt(len(during))
-        slow[habit.row, habit.first : habit.stop] = level if level > _SLOW * chance else 0.0
+        slow[habit.row, habit.first : habit.stop] = level if level > _SLOW * median_error(during) else 0.0
     return np.asarray(even + due.slope * slow)
 
 

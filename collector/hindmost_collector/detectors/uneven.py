@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector import work_due
-from hindmost_collector.robust import MAD_TO_SIGMA, MEDIAN_COST, median, peers_median
+from hindmost_collector.robust import MAD_TO_SIGMA, median, median_error, peers_median
 from hindmost_collector.whatif import stretched, waste
 
 if TYPE_CHECKING:
@@ -140,8 +140,7 @@ def more_work(work: Floats) -> Floats:
     usual = median(known) if len(known) else np.nan
     more = np.nan_to_num((work - peers_median(work)) / usual)
     habit = median(more, axis=1)
-    chance = MAD_TO_SIGMA * MEDIAN_COST * median(np.abs(more - habit[:, None]), axis=1) / np.sqrt(more.shape[1])
-    return np.asarray(more - np.where(np.abs(habit) > _HABIT * chance, habit, 0.0)[:, None])
+    return np.asarray(more - np.where(np.abs(habit) > _HABIT * median_error(more), habit, 0.0)[:, None])
 
 
 def typical_work(work: Floats) -> Floats:
