@@ -23,6 +23,7 @@ from hindmost_collector.parking import Parking
 from hindmost_collector.relay_ingest import RelayStream
 from hindmost_collector.session import PROTOCOL, Agent, Outbox
 from hindmost_collector.strangers import HELLO_FIRST, Strangers
+from hindmost_collector.untaken import Untaken
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -88,8 +89,7 @@ class Ingest:
         self.shed_metrics, self.batch_ns = False, 0
         self.attendance, self.strangers = Attendance(), Strangers()
         self.stopping: str | None = None
-        self._complained: set[str] = set()
-        self._aside: set[str] = set()
+        self._untaken = Untaken(self.counts)
         self._store_away = False
         self._open = asyncio.Event()
         self._open.set()
@@ -283,9 +283,9 @@ class Ingest:
         try:
             self.definitions.learn(definitions, self.decoder, agent.clock)
         except Malformed as error:
-            self._complain(agent, [str(error)])
+            self._untaken.malformed(agent, [str(error)])
         except Exception as error:  # noqa: BLE001 - whatever it is
-            self._set_aside(agent, "definitions", error)
+            self._untaken.unforeseen(agent, "definitions", error)
         self._unpark(agent)
 
     def _batch(self, agent: Agent, outbox: Outbox, batch: wire.Batch, now: int) -> None:
@@ -308,7 +308,7 @@ class Ingest:
             blocks = samples(batch)
             return blocks, self.definitions.missing(references(batch, blocks, self.definitions))
         except Exception as error:  # noqa: BLE001 - whatever it is
-            self._set_aside(agent, f"batch {batch.sequence}", error)
+            self._untaken.unforeseen(agent, f"batch {batch.sequence}", error)
             return (), []
 
     def _unpark(self, agent: Agent, *, force: bool = False) -> None:
@@ -322,7 +322,7 @@ class Ingest:
 
     def _take(self, agent: Agent, batch: wire.Batch, blocks: Sequence[Samples]) -> None:
         if batch.sequence == 0:
-            self._complain(agent, ["a batch without a sequence number"])
+            self._untaken.malformed(agent, ["a batch without a sequence number"])
             return
         if not agent.admit(batch.sequence):
             self.counts["duplicate_batches"] += 1
@@ -334,26 +334,10 @@ class Ingest:
         try:
             complaints = decoder.add(batch, agent.node, agent.job, agent.clock, blocks)
         except Exception as error:  # noqa: BLE001 - whatever it is
-            self._set_aside(agent, f"batch {batch.sequence}", error)
+            self._untaken.unforeseen(agent, f"batch {batch.sequence}", error)
             return
         if complaints:
-            self._complain(agent, complaints)
-
-    def _set_aside(self, agent: Agent, what: str, error: Exception) -> None:
-        """Go on without what nobody foresaw: sent again it would fail again, for ever. Raises a want of memory."""
-        if isinstance(error, MemoryError):
-            raise error
-        self.counts["set_aside"] += 1
-        if agent.identity not in self._aside:
-            self._aside.add(agent.identity)
-            told = "%s of agent %s on %s cannot be taken: what of it was not is left out"
-            log.error(told, what, agent.identity, agent.node, exc_info=error)
-
-    def _complain(self, agent: Agent, complaints: list[str]) -> None:
-        self.counts["malformed_blocks"] += len(complaints)
-        if agent.identity not in self._complained:
-            self._complained.add(agent.identity)
-            log.warning("agent %s on %s sent what cannot be: %s", agent.identity, agent.node, complaints[0])
+            self._untaken.malformed(agent, complaints)
 
     def received(self) -> dict[str, int]:
         """Identity to the last sequence taken, of agents with something not yet durable."""
@@ -382,8 +366,7 @@ class Ingest:
         for identity, agent in list(self.agents.items()):
             if agent.outbox is None and agent.durable >= agent.received and agent.last_heard_ns < older_than_ns:
                 del self.agents[identity]
-                self._complained.discard(identity)
-                self._aside.discard(identity)
+                self._untaken.forget(identity)
 
     def ask(self, job: str, question: wire.Zoom) -> None:
         """Send a question to the agents that serve a job: its own, and those that serve a whole node."""
