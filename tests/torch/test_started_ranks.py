@@ -1,0 +1,78 @@
+"""Ranks that a script starts itself, as scripts or by torch.multiprocessing: they name themselves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hindmost import ring
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Train = Callable[..., dict[int, Any]]  # conftest.py: rank -> Trace
+
+pytestmark = pytest.mark.torch
+
+#: A free port, and four steps of DDP as one of two ranks.
+TRAINS = """
+import atexit, os, socket, subprocess, sys, torch, torch.distributed as dist, torch.multiprocessing as mp
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+def trains(rank):
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.rand(32, 8), torch.randint(0, 2, (32,)))
+    for x, y in DataLoader(data, batch_size=8):
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model  # whose end races with gloo's threads, as the interpreter's does: docs/troubleshooting.md
+"""
+
+
+def test_scripts_that_a_script_starts_name_themselves(train: Train) -> None:
+    """Ranks that are children of rank 0 and are told their place by an argument are seen when they join the group."""
+    script = """
+rank = int(sys.argv[1]) if len(sys.argv) > 1 else 0
+if rank == 0:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    other = subprocess.Popen([sys.executable, __file__, "1"])
+model = trains(rank)
+dist.barrier()
+dist.barrier()  # twice: docs/troubleshooting.md
+dist.destroy_process_group()
+sys.exit(other.wait() if rank == 0 else 0)
+"""
+    traces = train(TRAINS + script, by="python")
+    assert sorted(traces) == [0, 1]
+    for trace in traces.values():
+        assert trace.closed
+        assert trace.count(ring.STEP) == {"train": 4}
+        assert trace.count(ring.COLLECTIVE)["ddp_sync"] == 4
+
+
+def test_ranks_that_a_script_starts_itself_name_themselves(train: Train) -> None:
+    """Processes of torch.multiprocessing become ranks when they join a process group; their parent is none."""
+    script = """
+def work(rank, port):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    model = trains(rank)
+    # Ends as Python does, but for the interpreter's own end, in which torch aborts now and then, and for that of the
+    # model, in which it hangs.
+    atexit._run_exitfuncs()
+    os._exit(0)
+if __name__ == "__main__":
+    mp.spawn(work, args=(free_port(),), nprocs=2)
+"""
+    traces = train(TRAINS + script, by="python")
+    assert sorted(traces) == [0, 1]
+    for trace in traces.values():
+        assert (trace.header.world_size, trace.closed) == (2, True)
+        assert trace.count(ring.STEP) == {"train": 4}
+        assert trace.count(ring.COLLECTIVE)["ddp_sync"] == 4
