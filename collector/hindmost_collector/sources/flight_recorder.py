@@ -48,6 +48,9 @@ _P2P = re.compile(r"^\w+:(send|recv)\b")
 #: lines of all calls took a rank 8 s on a busy machine. Later, it was copied or the job had stopped, which nobody can
 #: tell apart. File systems and archives round down to whole seconds.
 _AT_ONCE_NS, _ROUNDED_NS = 30 * 10**9, 2 * 10**9
+#: What was open for as long as its own time-out had stopped: torch writes dumps then. Of a shorter one that may be the
+#: time that writing took.
+_LEAST_TIMEOUT_MS = 10_000
 _USUAL_NAMES = ("nccl_trace_rank_", "comm_lib_trace_rank_")
 #: The instructions that build plain values. Anything that names, calls or restores an object is not among them.
 _PLAIN = frozenset(
@@ -219,7 +222,20 @@ def _created(dump: _Dump) -> np.ndarray[Any, Any]:
 def _written(dumps: list[_Dump], seen: int) -> int:
     """When the dumps were written, at the least, if that was soon after the newest entry; unmeasured else."""
     changed = max((dump.path.stat().st_mtime_ns for dump in dumps), default=UNMEASURED)
-    return seen if -_ROUNDED_NS <= changed - seen < _AT_ONCE_NS else UNMEASURED
+    if not -_ROUNDED_NS <= changed - seen < _AT_ONCE_NS:
+        return UNMEASURED
+    return max([seen, *(at for dump in dumps if (at := _timed_out(dump)) != UNMEASURED)])
+
+
+def _timed_out(dump: _Dump) -> int:
+    """When an operation's time-out had passed in which it had not ended, by when its dump was written."""
+    changed = dump.path.stat().st_mtime_ns
+    until = changed + (10**9 if changed % 10**9 == 0 else 0)  # an archive may keep whole seconds only
+    left = [
+        (_number(one, "time_created_ns"), _number(one, "timeout_ms")) for one in dump.entries if _unfinished(dump, one)
+    ]
+    due = [at + limit * 10**6 for at, limit in left if at >= 0 and _LEAST_TIMEOUT_MS <= limit < _LONGEST_MS]
+    return max((at for at in due if at <= until), default=UNMEASURED)
 
 
 def _operation(entry: dict[str, Any]) -> str:

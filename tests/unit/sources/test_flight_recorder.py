@@ -71,6 +71,20 @@ def test_dumps_alone_tell_who_did_not_come(tmp_path: Path) -> None:
     assert "for how long is not recorded" in verdict.evidence[0]
 
 
+@pytest.mark.parametrize(("after_s", "kind"), [(5.0, "insufficient_data"), (11.9, "insufficient_data"), (12.1, "hang")])
+def test_what_was_open_for_as_long_as_its_time_out_had_stopped(tmp_path: Path, after_s: float, kind: str) -> None:
+    """Torch writes dumps when an operation's time is out, soon after the newest entry: no job at work shows that."""
+    for rank, entered in enumerate((6, 4)):
+        dump = _dump(entered, completed=4)
+        for entry in dump["entries"]:
+            entry["timeout_ms"] = 12_000
+        _write(tmp_path, rank, dump)
+        at = 10**18 + 4 * 10**6 + round(after_s * 1e9)  # after the first open one was called
+        os.utime(tmp_path / f"nccl_trace_rank_{rank}", ns=(0, at))
+    verdict = judge(load(tmp_path)).verdicts[0]
+    assert (verdict.kind, verdict.ranks) == (kind, (1,) if kind == "hang" else ())
+
+
 @pytest.mark.parametrize(("after_s", "kind"), [(1, "insufficient_data"), (60, "hang")])
 def test_dumps_written_at_once_are_of_a_job_at_work(tmp_path: Path, after_s: int, kind: str) -> None:
     """Operations are open at any moment of a healthy job: only where the dumps may be of later do they tell a stop."""
