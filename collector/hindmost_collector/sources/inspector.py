@@ -321,12 +321,10 @@ def _notes(c: dict[str, np.ndarray[Any, Any]], collectives: Table, reading: _Rea
     notes = []
     if (c["start"] < 0).any():
         notes.append("Terse Inspector lines have no start times: only how long each operation took is known.")
-    ranks = len(np.unique(collectives["rank"]))
-    expected = (
-        sum(int(collectives["seq"][collectives["comm"] == one].max()) + 1 for one in np.unique(c["comm"])) * ranks
-    )
-    if reading.every == 1 and len(np.unique(c["comm"])) == 1 and expected > len(c["comm"]):
-        missed = expected - len(c["comm"])
+    numbered = collectives["seq"][collectives["peer"] < 0]
+    expected = int(np.ptp(numbered) + 1) * len(np.unique(collectives["rank"])) if len(numbered) else 0
+    if reading.every == 1 and len(np.unique(c["comm"])) == 1 and expected > len(numbered):
+        missed = expected - len(numbered)
         notes.append(f"Inspector missed {missed} of {expected} operations: it keeps the latest at each look.")
     if lines := reading.nonsense:
         notes.append(f"{lines:,} line{'s' * (lines > 1)} of the {NAME} that cannot be true left out.")

@@ -82,7 +82,8 @@ def positions(
     """Each operation's position in its communicator, alike on all members, from numbers that count per function.
 
     Rows are of all ranks together. NCCL demands one order of operations on all members, so the mean time at which an
-    operation was seen puts the functions in order; within a function its numbers do.
+    operation was seen puts the functions in order; within a function its numbers do. What ran before the log begins
+    counts, as far as the numbers tell.
     """
     _, code = np.unique(op, return_inverse=True)
     out = np.zeros(len(comm), dtype=np.int64)
@@ -90,8 +91,24 @@ def positions(
         rows = np.flatnonzero(comm == one)
         keys, which = np.unique(code[rows].astype(np.int64) << _NUMBER_BITS | number[rows], return_inverse=True)
         seen = np.bincount(which, time[rows] - time[rows].min()) / np.bincount(which)
-        out[rows] = _order(keys, seen)[which]
+        out[rows] = _order(keys, seen)[which] + before(keys)
     return out
+
+
+def before(keys: np.ndarray[Any, Any]) -> int:
+    """How many operations ran in a communicator before those with these keys, sorted: function's code and number.
+
+    Of functions that had all run before nothing is known.
+    """
+    starts = np.flatnonzero(np.diff(keys >> _NUMBER_BITS, prepend=-1))
+    number = keys & ((1 << _NUMBER_BITS) - 1)
+    parts = (part for part in np.split(number, starts) if len(part))
+    return sum(int(part[0]) for part in parts if not _leaps(part))
+
+
+def _leaps(numbers: np.ndarray[Any, Any]) -> bool:
+    """Whether numbers, in order, are no count."""
+    return bool(numbers[-1] - numbers[0] > 4 * len(numbers))
 
 
 def _order(keys: np.ndarray[Any, Any], seen: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -100,8 +117,7 @@ def _order(keys: np.ndarray[Any, Any], seen: np.ndarray[Any, Any]) -> np.ndarray
     every, times = [], []
     for first, end in zip(starts, [*starts[1:], len(keys)], strict=True):
         mine, rising = keys[first:end], np.maximum.accumulate(seen[first:end])
-        sparse = mine[-1] - mine[0] > 4 * len(mine)  # a number that leaps is no count
-        every.append(mine if sparse else np.arange(mine[0], mine[-1] + 1))
+        every.append(mine if _leaps(mine) else np.arange(mine[0], mine[-1] + 1))
         times.append(np.interp(every[-1], mine, rising))
     order = np.argsort(np.concatenate(times), kind="stable")
     place = np.empty(len(order), dtype=np.int64)

@@ -22,7 +22,15 @@ from hindmost_collector.sources import damaged, one_job
 from hindmost_collector.sources.columns import concatenate, table
 from hindmost_collector.sources.files import open_bytes
 from hindmost_collector.sources.operations import operation
-from hindmost_collector.sources.processes import WINDOW_NS, communicators, counted, stride, thinned, world_ranks
+from hindmost_collector.sources.processes import (
+    WINDOW_NS,
+    before,
+    communicators,
+    counted,
+    stride,
+    thinned,
+    world_ranks,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -247,8 +255,9 @@ def _positions(parts: list[_File]) -> list[np.ndarray[Any, Any]]:
         chosen = [np.flatnonzero((part.columns["comm"] == comm) & ~part.columns["p2p"]) for part in parts]
         reference = max((key[rows_] for key, rows_ in zip(keys, chosen, strict=True)), key=len)
         order = np.argsort(reference, kind="stable")
+        earlier = before(reference[order])
         for key, rows_, out in zip(keys, chosen, positions, strict=True):
-            out[rows_] = _found(key[rows_], reference, order)
+            out[rows_] = _found(key[rows_], reference, order) + earlier
     return positions
 
 

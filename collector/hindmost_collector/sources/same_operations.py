@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hindmost_collector.model import UNMEASURED, rows
+from hindmost_collector.sources import same_count
+from hindmost_collector.sources.columns import select
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,17 +32,38 @@ def with_what_others_saw(chosen: Table, others: Iterable[Table]) -> Table:
 
 
 def _matched(chosen: Table, other: Table) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Rows of both with the same rank, communicator and sequence number; collectives only."""
+    """Rows of both with the same rank and communicator, and a number that counts alike; collectives only."""
     ours, theirs = (np.flatnonzero((part["peer"] < 0) & (part["seq"] >= 0)) for part in (chosen, other))
-    names = np.unique(np.concatenate([chosen["comm"][ours], other["comm"][theirs]]))
+    pairs = [np.empty((2, 0), np.int64)]
+    for comm in np.intersect1d(chosen["comm"][ours], other["comm"][theirs]):
+        first, second = ours[chosen["comm"][ours] == comm], theirs[other["comm"][theirs] == comm]
+        more = _more(chosen, first, other, second)
+        if more is not None:
+            keys = _key(chosen, first, more), _key(other, second, 0)
+            _, one, two = np.intersect1d(*keys, return_indices=True)
+            pairs.append(np.stack([first[one], second[two]]))
+    mine, same = np.concatenate(pairs, axis=1)
+    return mine, same
 
-    def keys(part: Table, index: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        group = np.searchsorted(names, part["comm"][index]) << 20 | part["rank"][index]
-        key: np.ndarray[Any, Any] = group.astype(np.int64) << 24 | part["seq"][index] % (1 << 24)
-        return key
 
-    _, first, second = np.intersect1d(keys(chosen, ours), keys(other, theirs), return_indices=True)
-    return ours[first], theirs[second]
+def _more(chosen: Table, mine: np.ndarray[Any, Any], other: Table, theirs: np.ndarray[Any, Any]) -> int | None:
+    """What to add to the numbers of these rows of ``chosen`` for them to be those of these rows of ``other``."""
+    ranks = np.intersect1d(chosen["rank"][mine], other["rank"][theirs])
+    if not len(ranks):
+        return None
+    size = max(len(np.unique(chosen["rank"][mine])), len(np.unique(other["rank"][theirs])))
+    held = [(chosen, mine), (other, theirs)]
+    one, two = (_in_order(part, index[part["rank"][index] == ranks[0]]) for part, index in held)
+    return same_count.difference(one, two, size)
+
+
+def _in_order(part: Table, index: np.ndarray[Any, Any]) -> Table:
+    return select(part, index[np.argsort(part["seq"][index], kind="stable")])
+
+
+def _key(part: Table, index: np.ndarray[Any, Any], more: int) -> np.ndarray[Any, Any]:
+    key: np.ndarray[Any, Any] = part["rank"][index].astype(np.int64) << 24 | (part["seq"][index] + more) % (1 << 24)
+    return key
 
 
 def _enqueued(chosen: Table, other: Table, mine: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]) -> Table:
