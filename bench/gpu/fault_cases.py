@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 #: Where a rank is when it hangs; its verdict must quote it.
 HANGS_IN = "wait_for_the_lost_file"
+#: Steps from stall to stall, as in ``job_faults.py`` (which imports torch).
+PERIODS = {"stalls": 7, "saves": 20, "evaluates": 30, "evaluates-alone": 30, "turns": 160}
 
 
 @dataclass(frozen=True)
@@ -21,6 +26,10 @@ class Case:
     causes: tuple[str, ...] = ()
     patience_s: float = 12.0
     needs_gpu: bool = False
+    #: Of a job in which nobody is to be named: the kind that a verdict without names may have, and a note's words.
+    answer: str = "balanced"
+    note: str = ""
+    ranks: int = 4
 
     @property
     def stops(self) -> bool:
@@ -28,32 +37,72 @@ class Case:
         return self.kinds in (("hang",), ("desync",))
 
     @property
+    def either(self) -> bool:
+        """Whether nobody can say which rank is wrong: each of two is in an operation of its own."""
+        return self.kinds == ("desync",) and self.ranks == 2
+
+    @property
+    def period(self) -> int:
+        """Steps after which what the fault does begins anew."""
+        return PERIODS.get(self.fault, 1)
+
+    @property
+    def culprits(self) -> list[int]:
+        return sorted({self.rank, (self.rank + 1) % self.ranks}) if self.fault == "turns" else [self.rank]
+
+    @property
     def expected(self) -> str:
         """What a right verdict says, in few words."""
         if not self.kinds:
-            return "nobody"
+            return f"nobody, and a note: {self.note}" if self.note else "nobody"
+        if self.either:
+            return f"{self.kinds[0]} of rank {self.rank} or of either"
         cause = f" {self.causes[0]}" if self.causes else " and its line" if self.fault == "hang" else ""
-        return f"{self.kinds[0]} of rank {self.rank}{cause}"
+        return f"{self.kinds[0]} of rank {' and '.join(map(str, self.culprits))}{cause}"
 
 
+#: In the order in which they are begun: first those that no other shows.
 CASES = (
+    Case("mismatch", "mismatch", 1, kinds=("desync",)),
+    Case("hang", "hang", 2, kinds=("hang",)),
     Case("clean-1", "", 0, kinds=(), patience_s=6),
+    Case("gc", "gc", 1, 1.0, causes=("gc",)),
+    Case("checkpoint", "saves", 0, kinds=(), patience_s=10, note="writes checkpoints"),
+    Case("evaluation", "evaluates", 0, kinds=(), patience_s=8),
+    Case("pageable-h2d", "pageable", 3, 0.5, causes=("h2d",), needs_gpu=True),
+    Case("uncached-reads", "reads", 1, 1.0, causes=("io",)),
+    Case("backward-25", "backward", 3, 0.25, causes=("compute",)),
+    Case("every-7th", "stalls", 1, 1.0, kinds=("intermittent", "straggler"), causes=("compute",)),
+    Case("taking-turns", "turns", 2, 0.25, causes=("compute",), patience_s=16),
+    Case("uneven-lengths", "lengths", 0, kinds=(), patience_s=10, answer="uneven_workload"),
+    Case("evaluation-by-one", "evaluates-alone", 0, kinds=(), patience_s=10, note="evaluates longer"),
+    Case("synced-writes", "writes", 3, 1.0, causes=("io",)),
+    Case("cpu-starved", "starve", 1, causes=("cpu_contention",)),
+    Case("gpu-contended", "neighbour", 2, causes=("gpu_contention",), needs_gpu=True),
+    Case("slow-input", "input", 3, 1.0, causes=("input",), patience_s=10),
     Case("compute-25", "compute", 3, 0.25, causes=("compute",), patience_s=10),
+    Case("hidden-input", "input", 1, 0.3, kinds=(), patience_s=8, needs_gpu=True),
     Case("compute-6", "compute", 1, 0.06, causes=("compute",)),
     Case("compute-3", "compute", 2, 0.03, causes=("compute",), patience_s=14),
-    Case("gpu-contended", "neighbour", 2, causes=("gpu_contention",), needs_gpu=True),
-    Case("cpu-starved", "starve", 1, causes=("cpu_contention",)),
-    Case("slow-input", "input", 3, 1.0, causes=("input",), patience_s=10),
-    Case("hidden-input", "input", 1, 0.3, kinds=(), patience_s=8, needs_gpu=True),
-    Case("hang", "hang", 2, kinds=("hang",)),
-    Case("mismatch", "mismatch", 1, kinds=("desync",)),
+    Case("memory", "memory", 1, 1.0, causes=("memory",)),
     Case("clean-2", "", 0, kinds=(), patience_s=6),
 )
 
 
+def placed(case: Case, ranks: int) -> Case:
+    """The same in a job of so many ranks."""
+    return replace(case, rank=case.rank % ranks, ranks=ranks)
+
+
 def named(case: Case, verdict: dict[str, Any]) -> bool:
-    """Whether a verdict names exactly the rank that went wrong."""
-    return verdict["kind"] in case.kinds and verdict["ranks"] == [case.rank]
+    """Whether a verdict names who went wrong, and nobody else."""
+    who = bool(verdict["ranks"]) or case.either
+    return verdict["kind"] in case.kinds and who and set(verdict["ranks"]) <= set(case.culprits)
+
+
+def told(case: Case, verdict: dict[str, Any]) -> set[int]:
+    """Of which of them it tells."""
+    return set(verdict["ranks"] or case.culprits)
 
 
 def right(case: Case, verdict: dict[str, Any]) -> bool:
@@ -61,5 +110,11 @@ def right(case: Case, verdict: dict[str, Any]) -> bool:
     if not named(case, verdict):
         return False
     if case.fault == "hang":
-        return any(HANGS_IN in told for told in verdict["evidence"])
+        return any(HANGS_IN in one for one in verdict["evidence"])
     return not case.causes or verdict["cause"] in case.causes
+
+
+def all_right(case: Case, verdicts: Iterable[dict[str, Any]]) -> bool:
+    """Whether there is a right one about each rank that went wrong."""
+    rightly = (told(case, verdict) for verdict in verdicts if right(case, verdict))
+    return bool(case.kinds) and set().union(*rightly) == set(case.culprits)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fault_cases import named, right
+import fault_effect
+from fault_cases import named, right, told
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -12,54 +13,70 @@ if TYPE_CHECKING:
     from fault_cases import Case
     from fault_run import Running
 
+#: What evidence of a job that stopped has in it.
+QUOTED = (" is at ", " ran ", " entered ")
 _KEYS = ("kind", "ranks", "cause", "since_step", "until_step", "cost_ms_per_step", "cost_ratio", "partial")
 
 
 def grade(job: Running, struck_ns: int, ended_ns: int, report: dict[str, Any] | None) -> dict[str, Any]:
     """One case's result. What counts is what was said between the strike and the end; before, it is a false alarm."""
-    case, steps, told = job.case, job.steps(), job.struck()
-    struck = told.get("time_ns", struck_ns)
+    case, steps, began = job.case, job.steps(), job.struck()
+    struck = began.get("time_ns", struck_ns)
     events = [event for event in job.events() if event["time_ns"] <= ended_ns]
     opened = [event for event in events if event["event"] != "closed"]
     after = [event for event in opened if event["time_ns"] >= struck]
-    before = [ns for _, ns in steps if ns < struck]
+    first = began.get("step", sum(ns < struck for _, ns in steps))
     final = report["verdicts"] if report else []
     found = {
         "fault": case.name,
         "expected": case.expected,
-        "step_ms": 1e-6 * (before[-1] - before[-31]) / 30 if len(before) > 30 else None,
-        "struck_step": told.get("step", len(before)),
-        "named": _first(after, steps, struck, lambda verdict: named(case, verdict)),
-        "right": _first(after, steps, struck, lambda verdict: right(case, verdict)),
-        "false_alarms": [_brief(e["verdict"]) for e in opened if e["time_ns"] < struck and e["event"] == "opened"],
-        "others": [_brief(e["verdict"]) for e in after if e["event"] == "opened" and not named(case, e["verdict"])],
+        "struck_step": first,
+        **fault_effect.effect(steps, struck, ended_ns, case.period),
+        "named": _first(case, after, steps, struck, named),
+        "right": _first(case, after, steps, struck, right),
+        "false_alarms": [_brief(e["verdict"]) for e in opened if e["time_ns"] < struck and _new(case, e)],
+        "others": [_brief(e["verdict"]) for e in after if _new(case, e) and not named(case, e["verdict"])],
         "final": [_brief(verdict) | {"evidence": verdict["evidence"]} for verdict in final],
         "notes": report["notes"] if report else [],
         "log": [{"after_s": (e["time_ns"] - struck) / 1e9, "event": e["event"]} | _brief(e["verdict"]) for e in events],
     }
+    if case.kinds and not case.stops:
+        mine = [verdict for verdict in final if named(case, verdict)]
+        found |= fault_effect.judged(case, mine, first, steps[-1][0] if steps else first, found["effect_ms"])
     return found | {"as_expected": _as_expected(case, found)}
 
 
+def _new(case: Case, event: dict[str, Any]) -> bool:
+    """Whether a verdict was opened that is not how such a job is to be called."""
+    return event["event"] == "opened" and event["verdict"]["kind"] != case.answer
+
+
 def _as_expected(case: Case, found: dict[str, Any]) -> bool:
-    """Named live with its cause, and nothing else; of a fault that costs nothing, nobody named, live or at the end."""
+    """Named live with its cause; where nobody is to be named, nobody was, live or at the end, and a note says why."""
     if case.kinds:
         return found["right"] is not None
-    return not found["others"] and all(one["kind"] in ("balanced", "insufficient_data") for one in found["final"])
+    answers = ("balanced", "insufficient_data", case.answer)
+    quiet = not found["others"] and all(one["kind"] in answers for one in found["final"])
+    return quiet and any(case.note in note for note in [*found["notes"], ""])
 
 
 def _first(
+    case: Case,
     events: list[dict[str, Any]],
     steps: list[tuple[int, int]],
     struck: int,
-    holds: Callable[[dict[str, Any]], bool],
+    holds: Callable[[Case, dict[str, Any]], bool],
 ) -> dict[str, Any] | None:
-    """Seconds and steps from the strike to the first event that holds; None where none does."""
+    """Seconds and steps from the strike until events that hold have told all culprits; None where they do not."""
+    known: set[int] = set()
     for event in events:
-        if holds(event["verdict"]):
-            at = event["time_ns"]
-            passed = sum(struck < ns <= at for _, ns in steps)
-            when = {"seconds": (at - struck) / 1e9, "steps": passed}
-            return when | _brief(event["verdict"]) | {"evidence": event["verdict"]["evidence"]}
+        if holds(case, event["verdict"]):
+            known |= told(case, event["verdict"])
+            if known == set(case.culprits):
+                at = event["time_ns"]
+                passed = sum(struck < ns <= at for _, ns in steps)
+                when = {"seconds": (at - struck) / 1e9, "steps": passed}
+                return when | _brief(event["verdict"]) | {"evidence": event["verdict"]["evidence"]}
     return None
 
 
@@ -74,20 +91,49 @@ def failed(case: Case, reason: str, last_words: str) -> dict[str, Any]:
 
 def table(found: list[dict[str, Any]]) -> str:
     """Cases as rows to read, with what the decisive verdict quotes."""
-    head = f"{'case':<14} {'expected':<38} {'named after':<20} {'cause or line after':<20} {'live verdict':<42} ok"
+    head = f"{'case':<18} {'expected':<38} {'named after':<20} {'cause or line after':<20} {'live verdict':<42} ok"
     return "\n".join([head, "-" * len(head), *map(_row, found)])
 
 
 def _row(one: dict[str, Any]) -> str:
-    start = f"{one['fault']:<14} {one['expected']:<38} "
+    start = f"{one['fault']:<18} {one['expected']:<38} "
     if "failed" in one:
         return f"{start}not measured: {one['failed']}"
     best = one["right"] or one["named"] or next(iter(one["others"]), None)
     row = f"{start}{_when(one['named']):<20} {_when(one['right']):<20} {_said(best):<42} {_mark(one)}"
-    quoted = [told for told in (best or {}).get("evidence", []) if " is at " in told or " ran " in told]
+    quoted = [line for line in (best or {}).get("evidence", []) if any(word in line for word in QUOTED)]
     alarms = [f"before the fault: {_said(alarm)}" for alarm in one["false_alarms"]]
     others = [f"beside it: {_said(other)}" for other in one["others"] if other is not best]
-    return "\n".join([row, *(f"{'':15}{extra}" for extra in [*quoted, *alarms, *others, *one["notes"][:2]])])
+    return "\n".join(
+        [row, *(f"{'':19}{extra}" for extra in [*_effect(one), *quoted, *alarms, *others, *one["notes"][:2]])]
+    )
+
+
+def _effect(one: dict[str, Any]) -> list[str]:
+    """Steps before and after, and how far what was told of that is off."""
+    if one["effect_ms"] is None:
+        return []
+    steps = f"steps of {one['step_ms_before']:.1f} ms became {one['step_ms_after']:.1f} ms"
+    onset, off = one.get("onset_off_steps"), one.get("cost_off")
+    since = "" if onset is None else f", onset off by {onset} steps"
+    cost = "" if off is None else f", cost +{one['cost_told_ms']:.1f} ms: off by {off:.0%}"
+    return [f"{steps}{since}{cost}"]
+
+
+def summary(found: list[dict[str, Any]]) -> dict[str, int]:
+    """Of how many cases what was right."""
+    onsets = [one["onset_right"] for one in found if one.get("onset_right") is not None]
+    costs = [one["cost_right"] for one in found if one.get("cost_right") is not None]
+    return {
+        "as_expected": sum(one["as_expected"] for one in found),
+        "of": len(found),
+        "not_measured": sum("failed" in one for one in found),
+        "onsets_right": sum(onsets),
+        "of_onsets": len(onsets),
+        "costs_right": sum(costs),
+        "of_costs": len(costs),
+        "with_false_alarms_before": sum(bool(one.get("false_alarms")) for one in found),
+    }
 
 
 def _mark(one: dict[str, Any]) -> str:

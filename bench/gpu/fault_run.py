@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from fault_cases import Case
 
 JOB = Path(__file__).with_name("faulty_job.py")
+#: Bytes that a rank without memory may have in memory from then on, of 256 MiB that it maps.
+MEMORY = 64 << 20
 #: Steps that ranks may be ahead of the one that the job's log has last: told to stop after these, all of them do.
 AHEAD = 20
 #: How long a job may take to import everything, to train its first step, and to end once told to.
@@ -39,6 +42,7 @@ class Running:
         self.log = (folder / f"{case.name}.log").open("w")
         self.started = [self._start([*line, *launch, str(JOB), *fault])]
         self.others: list[subprocess.Popen[bytes]] = []
+        self.group: Path | None = None
         if case.fault == "neighbour":
             self.others.append(self._start([sys.executable, str(JOB), "--burn", *fault]))
 
@@ -93,9 +97,14 @@ class Running:
         return []
 
     def strike(self) -> None:
-        """Let the fault begin."""
+        """Let the fault begin. Raises JobError where this machine cannot have it."""
         if self.case.fault == "starve":
             self._starve()
+        if self.case.fault == "memory":
+            try:
+                self._limit_memory()
+            except OSError as error:
+                raise JobError(f"no limit on a rank's memory: {error}") from None
         (self.room / "strike").touch()
 
     def _starve(self) -> None:
@@ -106,6 +115,21 @@ class Running:
             os.sched_setaffinity(int(task.name), {cpu})
         code = f"import os\nos.sched_setaffinity(0, {{{cpu}}})\nwhile True: pass"
         self.others += [subprocess.Popen([sys.executable, "-S", "-c", code]) for _ in range(6)]
+
+    def _limit_memory(self) -> None:
+        """Let the rank have little more than it has: its control group takes back what goes beyond."""
+        mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+        top = next((Path(mount[1]) for mount in mounts if mount[2] == "cgroup2"), None)
+        if top is None:
+            top = self.room / "cgroup"
+            top.mkdir()
+            subprocess.run(["mount", "-t", "cgroup2", "none", str(top)], check=False)
+        (top / "cgroup.subtree_control").write_text("+memory")
+        group = top / f"hindmost-{os.getpid()}"
+        group.mkdir(exist_ok=True)
+        (group / "memory.high").write_text(str(MEMORY))
+        (group / "cgroup.procs").write_text((self.room / f"pid.{self.case.rank}").read_text())
+        self.group = group
 
     def end(self) -> None:
         """Tell the ranks to stop after some more steps, or at once where they cannot; who was beside them ends."""
@@ -131,6 +155,9 @@ class Running:
         self._signal(signal.SIGKILL)
         self.started[0].wait(10)
         self.log.close()
+        shutil.rmtree(self.room / "scratch", ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self.group.rmdir() if self.group else None
         with contextlib.suppress(OSError, ValueError):
             report: dict[str, Any] = json.loads((self.out / "report.json").read_text())
             return report

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 """How soon a running job's trouble is named: from the moment a rank goes wrong to the live verdict that says so.
 
-    python bench/gpu/live_faults.py --out live_faults.json --keep runs.tar    # 4 GPUs: under four minutes
-    python bench/gpu/live_faults.py --case compute-25 hang                    # without a GPU: gloo, one after another
+    python bench/gpu/live_faults.py --ranks 2 --limit 440 --out live_faults.json --keep runs.tar    # two GPUs
+    python bench/gpu/live_faults.py --ranks 2 --case compute-25 hang    # without a GPU: gloo, one after another
 
 Each fault has a job of its own: ``hindmost run -- torchrun … faulty_job.py``, real probes and, on GPUs, the NCCL
 plugin. The job trains undisturbed for a few seconds, in which every verdict is a false alarm; then the fault strikes
 one rank. What is graded is ``verdicts.jsonl``, which the collector writes while the job runs: the first verdict that
 names exactly that rank (``named``), and the first that also has the right kind and cause, or a hang's source line
-(``right``). On GPUs the next job's processes start while this one runs, and join when it has been told to stop. Exit
-code 0: all as expected. A case that fails is told as that, and the next one begins.
+(``right``). Onset and cost are what the report says in the end; they are held against the step of the strike and
+against how much longer the mean step has become since, in this job and beside the job without a fault. On GPUs the
+next job's processes start while this one runs, and join when it has been told to stop; a case takes 20 s. Exit code 0:
+all as expected. A case that fails is told as that, and the next one begins; what is known is written after each.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import io
 import json
 import os
 import shutil
@@ -26,13 +29,12 @@ import tarfile
 import tempfile
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fault_grade
-from fault_cases import CASES, Case, right
+from fault_cases import CASES, Case, all_right, placed
 from fault_run import JobError, Running
 
 if TYPE_CHECKING:
@@ -43,6 +45,8 @@ ROOT = Path(__file__).parents[2]
 WARM_STEPS, QUIET_S = 40, 4.0
 #: After a right verdict, one more judgement: does it stand?
 STANDS_S = 2.2
+#: Bytes of an archive above which another is begun.
+ARCHIVE = 12 << 20
 
 
 def observe(job: Running) -> tuple[int, int]:
@@ -54,18 +58,21 @@ def observe(job: Running) -> tuple[int, int]:
     end = time.monotonic() + job.case.patience_s
     while time.monotonic() < end and not job.over():
         time.sleep(0.1)
-        if any(right(job.case, event["verdict"]) for event in job.events() if event["event"] != "closed"):
+        if all_right(job.case, (event["verdict"] for event in job.events() if event["event"] != "closed")):
             time.sleep(STANDS_S)
             break
     return struck, time.time_ns()
 
 
 def finished(job: Running, observed: tuple[int, int] | JobError) -> dict[str, Any]:
-    """The result of a job that has been told to end, once hindmost has sealed it."""
+    """The result of a job that has been told to end, once hindmost has sealed it; its folders are packed then."""
     report = job.finish()
     if isinstance(observed, JobError):
-        return fault_grade.failed(job.case, str(observed), job.last_words())
-    return fault_grade.grade(job, *observed, report)
+        found = fault_grade.failed(job.case, str(observed), job.last_words())
+    else:
+        found = fault_grade.grade(job, *observed, report)
+    pack(job.room.parent, job.case.name)
+    return found
 
 
 def measure(cases: list[Case], ranks: int, folder: Path, limit_s: float, overlap: bool) -> Iterator[dict[str, Any]]:
@@ -112,12 +119,34 @@ def made_by(ranks: int, gpu: bool) -> str:
     return f"bench/gpu/live_faults.py, {ranks} ranks on {on}, PyTorch {version('torch')}, live, one run on {day}"
 
 
-def keep(archive: Path, folder: Path, case: str) -> None:
-    """Append a case's recording, its job's output and what its ranks were told to an archive."""
-    with tarfile.open(archive, "a") as tar:
+def pack(folder: Path, case: str) -> None:
+    """A case's recording, its job's output and what its ranks were told, in an archive of its own."""
+    with tarfile.open(folder / f"{case}.tar.xz", "w:xz") as tar:
         for name in (f"run-{case}", f"{case}.log", case):
             with contextlib.suppress(OSError):
                 tar.add(folder / name, name)
+
+
+def keep(archive: Path, packed: Path) -> None:
+    """Append what was packed to an archive, or to another beside it where it has grown large."""
+    number = 1
+    while archive.exists() and archive.stat().st_size > ARCHIVE:
+        number += 1
+        archive = archive.with_name(f"{archive.stem.removesuffix(f'-{number - 1}')}-{number}{archive.suffix}")
+    content = packed.read_bytes()
+    with tarfile.open(archive, "a") as tar:
+        entry = tarfile.TarInfo(packed.name)
+        entry.size = len(content)
+        tar.addfile(entry, io.BytesIO(content))
+
+
+def beside_clean(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same, each with how much longer its mean step is than that of the first job without a fault."""
+    clean = next((one.get("step_ms_after") for one in found if one["fault"].startswith("clean")), None)
+    if clean is None:
+        return found
+    known = {one["fault"]: one.get("step_ms_after") for one in found}
+    return [one | {"beside_clean_ms": None if (ms := known[one["fault"]]) is None else ms - clean} for one in found]
 
 
 def main() -> int:
@@ -133,22 +162,22 @@ def main() -> int:
         os.environ["PYTHONPATH"] = os.pathsep.join(
             [*(str(ROOT / part) for part in ("agent", "collector", "proto")), os.environ.get("PYTHONPATH", "")]
         )
-    cases = [case for case in CASES if (case.name in args.case if args.case else gpu or not case.needs_gpu)]
-    cases = [replace(case, rank=case.rank % args.ranks) for case in cases]
+    wanted = args.case or [case.name for case in CASES if gpu or not case.needs_gpu]
+    cases = [placed(case, args.ranks) for case in CASES if case.name in wanted]
     found: list[dict[str, Any]] = []
-    good = 0
     about = {"made_by": made_by(args.ranks, gpu), "ranks": args.ranks}
     with tempfile.TemporaryDirectory(prefix="hindmost-faults-", ignore_cleanup_errors=True) as folder:
         for one in measure(cases, args.ranks, Path(folder), args.limit, overlap=gpu):
             found.append(one)
-            good = sum(one["as_expected"] for one in found)
-            result = {**about, "as_expected": good, "of": len(found), "faults": found}
+            result = {**about, **fault_grade.summary(found), "faults": beside_clean(found)}
             args.out.write_text(json.dumps(result, indent=1) + "\n")  # what is measured is kept, whatever comes
-            print(fault_grade.table([one]).splitlines()[2], flush=True)
-            if args.keep:
-                keep(args.keep, Path(folder), one["fault"])
-    print(f"\n{fault_grade.table(found)}\n{good} of {len(found)} as expected")
-    return 0 if good == len(cases) else 1
+            print("\n".join(fault_grade.table([one]).splitlines()[2:]), flush=True)
+            packed = Path(folder) / f"{one['fault']}.tar.xz"
+            if args.keep and packed.exists():
+                keep(args.keep, packed)
+    told = fault_grade.summary(found)
+    print(f"\n{fault_grade.table(found)}\n" + ", ".join(f"{name} {count}" for name, count in told.items()))
+    return 0 if told["as_expected"] == len(cases) else 1
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Judge the recordings of ``live_faults.py --keep TAR`` again, as if they were running, without GPUs.
 
-    tar xf runs.tar -C DIR; python bench/gpu/replay_faults.py DIR --out replayed.json
+    tar xf runs.tar -C DIR; for one in DIR/*.tar.xz; do tar xf $one -C DIR; done
+    python bench/gpu/replay_faults.py DIR --ranks 2 --out replayed.json
 
 Every two seconds of each recording is judged what had arrived by then: what ended more than ``--behind`` seconds ago
 (agents look once a second, batches take half of one). Hangs are not replayed, since what was in flight is recorded only
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fault_grade
-from fault_cases import CASES, Case
+from fault_cases import CASES, Case, placed
 from fault_run import Running
 from hindmost_collector.judge import judge
 from hindmost_collector.live import VerdictLog
@@ -76,7 +77,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("replayed.json"))
     args = parser.parse_args()
     found = []
-    for case in (replace(case, rank=case.rank % args.ranks) for case in CASES):
+    for case in (placed(case, args.ranks) for case in CASES):
         job = Recorded(case, args.folder, int(args.behind * 1e9))
         if (job.out / "meta.json").exists():
             found.append(fault_grade.grade(job, 0, END, judge(read_run(job.out)).to_dict()))
