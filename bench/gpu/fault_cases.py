@@ -37,6 +37,11 @@ class Case:
         return self.kinds in (("hang",), ("desync",))
 
     @property
+    def beside(self) -> bool:
+        """Whether what goes wrong is beside the job's own processes, and begins at once."""
+        return self.fault in ("neighbour", "starve", "memory")
+
+    @property
     def either(self) -> bool:
         """Whether nobody can say which rank is wrong: each of two is in an operation of its own."""
         return self.kinds == ("desync",) and self.ranks == 2

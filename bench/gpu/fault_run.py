@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 JOB = Path(__file__).with_name("faulty_job.py")
 #: Bytes that a rank without memory may have in memory from then on, of 256 MiB that it maps.
 MEMORY = 64 << 20
-#: Steps that ranks may be ahead of the one that the job's log has last: told to stop after these, all of them do.
+#: Steps that ranks may be ahead of the one that the job's log has last: told of one so far ahead, all act in it.
 AHEAD = 20
 #: How long a job may take to import everything, to train its first step, and to end once told to.
 IMPORTED_S, TRAINS_S, ENDED_S = 60.0, 45.0, 20.0
@@ -105,7 +105,14 @@ class Running:
                 self._limit_memory()
             except OSError as error:
                 raise JobError(f"no limit on a rank's memory: {error}") from None
-        (self.room / "strike").touch()
+        known = self.steps()
+        self._tell("strike", 0 if self.case.beside or not known else known[-1][0] + AHEAD)
+
+    def _tell(self, what: str, step: int) -> None:
+        """Write a file that is whole when it is there."""
+        part = self.room / f"{what}.part"
+        part.write_text(str(step))
+        part.rename(self.room / what)
 
     def _starve(self) -> None:
         """Put the rank on one CPU, and six busy processes beside it."""
@@ -137,9 +144,7 @@ class Running:
         if self.case.stops or not known:
             (self.room / "quit").touch()
         else:
-            part = self.room / "stop.part"
-            part.write_text(str(known[-1][0] + AHEAD))
-            part.rename(self.room / "stop")
+            self._tell("stop", known[-1][0] + AHEAD)
         for other in self.others:
             other.kill()
             other.wait(10)

@@ -1,7 +1,8 @@
 """A training job in which one rank goes wrong when told to: the job that ``live_faults.py`` observes.
 
-Ranks are told by files in ``--room``: ``go`` (all are imported; join), ``strike`` (the fault begins; ``struck`` says
-when), ``stop`` (the step after which to leave), ``quit`` (leave at once, whatever you are in). It imports no hindmost.
+Ranks are told by files in ``--room``: ``go`` (all are imported; join), ``strike`` (the step from which on the fault
+acts, 0 for at once; ``struck`` says when that was), ``stop`` (the step after which to leave), ``quit`` (leave at once,
+whatever you are in). It imports no hindmost.
 """
 
 from __future__ import annotations

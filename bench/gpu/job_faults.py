@@ -113,6 +113,7 @@ class Fault:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.struck: int | None = None
+        self.on = False
         self.mine = job.rank == job.culprit
 
     def measured(self, seconds: float) -> None:
@@ -122,9 +123,12 @@ class Fault:
             self.prepare()
 
     def before(self, step: int) -> None:
-        """Called before each step's batch is fetched."""
-        if self.struck is None and (self.job.room / "strike").exists():
-            self.struck = step
+        """Called before each step's batch is fetched: the strike says from which step on, to all ranks alike."""
+        strike = self.job.room / "strike"
+        if self.struck is None and strike.exists():
+            self.struck = int(strike.read_text()) or step
+        if self.struck is not None and step >= self.struck and not self.on:
+            self.on = True
             if self.mine:
                 self.tell(step)
             self.begin()
@@ -135,10 +139,13 @@ class Fault:
 
     def late(self, _step: int) -> bool:
         """Whether it acts in this step, on this rank."""
-        return self.mine and self.struck is not None
+        return self.mine and self.on
 
     def every(self, step: int, steps: int) -> bool:
-        return self.struck is not None and (step - self.struck) % steps == 0
+        return self.on and self.since(step) % steps == 0
+
+    def since(self, step: int) -> int:
+        return step - (self.struck or 0)
 
     def prepare(self) -> None:
         """On the culprit, in the first steps: what takes long to make."""
@@ -187,8 +194,8 @@ class TakesTurns(Computes):
     """For some steps, and then the next rank for as many, and so on."""
 
     def late(self, step: int) -> bool:
-        turn = -1 if self.struck is None else (step - self.struck) // TURN % 2
-        return turn >= 0 and self.job.rank == (self.job.culprit + turn) % self.job.ranks
+        turn = self.since(step) // TURN % 2
+        return self.on and self.job.rank == (self.job.culprit + turn) % self.job.ranks
 
 
 class ComputesInBackward(Computes):

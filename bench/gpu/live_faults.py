@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 #: Steps, and then seconds, without any fault.
 WARM_STEPS, QUIET_S = 40, 4.0
+#: How long the culprit may take to begin.
+BEGINS_S = 5.0
 #: After a right verdict, one more judgement: does it stand?
 STANDS_S = 2.2
 #: Bytes of an archive above which another is begun.
@@ -55,6 +57,9 @@ def observe(job: Running) -> tuple[int, int]:
     time.sleep(QUIET_S)
     struck = time.time_ns()
     job.strike()
+    end = time.monotonic() + BEGINS_S
+    while not (job.struck() or job.over()) and time.monotonic() < end:
+        time.sleep(0.05)
     end = time.monotonic() + job.case.patience_s
     while time.monotonic() < end and not job.over():
         time.sleep(0.1)
