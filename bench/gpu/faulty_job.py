@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from job_faults import CUDA, FAULTS, SIZE, Batches, Job, Products, mark, settle
+from job_faults import FAULTS, Job
+from job_work import CUDA, SIZE, Batches, Products, mark, settle
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
