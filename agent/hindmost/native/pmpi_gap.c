@@ -17,27 +17,31 @@ static int schedstat = -1;
 /* Kept open: the main thread's "CPU ns, run-queue ns, slices". */
 void hm_usage_init(void) { schedstat = open("/proc/self/schedstat", O_RDONLY | O_CLOEXEC); }
 
-/* The queue first: if another process is let run while this asks for CPU time, that belongs to what comes after. */
-static struct hm_usage usage_now(void) {
-    struct hm_usage usage = {0};
-    struct timespec t;
+static void read_queued(struct hm_usage *usage) {
     char text[96], *end = text;
     ssize_t size = schedstat < 0 ? -1 : pread(schedstat, text, sizeof text - 1, 0);
     if (size > 0) {
         text[size] = '\0';
         strtoull(text, &end, 10);
-        usage.runqueue_known = *end == ' ';
-        usage.runqueue_ns = strtoull(end, NULL, 10);
+        usage->runqueue_known = *end == ' ';
+        usage->runqueue_ns = strtoull(end, NULL, 10);
     }
-    if (clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t) == 0) {
-        usage.cpu_known = true;
-        usage.cpu_ns = (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
-    }
-    return usage;
 }
 
+static void read_ran(struct hm_usage *usage) {
+    struct timespec t;
+    if (clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t) == 0) {
+        usage->cpu_known = true;
+        usage->cpu_ns = (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
+    }
+}
+
+/* The stretch has begun: the queue first. A kernel lets others run at the end of a system call, this one's among them:
+ * such a wait is part of the stretch, and of the queue as well. */
 void hm_sample(struct hm_thread *thread) {
-    thread->before = usage_now();
+    thread->before = (struct hm_usage){0};
+    read_queued(&thread->before);
+    read_ran(&thread->before);
     thread->sampled = true;
 }
 
@@ -47,7 +51,9 @@ uint64_t hm_long_stretch(struct hm_thread *thread, uint64_t now) {
     thread->position = 0;
     if (!thread->sampled)
         return now;
-    struct hm_usage after = usage_now(), *before = &thread->before, *spent = &thread->spent;
+    struct hm_usage after = {0}, *before = &thread->before, *spent = &thread->spent;
+    read_ran(&after); /* the queue last: who was due to run while this one computed runs when this call ends */
+    read_queued(&after);
     now = hm_now();
     if (thread->sampled_ns == 0)
         *spent = (struct hm_usage){.cpu_known = true, .runqueue_known = true};

@@ -1,0 +1,36 @@
+"""Ranks that share a CPU: what the shim says of their time between collectives."""
+
+from __future__ import annotations
+
+import pytest
+from hindmost import ring
+
+from tests.native.test_pmpi import Mpi, installed, launch, needs_mpi4py, of
+
+__all__ = ["installed"]
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(500)]
+
+COMPUTES = """
+import os
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+import numpy
+from mpi4py import MPI
+data, total = numpy.ones(1000), numpy.empty(1000)
+for step in range(80):
+    sum(range(200_000))  # some ms without a system call, at the end of which another rank may be let run
+    MPI.COMM_WORLD.Allreduce(data, total)
+"""
+
+
+def test_a_rank_that_computes_either_runs_or_waits_for_a_cpu(installed: Mpi, observed: dict[str, str]) -> None:
+    """Of four ranks on one CPU none sleeps between collectives; one that did would be named for it."""
+    needs_mpi4py(installed)
+    ran = launch(installed, observed, str(installed.python), "-c", COMPUTES)
+    assert ran.code == 0, ran.errors
+    for events in ran.events:
+        gaps = [e for e in of(events, ring.SELF) if e.flags & ring.CPU_KNOWN and e.flags & ring.RUNQUEUE_KNOWN]
+        if len(gaps) < 20:
+            pytest.skip("this kernel does not tell how long a thread waits for a CPU")
+        own, ran_ns, queued = (sum(e.duration_ns for e in gaps), sum(e.value for e in gaps), sum(e.seq for e in gaps))
+        assert own - ran_ns - queued * 1000 < 0.1 * own
