@@ -58,6 +58,7 @@ class Grid:
     gpu_time: bool
     gathers: Array
     peer_wait: Floats
+    size: Ints
 
     @property
     def columns(self) -> int:
@@ -73,6 +74,8 @@ class Grid:
         def cut(block: Array) -> Array:
             if block.ndim > 1 and not any(block.strides):
                 return np.broadcast_to(block[:1, :1], (len(block), count))
+            if block.ndim > 1 and block.strides[0] == 0:
+                return np.broadcast_to(block[0, chosen], (len(block), count))
             return np.asarray(block[..., chosen])
 
         return replace(
@@ -87,6 +90,7 @@ class Grid:
             token=cut(self.token),
             gathers=cut(self.gathers),
             peer_wait=cut(self.peer_wait),
+            size=cut(self.size),
             klass=cut(self.klass),
         )
 
@@ -180,6 +184,7 @@ def grid(run: Run) -> Grid | None:
         gpu_time=bool(gpu.any()),
         gathers=_first(np.array(["gather" in name for name in op_names])[op], column, count).astype(bool),
         peer_wait=np.broadcast_to(0.0, (len(ranks), count)),
+        size=_sizes(table["bytes"], row, column, size, group),
     )
     joined = _ordered(joined)
     return replace(joined, peer_wait=_peer_wait(calls, named, joined))
@@ -240,6 +245,16 @@ def _classes(comm: Ints, op: Ints, row: Ints, ranks: int) -> tuple[Ints, Ints]:
     for one, who in members.items():
         group[who, klass[one]] = one
     return klass, group
+
+
+def _sizes(values: Array, row: Array, column: Array, first: Ints, group: Ints) -> Ints:
+    """[R, K] bytes of each rank's group in each column; of groups that all say the same, ``first`` [K] is enough."""
+    ranks = len(group)
+    if (group == group[0]).all() or (values == first[column]).all():
+        return np.broadcast_to(first, (ranks, len(first)))
+    block = np.zeros((ranks, len(first)), np.int64)
+    block[row, column] = values
+    return block
 
 
 def _first(values: Array, column: Array, columns: int, missing: int = 0) -> Ints:

@@ -13,10 +13,12 @@ import numpy as np
 
 from hindmost_collector import constant
 from hindmost_collector.model import Run, rows
+from hindmost_collector.robust import median
 from hindmost_collector.wording import names
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Ints
+    from hindmost_collector.blocks import Blocks
 
 #: Tables whose rows are a rank's own, and so go with its group.
 _OF_RANKS = ("ranks", "steps", "collectives", "communicators", "intervals", "in_flight", "stacks", "rank_states")
@@ -30,6 +32,17 @@ def find(run: Run) -> list[Run]:
         return []
     groups = [ranks[label == one] for one in np.unique(label)]
     return [of_ranks(run, group) for group in groups] if len(groups) > 1 else []
+
+
+#: Typical ranks of groups that do the same work take the same time for it, but for so much of it.
+_SAME_PACE = 0.03
+
+
+def alike(groups: list[Run], blocks: Blocks) -> bool:
+    """Whether all groups seem to do the same work beside each other, so that what their collectives take compares."""
+    own = [blocks.own[np.isin(blocks.ranks, group.ranks["rank"])] for group in groups]
+    pace = [float(median(one)) for one in own]
+    return bool(max(pace) <= (1 + _SAME_PACE) * min(pace))  # not where one is unknown
 
 
 def note(groups: list[Run]) -> str:

@@ -150,7 +150,15 @@ def _of_stretches(run: Run, change: membership.Change, settings: Settings) -> Re
 def _of_groups(run: Run, groups: list[Run], settings: Settings) -> Report:
     """The report on groups of ranks that never meet: whoever is named in any, the job's facts of the longest steps."""
     reports = [judge(group, settings) for group in groups]
-    found = [one for report in reports for one in report.verdicts if one.kind not in ("balanced", "insufficient_data")]
+    found = [
+        one if one.ranks or one.kind != "slow_link" else replace(one, ranks=tuple(group.ranks["rank"].tolist()))
+        for group, report in zip(groups, reports, strict=True)
+        for one in report.verdicts
+        if one.kind not in ("balanced", "insufficient_data")
+    ]
+    blocks = blocks_of.build(run, settings) if not found else None
+    if blocks is not None and apart.alike(groups, blocks):
+        found = of_links(slow_link.find(blocks, settings), blocks, settings)
     first = max(reports, key=lambda one: one.job.step_ms.get("mean") or 0.0)
     by_rank = {rank: ms for one in reports for rank, ms in one.what_if.waste_by_rank_ms.items()}
     return Report(

@@ -248,6 +248,8 @@ def whole_nodes(run: Run, ranks: Sequence[int]) -> list[str]:
 def link(ranks: Sequence[int], found: SlowLink) -> list[str]:
     """Evidence for a slow link."""
     took = f"{ms(found.usual + found.excess)} a step, in groups alike {ms(found.usual)}"
+    if not found.sisters:
+        took = f"{ms(found.usual + found.excess)} a step, before and after, beside other groups', {ms(found.usual)}"
     return [f"transfers in the group of {names(ranks)} take {took}, though its members arrive together"]
 
 

@@ -91,3 +91,15 @@ def test_ranks_that_meet_through_others_are_one_job() -> None:
     for layout, size in (("tp_dp", {"tensor": 2}), ("pp_dp", {"pipeline": 2})):
         run = simulate(Scenario(8, 20, layout=layout, **size)).run  # type: ignore[arg-type]
         assert apart.find(run) == []
+
+
+@pytest.mark.parametrize("onset", [0, 60])
+def test_groups_that_never_meet_have_links_of_their_own(onset: int) -> None:
+    """Of two that do the same work, one takes longer for the same transfers: its link is slow, and it is named."""
+    scenario = Scenario(4, 140, seed=1, layout="fsdp", faults=(Fault("network", (0,), 0.2, onset),))
+    slow = simulate(scenario)
+    truth = (slow.truth.total_ns - slow.truth.repaired_ns) / 1e6 / (140 - onset)
+    other = simulate(Scenario(4, 140, seed=2, layout="fsdp")).run
+    (verdict,) = judge(both(slow.run, other)).verdicts
+    assert (verdict.kind, verdict.ranks, verdict.since_step) == ("slow_link", (0, 1, 2, 3), onset)
+    assert verdict.cost_ms_per_step == pytest.approx(truth, rel=0.15)

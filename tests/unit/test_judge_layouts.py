@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hindmost_collector.judge import judge
-from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_collector.simulate import Fault, Noise, Scenario, simulate
+
+if TYPE_CHECKING:
+    from hindmost_collector.model import Run
 
 TENSOR = Scenario(seed=5, ranks=16, layout="tp_dp", tensor=4)
 
@@ -37,6 +41,70 @@ def test_a_slow_group_whose_members_arrive_together_is_a_link() -> None:
     (verdict,) = judge(simulate(faulty).run).verdicts
     assert (verdict.kind, verdict.cause) == ("slow_link", "network")
     assert 2 in verdict.ranks
+
+
+PIPELINE = Scenario(seed=5, ranks=8, steps=140, layout="pp_dp", pipeline=2)
+
+
+@pytest.mark.parametrize("scenario", [replace(TENSOR, steps=140), PIPELINE])
+@pytest.mark.parametrize(("onset", "end"), [(60, None), (40, 100)])
+def test_a_group_that_becomes_slow_is_a_link_since_then(scenario: Scenario, onset: int, end: int | None) -> None:
+    """Its sisters stay as they were; the cost is of those steps."""
+    simulated = simulate(replace(scenario, faults=(Fault("network", (2,), 0.2, onset, end),)))
+    (verdict,) = judge(simulated.run).verdicts
+    truth = (simulated.truth.total_ns - simulated.truth.repaired_ns) / 1e6 / ((end or 140) - onset)
+    assert (verdict.kind, verdict.cause) == ("slow_link", "network")
+    assert verdict.ranks == tuple(rank for rank in range(scenario.ranks) if _data(scenario, rank) == _data(scenario, 2))
+    assert verdict.since_step == pytest.approx(onset, abs=1)
+    assert verdict.until_step == (None if end is None else pytest.approx(end, abs=1))
+    assert verdict.cost_ms_per_step == pytest.approx(truth, rel=0.1)
+
+
+def _data(scenario: Scenario, rank: int) -> int:
+    """The number of a rank's data-parallel group."""
+    return rank % scenario.tensor if scenario.layout == "tp_dp" else rank // (scenario.ranks // scenario.pipeline)
+
+
+def heavier(run: Run, rank: int) -> Run:
+    """The same run with twice the bytes in the data-parallel group of a rank, which take as long as they took."""
+    table = dict(run.collectives)
+    of_rank = np.unique(table["comm"][(table["rank"] == rank) & (table["op"] == "all_reduce")])
+    held = [comm for comm in of_rank if len(np.unique(table["rank"][table["comm"] == comm])) == 4]
+    table["bytes"] = table["bytes"] * np.where(np.isin(table["comm"], held), 2, 1)
+    return replace(run, collectives=table)
+
+
+def test_a_group_that_moves_more_takes_longer_by_right() -> None:
+    """The first stage of a pipeline holds the embedding, say."""
+    slow = simulate(replace(PIPELINE, faults=(Fault("network", (2,), 0.1),))).run
+    assert [one.kind for one in judge(slow).verdicts] == ["slow_link"]
+    assert [one.kind for one in judge(heavier(slow, 2)).verdicts] == ["balanced"]
+
+
+@pytest.mark.parametrize("rank", [2, 6])
+def test_a_group_unlike_its_sisters_is_held_against_its_own_past(rank: int) -> None:
+    """Whichever of the two moves more: one became slow and the other did not."""
+    slow = simulate(replace(PIPELINE, faults=(Fault("network", (2,), 0.2, 60),))).run
+    (verdict,) = judge(heavier(slow, rank)).verdicts
+    assert (verdict.kind, verdict.ranks, verdict.since_step) == ("slow_link", (0, 1, 2, 3), 60)
+    assert "before and after" in verdict.evidence[0]
+
+
+def test_messages_that_grow_make_no_slow_link() -> None:
+    """Of a group that moves other bytes than before, and than its sisters, nobody knows what it should take."""
+    slow = simulate(replace(PIPELINE, faults=(Fault("network", (2,), 0.2, 60),))).run
+    grown = heavier(slow, 2).collectives["bytes"]
+    table = dict(slow.collectives)
+    table["bytes"] = np.where(table["step"] >= 60, grown, table["bytes"])
+    assert "slow_link" not in [one.kind for one in judge(replace(slow, collectives=table)).verdicts]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_noise_of_a_groups_transfers_is_no_link(seed: int) -> None:
+    """Transfers that differ by half from one to the next, in a step of which they are a third."""
+    for layout in (replace(TENSOR, ranks=8), PIPELINE):
+        scenario = replace(layout, seed=seed, steps=200, transfer_share=0.5, noise=Noise(transfer=0.5))
+        assert [one.kind for one in judge(simulate(scenario, metrics=False).run).verdicts] == ["balanced"]
 
 
 def test_a_group_that_got_less_far_makes_no_link_of_the_others() -> None:

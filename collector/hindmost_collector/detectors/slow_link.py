@@ -1,79 +1,174 @@
 """Groups whose transfers take long though nobody in them is late: a link, not a rank.
 
-The shortest duration in a group is about the transfer. Groups of one class move the same bytes, so one whose shortest
-durations are above its sisters' by habit has a slow link; where slow groups of several classes meet is whose it is.
+The shortest duration in a group is about the transfer. Where groups of one class move the same bytes, one whose
+shortest durations are above its sisters' by habit, throughout or for a stretch of steps, has a slow link; where slow
+groups of several classes meet is whose it is. A group that moves other bytes than its sisters, as a stage of a pipeline
+may, is held against its own past beside theirs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hindmost_collector.align import shortest
+from hindmost_collector.detectors.episodes import pieces, stretch
+from hindmost_collector.detectors.lengthened import lengthened
 from hindmost_collector.robust import block_medians, median, peers_median, standard_error, sums_by_step
 
 if TYPE_CHECKING:
-    from hindmost_collector.align import Floats
+    from collections.abc import Iterator
+
+    from hindmost_collector.align import Floats, Ints
     from hindmost_collector.blocks import Blocks
     from hindmost_collector.settings import Settings
 
 
 @dataclass(frozen=True)
 class SlowLink:
-    """Rows that share the slow link, and how much longer a step's transfers take there than elsewhere.
+    """Rows that share the slow link, and how much longer a step's transfers take there in steps [first, stop).
 
-    Ns a step: ``excess`` in all, ``shown`` where computing waits for the transfers, ``usual`` in groups alike."""
+    Ns a step: ``excess`` in all, ``shown`` where computing waits for the transfers, ``usual`` what they would take:
+    as ``sisters`` that move the same, or else as the group itself at other times."""
 
     rows: tuple[int, ...]
     excess: float
     usual: float
     shown: float
+    first: int
+    stop: int
+    sisters: bool
+
+    @property
+    def in_all(self) -> float:
+        """Ns of the whole run."""
+        return self.excess * (self.stop - self.first)
 
 
 def find(blocks: Blocks, settings: Settings) -> SlowLink | None:
     """The slow link of a job whose ranks talk in several groups of a class; ``None`` where there is none to compare."""
     if blocks.joined is None or len(blocks.steps) < settings.min_steps:
         return None
-    slow: list[tuple[set[int], float, float, float]] = []
-    for klass in range(blocks.group.shape[1]):
-        slow += _in_class(blocks, klass, settings)
+    least = shortest(blocks.joined)
+    slow = [one for klass in range(blocks.group.shape[1]) for one in _in_class(blocks, least, klass, settings)]
     if not slow:
         return None
-    shared = set.intersection(*(one[0] for one in slow))
-    worst = max(slow, key=lambda one: one[1])
-    return SlowLink(tuple(sorted(shared or worst[0])), worst[1], worst[2], worst[3])
+    worst = max(slow, key=lambda one: one.in_all)
+    shared = set.intersection(*(set(one.rows) for one in slow if _together(one, worst)))
+    return replace(worst, rows=tuple(sorted(shared or worst.rows)))
 
 
-def _in_class(blocks: Blocks, klass: int, settings: Settings) -> list[tuple[set[int], float, float, float]]:
+def _together(one: SlowLink, other: SlowLink) -> bool:
+    """Whether two groups are slow in the same steps for the most part."""
+    common = min(one.stop, other.stop) - max(one.first, other.first)
+    return 2 * common > max(one.stop - one.first, other.stop - other.first)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """``rows`` that talk to each other and, of steps ``at`` (indices), ns that transfers take there and would take.
+
+    ``throughout``: whether what they would take is known by sisters that move the same, so that they may always differ.
+    """
+
+    rows: tuple[int, ...]
+    at: Ints
+    more: Floats
+    usual: Floats
+    throughout: bool
+
+
+def _in_class(blocks: Blocks, least: Floats, klass: int, settings: Settings) -> list[SlowLink]:
+    assert blocks.joined is not None  # noqa: S101 - find() has looked
+    of_class = blocks.joined.klass == klass
+    if not of_class.any():
+        return []
+    beside = float(np.mean(blocks.beside[of_class]))
+    found = [_judged(group, blocks, beside, settings) for group in _groups(blocks, least, klass, settings)]
+    return [one for one in found if one is not None]
+
+
+def _groups(blocks: Blocks, least: Floats, klass: int, settings: Settings) -> Iterator[_Group]:
+    """The groups of a class that can be compared with anything."""
     groups = blocks.group[:, klass]
     names = np.unique(groups[groups >= 0])
     if len(names) < 2:
-        return []
-    transfers = np.stack([_transfer(blocks, klass, int(np.flatnonzero(groups == name)[0])) for name in names])
-    transfers = transfers[:, ~np.isnan(transfers).any(axis=0)]  # groups may be at different steps, or end earlier
-    if transfers.shape[1] < settings.min_steps:
-        return []
-    usual = peers_median(transfers)
-    found = []
-    for i, name in enumerate(names):
-        more = transfers[i] - usual[i]
-        level, base = float(median(more)), float(median(usual[i]))
-        if level < settings.min_effect * blocks.step_ns or level < (settings.network_longer - 1) * base:
-            continue
-        steady = float(np.mean(block_medians(more) >= level / 2)) >= settings.min_consistency
-        if steady and level >= settings.min_z * standard_error(more):
-            members = {int(row) for row in np.flatnonzero(groups == name)}
-            share = float(np.mean(~blocks.beside[blocks.klass == klass]))
-            found.append((members, level, base, level * share))
-    return found
+        return
+    took, size = _transfers(blocks, least, klass, [int(np.flatnonzero(groups == name)[0]) for name in names])
+    at = np.flatnonzero(~np.isnan(took).any(axis=0))  # groups may be at different steps, or end earlier
+    if len(at) < settings.min_steps:
+        return
+    took, size = took[:, at], size[:, at]
+    for place, name in enumerate(names):
+        sisters = np.flatnonzero((size == size[place]).all(axis=1))
+        if len(sisters) > 1:
+            usual: Floats | None = peers_median(took[sisters])[np.searchsorted(sisters, place)]
+        else:
+            usual = _by_its_past(took, size, place, settings)
+        if usual is not None:
+            rows = tuple(int(row) for row in np.flatnonzero(groups == name))
+            yield _Group(rows, at, took[place] - usual, usual, len(sisters) > 1)
 
 
-def _transfer(blocks: Blocks, klass: int, row: int) -> Floats:
-    """[S] ns of transfer a step in the group of this row; NaN where some of it is not known."""
+def _by_its_past(took: Floats, size: Floats, place: int, settings: Settings) -> Floats | None:
+    """[S] ns that a group's transfers would take if they had grown as the others did from the fewest that they take for
+    long; ``None`` where messages differ from step to step, so that nobody knows."""
+    if (size != size[:, :1]).any():
+        return None
+    grown = took / median(took, axis=1)[:, None]
+    usual: Floats = float(median(took[place])) * peers_median(grown)[place]
+    more = took[place] - usual
+    edges = pieces(more, settings.min_effect * float(median(took[place])), settings)
+    long = [more[a:b] for a, b in itertools.pairwise(edges) if b - a >= settings.min_steps]
+    return usual + min((float(median(part)) for part in long), default=0.0)
+
+
+def _judged(group: _Group, blocks: Blocks, beside: float, settings: Settings) -> SlowLink | None:
+    """How a group is slow, in a stretch of steps or else throughout; ``None``: it is not."""
+    smallest = max(settings.min_effect * blocks.step_ns, (settings.network_longer - 1) * float(median(group.usual)))
+    part = _stretch(group.more, smallest, settings)
+    if part is None and group.throughout and _by_habit(group.more, smallest, settings):
+        part = slice(0, len(group.more))
+    if part is None:
+        return None
+    excess, usual = float(median(group.more[part])), float(median(group.usual[part]))
+    shown, steps = excess * (1 - beside), (0, len(blocks.steps))
+    if blocks.overlapped and part.stop - part.start == len(group.more):
+        return None  # nothing tells how much of it computing hides
+    if part.stop - part.start < len(group.more):
+        last = len(group.more) == part.stop
+        steps = int(group.at[part.start]), len(blocks.steps) if last else int(group.at[part.stop])
+        rest = np.setdiff1d(np.arange(len(blocks.ranks)), group.rows)  # their own time may be waiting that nobody saw
+        shown = lengthened(blocks, *steps, shown, settings, rest.tolist())
+    return SlowLink(group.rows, excess, usual, shown, *steps, sisters=group.throughout)
+
+
+def _by_habit(more: Floats, smallest: float, settings: Settings) -> bool:
+    """Whether transfers are longer in most of these steps, and surely."""
+    level = float(median(more))
+    steady = float(np.mean(block_medians(more) >= level / 2)) >= settings.min_consistency
+    return level >= smallest and steady and level >= settings.min_z * standard_error(more)
+
+
+def _stretch(more: Floats, smallest: float, settings: Settings) -> slice | None:
+    """The steps, not all there are, in which transfers are longer by habit and outside of which they hardly are."""
+    first, stop = stretch(more, smallest, settings)
+    inside, outside = more[first:stop], np.concatenate([more[:first], more[stop:]])
+    if min(len(inside), len(outside)) < settings.min_steps or not _by_habit(inside, smallest, settings):
+        return None
+    level = float(median(inside))
+    calm = float(block_medians(outside).max()) < level / 3
+    return slice(first, stop) if calm and level >= settings.min_z * standard_error(outside) else None
+
+
+def _transfers(blocks: Blocks, least: Floats, klass: int, rows: list[int]) -> tuple[Floats, Floats]:
+    """[G, S] ns of transfer a step in the groups of these rows, NaN where some of it is not known, and its bytes."""
     assert blocks.joined is not None  # noqa: S101 - find() has looked
-    least = shortest(blocks.joined)[row]
-    mine = np.where(blocks.joined.klass == klass, least, 0.0)[None, :]
-    known = sums_by_step(np.isnan(mine).astype(float), blocks.starts)[0] == 0
-    return np.where(known, sums_by_step(mine, blocks.starts)[0], np.nan)
+    of_class = blocks.joined.klass == klass
+    took = np.where(of_class, least[rows], 0.0)
+    size = np.where(of_class, blocks.joined.size[rows], 0).astype(float)
+    known = sums_by_step(np.isnan(took).astype(float), blocks.starts) == 0
+    return np.where(known, sums_by_step(took, blocks.starts), np.nan), sums_by_step(size, blocks.starts)

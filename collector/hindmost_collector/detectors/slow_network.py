@@ -19,9 +19,9 @@ import numpy as np
 
 from hindmost_collector.align import shortest
 from hindmost_collector.detectors.episodes import pieces, stretch
+from hindmost_collector.detectors.lengthened import lengthened
 from hindmost_collector.model import Past
 from hindmost_collector.robust import block_medians, median, standard_error
-from hindmost_collector.whatif import others_grew
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Floats, Ints
@@ -82,7 +82,7 @@ def _began(run: Run, blocks: Blocks, settings: Settings) -> SlowNetwork | None:
         return None
     took = float(median(actual[first:stop]))
     excess = took * level / (1 + level)
-    cost = _shown(blocks, first, stop, excess, settings)
+    cost = lengthened(blocks, first, stop, excess, settings)
     if cost < settings.min_effect * blocks.step_ns:
         return None
     past = Past(int(blocks.steps[first]), took - excess, float(median(blocks.period[:first])), level, before)
@@ -156,14 +156,3 @@ def _operations(run: Run, blocks: Blocks, edges: list[int]) -> list[float]:
     start = np.sort(run.collectives["start_ns"][run.collectives["rank"] == blocks.ranks[0]])
     count = np.diff(np.searchsorted(start, blocks.joined.start[0, columns]))
     return [float(one) for one in count / np.diff(edges)]
-
-
-def _shown(blocks: Blocks, first: int, stop: int, excess: float, settings: Settings) -> float:
-    """Ns by which steps became longer and computing did not, up to ``excess``; 0 where that is not sure."""
-    before, inside = blocks.period[:first], blocks.period[first:stop]
-    longer = float(median(inside) - median(before))
-    noise = float(np.hypot(standard_error(inside), standard_error(before)))
-    grew = others_grew(blocks, [], slice(first, stop))
-    if grew is None or longer < settings.network_z * noise:
-        return 0.0
-    return min(longer - max(grew, 0.0), excess)
