@@ -43,6 +43,7 @@ class Running:
         self.started = [self._start([*line, *launch, str(JOB), *fault])]
         self.others: list[subprocess.Popen[bytes]] = []
         self.group: Path | None = None
+        self.mounted: Path | None = None
         if case.fault == "neighbour":
             self.others.append(self._start([sys.executable, str(JOB), "--burn", *fault]))
 
@@ -104,7 +105,7 @@ class Running:
             try:
                 self._limit_memory()
             except OSError as error:
-                raise JobError(f"no limit on a rank's memory: {error}") from None
+                raise JobError(f"no control group limits a rank's memory: {error}") from None
         known = self.steps()
         self._tell("strike", 0 if self.case.beside or not known else known[-1][0] + AHEAD)
 
@@ -128,9 +129,12 @@ class Running:
         mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
         top = next((Path(mount[1]) for mount in mounts if mount[2] == "cgroup2"), None)
         if top is None:
-            top = self.room / "cgroup"
+            top = self.room.parent / "cgroup"  # apart from what is kept of a job
             top.mkdir()
             subprocess.run(["mount", "-t", "cgroup2", "none", str(top)], check=False)
+            self.mounted = top
+        if "memory" not in (top / "cgroup.controllers").read_text().split():
+            raise OSError(f"{top} has no memory controller")
         (top / "cgroup.subtree_control").write_text("+memory")
         group = top / f"hindmost-{os.getpid()}"
         group.mkdir(exist_ok=True)
@@ -163,6 +167,8 @@ class Running:
         shutil.rmtree(self.room / "scratch", ignore_errors=True)
         with contextlib.suppress(OSError):
             self.group.rmdir() if self.group else None
+        if self.mounted:
+            subprocess.run(["umount", str(self.mounted)], check=False)
         with contextlib.suppress(OSError, ValueError):
             report: dict[str, Any] = json.loads((self.out / "report.json").read_text())
             return report

@@ -258,8 +258,8 @@ class EvaluatesAlone(Evaluates):
 class CopiesPageable(Fault):
     """Batches that are not pinned, and longer than what the model is given of them: the copy of each blocks."""
 
-    #: Times its length, to time one copy with.
-    TRIED = 4
+    #: Times its length, to time one copy with, and at most: below a gigabyte.
+    TRIED, MOST = 4, 64
 
     def longer(self, times: int) -> torch.Tensor:
         sequences, length, width = SIZE[:3]
@@ -273,7 +273,8 @@ class CopiesPageable(Fault):
             tried.to(self.job.device)
             settle()
             took.append(time.perf_counter() - start)
-        self.batch = self.longer(max(2, round(self.TRIED * self.job.seconds / min(took))))
+        times = round(self.TRIED * self.job.seconds / min(took))
+        self.batch = self.longer(min(max(times, 2), self.MOST))
 
     def begin(self) -> None:
         if self.mine:
