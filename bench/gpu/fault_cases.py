@@ -82,6 +82,7 @@ CASES = (
     Case("uneven-lengths", "lengths", 0, kinds=(), patience_s=10, answer="uneven_workload"),
     Case("evaluation-by-one", "evaluates-alone", 0, kinds=(), patience_s=10, note="evaluates longer"),
     Case("synced-writes", "writes", 3, 1.0, causes=("io",)),
+    Case("memory", "memory", 1, 1.0, causes=("memory",)),
     Case("cpu-starved", "starve", 1, causes=("cpu_contention",)),
     Case("gpu-contended", "neighbour", 2, causes=("gpu_contention",), needs_gpu=True),
     Case("slow-input", "input", 3, 1.0, causes=("input",), patience_s=10),
@@ -89,7 +90,6 @@ CASES = (
     Case("hidden-input", "input", 1, 0.3, kinds=(), patience_s=8, needs_gpu=True),
     Case("compute-6", "compute", 1, 0.06, causes=("compute",)),
     Case("compute-3", "compute", 2, 0.03, causes=("compute",), patience_s=14),
-    Case("memory", "memory", 1, 1.0, causes=("memory",)),
     Case("clean-2", "", 0, kinds=(), patience_s=6),
 )
 
