@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector import causes, confidence, roles, starving, whatif, wording, work_due
+from hindmost_collector import causes, confidence, passing, roles, starving, whatif, wording, work_due
 from hindmost_collector.job_verdicts import since, until
 from hindmost_collector.robust import average, median, peers_median
 from hindmost_collector.verdict import Verdict
@@ -37,7 +37,7 @@ def of_habits(
     explained = [(habit, _cause(blocks, habit, settings)) for habit in kept]
     left, verdicts = _groups(explained), []
     before: list[Habit] = []
-    replay = _replay(left, kept, blocks)
+    replay = _replay(left, kept, blocks, habits)
     while left:  # what saves most as things are first: the rest is told as what it adds to that
         group = max(left, key=lambda one: float(replay.adds(_habits(one), before).sum()))
         left.remove(group)
@@ -71,9 +71,11 @@ class _Replay:
         return self.adds(habits, [habit for habit in self.kept if habit not in habits])
 
 
-def _replay(groups: list[list[tuple[Habit, Cause]]], kept: list[Habit], blocks: Blocks) -> _Replay:
+def _replay(
+    groups: list[list[tuple[Habit, Cause]]], kept: list[Habit], blocks: Blocks, habits: list[Habit]
+) -> _Replay:
     scale = max((group[0][1].beyond for group in groups), default=1.0)
-    segments = work_due.scaled(blocks, scale)
+    segments = passing.scaled(blocks, habits, work_due.scaled(blocks, scale), scale)
     for group in groups:
         too_large = 1.0 - group[0][1].beyond / scale
         if too_large > 0:
