@@ -71,9 +71,7 @@ class _Replay:
         return self.adds(habits, [habit for habit in self.kept if habit not in habits])
 
 
-def _replay(
-    groups: list[list[tuple[Habit, Cause]]], kept: list[Habit], blocks: Blocks, habits: list[Habit]
-) -> _Replay:
+def _replay(groups: list[list[tuple[Habit, Cause]]], kept: list[Habit], blocks: Blocks, habits: list[Habit]) -> _Replay:
     scale = max((group[0][1].beyond for group in groups), default=1.0)
     segments = passing.scaled(blocks, habits, work_due.scaled(blocks, scale), scale)
     for group in groups:
