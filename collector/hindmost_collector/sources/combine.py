@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hindmost_collector.model import COLLECTIVES, PROFILED, RANKS, UNMEASURED, Job, Run, Table, rows
-from hindmost_collector.sources import one_job, profiled_steps, unseen
+from hindmost_collector.sources import inspector, one_job, pattern, profiled_steps, unseen
 from hindmost_collector.sources.columns import concatenate, has_rows, select, table
 from hindmost_collector.sources.nvml_csv import gpu
 from hindmost_collector.sources.same_operations import with_what_others_saw
@@ -51,7 +51,10 @@ def combine(path: Path, runs: Sequence[Run]) -> Run:
         **added,
         notes=tuple(notes),
     )
-    run = unseen.marked(_with_gpus_by_index(_looked_at_to_the_end(_with_steps_of_operations(run))), runs)
+    run = _with_steps_of_operations(run)
+    if next((one.job.source for one in runs if has_rows(one, "collectives")), "") == inspector.NAME:
+        run = pattern.with_steps(run)
+    run = unseen.marked(_with_gpus_by_index(_looked_at_to_the_end(run)), runs)
     return replace(run, notes=_few_alike(run.notes))
 
 
