@@ -6,6 +6,8 @@ import re
 from functools import lru_cache
 
 _WORD = re.compile(r"(?<=[a-z])(?=[A-Z])|[\s-]+")
+#: ``nccl:send 0->1`` and ``nccl:recv 1<-0`` say between whom in their name, too.
+_BETWEEN = re.compile(r"\s+\d+\s*(->|<-)\s*\d+$")
 _SAME = {
     "allreduce": "all_reduce",
     "allgather": "all_gather",
@@ -30,6 +32,7 @@ _SAME = {
 def operation(name: str) -> str:
     """``AllReduce``, ``nccl:all_reduce``, ``ALLREDUCE`` -> ``all_reduce``; an unknown name in the same spelling."""
     name = name.removeprefix("nccl:").removeprefix("gloo:").removeprefix("mpi:")
+    name = _BETWEEN.sub("", name)
     name = name if name.isupper() else _WORD.sub("_", name)
     name = name.lower().strip("_ ").split(" ", 1)[0]
     return _SAME.get(name, name)

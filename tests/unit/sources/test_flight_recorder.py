@@ -301,3 +301,37 @@ def test_dumps_that_are_all_damaged_leave_the_rest(tmp_path: Path) -> None:
     assert run.job.source == "NCCL profiler CSV (prof.PID.csv)"
     (note,) = [note for note in run.notes if note.startswith("Left out: nccl_trace_rank_0: damaged")]
     assert note.endswith("; so is nccl_trace_rank_1.")
+
+
+def _entry(group: str, name: str, seq: int, second: int, *, done: bool) -> dict[str, Any]:
+    p2p = "->" in name or "<-" in name
+    return {
+        "process_group": (group, "undefined"),
+        "collective_seq_id": 0 if p2p else seq + 1,
+        "p2p_seq_id": seq + 1 if p2p else 0,
+        "profiling_name": f"nccl:{name}",
+        "time_created_ns": 10**18 + second * 10**9,
+        "state": "completed" if done else "scheduled",
+        "is_p2p": p2p,
+    }
+
+
+def test_a_send_and_the_receive_that_it_waits_for_are_no_divergence(tmp_path: Path) -> None:
+    """Behind the hung stage of one pipeline the other stands with a send and its receive open: one operation."""
+    pipes, replicas = {"p": [0, 2], "q": [1, 3]}, {"a": [0, 1], "b": [2, 3]}
+    waiting = {
+        0: [("a", "all_reduce", 1), ("p", "send 0->1", 1)],
+        1: [("q", "send 0->1", 1)],
+        2: [("b", "all_reduce", 1), ("p", "recv 1<-0", 1)],
+        3: [],
+    }
+    for rank, left in waiting.items():
+        way = "send 0->1" if rank < 2 else "recv 1<-0"
+        groups = {name: ranks for name, ranks in (pipes | replicas).items() if rank in ranks}
+        done = [_entry(name, way if name in pipes else "all_reduce", 0, 0, done=True) for name in groups]
+        entries = [*done, *(_entry(group, name, seq, 1, done=False) for group, name, seq in left)]
+        config = {name: {"desc": "undefined", "ranks": str(ranks)} for name, ranks in groups.items()}
+        _write(tmp_path, rank, {"version": "2.10", "pg_config": config, "entries": entries})
+    (tmp_path / "nvml.csv").write_text(f"t_ns,gpu,util\n{10**18},0,100\n{10**18 + 60 * 10**9},0,100\n")
+    verdict = judge(load(tmp_path)).verdicts[0]
+    assert (verdict.kind, verdict.ranks, verdict.victims) == ("hang", (3,), (0, 1, 2))
