@@ -27,6 +27,7 @@ from hindmost_collector import (
     stood_still,
     summary,
     telemetry,
+    traded,
     unseen,
     wasted,
     whatif,
@@ -302,6 +303,11 @@ def _at_most(verdict: Verdict, blocks: Blocks, shared: sharing.Sharing) -> Verdi
     return replace(verdict, cost_ms_per_step=most, cost_ratio=ratio)
 
 
+def _unclear(blocks: Blocks) -> Verdict | None:
+    """Why steps alone clear nobody, where they do not."""
+    return little_inside(blocks) or idle_inside(blocks) or traded.inside(blocks)
+
+
 def _nothing(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:
     """Nobody to name: because all is well, or because too little was seen."""
     ranks = len(blocks.ranks) if blocks is not None else rows(run.ranks)
@@ -314,7 +320,7 @@ def _nothing(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:
     unjudged = unseen.unjudged(run, blocks)
     if unjudged is not None:
         return unjudged
-    if blocks.evidence == blocks_of.PHASES and (unclear := little_inside(blocks) or idle_inside(blocks)) is not None:
+    if blocks.evidence == blocks_of.PHASES and (unclear := _unclear(blocks)) is not None:
         return unclear
     needs = sharing.on_needs(blocks) if sharing.find(run) is not None else None
     return balanced(blocks, whatif.waste(blocks), needs)

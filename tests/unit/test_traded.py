@@ -1,0 +1,48 @@
+"""A log of the steps of a job whose ranks wait for each other inside their phases of work clears nobody."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from hindmost_collector.judge import judge
+from hindmost_collector.sources import load
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hindmost_collector.verdict import Verdict
+
+BEGIN_NS, STEP_NS = 1_795_225_915_000_000_000, 10_000_000
+
+
+def _judged(folder: Path, forward_ms: list[float], optimizer_ms: list[float]) -> Verdict:
+    """Of 40 steps of 10 ms, in which each rank's GPU takes so long over its phases, and the rest over backward."""
+    for rank, (forward, optimizer) in enumerate(zip(forward_ms, optimizer_ms, strict=True)):
+        lines = []
+        for step in range(40):
+            start = BEGIN_NS + step * STEP_NS
+            host = {"step": step, "t_start": start, "t_data": start + 10_000, "t_end": start + STEP_NS - 10_000}
+            gpu = {"fwd_ms": forward + 0.01 * (step % 3), "bwd_ms": 9.9 - forward - optimizer, "opt_ms": optimizer}
+            lines.append(json.dumps({**host, **gpu}) + "\n")
+        (folder / f"steps.{rank}.jsonl").write_text("".join(lines))
+    return judge(load(folder)).verdicts[0]
+
+
+def test_a_group_that_is_longer_in_one_phase_and_shorter_in_another_is_waited_for(tmp_path: Path) -> None:
+    """Tensor groups of two, of which one has a slow rank: all have steps alike, and it was said to be balanced."""
+    verdict = _judged(tmp_path, [6.0, 6.0, 7.5, 7.5], [2.3, 2.3, 0.8, 0.8])
+    assert (verdict.kind, verdict.ranks) == ("insufficient_data", ())
+    assert verdict.evidence[0].startswith("ranks 2 and 3 take 1.5 ms longer in forward than ranks 0 and 1")
+
+
+@pytest.mark.parametrize(
+    ("forward", "kind", "ranks"), [([7.0, 7.0, 7.0, 7.0], "balanced", ()), ([7.0, 7.0, 7.9, 7.0], "straggler", (2,))]
+)
+def test_ranks_that_differ_in_their_work_alone_are_judged_by_it(
+    tmp_path: Path, forward: list[float], kind: str, ranks: tuple[int, ...]
+) -> None:
+    """What one has more of nobody has less of elsewhere."""
+    verdict = _judged(tmp_path, forward, [1.5, 1.5, 1.5, 1.5])
+    assert (verdict.kind, verdict.ranks) == (kind, ranks)
