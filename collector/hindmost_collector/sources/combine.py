@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hindmost_collector.model import COLLECTIVES, PROFILED, RANKS, UNMEASURED, Job, Run, Table, rows
-from hindmost_collector.sources import inspector, one_job, pattern, profiled_steps, ranks_by_time, unseen
+from hindmost_collector.sources import clocks, inspector, one_job, pattern, profiled_steps, ranks_by_time, unseen
 from hindmost_collector.sources.columns import concatenate, has_rows, select, table
 from hindmost_collector.sources.nvml_csv import gpu
 from hindmost_collector.sources.same_operations import with_what_others_saw
@@ -26,7 +26,7 @@ _ADDED_UP = ("intervals", "metrics", "stacks", "rank_states")
 def combine(path: Path, runs: Sequence[Run]) -> Run:
     """One run from several views of it, best first. Ranks are joined by their number."""
     one_job.refuse_other_runs(path, runs)
-    runs = ranks_by_time.told(runs)
+    runs = clocks.together(path, ranks_by_time.told(runs))
     runs = [_with_ranks_of_processes(run, runs) for run in runs]
     world = next((run.communicators for run in runs if has_rows(run, "communicators")), None)
     runs = [_in_the_communicators_of(world, run) for run in runs]

@@ -277,7 +277,7 @@ def _collectives(c: dict[str, np.ndarray[Any, Any]], ranks: np.ndarray[Any, Any]
     """Verbose lines have a start, seen by the host; terse ones the GPU's duration and no start."""
     rank = ranks[c["process"]]
     p2p = c["peer"] >= 0
-    seq = positions(c["comm"], c["op"], c["number"], c["written"])
+    seq = positions(c["comm"], c["op"], c["number"], c["written"], c["process"])
     seq[p2p] = counted([rank[p2p], c["comm"][p2p], c["op"][p2p], c["peer"][p2p]])
     part = table(
         "collectives",

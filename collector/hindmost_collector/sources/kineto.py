@@ -116,7 +116,6 @@ def _refuse_contradictions(where: str, traces: Sequence[tuple[int, _Trace]]) -> 
         times[f"rank {rank}"].append(trace.nanoseconds(start))
     begun = {name: np.concatenate(parts) for name, parts in times.items()}
     one_job.refuse_twins(where, begun)
-    one_job.refuse_other_times(where, begun)
     one_job.refuse_other_steps(where, {name: np.concatenate(parts) for name, parts in number.items()})
     sizes = sorted({_world_size(trace) for _, trace in traces} - {0})
     if len(sizes) > 1:

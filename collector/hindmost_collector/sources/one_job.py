@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 #: Clocks of a cluster's hosts are ms apart; what was recorded by so much later than the rest has ended was another run.
 APART_NS = 5 * 10**9
 #: Times before 2001 are not of a clock that others can be set against, but count from a trace's own begin.
-_EPOCH_NS = 10**18
+EPOCH_NS = 10**18
 
 #: Of clocks that tick as seldom as this two ranks may well show the same times.
 _TICK_NS = 1000
@@ -63,6 +63,26 @@ def refuse_other_times(what: str, times: Mapping[str, np.ndarray[Any, Any]]) -> 
             f"{what}: what {later} recorded begins {_seconds(gap)} after what {earlier} did has ended:"
             f" different jobs, or clocks that far apart; {REMEDY}"
         )
+
+
+def at_one_time(times: Mapping[Any, np.ndarray[Any, Any]]) -> list[list[Any]]:
+    """Who recorded at one time, in the order of time; those without times are in no group."""
+    spans = {name: span for name, one in times.items() if (span := _span([one])) is not None}
+    groups: list[list[Any]] = []
+    last = 0
+    for name in sorted(spans, key=lambda one: spans[one]):
+        if not groups or spans[name][0] - last > APART_NS:
+            groups.append([])
+        groups[-1].append(name)
+        last = max(last, spans[name][1])
+    return groups
+
+
+def most_at_one_time(times: Mapping[Any, np.ndarray[Any, Any]]) -> list[Any]:
+    """The largest of these groups; of as large ones that of whom comes first in ``times``."""
+    order = list(times)
+    groups = at_one_time(times)
+    return max(groups, key=lambda group: (len(group), -min(map(order.index, group))), default=[])
 
 
 def refuse_other_steps(what: str, steps: Mapping[str, np.ndarray[Any, Any]]) -> None:
@@ -133,7 +153,7 @@ def _widest_gap(spans: Mapping[str, tuple[int, int]]) -> tuple[str, str, int]:
 
 
 def _span(times: Iterable[np.ndarray[Any, Any]]) -> tuple[int, int] | None:
-    known = [part[part >= _EPOCH_NS] for part in times]
+    known = [part[part >= EPOCH_NS] for part in times]
     bounds = [int(bound) for part in known if len(part) for bound in (part.min(), part.max())]
     return (min(bounds), max(bounds)) if bounds else None
 

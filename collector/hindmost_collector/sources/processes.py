@@ -77,22 +77,42 @@ def communicators(rank_in: Sequence[Mapping[int, int]], ranks: Sequence[int], si
 
 
 def positions(
-    comm: np.ndarray[Any, Any], op: np.ndarray[Any, Any], number: np.ndarray[Any, Any], time: np.ndarray[Any, Any]
+    comm: np.ndarray[Any, Any],
+    op: np.ndarray[Any, Any],
+    number: np.ndarray[Any, Any],
+    time: np.ndarray[Any, Any],
+    process: np.ndarray[Any, Any],
 ) -> np.ndarray[Any, Any]:
     """Each operation's position in its communicator, alike on all members, from numbers that count per function.
 
     Rows are of all ranks together. NCCL demands one order of operations on all members, so the mean time at which an
-    operation was seen puts the functions in order; within a function its numbers do. What ran before the log begins
-    counts, as far as the numbers tell.
+    operation was seen puts the functions in order; within a function its numbers do. What a process' clock is ahead of
+    the others' by is taken off: of some operations its lines are missing. What ran before the log begins counts, as far
+    as the numbers tell.
     """
     _, code = np.unique(op, return_inverse=True)
     out = np.zeros(len(comm), dtype=np.int64)
     for one in np.unique(comm):
         rows = np.flatnonzero(comm == one)
         keys, which = np.unique(code[rows].astype(np.int64) << _NUMBER_BITS | number[rows], return_inverse=True)
-        seen = np.bincount(which, time[rows] - time[rows].min()) / np.bincount(which)
+        seen = _seen(which, time[rows] - time[rows].min(), process[rows])
         out[rows] = _order(keys, seen)[which] + before(keys)
     return out
+
+
+def _seen(
+    which: np.ndarray[Any, Any], time: np.ndarray[Any, Any], process: np.ndarray[Any, Any]
+) -> np.ndarray[Any, Any]:
+    """The mean time at which each operation was seen, by the clock of the process that saw most of them."""
+    most = process == np.argmax(np.bincount(process))
+    reference = np.full(int(which.max()) + 1, np.nan)
+    reference[which[most]] = time[most]
+    ahead = time - reference[which]
+    on_one = time.astype(np.float64)
+    for one in np.unique(process):
+        known = ahead[(process == one) & ~np.isnan(ahead)]
+        on_one[process == one] -= np.median(known) if len(known) else 0.0
+    return np.asarray(np.bincount(which, on_one) / np.bincount(which))
 
 
 def before(keys: np.ndarray[Any, Any]) -> int:

@@ -62,7 +62,6 @@ def _refuse_contradictions(where: str, files: int, read: dict[int, dict[str, np.
         raise UsageError(f"{where}: two files of one rank; name the folder of one job")
     named = {f"rank {rank}": columns for rank, columns in sorted(read.items())}
     one_job.refuse_twins(where, {name: columns["t_start"] for name, columns in named.items()})
-    one_job.refuse_other_times(where, {name: columns["t_start"] for name, columns in named.items()})
     one_job.refuse_other_steps(where, {name: columns["step"] for name, columns in named.items()})
 
 
