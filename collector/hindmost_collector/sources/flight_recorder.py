@@ -11,6 +11,7 @@ import math
 import pickle
 import pickletools
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +107,7 @@ def load(files: Sequence[Path]) -> Run:
         collectives=concatenate("collectives", [_collectives(dump) for dump in dumps]),
         communicators=_communicators(dumps),
         rank_states=table("rank_states", rank=[dump.rank for dump in dumps], time_ns=written, life=RUNNING),
-        in_flight=concatenate("in_flight", unfinished),
+        in_flight=_told_apart(concatenate("in_flight", unfinished)),
         stacks=_stacks(dumps, seen) if any(len(part["rank"]) for part in unfinished) else table("stacks", rank=[]),
         notes=tuple(torn),
     )
@@ -276,6 +277,7 @@ def _communicators(dumps: list[_Dump]) -> Table:
 
 def _in_flight(dump: _Dump, written: int) -> Table:
     left = [entry for entry in dump.entries if _unfinished(dump, entry)]
+    times = Counter(_place(dump, entry) for entry in dump.entries)
     return table(
         "in_flight",
         rank=[dump.rank] * len(left),
@@ -285,7 +287,34 @@ def _in_flight(dump: _Dump, written: int) -> Table:
         seq=[_seq(entry) for entry in left],
         start_ns=[_number(entry, "time_created_ns") for entry in left],
         observed_ns=written,
+        bytes=[_bytes(entry) for entry in left],
+        alone=[times[_place(dump, entry)] == 1 for entry in left],
     )
+
+
+def _place(dump: _Dump, entry: dict[str, Any]) -> tuple[int, int]:
+    return _group(dump, entry).comm, _seq(entry)
+
+
+#: Operations that end on no member unless all give as much; of others each may have a part of its own size.
+_ALIKE = ("all_reduce", "reduce")
+
+
+def _told_apart(in_flight: Table) -> Table:
+    """Open operations, those called with their sizes of which the members of a group gave different ones.
+
+    Operations that were begun together may have one number: which of a rank's is which of another's is not known then.
+    """
+    size, alone = in_flight.pop("bytes", np.empty(0, np.int64)), in_flight.pop("alone", np.empty(0, bool))
+    name = in_flight["name"].astype(object)
+    given: dict[tuple[int, int, str], set[int]] = {}
+    keys = list(zip(in_flight["comm"].tolist(), in_flight["seq"].tolist(), name.tolist(), strict=True))
+    for key, one in zip(keys, np.where(alone, size, UNMEASURED).tolist(), strict=True):
+        given.setdefault(key, set()).add(one)
+    for row, key in enumerate(keys):
+        if len(given[key]) > 1 and min(given[key]) >= 0 and key[2] in _ALIKE:
+            name[row] = f"{key[2]} of {size[row]:,} bytes"
+    return {**in_flight, "name": name.astype(np.str_)}
 
 
 def _stacks(dumps: list[_Dump], seen: int) -> Table:

@@ -94,6 +94,25 @@ def test_dumps_written_at_once_are_of_a_job_at_work(tmp_path: Path, after_s: int
     assert judge(load(tmp_path)).verdicts[0].kind == kind
 
 
+@pytest.mark.parametrize("twice", [False, True], ids=["one of a number", "two begun together under one number"])
+def test_an_all_reduce_of_another_size_is_another_operation(tmp_path: Path, twice: bool) -> None:
+    """None of its members can leave it: who gave another size than the rest is named, unless it cannot be told."""
+    for rank in range(4):
+        dump = _dump(6, completed=5)
+        dump["pg_config"]["0"]["ranks"] = "[0, 1, 2, 3]"
+        dump["entries"][5]["input_sizes"] = [[7]] if rank == 2 else [[10, 4]]
+        dump["entries"] += [dict(dump["entries"][5], state="completed")] if twice else []
+        for entry in dump["entries"]:
+            entry["time_created_ns"] += rank
+        _write(tmp_path, rank, dump)
+    verdict = judge(load(tmp_path)).verdicts[0]
+    if twice:
+        assert (verdict.kind, verdict.ranks) == ("insufficient_data", ())
+        return
+    assert (verdict.kind, verdict.ranks, verdict.victims) == ("desync", (2,), (0, 1, 3))
+    assert "rank 2 entered all_reduce of 14 bytes there instead" in verdict.evidence
+
+
 @pytest.mark.parametrize("entered", [(6, 6), (6,)], ids=["all are inside", "the other's dump is not here"])
 def test_dumps_of_an_unknown_age_accuse_nobody_without_proof(tmp_path: Path, entered: tuple[int, ...]) -> None:
     """What all have entered may be about to end, and one rank's word says nothing of another that left no dump."""
