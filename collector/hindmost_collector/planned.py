@@ -14,7 +14,7 @@ import numpy as np
 
 from hindmost_collector import constant
 from hindmost_collector.model import rows
-from hindmost_collector.robust import average, median
+from hindmost_collector.robust import average, lower_median, median
 from hindmost_collector.whatif import stall_saving
 from hindmost_collector.wording import ms, names
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Of fewer that write at once nobody knows who should take how long.
 _CROWD = 4
+#: Of two ranks one writes for both where the other does not: of so many, one is few.
+_THIRD = 3
 #: A checkpoint that ends one step and holds up the next is in two of them; what is in more on end is a habit.
 _ON_END = 2.0
 
@@ -88,12 +90,12 @@ def _late(blocks: Blocks, rows: Ints, due: Floats) -> Floats:
 def _written(took: Floats) -> Floats:
     """[R, S] of the time in checkpoints, that which is no more than others' who write then; 0 where most do.
 
-    Most ranks are compared with each other as in all else. In steps on end, or in most, a checkpoint is no plan but
-    what makes a rank slow.
+    Most ranks are compared with each other as in all else; of two both, where each writes, though it be a step later.
+    In steps on end, or in most, a checkpoint is no plan but what makes a rank slow.
     """
     writes = (took > 0) & _now_and_then(took > 0)
-    writing = writes.sum(axis=0)
-    few = writes & (2 * writing < len(took))
+    writing = (writes if len(took) >= _THIRD else _around(writes)).sum(axis=0)
+    few = writes & (2 * writing < max(len(took), _THIRD))
     due: Floats = np.where(few, took, 0.0)
     crowd = np.flatnonzero(few.any(axis=0) & (writing >= _CROWD))
     if len(crowd):
@@ -129,13 +131,18 @@ def _evaluated(blocks: Blocks, steps: Table) -> Floats | None:
 def _longer(evaluated: Floats, least: float) -> Floats:
     """[R, S] ns that a rank evaluates longer than the typical one, now and then, where that is a stall.
 
+    Of two the typical one is who evaluates less: half of what one does for both would be left as its own fault.
     What begins at the very end of a step may be in that on some ranks, and in the next on others.
     """
-    wide = np.pad(evaluated, ((0, 0), (1, 1)))
-    around = np.maximum(np.maximum(wide[:, :-2], wide[:, 2:]), evaluated)
-    longer = np.maximum(evaluated - median(around, axis=0), 0.0)
+    longer = np.maximum(evaluated - lower_median(_around(evaluated), axis=0), 0.0)
     longer[longer < least] = 0.0
     return np.asarray(np.where(_now_and_then(longer > 0), longer, 0.0))
+
+
+def _around(block: Array) -> Array:
+    """[R, S] the most of each step, the one before and the one after."""
+    wide = np.pad(block, ((0, 0), (1, 1)))
+    return np.asarray(np.maximum(np.maximum(wide[:, :-2], wide[:, 2:]), block))
 
 
 def _now_and_then(does: Array) -> Array:

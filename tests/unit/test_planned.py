@@ -164,6 +164,33 @@ def test_where_most_write_they_are_compared_with_each_other() -> None:
     assert _late(made, 2) == pytest.approx(3.0, abs=0.1)
 
 
+def test_one_of_two_may_write_for_both() -> None:
+    """It is nobody's fault, as of more; what else makes it late stays."""
+    every = slice(10, None, 25)
+    assert _late(_writing(2, {0: (every, 3.0)}), 0) < 0.1
+    slow = _writing(2, {0: (every, 1.0)})
+    slow.excess[0, every] += 2 * slow.step_ns
+    assert _late(slow, 0) == pytest.approx(2.0, abs=0.1)
+
+
+@pytest.mark.parametrize("later", [0, 1])
+def test_of_two_that_both_write_the_slower_is_late(later: int) -> None:
+    """Its checkpoint may be of the next step, where it ends one that began in this."""
+    first, second = slice(10, None, 25), slice(10 + later, None, 25)
+    assert _late(_writing(2, {0: (first, 1.0), 1: (second, 3.0)}), 1) == pytest.approx(3.0, abs=0.1)
+
+
+def test_one_of_two_may_evaluate_for_both() -> None:
+    """All of it is for both, and none is left as a fault of its own."""
+    run = _evaluating(Scenario(2, STEPS, 3, checkpoint_every=20))
+    found = blocks_of.build(run, DEFAULT)
+    assert found is not None
+    after, (note,) = planned.aside(found, run.steps, DEFAULT)
+    assert found.excess[0].max() > found.step_ns
+    assert after.excess[0].max() < 0.2 * found.step_ns
+    assert note.startswith("rank 0 evaluates longer")
+
+
 def test_a_few_long_stalls_do_not_hide_that_work_explains_who_is_late() -> None:
     """Four stalls of three steps each are most of the variance, and nothing of what makes ranks late otherwise."""
     job = Scenario(16, 200, 1, varying_lengths=0.1)
