@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 
-from hindmost_collector import awaited, constant, filled
+from hindmost_collector import awaited, constant, filled, solitary
 from hindmost_collector.model import ERROR, GPU_TIME, NONBLOCKING, UNMEASURED, Run, Table, rows
 from hindmost_collector.robust import median
 
@@ -159,7 +159,7 @@ def grid(run: Run) -> Grid | None:
     gpu = (table["flags"] & GPU_TIME) != 0
     if gpu.any() and not gpu.all():  # kernels say more than the calls that enqueued them
         table = constant.chosen(table, gpu)
-    table = filled.columns(table, "seq")
+    table = solitary.set_aside(filled.columns(table, "seq"))
     op, op_names = codes(table["op"])
     comm, _ = pd.factorize(table["comm"])
     ranks, row = np.unique(table["rank"], return_inverse=True)
