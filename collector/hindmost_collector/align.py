@@ -14,6 +14,7 @@ import pandas as pd
 
 from hindmost_collector import awaited, constant, filled, solitary
 from hindmost_collector.model import ERROR, GPU_TIME, NONBLOCKING, UNMEASURED, Run, Table, rows
+from hindmost_collector.numbered import found_in, numbered
 from hindmost_collector.robust import median
 
 Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
@@ -162,27 +163,29 @@ def grid(run: Run) -> Grid | None:
     table = solitary.set_aside(filled.columns(table, "seq"))
     op, op_names = codes(table["op"])
     comm, _ = pd.factorize(table["comm"])
-    ranks, row = np.unique(table["rank"], return_inverse=True)
+    ranks, row = numbered(table["rank"])
     klass_of_comm, group = _classes(comm, op, row, len(ranks))
     klass = klass_of_comm[comm]
     key = ((klass * (op.max() + 1) + op) << 36) + table["seq"].astype(np.int64)
     column, keys = pd.factorize(key)
     count = len(keys)
-    size, place = _first(table["bytes"], column, count), _first(key >> 36, column, count)
+    shape, cell = (len(ranks), count), row * count + column
+    first = _first(np.arange(len(column)), column, count)
+    size = table["bytes"][first].astype(np.int64)
     joined = Grid(
         ranks=ranks.astype(np.int64),
-        start=_fill(table["start_ns"], row, column, (len(ranks), count)),
-        duration=_fill(table["duration_ns"], row, column, (len(ranks), count)),
-        self_time=_fill(table["self_ns"], row, column, (len(ranks), count)),
-        cpu=_fill(table["cpu_ns"], row, column, (len(ranks), count)),
-        runqueue=_fill(table["runqueue_ns"], row, column, (len(ranks), count)),
+        start=_fill(table["start_ns"], cell, shape),
+        duration=_fill(table["duration_ns"], cell, shape),
+        self_time=_fill(table["self_ns"], cell, shape),
+        cpu=_fill(table["cpu_ns"], cell, shape),
+        runqueue=_fill(table["runqueue_ns"], cell, shape),
         step=_known_step(table["step"], column, count) if "step" in table else np.full(count, -1, np.int64),
-        seq=_first(table["seq"], column, count),
-        token=pd.factorize(place * (1 << 40) + size)[0].astype(np.int64),
-        klass=_first(klass, column, count),
+        seq=table["seq"][first].astype(np.int64),
+        token=pd.factorize((keys >> 36) * (1 << 40) + size)[0].astype(np.int64),
+        klass=klass[first],
         group=group,
         gpu_time=bool(gpu.any()),
-        gathers=_first(np.array(["gather" in name for name in op_names])[op], column, count).astype(bool),
+        gathers=np.array(["gather" in name for name in op_names])[op[first]],
         peer_wait=np.broadcast_to(0.0, (len(ranks), count)),
         size=_sizes(table["bytes"], row, column, size, group),
     )
@@ -221,8 +224,8 @@ def _classes(comm: Ints, op: Ints, row: Ints, ranks: int) -> tuple[Ints, Ints]:
     Communicators that look alike (size, spacing of members, operations) and share no rank are one class: the tensor
     groups of a job, or its data-parallel groups.
     """
-    pairs = np.unique(comm.astype(np.int64) * ranks + row)
-    kinds = np.unique(comm.astype(np.int64) * (op.max() + 1) + op)
+    pairs = found_in(comm.astype(np.int64) * ranks + row)
+    kinds = found_in(comm.astype(np.int64) * (op.max() + 1) + op)
     members: dict[int, list[int]] = {}
     for pair in pairs.tolist():
         members.setdefault(pair // ranks, []).append(pair % ranks)
@@ -269,13 +272,16 @@ def _known_step(step: Array, column: Array, columns: int) -> Ints:
     return _first(step[known], column[known], columns, UNMEASURED)
 
 
-def _fill(values: Array, row: Array, column: Array, shape: tuple[int, int]) -> Floats:
-    """[R, K] block of one column of the table; -1 becomes NaN. What nobody measured takes the memory of one number."""
+def _fill(values: Array, cell: Ints, shape: tuple[int, int]) -> Floats:
+    """[R, K] block of one column of the table, of which each row is in a ``cell`` [N]; -1 becomes NaN. What nobody
+    measured takes the memory of one number.
+    """
     if constant.is_constant(values) and values[0] == UNMEASURED:
         return np.broadcast_to(np.nan, shape)
-    block = np.full(shape, np.nan)
-    block[row, column] = np.where(values == UNMEASURED, np.nan, values)
-    return block
+    block = np.full(shape[0] * shape[1], np.nan)
+    unmeasured = values == UNMEASURED
+    block[cell] = np.where(unmeasured, np.nan, values) if unmeasured.any() else values
+    return block.reshape(shape)
 
 
 def _ordered(grid: Grid) -> Grid:

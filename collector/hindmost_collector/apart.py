@@ -13,6 +13,7 @@ import numpy as np
 
 from hindmost_collector import constant
 from hindmost_collector.model import Run, rows
+from hindmost_collector.numbered import found_in
 from hindmost_collector.robust import median
 from hindmost_collector.wording import names
 
@@ -26,11 +27,11 @@ _OF_RANKS = ("ranks", "steps", "collectives", "communicators", "intervals", "in_
 
 def find(run: Run) -> list[Run]:
     """The run of each group, the first ranks' first; empty where all meet, or nobody knows."""
-    ranks = np.unique(run.ranks["rank"])
+    ranks = found_in(run.ranks["rank"])
     label = _labels(run, ranks) if len(ranks) > 3 else None
     if label is None:
         return []
-    groups = [ranks[label == one] for one in np.unique(label)]
+    groups = [ranks[label == one] for one in found_in(label)]
     return [of_ranks(run, group) for group in groups] if len(groups) > 1 else []
 
 
@@ -61,7 +62,7 @@ def _labels(run: Run, ranks: Ints) -> Ints | None:
     if len(comm) == 0:
         return None
     met = np.bincount(comm)[comm] > 1  # of a communicator of which one member was seen, nobody knows the others
-    if len(np.unique(row[met])) < len(ranks):
+    if len(found_in(row[met])) < len(ranks):
         return None
     while True:
         lowest = np.full(int(comm.max()) + 1, len(ranks))
@@ -80,7 +81,7 @@ def _members(run: Run, ranks: Ints) -> tuple[Ints, Ints]:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     known = np.isin(table["rank"], ranks)
     _, comm = np.unique(table["comm"][known], return_inverse=True)
-    pairs = np.unique(comm.astype(np.int64) * len(ranks) + np.searchsorted(ranks, table["rank"][known]))
+    pairs = found_in(comm.astype(np.int64) * len(ranks) + np.searchsorted(ranks, table["rank"][known]))
     return pairs // len(ranks), pairs % len(ranks)
 
 

@@ -26,6 +26,7 @@ from hindmost_collector import (
 )
 from hindmost_collector.awaited import SAMPLED_FROM_NS
 from hindmost_collector.model import Run, Table, rows
+from hindmost_collector.numbered import found_in
 from hindmost_collector.robust import median, peers_median, sums_by_step
 from hindmost_collector.sampled import Samples
 
@@ -117,24 +118,31 @@ def build(run: Run, settings: Settings) -> Blocks | None:
             found = marked_only
     if found is None:
         return None
-    marked = intervals.by_step(run.intervals, found.ranks, step_times.ends(found, table))
-    took = phases.pivot(table, found.ranks, found.steps, "duration_ns")
-    began = phases.pivot(table, found.ranks, found.steps, "start_ns")
+    times = phases.pivots(table, found.ranks, found.steps, ("start_ns", "duration_ns"))
+    began, took = times.get("start_ns"), times.get("duration_ns")
+    marked = intervals.by_step(run.intervals, found.ranks, step_times.ends(found, began, took))
     return replace(
         found,
         took=took,
         ended=began + took if began is not None and took is not None else None,
         parts=marked | found.parts,
-        samples=Samples(run, found.ranks, step_times.bounds(found, table)),
+        samples=Samples(run, found.ranks, step_times.bounds(found, began)),
         node=_nodes(run, found.ranks),
     )
 
 
 def _nodes(run: Run, ranks: Ints) -> Ints:
     """[R] numbers of the nodes that ranks are on, -1 where nobody said."""
-    names = {name: number for number, name in enumerate(sorted({str(one) for one in run.ranks["node"]} - {""}))}
-    node = dict(zip(run.ranks["rank"].tolist(), (names.get(str(one), -1) for one in run.ranks["node"]), strict=True))
-    return np.array([node.get(int(rank), -1) for rank in ranks], np.int64)
+    code, names = align.codes(run.ranks["node"])
+    number = {name: place for place, name in enumerate(sorted({*names} - {""}))}
+    of_code = np.array([number.get(name, -1) for name in names], np.int64)
+    order = np.argsort(run.ranks["rank"], kind="stable")
+    known = run.ranks["rank"][order]
+    place = np.searchsorted(known, ranks, side="right") - 1
+    said = np.flatnonzero((place >= 0) & np.isin(ranks, known))
+    node = np.full(len(ranks), -1, np.int64)
+    node[said] = of_code[code[order[place[said]]]]
+    return node
 
 
 def _at_pace(found: Blocks | None, pace_ns: float | None) -> Blocks | None:
@@ -310,14 +318,13 @@ def _from_phases(table: Table, settings: Settings, *, on_gpus: bool) -> Blocks |
     Bare steps tell less: ranks that wait for each other take alike long over them, and only who takes longer than the
     others, which do not wait for it there, is seen.
     """
-    ranks, numbers = np.unique(table["rank"]).astype(np.int64), np.unique(table["step"]).astype(np.int64)
-    duration = phases.pivot(table, ranks, numbers, "duration_ns")
+    ranks, numbers = (found_in(table[name]).astype(np.int64) for name in ("rank", "step"))
+    duration, parts, work = phases.all_of(table, ranks, numbers)
     if duration is None:
         return None
-    parts = phases.phase_blocks(table, ranks, numbers)
     if not on_gpus:  # item() of a loss waits for a GPU, and with it for whomever that waits for
         parts = phases.with_rest(parts, duration)
-    own, on_gpu = phases.busy(parts, duration), phases.gpu_step(parts, duration)
+    own, on_gpu = phases.busy(parts, duration)
     shared = np.flatnonzero(np.sum(~np.isnan(duration), axis=0) >= min(2, len(ranks)))
     if len(shared) == 0:  # no step that two ranks have
         return None
@@ -354,6 +361,6 @@ def _from_phases(table: Table, settings: Settings, *, on_gpus: bool) -> Blocks |
         role=np.zeros(len(ranks), np.int64),
         warmup=first,
         parts=parts,
-        work=phases.work(table, ranks, numbers),
+        work=phases.counted(work[:, kept]) if work is not None else None,
         evidence=BARE if bare else PHASES,
     )

@@ -99,8 +99,9 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
         found += hidden_input.told_of_stalls(blocks, slow, settings)
         if not any(one.ranks for one in found) and sharing.find(run) is None:
             found += _of_most(run, blocks, settings)
-        notes += [*hidden, *hidden_input.notes(blocks, found, settings)]
-    notes += [*profiled.notes(blocks, phases.training(run.steps)), *horovod.notes(run)]
+        notes += [*hidden, *(hidden_input.notes(blocks, found, settings) if not run.look else [])]
+    if not run.look:
+        notes += [*profiled.notes(blocks, phases.training(run.steps)), *horovod.notes(run)]
     if not found:
         found.append(_nothing(run, blocks, settings))
     found = stood_still.beside(unseen.judged(found, run), stalls)

@@ -32,7 +32,7 @@ AHEAD_S = 20.0
 #: A verdict is to be news no later than this.
 EVERY_S = 2.0
 #: The share of what judging may take that looks at the newest steps take at most.
-OF_LOOKS = 0.7
+OF_LOOKS = 0.8
 #: Looks that take more than this share of what the whole window does are not worth it.
 OF_WHOLE = 0.6
 

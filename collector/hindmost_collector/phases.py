@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 #: Phases in which a rank may sit waiting for others without saying so: no sign of its own slowness.
 _MAY_WAIT = {"backward", "sync", "gpu_backward"}
+#: Columns of the phases.
+_COLUMNS = tuple(f"{name}_ns" for name in PHASES)
 
 
 def training(table: Table) -> Table:
@@ -28,10 +30,10 @@ def training(table: Table) -> Table:
 
 def pivot(table: Table, ranks: Ints, numbers: Ints, name: str) -> Floats | None:
     """[R, S] of one column of the steps; ``None`` where no rank measured it."""
-    return _pivots(table, ranks, numbers, (name,)).get(name)
+    return pivots(table, ranks, numbers, (name,)).get(name)
 
 
-def _pivots(table: Table, ranks: Ints, numbers: Ints, names: Iterable[str]) -> dict[str, Floats]:
+def pivots(table: Table, ranks: Ints, numbers: Ints, names: Iterable[str]) -> dict[str, Floats]:
     """[R, S] of each of these columns that some rank measured."""
     wanted = [name for name in names if name in table and _may_be_measured(table[name])]
     if not wanted:
@@ -65,8 +67,15 @@ def _places(known: Ints, values: Ints) -> tuple[Ints, Array]:
 
 def phase_blocks(table: Table, ranks: Ints, numbers: Ints) -> dict[str, Floats]:
     """Every measured phase as [R, S]."""
-    blocks = _pivots(table, ranks, numbers, [f"{name}_ns" for name in PHASES])
+    blocks = pivots(table, ranks, numbers, _COLUMNS)
     return {name.removesuffix("_ns"): block for name, block in blocks.items()}
+
+
+def all_of(table: Table, ranks: Ints, numbers: Ints) -> tuple[Floats | None, dict[str, Floats], Floats | None]:
+    """How long steps took, every measured phase, and the work as it was counted, each as [R, S]; ``None``: unknown."""
+    blocks = pivots(table, ranks, numbers, ("duration_ns", "work", *_COLUMNS))
+    duration, work = blocks.pop("duration_ns", None), blocks.pop("work", None)
+    return duration, {name.removesuffix("_ns"): block for name, block in blocks.items()}, work
 
 
 def unnamed(parts: Mapping[str, Array], duration: Array) -> Array | None:
@@ -101,7 +110,12 @@ def with_rest(parts: dict[str, Floats], duration: Floats) -> dict[str, Floats]:
 def work(table: Table, ranks: Ints, numbers: Ints) -> Floats | None:
     """[R, S] samples or tokens; a step that counted none has not been counted."""
     found = pivot(table, ranks, numbers, "work")
-    return None if found is None or not (found > 0).any() else np.where(found > 0, found, np.nan)
+    return None if found is None else counted(found)
+
+
+def counted(work: Floats) -> Floats | None:
+    """[R, S] work without the steps that counted none; ``None`` where none did."""
+    return np.where(work > 0, work, np.nan) if (work > 0).any() else None
 
 
 def named_share(parts: Mapping[str, Floats], duration: Floats) -> Floats:
@@ -114,14 +128,8 @@ def named_share(parts: Mapping[str, Floats], duration: Floats) -> Floats:
 
 def _on_gpu(parts: dict[str, Floats]) -> Floats | None:
     """[R, S] ns that the GPU was in one of its phases; ``None`` where nobody timed it."""
-    found = [np.nan_to_num(block) for name, block in parts.items() if name.startswith("gpu_")]
-    return np.asarray(np.sum(found, axis=0)) if found else None
-
-
-def gpu_step(parts: dict[str, Floats], duration: Floats) -> Floats | None:
-    """[R, S] ns of each step on the GPU, with what it was idle before; ``None`` where nobody timed it."""
-    took, idle = _on_gpu(parts), gpu_idle(parts, duration)
-    return took + idle if took is not None and idle is not None else None
+    found = [block for name, block in parts.items() if name.startswith("gpu_")]
+    return _sum(found) if found else None
 
 
 def gpu_idle(parts: dict[str, Floats], duration: Floats) -> Floats | None:
@@ -132,8 +140,10 @@ def gpu_idle(parts: dict[str, Floats], duration: Floats) -> Floats | None:
     done with the step before, whichever is later.
     """
     took = _on_gpu(parts)
-    if took is None:
-        return None
+    return _idle(took, parts, duration) if took is not None else None
+
+
+def _idle(took: Floats, parts: dict[str, Floats], duration: Floats) -> Floats:
     known = np.nan_to_num(duration)
     launched = np.cumsum(known, axis=1) - known + np.minimum(np.nan_to_num(parts.get("input", 0.0)), known)
     idle = np.zeros_like(known)
@@ -144,17 +154,23 @@ def gpu_idle(parts: dict[str, Floats], duration: Floats) -> Floats | None:
     return idle
 
 
-def busy(parts: dict[str, Floats], duration: Floats) -> Floats:
-    """[R, S] ns of a step in which a rank surely did not wait for others.
+def busy(parts: dict[str, Floats], duration: Floats) -> tuple[Floats, Floats | None]:
+    """[R, S] ns of a step in which a rank surely did not wait for others; and how long the step was on the GPU, with
+    what that was idle before, ``None`` where nobody timed it.
 
     Where the GPU was timed its phases and its idle time count, and the host's do not: what the host does late while the
     GPU still has work queued delays nobody.
     """
-    idle = gpu_idle(parts, duration)
-    if idle is not None:
-        busy = [block for name, block in parts.items() if name.startswith("gpu_") and name not in _MAY_WAIT]
-        return np.asarray(np.sum([np.nan_to_num(block) for block in busy], axis=0) + idle)
-    busy = [block for name, block in parts.items() if name not in _MAY_WAIT | AMOUNTS]
-    return (
-        np.asarray(np.sum([np.nan_to_num(block) for block in busy], axis=0)) if busy else np.full_like(duration, np.nan)
-    )
+    took = _on_gpu(parts)
+    if took is not None:
+        idle = _idle(took, parts, duration)
+        return _sum(
+            [parts[name] for name in parts if name.startswith("gpu_") and name not in _MAY_WAIT]
+        ) + idle, took + idle
+    own = [block for name, block in parts.items() if name not in _MAY_WAIT | AMOUNTS]
+    return _sum(own) if own else np.full_like(duration, np.nan), None
+
+
+def _sum(blocks: list[Floats]) -> Floats:
+    """What these are together; what is missing counts as nothing."""
+    return np.asarray(np.sum([np.nan_to_num(block) for block in blocks], axis=0))

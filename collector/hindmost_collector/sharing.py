@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_collector.align import codes
 from hindmost_collector.causes import FILES
 from hindmost_collector.robust import peers_median
 from hindmost_collector.telemetry import Metrics, typical
@@ -43,8 +44,8 @@ class Sharing:
 
 def find(run: Run) -> Sharing | None:
     """The most crowded node of a run; ``None`` where no node has more ranks than CPUs, or nobody counted them."""
-    nodes, counts = np.unique(run.ranks["node"], return_counts=True)
-    ranks = dict(zip(nodes.tolist(), counts.tolist(), strict=True))
+    code, nodes = codes(run.ranks["node"])
+    ranks = dict(zip(nodes, np.bincount(code).tolist(), strict=True))
     crowded = [
         Sharing(series.node, ranks[series.node], int(typical([series])))
         for series in Metrics.of(run).series("hindmost_node_cpus")

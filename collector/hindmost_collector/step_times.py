@@ -6,21 +6,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector import phases
 from hindmost_collector.robust import median
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Array, Floats, Ints
     from hindmost_collector.blocks import Blocks
-    from hindmost_collector.model import Table
 
 
-def bounds(found: Blocks, table: Table) -> Floats:
-    """[S + 1] when each step began on the job clock, and when the last ended; empty where nobody knows.
+def bounds(found: Blocks, start: Floats | None) -> Floats:
+    """[S + 1] when each step began on the job clock, and when the last ended; empty where nobody knows. ``start``
+    [R, S] is what was marked.
 
     A GPU's clock is some ms off the job's: nothing beside the pace of samples.
     """
-    start = phases.pivot(table, found.ranks, found.steps, "start_ns")
     if start is None and found.joined is not None:
         start = found.joined.start[:, found.starts]
     if start is None or np.isnan(start).all():
@@ -54,10 +52,10 @@ def _lacking_alike(gaps: Array) -> list[Ints]:
     return np.split(rows[order], np.flatnonzero(np.diff(kind[order])) + 1) if len(rows) else []
 
 
-def ends(found: Blocks, table: Table) -> Floats:
-    """[R, S] when each rank's steps ended on the job clock; of no columns where that cannot be told."""
-    start = phases.pivot(table, found.ranks, found.steps, "start_ns")
-    duration = phases.pivot(table, found.ranks, found.steps, "duration_ns")
+def ends(found: Blocks, start: Floats | None, duration: Floats | None) -> Floats:
+    """[R, S] when each rank's steps ended on the job clock, as ``start`` and ``duration`` [R, S] were marked; of no
+    columns where that cannot be told.
+    """
     if start is not None and duration is not None:
         told = start + duration
     elif found.joined is not None and not found.joined.gpu_time:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hindmost_collector import endings, intervals, whatif
+from hindmost_collector.align import codes
 from hindmost_collector.model import OTHER, Run, rows
+from hindmost_collector.numbered import found_in
 from hindmost_collector.phases import phase_blocks, training, unnamed
 from hindmost_collector.robust import average, mean, median, sums_by_step
 from hindmost_collector.verdict import JobSummary, RankRow, WhatIf
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 def job(run: Run, blocks: Blocks | None) -> JobSummary:
     """What is known of the job; ``None`` where it is not."""
     about = run.job
-    nodes = sorted({str(node) for node in run.ranks["node"] if str(node)})
+    nodes = {*codes(run.ranks["node"])[1]} - {""}
     seconds = (about.ended_ns - about.started_ns) / 1e9 if about.ended_ns and about.started_ns else None
     return JobSummary(
         id=about.id,
@@ -41,7 +43,7 @@ def _steps(run: Run, blocks: Blocks | None) -> int | None:
     if run.job.steps is not None:
         return run.job.steps
     if rows(run.steps):
-        return len(np.unique(run.steps["step"]))
+        return len(found_in(run.steps["step"]))
     return len(blocks.steps) + blocks.warmup if blocks is not None else None
 
 

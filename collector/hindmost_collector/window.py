@@ -82,7 +82,7 @@ class Window:
         self._states: dict[int, tuple[Any, ...]] = {}
         self._stacks: dict[int, tuple[Any, ...]] = {}
         self._heard: dict[str, int] = {}
-        self._node_of: tuple[Table, dict[int, str]] = {}, {}
+        self._node_of: tuple[Table, dict[int, str], int] = {}, {}, 0
         self.newest_ns = 0  # when what was begun last, of all that has ended, began
         self.started_ns: int | None = None
         self.command: str | None = None
@@ -190,7 +190,8 @@ class Window:
         """The node of each rank; made anew when there is another table of ranks."""
         ranks = self._ranks.table()
         if self._node_of[0] is not ranks:
-            self._node_of = ranks, dict(zip(ranks["rank"].tolist(), ranks["node"].tolist(), strict=True))
+            nodes = ranks["node"].tolist()
+            self._node_of = ranks, dict(zip(ranks["rank"].tolist(), nodes, strict=True)), len(set(nodes))
         return self._node_of[1]
 
     def _evict(self, parts: deque[Table]) -> None:
@@ -235,7 +236,7 @@ class Window:
         parts = {name: list(found) for name, found in self._parts.items()}
         ticks, ranks, stated = list(self._metrics), self.ranks(), self._stated.table()
         if newest_of_ns is not None:
-            parts = newest.parts(parts, newest_of_ns)
+            parts = newest.parts(parts, newest_of_ns, rows(ranks))
             ticks = ticks[newest.of_samples([tick.size for tick in ticks]) :]
         communicators = self._communicators.table()
         small = {
@@ -243,11 +244,12 @@ class Window:
             "rank_states": list(self._states.values()),
             "stacks": list(self._stacks.values()),
         }
+        self._nodes()  # counts them
         facts = Job(
             id=job,
             command=self.command,
             world_size=world_size(ranks),
-            nodes=len(np.unique(ranks["node"])) or None,
+            nodes=self._node_of[2] or None,
             started_ns=self.started_ns,
         )
 

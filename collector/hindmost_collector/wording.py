@@ -228,6 +228,8 @@ def stalls(blocks: Blocks, found: Stalls, cause: Cause, cost: float) -> list[str
 
 def nodes_of(run: Run, ranks: Sequence[int]) -> list[str]:
     """The nodes, not all there are, of which these are all the ranks; nothing where they are not."""
+    if len(ranks) < 2:
+        return []
     nodes = {int(rank): str(node) for rank, node in zip(run.ranks["rank"], run.ranks["node"], strict=True)}
     of_node: dict[str, set[int]] = {}
     for rank, node in nodes.items():

@@ -127,11 +127,11 @@ def test_newest_steps_are_looked_at_each_period_and_the_whole_window_when_the_sh
 
 
 def test_without_a_least_time_looks_leave_the_whole_window_a_part_of_the_share() -> None:
-    """Each 0.6 s they take 0.035 of a core, and a whole window each 27 s the rest of a twentieth."""
+    """Each 0.5 s they take 0.04 of a core, and a whole window each 40 s the rest of a twentieth."""
     job = Looked(period_s=0.0)
     judged = [which for _, which in job.until(200.0)]
     assert judged.count("newest") > 200
-    assert judged.count("whole") == pytest.approx(200 / 27, abs=2)
+    assert judged.count("whole") == pytest.approx(200 / 40, abs=2)
 
 
 def test_news_has_the_whole_window_judged_at_once() -> None:
@@ -165,7 +165,13 @@ def test_an_answer_has_the_whole_window_judged() -> None:
 
 def table(first: int, stop: int, ranks: int, step_ns: int, each: int = 1) -> dict[str, Any]:
     """Rows of so many ranks, ``each`` in each of these steps."""
-    return {"start_ns": np.repeat(np.arange(first, stop) * step_ns, ranks * each)}
+    return rows_of(first, stop, np.arange(ranks), step_ns, each)
+
+
+def rows_of(first: int, stop: int, ranks: Any, step_ns: int, each: int = 1) -> dict[str, Any]:
+    """The same of these ranks."""
+    start = np.repeat(np.arange(first, stop) * step_ns, len(ranks) * each)
+    return {"start_ns": start, "rank": np.tile(np.repeat(ranks, each), stop - first)}
 
 
 def steps_of(pieces: list[dict[str, Any]], step_ns: int) -> int:
@@ -177,13 +183,25 @@ def test_the_newest_steps_are_a_small_part_of_a_full_window() -> None:
     """Of few ranks those that fill some rows; of many as many as can be judged, of each table by its own clock."""
     of_hosts = [table(at, at + 5, 64, 10**8) for at in range(1000, 2000, 5)]
     of_gpus = [table(at, at + 5, 64, 10**8, 6) for at in range(0, 1000, 5)]
-    kept = newest.parts({"steps": of_hosts, "collectives": of_gpus}, 1e8)
+    kept = newest.parts({"steps": of_hosts, "collectives": of_gpus}, 1e8, 64)
     assert 130 <= steps_of(kept["collectives"], 10**8) <= 140
     assert 130 <= steps_of(kept["steps"], 10**8) <= 140
     large = [table(at, at + 2, 8192, 10**9) for at in range(0, 44, 2)]
-    kept = newest.parts({"steps": large, "collectives": [table(38, 44, 8192, 10**9, 6)], "intervals": []}, 1e9)
-    assert 16 <= steps_of(kept["steps"], 10**9) <= 18
+    kept = newest.parts({"steps": large, "collectives": [table(38, 44, 8192, 10**9, 6)], "intervals": []}, 1e9, 8192)
+    assert 12 <= steps_of(kept["steps"], 10**9) <= 14
     assert kept["collectives"] == kept["intervals"] == []
+
+
+def test_each_rank_is_seen_in_as_many_steps_as_a_judgement_needs_though_agents_send_in_turn() -> None:
+    """A quarter of the agents tells each second what the four before it brought: of the others nothing is newer."""
+    turns = [
+        rows_of(10 * (second - 3), 10 * (second + 1), np.arange(second % 4, 8192, 4), 10**8) for second in range(4, 16)
+    ]
+    kept = newest.parts({"steps": turns}, 1e8, 8192)["steps"]
+    assert set(np.concatenate([piece["rank"] for piece in kept]).tolist()) == set(range(8192))
+    assert len(kept) == 4
+    gone = newest.parts({"steps": turns}, 1e8, 16_384)["steps"]
+    assert 4 < len(gone) < len(turns)
 
 
 def test_a_few_ticks_of_metrics_are_enough() -> None:
