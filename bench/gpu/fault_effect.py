@@ -11,6 +11,12 @@ if TYPE_CHECKING:
 WARM, SETTLES = 45, 10
 #: Fewer steps tell no mean.
 LEAST = 20
+#: The first steps compile, allocate and tune.
+SETTLED = 5
+#: Consecutive steps with one mean, of whose means this percentile is the pace of a job that nothing disturbs.
+BLOCK, CALM = 20, 25
+#: Steps whose mean is so much above that pace were held up by something.
+FELT = 0.02
 #: A right onset is so many steps off at most, or a period of what comes now and then; a right cost by so much.
 ONSET, COST = 3, 0.2
 
@@ -23,6 +29,19 @@ def effect(steps: list[tuple[int, int]], struck_ns: int, ended_ns: int, period: 
     was, became = _mean_ms(before), _mean_ms(after)
     more = None if was is None or became is None else became - was
     return {"step_ms_before": was, "step_ms_after": became, "effect_ms": more, "steps_after": max(len(after) - 1, 0)}
+
+
+def felt(effect: dict[str, Any]) -> bool:
+    """Whether steps are longer since the strike."""
+    return effect["effect_ms"] is not None and bool(effect["effect_ms"] >= FELT * effect["step_ms_before"])
+
+
+def held_up(steps: list[tuple[int, int]], since: int) -> bool:
+    """Whether the steps from ``since`` on took longer than those of them that nothing disturbed."""
+    ends = [ns for step, ns in steps if step > max(since, SETTLED)]
+    means = sorted(_mean_ms(ends[at : at + BLOCK + 1]) or 0.0 for at in range(0, len(ends) - BLOCK, BLOCK))
+    mean = _mean_ms(ends)
+    return mean is not None and mean >= (1 + FELT) * means[len(means) * CALM // 100]
 
 
 def _mean_ms(ends: list[int]) -> float | None:

@@ -1,4 +1,9 @@
-"""What was said of a live fault and when, against what was so."""
+"""What was said of a live fault and when, against what was so.
+
+What is said of steps before the strike, however late, is not said of the fault. The job's own steps may bear out what
+no case expects: that hosts launch too slowly, which names nobody, where steps are longer than when nothing disturbed
+them; and that a fault is not hidden, where they are longer since.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +29,25 @@ def grade(job: Running, struck_ns: int, ended_ns: int, report: dict[str, Any] | 
     struck = began.get("time_ns", struck_ns)
     events = [event for event in job.events() if event["time_ns"] <= ended_ns]
     opened = [event for event in events if event["event"] != "closed"]
-    after = [event for event in opened if event["time_ns"] >= struck]
     first = began.get("step", sum(ns < struck for _, ns in steps))
+    after = [event for event in opened if event["time_ns"] >= struck and not _over(event["verdict"], first)]
     final = report["verdicts"] if report else []
+    effect = fault_effect.effect(steps, struck, ended_ns, case.period)
+    new = [event for event in opened if _new(case, event) and not named(case, event["verdict"])]
+    borne_out = [
+        e for e in new if _borne_out(case, e["verdict"], effect, [one for one in steps if one[1] <= e["time_ns"]])
+    ]
+    left = [event for event in new if event not in borne_out]
     found = {
         "fault": case.name,
         "expected": case.expected,
         "struck_step": first,
-        **fault_effect.effect(steps, struck, ended_ns, case.period),
+        **effect,
         "named": _first(case, after, steps, struck, named),
         "right": _first(case, after, steps, struck, right),
-        "false_alarms": [_brief(e["verdict"]) for e in opened if e["time_ns"] < struck and _new(case, e)],
-        "others": [_brief(e["verdict"]) for e in after if _new(case, e) and not named(case, e["verdict"])],
+        "false_alarms": [_brief(event["verdict"]) for event in left if event not in after],
+        "others": [_brief(event["verdict"]) for event in left if event in after],
+        "borne_out": [_brief(event["verdict"]) for event in borne_out],
         "final": [_brief(verdict) | {"evidence": verdict["evidence"]} for verdict in final],
         "notes": report["notes"] if report else [],
         "log": [{"after_s": (e["time_ns"] - struck) / 1e9, "event": e["event"]} | _brief(e["verdict"]) for e in events],
@@ -43,7 +55,21 @@ def grade(job: Running, struck_ns: int, ended_ns: int, report: dict[str, Any] | 
     if case.kinds and not case.stops:
         mine = [verdict for verdict in final if named(case, verdict)]
         found |= fault_effect.judged(case, mine, first, steps[-1][0] if steps else first, found["effect_ms"])
-    return found | {"as_expected": _as_expected(case, found)}
+    unexpected = [verdict for verdict in final if not _borne_out(case, verdict, effect, steps)]
+    return found | {"as_expected": _as_expected(case, found, unexpected)}
+
+
+def _over(verdict: dict[str, Any], struck: int) -> bool:
+    """Whether what a verdict is about had ended before the strike."""
+    return verdict["until_step"] is not None and verdict["until_step"] <= struck
+
+
+def _borne_out(case: Case, verdict: dict[str, Any], effect: dict[str, Any], steps: list[tuple[int, int]]) -> bool:
+    """Whether the job's own steps, as far as it is said of these, show what no case expects."""
+    if verdict["kind"] == "host_bound" and not verdict["ranks"]:
+        return fault_effect.held_up(steps, verdict["since_step"] or 0)
+    culprit = verdict["ranks"] == case.culprits and verdict["cause"] in case.causes
+    return case.hides and culprit and fault_effect.felt(effect)
 
 
 def _new(case: Case, event: dict[str, Any]) -> bool:
@@ -51,12 +77,12 @@ def _new(case: Case, event: dict[str, Any]) -> bool:
     return event["event"] == "opened" and event["verdict"]["kind"] != case.answer
 
 
-def _as_expected(case: Case, found: dict[str, Any]) -> bool:
+def _as_expected(case: Case, found: dict[str, Any], final: list[dict[str, Any]]) -> bool:
     """Named live with its cause; where nobody is to be named, nobody was, live or at the end, and a note says why."""
     if case.kinds:
         return found["right"] is not None
     answers = ("balanced", "insufficient_data", case.answer)
-    quiet = not found["others"] and all(one["kind"] in answers for one in found["final"])
+    quiet = not found["others"] and all(one["kind"] in answers for one in final)
     return quiet and any(case.note in note for note in [*found["notes"], ""])
 
 
@@ -104,6 +130,7 @@ def _row(one: dict[str, Any]) -> str:
     quoted = [line for line in (best or {}).get("evidence", []) if any(word in line for word in QUOTED)]
     alarms = [f"before the fault: {_said(alarm)}" for alarm in one["false_alarms"]]
     others = [f"beside it: {_said(other)}" for other in one["others"] if other is not best]
+    others += [f"borne out by longer steps: {_said(other)}" for other in one["borne_out"]]
     return "\n".join(
         [row, *(f"{'':19}{extra}" for extra in [*_effect(one), *quoted, *alarms, *others, *one["notes"][:2]])]
     )

@@ -93,3 +93,53 @@ def test_every_case_has_a_fault_that_the_job_knows(bench: Any) -> None:
     periods = {"stalls": faults.STALLS, "saves": faults.SAVES, "turns": 2 * faults.TURN}
     evaluations = dict.fromkeys(("evaluates", "evaluates-alone"), faults.EVALUATES)
     assert periods | evaluations == cases.PERIODS
+
+
+class AJob:
+    """A job that ran, and of which that much was said."""
+
+    def __init__(self, case: Any, steps: list[tuple[int, int]], struck: int, said: list[tuple[int, dict[str, Any]]]):
+        self.case, self._steps, self._struck = case, steps, struck
+        self._said = [{"time_ns": steps[at][1] + 1, "event": "opened", "verdict": one} for at, one in said]
+
+    def steps(self) -> list[tuple[int, int]]:
+        return self._steps
+
+    def struck(self) -> dict[str, int]:
+        return {"time_ns": self._steps[self._struck][1], "step": self._struck}
+
+    def events(self) -> list[dict[str, Any]]:
+        return self._said
+
+
+def graded(bench: Any, name: str, lengths: list[int], said: list[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
+    """Struck at step 100; what is said last is said in the end, too."""
+    job = AJob(a_case(bench, name), steps_of(*lengths), 100, said)
+    final = [one for _, one in said[-1:] if one["until_step"] is None]
+    found: dict[str, Any] = bench("fault_grade").grade(job, 0, 1 << 62, {"verdicts": final, "notes": []})
+    return found
+
+
+@pytest.mark.parametrize(("until", "right"), [(90, True), (None, False)])
+def test_what_was_over_before_the_strike_is_no_answer_to_it(bench: Any, until: int | None, right: bool) -> None:
+    """It counts as a false alarm before it, however late it is said."""
+    told = verdict("straggler", [0], since_step=80, until_step=until, cost_ms_per_step=3.0)
+    found = graded(bench, "uneven-lengths", [10] * 200, [(110, told)])
+    assert found["as_expected"] is right
+    assert (len(found["false_alarms"]), len(found["others"])) == ((1, 0) if right else (0, 1))
+
+
+@pytest.mark.parametrize(("longer", "right"), [(13, True), (10, False)])
+def test_slow_hosts_are_borne_out_by_steps_that_took_longer(bench: Any, longer: int, right: bool) -> None:
+    """Where all steps are alike nothing held them up."""
+    told = verdict("host_bound", [], since_step=0, cost_ms_per_step=1.0)
+    found = graded(bench, "clean-1", [10] * 100 + [longer] * 100, [(199, told)])
+    assert (found["as_expected"], len(found["borne_out"])) == (right, int(right))
+
+
+@pytest.mark.parametrize(("longer", "right"), [(11, True), (10, False)])
+def test_an_input_that_is_not_hidden_is_rightly_named(bench: Any, longer: int, right: bool) -> None:
+    """Where steps are as long as before it costs nothing, and names nobody."""
+    told = verdict("intermittent", [1], cause="input", since_step=110, cost_ms_per_step=1.0)
+    found = graded(bench, "hidden-input", [10] * 100 + [longer] * 100, [(199, told)])
+    assert found["as_expected"] is right
