@@ -127,6 +127,8 @@ def _notes(traces: Sequence[_Trace]) -> tuple[str, ...]:
     notes = []
     if not any(trace.steps for trace in traces):
         notes = ["The traces mark no steps (call profiler.step() in the loop): operations are matched by their order."]
+    if any(trace.on_cpu and not trace.kernels and not _one_group(trace) for trace in traces):
+        notes.append("Collectives on the CPU do not name their process group, of which there are several: left out.")
     notes += [f"{trace.path.name}: cut off, read up to there." for trace in traces if "torn" in trace.beside]
     torn = {trace.path.name: trace.beside["skipped"] for trace in traces if "skipped" in trace.beside}
     notes += [f"{name}: {count} torn event{'s' * (count > 1)} left out." for name, count in torn.items()]
@@ -239,8 +241,14 @@ def _collectives(rank: int, trace: _Trace) -> Table:
         bytes=size[order],
         flags=GPU_TIME if trace.kernels else 0,
         step=step[order] if trace.steps else UNMEASURED,
-        enqueue_ns=trace.nanoseconds(launched[order]),
+        enqueue_ns=_known(trace, launched[order]),
     )
+
+
+def _known(trace: _Trace, launched: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """ns at which these were launched, -1 where that was before the profiler began."""
+    seen = np.isfinite(launched)
+    return np.where(seen, trace.nanoseconds(np.where(seen, launched, 0.0)), UNMEASURED)
 
 
 def _one_group(trace: _Trace) -> bool:

@@ -59,7 +59,23 @@ def test_collectives_of_gloo_among_several_groups_are_nobodys(tmp_path: Path) ->
     pairs = [{"pg_name": "1", "ranks": [0, 1]}, {"pg_name": "2", "ranks": [2, 3]}]
     for rank in range(4):
         _write(tmp_path / f"{rank}.json", rank, _gloo(rank, 2, range(2, 16)), [*WORLD, pairs[rank // 2]])
-    assert rows(load(tmp_path).collectives) == 0
+    run = load(tmp_path)
+    assert rows(run.collectives) == 0
+    assert any("do not name their process group" in note for note in run.notes)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_kernel_launched_before_the_profiler_began_has_no_time_of_its_launch(tmp_path: Path) -> None:
+    """In a trace without marked steps it counts all the same; its launch was at the least of all numbers."""
+    for rank in range(4):
+        kernel = [
+            _complete("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", at * STEP_US, 50.0 + rank, correlation=at)
+            for at in (1, 2)
+        ]
+        launch = _complete("cuda_runtime", "cudaLaunchKernelExC", 1.5 * STEP_US, 5.0, correlation=2)
+        _write(tmp_path / f"{rank}.json", rank, [*kernel, launch], WORLD)
+    run = load(tmp_path)
+    assert rows(run.collectives) == 8
 
 
 def test_steps_of_which_the_input_alone_is_known_clear_nobody(tmp_path: Path) -> None:
