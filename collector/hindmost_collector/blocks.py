@@ -203,7 +203,7 @@ def _assemble(
     counts = np.diff(np.append(starts, joined.columns))
     step_of = np.repeat(np.arange(len(numbers)), counts)
     work = phases.work(table, joined.ranks, numbers)
-    overlapped = overlapping.find(joined, step_of, starts, work)
+    overlapped = overlapping.find(joined, own, step_of, starts, work)
     if overlapped:
         excess = lateness.find(joined.duration, own, step_of, starts)
         excess = delays.find(peers_median(joined.duration) - joined.duration, own, joined.start, starts, excess)

@@ -1,0 +1,54 @@
+"""Gathers fetched ahead: a rank that is late for one collective is late for the next, and that counts once."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hindmost_collector import overlapping
+
+RANKS, STEPS, PLACES = 4, 60, 8
+MS = 1e6
+
+
+def _found(late: Any, queued: Any = ()) -> bool:
+    """What is found of a job with this lateness [R, S, P]; at ``queued`` places of a step collectives queue."""
+    late = late.reshape(RANKS, -1)
+    own = np.full_like(late, MS)
+    for place in queued:
+        own[:, place::PLACES] = 0.0
+        late[:, place::PLACES] = 0.0
+    columns = np.arange(STEPS * PLACES)
+    joined: Any = SimpleNamespace(
+        gpu_time=True,
+        group=np.zeros((RANKS, 1), np.int64),
+        gathers=np.ones(len(columns), bool),
+        columns=len(columns),
+        start=np.tile(columns * 2 * MS, (RANKS, 1)),
+        duration=5 * MS - late,
+    )
+    return overlapping.find(joined, own, columns // PLACES, columns[::PLACES], None)
+
+
+def _noise(seed: int = 1) -> Any:
+    return np.random.default_rng(seed).normal(0, 0.05 * MS, (RANKS, STEPS, PLACES))
+
+
+@pytest.mark.parametrize("queued", [(), (1, 3)])
+def test_lateness_that_goes_on_is_beside_the_computing(queued: tuple[int, ...]) -> None:
+    """Each segment adds to how late a rank is; what queues behind another collective does not show it."""
+    assert _found(np.cumsum(_noise(), axis=2), queued)
+
+
+def test_lateness_that_starts_anew_is_not() -> None:
+    """All ranks leave each collective together, and what a rank is late by at the next is that segment's alone."""
+    assert not _found(_noise())
+
+
+def test_a_rank_that_stalls_is_late_everywhere_in_that_step_and_still_starts_anew() -> None:
+    """What a stalled step has at all its places goes from none to the next."""
+    late = _noise()
+    late[2, ::6] += MS * np.tile([0.3, 1.7], PLACES // 2)
+    assert not _found(late)
