@@ -13,6 +13,7 @@ from hindmost_collector import (
     apart,
     asleep,
     bound,
+    causes,
     fell_silent,
     hidden_input,
     horovod,
@@ -61,6 +62,7 @@ from hindmost_collector.verdicts import (
 
 if TYPE_CHECKING:
     from hindmost_collector.blocks import Blocks
+    from hindmost_collector.detectors.intermittent import Stalls
 
 
 def judge(run: Run, settings: Settings = DEFAULT) -> Report:
@@ -199,7 +201,10 @@ def _slow(run: Run, blocks: Blocks, settings: Settings, *, parted: bool) -> tupl
     elif not found:
         found = _asking_most(blocks, settings)
     late = {habit.row for habit in habits}
-    stalled = of_stalls([one for one in stalls if late.isdisjoint(one.rows)], blocks, settings)
+    stalls = [one for one in stalls if late.isdisjoint(one.rows)]
+    if shared is not None:
+        stalls = [one for one in stalls if not _in_the_queue(one, found, blocks)]
+    stalled = of_stalls(stalls, blocks, settings)
     found += stalled if shared is None else [one for one in stalled if one.cause not in _SCHEDULING]
     links = of_links(slow_link.find(blocks, settings), blocks, settings)
     if not found and not links and shared is None and not parted:  # what else makes waits differ does so to transfers
@@ -227,6 +232,17 @@ def _gone(verdict: Verdict, run: Run) -> bool:
 
 #: Causes that, where ranks share CPUs, are the scheduler's doing and nobody's fault.
 _SCHEDULING = ("cpu_contention", "unknown")
+#: A stall is of computing where CPU time is as large a part of it; else it is of the queue that computing has to join.
+_COMPUTED = 0.5
+
+
+def _in_the_queue(one: Stalls, found: list[Verdict], blocks: Blocks) -> bool:
+    """Whether ranks that are told to compute more stall for want of a CPU: that is what computing more brings there."""
+    told = {rank for verdict in found if verdict.cause == "compute" for rank in verdict.ranks}
+    cpu = sharing.cpu_time(blocks)
+    if cpu is None or not told.issuperset(blocks.ranks[list(one.rows)].tolist()):
+        return False
+    return all(causes.excess_of(cpu, row, one.stalled) < _COMPUTED * one.excess for row in one.rows)
 
 
 def _asking_most(blocks: Blocks, settings: Settings) -> list[Verdict]:

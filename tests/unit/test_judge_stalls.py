@@ -126,3 +126,22 @@ def test_of_two_nodes_one_has_most_of_the_stalls_by_chance(here: int, told: int)
     often = dict.fromkeys(range(5), here) | dict.fromkeys(range(8, 13), 1)
     found = intermittent.find(_stalling(16, often, [0] * 8 + [1] * 8), DEFAULT)
     assert len(found) == told
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 5])
+def test_of_two_ranks_whose_work_varies_neither_stalls(seed: int) -> None:
+    """One of them is usually behind, as far as backward shows; when the other is, it is far from its usual."""
+    run = simulate(Scenario(2, 150, seed=seed, varying_lengths=0.1)).run
+    assert not [one for one in judge(run).verdicts if one.ranks]
+
+
+@pytest.mark.parametrize("lengths", [0.0, 0.1])
+def test_of_two_ranks_one_that_is_much_later_now_and_then_stalls(lengths: float) -> None:
+    """The other is never as late as that, with work that varies and without."""
+    stalls = tuple(Fault("input", (1,), 0.5, step, step + 1) for step in range(6, 150, 9))
+    (verdict,) = [
+        one
+        for one in judge(simulate(Scenario(2, 150, faults=stalls, varying_lengths=lengths)).run).verdicts
+        if one.ranks
+    ]
+    assert (verdict.kind, verdict.ranks, verdict.cause) == ("intermittent", (1,), "input")

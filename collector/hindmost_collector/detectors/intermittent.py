@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_collector import roles
 from hindmost_collector.robust import median
 
 if TYPE_CHECKING:
@@ -37,8 +38,25 @@ def find(blocks: Blocks, settings: Settings, habits: Sequence[Habit] = ()) -> li
     if len(blocks.ranks) < 2 or len(blocks.steps) < 2 * settings.min_steps:
         return []
     excess = np.nan_to_num(blocks.excess - _usual(blocks, settings)[:, None])
-    found = _large(blocks, excess, settings)
+    mate = roles.mates(blocks.role)
+    found = [one for one in _large(blocks, excess, settings) if not _in_turn(blocks.excess, one, mate)]
     return found + _beside(blocks, [row for one in found for row in one.rows], habits, settings)
+
+
+#: The only peer of a rank that stalls is not as late as that, by this share of it, in so many steps for each stall.
+_AS_LATE, _TURNS = 0.75, 0.5
+
+
+def _in_turn(late: Floats, one: Stalls, mate: Ints) -> bool:
+    """Whether the only peer of a rank is now and then as late [R, S] as it is in its stalls: then both are, in turn.
+
+    Of two ranks whose work varies one is usually behind; whatever the other has more to do is far from its usual.
+    """
+    row = one.rows[0]
+    if len(one.rows) > 1 or mate[row] < 0:
+        return False
+    typical = float(median(late[row, one.stalled]))
+    return bool(np.sum(late[mate[row]] >= _AS_LATE * typical) >= _TURNS * len(one.stalled))
 
 
 def _large(blocks: Blocks, excess: Floats, settings: Settings) -> list[Stalls]:
