@@ -65,11 +65,11 @@ class Settings:
         3, "stretches", 1, 1000, "of one rank, told one by one: what comes and goes more often is one habit, or stalls"
     )
     min_change: float = _of(
-        0.1,
+        0.15,
         "of the lower level",
         0,
         10,
-        "by which a rank must become later to be told once more: a fault varies by less",
+        "by which a rank must become later to be told once more: a fault varies by less, while caches fill by 12 %",
     )
     min_above_around: float = _of(
         5.0,
