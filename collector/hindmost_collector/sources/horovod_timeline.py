@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from hindmost.errors import UsageError
 
-from hindmost_collector.model import Job, Run, Table
+from hindmost_collector.model import GPU_TIME, Job, Run, Table
 from hindmost_collector.sources.columns import table
 from hindmost_collector.sources.json_stream import events, microseconds
 from hindmost_collector.sources.operations import operation
@@ -46,6 +46,8 @@ class _Tensor:
     ready: dict[int, float] = field(default_factory=dict)
     depth: int = 0
     times: int = 0
+    #: Place in the timeline's spans of what was negotiated last.
+    span: int = -1
 
 
 @dataclass
@@ -54,7 +56,13 @@ class _Timeline:
     #: rank, op, start us, end us, number of this operation, which time for its tensor
     rows: list[tuple[int, str, float, float, int, int]] = field(default_factory=list)
     operations: int = 0
-    negotiated: int = 0
+    #: Of each negotiation when the first rank was ready, and when the operation had ended.
+    spans: list[list[float]] = field(default_factory=list)
+
+    @property
+    def negotiated(self) -> int:
+        """How many operations show who was ready when."""
+        return len(self.spans)
 
 
 def load(files: Sequence[Path]) -> Run:
@@ -94,6 +102,8 @@ def _take(timeline: _Timeline, event: dict[str, Any], at: float) -> None:
         tensor.depth -= 1
         if tensor.depth == 0 and tensor.op.startswith(_NEGOTIATE) and tensor.ready:
             _negotiated(timeline, tensor, at)
+        elif tensor.depth == 0 and tensor.span >= 0:
+            timeline.spans[tensor.span][1] = at
 
 
 #: Ranks are numbered without gaps, and a negotiation has a mark of each: numbers so many times as high as there are
@@ -116,8 +126,21 @@ def _negotiated(timeline: _Timeline, tensor: _Tensor, at: float) -> None:
     op = operation(tensor.op.removeprefix(_NEGOTIATE))
     rows = [(rank, op, ready, at, timeline.negotiated, tensor.times) for rank, ready in tensor.ready.items()]
     timeline.rows += sorted(rows)
-    timeline.negotiated += 1
+    tensor.span = timeline.negotiated
+    timeline.spans.append([min(tensor.ready.values()), at])
     tensor.times += 1
+
+
+#: Of operations that ranks wait for one by one none begins before the last has ended; of those that are begun while
+#: backward goes on at least this share does.
+_BESIDE = 0.05
+
+
+def _beside_computing(timeline: _Timeline) -> bool:
+    """Whether ranks go on while their operations run: how late one is for a step shows in each of them, and is once."""
+    spans = np.array(sorted(timeline.spans))
+    begun, ended = spans[1:, 0], np.maximum.accumulate(spans[:, 1])[:-1]
+    return bool(len(begun) and np.mean(begun < ended) >= _BESIDE)
 
 
 def _collectives(timeline: _Timeline, comm: int) -> Table:
@@ -131,6 +154,7 @@ def _collectives(timeline: _Timeline, comm: int) -> Table:
         start_ns=np.rint(start * 1000),
         duration_ns=np.rint(np.maximum(end - start, 0) * 1000),
         step=time,
+        flags=GPU_TIME if _beside_computing(timeline) else 0,  # as kernels do that run beside the computing
     )
 
 
