@@ -260,8 +260,13 @@ def _of_needs(blocks: Blocks, settings: Settings, whole_steps: bool = False) -> 
     needs = sharing.on_needs(blocks, whole_steps)
     if needs is None:
         return [], []
-    least = settings.min_demand * float(median(needs.own))
-    habits = [habit for habit in straggler.find(needs, settings, shared=True) if habit.excess >= least]
+    usual, steps = float(median(needs.own)), len(needs.steps)
+
+    def least(habit: straggler.Habit) -> float:
+        throughout = habit.stop - habit.first == steps
+        return usual * (settings.min_demand if throughout else settings.min_demand_for_a_while)
+
+    habits = [habit for habit in straggler.find(needs, settings, shared=True) if habit.excess >= least(habit)]
     return of_habits(habits, needs, settings)
 
 

@@ -33,6 +33,14 @@ class Settings:
         10,
         "CPU time beyond the peers', where ranks share CPUs: caches and clocks alone make some 10 % there",
     )
+    min_demand_for_a_while: float = _of(
+        0.5,
+        "of the peers'",
+        0,
+        10,
+        "the same in a part of the steps only: whoever else uses the core, its twin or its caches for a while makes the"
+        " same work take up to half as long again",
+    )
     min_effect_of_few: float = _of(
         0.02, STEP, 0, 1, "fewer than four ranks are no crowd to compare with: two healthy GPUs differ by up to 2 %"
     )
