@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 _ALIKE = 0.95
 #: Collectives of one step, at most.
 _LONGEST = 4096
-#: Share of the numbers of which some rank must have the operation.
-_SEEN = 0.7
+#: Share of the numbers of which some rank must have the operation; longer runs without any are windows of time that
+#: were not read, and count for nothing.
+_SEEN, _NOT_READ = 0.7, 1000
 #: Share of the collectives that are in the one communicator whose pattern is looked for: another's have their own.
 _IN_ONE = 0.95
 _UNKNOWN = -1
@@ -56,12 +57,18 @@ def _steps(table: Table) -> Numbers | None:
     if count >= 4 * len(number):
         return None
     tokens = _tokens(table, number, count)
-    seen = float(np.mean(tokens != _UNKNOWN))
-    length = _period(tokens) if _SEEN <= seen < 1 else None
+    length = _period(tokens) if _SEEN <= _seen(tokens) < 1 else None
     if length is None:
         return None
     of_number = _repetitions(tokens, length, _before(table, number, count))
     return np.asarray(of_number[number])
+
+
+def _seen(tokens: Numbers) -> float:
+    """Share of the numbers that were recorded, of those in windows that were read."""
+    known = np.flatnonzero(tokens != _UNKNOWN)
+    apart = np.diff(known) - 1
+    return float(len(known) / (len(known) + apart[apart < _NOT_READ].sum()))
 
 
 def _tokens(table: Table, number: Numbers, count: int) -> Numbers:
@@ -106,13 +113,17 @@ def _repetitions(tokens: Numbers, length: int, before: Floats) -> Numbers:
     pattern = np.array([_most(tokens[place]) for place in places])
     begin = int(np.argmax([_mean(before[place]) for place in places]))
     pattern = np.roll(pattern, -begin)
-    fits = np.array([_fits(tokens[at : at + length], pattern) for at in range(len(tokens) - length + 1)], bool)
+    known = np.flatnonzero(tokens != _UNKNOWN)
     found = np.full(len(tokens), UNMEASURED, np.int64)
     at = step = 0
-    while at < len(fits):
-        if fits[at]:
+    while at + length <= len(tokens):
+        if tokens[at] == _UNKNOWN and known[np.searchsorted(known, at)] >= at + length:
+            at = int(known[np.searchsorted(known, at)]) - length + 1
+        elif _fits(tokens[at : at + length], pattern):
             found[at : at + length] = step
-        at, step = (at + length, step + 1) if fits[at] else (at + 1, step)
+            at, step = at + length, step + 1
+        else:
+            at += 1
     return found
 
 

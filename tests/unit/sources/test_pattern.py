@@ -73,6 +73,19 @@ def test_logs_of_which_a_part_is_there_tell_no_steps(tmp_path: Path) -> None:
     assert judge(run).verdicts[0].kind == "insufficient_data"
 
 
+def test_windows_of_time_that_were_not_read_are_no_missed_operations(tmp_path: Path) -> None:
+    """Large logs are read in part: what is missing inside of a window counts, the time between two does not."""
+    _logs(tmp_path, late_us=4000)
+    for path in tmp_path.glob("*.log"):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        for row in rows[len(rows) // 2 :]:
+            row["coll_perf"]["coll_sn"] += 150 * PLACES
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = load(tmp_path)
+    assert (run.collectives["step"] >= 0).mean() > 0.9
+    assert judge(run).verdicts[0].ranks == (2,)
+
+
 def test_evaluations_between_the_steps_are_in_none(tmp_path: Path) -> None:
     """Operations of another size, a few every so many steps, move no step."""
     run = load(_with_evaluations(_logs(tmp_path, late_us=4000)))
