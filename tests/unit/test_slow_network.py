@@ -10,6 +10,8 @@ import pytest
 from hindmost_collector.judge import judge
 from hindmost_collector.simulate import Fault, Noise, Scenario, simulate
 
+from tests.scenarios.loads import Load, make
+
 if TYPE_CHECKING:
     from hindmost_collector.model import Run
     from hindmost_collector.verdict import Verdict
@@ -101,3 +103,17 @@ def test_a_balanced_report_says_what_transfers_take() -> None:
     assert [line for line in verdict.evidence if line.startswith("transfers take")] == [
         "transfers take 50.0 ms a step (32% of it)"
     ]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_where_a_rank_is_late_by_as_much_the_network_is_not_to_blame(seed: int) -> None:
+    """CPUs that others use make transfers slow, and one rank late too often for nobody and too seldom for a name."""
+    rng = np.random.default_rng(seed)
+    late = [at for at in range(ONSET, 240, 12) if rng.random() < 0.65]
+    faults = [{"rank": 1, "blocked": 6.0, "from": at, "until": at + 12} for at in late]
+    run = make(Load(ranks=2, steps=240, compute=4, transfer=2.0, seed=seed, cpu=False, faults=faults))
+    table = dict(run.collectives)
+    step = table["seq"]
+    table["start_ns"] = table["start_ns"] + np.maximum(step - ONSET, 0) * 5_000_000
+    table["duration_ns"] = table["duration_ns"] + np.where(step >= ONSET, 5_000_000, 0)
+    assert [one.kind for one in judge(replace(run, collectives=table)).verdicts] == ["balanced"]

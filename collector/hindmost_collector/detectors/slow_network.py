@@ -47,7 +47,21 @@ def find(run: Run, blocks: Blocks, settings: Settings) -> SlowNetwork | None:
     if blocks.joined is None or blocks.pipeline is not None or len(blocks.steps) < 2 * settings.min_steps:
         return None
     still = _goes_on(run, blocks, run.past, settings) if run.past is not None else None
-    return still or _began(run, blocks, settings)
+    found = still or _began(run, blocks, settings)
+    return None if found is None or _somebody_is_late(blocks, found) else found
+
+
+#: Of what slow transfers cost, the lateness of one rank by which something else than the network is in play, too.
+_LATE = 0.5
+
+
+def _somebody_is_late(blocks: Blocks, found: SlowNetwork) -> bool:
+    """Whether some rank is late in these steps by so much that it, or what makes it late, may be what holds all up.
+
+    Too unsure for a name as it may be: CPUs that others use make ranks late and transfers slow alike.
+    """
+    late = median(blocks.excess[:, found.first : found.stop], axis=1)
+    return bool(np.nanmax(late, initial=0.0) >= _LATE * found.cost)
 
 
 def _goes_on(run: Run, blocks: Blocks, past: Past, settings: Settings) -> SlowNetwork | None:
