@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector import off_cpu, pressure, slow_computing, starving
+from hindmost_collector import idle_gpu, off_cpu, pressure, slow_computing, starving
 from hindmost_collector.model import OTHER
 from hindmost_collector.robust import average, median
 
@@ -26,8 +26,11 @@ MEASURES = {
     "io": "files and disks",
     "memory": "waiting for memory",
     "blocked": "being off the CPU",
+    "idle": "its GPU idling for want of work",
 }
 _SYSTEM = ("memory", "cpu_contention", "gc", "checkpoint", "io")
+#: What a rank did instead of working, if nobody knows why.
+_UNTOLD = ("blocked", "idle")
 _HOST_FIRST = (*_SYSTEM, "input", "h2d", "compute")
 #: Where GPU phases were timed, what the host does late may be hidden by work still queued: the GPU's own word first.
 _GPU_FIRST = (*_SYSTEM, "compute", "input", "h2d")
@@ -124,13 +127,19 @@ def _bounded(shares: dict[str, float], excess: float) -> dict[str, float]:
 
 def _shares(blocks: Blocks, row: int, columns: Array, settings: Settings) -> dict[str, float]:
     """Cause to ns a step of the excess that its measurement accounts for; files for what nothing else does."""
-    found = _measured(blocks, row, columns, settings)
+    late = average(blocks.excess[row, columns])
+    idle = idle_gpu.of(blocks, row, columns)
+    found = idle_gpu.charged(_measured(blocks, row, columns, settings), idle, late)
+    moved = pressure.of_its_own(blocks, row, columns, found.get("idle", 0.0), settings)
+    if moved is not None:
+        found[moved] = found.get(moved, 0.0) + found.pop("idle")
     stood = pressure.of_files(blocks, row, columns, settings)
     if stood > 0:
-        told = sum(max(ns, 0.0) for name, ns in found.items() if name != "blocked")
-        more = float(np.clip(average(blocks.excess[row, columns]) - told, 0.0, stood))
+        told = sum(max(ns, 0.0) for name, ns in found.items() if name not in _UNTOLD)
+        more = float(np.clip(late - told, 0.0, stood))
         found["io"] = found.get("io", 0.0) + more
-        found["blocked"] = max(found.get("blocked", 0.0) - more, 0.0)
+        for name in _UNTOLD:
+            found[name] = max(found.get(name, 0.0) - more, 0.0)
     return found
 
 

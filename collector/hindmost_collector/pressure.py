@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector.robust import median
+from hindmost_collector.robust import average, median
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Array, Floats
@@ -42,6 +42,25 @@ def of_files(blocks: Blocks, row: int, columns: Array, settings: Settings) -> fl
         return 0.0
     own = moved is not None and _stands_out(moved, row, settings.own_file_mb * 1e6)
     return _beyond(levels.get("io_pressure"), row, own=own) * blocks.step_ns
+
+
+def of_its_own(blocks: Blocks, row: int, columns: Array, idle: float, settings: Settings) -> str | None:
+    """What a rank whose GPU idles for ``idle`` ns a step waits for: ``memory``, ``io``, or nothing that shows.
+
+    The kernel counts little of waiting for storage that answers at once. But a rank alone that moves so much that it
+    can have done little else in that time, on a node whose tasks do stand still for it, was at that.
+    """
+    levels = blocks.gauges(columns)
+    moved = sum(np.nan_to_num(levels[name][row]) for name in ("read", "written") if name in levels)
+    step = average(blocks.period[columns])
+    if not idle > 0 or moved * step < settings.idle_file_mb * 1e6 * idle:
+        return None
+    faults = levels.get("major_faults")
+    if faults is not None and _stands_out(faults, row, settings.major_faults):
+        return "memory" if _beyond(levels.get("memory_pressure"), row, own=True) > 0 else None
+    both = [np.nan_to_num(levels[name]) for name in ("read", "written") if name in levels]
+    own = _stands_out(np.sum(both, axis=0), row, settings.own_file_mb * 1e6)
+    return "io" if own and _beyond(levels.get("io_pressure"), row, own=True) > 0 else None
 
 
 def _stands_out(rates: Floats, row: int, least: float) -> bool:

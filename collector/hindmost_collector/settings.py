@@ -238,6 +238,13 @@ class Settings:
         1e9,
         "of storage, for a node's waiting for files to be a rank's own: logs and metrics are kilobytes",
     )
+    idle_file_mb: float = _of(
+        250.0,
+        "MB moved to or from storage a second in which a GPU idles",
+        0,
+        1e9,
+        "for that to be what its host did: from memory so much is copied in a fortieth of the time",
+    )
     queue_without_work: float = _of(
         0.1, EXCESS, 0, 1, "computing of more than that is what a rank queues for CPUs with: no contention of its own"
     )

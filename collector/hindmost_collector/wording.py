@@ -137,6 +137,12 @@ def together(excess: float, cause: Cause) -> list[str]:
     return [name for name, _ in known] if enough else []
 
 
+#: What it means that one of these explains most.
+_NOT_KNOWN = {
+    "blocked": "it was asleep or blocked, not computing: what it waited for was not measured",
+    "idle": "its GPU had nothing to do meanwhile: its host is what is late, and why was not measured",
+}
+
 #: Beyond this multiple of what the replay accounts for, what the job lost is told beside it.
 _UNTOLD = 1.25
 
@@ -180,9 +186,8 @@ def _shares(excess: float, cause: Cause, whose: str = "") -> list[str]:
         return [found, f"two causes at once: {two}"]
     if cause.cause != "unknown" or cause.remark or cause.explained is None:
         return [found, *_covered(excess, cause)]
-    if cause.partial == "blocked":
-        return [found, "it was asleep or blocked, not computing: what it waited for was not measured"]
-    return [found, f"the most that one of these explains is {cause.explained:.0%}, too little to call it the cause"]
+    few = f"the most that one of these explains is {cause.explained:.0%}, too little to call it the cause"
+    return [found, _NOT_KNOWN.get(cause.partial or "", few)]
 
 
 #: Causes of which a part may be hidden: the host is at them while its GPU still works.
