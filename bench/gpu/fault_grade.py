@@ -33,7 +33,7 @@ def grade(job: Running, struck_ns: int, ended_ns: int, report: dict[str, Any] | 
     after = [event for event in opened if event["time_ns"] >= struck and not _over(event["verdict"], first)]
     final = report["verdicts"] if report else []
     effect = fault_effect.effect(steps, struck, ended_ns, case.period)
-    new = [event for event in opened if _new(case, event) and not named(case, event["verdict"])]
+    new = [one for one in opened if _new(case, one) and not (one in after and named(case, one["verdict"]))]
     borne_out = [
         e for e in new if _borne_out(case, e["verdict"], effect, [one for one in steps if one[1] <= e["time_ns"]])
     ]

@@ -86,3 +86,16 @@ def test_of_two_ranks_that_are_slow_in_turn_neither_is_named() -> None:
     assert [verdict.kind for verdict in judge(run).verdicts] == ["balanced"]
     alone = make(Load(ranks=2, steps=400, faults=[then]))
     assert [verdict.ranks for verdict in judge(alone).verdicts] == [(1,)]
+
+
+@pytest.mark.parametrize("layout", ["dp", "fsdp"])
+def test_of_two_ranks_that_are_much_slower_in_turn_each_is_told_with_its_steps(layout: str) -> None:
+    """By what is no noise of a healthy job: neither is ahead in the other's turn, it waits."""
+    turns = [(turn % 2, 100 + 60 * turn, 160 + 60 * turn) for turn in range(4)]
+    faults = tuple(Fault("compute", (rank,), 0.4, onset=first, end=stop) for rank, first, stop in turns)
+    made = simulate(Scenario(2, 360, 3, layout, faults=faults))
+    found = judge(made.run).verdicts
+    told = {(one.kind, one.ranks, one.cause, one.since_step, one.until_step) for one in found}
+    assert told == {("straggler", (rank,), "compute", first, stop) for rank, first, stop in turns}
+    cost = (made.truth.total_ns - made.truth.repaired_ns) / 240 / MS
+    assert [one.cost_ms_per_step for one in found] == pytest.approx([cost] * 4, rel=0.1)

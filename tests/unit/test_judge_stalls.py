@@ -81,6 +81,24 @@ def test_ranks_that_scatter_more_than_their_peers_do_not_stall() -> None:
     assert (found.rows, len(found.stalled)) == ((3,), 67)
 
 
+def test_large_stalls_are_not_dated_by_small_ones_of_another_kind() -> None:
+    """A host that hesitates by an eighth of a step is something else than what stalls it by a whole one."""
+    late = np.zeros((2, 300))
+    late[0, 20:140:5], late[0, 180::7] = 0.13, 1.0
+    blocks = _blocks(late)
+    (found,) = intermittent.find(blocks, DEFAULT)
+    assert found.stalled.tolist() == list(range(180, len(blocks.steps), 7))
+    assert found.excess == pytest.approx(blocks.step_ns)
+
+
+def test_stalls_of_all_sizes_are_all_told() -> None:
+    """Where nothing parts large from small they are of one kind."""
+    late = np.zeros((2, 300))
+    late[0, 5::6] = np.random.default_rng(1).exponential(0.4, 50) + 0.13
+    (found,) = intermittent.find(_blocks(late), DEFAULT)
+    assert len(found.stalled) > 30
+
+
 def _blocks(late: Floats) -> Blocks:
     """Blocks of steps of 100 ms in which ranks are late by these shares of one."""
     blocks = build(simulate(Scenario(len(late), late.shape[1] + 1, seed=0)).run, DEFAULT)

@@ -143,3 +143,10 @@ def test_an_input_that_is_not_hidden_is_rightly_named(bench: Any, longer: int, r
     told = verdict("intermittent", [1], cause="input", since_step=110, cost_ms_per_step=1.0)
     found = graded(bench, "hidden-input", [10] * 100 + [longer] * 100, [(199, told)])
     assert found["as_expected"] is right
+
+
+def test_who_will_go_wrong_has_not_yet(bench: Any) -> None:
+    """To be named before the strike is a false alarm, whoever it is."""
+    told = verdict("straggler", [1], since_step=40, cost_ms_per_step=3.0)
+    found = graded(bench, "every-7th", [10] * 200, [(60, told)])
+    assert (len(found["false_alarms"]), found["as_expected"]) == (1, False)

@@ -49,15 +49,17 @@ class Layer:
     outer: Layer | None = None
 
 
-def find(series: Floats, smallest: float, settings: Settings) -> list[Layer]:
+def find(series: Floats, smallest: float, settings: Settings, large: float = np.inf) -> list[Layer]:
     """All stretches higher by at least ``smallest``, outer ones first; none of their ends is nearer than a few steps.
 
-    A stretch is over when enough steps follow that are lower: until then it may only pause.
+    A stretch is over when enough steps follow that are lower: until then it may only pause. One higher by ``large`` is
+    no noise, by which others would be told from chance.
     """
     edges = _without_pauses(series, pieces(series, smallest, settings), settings.recovered_steps)
     while True:
         layers = _layered(series, edges, smallest, settings.recovered_steps)
-        sure = [_stands_out(series, layer, layers, smallest, settings.min_above_around) for layer in layers]
+        calm = _without(series, [layer for layer in layers if layer.outer is None and layer.level >= large])
+        sure = [_stands_out(series, calm, layer, layers, smallest, settings.min_above_around) for layer in layers]
         if min(sure, default=1.0) >= 1:
             few = sum(layer.outer is None for layer in layers) <= settings.max_stretches
             return layers if few else [_all(series, layers)]
@@ -71,7 +73,17 @@ def _all(series: Floats, layers: list[Layer]) -> Layer:
     return Layer(first, stop, max(layer.end for layer in layers), float(np.median(series[first:stop])))
 
 
-def _stands_out(series: Floats, layer: Layer, layers: list[Layer], smallest: float, least: float) -> float:
+def _without(series: Floats, layers: list[Layer]) -> Floats:
+    """The series without these."""
+    left = series.copy() if layers else series
+    for layer in layers:
+        left[layer.first : layer.stop] -= layer.level
+    return left
+
+
+def _stands_out(
+    series: Floats, calm: Floats, layer: Layer, layers: list[Layer], smallest: float, least: float
+) -> float:
     """How far above the steps around it, among which it was picked, a stretch is: of what it must be, the least part.
 
     That is above them, not above nothing: a rank that is always a little late has chance stretches higher up. It must
@@ -85,7 +97,7 @@ def _stands_out(series: Floats, layer: Layer, layers: list[Layer], smallest: flo
     if layer.stop - layer.first < SHORTEST:
         return 0.0
     first, stop = (0, size) if outer is None else (outer.first, outer.stop)
-    around = np.concatenate([series[first : layer.first], series[layer.stop : stop]])
+    around = np.concatenate([calm[first : layer.first], calm[layer.stop : stop]])
     inside = series[layer.first : layer.stop]
     differ = max(standard_error(inside) + standard_error(around), _scatter(around, len(inside)))
     above = _above(series, layer, layers)

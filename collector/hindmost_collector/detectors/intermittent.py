@@ -206,7 +206,24 @@ def _with_its_like(excess: Floats, row: int, steps: Ints, share: float, settings
     late = excess >= _ALIKE * float(np.median(excess[row, steps]))
     if np.sum(late[row]) >= settings.min_stall_share * np.sum(late):
         steps = np.flatnonzero(late[row])
+    steps = _of_one_kind(excess[row], steps, settings)
     return Stalls((row,), steps, float(np.median(excess[row, steps])), share)
+
+
+def _of_one_kind(late: Floats, steps: Ints, settings: Settings) -> Ints:
+    """Of the stalls of a row [S] the large ones, where these are apart from the small and most of what it is late by.
+
+    A host that hesitates now and then is something else than what makes a rank late by a step: it began at another
+    time, and counted as such a stall it would cost as much.
+    """
+    by_size = steps[np.argsort(late[steps])]
+    sums = np.cumsum(late[by_size])
+    typical = late[by_size[np.searchsorted(sums, sums[-1] / 2)]]  # half of all lateness is in stalls as long as that
+    large = np.sort(steps[late[steps] >= _ALIKE * typical])
+    one = Stalls((), large, float(np.median(late[large])), 1.0)
+    most = late[large].sum() >= settings.min_stall_share * sums[-1]
+    often = np.sum(np.diff(large, prepend=-2) > 1) >= settings.min_stalls
+    return large if most and often and _apart(late, one) else steps
 
 
 #: On a noisy host all ranks have small stalls, some more than others; one may have all that are longer than a step or

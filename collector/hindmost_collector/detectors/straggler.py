@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from math import exp, lgamma, log
 from typing import TYPE_CHECKING
@@ -83,7 +84,8 @@ def find(blocks: Blocks, settings: Settings, *, shared: bool = False) -> list[Ha
         return []
     effect = settings.min_effect if len(blocks.ranks) > 3 else settings.min_effect_of_few
     smallest = effect * blocks.step_ns
-    candidates = _candidates(blocks.excess, smallest)[: max(8, len(blocks.ranks) // 2)]
+    turn = _no_noise(blocks, settings) if len(blocks.ranks) < _FEW and not shared else np.inf
+    candidates = _candidates(blocks.excess, smallest, turn)[: max(8, len(blocks.ranks) // 2)]
     mate = roles.mates(blocks.role)
     suspects = sorted({*candidates.tolist(), *mate[candidates].tolist()} - {-1})
     ranks = _Ranks(blocks, settings, smallest, mate, suspects, not np.isnan(blocks.excess).any(), shared)
@@ -99,8 +101,11 @@ def find(blocks: Blocks, settings: Settings, *, shared: bool = False) -> list[Ha
 _STANDS_OUT = 3.5
 
 
-def _candidates(excess: Floats, smallest: float) -> Ints:
-    """Rows worth a closer look, latest first: late on the whole, or in some block of steps beyond their own noise."""
+def _candidates(excess: Floats, smallest: float, large: float) -> Ints:
+    """Rows worth a closer look, latest first: late on the whole, or in some block of steps beyond their own noise.
+
+    What is ``large`` in one is that, though turns of being slow be most of what seems noise.
+    """
     levels = np.nan_to_num(_levels(excess))
     highest = levels.max(axis=1)
     found = np.flatnonzero(highest >= smallest)
@@ -108,7 +113,7 @@ def _candidates(excess: Floats, smallest: float) -> Ints:
     usual = median(part, axis=1)
     noise = MAD_TO_SIGMA * MEDIAN_COST * median(np.abs(part - usual[:, None]), axis=1)
     beyond = highest[found] >= usual + _STANDS_OUT * noise / np.sqrt(excess.shape[1] / levels.shape[1])
-    found = found[(usual >= smallest) | beyond]
+    found = found[(usual >= smallest) | beyond | (highest[found] >= large)]
     return np.asarray(found[np.argsort(-highest[found], kind="stable")])
 
 
@@ -149,13 +154,45 @@ def _series(ranks: _Ranks, row: int) -> _Series:
     """A step that others did not record says nothing, not zero."""
     series = ranks.excess[row]
     known = None if ranks.whole else np.flatnonzero(~np.isnan(series))
-    return _Series(series.copy() if known is None else series[known], known, len(series))
+    late = series.copy() if known is None else series[known]
+    if len(late) and _in_turn(ranks, row):
+        _at_its_peers_pace(ranks, late)
+    return _Series(late, known, len(series))
+
+
+#: Where collectives run beside backward, a slow GPU's lateness shows half of itself.
+_SHOWN = 0.5
+
+
+def _no_noise(blocks: Blocks, settings: Settings) -> float:
+    """Ns a step that a rank of a healthy job is not late by."""
+    return settings.large_effect * blocks.step_ns * (_SHOWN if blocks.overlapped else 1.0)
+
+
+def _in_turn(ranks: _Ranks, row: int) -> bool:
+    """Whether a rank is one of two in the job that may each be slow by itself; on shared CPUs neither is."""
+    return len(ranks.excess) < _FEW and ranks.mate[row] >= 0 and not ranks.shared
+
+
+def _at_its_peers_pace(ranks: _Ranks, late: Floats) -> None:
+    """Where one of two is behind by what is no noise, the other is not ahead: it does as it did, and waits.
+
+    Else of two that are slow in turn each would only seem to be now ahead and now behind.
+    """
+    least = _no_noise(ranks.blocks, ranks.settings)
+    if not float(np.min(late)) <= -least:
+        return
+    for first, stop in itertools.pairwise(episodes.pieces(late, ranks.smallest, ranks.settings)):
+        ahead = -float(median(late[first:stop]))
+        if stop - first >= SHORTEST and ahead >= least:
+            late[first:stop] += ahead
 
 
 def _habits(ranks: _Ranks, row: int) -> list[Habit]:
     """The habits of one rank: one after the other, and one on top of the other."""
     series = _series(ranks, row)
-    layers = episodes.find(series.late, ranks.smallest, ranks.settings) if len(series.late) else []
+    turn = _no_noise(ranks.blocks, ranks.settings) if _in_turn(ranks, row) else np.inf
+    layers = episodes.find(series.late, ranks.smallest, ranks.settings, turn) if len(series.late) else []
     for layer in layers:
         series.late[layer.first : layer.stop] -= layer.level
     found: dict[Layer, Habit] = {}
