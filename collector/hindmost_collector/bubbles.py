@@ -39,6 +39,7 @@ class Bubbles:
     ``unit`` [N] are operations that end together, ``takes`` [N, G] ns after the last of them has come, ``holds`` [N]
     whether their ranks wait for that. ``source`` [N] is what a receive waits for (-1: its unit only) and ``wire``
     [N, G] how long that travels. ``levels`` hold operations that follow none of their own level, sorted by unit.
+    ``stage`` [R] is each rank's place in its pipeline, where that is a chain.
     """
 
     row: Ints
@@ -55,6 +56,7 @@ class Bubbles:
     wire: Floats
     levels: list[Ints]
     count: int
+    stage: Ints | None = None
 
     @cached_property
     def _alike(self) -> Floats:
@@ -70,6 +72,11 @@ class Bubbles:
         column = self.steps[None, :] * width + self.place[:, None]
         found = self._replay(np.maximum(self.work - self.excess + segments[self.row[:, None], column], 0.0))
         return np.asarray(np.interp(np.arange(self.count), self.steps, found - self._alike))
+
+    def replayed(self, pace: Floats) -> Floats:
+        """[S] ns of each step, were all that a rank works so many times [R] as long; as next to it where left out."""
+        found = self._replay(self.work * pace[self.row][:, None])
+        return np.asarray(np.interp(np.arange(self.count), self.steps, found))
 
     def _replay(self, work: Floats) -> Floats:
         front, came = np.zeros_like(work), np.zeros_like(work)
@@ -166,6 +173,7 @@ def _dependencies(schedule: Schedule, role: Ints, count: int, source: Ints, hold
         wire=np.where((eager >= 0)[:, None], took[eager], 0.0),
         levels=levels,
         count=count,
+        stage=schedule.stages(len(role)),
     )
 
 

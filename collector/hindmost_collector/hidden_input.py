@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_collector import roles
 from hindmost_collector.job_verdicts import input_share
 from hindmost_collector.robust import lower_median, median, peers_median
 from hindmost_collector.wording import ms, names
@@ -28,7 +29,7 @@ def notes(blocks: Blocks, verdicts: Sequence[Verdict], settings: Settings) -> li
     if inputs is None or not on_gpu or len(blocks.ranks) < 2 or shown:
         return []
     level = np.nan_to_num(median(inputs, axis=1))[:, None]
-    longer = (level - np.nan_to_num(peers_median(level)))[:, 0]
+    longer = roles.beyond_peers(level, blocks.role)[:, 0]  # of a whole stage nothing tells whether it hides
     late = np.nan_to_num(median(blocks.excess, axis=1))
     blamed = {rank for one in verdicts if one.cause == "input" for rank in one.ranks}
     least = settings.hidden_input_rank * blocks.step_ns

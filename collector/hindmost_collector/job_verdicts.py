@@ -8,7 +8,7 @@ import numpy as np
 
 from hindmost_collector.robust import average, lower_median, median
 from hindmost_collector.verdict import Verdict
-from hindmost_collector.wording import ms
+from hindmost_collector.wording import ms, names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hindmost_collector.blocks import Blocks
     from hindmost_collector.detectors.host_bound import HostBound
     from hindmost_collector.detectors.uneven import Uneven
+    from hindmost_collector.detectors.uneven_stages import UnevenStages
     from hindmost_collector.settings import Settings
 
 
@@ -42,6 +43,40 @@ def of_uneven(found: Uneven | None, blocks: Blocks) -> list[Verdict]:
             explained=found.explained,
             evidence=tuple(evidence),
             advice=("give ranks batches of alike size: sort or pack by length, or balance tokens instead of samples",),
+        )
+    ]
+
+
+def of_stages(found: UnevenStages | None, blocks: Blocks) -> list[Verdict]:
+    """The verdict on stages of a pipeline that are slow on every replica."""
+    if found is None:
+        return []
+    ranks = names([int(blocks.ranks[row]) for row in found.rows])
+    which = "stages " if len(found.stages) > 1 else "stage "
+    which += " and ".join(str(one) for one in found.stages)
+    began, end = since(blocks, found.first), until(blocks, found.stop)
+    when = f" in steps {began} to {end}" if end is not None else f" since step {began}" if began else ""
+    where = " on every replica" if found.replicas > 1 else ", of which there is no replica to compare it with"
+    works = f"{which} of {found.count} ({ranks}) works {ms(found.level)} a step{when}{where}"
+    shorter = f"at the pace of the typical stage a step would be {ms(found.cost)} shorter"
+    evidence = [
+        f"{works}; the typical stage {ms(found.usual)}",
+        f"{shorter}; with the same work spread evenly over the stages {ms(found.spread)}",
+    ]
+    if began or end is not None:
+        evidence.append("it was as fast as the others before: what its ranks share may have become slow")
+    return [
+        Verdict(
+            kind="uneven_workload",
+            cause="workload",
+            since_step=began,
+            until_step=end,
+            cost_ms_per_step=found.cost / 1e6,
+            cost_ratio=found.cost / average(blocks.period[found.first : found.stop]),
+            confidence=0.9 if found.replicas > 1 and not began and end is None else 0.7,
+            explained=1.0,
+            evidence=tuple(evidence),
+            advice=(f"move layers away from {which}, or see what its ranks share: no single one of them is behind",),
         )
     ]
 

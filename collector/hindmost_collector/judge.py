@@ -45,8 +45,9 @@ from hindmost_collector.detectors import (
     slow_network,
     straggler,
     uneven,
+    uneven_stages,
 )
-from hindmost_collector.job_verdicts import of_hosts, of_job, of_uneven
+from hindmost_collector.job_verdicts import of_hosts, of_job, of_stages, of_uneven
 from hindmost_collector.model import RUNNING, Run, rows
 from hindmost_collector.robust import median, percentile
 from hindmost_collector.settings import DEFAULT, Settings
@@ -96,11 +97,15 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     notes += told_of_silence if stop is None else []
     if stop is None and run.job.source == "hindmost":  # elsewhere nobody vouches for what numbers count
         found += of_mismatch(mismatch.find(run, settings), run)
+    stages = None
     if blocks is not None:
         slow, hidden = _slow(run, blocks, settings, parted=any(one.kind == "desync" for one in found))
         found += hidden_input.told_of_stalls(blocks, slow, settings)
         if not any(one.ranks for one in found) and sharing.find(run) is None:
             found += _of_most(run, blocks, settings)
+        if sharing.find(run) is None:
+            stages = uneven_stages.find(blocks, {rank for one in found for rank in one.ranks}, settings)
+            found += of_stages(stages, blocks)
         notes += [*hidden, *(hidden_input.notes(blocks, found, settings) if not run.look else [])]
     if not run.look:
         notes += [*profiled.notes(blocks, phases.training(run.steps)), *horovod.notes(run)]
@@ -112,7 +117,9 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     notes += slowed.note(slower)
     if run.look:
         return Report(job=summary.job(run, blocks), verdicts=_in_order(found), ranks=summary.few(blocks))
-    what_if = summary.what_if(run, blocks)
+    what_if = summary.what_if(
+        run, blocks, stages.of_all_steps(blocks) if stages is not None and blocks is not None else 0.0
+    )
     return Report(
         job=replace(summary.job(run, blocks), bound=bound.find(blocks, found, settings), stalls=stalls, slowed=slower),
         verdicts=_in_order(found),

@@ -28,7 +28,7 @@ def find(grid: Grid, own: Floats, stage: Ints | None = None) -> Ints:
     """
     klass = _gradient_class(grid)
     if klass is None:
-        return np.zeros(len(grid.ranks), np.int64)
+        return stage if stage is not None else np.zeros(len(grid.ranks), np.int64)
     role = np.zeros(len(grid.ranks), np.int64)
     pace = np.nansum(own, axis=1)
     for one in np.unique(stage) if stage is not None else ():

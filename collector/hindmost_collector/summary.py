@@ -160,12 +160,15 @@ def _figures(blocks: Blocks) -> dict[str, Floats]:
     }
 
 
-def what_if(run: Run, blocks: Blocks | None) -> WhatIf:
-    """Time with every rank at the pace of its typical peer in every stretch, beside the time as it was."""
+def what_if(run: Run, blocks: Blocks | None, of_stages: float = 0.0) -> WhatIf:
+    """Time with every rank at the pace of its typical peer in every stretch, beside the time as it was.
+
+    ``of_stages`` ns of the mean step are what stages of a pipeline cost that are slower than the typical one.
+    """
     if blocks is None or len(blocks.ranks) < 2 or not blocks.step_ns > 0:
         return WhatIf()
     step = float(np.nanmean(blocks.period))
-    ideal = max(step - float(whatif.stretched(blocks, blocks.segments).mean()), 0.0)
+    ideal = max(step - float(whatif.stretched(blocks, blocks.segments).mean()) - of_stages, 0.0)
     known = ~np.isnan(blocks.caused).all(axis=1)
     means = np.nanmean(blocks.caused[known], axis=1) / 1e6
     by_rank = dict(zip(map(str, blocks.ranks[known].tolist()), means.tolist(), strict=True))

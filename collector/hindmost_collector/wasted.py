@@ -71,7 +71,7 @@ def _rows(found: Mapping[str, float], step_ms: float) -> tuple[WasteRow, ...]:
 
 def _span(one: Verdict, blocks: Blocks) -> Array:
     """Indices of the steps that a verdict's cost is a mean over."""
-    if one.kind != "straggler":
+    if one.kind not in ("straggler", "uneven_workload"):
         return np.arange(len(blocks.steps))
     until = blocks.steps[-1] + 1 if one.until_step is None else one.until_step
     return np.arange(*np.searchsorted(blocks.steps, [one.since_step or 0, until]))

@@ -163,10 +163,3 @@ def test_of_two_ranks_one_that_is_much_later_now_and_then_stalls(lengths: float)
         if one.ranks
     ]
     assert (verdict.kind, verdict.ranks, verdict.cause) == ("intermittent", (1,), "input")
-
-
-@pytest.mark.parametrize(("stalls", "told"), [(5, 0), (8, 2)])
-def test_two_of_four_ranks_that_stall_in_turn_are_both_told(stalls: int, told: int) -> None:
-    """Ten stalls of four ranks miss any two of them in six jobs of a thousand, sixteen in none."""
-    found = intermittent.find(_stalling(4, {1: stalls, 3: stalls}), DEFAULT)
-    assert sorted(one.rows for one in found) == [(1,), (3,)][:told]

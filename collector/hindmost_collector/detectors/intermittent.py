@@ -127,8 +127,8 @@ def _alone(row: int, above: Floats, others: Floats) -> Floats:
     return np.asarray(left)
 
 
-#: So few ranks may stall each by itself; of a small job at most one in four, or two of four and more.
-_MOST_RANKS, _TWO_OF = 4, 4
+#: So few ranks may stall each by itself; of a small job at most one in four.
+_MOST_RANKS = 4
 
 
 def _few(stalled: Array, settings: Settings) -> Iterator[tuple[int, Ints, float]]:
@@ -136,8 +136,7 @@ def _few(stalled: Array, settings: Settings) -> Iterator[tuple[int, Ints, float]
     episodes = _episodes(stalled)
     order = np.argsort(-episodes, kind="stable")
     total = max(int(episodes.sum()), 1)
-    most = max(len(order) // 4, 2 if len(order) >= _TWO_OF else 0)
-    for count in range(1, min(_MOST_RANKS, most) + 1):
+    for count in range(1, min(_MOST_RANKS, len(order) // 4) + 1):
         least, rest = episodes[order[count - 1]], episodes[order[count]]
         if least < settings.min_stalls:
             return

@@ -1,0 +1,113 @@
+"""Stages of a pipeline that are slower than the others on every replica: nobody in them is late beside its peers.
+
+Work given out unevenly and a whole stage that is slow look alike in time: no rank is named for it. When it began is all
+that tells the two apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.detectors.episodes import stretch
+from hindmost_collector.robust import block_medians, lower_median, median, standard_error
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from hindmost_collector.align import Array, Floats, Ints
+    from hindmost_collector.blocks import Blocks
+    from hindmost_collector.settings import Settings
+
+#: Phases of the host before it launches: long ones are no work of the stage's layers.
+_OF_HOST = ("input", "h2d", "checkpoint", "gc", "runqueue")
+
+
+@dataclass(frozen=True)
+class UnevenStages:
+    """``stages`` of ``count``, held by these ``rows``, that work ``level`` ns a step and the typical one ``usual``.
+
+    In steps [first, stop) by index, ns a step: ``cost`` is what their pace costs beside that of the typical stage and
+    ``spread`` what the same work costs beside being spread evenly. ``replicas`` are the ranks of a stage.
+    """
+
+    stages: tuple[int, ...]
+    count: int
+    rows: tuple[int, ...]
+    replicas: int
+    first: int
+    stop: int
+    level: float
+    usual: float
+    cost: float
+    spread: float
+
+    def of_all_steps(self, blocks: Blocks) -> float:
+        """``cost`` as ns of the mean step of the run."""
+        return self.cost * (self.stop - self.first) / len(blocks.steps)
+
+
+def find(blocks: Blocks, named: Collection[int], settings: Settings) -> UnevenStages | None:
+    """The slow stages of a pipeline, ranks ``named`` as slow by themselves left aside; ``None`` where all keep pace."""
+    pipeline = blocks.pipeline
+    if pipeline is None or pipeline.stage is None or len(blocks.steps) < 2 * settings.min_steps:
+        return None
+    stage = pipeline.stage
+    level = _levels(blocks, stage, np.isin(blocks.ranks, list(named)))
+    if level is None:
+        return None
+    beyond = level / median(level, axis=0) - 1
+    found = [(one, _habit(series, settings)) for one, series in enumerate(beyond)]
+    heavy = {one: span for one, span in found if span is not None}
+    if not heavy:
+        return None
+    span = max(heavy.values(), key=lambda each: each.stop - each.start)
+    slow = [one for one, each in heavy.items() if _together(each, span)]
+    typical = median(level[:, span], axis=1)
+    usual = float(lower_median(typical, axis=0))
+    to_usual, to_mean = np.ones(len(level)), typical.mean() / typical
+    to_usual[slow] = usual / typical[slow]
+    measured = pipeline.replayed(np.ones(len(blocks.ranks)))[span]
+    cost, spread = (float((measured - pipeline.replayed(pace[stage])[span]).mean()) for pace in (to_usual, to_mean))
+    if cost < settings.min_effect * blocks.step_ns:
+        return None
+    rows = tuple(int(row) for row in np.flatnonzero(np.isin(stage, slow)))
+    most = float(typical[slow].max())
+    replicas = len(rows) // len(slow)
+    return UnevenStages(
+        tuple(slow), len(level), rows, replicas, span.start, span.stop, most, usual, cost, max(spread, 0.0)
+    )
+
+
+def _levels(blocks: Blocks, stage: Ints, named: Array) -> Floats | None:
+    """[P, S] ns that the typical rank of each stage works, without what its host takes longer than other stages' hosts;
+    ``None`` where nobody is left in one."""
+    rows = [np.flatnonzero((stage == one) & ~named) for one in range(int(stage.max()) + 1)]
+    if any(len(held) == 0 for held in rows):
+        return None
+    level = np.array([median(blocks.own[held], axis=0) for held in rows])
+    for name in _OF_HOST:
+        if name in blocks.parts:
+            host = np.nan_to_num([median(blocks.parts[name][held], axis=0) for held in rows])
+            level -= np.maximum(host - median(host, axis=0), 0.0)
+    return level if (level > 0).all() else None
+
+
+def _habit(beyond: Floats, settings: Settings) -> slice | None:
+    """The steps in which a stage is slower than the typical one by habit, and surely."""
+    smallest = settings.uneven_stage - 1
+    first, stop = stretch(beyond, smallest, settings)
+    part = beyond[first:stop]
+    level = float(median(part)) if len(part) >= settings.min_steps else 0.0
+    if level < smallest or level < settings.min_z * standard_error(part):
+        return None
+    steady = float(np.mean(block_medians(part) >= level / 2)) >= settings.min_consistency
+    return slice(first, stop) if steady else None
+
+
+def _together(one: slice, other: slice) -> bool:
+    """Whether two stages are slow in the same steps for the most part."""
+    common = min(one.stop, other.stop) - max(one.start, other.start)
+    return bool(2 * common > max(one.stop - one.start, other.stop - other.start))

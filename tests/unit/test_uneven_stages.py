@@ -1,0 +1,86 @@
+"""A stage of a pipeline that is slow on every replica: no rank is behind its peers, and the job is slower for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hindmost_collector.judge import judge
+from hindmost_collector.simulate import Fault, Noise, Scenario, Simulated, simulate
+
+SIXTEEN: dict[str, Any] = {"ranks": 16, "steps": 100, "seed": 41, "layout": "pp_dp", "pipeline": 4}
+
+
+def of(*faults: Fault, **more: Any) -> Simulated:
+    return simulate(Scenario(**(SIXTEEN | more), faults=faults))
+
+
+def truth_ms(simulated: Simulated, steps: int) -> float:
+    return (simulated.truth.total_ns - simulated.truth.repaired_ns) / 1e6 / steps
+
+
+@pytest.mark.parametrize(
+    ("slow", "more"),
+    [
+        (tuple(range(4, 8)), {}),
+        (tuple(range(12, 16)), {}),
+        (tuple(range(8, 16)), {"ranks": 32}),
+        ((8, 9), {"pipeline": 8}),
+    ],
+)
+@pytest.mark.parametrize("cause", ["compute", "workload"])
+def test_an_uneven_stage_is_told_at_its_cost(slow: tuple[int, ...], more: dict[str, Any], cause: str) -> None:
+    """Nobody is named, the stage and its ranks are told, and what_if counts the cost too."""
+    simulated = of(Fault(cause, slow, 0.3), **more)
+    report = judge(simulated.run)
+    (verdict,) = report.verdicts
+    truth = truth_ms(simulated, 100)
+    assert (verdict.kind, verdict.cause, verdict.ranks, verdict.since_step) == ("uneven_workload", "workload", (), 0)
+    assert verdict.cost_ms_per_step == pytest.approx(truth, rel=0.05)
+    assert f"stage {slow[0] // len(slow)} of" in verdict.evidence[0]
+    assert report.what_if.step_ms is not None
+    assert report.what_if.ideal_step_ms is not None
+    assert report.what_if.step_ms - report.what_if.ideal_step_ms == pytest.approx(truth, rel=0.1)
+
+
+def test_a_stage_that_becomes_slow_is_told_since_when() -> None:
+    """Layers do not move while a job runs, and so its ranks may have become slow; the cost is of these steps."""
+    simulated = of(Fault("compute", (4, 5, 6, 7), 0.25, 50))
+    (verdict,) = judge(simulated.run).verdicts
+    assert (verdict.kind, verdict.ranks, verdict.since_step) == ("uneven_workload", (), 50)
+    assert verdict.cost_ms_per_step == pytest.approx(truth_ms(simulated, 50), rel=0.05)
+    assert any("may have become slow" in line for line in verdict.evidence)
+
+
+def test_a_stage_of_one_rank_cannot_be_told_from_a_slow_rank() -> None:
+    """No replica does the same work: nobody is named, with less confidence."""
+    (verdict,) = judge(of(Fault("compute", (2,), 0.3), ranks=4).run).verdicts
+    assert (verdict.kind, verdict.ranks, verdict.confidence) == ("uneven_workload", (), 0.7)
+    assert "no replica" in verdict.evidence[0]
+
+
+def test_a_slow_rank_makes_no_stage_uneven() -> None:
+    """One of a stage's two replicas, of which the other tells the stage's pace."""
+    (verdict,) = judge(of(Fault("compute", (2,), 0.3), ranks=8).run).verdicts
+    assert (verdict.kind, verdict.ranks) == ("straggler", (2,))
+
+
+def test_a_slow_rank_and_an_uneven_stage_are_told_beside_each_other() -> None:
+    """A rank of another stage."""
+    found = judge(of(Fault("compute", (4, 5, 6, 7), 0.4), Fault("compute", (9,), 0.5)).run).verdicts
+    assert {(one.kind, one.ranks) for one in found} == {("uneven_workload", ()), ("straggler", (9,))}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_stages_of_one_pace_are_even(seed: int) -> None:
+    """Whatever scatters, and where it is but some per cent."""
+    noisy = of(seed=seed, noise=Noise(between_ranks=0.01, each_stretch=0.05, wandering=0.015))
+    few = of(Fault("compute", (4, 5, 6, 7), 0.05), seed=seed)
+    for one in (noisy, few):
+        assert [verdict.kind for verdict in judge(one.run).verdicts] == ["balanced"]
+
+
+def test_input_of_a_whole_stage_is_not_said_to_cost_nothing() -> None:
+    """Its ranks wait alike long, which hides nothing: all others wait for the first stage."""
+    report = judge(of(Fault("input", (0, 1, 2, 3), 0.2)).run)
+    assert not any("costs nothing" in note for note in report.notes)
