@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector import idle_gpu, off_cpu, pressure, slow_computing, starving
+from hindmost_collector.detectors import host_bound
 from hindmost_collector.model import OTHER
 from hindmost_collector.robust import average, median
 
@@ -45,7 +46,8 @@ class Cause:
     """``cause`` explains the fraction ``explained`` of the excess; with ``unknown``, ``partial`` explains most.
 
     ``beyond`` is how many times the excess the cause's own measurement is, where lateness shows only a part: beside
-    backward, collectives queue, and how much later a slow GPU's gradients get goes unseen.
+    backward, collectives queue, and how much later a slow GPU's gradients get goes unseen. ``unseen`` ns a step of the
+    rest show between collectives.
     """
 
     cause: str
@@ -54,14 +56,18 @@ class Cause:
     shares_ns: tuple[tuple[str, float], ...] = ()
     remark: str | None = None
     beyond: float = 1.0
+    unseen: float = 0.0
 
 
-def explain(blocks: Blocks, row: int, columns: Array, settings: Settings) -> Cause:
-    """The cause of one rank's excess over the steps ``columns`` (indices)."""
+def explain(blocks: Blocks, row: int, columns: Array, settings: Settings, between: float = 0.0) -> Cause:
+    """The cause of one rank's excess over the steps ``columns`` (indices).
+
+    ``between``: ns a step that collectives beside backward show it to be longer by, from the first to the last.
+    """
     since = int(columns[0])
     columns = typical(blocks, row, columns, settings)
     excess = average(blocks.excess[row, columns])
-    shares = _bounded(_shares(blocks, row, columns, settings), excess)
+    shares = _bounded(_shares(blocks, row, columns, settings, between), excess)
     if not shares or not excess > 0:
         return Cause("unknown")
     fractions = {name: float(np.clip(ns / excess, 0.0, 1.0)) for name, ns in shares.items()}
@@ -71,7 +77,10 @@ def explain(blocks: Blocks, row: int, columns: Array, settings: Settings) -> Cau
         if fractions.get(name, 0.0) >= settings.min_explained:
             finer = slow_computing.finer(blocks, row, columns, since, settings) if name == "compute" else None
             why, remark = finer or (name, None)
-            beyond = _beyond(blocks, shares[name] / excess, settings) if name == "compute" else 1.0
+            beyond = 1.0
+            if name == "compute":  # but for what shows ``between`` collectives, which is known in full
+                phases = _shares(blocks, row, columns, settings, 0.0) if between else shares
+                beyond = _beyond(blocks, phases.get(name, 0.0) / excess, settings)
             return Cause(why, fractions[name], name if why == "unknown" else None, listed, remark, beyond)
     best = max(fractions, key=lambda name: fractions[name])
     return Cause("unknown", fractions[best], best if fractions[best] > 0 else None, listed)
@@ -125,11 +134,11 @@ def _bounded(shares: dict[str, float], excess: float) -> dict[str, float]:
     return {name: ns * excess / total if name in exclusive else ns for name, ns in shares.items()}
 
 
-def _shares(blocks: Blocks, row: int, columns: Array, settings: Settings) -> dict[str, float]:
+def _shares(blocks: Blocks, row: int, columns: Array, settings: Settings, between: float) -> dict[str, float]:
     """Cause to ns a step of the excess that its measurement accounts for; files for what nothing else does."""
     late = average(blocks.excess[row, columns])
     idle = idle_gpu.of(blocks, row, columns)
-    found = idle_gpu.charged(_measured(blocks, row, columns, settings), idle, late)
+    found = idle_gpu.charged(_measured(blocks, row, columns, settings, between), idle, late)
     moved = pressure.of_its_own(blocks, row, columns, found.get("idle", 0.0), settings)
     if moved is not None:
         found[moved] = found.get(moved, 0.0) + found.pop("idle")
@@ -143,7 +152,7 @@ def _shares(blocks: Blocks, row: int, columns: Array, settings: Settings) -> dic
     return found
 
 
-def _measured(blocks: Blocks, row: int, columns: Array, settings: Settings) -> dict[str, float]:
+def _measured(blocks: Blocks, row: int, columns: Array, settings: Settings, between: float) -> dict[str, float]:
     """Cause to ns a step that phases, CPU times and the kernel's counts of this rank tell of its excess."""
     parts = blocks.parts
     found = pressure.of_memory(blocks, row, columns, settings)
@@ -170,8 +179,9 @@ def _measured(blocks: Blocks, row: int, columns: Array, settings: Settings) -> d
         if more <= most:  # whoever computes more also queues more
             found["cpu_contention"] = max(found["cpu_contention"], _of_threads(blocks, row, columns, found, settings))
     computing = [excess_of(block, row, columns) for block in _computing(blocks)]
-    if "gpu_forward" in parts and "gpu_backward" in parts and blocks.computing is None:
-        computing.append(_hidden_backward(blocks, row, columns))
+    if "gpu_forward" in parts and blocks.computing is None:
+        hidden = _hidden_backward(blocks, row, columns) if "gpu_backward" in parts else 0.0
+        computing.append(max(hidden, _between(blocks, row, columns, settings, between)))
     if computing:
         # Phases that wait for others inside shrink where the rank is late: only what grew speaks of the rank itself.
         more = sum(max(ns, 0.0) for ns in computing) - max(found.get("cpu_contention", 0.0), 0.0)
@@ -299,6 +309,12 @@ def _is_idle(blocks: Blocks, row: int, columns: Array, settings: Settings) -> bo
     blocked = float(median(off_cpu.of_step(blocks, row, columns)))  # of CPU time a part may be spent on waiting
     ran = float(median(off_cpu.computed(blocks, row, columns)))
     return blocked >= off_cpu.MOST * late or (blocked >= late / 2 and ran <= (1 - off_cpu.MOST) * late)
+
+
+def _between(blocks: Blocks, row: int, columns: Array, settings: Settings, between: float) -> float:
+    """Ns a step of what shows between collectives that is the GPU's own: where it was timed, and not kept waiting."""
+    unknown = np.isnan(blocks.parts["gpu_forward"][row, columns]).all()
+    return 0.0 if unknown or host_bound.feeds(blocks, row, settings) else between
 
 
 def _hidden_backward(blocks: Blocks, row: int, columns: Array) -> float:

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector import roles
+from hindmost_collector import roles, slow_input
 from hindmost_collector.job_verdicts import input_share
 from hindmost_collector.robust import lower_median, median, peers_median
+from hindmost_collector.whatif import stall_saving
 from hindmost_collector.wording import ms, names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hindmost_collector.align import Floats
+    from hindmost_collector.align import Floats, Ints
     from hindmost_collector.blocks import Blocks
     from hindmost_collector.settings import Settings
     from hindmost_collector.verdict import Verdict
@@ -37,7 +38,12 @@ def notes(blocks: Blocks, verdicts: Sequence[Verdict], settings: Settings) -> li
         (longer > least) & (late < settings.hidden_input_shows * longer) & ~np.isin(blocks.ranks, list(blamed))
     )
     typical = float(lower_median(level, axis=0)[0])
-    found = [_longer(blocks, rows, float(median(longer[rows])))] if len(rows) else []
+    shows = np.array([_shows(blocks, row, settings) for row in rows.tolist()], bool)
+    found = [
+        _longer(blocks, some, float(median(longer[some])), told)
+        for some, told in ((rows[~shows], _HIDDEN), (rows[shows], _UNSURE))
+        if len(some)
+    ]
     covered = typical - float(np.nan_to_num(input_share(inputs, blocks))) * blocks.step_ns
     if not blamed and covered > settings.hidden_input_all * blocks.step_ns:
         told = f"every rank waits about {ms(typical)} a step for its input"
@@ -46,12 +52,20 @@ def notes(blocks: Blocks, verdicts: Sequence[Verdict], settings: Settings) -> li
     return found
 
 
+def _shows(blocks: Blocks, row: int, settings: Settings) -> bool:
+    """Whether a rank was late in some steps by what is worth a repair, though too few of them to name it for that."""
+    more = slow_input.longer(blocks)
+    if more is None:
+        return False
+    stalled = np.flatnonzero(blocks.excess[row] >= settings.hidden_input_shows * np.maximum(more[row], 1.0))
+    return float(stall_saving(blocks, [row], stalled).mean()) >= settings.min_cost * blocks.step_ns
+
+
 def told_of_stalls(blocks: Blocks, found: Sequence[Verdict], settings: Settings) -> list[Verdict]:
     """The verdicts, such as are on stalls in the input with what the other steps' input hides: it is as long there."""
-    inputs = blocks.parts.get("input")
-    if inputs is None or not any(name.startswith("gpu_") for name in blocks.parts):
+    longer = slow_input.longer(blocks)
+    if longer is None:
         return list(found)
-    longer = np.nan_to_num(inputs - peers_median(inputs))
     return [replace(one, evidence=(*one.evidence, *_always(blocks, one, longer, settings))) for one in found]
 
 
@@ -61,23 +75,22 @@ def _always(blocks: Blocks, one: Verdict, longer: Floats, settings: Settings) ->
         return []
     mine = longer[int(np.flatnonzero(blocks.ranks == one.ranks[0])[0])]
     often = int(np.sum(mine > settings.hidden_input_rank * blocks.step_ns))
-    if often < _NEARLY_ALL * len(mine):
+    if often < slow_input.NEARLY_ALL * len(mine):
         return []
     steps = "every step" if often == len(mine) else f"{often} of {len(mine)} steps"
     where = f"its input takes {ms(float(median(mine)))} longer than the others' in {steps}"
     return [f"{where}: in those without a stall, work queued on its GPU, or a wait for others, hides it"]
 
 
-#: A rank's input is slow in all steps, not in some, if it is in this share of them.
-_NEARLY_ALL = 0.9
-
 #: From this share of the input on, what is covered of it is called all.
 _ALL = 0.9
 
 
 _HIDDEN = "that costs nothing now: work queued on the GPUs, or a wait for others, covers it"
+_UNSURE = "work queued on the GPUs covers it in most steps: in some they came late, too few to be sure that it is why"
 
 
-def _longer(blocks: Blocks, rows: np.ndarray[tuple[int], np.dtype[np.int64]], longer: float) -> str:
+def _longer(blocks: Blocks, rows: Ints, longer: float, told: str) -> str:
     who = names(blocks.ranks[rows].tolist())
-    return f"{who} wait{'s' if len(rows) == 1 else ''} {ms(longer)} a step longer for input than the rest; {_HIDDEN}"
+    told = told.replace("they came", "it came") if len(rows) == 1 else told
+    return f"{who} wait{'s' if len(rows) == 1 else ''} {ms(longer)} a step longer for input than the rest; {told}"

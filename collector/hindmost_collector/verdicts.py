@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector import causes, confidence, passing, roles, starving, whatif, wording, work_due
+from hindmost_collector import (
+    backward,
+    causes,
+    confidence,
+    passing,
+    roles,
+    slow_input,
+    starving,
+    whatif,
+    wording,
+    work_due,
+)
 from hindmost_collector.job_verdicts import since, until
 from hindmost_collector.robust import average, median, peers_median
 from hindmost_collector.verdict import Verdict
@@ -35,6 +46,10 @@ def of_habits(
     blocks = replace(blocks, even=work_due.beside(even, habits))
     kept, notes = _that_count(_upstream(habits, blocks), work_due.as_seen(blocks), settings)
     explained = [(habit, _cause(blocks, habit, settings)) for habit in kept]
+    explained = [(slow_input.with_stalls(blocks, habit, cause, settings), cause) for habit, cause in explained]
+    whole = dict(zip(kept, (habit for habit, _ in explained), strict=True))
+    kept, habits = list(whole.values()), [whole.get(habit, habit) for habit in habits]
+    blocks = backward.in_full(blocks, explained)
     left, verdicts = _groups(explained), []
     before: list[Habit] = []
     replay = _replay(left, kept, blocks, habits)
@@ -124,7 +139,9 @@ def _span(habits: list[Habit]) -> slice:
 
 
 def _cause(blocks: Blocks, habit: Habit, settings: Settings) -> Cause:
-    return causes.explain(_on_top(blocks, habit, settings), habit.row, habit.steps(), settings)
+    seen = backward.of_habit(blocks, habit, settings)
+    why = causes.explain(_on_top(blocks, habit, settings), habit.row, habit.steps(), settings, seen.longer)
+    return replace(why, unseen=seen.beyond(why.beyond * habit.excess) / why.beyond)
 
 
 #: Phases of the host, of which the GPU's queue may hide a part.
@@ -220,6 +237,8 @@ def _straggler(
         partial=cause.partial,
         evidence=(
             *wording.why(blocks, habits, cause),
+            *backward.told(cause),
+            *slow_input.told_of_stalls(habits, cause),
             *wording.victims(victims, ranks),
             *told,
             *wording.left_by_batches(habits[0].excess, cost, uneven=even is not blocks or blocks.due is not None),

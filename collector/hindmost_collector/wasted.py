@@ -140,7 +140,8 @@ def _of_backward(levels: Mapping[str, Sequence[float]], longer: Mapping[str, flo
     In the ratio of forward, but no more than what measured phases leave of the ``whole`` that these ranks are late by.
     """
     usual = levels["gpu_forward"][1]
-    alike = longer["gpu_forward"] / levels["gpu_forward"][0] * levels["gpu_backward"][0] if usual > 0 else 0.0
+    mine = levels["gpu_forward"][0]
+    alike = longer["gpu_forward"] / mine * levels["gpu_backward"][0] if usual > 0 and mine > 0 else 0.0
     left = whole - sum(ns for name, ns in longer.items() if name != "gpu_backward")
     return max(min(alike, left), 0.0)
 

@@ -34,7 +34,18 @@ def repaired(blocks: Blocks, habits: Sequence[Habit]) -> Floats:
         held = np.flatnonzero((segment_step >= habit.first) & (segment_step < habit.stop))
         level = _levels(own[habit.row], segment_step, place, habit)
         fixed[habit.row, held] -= level[place[held]]
+        _take_stalls(fixed[habit.row], segment_step, habit)
     return fixed
+
+
+def _take_stalls(late: Floats, segment_step: Ints, habit: Habit) -> None:
+    """Take what a habit's rank stalled for in some steps from their stretches, the first of a step first."""
+    for step, stalled in habit.stalls:
+        left = stalled
+        for held in range(*np.searchsorted(segment_step, [step, step + 1]).tolist()):
+            taken = min(max(float(late[held]), 0.0), left)
+            late[held] -= taken
+            left -= taken
 
 
 def _levels(late: Floats, segment_step: Ints, place: Ints, habit: Habit) -> Floats:

@@ -7,50 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from hindmost_collector.judge import judge
-from hindmost_collector.model import GPU_TIME, Job, Run
-from hindmost_collector.sources.columns import table
+
+from tests.unit.buckets import BUCKETS, RANKS, STEPS, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-RANKS, STEPS, BUCKETS = 4, 120, 12
-FORWARD, BUCKET, TRANSFER = 10e6, 1e6, 0.2e6
-
-
-def _run(stalls: Any, *, starts: bool = True) -> tuple[Run, float]:
-    """A job whose ranks stall for ``stalls`` [R, S, P] ns before the buckets of each step, and its length in ns."""
-    steps = stalls.shape[1]
-    computing = np.full(stalls.shape, BUCKET)
-    computing[:, :, 0] += FORWARD
-    computing *= np.random.default_rng(2).normal(1.0, 0.005, computing.shape)
-    computing += stalls
-    ready, end = np.zeros(RANKS), np.zeros(RANKS)
-    start, took = np.empty(computing.shape), np.empty(computing.shape)
-    for step in range(steps):
-        for place in range(BUCKETS):
-            ready = ready + computing[:, step, place]
-            start[:, step, place] = np.maximum(ready, end)
-            end = np.full(RANKS, start[:, step, place].max() + TRANSFER)
-            took[:, step, place] = end - start[:, step, place]
-        ready = end.copy()
-    rank, step, place = (axis.ravel() for axis in np.indices(computing.shape))
-    collectives = table(
-        "collectives",
-        rank=rank,
-        comm=7,
-        seq=step * BUCKETS + place,
-        op=["all_reduce"] * rank.size,
-        start_ns=(start.ravel() + 1e9).astype(np.int64) if starts else -1,
-        duration_ns=took.ravel().astype(np.int64),
-        bytes=1 << 20 | place << 4,
-        flags=GPU_TIME,
-        peer=-1,
-    )
-    pace = None if starts else float(end[0]) / (steps * BUCKETS)
-    job = Job(id="", world_size=RANKS, source="a trace", pace_ns=pace)
-    return Run(
-        job=job, ranks=table("ranks", rank=list(range(RANKS)), world_size=RANKS), collectives=collectives
-    ), float(end[0])
 
 
 def _anywhere(stalls: Any, step: int) -> None:
@@ -65,11 +26,11 @@ def _all_along(stalls: Any, step: int) -> None:
 def test_a_stall_in_backward_is_seen_wherever_it_is(stall: Callable[[Any, int], None], starts: bool) -> None:
     """Nine ms in every seventh step, now before this bucket and now before that, or a little before each."""
     stalls = np.zeros((RANKS, STEPS, BUCKETS))
-    calm = _run(stalls)[1]
+    calm = run(stalls)[1]
     for step in range(3, STEPS, 7):
         stall(stalls, step)
-    run, took = _run(stalls, starts=starts)
-    (verdict,) = judge(run).verdicts
+    job, took = run(stalls, starts=starts)
+    (verdict,) = judge(job).verdicts
     assert (verdict.kind, verdict.ranks) == ("intermittent", (2,))
     assert verdict.cost_ms_per_step == pytest.approx((took - calm) / STEPS / 1e6, rel=0.1)
 
@@ -79,15 +40,15 @@ def test_stalls_of_all_ranks_in_turn_are_nobody_s() -> None:
     stalls = np.zeros((RANKS, STEPS, BUCKETS))
     for number, step in enumerate(range(3, STEPS, 5)):
         stalls[number % RANKS, step, number % BUCKETS] += 9e6
-    assert [one.ranks for one in judge(_run(stalls)[0]).verdicts if one.ranks] == []
+    assert [one.ranks for one in judge(run(stalls)[0]).verdicts if one.ranks] == []
 
 
 def test_a_slow_rank_is_not_later_for_having_stalled_nowhere() -> None:
     """One that computes longer before each bucket in all steps is its own usual."""
     stalls = np.zeros((RANKS, STEPS, BUCKETS))
     stalls[1, :, 0] += 2e6
-    calm, (run, took) = _run(np.zeros_like(stalls))[1], _run(stalls)
-    (verdict,) = judge(run).verdicts
+    calm, (job, took) = run(np.zeros_like(stalls))[1], run(stalls)
+    (verdict,) = judge(job).verdicts
     assert (verdict.kind, verdict.ranks) == ("straggler", (1,))
     assert verdict.cost_ms_per_step == pytest.approx((took - calm) / STEPS / 1e6, rel=0.1)
 
@@ -98,5 +59,5 @@ def test_small_stalls_of_others_do_not_hide_large_ones() -> None:
     stalls[2, 2::7, 3] += 19e6
     stalls[1, 5, 4] += 5e6
     stalls[3, 11, 6] += 5e6
-    (verdict,) = judge(_run(stalls, starts=False)[0]).verdicts
+    (verdict,) = judge(run(stalls, starts=False)[0]).verdicts
     assert (verdict.kind, verdict.ranks) == ("intermittent", (2,))

@@ -54,6 +54,14 @@ def find(blocks: Blocks, settings: Settings) -> HostBound | None:
     return HostBound(launching, float("nan") if short else queued, 1 - resident)
 
 
+def feeds(blocks: Blocks, row: int, settings: Settings) -> bool:
+    """Whether a rank's GPU waits for its host to launch work, as far as is known: nothing is queued at a step's end."""
+    if blocks.ended is None or blocks.joined is None or not blocks.step_ns > 0:
+        return False
+    queued, launching = float(median(_queued(blocks)[row])), float(median(_launching(blocks)[row]))
+    return queued <= settings.host_bound_queued and launching >= settings.host_bound_launching
+
+
 def _of_latest(blocks: Blocks, block: Floats) -> float:
     """Median over the steps of the value of whichever rank waited least: the one that the others waited for."""
     steps = np.arange(len(blocks.steps))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector import roles
+from hindmost_collector import roles, slow_input
 from hindmost_collector.robust import median
 
 if TYPE_CHECKING:
@@ -61,10 +61,10 @@ def _in_turn(late: Floats, one: Stalls, mate: Ints) -> bool:
 
 def _large(blocks: Blocks, excess: Floats, settings: Settings) -> list[Stalls]:
     """Those who own most of the stalls of one size."""
-    each = np.ones(len(excess), np.int64)
+    each, picked = np.ones(len(excess), np.int64), slow_input.throughout(blocks, settings)
     for size in _SIZES:
         stalled = excess >= size * settings.stall_effect * blocks.step_ns
-        owners = _owners(stalled, each, settings)
+        owners = _owners(stalled, each, settings, picked)
         found = [_with_its_like(excess, row, steps, share, settings) for row, steps, share in owners]
         found = sorted(found, key=lambda one: -len(one.stalled)) or _of_nodes(blocks, excess, stalled, settings)
         if found:
@@ -231,15 +231,21 @@ def _of_one_kind(late: Floats, steps: Ints, settings: Settings) -> Ints:
 _SIZES = (1.0, 4.0, 15.0, 60.0)
 
 
-def _owners(stalled: Array, members: Ints, settings: Settings) -> Iterator[tuple[int, Ints, float]]:
-    """Row, stalled steps and share of all stalls, of each row of [R, S], of so many ranks, that owns most of them."""
+def _owners(
+    stalled: Array, members: Ints, settings: Settings, picked: Array | None = None
+) -> Iterator[tuple[int, Ints, float]]:
+    """Row, stalled steps and share of all stalls, of each row of [R, S], of so many ranks, that owns most of them.
+
+    Rows ``picked`` [R] by something else than their stalls are not one of all that may have them by chance.
+    """
+    ways = len(stalled) if picked is None else np.where(picked, np.sum(picked), len(stalled))
     fair = members / members.sum()
     episodes = _episodes(stalled)
     total = max(int(episodes.sum()), 1)
     for row in np.flatnonzero(episodes >= settings.min_stalls).tolist():
         share = episodes[row] / total
         others = np.delete(episodes, row).max()
-        chance = _by_chance(int(episodes[row]), total, float(fair[row]), len(episodes))
+        chance = _by_chance(int(episodes[row]), total, float(fair[row]), int(np.broadcast_to(ways, len(stalled))[row]))
         if share >= settings.min_stall_share and _far_more(episodes[row], others) and not chance:
             yield row, np.flatnonzero(stalled[row]), float(share)
 

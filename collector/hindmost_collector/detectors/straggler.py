@@ -27,7 +27,8 @@ class Habit:
     """One rank's habitual lateness: ``row`` in the blocks, steps [first, stop) by index, excess ns a step.
 
     A rank may have several. Where it is late throughout and more so for a while, the habit of that while is what is on
-    top of its ``outer`` one, which has it as one of the stretches ``inner``.
+    top of its ``outer`` one, which has it as one of the stretches ``inner``. Steps (by index) in which its cause made
+    it later still by far go with it: ``stalls`` has by how many ns.
     """
 
     row: int
@@ -40,6 +41,7 @@ class Habit:
     latest: float
     inner: tuple[tuple[int, int], ...] = ()
     outer: Habit | None = None
+    stalls: tuple[tuple[int, float], ...] = ()
 
     def steps(self) -> Ints:
         """Indices of the steps that show this habit and nothing on top of it."""

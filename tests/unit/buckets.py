@@ -1,0 +1,68 @@
+"""A job that reduces its gradients beside backward, bucket by bucket, with delays anywhere in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hindmost_collector.model import GPU_TIME, Job, Run
+from hindmost_collector.sources.columns import table
+
+RANKS, STEPS, BUCKETS = 4, 120, 12
+FORWARD, BUCKET, TRANSFER = 10e6, 1e6, 0.2e6
+
+
+def run(delays: Any, *, starts: bool = True, timed: bool = False, transfer: float = TRANSFER) -> tuple[Run, float]:
+    """The job whose ranks are delayed by ``delays`` [R, S, P] ns before the buckets of each step, and its length in ns.
+
+    Its collectives tell their ``starts`` or not; its GPUs' forward, in which nobody is delayed, is ``timed`` or not.
+    """
+    steps = delays.shape[1]
+    computing = np.full(delays.shape, BUCKET)
+    computing[:, :, 0] += FORWARD
+    computing *= np.random.default_rng(2).normal(1.0, 0.005, computing.shape)
+    computing += delays
+    ready, end = np.zeros(RANKS), np.zeros(RANKS)
+    start, took = np.empty(computing.shape), np.empty(computing.shape)
+    for step in range(steps):
+        for place in range(BUCKETS):
+            ready = ready + computing[:, step, place]
+            start[:, step, place] = np.maximum(ready, end)
+            end = np.full(RANKS, start[:, step, place].max() + transfer)
+            took[:, step, place] = end - start[:, step, place]
+        ready = end.copy()
+    rank, step, place = (axis.ravel() for axis in np.indices(computing.shape))
+    collectives = table(
+        "collectives",
+        rank=rank,
+        comm=7,
+        seq=step * BUCKETS + place,
+        op=["all_reduce"] * rank.size,
+        start_ns=(start.ravel() + 1e9).astype(np.int64) if starts else -1,
+        duration_ns=took.ravel().astype(np.int64),
+        bytes=1 << 20 | place << 4,
+        flags=GPU_TIME,
+        peer=-1,
+    )
+    pace = None if starts else float(end[0]) / (steps * BUCKETS)
+    job = Job(id="", world_size=RANKS, source="a trace", pace_ns=pace)
+    ranks = table("ranks", rank=list(range(RANKS)), world_size=RANKS)
+    marks = _steps(start[:, :, 0], took[:, :, 0], computing[:, :, 0] - delays[:, :, 0]) if timed else {}
+    return Run(job=job, ranks=ranks, collectives=collectives, **marks), float(end[0])
+
+
+def _steps(start: Any, took: Any, forward: Any) -> Any:
+    """Steps of hosts one step ahead of their GPUs: each as long as from one first bucket's end to the next's."""
+    end = start + took
+    length = np.diff(end, axis=1, append=end[:, -1:] + float(np.median(np.diff(end))))
+    rank, step = (axis.ravel() for axis in np.indices(end.shape))
+    return {
+        "steps": table(
+            "steps",
+            rank=rank,
+            step=step,
+            start_ns=((end - length).ravel() + 1e9).astype(np.int64),
+            duration_ns=length.ravel().astype(np.int64),
+            gpu_forward_ns=forward.ravel().astype(np.int64),
+        )
+    }

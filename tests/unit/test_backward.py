@@ -1,0 +1,64 @@
+"""A rank whose backward alone is slow, where gradients are reduced beside it and the others queue over most of that."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hindmost_collector.judge import judge
+
+from tests.unit.buckets import BUCKETS, RANKS, STEPS, run
+
+
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.3])
+@pytest.mark.parametrize(("first", "rank"), [(0, 0), (1, 3)])
+def test_a_slow_backward_costs_what_repairing_it_saves(share: float, first: int, rank: int) -> None:
+    """A little more before each bucket: from some bucket on the others queue, and lateness grows no more."""
+    slow = np.zeros((RANKS, STEPS, BUCKETS))
+    calm = run(slow)[1]
+    slow[rank, :, first:] += share * calm / STEPS / (BUCKETS - first)
+    job, took = run(slow, timed=True)
+    (verdict,) = judge(job).verdicts
+    assert (verdict.kind, verdict.ranks, verdict.cause) == ("straggler", (rank,), "compute")
+    assert verdict.cost_ms_per_step == pytest.approx((took - calm) / STEPS / 1e6, rel=0.15)
+    assert any("between its first collective and its last" in line for line in verdict.evidence)
+
+
+def test_what_is_slow_before_the_first_bucket_has_nothing_more_behind_it() -> None:
+    """The others queue from the first bucket on, and backward is as long as theirs."""
+    slow = np.zeros((RANKS, STEPS, BUCKETS))
+    calm = run(slow)[1]
+    slow[1, :, 0] += 3e6
+    job, took = run(slow, timed=True)
+    (verdict,) = judge(job).verdicts
+    assert verdict.ranks == (1,)
+    assert verdict.cost_ms_per_step == pytest.approx((took - calm) / STEPS / 1e6, rel=0.1)
+
+
+def test_transfers_that_take_longer_than_backward_hide_it() -> None:
+    """Where gradients wait for the wire, a backward that is longer by less costs nothing that could be told."""
+    slow = np.zeros((RANKS, STEPS, BUCKETS))
+    slow[2, :, 1:] += 0.5e6
+    calm, took = (run(one, transfer=2e6)[1] for one in (np.zeros_like(slow), slow))
+    cost = sum(one.cost_ms_per_step or 0.0 for one in judge(run(slow, transfer=2e6)[0]).verdicts)
+    assert cost <= (took - calm) / STEPS / 1e6 + 0.1
+
+
+def test_without_times_on_the_gpu_nobody_knows_whether_it_computes() -> None:
+    """It may wait for its host to launch."""
+    slow = np.zeros((RANKS, STEPS, BUCKETS))
+    slow[2] += 0.2e6
+    (verdict,) = judge(run(slow)[0]).verdicts
+    assert (verdict.ranks, verdict.cause) == ((2,), "unknown")
+    assert verdict.cost_ms_per_step == pytest.approx(0.2 * BUCKETS, rel=0.15)
+
+
+def test_where_others_queue_from_the_start_what_it_took_before_tells() -> None:
+    """A third longer in all of backward from step 60 on: nobody sees how much earlier the others are anywhere."""
+    slow = np.zeros((RANKS, STEPS, BUCKETS))
+    calm = run(slow)[1]
+    slow[1, 60:] += 0.9e6
+    slow[1, 60:, 4] += 1e6
+    job, took = run(slow, timed=True)
+    (verdict,) = judge(job).verdicts
+    assert (verdict.ranks, verdict.cause, verdict.since_step) == ((1,), "compute", 60)
+    assert verdict.cost_ms_per_step == pytest.approx((took - calm) / (STEPS - 60) / 1e6, rel=0.05)
