@@ -51,7 +51,7 @@ from hindmost_collector.job_verdicts import of_hosts, of_job, of_stages, of_unev
 from hindmost_collector.model import RUNNING, Run, rows
 from hindmost_collector.robust import median, percentile
 from hindmost_collector.settings import DEFAULT, Settings
-from hindmost_collector.stop_verdicts import of_hang, of_mismatch
+from hindmost_collector.stop_verdicts import of_mismatch, of_parted
 from hindmost_collector.verdict import Report, Verdict
 from hindmost_collector.verdicts import (
     balanced,
@@ -93,10 +93,10 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     stalls, told_of_stalls = stood_still.find(run, blocks, settings) if stop is None else ((), [])
     notes += told_of_stalls
     silent, told_of_silence = fell_silent.find(run, p99, settings)
-    found += [of_hang(stop, run, blocks)] if stop is not None else silent
+    ours = run.job.source == "hindmost"  # elsewhere nobody vouches for what numbers count
+    parted = mismatch.find(run, settings, stopped=stop is not None) if ours else None
+    found += [of_parted(stop, parted, run, blocks)] if stop is not None else [*silent, *of_mismatch(parted, run)]
     notes += told_of_silence if stop is None else []
-    if stop is None and run.job.source == "hindmost":  # elsewhere nobody vouches for what numbers count
-        found += of_mismatch(mismatch.find(run, settings), run)
     stages = None
     if blocks is not None:
         slow, hidden = _slow(run, blocks, settings, parted=any(one.kind == "desync" for one in found))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hindmost_collector import wording_stop
 from hindmost_collector.detectors.hang import since_step
 from hindmost_collector.verdict import Verdict
-from hindmost_collector.wording import names
 
 if TYPE_CHECKING:
     from hindmost_collector.blocks import Blocks
@@ -30,6 +30,17 @@ def of_hang(stop: Hang, run: Run, blocks: Blocks | None) -> Verdict:
     )
 
 
+def of_parted(stop: Hang, found: Mismatch | None, run: Run, blocks: Blocks | None) -> Verdict:
+    """The verdict of a job that stopped; where its ranks had parted in that communicator before, of that."""
+    stopped = of_hang(stop, run, blocks)
+    if found is None or stop.kind != "hang" or found.comm != stop.comm:
+        return stopped
+    (parted,) = of_mismatch(found, run)
+    told, _ = parted.evidence
+    victims = tuple(sorted({*found.ranks, *found.others} - {*found.named}))
+    return replace(parted, victims=victims, confidence=stopped.confidence, evidence=(told, *stopped.evidence[:1]))
+
+
 def of_mismatch(found: Mismatch | None, run: Run) -> list[Verdict]:
     """The verdict on ranks that ran another operation than the rest, in a job that went on."""
     if found is None:
@@ -38,12 +49,12 @@ def of_mismatch(found: Mismatch | None, run: Run) -> list[Verdict]:
     return [
         Verdict(
             kind="desync",
-            ranks=found.ranks,
+            ranks=found.named,
             victims=found.others,
             cause="unknown",
             since_step=int(started.max()) if len(started) else None,
             confidence=0.9,
             evidence=tuple(wording_stop.mismatch(found)),
-            advice=(f"find the branch that {names(found.ranks)} took and the others did not; the results are wrong",),
+            advice=(f"{wording_stop.branch_of(found.named)}; the results are wrong",),
         )
     ]

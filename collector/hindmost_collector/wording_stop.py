@@ -104,9 +104,14 @@ def _gone(stop: Hang, run: Run) -> list[str]:
 def mismatch(found: Mismatch) -> list[str]:
     """Evidence for operations that differ between ranks though nobody hangs."""
     where = f"number {found.seq} of communicator {found.comm:#x}"
-    told = f"{names(found.ranks)} ran {found.ran} as {where}, where the others ran {found.op}"
+    told = f"{names(found.ranks)} ran {found.ran} as {where}, where {the_others(found)} ran {found.op}"
     often = "once" if found.places == 1 else f"at {found.places} places since then"
     return [told, f"ranks differ {often}; the job went on, with what belongs to other operations"]
+
+
+def the_others(found: Mismatch) -> str:
+    """Who ran what most ran; by name where they are no more than the rest."""
+    return "the others" if found.named else names(found.others)
 
 
 def _standing(rank: int, stack: str) -> str:
@@ -139,8 +144,7 @@ def source_line(stack: str) -> str:
 def hang_advice(stop: Hang, run: Run) -> list[str]:
     """What to do about a stop: of a job that runs its processes can still be looked at."""
     if stop.kind == "desync":
-        who = f"{names(stop.ranks)} took and the others did not" if stop.ranks else "only some of the ranks took"
-        return [f"find the branch that {who}"]
+        return [branch_of(stop.ranks)]
     if not stop.ranks:
         return [_advice_on_nobody(stop, run)]
     if _at_work(run):
@@ -149,6 +153,12 @@ def hang_advice(stop: Hang, run: Run) -> list[str]:
     again = "if the job was still at work then, write the dumps once more: what stays open hangs"
     found = _look(stop, run) or [_last_words(stop)]
     return [*found, again] if stop.waited_ns < 0 else found
+
+
+def branch_of(ranks: tuple[int, ...]) -> str:
+    """What to do where these ranks, or nobody knows which, ran another operation than the rest."""
+    who = f"{names(ranks)} took and the others did not" if ranks else "only some of the ranks took"
+    return f"find the branch that {who}"
 
 
 def _advice_on_nobody(stop: Hang, run: Run) -> str:

@@ -40,3 +40,42 @@ def test_where_nobody_can_tell_who_is_wrong_nobody_is_named() -> None:
     for run in (differing([1, 2], 40), differing([1], 5), differing([1], 40, source="elsewhere")):
         assert ("desync", (1,)) not in kinds(run)
         assert all(kind != "desync" for kind, _ in kinds(run))
+
+
+def stopped(run: Run) -> Run:
+    """The job as it is when its first two ranks have waited for 20 s in different numbers of that communicator."""
+    c = run.collectives
+    end = int((c["start_ns"] + c["duration_ns"]).max())
+    last = {rank: int(c["seq"][c["rank"] == rank].max()) for rank in (0, 1)}
+    held = {
+        "rank": np.array([0, 1], np.int32),
+        "kind": np.array(["collective"] * 2),
+        "name": np.array(["all_reduce", "all_reduce"]),
+        "comm": np.full(2, c["comm"][0], np.uint64),
+        "seq": np.array([last[0] + 1, last[1] + 2], np.int64),
+        "start_ns": np.full(2, end, np.int64),
+        "observed_ns": np.full(2, end + 20 * 10**9, np.int64),
+    }
+    return replace(run, in_flight={name: held[name] for name in run.in_flight})
+
+
+def test_of_two_ranks_that_parted_and_stopped_neither_is_named_but_what_each_ran_is() -> None:
+    """All-reduces after an extra broadcast pair up until none are left: the stop's reason is where they parted."""
+    run = differing([1], 40)
+    two = np.isin(run.collectives["rank"], (0, 1))
+    ranks = {name: column[:2] for name, column in run.ranks.items()}
+    steps = {name: column[np.isin(run.steps["rank"], (0, 1))] for name, column in run.steps.items()}
+    collectives = {name: column[two] for name, column in run.collectives.items()}
+    job = replace(run.job, world_size=2)
+    verdict = judge(stopped(replace(run, job=job, ranks=ranks, steps=steps, collectives=collectives))).verdicts[0]
+    assert (verdict.kind, verdict.ranks, verdict.victims) == ("desync", (), (0, 1))
+    assert any(
+        "rank 1 ran broadcast as number 40" in line and "rank 0 ran all_reduce" in line for line in verdict.evidence
+    )
+    assert any("20" in line and "waited" in line for line in verdict.evidence)
+
+
+def test_of_four_ranks_that_stopped_the_one_that_parted_is_named() -> None:
+    """Whoever waits last says little of who took the wrong branch before."""
+    verdict = judge(stopped(differing([1], 40))).verdicts[0]
+    assert (verdict.kind, verdict.ranks) == ("desync", (1,))

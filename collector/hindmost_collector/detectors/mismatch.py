@@ -33,9 +33,21 @@ class Mismatch:
     start_ns: int
     places: int
 
+    @property
+    def named(self) -> tuple[int, ...]:
+        """Who is wrong: the fewer; as many cannot be told from as many."""
+        return self.ranks if len(self.ranks) < len(self.others) else ()
 
-def find(run: Run, settings: Settings) -> Mismatch | None:
-    """The earliest such place of any communicator; ``None`` where there is none, or too little agreed to tell."""
+
+#: Of one rank and another of one number these are no two operations, but one.
+_MEET = {"send", "recv"}
+
+
+def find(run: Run, settings: Settings, *, stopped: bool = False) -> Mismatch | None:
+    """The earliest such place of any communicator; ``None`` where there is none, or too little agreed to tell.
+
+    Of a job that went on, half of the ranks against the other half are no proof; of one that ``stopped`` they are why.
+    """
     table = run.collectives
     if rows(table) == 0:
         return None
@@ -45,6 +57,7 @@ def find(run: Run, settings: Settings) -> Mismatch | None:
         one
         for comm in (np.unique(table["comm"][usable]) if len(names) > 1 else ())
         if (one := _in_communicator(table, op, names, usable[table["comm"][usable] == comm], settings)) is not None
+        and (stopped or one.named)
     ]
     return min(found, key=lambda one: one.start_ns, default=None)
 
@@ -57,13 +70,13 @@ def _in_communicator(table: Table, op: Ints, names: list[str], held: Array, sett
     first = np.flatnonzero(np.append(True, np.diff(seq) != 0))
     size = np.diff(np.append(first, len(held)))
     differ = np.maximum.reduceat(op[held], first) != np.minimum.reduceat(op[held], first)
-    places = np.flatnonzero(differ & (size > 2))
+    places = np.flatnonzero(differ & (size > 1))
     if len(places) == 0 or int(np.sum((size > 1)[: places[0]])) < settings.desync_agreed:
         return None
     members = held[first[places[0]] : first[places[0]] + size[places[0]]]
     common = int(np.argmax(np.bincount(op[members])))
     odd = op[members] != common
-    if 2 * int(odd.sum()) >= len(members):  # nobody can tell who is wrong
+    if 2 * int(odd.sum()) > len(members) or _MEET.issuperset({names[one] for one in op[members].tolist()}):
         return None
     return Mismatch(
         ranks=tuple(sorted(table["rank"][members[odd]].tolist())),
