@@ -9,7 +9,7 @@ import numpy as np
 
 from hindmost_collector import roles, slow_input
 from hindmost_collector.job_verdicts import input_share
-from hindmost_collector.robust import lower_median, median, peers_median
+from hindmost_collector.robust import lower_median, median
 from hindmost_collector.whatif import stall_saving
 from hindmost_collector.wording import ms, names
 
