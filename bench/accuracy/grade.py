@@ -43,6 +43,8 @@ def grade(family: str, seed: int) -> dict[str, Any]:
         "causes": sorted({fault.cause for fault in job.faults}),
         "onset": min((fault.onset for fault in job.faults), default=None),
         "true": sorted({rank for fault in job.faults for rank in fault.ranks}),
+        "faults": sorted([rank, fault.cause] for fault in job.faults for rank in fault.ranks),
+        "blamed": sorted([rank, str(verdict.cause)] for verdict in naming for rank in verdict.ranks),
         "effect": _effect(job, simulated.truth),
         "named": sorted({rank for verdict in naming for rank in verdict.ranks}),
         "top": naming[0].ranks[0] if naming and naming[0].ranks else None,

@@ -26,7 +26,7 @@ def tables(results: list[Result]) -> list[str]:
     for one in results:
         by.setdefault(one["family"], []).append(one)
     heads = ["| | measured | goal |", "| --- | --- | --- |"]
-    rows = [*_single(by), *_several(by), *_others(by), *_costs(by)]
+    rows = [*_single(by), *_several(by), *_others(by), *_kinds(by), *_costs(by)]
     measured = [f"| {what} | {found} | {goal} |" for what, found, goal in rows]
     return [*heads, *measured, "", *_reliability(results), "", *_beside(by)]
 
@@ -93,6 +93,22 @@ def _others(by: dict[str, list[Result]]) -> list[Row]:
     return found
 
 
+def _kinds(by: dict[str, list[Result]]) -> list[Row]:
+    """What is no single slow rank: jobs that stop, stages of uneven work, two causes at once."""
+    stops, stages, two = by.get("stops", []), _of(by, "stages", 0.02), by.get("two_causes", [])
+    right = sum(one["kinds"] == one["causes"] and one["named"] == one["true"] for one in stops)
+    uneven = sum("uneven_workload" in one["kinds"] and not one["named"] for one in stages)
+    both = sum(one["named"] == one["true"] for one in two)
+    causes = sum(one["blamed"] == one["faults"] for one in two)
+    slow = "a pipeline's stage slow on all replicas, effect of 2 % or more: uneven work said, nobody named"
+    return [
+        ("hang or desync: told as which, and that rank named", wilson(right, len(stops)), ""),
+        (slow, wilson(uneven, len(stages)), ""),
+        ("two ranks, two causes: both named, nobody else", wilson(both, len(two)), ""),
+        ("two ranks, two causes: each with its cause", wilson(causes, len(two)), ""),
+    ]
+
+
 def _costs(by: dict[str, list[Result]]) -> list[Row]:
     strong, sets = _strong(by), by.get("sets", [])
     errors = [100 * one["error"] for one in [*strong, *sets]]
@@ -107,6 +123,7 @@ def _costs(by: dict[str, list[Result]]) -> list[Row]:
         ("a fault of 20 to 60 steps", by.get("temporary", [])),
         ("pipelines with replicas, effect of 2 % or more", _of(by, "pipeline", 0.02)),
         ("a fault among varying sequence lengths, effect of 1 % or more", _of(by, "uneven", 0.01)),
+        ("two ranks, two causes, both together", by.get("two_causes", [])),
     ):
         costs = [one["cost"] for one in jobs if one.get("cost") is not None]
         close = sum(abs(cost - 1) <= CLOSE for cost in costs)
