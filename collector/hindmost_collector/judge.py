@@ -19,6 +19,7 @@ from hindmost_collector import (
     horovod,
     majority,
     membership,
+    on_top,
     phases,
     pipeline,
     planned,
@@ -114,7 +115,7 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     found = stood_still.beside(unseen.judged(found, run), stalls)
     slower = slowed.find(blocks, found) if blocks is not None and stop is None else None
     found = slowed.beside(found, slower)
-    notes += slowed.note(slower)
+    notes += slowed.note(slower, found)
     if run.look:
         return Report(job=summary.job(run, blocks), verdicts=_in_order(found), ranks=summary.few(blocks))
     what_if = summary.what_if(
@@ -214,13 +215,20 @@ def _slow(run: Run, blocks: Blocks, settings: Settings, *, parted: bool) -> tupl
     stalled = of_stalls(stalls, blocks, settings)
     found += stalled if shared is None else [one for one in stalled if one.cause not in _SCHEDULING]
     links = of_links(slow_link.find(blocks, settings), blocks, settings)
-    if not found and not links and shared is None and not parted:  # what else makes waits differ does so to transfers
-        links = of_network(slow_network.find(run, blocks, settings), blocks)
+    if not links and shared is None and not parted:  # what else makes waits differ does so to transfers
+        links = of_network(_network(run, blocks, settings, found), blocks, found)
     found += links
     of_all = of_job(blocks, settings, found)
     found += of_all or of_hosts(host_bound.find(blocks, settings), blocks)
     found += of_uneven(uneven.find(blocks, settings), blocks)
     return [_at_home(one, run) for one in found if not _gone(one, run)], notes
+
+
+def _network(run: Run, blocks: Blocks, settings: Settings, slow: list[Verdict]) -> slow_network.SlowNetwork | None:
+    """The network that became slow for all, in steps in which no verdict on ranks begins or ends."""
+    named = {rank for one in slow for rank in one.ranks}
+    found = slow_network.find(run, replace(blocks, period=on_top.period(blocks, slow)), settings, named)
+    return found if found is not None and on_top.apart(blocks, slow, found.first, found.stop) else None
 
 
 def _at_home(verdict: Verdict, run: Run) -> Verdict:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_collector import on_top
 from hindmost_collector.job_verdicts import until
 from hindmost_collector.robust import median
 from hindmost_collector.verdict import Slowed, Verdict
@@ -37,14 +38,16 @@ _BY_WORK = 0.5
 
 
 def find(blocks: Blocks, found: Sequence[Verdict]) -> Slowed | None:
-    """Since when all steps are longer, and what of them; ``None`` where they are not, or a verdict accounts for it."""
-    if any(one.ranks or one.kind not in ("balanced", "input_bound", "host_bound") for one in found):
+    """Since when all steps are longer, beside what verdicts cost, and what of them; ``None`` where they are not."""
+    known = [one for one in found if one.kind not in ("balanced", "input_bound", "host_bound")]
+    if any(one.kind in ("hang", "desync", "insufficient_data") for one in known):
         return None
-    span = _longer(blocks.period)
-    if span is None:
+    period = on_top.period(blocks, known)
+    span = _longer(period)
+    if span is None or not on_top.apart(blocks, known, span.start, span.stop):
         return None
     first, stop = span.start, span.stop
-    was, now = _levels(blocks.period, span)
+    was, now = _levels(period, span)
     phases = {name: _grew(block, span) for name, block in blocks.parts.items() if name.startswith("gpu_")}
     if not phases or not max(phases.values()) >= _PART * (now - was):
         phases = {name: _grew(block, span) for name, block in blocks.parts.items()}
@@ -58,8 +61,8 @@ def find(blocks: Blocks, found: Sequence[Verdict]) -> Slowed | None:
     )
 
 
-def note(slowed: Slowed | None) -> list[str]:
-    """The sentence on it."""
+def note(slowed: Slowed | None, found: Sequence[Verdict] = ()) -> list[str]:
+    """The sentence on it; steps are told without what ranks that are ``found`` cost."""
     if slowed is None:
         return []
     longer = slowed.step_ms / slowed.was_ms - 1
@@ -67,13 +70,15 @@ def note(slowed: Slowed | None) -> list[str]:
     if slowed.until_step is not None:
         when = f"from step {slowed.since_step} to {slowed.until_step}"
     levels = f"{ms(slowed.was_ms * 1e6)} before, {ms(slowed.step_ms * 1e6)} then"
+    named = any(one.cost_ms_per_step and one.kind not in ("input_bound", "host_bound") for one in found)
+    levels += ", each without what the verdicts cost" if named else ""
     told = [f"all ranks' steps became {longer:.0%} longer {when} ({levels})"]
     largest = sorted(slowed.phases_ms.items(), key=lambda one: -one[1])[:3]
     grown = ", ".join(f"{name.replace('gpu_', 'GPU ')} {ms(grew * 1e6)}" for name, grew in largest)
     told += [f"on every rank these take longer: {grown}"] if grown else []
     if slowed.more_work is not None:
         told.append(f"a step has {slowed.more_work:.0%} more samples or tokens since, which makes it longer")
-    return [f"{'; '.join(told)}; no single rank is behind."]
+    return [f"{'; '.join(told)}; no single rank is behind{' by that' if named else ''}."]
 
 
 def beside(found: Sequence[Verdict], slowed: Slowed | None) -> list[Verdict]:

@@ -25,6 +25,8 @@ from hindmost_collector.verdict import Verdict
 from hindmost_collector.whatif import repaired, stall_saving, stretched, waste
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hindmost_collector.align import Array, Floats, Ints
     from hindmost_collector.blocks import Blocks
     from hindmost_collector.causes import Cause
@@ -360,8 +362,8 @@ def of_links(link: SlowLink | None, blocks: Blocks, settings: Settings) -> list[
     ]
 
 
-def of_network(found: SlowNetwork | None, blocks: Blocks) -> list[Verdict]:
-    """The verdict on transfers that take longer than they did, in every group of the job."""
+def of_network(found: SlowNetwork | None, blocks: Blocks, beside: Sequence[Verdict] = ()) -> list[Verdict]:
+    """The verdict on transfers that take longer than they did, in every group of the job, ``beside`` others."""
     if found is None:
         return []
     during = blocks.period[found.first : found.stop]
@@ -375,7 +377,7 @@ def of_network(found: SlowNetwork | None, blocks: Blocks) -> list[Verdict]:
             cost_ratio=found.cost / average(during),
             confidence=0.9,
             explained=1.0,
-            evidence=tuple(wording.network(found)),
+            evidence=tuple(wording.network(found, late=any(one.ranks for one in beside))),
             advice=(wording.NETWORK_ADVICE,),
             past=found.past if found.stop >= len(blocks.steps) else None,
         )

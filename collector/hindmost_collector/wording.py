@@ -260,12 +260,13 @@ def link(ranks: Sequence[int], found: SlowLink) -> list[str]:
     return [f"transfers in the group of {names(ranks)} take {took}, though its members arrive together"]
 
 
-def network(found: SlowNetwork) -> list[str]:
+def network(found: SlowNetwork, *, late: bool = False) -> list[str]:
     """Evidence for transfers that became slow everywhere."""
     longer = found.took / found.usual - 1
+    who = "nobody is later than before" if late else "nobody is late"
     return [
         f"transfers take {ms(found.took)} a step, before {ms(found.usual)}: {longer:.0%} longer for messages alike",
-        f"nobody is late, and a step is {ms(found.cost)} longer than before by them",
+        f"{who}, and a step is {ms(found.cost)} longer than before by them",
     ]
 
 

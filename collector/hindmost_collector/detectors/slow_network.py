@@ -24,6 +24,8 @@ from hindmost_collector.model import Past
 from hindmost_collector.robust import block_medians, median, standard_error
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from hindmost_collector.align import Floats, Ints
     from hindmost_collector.blocks import Blocks
     from hindmost_collector.model import Run
@@ -42,25 +44,29 @@ class SlowNetwork:
     past: Past
 
 
-def find(run: Run, blocks: Blocks, settings: Settings) -> SlowNetwork | None:
-    """A stretch of steps with slow transfers, which began after the job did; ``None`` where there is none."""
+def find(run: Run, blocks: Blocks, settings: Settings, named: Collection[int] = ()) -> SlowNetwork | None:
+    """A stretch of steps with slow transfers, which began after the job did; ``None`` where there is none.
+
+    Ranks that are ``named`` as late are known to be, and what they cost is in no step's ``period`` any more.
+    """
     if blocks.joined is None or blocks.pipeline is not None or len(blocks.steps) < 2 * settings.min_steps:
         return None
     still = _goes_on(run, blocks, run.past, settings) if run.past is not None else None
     found = still or _began(run, blocks, settings)
-    return None if found is None or _somebody_is_late(blocks, found) else found
+    return None if found is None or _somebody_is_late(blocks, found, named) else found
 
 
 #: Of what slow transfers cost, the lateness of one rank by which something else than the network is in play, too.
 _LATE = 0.5
 
 
-def _somebody_is_late(blocks: Blocks, found: SlowNetwork) -> bool:
+def _somebody_is_late(blocks: Blocks, found: SlowNetwork, named: Collection[int]) -> bool:
     """Whether some rank is late in these steps by so much that it, or what makes it late, may be what holds all up.
 
     Too unsure for a name as it may be: CPUs that others use make ranks late and transfers slow alike.
     """
-    late = median(blocks.excess[:, found.first : found.stop], axis=1)
+    others = ~np.isin(blocks.ranks, list(named))
+    late = median(blocks.excess[others, found.first : found.stop], axis=1)
     return bool(np.nanmax(late, initial=0.0) >= _LATE * found.cost)
 
 

@@ -1,0 +1,71 @@
+"""What all ranks share is told beside a rank that is slow, and a slow rank alone is nothing that all share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hindmost_collector.judge import judge
+from hindmost_collector.simulate import Fault, Scenario, simulate
+
+if TYPE_CHECKING:
+    from hindmost_collector.verdict import Report
+
+ALL = tuple(range(16))
+STEPS, ONSET = 100, 50
+
+
+def of(*faults: Fault, layout: str = "dp", seed: int = 45, steps: int = STEPS) -> Report:
+    return judge(simulate(Scenario(16, steps, seed, layout=layout, faults=faults)).run)
+
+
+def told(report: Report) -> set[tuple[str, tuple[int, ...]]]:
+    return {(one.kind, one.ranks) for one in report.verdicts}
+
+
+@pytest.mark.parametrize(
+    ("layout", "cause"), [("dp", "cpu_contention"), ("fsdp", "cpu_contention"), ("fsdp", "compute")]
+)
+def test_a_network_that_becomes_slow_is_told_beside_a_slow_rank(layout: str, cause: str) -> None:
+    """With its onset, and both together cost what the two faults do."""
+    scenario = Scenario(
+        16, STEPS, 45, layout=layout, faults=(Fault(cause, (2,), 0.1), Fault("network", (0,), 0.2, ONSET))
+    )
+    simulated = simulate(scenario)
+    report = judge(simulated.run)
+    assert told(report) == {("straggler", (2,)), ("slow_link", ())}
+    (link,) = [one for one in report.verdicts if one.kind == "slow_link"]
+    assert link.since_step == ONSET
+    assert "nobody is later than before" in link.evidence[1]
+    costs = sum((one.cost_ms_per_step or 0) * (STEPS - (one.since_step or 0)) for one in report.verdicts)
+    truth = (simulated.truth.total_ns - simulated.truth.repaired_ns) / 1e6
+    assert costs == pytest.approx(truth, rel=0.1)
+
+
+@pytest.mark.parametrize("since", [0, 20])
+def test_computing_that_becomes_slower_on_all_ranks_is_told_beside_a_slow_one(since: int) -> None:
+    """In a note, of steps without what the slow rank costs."""
+    report = of(Fault("compute", (2,), 0.1, since), Fault("compute", ALL, 0.2, 60), seed=51, steps=140)
+    assert told(report) == {("straggler", (2,))}
+    assert report.job.slowed is not None
+    assert report.job.slowed.since_step == 60
+    assert report.job.slowed.step_ms - report.job.slowed.was_ms == pytest.approx(20, abs=1)
+    (note,) = [one for one in report.notes if "all ranks' steps became" in one]
+    assert "each without what the verdicts cost" in note
+    assert note.endswith("no single rank is behind by that.")
+
+
+@pytest.mark.parametrize("layout", ["dp", "fsdp"])
+@pytest.mark.parametrize("cause", ["compute", "input", "cpu_contention", "gc"])
+@pytest.mark.parametrize(("since", "until"), [(0, None), (50, None), (30, 70)])
+def test_a_slow_rank_alone_is_nothing_that_all_share(layout: str, cause: str, since: int, until: int | None) -> None:
+    """Whatever steps became longer by, its verdict says: no network is blamed beside it and no note is told."""
+    report = of(Fault(cause, (3,), 0.2, since, until), layout=layout, steps=110)
+    assert told(report) == {("straggler", (3,))}
+    assert report.job.slowed is None
+
+
+def test_what_becomes_slow_with_a_rank_is_not_told_apart_from_it() -> None:
+    """What begins in the same steps may be that rank's doing."""
+    report = of(Fault("compute", (2,), 0.1, ONSET), Fault("compute", ALL, 0.2, ONSET), seed=51)
+    assert report.job.slowed is None
