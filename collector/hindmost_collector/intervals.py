@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hindmost_collector.align import Floats, Ints
 
 #: Names that causes ask for; what else there is stays out.
-WANTED = ("file_read", "file_write", "file_sync", "checkpoint", "gc", "h2d", "input")
+WANTED = ("issue", "file_read", "file_write", "file_sync", "checkpoint", "gc", "h2d", "input")
 
 
 def by_step(table: Table, ranks: Ints, ends: Floats) -> dict[str, Floats]:

@@ -1,4 +1,4 @@
-"""Checkpoints and evaluations that a few ranks do for all: the script has them do so, and it is nobody's fault that the
+"""Checkpoints, evaluations and pauses of a few ranks for all: the script has them, and it is nobody's fault that the
 others wait.
 
 They are taken out of who is late, so that they are no stalls, and nothing that work or a slow rank is held against;
@@ -32,6 +32,10 @@ _THIRD = 3
 _ON_END = 2.0
 
 
+#: So many pauses, each as many steps after the last, are counted out by a script: what befalls a rank does not count.
+_COUNTED = 4
+
+
 class _Words(NamedTuple):
     """What one rank does, what several do, and how the others would wait less for it."""
 
@@ -43,6 +47,12 @@ class _Words(NamedTuple):
 _WRITES = _Words("writes checkpoints", "write checkpoints", "in the background, or less often")
 _EVALUATES = _Words(
     "evaluates longer than its peers", "evaluate longer than their peers", "spread over all ranks, or less often"
+)
+
+_PAUSES = _Words(
+    "pauses between steps, at an even count of them as for checkpoints,",
+    "pause between steps, at an even count of them as for checkpoints,",
+    "in the background, or less often",
 )
 
 
@@ -60,6 +70,11 @@ def aside(blocks: Blocks, steps: Table, settings: Settings) -> tuple[Blocks, lis
     if evaluated is not None:
         due = _longer(evaluated, settings.stall_effect * blocks.step_ns)
         blocks, told = _without(blocks, due, _EVALUATES, settings)
+        notes += told
+    outside = _outside(blocks)
+    if outside is not None:
+        due = _counted_out(_longer(outside, settings.stall_effect * blocks.step_ns), blocks.steps)
+        blocks, told = _without(blocks, due, _PAUSES, settings)
         notes += told
     return blocks, notes
 
@@ -128,13 +143,31 @@ def _evaluated(blocks: Blocks, steps: Table) -> Floats | None:
     return found
 
 
-def _longer(evaluated: Floats, least: float) -> Floats:
-    """[R, S] ns that a rank evaluates longer than the typical one, now and then, where that is a stall.
+def _outside(blocks: Blocks) -> Floats | None:
+    """[R, S] ns from the last that a step issued to the next one's begin; ``None`` where nobody marks both."""
+    issued, took = blocks.parts.get("issue"), blocks.took
+    if issued is None or took is None:
+        return None
+    return np.nan_to_num(np.maximum(took - issued - np.nan_to_num(blocks.parts.get("input", 0.0)), 0.0))
+
+
+def _counted_out(pauses: Floats, steps: Ints) -> Floats:
+    """[R, S] of each rank's pauses the long ones, where all of these are as many steps apart; else 0."""
+    due: Floats = np.where(pauses > pauses.max(axis=1, initial=0.0)[:, None] / 2, pauses, 0.0)
+    for row in due:
+        at = steps[row > 0]
+        if len(at) < _COUNTED or len(np.unique(np.diff(at))) > 1:
+            row[:] = 0.0
+    return due
+
+
+def _longer(took: Floats, least: float) -> Floats:
+    """[R, S] ns that a rank evaluates, or pauses, longer than the typical one, now and then, where that is a stall.
 
     Of two the typical one is who evaluates less: half of what one does for both would be left as its own fault.
     What begins at the very end of a step may be in that on some ranks, and in the next on others.
     """
-    longer = np.maximum(evaluated - lower_median(_around(evaluated), axis=0), 0.0)
+    longer = np.maximum(took - lower_median(_around(took), axis=0), 0.0)
     longer[longer < least] = 0.0
     return np.asarray(np.where(_now_and_then(longer > 0), longer, 0.0))
 

@@ -191,6 +191,28 @@ def test_one_of_two_may_evaluate_for_both() -> None:
     assert note.startswith("rank 0 evaluates longer")
 
 
+def _pausing(at: list[int]) -> Blocks:
+    """A job of eight whose first rank pauses for three steps' time after each of these, and is late in the next."""
+    calm = _blocks(Scenario(8, STEPS + 3, 1, step_ms=STEP_MS))
+    pause = np.zeros_like(calm.excess)
+    pause[0, at] = 3 * calm.step_ns
+    issued = np.full_like(calm.excess, 0.9 * calm.step_ns)
+    made = replace(calm, excess=calm.excess + np.roll(pause, 1, axis=1), took=issued + pause + 0.1 * calm.step_ns)
+    return replace(made, parts={"issue": issued})
+
+
+@pytest.mark.parametrize(
+    ("at", "planned_for"),
+    [([19, 39, 59, 79, 99], True), ([19, 39, 59, 79, 98], False), ([19, 39, 59], False), (list(range(9, 99)), False)],
+)
+def test_only_pauses_that_are_counted_out_are_planned(at: list[int], planned_for: bool) -> None:
+    """Every twentieth step, between two steps, one rank does something: the script counts, and no fault does."""
+    made = _pausing(at)
+    after, _ = planned.aside(made, NO_STEPS, DEFAULT)
+    left = float(after.excess[0, np.array(at) + 1].max() / made.step_ns)
+    assert left == pytest.approx(0.0 if planned_for else 3.0, abs=0.1)
+
+
 def test_a_few_long_stalls_do_not_hide_that_work_explains_who_is_late() -> None:
     """Four stalls of three steps each are most of the variance, and nothing of what makes ranks late otherwise."""
     job = Scenario(16, 200, 1, varying_lengths=0.1)
