@@ -45,6 +45,17 @@ def test_all_of_several_groups_may_become_slow() -> None:
     assert (verdict.kind, verdict.ranks) == ("slow_link", ())
 
 
+def test_the_network_of_a_pipeline_may_become_slow() -> None:
+    """All of its replicas' groups do, in each stage; sends and receives between the stages take as long as before."""
+    faults = tuple(Fault("network", (rank,), 0.1, ONSET, 110) for rank in (0, 4, 8, 12))
+    simulated = simulate(Scenario(16, STEPS, seed=3, layout="pp_dp", pipeline=4, faults=faults))
+    (verdict,) = judge(simulated.run).verdicts
+    truth = (simulated.truth.total_ns - simulated.truth.repaired_ns) / 1e6 / (110 - ONSET)
+    assert (verdict.kind, verdict.ranks, verdict.since_step) == ("slow_link", (), ONSET)
+    assert verdict.until_step == pytest.approx(110, abs=1)
+    assert verdict.cost_ms_per_step == pytest.approx(truth, rel=0.1)
+
+
 def test_an_episode_has_an_end() -> None:
     """Transfers that are as fast again as before."""
     (verdict,) = judge(simulate(slowed(0.2, end=100)).run).verdicts

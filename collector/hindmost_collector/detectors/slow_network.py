@@ -49,7 +49,7 @@ def find(run: Run, blocks: Blocks, settings: Settings, named: Collection[int] = 
 
     Ranks that are ``named`` as late are known to be, and what they cost is in no step's ``period`` any more.
     """
-    if blocks.joined is None or blocks.pipeline is not None or len(blocks.steps) < 2 * settings.min_steps:
+    if blocks.joined is None or len(blocks.steps) < 2 * settings.min_steps:
         return None
     still = _goes_on(run, blocks, run.past, settings) if run.past is not None else None
     found = still or _began(run, blocks, settings)
