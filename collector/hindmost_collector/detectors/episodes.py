@@ -28,6 +28,8 @@ _BIN, _MOST_BINS = 4, 256
 _PENALTY = 2.0
 #: The levels on both sides of a change must be apart by so many times their standard errors.
 _APART = 3.0
+#: A pause is brief that takes no more than this share of what is on either side of it.
+_BRIEF = 0.2
 #: Stretches at an end of the series that take no more than this share of it have many alike in it, any one of which
 #: chance may raise.
 _PICKED = 0.25
@@ -170,16 +172,28 @@ def _without_pauses(series: Floats, edges: list[int], recovered: int) -> list[in
         if pause is None:
             return edges
         before, after = levels[pause - 1], levels[pause + 1]
-        alike = 2 * min(before, after) >= max(before, after)
+        alike = _alike(before, after)
         joined = {edges[pause]} if alike or before < after else set()
         joined |= {edges[pause + 1]} if alike or after < before else set()
         edges = [edge for edge in edges if edge not in joined]
 
 
 def _is_pause(levels: list[float], edges: list[int], at: int, recovered: int) -> bool:
-    """Whether a piece is lower than those beside it, and too short to say that what was before is over."""
-    after = levels[at + 1] if at + 1 < len(levels) else np.inf
-    return edges[at + 1] - edges[at] < recovered and levels[at] < min(levels[at - 1], after)
+    """Whether a piece is lower than those beside it, and too short to say that what was before is over.
+
+    Between two that are alike it must be that beside them: noise of another rank's host may hide one for a while.
+    """
+    before, after = levels[at - 1], levels[at + 1] if at + 1 < len(levels) else np.inf
+    if levels[at] >= min(before, after):
+        return False
+    length = edges[at + 1] - edges[at]
+    if length < recovered or not _alike(before, after):
+        return length < recovered
+    return length < _BRIEF * min(edges[at] - edges[at - 1], edges[at + 2] - edges[at + 1])
+
+
+def _alike(one: float, other: float) -> bool:
+    return 2 * min(one, other) >= max(one, other)
 
 
 def stretch(series: Floats, smallest: float, settings: Settings) -> tuple[int, int]:

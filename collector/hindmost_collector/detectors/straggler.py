@@ -286,11 +286,16 @@ _ABOVE = 3.0
 
 
 def _wanders(series: Floats, begin: int, end: int, level: float) -> bool:
-    """Whether a rank is now ahead and now behind of the few others, for a while each, and not in this stretch only."""
+    """Whether a rank is now ahead and now behind of the few others, for a while each, and not in this stretch only.
+
+    Beside a stretch that is longer than all else, an eighth of that may be another's noise: a start, a host's stall.
+    """
     around = np.concatenate([series[:begin], series[end:]])
     if len(around) < 2 * SHORTEST:
         return False
-    return level < _ABOVE * float(np.nanmax(np.abs(block_medians(around))))
+    scatters = np.sort(np.nan_to_num(np.abs(block_medians(around))))
+    others = len(scatters) // 8 if end - begin >= len(around) else 0
+    return level < _ABOVE * float(scatters[len(scatters) - 1 - others])
 
 
 #: A rank is set against so many others, whatever the size of the job: of 1,000 there is always one with more noise.
