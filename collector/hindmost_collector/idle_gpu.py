@@ -36,10 +36,13 @@ def charged(shares: dict[str, float], idle: float, excess: float) -> dict[str, f
     """Shares with what a GPU idled as its host's: as far as nothing that the host did tells of it, as ``idle``.
 
     A driver counts a GPU as busy to a few per cent: where it idled for nearly all that is left, nothing is computing.
+    Of computing beyond what lateness shows, the share that is left goes on beyond it.
     """
     left = excess - sum(max(ns, 0.0) for name, ns in shares.items() if name != "compute")
     more = idle - (excess - left)
     if min(more, left) <= 0:
         return shares
     more = left if more >= off_cpu.MOST * left else more
-    return shares | {"idle": more, "compute": min(max(shares.get("compute", 0.0), 0.0), left - more)}
+    computing = max(shares.get("compute", 0.0), 0.0)
+    told = left - more if computing <= left else computing - more * computing / left
+    return shares | {"idle": more, "compute": min(computing, told)}

@@ -73,3 +73,9 @@ def test_a_gpu_that_idles_for_nearly_all_that_is_left_computes_nothing_longer() 
     """Of the 10 ms that input leaves it idles 9: what a driver samples does not tell the tenth."""
     shares = idle_gpu.charged({"input": 15.0, "compute": 12.0}, 24.0, 25.0)
     assert shares == {"input": 15.0, "compute": 0.0, "idle": 10.0}
+
+
+def test_computing_beyond_what_lateness_shows_stays_so_beside_an_idle_moment() -> None:
+    """Backward hides half of it: a tenth of the lateness was idling, and so nine tenths of all is computing."""
+    assert idle_gpu.charged({"compute": 8e6}, 0.4e6, 4e6) == {"idle": 0.4e6, "compute": pytest.approx(7.2e6)}
+    assert idle_gpu.charged({"compute": 3e6}, 0.4e6, 4e6) == {"idle": 0.4e6, "compute": pytest.approx(3e6)}
