@@ -30,7 +30,7 @@ class LiveJob:
         self.id, self.command = job, command
         self.started_ns = self.heard_ns = now_ns
         self.window, self.totals = Window(), RankTotals()
-        self.stall = StallWatch(settings)
+        self.settings, self.stall = settings, StallWatch(settings)
         self.window.command, self.window.started_ns = command, now_ns
         self.report: Mapping[str, Any] | None = None
         self.exit_code: int | None = None
@@ -96,5 +96,14 @@ class LiveJob:
         return self.window.snapshot(self.id, words, step_ms * 1e6) if step_ms else None
 
     def verdicts(self) -> list[Mapping[str, Any]]:
-        """The verdicts that still hold, most costly first."""
-        return [one for one in (self.report or {}).get("verdicts") or [] if one.get("until_step") is None]
+        """The verdicts that still hold, most costly first; ``balanced`` where the newest judgement found all ended.
+
+        That is told once as many steps came since as a judgement needs: of fewer nobody knows how they are.
+        """
+        found = (self.report or {}).get("verdicts") or []
+        held = [one for one in found if one.get("until_step") is None]
+        if held or not found:
+            return held
+        since, last = max(one["until_step"] for one in found), self.window.last_step
+        well = last < 0 or last - since >= self.settings.min_steps  # a job that marks no steps has no last one
+        return [{"kind": "balanced", "since_step": since}] if well else []

@@ -52,7 +52,16 @@ def _stalled(report: Mapping[str, Any], one: Mapping[str, Any]) -> bool:
 def with_words(report: Mapping[str, Any]) -> dict[str, Any]:
     """The report as a page shows it: with its title, and its verdicts in words."""
     words = {"title": headline.title(report), "bound": headline.bound(report)}
-    return {**report, **words, "told": [asdict(one) for one in told(report)]}
+    return {**report, **words, "told": [asdict(one) for one in (*_over(report), *told(report))]}
+
+
+def _over(report: Mapping[str, Any]) -> list[Told]:
+    """What a running job's page begins with where each verdict was closed: none is so now, as long as it is shown."""
+    ends = [one.get("until_step") for one in report["verdicts"]]
+    if not ends or None in ends:
+        return []
+    over = f"no verdict holds any more since step {max(ends)}: what follows is over"
+    return [Told(kind="balanced", verdict=over, why=(), cost="", where="", next=())]
 
 
 def _cost(one: Mapping[str, Any]) -> str:

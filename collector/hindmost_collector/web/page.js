@@ -33,6 +33,11 @@ function labelled(label, text) {
   return line;
 }
 
+// Trouble that is not over: a verdict with an end was closed.
+function acts(verdict) {
+  return !FINE.has(verdict.kind) && verdict.until_step == null;
+}
+
 function verdictCard(told) {
   const card = make("div", null, FINE.has(told.kind) ? "card verdict fine" : "card verdict");
   card.append(make("h2", told.verdict));
@@ -145,7 +150,7 @@ function legend(shown, all) {
 }
 
 function showTable(report) {
-  const troubled = (report.verdicts || []).filter(verdict => !FINE.has(verdict.kind));
+  const troubled = (report.verdicts || []).filter(acts);
   const bad = new Set(troubled.flatMap(verdict => verdict.ranks || []));
   const ranks = report.ranks || [];
   const shown = sorted(ranks).slice(0, ROWS);
@@ -160,8 +165,7 @@ function showTable(report) {
 function show(report) {
   latest = report;
   const job = report.job || {};
-  const first = (report.verdicts || [])[0];
-  const troubled = first && !FINE.has(first.kind);
+  const troubled = (report.verdicts || []).some(acts);
   document.title = (troubled ? "● " : "") + "hindmost · " + (job.id || "");
   find("job").textContent = [job.id, job.command].filter(Boolean).join(" · ");
   find("verdicts").replaceChildren(...report.told.slice(0, 5).map(verdictCard));
