@@ -290,13 +290,15 @@ def _victims(blocks: Blocks, rows: list[int]) -> tuple[int, ...]:
 
 
 def _confidence(habits: list[Habit], settings: Settings) -> float:
-    """How far the weakest criterion of the weakest rank is above its threshold, as a share of such names right."""
-    return confidence.of_margin(
-        min(
-            min(habit.z / settings.min_z, habit.spread_ratio / settings.min_spread_ratio) * habit.consistency
-            for habit in habits
-        )
-    )
+    """How far the weakest criterion of the weakest rank is above its threshold, as a share of such names right.
+
+    A threshold of 0 asks for nothing, so nothing is known by it; where both are 0 a name is the least sure.
+    """
+    asked = (("z", settings.min_z), ("spread_ratio", settings.min_spread_ratio))
+    margins = [
+        getattr(habit, name) / least * habit.consistency for habit in habits for name, least in asked if least > 0
+    ]
+    return confidence.of_margin(min(margins, default=0.0))
 
 
 def of_stalls(stalls: list[Stalls], blocks: Blocks, settings: Settings) -> list[Verdict]:

@@ -13,7 +13,10 @@ MS = 1e6
 
 @dataclass
 class Load:
-    """A job to make: ``faults`` are dictionaries with rank and what is added, in ms, and from which step."""
+    """A job to make: ``faults`` are dictionaries with rank and what is added, in ms, and from which step.
+
+    ``scatter`` of one is a standard deviation, ms, by which computing is now longer and now shorter.
+    """
 
     kind: str = "mpi"
     ranks: int = 4
@@ -49,6 +52,9 @@ def own_times(load: Load) -> tuple[np.ndarray[Any, Any], dict[str, np.ndarray[An
             held &= np.arange(load.steps) % fault["every"] == 3
         for name, block in parts.items():
             block[int(fault["rank"])] += fault.get(name, 0.0) * held
+        if "scatter" in fault:
+            draws = np.random.default_rng([load.seed, 99, fault["rank"]]).standard_normal(load.steps)
+            parts["compute"][int(fault["rank"])] += fault["scatter"] * draws * held
     return np.sum(list(parts.values()), axis=0), parts
 
 

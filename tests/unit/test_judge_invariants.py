@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pytest
 from hindmost_collector.judge import judge
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -31,20 +32,28 @@ def named(found: tuple[Verdict, ...]) -> list[tuple[str, tuple[int, ...]]]:
     return [(verdict.kind, verdict.ranks) for verdict in found]
 
 
+def told(found: tuple[Verdict, ...]) -> list[object]:
+    """What is said of whom, the cost to a hundred thousandth of a millisecond."""
+    cost = [one.cost_ms_per_step and pytest.approx(one.cost_ms_per_step, abs=1e-5) for one in found]
+    return [(one.kind, one.cause, one.since_step, one.until_step, cost[i]) for i, one in enumerate(found)]
+
+
 @quick
 @given(excesses, seeds, st.permutations(range(4)))
 def test_renaming_ranks_renames_the_verdict(excess: float, seed: int, order: list[int]) -> None:
     """A rank's number is a name and nothing else."""
-    plain = named(verdicts(job(excess, seed)))
-    renamed = named(verdicts(job(excess, seed, names=order)))
-    assert renamed == [(kind, tuple(sorted(order[rank] for rank in ranks))) for kind, ranks in plain]
+    plain, renamed = verdicts(job(excess, seed)), verdicts(job(excess, seed, names=order))
+    assert named(renamed) == [(kind, tuple(sorted(order[rank] for rank in ranks))) for kind, ranks in named(plain)]
+    assert told(renamed) == told(plain)
 
 
 @quick
 @given(excesses, seeds, st.floats(-1e6, 1e6), st.integers(0, 3))
 def test_a_shifted_clock_changes_nothing(excess: float, seed: int, shift: float, rank: int) -> None:
     """No rank's clock is compared with another's: a quarter of an hour off is as good as exact."""
-    assert named(verdicts(job(excess, seed, shift={rank: shift}))) == named(verdicts(job(excess, seed)))
+    plain, shifted = verdicts(job(excess, seed)), verdicts(job(excess, seed, shift={rank: shift}))
+    assert named(shifted) == named(plain)
+    assert told(shifted) == told(plain)
 
 
 @quick

@@ -1,0 +1,41 @@
+"""The same run told otherwise: ranks renamed, clocks shifted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hindmost_collector.model import Run, Table
+
+TIMES = ("start_ns", "time_ns", "observed_ns")
+
+
+def renamed(run: Run, order: Sequence[int]) -> Run:
+    """Rank r is called ``order[r]``; nothing else changes."""
+    names = np.array(order)
+
+    def table(one: Table) -> Table:
+        numbers = {name: one[name] for name in ("rank", "peer") if name in one}
+        called = {name: np.where(was >= 0, names[was], was).astype(was.dtype) for name, was in numbers.items()}
+        moved = one | called
+        by_rank = np.argsort(moved["rank"], kind="stable") if "rank" in moved else slice(None)
+        return {name: column[by_rank] for name, column in moved.items()}
+
+    return replace(run, **{name: table(one) for name, one in run.tables().items()})
+
+
+def shifted(run: Run, offsets: Mapping[str, int]) -> Run:
+    """The clock of a node is ahead by so many ns: all that its ranks and its agent wrote."""
+    node = dict(zip(run.ranks["rank"].tolist(), run.ranks["node"].tolist(), strict=True))
+
+    def table(one: Table) -> Table:
+        of = one["node"].tolist() if "node" in one else [node[rank] for rank in one.get("rank", np.empty(0)).tolist()]
+        ahead = np.array([offsets.get(name, 0) for name in of], dtype=np.int64)
+        return one | {name: one[name] + ahead for name in TIMES if name in one and len(one[name])}
+
+    return replace(run, **{name: table(one) for name, one in run.tables().items()})

@@ -1,0 +1,89 @@
+"""What must hold of every judgement, whoever waits for whom: tried on jobs of every layout."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hindmost_collector.judge import judge
+from hindmost_collector.simulate import Fault, Scenario, simulate
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.scenarios.moved import renamed, shifted
+
+if TYPE_CHECKING:
+    from hindmost_collector.model import Run
+
+STEP_MS = 100.0
+
+quick = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+every_layout = pytest.mark.parametrize("layout", ["dp", "fsdp", "tp_dp", "pp_dp"])
+causes = st.sampled_from(["compute", "input", "gpu_throttle"])
+sizes = st.sampled_from([0.0, 0.02, 0.08, 0.3])
+onsets = st.sampled_from([0, 25])
+seeds = st.integers(0, 1000)
+#: Where a rank goes: to any number; of tensor parallel jobs replicas and lanes each to any, for groups are told by how
+#: far apart their members' numbers are.
+anyhow = st.permutations(range(8))
+in_lanes = st.tuples(st.permutations(range(4)), st.permutations(range(2))).map(
+    lambda moved: [2 * moved[0][rank // 2] + moved[1][rank % 2] for rank in range(8)]
+)
+
+
+def recorded(layout: str, cause: str, size: float, onset: int, seed: int) -> Run:
+    """A job of 8 ranks, each on a node of its own; rank 3 is slow or, with a size of 0, nobody."""
+    faults = (Fault(cause, (3,), size, onset),) if size else ()
+    job = Scenario(8, 60, seed, layout, tensor=2, pipeline=2, step_ms=STEP_MS, gpus_per_node=1, faults=faults)
+    return simulate(job).run
+
+
+def told(run: Run, names: tuple[int, ...] | None = None) -> list[object]:
+    """All that a verdict says of a job, its cost to a tenth of a per cent of the step; with ``names`` of its ranks."""
+    return [
+        (
+            one.kind,
+            tuple(sorted(names[rank] if names else rank for rank in one.ranks)),
+            tuple(sorted(names[rank] if names else rank for rank in one.victims)),
+            one.cause,
+            one.since_step,
+            one.until_step,
+            one.cost_ms_per_step and pytest.approx(one.cost_ms_per_step, abs=1e-3 * STEP_MS),
+        )
+        for one in judge(run).verdicts
+    ]
+
+
+@every_layout
+@quick
+@given(cause=causes, size=sizes, onset=onsets, seed=seeds, data=st.data())
+def test_renaming_ranks_renames_the_verdict_and_nothing_else(
+    layout: str, cause: str, size: float, onset: int, seed: int, data: st.DataObject
+) -> None:
+    """Cause, cost, onset and end are of a rank, not of its number."""
+    run = recorded(layout, cause, size, onset, seed)
+    order = data.draw(in_lanes if layout == "tp_dp" else anyhow)
+    assert told(renamed(run, order)) == told(run, tuple(order))
+
+
+@every_layout
+@quick
+@given(cause=causes, size=sizes, onset=onsets, seed=seeds, ahead=st.lists(st.integers(-900, 900), min_size=8))
+def test_clocks_that_are_apart_change_nothing(
+    layout: str, cause: str, size: float, onset: int, seed: int, ahead: list[int]
+) -> None:
+    """Names, causes, costs and onsets stay, though each node's clock is up to a quarter of an hour off.
+
+    Samples of GPUs are looked up by the job's clock: a throttling that lasts throughout needs none.
+    """
+    run = recorded(layout, cause, size, 0 if cause == "gpu_throttle" else onset, seed)
+    offsets = dict(zip(run.ranks["node"].tolist(), (second * 10**9 for second in ahead), strict=False))
+    assert told(shifted(run, offsets)) == told(run)
+
+
+@every_layout
+@pytest.mark.parametrize("cause", ["compute", "input", "gpu_throttle"])
+def test_the_jobs_are_such_that_somebody_is_told(layout: str, cause: str) -> None:
+    """Else the properties above would hold of a judge that says nothing."""
+    (verdict,) = judge(recorded(layout, cause, 0.3, 25, seed=1)).verdicts
+    assert (verdict.kind, verdict.ranks, verdict.cause, verdict.since_step) == ("straggler", (3,), cause, 25)
