@@ -27,10 +27,11 @@ CAUSE is one of
   network                                          transfers of every group with one of RANKS take longer
   hang                                             RANKS never come to step FROM, and everybody else waits
   desync                                           RANKS enter another operation in step FROM than the rest: all wait
-PERCENT of the clean step is added, from step FROM to before TO, in DUTY percent of those steps. A job that hangs ends
-there for FOLDER; a collector is told for a minute of the job's time what every rank is inside of.
-A folder of --format traces holds what a profiler plugin, a step log, NVML and Flight Recorder dumps do: faults of
-compute, gpu_throttle, input, network, hang and desync.
+PERCENT of the clean step is added to each of RANKS (of network once, for all that share it), from step FROM to before
+TO, in DUTY percent of those steps. A job that hangs ends there for FOLDER; a collector is told for a minute of the
+job's time what every rank is inside of.
+A folder of --format traces holds what a profiler plugin, a step log, NVML and Flight Recorder dumps do: by them
+gpu_throttle, input, network, hang and desync are told, and of all others the rank, its onset and its cost.
 
 examples:
   hindmost simulate run --ranks 64 --fault compute:3:10% && hindmost report run
@@ -78,7 +79,6 @@ def run(args: argparse.Namespace) -> int:
     """Simulate, write, say what was written."""
     try:
         from hindmost_collector.simulate import Scenario, simulate
-        from hindmost_collector.simulate.traces import refuse_unseen
         from hindmost_collector.simulate.write import simulated, write
     except ImportError as error:
         raise HindmostError(f"{error.name} is not installed: pip install 'hindmost[collector]'") from error
@@ -100,8 +100,6 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.collector:
         return _to_collector(scenario, args)
-    if args.format == "traces":
-        refuse_unseen(scenario.faults)
     if args.format == "run" and not args.truth:
         simulated(scenario, args.out)
     else:
@@ -139,7 +137,7 @@ def _to_collector(scenario: Any, args: argparse.Namespace) -> int:
 def parse_fault(text: str) -> list[Any]:
     """``compute:3,5-6:20%@40-90~30%``: ranks 3, 5 and 6 slower by 20 % of the step in 30 % of steps 40 to 89.
 
-    A fault for each rank: each is a cause of its own, and its repair has its own worth.
+    A fault for each rank: each is a cause of its own, and its repair has its own worth. A network is slow once for all.
     """
     from hindmost_collector.simulate import Fault
 
@@ -150,14 +148,15 @@ def parse_fault(text: str) -> list[Any]:
     for part in found["ranks"].split(","):
         low, _, high = part.partition("-")
         ranks += range(int(low), int(high or low) + 1)
+    of_all = found["cause"] == "network"
     return [
         Fault(
             found["cause"],
-            (rank,),
+            who,
             float(found["percent"]) / 100,
             int(found["onset"] or 0),
             int(found["end"]) if found["end"] else None,
             float(found["duty"] or 100) / 100,
         )
-        for rank in ranks
+        for who in ([tuple(ranks)] if of_all else [(rank,) for rank in ranks])
     ]

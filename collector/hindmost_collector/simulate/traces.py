@@ -13,26 +13,14 @@ from hindmost_collector.sources.columns import select
 from hindmost_collector.sources.processes import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
-
-    from hindmost_collector.simulate.scenario import Fault
 
 #: Two files a rank: beyond it a folder is no convenience.
 MAX_RANKS = 1024
-#: Causes of which these files show something; of the others, what would have to be there. Whose ``compute`` it is they
-#: show, and not its cause: no file names a GPU's processes, and another one would make its kernels as slow.
-SHOWN = ("compute", "gpu_throttle", "input", "network", "hang", "desync")
-NOT_SHOWN = {
-    "gpu_contention": "which process holds a GPU's memory",
-    "workload": "a step's samples or tokens",
-    "cpu_contention": "the waiting for a CPU",
-    "gc": "garbage collections",
-    "checkpoint": "checkpoints",
-    "memory": "a node's memory pressure",
-    "io": "a node's waiting for files",
-    "h2d": "copies to the GPU",
-}
+#: Faults whose cause these files show. Of any other they show whose it is, since when and at what cost, and not its
+#: cause: none holds a GPU's processes, tokens, the waiting for a CPU, garbage collections, checkpoints or a node's
+#: pressure.
+CAUSE_SHOWN = ("gpu_throttle", "input", "network", "hang", "desync")
 _FUNCTIONS = {
     "all_reduce": "AllReduce",
     "all_gather": "AllGather",
@@ -46,15 +34,6 @@ _SAMPLED = {
     "sm_mhz": ("hindmost_gpu_sm_clock_hertz", 1e6),
     "reasons": ("hindmost_gpu_clocks_event_reasons", 1.0),
 }
-
-
-def refuse_unseen(faults: Iterable[Fault]) -> None:
-    """Raise :class:`UsageError` for a fault that nobody could tell from these files."""
-    unseen = next((fault.cause for fault in faults if fault.cause in NOT_SHOWN), None)
-    if unseen is not None:
-        raise UsageError(
-            f"--format traces holds nothing of {NOT_SHOWN[unseen]}, by which {unseen} is told: --format run"
-        )
 
 
 def trace_folder(run: Run, folder: Path) -> None:
