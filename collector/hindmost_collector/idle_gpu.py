@@ -12,18 +12,16 @@ import numpy as np
 
 from hindmost_collector import off_cpu
 from hindmost_collector.robust import average, median
+from hindmost_collector.sampled import scattered
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Array
     from hindmost_collector.blocks import Blocks
 
-#: A sample speaks of up to a second: it says nothing of chosen steps that are a smaller part of those between them.
-_DENSE = 0.3
-
 
 def of(blocks: Blocks, row: int, columns: Array) -> float:
     """Ns a step, over the steps ``columns`` (indices), beyond the typical peer; 0 where it was not measured."""
-    if len(columns) < _DENSE * (int(columns.max()) + 1 - int(columns.min())):
+    if scattered(columns):
         return 0.0
     busy = blocks.gauges(columns).get("utilization")
     if busy is None or np.isnan(busy[row]):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector.robust import average, median
+from hindmost_collector.sampled import scattered
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Array, Floats
@@ -19,15 +20,23 @@ if TYPE_CHECKING:
 
 #: How many times the peers' rate is a rank's own.
 _TIMES = 3
+#: Fewer samples than this do not tell whether standing still goes with stalls.
+_FEWEST = 6
+#: Nor do samples that all hold as much of stalls, within this share.
+_VARIES = 0.1
+#: A second of stalls goes with so many seconds of standing still at least: stalls at the edge of samples blur it.
+_LEAST_SLOPE = 0.5
+#: And that is so many standard errors above nothing: noise seldom is.
+_SURELY = 2.5
 
 
 def of_memory(blocks: Blocks, row: int, columns: Array, settings: Settings) -> dict[str, float]:
     """Ns a step in which tasks of the rank's node stood still for memory; empty where they did not."""
-    levels = blocks.gauges(columns)
+    levels = blocks.gauges(_asked(columns))
     faults = levels.get("major_faults")
     own = faults is not None and _stands_out(faults, row, settings.major_faults)
-    beyond = _beyond(levels.get("memory_pressure"), row, own=own)
-    return {"memory": beyond * blocks.step_ns} if beyond > 0 else {}
+    stood = _stood(blocks, row, columns, "memory_pressure", _beyond(levels.get("memory_pressure"), row, own=own))
+    return {"memory": stood} if stood > 0 else {}
 
 
 def of_files(blocks: Blocks, row: int, columns: Array, settings: Settings) -> float:
@@ -35,13 +44,13 @@ def of_files(blocks: Blocks, row: int, columns: Array, settings: Settings) -> fl
 
     A rank that hardly reads or writes does not wait for them, whatever its node does.
     """
-    levels = blocks.gauges(columns)
+    levels = blocks.gauges(_asked(columns))
     known = [levels[name] for name in ("read", "written") if name in levels]
     moved = np.sum([np.nan_to_num(one) for one in known], axis=0) if known else None
     if moved is not None and moved[row] < settings.own_file_mb * 1e6:
         return 0.0
     own = moved is not None and _stands_out(moved, row, settings.own_file_mb * 1e6)
-    return _beyond(levels.get("io_pressure"), row, own=own) * blocks.step_ns
+    return _stood(blocks, row, columns, "io_pressure", _beyond(levels.get("io_pressure"), row, own=own))
 
 
 def of_its_own(blocks: Blocks, row: int, columns: Array, idle: float, settings: Settings) -> str | None:
@@ -61,6 +70,47 @@ def of_its_own(blocks: Blocks, row: int, columns: Array, idle: float, settings: 
     both = [np.nan_to_num(levels[name]) for name in ("read", "written") if name in levels]
     own = _stands_out(np.sum(both, axis=0), row, settings.own_file_mb * 1e6)
     return "io" if own and _beyond(levels.get("io_pressure"), row, own=True) > 0 else None
+
+
+def _asked(columns: Array) -> Array | None:
+    """The steps whose samples speak of these: themselves, or all where these are scattered."""
+    return None if scattered(columns) else columns
+
+
+def _stood(blocks: Blocks, row: int, columns: Array, name: str, beyond: float) -> float:
+    """Ns a step of these that a rank's node stood still for, which did so for the share ``beyond`` of the time.
+
+    Scattered steps are stalls: what it stood still for in all is set against all that they are late by. A node that
+    stands still all the time alike does so in other steps, too, and does not make these late.
+    """
+    if beyond <= 0 or not scattered(columns):
+        return max(beyond, 0.0) * blocks.step_ns
+    excess = np.nan_to_num(blocks.excess[row])
+    each = average(excess[columns])
+    late = np.where(excess >= each / 2, excess, 0.0)  # stalls of any size; jitter is not
+    if not each > 0 or not _goes_with(blocks, row, name, late):
+        return 0.0
+    return each * min(beyond * float(np.nansum(blocks.period)) / float(late.sum()), 1.0)
+
+
+def _goes_with(blocks: Blocks, row: int, name: str, late: Floats) -> bool:
+    """Whether samples with more of ``late`` [S] ns in them show that much more standing still, surely.
+
+    Where all samples hold as much of it nobody can tell.
+    """
+    found = blocks.samples.beside(name, row, late / 1e9) if blocks.samples is not None else None
+    if found is None or len(found[0]) < _FEWEST:
+        return False
+    seconds, stood, fell = found
+    stood, fell = stood / seconds, fell / seconds
+    apart = fell - np.average(fell, weights=seconds)
+    known = float(np.sum(seconds * apart**2))
+    if known <= (_VARIES * float(np.average(fell, weights=seconds))) ** 2 * float(seconds.sum()):
+        return False
+    slope = float(np.sum(seconds * apart * stood)) / known
+    rest = stood - np.average(stood, weights=seconds) - slope * apart
+    error = np.sqrt(float(np.sum(seconds * rest**2)) / (len(seconds) - 2) / known)
+    return bool(slope >= _LEAST_SLOPE and slope >= _SURELY * error)
 
 
 def _stands_out(rates: Floats, row: int, least: float) -> bool:

@@ -19,6 +19,15 @@ if TYPE_CHECKING:
     from hindmost_collector.model import Run
 
 
+#: A sample speaks of up to a second: it says nothing of chosen steps that are a smaller part of those between them.
+_DENSE = 0.3
+
+
+def scattered(columns: Array) -> bool:
+    """Whether these steps (indices) are so few of those between them that samples are not of them alone."""
+    return len(columns) < _DENSE * (int(columns.max()) + 1 - int(columns.min()))
+
+
 @dataclass(frozen=True)
 class Source:
     """Where a quantity comes from: a metric, whether it counts up, and labels that its series must have."""
@@ -118,6 +127,20 @@ class Samples:
         """[R] one quantity over all steps, without reading the others; ``None`` where no rank has it."""
         column = self._column(name)
         return None if column is None else column.level(len(self._ranks), self._inside(column.time, None))
+
+    def beside(self, name: str, row: int, per_step: Floats) -> tuple[Floats, Floats, Floats] | None:
+        """Of each sample of a rank's counter within the steps: seconds it took [N], its rise [N], and what of
+        ``per_step`` [S] fell into it [N]; ``None`` where nobody knows.
+        """
+        column = self._column(name)
+        if column is None or column.seconds is None or len(self._bounds) < 2:
+            return None
+        seconds = column.seconds
+        since, until = (column.time + half * seconds * 1e9 for half in (-0.5, 0.5))
+        held = (column.row == row) & (since >= self._bounds[0]) & (until <= self._bounds[-1])
+        passed = np.append(0.0, np.cumsum(per_step))
+        fell = np.interp(until[held], self._bounds, passed) - np.interp(since[held], self._bounds, passed)
+        return seconds[held], column.value[held], fell
 
     def _column(self, name: str) -> Column | None:
         """Samples are read when first asked for: most runs need few of them."""

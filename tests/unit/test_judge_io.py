@@ -75,3 +75,27 @@ def test_a_slow_input_is_called_input_though_its_node_waits_for_its_files() -> N
     value = np.where(waits, seconds * 0.5, np.where(reads, seconds * 1e8, run.metrics["value"]))
     verdict = told(replace(run, metrics={**run.metrics, "value": value}))
     assert (verdict.ranks, verdict.cause) == ((5,), "input")
+
+
+def stalling(cause: str, duty: float = 0.15) -> Run:
+    """A job of 16 ranks on two nodes, one of which stalls in some of 100 steps."""
+    return simulate(Scenario(16, 100, seed=31, faults=(Fault(cause, (2,), 0.4, duty=duty),))).run
+
+
+@pytest.mark.parametrize("cause", ["memory", "io"])
+def test_what_a_node_stands_still_for_in_all_is_set_against_all_stalls(cause: str) -> None:
+    """Samples span many steps: stalls in 15 % of these are not 15 % explained, but in full."""
+    verdict = told(stalling(cause))
+    assert (verdict.kind, verdict.ranks, verdict.cause) == ("intermittent", (2,), cause)
+
+
+def test_waiting_for_memory_that_is_there_all_the_time_is_not_what_stalls() -> None:
+    """The node stands still for as long as all stalls take, but in samples without a stall as in those with."""
+    run = stalling("io")
+    memory = np.char.find(run.metrics["labels"], '"memory"') >= 0
+    waits = (run.metrics["name"] == WAITED) & (run.metrics["node"] == "node0000")
+    seconds = (run.metrics["time_ns"] - run.metrics["time_ns"].min()) / 1e9
+    value = np.where(waits, np.where(memory, seconds * 0.06, 0.0), run.metrics["value"])
+    verdict = told(replace(run, metrics={**run.metrics, "value": value}))
+    assert (verdict.kind, verdict.ranks, verdict.cause) == ("intermittent", (2,), "unknown")
+    assert not any("memory" in sentence for sentence in verdict.evidence)
