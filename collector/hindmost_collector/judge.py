@@ -20,6 +20,7 @@ from hindmost_collector import (
     majority,
     membership,
     on_top,
+    partly_read,
     phases,
     pipeline,
     planned,
@@ -115,6 +116,7 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     found = stood_still.beside(unseen.judged(found, run), stalls)
     slower = slowed.find(blocks, found) if blocks is not None and stop is None else None
     found = slowed.beside(found, slower)
+    found = partly_read.judged(found, run, blocks)
     notes += slowed.note(slower, found)
     if run.look:
         return Report(job=summary.job(run, blocks), verdicts=_in_order(found), ranks=summary.few(blocks))

@@ -203,7 +203,7 @@ class Window:
     @property
     def last_step(self) -> int:
         """The newest step of any rank; -1 before the first."""
-        return max((int(part["step"].max()) for part in self._parts["steps"]), default=-1)
+        return max((int(part["step"].max()) for part in tuple(self._parts["steps"])), default=-1)
 
     def calls_per_step(self) -> int | None:
         """Collective calls in one step of a rank, by their pattern; None where nothing repeats."""
@@ -220,7 +220,7 @@ class Window:
 
     def step_seconds(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         """Durations of the training steps in the window, seconds, all ranks."""
-        parts = [part["duration_ns"] for part in self._parts["steps"]]
+        parts = [part["duration_ns"] for part in tuple(self._parts["steps"])]
         durations = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
         return durations[durations >= 0] / 1e9
 

@@ -287,6 +287,8 @@ _NOTHING = 0.02
 #: What that is then, unless something else happened in the job.
 ALL_CLEAR = ": nothing to act on"
 
+#: How a line begins that tells which part of a large recording was read.
+PARTLY = "not all of the recording was read"
 #: What a line on ranks that are ahead of most, nobody knows why, has in it.
 AHEAD = "ahead of the other"
 #: Share of all waiting that one rank must have caused for it to be told as the one that was waited for.

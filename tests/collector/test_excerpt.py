@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pytest
 from hindmost_collector import constant
 from hindmost_collector.judge import judge
+from hindmost_collector.report.told import with_words
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.write import write
 from hindmost_collector.store import excerpt, segments
@@ -17,6 +19,8 @@ from hindmost_collector.store.schema import arrow_schema, to_numpy
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from hindmost_collector.model import Run
 
 STEPS = 400
 
@@ -110,3 +114,43 @@ def test_of_a_very_large_job_steps_are_read_where_collectives_would_be_too_few(
     assert [(one.kind, one.ranks, one.cause) for one in report.verdicts] == [("straggler", (2,), "compute")]
     assert report.job.steps == STEPS
     assert any("s of collectives) were read" in note for note in report.notes)
+
+
+def partly(folder: Path, faults: tuple[Fault, ...], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A quarter of a run of 800 steps, read in stretches."""
+    write(simulate(Scenario(4, 800, faults=faults)).run, folder, "run")
+    calls = len(read_run(folder).collectives["rank"])
+    monkeypatch.setitem(excerpt.MOST, "collectives", calls // 4)
+    return read_run(folder)
+
+
+def test_of_a_begin_and_an_end_that_were_not_read_the_steps_between_which_they_lie_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault begins and ends between two stretches: no step is said to be where it did."""
+    onset, end = 300, 500
+    run = partly(tmp_path / "run", (Fault("compute", (2,), 0.15, onset=onset, end=end),), monkeypatch)
+    read = set(run.steps["step"].tolist())
+    assert not {onset, end} & read  # else the test shows nothing
+    (one,) = judge(run).verdicts
+    ranges = [tuple(map(int, found)) for found in re.findall(r"between step (\d+) and (\d+)", " ".join(one.evidence))]
+    assert one.until_step is not None
+    assert [low < true <= high for (low, high), true in zip(ranges, (onset, end), strict=True)] == [True, True]
+    assert one.since_step == ranges[0][1]  # the first step that was seen
+
+
+def test_a_begin_that_was_read_is_told_to_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the steps on either side were read nothing is unsure."""
+    (one,) = judge(partly(tmp_path / "run", (Fault("compute", (2,), 0.15, onset=230),), monkeypatch)).verdicts
+    assert one.since_step == pytest.approx(230, abs=1)
+    assert not [line for line in one.evidence if "it began" in line]
+
+
+def test_what_was_not_read_is_not_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part in which all is even says which share of the steps it is, and never that nothing is to be done."""
+    report = judge(partly(tmp_path / "run", (), monkeypatch))
+    (told,) = with_words(report.to_dict())["told"]
+    assert told["verdict"] == "balanced: no rank holds the job back in the steps that were read"
+    assert not [line for line in told["why"] if "nothing to act on" in line]
+    (share,) = re.findall(r"of 800 steps \((\d+)%\) were judged", " ".join(told["why"]))
+    assert int(share) == pytest.approx(25, abs=3)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from hindmost.script import script, split
 
 from hindmost_collector.report.columns import duration, ratio
-from hindmost_collector.wording import AHEAD, SLOWER, names
+from hindmost_collector.wording import AHEAD, PARTLY, SLOWER, names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -122,6 +122,8 @@ def verdict(one: Mapping[str, Any], notes: Iterable[str] = (), stalls: Sequence[
         return f"{_stood_still(stalls)}; its other steps are {sentence}"
     if one["kind"] == "balanced" and any(AHEAD in line for line in one.get("evidence") or ()):
         sentence = "no rank is named, but some are ahead of most: whether these are slow cannot be told"
+    elif one["kind"] == "balanced" and any(line.startswith(PARTLY) for line in one.get("evidence") or ()):
+        sentence += " in the steps that were read"
     if any(SLOWER in note for note in notes):
         sentence = sentence.removeprefix(_NOBODY)
     return sentence + _interval(one)
