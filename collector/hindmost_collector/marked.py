@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Share of the marked steps that must make the same collectives, for these to be what a step is.
 _ALIKE = 0.8
+#: A job that has marked fewer steps has just begun: what repeats more often than these is within a step.
+_FEW = 10
 
 
 def numbers(grid: Grid, own: Floats, table: Table) -> Ints:
@@ -29,9 +31,12 @@ def numbers(grid: Grid, own: Floats, table: Table) -> Ints:
 
     ``table`` are the training steps of all ranks.
     """
-    gap = median(own, axis=0)
+    gap, marked = median(own, axis=0), len(np.unique(table["step"]))
     found = steps.infer(grid.token, gap, _marks(grid, table), on_hosts=not grid.gpu_time)
-    if len(np.unique(found[found >= 0])) >= _ALIKE * len(np.unique(table["step"])) and (found >= 0).any():
+    count = len(np.unique(found[found >= 0]))
+    if 0 < marked < _FEW and count > 2 * (marked + 1):
+        return np.full_like(found, -1)
+    if count >= max(_ALIKE * marked, 1):
         return found
     called = _called_in(grid, table)  # what repeats is more than a step: an evaluation every so many of them
     return called if (called >= 0).any() else found

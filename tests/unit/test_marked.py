@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hindmost_collector.judge import judge
@@ -62,3 +64,19 @@ def test_equals_are_balanced_by_their_collectives() -> None:
     report = judge(run(0))
     assert [verdict.kind for verdict in report.verdicts] == ["balanced"]
     assert report.ranks[0].wait_ms is not None
+
+
+def test_what_repeats_within_the_first_step_is_no_step() -> None:
+    """Of a job that has just begun there are two marks and forty alike buckets: half a second tells no habit."""
+    calls = [
+        _call(rank, 2, "all_reduce", number, 1_000 * MS + number * 2 * MS + rank * MS // 2, 2 * MS - rank * MS // 2, MS)
+        for number in range(40)
+        for rank in range(2)
+    ]
+    marks = [
+        table("steps", rank=[rank], step=step, kind="train", start_ns=600 * MS + step * 400 * MS, duration_ns=400 * MS)
+        for step in range(2)
+        for rank in range(2)
+    ]
+    begun = replace(run(0), steps=concatenate("steps", marks), collectives=concatenate("collectives", calls))
+    assert [(one.kind, one.ranks) for one in judge(begun).verdicts] == [("insufficient_data", ())]
