@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hindmost_collector.judge import judge
-from hindmost_collector.model import Job, Run, Table
+from hindmost_collector.model import GPU_TIME, UNMEASURED, Job, Run, Table
 from hindmost_collector.sources.columns import concatenate, table
 
 MS = 1_000_000
@@ -78,5 +78,8 @@ def test_what_repeats_within_the_first_step_is_no_step() -> None:
         for step in range(2)
         for rank in range(2)
     ]
-    begun = replace(run(0), steps=concatenate("steps", marks), collectives=concatenate("collectives", calls))
+    together = concatenate("collectives", calls)
+    together["flags"] = np.full_like(together["flags"], GPU_TIME)
+    together["self_ns"] = np.full_like(together["self_ns"], UNMEASURED)
+    begun = replace(run(0), steps=concatenate("steps", marks), collectives=together)
     assert [(one.kind, one.ranks) for one in judge(begun).verdicts] == [("insufficient_data", ())]
