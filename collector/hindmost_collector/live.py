@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hindmost_proto import telemetry_pb2 as wire
 
 from hindmost_collector.looks import QUIET
+from hindmost_collector.wording import OLDER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -110,6 +111,9 @@ def _event(what: str, now_ns: int, verdict: Mapping[str, Any]) -> dict[str, Any]
 def _keep_since(verdict: dict[str, Any], before: Mapping[str, Any]) -> None:
     known = [one for one in (verdict.get("since_step"), before.get("since_step")) if one is not None]
     if known:
+        if before.get("since_step") == min(known) < _since(verdict):  # it was seen to begin, or that was told before
+            kept = [line for line in verdict.get("evidence") or () if not line.startswith(OLDER)]
+            verdict["evidence"] = [*kept, *(line for line in before.get("evidence") or () if line.startswith(OLDER))]
         verdict["since_step"] = min(known)
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector.model import rows
-from hindmost_collector.wording import PARTLY, without_all_clear
+from hindmost_collector.model import Job, rows
+from hindmost_collector.wording import OLDER, PARTLY, without_all_clear
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,8 +27,11 @@ _NEAR = 2
 
 def judged(found: Iterable[Verdict], run: Run, blocks: Blocks | None) -> list[Verdict]:
     """The verdicts, with how far each is known; as they are where all was read."""
-    if run.job.skipped_ns is None or blocks is None or not len(blocks.steps):
+    if blocks is None or not len(blocks.steps):
         return list(found)
+    if run.job.skipped_ns is None:
+        running = run.job.source == Job.source and run.job.ended_ns is None and run.job.exit_code is None
+        return [_from_the_edge(one, blocks) for one in found] if running else list(found)
     return [_balanced(one, run, blocks) if one.kind == "balanced" else _dated(one, run, blocks) for one in found]
 
 
@@ -50,6 +53,14 @@ def _dated(one: Verdict, run: Run, blocks: Blocks) -> Verdict:
     if after is not None:
         told.append(f"steps from {after} on were not read: whether it held there is not known")
     return replace(one, evidence=(*one.evidence, *told)) if told else one
+
+
+def _from_the_edge(one: Verdict, blocks: Blocks) -> Verdict:
+    """Of a job that is watched for longer than the window remembers: what begins with the window may be older."""
+    near = blocks.steps[: _NEAR + 1]
+    if one.since_step is None or one.since_step == 0 or not near[0] <= one.since_step <= near[-1]:
+        return one
+    return replace(one, evidence=(*one.evidence, f"{OLDER} {int(near[0])} are looked at no more: it may be older"))
 
 
 def _unread(step: int, blocks: Blocks) -> tuple[int, int] | None:

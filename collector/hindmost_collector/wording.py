@@ -289,6 +289,8 @@ ALL_CLEAR = ": nothing to act on"
 
 #: How a line begins that tells which part of a large recording was read.
 PARTLY = "not all of the recording was read"
+#: How a line begins on a verdict that may have begun before the steps that a window holds.
+OLDER = "steps before"
 #: What a line on ranks that are ahead of most, nobody knows why, has in it.
 AHEAD = "ahead of the other"
 #: Share of all waiting that one rank must have caused for it to be told as the one that was waited for.

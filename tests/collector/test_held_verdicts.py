@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,12 +12,14 @@ from hindmost_collector.clock import NodeClock
 from hindmost_collector.decode import Decoder
 from hindmost_collector.definitions import Definitions
 from hindmost_collector.jobs import LiveJob
+from hindmost_collector.judge import judge
 from hindmost_collector.judging import AHEAD_S, LEAST_SHARE, Judging
 from hindmost_collector.live import VerdictLog
 from hindmost_collector.packed import packed
-from hindmost_collector.simulate import Fault, Scenario
+from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.wire import Job
 from hindmost_collector.window import Window
+from hindmost_collector.wording import OLDER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -131,6 +134,34 @@ def test_the_page_has_the_verdict_at_each_look_while_it_holds() -> None:
     assert [verdict["since_step"] for verdict in held] == [pytest.approx(ONSET, abs=2)] * len(held)
     costs = [verdict["cost_ms_per_step"] for verdict in held]
     assert max(costs) < 1.3 * min(costs)
+
+
+def test_what_was_seen_to_begin_is_never_said_to_be_older() -> None:
+    """Though the window begins after it later."""
+    held = [
+        one
+        for _, report, _ in judged_live(Scenario(8, STEPS, seed=3, faults=(FAULTS["straggler"],)))
+        for one in report["verdicts"]
+        if one["kind"] == "straggler" and one["until_step"] is None
+    ]
+    assert len(held) > 8
+    assert not [line for one in held for line in one["evidence"] if line.startswith(OLDER)]
+
+
+def test_what_begins_with_the_window_may_be_older() -> None:
+    """A collector that sees the job's later steps only: the first of them is no onset, and the evidence says so."""
+    run = simulate(Scenario(8, 200, seed=3, faults=(Fault("compute", (3,), 0.2, 60),))).run
+    late = int(run.steps["start_ns"][run.steps["step"] == 120].min())
+    seen = {
+        name: {column: values[table["start_ns"] >= late] for column, values in table.items()}
+        for name, table in (("steps", run.steps), ("collectives", run.collectives), ("intervals", run.intervals))
+    }
+    job = replace(run.job, source="hindmost", ended_ns=None, exit_code=None)
+    (one,) = judge(replace(run, job=job, **seen)).verdicts
+    assert one.since_step == pytest.approx(122, abs=3)
+    assert [line for line in one.evidence if line.startswith(OLDER)]
+    (finished,) = judge(run).verdicts
+    assert not [line for line in finished.evidence if line.startswith(OLDER)]
 
 
 def test_a_slow_network_that_never_was_fast_is_none() -> None:
