@@ -243,7 +243,7 @@ def _straggler(
             *slow_input.told_of_stalls(habits, cause),
             *wording.victims(victims, ranks),
             *told,
-            *wording.left_by_batches(habits[0].excess, cost, uneven=even is not blocks or blocks.due is not None),
+            *wording.left_by_batches(habits[0].excess, cost, uneven=work_due.differs(blocks, even)),
         ),
         advice=tuple(step for why in causes_of for step in wording.advice(why, list(ranks))),
     )

@@ -137,6 +137,14 @@ def beside(blocks: Blocks, habits: Sequence[Habit]) -> Floats:
     return np.asarray(even + due.slope * slow)
 
 
+def differs(blocks: Blocks, even: Blocks) -> bool:
+    """Whether ranks have more work than each other, of one step or another, so that it makes them late.
+
+    ``even`` are the blocks without what counted work explains: the very same lateness, where that is nothing.
+    """
+    return blocks.due is not None or even.excess is not blocks.excess
+
+
 def _scatter(lengths: Floats) -> float:
     """Standard deviation of what is known, the longest and shortest twentieth at their border."""
     known = lengths[~np.isnan(lengths)]

@@ -228,3 +228,13 @@ def test_a_cost_far_below_the_lateness_is_explained_among_uneven_work(lengths: f
     told = [line for line in named.evidence if line.startswith("longer batches elsewhere leave")]
     left = duration(named.cost_ms_per_step)
     assert told == ([f"longer batches elsewhere leave {left} of its 10.1 ms to be saved"] if lengths else [])
+
+
+@pytest.mark.parametrize("other", [(), (Fault("input", (9,), 0.1),), (Fault("gpu_throttle", (9,), 0.06),)])
+def test_of_batches_that_are_all_alike_none_is_longer(other: tuple[Fault, ...]) -> None:
+    """What another rank's lateness or jitter hides of a cost is not put on work that no rank has more of."""
+    ranks, seed, row, size = (16, 3, 2, 0.1) if other else (8, 18, 3, 0.015)
+    job = Scenario(ranks, 100, seed=seed, faults=(Fault("compute", (row,), size), *other))
+    verdicts = [one for one in judge(simulate(job).run).verdicts if one.ranks]
+    assert any((one.cost_ms_per_step or 0.0) < 0.5 * size * 100 for one in verdicts)
+    assert not [line for one in verdicts for line in one.evidence if "batches" in line]
