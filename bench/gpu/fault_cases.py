@@ -70,7 +70,7 @@ class Case:
         return f"{self.kinds[0]} of rank {' and '.join(map(str, self.culprits))}{cause}"
 
 
-#: In the order in which they are begun: first those that no other shows.
+#: In the order in which they are begun, as long as there is time: what another case shows too comes late.
 CASES = (
     Case("mismatch", "mismatch", 1, kinds=("desync",)),
     Case("hang", "hang", 2, kinds=("hang",)),

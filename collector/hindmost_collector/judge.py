@@ -94,11 +94,9 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     stop = hang.find(run, p99, settings)
     stalls, told_of_stalls = stood_still.find(run, blocks, settings) if stop is None else ((), [])
     notes += told_of_stalls
-    silent, told_of_silence = fell_silent.find(run, p99, settings)
-    ours = run.job.source == "hindmost"  # elsewhere nobody vouches for what numbers count
-    parted = mismatch.find(run, settings, stopped=stop is not None) if ours else None
-    found += [of_parted(stop, parted, run, blocks)] if stop is not None else [*silent, *of_mismatch(parted, run)]
-    notes += told_of_silence if stop is None else []
+    ended, told_of_silence = _ended(run, blocks, stop, p99, settings)
+    found += ended
+    notes += told_of_silence
     stages = None
     if blocks is not None:
         slow, hidden = _slow(run, blocks, settings, parted=any(one.kind == "desync" for one in found))
@@ -120,9 +118,8 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     notes += slowed.note(slower, found)
     if run.look:
         return Report(job=summary.job(run, blocks), verdicts=_in_order(found), ranks=summary.few(blocks))
-    what_if = summary.what_if(
-        run, blocks, stages.of_all_steps(blocks) if stages is not None and blocks is not None else 0.0
-    )
+    of_stages_ns = stages.of_all_steps(blocks) if stages is not None and blocks is not None else 0.0
+    what_if = summary.what_if(run, blocks, of_stages_ns)
     return Report(
         job=replace(summary.job(run, blocks), bound=bound.find(blocks, found, settings), stalls=stalls, slowed=slower),
         verdicts=_in_order(found),
@@ -130,6 +127,18 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
         what_if=replace(what_if, waste=wasted.find(run, blocks, what_if, found)),
         notes=tuple(notes),
     )
+
+
+def _ended(
+    run: Run, blocks: Blocks | None, stop: hang.Hang | None, p99: float, settings: Settings
+) -> tuple[list[Verdict], list[str]]:
+    """Verdicts on a job that stopped, on ranks that fell silent and on such as ran something else; and notes."""
+    ours = run.job.source == "hindmost"  # elsewhere nobody vouches for what numbers count
+    parted = mismatch.find(run, settings, stopped=stop is not None) if ours else None
+    if stop is not None:
+        return [of_parted(stop, parted, run, blocks)], []
+    silent, told = fell_silent.find(run, p99, settings)
+    return [*silent, *of_mismatch(parted, run)], told
 
 
 def _of_most(run: Run, blocks: Blocks, settings: Settings) -> list[Verdict]:

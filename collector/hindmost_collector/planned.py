@@ -1,5 +1,5 @@
-"""Checkpoints, evaluations and pauses of a few ranks for all: the script has them, and it is nobody's fault that the
-others wait.
+"""Checkpoints, evaluations and pauses that a few ranks make for all: the script has them do so, and it is nobody's
+fault that the others wait.
 
 They are taken out of who is late, so that they are no stalls, and nothing that work or a slow rank is held against;
 what they cost is told. Steps stay as long as they are.

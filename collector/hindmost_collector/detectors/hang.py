@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector.align import codes
+from hindmost_collector.detectors.mismatch import MEET
 from hindmost_collector.model import UNMEASURED, Job, Run, rows
 from hindmost_collector.phases import training
 
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from hindmost_collector.settings import Settings
 
 _COLLECTIVE = {"collective", "p2p"}
-#: Of one rank and another of one number these are no two operations, but one.
-_MEET = {"send", "recv"}
 
 
 @dataclass(frozen=True)
@@ -227,7 +226,7 @@ def _other_operations(run: Run, comm: int, away: list[int], entered: set[int]) -
     theirs = {(str(table["op"][i]), int(table["seq"][i])) for i in here if int(table["rank"][i]) in entered}
     for i in here[np.isin(table["rank"][here], away)]:
         rank, what = int(table["rank"][i]), (str(table["op"][i]), int(table["seq"][i]))
-        if what not in theirs and what[0] not in _MEET and int(table["start_ns"][i]) == latest[rank]:
+        if what not in theirs and what[0] not in MEET and int(table["start_ns"][i]) == latest[rank]:
             found[rank] = what[0]
     return {rank: name for rank, name in found.items() if name not in _open_names(run, comm)}
 
@@ -294,7 +293,7 @@ def _frontier(held: list[_Open]) -> list[_Open]:
 def _divergence(stuck: dict[int, list[_Open]]) -> Hang | None:
     for comm, held in stuck.items():
         names = [one.name for one in held]
-        if len(set(names)) < 2 or _MEET.issuperset(names):
+        if len(set(names)) < 2 or MEET.issuperset(names):
             continue
         common = max(sorted(set(names)), key=names.count)
         return _parted(comm, [one for one in held if one.name == common], [one for one in held if one.name != common])

@@ -40,7 +40,7 @@ class Mismatch:
 
 
 #: Of one rank and another of one number these are no two operations, but one.
-_MEET = {"send", "recv"}
+MEET = {"send", "recv"}
 
 
 def find(run: Run, settings: Settings, *, stopped: bool = False) -> Mismatch | None:
@@ -76,7 +76,7 @@ def _in_communicator(table: Table, op: Ints, names: list[str], held: Array, sett
     members = held[first[places[0]] : first[places[0]] + size[places[0]]]
     common = int(np.argmax(np.bincount(op[members])))
     odd = op[members] != common
-    if 2 * int(odd.sum()) > len(members) or _MEET.issuperset({names[one] for one in op[members].tolist()}):
+    if 2 * int(odd.sum()) > len(members) or MEET.issuperset({names[one] for one in op[members].tolist()}):
         return None
     return Mismatch(
         ranks=tuple(sorted(table["rank"][members[odd]].tolist())),

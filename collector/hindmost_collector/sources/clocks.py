@@ -86,9 +86,8 @@ def _add_bounds(found: dict[int, list[int]], rank: Array, times: Array) -> None:
         rank, times = rank[known], times[known]
     if len(rank) == 0:
         return
-    begins = np.flatnonzero(
-        np.append(True, rank[1:] != rank[:-1])
-    )  # a rank's rows follow one another for the most part
+    # A rank's rows follow one another for the most part.
+    begins = np.flatnonzero(np.append(True, rank[1:] != rank[:-1]))
     which, ranks = pd.factorize(rank[begins])
     first, last = np.full(len(ranks), np.iinfo(np.int64).max), np.zeros(len(ranks), np.int64)
     np.minimum.at(first, which, np.minimum.reduceat(times, begins))
