@@ -33,9 +33,8 @@ _SURELY = 2.5
 def of_memory(blocks: Blocks, row: int, columns: Array, settings: Settings) -> dict[str, float]:
     """Ns a step in which tasks of the rank's node stood still for memory; empty where they did not."""
     levels = blocks.gauges(_asked(columns))
-    faults = levels.get("major_faults")
-    own = faults is not None and _stands_out(faults, row, settings.major_faults)
-    stood = _stood(blocks, row, columns, "memory_pressure", _beyond(levels.get("memory_pressure"), row, own=own))
+    beyond = _beyond(levels.get("memory_pressure"), row, own=_own_faults(levels, row, settings))
+    stood = _stood(blocks, row, columns, "memory_pressure", beyond)
     return {"memory": stood} if stood > 0 else {}
 
 
@@ -45,8 +44,7 @@ def of_files(blocks: Blocks, row: int, columns: Array, settings: Settings) -> fl
     A rank that hardly reads or writes does not wait for them, whatever its node does.
     """
     levels = blocks.gauges(_asked(columns))
-    known = [levels[name] for name in ("read", "written") if name in levels]
-    moved = np.sum([np.nan_to_num(one) for one in known], axis=0) if known else None
+    moved = _moved(levels)
     if moved is not None and moved[row] < settings.own_file_mb * 1e6:
         return 0.0
     own = moved is not None and _stands_out(moved, row, settings.own_file_mb * 1e6)
@@ -60,16 +58,26 @@ def of_its_own(blocks: Blocks, row: int, columns: Array, idle: float, settings: 
     can have done little else in that time, on a node whose tasks do stand still for it, was at that.
     """
     levels = blocks.gauges(columns)
-    moved = sum(np.nan_to_num(levels[name][row]) for name in ("read", "written") if name in levels)
+    moved = _moved(levels)
     step = average(blocks.period[columns])
-    if not idle > 0 or moved * step < settings.idle_file_mb * 1e6 * idle:
+    if moved is None or not idle > 0 or moved[row] * step < settings.idle_file_mb * 1e6 * idle:
         return None
-    faults = levels.get("major_faults")
-    if faults is not None and _stands_out(faults, row, settings.major_faults):
+    if _own_faults(levels, row, settings):
         return "memory" if _beyond(levels.get("memory_pressure"), row, own=True) > 0 else None
-    both = [np.nan_to_num(levels[name]) for name in ("read", "written") if name in levels]
-    own = _stands_out(np.sum(both, axis=0), row, settings.own_file_mb * 1e6)
+    own = _stands_out(moved, row, settings.own_file_mb * 1e6)
     return "io" if own and _beyond(levels.get("io_pressure"), row, own=True) > 0 else None
+
+
+def _own_faults(levels: dict[str, Floats], row: int, settings: Settings) -> bool:
+    """Whether this rank alone has its pages read from disk."""
+    faults = levels.get("major_faults")
+    return faults is not None and _stands_out(faults, row, settings.major_faults)
+
+
+def _moved(levels: dict[str, Floats]) -> Floats | None:
+    """[R] bytes a second to and from storage; ``None`` where nobody counted them."""
+    known = [np.nan_to_num(levels[name]) for name in ("read", "written") if name in levels]
+    return np.asarray(np.sum(known, axis=0)) if known else None
 
 
 def _asked(columns: Array) -> Array | None:

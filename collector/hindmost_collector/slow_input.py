@@ -29,7 +29,11 @@ def longer(blocks: Blocks) -> Floats | None:
     inputs = blocks.parts.get("input")
     if inputs is None or not any(name.startswith("gpu_") for name in blocks.parts):
         return None
-    return np.asarray(np.nan_to_num(inputs - peers_median(inputs)))
+    return _beyond_peers(inputs)
+
+
+def _beyond_peers(part: Floats) -> Floats:
+    return np.asarray(np.nan_to_num(part - peers_median(part)))
 
 
 def throughout(blocks: Blocks, settings: Settings) -> Array:
@@ -52,7 +56,7 @@ def with_stalls(blocks: Blocks, habit: Habit, cause: Cause, settings: Settings) 
     usual, outer = habit.excess, habit.outer
     while outer is not None:
         usual, outer = usual + outer.excess, outer.outer
-    more = np.nan_to_num(part - peers_median(part))[habit.row]
+    more = _beyond_peers(part)[habit.row]
     stalled = np.fmin(np.nan_to_num(blocks.excess[habit.row]), more) - usual
     steps = habit.steps()
     steps = steps[stalled[steps] >= settings.stall_effect * blocks.step_ns]

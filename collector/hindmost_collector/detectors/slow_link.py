@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector.align import shortest
+from hindmost_collector.detectors.by_habit import by_habit, together
 from hindmost_collector.detectors.episodes import pieces, stretch
 from hindmost_collector.detectors.lengthened import lengthened
 from hindmost_collector.robust import block_medians, median, peers_median, standard_error, sums_by_step
@@ -43,6 +44,11 @@ class SlowLink:
     sisters: bool
 
     @property
+    def steps(self) -> slice:
+        """Those in which it is slow, by index."""
+        return slice(self.first, self.stop)
+
+    @property
     def in_all(self) -> float:
         """Ns of the whole run."""
         return self.excess * (self.stop - self.first)
@@ -57,14 +63,8 @@ def find(blocks: Blocks, settings: Settings) -> SlowLink | None:
     if not slow:
         return None
     worst = max(slow, key=lambda one: one.in_all)
-    shared = set.intersection(*(set(one.rows) for one in slow if _together(one, worst)))
+    shared = set.intersection(*(set(one.rows) for one in slow if together(one.steps, worst.steps)))
     return replace(worst, rows=tuple(sorted(shared or worst.rows)))
-
-
-def _together(one: SlowLink, other: SlowLink) -> bool:
-    """Whether two groups are slow in the same steps for the most part."""
-    common = min(one.stop, other.stop) - max(one.first, other.first)
-    return 2 * common > max(one.stop - one.first, other.stop - other.first)
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def _judged(group: _Group, blocks: Blocks, beside: float, settings: Settings) ->
     """How a group is slow, in a stretch of steps or else throughout; ``None``: it is not."""
     smallest = max(settings.min_effect * blocks.step_ns, (settings.network_longer - 1) * float(median(group.usual)))
     part = _stretch(group.more, smallest, settings)
-    if part is None and group.throughout and _by_habit(group.more, smallest, settings):
+    if part is None and group.throughout and by_habit(group.more, smallest, settings):
         part = slice(0, len(group.more))
     if part is None:
         return None
@@ -146,18 +146,11 @@ def _judged(group: _Group, blocks: Blocks, beside: float, settings: Settings) ->
     return SlowLink(group.rows, excess, usual, shown, *steps, sisters=group.throughout)
 
 
-def _by_habit(more: Floats, smallest: float, settings: Settings) -> bool:
-    """Whether transfers are longer in most of these steps, and surely."""
-    level = float(median(more))
-    steady = float(np.mean(block_medians(more) >= level / 2)) >= settings.min_consistency
-    return level >= smallest and steady and level >= settings.min_z * standard_error(more)
-
-
 def _stretch(more: Floats, smallest: float, settings: Settings) -> slice | None:
     """The steps, not all there are, in which transfers are longer by habit and outside of which they hardly are."""
     first, stop = stretch(more, smallest, settings)
     inside, outside = more[first:stop], np.concatenate([more[:first], more[stop:]])
-    if min(len(inside), len(outside)) < settings.min_steps or not _by_habit(inside, smallest, settings):
+    if min(len(inside), len(outside)) < settings.min_steps or not by_habit(inside, smallest, settings):
         return None
     level = float(median(inside))
     calm = float(block_medians(outside).max()) < level / 3

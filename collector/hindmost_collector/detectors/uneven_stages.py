@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_collector.detectors.by_habit import by_habit, together
 from hindmost_collector.detectors.episodes import stretch
-from hindmost_collector.robust import block_medians, lower_median, median, standard_error
+from hindmost_collector.robust import lower_median, median
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -64,7 +65,7 @@ def find(blocks: Blocks, named: Collection[int], settings: Settings) -> UnevenSt
     if not heavy:
         return None
     span = max(heavy.values(), key=lambda each: each.stop - each.start)
-    slow = [one for one, each in heavy.items() if _together(each, span)]
+    slow = [one for one, each in heavy.items() if together(each, span)]
     typical = median(level[:, span], axis=1)
     usual = float(lower_median(typical, axis=0))
     to_usual, to_mean = np.ones(len(level)), typical.mean() / typical
@@ -100,14 +101,4 @@ def _habit(beyond: Floats, settings: Settings) -> slice | None:
     smallest = settings.uneven_stage - 1
     first, stop = stretch(beyond, smallest, settings)
     part = beyond[first:stop]
-    level = float(median(part)) if len(part) >= settings.min_steps else 0.0
-    if level < smallest or level < settings.min_z * standard_error(part):
-        return None
-    steady = float(np.mean(block_medians(part) >= level / 2)) >= settings.min_consistency
-    return slice(first, stop) if steady else None
-
-
-def _together(one: slice, other: slice) -> bool:
-    """Whether two stages are slow in the same steps for the most part."""
-    common = min(one.stop, other.stop) - max(one.start, other.start)
-    return bool(2 * common > max(one.stop - one.start, other.stop - other.start))
+    return slice(first, stop) if len(part) >= settings.min_steps and by_habit(part, smallest, settings) else None

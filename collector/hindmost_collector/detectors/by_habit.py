@@ -1,0 +1,26 @@
+"""Whether a series of steps is high by habit, and whether two stretches of them are one in time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.robust import block_medians, median, standard_error
+
+if TYPE_CHECKING:
+    from hindmost_collector.align import Floats
+    from hindmost_collector.settings import Settings
+
+
+def by_habit(more: Floats, smallest: float, settings: Settings) -> bool:
+    """Whether a series [S] is at least ``smallest`` in most of these steps, and surely."""
+    level = float(median(more))
+    steady = float(np.mean(block_medians(more) >= level / 2)) >= settings.min_consistency
+    return level >= smallest and steady and level >= settings.min_z * standard_error(more)
+
+
+def together(one: slice, other: slice) -> bool:
+    """Whether two stretches of steps are the same for the most part."""
+    common = min(one.stop, other.stop) - max(one.start, other.start)
+    return bool(2 * common > max(one.stop - one.start, other.stop - other.start))
