@@ -10,9 +10,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector import roles
-from hindmost_collector.detectors import bursts, episodes
+from hindmost_collector.detectors import bursts, episodes, own_work
 from hindmost_collector.detectors.episodes import SHORTEST, Layer
-from hindmost_collector.robust import MAD_TO_SIGMA, MEDIAN_COST, block_medians, median, spread, standard_error
+from hindmost_collector.robust import (
+    MAD_TO_SIGMA,
+    MEDIAN_COST,
+    block_medians,
+    median,
+    spread,
+    standard_error,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -241,10 +248,12 @@ def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer, *, burst: boo
     z = level / max(standard_error(part), _noise(series.late) / np.sqrt(len(part)), 1.0)
     told = part if layer.end - end <= len(part) / 2 else series.late[begin : layer.end]
     consistency = float(np.mean(block_medians(told) >= level / 2))
-    wanders = not burst and len(ranks.excess) < _FEW and _wanders(series.late, begin, end, level)
-    if z < settings.min_z or consistency < settings.min_consistency or wanders:
-        return None
     held = series.held(begin, end)
+    if z < settings.min_z or consistency < settings.min_consistency:
+        return None
+    wanders = not burst and len(ranks.excess) < _FEW and _wanders(series.late, begin, end, level)
+    if wanders and (ranks.shared or not own_work.longer(ranks.blocks, row, held, level, settings)):
+        return None
     healthy = ranks.excess[:, held]
     spread_of = max(_healthy_spread(ranks, row, held), 1.0)
     ratio = level / spread_of / extreme(len(ranks.excess))
