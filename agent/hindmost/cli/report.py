@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FORMATS = ("text", "json", "html", "csv")
+#: A range of more is a slip of the keyboard.
+_MOST_RANKS = 1 << 20
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -42,11 +44,12 @@ def run(args: argparse.Namespace) -> int:
     color = args.output is None and sys.stdout.isatty()
     given = thresholds.given(args.set, args.config)
     others = tuple(args.others)
-    if others:
-        write(render(judged(args.path, given, others), args.format, chosen, color), args.output)
-        return 0
-    told = [render(judged(one, given), args.format, chosen, color) for one in _recordings(args.path, args.format)]
-    write("\n".join(told), args.output)
+    recordings = [args.path] if others else _recordings(args.path, args.format)
+    reports = [judged(one, given, others) for one in recordings]
+    if chosen is not None:
+        for report in reports:
+            _refuse_unknown(args.ranks, chosen, report)
+    write("\n".join(render(report, args.format, chosen, color) for report in reports), args.output)
     return 0
 
 
@@ -89,10 +92,17 @@ def parse_ranks(text: str) -> list[int]:
     found: list[int] = []
     for part in text.split(","):
         low, dash, high = part.strip().partition("-")
-        if not low.isdigit() or (dash and not high.isdigit()):
+        if not low.isdigit() or (dash and not high.isdigit()) or not 0 <= int(high or low) - int(low) < _MOST_RANKS:
             raise UsageError(f"--ranks {text}: expected numbers and ranges, like 0-3,17")
         found += range(int(low), int(high or low) + 1)
     return found
+
+
+def _refuse_unknown(text: str, chosen: list[int], report: Mapping[str, Any]) -> None:
+    """Raise where the report has a table, and none of these ranks in it."""
+    known = [row["rank"] for row in report["ranks"]]
+    if known and not set(chosen) & set(known):
+        raise UsageError(f"--ranks {text}: no such rank; the report has {len(known):,}, {min(known)} to {max(known)}")
 
 
 def render(report: dict[str, Any], kind: str, ranks: list[int] | None, color: bool) -> str:

@@ -71,7 +71,7 @@ def _swing(more: Floats, *, counted: bool) -> float:
     some step on moves whom its peers are compared with, too: of few ranks most seem to have more since, or less.
     """
     varies = more if counted else np.diff(more, axis=1) / np.sqrt(2)
-    return float(MAD_TO_SIGMA * np.median(np.abs(varies)))
+    return float(MAD_TO_SIGMA * np.median(np.abs(varies))) if varies.size else 0.0
 
 
 def _is_ones_own(more: Floats) -> bool:

@@ -21,6 +21,7 @@ from hindmost.errors import UsageError
 from hindmost_collector.model import NONBLOCKING, RUNNING, UNMEASURED, Job, Run, Table
 from hindmost_collector.sources import damaged, flight_recorder_groups, one_job
 from hindmost_collector.sources.columns import concatenate, table
+from hindmost_collector.sources.files import open_bytes
 from hindmost_collector.sources.flight_recorder_groups import text
 from hindmost_collector.sources.operations import operation
 from hindmost_collector.sources.process_groups import ITEM_BYTES, ProcessGroup
@@ -134,7 +135,12 @@ class HostileError(pickle.UnpicklingError):
 def _content(path: Path) -> Any:
     if path.stat().st_size > MAX_DUMP_BYTES:
         raise UsageError(f"{path}: larger than any Flight Recorder dump ({MAX_DUMP_BYTES >> 20} MiB); not read")
-    data = path.read_bytes()
+    with open_bytes(path) as stream:
+        data = stream.read(MAX_DUMP_BYTES + 1)
+    if len(data) > MAX_DUMP_BYTES:
+        raise UsageError(
+            f"{path}: inflates to more than any Flight Recorder dump ({MAX_DUMP_BYTES >> 20} MiB); not read"
+        )
     if data.count(b"{") + data.count(b"[") > _MOST_VALUES and data.lstrip()[:1] == b"{":
         raise UsageError(f"{path}: hostile, not read: more than {_MOST_VALUES:,} values")
     try:

@@ -12,6 +12,7 @@ import pyarrow.csv as pa_csv
 from hindmost_collector.model import Job, Run, Table
 from hindmost_collector.sources import damaged
 from hindmost_collector.sources.columns import concatenate, table
+from hindmost_collector.sources.files import open_bytes, sample
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,10 +68,10 @@ def _read(path: Path, budget: int) -> tuple[list[Table], list[str]]:
         return "skip"
 
     try:
-        with path.open(encoding="utf-8-sig", errors="replace") as stream:
-            columns = stream.readline().strip().split(",")
+        columns = sample(path).first_line().decode(errors="replace").split(",")
         text = pa_csv.ConvertOptions(column_types=dict.fromkeys(columns, pa.string()))
-        samples = pa_csv.read_csv(path, None, pa_csv.ParseOptions(invalid_row_handler=skip), text)
+        with open_bytes(path) as stream:
+            samples = pa_csv.read_csv(stream, None, pa_csv.ParseOptions(invalid_row_handler=skip), text)
     except (pa.ArrowInvalid, ValueError, KeyError, TypeError) as error:
         raise damaged.DamagedError(path, f"not {NAME}: {str(error).splitlines()[0]}") from error
     count, samples = len(samples), _sane(samples)

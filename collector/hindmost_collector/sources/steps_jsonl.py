@@ -91,11 +91,16 @@ def _read(path: Path, budget: int) -> tuple[int, dict[str, np.ndarray[Any, Any]]
     host = np.array([row[:4] for row in rows], dtype=np.int64)
     gpu = np.array([row[4:] for row in rows], dtype=np.float64)
     kept = np.flatnonzero(_sane(host))
+    if not len(kept):
+        raise damaged.DamagedError(
+            path, "no step in it can be true: each ends before it begins, or is out of all range"
+        )
     if len(kept) < len(host):
         lines_ = f"{len(host) - len(kept):,} line{'s' * (len(host) - len(kept) > 1)} that cannot be true"
         notes.append(f"{path.name}: {lines_} (a number out of all range) left out.")
     order = kept[np.argsort(host[kept, 1], kind="stable")]
     columns: dict[str, np.ndarray[Any, Any]] = {key: host[order, i] for i, key in enumerate(_HOST)}
+    gpu[~((gpu >= 0) & (gpu <= _LONGEST_NS / 1e6))] = np.nan
     return rank, columns | {key: gpu[order, i] for i, key in enumerate(_GPU)}, notes
 
 

@@ -225,3 +225,45 @@ def test_lines_that_differ_between_files_make_no_file_short(folder: Path) -> Non
     report = judge(load(folder))
     assert report.verdicts[0].ranks == (2,)
     assert not [note for note in report.notes if "file ends" in note]
+
+
+@pytest.mark.parametrize("value", ["1e308", "-1e308", "99999999999999999999", "-5.0"])
+@pytest.mark.filterwarnings("error")
+def test_a_gpu_time_that_cannot_be_is_not_measured(folder: Path, value: str) -> None:
+    """One phase of one step goes, without a word of arithmetic; the step and the verdict stay."""
+    path = folder / "steps.0.jsonl"
+    _with(path, 4, lambda line: json.dumps({**json.loads(line), "fwd_ms": 7e7}).replace("70000000.0", value) + "\n")
+    run = load(folder)
+    assert run.steps["gpu_forward_ns"][(run.steps["rank"] == 0) & (run.steps["step"] == 4)] == -1
+    assert judge(run).verdicts[0].ranks == (2,)
+
+
+def test_steps_that_end_before_they_begin_are_refused(tmp_path: Path) -> None:
+    """In one line, which names the file."""
+    lines = [json.dumps({"step": step, "t_start": 100 - step, "t_end": 5}) for step in range(50)]
+    (tmp_path / "steps.0.jsonl").write_text("\n".join(lines))
+    with pytest.raises(UsageError, match=r"steps\.0\.jsonl: no step in it can be true"):
+        load(tmp_path)
+
+
+def test_every_file_of_a_trace_folder_may_be_compressed(tmp_path: Path) -> None:
+    """GPU samples and Flight Recorder dumps too: what is judged is the same."""
+    hung, run = tmp_path / "hung", simulate(Scenario(4, 40, faults=(Fault("hang", (1,), onset=20),))).run
+    write(run, hung, "traces")
+    began = int(run.steps["start_ns"].min())
+    (hung / "nvml.csv").write_text("t_ns,gpu,util\n" + "".join(f"{began + at},0,{at}\n" for at in range(9)))
+    as_they_were = judge(load(hung)).to_dict()["verdicts"]
+    for path in list(hung.iterdir()):
+        path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    assert as_they_were[0]["kind"] == "hang"
+    assert judge(load(hung)).to_dict()["verdicts"] == as_they_were
+    assert len(load(hung).metrics["value"]) == 9
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_pipeline_that_hangs_in_its_first_step_hangs(tmp_path: Path) -> None:
+    """One step is enough for that, and too little for all that is asked of several, which is not asked."""
+    scenario = Scenario(4, 40, layout="pp_dp", pipeline=2, faults=(Fault("hang", (2,), onset=1),))
+    write(simulate(scenario).run, tmp_path / "hung", "traces")
+    assert [(one.kind, one.ranks) for one in judge(load(tmp_path / "hung")).verdicts] == [("hang", (2,))]

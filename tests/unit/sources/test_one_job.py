@@ -182,3 +182,10 @@ def test_formats_of_different_times_are_not_one_run(tmp_path: Path) -> None:
         _write(tmp_path, "steps", rank, rank, shift=MINUTE)
     with pytest.raises(UsageError, match=r"what the step times .* recorded begins 60 s after"):
         load(tmp_path)
+
+
+def test_ranks_that_begin_their_only_step_at_one_ns_are_two(tmp_path: Path) -> None:
+    """A job that hangs in its first step has one time a rank, which two may share by chance."""
+    for rank in range(4):
+        (tmp_path / f"steps.{rank}.jsonl").write_text(_steps(rank, shift=-rank).splitlines()[0])
+    assert load(tmp_path).ranks["rank"].tolist() == [0, 1, 2, 3]

@@ -1,0 +1,46 @@
+"""``hindmost report --ranks``: which ranks the table shows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hindmost.cli import main
+from hindmost_collector.simulate import Scenario, simulate
+from hindmost_collector.simulate.write import write
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The recording of a job of 4 ranks."""
+    folder = tmp_path_factory.mktemp("job") / "traces"
+    write(simulate(Scenario(4, 30)).run, folder, "traces")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("ranks", "said"),
+    [
+        ("9", "no such rank; the report has 4, 0 to 3"),
+        ("3-1", "expected numbers and ranges"),
+        ("0-99999999999", "expected numbers and ranges"),
+    ],
+)
+def test_ranks_that_no_table_can_show_are_an_error(
+    traces: Path, ranks: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A report without a table would hide the slip."""
+    assert main(["report", str(traces), "--ranks", ranks]) != 0
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert said in told.err
+
+
+def test_of_a_list_the_ranks_that_there_are_are_shown(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One of them may have left the job."""
+    assert main(["report", str(traces), "--ranks", "2-3,9"]) == 0
+    rows = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line[:4].strip().isdigit()]
+    assert rows == ["2", "3"]
