@@ -30,6 +30,8 @@ MEASURES = {
     "idle": "its GPU idling for want of work",
 }
 _SYSTEM = ("memory", "cpu_contention", "gc", "checkpoint", "io")
+#: Parts that are there now and then, in some steps of some ranks: not seen is not happened.
+NOW_AND_THEN = ("checkpoint", "gc")
 #: What a rank did instead of working, if nobody knows why.
 _UNTOLD = ("blocked", "idle")
 _HOST_FIRST = (*_SYSTEM, "input", "h2d", "compute")
@@ -156,7 +158,7 @@ def _measured(blocks: Blocks, row: int, columns: Array, settings: Settings, betw
     """Cause to ns a step that phases, CPU times and the kernel's counts of this rank tell of its excess."""
     parts = blocks.parts
     found = pressure.of_memory(blocks, row, columns, settings)
-    for phase in ("checkpoint", "gc"):  # what happens now and then: not seen is not happened
+    for phase in NOW_AND_THEN:
         if phase in parts:
             found[phase] = excess_of(np.nan_to_num(parts[phase]), row, columns)
     for phase in ("input", "h2d"):

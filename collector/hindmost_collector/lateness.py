@@ -44,7 +44,7 @@ def find(duration: Floats, own: Floats, step_of: Ints, starts: Ints) -> Floats:
     free = np.nan_to_num(gaps, nan=np.inf) > align.QUEUED_NS
     who, typical = _late(typical), np.where(free, typical, -np.inf)
     where = _of_the_latest(np.argmax(typical, axis=1), typical, who)
-    return _seen(late, _at(late, where, starts), where, who, _is_free(own), starts)
+    return _seen(late, own, _at(late, where, starts), where, who, starts)
 
 
 def _of_the_latest(where: Ints, typical: Floats, who: Array) -> Ints:
@@ -81,10 +81,11 @@ def _late(typical: Floats) -> Array:
     return np.asarray((typical > median(typical, axis=0) + _LATE * differ).any(axis=1))
 
 
-def _seen(late: Floats, found: Floats, where: Ints, who: Array, free: Array, starts: Ints) -> Floats:
+def _seen(late: Floats, own: Floats, found: Floats, where: Ints, who: Array, starts: Ints) -> Floats:
     """What was found; of those late, in steps in which their own place shows nothing, what the best of the others shows
-    and by what they usually become later from there on.
+    and by what they usually become later from there on; less what whoever is last computes faster than usual there.
     """
+    free = _is_free(own)
     columns = _columns(np.arange(where.max() + 1), starts, len(free))  # [P, S]
     shows = free[columns]
     for place in np.flatnonzero(~shows.all(axis=1)):
@@ -96,9 +97,21 @@ def _seen(late: Floats, found: Floats, where: Ints, who: Array, free: Array, sta
         best = others[np.argmax(there, axis=0)]
         for row, other in zip(rows.tolist(), best.tolist(), strict=True):
             usual, before = (float(np.nan_to_num(late[row, calm[one]]).mean()) for one in (place, other))
-            seen = late[row, columns[other, steps]] + max(usual - before, 0.0)
+            between = slice(other + 1, place + 1)
+            is_last = late[row, columns[other, steps]] >= np.fmax.reduce(late[:, columns[other, steps]], axis=0)
+            faster = np.where(is_last, _faster(own[row], calm[between], columns[between, steps]), 0.0)
+            seen = late[row, columns[other, steps]] + np.maximum(usual - before - faster, 0.0)
             found[row, steps] = np.fmax(found[row, steps], seen)
     return found
+
+
+def _faster(own: Floats, calm: Ints, columns: Ints) -> Floats:
+    """[N] ns by which a rank takes less at these places [P, N] of a step than it usually does there [P, M]; never more.
+
+    In these steps whatever makes it slow in others may be over. Who is not last may have computed while it waited.
+    """
+    less = median(own[calm], axis=1)[:, None] - own[columns]
+    return np.asarray(np.maximum(np.nan_to_num(less).sum(axis=0), 0.0))
 
 
 def _mean(block: Floats) -> Floats:

@@ -13,7 +13,7 @@ import numpy as np
 from hindmost_collector.telemetry import Metrics, has
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from hindmost_collector.align import Array, Floats, Ints
     from hindmost_collector.model import Run
@@ -112,7 +112,8 @@ class Samples:
     def during(self, steps: Array | None = None) -> dict[str, Floats]:
         """Quantity to [R] over these steps (indices; default all), absent where no rank has it, NaN where one has not.
 
-        A rank without a sample in those steps, too short to be seen at the samples' pace, counts by all of the run's.
+        A rank without a sample in those steps, too short to be seen at the samples' pace, counts by those between the
+        first and the last of them, else by all of the run's.
         """
         key = b"" if steps is None else np.asarray(steps).tobytes()
         if key not in self._known:
@@ -157,14 +158,20 @@ class Samples:
             if column is None:
                 continue
             level = column.level(len(self._ranks), self._inside(column.time, steps))
-            if not strictly and np.isnan(level).any():
-                always = column.level(len(self._ranks), np.ones(len(column.time), bool))
-                level = np.where(np.isnan(level), always, level)
+            for wider in () if strictly else self._wider(column, steps):
+                if np.isnan(level).any():
+                    level = np.where(np.isnan(level), column.level(len(self._ranks), wider), level)
             if not np.isnan(level).all():
                 found[name] = level
         if "used_memory" in found and "own_memory" in found:
             found["foreign_memory"] = found["used_memory"] - found["own_memory"]
         return found
+
+    def _wider(self, column: Column, steps: Array | None) -> Iterator[Array]:
+        """[N] which samples speak of steps in which there are none: those of the steps between them, then all."""
+        if steps is not None and len(steps):
+            yield self._inside(column.time, np.arange(int(np.min(steps)), int(np.max(steps)) + 1))
+        yield np.ones(len(column.time), bool)
 
     def _inside(self, time: Array, steps: Array | None) -> Array:
         """[N] which samples were taken in these steps."""

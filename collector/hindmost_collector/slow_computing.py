@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from hindmost_collector.blocks import Blocks
     from hindmost_collector.settings import Settings
 
+#: What :func:`finer` may find that longer computing is made of.
+FINER = ("workload", "gpu_throttle", "gpu_contention")
+
 
 def finer(blocks: Blocks, row: int, columns: Array, since: int, settings: Settings) -> tuple[str, str | None]:
     """The cause of a rank's longer computing over these steps, and a sentence on what shows it.
@@ -48,17 +51,39 @@ def finer(blocks: Blocks, row: int, columns: Array, since: int, settings: Settin
 
 def _more_work(blocks: Blocks, row: int, columns: Array, settings: Settings) -> str | None:
     """Samples or tokens beyond the peers', where they are in about the ratio by which computing is longer."""
-    if blocks.work is None or np.isnan(blocks.work[row, columns]).all():
+    longer, beyond = _longer(blocks, row, columns), _work_beyond(blocks, row, columns)
+    if not beyond > settings.work_differs or longer <= 0 or blocks.work is None:
         return None
-    typical = median(blocks.work[:, columns], axis=1)
-    mine, theirs = float(typical[row]), _peers(typical, row)
-    longer = _longer(blocks, row, columns)
-    if not theirs > 0 or not mine > theirs * (1 + settings.work_differs) or longer <= 0:
-        return None
-    due = (mine / theirs - 1) * _driven(blocks, row, columns)
+    due = beyond * _driven(blocks, row, columns)
     if not settings.min_explained * longer <= due <= longer / settings.min_explained:
         return None
-    return f"its steps have {mine:,.0f} samples or tokens, its peers' {theirs:,.0f}"
+    typical = median(blocks.work[:, columns], axis=1)
+    return f"its steps have {typical[row]:,.0f} samples or tokens, its peers' {_peers(typical, row):,.0f}"
+
+
+def _work_beyond(blocks: Blocks, row: int, columns: Array) -> float:
+    """By what share a rank's typical step has more samples or tokens than its peers'; NaN where nobody counted."""
+    if blocks.work is None or np.isnan(blocks.work[row, columns]).all():
+        return float("nan")
+    typical = median(blocks.work[:, columns], axis=1)
+    theirs = _peers(typical, row)
+    return float(typical[row]) / theirs - 1 if theirs > 0 else float("nan")
+
+
+def left(why: str, blocks: Blocks, row: int, columns: Array, settings: Settings) -> float:
+    """The share of a rank's longer computing over these steps that is still due to one of :data:`FINER`, or to none of
+    them (``compute``); all of it where nobody can tell.
+    """
+    now, longer = blocks.gauges(columns), _longer(blocks, row, columns)
+    shared = _contended(now, {}, row, settings) is not None
+    by_work, lower = _work_beyond(blocks, row, columns), max(_lower(now, row), 0.0)
+    due = {"workload": np.nan_to_num(by_work), "gpu_throttle": lower if lower > settings.clocks_differ else 0.0}
+    if not longer > 0 or (shared and why not in due):
+        return 1.0
+    driven = _driven(blocks, row, columns)
+    if why in due:
+        return float(due[why]) * driven / longer
+    return max(1.0 - float(sum(due.values())) * driven / longer, 0.0) if why == "compute" else 0.0
 
 
 def _levels(blocks: Blocks, columns: Array, since: int) -> tuple[dict[str, Floats], dict[str, Floats]]:

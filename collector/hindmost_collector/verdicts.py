@@ -11,11 +11,13 @@ from hindmost_collector import (
     backward,
     causes,
     confidence,
+    handover,
     passing,
     roles,
     slow_input,
     starving,
     whatif,
+    why_late,
     wording,
     work_due,
 )
@@ -45,9 +47,10 @@ def of_habits(
     ``even`` are the same steps as they would be with work of one size: there a habit must stand out of what ranks wait.
     """
     even = even or blocks
+    habits = handover.parted(habits, blocks, settings)
     blocks = replace(blocks, even=work_due.beside(even, habits))
     kept, notes = _that_count(_upstream(habits, blocks), work_due.as_seen(blocks), settings)
-    explained = [(habit, _cause(blocks, habit, settings)) for habit in kept]
+    explained = [(habit, why_late.of(blocks, habit, settings)) for habit in kept]
     explained = [(slow_input.with_stalls(blocks, habit, cause, settings), cause) for habit, cause in explained]
     whole = dict(zip(kept, (habit for habit, _ in explained), strict=True))
     kept, habits = list(whole.values()), [whole.get(habit, habit) for habit in habits]
@@ -91,12 +94,13 @@ class _Replay:
 def _replay(groups: list[list[tuple[Habit, Cause]]], kept: list[Habit], blocks: Blocks, habits: list[Habit]) -> _Replay:
     scale = max((group[0][1].beyond for group in groups), default=1.0)
     segments = passing.scaled(blocks, habits, work_due.scaled(blocks, scale), scale)
+    even = blocks.segments if blocks.even is None else blocks.even  # of which a repair takes what is on that scale
     for group in groups:
         too_large = 1.0 - group[0][1].beyond / scale
         if too_large > 0:
             slower = repaired(blocks, _habits(group)) - blocks.segments
-            segments = segments + too_large * slower
-    return _Replay(replace(blocks, segments=segments), scale, kept)
+            segments, even = segments + too_large * slower, even + too_large * slower
+    return _Replay(replace(blocks, segments=segments, even=even), scale, kept)
 
 
 def _habits(group: list[tuple[Habit, Cause]]) -> list[Habit]:
@@ -138,43 +142,6 @@ def _saving(blocks: Blocks, habits: list[Habit]) -> Floats:
 
 def _span(habits: list[Habit]) -> slice:
     return slice(min(habit.first for habit in habits), max(habit.stop for habit in habits))
-
-
-def _cause(blocks: Blocks, habit: Habit, settings: Settings) -> Cause:
-    seen = backward.of_habit(blocks, habit, settings)
-    why = causes.explain(_on_top(blocks, habit, settings), habit.row, habit.steps(), settings, seen.longer)
-    return replace(why, unseen=seen.beyond(why.beyond * habit.excess) / why.beyond)
-
-
-#: Phases of the host, of which the GPU's queue may hide a part.
-_HIDDEN = ("input", "h2d")
-
-
-def _on_top(blocks: Blocks, habit: Habit, settings: Settings) -> Blocks:
-    """The blocks without what the habit's rank is late by anyway, and with it what its measurements are longer by.
-
-    Of a phase that makes it late anyway no more than that goes: what was hidden then may be what comes on top.
-    """
-    outer, row = habit.outer, habit.row
-    if outer is None:
-        return blocks
-    steps, usual = np.arange(habit.first, habit.stop), causes.typical(blocks, row, outer.steps(), settings)
-    why = causes.explain(blocks, row, outer.steps(), settings).cause
-
-    def less(block: Floats, most: float = np.inf) -> Floats:
-        fixed: Floats = block.copy()
-        fixed[row, steps] -= min(causes.excess_of(block, row, usual), most)
-        return fixed
-
-    return replace(
-        blocks,
-        excess=less(blocks.excess),
-        parts={
-            name: less(block, outer.excess if name == why and name in _HIDDEN else np.inf)
-            for name, block in blocks.parts.items()
-        },
-        computing=less(blocks.computing) if blocks.computing is not None else None,
-    )
 
 
 def _groups(explained: list[tuple[Habit, Cause]]) -> list[list[tuple[Habit, Cause]]]:

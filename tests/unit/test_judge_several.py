@@ -73,6 +73,20 @@ def test_on_top_of_a_slow_gpu_a_late_input_is_told_by_itself() -> None:
     assert not any("on top of" in line for line in slow.evidence)
 
 
+@pytest.mark.parametrize(("anyway", "more"), [("gc", "gpu_throttle"), ("checkpoint", "compute"), ("input", "compute")])
+def test_what_a_rank_is_late_by_anyway_lends_nothing_of_a_gpu_that_shows_a_part_of_its_lateness(
+    anyway: str, more: str
+) -> None:
+    """The one is not the cause of the other, and each costs what its own repair saves."""
+    faults = (Fault(anyway, (3,), 0.2, 20), Fault(more, (3,), 0.15, 66))
+    made = simulate(Scenario(8, 120, seed=204, faults=faults))
+    found = {one.cause: one for one in judge(made.run).verdicts}
+    assert set(found) == {anyway, more}
+    for fault, repaired in zip(faults, made.truth.repaired_each_ns, strict=True):
+        saved = (made.truth.total_ns - repaired) / (120 - fault.onset) / 1e6
+        assert found[fault.cause].cost_ms_per_step == pytest.approx(saved, rel=0.12)
+
+
 def test_what_a_queue_hides_of_an_input_is_why_it_is_later_where_there_is_no_queue() -> None:
     """It takes as long in all steps, of which the first follow no work that is still queued."""
     faults = (Fault("input", (3,), 0.05), Fault("input", (3,), 0.15, 0, 30))

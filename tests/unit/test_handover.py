@@ -1,0 +1,113 @@
+"""One cause of a rank's lateness ends as another begins: two verdicts, each with its own steps, cause and cost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hindmost_collector.judge import judge
+from hindmost_collector.simulate import Fault, Scenario, simulate
+
+if TYPE_CHECKING:
+    from hindmost_collector.verdict import Verdict
+
+
+def _told(found: tuple[Verdict, ...]) -> list[tuple[str | None, int | None, int | None]]:
+    assert all(one.kind == "straggler" and one.ranks == (2,) for one in found)
+    told = [(one.cause, one.since_step, one.until_step) for one in found]
+    return sorted(told, key=lambda one: (one[1] or 0, -(one[2] or 1_000)))
+
+
+@pytest.mark.parametrize(
+    ("layout", "before", "after"),
+    [
+        ("dp", "compute", "input"),
+        ("dp", "io", "checkpoint"),
+        ("fsdp", "input", "compute"),
+        ("fsdp", "gc", "h2d"),
+        ("tp_dp", "cpu_contention", "workload"),
+        ("tp_dp", "gpu_throttle", "memory"),
+    ],
+)
+def test_a_cause_that_takes_over_is_told_apart_at_one_level_of_lateness(layout: str, before: str, after: str) -> None:
+    """The rank is as late as it was: only what is measured of it tells where the one ends and the other begins."""
+    faults = (Fault(before, (2,), 0.1, 20, 60), Fault(after, (2,), 0.1, 60))
+    tensor = 2 if layout == "tp_dp" else 1
+    made = simulate(Scenario(16, 120, seed=37, layout=layout, tensor=tensor, faults=faults))
+    found = judge(made.run).verdicts
+    first, second = _told(found)
+    assert (first[0], second[0]) == (before, after)
+    assert first[1:] == (pytest.approx(20, abs=1), pytest.approx(60, abs=1))
+    assert (second[1], second[2]) == (first[2], None)
+    costs = {one.cause: one.cost_ms_per_step for one in found}
+    for fault, repaired in zip(faults, made.truth.repaired_each_ns, strict=True):
+        steps = (fault.end or 120) - fault.onset
+        assert costs[fault.cause] == pytest.approx((made.truth.total_ns - repaired) / steps / 1e6, rel=0.15)
+
+
+@pytest.mark.parametrize(("first", "second"), [(0.1, 0.2), (0.2, 0.1)])
+@pytest.mark.parametrize(("before", "after"), [("compute", "input"), ("gpu_throttle", "compute")])
+def test_what_takes_over_at_another_level_is_not_on_top_of_what_is_over(
+    before: str, after: str, first: float, second: float
+) -> None:
+    """Nothing of the one is measured in the steps of the other: neither is late by the other anyway."""
+    faults = (Fault(before, (2,), first, 20, 60), Fault(after, (2,), second, 60))
+    found = judge(simulate(Scenario(8, 120, seed=5, layout="fsdp", faults=faults)).run).verdicts
+    assert _told(found) == [(before, 20, 60), (after, 60, None)]
+    assert not any("on top of" in line for one in found for line in one.evidence)
+
+
+def test_three_causes_one_after_the_other_are_three_verdicts() -> None:
+    """Each change is one by itself."""
+    faults = (Fault("input", (2,), 0.1, 20, 60), Fault("h2d", (2,), 0.1, 60, 100), Fault("gc", (2,), 0.2, 100, 140))
+    found = judge(simulate(Scenario(8, 180, seed=3, faults=faults)).run).verdicts
+    assert _told(found) == [("input", 20, 60), ("h2d", 60, 100), ("gc", 100, 140)]
+
+
+def test_what_is_on_top_of_what_goes_on_stays_on_top() -> None:
+    """Where the first cause is still measured the second has not taken over, though both began at a step."""
+    faults = (Fault("h2d", (2,), 0.1, 20), Fault("input", (2,), 0.2, 60))
+    found = judge(simulate(Scenario(8, 120, seed=3, layout="fsdp", faults=faults)).run).verdicts
+    assert _told(found) == [("h2d", 20, None), ("input", 60, None)]
+
+
+def test_a_rank_that_becomes_slower_before_its_cause_changes_has_all_three_told() -> None:
+    """What came on top of the first cause ends with it."""
+    faults = (
+        Fault("input", (2,), 0.1, 20, 110),
+        Fault("input", (2,), 0.15, 60, 110),
+        Fault("h2d", (2,), 0.1, 110),
+    )
+    found = judge(simulate(Scenario(8, 160, seed=3, layout="fsdp", faults=faults)).run).verdicts
+    assert _told(found) == [("input", 20, 110), ("input", 60, 110), ("h2d", 110, None)]
+
+
+def test_what_is_measured_of_some_steps_only_tells_where_the_cause_changes() -> None:
+    """GPU times of every fourth step: computing takes over as input ends."""
+    faults = (Fault("input", (2,), 0.1, 20, 100), Fault("compute", (2,), 0.1, 100))
+    run = simulate(Scenario(8, 200, seed=3, layout="fsdp", faults=faults)).run
+    steps = {
+        name: np.where(run.steps["step"] % 4 == 0, column, -1) if name.startswith("gpu_") else column
+        for name, column in run.steps.items()
+    }
+    assert _told(judge(replace(run, steps=steps)).verdicts) == [("input", 20, 100), ("compute", 100, None)]
+
+
+@pytest.mark.parametrize("cause", ["compute", "gpu_throttle", "input", "h2d", "gc", "cpu_contention"])
+def test_one_cause_stays_one_verdict(cause: str) -> None:
+    """However long it lasts, and though its size changes in the middle by less than makes it another."""
+    faults = (Fault(cause, (2,), 0.1, 20, 150), Fault(cause, (2,), 0.105, 150))
+    found = judge(simulate(Scenario(8, 300, seed=11, faults=faults)).run).verdicts
+    assert _told(found) == [(cause, 20, None)]
+
+
+def test_a_cause_that_nothing_measures_is_not_told_apart() -> None:
+    """Without GPU times nobody knows what the rank did once its input was as its peers': one verdict, not two."""
+    faults = (Fault("input", (2,), 0.1, 20, 60), Fault("compute", (2,), 0.1, 60))
+    run = simulate(Scenario(8, 120, seed=3, layout="fsdp", faults=faults)).run
+    silent = {"input_ns", "rank", "step", "start_ns", "duration_ns"}
+    steps = {name: column if name in silent else np.full_like(column, -1) for name, column in run.steps.items()}
+    (found,) = judge(replace(run, steps=steps)).verdicts
+    assert (found.cause, found.since_step, found.until_step) == ("unknown", 20, None)
