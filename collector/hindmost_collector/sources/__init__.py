@@ -128,9 +128,9 @@ def _nothing_understood(path: Path, strangers: list[Sample]) -> str:
     if not strangers and not path.is_dir() and not is_archive(path):
         return f"{path}: neither a file nor a folder; understood are {understood}"
     if not strangers:
-        return f"{path}: an empty folder; understood are {understood}"
+        return f"{path}: no file in it that could be read; understood are {understood}"
     if all(head.size == 0 for head in strangers):
-        return f"{path}: {len(strangers)} files, all empty; understood are {understood}"
+        return f"{path}: {len(strangers)} file{'s' * (len(strangers) > 1)}, all empty; understood are {understood}"
     endings = Counter("".join(head.path.suffixes[-1:]) or "no suffix" for head in strangers).most_common(3)
     kinds = ", ".join(f"{count} of {ending}" for ending, count in endings)
     first = next(head for head in strangers if head.size)

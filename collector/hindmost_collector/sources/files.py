@@ -49,6 +49,8 @@ _NO_ARCHIVE = (
 )
 #: A format is recognised by any of so many lines.
 _FIRST_LINES = 50
+#: What says how a recording came about, a fault that was injected perhaps: no measurement, and never opened.
+_UNREAD = {"manifest.json"}
 _GZIP = b"\x1f\x8b"
 _CHUNK = 1024 * 1024
 
@@ -93,7 +95,8 @@ def walk(root: Path) -> list[Path]:
         if len(here.relative_to(root).parts) >= MAX_DEPTH:
             folders.clear()
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [here / name for name in names if not name.startswith(".") and (here / name).is_file()]
+        read = (name for name in names if not name.startswith(".") and name not in _UNREAD)
+        found += [here / name for name in read if (here / name).is_file()]
         if len(found) > MAX_FILES:
             raise UsageError(f"{root}: more than {MAX_FILES:,} files; name the folder of one recording")
     return sorted(found)

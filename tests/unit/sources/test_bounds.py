@@ -120,8 +120,14 @@ def test_a_device_is_no_empty_folder() -> None:
 
 def test_empty_files_are_told_from_an_empty_folder(tmp_path: Path) -> None:
     """Both are errors, each with its own sentence."""
-    with pytest.raises(UsageError, match="an empty folder"):
+    with pytest.raises(UsageError, match="no file in it that could be read"):
         load(tmp_path)
     (tmp_path / "prof.1.csv").touch()
-    with pytest.raises(UsageError, match="all empty"):
+    with pytest.raises(UsageError, match="1 file, all empty"):
         load(tmp_path)
+
+
+def test_what_was_injected_into_a_recording_is_never_read(tmp_path: Path) -> None:
+    """A manifest of a recording has the truth: it is not opened, whatever it holds."""
+    (tmp_path / "manifest.json").write_text('{"step": 1, "t_start": 1, "t_end": 2}')
+    assert files.walk(tmp_path) == []
