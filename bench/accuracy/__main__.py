@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import kept
 import numpy as np
 import readme
 from grade import graded
@@ -37,9 +38,13 @@ def main() -> None:
     seeds.add_argument("--base", type=int, help="first seed of the first family, that may be looked at, instead")
     parser.add_argument("--family", choices=FAMILIES, action="append", help="only these")
     parser.add_argument("--write", type=Path, metavar="FILE", help="the table, and each run's result, as JSON")
+    parser.add_argument("--from", dest="kept", type=Path, metavar="FILE", help="only the tables of such a file")
     parser.add_argument("--readme", action="store_true", help="put the figures into README.md beside this file")
     parser.add_argument("--minutes", type=float, default=60.0, help="stop after so long; start again to go on")
     args = parser.parse_args()
+    if args.kept:
+        print("\n".join(tables(kept.read(args.kept.read_text()))))
+        return
     looked_at = args.base if args.base is not None else TUNING if args.tuning else None
     base = EDITIONS[args.edition] if looked_at is None else looked_at
     edition = args.edition if looked_at is None else None
@@ -73,9 +78,7 @@ def _write(path: Path, results: list[dict[str, Any]], base: int, edition: int | 
     machine = {"cores": os.cpu_count(), "python": platform.python_version(), "numpy": np.__version__}
     facts = {"commit": _commit(), "edition": edition, "first_seed": base, "machine": machine}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        json.dumps(facts | {"table": tables(results), "runs": results}, indent=None, separators=(",", ":")) + "\n"
-    )
+    path.write_text(kept.text(facts | {"table": tables(results)}, results))
 
 
 def _commit() -> str:
