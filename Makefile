@@ -13,10 +13,10 @@ DEMO_MPI := OMPI_MCA_mpi_yield_when_idle=1 PRTE_MCA_rmaps_default_mapping_policy
 DEMO = $(PATHS) $(DEMO_MPI) hindmost run -- \
 	mpirun --bind-to none -np 4 python examples/train_mpi.py
 
-# What tests need of the machine: some measure real jobs, which then have it to themselves.
-BARE := -m 'not torch and not gpu and not clickhouse'
-TIMED := tests/cluster tests/native
+# What tests need of the machine: some measure real jobs, which then have it to themselves; others run JOBS at a time.
+BARE := not torch and not gpu and not clickhouse
 JOBS ?= 2
+SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 
@@ -71,14 +71,15 @@ mpich: $(VENV)/.dev ## Debian's MPICH in .cache for the tests of the MPI shim (F
 	@tests/native/fetch-mpich $(VENV) .cache/mpich || echo 'make: no MPICH: the MPI shim is tested with Open MPI only' >&2
 
 test: $(VENV)/.dev python-newer mpich ## every test that needs neither torch nor a GPU; JOBS=2 of them at a time
-	$(PATHS) $(BIN)/python -m pytest $(BARE) -n $(JOBS) --dist loadfile --no-loadscope-reorder $(TIMED:%=--ignore=%)
-	$(PATHS) $(BIN)/python -m pytest $(BARE) $(TIMED)
+	$(PATHS) $(BIN)/python -m pytest -m '$(BARE) and not timed' $(SIDE_BY_SIDE)
+	$(PATHS) $(BIN)/python -m pytest -m '$(BARE) and timed' tests/cluster tests/native
 
 test-torch: $(VENV)/.torch ## the tests that need PyTorch (CPU)
-	$(PATHS) $(BIN)/python -m pytest -m 'torch and not gpu'
+	$(PATHS) $(BIN)/python -m pytest -m 'torch and not gpu and not timed' $(SIDE_BY_SIDE) tests/torch
+	$(PATHS) $(BIN)/python -m pytest -m 'torch and not gpu and timed' tests/torch
 
 test-clickhouse: $(VENV)/.clickhouse ## the ClickHouse store against the real engine (chDB)
-	$(PATHS) $(BIN)/python -m pytest -m clickhouse tests/clickhouse
+	$(PATHS) $(BIN)/python -m pytest -m clickhouse -n $(JOBS) tests/clickhouse
 
 lint: $(VENV)/.dev ## ruff and mypy --strict
 	$(BIN)/ruff check .

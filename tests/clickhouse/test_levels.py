@@ -16,7 +16,7 @@ pytestmark = pytest.mark.clickhouse
 SECOND = 1_000_000_000
 START_NS = 1_760_000_400 * SECOND  # a full hour
 NAME = "hindmost_node_cpu_seconds_total"
-FLUSH_S = 7  # no level's interval is a multiple of it
+FLUSH_S = 23  # shorter than any interval, and none is a multiple of it
 
 
 def samples(seconds, node="n0"):

@@ -14,7 +14,7 @@ from tests.cluster.jobs import HINDMOST, PATIENCE_S, TRAIN_MPI, environ, job_of,
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.mpi, pytest.mark.timed, pytest.mark.timeout(300)]
 
 
 def test_ranks_of_another_host_are_seen(out: Path, hosts: tuple[Path, Path]) -> None:

@@ -11,7 +11,7 @@ from tests.cluster.jobs import MPIRUN, TRAIN_MPI, observe
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.mpi, pytest.mark.timed, pytest.mark.timeout(300)]
 
 #: A job of two seconds.
 TRAIN = (TRAIN_MPI, "--steps", "250")

@@ -17,7 +17,7 @@ from hindmost import ring
 from hindmost.native import build, mpi
 
 #: MPICH's waiting ranks do not give way: on a crowded machine everything takes its time.
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.mpi, pytest.mark.timed, pytest.mark.timeout(500)]
 
 HERE = Path(__file__).parent
 

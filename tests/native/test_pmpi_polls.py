@@ -13,7 +13,7 @@ from tests.native.test_pmpi import HERE, Mpi, Ran, installed, launch, of
 
 __all__ = ["installed"]
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.mpi, pytest.mark.timed, pytest.mark.timeout(500)]
 
 #: Of mpi_polls.c. A rank that naps for 4 ms holds up what the others reduce: three times, in the worst case.
 LATE_NS = 40_000_000

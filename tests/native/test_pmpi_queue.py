@@ -9,7 +9,7 @@ from tests.native.test_pmpi import Mpi, installed, launch, needs_mpi4py, of
 
 __all__ = ["installed"]
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.mpi, pytest.mark.timed, pytest.mark.timeout(500)]
 
 COMPUTES = """
 import os

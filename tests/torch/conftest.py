@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import textwrap
 from collections import Counter
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,8 +52,31 @@ class Trace:
         return sum(event.duration_ns for event in self.of(kind, name)[3:]) / 1e6
 
 
+#: Starts a command as each of several ranks in the environment that torchrun gives its workers, and ends as they do.
+RANKS = """
+for rank in $(seq 0 $(($WORLD_SIZE - 1))); do
+  RANK=$rank LOCAL_RANK=$rank timeout 200 "$@" &
+  started="$started $!"
+done
+for one in $started; do wait "$one" || ended=$?; done
+exit ${ended:-0}
+"""
+
+
 def launcher(name: str, ranks: int, folder: Path, python: str = sys.executable) -> list[str]:
-    """The command that goes before the script; ``folder`` is for a Slurm's files."""
+    """The command that goes before the script; ``folder`` is for a Slurm's files.
+
+    ``ranks`` is what torchrun starts, without torchrun, which itself imports torch for seconds.
+    """
+    if name == "ranks":
+        return [
+            "env",
+            "MASTER_ADDR=127.0.0.1",
+            f"MASTER_PORT={_port()}",
+            f"WORLD_SIZE={ranks}",
+            "TORCHELASTIC_RUN_ID=none",
+            *("sh", "-c", RANKS, "sh", python),
+        ]
     if name == "torchrun":
         return [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     if name == "python":
@@ -63,6 +89,14 @@ def launcher(name: str, ranks: int, folder: Path, python: str = sys.executable) 
             pytest.skip("no Slurm (slurm-wlm), or not root")
         return [str(WITH_SLURM), str(folder), "127.0.0.1", "--", program, "-n", str(ranks), "--overcommit", python]
     return [program, *(MPIRUN if name == "mpirun" else ("--gloo",)), "-np", str(ranks), python]
+
+
+def _port() -> int:
+    """One that no system gives to whoever asks for any: it is free until rank 0 listens, seconds later."""
+    for port in itertools.count(20_000 + os.getpid() % 10_000):
+        with suppress(OSError), socket.create_server(("", port)):
+            return port
+    raise AssertionError
 
 
 def ring_module() -> str:
@@ -78,7 +112,7 @@ def run(
     script: Path | str,
     *argv: str,
     ranks: int = 2,
-    by: str = "torchrun",
+    by: str = "ranks",
     native: bool = True,
     shim: bool = False,
     ends: int = 0,
@@ -98,7 +132,7 @@ def run(
         "PYTHONPATH": str(INJECT),
         "HINDMOST_JOB_ID": "job",
         "HINDMOST_RING_DIR": str(folder / "rings"),
-        "HINDMOST_LAUNCHER": by,
+        "HINDMOST_LAUNCHER": "torchrun" if by == "ranks" else by,
         "HINDMOST_RING_MODULE": ring_module() if native else "",
         "OMP_NUM_THREADS": "1",
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -117,5 +151,5 @@ def run(
 
 @pytest.fixture
 def train(tmp_path: Path) -> Callable[..., dict[int, Trace]]:
-    """``train(script, *argv, ranks=2, by="torchrun")``: as :func:`run`, in a folder of the test's own."""
+    """``train(script, *argv, ranks=2, by="ranks")``: as :func:`run`, in a folder of the test's own."""
     return partial(run, tmp_path)

@@ -1,0 +1,19 @@
+"""``make`` looks for some marks in their folders only: what bears one elsewhere would be run by nobody."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+FOLDERS = {"timed": {"cluster", "native", "torch"}, "torch": {"torch"}, "clickhouse": {"clickhouse"}}
+
+
+@pytest.mark.parametrize("mark", FOLDERS)
+def test_a_mark_is_used_where_it_is_looked_for(mark: str) -> None:
+    """Each folder that ``make`` names for a mark has tests that bear it, and no other has."""
+    bears = re.compile(rf"\bpytest\.mark\.{mark}\b")
+    found = {path.relative_to(TESTS).parts[0] for path in TESTS.rglob("test_*.py") if bears.search(path.read_text())}
+    assert found == FOLDERS[mark]
