@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from hindmost_collector import blocks as blocks_of
 from hindmost_collector.model import Job, Unseen, rows
 from hindmost_collector.verdict import Verdict
 from hindmost_collector.wording import names
@@ -57,7 +58,7 @@ def judged(found: list[Verdict], run: Run) -> list[Verdict]:
 def unjudged(run: Run, blocks: Blocks) -> Verdict | None:
     """That nobody can be cleared where steps alone tell who is late, and some ranks of the recording have none."""
     lacking = [int(rank) for rank in run.ranks["rank"] if rank not in blocks.ranks]
-    if blocks.evidence != "phases" or run.job.source == Job.source or not lacking:
+    if blocks.evidence != blocks_of.PHASES or run.job.source == Job.source or not lacking:
         return None
     told = f"no rank of the {len(blocks.ranks)} with steps is late; {_recorded_no_steps(lacking)}"
     remedy = f"put the log of the steps{_of(lacking)} beside the others'; `hindmost run -- COMMAND` records every rank"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_collector import blocks as blocks_of
 from hindmost_collector.robust import median
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def stall_saving(blocks: Blocks, rows: Sequence[int], stalled: Ints) -> Floats:
     held = np.ix_(np.array(rows), columns)
     fixed[held] = np.minimum(fixed[held], 0.0)
     saved: Floats = np.subtract(stretched(blocks, blocks.segments), stretched(blocks, fixed))
-    if blocks.evidence != "phases" or not 0 < len(stalled) < len(blocks.steps):
+    if blocks.evidence != blocks_of.PHASES or not 0 < len(stalled) < len(blocks.steps):
         return saved
     total, most = float(saved[stalled].sum()), len(stalled) * _longer_by_itself(blocks, fixed, stalled)
     return saved * max(most, 0.0) / total if total > most else saved
