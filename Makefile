@@ -16,7 +16,6 @@ DEMO = $(PATHS) $(DEMO_MPI) hindmost run -- \
 # What tests need of the machine: some measure real jobs, which then have it to themselves; others run JOBS at a time.
 BARE := not torch and not gpu and not clickhouse
 JOBS ?= 2
-SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 
@@ -71,11 +70,11 @@ mpich: $(VENV)/.dev ## Debian's MPICH in .cache for the tests of the MPI shim (F
 	@tests/native/fetch-mpich $(VENV) .cache/mpich || echo 'make: no MPICH: the MPI shim is tested with Open MPI only' >&2
 
 test: $(VENV)/.dev python-newer mpich ## every test that needs neither torch nor a GPU; JOBS=2 of them at a time
-	$(PATHS) $(BIN)/python -m pytest -m '$(BARE) and not timed' $(SIDE_BY_SIDE)
+	$(PATHS) $(BIN)/python -m pytest -m '$(BARE) and not timed' -n $(JOBS) --dist loadfile --no-loadscope-reorder
 	$(PATHS) $(BIN)/python -m pytest -m '$(BARE) and timed' tests/cluster tests/native
 
 test-torch: $(VENV)/.torch ## the tests that need PyTorch (CPU)
-	$(PATHS) $(BIN)/python -m pytest -m 'torch and not gpu and not timed' $(SIDE_BY_SIDE) tests/torch
+	$(PATHS) $(BIN)/python -m pytest -m 'torch and not gpu and not timed' -n $(JOBS) tests/torch
 	$(PATHS) $(BIN)/python -m pytest -m 'torch and not gpu and timed' tests/torch
 
 test-clickhouse: $(VENV)/.clickhouse ## the ClickHouse store against the real engine (chDB)

@@ -69,11 +69,9 @@ def test_a_rank_that_is_killed_leaves_all_its_steps(train: Train) -> None:
     assert not trace.closed
 
 
-AHEAD = """
+#: Another thread takes the loader's batches: ``batch``, until there is none.
+FETCHED = """
     import queue, threading
-    if "RANK" in __import__("os").environ:
-        torch.distributed.init_process_group("gloo")
-        model = nn.parallel.DistributedDataParallel(model)
     ready = queue.Queue(2)
     def fetch():
         for batch in loader:
@@ -81,6 +79,13 @@ AHEAD = """
         ready.put(None)
     threading.Thread(target=fetch).start()
     while (batch := ready.get()) is not None:
+"""
+DISTRIBUTED = """
+    if "RANK" in __import__("os").environ:
+        torch.distributed.init_process_group("gloo")
+        model = nn.parallel.DistributedDataParallel(model)
+"""
+TRAINS = """
         x, y = batch
         criterion(model(x), y).backward()
         optimizer.step()
@@ -91,7 +96,7 @@ AHEAD = """
 @pytest.mark.parametrize(("by", "ranks"), [("python", 1), ("ranks", 2)])
 def test_batches_may_be_fetched_ahead_by_a_thread(train: Train, by: str, ranks: int) -> None:
     """The steps are those of the thread that trains, and none of the other's fetches is inside them."""
-    traces = train(textwrap.dedent(LOOPS + AHEAD), ranks=ranks, by=by)
+    traces = train(textwrap.dedent(LOOPS + DISTRIBUTED + FETCHED + TRAINS), ranks=ranks, by=by)
     assert sorted(traces) == list(range(ranks))
     for trace in traces.values():
         assert trace.count(ring.STEP) == {"train": 8}
@@ -106,15 +111,9 @@ def test_marks_and_a_thread_that_fetches_ahead(train: Train) -> None:
     """A loop without backward, whose batches another thread fetches, has the steps that it marks."""
     trace = alone(
         train,
-        """
-    import hindmost, queue, threading
-    ready = queue.Queue(2)
-    def fetch():
-        for batch in loader:
-            ready.put(batch)
-        ready.put(None)
-    threading.Thread(target=fetch).start()
-    while (batch := ready.get()) is not None:
+        FETCHED
+        + """
+        import hindmost
         with hindmost.step(), torch.no_grad():
             with hindmost.phase("forward"):
                 model(batch[0])
