@@ -78,8 +78,11 @@ def job_of(out: Path) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "-", f"{out.parent.name}-{out.name}-{os.getpid()}").strip("-")[-60:].lstrip("-")
 
 
-def wait_until_gone(job: str, seconds: float = 60.0) -> dict[int, str]:
-    """The processes that belong to this job, by its id in their environment or arguments, once none should be left."""
+def wait_until_gone(job: str, seconds: float = 100.0) -> dict[int, str]:
+    """The processes that belong to this job, by its id in their environment or arguments, once none should be left.
+
+    An agent that starts when its node's ranks have ended, on a busy machine, stays for a minute.
+    """
     deadline = time.monotonic() + seconds
     while (left := _processes(job)) and time.monotonic() < deadline:
         time.sleep(0.05)
