@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_collector import blocks as blocks_of
 from hindmost_collector import idle_gpu, off_cpu, pressure, slow_computing, starving
 from hindmost_collector.detectors import host_bound
 from hindmost_collector.model import OTHER
@@ -96,7 +97,8 @@ def typical(blocks: Blocks, row: int, columns: Array, settings: Settings) -> Arr
 
 def _beyond(blocks: Blocks, measured: float, settings: Settings) -> float:
     """How many times its lateness longer computing is: as ``measured``; of uneven work the steps' length tells, too."""
-    unseen = blocks.evidence == "phases" and blocks.parts.keys() >= _ON_GPU  # of the GPU's phases backward may wait
+    # Of the GPU's phases backward may wait.
+    unseen = blocks.evidence == blocks_of.PHASES and blocks.parts.keys() >= _ON_GPU
     if not blocks.overlapped and not unseen:
         return 1.0
     times = float(np.clip(measured, 1.0, settings.most_hidden))
