@@ -118,7 +118,7 @@ def _print_misjudged(results: list[dict[str, Any]]) -> None:
     nobody = ("link", "network", "stages")  # told by their kind
     wrong = [one for one in results if one["family"] not in nobody and one["named"] not in _right(one)]
     wrong += [one for one in results if one["family"] in nobody and (one["named"] or "balanced" in one["kinds"])]
-    wrong += [one for one in results if one["family"] == "two_causes" and one["blamed"] != one["faults"]]
+    wrong += [one for one in results if one["family"] in ("two_causes", "handover") and one["blamed"] != one["faults"]]
     for one in sorted(wrong, key=lambda one: (one["family"], one["seed"])):
         shown = {key: one[key] for key in ("ranks", "layout", "causes", "onset", "true", "named", "kinds", "blamed")}
         print(f"{one['family']} {one['seed']} effect {one['effect']:.3f} {shown}")

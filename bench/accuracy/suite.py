@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 #: Editions of held-out seeds: each is for one measurement, and a judge that was changed after it gets the next. Seeds
 #: below the first edition's may be looked at.
-EDITIONS = {1: 7_000_000, 2: 8_000_000, 3: 9_000_000, 4: 10_000_000}
+EDITIONS = {1: 7_000_000, 2: 8_000_000, 3: 9_000_000, 4: 10_000_000, 5: 11_000_000}
 
 SINGLE_CAUSES = ("compute", "gpu_throttle", "gpu_contention", "input", "cpu_contention", "h2d", "gc")
 SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
@@ -171,6 +171,28 @@ def two_causes(random: np.random.Generator, seed: int) -> Scenario:
     return Scenario(**shape, seed=seed, faults=faults)
 
 
+def frequent(random: np.random.Generator, seed: int) -> Scenario:
+    """One rank stalls in 30 to 70 % of the steps, by 20 to 60 % of a step; every other job is a pipeline."""
+    shape = _shape(random, SIZES[:6]) | {"steps": 200}
+    if seed % 2:
+        stages = int(random.choice([2, 4]))
+        shape |= {"ranks": stages * int(random.choice([2, 4, 8])), "layout": "pp_dp", "pipeline": stages, "tensor": 1}
+    fault = _fault(random, shape, 1, float(random.uniform(0.2, 0.6)))
+    stalls = Fault(fault.cause, fault.ranks, fault.size, duty=float(random.uniform(0.3, 0.7)))
+    return Scenario(**shape, seed=seed, faults=(stalls,))
+
+
+def handover(random: np.random.Generator, seed: int) -> Scenario:
+    """One rank slow by 10 to 40 % of its own step, for one cause up to a step and for another from it on."""
+    shape = _shape(random, SIZES[:6])
+    rank, at = int(random.integers(shape["ranks"])), int(random.integers(40, shape["steps"] - 40))
+    first, then = random.choice(SINGLE_CAUSES, 2, replace=False).tolist()
+    size = float(np.exp(random.uniform(np.log(0.1), np.log(0.4))))
+    later = size * float(random.uniform(0.7, 1.4))
+    faults = (Fault(str(first), (rank,), size, 0, at), Fault(str(then), (rank,), later, at))
+    return Scenario(**shape, seed=seed, faults=faults)
+
+
 FAMILIES: dict[str, Callable[[np.random.Generator, int], Scenario]] = {
     "single": single,
     "small": small,
@@ -188,6 +210,8 @@ FAMILIES: dict[str, Callable[[np.random.Generator, int], Scenario]] = {
     "stops": stops,
     "stages": stages,
     "two_causes": two_causes,
+    "frequent": frequent,
+    "handover": handover,
 }
 #: Runs of each: so many that where all are right the interval's lower bound is beyond the goal. ``hard`` is for
 #: calibrating confidence, and run by name only.
@@ -208,6 +232,8 @@ SHARES = {
     "stops": 40,
     "stages": 40,
     "two_causes": 40,
+    "frequent": 60,
+    "handover": 40,
 }
 
 

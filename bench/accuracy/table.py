@@ -83,6 +83,7 @@ def _others(by: dict[str, list[Result]]) -> list[Row]:
     ]
     for family, what, least in (
         ("intermittent", "intermittent stalls", 0.0),
+        ("frequent", "stalls in 30 to 70 % of the steps, half of the jobs pipelines", 0.02),
         ("temporary", "a fault of 20 to 60 steps", 0.0),
         ("pipeline", "pipelines with replicas", 0.02),
         ("uneven", "a fault among varying sequence lengths", 0.01),
@@ -95,17 +96,19 @@ def _others(by: dict[str, list[Result]]) -> list[Row]:
 
 def _kinds(by: dict[str, list[Result]]) -> list[Row]:
     """What is no single slow rank: jobs that stop, stages of uneven work, two causes at once."""
-    stops, stages, two = by.get("stops", []), _of(by, "stages", 0.02), by.get("two_causes", [])
+    stops, stages = by.get("stops", []), _of(by, "stages", 0.02)
+    two, changes = by.get("two_causes", []), by.get("handover", [])
     right = sum(one["kinds"] == one["causes"] and one["named"] == one["true"] for one in stops)
     uneven = sum("uneven_workload" in one["kinds"] and not one["named"] for one in stages)
     both = sum(one["named"] == one["true"] for one in two)
-    causes = sum(one["blamed"] == one["faults"] for one in two)
+    causes, in_turn = (sum(one["blamed"] == one["faults"] for one in jobs) for jobs in (two, changes))
     slow = "a pipeline's stage slow on all replicas, effect of 2 % or more: uneven work said, nobody named"
     return [
         ("hang or desync: told as which, and that rank named", wilson(right, len(stops)), ""),
         (slow, wilson(uneven, len(stages)), ""),
         ("two ranks, two causes: both named, nobody else", wilson(both, len(two)), ""),
         ("two ranks, two causes: each with its cause", wilson(causes, len(two)), ""),
+        ("one rank, one cause after another: both told, and nobody else", wilson(in_turn, len(changes)), ""),
     ]
 
 
@@ -120,10 +123,12 @@ def _costs(by: dict[str, list[Result]]) -> list[Row]:
         ("a single fault of 5 % or more", strong),
         ("sets of 2 to 8", sets),
         ("intermittent stalls", by.get("intermittent", [])),
+        ("stalls in 30 to 70 % of the steps, effect of 2 % or more", _of(by, "frequent", 0.02)),
         ("a fault of 20 to 60 steps", by.get("temporary", [])),
         ("pipelines with replicas, effect of 2 % or more", _of(by, "pipeline", 0.02)),
         ("a fault among varying sequence lengths, effect of 1 % or more", _of(by, "uneven", 0.01)),
         ("two ranks, two causes, both together", by.get("two_causes", [])),
+        ("one rank, one cause after another, both together", by.get("handover", [])),
     ):
         costs = [one["cost"] for one in jobs if one.get("cost") is not None]
         close = sum(abs(cost - 1) <= CLOSE for cost in costs)

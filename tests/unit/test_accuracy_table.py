@@ -92,20 +92,24 @@ def test_figures_of_fewer_runs_than_the_suite_has_now_say_so(bench: Any) -> None
     assert re.search(r", edition \d+ of held-out seeds \(.*, commit [0-9a-f]{7,}:", told)
 
 
-@pytest.mark.parametrize("family", ["stops", "stages", "two_causes"])
+@pytest.mark.parametrize("family", ["stops", "stages", "two_causes", "handover"])
 def test_a_family_of_its_own_kind_of_fault_is_counted_right_where_it_is(bench: Any, family: str) -> None:
     """Its row counts what is told as it is, and not what is told of another rank, another cause or another kind."""
     name = {"stops": "hang or desync", "stages": "a pipeline's stage", "two_causes": "two ranks, two causes: each"}
+    name["handover"] = "one rank, one cause after another: both"
     right = {
         "stops": {"causes": ["hang"], "kinds": ["hang"], "true": [3], "named": [3], "blamed": [[3, "unknown"]]},
         "stages": {"causes": ["compute"], "kinds": ["uneven_workload"], "true": [0, 1], "named": [], "blamed": []},
         "two_causes": {"causes": ["gc", "input"], "kinds": ["straggler"] * 2, "true": [1, 3], "named": [1, 3]}
         | {"blamed": [[1, "gc"], [3, "input"]], "faults": [[1, "gc"], [3, "input"]]},
+        "handover": {"causes": ["gc", "input"], "kinds": ["straggler"] * 2, "true": [1], "named": [1]}
+        | {"blamed": [[1, "gc"], [1, "input"]], "faults": [[1, "gc"], [1, "input"]]},
     }[family]
     wrong = {
         "stops": [{"kinds": ["desync"]}, {"named": [2]}, {"kinds": ["hang", "straggler"]}],
         "stages": [{"kinds": ["balanced"]}, {"named": [0, 1]}],
         "two_causes": [{"blamed": [[1, "input"], [3, "gc"]]}, {"blamed": [[1, "gc"]]}],
+        "handover": [{"blamed": [[1, "gc"]]}, {"blamed": [[1, "gc"], [1, "input"], [2, "gc"]], "named": [1, 2]}],
     }[family]
     common = {"family": family, "seed": 1, "steps": 90, "effect": 0.1, "cost": 1.0, "said": [], "faults": []}
     for told, share in ((right, "1.000"), *((right | one, "0.000") for one in wrong)):
