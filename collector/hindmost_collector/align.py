@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 
-from hindmost_collector import awaited, constant, filled, solitary
+from hindmost_collector import awaited, communicator_classes, constant, filled, run_order, solitary
 from hindmost_collector.model import ERROR, GPU_TIME, NONBLOCKING, UNMEASURED, Run, Table, rows
-from hindmost_collector.numbered import found_in, numbered
+from hindmost_collector.numbered import numbered
 from hindmost_collector.robust import median
 
 Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
@@ -164,9 +164,9 @@ def grid(run: Run) -> Grid | None:
     op, op_names = codes(table["op"])
     comm, _ = pd.factorize(table["comm"])
     ranks, row = numbered(table["rank"])
-    klass_of_comm, group = _classes(comm, op, row, len(ranks))
+    klass_of_comm, group = communicator_classes.find(comm, op, row, table["bytes"], len(ranks))
     klass = klass_of_comm[comm]
-    key = ((klass * (op.max() + 1) + op) << 36) + table["seq"].astype(np.int64)
+    key = ((klass * (op.max() + 1) + op) << 36) + communicator_classes.places(table, comm, op, klass)
     column, keys = pd.factorize(key)
     count = len(keys)
     shape, cell = (len(ranks), count), row * count + column
@@ -218,38 +218,6 @@ def _peer_wait(collectives: Table, named: tuple[Ints, list[str]], grid: Grid) ->
     return waited
 
 
-def _classes(comm: Ints, op: Ints, row: Ints, ranks: int) -> tuple[Ints, Ints]:
-    """Class of each communicator, and [R, C] communicator of each rank in each class.
-
-    Communicators that look alike (size, spacing of members, operations) and share no rank are one class: the tensor
-    groups of a job, or its data-parallel groups.
-    """
-    pairs = found_in(comm.astype(np.int64) * ranks + row)
-    kinds = found_in(comm.astype(np.int64) * (op.max() + 1) + op)
-    members: dict[int, list[int]] = {}
-    for pair in pairs.tolist():
-        members.setdefault(pair // ranks, []).append(pair % ranks)
-    ops: dict[int, list[int]] = {}
-    for kind in kinds.tolist():
-        ops.setdefault(kind // int(op.max() + 1), []).append(kind % int(op.max() + 1))
-    names: dict[tuple[Any, ...], int] = {}
-    klass = np.zeros(len(members), np.int64)
-    taken: list[set[int]] = []
-    for one, who in members.items():
-        looks = (len(who), tuple(m - who[0] for m in who), tuple(ops[one]))
-        number = 0
-        while (found := names.setdefault((*looks, number), len(names))) < len(taken) and taken[found] & set(who):
-            number += 1
-        if found == len(taken):
-            taken.append(set())
-        taken[found] |= set(who)
-        klass[one] = found
-    group = np.full((ranks, len(taken)), -1, np.int64)
-    for one, who in members.items():
-        group[who, klass[one]] = one
-    return klass, group
-
-
 def _sizes(values: Array, row: Array, column: Array, first: Ints, group: Ints) -> Ints:
     """[R, K] bytes of each rank's group in each column; of groups that all say the same, ``first`` [K] is enough."""
     ranks = len(group)
@@ -290,7 +258,11 @@ def _ordered(grid: Grid) -> Grid:
         return grid.take(np.lexsort((grid.seq, grid.step)))
     origin = np.fmin.reduce(np.where(_shared(grid), grid.start, np.nan), axis=1, keepdims=True)
     origin = np.where(np.isnan(origin), np.fmin.reduce(grid.start, axis=1, keepdims=True), origin)
-    return grid.take(np.argsort(median(grid.start - origin, axis=0), kind="stable"))
+    about = median(grid.start - origin, axis=0)
+    order = np.argsort(about, kind="stable")
+    if (grid.group < 0).any():  # what some ranks run only, others' medians put before or behind what these ran
+        order = run_order.merged(grid.start, about)
+    return grid.take(order)
 
 
 def _shared(grid: Grid) -> Array:
@@ -360,13 +332,13 @@ def beside_computing(grid: Grid, position: Ints) -> Array:
                 continue
             waited.append(grid.duration[:, at] - median(grid.duration[:, at], axis=1)[:, None])
             followed.append(gap[:, at] - median(gap[:, at], axis=1)[:, None])
-        if waited and _traded(np.concatenate(waited, axis=1), np.concatenate(followed, axis=1)):
+        if waited and traded(np.concatenate(waited, axis=1), np.concatenate(followed, axis=1)):
             beside |= grid.klass == klass
     beside &= within
     return np.zeros(grid.columns, bool) if beside.all() else beside
 
 
-def _traded(waited: Floats, followed: Floats) -> bool:
+def traded(waited: Floats, followed: Floats) -> bool:
     """Whether gaps shrink by what was waited; clipped, so that one stall decides nothing."""
     limit = 3 * float(median(np.abs(waited)))
     x, y = np.nan_to_num(np.clip(waited, -limit, limit)), np.nan_to_num(np.clip(followed, -limit, limit))

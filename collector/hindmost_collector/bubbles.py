@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector import fused
+from hindmost_collector.align import traded
 from hindmost_collector.robust import median, peers_median
 from hindmost_collector.schedule import COLLECTIVE, RECEIVE, SEND, Schedule
 
@@ -136,8 +137,8 @@ def build(schedule: Schedule, role: Ints, count: int) -> Bubbles | None:
         return None
     if not schedule.exact:
         schedule = fused.told_in_full(schedule, source, _units(schedule, source, np.zeros(len(source), bool)))
-    holds = _holding(schedule)
-    often = _met(schedule, source, holds)
+    holds = _holding(schedule, source)
+    often = _waited(schedule, source, holds).mean(axis=1)
     for least in _OFTEN:  # sends that seem to wait in a circle were gone before they were received
         found = _dependencies(schedule, role, count, source, holds, often > least)
         if found is not None:
@@ -170,7 +171,7 @@ def _dependencies(schedule: Schedule, role: Ints, count: int, source: Ints, hold
         takes=takes,
         holds=holds,
         source=eager,
-        wire=np.where((eager >= 0)[:, None], took[eager], 0.0),
+        wire=np.where((eager >= 0)[:, None], _travelled(schedule, took, source), 0.0),
         levels=levels,
         count=count,
         stage=schedule.stages(len(role)),
@@ -213,27 +214,67 @@ def _following(schedule: Schedule) -> Floats:
     return follows
 
 
-def _holding(schedule: Schedule) -> Array:
-    """[N] whether a rank goes on only when the operation has ended: a send that others overtake runs beside."""
-    waits = (_following(schedule) >= schedule.end - _SOON).mean(axis=1) >= _ALWAYS
-    return np.asarray(np.where(schedule.kind == SEND, waits, ~schedule.beside))
+def _holding(schedule: Schedule, source: Ints) -> Array:
+    """[N] whether a rank goes on only when the operation has ended: a send that others overtake runs beside.
+
+    So do all where the longer a send waits for its receiver, the less passes after it.
+    """
+    follows = _following(schedule)
+    waits = (follows >= schedule.end - _SOON).mean(axis=1) >= _ALWAYS
+    holds = np.asarray(np.where(schedule.kind == SEND, waits, ~schedule.beside))
+    waited = _waited(schedule, source, holds)
+    sends = source[waited.mean(axis=1) > _OFTEN[0]]
+    sends = sends[np.isfinite(follows[sends]).all(axis=1)]
+    if len(sends):
+        took, gap = (schedule.end - schedule.start)[sends], (follows - schedule.end)[sends]
+        if traded(*(values - median(values, axis=1)[:, None] for values in (took, gap))):
+            holds[schedule.kind == SEND] = False
+    return holds
 
 
-def _met(schedule: Schedule, source: Ints, holds: Array) -> Floats:
-    """[N] share of the steps in which a receive's send waited for it: long for such a send, and over once received."""
+def _waited(schedule: Schedule, source: Ints, holds: Array) -> Array:
+    """[N, G] whether a receive's send waited for it: long for such a send, and over once received."""
     took = schedule.end - schedule.start
-    met = np.zeros(len(source))
+    waited = np.zeros(took.shape, bool)
     receives = np.flatnonzero((source >= 0) & holds[source])
-    if len(receives) == 0:
-        return met
-    sends = source[receives]
+    if len(receives):
+        sends = source[receives]
+        least = _least(schedule, took, sends, receives)
+        long = took[sends] > (_HELD * least + _HELD_NS)[:, None]
+        waited[receives] = long & (took[receives] < took[sends])
+    return waited
+
+
+def _least(schedule: Schedule, took: Floats, sends: Ints, receives: Ints) -> Floats:
+    """[M] ns that the quickest of all messages takes which the sender of each of these sends its receiver."""
+    names, which = _pairs(schedule, sends, receives)
+    least = np.full(names, np.inf)
+    np.minimum.at(least, which, np.percentile(took[sends], 10, axis=1))
+    return np.asarray(least[which])
+
+
+def _pairs(schedule: Schedule, sends: Ints, receives: Ints) -> tuple[int, Ints]:
+    """How many pairs of ranks send each other these messages, and [M] the number of each one's."""
     pair = schedule.row[sends] * (schedule.row.max() + 1) + schedule.row[receives]
     names, which = np.unique(pair, return_inverse=True)
-    least = np.full(len(names), np.inf)
-    np.minimum.at(least, which, np.percentile(took[sends], 10, axis=1))
-    long = took[sends] > (_HELD * least[which] + _HELD_NS)[:, None]
-    met[receives] = (long & (took[receives] < took[sends])).mean(axis=1)
-    return met
+    return len(names), which
+
+
+def _travelled(schedule: Schedule, took: Floats, source: Ints) -> Floats:
+    """[N, G] ns that a receive's message travels: what its send took beyond that, it waited for the receiver.
+
+    Whichever of the two comes last takes as long as the message travels, or less where that was on its way before.
+    """
+    travelled = np.zeros_like(took)
+    receives = np.flatnonzero(source >= 0)
+    if len(receives) == 0:
+        return travelled
+    sends = source[receives]
+    names, which = _pairs(schedule, sends, receives)
+    usual = np.zeros(names)
+    np.maximum.at(usual, which, median(np.minimum(took[sends], took[receives]), axis=1))
+    travelled[receives] = np.minimum(took[sends], np.maximum(took[receives], usual[which][:, None]))
+    return travelled
 
 
 def _units(schedule: Schedule, source: Ints, met: Array) -> Ints:

@@ -32,7 +32,8 @@ def numbers(grid: Grid, own: Floats, table: Table) -> Ints:
     ``table`` are the training steps of all ranks.
     """
     gap, marked = median(own, axis=0), len(np.unique(table["step"]))
-    found = steps.infer(grid.token, gap, _marks(grid, table), on_hosts=not grid.gpu_time)
+    apart = not grid.gpu_time or bool(grid.peer_wait.any())  # a pipeline's gradients follow one another after it
+    found = steps.infer(grid.token, gap, _marks(grid, table), apart=apart)
     count = len(np.unique(found[found >= 0]))
     if 0 < marked < _FEW and count > 2 * (marked + 1):
         return np.full_like(found, -1)

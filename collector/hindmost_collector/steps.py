@@ -50,18 +50,18 @@ class Marks(NamedTuple):
     at: Floats
 
 
-def infer(tokens: Ints, gap: Floats, marks: Marks | None = None, *, on_hosts: bool = False) -> Ints:
+def infer(tokens: Ints, gap: Floats, marks: Marks | None = None, *, apart: bool = False) -> Ints:
     """Step number of every collective [K]; -1 for what belongs to none (start-up, checkpoint, evaluation).
 
     ``gap`` [K] is the typical own time before each collective: a step begins at the longest one of the pattern, since
     that is where the computing is. Numbers count from 0, or as ``marks`` do. With marks a step may be several
-    repetitions: what repeats in a deep model is a layer. ``on_hosts``: they are timed where they are called; where no
-    step is marked, alike ones in a row are told to be one step by the computing before the first.
+    repetitions: what repeats in a deep model is a layer. ``apart``: computing runs beside none of them; where no step
+    is marked, alike ones in a row are told to be one step by the computing before the first.
     """
     length = period(tokens)
     if length is None:
         return np.full(len(tokens), -1, np.int64)
-    if on_hosts and length == 1 and marks is None:
+    if apart and length == 1 and marks is None:
         together = in_a_row.steps(tokens == np.bincount(tokens[len(tokens) // 4 :]).argmax(), gap)
         if together is not None:
             return together

@@ -69,6 +69,34 @@ def test_a_pipeline_whose_steps_nobody_marked_is_judged() -> None:
     assert verdict.ranks == (6,)
 
 
+def _in_buckets(run: Run) -> Run:
+    """The run with three all-reduces on end in each data-parallel group, with no other and no marks of steps."""
+    calls = run.collectives
+    reduced = np.flatnonzero((calls["op"] == "all_reduce") & (calls["bytes"] == calls["bytes"].max()))
+    parts = [{name: column[calls["peer"] >= 0] for name, column in calls.items()}]
+    took = calls["duration_ns"][reduced]
+    for bucket, (after, left) in enumerate(
+        [(0 * took, took - 205_000), (took - 200_000, 95_000), (took - 100_000, 95_000)]
+    ):
+        part = {name: column[reduced] for name, column in calls.items()}
+        moved = {"seq": 3 * part["seq"] + bucket, "start_ns": part["start_ns"] + after, "duration_ns": 0 * took + left}
+        parts.append(part | moved)
+    joined = {name: np.concatenate([part[name] for part in parts]) for name in calls}
+    joined["step"] = np.full_like(joined["step"], -1)
+    return replace(run, collectives=joined, steps=empty(STEPS), metrics=empty(METRICS))
+
+
+def test_gradients_in_buckets_are_one_step_of_a_pipeline_that_nobody_marked() -> None:
+    """They follow the computing of all micro-batches: taken for a step each, most steps had no work in them."""
+    fault = Fault("compute", (2,), 0.2)
+    simulated = simulate(Scenario(seed=5, ranks=4, layout="pp_dp", pipeline=2, microbatches=4, faults=(fault,)))
+    report = judge(_in_buckets(simulated.run))
+    saved = (simulated.truth.total_ns - simulated.truth.repaired_ns) / 100 / MS
+    assert report.job.steps == pytest.approx(100, abs=2)
+    assert [one.ranks for one in report.verdicts] == [(2,)]
+    assert report.verdicts[0].cost_ms_per_step == pytest.approx(saved, rel=0.1)
+
+
 def test_no_clock_is_compared_with_another() -> None:
     """A pipeline whose ranks' clocks are days apart is judged as the same one on a common clock."""
     run = simulate(replace(PIPELINE, faults=(Fault("compute", (6,), 0.15),))).run
@@ -154,6 +182,49 @@ def test_a_sender_that_waits_for_its_receiver_does_not_work_meanwhile() -> None:
     less, _ = built.segments(2)
     less[1, ::2] = -(late - 5.0) * MS  # the receiver's stretch before the receive, of each step
     assert built.stretched(less) == pytest.approx(np.where(late > 10, -20.0, 0.0) * MS)
+
+
+def test_a_send_that_waits_beside_computing_travels_no_longer_for_it() -> None:
+    """Its receiver is 20 ms late in all steps: repaired it has the message at once, not 20 ms after it was sent."""
+    steps = np.arange(20)
+    schedule = _two_stages(10.0, np.full(20, 30.0))
+    start, end = schedule.start.copy(), schedule.end.copy()
+    start[1] = 11 * MS  # the sender goes on meanwhile, until both meet
+    built = bubbles.build(replace(schedule, start=start, end=end), np.array([0, 1]), len(steps))
+    assert built is not None
+    less, _ = built.segments(2)
+    less[1, ::2] = -20 * MS
+    assert built.stretched(less) == pytest.approx(np.full(20, -20.0) * MS, abs=MS)
+
+
+def _sends_in_a_row(works: float, receives: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> Schedule:
+    """Rank 0 works 20 ms before each of three sends that run beside it; [3, S] is when rank 1 receives them."""
+    steps = receives.shape[1]
+    sent = np.repeat(works * np.arange(1, 4)[:, None], steps, axis=1)
+    taken = np.maximum(sent, receives) + 1
+    both = taken.max(axis=0, keepdims=True)
+    start = np.concatenate([sent, both, receives, both])
+    end = np.concatenate([taken, both + 1, taken, both + 1])
+    return Schedule(
+        row=np.repeat([0, 1], 4),
+        place=np.tile(np.arange(4), 2),
+        kind=np.array([SEND] * 3 + [COLLECTIVE] + [RECEIVE] * 3 + [COLLECTIVE]),
+        with_whom=np.array([1, 1, 1, 0, 0, 0, 0, 0]),
+        beside=np.zeros(8, bool),
+        start=start * MS,
+        end=end * MS,
+        begin=np.zeros((8, steps)),
+        steps=np.arange(steps),
+    )
+
+
+def test_a_sender_works_on_while_its_sends_wait_for_the_receiver() -> None:
+    """A send that is over before the next begins ran beside the computing if what follows is shorter by as much."""
+    scatter = np.random.default_rng(3).uniform(0, 8, (3, 40))
+    built = bubbles.build(_sends_in_a_row(20.0, np.array([[30.0], [48.0], [66.0]]) + scatter), np.array([0, 1]), 40)
+    assert built is not None
+    work = built.work[np.flatnonzero(built.row == 0)[:3]]
+    assert work == pytest.approx(np.full((3, 40), 20.0 * MS))
 
 
 def test_operations_that_wait_in_a_circle_are_not_replayed() -> None:

@@ -1,0 +1,99 @@
+"""Which communicators are one class: sisters of unlike spacing and with calls of their own, and no strangers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hindmost_collector import communicator_classes, run_order
+from hindmost_collector.sources.columns import table
+
+REDUCE, GATHER = 0, 1
+Calls = list[tuple[tuple[int, ...], int, int, int]]
+
+
+def calls(groups: Calls, steps: int = 10) -> dict[str, np.ndarray[Any, Any]]:
+    """Rows of communicators, (members, operation, bytes, calls a step) each; the same members are one communicator."""
+    names = list(dict.fromkeys(members for members, *_ in groups))
+    rows, seq = [], [0] * len(names)
+    for step in range(steps):
+        for members, op, size, count in groups:
+            comm = names.index(members)
+            for _ in range(count):
+                rows += [(comm, op, rank, size, seq[comm], step) for rank in members]
+                seq[comm] += 1
+    found = np.array(rows, np.int64).T
+    return dict(zip(("comm", "op", "row", "bytes", "seq", "step"), found, strict=True))
+
+
+def classes(groups: Calls) -> list[list[int]]:
+    """The class of each communicator's ranks: one list a class, the communicator of each rank."""
+    one = calls(groups)
+    ranks = int(one["row"].max()) + 1
+    _, group = communicator_classes.find(one["comm"], one["op"], one["row"], one["bytes"], ranks)
+    return sorted(group.T.tolist())
+
+
+TENSOR: Calls = [((0, 3), REDUCE, 1000, 8), ((1, 2), REDUCE, 1000, 8)]
+DATA: Calls = [((0, 1), REDUCE, 4000, 2), ((2, 3), REDUCE, 4000, 2)]
+
+
+@pytest.mark.parametrize("groups", [TENSOR + DATA, DATA + TENSOR, [TENSOR[1], DATA[0], TENSOR[0], DATA[1]]])
+def test_sisters_of_unlike_spacing_are_one_class(groups: Calls) -> None:
+    """However ranks are laid out, each is in one tensor group and in one data group."""
+    names = list(dict.fromkeys(members for members, *_ in groups))
+    expected = [[names.index(each) for each in whose] for whose in _of_ranks()]
+    assert classes(groups) == sorted(expected)
+
+
+def _of_ranks() -> list[list[tuple[int, ...]]]:
+    """The tensor groups and the data groups of ranks 0 to 3."""
+    return [[(0, 3), (1, 2), (1, 2), (0, 3)], [(0, 1), (0, 1), (2, 3), (2, 3)]]
+
+
+def test_a_group_that_does_more_than_its_sister_is_of_its_class() -> None:
+    """One logs what it does once a step."""
+    even: Calls = [((0, 1), REDUCE, 1000, 8), ((0, 1), GATHER, 10, 1), ((2, 3), REDUCE, 1000, 8)]
+    assert classes(even) == [[0, 0, 1, 1]]
+
+
+def test_a_communicator_of_some_ranks_beside_is_no_sister() -> None:
+    """It does little, and the others have every rank without it."""
+    assert len(classes([*TENSOR, *DATA, ((1, 3), REDUCE, 8, 1)])) == 3
+
+
+def test_groups_that_leave_ranks_out_stay_apart() -> None:
+    """Two sets of a job that does not make them for everybody may be anything."""
+    assert len(classes([((0, 1), REDUCE, 8, 1), ((2, 4), REDUCE, 8, 1), ((0, 1, 2, 3, 4), REDUCE, 8, 1)])) == 3
+
+
+def test_calls_belong_together_by_their_place_in_the_step_where_one_group_has_more() -> None:
+    """The third all-reduce of one group's second step is that of the other's."""
+    one = calls([((0, 1), REDUCE, 1000, 8), ((0, 1), GATHER, 10, 1), ((2, 3), REDUCE, 1000, 8)])
+    rows = table("collectives", rank=one["row"], comm=one["comm"], seq=one["seq"], step=one["step"])
+    found = communicator_classes.places(rows, one["comm"], one["op"], np.zeros_like(one["comm"]))
+    reduced = one["op"] == REDUCE
+    each = [found[reduced & (one["row"] == rank)].tolist() for rank in range(4)]
+    assert each == [each[0]] * 4
+    assert len(set(each[0])) == 80
+
+
+def test_calls_of_groups_alike_keep_their_sequence_numbers() -> None:
+    """A rank whose recording begins in a step has them, too."""
+    one = calls(TENSOR)
+    rows = table("collectives", rank=one["row"], comm=one["comm"], seq=one["seq"], step=one["step"])
+    found = communicator_classes.places(rows, one["comm"], one["op"], np.zeros_like(one["comm"]))
+    assert found.tolist() == one["seq"].tolist()
+
+
+def test_every_rank_runs_its_collectives_in_its_order() -> None:
+    """Columns 0 and 2 are of all, 1 of the first two ranks only, who are ahead: by the medians it came last."""
+    start = np.array([[0.0, 50, 60], [0, 50, 60], [0, np.nan, 10], [0, np.nan, 10], [0, np.nan, 10]])
+    assert run_order.merged(start, np.nanmedian(start, axis=0)).tolist() == [0, 1, 2]
+
+
+def test_ranks_that_contradict_each_other_are_put_in_order_by_time() -> None:
+    """Collectives that run beside each other begin now in this order and now in that."""
+    start = np.array([[0.0, 1, 2], [0, 2, 1]])
+    assert run_order.merged(start, np.array([0.0, 1.4, 1.5])).tolist() == [0, 1, 2]
