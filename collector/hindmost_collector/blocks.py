@@ -25,7 +25,7 @@ from hindmost_collector import (
     steps,
 )
 from hindmost_collector.awaited import SAMPLED_FROM_NS
-from hindmost_collector.model import Run, Table, rows
+from hindmost_collector.model import Job, Run, Table, rows
 from hindmost_collector.numbered import found_in
 from hindmost_collector.robust import median, peers_median, sums_by_step
 from hindmost_collector.sampled import Samples
@@ -104,18 +104,11 @@ class Blocks:
 
 def build(run: Run, settings: Settings) -> Blocks | None:
     """The blocks of a run, from its collectives where it has them, else from its steps' phases; ``None``: neither."""
-    run = gathered.joined(run)
-    joined = align.grid(run)
     table = filled.columns(phases.training(run.steps), "step")
-    found = None
-    if joined is not None and len(joined.ranks) > 1:
-        found = _at_pace(_from_collectives(run, joined, table, settings), run.job.pace_ns)
-    if rows(table) and (found is None or len(found.steps) < settings.min_steps):
-        marked_only = _from_phases(
-            table, settings, on_gpus=bool((run.ranks["gpu_uuid"] != "").any())
-        )  # a profiler looks at a few steps, step marks at all
-        if found is None or (marked_only is not None and len(marked_only.steps) >= settings.min_steps):
-            found = marked_only
+    ours = run.job.source == Job.source  # elsewhere nobody vouches that every step is marked
+    found = _by_marks(run, table, settings) if ours and _too_short(run.collectives, table, settings) else None
+    if found is None or len(found.steps) < settings.min_steps:
+        found = _in_full(run, table, settings)
     if found is None:
         return None
     times = phases.pivots(table, found.ranks, found.steps, ("start_ns", "duration_ns"))
@@ -129,6 +122,36 @@ def build(run: Run, settings: Settings) -> Blocks | None:
         samples=Samples(run, found.ranks, step_times.bounds(found, began)),
         node=_nodes(run, found.ranks),
     )
+
+
+def _in_full(run: Run, table: Table, settings: Settings) -> Blocks | None:
+    """The blocks of the collectives, or, where these are of too few steps, of the marks."""
+    run = gathered.joined(run)
+    joined = align.grid(run)
+    found = None
+    if joined is not None and len(joined.ranks) > 1:
+        found = _at_pace(_from_collectives(run, joined, table, settings), run.job.pace_ns)
+    if rows(table) and (found is None or len(found.steps) < settings.min_steps):
+        marked_only = _by_marks(run, table, settings)  # a profiler looks at a few steps, step marks at all
+        if found is None or (marked_only is not None and len(marked_only.steps) >= settings.min_steps):
+            found = marked_only
+    return found
+
+
+def _by_marks(run: Run, table: Table, settings: Settings) -> Blocks | None:
+    return _from_phases(table, settings, on_gpus=bool((run.ranks["gpu_uuid"] != "").any()))
+
+
+def _too_short(collectives: Table, table: Table, settings: Settings) -> bool:
+    """Whether collectives, of which a window holds so many rows, are of fewer of the newest steps than is judged by.
+
+    As many steps are marked in as much time, one more may have begun before, and the first is left out as a warm-up.
+    GPUs have a clock of their own, so that times are not compared, only how long it is from the first to the last.
+    """
+    if not rows(collectives) or not rows(table) or min(one["start_ns"].min() for one in (collectives, table)) < 0:
+        return False
+    since = table["start_ns"].max() - np.ptp(collectives["start_ns"])
+    return len(found_in(table["step"][table["start_ns"] >= since])) < settings.min_steps
 
 
 def _nodes(run: Run, ranks: Ints) -> Ints:

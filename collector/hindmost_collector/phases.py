@@ -8,6 +8,7 @@ import numpy as np
 
 from hindmost_collector import constant
 from hindmost_collector.model import AMOUNTS, OTHER, PHASES, Table, rows
+from hindmost_collector.robust import or_zero
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -41,14 +42,36 @@ def pivots(table: Table, ranks: Ints, numbers: Ints, names: Iterable[str]) -> di
     row, of_ranks = _places(ranks, table["rank"])
     column, of_steps = _places(numbers, table["step"])
     known, place = of_ranks & of_steps, row * len(numbers) + column
-    found = {}
-    for name in wanted:
-        held = known & (table[name] >= 0)
-        if held.any():
-            block = np.full(len(ranks) * len(numbers), np.nan)
-            block[place[held]] = table[name][held]
-            found[name] = block.reshape(len(ranks), len(numbers))
-    return found
+    shape = len(ranks), len(numbers)
+    source = np.full(shape[0] * shape[1], -1, np.int64)
+    source[place[known]] = np.flatnonzero(known)
+    once = np.count_nonzero(source >= 0) == np.count_nonzero(known)
+    found = {
+        name: _gathered(table[name], source) if once else _last(table[name], known, place, len(source))
+        for name in wanted
+    }
+    return {name: block.reshape(shape) for name, block in found.items() if block is not None}
+
+
+def _gathered(column: Array, source: Ints) -> Floats | None:
+    """[N] what a column has in the rows ``source`` [N], -1 for none; ``None`` where nothing there was measured."""
+    block = column[source].astype(np.float64)
+    missing = (source < 0) | (block < 0)
+    if missing.any():
+        block[missing] = np.nan
+        if missing.all():
+            return None
+    return block
+
+
+def _last(column: Array, known: Array, place: Ints, count: int) -> Floats | None:
+    """The same where some rank recorded a step more than once: the last that was measured counts."""
+    held = known & (column >= 0)
+    if not held.any():
+        return None
+    block = np.full(count, np.nan)
+    block[place[held]] = column[held]
+    return block
 
 
 def _may_be_measured(column: Array) -> bool:
@@ -88,7 +111,7 @@ def unnamed(parts: Mapping[str, Array], duration: Array) -> Array | None:
     named = [name for name in parts if name in PHASES and name not in AMOUNTS and not name.startswith("gpu_")]
     total = np.zeros(np.shape(parts["optimizer"]))
     for name in named:  # one after the other: there may be millions of steps
-        took = np.maximum(np.nan_to_num(parts[name]), 0.0)
+        took = np.maximum(or_zero(parts[name]), 0.0)
         if name == "h2d" and "gpu_forward" in parts:
             took = np.where(parts["gpu_forward"] >= 0, 0.0, took)
         total += took
@@ -122,7 +145,7 @@ def named_share(parts: Mapping[str, Floats], duration: Floats) -> Floats:
     """[R, S] share of each step that is in a phase of its host's or of its GPU's, whichever has more."""
     total = {True: np.zeros_like(duration), False: np.zeros_like(duration)}
     for name in (name for name in parts if name in {*PHASES, OTHER} - AMOUNTS):
-        total[name.startswith("gpu_")] += np.maximum(np.nan_to_num(parts[name]), 0.0)
+        total[name.startswith("gpu_")] += np.maximum(or_zero(parts[name]), 0.0)
     return np.asarray(np.maximum(total[True], total[False]) / duration)
 
 
@@ -144,7 +167,7 @@ def gpu_idle(parts: dict[str, Floats], duration: Floats) -> Floats | None:
 
 
 def _idle(took: Floats, parts: dict[str, Floats], duration: Floats) -> Floats:
-    known = np.nan_to_num(duration)
+    known = or_zero(duration)
     launched = np.cumsum(known, axis=1) - known + np.minimum(np.nan_to_num(parts.get("input", 0.0)), known)
     idle = np.zeros_like(known)
     done = np.zeros(len(known))
@@ -173,4 +196,7 @@ def busy(parts: dict[str, Floats], duration: Floats) -> tuple[Floats, Floats | N
 
 def _sum(blocks: list[Floats]) -> Floats:
     """What these are together; what is missing counts as nothing."""
-    return np.asarray(np.sum([np.nan_to_num(block) for block in blocks], axis=0))
+    total = or_zero(blocks[0])
+    for block in blocks[1:]:
+        total += or_zero(block)
+    return total

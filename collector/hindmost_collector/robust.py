@@ -26,12 +26,25 @@ def median(block: Floats, axis: int | None = None) -> Floats:
     block = block if block.dtype.kind == "f" else block.astype(np.float64)
     if axis is None or block.ndim == 1:
         return _of_line(block.ravel())
+    if alike(block):
+        return np.full(np.delete(np.array(block.shape), axis), block.flat[0])
     if np.isnan(block).any():
         return _of_known(np.moveaxis(block, axis, 0))
     count = block.shape[axis]
     if count <= _NETWORK and block.size >= _WIDE * count:
         return _by_network(np.moveaxis(block, axis, 0))
     return _middle(np.ascontiguousarray(np.moveaxis(block, axis, -1)))
+
+
+def alike(block: Floats) -> bool:
+    """Whether all values are known and one and the same, as work and most phases of a job are; most others show at
+    their corners that they are not."""
+    return block.size > 0 and block.flat[0] == block.flat[-1] and bool((block == block.flat[0]).all())
+
+
+def or_zero(block: Floats) -> Floats:
+    """A copy with nothing in place of what is missing: ``np.nan_to_num``, whose six passes few blocks need."""
+    return block.copy() if np.isfinite(block.sum()) else np.nan_to_num(block)
 
 
 #: Up to so many values are sorted, beyond them only parted: sorting a few is faster.
@@ -195,4 +208,4 @@ def median_error(values: Floats) -> Floats:
 
 def sums_by_step(block: Floats, starts: Array) -> Floats:
     """[R, S] sums of the columns of each step, which begin at the columns ``starts``; NaN counts as nothing."""
-    return np.asarray(np.add.reduceat(np.nan_to_num(block), starts, axis=1))
+    return np.asarray(np.add.reduceat(or_zero(block), starts, axis=1))

@@ -11,11 +11,12 @@ from hindmost_collector.align import codes
 from hindmost_collector.model import OTHER, Run, rows
 from hindmost_collector.numbered import found_in
 from hindmost_collector.phases import phase_blocks, training, unnamed
+from hindmost_collector.rank_rows import RankRows, by_row
 from hindmost_collector.robust import average, mean, median, sums_by_step
 from hindmost_collector.verdict import JobSummary, RankRow, WhatIf
 
 if TYPE_CHECKING:
-    from hindmost_collector.align import Floats
+    from hindmost_collector.align import Floats, Ints
     from hindmost_collector.blocks import Blocks
 
 
@@ -55,30 +56,38 @@ def _step_ms(blocks: Blocks | None) -> dict[str, float | None]:
     return {"p50": float(p50), "p99": float(p99), "mean": average(blocks.period) / 1e6}
 
 
-def ranks(run: Run, blocks: Blocks | None) -> tuple[RankRow, ...]:
+def ranks(run: Run, blocks: Blocks | None) -> RankRows:
     """A row for every rank that was seen, in order."""
-    seen = sorted({*run.ranks["rank"].tolist(), *(blocks.ranks.tolist() if blocks is not None else [])})
-    place = {int(rank): i for i, rank in enumerate(run.ranks["rank"])}
-    cpu, rss = (blocks.gauge(name) if blocks is not None else None for name in ("cpu", "rss"))
-    row_of = {int(rank): i for i, rank in enumerate(blocks.ranks)} if blocks is not None else {}
-    figures = _by_row(_figures(blocks), len(row_of)) if blocks is not None else []
-    phases = _by_row(_phases(run, blocks), len(row_of)) if blocks is not None else []
-    logged = _of_others(run, blocks, [rank for rank in seen if rank not in row_of])
-    found = []
-    for rank in seen:
-        at = place.get(rank)
-        found.append(
-            RankRow(
-                rank=int(rank),
-                node=_text(run.ranks["node"], at),
-                gpu=_text(run.ranks["gpu_uuid"], at),
-                cpu_ratio=_of(cpu, row_of.get(rank)),
-                rss_bytes=_of(rss, row_of.get(rank)),
-                phases_ms=phases[row_of[rank]] if rank in row_of else logged.get(rank, {}),
-                **(figures[row_of[rank]] if rank in row_of else {}),
-            )
-        )
-    return tuple(found)
+    judged = blocks.ranks if blocks is not None else np.empty(0, np.int64)
+    seen = np.union1d(run.ranks["rank"], judged).astype(np.int64)
+    at = np.searchsorted(seen, judged)
+    others = np.delete(seen, at).tolist()
+    texts = {field: _texts(run, seen, column) for field, column in (("node", "node"), ("gpu", "gpu_uuid"))}
+    if blocks is None:
+        return RankRows(seen, texts, {}, {}, at)
+    figures = {name: _among(len(seen), at, values) for name, values in _figures(blocks).items()}
+    return RankRows(seen, texts, figures, _phases(run, blocks), at, _of_others(run, blocks, others))
+
+
+def _texts(run: Run, seen: Ints, column: str) -> list[str | None]:
+    """[N] what the table of ranks says last of each; ``None`` where it says nothing."""
+    order = np.argsort(run.ranks["rank"], kind="stable")
+    known = run.ranks["rank"][order]
+    place = np.searchsorted(known, seen, side="right") - 1
+    there = np.flatnonzero((place >= 0) & np.isin(seen, known))
+    found: list[str | None] = [None] * len(seen)
+    for which, text in zip(there.tolist(), run.ranks[column][order[place[there]]].tolist(), strict=True):
+        found[which] = str(text) or None
+    return found
+
+
+def _among(count: int, at: Ints, values: Floats) -> Floats:
+    """[N] these values at their places, NaN elsewhere."""
+    if len(values) == count:
+        return values
+    found = np.full(count, np.nan)
+    found[at] = values
+    return found
 
 
 #: Ranks that a look describes, at most: enough for what is typical of them.
@@ -113,7 +122,7 @@ def _of_others(run: Run, blocks: Blocks | None, others: list[int]) -> dict[int, 
     if blocks is None or not others or not np.isin(table["rank"], others).any():
         return {}
     found = phase_blocks(table, np.array(others, np.int64), blocks.steps)
-    return dict(zip(others, _by_row({name: median(one, axis=1) / 1e6 for name, one in found.items()}, 0), strict=False))
+    return dict(zip(others, by_row({name: median(one, axis=1) / 1e6 for name, one in found.items()}), strict=False))
 
 
 def _measured(run: Run, blocks: Blocks, name: str) -> np.ndarray[Any, Any] | None:
@@ -129,27 +138,14 @@ def _measured(run: Run, blocks: Blocks, name: str) -> np.ndarray[Any, Any] | Non
     return None
 
 
-def _text(column: np.ndarray[tuple[int], np.dtype[np.str_]], at: int | None) -> str | None:
-    return str(column[at]) or None if at is not None else None
-
-
 def _known(value: float) -> float | None:
     return None if np.isnan(value) else value
-
-
-def _of(gauge: Floats | None, row: int | None) -> float | None:
-    return _known(float(gauge[row])) if gauge is not None and row is not None else None
-
-
-def _by_row(figures: dict[str, Floats], count: int) -> list[dict[str, Any]]:
-    """The figures of each of so many ranks, ``None`` where unmeasured."""
-    columns = [[None if value != value else value for value in vector.tolist()] for vector in figures.values()]  # noqa: PLR0124 - NaN
-    return [dict(zip(figures, row, strict=True)) for row in zip(*columns, strict=True)] if columns else [{}] * count
 
 
 def _figures(blocks: Blocks) -> dict[str, Floats]:
     """Field of ``RankRow`` to [R], ms or ratio."""
     unmeasured = np.full(len(blocks.ranks), np.nan)
+    gauges = {"cpu_ratio": blocks.gauge("cpu"), "rss_bytes": blocks.gauge("rss")}
     return {
         "step_ms": np.full(len(blocks.ranks), blocks.step_ns / 1e6),
         "self_ms": unmeasured if blocks.overlapped else median(blocks.own, axis=1) / 1e6,
@@ -157,6 +153,7 @@ def _figures(blocks: Blocks) -> dict[str, Floats]:
         "transfer_ms": median(blocks.transfer, axis=1) / 1e6,
         "caused_wait_ms": mean(blocks.caused) / 1e6,
         "share_last": mean(blocks.last),
+        **{name: unmeasured if values is None else values for name, values in gauges.items()},
     }
 
 

@@ -54,6 +54,8 @@ class Samples(NamedTuple):
 
 #: Instead of a rank: a series of nobody, of all ranks of its node, of several ranks of one GPU.
 NOBODY, OF_NODE, SEVERAL = -1, -2, -3
+#: So many names have numbers that are sorted in two passes over the rows.
+_SHORT = 1 << 15
 #: A rank has no more digits; what has is no rank's.
 _DIGITS = 9
 
@@ -67,7 +69,7 @@ class Metrics:
         name, self._names = codes(run.metrics["name"]) if rows(run.metrics) else nothing
         self._label, self.labels = codes(run.metrics["labels"]) if rows(run.metrics) else nothing
         self._node, self.nodes = codes(run.metrics["node"]) if rows(run.metrics) else nothing
-        self._order = np.argsort(name, kind="stable")
+        self._order = np.argsort(name.astype(np.int16) if len(self._names) <= _SHORT else name, kind="stable")
         self._first = np.searchsorted(name[self._order], np.arange(len(self._names) + 1))
 
     @classmethod
@@ -114,7 +116,7 @@ class Metrics:
         columns = (column[several].tolist() for column in (owner, found.node, found.label))
         for number, kind, node, label in zip(several.tolist(), *columns, strict=True):
             of_node = self._of_node.get(self.nodes[node], [])
-            ranks = of_node if kind == OF_NODE else self._of_gpu[_owner(self.labels[label])[1]]
+            ranks = of_node if kind == OF_NODE else self._of_gpu[str(_owner(self.labels[label]))]
             series += [number] * len(ranks)
             rank += ranks
         single = np.flatnonzero(owner >= 0)
@@ -137,15 +139,9 @@ class Metrics:
     @cached_property
     def _owner(self) -> Ints:
         """[L] the rank that series of these labels are of, or what stands for one."""
-        return np.array([self._rank_of(*_owner(text)) for text in self.labels], np.int64)
-
-    def _rank_of(self, kind: str, name: str) -> int:
-        if kind == "rank":
-            return int(name) if name.isdigit() and len(name) <= _DIGITS else NOBODY
-        if kind == "node":
-            return OF_NODE
-        ranks = self._of_gpu.get(name, [])
-        return ranks[0] if len(ranks) == 1 else SEVERAL if ranks else NOBODY
+        of_gpu = {gpu: ranks[0] if len(ranks) == 1 else SEVERAL for gpu, ranks in self._of_gpu.items()}
+        whose = map(_owner, self.labels)
+        return np.array([of_gpu.get(one, NOBODY) if isinstance(one, str) else one for one in whose], np.int64)
 
 
 #: Metrics that were read, by their run's id for as long as that lives: a run of arrays has no hash.
@@ -156,12 +152,13 @@ _REMEMBERED = 1 << 16
 
 
 @lru_cache(_REMEMBERED)
-def _owner(text: str) -> tuple[str, str]:
-    """What a series is of, by its labels: a rank, a GPU, else its node; and which."""
+def _owner(text: str) -> int | str:
+    """What a series is of, by its labels: a rank, by its number; a GPU, by its name; else its node."""
     labels = _labels(text)
     if "rank" in labels:
-        return "rank", labels["rank"]
-    return ("gpu", labels["gpu_uuid"]) if "gpu_uuid" in labels else ("node", "")
+        name = labels["rank"]
+        return int(name) if name.isdigit() and len(name) <= _DIGITS else NOBODY
+    return labels.get("gpu_uuid", OF_NODE)
 
 
 @lru_cache(_REMEMBERED)

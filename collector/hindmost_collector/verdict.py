@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hindmost_collector.model import Incarnation, Past
 
 SCHEMA = "hindmost.report/1"
@@ -182,13 +184,14 @@ class Report:
 
     job: JobSummary
     verdicts: tuple[Verdict, ...]
-    ranks: tuple[RankRow, ...] = ()
+    ranks: Sequence[RankRow] = ()
     what_if: WhatIf = WhatIf()
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON contract, ``hindmost.report/1``: plain types only, NaN and infinities as ``None``."""
-        plain: dict[str, Any] = _plain(self)
+        plain: dict[str, Any] = _plain(replace(self, ranks=()))
+        plain["ranks"] = self.ranks.plain() if hasattr(self.ranks, "plain") else _plain(self.ranks)
         for verdict in plain["verdicts"]:
             del verdict["past"]
         return {"schema": SCHEMA, **plain}

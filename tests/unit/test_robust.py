@@ -6,7 +6,7 @@ import warnings
 
 import numpy as np
 import pytest
-from hindmost_collector.robust import lower_median, median
+from hindmost_collector.robust import alike, lower_median, median, or_zero
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -57,3 +57,22 @@ def test_lower_median_is_the_value_of_somebody() -> None:
     block = np.array([[9.0, 1.0, nan, nan], [1.0, nan, 3.0, nan], [2.0, nan, 8.0, nan], [7.0, nan, nan, nan]])
     np.testing.assert_array_equal(lower_median(block, axis=0), [2.0, 1.0, 3.0, nan])
     np.testing.assert_array_equal(lower_median(block.T, axis=1), [2.0, 1.0, 3.0, nan])
+
+
+@pytest.mark.parametrize(
+    ("values", "known"),
+    [([2.0, 2.0, 2.0, 2.0], True), ([2.0, 1.0, 3.0, 2.0], False), ([np.nan] * 4, False), ([], False)],
+)
+def test_values_are_alike_where_each_is_known_and_the_same(values: list[float], known: bool) -> None:
+    """The corners alone do not tell, and what is missing is like nothing."""
+    assert alike(np.reshape(values, (2, -1))) == known
+
+
+@pytest.mark.parametrize("values", [[1.0, -2.0], [1.0, np.nan], [np.inf, -np.inf], [1e308, 1e308]])
+def test_what_is_missing_counts_as_nothing(values: list[float]) -> None:
+    """As ``np.nan_to_num`` says, and never the block itself: whoever asks may write into it."""
+    block = np.array(values)
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = or_zero(block)
+    np.testing.assert_array_equal(found, np.nan_to_num(block))
+    assert found is not block

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector import work_due
-from hindmost_collector.robust import MAD_TO_SIGMA, median, median_error, peers_median
+from hindmost_collector.robust import MAD_TO_SIGMA, alike, median, median_error, peers_median
 from hindmost_collector.whatif import stretched, waste
 
 if TYPE_CHECKING:
@@ -85,6 +85,8 @@ def explained(excess: Floats, more: Floats) -> float:
 
     A few long stalls would be most of the variance, and say nothing of the other steps.
     """
+    if not more.any():
+        return 0.0
     late = np.nan_to_num(excess - median(excess, axis=1)[:, None])
     most = work_due.STALL * MAD_TO_SIGMA * float(median(np.abs(late)))
     late = np.clip(late, -most, most)
@@ -136,6 +138,8 @@ def more_work(work: Floats) -> Floats:
     Of a usual step's, and not of that step's: time grows by the token, however few a peer had of them. A rank that
     always has more is late by habit; one that had more by chance, over as many steps as there are, is not.
     """
+    if alike(work):
+        return np.zeros_like(work)
     known = work[work > 0]
     usual = median(known) if len(known) else np.nan
     more = np.nan_to_num((work - peers_median(work)) / usual)

@@ -1,0 +1,35 @@
+"""Rows of ranks, held as columns until somebody reads them."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+from hindmost_collector.rank_rows import RankRows
+from hindmost_collector.verdict import JobSummary, RankRow, Report
+
+ROWS = RankRows(
+    ranks=np.array([0, 2, 5]),
+    texts={"node": ["n0", None, "n1"], "gpu": [None, None, "G"]},
+    figures={"step_ms": np.array([1.0, np.nan, 3.0]), "wait_ms": np.array([np.inf, np.nan, 0.0])},
+    phases={"input": np.array([0.5, np.nan])},
+    judged=np.array([0, 2]),
+    logged={2: {"forward": 7.0}},
+)
+
+
+def test_columns_read_like_the_rows_that_they_stand_for() -> None:
+    """What is no finite number is ``None``; of a rank that was not judged stands what its log says."""
+    assert tuple(ROWS) == (
+        RankRow(0, node="n0", step_ms=1.0, phases_ms={"input": 0.5}),
+        RankRow(2, phases_ms={"forward": 7.0}),
+        RankRow(5, node="n1", gpu="G", step_ms=3.0, wait_ms=0.0, phases_ms={"input": None}),
+    )
+    assert (len(ROWS), ROWS[1].rank, [row.rank for row in ROWS[1:]]) == (3, 2, [2, 5])
+
+
+def test_a_report_of_columns_is_written_as_one_of_rows() -> None:
+    """The order of the fields, too."""
+    columns, rows = (Report(JobSummary("j"), (), ranks=ranks) for ranks in (ROWS, tuple(ROWS)))
+    assert columns == rows
+    assert json.dumps(columns.to_dict()) == json.dumps(rows.to_dict())
