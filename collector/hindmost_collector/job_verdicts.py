@@ -115,9 +115,13 @@ def since(blocks: Blocks, index: int) -> int:
     return 0 if from_the_start else int(blocks.steps[index])
 
 
+#: So many steps after what held show that it has ended; fewer may be unlike the rest by chance.
+_AFTER = 3
+
+
 def until(blocks: Blocks, stop: int) -> int | None:
-    """Number of the first step after those before ``stop``; ``None`` where they go on to the last."""
-    return None if stop >= len(blocks.steps) else int(blocks.steps[stop])
+    """Number of the first step after those before ``stop``; ``None`` where they go on to about the last."""
+    return None if stop + _AFTER > len(blocks.steps) else int(blocks.steps[stop])
 
 
 def of_job(blocks: Blocks, settings: Settings, named: Sequence[Verdict] = ()) -> list[Verdict]:

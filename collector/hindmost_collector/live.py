@@ -86,12 +86,17 @@ def _paired(
 ) -> tuple[list[tuple[Mapping[str, Any] | None, dict[str, Any]]], list[Mapping[str, Any]]]:
     """Each verdict of a report beside the open one that it is, ``None`` where it is none, and the open ones left over.
 
-    Of several episodes of the same ranks those are the same that began nearest to each other.
+    Of several episodes of the same ranks those are the same that began nearest to each other; of those that began as
+    near the one that still holds.
     """
     left = list(opened)
     found: dict[int, Mapping[str, Any]] = {}
-    apart = [(abs(_since(one) - _since(other)), at, other) for at, one in enumerate(present) for other in opened]
-    for _, at, other in sorted(apart, key=lambda pair: pair[0]):
+    apart = [
+        (abs(_since(one) - _since(other)), one.get("until_step") is not None, at, other)
+        for at, one in enumerate(present)
+        for other in opened
+    ]
+    for *_, at, other in sorted(apart, key=lambda pair: pair[:2]):
         if at not in found and any(other is one for one in left):
             found[at] = other
             left = [one for one in left if one is not other]

@@ -93,6 +93,15 @@ def test_two_episodes_of_one_rank_are_told_each() -> None:
     ]
 
 
+def test_what_still_holds_is_what_was_open_though_a_part_of_it_is_told_apart() -> None:
+    """Of two that began at one step the one without an end goes on; it is neither closed nor opened again."""
+    part = verdict(until_step=60)
+    assert told(VerdictLog(), [verdict()], [part, verdict()], [verdict()])[1:] == [
+        [("opened", 40, 60), ("closed", 40, 60)],
+        [],
+    ]
+
+
 @pytest.mark.parametrize(
     ("change", "events"),
     [

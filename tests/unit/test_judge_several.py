@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from hindmost_collector import blocks as blocks_of
 from hindmost_collector.detectors import straggler
+from hindmost_collector.job_verdicts import until
 from hindmost_collector.judge import judge
 from hindmost_collector.robust import peers_median
 from hindmost_collector.settings import DEFAULT, Settings
@@ -43,6 +45,12 @@ def test_two_episodes_of_one_rank_are_told_with_both_ends_and_costs() -> None:
     assert _told(found) == [((2,), "input", 20, 60), ((2,), "input", 120, 160)]
     for verdict, repaired in zip(found, made.truth.repaired_each_ns, strict=True):
         assert verdict.cost_ms_per_step == pytest.approx((made.truth.total_ns - repaired) / 40e6, rel=0.1)
+
+
+def test_an_end_is_told_once_three_steps_show_it() -> None:
+    """Of a running job one or two steps that are unlike the rest are no end: what holds would be closed and opened."""
+    blocks: Any = SimpleNamespace(steps=np.arange(2, 76))
+    assert [until(blocks, stop) for stop in (74, 73, 72, 71)] == [None, None, None, 73]
 
 
 def test_what_ends_a_slow_stretch_can_be_set() -> None:
