@@ -1,4 +1,4 @@
-"""Verdicts on what holds all ranks back alike, and names nobody: input, hosts that launch too slowly, uneven work."""
+"""Verdicts that name nobody: all is well, or what holds all ranks back alike: input, slow launches, uneven work."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_collector import wording
 from hindmost_collector.robust import average, lower_median, median
 from hindmost_collector.verdict import Verdict
 from hindmost_collector.wording import ms, names
@@ -19,6 +20,15 @@ if TYPE_CHECKING:
     from hindmost_collector.detectors.uneven import Uneven
     from hindmost_collector.detectors.uneven_stages import UnevenStages
     from hindmost_collector.settings import Settings
+
+
+def balanced(blocks: Blocks, wasted: float, needs: Blocks | None) -> Verdict:
+    """Nobody holds the job back; ``needs`` are the same steps by what ranks need, where they share CPUs."""
+    return Verdict(
+        kind="balanced",
+        confidence=float(np.clip(1.0 - 1.0 / np.sqrt(len(blocks.steps) + 1), 0.5, 0.99)),
+        evidence=tuple(wording.balanced(blocks, wasted, needs)),
+    )
 
 
 def of_uneven(found: Uneven | None, blocks: Blocks) -> list[Verdict]:

@@ -3,7 +3,6 @@ foreign recordings."""
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -49,19 +48,13 @@ from hindmost_collector.detectors import (
     uneven,
     uneven_stages,
 )
-from hindmost_collector.job_verdicts import of_hosts, of_job, of_stages, of_uneven
+from hindmost_collector.job_verdicts import balanced, of_hosts, of_job, of_stages, of_uneven
 from hindmost_collector.model import RUNNING, Run, rows
 from hindmost_collector.robust import median, percentile
 from hindmost_collector.settings import DEFAULT, Settings
 from hindmost_collector.stop_verdicts import of_mismatch, of_parted
 from hindmost_collector.verdict import Report, Verdict
-from hindmost_collector.verdicts import (
-    balanced,
-    of_habits,
-    of_links,
-    of_network,
-    of_stalls,
-)
+from hindmost_collector.verdicts import of_habits, of_links, of_network, of_stalls
 
 if TYPE_CHECKING:
     from hindmost_collector.blocks import Blocks
@@ -86,7 +79,7 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     if groups and sharing.find(run) is None:  # on shared CPUs they meet in the queue for one
         return _of_groups(run, groups, settings)
     blocks = blocks_of.build(run, settings)
-    blocks, notes = planned.aside(blocks, run.steps, settings) if blocks is not None else (None, [])
+    blocks, aside, notes = planned.aside(blocks, run.steps, settings) if blocks is not None else (None, [], [])
     blocks = uneven.in_full(blocks, settings) if blocks is not None else None
     p99 = percentile(blocks.period, 99) if blocks is not None else float("nan")
     found: list[Verdict] = []
@@ -119,12 +112,12 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     if run.look:
         return Report(job=summary.job(run, blocks), verdicts=_in_order(found), ranks=summary.few(blocks))
     of_stages_ns = stages.of_all_steps(blocks) if stages is not None and blocks is not None else 0.0
-    what_if = summary.what_if(run, blocks, of_stages_ns)
+    what_if = summary.what_if(run, blocks, found, of_stages_ns)
     return Report(
         job=replace(summary.job(run, blocks), bound=bound.find(blocks, found, settings), stalls=stalls, slowed=slower),
         verdicts=_in_order(found),
         ranks=summary.ranks(run, blocks),
-        what_if=replace(what_if, waste=wasted.find(run, blocks, what_if, found)),
+        what_if=replace(what_if, waste=wasted.find(run, blocks, what_if, found, aside)),
         notes=tuple(notes),
     )
 
@@ -184,27 +177,42 @@ def _of_groups(run: Run, groups: list[Run], settings: Settings) -> Report:
         found = of_links(slow_link.find(blocks, settings), blocks, settings)
     first = max(reports, key=lambda one: one.job.step_ms.get("mean") or 0.0)
     by_rank = {rank: ms for one in reports for rank, ms in one.what_if.waste_by_rank_ms.items()}
+    by_node: dict[str, float] = {}
+    for node, ms in ((node, ms) for one in reports for node, ms in one.what_if.waste_by_node_ms.items()):
+        by_node[node] = by_node.get(node, 0.0) + ms
     return Report(
         job=replace(summary.job(run, None), steps=first.job.steps, step_ms=first.job.step_ms, bound=first.job.bound),
         verdicts=_in_order(found) or first.verdicts,
         ranks=tuple(row for one in reports for row in one.ranks),
-        what_if=replace(first.what_if, waste_by_rank_ms=by_rank),
+        what_if=replace(first.what_if, waste_by_rank_ms=by_rank, waste_by_node_ms=by_node),
         notes=tuple(dict.fromkeys([apart.note(groups), *(note for one in reports for note in one.notes)])),
     )
 
 
-def _in_order(found: list[Verdict]) -> tuple[Verdict, ...]:
-    """A stopped job first, then the most costly; what is saved only once others are repaired comes after these.
+#: Episodes of one rank cost alike from this part of the dearest on: noise is not to put the later one first.
+_AS_DEAR = 0.9
 
-    Episodes of one rank that follow each other come in the order of time.
+
+def _in_order(found: list[Verdict]) -> tuple[Verdict, ...]:
+    """A stopped job first, then the most costly: by the share of its own steps that its repair saves.
+
+    What is saved only once others are repaired comes after these. Episodes of one rank that follow each other and cost
+    about as much come in the order of time.
     """
     weights = [one.cost_ratio or 0.0 for one in found]
     for index, one in enumerate(found):
         earlier = [weights[at] for at in range(index) if set(found[at].ranks) & set(one.given)]
         weights[index] = min([weights[index], *earlier])
     order = sorted(range(len(found)), key=lambda at: (found[at].kind not in ("hang", "desync"), -weights[at]))
-    alike = itertools.groupby((found[at] for at in order), key=lambda one: (one.kind, one.ranks, one.cause))
-    return tuple(one for _, run in alike for one in sorted(run, key=lambda one: one.since_step or 0))
+    runs: list[list[int]] = []
+    for at in order:
+        first = runs[-1][0] if runs else at
+        alike = all(getattr(found[at], name) == getattr(found[first], name) for name in ("kind", "ranks", "cause"))
+        if runs and alike and weights[at] >= _AS_DEAR * weights[first]:
+            runs[-1].append(at)
+        else:
+            runs.append([at])
+    return tuple(found[at] for run in runs for at in sorted(run, key=lambda at: found[at].since_step or 0))
 
 
 def _slow(run: Run, blocks: Blocks, settings: Settings, *, parted: bool) -> tuple[list[Verdict], list[str]]:
@@ -293,7 +301,15 @@ def _of_needs(blocks: Blocks, settings: Settings, whole_steps: bool = False) -> 
         return usual * (settings.min_demand if throughout else settings.min_demand_for_a_while)
 
     habits = [habit for habit in straggler.find(needs, settings, shared=True) if habit.excess >= least(habit)]
-    return of_habits(habits, needs, settings)
+    return _by_another_measure(habits, needs, settings)
+
+
+def _by_another_measure(
+    habits: list[straggler.Habit], blocks: Blocks, settings: Settings
+) -> tuple[list[Verdict], list[str]]:
+    """Verdicts by blocks that hold no lateness, so that what lateness shows of the cost is unknown."""
+    found, notes = of_habits(habits, blocks, settings)
+    return [replace(one, shown_ms=None) for one in found], notes
 
 
 def _of_shared_cpus(
@@ -308,10 +324,8 @@ def _of_shared_cpus(
     broken = len({one.ranks for one in slept}) < len(slept)
     calm = sharing.less_queueing(blocks) if broken or not slept else None
     if calm is not None:  # what ranks queue may hide for a while who sleeps
-        slept = (
-            _that_slept(of_habits(straggler.find(calm, settings, shared=True), calm, settings)[0], calm, shared)
-            or slept
-        )
+        habits = straggler.find(calm, settings, shared=True)
+        slept = _that_slept(_by_another_measure(habits, calm, settings)[0], calm, shared) or slept
     # Of ranks that slept for most of their lateness, what they need beyond their peers is the least of it.
     asking = [one for one in asking if not {rank for each in slept for rank in each.ranks}.issuperset(one.ranks)]
     if asking:

@@ -97,6 +97,7 @@ def verdict(most: Majority, change: whatif.Change, alone: Verdict | None, blocks
         partial=alone.partial if alone is not None else None,
         evidence=(f"{len(most.ranks)} of {len(blocks.ranks)} ranks became slow together: {steps}", *beside),
         advice=tuple(advice(cause, list(most.ranks))),
+        shown_ms=0.0,
     )
 
 

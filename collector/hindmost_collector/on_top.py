@@ -24,17 +24,18 @@ def period(blocks: Blocks, found: Sequence[Verdict]) -> Floats:
     left: Floats = blocks.period.copy()
     for one in found:
         if one.kind in _KINDS:
-            left[slice(*_span(one, blocks))] -= (one.cost_ms_per_step or 0.0) * 1e6
+            left[slice(*span(one, blocks))] -= (one.cost_ms_per_step or 0.0) * 1e6
     return left
 
 
 def apart(blocks: Blocks, found: Sequence[Verdict], first: int, stop: int) -> bool:
     """Whether none of these began or ended in steps [first, stop), by index, or near them."""
-    borders = [edge for one in found for edge in _span(one, blocks) if 0 < edge < len(blocks.steps)]
+    borders = [edge for one in found for edge in span(one, blocks) if 0 < edge < len(blocks.steps)]
     return not any(first - _NEAR < edge < stop + _NEAR for edge in borders)
 
 
-def _span(one: Verdict, blocks: Blocks) -> tuple[int, int]:
+def span(one: Verdict, blocks: Blocks) -> tuple[int, int]:
+    """The steps [first, stop), by index, that a verdict's cost is a mean over."""
     until = blocks.steps[-1] + 1 if one.until_step is None else one.until_step
     first, stop = np.searchsorted(blocks.steps, [one.since_step or 0, until])
     return int(first), int(stop)

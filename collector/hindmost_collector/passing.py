@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector import work_due
+from hindmost_collector import whatif, work_due
 from hindmost_collector.robust import MAD_TO_SIGMA, median
 from hindmost_collector.whatif import repaired
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hindmost_collector.align import Floats
+    from hindmost_collector.align import Floats, Ints
     from hindmost_collector.blocks import Blocks
     from hindmost_collector.detectors.straggler import Habit
 
@@ -38,3 +38,21 @@ def scaled(blocks: Blocks, habits: Sequence[Habit], segments: Floats, scale: flo
     noise = work_due.STALL * MAD_TO_SIGMA * float(median(np.abs(passes)))
     in_full = passes + (np.sqrt(scale) - 1) * np.clip(passes, -noise, noise)
     return np.asarray(segments - passes + in_full / scale)
+
+
+#: What the others' noise hides of a stall at the step's end, of what computing is longer by: up to about so much.
+_HIDES = 0.05
+
+
+def stalls_in_full(blocks: Blocks, stalled: Ints, seen: Floats, beyond: float) -> float:
+    """How many times what their lateness shows, ``seen`` [S] ns, stalls cost whose computing is ``beyond`` that.
+
+    Where steps grew by less than the computing did, each counts by how surely it is known: what else is late in a
+    stalled step hides some of the stall, and of few stalls nobody sees how much.
+    """
+    shown = float(median(seen[stalled]))
+    longer, noise = whatif.longer_when(blocks, stalled) or (np.inf, 0.0) if beyond > 1 and shown > 0 else (np.inf, 0.0)
+    if longer >= beyond * shown:
+        return beyond
+    unsure = _HIDES * beyond * shown
+    return max(float((beyond * noise**2 + longer / shown * unsure**2) / (noise**2 + unsure**2)), 1.0)

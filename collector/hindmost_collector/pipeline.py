@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hindmost_collector import graph, micro_batches, roles, summary
+from hindmost_collector import graph, graph_waste, micro_batches, roles, summary
 from hindmost_collector.detectors.straggler import extreme
 from hindmost_collector.robust import MAD_TO_SIGMA, spread
 from hindmost_collector.verdict import RankRow, Report, Verdict, WhatIf
@@ -42,6 +42,7 @@ def judge(run: Run, settings: Settings) -> Report:
         wasted_ratio=1 - ideal / measured,
         step_ms=measured / 1e6,
         ideal_step_ms=ideal / 1e6,
+        waste=graph_waste.find(built, measured, ideal, verdicts),
     )
     if not verdicts:
         verdicts = [

@@ -37,14 +37,23 @@ _COUNTED = 4
 
 
 class _Words(NamedTuple):
-    """What one rank does, what several do, and how the others would wait less for it."""
+    """What one rank does, what several do, how the others would wait less for it, and the cause that waste has then."""
 
     one: str
     several: str
     remedy: str
+    cause: str | None = None
 
 
-_WRITES = _Words("writes checkpoints", "write checkpoints", "in the background, or less often")
+class Planned(NamedTuple):
+    """What the others wait for these ranks by the script's doing, ms of the mean step; ``cause`` is also its phase."""
+
+    ranks: tuple[int, ...]
+    ms_per_step: float
+    cause: str | None
+
+
+_WRITES = _Words("writes checkpoints", "write checkpoints", "in the background, or less often", "checkpoint")
 _EVALUATES = _Words(
     "evaluates longer than its peers", "evaluate longer than their peers", "spread over all ranks, or less often"
 )
@@ -56,38 +65,42 @@ _PAUSES = _Words(
 )
 
 
-def aside(blocks: Blocks, steps: Table, settings: Settings) -> tuple[Blocks, list[str]]:
-    """The same with nobody late for what it writes or evaluates for the others, and what these wait for it."""
+def aside(blocks: Blocks, steps: Table, settings: Settings) -> tuple[Blocks, list[Planned], list[str]]:
+    """The same with nobody late for what it writes or evaluates for the others, what these wait for it, and notes."""
     notes: list[str] = []
+    found: list[Planned] = []
     took, evaluated = blocks.parts.get("checkpoint"), _evaluated(blocks, steps)
     if len(blocks.ranks) < 2:
-        return blocks, notes
+        return blocks, found, notes
     if took is not None:
         due = _written(np.nan_to_num(took))
-        blocks, told = _without(blocks, due, _WRITES, settings)
+        blocks = _without(blocks, due, _WRITES, settings, found, notes)
         blocks = replace(blocks, parts=blocks.parts | {"checkpoint": took - due}) if due.any() else blocks
-        notes += told
     if evaluated is not None:
         due = _longer(evaluated, settings.stall_effect * blocks.step_ns)
-        blocks, told = _without(blocks, due, _EVALUATES, settings)
-        notes += told
+        blocks = _without(blocks, due, _EVALUATES, settings, found, notes)
     outside = _outside(blocks)
     if outside is not None:
         due = _counted_out(_longer(outside, settings.stall_effect * blocks.step_ns), blocks.steps)
-        blocks, told = _without(blocks, due, _PAUSES, settings)
-        notes += told
-    return blocks, notes
+        blocks = _without(blocks, due, _PAUSES, settings, found, notes)
+    return blocks, found, notes
 
 
-def _without(blocks: Blocks, due: Floats, words: _Words, settings: Settings) -> tuple[Blocks, list[str]]:
-    """The same with nobody late for what is ``due`` [R, S], and the note on it."""
+def _without(
+    blocks: Blocks, due: Floats, words: _Words, settings: Settings, found: list[Planned], notes: list[str]
+) -> Blocks:
+    """The same with nobody late for what is ``due`` [R, S]; what is worth a word is added to what was found."""
     held = np.flatnonzero(due.any(axis=1))
     if not len(held):
-        return blocks, []
+        return blocks
     late = _late(blocks, held, due[held])
+    saved = float(stall_saving(blocks, held.tolist(), np.flatnonzero(late.any(axis=0))).mean())
+    if saved >= settings.min_cost * blocks.step_ns:
+        found.append(Planned(tuple(blocks.ranks[held].tolist()), saved / 1e6, words.cause))
+        notes.append(_told(blocks, held, saved, due, words))
     excess = blocks.excess.copy()
     excess[held] -= late
-    return replace(blocks, excess=excess), _told(blocks, held, late, due, words, settings)
+    return replace(blocks, excess=excess)
 
 
 def _late(blocks: Blocks, rows: Ints, due: Floats) -> Floats:
@@ -185,14 +198,11 @@ def _now_and_then(does: Array) -> Array:
     return np.asarray((2 * steps < does.shape[1]) & (steps <= _ON_END * apart))[:, None]
 
 
-def _told(blocks: Blocks, rows: Ints, late: Floats, due: Floats, words: _Words, settings: Settings) -> list[str]:
-    """What the others wait for it, where that is worth a word."""
-    saved = float(stall_saving(blocks, rows.tolist(), np.flatnonzero(late.any(axis=0))).mean())
-    if saved < settings.min_cost * blocks.step_ns:
-        return []
+def _told(blocks: Blocks, rows: Ints, saved: float, due: Floats, words: _Words) -> str:
+    """The note on what the others wait for these, ``saved`` ns a step."""
     steps = int(np.count_nonzero(due.any(axis=0)))
     who = names([int(blocks.ranks[row]) for row in rows])
     does, own = (words.one, "its") if len(rows) == 1 else (words.several, "their")
     waited = f"{who} {does} in {steps} of {len(blocks.steps)} steps, and the others wait"
     cost = f"{ms(saved * len(blocks.steps) / steps)} each, {saved / average(blocks.period):.1%} of the job's time"
-    return [f"{waited}: {cost}; no fault of {own} own: {words.remedy}, it would cost less"]
+    return f"{waited}: {cost}; no fault of {own} own: {words.remedy}, it would cost less"

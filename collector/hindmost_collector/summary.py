@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hindmost_collector import endings, intervals, whatif
+from hindmost_collector import endings, intervals, wasted, whatif
 from hindmost_collector.align import codes
 from hindmost_collector.model import OTHER, Run, rows
 from hindmost_collector.numbered import found_in
@@ -16,8 +16,11 @@ from hindmost_collector.robust import average, mean, median, sums_by_step
 from hindmost_collector.verdict import JobSummary, RankRow, WhatIf
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hindmost_collector.align import Floats, Ints
     from hindmost_collector.blocks import Blocks
+    from hindmost_collector.verdict import Verdict
 
 
 def job(run: Run, blocks: Blocks | None) -> JobSummary:
@@ -157,15 +160,17 @@ def _figures(blocks: Blocks) -> dict[str, Floats]:
     }
 
 
-def what_if(run: Run, blocks: Blocks | None, of_stages: float = 0.0) -> WhatIf:
+def what_if(run: Run, blocks: Blocks | None, found: Sequence[Verdict] = (), of_stages: float = 0.0) -> WhatIf:
     """Time with every rank at the pace of its typical peer in every stretch, beside the time as it was.
 
-    ``of_stages`` ns of the mean step are what stages of a pipeline cost that are slower than the typical one.
+    What the verdicts ``found`` cost beyond what lateness shows is lost as well, and ``of_stages`` ns of the mean step
+    that stages of a pipeline cost which are slower than the typical one.
     """
     if blocks is None or len(blocks.ranks) < 2 or not blocks.step_ns > 0:
         return WhatIf()
     step = float(np.nanmean(blocks.period))
-    ideal = max(step - float(whatif.stretched(blocks, blocks.segments).mean()) - of_stages, 0.0)
+    shown = float(whatif.stretched(blocks, blocks.segments).mean())
+    ideal = max(step - shown - wasted.beyond(found, blocks) * 1e6 - of_stages, 0.0)
     known = ~np.isnan(blocks.caused).all(axis=1)
     means = np.nanmean(blocks.caused[known], axis=1) / 1e6
     by_rank = dict(zip(map(str, blocks.ranks[known].tolist()), means.tolist(), strict=True))

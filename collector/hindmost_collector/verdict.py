@@ -63,6 +63,7 @@ class Verdict:
     evidence: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
     past: Past | None = None  # for the judge's next look at a running job; no part of a report
+    shown_ms: float | None = None  # of the cost, what lateness shows; None: as much. No part of a report either
 
 
 @dataclass(frozen=True)
@@ -94,16 +95,17 @@ class WasteRow:
 
 @dataclass(frozen=True)
 class Waste:
-    """What ranks lose by not being alike: ``lost_ms`` of a mean step, of which no verdict's are ``rest_ms``.
+    """What ranks lose by not being alike: ``lost_ms`` of a mean step, of which ``rest_ms`` have no cause.
 
     Each of the tables is of the same time; none adds up to more than ``lost_ms``. By cause and phase is told what
-    verdicts cost.
+    verdicts cost, and checkpoints that a few write for all; of a graph of operations, by phase, all that is lost.
     """
 
     lost_ms: float
     rest_ms: float
     by_rank: tuple[WasteRow, ...] = ()
     by_node: tuple[WasteRow, ...] = ()
+    by_stage: tuple[WasteRow, ...] = ()  # of a pipeline
     by_cause: tuple[WasteRow, ...] = ()
     by_phase: tuple[WasteRow, ...] = ()
 
@@ -193,7 +195,7 @@ class Report:
         plain: dict[str, Any] = _plain(replace(self, ranks=()))
         plain["ranks"] = self.ranks.plain() if hasattr(self.ranks, "plain") else _plain(self.ranks)
         for verdict in plain["verdicts"]:
-            del verdict["past"]
+            del verdict["past"], verdict["shown_ms"]
         return {"schema": SCHEMA, **plain}
 
 

@@ -54,7 +54,7 @@ def of_habits(
     explained = [(slow_input.with_stalls(blocks, habit, cause, settings), cause) for habit, cause in explained]
     whole = dict(zip(kept, (habit for habit, _ in explained), strict=True))
     kept, habits = list(whole.values()), [whole.get(habit, habit) for habit in habits]
-    blocks = backward.in_full(blocks, explained)
+    seen, blocks = blocks, backward.in_full(blocks, explained)
     left, verdicts = _groups(explained), []
     before: list[Habit] = []
     replay = _replay(left, kept, blocks, habits)
@@ -65,9 +65,15 @@ def of_habits(
         if verdict is None:
             notes.append(wording.too_little(blocks, _habits(group)))
             continue
-        verdicts.append(verdict)
+        verdicts.append(replace(verdict, shown_ms=_shown(seen, before, _habits(group))))
         before += _habits(group)
     return verdicts, notes
+
+
+def _shown(seen: Blocks, before: list[Habit], habits: list[Habit]) -> float:
+    """Ms a step that the repair of these adds to that of those before, as far as lateness shows it."""
+    added = _saving(seen, [*before, *habits]) - _saving(seen, before)
+    return float(added[_span(habits)].mean()) / 1e6
 
 
 @dataclass(frozen=True)
@@ -136,6 +142,7 @@ def _saving(blocks: Blocks, habits: list[Habit]) -> Floats:
     """[S] ns saved with all of these repaired, each in the steps of its own habit."""
     if not habits:
         return np.zeros(len(blocks.steps))
+    blocks = whatif.beside_its_only_peer(blocks, habits)
     fixed = repaired(blocks, habits)
     return np.subtract(stretched(blocks, blocks.segments), stretched(blocks, fixed))
 
@@ -184,7 +191,7 @@ def _straggler(
     worth = in_all if in_all > saved else cost  # of two late alike for two causes neither saves anything by itself
     if worth < settings.min_cost * blocks.step_ns:
         return None
-    shown = worth if even is blocks else max(worth, float(_saving(even, habits)[span].mean()))
+    shown = max(worth, float(_saving(even, habits)[span].mean()))
     if shown < settings.min_share_of_waste * (shown + _without_owner(work_due.without(even), replay.kept)):
         return None
     cause = group[0][1]
@@ -274,7 +281,7 @@ def of_stalls(stalls: list[Stalls], blocks: Blocks, settings: Settings) -> list[
     for one in stalls:
         cause = causes.explain(blocks, one.rows[0], one.stalled, settings)
         seen = stall_saving(blocks, one.rows, one.stalled)
-        saved = seen * cause.beyond  # of longer computing, lateness shows a part
+        saved = seen * passing.stalls_in_full(blocks, one.stalled, seen, cause.beyond)
         nobodys = settings.min_share_of_waste * waste(work_due.as_seen(blocks))
         if float(saved.mean()) < settings.min_effect * average(blocks.period) or float(seen.mean()) < nobodys:
             continue
@@ -290,6 +297,7 @@ def of_stalls(stalls: list[Stalls], blocks: Blocks, settings: Settings) -> list[
                 since_step=since(blocks, int(span[0])),
                 cost_ms_per_step=(gain + held_up) / 1e6,
                 cost_ratio=(gain + held_up) / average(blocks.period[span]),
+                shown_ms=float(seen[span].mean()) / 1e6,
                 confidence=float(np.clip(one.share, 0.5, 0.99)),
                 explained=cause.explained,
                 partial=cause.partial,
@@ -351,12 +359,3 @@ def of_network(found: SlowNetwork | None, blocks: Blocks, beside: Sequence[Verdi
             past=found.past if found.stop >= len(blocks.steps) else None,
         )
     ]
-
-
-def balanced(blocks: Blocks, wasted: float, needs: Blocks | None) -> Verdict:
-    """Nobody holds the job back; ``needs`` are the same steps by what ranks need, where they share CPUs."""
-    return Verdict(
-        kind="balanced",
-        confidence=float(np.clip(1.0 - 1.0 / np.sqrt(len(blocks.steps) + 1), 0.5, 0.99)),
-        evidence=tuple(wording.balanced(blocks, wasted, needs)),
-    )

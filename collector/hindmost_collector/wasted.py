@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_collector import on_top
 from hindmost_collector.model import AMOUNTS, OTHER, PHASES
 from hindmost_collector.robust import median
 from hindmost_collector.verdict import Waste, WasteRow
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from hindmost_collector.align import Array, Floats, Ints
     from hindmost_collector.blocks import Blocks
     from hindmost_collector.model import Run
+    from hindmost_collector.planned import Planned
     from hindmost_collector.verdict import Verdict, WhatIf
 
 #: Verdicts on ranks that are not alike; what holds all ranks back alike is no part of this.
@@ -35,18 +37,26 @@ _SEEN = 64
 _LEAST = 0.001
 
 
-def find(run: Run, blocks: Blocks | None, what_if: WhatIf, named: Sequence[Verdict]) -> Waste | None:
-    """The table; ``None`` where it is not known how long a step would be with all ranks alike."""
+def find(
+    run: Run, blocks: Blocks | None, what_if: WhatIf, named: Sequence[Verdict], aside: Sequence[Planned] = ()
+) -> Waste | None:
+    """The table; ``None`` where it is not known how long a step would be with all ranks alike.
+
+    What the script has ranks do for all, and is put ``aside``, has a cause and no verdict.
+    """
     if blocks is None or what_if.step_ms is None or what_if.ideal_step_ms is None:
         return None
     lost = what_if.step_ms - what_if.ideal_step_ms
-    costs = [(one, _of_all_steps(one, blocks)) for one in named if one.kind in _KINDS and one.cost_ms_per_step]
+    known = [(one, one.cost_ms_per_step) for one in named if one.kind in _KINDS and one.cost_ms_per_step]
+    costs = [(one, _of_all_steps(one, ms, blocks)) for one, ms in known]
     told = sum(ms for _, ms in costs)
-    # Steps may have grown by more than lateness shows, which a cost counts and this base does not.
+    # On shared CPUs a cost is of what ranks need, and this base of how late they come.
     costs = [(one, ms * min(lost / told, 1.0)) for one, ms in costs] if told > 0 else []
-    by_rank = _by_rank(blocks, costs, lost)
-    causes: dict[str, float] = {}
-    phases: dict[str, float] = {}
+    told = sum(ms for _, ms in costs)
+    known_by = [(one, one.cause, min(one.ms_per_step, max(lost - told, 0.0))) for one in aside if one.cause]
+    by_rank = _by_rank(blocks, [*costs, *((one, ms) for one, _, ms in known_by)], lost)
+    causes = {cause: ms for _, cause, ms in known_by}
+    phases = dict(causes)
     for one, ms in costs:
         causes[one.cause or "unknown"] = causes.get(one.cause or "unknown", 0.0) + ms
         for name, part in _by_phase(one, ms, blocks).items():
@@ -54,14 +64,14 @@ def find(run: Run, blocks: Blocks | None, what_if: WhatIf, named: Sequence[Verdi
     return Waste(
         lost_ms=lost,
         rest_ms=lost - sum(causes.values()),
-        by_rank=_rows({str(rank): ms for rank, ms in by_rank.items()}, what_if.step_ms),
-        by_node=_rows(_by_node(run, by_rank), what_if.step_ms),
-        by_cause=_rows(causes, what_if.step_ms),
-        by_phase=_rows(phases, what_if.step_ms),
+        by_rank=rows({str(rank): ms for rank, ms in by_rank.items()}, what_if.step_ms),
+        by_node=rows(_by_node(run, by_rank), what_if.step_ms),
+        by_cause=rows(causes, what_if.step_ms),
+        by_phase=rows(phases, what_if.step_ms),
     )
 
 
-def _rows(found: Mapping[str, float], step_ms: float) -> tuple[WasteRow, ...]:
+def rows(found: Mapping[str, float], step_ms: float) -> tuple[WasteRow, ...]:
     """The largest first; what is too small to matter is left out."""
     order = sorted(found, key=lambda name: -found[name])
     return tuple(
@@ -69,19 +79,19 @@ def _rows(found: Mapping[str, float], step_ms: float) -> tuple[WasteRow, ...]:
     )
 
 
-def _span(one: Verdict, blocks: Blocks) -> Array:
-    """Indices of the steps that a verdict's cost is a mean over."""
-    if one.kind not in ("straggler", "uneven_workload"):
-        return np.arange(len(blocks.steps))
-    until = blocks.steps[-1] + 1 if one.until_step is None else one.until_step
-    return np.arange(*np.searchsorted(blocks.steps, [one.since_step or 0, until]))
+def beyond(found: Sequence[Verdict], blocks: Blocks) -> float:
+    """Ms of the mean step of the run that verdicts cost beyond what lateness shows; below 0 where it shows more."""
+    more = [(one, (one.cost_ms_per_step or 0.0) - one.shown_ms) for one in found if one.shown_ms is not None]
+    return sum(_of_all_steps(one, ms, blocks) for one, ms in more)
 
 
-def _of_all_steps(one: Verdict, blocks: Blocks) -> float:
-    return (one.cost_ms_per_step or 0.0) * len(_span(one, blocks)) / len(blocks.steps)
+def _of_all_steps(one: Verdict, ms: float, blocks: Blocks) -> float:
+    """So many ms of each step that a verdict is about as ms of the mean step of the run."""
+    first, stop = on_top.span(one, blocks)
+    return ms * (stop - first) / len(blocks.steps)
 
 
-def _by_rank(blocks: Blocks, costs: Sequence[tuple[Verdict, float]], lost: float) -> dict[int, float]:
+def _by_rank(blocks: Blocks, costs: Sequence[tuple[Verdict | Planned, float]], lost: float) -> dict[int, float]:
     """Ms a step of each rank: its part of the verdicts that name it; of one that none names, at most what it caused."""
     caused = np.nan_to_num(blocks.caused).mean(axis=1) / 1e6
     found: dict[int, float] = {}
@@ -116,7 +126,7 @@ def _by_phase(one: Verdict, ms: float, blocks: Blocks) -> dict[str, float]:
 
     Empty where no phase was measured.
     """
-    columns, named = _span(one, blocks), np.isin(blocks.ranks, one.ranks)
+    columns, named = np.arange(*on_top.span(one, blocks)), np.isin(blocks.ranks, one.ranks)
     on_gpu = one.cause in _ON_GPU and "gpu_forward" in blocks.parts
     wanted = [name for name in (_OF_GPU if on_gpu else _OF_HOST) if name in blocks.parts]
     if not wanted or not named.any() or not len(columns):

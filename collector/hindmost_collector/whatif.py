@@ -6,13 +6,13 @@ nothing of its noise, gives the time the job would have taken with that rank rep
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hindmost_collector import blocks as blocks_of
-from hindmost_collector.robust import median
+from hindmost_collector.robust import median, median_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,6 +37,20 @@ def repaired(blocks: Blocks, habits: Sequence[Habit]) -> Floats:
         fixed[habit.row, held] -= level[place[held]]
         _take_stalls(fixed[habit.row], segment_step, habit)
     return fixed
+
+
+def beside_its_only_peer(blocks: Blocks, habits: Sequence[Habit]) -> Blocks:
+    """The same, where of two ranks one is late by these habits, with the other on time by its own measure.
+
+    It is ahead only of the rank that it is compared with, and no more so once that is repaired: whichever of the two
+    comes later by chance then is what a repair leaves.
+    """
+    if len(blocks.ranks) != 2:
+        return blocks
+    segments: Floats = blocks.segments.copy()
+    for habit in habits:
+        segments[1 - habit.row, (blocks.segment_step >= habit.first) & (blocks.segment_step < habit.stop)] = 0.0
+    return replace(blocks, segments=segments)
 
 
 def _take_stalls(late: Floats, segment_step: Ints, habit: Habit) -> None:
@@ -68,6 +82,8 @@ def _usual(late: Floats, segment_step: Ints, place: Ints, habit: Habit) -> Float
 
 #: Steps on each side of an onset before the change of the step time itself is a measurement.
 _ENOUGH = 20
+#: Stalls that do the same: each is much longer than what steps differ by.
+_STALLS = 5
 
 
 @dataclass(frozen=True)
@@ -161,11 +177,43 @@ def stall_saving(blocks: Blocks, rows: Sequence[int], stalled: Ints) -> Floats:
     columns = np.flatnonzero(np.isin(blocks.segment_step, stalled))
     held = np.ix_(np.array(rows), columns)
     fixed[held] = np.minimum(fixed[held], 0.0)
+    if blocks.evidence != blocks_of.PHASES and not blocks.overlapped:
+        _take_ends(fixed, blocks, rows, stalled)
     saved: Floats = np.subtract(stretched(blocks, blocks.segments), stretched(blocks, fixed))
     if blocks.evidence != blocks_of.PHASES or not 0 < len(stalled) < len(blocks.steps):
         return saved
     total, most = float(saved[stalled].sum()), len(stalled) * _longer_by_itself(blocks, fixed, stalled)
     return saved * max(most, 0.0) / total if total > most else saved
+
+
+def _take_ends(fixed: Floats, blocks: Blocks, rows: Sequence[int], stalled: Ints) -> None:
+    """Take what these did late after a stalled step's last synchronisation: it is in the first stretch of the next.
+
+    As far as they are later there than usual: what they always do late is no part of a stall.
+    """
+    first = np.searchsorted(blocks.segment_step, np.arange(len(blocks.steps)))
+    after = np.setdiff1d(stalled + 1, stalled)
+    after = first[after[after < len(first)]]
+    for row in rows:
+        usual = max(float(median(blocks.segments[row, first])), 0.0)
+        fixed[row, after] = np.minimum(fixed[row, after], usual)
+
+
+def longer_when(blocks: Blocks, stalled: Ints) -> tuple[float, float] | None:
+    """Ns by which the typical stall makes its step longer, and the next, in which its end may show, and the standard
+    error; ``None`` where too few are known.
+    """
+    inside = np.isin(np.arange(len(blocks.steps)), stalled)
+    after = np.append(False, inside[:-1]) & ~inside
+    calm, during, next_ = (
+        one[~np.isnan(one)] for one in (blocks.period[held] for held in (~inside & ~after, inside, after))
+    )
+    if len(calm) < _ENOUGH or len(during) < _STALLS:
+        return None
+    usual, often = float(median(calm)), len(next_) / len(during)
+    spilled = often * (float(median(next_)) - usual) if len(next_) else 0.0
+    error = float(np.hypot(median_error(during), often * median_error(next_) if len(next_) > 1 else 0.0))
+    return float(median(during)) - usual + spilled, error
 
 
 def _longer_by_itself(blocks: Blocks, fixed: Floats, stalled: Ints) -> float:

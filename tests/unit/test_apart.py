@@ -103,3 +103,10 @@ def test_groups_that_never_meet_have_links_of_their_own(onset: int) -> None:
     (verdict,) = judge(both(slow.run, other)).verdicts
     assert (verdict.kind, verdict.ranks, verdict.since_step) == ("slow_link", (0, 1, 2, 3), onset)
     assert verdict.cost_ms_per_step == pytest.approx(truth, rel=0.15)
+
+
+def test_what_each_node_made_others_wait_is_told_of_all_groups() -> None:
+    """As it is of all ranks: a node's is the sum of its ranks'."""
+    what_if = judge(both(group(1, faults=SLOW), group(2, step_ms=130.0))).what_if
+    assert set(what_if.waste_by_node_ms) == {"n0", "n4"}
+    assert sum(what_if.waste_by_node_ms.values()) == pytest.approx(sum(what_if.waste_by_rank_ms.values()))

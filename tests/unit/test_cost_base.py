@@ -28,3 +28,28 @@ def test_a_cost_times_its_steps_is_what_the_repair_saves(fault: Fault, layout: s
     stop = job.steps if verdict.until_step is None else verdict.until_step
     saved = (simulated.truth.total_ns - simulated.truth.repaired_ns) / 1e6
     assert verdict.cost_ms_per_step * (stop - verdict.since_step) == pytest.approx(saved, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("cause", "layout"), [("input", "dp"), ("input", "fsdp"), ("gc", "dp"), ("gc", "fsdp"), ("compute", "fsdp")]
+)
+def test_of_two_ranks_the_one_repaired_is_still_later_by_chance(cause: str, layout: str) -> None:
+    """The other is on time by its own measure, not ahead by what the slow one was late: costs are not high by habit."""
+    costs, savings = [], []
+    for seed in range(5):
+        simulated = simulate(Scenario(2, 120, seed, layout, faults=(Fault(cause, (seed % 2,), 0.12),)))
+        (verdict,) = judge(simulated.run).verdicts
+        costs.append((verdict.cost_ms_per_step or 0.0) * 120)
+        savings.append((simulated.truth.total_ns - simulated.truth.repaired_ns) / 1e6)
+    assert sum(costs) == pytest.approx(sum(savings), rel=0.025)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(("onset", "end"), [(60, None), (40, 80)])
+def test_a_rank_that_is_given_more_for_a_while_is_late_for_that_alone(ranks: int, onset: int, end: int | None) -> None:
+    """Half of what it has more is not its usual work in the other steps, in which nothing is wrong."""
+    simulated = simulate(Scenario(ranks, 120, 500, "fsdp", faults=(Fault("workload", (0,), 0.2, onset, end),)))
+    (verdict,) = judge(simulated.run).verdicts
+    assert (verdict.ranks, verdict.cause, verdict.since_step) == ((0,), "workload", onset)
+    saved = (simulated.truth.total_ns - simulated.truth.repaired_ns) / 1e6
+    assert (verdict.cost_ms_per_step or 0.0) * ((end or 120) - onset) == pytest.approx(saved, rel=0.05)

@@ -12,6 +12,8 @@ from hindmost_collector.model import Job, Run
 if TYPE_CHECKING:
     from hindmost_collector.verdict import Report
 
+TABLES = ("rank", "node", "stage", "cause", "phase")
+
 
 def report(work_ms: dict[tuple[int, int], float]) -> Report:
     """Two stages of two replicas, three steps of one micro-batch; ``work_ms`` is forward by (replica, stage)."""
@@ -53,6 +55,21 @@ def test_a_heavier_stage_is_nobodys_fault() -> None:
     """A stage that takes longer on every replica has more work; no rank is named."""
     verdict = report({(0, 0): 10, (1, 0): 10, (0, 1): 20, (1, 1): 20}).verdicts[0]
     assert (verdict.kind, verdict.ranks) == ("uneven_workload", ())
+
+
+def test_what_a_slow_worker_wastes_is_told_by_worker_stage_cause_and_phase() -> None:
+    """Forward that is longer on one worker of the first stage is that worker's and its stage's; no node is told."""
+    whole = report({(0, 0): 10, (1, 0): 20, (0, 1): 10, (1, 1): 10})
+    waste = whole.what_if.waste
+    assert waste is not None
+    assert waste.lost_ms == pytest.approx((whole.what_if.step_ms or 0) - (whole.what_if.ideal_step_ms or 0))
+    told = {name: {row.name: row.ms_per_step for row in getattr(waste, f"by_{name}")} for name in TABLES}
+    assert told["node"] == {}
+    assert told["rank"] == pytest.approx({"1": told["phase"]["forward"]})
+    assert told["stage"] == pytest.approx({"0": told["phase"]["forward"]})
+    assert told["cause"]["compute"] == pytest.approx(waste.lost_ms - waste.rest_ms)
+    for table in told.values():
+        assert sum(table.values()) <= waste.lost_ms * (1 + 1e-9)
 
 
 def test_a_job_of_equals_loses_nothing() -> None:

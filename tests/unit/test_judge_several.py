@@ -53,6 +53,16 @@ def test_an_end_is_told_once_three_steps_show_it() -> None:
     assert [until(blocks, stop) for stop in (74, 73, 72, 71)] == [None, None, None, 73]
 
 
+def test_a_cheap_episode_does_not_come_first_for_being_the_earlier_one() -> None:
+    """Of one rank that is slow twice and another one in between, whoever costs most is told first."""
+    faults = (Fault("input", (2,), 0.08, 20, 60), Fault("gc", (5,), 0.2, 90, 120), Fault("input", (2,), 0.3, 150, 190))
+    found = judge(simulate(Scenario(16, 220, seed=3, faults=faults)).run).verdicts
+    assert _told(found) == [((2,), "input", 150, 190), ((5,), "gc", 90, 120), ((2,), "input", 20, 60)]
+    faults = (Fault("input", (2,), 0.08, 20, 60), Fault("gc", (5,), 0.05, 90, 120), Fault("input", (2,), 0.3, 150, 190))
+    found = judge(simulate(Scenario(16, 220, seed=3, faults=faults)).run).verdicts
+    assert _told(found) == [((2,), "input", 150, 190), ((2,), "input", 20, 60), ((5,), "gc", 90, 120)]
+
+
 def test_what_ends_a_slow_stretch_can_be_set() -> None:
     """Twenty steps as its peers are the end of it, or a pause where a rank must be so for 30."""
     faults = (Fault("input", (2,), 0.05, 20, 120), Fault("input", (2,), 0.05, 140))

@@ -130,7 +130,7 @@ def test_evaluations_that_differ_by_little_are_no_reason_to_be_late() -> None:
     ]
     found = blocks_of.build(run, DEFAULT)
     assert found is not None
-    after, notes = planned.aside(found, concatenate("steps", [run.steps, *others]), DEFAULT)
+    after, _, notes = planned.aside(found, concatenate("steps", [run.steps, *others]), DEFAULT)
     assert (after.excess.tolist(), notes) == (found.excess.tolist(), [])
 
 
@@ -185,7 +185,7 @@ def test_one_of_two_may_evaluate_for_both() -> None:
     run = _evaluating(Scenario(2, STEPS, 3, checkpoint_every=20))
     found = blocks_of.build(run, DEFAULT)
     assert found is not None
-    after, (note,) = planned.aside(found, run.steps, DEFAULT)
+    after, _, (note,) = planned.aside(found, run.steps, DEFAULT)
     assert found.excess[0].max() > found.step_ns
     assert after.excess[0].max() < 0.2 * found.step_ns
     assert note.startswith("rank 0 evaluates longer")
@@ -208,7 +208,7 @@ def _pausing(at: list[int]) -> Blocks:
 def test_only_pauses_that_are_counted_out_are_planned(at: list[int], planned_for: bool) -> None:
     """Every twentieth step, between two steps, one rank does something: the script counts, and no fault does."""
     made = _pausing(at)
-    after, _ = planned.aside(made, NO_STEPS, DEFAULT)
+    after, *_ = planned.aside(made, NO_STEPS, DEFAULT)
     left = float(after.excess[0, np.array(at) + 1].max() / made.step_ns)
     assert left == pytest.approx(0.0 if planned_for else 3.0, abs=0.1)
 

@@ -126,3 +126,48 @@ def test_the_text_tells_more_than_one_verdict_s_cost_or_nothing() -> None:
     assert "rank 9" in line
     assert "node0001" in line
     assert "as ranks are not alike: compute" in html.render(two)
+
+
+#: Of some of these lateness shows a part, where collectives run beside backward.
+BESIDE = [
+    Fault("compute", (5,), 0.4, onset=10, duty=0.15),
+    Fault("gpu_throttle", (5,), 0.12),
+    Fault("workload", (5,), 0.15, onset=40),
+    Fault("input", (5,), 0.3, onset=30, end=60),
+    Fault("gc", (5,), 0.4, onset=10, duty=0.15),
+]
+
+
+@pytest.mark.parametrize("layout", ["dp", "fsdp"])
+@pytest.mark.parametrize("fault", BESIDE, ids=lambda fault: f"{fault.cause}@{fault.onset}")
+def test_the_step_with_all_alike_is_that_of_the_job_without_its_fault(fault: Fault, layout: str) -> None:
+    """What the fault made it longer by is lost, and told under its cause, whatever of it lateness shows."""
+    faulty, clean = (judge(recorded(*faults, layout=layout)) for faults in ((fault,), ()))
+    truth = simulate(Scenario(16, 80, 4, layout, faults=(fault,))).truth
+    saved = (truth.total_ns - truth.repaired_ns) / 1e6 / 78
+    assert faulty.what_if.ideal_step_ms == pytest.approx(clean.what_if.ideal_step_ms, abs=0.06 * saved)
+    assert sum(of(wasted(faulty), "by_cause").values()) == pytest.approx(saved, rel=0.06)
+
+
+@pytest.mark.parametrize("layout", ["fsdp", "tp_dp"])
+def test_a_stall_s_end_counts_though_it_shows_in_the_next_step(layout: str) -> None:
+    """A slow GPU's optimizer ends after the last collective of its step, and holds up the first of the next."""
+    shape = {"tensor": 2} if layout == "tp_dp" else {}
+    job = Scenario(16, 120, 500, layout, faults=(Fault("compute", (7,), 0.4, onset=10, duty=0.15),), **shape)
+    simulated = simulate(job)
+    (verdict,) = judge(simulated.run).verdicts
+    assert verdict.cost_ms_per_step is not None
+    saved = (simulated.truth.total_ns - simulated.truth.repaired_ns) / 1e6
+    assert verdict.cost_ms_per_step * 118 == pytest.approx(saved, rel=0.03)
+
+
+def test_checkpoints_that_one_rank_writes_for_all_have_a_cause() -> None:
+    """No verdict is about them, and yet it is known what the others waited for: under their cause, phase and rank."""
+    job = Scenario(8, 150, 3, checkpoint_every=20, warmup=0)
+    report = judge(simulate(job).run)
+    assert [one.kind for one in report.verdicts] == ["balanced"]
+    saved = simulate(job).truth.total_ns - simulate(replace(job, checkpoint_every=0)).truth.total_ns
+    waste = wasted(report)
+    for name, table in (("checkpoint", "by_cause"), ("checkpoint", "by_phase"), ("0", "by_rank")):
+        assert of(waste, table)[name] == pytest.approx(saved / 150 / 1e6, rel=0.1)
+    assert waste.rest_ms < 0.1 * waste.lost_ms

@@ -120,12 +120,16 @@ def in_full(blocks: Blocks, settings: Settings) -> Blocks:
 def levelled(blocks: Blocks, settings: Settings) -> Blocks:
     """The same with what counted work explains taken out of who is late, so that a slow rank shows among uneven ones.
 
-    By its GPU's time nobody can tell a rank that becomes slow from one that is given more.
+    By its GPU's time nobody can tell a rank that becomes slow from one that is given more. Work that does not differ
+    from one step to the next explains nobody's turn: a rank that is given more from some step on is late for that.
     """
     if blocks.work is None or waste(blocks) < settings.min_uneven * blocks.step_ns:
         return blocks
     more = more_work(blocks.work)
-    if explained(blocks.excess, more) < settings.min_uneven_explained:
+    if (
+        _swing(more, counted=False) < settings.min_swing
+        or explained(blocks.excess, more) < settings.min_uneven_explained
+    ):
         return blocks
     by_work = work_due.shown(blocks.excess, more, overlapped=blocks.overlapped) * more
     segments = blocks.segments - _expected(blocks, more)
