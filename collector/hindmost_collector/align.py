@@ -39,10 +39,9 @@ SYNCHRONISING = (
 class Grid:
     """Synchronising collectives as blocks: a row a rank, a column an operation that every group of a class ran.
 
-    ``start``, ``duration``, ``self_time``, ``cpu`` and ``runqueue`` are [R, K] float ns, NaN where unmeasured, and
-    ``start`` is of the rank's own clock; ``peer_wait`` [R, K] is what sends and receives took before each column.
-    ``group`` [R, C] is the communicator of rank r in class c, -1 where it has none. Columns are in the order in which
-    the ranks ran them.
+    ``start``, ``enqueue`` (host's clock), ``duration``, ``self_time``, ``cpu`` and ``runqueue`` are [R, K] float ns, or
+    NaN: unmeasured; ``start`` is of the rank's own clock; ``peer_wait`` [R, K] what sends and receives took before.
+    ``group`` [R, C] is the communicator of rank r in class c, -1 where it has none. Columns are in the ranks' order.
     """
 
     ranks: Ints
@@ -60,6 +59,7 @@ class Grid:
     gathers: Array
     peer_wait: Floats
     size: Ints
+    enqueue: Floats
 
     @property
     def columns(self) -> int:
@@ -92,6 +92,7 @@ class Grid:
             gathers=cut(self.gathers),
             peer_wait=cut(self.peer_wait),
             size=cut(self.size),
+            enqueue=cut(self.enqueue),
             klass=cut(self.klass),
         )
 
@@ -188,6 +189,7 @@ def grid(run: Run) -> Grid | None:
         gathers=np.array(["gather" in name for name in op_names])[op[first]],
         peer_wait=np.broadcast_to(0.0, (len(ranks), count)),
         size=_sizes(table["bytes"], row, column, size, group),
+        enqueue=_fill(table["enqueue_ns"], cell, shape) if "enqueue_ns" in table else np.broadcast_to(np.nan, shape),
     )
     joined = _ordered(joined)
     return replace(joined, peer_wait=_peer_wait(calls, named, joined))

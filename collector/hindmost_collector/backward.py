@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector import causes
+from hindmost_collector import causes, paced
 from hindmost_collector.align import QUEUED_NS
 from hindmost_collector.robust import median, peers_median
 from hindmost_collector.wording import ms
@@ -56,6 +56,8 @@ def of_habit(blocks: Blocks, habit: Habit, settings: Settings) -> Backward:
     """What collectives show of a habit, beyond what it is on top of."""
     columns = causes.typical(blocks, habit.row, habit.steps(), settings)
     found = find(blocks, habit.row, columns, _healthy(blocks, habit)) or Backward()
+    busy = paced.longer(blocks, habit.row, columns)
+    found = replace(found, longer=max(found.longer, busy - found.late))
     if habit.outer is None:
         return found
     outer = of_habit(blocks, habit.outer, settings)
@@ -78,11 +80,35 @@ def in_full(blocks: Blocks, explained: Sequence[tuple[Habit, Cause]]) -> Blocks:
     return replace(blocks, segments=blocks.segments + more, even=even + more) if more.any() else blocks
 
 
-def told(cause: Cause) -> list[str]:
-    """What of a rank's lateness the others' queueing hides."""
-    if not cause.unseen > 0:
-        return []
-    return [f"{ms(cause.unseen)} a step more between its first collective and its last, which the others queue over"]
+#: Causes of which the others' queueing may hide a part: what a GPU computes, and what nobody knows.
+_COMPUTED = ("compute", "gpu_throttle", "gpu_contention", "unknown")
+
+
+def told(blocks: Blocks, habits: Sequence[Habit], cause: Cause) -> list[str]:
+    """What of a rank's lateness the others' queueing hides, and whether there may be more of it than is known."""
+    found = []
+    if cause.unseen > 0:
+        more = f"{ms(cause.unseen)} a step more between its first collective and its last"
+        found.append(f"{more}, which the others queue over")
+    if cause.cause in _COMPUTED and any(_hidden(blocks, habit) for habit in habits):
+        found.append("at least: how much longer its backward is, the queueing of the others hides")
+    return found
+
+
+def _hidden(blocks: Blocks, habit: Habit) -> bool:
+    """Whether nothing tells what peers take from a step's first collective on: nor steps without the habit, nor hosts.
+
+    Where they queue already at the second, or parameters are gathered between, only a part of their computing is seen.
+    """
+    grid = blocks.joined
+    if not blocks.overlapped or grid is None or _healthy(blocks, habit) is not None or blocks.due is not None:
+        return False
+    where = _places(blocks, habit.steps())
+    if where is None or paced.longer(blocks, habit.row, habit.steps()) > 0:
+        return False
+    others = np.delete(np.arange(len(grid.ranks)), habit.row)[:_SAMPLE]
+    exact, _ = _took(grid, np.append(habit.row, others), where)
+    return bool(grid.gathers.any() or np.isnan(median(exact[1:], axis=0)).all())
 
 
 def find(blocks: Blocks, row: int, columns: Array, healthy: Array | None = None) -> Backward | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector import blocks as blocks_of
-from hindmost_collector import idle_gpu, off_cpu, pressure, slow_computing, starving
+from hindmost_collector import idle_gpu, launching, off_cpu, pressure, slow_computing, starving
 from hindmost_collector.detectors import host_bound
 from hindmost_collector.model import OTHER
 from hindmost_collector.robust import average, median
@@ -182,16 +182,26 @@ def _measured(blocks: Blocks, row: int, columns: Array, settings: Settings, betw
         most = settings.queue_without_work * average(blocks.excess[row, columns])
         if more <= most:  # whoever computes more also queues more
             found["cpu_contention"] = max(found["cpu_contention"], _of_threads(blocks, row, columns, found, settings))
+    if _launched(blocks, row, columns, settings):
+        found["idle"] = max(excess_of(parts["gpu_forward"], row, columns), 0.0)
+    else:
+        _charge_computing(blocks, row, columns, found, settings, between)
+    _charge_rest(blocks, row, columns, found)
+    return found
+
+
+def _charge_computing(
+    blocks: Blocks, row: int, columns: Array, found: dict[str, float], settings: Settings, between: float
+) -> None:
+    """Count what phases of computing are longer by as computing, or as off the CPU where the rank hardly used one."""
     computing = [excess_of(block, row, columns) for block in _computing(blocks)]
-    if "gpu_forward" in parts and blocks.computing is None:
-        hidden = _hidden_backward(blocks, row, columns) if "gpu_backward" in parts else 0.0
+    if "gpu_forward" in blocks.parts and blocks.computing is None:
+        hidden = _hidden_backward(blocks, row, columns) if "gpu_backward" in blocks.parts else 0.0
         computing.append(max(hidden, _between(blocks, row, columns, settings, between)))
     if computing:
         # Phases that wait for others inside shrink where the rank is late: only what grew speaks of the rank itself.
         more = sum(max(ns, 0.0) for ns in computing) - max(found.get("cpu_contention", 0.0), 0.0)
         found["blocked" if _is_idle(blocks, row, columns, settings) else "compute"] = more
-    _charge_rest(blocks, row, columns, found)
-    return found
 
 
 def _charge_rest(blocks: Blocks, row: int, columns: Array, found: dict[str, float]) -> None:
@@ -313,6 +323,12 @@ def _is_idle(blocks: Blocks, row: int, columns: Array, settings: Settings) -> bo
     blocked = float(median(off_cpu.of_step(blocks, row, columns)))  # of CPU time a part may be spent on waiting
     ran = float(median(off_cpu.computed(blocks, row, columns)))
     return blocked >= off_cpu.MOST * late or (blocked >= late / 2 and ran <= (1 - off_cpu.MOST) * late)
+
+
+def _launched(blocks: Blocks, row: int, columns: Array, settings: Settings) -> bool:
+    """Whether this rank's GPU ran forward as its host launched it in most of these steps: what it idled is in it."""
+    launched = launching.hand_to_mouth(blocks, settings)
+    return launched is not None and bool(2 * np.sum(launched[row, columns]) > len(columns))
 
 
 def _between(blocks: Blocks, row: int, columns: Array, settings: Settings, between: float) -> float:

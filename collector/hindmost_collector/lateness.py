@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _SAMPLE = 512
 #: A rank is late where it is so many times what ranks differ by.
 _LATE = 4.0
+#: A place that a smaller share of the steps has, those that end with an evaluation's collective say, is nobody's usual.
+_USUAL = 0.25
 #: Who is nowhere late by this share of what the latest rank is late by shows its noise at its own place, and no more.
 _NOWHERE = 0.25
 
@@ -37,6 +39,7 @@ def find(duration: Floats, own: Floats, step_of: Ints, starts: Ints) -> Floats:
     level = np.maximum(late, 0.0) if len(places) > 1 else late
     # Means, for a rank that is late in a part of the run only has a median of nothing at every place.
     typical = np.stack([np.nan_to_num(level[:, held]).mean(axis=1) for held in places], axis=1)
+    typical[:, [held.sum() < _USUAL * len(starts) for held in places]] = 0.0
     gaps = np.array([float(median(own[:, held])) for held in places])
     if np.isnan(gaps[1:]).all():
         where = np.argmax(typical >= np.maximum(typical.max(axis=1, keepdims=True), 0.0) / 2, axis=1)

@@ -33,7 +33,7 @@ def find(joined: Grid, own: Floats, step_of: Ints, starts: Ints, work: Floats | 
         if more is not None:
             late[:, held] = _without(late[:, held], _changes(more[:, step_of[held]]))
         late[:, held] -= median(late[:, held], axis=0)  # whom all are compared with had more to do, or less
-    if _carried(late, own, position, starts):
+    if _carried(late, own, position, starts) or _queue_where_one_computes(own, position):
         return True
     pair = np.flatnonzero(np.diff(step_of) == 0)
     now, then = np.nan_to_num(late[:, pair]).ravel(), np.nan_to_num(late[:, pair + 1]).ravel()
@@ -70,6 +70,23 @@ def _carried(late: Floats, own: Floats, position: Ints, starts: Ints) -> bool:
     now, then = block[:, :, :-1], block[:, :, 1:]
     both, each = np.sum(now * then, axis=(1, 2)), np.sum(now**2, axis=(1, 2)) * np.sum(then**2, axis=(1, 2))
     return bool(median(both / np.sqrt(np.maximum(each, 1e-30))) > _GOES_ON)
+
+
+#: Computing between two collectives is some that takes so many times what a queue leaves between two of them.
+_COMPUTES = 5.0
+#: At one place a rank may do what no other does, log say; so many are the job's computing.
+_SEVERAL = 3
+
+
+def _queue_where_one_computes(own: Floats, position: Ints) -> bool:
+    """Whether at several places of a step most ranks' collectives follow one another though some rank computes there.
+
+    Computing that is due between two collectives is due on all ranks: who has none there does it beside them.
+    """
+    each = np.stack([median(own[:, position == place], axis=1) for place in np.unique(position)[1:]], axis=1)
+    queue = median(each, axis=0) <= QUEUED_NS
+    computes = np.fmax.reduce(each, axis=0) > _COMPUTES * QUEUED_NS
+    return bool(np.sum(queue & computes) >= _SEVERAL)
 
 
 def _changes(values: Floats) -> Floats:

@@ -93,6 +93,11 @@ def _levels(blocks: Blocks, columns: Array, since: int) -> tuple[dict[str, Float
     return blocks.gauges(columns), blocks.samples.before(since)
 
 
+#: A clock of which the driver says why it is low is the cause where it explains this share of the longer computing: a
+#: few samples of clocks that change from one to the next tell no more, and ranks that wait cool down and clock higher.
+_TOLD_WHY = 0.5
+
+
 def _throttled(
     blocks: Blocks, row: int, columns: Array, settings: Settings, now: dict[str, Floats], before: dict[str, Floats]
 ) -> str | None:
@@ -100,7 +105,8 @@ def _throttled(
     lower = _lower(now, row) - max(_lower(before, row), 0.0)
     if not lower > settings.clocks_differ or not _held_back(now, row, settings):
         return None
-    if lower * _driven(blocks, row, columns) < settings.min_explained * _longer(blocks, row, columns):
+    least = min(settings.min_explained, _TOLD_WHY) if _has_reason(now, row) else settings.min_explained
+    if lower * _driven(blocks, row, columns) < least * _longer(blocks, row, columns):
         return None
     mine, theirs = now["sm_clock"][row], _peers(now["sm_clock"], row)
     return f"its SM clock is {mine / 1e6:.0f} MHz, its peers' {theirs / 1e6:.0f} MHz{_reasons(now, row)}"
@@ -116,13 +122,16 @@ def _lower(levels: dict[str, Floats], row: int) -> float:
 
 def _held_back(levels: dict[str, Floats], row: int, settings: Settings) -> bool:
     """Whether the driver names a reason that the peers do not have, or less power is drawn; true where unmeasured."""
-    power, reasons = levels.get("power"), levels.get("clock_reasons")
-    told = [
-        bool(power[row] < settings.less_power * _peers(power, row)) if power is not None else None,
-        bool(_slowing(reasons[row]) & ~_slowing(_peers(reasons, row))) if reasons is not None else None,
-    ]
-    known = [one for one in told if one is not None]
+    power = levels.get("power")
+    less = bool(power[row] < settings.less_power * _peers(power, row)) if power is not None else None
+    known = [one for one in (less, _has_reason(levels, row)) if one is not None]
     return any(known) if known else True
+
+
+def _has_reason(levels: dict[str, Floats], row: int) -> bool | None:
+    """Whether the driver names a reason for a low clock that the peers do not have; ``None`` where it was not asked."""
+    reasons = levels.get("clock_reasons")
+    return None if reasons is None else bool(_slowing(reasons[row]) & ~_slowing(_peers(reasons, row)))
 
 
 def _slowing(mask: float) -> int:

@@ -213,7 +213,7 @@ def _straggler(
         partial=cause.partial,
         evidence=(
             *wording.why(blocks, habits, cause),
-            *backward.told(cause),
+            *backward.told(blocks, habits, cause),
             *slow_input.told_of_stalls(habits, cause),
             *wording.victims(victims, ranks),
             *told,

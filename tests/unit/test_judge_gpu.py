@@ -58,6 +58,14 @@ def test_a_lower_clock_for_the_same_reason_as_all_is_no_throttling() -> None:
     assert the(changed(run, "hindmost_gpu_clocks_event_reasons", 4, every=True)).cause == "compute"
 
 
+def test_a_low_clock_with_a_reason_of_its_own_need_not_explain_all() -> None:
+    """Ranks that wait cool down and clock higher; without the driver's word the rest would be something else."""
+    run = changed(slow("compute"), "hindmost_gpu_sm_clock_hertz", 1.98e9, every=True)
+    run = changed(run, "hindmost_gpu_sm_clock_hertz", 1.98e9 / 1.08)
+    assert the(changed(run, "hindmost_gpu_clocks_event_reasons", 0x40)).cause == "gpu_throttle"
+    assert the(changed(run, "hindmost_gpu_clocks_event_reasons", 0)).cause == "compute"
+
+
 def test_a_clock_that_was_as_low_before_is_not_what_began() -> None:
     """What did not change at the onset did not cause it."""
     run = changed(slow("compute", onset=60), "hindmost_gpu_sm_clock_hertz", 1.75e9)

@@ -20,6 +20,10 @@ def _found(late: Any, queued: Any = ()) -> bool:
     for place in queued:
         own[:, place::PLACES] = 0.0
         late[:, place::PLACES] = 0.0
+    return _of(late, own)
+
+
+def _of(late: Any, own: Any) -> bool:
     columns = np.arange(STEPS * PLACES)
     joined: Any = SimpleNamespace(
         gpu_time=True,
@@ -52,3 +56,15 @@ def test_a_rank_that_stalls_is_late_everywhere_in_that_step_and_still_starts_ane
     late = _noise()
     late[2, ::6] += MS * np.tile([0.3, 1.7], PLACES // 2)
     assert not _found(late)
+
+
+def test_where_one_computes_between_collectives_that_others_have_queued_it_is_beside() -> None:
+    """Computing that is due between two collectives is due on all ranks: who has none there did it meanwhile."""
+    late = _noise().reshape(RANKS, -1)
+    own = np.full_like(late, MS)
+    for place in (3, 5, 7):
+        own[:3, place::PLACES] = 0.0
+    assert _of(late, own)
+    own[:] = MS
+    own[:3, 3::PLACES] = 0.0  # what one rank does at one place may be its own
+    assert not _of(late, own)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector import roles
-from hindmost_collector.detectors import bursts, episodes, own_work
+from hindmost_collector.detectors import bursts, episodes, own_work, restless
 from hindmost_collector.detectors.episodes import SHORTEST, Layer
 from hindmost_collector.robust import (
     MAD_TO_SIGMA,
@@ -260,9 +260,11 @@ def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer, *, burst: boo
     latest = _latest(part, healthy, ranks.suspects, ranks.pair(row))
     if ratio < settings.min_spread_ratio or latest < settings.min_latest:
         return None
-    if not burst and _by_chance(ranks, row, len(part), level) > _CHANCE:
+    first, stop = series.at(begin, layer.end)
+    restless_job = len(ranks.excess) >= _FEW and restless.others_too(ranks.excess, row, first, stop, level)
+    if not burst and (restless_job or _by_chance(ranks, row, len(part), level) > _CHANCE):
         return None
-    return Habit(row, *series.at(begin, layer.end), level, z, consistency, ratio, latest)
+    return Habit(row, first, stop, level, z, consistency, ratio, latest)
 
 
 #: So many stretches of healthy ranks may be as late as one that is a habit: one in a thousand jobs.

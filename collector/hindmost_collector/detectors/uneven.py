@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector import work_due
+from hindmost_collector import launching, work_due
 from hindmost_collector.robust import MAD_TO_SIGMA, alike, median, median_error, peers_median
 from hindmost_collector.whatif import stretched, waste
 
@@ -42,13 +42,25 @@ def find(blocks: Blocks, settings: Settings) -> Uneven | None:
         return None
     if waste(blocks) < settings.min_uneven * blocks.step_ns:
         return None
-    for counted, work in ((True, blocks.work), (False, blocks.parts.get("gpu_forward"))):
+    for counted, work in ((True, blocks.work), (False, _timed(blocks, settings))):
         if work is None or np.isnan(work).all():
             continue
         found = _by(blocks, work, counted, settings)
         if found is not None:
             return found
     return None
+
+
+#: Where GPUs run forward as it is launched in this share of the steps, how long it takes is the hosts' doing.
+_LAUNCHED = 0.3
+
+
+def _timed(blocks: Blocks, settings: Settings) -> Floats | None:
+    """[R, S] how long GPUs took over forward, as far as that is computing."""
+    launched = launching.hand_to_mouth(blocks, settings)
+    if launched is not None and np.mean(launched) > _LAUNCHED:
+        return None
+    return blocks.parts.get("gpu_forward")
 
 
 def _by(blocks: Blocks, work: Floats, counted: bool, settings: Settings) -> Uneven | None:
@@ -105,7 +117,7 @@ def in_full(blocks: Blocks, settings: Settings) -> Blocks:
     """
     work, counted = blocks.work, True
     if work is None or not np.any(work > 0):
-        work, counted = blocks.parts.get("gpu_forward"), False
+        work, counted = _timed(blocks, settings), False
         if work is None or np.mean(~np.isnan(work)) < _KNOWN:
             return blocks
     if not blocks.overlapped:

@@ -161,7 +161,7 @@ def _members(communicators: Table) -> dict[int, frozenset[int]]:
 
 
 def _with_steps_of_operations(run: Run) -> Run:
-    """Operations belong to the step in which the host enqueued them; only the model's own columns remain."""
+    """Operations belong to the step in which the host enqueued them; beside when, the model's own columns remain."""
     operations = dict(run.collectives)
     enqueued = operations.get("enqueue_ns")
     if enqueued is not None and rows(run.steps):
@@ -169,7 +169,8 @@ def _with_steps_of_operations(run: Run) -> Run:
         for rank in np.unique(operations["rank"]).tolist():
             mine = operations["rank"] == rank
             operations["step"][mine] = _step_at(run.steps, rank, enqueued[mine])
-    return replace(run, collectives={name: operations[name] for name in COLLECTIVES})
+    kept = (*COLLECTIVES, "enqueue_ns") if enqueued is not None else COLLECTIVES
+    return replace(run, collectives={name: operations[name] for name in kept})
 
 
 def _step_at(steps: Table, rank: int, times: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -1,0 +1,48 @@
+"""Hosts whose pace changes for a while: of ranks that all have such stretches, the latest one's is nobody's fault.
+
+What a step scatters by says nothing of it: for a dozen steps on end a CPU's clock or its neighbours make launching a
+quarter longer, now on this rank and now on that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.detectors.episodes import SHORTEST
+from hindmost_collector.robust import median
+
+if TYPE_CHECKING:
+    from hindmost_collector.align import Floats
+
+#: Stretches of others are alike that are as late by this share: of a dozen draws the highest is twice the typical one.
+_ALIKE = 0.4
+#: A quarter of the ranks, and one at least, may be slow for a while themselves and say nothing of the others.
+_SLOW_TOO = 4
+#: A stretch of so many of the steps is no whim: nobody else can have one as long beside it.
+_MOST = 0.8
+#: Starts of stretches that are looked at for each length of one, and ranks of a large job.
+_STARTS, _SAMPLE = 4, 512
+
+
+def others_too(late: Floats, row: int, first: int, stop: int, level: float) -> bool:
+    """Whether ranks as a rule have stretches half as long as [first, stop) in which they are about as late.
+
+    ``late`` [R, S] is what each rank is late by, ``level`` what ``row`` is in these steps. Each is set against its own
+    usual; the row's own other steps count as one more rank.
+    """
+    steps = late.shape[1]
+    if stop - first >= _MOST * steps:
+        return False
+    size = max(SHORTEST, (stop - first) // 2)
+    starts = np.arange(0, steps - size + 1, max(size // _STARTS, 1))
+    others = np.delete(np.arange(len(late)), row)
+    chosen = late[np.append(others[:: max(len(others) // _SAMPLE, 1)], row)]
+    chosen = np.maximum(np.nan_to_num(chosen), 0.0)  # who is ahead of others that became late is not late before
+    chosen = chosen - median(chosen, axis=1)[:, None]
+    levels = np.stack([median(chosen[:, start : start + size], axis=1) for start in starts.tolist()], axis=1)
+    apart = (starts + size <= first) | (starts >= stop)
+    levels[-1, ~apart] = -np.inf
+    peaks = np.sort(levels.max(axis=1))
+    return bool(peaks[len(peaks) - 1 - max(1, len(others) // _SLOW_TOO)] >= _ALIKE * level)

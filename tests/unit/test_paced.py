@@ -1,0 +1,57 @@
+"""Hosts that wait for room in their GPUs' queues show how long those compute, though their collectives queue."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hindmost_collector import paced
+
+RANKS, STEPS, PLACES = 4, 60, 10
+MS = 1e6
+#: Of a step of 30 ms a rank may compute for 2 ms longer, for which the others wait at one place.
+STEP, LONGER = 30 * MS, 2 * MS
+
+
+def _blocks(slow: int | None, *, lag: float = 1.3 * STEP, recorded: bool = True) -> Any:
+    """A job whose hosts launch so long before GPUs run it, the first steps apart; ``slow`` is never waited for."""
+    gaps = np.full((RANKS, STEPS, PLACES), (STEP - LONGER) / PLACES)
+    gaps[:, :, 7] += LONGER
+    if slow is not None:
+        gaps[slow] = STEP / PLACES
+    gaps *= np.random.default_rng(3).normal(1.0, 0.005, gaps.shape)
+    enqueue = np.cumsum(gaps.reshape(RANKS, -1), axis=1)
+    waited = np.where(np.arange(STEPS * PLACES) < 5 * PLACES, 0.0, lag)
+    joined = SimpleNamespace(
+        enqueue=enqueue if recorded else np.full_like(enqueue, np.nan),
+        start=enqueue + waited,
+        columns=STEPS * PLACES,
+    )
+    return SimpleNamespace(
+        joined=joined,
+        overlapped=True,
+        starts=np.arange(STEPS) * PLACES,
+        steps=np.arange(STEPS),
+        ranks=np.arange(RANKS),
+        step_ns=STEP,
+    )
+
+
+@pytest.mark.parametrize("slow", [0, 2])
+def test_a_gpu_that_computes_longer_than_those_that_wait_for_it_is_seen(slow: int) -> None:
+    """Between all launches its host waits longer, and the others' where their GPUs stop; less what peers differ by."""
+    found = paced.longer(_blocks(slow), slow, np.arange(STEPS))
+    assert 0.6 * LONGER < found < LONGER
+
+
+def test_gpus_of_one_pace_are_not_told_apart() -> None:
+    """Noise of launches adds up to nothing."""
+    assert paced.longer(_blocks(None), 1, np.arange(STEPS)) == 0.0
+
+
+def test_a_host_that_has_room_tells_nothing_of_its_gpu() -> None:
+    """It launches as it pleases: where queues are not full, or launches were not recorded, nothing is known."""
+    assert paced.longer(_blocks(2, lag=0.2 * STEP), 2, np.arange(STEPS)) == 0.0
+    assert paced.longer(_blocks(2, recorded=False), 2, np.arange(STEPS)) == 0.0

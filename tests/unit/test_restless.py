@@ -1,0 +1,43 @@
+"""A rank is not named for a stretch of steps of which all ranks have their like."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hindmost_collector.detectors.restless import others_too
+
+RANKS, STEPS = 4, 120
+MS = 1e6
+
+
+def _late() -> Any:
+    return np.random.default_rng(5).normal(0, 0.3 * MS, (RANKS, STEPS))
+
+
+def test_a_stretch_is_nobodys_fault_where_other_ranks_have_some_too() -> None:
+    """Hosts whose pace changes for a dozen steps, now here and now there."""
+    late = _late()
+    for rank, first, more in ((0, 10, 3), (1, 50, 2), (2, 70, 4), (3, 100, 2.5)):
+        late[rank, first : first + 16] += more * MS
+    assert others_too(late, 2, 70, 86, 4 * MS)
+
+
+@pytest.mark.parametrize("also", [None, 3])
+def test_a_stretch_is_the_rank_s_own_where_at_most_one_other_has_such(also: int | None) -> None:
+    """Two ranks may be slow for a while, each for a reason of its own."""
+    late = _late()
+    late[2, 70:86] += 4 * MS
+    if also is not None:
+        late[also, 20:60] += 4 * MS
+    assert not others_too(late, 2, 70, 86, 4 * MS)
+
+
+def test_who_is_late_throughout_has_no_like() -> None:
+    """Stretches of others are no reason to let go of a rank that is late in nearly all steps."""
+    late = _late()
+    late[1] += 2 * MS
+    for rank, first in ((0, 10), (2, 70), (3, 90)):
+        late[rank, first : first + 16] += 4 * MS
+    assert not others_too(late, 1, 0, STEPS, 2 * MS)
