@@ -7,18 +7,25 @@ have been given CPU time in the meantime: at least its fair share, had it asked 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector import off_cpu
+from hindmost_collector import off_cpu, sharing
+from hindmost_collector.detectors import intermittent, straggler
 from hindmost_collector.robust import average, mean, median
+from hindmost_collector.verdicts import of_habits, of_stalls
 from hindmost_collector.wording import ms, names
 
 if TYPE_CHECKING:
-    from hindmost_collector.align import Array, Floats
+    from collections.abc import Sequence
+
+    from hindmost_collector.align import Array, Floats, Ints
     from hindmost_collector.blocks import Blocks
+    from hindmost_collector.detectors.intermittent import Stalls
+    from hindmost_collector.settings import Settings
     from hindmost_collector.sharing import Sharing
     from hindmost_collector.verdict import Verdict
 
@@ -26,6 +33,12 @@ if TYPE_CHECKING:
 _GIVEN = 0.5
 #: Steps of which this is known, at least.
 _ENOUGH = 10
+#: Causes that do not tell what a rank did while it was off the CPU.
+_UNTOLD = ("cpu_contention", "unknown", "compute")
+#: A repair that saves less than this share by itself of what it saves once others are repaired is told as the latter.
+_BY_ITSELF = 0.9
+#: Whoever sleeps for so many times what it costs does so for a good part while others are in the queue for a CPU.
+_QUEUED_MEANWHILE = 1.25
 
 
 @dataclass(frozen=True)
@@ -73,6 +86,112 @@ def _of_other_threads(blocks: Blocks, row: int, columns: Array, rate: Floats) ->
 def _lasted(blocks: Blocks, row: int) -> Floats:
     """[S] ns of a rank's steps: of its own, where it marks them, for groups that never meet have each their pace."""
     return blocks.period if blocks.took is None else blocks.took[row]
+
+
+@dataclass(frozen=True)
+class Slept:
+    """A verdict on ranks, ``rows`` in the blocks, that were off the CPU by themselves for at least ``ns`` in each of
+    the steps ``columns`` (indices)."""
+
+    verdict: Verdict
+    rows: list[int]
+    columns: Ints
+    ns: float
+
+
+def verdicts(blocks: Blocks, late: list[Verdict], shared: Sharing, settings: Settings) -> tuple[list[Slept], list[str]]:
+    """Ranks that no scheduler made late, found by how long they were off the CPU by themselves, and notes on those whom
+    that costs nothing.
+
+    Lateness hardly shows them where others queue for CPUs. Where ranks need different things, only those that are
+    ``late`` anyway are looked at.
+    """
+    off = sharing.off_the_cpu(blocks)
+    if off is None:
+        shown = [_shown(one, [], blocks, shared) for one in late if one.cause == "unknown"]
+        return [one for one in shown if one is not None], []
+    habits = straggler.find(off, settings, shared=True)
+    stalls = intermittent.find(off, settings, habits)
+    habits = intermittent.without_stalls(habits, stalls, settings)
+    saving = partial(_saved_by, np.nan_to_num(blocks.excess))
+    rows = {habit.row for habit in habits}
+    stalls = [one for one in stalls if rows.isdisjoint(one.rows)]
+    found = [*of_habits(habits, off, settings)[0], *of_stalls(stalls, off, settings, saving)]
+    shown = [_shown(one, stalls, off, shared) for one in found]
+    return _at_a_cost([one for one in shown if one is not None], off, blocks, settings)
+
+
+def _shown(one: Verdict, stalls: list[Stalls], off: Blocks, shared: Sharing) -> Slept | None:
+    """The verdict with what shows that no scheduler made its ranks late; ``None`` where that is not shown of all."""
+    rows = np.flatnonzero(np.isin(off.ranks, one.ranks)).tolist()
+    first, stop = np.searchsorted(off.steps, [one.since_step or 0, one.until_step or off.steps[-1] + 1])
+    columns = next((each.stalled for each in stalls if sorted(each.rows) == rows), np.arange(first, stop))
+    ns = min(average(off.excess[row, columns]) for row in rows)
+    if one.cause not in _UNTOLD:  # what it did meanwhile was measured
+        return Slept(one, rows, columns, ns)
+    found = [find(off, row, columns, shared) for row in rows]
+    shown = [each for each in found if each is not None]
+    if one.cause != "unknown" or len(shown) < len(found):
+        return None
+    told = str(min(shown, key=lambda each: each.slept))
+    return Slept(replace(one, evidence=(*one.evidence, told)), rows, columns, ns)
+
+
+def _at_a_cost(found: list[Slept], off: Blocks, blocks: Blocks, settings: Settings) -> tuple[list[Slept], list[str]]:
+    """Those that cost something: while a rank sleeps others run, and who sleeps while they queue holds nobody up."""
+    kept, notes = [], []
+    for one in found:
+        others = [each for each in found if each is not one]
+        alone, in_all = _saved(blocks, off, [one]), _saved(blocks, off, found) - _saved(blocks, off, others)
+        given = float(alone.sum()) < _BY_ITSELF * float(in_all.sum())
+        saved = in_all if given else alone
+        span = slice(int(one.columns[0]) if one.verdict.since_step else 0, int(one.columns[-1]) + 1)
+        cost = float(saved[span].mean())
+        each = one.ns * len(one.columns) / (span.stop - span.start)
+        if cost < settings.min_effect * average(blocks.period[span]):
+            notes.append(
+                f"{names(one.verdict.ranks)} slept {ms(each)} a step, while others were in the queue for a CPU"
+            )
+            continue
+        told = replace(
+            one.verdict,
+            cost_ms_per_step=cost / 1e6,
+            cost_ratio=cost / average(blocks.period[span]),
+            shown_ms=None,
+            given=tuple(sorted(rank for each in others for rank in each.verdict.ranks)) if given else (),
+            evidence=(*one.verdict.evidence, *_meanwhile(each, cost)),
+        )
+        kept.append(replace(one, verdict=told))
+    return kept, notes
+
+
+def _saved(blocks: Blocks, off: Blocks, found: list[Slept]) -> Floats:
+    """[S] ns by which steps are shorter had none of these slept."""
+    late = np.nan_to_num(blocks.excess)
+    fixed = late
+    for one in found:
+        fixed = _awake(fixed, off, one.rows, one.columns)
+    return np.asarray(late.max(axis=0) - fixed.max(axis=0))
+
+
+def _saved_by(late: Floats, off: Blocks, rows: Sequence[int], columns: Ints) -> Floats:
+    """[S] ns by which steps are shorter had these rows of [R, S] ns not slept in them."""
+    return np.asarray(late.max(axis=0) - _awake(late, off, rows, columns).max(axis=0))
+
+
+def _awake(late: Floats, off: Blocks, rows: Sequence[int], columns: Ints) -> Floats:
+    """How late ranks are without what these were off the CPU for: the latest then is as late as others make it."""
+    fixed: Floats = late.copy()
+    for row in rows:
+        fixed[row, columns] -= np.maximum(np.nan_to_num(off.excess[row, columns]), 0.0)
+    return fixed
+
+
+def _meanwhile(slept: float, cost: float) -> list[str]:
+    """Why a rank that sleeps for so many ns a step costs fewer."""
+    if slept < _QUEUED_MEANWHILE * cost:
+        return []
+    return [f"that costs {ms(cost)} of {ms(slept)} a step: else others, in the queue for a CPU meanwhile, came later"]
 
 
 def not_named(late: list[Verdict]) -> str:

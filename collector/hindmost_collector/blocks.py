@@ -332,6 +332,7 @@ def _parts(joined: Grid, own: Floats, starts: Ints, numbers: Ints, table: Table)
         if not np.isnan(joined.runqueue).all():
             found["self_runqueue"] = sums_by_step(np.where(known, runqueue, np.nan), starts)
             found["self_blocked"] = sums_by_step(np.where(known, own - cpu - runqueue, np.nan), starts)
+            found["self_runqueue"][unknown] = found["self_blocked"][unknown] = np.nan
     return found
 
 

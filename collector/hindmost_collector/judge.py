@@ -10,9 +10,8 @@ import numpy as np
 
 from hindmost_collector import (
     apart,
-    asleep,
     bound,
-    causes,
+    crowded,
     fell_silent,
     hidden_input,
     horovod,
@@ -50,7 +49,7 @@ from hindmost_collector.detectors import (
 )
 from hindmost_collector.job_verdicts import balanced, of_hosts, of_job, of_stages, of_uneven
 from hindmost_collector.model import RUNNING, Run, rows
-from hindmost_collector.robust import median, percentile
+from hindmost_collector.robust import percentile
 from hindmost_collector.settings import DEFAULT, Settings
 from hindmost_collector.stop_verdicts import of_mismatch, of_parted
 from hindmost_collector.verdict import Report, Verdict
@@ -58,7 +57,6 @@ from hindmost_collector.verdicts import of_habits, of_links, of_network, of_stal
 
 if TYPE_CHECKING:
     from hindmost_collector.blocks import Blocks
-    from hindmost_collector.detectors.intermittent import Stalls
 
 
 def judge(run: Run, settings: Settings = DEFAULT) -> Report:
@@ -222,17 +220,14 @@ def _slow(run: Run, blocks: Blocks, settings: Settings, *, parted: bool) -> tupl
     stalls = intermittent.find(blocks, settings, habits)
     habits = intermittent.without_stalls(habits, stalls, settings)
     found, notes = of_habits(habits, blocks, settings, even)
-    if shared is not None:
-        found, more = _of_shared_cpus(shared, found, blocks, settings)
-        notes += more
-    elif not found:
-        found = _asking_most(blocks, settings)
     late = {habit.row for habit in habits}
     stalls = [one for one in stalls if late.isdisjoint(one.rows)]
     if shared is not None:
-        stalls = [one for one in stalls if not _in_the_queue(one, found, blocks)]
-    stalled = of_stalls(stalls, blocks, settings)
-    found += stalled if shared is None else [one for one in stalled if one.cause not in _SCHEDULING]
+        found, more = crowded.judged(shared, found, stalls, blocks, settings)
+        notes += more
+    else:
+        found = found or crowded.asking_most(blocks, settings)
+        found += of_stalls(stalls, blocks, settings)
     links = of_links(slow_link.find(blocks, settings), blocks, settings)
     if not links and shared is None and not parted:  # what else makes waits differ does so to transfers
         links = of_network(_network(run, blocks, settings, found), blocks, found)
@@ -264,109 +259,10 @@ def _gone(verdict: Verdict, run: Run) -> bool:
     return RUNNING in life.values() and all(life.get(rank, RUNNING) != RUNNING for rank in verdict.ranks)
 
 
-#: Causes that, where ranks share CPUs, are the scheduler's doing and nobody's fault.
-_SCHEDULING = ("cpu_contention", "unknown")
-#: A stall is of computing where CPU time is as large a part of it; else it is of the queue that computing has to join.
-_COMPUTED = 0.5
-
-
-def _in_the_queue(one: Stalls, found: list[Verdict], blocks: Blocks) -> bool:
-    """Whether ranks that are told to compute more stall for want of a CPU: that is what computing more brings there."""
-    told = {rank for verdict in found if verdict.cause == "compute" for rank in verdict.ranks}
-    cpu = sharing.cpu_time(blocks)
-    if cpu is None or not told.issuperset(blocks.ranks[list(one.rows)].tolist()):
-        return False
-    return all(causes.excess_of(cpu, row, one.stalled) < _COMPUTED * one.excess for row in one.rows)
-
-
-def _asking_most(blocks: Blocks, settings: Settings) -> list[Verdict]:
-    """Whoever asks for more CPU time and makes the others wait most, where lateness alone is too noisy to name anybody.
-
-    Containers and cpusets share CPUs that no count of a node's shows.
-    """
-    found, _ = _of_needs(blocks, settings)
-    most = int(blocks.ranks[int(np.argmax(blocks.caused.mean(axis=1)))])
-    return found if found and most in found[0].ranks else []
-
-
-def _of_needs(blocks: Blocks, settings: Settings, whole_steps: bool = False) -> tuple[list[Verdict], list[str]]:
-    """Verdicts of ranks that need more than their peers, by more than caches and clocks can make."""
-    needs = sharing.on_needs(blocks, whole_steps)
-    if needs is None:
-        return [], []
-    usual, steps = float(median(needs.own)), len(needs.steps)
-
-    def least(habit: straggler.Habit) -> float:
-        throughout = habit.stop - habit.first == steps
-        return usual * (settings.min_demand if throughout else settings.min_demand_for_a_while)
-
-    habits = [habit for habit in straggler.find(needs, settings, shared=True) if habit.excess >= least(habit)]
-    return _by_another_measure(habits, needs, settings)
-
-
-def _by_another_measure(
-    habits: list[straggler.Habit], blocks: Blocks, settings: Settings
-) -> tuple[list[Verdict], list[str]]:
-    """Verdicts by blocks that hold no lateness, so that what lateness shows of the cost is unknown."""
-    found, notes = of_habits(habits, blocks, settings)
-    return [replace(one, shown_ms=None) for one in found], notes
-
-
-def _of_shared_cpus(
-    shared: sharing.Sharing, late: list[Verdict], blocks: Blocks, settings: Settings
-) -> tuple[list[Verdict], list[str]]:
-    """Who needs more than its peers; else who is late for a reason that no scheduler makes."""
-    asking, notes = _of_needs(blocks, settings, whole_steps=True)
-    if not sharing.between_collectives(blocks):
-        come_late = {rank for one in late for rank in one.ranks}
-        asking = [one for one in asking if come_late.issuperset(one.ranks)]
-    slept = _that_slept(late, blocks, shared)
-    broken = len({one.ranks for one in slept}) < len(slept)
-    calm = sharing.less_queueing(blocks) if broken or not slept else None
-    if calm is not None:  # what ranks queue may hide for a while who sleeps
-        habits = straggler.find(calm, settings, shared=True)
-        slept = _that_slept(_by_another_measure(habits, calm, settings)[0], calm, shared) or slept
-    # Of ranks that slept for most of their lateness, what they need beyond their peers is the least of it.
-    asking = [one for one in asking if not {rank for each in slept for rank in each.ranks}.issuperset(one.ranks)]
-    if asking:
-        named = {rank for one in asking for rank in one.ranks}
-        slept = [one for one in slept if named.isdisjoint(one.ranks)]
-        return [_at_most(one, blocks, shared) for one in asking] + slept, [*notes, str(shared)]
-    kept = [one for one in late if one.cause not in _SCHEDULING] + slept
-    by_itself = {one.ranks for one in kept}
-    return kept, [f"{shared}{asleep.not_named([one for one in late if one.ranks not in by_itself])}"]
-
-
-def _that_slept(late: list[Verdict], blocks: Blocks, shared: sharing.Sharing) -> list[Verdict]:
-    """Those verdicts of unknown cause whose ranks are shown to have slept."""
-    found = [_asleep(one, blocks, shared) for one in late if one.cause == "unknown"]
-    return [one for one in found if one is not None]
-
-
-def _asleep(late: Verdict, blocks: Blocks, shared: sharing.Sharing) -> Verdict | None:
-    """The verdict with what shows that no scheduler made these ranks late; ``None`` where that is not shown of all."""
-    first, stop = np.searchsorted(blocks.steps, [late.since_step or 0, late.until_step or blocks.steps[-1] + 1])
-    rows = np.flatnonzero(np.isin(blocks.ranks, late.ranks))
-    found = [asleep.find(blocks, int(row), np.arange(first, stop), shared) for row in rows]
-    shown = [one for one in found if one is not None]
-    if len(shown) < len(found):
-        return None
-    return replace(late, evidence=(*late.evidence, str(min(shown, key=lambda one: one.slept))))
-
-
-def _at_most(verdict: Verdict, blocks: Blocks, shared: sharing.Sharing) -> Verdict:
-    """No repair makes a step shorter than the CPU time that its ranks need, spread over all the CPUs they share."""
-    cpu = sharing.cpu_time(blocks)
-    least = float(median(cpu)) * shared.ranks / shared.cpus if cpu is not None else 0.0
-    most = max(blocks.step_ns - least, 0.0) / 1e6
-    if verdict.cost_ms_per_step is None or verdict.cost_ratio is None or verdict.cost_ms_per_step <= most:
-        return verdict
-    ratio = verdict.cost_ratio * most / verdict.cost_ms_per_step
-    return replace(verdict, cost_ms_per_step=most, cost_ratio=ratio)
-
-
 def _unclear(blocks: Blocks) -> Verdict | None:
     """Why steps alone clear nobody, where they do not."""
+    if blocks.evidence != blocks_of.PHASES:
+        return None
     return little_inside(blocks) or idle_inside(blocks) or traded.inside(blocks)
 
 
@@ -379,10 +275,10 @@ def _nothing(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:
         return nothing_inside(blocks)
     if np.isnan(blocks.period).all():
         return no_measure(blocks)
-    unjudged = unseen.unjudged(run, blocks)
-    if unjudged is not None:
-        return unjudged
-    if blocks.evidence == blocks_of.PHASES and (unclear := _unclear(blocks)) is not None:
+    unclear = unseen.unjudged(run, blocks) or _unclear(blocks)
+    if unclear is not None:
         return unclear
-    needs = sharing.on_needs(blocks) if sharing.find(run) is not None else None
-    return balanced(blocks, whatif.waste(blocks), needs)
+    shared = sharing.find(run)
+    if shared is None:
+        return balanced(blocks, whatif.waste(blocks), None)
+    return crowded.unclear(shared, blocks, settings) or balanced(blocks, whatif.waste(blocks), sharing.on_needs(blocks))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_collector import off_cpu
 from hindmost_collector.align import codes
 from hindmost_collector.causes import FILES
 from hindmost_collector.robust import peers_median
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 #: Evidence of blocks whose excess is time needed rather than lateness.
 NEEDS = "needs"
+#: Evidence of blocks whose excess is time off the CPU.
+OFF = "off the CPU"
 #: Parts of a step that are the scheduler's doing where CPUs are shared.
 _WAITING = ("self_runqueue", "self_blocked", "runqueue")
 #: Share of steps in which every rank's CPU time must have been measured, for it to speak of the job.
@@ -71,15 +74,18 @@ def on_needs(blocks: Blocks, whole_steps: bool = False) -> Blocks | None:
     return replace(found, parts=found.parts | {"self_cpu": cpu}, collectives=0)  # nothing here is between two of them
 
 
-def less_queueing(blocks: Blocks) -> Blocks | None:
-    """The same steps judged by own time less what the scheduler does to it: the time in the queue for a CPU.
+def off_the_cpu(blocks: Blocks) -> Blocks | None:
+    """The same steps judged by how long each main thread was off the CPU by its own doing, which no scheduler makes.
 
     ``None`` where too little of it was measured.
     """
-    if "self_runqueue" not in blocks.parts:
-        return None
-    found = _judged_by(blocks.own - blocks.parts["self_runqueue"], blocks)
-    return replace(found, parts=blocks.parts, evidence=blocks.evidence) if found is not None else None
+    if off_cpu.between_collectives(blocks):
+        found = _judged_by(blocks.parts["self_blocked"], blocks)
+    else:
+        steps = np.arange(len(blocks.steps))
+        each = [off_cpu.of_step(blocks, row, steps) for row in range(len(blocks.ranks))]
+        found = _judged_by(np.maximum(np.stack(each), 0.0), blocks)
+    return replace(found, parts=blocks.parts, evidence=OFF) if found is not None else None
 
 
 def between_collectives(blocks: Blocks) -> bool:

@@ -27,7 +27,7 @@ from hindmost_collector.verdict import Verdict
 from hindmost_collector.whatif import repaired, stall_saving, stretched, waste
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from hindmost_collector.align import Array, Floats, Ints
     from hindmost_collector.blocks import Blocks
@@ -275,12 +275,17 @@ def _confidence(habits: list[Habit], settings: Settings) -> float:
     return confidence.of_margin(min(margins, default=0.0))
 
 
-def of_stalls(stalls: list[Stalls], blocks: Blocks, settings: Settings) -> list[Verdict]:
-    """Verdicts of ranks that stall now and then, where that costs enough to act on."""
+def of_stalls(
+    stalls: list[Stalls],
+    blocks: Blocks,
+    settings: Settings,
+    saving: Callable[[Blocks, Sequence[int], Ints], Floats] = stall_saving,
+) -> list[Verdict]:
+    """Verdicts of ranks that stall now and then, where that costs enough to act on, by ``saving``."""
     found = []
     for one in stalls:
         cause = causes.explain(blocks, one.rows[0], one.stalled, settings)
-        seen = stall_saving(blocks, one.rows, one.stalled)
+        seen = saving(blocks, one.rows, one.stalled)
         saved = seen * passing.stalls_in_full(blocks, one.stalled, seen, cause.beyond)
         nobodys = settings.min_share_of_waste * waste(work_due.as_seen(blocks))
         if float(saved.mean()) < settings.min_effect * average(blocks.period) or float(seen.mean()) < nobodys:

@@ -9,7 +9,7 @@ import numpy as np
 from hindmost_collector.causes import MEASURES
 from hindmost_collector.model import AMOUNTS, OTHER, PHASES
 from hindmost_collector.robust import median, spread
-from hindmost_collector.sharing import NEEDS
+from hindmost_collector.sharing import NEEDS, OFF
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,7 +80,7 @@ def why(blocks: Blocks, habits: list[Habit], cause: Cause) -> list[str]:
         theirs = median(blocks.own[others, first:stop], axis=1)
         between = "between collectives " if blocks.collectives else ""
         told = f"{ms(mine)} a step, the others' {ms(float(median(theirs)))} (spread {ms(spread(theirs))})"
-        what = "CPU and file time" if blocks.evidence == NEEDS else "time"
+        what = {NEEDS: "CPU and file time", OFF: "time off the CPU"}.get(blocks.evidence, "time")
         found.append(f"{'its' if len(rows) == 1 else 'their'} own {what} {between}is typically {told}")
     elif len(others):
         mine = float(median(blocks.excess[rows, first:stop]))
@@ -328,21 +328,21 @@ def balanced(blocks: Blocks, wasted: float, needs: Blocks | None = None) -> list
 
 def _last_on_shared_cpus(blocks: Blocks, latest: str, share: float) -> str:
     """Who comes last there: a scheduler holds up now one rank and now another, and not one of them nearly always."""
-    row = _waited_for(blocks)
+    row = waited_for_most(blocks)
     often = float(np.nanmean(blocks.last[row])) if row is not None else 0.0
     if row is None or often < _NEARLY_ALWAYS:
         return f"{latest} comes last, by {share:.1%} of a step: where ranks share CPUs that is the scheduler's doing"
     always = f"rank {int(blocks.ranks[row])} comes last in {often:.0%} of the collectives"
-    return f"{always}: the scheduler alone seldom does that to one rank, and why it is late was not measured"
+    return f"{always}, waiting for a CPU: that seldom comes of sharing alone; look at its binding, quota and priority"
 
 
 def _in_turn(blocks: Blocks) -> str:
     """Whether whoever is last is now one rank and now another."""
-    row = _waited_for(blocks)
+    row = waited_for_most(blocks)
     return "but that is a different one each time" if row is None else f"mostly rank {int(blocks.ranks[row])}"
 
 
-def _waited_for(blocks: Blocks) -> int | None:
+def waited_for_most(blocks: Blocks) -> int | None:
     """The row of the rank that caused most of all waiting; ``None``: now one rank is last and now another."""
     caused = np.nan_to_num(blocks.caused).sum(axis=1)
     least = max(_MOSTLY, 1.5 / max(len(caused), 1)) * caused.sum()  # of two, one always has half
@@ -354,6 +354,28 @@ def _most(blocks: Blocks) -> tuple[int, float]:
     typical = median(blocks.excess, axis=1)
     row = int(np.nanargmax(typical)) if not np.isnan(typical).all() else 0
     return row, max(float(np.nan_to_num(typical[row])), 0.0)
+
+
+#: What a line on ranks that are waited for, nobody knows why, has in it.
+WAITED_FOR = "made the others wait"
+#: What would tell why.
+TELLING_ON_SHARED_CPUS = (
+    "give every rank a CPU of its own (fewer ranks, more CPUs, one bound to each) and see who still comes last;"
+    " `hindmost attach --stacks` says where ranks stand, `with hindmost.phase(NAME):` how long a part of a step takes"
+)
+
+
+def waited_for(blocks: Blocks, row: int, shared: str, late: float, cause: Cause) -> list[str]:
+    """Who is waited for where ranks share CPUs, and that nobody knows why; it is ``late`` by so many ns a step."""
+    caused = np.nan_to_num(blocks.caused).mean(axis=1)
+    waits = f"{ms(caused[row])} a step ({caused[row] / blocks.step_ns:.0%} of it)"
+    share = f"{caused[row] / caused.sum():.0%} of all that ranks wait for each other"
+    often = f"came last in {float(np.nanmean(blocks.last[row])):.0%} of the collectives"
+    return [
+        f"rank {int(blocks.ranks[row])} {WAITED_FOR} {waits}: {share}, and {often}",
+        f"{shared}: whether it was late for want of one cannot be told",
+        *_shares(late, cause),
+    ]
 
 
 def no_measure(blocks: Blocks) -> tuple[str, str]:

@@ -1,7 +1,7 @@
 """Recordings of real training on GPUs with known faults are judged as what they are.
 
-Some of them are in the repository; those named ``observed`` are hindmost's own runs, of DDP on 4 H200s, of MPI on two
-shared cores, without a fault: in each of these a rank was once named. The whole set is looked for in
+Some of them are in the repository; those named ``observed`` are hindmost's own runs, of DDP on 4 H200s, of MPI and gloo
+on two shared cores: in each a rank was once named or cleared falsely, or at a false cost. The whole set is sought in
 ``HINDMOST_CORPUS``, the published traces in ``HINDMOST_STRAGGLER_ANALYSIS``.
 """
 
@@ -48,6 +48,10 @@ RECORDINGS = {
     "ddp-observed-slow-compute-rank1": Expected(("straggler",), (1,), cause="compute", cost_ms=0.6),
     "ddp-observed-late-input-rank1": Expected(("straggler",), (1,), cause="input", since=120, cost_ms=400),
     **{f"mpi-observed-even-{number}": Expected(("balanced",)) for number in range(1, 5)},
+    "mpi-observed-asleep-rank1": Expected(("straggler",), (1,), cause="unknown", cost_ms=1.4),
+    "mpi-observed-asleep-now-and-then-rank1": Expected(("intermittent",), (1,), cause="unknown", cost_ms=1.8),
+    "gloo-observed-asleep-now-and-then-rank1": Expected(("intermittent",), (1,), cause="unknown"),
+    "gloo-observed-unmeasured-rank1": Expected(("insufficient_data",)),
 }
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hindmost.probes import torch_collectives, torch_ddp, torch_place
 from hindmost.probes.guard import around, undo
 from hindmost.probes.spans import as_phase
+from hindmost.probes.stretches import Stretches
 from hindmost.probes.torch_cuda import GpuPhases
 from hindmost.probes.torch_hooks import Hooks
 from hindmost.probes.torch_native import native_hooks
@@ -36,8 +37,9 @@ def install(torch: ModuleType, recorder: Recorder) -> None:
     as_phase(t, "save", "checkpoint", recorder)
     _hook_optimizers(t, hooks)
     torch_place.install(torch)
-    torch_ddp.install(t, recorder, backward)
-    torch_collectives.install(t, recorder)
+    stretches = Stretches(recorder)
+    torch_ddp.install(t, recorder, stretches, backward)
+    torch_collectives.install(t, recorder, stretches)
 
 
 def _hook_optimizers(torch: Any, hooks: Hooks | NativeHooks) -> None:

@@ -18,6 +18,7 @@ from hindmost.probes.guard import around, guarded, undo
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hindmost.probes.stretches import Stretches
     from hindmost.recorder import Recorder
 
 COLLECTIVE = 3  # of ring.h
@@ -37,9 +38,10 @@ def communicator_id(ranks: Sequence[int]) -> int:
 class Gradients:
     """Of one DDP model: when the last of this rank's own gradients of a backward became ready."""
 
-    def __init__(self, model: Any, recorder: Recorder, communicator: int) -> None:
+    def __init__(self, model: Any, recorder: Recorder, stretches: Stretches, communicator: int) -> None:
         self._model = weakref.ref(model)
         self._recorder = recorder
+        self._stretches = stretches
         self.communicator = communicator
         self._name = recorder.ring.name("ddp_sync")
         self._number = 0
@@ -112,6 +114,8 @@ class Gradients:
         if not self._expecting:  # a backward whose gradients are only accumulated
             return
         self._last = weakref.ref(parameter)
+        if len(self._handles) == 1:
+            self._stretches.ends()
         self._ready = now = self._recorder.clock()
         if len(self._handles) == 1:
             self._recorder.ring.enter(SYNC_SLOT, COLLECTIVE, self._name, now, self._number, self.communicator)
@@ -132,10 +136,11 @@ class Synchronisation:
     where what a rank saw of them need not be.
     """
 
-    def __init__(self, torch: Any, recorder: Recorder, backward: Any) -> None:
+    def __init__(self, torch: Any, recorder: Recorder, stretches: Stretches, backward: Any) -> None:
         self._torch = torch
         self._backward = backward
         self._recorder = recorder
+        self._stretches = stretches
         self._models: list[Gradients] = []
         self._numbers: dict[int, int] = {}  # by communicator, of its next backward
         self._hooked = False
@@ -151,7 +156,7 @@ class Synchronisation:
             communicator_id(ranks), distributed.get_rank(group), len(ranks), getattr(group, "group_name", "")
         )
         self._models = [known for known in self._models if known.alive()]
-        self._models.append(Gradients(model, self._recorder, index))
+        self._models.append(Gradients(model, self._recorder, self._stretches, index))
         if not self._hooked:  # only now: a job without such a model pays nothing
             self._hooked = True
             # Inside backward's own hook, which writes that phase when this one has been written: the inner first.
@@ -176,13 +181,17 @@ class Synchronisation:
             ready, (last, size) = model.synchronised(), waits.get(model.communicator, (-1, 0))
             if ready >= 0:
                 waits[model.communicator] = (max(ready, last), size + model.bytes)
+        if len(waits) == 1:  # of several waits at once none is preceded by what came before
+            self._stretches.write(min(ready for ready, _ in waits.values()))
         for communicator, (ready, size) in waits.items():
             number, name = self._numbers[communicator] - 1, recorder.ring.name("ddp_sync")
             recorder.ring.event(COLLECTIVE, name, ready, now - ready, number, communicator, NONE16, size)
         if waits:
             recorder.phase("sync", max(ready for ready, _ in waits.values()), now)
+            self._stretches.begins(now)
 
     def backward_fails(self, models: list[Gradients], *_: Any) -> None:
+        self._stretches.broken()
         for model in models:
             model.failed()
 
@@ -191,7 +200,7 @@ class Synchronisation:
             model.forget()
 
 
-def install(torch: Any, recorder: Recorder, backward: Any) -> None:
+def install(torch: Any, recorder: Recorder, stretches: Stretches, backward: Any) -> None:
     """Hook DDP, where this build of torch has it. ``backward``: what the hook of backward calls as its ``original``.
 
     ``forward`` stays as it is: ``torch.compile`` goes through it.
@@ -199,5 +208,5 @@ def install(torch: Any, recorder: Recorder, backward: Any) -> None:
     parallel = getattr(torch.nn.parallel, "DistributedDataParallel", None)
     if parallel is None or not torch.distributed.is_available():
         return
-    models = Synchronisation(torch, recorder, backward)
+    models = Synchronisation(torch, recorder, stretches, backward)
     around(parallel, "__init__", lambda *_: 0, models.meet)

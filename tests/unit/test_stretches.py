@@ -1,0 +1,102 @@
+"""What a training thread did between two of its collectives, as the torch probe measures it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hindmost.probes.stretches import CPU_KNOWN, RUNQUEUE_KNOWN, SELF, Stretches
+
+MS = 1_000_000
+
+
+class Loop:
+    """A thread that alternates between stretches of its own and calls of 1 ms, on a clock that it turns itself."""
+
+    def __init__(self, reading_ns: int = 0, queues: bool = True) -> None:
+        self.now = MS
+        self.cpu = self.queued = self.readings = 0
+        self.reading_ns, self.queues = reading_ns, queues
+        self.events: list[tuple[Any, ...]] = []
+        self.ring = self
+        self.closers: list[Any] = []
+        self.stretches = Stretches(self, self.read)  # type: ignore[arg-type]
+
+    def clock(self) -> int:
+        return self.now
+
+    def training_thread(self) -> bool:
+        return True
+
+    def event(self, *columns: Any) -> None:
+        self.events.append(columns)
+
+    def read(self) -> tuple[int, int]:
+        self.now += self.reading_ns
+        self.readings += 1
+        return self.cpu, self.queued if self.queues else -1
+
+    def step(self, cpu: int = 0, queued: int = 0, asleep: int = 0) -> None:
+        """A stretch of so many ns each, then a call."""
+        self.cpu, self.queued, self.now = self.cpu + cpu, self.queued + queued, self.now + cpu + queued + asleep
+        self.stretches.ends()
+        start, self.now = self.now, self.now + MS
+        self.stretches.write(start)
+        self.stretches.begins(self.now)
+
+
+def test_a_long_stretch_is_told_as_cpu_time_and_time_in_the_queue() -> None:
+    """Once it is foreseen; what is neither is left to the reader."""
+    loop = Loop()
+    for _ in range(5):
+        loop.step(cpu=3 * MS, queued=2 * MS, asleep=5 * MS)
+    kind, _, _, length, queued_us, _, _, cpu, flags = loop.events[-1]
+    assert (kind, length, cpu, queued_us) == (SELF, 10 * MS, 3 * MS, 2000)
+    assert flags == CPU_KNOWN | RUNQUEUE_KNOWN
+
+
+def test_short_stretches_are_not_measured() -> None:
+    """Readings would cost as much as there is to tell."""
+    loop = Loop()
+    for _ in range(100):
+        loop.step(cpu=MS // 10)
+    assert (loop.events, loop.readings) == ([], 0)
+
+
+def test_the_long_stretch_of_a_step_of_many_calls_is_foreseen() -> None:
+    """Two of three calls follow each other closely: one stretch a step is measured, and none of the others."""
+    loop = Loop()
+    for _ in range(10):
+        loop.step(cpu=8 * MS)
+        loop.step(cpu=MS // 10)
+        loop.step(cpu=MS // 10)
+    assert [event[7] for event in loop.events[1:]] == [8 * MS] * (len(loop.events) - 1)
+    assert len(loop.events) >= 6
+    assert loop.readings <= 2 * (len(loop.events) + 3)
+
+
+def test_what_came_before_a_wait_is_not_told_of_the_next_call() -> None:
+    """A wait for something else was in that stretch."""
+    loop = Loop()
+    for _ in range(4):
+        loop.step(cpu=8 * MS)
+    told = len(loop.events)
+    loop.stretches.broken()
+    loop.step(cpu=8 * MS)
+    assert len(loop.events) == told
+
+
+def test_readings_take_a_four_hundredth_of_the_time_at_most() -> None:
+    """Where they are dear, fewer stretches are measured."""
+    loop = Loop(reading_ns=50_000)
+    for _ in range(1000):
+        loop.step(cpu=2 * MS)
+    assert loop.readings > 20
+    assert loop.readings * 50_000 <= loop.now / 400 * 1.1
+
+
+def test_a_kernel_that_does_not_count_the_queue_leaves_cpu_time() -> None:
+    """The delay is unmeasured then, not zero."""
+    loop = Loop(queues=False)
+    for _ in range(5):
+        loop.step(cpu=8 * MS)
+    assert loop.events[-1][8] == CPU_KNOWN
