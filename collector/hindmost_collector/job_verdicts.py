@@ -24,11 +24,10 @@ if TYPE_CHECKING:
 
 def balanced(blocks: Blocks, wasted: float, needs: Blocks | None) -> Verdict:
     """Nobody holds the job back; ``needs`` are the same steps by what ranks need, where they share CPUs."""
-    return Verdict(
-        kind="balanced",
-        confidence=float(np.clip(1.0 - 1.0 / np.sqrt(len(blocks.steps) + 1), 0.5, 0.99)),
-        evidence=tuple(wording.balanced(blocks, wasted, needs)),
-    )
+    evidence = wording.balanced(blocks, wasted, needs)
+    unsure = any(line.endswith(wording.UNSURE) for line in evidence)
+    confidence = 0.5 if unsure else float(np.clip(1.0 - 1.0 / np.sqrt(len(blocks.steps) + 1), 0.5, 0.99))
+    return Verdict(kind="balanced", confidence=confidence, evidence=tuple(evidence))
 
 
 def of_uneven(found: Uneven | None, blocks: Blocks) -> list[Verdict]:

@@ -286,6 +286,10 @@ _MANY_TRANSFERS = 0.05
 _NOTHING = 0.02
 #: What that is then, unless something else happened in the job.
 ALL_CLEAR = ": nothing to act on"
+#: … and where it is so large a share that it can hardly be too little to name.
+_MUCH = 0.05
+#: How a line ends that tells of such a rank.
+UNSURE = ": too unsure to name it"
 
 #: How a line begins that tells which part of a large recording was read.
 PARTLY = "not all of the recording was read"
@@ -308,7 +312,8 @@ def balanced(blocks: Blocks, wasted: float, needs: Blocks | None = None) -> list
     """How even the ranks are; with what they ``needs``, where they share CPUs and lateness is the scheduler's doing."""
     row, most = _most(blocks)
     latest, share = f"rank {int(blocks.ranks[row])}", most / blocks.step_ns
-    surely = ALL_CLEAR if share < _NOTHING else ": too unsure, or too little, to name it"
+    little = ALL_CLEAR if share < _NOTHING else ": too unsure, or too little, to name it"
+    surely = little if share < _MUCH else UNSURE
     found = [f"the latest rank by habit is {latest}, by {share:.1%} of a step{surely}"]
     if needs is not None:
         row, most = _most(needs)

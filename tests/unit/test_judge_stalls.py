@@ -63,6 +63,17 @@ def test_two_ranks_that_stall_each_by_itself_are_both_told() -> None:
     assert sorted(found) == [("intermittent", (2,), "input"), ("intermittent", (9,), "gc")]
 
 
+@pytest.mark.parametrize(("seed", "rank"), [(88, 2), (3022, 0)])
+def test_a_rank_that_stalls_in_most_steps_is_told_though_it_has_one_peer_only(seed: int, rank: int) -> None:
+    """A peer that is ahead in most steps does not stall in those in which it is not."""
+    fault = Fault("input", (rank,), 0.4, duty=0.6)
+    made = simulate(Scenario(4, 200, seed, layout="pp_dp", pipeline=2, faults=(fault,)))
+    (one,) = judge(made.run).verdicts
+    assert (one.kind, one.ranks, one.cause) == ("intermittent", (rank,), "input")
+    saved = (made.truth.total_ns - made.truth.repaired_ns) / 200e6
+    assert one.cost_ms_per_step == pytest.approx(saved, rel=0.1)
+
+
 def test_another_ranks_slow_stretch_hides_no_stalls() -> None:
     """Steps in which one rank is late for a while are no stalls that would have to be anybody's."""
     faults = (Fault("compute", (2,), 0.15, duty=0.25), Fault("input", (5,), 0.2, onset=100, end=140))

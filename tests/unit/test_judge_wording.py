@@ -149,8 +149,8 @@ def test_a_rank_that_is_waited_for_is_no_different_one_each_time() -> None:
     """Where thresholds keep a late rank from being named, no sentence says that nobody is late."""
     run = simulate(Scenario(4, 60, faults=(Fault("compute", (2,), 0.2),))).run
     told = " ".join(text.render(judge(run, Settings(min_effect=0.9)).to_dict(), width=400).split())
-    assert "VERDICT balanced" in told
-    assert re.search(r"by habit is rank 2, by \d+\.\d% of a step: too unsure, or too little, to name it", told)
+    assert "VERDICT no rank can be named surely" in told
+    assert re.search(r"by habit is rank 2, by \d+\.\d% of a step: too unsure to name it", told)
     assert "for whoever is last, mostly rank 2" in told
     assert "nothing to act on" not in told
 

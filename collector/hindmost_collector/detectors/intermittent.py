@@ -189,11 +189,16 @@ _LEAST = 25
 
 
 def _usual(blocks: Blocks, settings: Settings) -> Floats:
-    """[R] how late a rank is where it does not stall."""
+    """[R] how late a rank is where it does not stall.
+
+    Whoever has only one that stalls to be compared with is ahead in its stalls, and on time in the other steps.
+    """
     usual = median(blocks.excess, axis=1)
     most = np.flatnonzero(usual >= settings.stall_effect * blocks.step_ns)
     if len(most):
         usual[most] = np.nanpercentile(blocks.excess[most], _LEAST, axis=1)
+        mate = roles.mates(blocks.role)[most]
+        usual[mate[mate >= 0]] = -usual[most[mate >= 0]]
     return usual
 
 

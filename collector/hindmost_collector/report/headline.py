@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from hindmost.script import script, split
 
 from hindmost_collector.report.columns import duration, ratio
-from hindmost_collector.wording import AHEAD, PARTLY, SLOWER, WAITED_FOR, names
+from hindmost_collector.wording import AHEAD, PARTLY, SLOWER, UNSURE, WAITED_FOR, names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -124,6 +124,8 @@ def verdict(one: Mapping[str, Any], notes: Iterable[str] = (), stalls: Sequence[
         sentence = "no rank is named, but some are ahead of most: whether these are slow cannot be told"
     elif one["kind"] == "balanced" and any(line.startswith(PARTLY) for line in one.get("evidence") or ()):
         sentence += " in the steps that were read"
+    elif one["kind"] == "balanced" and any(line.endswith(UNSURE) for line in one.get("evidence") or ()):
+        sentence = "no rank can be named surely"
     elif one["kind"] == "insufficient_data" and any(WAITED_FOR in line for line in one.get("evidence") or ()):
         sentence = "nobody is named: somebody is waited for, and why cannot be told"
     if any(SLOWER in note for note in notes):
