@@ -41,3 +41,23 @@ def test_who_is_late_throughout_has_no_like() -> None:
     for rank, first in ((0, 10), (2, 70), (3, 90)):
         late[rank, first : first + 16] += 4 * MS
     assert not others_too(late, 1, 0, STEPS, 2 * MS)
+
+
+@pytest.mark.parametrize("ranks", [1025, 2049, 16384])
+def test_of_a_large_job_a_few_slow_ranks_are_not_the_rule(ranks: int) -> None:
+    """What a sample of its ranks does as a rule counts, whatever the size of the job."""
+    late = np.random.default_rng(5).normal(0, 0.1 * MS, (ranks, 40))
+    late[7, 10:26] += 4 * MS
+    assert not others_too(late, 7, 10, 26, 4 * MS)
+    late[np.random.default_rng(6).random(ranks) < 0.5, 20:36] += 4 * MS
+    assert others_too(late, 7, 10, 26, 4 * MS)
+
+
+def test_two_ranks_that_are_slow_in_turn_are_not_the_rule() -> None:
+    """Each of them has several such stretches, and the other two have none."""
+    late = _late()
+    for first in range(0, STEPS, 40):
+        late[2, first : first + 20] += 4 * MS
+        late[3, first + 20 : first + 40] += 4 * MS
+    assert not others_too(late, 2, 40, 60, 4 * MS)
+    assert not others_too(late, 3, 60, 80, 4 * MS)

@@ -22,27 +22,25 @@ _ALIKE = 0.4
 _SLOW_TOO = 4
 #: A stretch of so many of the steps is no whim: nobody else can have one as long beside it.
 _MOST = 0.8
-#: Starts of stretches that are looked at for each length of one, and ranks of a large job.
-_STARTS, _SAMPLE = 4, 512
+#: Starts of stretches that are looked at for each length of one, and at most of a long run; ranks of a large job.
+_STARTS, _MOST_STARTS, _SAMPLE = 4, 128, 512
 
 
 def others_too(late: Floats, row: int, first: int, stop: int, level: float) -> bool:
-    """Whether ranks as a rule have stretches half as long as [first, stop) in which they are about as late.
+    """Whether other ranks as a rule have stretches half as long as [first, stop) in which they are about as late.
 
     ``late`` [R, S] is what each rank is late by, ``level`` what ``row`` is in these steps. Each is set against its own
-    usual; the row's own other steps count as one more rank.
+    usual.
     """
     steps = late.shape[1]
     if stop - first >= _MOST * steps:
         return False
     size = max(SHORTEST, (stop - first) // 2)
-    starts = np.arange(0, steps - size + 1, max(size // _STARTS, 1))
+    starts = np.arange(0, steps - size + 1, max(size // _STARTS, (steps - size) // _MOST_STARTS, 1))
     others = np.delete(np.arange(len(late)), row)
-    chosen = late[np.append(others[:: max(len(others) // _SAMPLE, 1)], row)]
+    chosen = late[others[:: max(len(others) // _SAMPLE, 1)]]
     chosen = np.maximum(np.nan_to_num(chosen), 0.0)  # who is ahead of others that became late is not late before
     chosen = chosen - median(chosen, axis=1)[:, None]
     levels = np.stack([median(chosen[:, start : start + size], axis=1) for start in starts.tolist()], axis=1)
-    apart = (starts + size <= first) | (starts >= stop)
-    levels[-1, ~apart] = -np.inf
     peaks = np.sort(levels.max(axis=1))
-    return bool(peaks[len(peaks) - 1 - max(1, len(others) // _SLOW_TOO)] >= _ALIKE * level)
+    return bool(peaks[-1 - max(1, len(peaks) // _SLOW_TOO)] >= _ALIKE * level)

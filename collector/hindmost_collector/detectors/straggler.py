@@ -252,7 +252,7 @@ def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer, *, burst: boo
     if z < settings.min_z or consistency < settings.min_consistency:
         return None
     wanders = not burst and len(ranks.excess) < _FEW and _wanders(series.late, begin, end, level)
-    if wanders and (ranks.shared or not own_work.longer(ranks.blocks, row, held, level, settings)):
+    if wanders and not _is_its_work(ranks, row, held, level):
         return None
     healthy = ranks.excess[:, held]
     spread_of = max(_healthy_spread(ranks, row, held), 1.0)
@@ -261,10 +261,16 @@ def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer, *, burst: boo
     if ratio < settings.min_spread_ratio or latest < settings.min_latest:
         return None
     first, stop = series.at(begin, layer.end)
-    restless_job = len(ranks.excess) >= _FEW and restless.others_too(ranks.excess, row, first, stop, level)
-    if not burst and (restless_job or _by_chance(ranks, row, len(part), level) > _CHANCE):
+    as_others = len(ranks.excess) >= _FEW and restless.others_too(ranks.excess, row, first, stop, level)
+    is_like_others = as_others and not _is_its_work(ranks, row, held, level)
+    if not burst and (is_like_others or _by_chance(ranks, row, len(part), level) > _CHANCE):
         return None
     return Habit(row, first, stop, level, z, consistency, ratio, latest)
+
+
+def _is_its_work(ranks: _Ranks, row: int, held: Ints | slice, level: float) -> bool:
+    """Whether what a rank measured of its own work bears out that it is late; on shared CPUs that may be the queue."""
+    return not ranks.shared and own_work.longer(ranks.blocks, row, held, level, ranks.settings)
 
 
 #: So many stretches of healthy ranks may be as late as one that is a habit: one in a thousand jobs.
