@@ -261,10 +261,9 @@ def _ordered(grid: Grid) -> Grid:
     origin = np.fmin.reduce(np.where(_shared(grid), grid.start, np.nan), axis=1, keepdims=True)
     origin = np.where(np.isnan(origin), np.fmin.reduce(grid.start, axis=1, keepdims=True), origin)
     about = median(grid.start - origin, axis=0)
-    order = np.argsort(about, kind="stable")
     if (grid.group < 0).any():  # what some ranks run only, others' medians put before or behind what these ran
-        order = run_order.merged(grid.start, about)
-    return grid.take(order)
+        return grid.take(run_order.merged(grid.start, about))
+    return grid.take(np.argsort(about, kind="stable"))
 
 
 def _shared(grid: Grid) -> Array:

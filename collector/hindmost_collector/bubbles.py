@@ -217,7 +217,7 @@ def _following(schedule: Schedule) -> Floats:
 def _holding(schedule: Schedule, source: Ints) -> Array:
     """[N] whether a rank goes on only when the operation has ended: a send that others overtake runs beside.
 
-    So do all where the longer a send waits for its receiver, the less passes after it.
+    All sends run beside where the longer a send waits for its receiver, the less passes after it.
     """
     follows = _following(schedule)
     waits = (follows >= schedule.end - _SOON).mean(axis=1) >= _ALWAYS
