@@ -194,11 +194,12 @@ def _meanwhile(slept: float, cost: float) -> list[str]:
     return [f"that costs {ms(cost)} of {ms(slept)} a step: else others, in the queue for a CPU meanwhile, came later"]
 
 
-def not_named(late: list[Verdict]) -> str:
-    """Who came late and why nobody is named for it, where ranks share CPUs; goes on a sentence that says they do."""
-    waited = [rank for one in late if one.cause == "cpu_contention" for rank in one.ranks]
-    unknown = [rank for one in late if one.cause != "cpu_contention" for rank in one.ranks]
-    told = [f"{names(waited)} came late for want of a CPU, which is no fault of a rank"] if waited else []
+def not_named(queued: list[int], unknown: list[int]) -> str:
+    """Which ranks came late and why none is named for it, where they share CPUs; goes on a sentence that says they do.
+
+    Those that are ``queued`` waited for a CPU for as long as they were late; of the others nobody knows.
+    """
+    told = [f"{names(queued)} came late for want of a CPU"] if queued else []
     if unknown:
         told.append(f"{names(unknown)} came late, perhaps for want of a CPU: nothing measured tells another reason")
     return f": {'; '.join(told)}" if told else ""

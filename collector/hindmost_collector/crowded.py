@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector import asleep, causes, sharing, wording
+from hindmost_collector import asleep, causes, sharing, whatif, wording_balanced
 from hindmost_collector.detectors import straggler
+from hindmost_collector.job_verdicts import balanced
 from hindmost_collector.robust import average, median
 from hindmost_collector.verdict import Verdict
 from hindmost_collector.verdicts import of_habits, of_stalls
 
 if TYPE_CHECKING:
+    from hindmost_collector.align import Ints
     from hindmost_collector.asleep import Slept
     from hindmost_collector.blocks import Blocks
     from hindmost_collector.detectors.intermittent import Stalls
@@ -28,6 +30,10 @@ if TYPE_CHECKING:
 _SCHEDULING = ("cpu_contention", "unknown")
 #: A stall is of computing where CPU time is as large a part of it; else it is of the queue that computing has to join.
 _COMPUTED = 0.5
+#: Whoever makes the others wait for a smaller share of a step is not worth a word: a scheduler's turns alone make that.
+_COUNTS = 0.05
+#: Of fewer steps the most of all waiting may be anybody's: a few long turns of a scheduler are most of it.
+_ENOUGH = 30
 
 
 def asking_most(blocks: Blocks, settings: Settings) -> list[Verdict]:
@@ -36,7 +42,7 @@ def asking_most(blocks: Blocks, settings: Settings) -> list[Verdict]:
     Containers and cpusets share CPUs that no count of a node's shows.
     """
     found, _ = _of_needs(blocks, settings)
-    most = int(blocks.ranks[int(np.argmax(blocks.caused.mean(axis=1)))])
+    most = int(blocks.ranks[int(np.argmax(np.nan_to_num(blocks.caused).mean(axis=1)))])
     return found if found and most in found[0].ranks else []
 
 
@@ -56,7 +62,7 @@ def judged(
     if not found:
         found = [one for one in late if one.cause not in _SCHEDULING]
         by_itself = {one.ranks for one in found}
-        told += asleep.not_named([one for one in late if one.ranks not in by_itself])
+        told += _not_named([one for one in late if one.ranks not in by_itself], blocks, settings)
     stalls = [one for one in stalls if not _in_the_queue(one, found, blocks)]
     more = [one for one in of_stalls(stalls, blocks, settings) if one.cause not in _SCHEDULING]
     return found + [one for one in more if not _in(by_sleep, one.ranks)], [*notes, *hidden, told]
@@ -114,29 +120,37 @@ def _at_most(verdict: Verdict, blocks: Blocks, shared: Sharing) -> Verdict:
     return replace(verdict, cost_ms_per_step=most, cost_ratio=ratio)
 
 
-#: Whoever makes the others wait for a smaller share of a step is not worth a word.
-_COUNTS = 0.05
-#: Of fewer steps the most of all waiting may be anybody's.
-_ENOUGH = 30
+def _not_named(late: list[Verdict], blocks: Blocks, settings: Settings) -> str:
+    """Who of these was seen to wait for a CPU, and of whom nobody knows that: as a verdict on all steps would say."""
+    queued: list[int] = []
+    unknown: list[int] = []
+    for one in late:
+        end = np.inf if one.until_step is None else one.until_step
+        columns = np.flatnonzero((blocks.steps >= (one.since_step or 0)) & (blocks.steps < end))
+        for rank in one.ranks:
+            row = int(np.flatnonzero(blocks.ranks == rank)[0])
+            (queued if _queued(blocks, row, columns, settings) else unknown).append(rank)
+    return asleep.not_named(queued, unknown)
 
 
-def unclear(shared: Sharing, blocks: Blocks, settings: Settings) -> Verdict | None:
-    """That somebody is waited for and nobody knows why, so that nobody is cleared; ``None`` where that is known, or
-    ranks are waited for more alike."""
-    row = wording.waited_for_most(blocks) if len(blocks.steps) >= _ENOUGH else None
-    if row is None or float(np.nan_to_num(blocks.caused[row]).mean()) < _COUNTS * blocks.step_ns:
-        return None
-    if _queued(blocks, row, settings):
-        return None
-    why = causes.explain(blocks, row, np.arange(len(blocks.steps)), settings)
-    evidence = wording.waited_for(blocks, row, str(shared), average(blocks.excess[row]), why)
-    return Verdict(kind="insufficient_data", evidence=tuple(evidence), advice=(wording.TELLING_ON_SHARED_CPUS,))
+def nobody(shared: Sharing, blocks: Blocks, settings: Settings) -> Verdict:
+    """The verdict where nobody is named: that somebody is waited for and nobody knows why, so that nobody is cleared;
+    else how even the ranks are."""
+    row, columns = wording_balanced.waited_for_most(blocks), np.arange(len(blocks.steps))
+    queued = row is not None and _queued(blocks, row, columns, settings)
+    much = row is not None and float(np.nan_to_num(blocks.caused[row]).mean()) >= _COUNTS * blocks.step_ns
+    if row is None or queued or not much or len(columns) < _ENOUGH:
+        return balanced(blocks, whatif.waste(blocks), sharing.on_needs(blocks), queued=queued)
+    why = causes.explain(blocks, row, columns, settings)
+    evidence = wording_balanced.waited_for(blocks, row, str(shared), average(blocks.excess[row]), why)
+    advice = (wording_balanced.TELLING_ON_SHARED_CPUS,)
+    return Verdict(kind="insufficient_data", evidence=tuple(evidence), advice=advice)
 
 
-def _queued(blocks: Blocks, row: int, settings: Settings) -> bool:
+def _queued(blocks: Blocks, row: int, columns: Ints, settings: Settings) -> bool:
     """Whether a rank's longer wait for a CPU is what makes it late: that is known, and the scheduler's doing."""
     queue = blocks.parts.get("self_runqueue", blocks.parts.get("runqueue"))
-    if queue is None or np.isnan(queue[row]).all():
+    if queue is None or np.isnan(queue[row, columns]).all():
         return False
-    late = average(blocks.excess[row])
-    return causes.excess_of(queue, row, np.arange(len(blocks.steps))) >= settings.min_explained * late
+    late = average(blocks.excess[row, columns])
+    return causes.excess_of(queue, row, columns) >= settings.min_explained * late

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector import wording
+from hindmost_collector import wording_balanced
 from hindmost_collector.robust import average, lower_median, median
 from hindmost_collector.verdict import Verdict
 from hindmost_collector.wording import ms, names
@@ -22,10 +22,13 @@ if TYPE_CHECKING:
     from hindmost_collector.settings import Settings
 
 
-def balanced(blocks: Blocks, wasted: float, needs: Blocks | None) -> Verdict:
-    """Nobody holds the job back; ``needs`` are the same steps by what ranks need, where they share CPUs."""
-    evidence = wording.balanced(blocks, wasted, needs)
-    unsure = any(line.endswith(wording.UNSURE) for line in evidence)
+def balanced(blocks: Blocks, wasted: float, needs: Blocks | None = None, *, queued: bool = False) -> Verdict:
+    """Nobody holds the job back; ``needs`` are the same steps by what ranks need, where they share CPUs.
+
+    ``queued``: whoever is waited for most was seen to wait for a CPU for as long as it was late.
+    """
+    evidence = wording_balanced.balanced(blocks, wasted, needs, queued=queued)
+    unsure = any(line.endswith(wording_balanced.UNSURE) for line in evidence)
     confidence = 0.5 if unsure else float(np.clip(1.0 - 1.0 / np.sqrt(len(blocks.steps) + 1), 0.5, 0.99))
     return Verdict(kind="balanced", confidence=confidence, evidence=tuple(evidence))
 

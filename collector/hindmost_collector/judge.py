@@ -280,5 +280,5 @@ def _nothing(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:
         return unclear
     shared = sharing.find(run)
     if shared is None:
-        return balanced(blocks, whatif.waste(blocks), None)
-    return crowded.unclear(shared, blocks, settings) or balanced(blocks, whatif.waste(blocks), sharing.on_needs(blocks))
+        return balanced(blocks, whatif.waste(blocks))
+    return crowded.nobody(shared, blocks, settings)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector.robust import median
+from hindmost_collector.robust import median, peers_median
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Array, Floats
@@ -36,13 +36,32 @@ def of_step(blocks: Blocks, row: int, columns: Array) -> Floats:
     if between_collectives(blocks):
         own = parts["self_blocked"][:, columns]
         return np.asarray(own[row] - median(np.delete(own, row, axis=0), axis=0))
-    if "runqueue" not in parts or "cpu" not in parts or blocks.took is None or "gpu_forward" in parts:
+    found = _in_steps(blocks, columns)
+    if found is None:
         return np.full(len(columns), np.nan)
+    off, inside, share = found
+    shared = np.clip(median(np.delete(share, row)), 0.0, 1.0)  # NaN stays: then nothing is known
+    return np.asarray(off[row] - shared * inside[row])
+
+
+def of_whole_steps(blocks: Blocks) -> Floats:
+    """[R, S] of every rank what ``of_step`` tells of one, where only whole steps were measured: for all at once, since
+    of each by itself it would be as much work as of all."""
+    found = _in_steps(blocks, np.arange(len(blocks.steps)))
+    if found is None:
+        return np.full((len(blocks.ranks), len(blocks.steps)), np.nan)
+    off, inside, share = found
+    return np.asarray(off - np.clip(peers_median(share[:, None]), 0.0, 1.0) * inside)
+
+
+def _in_steps(blocks: Blocks, columns: Array) -> tuple[Floats, Floats, Floats] | None:
+    """[R, N] ns off the CPU and [R, N] ns inside collectives, and [R] the one as a share of the other."""
+    parts = blocks.parts
+    if "runqueue" not in parts or "cpu" not in parts or blocks.took is None or "gpu_forward" in parts:
+        return None
     off = (blocks.took - parts["cpu"] - parts["runqueue"])[:, columns]
     inside = (blocks.wait + blocks.transfer)[:, columns]
-    share = median(median(np.delete(off, row, axis=0), axis=1) / median(np.delete(inside, row, axis=0), axis=1))
-    share = np.clip(share, 0.0, 1.0)  # NaN stays: then nothing is known
-    return np.asarray(off[row] - share * inside[row])
+    return off, inside, np.asarray(median(off, axis=1) / median(inside, axis=1))
 
 
 def computed(blocks: Blocks, row: int, columns: Array) -> Floats:

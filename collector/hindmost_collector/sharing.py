@@ -82,9 +82,7 @@ def off_the_cpu(blocks: Blocks) -> Blocks | None:
     if off_cpu.between_collectives(blocks):
         found = _judged_by(blocks.parts["self_blocked"], blocks)
     else:
-        steps = np.arange(len(blocks.steps))
-        each = [off_cpu.of_step(blocks, row, steps) for row in range(len(blocks.ranks))]
-        found = _judged_by(np.maximum(np.stack(each), 0.0), blocks)
+        found = _judged_by(np.maximum(off_cpu.of_whole_steps(blocks), 0.0), blocks)
     return replace(found, parts=blocks.parts, evidence=OFF) if found is not None else None
 
 

@@ -90,7 +90,7 @@ def why(blocks: Blocks, habits: list[Habit], cause: Cause) -> list[str]:
         found.append(f"on top of the {ms(habits[0].outer.excess)} a step that it is late by anyway")
     phase = _phase(blocks, rows, slice(first, stop), cause.cause)
     whose = f"rank {int(blocks.ranks[habits[0].row])}'s " if len(rows) > 1 else ""
-    return found + phase + _shares(habits[0].excess, cause, whose) + ([cause.remark] if cause.remark else [])
+    return found + phase + shares(habits[0].excess, cause, whose) + ([cause.remark] if cause.remark else [])
 
 
 def _phase(blocks: Blocks, rows: list[int], span: slice, why: str) -> list[str]:
@@ -170,7 +170,7 @@ def held_up(longer: float) -> list[str]:
     return [f"transfers take {ms(longer)} a step longer for all while it waits for a CPU"] if longer > 0 else []
 
 
-def _shares(excess: float, cause: Cause, whose: str = "") -> list[str]:
+def shares(excess: float, cause: Cause, whose: str = "") -> list[str]:
     """What accounts for the excess of a rank, or of the one of several that has the largest."""
     if cause.beyond > _MORE:
         longer = dict(cause.shares_ns)["compute"]
@@ -228,7 +228,7 @@ def stalls(blocks: Blocks, found: Stalls, cause: Cause, cost: float) -> list[str
     verb, whose = ("stalls", "its own") if len(found.rows) == 1 else ("stall, one or another,", "theirs")
     each = f"which makes such a step {ms(cost / len(found.stalled))} longer"
     often = f"{who} {verb} in {len(found.stalled)} of {len(blocks.steps)} steps, by {ms(found.excess)} each, {each}"
-    return [often, f"{found.share:.0%} of all stalls in the job are {whose}", *_shares(found.excess, cause)]
+    return [often, f"{found.share:.0%} of all stalls in the job are {whose}", *shares(found.excess, cause)]
 
 
 def nodes_of(run: Run, ranks: Sequence[int]) -> list[str]:
@@ -278,29 +278,14 @@ def advice(cause: str, ranks: list[int]) -> list[str]:
     return [_ADVICE.get(cause, _ADVICE["unknown"]).format(who=names(ranks), **(_ONE if len(ranks) == 1 else _SEVERAL))]
 
 
-#: Share of a step from which on what transfers take is told of a job in which nobody is slow.
-_MANY_TRANSFERS = 0.05
-
-
-#: Lateness by habit of a larger share of a step is something, though not sure enough for a name.
-_NOTHING = 0.02
-#: What that is then, unless something else happened in the job.
+#: What lateness of next to nothing is, unless something else happened in the job.
 ALL_CLEAR = ": nothing to act on"
-#: … and where it is so large a share that it can hardly be too little to name.
-_MUCH = 0.05
-#: How a line ends that tells of such a rank.
-UNSURE = ": too unsure to name it"
-
 #: How a line begins that tells which part of a large recording was read.
 PARTLY = "not all of the recording was read"
 #: How a line begins on a verdict that may have begun before the steps that a window holds.
 OLDER = "steps before"
 #: What a line on ranks that are ahead of most, nobody knows why, has in it.
 AHEAD = "ahead of the other"
-#: Share of all waiting that one rank must have caused for it to be told as the one that was waited for.
-_MOSTLY = 0.5
-#: Share of the collectives that such a rank enters last where no scheduler makes it late.
-_NEARLY_ALWAYS = 0.75
 
 
 def without_all_clear(evidence: Sequence[str]) -> tuple[str, ...]:
@@ -308,84 +293,9 @@ def without_all_clear(evidence: Sequence[str]) -> tuple[str, ...]:
     return tuple(line.removesuffix(ALL_CLEAR) for line in evidence)
 
 
-def balanced(blocks: Blocks, wasted: float, needs: Blocks | None = None) -> list[str]:
-    """How even the ranks are; with what they ``needs``, where they share CPUs and lateness is the scheduler's doing."""
-    row, most = _most(blocks)
-    latest, share = f"rank {int(blocks.ranks[row])}", most / blocks.step_ns
-    little = ALL_CLEAR if share < _NOTHING else ": too unsure, or too little, to name it"
-    surely = little if share < _MUCH else UNSURE
-    found = [f"the latest rank by habit is {latest}, by {share:.1%} of a step{surely}"]
-    if needs is not None:
-        row, most = _most(needs)
-        asks, beyond = f"rank {int(needs.ranks[row])}", most / max(float(median(needs.own)), 1.0)
-        found = [
-            f"no rank needs much more CPU and file time than its peers: {asks} needs most, {beyond:.1%} more",
-            _last_on_shared_cpus(blocks, latest, share),
-        ]
-    transfers = float(median(blocks.transfer[:1])) / blocks.step_ns
-    if transfers >= _MANY_TRANSFERS:
-        beside = ", beside computing" if blocks.overlapped else ""
-        found.append(f"transfers take {ms(transfers * blocks.step_ns)} a step ({transfers:.0%} of it{beside})")
-    if wasted > 0.05 * blocks.step_ns:
-        found.append(f"ranks wait {ms(wasted)} a step for whoever is last, {_in_turn(blocks)}")
-    return found
-
-
-def _last_on_shared_cpus(blocks: Blocks, latest: str, share: float) -> str:
-    """Who comes last there: a scheduler holds up now one rank and now another, and not one of them nearly always."""
-    row = waited_for_most(blocks)
-    often = float(np.nanmean(blocks.last[row])) if row is not None else 0.0
-    if row is None or often < _NEARLY_ALWAYS:
-        return f"{latest} comes last, by {share:.1%} of a step: where ranks share CPUs that is the scheduler's doing"
-    always = f"rank {int(blocks.ranks[row])} comes last in {often:.0%} of the collectives"
-    return f"{always}, waiting for a CPU: that seldom comes of sharing alone; look at its binding, quota and priority"
-
-
-def _in_turn(blocks: Blocks) -> str:
-    """Whether whoever is last is now one rank and now another."""
-    row = waited_for_most(blocks)
-    return "but that is a different one each time" if row is None else f"mostly rank {int(blocks.ranks[row])}"
-
-
-def waited_for_most(blocks: Blocks) -> int | None:
-    """The row of the rank that caused most of all waiting; ``None``: now one rank is last and now another."""
-    caused = np.nan_to_num(blocks.caused).sum(axis=1)
-    least = max(_MOSTLY, 1.5 / max(len(caused), 1)) * caused.sum()  # of two, one always has half
-    return int(np.argmax(caused)) if least > 0 and caused.max() >= least else None
-
-
-def _most(blocks: Blocks) -> tuple[int, float]:
-    """The row of the largest typical excess, and that excess; 0 where nobody has one."""
-    typical = median(blocks.excess, axis=1)
-    row = int(np.nanargmax(typical)) if not np.isnan(typical).all() else 0
-    return row, max(float(np.nan_to_num(typical[row])), 0.0)
-
-
-#: What a line on ranks that are waited for, nobody knows why, has in it.
-WAITED_FOR = "made the others wait"
-#: What would tell why.
-TELLING_ON_SHARED_CPUS = (
-    "give every rank a CPU of its own (fewer ranks, more CPUs, one bound to each) and see who still comes last;"
-    " `hindmost attach --stacks` says where ranks stand, `with hindmost.phase(NAME):` how long a part of a step takes"
-)
-
-
-def waited_for(blocks: Blocks, row: int, shared: str, late: float, cause: Cause) -> list[str]:
-    """Who is waited for where ranks share CPUs, and that nobody knows why; it is ``late`` by so many ns a step."""
-    caused = np.nan_to_num(blocks.caused).mean(axis=1)
-    waits = f"{ms(caused[row])} a step ({caused[row] / blocks.step_ns:.0%} of it)"
-    share = f"{caused[row] / caused.sum():.0%} of all that ranks wait for each other"
-    often = f"came last in {float(np.nanmean(blocks.last[row])):.0%} of the collectives"
-    return [
-        f"rank {int(blocks.ranks[row])} {WAITED_FOR} {waits}: {share}, and {often}",
-        f"{shared}: whether it was late for want of one cannot be told",
-        *_shares(late, cause),
-    ]
-
-
 def no_measure(blocks: Blocks) -> tuple[str, str]:
     """Who was waited for most, where nobody knows whether that is much."""
-    most = int(np.argmax(blocks.caused.mean(axis=1)))
+    most = int(np.argmax(np.nan_to_num(blocks.caused).mean(axis=1)))
     waited = f"rank {int(blocks.ranks[most])} came last most often"
     return (
         f"{waited}, but how long a step takes is not recorded: whether its lateness matters cannot be told",

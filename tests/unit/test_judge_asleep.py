@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from hindmost_collector import blocks as blocks_of
+from hindmost_collector import crowded as crowded_of
 from hindmost_collector.judge import judge
 from hindmost_collector.model import FINISHED, METRICS, empty
+from hindmost_collector.report import headline
+from hindmost_collector.settings import DEFAULT
 
 from tests.scenarios.loads import Load, make
 
@@ -38,7 +42,9 @@ def crowded(queued_ms: float, process_cpu: float | None, spinning: bool = False,
     return replace(run, steps=steps, metrics=_metrics(rows))
 
 
-def jostled(queued: float = 0.58, spun: float = 0.013, faults: tuple[dict[str, float], ...] = ()) -> Run:
+def jostled(
+    queued: float = 0.58, spun: float = 0.013, faults: tuple[dict[str, float], ...] = (), steps: int = 150
+) -> Run:
     """Four ranks on two CPUs that others use as well: all sleep 2 ms a step, rank 1 sleeps 7, and then all are in the
     queue for a CPU, in a transfer of 7 ms; ``queued`` are the s/s that rank 1's process is, ``spun`` what it runs.
     """
@@ -49,7 +55,7 @@ def jostled(queued: float = 0.58, spun: float = 0.013, faults: tuple[dict[str, f
         rates = {"runqueue": queued, "cpu": spun} if rank == 1 else {"runqueue": 0.83, "cpu": max(spun, 0.04)}
         for name, rate in rates.items():
             rows += [(f"hindmost_process_{name}_seconds_total", labels, tick, rate * tick) for tick in range(6)]
-    return replace(make(Load(compute=0.1, transfer=7.0, faults=asleep)), metrics=_metrics(rows))
+    return replace(make(Load(steps=steps, compute=0.1, transfer=7.0, faults=asleep)), metrics=_metrics(rows))
 
 
 def _metrics(rows: list[tuple[str, str, int, float]]) -> Table:
@@ -151,6 +157,47 @@ def test_who_only_queues_for_a_while_does_not_compute() -> None:
 def test_a_process_that_queued_for_longer_than_its_transfers_take_may_have_been_late_for_it() -> None:
     """It queued for 0.9 s/s and was in transfers for half of its time."""
     assert said(judge(jostled(0.9))) == [("insufficient_data", (), None)]
+
+
+def test_a_wait_for_a_cpu_that_only_the_process_shows_is_told_neither_as_the_reason_nor_as_excluded() -> None:
+    """Its main thread slept: no line says that it waited for a CPU where another says that this cannot be told."""
+    report = judge(jostled(0.9))
+    told = " ".join([*report.verdicts[0].evidence, *report.notes])
+    assert "whether it was late for want of one cannot be told; threads of its process waited for one" in told
+    assert "waiting for a CPU" not in told
+    assert "rank 1 came late, perhaps for want of a CPU" in told
+
+
+def test_of_few_steps_a_late_rank_is_not_cleared_by_a_wait_that_was_not_measured() -> None:
+    """Nothing says that rank 1 waited for a CPU: its lateness is a third of a step, and nobody is cleared."""
+    report = judge(jostled(0.9, steps=26))
+    (verdict,) = report.verdicts
+    late = "rank 1 comes last in 100% of the collectives; why it is late was not measured: too unsure to name it"
+    assert late in verdict.evidence
+    assert (verdict.kind, verdict.confidence) == ("balanced", 0.5)
+    assert headline.verdict(report.to_dict()["verdicts"][0], report.notes) == "no rank can be named surely"
+    assert "rank 1 came late, perhaps for want of a CPU" in report.notes[0]
+
+
+def test_a_rank_of_which_a_step_is_missing_is_not_the_one_that_is_waited_for_most() -> None:
+    """What is not known counts as no waiting: who asks for most CPU time and makes the others wait is still told."""
+    blocks = blocks_of.build(make(Load(compute=8.0, faults=[{"rank": 1, "compute": 4.0}])), DEFAULT)
+    assert blocks is not None
+    caused = blocks.caused.copy()
+    caused[3, 5] = np.nan
+    told = crowded_of.asking_most(replace(blocks, caused=caused), DEFAULT)
+    assert [one.ranks for one in told] == [(1,)]
+
+
+@pytest.mark.parametrize("steps", [26, 300])
+def test_who_was_seen_to_wait_for_a_cpu_is_told_so_and_nobody_is_to_blame(steps: int) -> None:
+    """The main thread queued for as long as it was late: that is measured, and the headline need not doubt it."""
+    report = judge(make(Load(steps=steps, compute=3.0, cpus=CPUS, faults=[{"rank": 1, "runqueue": 5.0}])))
+    (verdict,) = report.verdicts
+    assert verdict.kind == "balanced"
+    assert any("comes last in 100% of the collectives, waiting for a CPU: that" in line for line in verdict.evidence)
+    assert not any("unsure" in line or "cannot be told" in line for line in verdict.evidence)
+    assert report.notes == ("4 ranks share the 2 CPUs of node0: rank 1 came late for want of a CPU",)
 
 
 def test_a_rank_that_sleeps_now_and_then_is_named_at_what_it_costs() -> None:

@@ -1,0 +1,59 @@
+"""Time off the CPU of all ranks at once, where only whole steps were measured."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from hindmost_collector import off_cpu
+
+if TYPE_CHECKING:
+    import pytest
+    from hindmost_collector.align import Floats
+
+STEPS = 40
+
+
+def whole_steps(ranks: int) -> Any:
+    """Blocks of which nobody looked between collectives, one step of one rank unknown."""
+    random = np.random.default_rng(7)
+    cpu, queue, wait, transfer = (random.uniform(1e6, 9e6, (ranks, STEPS)) for _ in range(4))
+    cpu[1, 3] = np.nan
+    parts = {"cpu": cpu, "runqueue": queue}
+    took = cpu + queue + wait / 2 + random.uniform(0, 4e6, (ranks, STEPS))
+    return SimpleNamespace(
+        ranks=np.arange(ranks), steps=np.arange(STEPS), parts=parts, took=took, wait=wait, transfer=transfer
+    )
+
+
+def test_of_all_ranks_it_is_what_it_is_of_each() -> None:
+    """Each rank is compared with the others' habits, its own left out."""
+    blocks = whole_steps(6)
+    each = [off_cpu.of_step(blocks, row, blocks.steps) for row in range(6)]
+    np.testing.assert_array_equal(off_cpu.of_whole_steps(blocks), np.stack(each))
+
+
+def test_of_all_ranks_it_is_unknown_where_nobody_measured_the_queue() -> None:
+    """No rank was seen off the CPU, and none on it."""
+    blocks = whole_steps(6)
+    del blocks.parts["runqueue"]
+    assert np.isnan(off_cpu.of_whole_steps(blocks)).all()
+
+
+def test_twice_the_ranks_are_twice_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ranks share is looked through once, and not for each of them again."""
+    seen: list[int] = []
+    original = off_cpu.median
+
+    def counting(block: Floats, axis: int | None = None) -> Floats:
+        seen.append(block.size)
+        return original(block, axis)
+
+    monkeypatch.setattr(off_cpu, "median", counting)
+    work = []
+    for ranks in (64, 128):
+        seen.clear()
+        off_cpu.of_whole_steps(whole_steps(ranks))
+        work.append(sum(seen))
+    assert work[1] == 2 * work[0]
