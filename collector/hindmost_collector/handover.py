@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 _OVER = 0.2
 #: A measurement that changes by less of the excess is no cause that ends or begins.
 _CHANGE = 0.2
-#: A habit that begins and ends within so many steps of a stretch is all of it.
+#: A habit that is shorter than a stretch by no more steps is all of it, and one of so few is none: noise moves each
+#: end by up to two.
 _NEAR = 4
 #: Ranks that one is compared with: enough to know what is typical, whatever the size of the job.
 _SAMPLE = 512
@@ -60,16 +62,18 @@ def _edges(own: list[Habit], blocks: Blocks, settings: Settings) -> list[int]:
     """
     sure = _changes(own, blocks, settings)
     found = sorted(sure)
-    causes: dict[tuple[int, int], _Explained] = {}
+
+    @cache
+    def explained(first: int, stop: int) -> _Explained:
+        return _explained(own[0], (first, stop), blocks, settings)
+
+    @cache
+    def takes_over(first: int, edge: int, stop: int) -> bool:
+        return _takes_over(explained(first, edge), explained(edge, stop), blocks, settings)
+
     while len(found) > 2:
-        spans = list(itertools.pairwise(found))
-        for span in spans:
-            if span not in causes:
-                causes[span] = _explained(own[0], span, blocks, settings)
-        pairs = [(causes[one], causes[other]) for one, other in itertools.pairwise(spans)]
-        others = [
-            edge for edge, pair in zip(found[1:-1], pairs, strict=True) if not _takes_over(*pair, blocks, settings)
-        ]
+        spans = zip(found, found[1:-1], found[2:], strict=False)
+        others = [edge for first, edge, stop in spans if not takes_over(first, edge, stop)]
         if not others:
             break
         found.remove(min(others, key=lambda edge: sure[edge]))
@@ -130,13 +134,17 @@ def _changes(own: list[Habit], blocks: Blocks, settings: Settings) -> dict[int, 
 def _measured(whole: Habit, blocks: Blocks) -> list[tuple[Ints, Floats]]:
     """Of each measurement of a habit's steps: those [N] of which it is known, and ns [N] beyond the typical peer."""
     others = np.delete(np.arange(len(blocks.ranks)), whole.row)
-    others, span = others[:: max(len(others) // _SAMPLE, 1)], slice(whole.first, whole.stop)
-    measured = [blocks.excess, *why_late.known(blocks).values()]
-    measured += [] if blocks.computing is None else [blocks.computing]
-    measured += [] if blocks.work is None else [blocks.step_ns / median(blocks.work) * blocks.work]
+    rows = np.append(whole.row, others[:: max(len(others) // _SAMPLE, 1)])
+    span = slice(whole.first, whole.stop)
+    parts = {name: part[rows, span] for name, part in blocks.parts.items()}
+    measured = [blocks.excess[rows, span], *why_late.known(parts).values()]
+    measured += [] if blocks.computing is None else [blocks.computing[rows, span]]
+    usual = float(median(blocks.work)) if blocks.work is not None else 0.0
+    if blocks.work is not None and usual > 0:
+        measured.append(blocks.step_ns / usual * blocks.work[rows, span])
     found = []
     for block in measured:
-        more = block[whole.row, span] - median(block[others, span], axis=0)
+        more = block[0] - median(block[1:], axis=0)
         known = np.flatnonzero(~np.isnan(more))
         found.append((whole.first + known, more[known]))
     return found

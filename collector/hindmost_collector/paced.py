@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from hindmost_collector.align import Array, Floats, Grid, Ints
     from hindmost_collector.blocks import Blocks
 
-#: A queue is full that holds this share of what it holds in a tenth of the steps, and this share of a step at least.
+#: A queue is full that holds this share of what it holds in a tenth of the steps, and this share of a step at least:
+#: whose host waits for its GPU once a step holds forward and the begin of backward at most, about half of one.
 _FULL, _LEAST = 0.9, 0.6
 #: Steps in which a host waited for room between the same two launches, to know how long it waits there.
 _ENOUGH = 5
@@ -38,7 +39,7 @@ def longer(blocks: Blocks, row: int, columns: Array) -> float:
     grid = blocks.joined
     if grid is None or not blocks.overlapped or np.isnan(grid.enqueue).all() or np.isnan(grid.start).all():
         return 0.0
-    where = _steps(blocks, columns)
+    where = _steps(blocks, grid, columns)
     if where is None:
         return 0.0
     others = np.delete(np.arange(len(blocks.ranks)), row)
@@ -51,10 +52,11 @@ def longer(blocks: Blocks, row: int, columns: Array) -> float:
     return max(_busy(gaps, 0, peers) - differs, 0.0)
 
 
-def _steps(blocks: Blocks, columns: Array) -> Ints | None:
+def _steps(blocks: Blocks, grid: Grid, columns: Array) -> Ints | None:
     """[N, P + 1] the columns of each step that has as many collectives as most, and the first of the step after it."""
-    assert blocks.joined is not None  # noqa: S101 - longer() has looked
-    counts = np.diff(np.append(blocks.starts, blocks.joined.columns))
+    if not len(columns):
+        return None
+    counts = np.diff(np.append(blocks.starts, grid.columns))
     usual = int(np.bincount(counts[columns]).argmax())
     steps = columns[(counts[columns] == usual) & (columns + 1 < len(counts))]
     steps = steps[blocks.steps[steps + 1] == blocks.steps[steps] + 1]
@@ -66,7 +68,9 @@ def _gaps(grid: Grid, rows: Ints, where: Ints, step_ns: float) -> Floats:
     enqueue = grid.enqueue[rows]
     waited = grid.start[rows] - enqueue
     waited = (waited - np.fmin.reduce(waited, axis=1)[:, None])[:, where]
-    most = np.nanpercentile(waited[:, :, 0], _HIGH, axis=1)
+    known = ~np.isnan(waited[:, :, 0]).all(axis=1)
+    most = np.full(len(rows), np.inf)
+    most[known] = np.nanpercentile(waited[known, :, 0], _HIGH, axis=1)
     most = np.where(most >= _LEAST * step_ns, most, np.inf)[:, None, None]
     full = (waited[:, :, :-1] > _FULL * most) & (waited[:, :, 1:] > _FULL * most)
     gaps = np.where(full, np.diff(enqueue[:, where], axis=2), np.nan)

@@ -82,7 +82,8 @@ def _usual(late: Floats, segment_step: Ints, place: Ints, habit: Habit) -> Float
 
 #: Steps on each side of an onset before the change of the step time itself is a measurement.
 _ENOUGH = 20
-#: Stalls that do the same: each is much longer than what steps differ by.
+#: Stalls that do the same: each is much longer than what steps differ by, and of five the median and the error hold
+#: where two are something else.
 _STALLS = 5
 
 
@@ -205,15 +206,17 @@ def longer_when(blocks: Blocks, stalled: Ints) -> tuple[float, float] | None:
     """
     inside = np.isin(np.arange(len(blocks.steps)), stalled)
     after = np.append(False, inside[:-1]) & ~inside
-    calm, during, next_ = (
-        one[~np.isnan(one)] for one in (blocks.period[held] for held in (~inside & ~after, inside, after))
-    )
+    calm, during, next_ = (_known(blocks.period[held]) for held in (~inside & ~after, inside, after))
     if len(calm) < _ENOUGH or len(during) < _STALLS:
         return None
     usual, often = float(median(calm)), len(next_) / len(during)
     spilled = often * (float(median(next_)) - usual) if len(next_) else 0.0
     error = float(np.hypot(median_error(during), often * median_error(next_) if len(next_) > 1 else 0.0))
     return float(median(during)) - usual + spilled, error
+
+
+def _known(values: Floats) -> Floats:
+    return values[~np.isnan(values)]
 
 
 def _longer_by_itself(blocks: Blocks, fixed: Floats, stalled: Ints) -> float:

@@ -27,9 +27,9 @@ def of(blocks: Blocks, habit: Habit, settings: Settings) -> Cause:
     return replace(why, unseen=seen.beyond(why.beyond * habit.excess) / why.beyond)
 
 
-def known(blocks: Blocks) -> dict[str, Floats]:
+def known(parts: dict[str, Floats]) -> dict[str, Floats]:
     """The parts of own time, with what happens now and then as nothing where it was not seen."""
-    return {name: np.nan_to_num(part) if name in causes.NOW_AND_THEN else part for name, part in blocks.parts.items()}
+    return {name: np.nan_to_num(part) if name in causes.NOW_AND_THEN else part for name, part in parts.items()}
 
 
 def _on_top(blocks: Blocks, habit: Habit, settings: Settings) -> Blocks:
@@ -53,7 +53,7 @@ def _on_top(blocks: Blocks, habit: Habit, settings: Settings) -> Blocks:
         excess=less(blocks.excess),
         parts={
             name: less(block, outer.excess if name == why and name in _HIDDEN else np.inf)
-            for name, block in known(blocks).items()
+            for name, block in known(blocks.parts).items()
         },
         computing=less(blocks.computing) if blocks.computing is not None else None,
     )

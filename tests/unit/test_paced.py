@@ -55,3 +55,26 @@ def test_a_host_that_has_room_tells_nothing_of_its_gpu() -> None:
     """It launches as it pleases: where queues are not full, or launches were not recorded, nothing is known."""
     assert paced.longer(_blocks(2, lag=0.2 * STEP), 2, np.arange(STEPS)) == 0.0
     assert paced.longer(_blocks(2, recorded=False), 2, np.arange(STEPS)) == 0.0
+
+
+@pytest.mark.parametrize("unknown", [0, 2])
+@pytest.mark.filterwarnings("error")
+def test_a_rank_whose_launches_were_not_recorded_is_left_out_in_silence(unknown: int) -> None:
+    """Nothing is told of it, nothing is printed, and what its peers tell counts all the same."""
+    blocks = _blocks(1)
+    blocks.joined.enqueue[unknown] = np.nan
+    assert paced.longer(blocks, unknown, np.arange(STEPS)) == 0.0
+    assert 0.6 * LONGER < paced.longer(blocks, 1, np.arange(STEPS)) < LONGER
+
+
+@pytest.mark.filterwarnings("error")
+def test_without_launches_of_any_rank_compared_nothing_is_known() -> None:
+    """Hosts of which no step of these was recorded tell nothing."""
+    blocks = _blocks(1)
+    blocks.joined.enqueue[:, 20 * PLACES :] = np.nan
+    assert paced.longer(blocks, 1, np.arange(20, STEPS)) == 0.0
+
+
+def test_of_no_steps_nothing_is_known() -> None:
+    """A habit may have no typical steps."""
+    assert paced.longer(_blocks(1), 1, np.arange(0)) == 0.0
