@@ -327,8 +327,8 @@ def _is_idle(blocks: Blocks, row: int, columns: Array, settings: Settings) -> bo
 
 def _launched(blocks: Blocks, row: int, columns: Array, settings: Settings) -> bool:
     """Whether this rank's GPU ran forward as its host launched it in most of these steps: what it idled is in it."""
-    launched = launching.hand_to_mouth(blocks, settings)
-    return launched is not None and bool(2 * np.sum(launched[row, columns]) > len(columns))
+    launched = launching.hand_to_mouth(blocks, settings, slice(row, row + 1))
+    return launched is not None and bool(2 * np.sum(launched[0, columns]) > len(columns))
 
 
 def _between(blocks: Blocks, row: int, columns: Array, settings: Settings, between: float) -> float:

@@ -98,10 +98,11 @@ def _seen(late: Floats, own: Floats, found: Floats, where: Ints, who: Array, sta
             continue
         there = np.stack([_mean(late[np.ix_(rows, columns[one, steps])]) for one in others])
         best = others[np.argmax(there, axis=0)]
+        latest = {other: np.fmax.reduce(late[:, columns[other, steps]], axis=0) for other in set(best.tolist())}
         for row, other in zip(rows.tolist(), best.tolist(), strict=True):
             usual, before = (float(np.nan_to_num(late[row, calm[one]]).mean()) for one in (place, other))
             between = slice(other + 1, place + 1)
-            is_last = late[row, columns[other, steps]] >= np.fmax.reduce(late[:, columns[other, steps]], axis=0)
+            is_last = late[row, columns[other, steps]] >= latest[other]
             faster = np.where(is_last, _faster(own[row], calm[between], columns[between, steps]), 0.0)
             seen = late[row, columns[other, steps]] + np.maximum(usual - before - faster, 0.0)
             found[row, steps] = np.fmax(found[row, steps], seen)

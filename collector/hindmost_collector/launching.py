@@ -21,23 +21,22 @@ _CAUGHT_UP = 0.05
 _CLOCKS_NS = 4e6
 
 
-def queued(blocks: Blocks) -> Floats | None:
-    """[R, S] ns that a step's first collective waited on the GPU after its launch, GPU's clock less host's included."""
-    grid = blocks.joined
-    if grid is None or np.isnan(grid.enqueue).all() or not grid.gpu_time or np.isnan(grid.start).all():
+def hand_to_mouth(blocks: Blocks, settings: Settings, rows: slice = slice(None)) -> Array | None:
+    """[R, S] in which steps a GPU of these ranks ran its forward as its host launched it; ``None``: nothing tells."""
+    grid, gpu = blocks.joined, blocks.parts.get("gpu_forward")
+    if grid is None or not grid.gpu_time or gpu is None or blocks.ended is None or blocks.took is None:
         return None
-    return np.asarray((grid.start - grid.enqueue)[:, blocks.starts])
-
-
-def hand_to_mouth(blocks: Blocks, settings: Settings) -> Array | None:
-    """[R, S] in which steps a GPU ran its forward as its host launched it; ``None`` where nothing tells."""
-    waited, gpu = queued(blocks), blocks.parts.get("gpu_forward")
-    if waited is None or gpu is None or blocks.ended is None or blocks.took is None or blocks.joined is None:
+    enqueue, start = grid.enqueue[rows], grid.start[rows]
+    if np.isnan(enqueue).all() or np.isnan(start).all():
         return None
-    began = blocks.ended - blocks.took + np.nan_to_num(blocks.parts.get("input", 0.0))
-    host = blocks.joined.enqueue[:, blocks.starts] - began
+    enqueue, start = enqueue[:, blocks.starts], start[:, blocks.starts]
+    waited = start - enqueue  # the GPU's clock less the host's included
+    began = blocks.ended[rows] - blocks.took[rows]
+    if "input" in blocks.parts:
+        began = began + np.nan_to_num(blocks.parts["input"][rows])
+    host = enqueue - began
     caught_up = (_beyond(waited) <= _CAUGHT_UP * blocks.step_ns) & (waited <= _CLOCKS_NS)
-    return np.asarray(caught_up & (host >= settings.host_bound_in_step * gpu))
+    return np.asarray(caught_up & (host >= settings.host_bound_in_step * gpu[rows]))
 
 
 def _beyond(waited: Floats) -> Floats:

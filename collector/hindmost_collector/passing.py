@@ -51,8 +51,11 @@ def stalls_in_full(blocks: Blocks, stalled: Ints, seen: Floats, beyond: float) -
     stalled step hides some of the stall, and of few stalls nobody sees how much.
     """
     shown = float(median(seen[stalled]))
-    longer, noise = whatif.longer_when(blocks, stalled) or (np.inf, 0.0) if beyond > 1 and shown > 0 else (np.inf, 0.0)
-    if longer >= beyond * shown:
+    if not (beyond > 1 and shown > 0):
         return beyond
+    grew = whatif.longer_when(blocks, stalled)
+    if grew is None or grew[0] >= beyond * shown:
+        return beyond
+    longer, noise = grew
     unsure = _HIDES * beyond * shown
     return max(float((beyond * noise**2 + longer / shown * unsure**2) / (noise**2 + unsure**2)), 1.0)

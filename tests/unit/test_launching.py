@@ -45,3 +45,17 @@ def test_a_gpu_is_fed_from_hand_to_mouth_where_it_takes_as_long_as_its_host(
     assert found is not None
     assert found.all() == fed
     assert found.any() == fed
+
+
+def test_one_rank_is_told_alone_as_it_is_among_all() -> None:
+    """Of a rank nothing but its own launches is looked at; one whose launches were not recorded is not known."""
+    waited = _same(0.0)
+    waited[2, ::2] = 30.0
+    blocks = _blocks(waited, _same(20.0), 5.0, 5.0)
+    blocks.joined.enqueue[3] = np.nan
+    every = launching.hand_to_mouth(blocks, DEFAULT)
+    assert every is not None
+    for row in range(RANKS - 1):
+        np.testing.assert_array_equal(launching.hand_to_mouth(blocks, DEFAULT, slice(row, row + 1)), every[row][None])
+    assert not every[3].any()
+    assert launching.hand_to_mouth(blocks, DEFAULT, slice(3, 4)) is None
