@@ -320,7 +320,8 @@ def _parts(joined: Grid, own: Floats, starts: Ints, numbers: Ints, table: Table)
     found = phases.phase_blocks(table, joined.ranks, numbers)
     if not np.isnan(joined.cpu).all():
         # The kernel charges a wait when it ends: one that began in the collective may exceed the gap it ended in.
-        # CPU time is exact, so it goes first; where threads computed beside each other it is more than elapsed.
+        # CPU time is exact, so it goes first. Of MPI ranks it is the process', and where threads computed beside each
+        # other more than elapsed; elsewhere it is the training thread's.
         room = np.where(joined.cpu <= own, own - joined.cpu, own)
         runqueue = np.clip(np.nan_to_num(joined.runqueue), 0.0, np.maximum(np.nan_to_num(room), 0.0))
         cpu = np.clip(joined.cpu, 0.0, np.maximum(own - runqueue, 0.0))

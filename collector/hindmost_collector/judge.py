@@ -176,8 +176,9 @@ def _of_groups(run: Run, groups: list[Run], settings: Settings) -> Report:
     first = max(reports, key=lambda one: one.job.step_ms.get("mean") or 0.0)
     by_rank = {rank: ms for one in reports for rank, ms in one.what_if.waste_by_rank_ms.items()}
     by_node: dict[str, float] = {}
-    for node, ms in ((node, ms) for one in reports for node, ms in one.what_if.waste_by_node_ms.items()):
-        by_node[node] = by_node.get(node, 0.0) + ms
+    for one in reports:
+        for node, ms in one.what_if.waste_by_node_ms.items():
+            by_node[node] = by_node.get(node, 0.0) + ms
     return Report(
         job=replace(summary.job(run, None), steps=first.job.steps, step_ms=first.job.step_ms, bound=first.job.bound),
         verdicts=_in_order(found) or first.verdicts,

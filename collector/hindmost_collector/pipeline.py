@@ -25,7 +25,8 @@ _WORK = ("forward-compute", "backward-compute")
 def judge(run: Run, settings: Settings) -> Report:
     """Name slow workers among those of one stage; where stages differ and their workers do not, name nobody."""
     built = graph.build(run.operations)
-    measured, ideal = built.replay(built.cost), built.replay(built.ideal)
+    measured = built.replay(built.cost)
+    ideal = min(built.replay(built.ideal), measured)
     length = micro_batches.lengths(built, _is_work(built))
     uneven = _swing(built, length) >= settings.min_swing
     ranks, stages, work = _work(built, built.cost)

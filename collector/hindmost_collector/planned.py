@@ -67,40 +67,44 @@ _PAUSES = _Words(
 
 def aside(blocks: Blocks, steps: Table, settings: Settings) -> tuple[Blocks, list[Planned], list[str]]:
     """The same with nobody late for what it writes or evaluates for the others, what these wait for it, and notes."""
-    notes: list[str] = []
-    found: list[Planned] = []
+    told: list[tuple[Planned, str] | None] = []
     took, evaluated = blocks.parts.get("checkpoint"), _evaluated(blocks, steps)
     if len(blocks.ranks) < 2:
-        return blocks, found, notes
+        return blocks, [], []
     if took is not None:
         due = _written(np.nan_to_num(took))
-        blocks = _without(blocks, due, _WRITES, settings, found, notes)
+        blocks, writes = _without(blocks, due, _WRITES, settings)
+        told.append(writes)
         blocks = replace(blocks, parts=blocks.parts | {"checkpoint": took - due}) if due.any() else blocks
     if evaluated is not None:
         due = _longer(evaluated, settings.stall_effect * blocks.step_ns)
-        blocks = _without(blocks, due, _EVALUATES, settings, found, notes)
+        blocks, evaluates = _without(blocks, due, _EVALUATES, settings)
+        told.append(evaluates)
     outside = _outside(blocks)
     if outside is not None:
         due = _counted_out(_longer(outside, settings.stall_effect * blocks.step_ns), blocks.steps)
-        blocks = _without(blocks, due, _PAUSES, settings, found, notes)
-    return blocks, found, notes
+        blocks, pauses = _without(blocks, due, _PAUSES, settings)
+        told.append(pauses)
+    known = [one for one in told if one is not None]
+    return blocks, [planned for planned, _ in known], [note for _, note in known]
 
 
 def _without(
-    blocks: Blocks, due: Floats, words: _Words, settings: Settings, found: list[Planned], notes: list[str]
-) -> Blocks:
-    """The same with nobody late for what is ``due`` [R, S]; what is worth a word is added to what was found."""
+    blocks: Blocks, due: Floats, words: _Words, settings: Settings
+) -> tuple[Blocks, tuple[Planned, str] | None]:
+    """The same with nobody late for what is ``due`` [R, S]; what the others wait for it and the note on that."""
     held = np.flatnonzero(due.any(axis=1))
     if not len(held):
-        return blocks
+        return blocks, None
     late = _late(blocks, held, due[held])
     saved = float(stall_saving(blocks, held.tolist(), np.flatnonzero(late.any(axis=0))).mean())
+    told = None
     if saved >= settings.min_cost * blocks.step_ns:
-        found.append(Planned(tuple(blocks.ranks[held].tolist()), saved / 1e6, words.cause))
-        notes.append(_told(blocks, held, saved, due, words))
+        waited = Planned(tuple(blocks.ranks[held].tolist()), saved / 1e6, words.cause)
+        told = (waited, _told(blocks, held, saved, due, words))
     excess = blocks.excess.copy()
     excess[held] -= late
-    return replace(blocks, excess=excess)
+    return replace(blocks, excess=excess), told
 
 
 def _late(blocks: Blocks, rows: Ints, due: Floats) -> Floats:

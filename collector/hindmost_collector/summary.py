@@ -170,7 +170,8 @@ def what_if(run: Run, blocks: Blocks | None, found: Sequence[Verdict] = (), of_s
         return WhatIf()
     step = float(np.nanmean(blocks.period))
     shown = float(whatif.stretched(blocks, blocks.segments).mean())
-    ideal = max(step - shown - wasted.beyond(found, blocks) * 1e6 - of_stages, 0.0)
+    lost = shown + wasted.beyond(found, blocks) * 1e6 + of_stages
+    ideal = min(max(step - lost, 0.0), step)  # of a job that loses nothing rounding leaves a little less than that
     known = ~np.isnan(blocks.caused).all(axis=1)
     means = np.nanmean(blocks.caused[known], axis=1) / 1e6
     by_rank = dict(zip(map(str, blocks.ranks[known].tolist()), means.tolist(), strict=True))

@@ -54,7 +54,7 @@ class Samples(NamedTuple):
 
 #: Instead of a rank: a series of nobody, of all ranks of its node, of several ranks of one GPU.
 NOBODY, OF_NODE, SEVERAL = -1, -2, -3
-#: So many names have numbers that are sorted in two passes over the rows.
+#: So many names are numbered in 16 bits: numpy sorts int16 by radix, wider integers by merging, which takes longer.
 _SHORT = 1 << 15
 #: A rank has no more digits; what has is no rank's.
 _DIGITS = 9

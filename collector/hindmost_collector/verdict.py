@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from hindmost_collector.model import Incarnation, Past
 
 SCHEMA = "hindmost.report/1"
@@ -82,6 +82,14 @@ class RankRow:
     share_last: float | None = None
     cpu_ratio: float | None = None  # CPUs in use by the process
     rss_bytes: float | None = None
+
+
+class PlainRows(Sequence[RankRow]):
+    """Rows of ranks that are written without being made."""
+
+    @abstractmethod
+    def plain(self) -> list[dict[str, Any]]:
+        """A row each in the order of :class:`RankRow`'s fields; what is no number, or no finite one, is ``None``."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +201,7 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """The JSON contract, ``hindmost.report/1``: plain types only, NaN and infinities as ``None``."""
         plain: dict[str, Any] = _plain(replace(self, ranks=()))
-        plain["ranks"] = self.ranks.plain() if hasattr(self.ranks, "plain") else _plain(self.ranks)
+        plain["ranks"] = self.ranks.plain() if isinstance(self.ranks, PlainRows) else _plain(self.ranks)
         for verdict in plain["verdicts"]:
             del verdict["past"], verdict["shown_ms"]
         return {"schema": SCHEMA, **plain}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pytest
 from hindmost_collector.rank_rows import RankRows
 from hindmost_collector.verdict import JobSummary, RankRow, Report
 
@@ -33,3 +34,13 @@ def test_a_report_of_columns_is_written_as_one_of_rows() -> None:
     columns, rows = (Report(JobSummary("j"), (), ranks=ranks) for ranks in (ROWS, tuple(ROWS)))
     assert columns == rows
     assert json.dumps(columns.to_dict()) == json.dumps(rows.to_dict())
+
+
+def test_one_row_is_made_where_one_is_asked_for() -> None:
+    """By any index as of a tuple: from the end, a part, every other one backwards; past the end there is none."""
+    rows = tuple(ROWS)
+    assert [ROWS[index] for index in range(-3, 3)] == [rows[index] for index in range(-3, 3)]
+    assert (ROWS[::-2], ROWS[5:], tuple(reversed(ROWS)), ROWS.index(rows[2])) == (rows[::-2], (), rows[::-1], 2)
+    with pytest.raises(IndexError):
+        ROWS[3]
+    assert len(ROWS._plain(range(1, 2))) == 1

@@ -171,3 +171,11 @@ def test_checkpoints_that_one_rank_writes_for_all_have_a_cause() -> None:
     for name, table in (("checkpoint", "by_cause"), ("checkpoint", "by_phase"), ("0", "by_rank")):
         assert of(waste, table)[name] == pytest.approx(saved / 150 / 1e6, rel=0.1)
     assert waste.rest_ms < 0.1 * waste.lost_ms
+
+
+@pytest.mark.parametrize("shown", [-1e-3, 0.0])
+def test_a_job_that_loses_nothing_wastes_nothing(monkeypatch: pytest.MonkeyPatch, shown: float) -> None:
+    """Rounding of what lateness shows never makes the job faster than it was, nor its waste negative."""
+    monkeypatch.setattr("hindmost_collector.whatif.stretched", lambda *_: np.array([shown]))
+    what_if = judge(simulate(Scenario(4, 40, seed=1)).run).what_if
+    assert (what_if.slowdown, what_if.wasted_ratio) == (1.0, 0.0)

@@ -72,7 +72,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     where = "CAUSE:RANKS:PERCENT%[@FROM[-TO]][~DUTY%]"
     meaning = "what is wrong with whom, see below; may be repeated"
     parser.add_argument("--fault", action="append", default=[], metavar=where, help=meaning.replace("%", "%%"))
-    parser.add_argument("--truth", type=Path, metavar="FILE", help="write what is so, apart from the recording")
+    parser.add_argument(
+        "--truth", type=Path, metavar="FILE", help="write what is so, beside a FOLDER; not with --collector"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

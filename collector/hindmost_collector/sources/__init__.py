@@ -127,6 +127,8 @@ def _nothing_understood(path: Path, strangers: list[Sample]) -> str:
     understood = ", ".join([hindmost_run.NAME, *(form.NAME for form in FORMATS)])
     if not strangers and not path.is_dir() and not is_archive(path):
         return f"{path}: neither a file nor a folder; understood are {understood}"
+    if not strangers and path.is_dir() and not any(path.iterdir()):
+        return f"{path}: an empty folder; understood are {understood}"
     if not strangers:
         return f"{path}: no file in it that could be read; understood are {understood}"
     if all(head.size == 0 for head in strangers):

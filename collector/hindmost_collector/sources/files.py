@@ -49,8 +49,8 @@ _NO_ARCHIVE = (
 )
 #: A format is recognised by any of so many lines.
 _FIRST_LINES = 50
-#: What says how a recording came about, a fault that was injected perhaps: no measurement, and never opened.
-_UNREAD = {"manifest.json"}
+#: Never opened: what says how a recording came about, a fault that was injected perhaps, is no measurement.
+UNREAD = {"manifest.json"}
 _GZIP = b"\x1f\x8b"
 _CHUNK = 1024 * 1024
 
@@ -95,7 +95,7 @@ def walk(root: Path) -> list[Path]:
         if len(here.relative_to(root).parts) >= MAX_DEPTH:
             folders.clear()
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        read = (name for name in names if not name.startswith(".") and name not in _UNREAD)
+        read = (name for name in names if not name.startswith(".") and name not in UNREAD)
         found += [here / name for name in read if (here / name).is_file()]
         if len(found) > MAX_FILES:
             raise UsageError(f"{root}: more than {MAX_FILES:,} files; name the folder of one recording")

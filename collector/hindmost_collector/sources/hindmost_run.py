@@ -24,7 +24,7 @@ def find(folder: Path) -> Path | None:
     if not folder.is_dir():
         return None
     inside = [path for path in folder.iterdir() if not path.name.startswith(".")]
-    candidates = [folder, *inside] if len(inside) == 1 else [folder]
+    candidates = [folder, *inside] if len(inside) == 1 and inside[0].is_dir() else [folder]
     return next((path for path in candidates if is_run(path)), None)
 
 

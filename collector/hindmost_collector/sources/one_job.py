@@ -21,8 +21,10 @@ APART_NS = 5 * 10**9
 #: Times before 2001 are not of a clock that others can be set against, but count from a trace's own begin.
 EPOCH_NS = 10**18
 
-#: Of clocks that tick as seldom as this two ranks may well show the same times, and once even by others.
-_TICK_NS, _CHANCE = 1000, 1
+#: By clocks that tell no less than this apart two ranks may well have done everything at the same times.
+_TICK_NS = 1000
+#: So many steps of two ranks may begin at the same ns by chance, whatever the clock.
+_ALIKE_BY_CHANCE = 1
 
 #: What to do about it.
 REMEDY = "name the folder of one job, with one file a rank"
@@ -48,7 +50,7 @@ def refuse_twins(what: str, times: Mapping[str, np.ndarray[Any, Any]]) -> None:
     seen: dict[bytes, str] = {}
     for name, mine in times.items():
         twin = seen.setdefault(mine.tobytes(), name)
-        if twin != name and len(mine) > _CHANCE and (mine % _TICK_NS != 0).any():
+        if twin != name and len(mine) > _ALIKE_BY_CHANCE and (mine % _TICK_NS != 0).any():
             raise UsageError(f"{what}: {twin} and {name} are one rank's recording under two names; {REMEDY}")
 
 

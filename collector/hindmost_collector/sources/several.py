@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hindmost_collector.sources import hindmost_run, straggler_analysis
-from hindmost_collector.sources.files import is_archive, sample
+from hindmost_collector.sources.files import UNREAD, is_archive, sample
 
 
 def recordings(path: Path | str) -> list[Path | str]:
@@ -34,4 +34,6 @@ def _told(folder: Path, what: str, found: list[Path]) -> str | None:
 
 
 def _inside(folder: Path) -> list[Path]:
-    return sorted(one for one in folder.iterdir() if not one.name.startswith(".")) if folder.is_dir() else []
+    if not folder.is_dir():
+        return []
+    return sorted(one for one in folder.iterdir() if not one.name.startswith(".") and one.name not in UNREAD)

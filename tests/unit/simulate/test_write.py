@@ -101,6 +101,8 @@ def test_noise_and_clocks_are_set_on_the_command_line(tmp_path: Path) -> None:
 
 #: What is told from a job with each fault: kind, and the ranks that are named.
 _TOLD = {"hang": ("hang", (5,)), "desync": ("desync", (5,)), "network": ("slow_link", ())}
+#: Of these folders of traces tell that something is computed longer at the usual clock, and no more.
+_COMPUTED = ("compute", "gpu_contention", "workload")
 
 
 def faulty(cause: str) -> Scenario:
@@ -130,7 +132,17 @@ def test_the_page_has_a_row_for_every_fault_and_output() -> None:
         _, run, traces, collector = (cell.strip() for cell in row.split(" | "))
         assert run == f"`{cause}`"
         assert collector.removesuffix(", live") == f"`{cause}`"
-        assert traces == f"`{cause}`" if cause in CAUSE_SHOWN else traces.startswith("the rank, cause `unknown`: ")
+        told = "`compute` or `unknown`" if cause in _COMPUTED else "`unknown`"
+        assert traces == f"`{cause}`" if cause in CAUSE_SHOWN else traces.startswith(f"the rank, cause {told}: ")
+
+
+@pytest.mark.parametrize("cause", _COMPUTED)
+def test_what_is_computed_a_little_longer_is_told_as_compute_from_traces(tmp_path: Path, cause: str) -> None:
+    """Files alone do not tell a GPU's other user, or more tokens, from a slow GPU."""
+    made = simulate(Scenario(8, 80, seed=4, faults=(Fault(cause, (5,), 0.05),)))
+    write(made.run, tmp_path / "traces", "traces")
+    first = judge(load(tmp_path / "traces")).verdicts[0]
+    assert (first.ranks, first.cause) == ((5,), "compute")
 
 
 @pytest.mark.parametrize("layout", [{"layout": "dp"}, {"layout": "pp_dp", "pipeline": 2}])

@@ -12,7 +12,7 @@ import pytest
 from hindmost.errors import HindmostError, UsageError
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.simulate.write import write
-from hindmost_collector.sources import files, load, processes, profiler_csv
+from hindmost_collector.sources import files, load, processes, profiler_csv, several
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -119,7 +119,10 @@ def test_a_device_is_no_empty_folder() -> None:
 
 
 def test_empty_files_are_told_from_an_empty_folder(tmp_path: Path) -> None:
-    """Both are errors, each with its own sentence."""
+    """Both are errors, each with its own sentence; so is a folder of nothing that is read."""
+    with pytest.raises(UsageError, match="an empty folder"):
+        load(tmp_path)
+    (tmp_path / "manifest.json").touch()
     with pytest.raises(UsageError, match="no file in it that could be read"):
         load(tmp_path)
     (tmp_path / "prof.1.csv").touch()
@@ -127,7 +130,12 @@ def test_empty_files_are_told_from_an_empty_folder(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_what_was_injected_into_a_recording_is_never_read(tmp_path: Path) -> None:
+def test_what_was_injected_into_a_recording_is_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A manifest of a recording has the truth: it is not opened, whatever it holds."""
     (tmp_path / "manifest.json").write_text('{"step": 1, "t_start": 1, "t_end": 2}')
-    assert files.walk(tmp_path) == []
+    opened: list[str] = []
+    monkeypatch.setattr(several, "sample", lambda path: opened.append(path.name) or files.sample(path))
+    (tmp_path / "other.json").touch()
+    assert files.walk(tmp_path) == [tmp_path / "other.json"]
+    assert several.recordings(tmp_path) == [tmp_path]
+    assert opened == ["other.json"]
