@@ -61,8 +61,9 @@ enum hm_kind {         /* 0: a slot that was claimed for an event that could not
     HM_COLLECTIVE = 3, /* name: all_reduce …; comm, seq; peer: root; value: bytes */
     HM_P2P = 4,        /* name: send, recv, wait …; comm, peer; value: bytes; seq: of the collective a wait is for */
     HM_SELF = 5,       /* a rank's own time since its last collective ended (start), without what it spent in other MPI
-                          calls, written just before the collective that ends it; value: CPU ns of the process
-                          where MPI's shim measured it, else of the training thread; seq: us its main thread waited for a CPU (see flags) */
+                          calls, written just before the collective that ends it; value: CPU ns, of MPI ranks
+                          the process', of others the training thread's; seq: us its main thread waited for a CPU
+                          (see flags) */
     HM_MARK = 6,       /* an instant; name says what */
     HM_IO = 7          /* file I/O; name: file_read …; value: bytes */
 };
