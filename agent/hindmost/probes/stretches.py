@@ -4,8 +4,8 @@ Where ranks share CPUs nothing else tells who works longer, who slept, and whom 
 system calls, so they are made around stretches of 1 ms and more: after which call one begins is learned, by its place
 since the last long one. Other stretches carry no CPU time; it is not guessed.
 
-``native/pmpi_gap.c`` does so for MPI, but there CPU time is the process', with that of threads which compute beside; here
-it is the training thread's alone, without autograd's and gloo's threads. The queue is one thread's in both.
+``native/pmpi_gap.c`` does so for MPI, but there CPU time is the process', with that of threads which compute beside;
+here it is the training thread's alone, without autograd's and gloo's threads. The queue is one thread's in both.
 """
 
 from __future__ import annotations
