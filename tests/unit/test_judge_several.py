@@ -159,3 +159,11 @@ def test_who_is_suspected_for_other_steps_tells_how_much_healthy_ranks_differ() 
     excess = late - peers_median(late)
     found = straggler.find(replace(clean, steps=clean.steps[:120], excess=excess), DEFAULT)
     assert sorted((habit.row, habit.first, habit.stop) for habit in found) == [(2, 0, 120), (3, 60, 120)]
+
+
+@pytest.mark.parametrize("seed", [72, 74])
+def test_another_faults_rank_hides_nobody_among_three_replicas(seed: int) -> None:
+    """The peers of one that is late are ahead by half of that: no sign of how much healthy ranks differ."""
+    faults = (Fault("gc", (1,), 0.25, 6, 137), Fault("memory", (3,), 0.08, 181))
+    made = simulate(Scenario(6, 300, seed, layout="pp_dp", pipeline=2, step_ms=50, faults=faults))
+    assert ((1,), "gc", 6, 137) in _told(judge(made.run).verdicts)
