@@ -198,7 +198,8 @@ def test_errors_are_passed_on_and_flagged(ran: Ran) -> None:
 
 def test_own_time_between_collectives(ran: Ran) -> None:
     """The gap before a step's first all-reduce is its rank's own: CPU where it computes, none where it sleeps."""
-    for rank, (long_ms, cpu_share) in {1: (5, (0.7, 1.2)), 2: (5, (0.0, 0.3))}.items():
+    # Of virtual machines the host may take a CPU away: that is neither CPU time nor a wait in this one's queue.
+    for rank, (long_ms, cpu_share) in {1: (5, (0.4, 1.2)), 2: (5, (0.0, 0.3))}.items():
         gaps = [e for e in of(ran.events[rank], ring.SELF) if e.duration_ns >= 4_500_000]
         assert len(gaps) >= 11
         assert statistics.median(e.duration_ns for e in gaps) >= long_ms * 0.95e6
