@@ -86,6 +86,27 @@ def test_a_hang_is_told_with_the_line_in_which_the_culprit_stands() -> None:
     assert any(note.startswith("Waiting is counted up to the recording's last sample") for note in report.notes)
 
 
+def test_a_host_that_leaves_its_gpu_without_work_does_not_compute_longer() -> None:
+    """Of a job without a fault whose hosts launched late: who was late is told to be late for that only."""
+    verdicts = judge(load(OURS / "ddp-observed-late-hosts.tar.xz")).verdicts
+    named = [one for one in verdicts if one.ranks]
+    assert {one.cause for one in named} <= {"unknown"}
+    assert all(any("its host is what is late" in line for line in one.evidence) for one in named)
+    assert "host_bound" in [one.kind for one in verdicts]
+
+
+def test_ranks_that_are_slow_in_turn_are_each_named_for_turns_of_their_own() -> None:
+    """Ranks 2 and 3 compute longer for 80 steps each, from step 181 on."""
+    verdicts = judge(load(OURS / "ddp-observed-slow-in-turn.tar.xz")).verdicts
+    assert {one.ranks for one in verdicts} == {(2,), (3,)}
+    for one in verdicts:
+        first = (one.since_step or 0) - 181 - 80 * (one.ranks[0] - 2)
+        assert one.cause == "compute"
+        assert min(first % 160, -first % 160) <= 3
+        assert one.until_step is not None
+        assert abs(one.until_step - (one.since_step or 0) - 80) <= 3
+
+
 def test_rank_numbers_are_those_of_the_job_s_own_records() -> None:
     """The steps of a rank and the operations of its process go together: both show the slow one."""
     run = load(OURS / "ddp-slow-compute-rank1.tar.xz")
