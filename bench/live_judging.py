@@ -23,21 +23,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hindmost_collector.chunk import finish
-from hindmost_collector.clock import NodeClock
-from hindmost_collector.decode import Decoder
-from hindmost_collector.definitions import Definitions
-from hindmost_collector.jobs import LiveJob
-from hindmost_collector.judging import Judging, load_judge, share_of
-from hindmost_collector.looks import seen
+from hindmost_collector.judgement.verdict import JobSummary, Report
 from hindmost_collector.model import Job as ModelJob
 from hindmost_collector.model import Run, rows
-from hindmost_collector.packed import packed
+from hindmost_collector.running.jobs import LiveJob
+from hindmost_collector.running.judging import Judging, load_judge, share_of
+from hindmost_collector.running.looks import seen
+from hindmost_collector.running.watching import LOOK_S
+from hindmost_collector.running.window import ROWS
 from hindmost_collector.simulate import Fault, Scenario, engine
 from hindmost_collector.simulate.wire import Job
-from hindmost_collector.verdict import JobSummary, Report
-from hindmost_collector.watching import LOOK_S
-from hindmost_collector.window import ROWS
+from hindmost_collector.stream.chunk import finish
+from hindmost_collector.stream.clock import NodeClock
+from hindmost_collector.stream.decode import Decoder
+from hindmost_collector.stream.definitions import Definitions
+from hindmost_collector.stream.packed import packed
 
 PERIOD_S = 1.5
 #: For how long the pace of judging is simulated; its second half counts.

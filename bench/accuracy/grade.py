@@ -13,8 +13,8 @@ from hindmost_collector.simulate.engine import WARMUP
 from suite import scenario
 
 if TYPE_CHECKING:
+    from hindmost_collector.judgement.verdict import Verdict
     from hindmost_collector.simulate import Scenario, Truth
-    from hindmost_collector.verdict import Verdict
 
 #: Verdicts that point at somebody.
 NAMING = ("straggler", "intermittent", "hang", "desync")

@@ -24,7 +24,7 @@ from hindmost_agent.observe import Own
 from hindmost_agent.ranks import RankProcess
 from hindmost_agent.round_trips import CLOCK_PERIOD_S, RoundTrips
 from hindmost_agent.ship import SILENCE_S
-from hindmost_collector.varint import varint
+from hindmost_collector.stream.varint import varint
 from hindmost_proto import telemetry_pb2 as wire
 from hindmost_proto.call import Call, CallError, connect
 

@@ -21,7 +21,7 @@ import fault_grade
 from fault_cases import CASES, Case, placed
 from fault_run import Running
 from hindmost_collector.judge import judge
-from hindmost_collector.live import VerdictLog
+from hindmost_collector.running.live import VerdictLog
 from hindmost_collector.store.run_directory import read_run
 
 if TYPE_CHECKING:

@@ -12,10 +12,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 
-from hindmost_collector import awaited, communicator_classes, constant, filled, run_order, solitary
+from hindmost_collector import constant
 from hindmost_collector.model import ERROR, GPU_TIME, NONBLOCKING, UNMEASURED, Run, Table, rows
-from hindmost_collector.numbered import numbered
 from hindmost_collector.robust import median
+from hindmost_collector.timeline import awaited, communicator_classes, filled, run_order, solitary
+from hindmost_collector.timeline.numbered import numbered
 
 Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 Ints: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"

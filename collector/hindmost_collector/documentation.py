@@ -44,7 +44,7 @@ These are not set: with another value each would be another method, of which nob
 | --- | --- | --- |
 """
 #: What a judgement is made by, live and after the run; whatever these import judges too.
-ROOTS = ("judge", "judging", "live", "stall")
+ROOTS = ("judge", "running.judging", "running.live", "running.stall")
 #: Modules whose numbers are codes of what is recorded, and the settable table itself.
 NO_METHODS = frozenset({"model", "settings"})
 PACKAGE = "hindmost_collector"

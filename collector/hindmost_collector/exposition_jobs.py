@@ -11,7 +11,7 @@ from hindmost_collector.exposition import Family, family, labelled
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from hindmost_collector.jobs import LiveJob
+    from hindmost_collector.running.jobs import LiveJob
 
 #: Counter in ``RankTotals`` to ``(metric, type, help)``.
 RANK_METRICS: Mapping[str, tuple[str, str, str]] = {

@@ -14,8 +14,8 @@ from hindmost_collector.exposition import Family, escaped, number
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from hindmost_collector.definitions import Definitions, Schema
-    from hindmost_collector.metric_rows import MetricRows, Origin
+    from hindmost_collector.stream.definitions import Definitions, Schema
+    from hindmost_collector.stream.metric_rows import MetricRows, Origin
 
 Array = np.ndarray[Any, Any]
 

@@ -12,27 +12,27 @@ import grpc
 from hindmost.errors import HindmostError
 from hindmost_proto import telemetry_pb2
 
-from hindmost_collector.attendance import Attendance
-from hindmost_collector.clock import NodeClock
-from hindmost_collector.columns import Malformed
-from hindmost_collector.decode import Decoder, references, samples
-from hindmost_collector.definitions import IDENTITY_LIMIT
-from hindmost_collector.durable import Durable
-from hindmost_collector.inbox import Inbox
-from hindmost_collector.parking import Parking
-from hindmost_collector.relay_ingest import RelayStream
-from hindmost_collector.session import PROTOCOL, Agent, Outbox
-from hindmost_collector.strangers import HELLO_FIRST, Strangers
-from hindmost_collector.untaken import Untaken
+from hindmost_collector.store.durable import Durable
+from hindmost_collector.stream.attendance import Attendance
+from hindmost_collector.stream.clock import NodeClock
+from hindmost_collector.stream.columns import Malformed
+from hindmost_collector.stream.decode import Decoder, references, samples
+from hindmost_collector.stream.definitions import IDENTITY_LIMIT
+from hindmost_collector.stream.inbox import Inbox
+from hindmost_collector.stream.parking import Parking
+from hindmost_collector.stream.relay_ingest import RelayStream
+from hindmost_collector.stream.session import PROTOCOL, Agent, Outbox
+from hindmost_collector.stream.strangers import HELLO_FIRST, Strangers
+from hindmost_collector.stream.untaken import Untaken
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from hindmost_proto import telemetry_pb2 as wire
 
-    from hindmost_collector.clock import JobClock
-    from hindmost_collector.decode import Samples
-    from hindmost_collector.definitions import Definitions
+    from hindmost_collector.stream.clock import JobClock
+    from hindmost_collector.stream.decode import Samples
+    from hindmost_collector.stream.definitions import Definitions
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class StoreAway(HindmostError):  # noqa: N818 - a state of the store, said as an
 
 
 class Ingest:
-    """The Telemetry service. Its messages are those of :mod:`hindmost_collector.packed`.
+    """The Telemetry service. Its messages are those of :mod:`hindmost_collector.stream.packed`.
 
     Args:
         durable: gives identity to the last durable sequence, as the store knows it now; called in a thread.

@@ -8,34 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector import (
-    apart,
-    bound,
-    crowded,
-    fell_silent,
-    hidden_input,
-    horovod,
-    majority,
-    membership,
-    on_top,
-    partly_read,
-    phases,
-    pipeline,
-    planned,
-    profiled,
-    sharing,
-    slowed,
-    stood_still,
-    summary,
-    telemetry,
-    traded,
-    unseen,
-    wasted,
-    whatif,
-    wording,
-)
-from hindmost_collector import blocks as blocks_of
-from hindmost_collector.abstaining import idle_inside, insufficient, little_inside, no_measure, nothing_inside
+from hindmost_collector.costs import on_top, pipeline, planned, traded, wasted, whatif
 from hindmost_collector.detectors import (
     hang,
     host_bound,
@@ -47,16 +20,31 @@ from hindmost_collector.detectors import (
     uneven,
     uneven_stages,
 )
-from hindmost_collector.job_verdicts import balanced, of_hosts, of_job, of_stages, of_uneven
+from hindmost_collector.explain import crowded, hidden_input, horovod, sharing, telemetry
+from hindmost_collector.judgement import (
+    bound,
+    fell_silent,
+    majority,
+    partly_read,
+    slowed,
+    stood_still,
+    summary,
+    unseen,
+    wording,
+)
+from hindmost_collector.judgement.abstaining import idle_inside, insufficient, little_inside, no_measure, nothing_inside
+from hindmost_collector.judgement.job_verdicts import balanced, of_hosts, of_job, of_stages, of_uneven
+from hindmost_collector.judgement.stop_verdicts import of_mismatch, of_parted
+from hindmost_collector.judgement.verdict import Report, Verdict
+from hindmost_collector.judgement.verdicts import of_habits, of_links, of_network, of_stalls
 from hindmost_collector.model import RUNNING, Run, rows
 from hindmost_collector.robust import percentile
 from hindmost_collector.settings import DEFAULT, Settings
-from hindmost_collector.stop_verdicts import of_mismatch, of_parted
-from hindmost_collector.verdict import Report, Verdict
-from hindmost_collector.verdicts import of_habits, of_links, of_network, of_stalls
+from hindmost_collector.timeline import apart, membership, phases, profiled
+from hindmost_collector.timeline import blocks as blocks_of
 
 if TYPE_CHECKING:
-    from hindmost_collector.blocks import Blocks
+    from hindmost_collector.timeline.blocks import Blocks
 
 
 def judge(run: Run, settings: Settings = DEFAULT) -> Report:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from hindmost.open_files import allow_files
 
-from hindmost_collector import allocator, relay
+from hindmost_collector import allocator
 from hindmost_collector.serving import serve
 from hindmost_collector.settings import DEFAULT
+from hindmost_collector.stream import relay
 
 if TYPE_CHECKING:
     from hindmost_collector.options import Options

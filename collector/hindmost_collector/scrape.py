@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from hindmost_collector.exposition import family
 from hindmost_collector.exposition_jobs import JobPage
 from hindmost_collector.exposition_nodes import NodeMetrics
-from hindmost_collector.remote_write_metrics import metrics
+from hindmost_collector.store.remote_write_metrics import metrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from hindmost_collector.service import Collector
-    from hindmost_collector.session import Agent
+    from hindmost_collector.stream.session import Agent
 
 
 class Scrape:

@@ -8,35 +8,35 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from hindmost_collector.chunk import finish
-from hindmost_collector.clock import JobClock
-from hindmost_collector.decode import Decoder
-from hindmost_collector.definitions import Definitions
 from hindmost_collector.ingest import MESSAGE_LIMIT, Ingest
-from hindmost_collector.jobs import LiveJob
-from hindmost_collector.judging import Judging, share_of
 from hindmost_collector.lag import Lag
-from hindmost_collector.listening import listen
-from hindmost_collector.pace import batch_ns
-from hindmost_collector.parking import Parking
-from hindmost_collector.recording import WAIT_S, Recorder
-from hindmost_collector.remote_write import RemoteWrite
-from hindmost_collector.remote_write_http import Receiver
+from hindmost_collector.running.jobs import LiveJob
+from hindmost_collector.running.judging import Judging, share_of
+from hindmost_collector.running.sealing import finish as seal
+from hindmost_collector.running.sealing import note
+from hindmost_collector.running.watching import Watch
 from hindmost_collector.scrape import Scrape
-from hindmost_collector.sealing import finish as seal
-from hindmost_collector.sealing import note
 from hindmost_collector.settings import DEFAULT
+from hindmost_collector.store.recording import WAIT_S, Recorder
+from hindmost_collector.store.remote_write import RemoteWrite
+from hindmost_collector.store.remote_write_http import Receiver
+from hindmost_collector.stream.chunk import finish
+from hindmost_collector.stream.clock import JobClock
+from hindmost_collector.stream.decode import Decoder
+from hindmost_collector.stream.definitions import Definitions
+from hindmost_collector.stream.listening import listen
+from hindmost_collector.stream.pace import batch_ns
+from hindmost_collector.stream.parking import Parking
 from hindmost_collector.tending import tend
 from hindmost_collector.unbroken import Unbroken
-from hindmost_collector.watching import Watch
 from hindmost_collector.web.server import Page
 
 if TYPE_CHECKING:
     import grpc
 
     from hindmost_collector.options import Options
-    from hindmost_collector.recording import Store
     from hindmost_collector.settings import Settings
+    from hindmost_collector.store.recording import Store
 
 log = logging.getLogger(__name__)
 

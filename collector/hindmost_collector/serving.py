@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from hindmost.errors import HindmostError
 from hindmost_proto import keeping
 
-from hindmost_collector.awaiting import store_and_page
 from hindmost_collector.service import Collector
 from hindmost_collector.settings import DEFAULT
+from hindmost_collector.store.awaiting import store_and_page
 from hindmost_collector.store.clickhouse_client import Unreachable, is_url, parse
 
 if TYPE_CHECKING:

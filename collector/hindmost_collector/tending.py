@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from hindmost.errors import HindmostError
 
+from hindmost_collector.running.window import window_limit
 from hindmost_collector.store.parquet import ParquetStore
 from hindmost_collector.store.upkeep import Retention, Upkeep
-from hindmost_collector.window import window_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,8 +8,9 @@ import urllib.request
 
 import pytest
 from hindmost.errors import HindmostError
-from hindmost_collector import awaiting, serving
+from hindmost_collector import serving
 from hindmost_collector.options import Options
+from hindmost_collector.store import awaiting
 from hindmost_collector.store.clickhouse_client import Unreachable
 from hindmost_collector.store.opening import open_store
 

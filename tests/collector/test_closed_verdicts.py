@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 from hindmost_collector.exposition_jobs import JobPage
-from hindmost_collector.jobs import LiveJob
 from hindmost_collector.judge import judge
 from hindmost_collector.report.told import with_words
+from hindmost_collector.running.jobs import LiveJob
+from hindmost_collector.running.window import Window
 from hindmost_collector.settings import DEFAULT
 from hindmost_collector.simulate import Fault, Scenario, simulate
-from hindmost_collector.window import Window
 
 ONSET, END, STEPS = 40, 100, 160
 

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from hindmost_collector import exposition_jobs
-from hindmost_collector.chunk import finish
-from hindmost_collector.clock import NodeClock
-from hindmost_collector.decode import Decoder
-from hindmost_collector.definitions import Definitions, Schema, Series
 from hindmost_collector.exposition_nodes import NodeMetrics
-from hindmost_collector.metric_rows import MetricRows
-from hindmost_collector.packed import packed
+from hindmost_collector.stream.chunk import finish
+from hindmost_collector.stream.clock import NodeClock
+from hindmost_collector.stream.decode import Decoder
+from hindmost_collector.stream.definitions import Definitions, Schema, Series
+from hindmost_collector.stream.metric_rows import MetricRows
+from hindmost_collector.stream.packed import packed
 from hindmost_proto import telemetry_pb2 as wire
 from prometheus_client.parser import text_string_to_metric_families
 

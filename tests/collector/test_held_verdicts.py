@@ -6,20 +6,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hindmost_collector import newest
-from hindmost_collector.chunk import finish
-from hindmost_collector.clock import NodeClock
-from hindmost_collector.decode import Decoder
-from hindmost_collector.definitions import Definitions
-from hindmost_collector.jobs import LiveJob
 from hindmost_collector.judge import judge
-from hindmost_collector.judging import AHEAD_S, LEAST_SHARE, Judging
-from hindmost_collector.live import VerdictLog
-from hindmost_collector.packed import packed
+from hindmost_collector.judgement.wording import OLDER
+from hindmost_collector.running import newest
+from hindmost_collector.running.jobs import LiveJob
+from hindmost_collector.running.judging import AHEAD_S, LEAST_SHARE, Judging
+from hindmost_collector.running.live import VerdictLog
+from hindmost_collector.running.window import Window
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.wire import Job
-from hindmost_collector.window import Window
-from hindmost_collector.wording import OLDER
+from hindmost_collector.stream.chunk import finish
+from hindmost_collector.stream.clock import NodeClock
+from hindmost_collector.stream.decode import Decoder
+from hindmost_collector.stream.definitions import Definitions
+from hindmost_collector.stream.packed import packed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

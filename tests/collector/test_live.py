@@ -6,18 +6,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_collector.chunk import Chunk, from_rows
-from hindmost_collector.columns import Words
-from hindmost_collector.definitions import Definitions, Schema
 from hindmost_collector.detectors import hang
-from hindmost_collector.jobs import LiveJob
-from hindmost_collector.judging import Judging, share_of
-from hindmost_collector.live import VerdictLog
-from hindmost_collector.metric_rows import MetricRows
+from hindmost_collector.judgement.verdict import JobSummary, Report
 from hindmost_collector.model import FINISHED, RUNNING, VANISHED, Job, Run
+from hindmost_collector.running.jobs import LiveJob
+from hindmost_collector.running.judging import Judging, share_of
+from hindmost_collector.running.live import VerdictLog
+from hindmost_collector.running.window import Window
 from hindmost_collector.settings import DEFAULT
-from hindmost_collector.verdict import JobSummary, Report
-from hindmost_collector.window import Window
+from hindmost_collector.stream.chunk import Chunk, from_rows
+from hindmost_collector.stream.columns import Words
+from hindmost_collector.stream.definitions import Definitions, Schema
+from hindmost_collector.stream.metric_rows import MetricRows
 
 SECOND = 1_000_000_000
 

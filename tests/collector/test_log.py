@@ -10,12 +10,12 @@ import sys
 
 import pytest
 from hindmost_collector import serving
-from hindmost_collector.attendance import Attendance
-from hindmost_collector.clock import JobClock
-from hindmost_collector.decode import Decoder
-from hindmost_collector.definitions import Definitions
 from hindmost_collector.ingest import Ingest
 from hindmost_collector.options import Options
+from hindmost_collector.stream.attendance import Attendance
+from hindmost_collector.stream.clock import JobClock
+from hindmost_collector.stream.decode import Decoder
+from hindmost_collector.stream.definitions import Definitions
 from hindmost_proto import keeping
 from hindmost_proto import telemetry_pb2 as wire
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hindmost_collector import newest
 from hindmost_collector.judge import judge
-from hindmost_collector.judging import AHEAD_S, Judging
-from hindmost_collector.looks import Seen, differ, seen, settled
+from hindmost_collector.judgement.verdict import JobSummary, RankRow, Report, Verdict
 from hindmost_collector.model import Job, Run
+from hindmost_collector.running import newest
+from hindmost_collector.running.judging import AHEAD_S, Judging
+from hindmost_collector.running.looks import Seen, differ, seen, settled
 from hindmost_collector.simulate import Fault, Scenario, simulate
-from hindmost_collector.verdict import JobSummary, RankRow, Report, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable

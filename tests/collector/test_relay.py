@@ -16,8 +16,8 @@ import pytest
 from hindmost.cli import collector as command
 from hindmost.errors import UsageError
 from hindmost_collector.layers import resolve
-from hindmost_collector.relay import Agent, choose
-from hindmost_collector.relay_link import Link, relayed
+from hindmost_collector.stream.relay import Agent, choose
+from hindmost_collector.stream.relay_link import Link, relayed
 from hindmost_proto import telemetry_pb2 as wire
 from hindmost_proto import telemetry_pb2_grpc
 

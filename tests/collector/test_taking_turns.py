@@ -7,11 +7,11 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from hindmost_collector import recording
-from hindmost_collector.judging import Judging
 from hindmost_collector.options import Options
+from hindmost_collector.running.judging import Judging
+from hindmost_collector.running.watching import Watch
 from hindmost_collector.service import Collector
-from hindmost_collector.watching import Watch
+from hindmost_collector.store import recording
 
 
 def test_a_flush_waits_for_the_judging():

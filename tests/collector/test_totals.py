@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from hindmost_collector.chunk import Chunk
-from hindmost_collector.columns import Words
-from hindmost_collector.definitions import Definitions
-from hindmost_collector.jobs import LiveJob
+from hindmost_collector.running.jobs import LiveJob
+from hindmost_collector.stream.chunk import Chunk
+from hindmost_collector.stream.columns import Words
+from hindmost_collector.stream.definitions import Definitions
 
 
 def chunk(words, steps):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from hindmost.open_files import MOST_FILES
-from hindmost_collector.recording import HANGS_S
+from hindmost_collector.store.recording import HANGS_S
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 from hindmost.cli import COMMANDS
+from hindmost_collector.judgement.verdict import CAUSES, KINDS
 from hindmost_collector.layers import variable
 from hindmost_collector.model import OTHER, PHASES, TABLES
 from hindmost_collector.options import Options
 from hindmost_collector.report import columns as of_ranks
 from hindmost_collector.settings import Settings
 from hindmost_collector.thresholds import PREFIX as OF_JUDGE
-from hindmost_collector.verdict import CAUSES, KINDS
 from hindmost_proto import telemetry_pb2
 
 if TYPE_CHECKING:

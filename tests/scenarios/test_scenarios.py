@@ -23,7 +23,7 @@ from . import loads
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hindmost_collector.verdict import Verdict
+    from hindmost_collector.judgement.verdict import Verdict
 
 
 def scenarios() -> Iterator[Any]:

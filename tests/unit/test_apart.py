@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_collector import apart
 from hindmost_collector.judge import judge
 from hindmost_collector.model import METRICS, Run, empty
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.sources.columns import concatenate
+from hindmost_collector.timeline import apart
 
 SLOW = (Fault("compute", (1,), 0.1),)
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hindmost_collector import blocks as blocks_of
-from hindmost_collector import bound
 from hindmost_collector.judge import judge
+from hindmost_collector.judgement import bound
+from hindmost_collector.judgement.verdict import BOUNDS, Bound
 from hindmost_collector.report import headline, html, text
 from hindmost_collector.settings import DEFAULT
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.sources.columns import concatenate, table
-from hindmost_collector.verdict import BOUNDS, Bound
+from hindmost_collector.timeline import blocks as blocks_of
 
 if TYPE_CHECKING:
     from hindmost_collector.model import Run

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hindmost_collector import bubbles
+from hindmost_collector.costs import bubbles
 from hindmost_collector.judge import judge
 from hindmost_collector.model import METRICS, STEPS, Run, empty
-from hindmost_collector.schedule import COLLECTIVE, RECEIVE, SEND, Schedule
 from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_collector.timeline.schedule import COLLECTIVE, RECEIVE, SEND, Schedule
 
 PIPELINE = Scenario(seed=5, ranks=16, layout="pp_dp", pipeline=4, microbatches=4)
 MS = 1e6

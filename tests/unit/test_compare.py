@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from hindmost.cli import main
-from hindmost_collector.compare import compare
+from hindmost_collector.judgement.compare import compare
 from hindmost_collector.model import COLLECTIVES, empty
 from hindmost_collector.report import compare as text
 from hindmost_collector.report import headline

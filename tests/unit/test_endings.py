@@ -6,13 +6,13 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hindmost_collector import endings
-from hindmost_collector.chunk import from_rows
 from hindmost_collector.judge import judge
+from hindmost_collector.judgement import endings
 from hindmost_collector.model import FINISHED, RUNNING, VANISHED, Run
 from hindmost_collector.report import text
 from hindmost_collector.store.parquet import ParquetStore, read_run
 from hindmost_collector.store.schema import arrow_schema
+from hindmost_collector.stream.chunk import from_rows
 
 from tests.scenarios import loads
 

@@ -11,7 +11,7 @@ from hindmost_collector.judge import judge
 from hindmost_collector.simulate import Fault, Scenario, simulate
 
 if TYPE_CHECKING:
-    from hindmost_collector.verdict import Verdict
+    from hindmost_collector.judgement.verdict import Verdict
 
 
 def _told(found: tuple[Verdict, ...]) -> list[tuple[str | None, int | None, int | None]]:

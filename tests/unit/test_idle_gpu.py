@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hindmost_collector import idle_gpu
+from hindmost_collector.explain import idle_gpu
 from hindmost_collector.judge import judge
 from hindmost_collector.simulate import Fault, Scenario, simulate
 

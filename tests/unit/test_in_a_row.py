@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hindmost_collector import in_a_row
 from hindmost_collector.judge import judge
+from hindmost_collector.timeline import in_a_row
 
 from tests.scenarios.loads import Load, make
 

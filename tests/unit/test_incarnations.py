@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hindmost_collector import incarnations
 from hindmost_collector.judge import judge
 from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_collector.timeline import incarnations
 
 if TYPE_CHECKING:
     from hindmost_collector.model import Run, Table

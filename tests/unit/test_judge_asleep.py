@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hindmost_collector import blocks as blocks_of
-from hindmost_collector import crowded as crowded_of
+from hindmost_collector.explain import crowded as crowded_of
 from hindmost_collector.judge import judge
 from hindmost_collector.model import FINISHED, METRICS, empty
 from hindmost_collector.report import headline
 from hindmost_collector.settings import DEFAULT
+from hindmost_collector.timeline import blocks as blocks_of
 
 from tests.scenarios.loads import Load, make
 
 if TYPE_CHECKING:
+    from hindmost_collector.judgement.verdict import Report
     from hindmost_collector.model import Run, Table
-    from hindmost_collector.verdict import Report
 
 CPUS = 2
 LATE_MS = 30.0

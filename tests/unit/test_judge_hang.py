@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hindmost_collector.chunk import from_rows
 from hindmost_collector.judge import judge
 from hindmost_collector.model import COLLECTIVES, COMMUNICATORS, VANISHED, empty
 from hindmost_collector.report import headline
+from hindmost_collector.stream.chunk import from_rows
 
 from tests.scenarios.loads import Load, hang, make
 
 if TYPE_CHECKING:
+    from hindmost_collector.judgement.verdict import Verdict
     from hindmost_collector.model import Run
-    from hindmost_collector.verdict import Verdict
 
 FOUR = Load(ranks=4, steps=40)
 SECOND = 10**9

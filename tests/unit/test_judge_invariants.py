@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.scenarios.loads import Load, make
 
 if TYPE_CHECKING:
-    from hindmost_collector.verdict import Verdict
+    from hindmost_collector.judgement.verdict import Verdict
 
 quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 excesses = st.sampled_from([0.0, 0.3, 1.0, 4.0])

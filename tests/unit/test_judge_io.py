@@ -11,8 +11,8 @@ from hindmost_collector.judge import judge
 from hindmost_collector.simulate import Fault, Scenario, simulate
 
 if TYPE_CHECKING:
+    from hindmost_collector.judgement.verdict import Verdict
     from hindmost_collector.model import Run
-    from hindmost_collector.verdict import Verdict
 
 WAITED = "hindmost_node_pressure_waiting_seconds_total"
 WRITTEN = "hindmost_process_written_bytes_total"

@@ -14,8 +14,8 @@ from hindmost_collector.simulate import Fault, Scenario, simulate
 from tests.scenarios.loads import Load, make
 
 if TYPE_CHECKING:
+    from hindmost_collector.judgement.verdict import Verdict
     from hindmost_collector.model import Run
-    from hindmost_collector.verdict import Verdict
 
 
 def found(run: Run) -> list[tuple[str, tuple[int, ...], str | None]]:

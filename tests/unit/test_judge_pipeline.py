@@ -10,7 +10,7 @@ from hindmost_collector.judge import judge
 from hindmost_collector.model import Job, Run
 
 if TYPE_CHECKING:
-    from hindmost_collector.verdict import Report
+    from hindmost_collector.judgement.verdict import Report
 
 TABLES = ("rank", "node", "stage", "cause", "phase")
 

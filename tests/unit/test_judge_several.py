@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hindmost_collector import blocks as blocks_of
 from hindmost_collector.detectors import straggler
-from hindmost_collector.job_verdicts import until
 from hindmost_collector.judge import judge
+from hindmost_collector.judgement.job_verdicts import until
 from hindmost_collector.robust import peers_median
 from hindmost_collector.settings import DEFAULT, Settings
 from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_collector.timeline import blocks as blocks_of
 
 if TYPE_CHECKING:
-    from hindmost_collector.verdict import Verdict
+    from hindmost_collector.judgement.verdict import Verdict
 
 
 def test_a_late_input_does_not_lend_its_saving_to_a_slow_gpu() -> None:

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hindmost_collector.blocks import build
 from hindmost_collector.detectors import intermittent
 from hindmost_collector.judge import judge
 from hindmost_collector.settings import DEFAULT
 from hindmost_collector.simulate import Fault, Noise, Scenario, simulate
+from hindmost_collector.timeline.blocks import build
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Floats
-    from hindmost_collector.blocks import Blocks
+    from hindmost_collector.timeline.blocks import Blocks
 
 
 @pytest.mark.parametrize("seed", [0, 2])

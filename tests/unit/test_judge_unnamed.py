@@ -11,7 +11,7 @@ from hindmost_collector.judge import judge
 from hindmost_collector.model import RANKS, STEPS, Job, Run, empty
 
 if TYPE_CHECKING:
-    from hindmost_collector.verdict import Verdict
+    from hindmost_collector.judgement.verdict import Verdict
 
 MS = 1_000_000
 STEPS_MADE = 120

@@ -6,16 +6,16 @@ import re
 from pathlib import Path
 
 import pytest
-from hindmost_collector.blocks import build
-from hindmost_collector.causes import Cause
 from hindmost_collector.detectors import straggler
+from hindmost_collector.explain.causes import Cause
 from hindmost_collector.judge import judge
+from hindmost_collector.judgement.wording import ms, why
 from hindmost_collector.report import headline, text
 from hindmost_collector.report.columns import duration
 from hindmost_collector.settings import DEFAULT, Settings
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.sources import load
-from hindmost_collector.wording import ms, why
+from hindmost_collector.timeline.blocks import build
 
 from tests.scenarios.loads import Load, make
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hindmost_collector import blocks as blocks_of
-from hindmost_collector import lateness
 from hindmost_collector.settings import DEFAULT
 from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_collector.timeline import blocks as blocks_of
+from hindmost_collector.timeline import lateness
 
 RANKS, STEPS, PLACES = 4, 60, 10
 MS = 1e6

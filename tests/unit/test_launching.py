@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_collector import launching
+from hindmost_collector.explain import launching
 from hindmost_collector.settings import DEFAULT
 
 RANKS, STEPS = 4, 64

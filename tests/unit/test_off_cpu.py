@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hindmost_collector import off_cpu
+from hindmost_collector.explain import off_cpu
 
 if TYPE_CHECKING:
     import pytest

@@ -9,7 +9,7 @@ from hindmost_collector.judge import judge
 from hindmost_collector.simulate import Fault, Scenario, simulate
 
 if TYPE_CHECKING:
-    from hindmost_collector.verdict import Report
+    from hindmost_collector.judgement.verdict import Report
 
 ALL = tuple(range(16))
 STEPS, ONSET = 100, 50

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_collector import overlapping
+from hindmost_collector.timeline import overlapping
 
 RANKS, STEPS, PLACES = 4, 60, 8
 MS = 1e6

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_collector import paced
+from hindmost_collector.costs import paced
 
 RANKS, STEPS, PLACES = 4, 60, 10
 MS = 1e6

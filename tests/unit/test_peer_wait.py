@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from hindmost_collector import align
-from hindmost_collector.chunk import from_rows
 from hindmost_collector.model import Job, Run
+from hindmost_collector.stream.chunk import from_rows
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Floats

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hindmost_collector.judge import judge
 from hindmost_collector.model import UNMEASURED, Job, Run
-from hindmost_collector.phases import gpu_idle
 from hindmost_collector.sources.columns import table
+from hindmost_collector.timeline.phases import gpu_idle
 
 RANKS, STEPS, EVERY = 4, 80, 8
 MS = 1_000_000

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hindmost_collector import align, constant, phases
+from hindmost_collector import align, constant
 from hindmost_collector.judge import judge
 from hindmost_collector.model import Job
 from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_collector.timeline import phases
 
 if TYPE_CHECKING:
     from hindmost_collector.model import Run

@@ -12,8 +12,8 @@ from hindmost_collector.judge import judge
 from tests.unit.buckets import BUCKETS, RANKS, STEPS, run
 
 if TYPE_CHECKING:
+    from hindmost_collector.judgement.verdict import Report
     from hindmost_collector.model import Run
-    from hindmost_collector.verdict import Report
 
 NOTE = "a step longer for input than the rest"
 

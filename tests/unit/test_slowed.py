@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hindmost_collector import slowed
 from hindmost_collector.judge import judge
+from hindmost_collector.judgement import slowed
 from hindmost_collector.simulate import Fault, Noise, Scenario, simulate
 
 if TYPE_CHECKING:
-    from hindmost_collector.verdict import Report
+    from hindmost_collector.judgement.verdict import Report
 
 _ALL = tuple(range(8))
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from hindmost_collector.costs.whatif import Change
 from hindmost_collector.judge import judge
-from hindmost_collector.whatif import Change
 
 from tests.scenarios.loads import Load, make
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_collector.steps import Marks, infer
+from hindmost_collector.timeline.steps import Marks, infer
 
 LAYERS, STEPS = 12, 60
 FORWARD, BETWEEN, STEP = 12e6, 0.4e6, 30e6

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from hindmost.attach.stacks import UNREAD
-from hindmost_collector.chunk import from_rows
 from hindmost_collector.judge import judge
 from hindmost_collector.model import COLLECTIVES, NONBLOCKING, empty
 from hindmost_collector.report.told import with_words
+from hindmost_collector.stream.chunk import from_rows
 
 from tests.scenarios.loads import Load, hang, make
 

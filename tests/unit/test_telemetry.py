@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 from hindmost_collector.align import codes
+from hindmost_collector.explain.telemetry import Metrics
 from hindmost_collector.model import Job, Run
-from hindmost_collector.telemetry import Metrics
 
 
 def test_metrics_are_read_once_a_run_and_leave_no_mark_on_it() -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from hindmost.cli import main
 from hindmost.errors import UsageError
-from hindmost_collector import documentation, stall
+from hindmost_collector import documentation
 from hindmost_collector.judge import judge
-from hindmost_collector.judging import Judging
+from hindmost_collector.running import stall
+from hindmost_collector.running.judging import Judging
 from hindmost_collector.settings import DEFAULT, Settings
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.thresholds import resolve
@@ -84,12 +85,11 @@ def test_no_number_of_the_judge_is_without_a_reason():
 
 def test_the_numbers_are_found_in_all_that_judges():
     """The search follows the judge's own imports: detectors, causes, costs and words, and what is asked live."""
-    assert {"detectors.straggler", "detectors.bursts", "bubbles", "causes", "whatif", "live", "stall"} <= set(
-        documentation.modules()
-    )
+    wanted = ["detectors.straggler", "detectors.bursts", "costs.bubbles", "costs.whatif", "explain.causes"]
+    assert {*wanted, "running.live", "running.stall"} <= set(documentation.modules())
     known = {f"{one.module}.{one.name}": one.value for one in documentation.constants()}
     assert known["detectors.straggler._STANDS_OUT"] == "3.5"
-    assert known["bubbles._HELD, _HELD_NS"] == "2.0, 50000.0"
+    assert known["costs.bubbles._HELD, _HELD_NS"] == "2.0, 50000.0"
 
 
 def test_a_set_threshold_decides_and_is_told():

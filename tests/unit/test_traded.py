@@ -12,7 +12,7 @@ from hindmost_collector.sources import load
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hindmost_collector.verdict import Verdict
+    from hindmost_collector.judgement.verdict import Verdict
 
 BEGIN_NS, STEP_NS = 1_795_225_915_000_000_000, 10_000_000
 

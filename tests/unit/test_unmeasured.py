@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hindmost_collector import blocks
 from hindmost_collector.judge import judge
 from hindmost_collector.model import COLLECTIVES, GPU_TIME, METRICS, STEPS, Job, Run, empty
 from hindmost_collector.report import csv as report_csv
@@ -17,6 +16,7 @@ from hindmost_collector.settings import DEFAULT
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.sources.columns import table
 from hindmost_collector.store.parquet import ParquetStore, read_run
+from hindmost_collector.timeline import blocks
 
 from tests.scenarios import loads
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hindmost_collector import blocks as blocks_of
-from hindmost_collector import work_due
+from hindmost_collector.costs import work_due
 from hindmost_collector.detectors import uneven
 from hindmost_collector.judge import judge
 from hindmost_collector.settings import DEFAULT
 from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_collector.timeline import blocks as blocks_of
 
 if TYPE_CHECKING:
     from hindmost_collector.model import Run

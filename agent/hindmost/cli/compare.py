@@ -45,7 +45,7 @@ def compared(a: Path, b: Path, settings: Settings | None = None) -> dict[str, An
     """``hindmost.compare/1`` of two recordings, by the default thresholds unless others are given."""
     try:
         from hindmost_collector import sources
-        from hindmost_collector.compare import compare
+        from hindmost_collector.judgement.compare import compare
         from hindmost_collector.settings import DEFAULT
     except ImportError as error:
         raise HindmostError(f"{error.name} is not installed: pip install 'hindmost[collector]'") from error

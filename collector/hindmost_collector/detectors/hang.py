@@ -15,12 +15,12 @@ import numpy as np
 from hindmost_collector.align import codes
 from hindmost_collector.detectors.mismatch import MEET
 from hindmost_collector.model import UNMEASURED, Job, Run, rows
-from hindmost_collector.phases import training
+from hindmost_collector.timeline.phases import training
 
 if TYPE_CHECKING:
-    from hindmost_collector.blocks import Blocks
     from hindmost_collector.model import Table
     from hindmost_collector.settings import Settings
+    from hindmost_collector.timeline.blocks import Blocks
 
 _COLLECTIVE = {"collective", "p2p"}
 

@@ -19,8 +19,8 @@ from hindmost_collector.robust import median
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Floats
-    from hindmost_collector.blocks import Blocks
     from hindmost_collector.settings import Settings
+    from hindmost_collector.timeline.blocks import Blocks
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector import roles, slow_input
+from hindmost_collector.explain import slow_input
 from hindmost_collector.robust import median
+from hindmost_collector.timeline import roles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from hindmost_collector.align import Array, Floats, Ints
-    from hindmost_collector.blocks import Blocks
     from hindmost_collector.detectors.straggler import Habit
     from hindmost_collector.settings import Settings
+    from hindmost_collector.timeline.blocks import Blocks
 
 
 @dataclass(frozen=True)

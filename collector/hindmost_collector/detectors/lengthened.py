@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_collector.costs.whatif import others_grew
 from hindmost_collector.robust import median, standard_error
-from hindmost_collector.whatif import others_grew
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hindmost_collector.blocks import Blocks
     from hindmost_collector.settings import Settings
+    from hindmost_collector.timeline.blocks import Blocks
 
 
 def lengthened(

@@ -10,8 +10,8 @@ from hindmost_collector.robust import median, peers_median
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Ints
-    from hindmost_collector.blocks import Blocks
     from hindmost_collector.settings import Settings
+    from hindmost_collector.timeline.blocks import Blocks
 
 #: Phases that are a rank's own work from end to end: no wait for others and no late launch is in them.
 _PHASES = ("input", "gpu_forward")

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hindmost_collector.align import Floats, Ints
-    from hindmost_collector.blocks import Blocks
     from hindmost_collector.settings import Settings
+    from hindmost_collector.timeline.blocks import Blocks
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from hindmost_collector.align import Floats, Ints
-    from hindmost_collector.blocks import Blocks
     from hindmost_collector.model import Run
     from hindmost_collector.settings import Settings
+    from hindmost_collector.timeline.blocks import Blocks
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector import roles
 from hindmost_collector.detectors import bursts, episodes, own_work, restless
 from hindmost_collector.detectors.episodes import SHORTEST, Layer
 from hindmost_collector.robust import (
@@ -20,13 +19,14 @@ from hindmost_collector.robust import (
     spread,
     standard_error,
 )
+from hindmost_collector.timeline import roles
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from hindmost_collector.align import Floats, Ints
-    from hindmost_collector.blocks import Blocks
     from hindmost_collector.settings import Settings
+    from hindmost_collector.timeline.blocks import Blocks
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector import launching, work_due
+from hindmost_collector.costs import work_due
+from hindmost_collector.costs.whatif import stretched, waste
+from hindmost_collector.explain import launching
 from hindmost_collector.robust import MAD_TO_SIGMA, alike, median, median_error, peers_median
-from hindmost_collector.whatif import stretched, waste
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Floats
-    from hindmost_collector.blocks import Blocks
     from hindmost_collector.settings import Settings
+    from hindmost_collector.timeline.blocks import Blocks
 
 #: A rank must have more work by so many standard errors to have it by habit; of 1,024 ranks chance makes one of four.
 _HABIT = 5.0

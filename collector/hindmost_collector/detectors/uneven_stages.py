@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from hindmost_collector.align import Array, Floats, Ints
-    from hindmost_collector.blocks import Blocks
     from hindmost_collector.settings import Settings
+    from hindmost_collector.timeline.blocks import Blocks
 
 #: Phases of the host before it launches: long ones are no work of the stage's layers.
 _OF_HOST = ("input", "h2d", "checkpoint", "gc", "runqueue")

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from hindmost.script import script, split
 
+from hindmost_collector.judgement.wording import AHEAD, PARTLY, SLOWER, names
+from hindmost_collector.judgement.wording_balanced import UNSURE, WAITED_FOR
 from hindmost_collector.report.columns import duration, ratio
-from hindmost_collector.wording import AHEAD, PARTLY, SLOWER, names
-from hindmost_collector.wording_balanced import UNSURE, WAITED_FOR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

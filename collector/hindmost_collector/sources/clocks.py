@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import pandas as pd
 
+from hindmost_collector.judgement.wording import names
 from hindmost_collector.model import Run, Table, rows
 from hindmost_collector.sources import inspector, one_job, profiler_csv
-from hindmost_collector.wording import names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

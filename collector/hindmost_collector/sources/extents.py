@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hindmost_collector.judgement.wording import names
 from hindmost_collector.model import rows
-from hindmost_collector.wording import names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

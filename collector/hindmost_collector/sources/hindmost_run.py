@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hindmost_collector import unseen
+from hindmost_collector.judgement import unseen
 from hindmost_collector.store.run_directory import read_run, read_together
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ import numpy as np
 import pandas as pd
 
 from hindmost_collector import align
+from hindmost_collector.judgement.wording import names
 from hindmost_collector.model import NONBLOCKING, Run, Unseen, rows
 from hindmost_collector.sources import extents, flight_recorder, processes
 from hindmost_collector.sources.columns import select
-from hindmost_collector.wording import names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from hindmost.errors import HindmostError, UsageError
 
+from hindmost_collector.running.window import CAUSAL
 from hindmost_collector.store import clickhouse_ddl as ddl
 from hindmost_collector.store import excerpt, schema
 from hindmost_collector.store.clickhouse_client import Server, Unreachable, parse
 from hindmost_collector.store.run_directory import run_of
 from hindmost_collector.store.tables import Tables, checked
-from hindmost_collector.window import CAUSAL
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from hindmost_collector.running.window import CAUSAL
 from hindmost_collector.store import segments
-from hindmost_collector.window import CAUSAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

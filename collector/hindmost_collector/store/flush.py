@@ -9,17 +9,17 @@ import numpy as np
 import pyarrow as pa
 
 from hindmost_collector import constant
-from hindmost_collector.chunk import CODED
 from hindmost_collector.store import schema
 from hindmost_collector.store.samples import metrics_tables
+from hindmost_collector.stream.chunk import CODED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from hindmost_collector.chunk import Chunk
-    from hindmost_collector.columns import Array, Words
-    from hindmost_collector.definitions import Definitions
     from hindmost_collector.model import Table
+    from hindmost_collector.stream.chunk import Chunk
+    from hindmost_collector.stream.columns import Array, Words
+    from hindmost_collector.stream.definitions import Definitions
 
     #: Of ``(job, table)``, in pieces.
     Rows = Mapping[tuple[str, str], Iterable[pa.Table]]

@@ -10,7 +10,7 @@ from hindmost_collector.store.parquet import ParquetStore
 
 if TYPE_CHECKING:
     from hindmost_collector.options import Options
-    from hindmost_collector.recording import Store
+    from hindmost_collector.store.recording import Store
 
 
 def open_store(options: Options) -> Store | None:

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 from hindmost.errors import UsageError
 
-from hindmost_collector import incarnations
 from hindmost_collector.model import FINISHED, RUNNING, TABLES, Job, Run, Table, rows, world_size
 from hindmost_collector.store import absurd, excerpt, schema, segments, together
+from hindmost_collector.timeline import incarnations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from hindmost_collector import constant
-from hindmost_collector.columns import texts
 from hindmost_collector.model import TABLES, UNMEASURED, Table
+from hindmost_collector.stream.columns import texts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

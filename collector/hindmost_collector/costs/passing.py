@@ -1,0 +1,61 @@
+"""How late passing trouble makes ranks in full, where lateness shows a part of what computing is longer by.
+
+A slow GPU is slow in all of a step, of which forward and the first of backward show: at the step's end it is later by
+so many times what shows. What differs from one step to the next is not. A stall is over when it shows; and the noise
+of kernels is another in each stretch: of so many times as much computing it is the root of so many times as much.
+Among thousands of ranks there is always one that stalls: taken so many times, it would hide most of what a repair
+saves.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.costs import whatif, work_due
+from hindmost_collector.costs.whatif import repaired
+from hindmost_collector.robust import MAD_TO_SIGMA, median
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hindmost_collector.align import Floats, Ints
+    from hindmost_collector.detectors.straggler import Habit
+    from hindmost_collector.timeline.blocks import Blocks
+
+
+def scaled(blocks: Blocks, habits: Sequence[Habit], segments: Floats, scale: float) -> Floats:
+    """[R, K] ``segments`` of a replay that is to be taken ``scale`` times, with what passes as large as it then is.
+
+    What passes is what differs from a rank's usual lateness, its ``habits`` repaired. Where uneven work is known in
+    full, little else does.
+    """
+    if scale <= 1.0 or blocks.due is not None:
+        return segments
+    rest = repaired(blocks, habits)
+    passes = rest - median(rest, axis=1)[:, None]
+    noise = work_due.STALL * MAD_TO_SIGMA * float(median(np.abs(passes)))
+    in_full = passes + (np.sqrt(scale) - 1) * np.clip(passes, -noise, noise)
+    return np.asarray(segments - passes + in_full / scale)
+
+
+#: What the others' noise hides of a stall at the step's end, of what computing is longer by: up to about so much.
+_HIDES = 0.05
+
+
+def stalls_in_full(blocks: Blocks, stalled: Ints, seen: Floats, beyond: float) -> float:
+    """How many times what their lateness shows, ``seen`` [S] ns, stalls cost whose computing is ``beyond`` that.
+
+    Where steps grew by less than the computing did, each counts by how surely it is known: what else is late in a
+    stalled step hides some of the stall, and of few stalls nobody sees how much.
+    """
+    shown = float(median(seen[stalled]))
+    if not (beyond > 1 and shown > 0):
+        return beyond
+    grew = whatif.longer_when(blocks, stalled)
+    if grew is None or grew[0] >= beyond * shown:
+        return beyond
+    longer, noise = grew
+    unsure = _HIDES * beyond * shown
+    return max(float((beyond * noise**2 + longer / shown * unsure**2) / (noise**2 + unsure**2)), 1.0)

@@ -1,0 +1,205 @@
+"""Late ranks that no scheduler made late: their main thread neither ran nor waited for a CPU, and no other thread did.
+
+Where ranks outnumber CPUs whoever is late may have waited for one. The kernel accounts for that: what a thread neither
+ran nor queued for, it slept or was blocked by something else. Another thread of its process, for which it waited, would
+have been given CPU time in the meantime: at least its fair share, had it asked for that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.detectors import intermittent, straggler
+from hindmost_collector.explain import off_cpu, sharing
+from hindmost_collector.judgement.verdicts import of_habits, of_stalls
+from hindmost_collector.judgement.wording import ms, names
+from hindmost_collector.robust import average, mean, median
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hindmost_collector.align import Array, Floats, Ints
+    from hindmost_collector.detectors.intermittent import Stalls
+    from hindmost_collector.explain.sharing import Sharing
+    from hindmost_collector.judgement.verdict import Verdict
+    from hindmost_collector.settings import Settings
+    from hindmost_collector.timeline.blocks import Blocks
+
+#: Threads that were given less than this of the rank's fair share of CPUs while it was late did not ask for it.
+_GIVEN = 0.5
+#: Steps of which this is known, at least.
+_ENOUGH = 10
+#: Causes that do not tell what a rank did while it was off the CPU.
+_UNTOLD = ("cpu_contention", "unknown", "compute")
+#: A repair that saves less than this share by itself of what it saves once others are repaired is told as the latter.
+_BY_ITSELF = 0.9
+#: Whoever sleeps for so many times what it costs does so for a good part while others are in the queue for a CPU.
+_QUEUED_MEANWHILE = 1.25
+
+
+@dataclass(frozen=True)
+class Asleep:
+    """``slept`` ns a step: a main thread neither ran nor queued for so long; ``others`` ns of CPU of other threads."""
+
+    slept: float
+    others: float
+
+    def __str__(self) -> str:
+        return (
+            f"its main thread neither ran nor waited for a CPU for {ms(self.slept)} a step, and its other threads used "
+            f"{ms(self.others)} of CPU: it slept, or waited for something else"
+        )
+
+
+def find(blocks: Blocks, row: int, columns: Array, shared: Sharing) -> Asleep | None:
+    """How a rank was asleep in these steps (indices); ``None`` where it may have waited for a CPU, or nobody knows."""
+    blocked = off_cpu.of_step(blocks, row, columns)
+    known = ~np.isnan(blocked) & ~np.isnan(blocks.excess[row, columns])
+    rate = blocks.gauges(columns).get("cpu")
+    if np.sum(known) < _ENOUGH or rate is None or np.isnan(rate[row]):
+        return None
+    slept, late = float(median(blocked[known])), float(median(blocks.excess[row, columns][known]))
+    others = _of_other_threads(blocks, row, columns[known], rate)
+    if slept < off_cpu.MOST * late or not others < _GIVEN * late * shared.cpus / shared.ranks:
+        return None
+    return Asleep(slept, others)
+
+
+def _of_other_threads(blocks: Blocks, row: int, columns: Array, rate: Floats) -> float:
+    """Ns of CPU a step that a rank's process used, less what its main thread did: where nobody looked while that was in
+    collectives, as large a part of them as the typical peer's process used. ``rate`` [R] are processes' CPU s/s.
+    """
+    ran = average(off_cpu.busy(blocks)[row, columns])
+    left = float(rate[row]) * average(_lasted(blocks, row)[columns]) - ran
+    if off_cpu.between_collectives(blocks):
+        inside = mean((blocks.wait + blocks.transfer)[:, columns])
+        theirs = rate * average(blocks.period[columns]) - mean(off_cpu.busy(blocks)[:, columns])
+        part = float(median(np.delete(theirs / np.maximum(inside, 1.0), row)))
+        left -= float(np.nan_to_num(np.clip(part, 0.0, 1.0) * inside[row]))
+    return max(left, 0.0)
+
+
+def _lasted(blocks: Blocks, row: int) -> Floats:
+    """[S] ns of a rank's steps: of its own, where it marks them, for groups that never meet have each their pace."""
+    return blocks.period if blocks.took is None else blocks.took[row]
+
+
+@dataclass(frozen=True)
+class Slept:
+    """A verdict on ranks, ``rows`` in the blocks, that were off the CPU by themselves for at least ``ns`` in each of
+    the steps ``columns`` (indices)."""
+
+    verdict: Verdict
+    rows: list[int]
+    columns: Ints
+    ns: float
+
+
+def verdicts(blocks: Blocks, late: list[Verdict], shared: Sharing, settings: Settings) -> tuple[list[Slept], list[str]]:
+    """Ranks that no scheduler made late, found by how long they were off the CPU by themselves, and notes on those whom
+    that costs nothing.
+
+    Lateness hardly shows them where others queue for CPUs. Where ranks need different things, only those that are
+    ``late`` anyway are looked at.
+    """
+    off = sharing.off_the_cpu(blocks)
+    if off is None:
+        shown = [_shown(one, [], blocks, shared) for one in late if one.cause == "unknown"]
+        return [one for one in shown if one is not None], []
+    habits = straggler.find(off, settings, shared=True)
+    stalls = intermittent.find(off, settings, habits)
+    habits = intermittent.without_stalls(habits, stalls, settings)
+    saving = partial(_saved_by, np.nan_to_num(blocks.excess))
+    rows = {habit.row for habit in habits}
+    stalls = [one for one in stalls if rows.isdisjoint(one.rows)]
+    found = [*of_habits(habits, off, settings)[0], *of_stalls(stalls, off, settings, saving)]
+    shown = [_shown(one, stalls, off, shared) for one in found]
+    return _at_a_cost([one for one in shown if one is not None], off, blocks, settings)
+
+
+def _shown(one: Verdict, stalls: list[Stalls], off: Blocks, shared: Sharing) -> Slept | None:
+    """The verdict with what shows that no scheduler made its ranks late; ``None`` where that is not shown of all."""
+    rows = np.flatnonzero(np.isin(off.ranks, one.ranks)).tolist()
+    first, stop = np.searchsorted(off.steps, [one.since_step or 0, one.until_step or off.steps[-1] + 1])
+    columns = next((each.stalled for each in stalls if sorted(each.rows) == rows), np.arange(first, stop))
+    ns = min(average(off.excess[row, columns]) for row in rows)
+    if one.cause not in _UNTOLD:  # what it did meanwhile was measured
+        return Slept(one, rows, columns, ns)
+    found = [find(off, row, columns, shared) for row in rows]
+    shown = [each for each in found if each is not None]
+    if one.cause != "unknown" or len(shown) < len(found):
+        return None
+    told = str(min(shown, key=lambda each: each.slept))
+    return Slept(replace(one, evidence=(*one.evidence, told)), rows, columns, ns)
+
+
+def _at_a_cost(found: list[Slept], off: Blocks, blocks: Blocks, settings: Settings) -> tuple[list[Slept], list[str]]:
+    """Those that cost something: while a rank sleeps others run, and who sleeps while they queue holds nobody up."""
+    kept, notes = [], []
+    for one in found:
+        others = [each for each in found if each is not one]
+        alone, in_all = _saved(blocks, off, [one]), _saved(blocks, off, found) - _saved(blocks, off, others)
+        given = float(alone.sum()) < _BY_ITSELF * float(in_all.sum())
+        saved = in_all if given else alone
+        span = slice(int(one.columns[0]) if one.verdict.since_step else 0, int(one.columns[-1]) + 1)
+        cost = float(saved[span].mean())
+        each = one.ns * len(one.columns) / (span.stop - span.start)
+        if cost < settings.min_effect * average(blocks.period[span]):
+            notes.append(
+                f"{names(one.verdict.ranks)} slept {ms(each)} a step, while others were in the queue for a CPU"
+            )
+            continue
+        told = replace(
+            one.verdict,
+            cost_ms_per_step=cost / 1e6,
+            cost_ratio=cost / average(blocks.period[span]),
+            shown_ms=None,
+            given=tuple(sorted(rank for each in others for rank in each.verdict.ranks)) if given else (),
+            evidence=(*one.verdict.evidence, *_meanwhile(each, cost)),
+        )
+        kept.append(replace(one, verdict=told))
+    return kept, notes
+
+
+def _saved(blocks: Blocks, off: Blocks, found: list[Slept]) -> Floats:
+    """[S] ns by which steps are shorter had none of these slept."""
+    late = np.nan_to_num(blocks.excess)
+    fixed = late
+    for one in found:
+        fixed = _awake(fixed, off, one.rows, one.columns)
+    return np.asarray(late.max(axis=0) - fixed.max(axis=0))
+
+
+def _saved_by(late: Floats, off: Blocks, rows: Sequence[int], columns: Ints) -> Floats:
+    """[S] ns by which steps are shorter had these rows of [R, S] ns not slept in them."""
+    return np.asarray(late.max(axis=0) - _awake(late, off, rows, columns).max(axis=0))
+
+
+def _awake(late: Floats, off: Blocks, rows: Sequence[int], columns: Ints) -> Floats:
+    """How late ranks are without what these were off the CPU for: the latest then is as late as others make it."""
+    fixed: Floats = late.copy()
+    for row in rows:
+        fixed[row, columns] -= np.maximum(np.nan_to_num(off.excess[row, columns]), 0.0)
+    return fixed
+
+
+def _meanwhile(slept: float, cost: float) -> list[str]:
+    """Why a rank that sleeps for so many ns a step costs fewer."""
+    if slept < _QUEUED_MEANWHILE * cost:
+        return []
+    return [f"that costs {ms(cost)} of {ms(slept)} a step: else others, in the queue for a CPU meanwhile, came later"]
+
+
+def not_named(queued: list[int], unknown: list[int]) -> str:
+    """Which ranks came late and why none is named for it, where they share CPUs; goes on a sentence that says they do.
+
+    Those that are ``queued`` waited for a CPU for as long as they were late; of the others nobody knows.
+    """
+    told = [f"{names(queued)} came late for want of a CPU"] if queued else []
+    if unknown:
+        told.append(f"{names(unknown)} came late, perhaps for want of a CPU: nothing measured tells another reason")
+    return f": {'; '.join(told)}" if told else ""

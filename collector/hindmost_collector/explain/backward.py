@@ -1,0 +1,206 @@
+"""How much longer a rank computes between collectives that run beside its computing: lateness shows a part of that.
+
+A rank whose backward is slow comes later for each of a step's collectives than for the one before. From some place on
+the others queue there, ready long before, and nobody sees any more since when. How much earlier than it they were is
+known up to that place only; from there on it is what this rank takes, less what they take before messages alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.align import QUEUED_NS
+from hindmost_collector.costs import paced
+from hindmost_collector.explain import causes
+from hindmost_collector.judgement.wording import ms
+from hindmost_collector.robust import median, peers_median
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hindmost_collector.align import Array, Floats, Grid, Ints
+    from hindmost_collector.detectors.straggler import Habit
+    from hindmost_collector.explain.causes import Cause
+    from hindmost_collector.settings import Settings
+    from hindmost_collector.timeline.blocks import Blocks
+
+#: Who queues starts up to 0.2 ms after the collective before, once a kernel of its computing has made room: whoever is
+#: ready has come after this share of the gap that the rank itself leaves.
+_READY = 0.25
+#: A place is known where it showed in this share of the steps: of fewer, chance or another's delay picked them.
+_OFTEN = 0.5
+#: What is told of a rank's forward and optimizer counts where it is less by no more than this share of itself.
+_SURELY = 0.2
+#: Steps without a habit that tell what a rank usually takes.
+_ENOUGH = 20
+#: Ranks that one is compared with: enough to know what is typical, whatever the size of the job.
+_SAMPLE = 512
+
+
+@dataclass(frozen=True)
+class Backward:
+    """Ns a step by which a rank is late for a step's first collective, and longer from there to its last."""
+
+    late: float = 0.0
+    longer: float = 0.0
+
+    def beyond(self, known: float) -> float:
+        """Ns by which that is more than is known anyway; 0 where it is about as much."""
+        more = self.late + self.longer - known
+        return more if self.longer > 0 and more > _SURELY * known else 0.0
+
+
+def of_habit(blocks: Blocks, habit: Habit, settings: Settings) -> Backward:
+    """What collectives show of a habit, beyond what it is on top of."""
+    columns = causes.typical(blocks, habit.row, habit.steps(), settings)
+    found = find(blocks, habit.row, columns, _healthy(blocks, habit)) or Backward()
+    busy = paced.longer(blocks, habit.row, columns)
+    found = replace(found, longer=max(found.longer, busy - found.late))
+    if habit.outer is None:
+        return found
+    outer = of_habit(blocks, habit.outer, settings)
+    return Backward(max(found.late - outer.late, 0.0), max(found.longer - outer.longer, 0.0))
+
+
+def _healthy(blocks: Blocks, habit: Habit) -> Array | None:
+    """The steps (indices) before and after in which a rank was not late; ``None`` of too few, and on top of a habit."""
+    others = np.delete(np.arange(len(blocks.steps)), np.s_[habit.first : habit.stop])
+    others = others[np.nan_to_num(blocks.excess[habit.row, others]) < habit.excess / 2]
+    return others if habit.outer is None and len(others) >= _ENOUGH else None
+
+
+def in_full(blocks: Blocks, explained: Sequence[tuple[Habit, Cause]]) -> Blocks:
+    """The blocks with ranks as late in the replay as they are at the step's end."""
+    more = np.zeros_like(blocks.segments)
+    for habit, cause in explained:
+        more[habit.row, (blocks.segment_step >= habit.first) & (blocks.segment_step < habit.stop)] += cause.unseen
+    even = blocks.segments if blocks.even is None else blocks.even
+    return replace(blocks, segments=blocks.segments + more, even=even + more) if more.any() else blocks
+
+
+#: Causes of which the others' queueing may hide a part: what a GPU computes, and what nobody knows.
+_COMPUTED = ("compute", "gpu_throttle", "gpu_contention", "unknown")
+
+
+def told(blocks: Blocks, habits: Sequence[Habit], cause: Cause) -> list[str]:
+    """What of a rank's lateness the others' queueing hides, and whether there may be more of it than is known."""
+    found = []
+    if cause.unseen > 0:
+        more = f"{ms(cause.unseen)} a step more between its first collective and its last"
+        found.append(f"{more}, which the others queue over")
+    if cause.cause in _COMPUTED and any(_hidden(blocks, habit) for habit in habits):
+        found.append("at least: how much longer its backward is, the queueing of the others hides")
+    return found
+
+
+def _hidden(blocks: Blocks, habit: Habit) -> bool:
+    """Whether nothing tells what peers take from a step's first collective on: nor steps without the habit, nor hosts.
+
+    Where they queue already at the second, or parameters are gathered between, only a part of their computing is seen.
+    """
+    grid = blocks.joined
+    if not blocks.overlapped or grid is None or _healthy(blocks, habit) is not None or blocks.due is not None:
+        return False
+    where = _places(blocks, habit.steps())
+    if where is None or paced.longer(blocks, habit.row, habit.steps()) > 0:
+        return False
+    others = np.delete(np.arange(len(grid.ranks)), habit.row)[:_SAMPLE]
+    exact, _ = _took(grid, np.append(habit.row, others), where)
+    return bool(grid.gathers.any() or np.isnan(median(exact[1:], axis=0)).all())
+
+
+def find(blocks: Blocks, row: int, columns: Array, healthy: Array | None = None) -> Backward | None:
+    """How late a rank was in these steps (indices), in full; ``None`` where collectives do not show it.
+
+    In others, where there are such, it was ``healthy``: that tells what its peers take where they queue.
+    """
+    where = _places(blocks, columns)
+    if where is None or blocks.joined is None:
+        return None
+    first = blocks.joined.duration[:, where[:, 0]]
+    late = float(median((peers_median(first) - first)[row]))
+    before = _places(blocks, healthy) if healthy is not None else None
+    alike = before is not None and before.shape[1] == where.shape[1]
+    own = _took(blocks.joined, np.array([row]), before)[0][0] if before is not None and alike else None
+    return Backward(max(late, 0.0), max(_saved(blocks.joined, row, where, own), 0.0))
+
+
+def _places(blocks: Blocks, columns: Array) -> Ints | None:
+    """[N, P] column of each place of those steps that have as many collectives as most."""
+    grid = blocks.joined
+    if not blocks.overlapped or grid is None or np.isnan(grid.start).all() or blocks.due is not None:
+        return None
+    counts = np.diff(np.append(blocks.starts, grid.columns))[columns]
+    usual = int(np.bincount(counts).argmax())
+    steps = columns[counts == usual]
+    return blocks.starts[steps][:, None] + np.arange(usual) if usual > 1 and len(steps) else None
+
+
+def _saved(grid: Grid, row: int, where: Ints, healthy: Floats | None) -> float:
+    """Ns by which the last collective of a step would end earlier, were this rank as fast between them as its peers."""
+    others = np.delete(np.arange(len(grid.ranks)), row)
+    others = others[:: max(len(others) // _SAMPLE, 1)]
+    exact, most = _took(grid, np.append(row, others), where)
+    mine = exact[0]
+    token, transfer = grid.token[where[0]], median(grid.duration[row][where], axis=0)
+    known = median(exact[1:], axis=0)
+    if healthy is not None:
+        known = np.where(np.isnan(known), healthy, known)
+    theirs = _of_alike(mine, known, median(most[1:], axis=0), token[1:])
+    less = np.nan_to_num(mine - theirs)
+    took = np.nan_to_num(np.where(np.isnan(mine), most[0], mine))
+    return float(_end(took, transfer) - _end(took - less, transfer))
+
+
+def _took(grid: Grid, rows: Array, where: Ints) -> tuple[Floats, Floats]:
+    """[R, P - 1] ns from being ready for a collective to being ready for the next, and at most; the first row's gaps
+    tell whether the others queue.
+
+    Who queues for a collective was ready before, and nobody knows when.
+    """
+    start, stop = grid.start[rows][:, where], (grid.start + grid.duration)[rows][:, where]
+    gap = start[:, :, 1:] - stop[:, :, :-1]
+    least = np.full((len(rows), gap.shape[2]), QUEUED_NS)
+    least[1:] = np.fmax(least[1:], _READY * median(gap[0], axis=0))
+    free = np.ones(start.shape, bool)
+    free[:, :, 1:] = gap > least[:, None]
+    took = np.where(free[:, :, :-1], np.diff(start, axis=2), np.nan)
+    return _often(np.where(free[:, :, 1:], took, np.nan)), _often(took)
+
+
+def _often(took: Floats) -> Floats:
+    """[R, P] medians over steps, of what is known of most of them."""
+    known = np.mean(~np.isnan(took), axis=1)
+    return np.where(known >= _OFTEN, median(took, axis=1), np.nan)
+
+
+def _of_alike(mine: Floats, exact: Floats, most: Floats, token: Ints) -> Floats:
+    """[P] what the peers take before each collective: what is known there, or else before messages alike.
+
+    Else they are faster as they are elsewhere, by as much or in the same ratio, whichever is less.
+    """
+    found, bound = exact.copy(), np.fmin(most, mine)
+    for kind in np.unique(token):
+        held = token == kind
+        found[held] = np.where(np.isnan(found[held]), median(exact[held]), found[held])
+        bound[held] = np.fmin(bound[held], np.fmin.reduce(most[held]))
+    known = exact if not np.isnan(exact - mine).all() else bound
+    told = np.flatnonzero(~np.isnan(known - mine))
+    if not len(told):
+        return mine
+    mean = np.mean if known is exact else np.max  # what is longer at least is so nowhere too much
+    less = max(float(mean(mine[told] - known[told])), 0.0)
+    ratio = 1 - max(float(mean(1 - known[told] / mine[told])), 0.0)
+    return np.where(np.isnan(found), np.fmin(bound, np.maximum(mine - less, ratio * mine)), found)
+
+
+def _end(took: Floats, transfer: Floats) -> float:
+    """When the last of these collectives ends, each as soon as the rank is ready and the one before has ended."""
+    ready, end = 0.0, float(transfer[0])
+    for computed, sent in zip(took.tolist(), transfer[1:].tolist(), strict=True):
+        ready += computed
+        end = max(ready, end) + sent
+    return end

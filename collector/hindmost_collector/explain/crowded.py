@@ -1,0 +1,158 @@
+"""Verdicts where ranks share CPUs: who needs more than its peers, and who is late for a reason that no scheduler makes.
+
+The scheduler makes now this one late and now that one, and is nobody's fault. Where it cannot be told apart from one,
+nobody is named, and nobody cleared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.costs import whatif
+from hindmost_collector.detectors import straggler
+from hindmost_collector.explain import asleep, causes, sharing
+from hindmost_collector.judgement import wording_balanced
+from hindmost_collector.judgement.job_verdicts import balanced
+from hindmost_collector.judgement.verdict import Verdict
+from hindmost_collector.judgement.verdicts import of_habits, of_stalls
+from hindmost_collector.robust import average, median
+
+if TYPE_CHECKING:
+    from hindmost_collector.align import Ints
+    from hindmost_collector.detectors.intermittent import Stalls
+    from hindmost_collector.explain.asleep import Slept
+    from hindmost_collector.explain.sharing import Sharing
+    from hindmost_collector.settings import Settings
+    from hindmost_collector.timeline.blocks import Blocks
+
+#: Causes that, where ranks share CPUs, are the scheduler's doing and nobody's fault.
+_SCHEDULING = ("cpu_contention", "unknown")
+#: A stall is of computing where CPU time is as large a part of it; else it is of the queue that computing has to join.
+_COMPUTED = 0.5
+#: Whoever makes the others wait for a smaller share of a step is not worth a word: a scheduler's turns alone make that.
+_COUNTS = 0.05
+#: Of fewer steps the most of all waiting may be anybody's: a few long turns of a scheduler are most of it.
+_ENOUGH = 30
+
+
+def asking_most(blocks: Blocks, settings: Settings) -> list[Verdict]:
+    """Whoever asks for more CPU time and makes the others wait most, where lateness alone is too noisy to name anybody.
+
+    Containers and cpusets share CPUs that no count of a node's shows.
+    """
+    found, _ = _of_needs(blocks, settings)
+    most = int(blocks.ranks[int(np.argmax(np.nan_to_num(blocks.caused).mean(axis=1)))])
+    return found if found and most in found[0].ranks else []
+
+
+def judged(
+    shared: Sharing, late: list[Verdict], stalls: list[Stalls], blocks: Blocks, settings: Settings
+) -> tuple[list[Verdict], list[str]]:
+    """Who needs more than its peers and who slept; else who is ``late``, or ``stalls``, for another known reason."""
+    asking, notes = _of_needs(blocks, settings, whole_steps=True)
+    if not sharing.between_collectives(blocks):
+        come_late = {rank for one in late for rank in one.ranks}
+        asking = [one for one in asking if come_late.issuperset(one.ranks)]
+    slept, hidden = asleep.verdicts(blocks, late, shared, settings)
+    asking = [one for one in asking if not _rather_slept(one, slept)]
+    by_sleep = [one.verdict for one in slept if not _in(asking, one.verdict.ranks)]
+    found = [_at_most(one, blocks, shared) for one in [*asking, *by_sleep]]
+    told = str(shared)
+    if not found:
+        found = [one for one in late if one.cause not in _SCHEDULING]
+        by_itself = {one.ranks for one in found}
+        told += _not_named([one for one in late if one.ranks not in by_itself], blocks, settings)
+    stalls = [one for one in stalls if not _in_the_queue(one, found, blocks)]
+    more = [one for one in of_stalls(stalls, blocks, settings) if one.cause not in _SCHEDULING]
+    return found + [one for one in more if not _in(by_sleep, one.ranks)], [*notes, *hidden, told]
+
+
+def _in(verdicts: list[Verdict], ranks: tuple[int, ...]) -> bool:
+    """Whether these name any of the ranks."""
+    return any(not set(one.ranks).isdisjoint(ranks) for one in verdicts)
+
+
+def _rather_slept(one: Verdict, slept: list[Slept]) -> bool:
+    """Whether each of these ranks, which need more than their peers, was off the CPU by itself for longer than that."""
+    longest = {rank: each.ns for each in slept for rank in each.verdict.ranks}
+    return all((one.cost_ms_per_step or 0.0) * 1e6 <= longest.get(rank, 0.0) for rank in one.ranks)
+
+
+def _in_the_queue(one: Stalls, found: list[Verdict], blocks: Blocks) -> bool:
+    """Whether ranks that are told to compute more stall for want of a CPU: that is what computing more brings there."""
+    told = {rank for verdict in found if verdict.cause == "compute" for rank in verdict.ranks}
+    cpu = sharing.cpu_time(blocks)
+    if cpu is None or not told.issuperset(blocks.ranks[list(one.rows)].tolist()):
+        return False
+    return all(causes.excess_of(cpu, row, one.stalled) < _COMPUTED * one.excess for row in one.rows)
+
+
+def _of_needs(blocks: Blocks, settings: Settings, whole_steps: bool = False) -> tuple[list[Verdict], list[str]]:
+    """Verdicts of ranks that need more than their peers, by more than caches and clocks can make."""
+    needs = sharing.on_needs(blocks, whole_steps)
+    if needs is None:
+        return [], []
+    usual, steps = float(median(needs.own)), len(needs.steps)
+
+    def least(habit: straggler.Habit) -> float:
+        throughout = habit.stop - habit.first == steps
+        return usual * (settings.min_demand if throughout else settings.min_demand_for_a_while)
+
+    habits = [habit for habit in straggler.find(needs, settings, shared=True) if habit.excess >= least(habit)]
+    found, notes = of_habits(habits, needs, settings)
+    return [replace(one, shown_ms=None) for one in found], notes  # needs are no lateness, which may show any part
+
+
+def _at_most(verdict: Verdict, blocks: Blocks, shared: Sharing) -> Verdict:
+    """No repair makes a step shorter than the CPU time that its ranks need, spread over all the CPUs they share.
+
+    Of whole steps some of it may be spent on waiting: that bounds who needs more, and not who slept.
+    """
+    if verdict.cause != "compute" and not sharing.between_collectives(blocks):
+        return verdict
+    cpu = sharing.cpu_time(blocks)
+    least = float(median(cpu)) * shared.ranks / shared.cpus if cpu is not None else 0.0
+    most = max(max(blocks.step_ns, average(blocks.period)) - least, 0.0) / 1e6
+    if verdict.cost_ms_per_step is None or verdict.cost_ratio is None or verdict.cost_ms_per_step <= most:
+        return verdict
+    ratio = verdict.cost_ratio * most / verdict.cost_ms_per_step
+    return replace(verdict, cost_ms_per_step=most, cost_ratio=ratio)
+
+
+def _not_named(late: list[Verdict], blocks: Blocks, settings: Settings) -> str:
+    """Who of these was seen to wait for a CPU, and of whom nobody knows that: as a verdict on all steps would say."""
+    queued: list[int] = []
+    unknown: list[int] = []
+    for one in late:
+        end = np.inf if one.until_step is None else one.until_step
+        columns = np.flatnonzero((blocks.steps >= (one.since_step or 0)) & (blocks.steps < end))
+        for rank in one.ranks:
+            row = int(np.flatnonzero(blocks.ranks == rank)[0])
+            (queued if _queued(blocks, row, columns, settings) else unknown).append(rank)
+    return asleep.not_named(queued, unknown)
+
+
+def nobody(shared: Sharing, blocks: Blocks, settings: Settings) -> Verdict:
+    """The verdict where nobody is named: that somebody is waited for and nobody knows why, so that nobody is cleared;
+    else how even the ranks are."""
+    row, columns = wording_balanced.waited_for_most(blocks), np.arange(len(blocks.steps))
+    queued = row is not None and _queued(blocks, row, columns, settings)
+    much = row is not None and float(np.nan_to_num(blocks.caused[row]).mean()) >= _COUNTS * blocks.step_ns
+    if row is None or queued or not much or len(columns) < _ENOUGH:
+        return balanced(blocks, whatif.waste(blocks), sharing.on_needs(blocks), queued=queued)
+    why = causes.explain(blocks, row, columns, settings)
+    evidence = wording_balanced.waited_for(blocks, row, str(shared), average(blocks.excess[row]), why)
+    advice = (wording_balanced.TELLING_ON_SHARED_CPUS,)
+    return Verdict(kind="insufficient_data", evidence=tuple(evidence), advice=advice)
+
+
+def _queued(blocks: Blocks, row: int, columns: Ints, settings: Settings) -> bool:
+    """Whether a rank's longer wait for a CPU is what makes it late: that is known, and the scheduler's doing."""
+    queue = blocks.parts.get("self_runqueue", blocks.parts.get("runqueue"))
+    if queue is None or np.isnan(queue[row, columns]).all():
+        return False
+    late = average(blocks.excess[row, columns])
+    return causes.excess_of(queue, row, columns) >= settings.min_explained * late

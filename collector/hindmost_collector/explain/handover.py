@@ -1,0 +1,184 @@
+"""Where one cause of a rank's lateness ends as another begins: it stays late, and what explains that changes at a step.
+
+Lateness alone shows one habit there, or one on top of the other. What is measured in these steps tells that there are
+two, one after the other: of what explains the one nothing is left in the other.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from hindmost_collector.detectors import episodes
+from hindmost_collector.explain import slow_computing, why_late
+from hindmost_collector.explain.causes import Cause, typical
+from hindmost_collector.explain.slow_computing import FINER
+from hindmost_collector.robust import median, standard_error
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hindmost_collector.align import Floats, Ints
+    from hindmost_collector.detectors.straggler import Habit
+    from hindmost_collector.settings import Settings
+    from hindmost_collector.timeline.blocks import Blocks
+
+#: What was a cause may still be measured as so much of the lesser excess, and is over: phases scatter by that.
+_OVER = 0.2
+#: A measurement that changes by less of the excess is no cause that ends or begins.
+_CHANGE = 0.2
+#: A habit that is shorter than a stretch by no more steps is all of it, and one of so few is none: noise moves each
+#: end by up to two.
+_NEAR = 4
+#: Ranks that one is compared with: enough to know what is typical, whatever the size of the job.
+_SAMPLE = 512
+
+
+def parted(habits: Sequence[Habit], blocks: Blocks, settings: Settings) -> list[Habit]:
+    """The habits, largest excess first, with those apart of which one takes over from the other."""
+    found: list[Habit] = []
+    for whole in habits:
+        if whole.outer is None:
+            own = [one for one in habits if _outermost(one) is whole]
+            own.sort(key=lambda one: one.first - one.stop)
+            spans = list(itertools.pairwise(_edges(own, blocks, settings)))
+            found += own if len(spans) == 1 else [part for span in spans for part in _within(*span, own, blocks)]
+    return sorted(found, key=lambda habit: -habit.excess)
+
+
+def _outermost(habit: Habit) -> Habit:
+    while habit.outer is not None:
+        habit = habit.outer
+    return habit
+
+
+def _edges(own: list[Habit], blocks: Blocks, settings: Settings) -> list[int]:
+    """Where a rank's habit, the first of its ``own``, begins and ends, and where between one cause takes over from
+    another: of all steps at which anything changes those that are left once the least sure of the others are not.
+    """
+    sure = _changes(own, blocks, settings)
+    found = sorted(sure)
+
+    @cache
+    def explained(first: int, stop: int) -> _Explained:
+        return _explained(own[0], (first, stop), blocks, settings)
+
+    @cache
+    def takes_over(first: int, edge: int, stop: int) -> bool:
+        return _takes_over(explained(first, edge), explained(edge, stop), blocks, settings)
+
+    while len(found) > 2:
+        spans = zip(found, found[1:-1], found[2:], strict=False)
+        others = [edge for first, edge, stop in spans if not takes_over(first, edge, stop)]
+        if not others:
+            break
+        found.remove(min(others, key=lambda edge: sure[edge]))
+    return found
+
+
+class _Explained(NamedTuple):
+    """A stretch of lateness and what explains it."""
+
+    habit: Habit
+    why: Cause
+
+
+def _explained(whole: Habit, span: tuple[int, int], blocks: Blocks, settings: Settings) -> _Explained:
+    """A stretch of a habit with its cause; a pause has none."""
+    part = _part(whole, *span, blocks)
+    pauses = part.excess < whole.excess / 2
+    return _Explained(part, Cause("unknown") if pauses else why_late.of(blocks, part, settings))
+
+
+def _takes_over(one: _Explained, other: _Explained, blocks: Blocks, settings: Settings) -> bool:
+    """Whether two stretches have two causes, each of which is over in the other."""
+    whys = one.why.cause, other.why.cause
+    if "unknown" in whys or whys[0] == whys[1]:
+        return False
+    left = max(_left(whys[0], other, blocks, settings), _left(whys[1], one, blocks, settings))
+    return left <= _OVER * min(one.habit.excess, other.habit.excess)
+
+
+def _left(cause: str, beside: _Explained, blocks: Blocks, settings: Settings) -> float:
+    """Ns a step of a stretch's excess, which another cause explains, that are still measured as this cause."""
+    habit, name = beside.habit, "compute" if cause in FINER else cause
+    if name == ("compute" if beside.why.cause in FINER else beside.why.cause):
+        columns = typical(blocks, habit.row, habit.steps(), settings)
+        return habit.excess * slow_computing.left(cause, blocks, habit.row, columns, settings)
+    return dict(beside.why.shares_ns).get(name, 0.0)
+
+
+def _changes(own: list[Habit], blocks: Blocks, settings: Settings) -> dict[int, float]:
+    """Steps (indices) at which the lateness or a measurement of a rank changes, its habit's ends among them, none
+    nearer to another than a habit is long; and by how many standard errors a measurement does.
+    """
+    whole, least = own[0], settings.min_steps
+    series = _measured(whole, blocks)
+    at = {edge for one in own for edge in (one.first, one.stop)}
+    for steps, more in series:
+        if len(more):
+            edges = episodes.pieces(more, 2 * _CHANGE * whole.excess, settings)
+            at.update(int(steps[edge]) for edge in edges[1:-1])
+    sure = {edge: max(_sureness(edge, steps, more, 2 * least) for steps, more in series) for edge in at}
+    found = {whole.first: 0.0, whole.stop: 0.0}
+    for edge in sorted(at, key=lambda edge: -sure[edge]):
+        if all(abs(edge - other) >= least for other in found):
+            found[edge] = sure[edge]
+    return found
+
+
+def _measured(whole: Habit, blocks: Blocks) -> list[tuple[Ints, Floats]]:
+    """Of each measurement of a habit's steps: those [N] of which it is known, and ns [N] beyond the typical peer."""
+    others = np.delete(np.arange(len(blocks.ranks)), whole.row)
+    rows = np.append(whole.row, others[:: max(len(others) // _SAMPLE, 1)])
+    span = slice(whole.first, whole.stop)
+    parts = {name: part[rows, span] for name, part in blocks.parts.items()}
+    measured = [blocks.excess[rows, span], *why_late.known(parts).values()]
+    measured += [] if blocks.computing is None else [blocks.computing[rows, span]]
+    usual = float(median(blocks.work)) if blocks.work is not None else 0.0
+    if blocks.work is not None and usual > 0:
+        measured.append(blocks.step_ns / usual * blocks.work[rows, span])
+    found = []
+    for block in measured:
+        more = block[0] - median(block[1:], axis=0)
+        known = np.flatnonzero(~np.isnan(more))
+        found.append((whole.first + known, more[known]))
+    return found
+
+
+def _sureness(edge: int, steps: Ints, more: Floats, around: int) -> float:
+    """By how many standard errors a measurement changes at a step, of so many steps on both sides; 0 of too few."""
+    before = more[(steps >= edge - around) & (steps < edge)]
+    after = more[(steps >= edge) & (steps < edge + around)]
+    if min(len(before), len(after)) < 2:
+        return 0.0
+    noise = standard_error(before) + standard_error(after)
+    return abs(float(median(after)) - float(median(before))) / max(noise, 1.0)
+
+
+def _within(first: int, stop: int, own: list[Habit], blocks: Blocks) -> list[Habit]:
+    """The habits of one stretch: what is late throughout as one, and what is on top of it for a while."""
+    found: dict[Habit, Habit] = {}
+    held = {one: (max(one.first, first), min(one.stop, stop)) for one in own}
+    on_top = [one for one, (begin, end) in held.items() if _NEAR < end - begin < stop - first - _NEAR]
+    base = _part(own[0], first, stop, blocks, tuple(held[one] for one in on_top if one.outer not in on_top))
+    for one in sorted(on_top, key=lambda one: one.first - one.stop):
+        begin, end = held[one]
+        inner = tuple((max(a, begin), min(b, end)) for a, b in one.inner if a < end and b > begin)
+        found[one] = replace(
+            one, first=begin, stop=end, inner=inner, outer=found.get(one.outer, base) if one.outer else base
+        )
+    return [base, *found.values()]
+
+
+def _part(habit: Habit, first: int, stop: int, blocks: Blocks, inner: tuple[tuple[int, int], ...] = ()) -> Habit:
+    """A stretch of a habit, but for what is on top of it, as a habit: the surer, the later and longer it is."""
+    part = replace(habit, first=first, stop=stop, inner=inner, outer=None)
+    part = part if len(part.steps()) else replace(part, inner=())
+    level = float(median(blocks.excess[habit.row, part.steps()]))
+    later, shorter = level / habit.excess, np.sqrt((stop - first) / (habit.stop - habit.first))
+    return replace(part, excess=level, z=habit.z * later * shorter, spread_ratio=habit.spread_ratio * later)

@@ -1,0 +1,46 @@
+"""How long a rank's GPU idles while its peers' work: what its host makes it late by, wherever in the step.
+
+Events around a phase on the GPU count the gaps between its kernels, too: a host that reads a file in forward makes it
+longer just as longer kernels do. Kernels that wait for others count as work: it is the late rank's GPU that idles.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.explain import off_cpu
+from hindmost_collector.explain.sampled import scattered
+from hindmost_collector.robust import average, median
+
+if TYPE_CHECKING:
+    from hindmost_collector.align import Array
+    from hindmost_collector.timeline.blocks import Blocks
+
+
+def of(blocks: Blocks, row: int, columns: Array) -> float:
+    """Ns a step, over the steps ``columns`` (indices), beyond the typical peer; 0 where it was not measured."""
+    if scattered(columns):
+        return 0.0
+    busy = blocks.gauges(columns).get("utilization")
+    if busy is None or np.isnan(busy[row]):
+        return 0.0
+    usual = float(median(np.delete(busy, row)))
+    return max(float(np.nan_to_num(usual - busy[row])), 0.0) * average(blocks.period[columns])
+
+
+def charged(shares: dict[str, float], idle: float, excess: float) -> dict[str, float]:
+    """Shares with what a GPU idled as its host's: as far as nothing that the host did tells of it, as ``idle``.
+
+    A driver counts a GPU as busy to a few per cent: where it idled for nearly all that is left, nothing is computing.
+    Of computing beyond what lateness shows, the share that is left goes on beyond it.
+    """
+    left = excess - sum(max(ns, 0.0) for name, ns in shares.items() if name != "compute")
+    more = idle - (excess - left)
+    if min(more, left) <= 0:
+        return shares
+    more = left if more >= off_cpu.MOST * left else more
+    computing = max(shares.get("compute", 0.0), 0.0)
+    told = left - more if computing <= left else computing - more * computing / left
+    return shares | {"idle": more, "compute": min(computing, told)}

@@ -1,0 +1,121 @@
+"""Nodes whose ranks outnumber their CPUs: there the scheduler decides who arrives last, and not who is slow.
+
+Whoever computes longer keeps the others of its CPU from computing, so that its victims arrive late as well, now one
+and now another. What stays true is how much CPU time each rank asks for between two collectives, and how long it
+reads and writes files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.align import codes
+from hindmost_collector.explain import off_cpu
+from hindmost_collector.explain.causes import FILES
+from hindmost_collector.explain.telemetry import Metrics, typical
+from hindmost_collector.robust import peers_median
+
+if TYPE_CHECKING:
+    from hindmost_collector.align import Floats
+    from hindmost_collector.model import Run
+    from hindmost_collector.timeline.blocks import Blocks
+
+#: Evidence of blocks whose excess is time needed rather than lateness.
+NEEDS = "needs"
+#: Evidence of blocks whose excess is time off the CPU.
+OFF = "off the CPU"
+#: Parts of a step that are the scheduler's doing where CPUs are shared.
+_WAITING = ("self_runqueue", "self_blocked", "runqueue")
+#: Share of steps in which every rank's CPU time must have been measured, for it to speak of the job.
+_MEASURED = 0.5
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """The node whose ranks share its CPUs most: how many ranks, how many CPUs."""
+
+    node: str
+    ranks: int
+    cpus: int
+
+    def __str__(self) -> str:
+        return f"{self.ranks} ranks share the {self.cpus} CPU{'s' if self.cpus > 1 else ''} of {self.node}"
+
+
+def find(run: Run) -> Sharing | None:
+    """The most crowded node of a run; ``None`` where no node has more ranks than CPUs, or nobody counted them."""
+    code, nodes = codes(run.ranks["node"])
+    ranks = dict(zip(nodes, np.bincount(code).tolist(), strict=True))
+    crowded = [
+        Sharing(series.node, ranks[series.node], int(typical([series])))
+        for series in Metrics.of(run).series("hindmost_node_cpus")
+        if series.node in ranks and 0 < typical([series]) < ranks[series.node]
+    ]
+    return max(crowded, key=lambda one: one.ranks / one.cpus, default=None)
+
+
+def on_needs(blocks: Blocks, whole_steps: bool = False) -> Blocks | None:
+    """The same steps judged by what each rank needs between collectives: CPU time, and time in files where measured.
+
+    ``None`` where too little of it was measured. Other time off the CPU is left out: where threads compute beside the
+    one that is measured, this one is blocked for as long as they queue. Where nobody looked between collectives,
+    ``whole_steps`` take the CPU time of the step: it may be spent on waiting, and speaks of those who are late only.
+    """
+    cpu = cpu_time(blocks)
+    if cpu is None or not (whole_steps or between_collectives(blocks)):
+        return None
+    files = [np.nan_to_num(blocks.parts[name]) for name in FILES if name in blocks.parts]
+    found = _judged_by(cpu + sum(files), blocks)
+    if found is None or between_collectives(blocks):
+        return found
+    return replace(found, parts=found.parts | {"self_cpu": cpu}, collectives=0)  # nothing here is between two of them
+
+
+def off_the_cpu(blocks: Blocks) -> Blocks | None:
+    """The same steps judged by how long each main thread was off the CPU by its own doing, which no scheduler makes.
+
+    ``None`` where too little of it was measured.
+    """
+    if off_cpu.between_collectives(blocks):
+        found = _judged_by(blocks.parts["self_blocked"], blocks)
+    else:
+        found = _judged_by(np.maximum(off_cpu.of_whole_steps(blocks), 0.0), blocks)
+    return replace(found, parts=blocks.parts, evidence=OFF) if found is not None else None
+
+
+def between_collectives(blocks: Blocks) -> bool:
+    """Whether CPU time was measured between collectives."""
+    return "self_cpu" in blocks.parts
+
+
+def cpu_time(blocks: Blocks) -> Floats | None:
+    """[R, S] CPU time between collectives, else of the main thread in its step where no GPU computes."""
+    if between_collectives(blocks) or "gpu_forward" in blocks.parts:
+        return blocks.parts.get("self_cpu")
+    return blocks.parts.get("cpu")
+
+
+def _judged_by(needed: Floats, blocks: Blocks) -> Blocks | None:
+    """Only for jobs in which all ranks meet in the same collectives: elsewhere roles need different things."""
+    if blocks.overlapped or (blocks.group != blocks.group[0]).any():
+        return None
+    if float(np.mean(~np.isnan(needed).any(axis=0))) < _MEASURED:
+        return None
+    excess = needed - peers_median(needed)
+    return replace(
+        blocks,
+        own=needed,
+        excess=excess,
+        segments=np.nan_to_num(excess),
+        segment_step=np.arange(len(blocks.steps)),
+        group=np.zeros((len(blocks.ranks), 1), np.int64),
+        klass=np.zeros(len(blocks.steps), np.int64),
+        beside=np.zeros(len(blocks.steps), bool),
+        parts={name: block for name, block in blocks.parts.items() if name not in _WAITING},
+        evidence=NEEDS,
+        pipeline=None,
+        computing=None,
+    )

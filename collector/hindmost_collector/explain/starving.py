@@ -1,0 +1,91 @@
+"""What a rank that waits for CPUs costs beyond its lateness: while its threads stand still, so do its transfers.
+
+Nobody arrives late at a transfer that one of its ends cannot drive; all its members take longer alike. It is counted as
+far as it is longer than in steps that this did not strike, and as far as the rank waited for CPUs beyond its peers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.robust import MAD_TO_SIGMA, average, mean, median
+
+if TYPE_CHECKING:
+    from hindmost_collector.align import Array, Floats
+    from hindmost_collector.timeline.blocks import Blocks
+
+#: Steps outside of a fault that say how long a transfer usually takes.
+_ENOUGH = 20
+#: Transfers this many standard deviations above the median were held up.
+_HELD_UP = 3.0
+
+
+def of_transfers(blocks: Blocks, rows: list[int], columns: Array, shown: float) -> float:
+    """Ns a step over these steps (indices) by which transfers were longer for the ranks' want of a CPU.
+
+    ``shown`` ns a step of that wait are counted as lateness already. Transfers beside computing are not told apart.
+    """
+    if blocks.overlapped or np.isnan(blocks.transfer[rows]).all():
+        return 0.0
+    transfer = np.nan_to_num(blocks.transfer[rows]).max(axis=0)
+    longer = float(transfer[columns].mean()) - _usual(transfer, columns)
+    waited = max(max(of_process(blocks, row, columns), default=0.0) for row in rows)
+    return max(min(longer, waited - shown), 0.0)
+
+
+def share(blocks: Blocks, row: int) -> float:
+    """0 to 1: how much of the time that a rank was late, all steps together, it may have waited for a CPU."""
+    waited = max(of_process(blocks, row, np.arange(len(blocks.steps))), default=0.0)
+    late = average(blocks.excess[row])
+    return float(np.clip(waited / late, 0.0, 1.0)) if late > 0 else 0.0
+
+
+def of_process(blocks: Blocks, row: int, columns: Array) -> list[float]:
+    """Ns a step for which a rank's main thread waited for a CPU, and all its threads together, beyond its peers.
+
+    Whoever runs less has less occasion to queue, but not for what ranks queue while they are in a collective; each is
+    left out where it was not measured.
+    """
+    rates, period = blocks.gauges(columns), average(blocks.period[columns])
+    ran = has_run(rates, row)
+    found = [period * rates[name] for name in ("runqueue", "threads_runqueue") if name in rates]
+    beyond = [float(ns[row]) - max(ran * _others(ns, row), _like_peers(blocks, row, columns, ns)) for ns in found]
+    return [ns for ns in beyond if not np.isnan(ns)]
+
+
+def _like_peers(blocks: Blocks, row: int, columns: Array, queued: Floats) -> float:
+    """Ns a step that a rank's process queues for a CPU if it does so as its typical peer does: between collectives for
+    as long, and for as large a part of those. ``queued`` [R] ns a step are all of it. 0 where nobody knows.
+    """
+    if blocks.joined is None or blocks.joined.gpu_time or blocks.overlapped:
+        return 0.0
+    inside = mean((blocks.wait + blocks.transfer)[:, columns])
+    between = np.zeros_like(inside)
+    if "self_runqueue" in blocks.parts:
+        between = np.nan_to_num(mean(blocks.parts["self_runqueue"][:, columns]))
+    part = np.clip(_others((queued - between) / np.maximum(inside, 1.0), row), 0.0, 1.0)
+    return float(np.nan_to_num(part * inside[row] + _others(between, row)))
+
+
+def has_run(rates: dict[str, Floats], row: int) -> float:
+    """0 to 1: a rank's CPU time as a share of the typical other one's; 1 where unmeasured."""
+    cpu = rates.get("cpu")
+    if cpu is None or not _others(cpu, row) > 0 or np.isnan(cpu[row]):
+        return 1.0
+    return float(np.clip(cpu[row] / _others(cpu, row), 0.0, 1.0))
+
+
+def _others(levels: Floats, row: int) -> float:
+    """The typical other rank's level."""
+    return float(median(np.delete(levels, row)))
+
+
+def _usual(transfer: Floats, columns: Array) -> float:
+    """Ns a step of transfers where nothing holds them up: in the steps outside, else in most of these."""
+    outside = np.delete(transfer, columns)
+    known = outside if len(outside) >= _ENOUGH else transfer[columns]
+    level = float(median(known))
+    spread = MAD_TO_SIGMA * float(median(np.abs(known - level)))
+    return float(known[known <= level + _HELD_UP * spread].mean())

@@ -1,0 +1,59 @@
+"""Why a habit makes its rank late: what is measured in its steps, less what that rank is late by anyway."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.explain import backward, causes
+
+if TYPE_CHECKING:
+    from hindmost_collector.align import Floats
+    from hindmost_collector.detectors.straggler import Habit
+    from hindmost_collector.explain.causes import Cause
+    from hindmost_collector.settings import Settings
+    from hindmost_collector.timeline.blocks import Blocks
+
+#: Phases of the host, of which the GPU's queue may hide a part.
+_HIDDEN = ("input", "h2d")
+
+
+def of(blocks: Blocks, habit: Habit, settings: Settings) -> Cause:
+    """The cause of a habit."""
+    seen = backward.of_habit(blocks, habit, settings)
+    why = causes.explain(_on_top(blocks, habit, settings), habit.row, habit.steps(), settings, seen.longer)
+    return replace(why, unseen=seen.beyond(why.beyond * habit.excess) / why.beyond)
+
+
+def known(parts: dict[str, Floats]) -> dict[str, Floats]:
+    """The parts of own time, with what happens now and then as nothing where it was not seen."""
+    return {name: np.nan_to_num(part) if name in causes.NOW_AND_THEN else part for name, part in parts.items()}
+
+
+def _on_top(blocks: Blocks, habit: Habit, settings: Settings) -> Blocks:
+    """The blocks without what the habit's rank is late by anyway, and with it what its measurements are longer by.
+
+    Of a phase that makes it late anyway no more than that goes: what was hidden then may be what comes on top.
+    """
+    outer, row = habit.outer, habit.row
+    if outer is None:
+        return blocks
+    steps, usual = np.arange(habit.first, habit.stop), causes.typical(blocks, row, outer.steps(), settings)
+    why = causes.explain(blocks, row, outer.steps(), settings).cause
+
+    def less(block: Floats, most: float = np.inf) -> Floats:
+        fixed: Floats = block.copy()
+        fixed[row, steps] -= min(causes.excess_of(block, row, usual), most)
+        return fixed
+
+    return replace(
+        blocks,
+        excess=less(blocks.excess),
+        parts={
+            name: less(block, outer.excess if name == why and name in _HIDDEN else np.inf)
+            for name, block in known(blocks.parts).items()
+        },
+        computing=less(blocks.computing) if blocks.computing is not None else None,
+    )

@@ -1,0 +1,83 @@
+"""Verdicts that name nobody and clear nobody: what was seen does not tell."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.judgement import lacking, wording
+from hindmost_collector.judgement.verdict import Verdict
+from hindmost_collector.model import Run, rows
+from hindmost_collector.robust import median
+from hindmost_collector.timeline import phases
+
+if TYPE_CHECKING:
+    from hindmost_collector.settings import Settings
+    from hindmost_collector.timeline.blocks import Blocks
+
+
+def no_measure(blocks: Blocks) -> Verdict:
+    """Waits without the length of a step to weigh them against."""
+    return _abstaining(*wording.no_measure(blocks))
+
+
+def nothing_inside(blocks: Blocks) -> Verdict:
+    """Steps alike long, and not a word on what is in them: that may be a wait or work."""
+    return _abstaining(*wording.nothing_inside(blocks))
+
+
+#: Of steps of which less than this share is in any phase, of any rank, nobody is cleared: its work may be elsewhere.
+#: Phases that a probe marks are 0.9 and more of a step; of a log that lacks the forward they were 0.7.
+_SEEN = 0.75
+
+
+def little_inside(blocks: Blocks) -> Verdict | None:
+    """Steps of which the phases that were seen are the lesser part; ``None`` where they tell most of it."""
+    took = blocks.took if blocks.took is not None else np.full(blocks.own.shape, np.nan)
+    share = float(np.nanmin(median(phases.named_share(blocks.parts, took), axis=1), initial=1.0))
+    return _abstaining(*wording.little_inside(blocks, share)) if share < _SEEN else None
+
+
+#: Of steps of which some rank did nothing in its phases of work for at least this share, nobody is cleared: it may have
+#: waited there for others. Ranks that work use all of their time, and more with several threads.
+_IDLE = 0.1
+#: What a rank does in a step that is no wait for others.
+_ACCOUNTED = ("input", "checkpoint", "cpu", "runqueue")
+
+
+def idle_inside(blocks: Blocks) -> Verdict | None:
+    """Phases of work in which a rank did nothing, where no wait for others was seen; ``None`` where they say more.
+
+    The time in no input and no checkpoint, less the CPU time of the rank's threads and the wait for a CPU. A GPU's
+    phases tell its work themselves.
+    """
+    parts = blocks.parts
+    if "cpu" not in parts or blocks.took is None or any(name == "sync" or name.startswith("gpu_") for name in parts):
+        return None
+    used = np.sum([np.nan_to_num(parts[name]) for name in _ACCOUNTED if name in parts], axis=0)
+    idle = np.where(np.isnan(parts["cpu"]), np.nan, 1.0 - used / blocks.took)
+    known = ~np.isnan(idle).all(axis=1)
+    share = float(np.max(median(idle[known], axis=1), initial=0.0))
+    return _abstaining(*wording.idle_inside(blocks, share)) if share >= _IDLE else None
+
+
+def insufficient(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:
+    """Too little was seen; what is missing, and how to get it."""
+    ranks = len(blocks.ranks) if blocks is not None else rows(run.ranks)
+    count = len(blocks.steps) if blocks is not None else 0
+    evidence, advice = lacking.insufficient(ranks, blocks, settings, run.job)
+    if blocks is None and ranks > 1:
+        evidence, advice = lacking.polled(run) or lacking.of_dumps(run) or (evidence, advice)
+    told = lacking.patternless(run, settings) if blocks is None else None
+    if told is not None and not run.job.exit_code:
+        return Verdict(kind="insufficient_data", evidence=told[0], advice=(told[1],))
+    if run.job.exit_code and ranks:
+        warmup = blocks.warmup if blocks is not None else 0
+        evidence, advice = lacking.ended_early(run, count + warmup)
+    return _abstaining(evidence, advice)
+
+
+def _abstaining(evidence: str, advice: str) -> Verdict:
+    """Nobody is named and nobody cleared."""
+    return Verdict(kind="insufficient_data", evidence=(evidence,), advice=(advice,))

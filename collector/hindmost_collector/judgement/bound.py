@@ -1,0 +1,86 @@
+"""What a job's steps are bound by: which of its resources would have to be faster for the typical step to be shorter.
+
+Input and hosts are verdicts of their own. Transfers that are waited for show in what collectives take. Of GPUs that
+are busy, what limits their kernels is told by how near to its peak their memory is: NVIDIA's GPU performance monitor
+says it (Hopper and later). NVML alone says for which share of the time memory was touched at all, which its share of
+the peak bandwidth is below: that can show that memory is not the limit, and never that it is. How much of their
+memory's bandwidth CPUs use nobody samples.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.judgement.verdict import Bound
+from hindmost_collector.robust import median
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hindmost_collector.judgement.verdict import Verdict
+    from hindmost_collector.settings import Settings
+    from hindmost_collector.timeline.blocks import Blocks
+
+#: What a GPU computes with, as the monitor tells them apart.
+_MATH = {"tensor_activity": "tensor cores", "fp64_activity": "FP64", "fp32_activity": "FP32", "fp16_activity": "FP16"}
+#: NVML's reason for clocks of a GPU that draws all the power that it may.
+_POWER_CAP = 0x4
+
+
+def find(blocks: Blocks | None, named: Sequence[Verdict], settings: Settings) -> Bound | None:
+    """By what the typical step is bound, ``unknown`` where what was measured shows none; ``None`` if nothing was."""
+    if blocks is None or len(blocks.steps) < settings.min_steps or not blocks.step_ns > 0:
+        return None
+    kinds = {one.kind: one for one in named}
+    for kind, by in (("input_bound", "input"), ("host_bound", "host")):
+        if kind in kinds:
+            return Bound(by, kinds[kind].evidence[0])
+    return _of_transfers(blocks, settings) or _of_gpus(blocks, settings)
+
+
+def _of_transfers(blocks: Blocks, settings: Settings) -> Bound | None:
+    """Transfers that computing waits for; beside it, those that outlast what could hide them."""
+    share = float(median(median(blocks.transfer, axis=1))) / blocks.step_ns
+    least = settings.bound_transfer_beside if blocks.overlapped else settings.bound_transfer
+    if not share >= least:  # NaN too
+        return None
+    beside = ", longer than the backward that hides them" if blocks.overlapped else ""
+    return Bound("communication", f"transfers take {share:.0%} of the typical step{beside}")
+
+
+def _of_gpus(blocks: Blocks, settings: Settings) -> Bound | None:
+    busy, memory = _typical(blocks, "sm_activity"), _typical(blocks, "dram_activity")
+    if np.isnan(busy) or np.isnan(memory):
+        return _of_power(blocks, settings)
+    levels = {text: _typical(blocks, name) for name, text in _MATH.items()}
+    math = {text: level for text, level in levels.items() if not np.isnan(level)}
+    most = max(math, key=lambda name: math[name], default=None)
+    told = f"SMs active {busy:.0%} of the time, memory at {memory:.0%} of its peak bandwidth"
+    told += f", {most} at {math[most]:.0%} of theirs" if most is not None and math[most] > 0 else ""
+    computing = math[most] if most is not None else 0.0
+    if memory >= settings.bound_dram and memory >= computing:
+        return Bound("gpu_memory", told)
+    if busy < settings.bound_sm:
+        return Bound("unknown", f"{told}: GPUs wait, and their kernels are not the limit")
+    if computing < settings.bound_math:
+        return Bound("unknown", f"{told}: kernels run, and neither memory nor arithmetic is near its limit")
+    return Bound("gpu_compute", told)
+
+
+def _of_power(blocks: Blocks, settings: Settings) -> Bound | None:
+    """Without the monitor: GPUs at their power limit compute, unless their memory is touched too often to tell."""
+    touched, reasons = _typical(blocks, "memory_touched"), _typical(blocks, "clock_reasons")
+    if np.isnan(touched) or np.isnan(reasons):
+        return None
+    told = f"memory is touched for {touched:.0%} of the time"
+    if touched >= settings.bound_dram or not int(reasons) & _POWER_CAP:
+        return Bound("unknown", f"{told}, and how fast was not sampled: the GPU performance monitor tells")
+    return Bound("gpu_compute", f"GPUs are at their power limit, and {told} only")
+
+
+def _typical(blocks: Blocks, name: str) -> float:
+    """The typical rank's level over the steps; NaN where nobody sampled it."""
+    levels = blocks.gauge(name)
+    return float("nan") if levels is None else float(median(levels))

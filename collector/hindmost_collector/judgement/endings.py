@@ -1,0 +1,109 @@
+"""How a job ended: by itself, or because some rank did, and whom the others were waiting for then."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.detectors import hang
+from hindmost_collector.explain.telemetry import Metrics
+from hindmost_collector.judgement.wording import names
+from hindmost_collector.model import VANISHED, Run, rows
+from hindmost_collector.settings import DEFAULT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: Agents look at their ranks once a second: processes that are gone at one look cannot be put in order by it.
+LOOK_NS = 1_500_000_000
+#: What a shell and most launchers add to the number of the signal that ended a process.
+_OF_A_SIGNAL = 128
+
+
+def sentence(run: Run) -> str | None:
+    """How the job failed and who died first, as far as was seen; ``None`` where it ended well or is not known to have.
+
+    A training process that closed its ring left in order, also where its exit code was not 0. Of a job that was asked
+    to end nobody is named: its processes are killed in any order.
+    """
+    gone = _gone(run)
+    code, signalled = run.job.exit_code, run.job.interrupted_by
+    if not code and (code is not None or len(gone) == 0):
+        return None
+    told = [exit_words(code)] if code else []
+    first, how = first_to_die(run)
+    if signalled:
+        told.insert(0, f"interrupted by {signalled}")
+    elif first:
+        told.append(f"{_who(run, first)} died first{_after(run, first)}{how}")
+    elif len(gone):
+        told.append(f"{_who(run, gone)} were killed or crashed{how or ', nobody knows which first'}")
+    killed = _out_of_memory(run)
+    return "; ".join(told + killed)
+
+
+def exit_words(code: int) -> str:
+    """``exit code 137 (SIGKILL)``; of the command itself, as -9: ``killed by signal 9 (SIGKILL)``."""
+    try:
+        if code < 0:
+            return f"killed by signal {-code} ({signal.Signals(-code).name})"
+        return f"exit code {code} ({signal.Signals(code - _OF_A_SIGNAL).name})"
+    except ValueError:
+        return f"exit code {code}" if code >= 0 else f"killed by signal {-code}"
+
+
+def _gone(run: Run) -> list[int]:
+    """Ranks whose process is gone without having closed its ring."""
+    return sorted(run.rank_states["rank"][run.rank_states["life"] == VANISHED].tolist())
+
+
+def first_to_die(run: Run) -> tuple[list[int], str]:
+    """Who died before the rest, and what shows it; nobody where nothing does.
+
+    Either an agent missed them earlier than it missed the others, or all were gone at one look and these alone had not
+    entered what the others were waiting in. After a long wait that is a hang which somebody ended, not a death.
+    """
+    gone = _gone(run)
+    if not gone:
+        return [], ""
+    when = dict(zip(run.rank_states["rank"].tolist(), run.rank_states["time_ns"].tolist(), strict=True))
+    earliest = min(when[rank] for rank in gone)
+    early = [rank for rank in gone if when[rank] < earliest + LOOK_NS]
+    later = [rank for rank in gone if rank not in early]
+    if later:
+        return early, f", {(min(when[rank] for rank in later) - earliest) / 1e9:.1f} s before {names(later)}"
+    if len(gone) == 1:
+        return gone, ""
+    stop = hang.find(run, float("nan"), replace(DEFAULT, hang_seconds=0.0))
+    if stop is not None and stop.ranks and set(stop.ranks) <= set(gone):
+        if stop.waited_ns >= DEFAULT.patience_ns(float("nan")):
+            return [], f" while {names(stop.victims)} waited for {names(stop.ranks)}"
+        whom = "it" if len(stop.ranks) == 1 else "them"
+        return list(stop.ranks), f": {names(stop.victims)} waited for {whom} in {stop.op} number {stop.seq}"
+    return [], ""
+
+
+def _who(run: Run, ranks: Sequence[int]) -> str:
+    """``rank 1 on vm``; nodes where they are few."""
+    at = np.isin(run.ranks["rank"], ranks)
+    nodes = [node for node, _ in Counter(str(node) for node in run.ranks["node"][at] if str(node)).most_common()]
+    return names(ranks) + (f" on {' and '.join(nodes)}" if 0 < len(nodes) <= 2 else "")
+
+
+def _after(run: Run, ranks: Sequence[int]) -> str:
+    """The last step that one of them finished."""
+    mine = np.isin(run.steps["rank"], ranks) & (run.steps["kind"] != "eval")
+    return f" after step {int(run.steps['step'][mine].max())}" if mine.any() else ""
+
+
+def _out_of_memory(run: Run) -> list[str]:
+    """Nodes whose kernel killed processes for want of memory meanwhile."""
+    if not rows(run.metrics):
+        return []
+    found = Metrics.of(run).series("hindmost_node_oom_kills_total")
+    killed = {one.node: int(one.values[-1] - one.values[0]) for one in found if len(one.values)}
+    return [f"the kernel of {node} killed {count} for want of memory" for node, count in killed.items() if count > 0]

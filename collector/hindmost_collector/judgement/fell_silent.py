@@ -1,0 +1,89 @@
+"""A foreign recording in which nothing ends any more though GPUs are at work, without a readable dump of what was open.
+
+That the job stopped can be told, and where its ranks stood, and not whom they wait for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.explain.telemetry import Metrics
+from hindmost_collector.judgement.verdict import Verdict
+from hindmost_collector.judgement.wording import names
+from hindmost_collector.judgement.wording_stop import source_line, stacks_of
+from hindmost_collector.model import PROFILED, Job, rows
+from hindmost_collector.timeline.phases import training
+
+if TYPE_CHECKING:
+    from hindmost_collector.model import Run
+    from hindmost_collector.settings import Settings
+
+_BUSY_METRIC = "hindmost_gpu_utilization_ratio"
+#: A GPU at work for this share of the time: waiting in a collective looks like that; one whose job is over is idle.
+_BUSY = 0.5
+#: A name where one stands alone needs so many that stand together.
+_TOGETHER = 2
+#: Lines at which ranks stand that are told, those of most ranks first: more of them nobody reads.
+_TOLD = 8
+
+
+def find(run: Run, step_ns: float, settings: Settings) -> tuple[list[Verdict], list[str]]:
+    """The verdict where stacks show the ranks, a note where nothing does; neither where the job may have ended."""
+    if run.job.source == Job.source or rows(run.in_flight):
+        return [], []
+    quiet_ns = _quiet(run)
+    if quiet_ns is None or quiet_ns < settings.patience_ns(step_ns):
+        return [], []
+    told = f"nothing ended in the last {quiet_ns / 1e9:.1f} s of the recording, though GPUs were at work in them"
+    stood = _standing(run)
+    if not stood:
+        remedy = "dumps of py-spy, or of PyTorch's Flight Recorder, taken then would tell whether it hung and for whom"
+        return [], [f"{told}: {remedy}."]
+    steps = training(run.steps)
+    stopped = Verdict(
+        kind="hang",
+        cause="unknown",
+        since_step=int(steps["step"].max()) + 1 if rows(steps) else None,
+        confidence=0.6,
+        evidence=(
+            told,
+            *(f"{names(ranks)} {'is' if len(ranks) == 1 else 'are'} at {line}" for line, ranks in stood[:_TOLD]),
+            "no readable dump tells which operations were open, so that nobody is named",
+        ),
+        advice=(_advice(stood),),
+    )
+    return [stopped], []
+
+
+def _quiet(run: Run) -> float | None:
+    """Ns from the last end of anything to the last sample, GPUs at work throughout; ``None`` where they are not.
+
+    Nor where no log of the steps goes on for as long as the job: a profiler sees a window of it.
+    """
+    if not rows(run.steps) or (run.steps["kind"] == PROFILED).all():
+        return None
+    tables = [one for one in (run.steps, run.collectives) if rows(one)]
+    ends = [one["start_ns"] + np.maximum(one["duration_ns"], 0) for one in tables if (one["start_ns"] >= 0).all()]
+    if not ends:
+        return None
+    last = max(int(one.max()) for one in ends)
+    since = [(one.times, one.values[one.times > last]) for one in Metrics.of(run).series(_BUSY_METRIC)]
+    busy = [times for times, values in since if len(values) and float(np.mean(values >= _BUSY)) >= _BUSY]
+    return float(max(int(times.max()) for times in busy) - last) if busy else None
+
+
+def _standing(run: Run) -> list[tuple[str, list[int]]]:
+    """The lines at which ranks stand, and which do: those of most ranks first."""
+    at: dict[str, list[int]] = {}
+    for rank, text in sorted(stacks_of(run).items()):
+        at.setdefault(source_line(text), []).append(rank)
+    return sorted(at.items(), key=lambda one: -len(one[1]))
+
+
+def _advice(stood: list[tuple[str, list[int]]]) -> str:
+    (_, most), (line, few) = stood[0], stood[-1]
+    if len(stood) == _TOGETHER and len(few) == 1 and len(most) >= _TOGETHER:
+        return f"see what {names(few)} waits for at {line}: all others stand elsewhere, at one line"
+    return "see which of these lines is no wait for others: whoever stands there is waited for"

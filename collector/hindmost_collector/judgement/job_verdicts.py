@@ -1,0 +1,180 @@
+"""Verdicts that name nobody: all is well, or what holds all ranks back alike: input, slow launches, uneven work."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.judgement import wording_balanced
+from hindmost_collector.judgement.verdict import Verdict
+from hindmost_collector.judgement.wording import ms, names
+from hindmost_collector.robust import average, lower_median, median
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hindmost_collector.align import Floats
+    from hindmost_collector.detectors.host_bound import HostBound
+    from hindmost_collector.detectors.uneven import Uneven
+    from hindmost_collector.detectors.uneven_stages import UnevenStages
+    from hindmost_collector.settings import Settings
+    from hindmost_collector.timeline.blocks import Blocks
+
+
+def balanced(blocks: Blocks, wasted: float, needs: Blocks | None = None, *, queued: bool = False) -> Verdict:
+    """Nobody holds the job back; ``needs`` are the same steps by what ranks need, where they share CPUs.
+
+    ``queued``: whoever is waited for most was seen to wait for a CPU for as long as it was late.
+    """
+    evidence = wording_balanced.balanced(blocks, wasted, needs, queued=queued)
+    unsure = any(line.endswith(wording_balanced.UNSURE) for line in evidence)
+    confidence = 0.5 if unsure else float(np.clip(1.0 - 1.0 / np.sqrt(len(blocks.steps) + 1), 0.5, 0.99))
+    return Verdict(kind="balanced", confidence=confidence, evidence=tuple(evidence))
+
+
+def of_uneven(found: Uneven | None, blocks: Blocks) -> list[Verdict]:
+    """The verdict on work whose size differs from rank to rank, in turn."""
+    if found is None:
+        return []
+    what = "samples or tokens" if found.counted else "the GPU's time in forward"
+    evidence = [
+        f"{what} of a step differ by {found.swing:.0%}, which explains {found.explained:.0%} of who is late when",
+        f"ranks are late in turn: with work of one size a step would be {ms(found.cost)} shorter",
+    ]
+    if not found.counted:
+        evidence.append("the work itself was not counted: `hindmost.step(work=tokens)` would show it")
+    return [
+        Verdict(
+            kind="uneven_workload",
+            cause="workload",
+            since_step=since(blocks, 0),
+            cost_ms_per_step=found.cost / 1e6,
+            cost_ratio=found.cost / average(blocks.period),
+            confidence=0.95 if found.counted else 0.7,
+            explained=found.explained,
+            evidence=tuple(evidence),
+            advice=("give ranks batches of alike size: sort or pack by length, or balance tokens instead of samples",),
+        )
+    ]
+
+
+def of_stages(found: UnevenStages | None, blocks: Blocks) -> list[Verdict]:
+    """The verdict on stages of a pipeline that are slow on every replica."""
+    if found is None:
+        return []
+    ranks = names([int(blocks.ranks[row]) for row in found.rows])
+    which = "stages " if len(found.stages) > 1 else "stage "
+    which += " and ".join(str(one) for one in found.stages)
+    began, end = since(blocks, found.first), until(blocks, found.stop)
+    when = f" in steps {began} to {end}" if end is not None else f" since step {began}" if began else ""
+    where = " on every replica" if found.replicas > 1 else ", of which there is no replica to compare it with"
+    works = f"{which} of {found.count} ({ranks}) works {ms(found.level)} a step{when}{where}"
+    shorter = f"at the pace of the typical stage a step would be {ms(found.cost)} shorter"
+    evidence = [
+        f"{works}; the typical stage {ms(found.usual)}",
+        f"{shorter}; with the same work spread evenly over the stages {ms(found.spread)}",
+    ]
+    if began or end is not None:
+        evidence.append("it was as fast as the others before: what its ranks share may have become slow")
+    return [
+        Verdict(
+            kind="uneven_workload",
+            cause="workload",
+            since_step=began,
+            until_step=end,
+            cost_ms_per_step=found.cost / 1e6,
+            cost_ratio=found.cost / average(blocks.period[found.first : found.stop]),
+            confidence=0.9 if found.replicas > 1 and not began and end is None else 0.7,
+            explained=1.0,
+            evidence=tuple(evidence),
+            advice=(f"move layers away from {which}, or see what its ranks share: no single one of them is behind",),
+        )
+    ]
+
+
+def of_hosts(found: HostBound | None, blocks: Blocks) -> list[Verdict]:
+    """The verdict on a job whose GPUs wait for launches."""
+    if found is None:
+        return []
+    idle = found.idle if found.idle > 0 else None
+    queue = "the latest rank's GPU has nothing queued at its end"
+    if np.isnan(found.queued):
+        queue = "forward takes the latest rank's host as long as its GPU"
+    evidence = [f"hosts launch for {found.launching:.0%} of the step, and {queue}"]
+    if idle is not None:
+        evidence.append(f"no kernel ran on that GPU for {idle:.0%} of the time")
+    return [
+        Verdict(
+            kind="host_bound",
+            since_step=since(blocks, 0),
+            cost_ms_per_step=idle * average(blocks.period) / 1e6 if idle is not None else None,
+            cost_ratio=idle,
+            confidence=0.8,
+            evidence=tuple(evidence),
+            advice=("launch fewer and larger kernels: CUDA graphs, torch.compile, fused optimizers, larger batches",),
+        )
+    ]
+
+
+#: A job's first steps may differ from the rest in their collectives, and are not found by their pattern.
+_START = 2
+
+
+def since(blocks: Blocks, index: int) -> int:
+    """Step number; from the first judged step means from the start, since warm-up cannot tell."""
+    from_the_start = index == 0 and blocks.steps[0] <= blocks.warmup + _START
+    return 0 if from_the_start else int(blocks.steps[index])
+
+
+#: So many steps after what held show that it has ended; fewer may be unlike the rest by chance.
+_AFTER = 3
+
+
+def until(blocks: Blocks, stop: int) -> int | None:
+    """Number of the first step after those before ``stop``; ``None`` where they go on to about the last."""
+    return None if stop + _AFTER > len(blocks.steps) else int(blocks.steps[stop])
+
+
+def of_job(blocks: Blocks, settings: Settings, named: Sequence[Verdict] = ()) -> list[Verdict]:
+    """What holds all ranks back alike; the input of those ``named`` for theirs is not counted again."""
+    inputs = blocks.parts.get("input")
+    if inputs is None:
+        return []
+    blamed = [rank for one in named if one.cause == "input" for rank in one.ranks]
+    inputs = inputs[~np.isin(blocks.ranks, blamed)]
+    if np.isnan(inputs).all():
+        return []
+    typical = input_share(inputs, blocks)
+    if not typical >= settings.input_bound:  # NaN where it cannot be told
+        return []
+    step = average(blocks.period)
+    cost = typical * step
+    return [
+        Verdict(
+            kind="input_bound",
+            cause="input",
+            since_step=since(blocks, 0),
+            cost_ms_per_step=cost / 1e6,
+            cost_ratio=typical,
+            confidence=0.9,
+            explained=1.0,
+            evidence=(f"the typical rank waits {cost / 1e6:.1f} ms of a {step / 1e6:.1f} ms step for its input",),
+            advice=("more loader workers, a faster store, or data kept closer: every rank waits for input alike",),
+        )
+    ]
+
+
+def input_share(inputs: Floats, blocks: Blocks) -> float:
+    """Input that half of these ranks reach in the typical step as a share of the step, where the GPU does not hide it.
+
+    NaN where a GPU works and its phases are not known (yet: the first steps' come late): it may hide all of it.
+    """
+    shown = lower_median(inputs, axis=0)
+    gpu = [blocks.parts[name] for name in ("gpu_forward", "gpu_backward", "gpu_optimizer") if name in blocks.parts]
+    if gpu:  # what the GPU still had queued covers the input
+        idle = blocks.period - np.sum([median(block, axis=0) for block in gpu], axis=0)
+        shown = np.minimum(shown, np.maximum(idle, 0.0))
+    elif blocks.joined is not None and blocks.joined.gpu_time:
+        return float("nan")
+    return float(median(shown) / blocks.step_ns)

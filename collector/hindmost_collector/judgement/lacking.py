@@ -1,0 +1,212 @@
+"""What a run lacks that cannot be judged: the sentence for it, and how to get what is missing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from hindmost import isolation
+from hindmost.script import split
+
+from hindmost_collector import align
+from hindmost_collector.detectors import hang
+from hindmost_collector.judgement.wording import names
+from hindmost_collector.model import ERROR, NONBLOCKING, Job, rows
+
+if TYPE_CHECKING:
+    from hindmost_collector.model import Run
+    from hindmost_collector.settings import Settings
+    from hindmost_collector.timeline.blocks import Blocks
+
+
+def insufficient(ranks: int, blocks: Blocks | None, settings: Settings, job: Job) -> tuple[str, str]:
+    """What is missing, and how to get it."""
+    own = job.source == Job.source
+    if ranks < 2 and not own:
+        return _too_few_recorded(ranks, job)
+    if ranks == 0:
+        return _none_seen(job)
+    if ranks == 1:
+        return _one_seen(blocks, job)
+    if blocks is None or len(blocks.steps) == 0:
+        return (
+            f"{ranks} ranks were seen, but no step and no collective that repeats on two of them",
+            "write `for batch in hindmost.steps(loader):`, or `with hindmost.step():` around each iteration"
+            if own
+            else f"{job.source} did not record enough of it; `hindmost run -- COMMAND` records it all",
+        )
+    of_which = "after warm-up, of" if blocks.warmup else "(start-up among them) of"
+    few = f"{_count(len(blocks.steps), 'step')} {of_which} {ranks} ranks: too few to tell a habit from an accident"
+    return f"{few}{_so_far(blocks)}", _more(settings.min_steps, job)
+
+
+#: Of fewer steps, and of a smaller share of them, it says nothing that one rank was waited for longest.
+_FEW, _MOST = 3, 0.75
+
+
+def _so_far(blocks: Blocks) -> str:
+    """Who was waited for longest in most of a few steps; nothing where that was now one and now another."""
+    if not blocks.collectives or len(blocks.steps) < _FEW:
+        return ""
+    often = np.bincount(np.argmax(blocks.caused, axis=0), minlength=len(blocks.ranks))
+    most = int(np.argmax(often))
+    if often[most] < _MOST * len(blocks.steps) or not blocks.caused[most].any():
+        return ""
+    return f"; rank {int(blocks.ranks[most])} kept the others waiting longest in {int(often[most])} of them"
+
+
+def _more(steps: int, job: Job) -> str:
+    """How to get that many steps."""
+    if job.source == Job.source:
+        return f"let the job run for {steps} steps or more"
+    found = f"record {steps} steps or more"
+    if "Kineto" in (job.source or ""):  # start-up is in what a profiler saw
+        return f"{found}, such as by `torch.profiler.schedule(wait=1, warmup=1, active={steps + 2})`"
+    return f"{found}, such as by `hindmost run -- COMMAND`"
+
+
+def polled(run: Run) -> tuple[str, str] | None:
+    """What was seen where nonblocking collectives of which no wait is known are all there is; ``None`` where not."""
+    if run.job.source != Job.source or not rows(run.collectives) or align.grid(run) is not None:
+        return None
+    code, names = align.codes(run.collectives["op"])
+    meets = np.array([align.is_synchronising(name) for name in names], bool)[code]
+    started = int(np.count_nonzero(meets & ((run.collectives["flags"] & (NONBLOCKING | ERROR)) == NONBLOCKING)))
+    if not started:
+        return None
+    calls = _count(started, "nonblocking collective call")
+    seen = f"{rows(run.ranks)} ranks were seen, and {calls}, but no waits of all ranks for any"
+    in_fortran = "in Fortran, complete them by MPI_Wait or MPI_Waitall, not by MPI_Test"
+    return (
+        f"{seen}: who waits for whom cannot be told",
+        f"in Python, write `with hindmost.step():` around each iteration; {in_fortran}",
+    )
+
+
+def _one_seen(blocks: Blocks | None, job: Job) -> tuple[str, str]:
+    """Why one rank is too few, and what would show the others."""
+    of_all = f" of {job.world_size}" if (job.world_size or 0) > 1 else ""
+    alone = f"one rank{of_all} was seen: there is nobody to compare it with"
+    if of_all:
+        return alone, "the others must inherit this command's environment (sudo, ssh and containers drop it)"
+    if blocks is None or len(blocks.steps) == 0:
+        return f"{alone}, and it made no step that is recognised", (
+            "run more than one rank, and write `for batch in hindmost.steps(loader):`, or `with hindmost.step():`"
+            " around each iteration"
+        )
+    return alone, "run more than one rank"
+
+
+def _too_few_recorded(ranks: int, job: Job) -> tuple[str, str]:
+    """What is missing where the files are of one rank, or of none."""
+    if ranks == 0:
+        return (
+            f"{job.source} alone: no rank's collectives or steps",
+            "put what the ranks recorded beside it and name the folder; `hindmost run -- COMMAND` records it all",
+        )
+    of_all = f" of {job.world_size}" if (job.world_size or 0) > 1 else ""
+    return (
+        f"one rank{of_all} is recorded here: there is nobody to compare it with",
+        "name the folder that holds the files of all ranks",
+    )
+
+
+def patternless(run: Run, settings: Settings) -> tuple[tuple[str, ...], str] | None:
+    """What is known where ranks met in collectives that make no pattern; ``None`` where they met too seldom.
+
+    Who came last is told, and not named: without steps nobody knows whether that matters.
+    """
+    joined = align.grid(run)
+    if joined is None or len(joined.ranks) < 2 or joined.columns < settings.min_steps:
+        return None
+    met = f"{joined.columns:,} collectives were recorded by all of the {len(joined.ranks)} ranks that they join"
+    found = [f"{met}, in no pattern that repeats: where a step ends cannot be told"]
+    whole = joined.duration[:, ~np.isnan(joined.duration).any(axis=0)]
+    if joined.group.shape[1] == 1 and len(np.unique(joined.group)) == 1 and whole.shape[1] >= settings.min_steps:
+        last = np.bincount(np.argmin(whole, axis=0), minlength=len(joined.ranks)) / whole.shape[1]
+        most = int(np.argmax(last))
+        if last[most] >= settings.min_latest:
+            found.append(
+                f"rank {int(joined.ranks[most])} came last in {last[most]:.0%} of them, at an unknown cost a step"
+            )
+    own = run.job.source == Job.source
+    mark = "write `with hindmost.step():` around each iteration"
+    return tuple(
+        found
+    ), mark if own else "put a log of the steps beside it, or let `hindmost run -- COMMAND` record the job"
+
+
+def of_dumps(run: Run) -> tuple[str, str] | None:
+    """What dumps of the operations that were open show of a job that had not stopped; ``None`` without any."""
+    if "Flight Recorder" not in (run.job.source or "") or rows(run.ranks) < 2:
+        return None
+    slow = "dumps do not tell who is slow: `hindmost run -- COMMAND` does"
+    seen = f"the dumps of {rows(run.ranks)} ranks"
+    if not rows(run.in_flight):
+        return f"{seen} have no operation that was open: nobody waited in one when they were written", slow
+    moment = hang.of_a_moment(run)
+    if moment is None:
+        return f"what was open in {seen} does not tell who did not come", slow
+    who = f"{names(moment.victims)} {'is' if len(moment.victims) == 1 else 'are'} in {moment.op} number {moment.seq}"
+    when = "when the dumps were written, soon after: a job at work shows that, too"
+    return (
+        f"{who}, which {names(moment.ranks)} had not entered {when}",
+        f"write the dumps once more, half a minute later: what is open still hangs; {slow}",
+    )
+
+
+#: What to look at where ``hindmost run`` saw no rank, and nothing says why.
+_INHERIT = (
+    "ranks are seen where they inherit this command's environment (sudo, ssh and containers drop it) and run steps"
+    " or collectives; the job's stderr says what failed, `hindmost doctor` what can be seen here"
+)
+
+#: The same where the probe was in a process all the same.
+_UNTRAINED = (
+    "write `for batch in hindmost.steps(loader):`, or `with hindmost.step():` around each iteration; where another"
+    " process trains, it must inherit this command's environment (sudo, ssh and containers drop it); the job's stderr"
+    " says what failed"
+)
+
+
+def _none_seen(job: Job) -> tuple[str, str]:
+    """Why no rank was seen, as far as is known, and what helps. ``hindmost run`` alone says what the command was."""
+    if job.no_ring:
+        return f"no rank was seen: {job.no_ring}", "make room in /dev/shm, or give the container more (--shm-size=1g)"
+    if job.command is None:
+        return (
+            "no rank was seen",
+            "put `hindmost run --` before the command that launches the ranks; `hindmost doctor` says what can be seen",
+        )
+    if job.entered:
+        seen = "the probe was in a Python process, which made no step and no collective that is seen"
+        return f"no rank was seen: {seen}", _UNTRAINED
+    isolated = isolation.option(split(job.command))
+    if isolated:
+        return "no rank was seen", isolation.remedy(*isolated)
+    return (
+        "no rank was seen",
+        _INHERIT,
+    )
+
+
+def ended_early(run: Run, steps: int) -> tuple[str, str]:
+    """What was recorded of a job that failed before there was enough to judge. ``steps`` are those that were told
+    apart."""
+    counted = len(np.unique(run.steps["step"])) if rows(run.steps) else steps
+    calls = rows(run.collectives)
+    found = [_count(counted, "step")] if counted else []
+    found += [_count(calls, "collective call")] if calls else []
+    recorded = " and ".join(found) or "no step and no collective"
+    ranks = rows(run.ranks)
+    few = "one rank: there is nobody to compare it with" if ranks == 1 else "too few to judge"
+    were = "were" if len(found) > 1 or max(counted, calls) > 1 else "was"
+    return (
+        f"{recorded} of {_count(ranks, 'rank')} {were} recorded before the job failed: {few}",
+        "read what the job itself said before it ended",
+    )
+
+
+def _count(number: int, what: str) -> str:
+    """``1 step``, ``3 steps``."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

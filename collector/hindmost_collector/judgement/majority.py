@@ -1,0 +1,111 @@
+"""Most ranks slow at once: then the typical rank is slow, and only the few that are not seem to be something, ahead.
+
+Lateness alone cannot tell ranks that are slow from others that are ahead. Where it begins in the middle of a run, the
+steps can: they become longer if most ranks become slow, and no shorter if a few become fast.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.costs import whatif
+from hindmost_collector.detectors import straggler
+from hindmost_collector.judgement.job_verdicts import since, until
+from hindmost_collector.judgement.verdict import Verdict
+from hindmost_collector.judgement.wording import AHEAD, advice, ms, names, without_all_clear
+from hindmost_collector.robust import average, median
+
+if TYPE_CHECKING:
+    from hindmost_collector.detectors.straggler import Habit
+    from hindmost_collector.settings import Settings
+    from hindmost_collector.timeline.blocks import Blocks
+
+#: Ranks ahead by less of a step are what healthy ranks differ by, with a batch or an optimizer's part a little smaller.
+_AHEAD = 0.05
+#: Ranks that are ahead since the same few steps are so for one reason.
+_TOGETHER = 8
+#: Steps must surely have become longer by this share of what the few are ahead: the rest may be hidden by transfers.
+_LONGER = 0.5
+
+
+@dataclass(frozen=True)
+class Majority:
+    """``habits`` of the few ``ahead`` of ``ranks``, and by how much steps grew then (``None``: from the start)."""
+
+    habits: list[Habit]
+    ranks: tuple[int, ...]
+    ahead: tuple[int, ...]
+    by_ns: float
+    step_ns: float
+    change: whatif.Change | None
+
+    def __str__(self) -> str:
+        """What is known of ranks that are ahead from the start."""
+        who, others = names(self.ahead), len(self.ranks)
+        are = "is" if len(self.ahead) == 1 else "are"
+        they = "it has" if len(self.ahead) == 1 else "they have"
+        by = f"{ms(self.by_ns)} a step ({self.by_ns / self.step_ns:.0%} of it)"
+        or_else = f"{they} less to do, or what slows the {others} is common to them"
+        return (
+            f"{who} {are} {by} {AHEAD} {others}, from the start: {or_else}; with no step before it that cannot be told"
+        )
+
+
+def find(blocks: Blocks, settings: Settings) -> Majority | None:
+    """The few ranks that are ahead of most others, by habit and for the same steps; ``None`` where none are."""
+    if blocks.pipeline is not None or len(blocks.ranks) < 3:
+        return None
+    strict = replace(settings, min_effect=_AHEAD, min_effect_of_few=_AHEAD)
+    habits = straggler.find(replace(blocks, excess=-blocks.excess), strict)
+    rows = sorted(set(range(len(blocks.ranks))) - {habit.row for habit in habits})
+    if not habits or 2 * len(habits) >= len(blocks.ranks) or not _of_one_time(habits):
+        return None
+    first, stop = (int(np.median([getattr(habit, name) for habit in habits])) for name in ("first", "stop"))
+    change = None
+    by_ns = float(np.median([habit.excess for habit in habits]))
+    if (first, stop) != (0, len(blocks.steps)):
+        change = whatif.observed_change(blocks, slice(first, stop))
+        if change is None or change.longer - 2 * change.noise < _LONGER * by_ns:
+            return None  # steps as long as before: the few became faster
+    ranks, ahead = (tuple(sorted(int(blocks.ranks[row]) for row in some)) for some in (rows, [h.row for h in habits]))
+    return Majority(habits, ranks, ahead, by_ns, float(median(blocks.period)), change)
+
+
+def verdict(most: Majority, change: whatif.Change, alone: Verdict | None, blocks: Blocks) -> Verdict:
+    """The verdict on most ranks, which became slow; ``alone`` is that on one of them beside the few ahead, if any."""
+    first, stop = (int(np.median([getattr(habit, name) for habit in most.habits])) for name in ("first", "stop"))
+    steps = (
+        f"steps became {ms(change.longer)} longer, and {names(most.ahead)} had to wait {ms(most.by_ns)} more in each"
+    )
+    cause = alone.cause if alone is not None and alone.cause else "unknown"
+    beside = (
+        [f"of rank {alone.ranks[0]} beside these: {line}" for line in alone.evidence[1:]] if alone is not None else []
+    )
+    return Verdict(
+        kind="straggler",
+        ranks=most.ranks,
+        cause=cause,
+        since_step=since(blocks, first),
+        until_step=until(blocks, stop),
+        cost_ms_per_step=change.longer / 1e6,
+        cost_ratio=change.longer / average(blocks.period[first:stop]),
+        confidence=0.9,
+        explained=alone.explained if alone is not None else None,
+        partial=alone.partial if alone is not None else None,
+        evidence=(f"{len(most.ranks)} of {len(blocks.ranks)} ranks became slow together: {steps}", *beside),
+        advice=tuple(advice(cause, list(most.ranks))),
+        shown_ms=0.0,
+    )
+
+
+def beside(balanced: Verdict, most: Majority) -> Verdict:
+    """The verdict that names nobody, with what is known of the few ahead in place of the all-clear."""
+    return replace(balanced, evidence=(str(most), *without_all_clear(balanced.evidence)))
+
+
+def _of_one_time(habits: list[Habit]) -> bool:
+    begun, ended = [habit.first for habit in habits], [habit.stop for habit in habits]
+    return max(begun) - min(begun) <= _TOGETHER and max(ended) - min(ended) <= _TOGETHER

@@ -1,0 +1,152 @@
+"""Stalls that ended: a job that stood still for as long as a hang does, was looked at, and went on.
+
+Whether anybody looked, stacks tell: they are taken when a job stands still. A verdict on the whole job says nothing of
+such a stall, for no rank is slow by habit; the headline and the notes do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from hindmost.attach.stacks import UNREAD
+
+from hindmost_collector.detectors import hang
+from hindmost_collector.judgement.verdict import Stall, Verdict
+from hindmost_collector.judgement.wording import names, nodes_of, whole_nodes, without_all_clear
+from hindmost_collector.judgement.wording_stop import source_line
+from hindmost_collector.model import NONBLOCKING, Job, rows
+from hindmost_collector.robust import median
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hindmost_collector.align import Ints
+    from hindmost_collector.model import Run
+    from hindmost_collector.settings import Settings
+    from hindmost_collector.timeline.blocks import Blocks
+
+#: Stalls that are told one by one; more of them are counted.
+_TOLD = 3
+
+
+@dataclass(frozen=True)
+class _Gap:
+    """Nothing began or ended from ``since`` to ``until``; ``looks`` are the rows of the stacks taken meanwhile."""
+
+    since: int
+    until: int
+    looks: Ints
+
+
+def find(run: Run, blocks: Blocks | None, settings: Settings) -> tuple[tuple[Stall, ...], list[str]]:
+    """The stalls, and a sentence on each: from when to when, who was waited for in what, where that rank was."""
+    if not rows(run.stacks) or not rows(run.collectives):
+        return (), []
+    moments = _moments(run)
+    step_ns = float(median(blocks.period)) if blocks is not None else float("nan")
+    began = run.job.started_ns or int(moments[0])
+    gaps = _gaps(run, moments, settings.patience_ns(step_ns))
+    stalls = tuple(_stall(run, one, began) for one in gaps)
+    told = [_sentence(run, stall, gap) for stall, gap in zip(stalls[:_TOLD], gaps, strict=False)]
+    more = len(stalls) - len(told)
+    return stalls, [*told, f"the job stood still {more} time{'s' if more > 1 else ''} more"] if more else told
+
+
+def beside(found: list[Verdict], stalls: Sequence[Stall]) -> list[Verdict]:
+    """A job that stood still is no job in which there is nothing to act on, however even its other steps are."""
+    if not stalls:
+        return found
+    advice = tuple(_advice(stalls[-1]))
+    return [
+        replace(one, evidence=without_all_clear(one.evidence), advice=advice) if one.kind == "balanced" else one
+        for one in found
+    ]
+
+
+def _advice(stall: Stall) -> list[str]:
+    """What to look at: what the ranks share, and where one of them was."""
+    if stall.node is not None:
+        return [f"look at {stall.node} first: its network, its disks, its kernel's log"]
+    if stall.line is not None:
+        return [f"see what {stall.line.replace(': ', ' waited for at ', 1)} then"]
+    return [f"see what {names(stall.ranks)} did then" if stall.ranks else "look at what all ranks share: the network"]
+
+
+def _moments(run: Run) -> Ints:
+    """When anything began or ended, in order."""
+    tables = [one for one in (run.collectives, run.steps) if rows(one)]
+    ends = [one["start_ns"] + np.maximum(one["duration_ns"], 0) for one in tables]
+    return np.asarray(np.unique(np.concatenate([*(one["start_ns"] for one in tables), *ends])))
+
+
+def _gaps(run: Run, moments: Ints, patience_ns: float) -> list[_Gap]:
+    """The gaps of at least so long between two moments in which stacks were taken, first to last."""
+    place = np.searchsorted(moments, run.stacks["time_ns"], side="right")
+    return [
+        _Gap(int(moments[at - 1]), int(moments[at]), np.flatnonzero(place == at))
+        for at in np.unique(place).tolist()
+        if 0 < at < len(moments) and moments[at] - moments[at - 1] >= patience_ns
+    ]
+
+
+def _stall(run: Run, gap: _Gap, began: int) -> Stall:
+    late, waiting, where = _waited_for(run, gap)
+    at = _seen(run, gap, late)
+    rank, text = (int(run.stacks["rank"][at]), str(run.stacks["text"][at])) if at is not None else (-1, "")
+    return Stall(
+        since_s=(gap.since - began) / 1e9,
+        until_s=(gap.until - began) / 1e9,
+        ranks=tuple(late),
+        waiting=waiting,
+        operation=where or None,
+        line=f"rank {rank}: {source_line(text)}" if at is not None else None,
+        node=" and ".join(nodes_of(run, late)) or None,
+    )
+
+
+def _sentence(run: Run, stall: Stall, gap: _Gap) -> str:
+    told = [f"the job stood still from {stall.since_s:.1f} s to {stall.until_s:.1f} s and went on"]
+    if stall.ranks:
+        who = "1 rank" if stall.waiting == 1 else f"{stall.waiting} ranks"
+        told.append(f"{who} waited for {names(stall.ranks)} in {stall.operation}")
+        told += whole_nodes(run, stall.ranks)
+    elif stall.waiting:
+        told.append(f"every rank was inside {stall.operation}")
+    return "; ".join([*told, *_stood(run, gap, list(stall.ranks))])
+
+
+def _waited_for(run: Run, stall: _Gap) -> tuple[list[int], int, str]:
+    """Ranks that were in no operation while others waited for them, how many did, and in what."""
+    table = run.collectives
+    begun = (table["start_ns"] <= stall.since) & (table["flags"] & NONBLOCKING == 0)
+    inside = np.flatnonzero(begun & (table["start_ns"] + table["duration_ns"] >= stall.until))
+    if not len(inside):
+        return [], 0, ""
+    waiting = set(table["rank"][inside].tolist())
+    missing = {at: hang.members(run, table["comm"][at]) - waiting for at in inside.tolist()}
+    first = max(missing, key=lambda at: len(missing[at]) > 0)
+    late = sorted(set().union(*missing.values()))
+    return late, len(waiting), f"{table['op'][first]} number {table['seq'][first]}"
+
+
+def _seen(run: Run, gap: _Gap, late: list[int]) -> int | None:
+    """The row of the last readable look at one of these, else at any; of each rank the last look is kept."""
+    stacks = run.stacks
+    read = [at for at in gap.looks.tolist() if not str(stacks["text"][at]).startswith(UNREAD)]
+    of_late = [at for at in read if stacks["rank"][at] in late]
+    return max(of_late or read, key=lambda one: (stacks["time_ns"][one], -stacks["rank"][one]), default=None)
+
+
+def _stood(run: Run, gap: _Gap, late: list[int]) -> list[str]:
+    """Where one of these was, else any, and which file still has it."""
+    stacks, at = run.stacks, _seen(run, gap, late)
+    if at is None:
+        return []
+    rank = int(stacks["rank"][at])
+    found = [f"rank {rank} was at {source_line(str(stacks['text'][at]))}"]
+    last = stacks["time_ns"][at] == stacks["time_ns"][stacks["rank"] == rank].max()
+    if last and run.job.source == Job.source:
+        found.append(f"its threads are in stacks/{rank}.txt of the run directory")
+    return found

@@ -1,0 +1,60 @@
+"""Verdicts on a job that stopped, or whose ranks ran different operations and went on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hindmost_collector.detectors.hang import since_step
+from hindmost_collector.judgement import wording_stop
+from hindmost_collector.judgement.verdict import Verdict
+
+if TYPE_CHECKING:
+    from hindmost_collector.detectors.hang import Hang
+    from hindmost_collector.detectors.mismatch import Mismatch
+    from hindmost_collector.model import Run
+    from hindmost_collector.timeline.blocks import Blocks
+
+
+def of_hang(stop: Hang, run: Run, blocks: Blocks | None) -> Verdict:
+    """The verdict of a job that stopped."""
+    return Verdict(
+        kind=stop.kind,
+        ranks=stop.ranks,
+        victims=stop.victims,
+        cause="unknown",
+        since_step=since_step(stop, run, blocks),
+        confidence=stop.confidence,
+        evidence=tuple(wording_stop.hang(stop, run)),
+        advice=tuple(wording_stop.hang_advice(stop, run)),
+    )
+
+
+def of_parted(stop: Hang, found: Mismatch | None, run: Run, blocks: Blocks | None) -> Verdict:
+    """The verdict of a job that stopped; where its ranks had parted in that communicator before, of that."""
+    stopped = of_hang(stop, run, blocks)
+    if found is None or stop.kind != "hang" or found.comm != stop.comm:
+        return stopped
+    (parted,) = of_mismatch(found, run)
+    told, _ = parted.evidence
+    victims = tuple(sorted({*found.ranks, *found.others} - {*found.named}))
+    return replace(parted, victims=victims, confidence=stopped.confidence, evidence=(told, *stopped.evidence[:1]))
+
+
+def of_mismatch(found: Mismatch | None, run: Run) -> list[Verdict]:
+    """The verdict on ranks that ran another operation than the rest, in a job that went on."""
+    if found is None:
+        return []
+    started = run.steps["step"][run.steps["start_ns"] <= found.start_ns]
+    return [
+        Verdict(
+            kind="desync",
+            ranks=found.named,
+            victims=found.others,
+            cause="unknown",
+            since_step=int(started.max()) if len(started) else None,
+            confidence=0.9,
+            evidence=tuple(wording_stop.mismatch(found)),
+            advice=(f"{wording_stop.branch_of(found.named)}; the results are wrong",),
+        )
+    ]

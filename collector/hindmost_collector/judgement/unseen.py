@@ -1,0 +1,127 @@
+"""Verdicts on a recording that lacks ranks: nobody is cleared in whose absence the others were judged."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hindmost_collector.judgement.verdict import Verdict
+from hindmost_collector.judgement.wording import names
+from hindmost_collector.model import Job, Unseen, rows
+from hindmost_collector.timeline import blocks as blocks_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hindmost_collector.model import Run
+    from hindmost_collector.timeline.blocks import Blocks
+
+#: Ranks that wait at once for this share of the time wait for somebody whom the recording lacks. Where nobody was late
+#: that long, transfers alone scatter by up to 0.025; a rank that costs 3 % of the step made it 0.1.
+_TOGETHER = 0.05
+#: Missing ranks that a remedy names.
+_NAMED = 8
+#: Verdicts that hold of the ranks that were seen, whatever the others did.
+_OF_SOME = ("straggler", "intermittent", "input_bound", "host_bound")
+#: More ranks than this no job has: whatever claims them is believed in nothing.
+_MOST_RANKS = 1 << 20
+
+
+def with_missing(run: Run) -> Run:
+    """The run with those of its ranks told that sent nothing to the collector that wrote it."""
+    seen, world = set(run.ranks["rank"].tolist()), run.job.world_size or 0
+    if not len(seen) < world <= _MOST_RANKS or not seen:
+        return run
+    return replace(run, unseen=Unseen(tuple(sorted(set(range(world)) - seen))))
+
+
+def judged(found: list[Verdict], run: Run) -> list[Verdict]:
+    """What still holds though some ranks were not seen, and what cannot be told because of that."""
+    lacking = run.unseen
+    if lacking is None or any(one.kind in ("hang", "desync") for one in found):
+        return found
+    if run.job.source == Job.source:
+        return [_of_those_seen(one, lacking, rows(run.ranks)) for one in found]
+    waited = lacking.together is not None and lacking.together >= _TOGETHER
+    if lacking.by_steps:
+        return [_with(one, lacking) for one in found] if waited else found
+    kept = [one for one in found if one.kind in _OF_SOME and not (lacking.apart and one.ranks)]
+    named = any(one.ranks for one in kept)
+    already = [one for one in found if one.kind == "insufficient_data"]
+    if named:
+        return kept
+    if already and not waited:
+        return [replace(one, evidence=(_missing(lacking), *one.evidence)) for one in already]
+    return [_insufficient(lacking, waited), *kept]
+
+
+def unjudged(run: Run, blocks: Blocks) -> Verdict | None:
+    """That nobody can be cleared where steps alone tell who is late, and some ranks of the recording have none."""
+    lacking = [int(rank) for rank in run.ranks["rank"] if rank not in blocks.ranks]
+    if blocks.evidence != blocks_of.PHASES or run.job.source == Job.source or not lacking:
+        return None
+    told = f"no rank of the {len(blocks.ranks)} with steps is late; {_recorded_no_steps(lacking)}"
+    remedy = f"put the log of the steps{_of(lacking)} beside the others'; `hindmost run -- COMMAND` records every rank"
+    return Verdict(kind="insufficient_data", evidence=(told,), advice=(remedy,))
+
+
+def _recorded_no_steps(lacking: list[int]) -> str:
+    who = names(lacking) if len(lacking) < _NAMED else f"{len(lacking)} other ranks"
+    return f"of {who} no steps are in this recording: whether the others wait for {_them(lacking)} cannot be told"
+
+
+def _of_those_seen(one: Verdict, lacking: Unseen, seen: int) -> Verdict:
+    """Nobody is cleared in whose absence the others were found alike; what was found of those seen holds."""
+    if one.kind != "balanced":
+        return one
+    count = len(lacking.ranks)
+    others = f"{count} other ranks are" if count > 1 else "1 other rank is"
+    who = f" ({names(lacking.ranks)})" if count < _NAMED else ""
+    whom = "one of them" if count > 1 else "it"
+    told = (
+        f"no rank of the {seen} seen holds the job back; {others} not in this recording{who}:"
+        f" whether these wait for {whom} cannot be told"
+    )
+    remedy = (
+        "name the run directory that has them as well, `hindmost report DIRECTORY OTHER`: each collector keeps its own"
+    )
+    return replace(one, kind="insufficient_data", evidence=(told, *one.evidence), advice=(remedy,))
+
+
+def _with(one: Verdict, lacking: Unseen) -> Verdict:
+    """A balanced job whose ranks wait together all the same."""
+    if one.kind != "balanced":
+        return one
+    return replace(
+        one, kind="insufficient_data", evidence=(*one.evidence, _awaited(lacking)), advice=(_remedy(lacking),)
+    )
+
+
+def _insufficient(lacking: Unseen, waited: bool) -> Verdict:
+    waits = _awaited(lacking) if waited else f"whether the others wait for {_them(lacking.ranks)} cannot be told"
+    return Verdict(kind="insufficient_data", evidence=(_missing(lacking), waits), advice=(_remedy(lacking),))
+
+
+def _missing(lacking: Unseen) -> str:
+    who = names(lacking.ranks) if lacking.ranks else "some ranks"
+    return f"{who} {'is' if len(lacking.ranks) == 1 else 'are'} missing from the recording, in whole or for most of it"
+
+
+def _awaited(lacking: Unseen) -> str:
+    who = f"{names(lacking.ranks)}, which was not seen," if len(lacking.ranks) == 1 else "one of those not seen"
+    return (
+        f"all that were recorded wait at once for {lacking.together:.0%} of the time, beyond what transfers take:"
+        f" {who} is likely the one they wait for"
+    )
+
+
+def _them(ranks: Sequence[int]) -> str:
+    return "it" if len(ranks) == 1 else "them"
+
+
+def _of(ranks: Sequence[int]) -> str:
+    return f" of {names(ranks)}" if 0 < len(ranks) < _NAMED else " that are missing"
+
+
+def _remedy(lacking: Unseen) -> str:
+    return f"put the files{_of(lacking.ranks)}, whole, beside the others'; `hindmost run -- COMMAND` records every rank"

@@ -1,0 +1,101 @@
+"""The newest steps of a window: what is looked at between two judgements of the whole of it.
+
+A full window is judged in tenths of a second to a second of CPU time, its newest steps in a part of that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.model import rows
+from hindmost_collector.stream.pace import MOST_S, NS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hindmost_collector.model import Table
+
+#: Rows of the fullest table, at least: so many are looked through in 20 ms.
+_ROWS = 50_000
+#: Steps, at least, as far as the window has them: a habit needs ten, the first ones may be left out as a warm-up, and
+#: what ranks sent last is of no step that all have ended.
+_STEPS = 16
+#: From so many rows on no more steps than a judgement needs: of a job of thousands of ranks a look is to come as often.
+_MANY = 100_000
+#: Ranks of which there are to be as many steps as a judgement needs: some may have ended, or their agents be cut off.
+_NEARLY_ALL = 0.9
+#: Beyond the time of its steps so much more at most: agents of large jobs send what seconds brought, in turn.
+_HELD_NS = 2 * MOST_S * NS
+#: Steps of which collectives tell, at least: those of fewer are not what a judgement of the whole window goes by.
+_JUDGED = 11
+#: Metric samples, at least: how many CPUs ranks share is among them. For causes the whole window is judged.
+_SAMPLES = 20_000
+#: Jobs of more ranks are of so many nodes that none has more ranks than CPUs but by an oversight.
+_ON_A_NODE = 512
+
+
+def parts(held: Mapping[str, Sequence[Table]], step_ns: float, ranks: int) -> dict[str, list[Table]]:
+    """Of pieces of tables, oldest first, those of the newest steps, which take ``step_ns`` each, of so many ranks.
+
+    Each table is cut by its own clock: that of a GPU is not the host's.
+    """
+    kept = {name: list(pieces) for name, pieces in held.items()}
+    if kept.get("steps") and kept.get("collectives") and _span(kept["collectives"]) < _JUDGED * step_ns:
+        kept["collectives"] = []
+    fullest = max(kept.values(), key=lambda pieces: sum(map(rows, pieces)), default=[])
+    span, found, told = 0, 0, _Told(kept.get("steps") or [], ranks)
+    for piece in reversed(fullest):
+        found += rows(piece)
+        span = _newest(fullest[-1]) - int(piece["start_ns"].min())
+        enough = span >= (_STEPS if found < _MANY else _JUDGED) * step_ns
+        if found >= _ROWS and enough and (told.of_nearly_all(span) or span >= _STEPS * step_ns + _HELD_NS):
+            break
+    return {
+        name: [one for one in pieces if _newest(pieces[-1]) - _newest(one) <= span] for name, pieces in kept.items()
+    }
+
+
+class _Told:
+    """Of how many steps each rank has told, in more and more of the newest pieces."""
+
+    def __init__(self, pieces: Sequence[Table], ranks: int) -> None:
+        self._left, self._ranks = list(pieces), ranks
+        self._newest = _newest(pieces[-1]) if pieces else 0
+        self._steps = np.zeros(0, np.int64)
+
+    def of_nearly_all(self, span: int) -> bool:
+        """Whether nearly all have told of as many as a judgement needs in this time; where none is marked, all have."""
+        if not self._newest:
+            return True
+        while self._left and self._newest - _newest(self._left[-1]) <= span:
+            more = np.bincount(self._left.pop()["rank"], minlength=len(self._steps))
+            more[: len(self._steps)] += self._steps
+            self._steps = more
+        return int(np.sum(self._steps >= _JUDGED)) >= _NEARLY_ALL * self._ranks
+
+
+def of_samples(sizes: Sequence[int]) -> int:
+    """How many ticks of metrics, which hold so many samples each, oldest first, to leave out."""
+    found, left = 0, len(sizes)
+    while left and found < _SAMPLES:
+        left -= 1
+        found += sizes[left]
+    return left
+
+
+def needed(metrics: Table, ranks: int) -> Table:
+    """The rows that say whom to name, in a job of so many: where ranks share CPUs all may, else how many these are."""
+    if ranks <= _ON_A_NODE:
+        return metrics
+    chosen = np.asarray(metrics["name"] == "hindmost_node_cpus", bool)
+    return {name: column[chosen] for name, column in metrics.items()}
+
+
+def _newest(piece: Table) -> int:
+    return int(piece["start_ns"].max())
+
+
+def _span(pieces: Sequence[Table]) -> int:
+    return _newest(pieces[-1]) - int(pieces[0]["start_ns"].min())

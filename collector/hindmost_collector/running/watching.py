@@ -1,0 +1,102 @@
+"""Running jobs: which is judged when, whom its verdicts are told, and when it is over."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from hindmost_collector.running import sealing
+from hindmost_collector.running.live import VerdictLog, line, zoom
+
+if TYPE_CHECKING:
+    from hindmost_proto import telemetry_pb2 as wire
+
+    from hindmost_collector.running.jobs import LiveJob
+    from hindmost_collector.running.judging import Judging
+    from hindmost_collector.service import Collector
+
+#: How often is looked whether a job is to be judged; and how often that and a tick come where a job may hang.
+LOOK_S, HASTE_S = 0.25, 0.05
+#: What agents are asked comes at their next tick, with all that they have read until then: the cause may be in it.
+ANSWER_S = 0.5
+#: A job that nobody speaks of for this long is over, and so is one whose ranks are all gone for a tenth of it.
+SILENCE_NS = 300_000_000_000
+
+
+class Watch:
+    """Judges a collector's jobs while they run, until it is cancelled."""
+
+    def __init__(self, collector: Collector, judging: Judging) -> None:
+        self._collector, self._judging = collector, judging
+        self._verdicts: dict[str, VerdictLog] = {}
+        self._one_at_a_time = asyncio.Lock()
+
+    def pause_s(self, usual_s: float) -> float:
+        """How long to wait before the next look: less where a job may hang."""
+        jobs = self._collector.jobs.values()
+        return HASTE_S if any(job.stall.in_haste(job) for job in jobs) else usual_s
+
+    async def run(self) -> None:
+        """Look, judge, and seal what is over; for ever."""
+        while True:
+            await asyncio.sleep(self.pause_s(LOOK_S))
+            for job in sorted(self._collector.jobs.values(), key=lambda job: self._judging.turn(job.id)):
+                if job.sealed or job.judged_revision == job.revision:
+                    continue
+                self._ask(job.id, job.stall.question(job))
+                due = self._judging.due(job.id) and not self._collector.recorder.writing
+                ripe = job.stall.ripe(job)
+                if due or ripe:
+                    await self._judge(job, whole=ripe)
+            if not self._collector.options.hold:
+                await self._seal_finished()
+
+    async def _judge(self, job: LiveJob, *, whole: bool) -> None:
+        """Judge the window of a job, the ``whole`` of it whatever that costs where the job may hang."""
+        collector = self._collector
+        job.judged_revision = job.revision
+        job.infer_steps()
+        snapshot = job.snapshot(collector.decoder.words)
+        newest = None if whole else job.newest(collector.decoder.words)
+        report = await asyncio.to_thread(self._judging.report, job.id, snapshot, newest=newest)
+        if report is None:
+            return
+        log = self._verdicts.setdefault(job.id, VerdictLog())
+        told = list(log.update(report["verdicts"], collector.clock.now(), job.window.last_step))
+        if told and collector.recorder.store:
+            collector.unbroken.begin(self._write_down(job.id, [line(event) for event in told]))
+        questions = [question for event in told if (question := zoom(job.id, event)) is not None]
+        for question in questions:
+            self._ask(job.id, question)
+        if questions:
+            self._judging.again(job.id, ANSWER_S)
+        job.report = report
+
+    def _ask(self, job: str, question: wire.Zoom | None) -> None:
+        if question is not None:
+            self._collector.ingest.ask(job, question)
+
+    async def _write_down(self, job: str, lines: list[str]) -> None:
+        """Append verdicts, one judging after the other; a disk that hangs keeps nobody waiting."""
+        recorder = self._collector.recorder
+        assert recorder.store is not None  # noqa: S101 - for the type checker
+        async with self._one_at_a_time:
+            try:
+                for text in lines:
+                    await asyncio.to_thread(recorder.store.append_line, job, "verdicts.jsonl", text)
+            except OSError as error:
+                recorder.failing = recorder.failing or error.strerror or str(error)
+
+    async def _seal_finished(self) -> None:
+        """Judge, once and whole, each job that is over, and forget it."""
+        collector = self._collector
+        now = collector.clock.now()
+        for job in list(collector.jobs.values()):
+            quiet = now - job.heard_ns
+            if quiet > SILENCE_NS or (job.over and quiet > SILENCE_NS / 10):
+                await sealing.finish(collector, job)
+                del collector.jobs[job.id]
+                self._verdicts.pop(job.id, None)
+                self._judging.forget(job.id)
+                collector.scrape.forget(job.id)
+                collector.definitions.forget_job(job.id)

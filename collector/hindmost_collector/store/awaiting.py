@@ -1,0 +1,114 @@
+"""A store that is away when the collector starts: waited for, while health is served and readiness says why not.
+
+Agents find nobody at their port meanwhile, keep what they have in their spools, and come again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from typing import TYPE_CHECKING, Any
+
+from hindmost import __version__
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+
+from hindmost_collector.store.clickhouse_client import Unreachable
+from hindmost_collector.store.opening import open_store
+from hindmost_collector.web.server import Page
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from prometheus_client.core import Metric
+
+    from hindmost_collector.options import Options
+    from hindmost_collector.store.recording import Store
+
+log = logging.getLogger(__name__)
+
+#: Between two tries, at first and at last.
+FIRST_S, LAST_S = 1.0, 15.0
+
+
+class Awaiting:
+    """What the HTTP side shows meanwhile."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """That there is a collector, and that it cannot store."""
+        info = GaugeMetricFamily("hindmost_collector_info", "This collector.", labels=["version"])
+        info.add_metric([__version__], 1)
+        yield info
+        yield GaugeMetricFamily("hindmost_collector_store_failing", "1 while the store cannot be written.", 1.0)
+
+    def metrics(self) -> bytes:
+        """The ``/metrics`` page."""
+        return generate_latest(self._registry)
+
+    def ready(self) -> str:
+        """Why this collector is not ready."""
+        return f"waiting for the store: {self.reason}"
+
+    def damage(self) -> list[str]:
+        """Nothing is known of it."""
+        return []
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """None: no agent was let in."""
+        return []
+
+    def report(self, _: str | None) -> None:
+        """None is known."""
+
+
+async def store_and_page(
+    options: Options, stopped: asyncio.Event, opened: Callable[[Options], Store | None] = open_store
+) -> tuple[Store | None, Page | None]:
+    """The store as soon as it answers, and the page if it had to be served before; raises HindmostError.
+
+    Raises Unreachable, the last there was, where ``stopped`` comes first; and at once where a job waits for this
+    collector (``hold``): whoever started it is to know.
+    """
+    shown, page, pause, since = Awaiting(), None, FIRST_S, time.monotonic()
+    while True:
+        store, trouble = await asyncio.to_thread(_tried, options, opened)
+        if trouble is None:
+            break
+        if options.hold:
+            raise trouble
+        if str(trouble) != shown.reason:
+            log.warning("waiting for the store, and trying again: %s", trouble)
+        shown.reason = str(trouble)
+        if page is None and options.http_address:
+            page = Page(options.http_address, shown)
+        if await _stopped_within(pause * (0.5 + random.random() / 2), stopped):  # noqa: S311 - no secret
+            if page:
+                page.close()
+            raise trouble
+        pause = min(2 * pause, LAST_S)
+    if shown.reason:
+        log.warning("the store answers, after %.0f s", time.monotonic() - since)
+    return store, page
+
+
+def _tried(
+    options: Options, opened: Callable[[Options], Store | None]
+) -> tuple[Store | None, None] | tuple[None, Unreachable]:
+    try:
+        return opened(options), None
+    except Unreachable as error:
+        return None, error
+
+
+async def _stopped_within(seconds: float, stopped: asyncio.Event) -> bool:
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(stopped.wait(), seconds)
+    return stopped.is_set()

@@ -1,0 +1,1 @@
+"""What agents send, between the socket and arrays: sessions, clocks, definitions, relays."""

@@ -1,0 +1,94 @@
+"""Ranks of one job that never meet: groups which no communicator joins are jobs of their own to the judge.
+
+An actor and a reward model, or two trainings that one command started, have steps of their own length and wait for
+nobody of the other group: what one of them takes says nothing of the other. Where some rank is in no communicator that
+was seen, nobody knows whom it meets, and all are judged together.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hindmost_collector import constant
+from hindmost_collector.judgement.wording import names
+from hindmost_collector.model import Run, rows
+from hindmost_collector.robust import median
+from hindmost_collector.timeline.numbered import found_in
+
+if TYPE_CHECKING:
+    from hindmost_collector.align import Ints
+    from hindmost_collector.timeline.blocks import Blocks
+
+#: Tables whose rows are a rank's own, and so go with its group.
+_OF_RANKS = ("ranks", "steps", "collectives", "communicators", "intervals", "in_flight", "stacks", "rank_states")
+
+
+def find(run: Run) -> list[Run]:
+    """The run of each group, the first ranks' first; empty where all meet, or nobody knows."""
+    ranks = found_in(run.ranks["rank"])
+    label = _labels(run, ranks) if len(ranks) > 3 else None
+    if label is None:
+        return []
+    groups = [ranks[label == one] for one in found_in(label)]
+    return [of_ranks(run, group) for group in groups] if len(groups) > 1 else []
+
+
+#: Typical ranks of groups that do the same work take the same time for it, but for so much of it.
+_SAME_PACE = 0.03
+
+
+def alike(groups: list[Run], blocks: Blocks) -> bool:
+    """Whether all groups seem to do the same work beside each other, so that what their collectives take compares."""
+    own = [blocks.own[np.isin(blocks.ranks, group.ranks["rank"])] for group in groups]
+    pace = [float(median(one)) for one in own]
+    return bool(max(pace) <= (1 + _SAME_PACE) * min(pace))  # not where one is unknown
+
+
+def note(groups: list[Run]) -> str:
+    """Who never meets whom, for the reader of the report."""
+    told = "; ".join(names(group.ranks["rank"].tolist()) for group in groups[:4])
+    more = f"; and {len(groups) - 4} more" if len(groups) > 4 else ""
+    return f"{len(groups)} groups never meet in a collective, and are judged each by its own steps: {told}{more}."
+
+
+def _labels(run: Run, ranks: Ints) -> Ints | None:
+    """[R] the lowest place of any rank that each one meets, over others too; ``None`` where one is not known to meet
+    anybody.
+    """
+    comm, row = _members(run, ranks)
+    label = np.arange(len(ranks))
+    if len(comm) == 0:
+        return None
+    met = np.bincount(comm)[comm] > 1  # of a communicator of which one member was seen, nobody knows the others
+    if len(found_in(row[met])) < len(ranks):
+        return None
+    while True:
+        lowest = np.full(int(comm.max()) + 1, len(ranks))
+        np.minimum.at(lowest, comm, label[row])
+        lower = label.copy()
+        np.minimum.at(lower, row, lowest[comm])
+        if (lower == label).all():
+            return label
+        label = lower
+
+
+def _members(run: Run, ranks: Ints) -> tuple[Ints, Ints]:
+    """Number of the communicator and place of the rank, of each membership that was defined, or else was seen."""
+    table = run.communicators if rows(run.communicators) else run.collectives
+    if rows(table) == 0 or (table is run.collectives and (table["comm"] == table["comm"][0]).all()):
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    known = np.isin(table["rank"], ranks)
+    _, comm = np.unique(table["comm"][known], return_inverse=True)
+    pairs = found_in(comm.astype(np.int64) * len(ranks) + np.searchsorted(ranks, table["rank"][known]))
+    return pairs // len(ranks), pairs % len(ranks)
+
+
+def of_ranks(run: Run, group: Ints) -> Run:
+    """What was recorded of these ranks, and of the job."""
+    whole = run.tables()
+    parts: dict[str, Any] = {
+        name: constant.chosen(whole[name], np.isin(whole[name]["rank"], group)) for name in _OF_RANKS
+    }
+    return Run(job=run.job, metrics=run.metrics, notes=run.notes, **parts)

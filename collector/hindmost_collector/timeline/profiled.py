@@ -1,0 +1,33 @@
+"""Steps that a profiler recorded, began or wrote in: it slows them, so that others are judged where there are some."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.model import PROFILED, Table, rows
+
+if TYPE_CHECKING:
+    from hindmost_collector.align import Array, Ints
+    from hindmost_collector.timeline.blocks import Blocks
+
+
+def undisturbed(table: Table, numbers: Ints, least: int) -> Array:
+    """[S] mask of the steps that no rank's profiler disturbed; of all steps where fewer than ``least`` are left."""
+    calm = ~np.isin(numbers, table["step"][table["kind"] == PROFILED])
+    return calm if calm.sum() >= least else np.ones(len(numbers), bool)
+
+
+def notes(blocks: Blocks | None, table: Table) -> list[str]:
+    """What it means for the report that a profiler was at work."""
+    if not rows(table) or blocks is None:
+        return []
+    steps = np.unique(table["step"][table["kind"] == PROFILED])
+    judged = np.isin(blocks.steps, steps)
+    if judged.all() and len(judged):
+        return ["A profiler recorded all of these steps, and slows what it sees: times are those of profiled steps."]
+    if len(steps) and not judged.any():
+        told = f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
+        return [f"A profiler was at work in {told}, and slows what it sees: those are not judged."]
+    return []

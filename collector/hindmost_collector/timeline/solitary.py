@@ -1,0 +1,51 @@
+"""Collectives of communicators in which a single rank was seen: nobody waits there, and they tell no ranks apart.
+
+Libraries make groups of one wherever a job does not split that way (a tensor group of one GPU, ``MPI_COMM_SELF``). As
+meetings they would end a rank's own time where no other rank's ends, and what it is late by would be seen by nobody.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from hindmost_collector import constant
+from hindmost_collector.timeline import awaited
+
+if TYPE_CHECKING:
+    from hindmost_collector.align import Array
+    from hindmost_collector.model import Table
+
+
+def set_aside(table: Table) -> Table:
+    """The table without them; unchanged where no communicator has several ranks.
+
+    What was measured of the time before one of them counts to the rank's next collective.
+    """
+    comm, _ = pd.factorize(table["comm"])
+    one = np.zeros(comm.max() + 1, np.int64)
+    one[comm] = table["rank"]
+    met = np.zeros(len(one), bool)
+    met[comm[table["rank"] != one[comm]]] = True
+    if met.all() or not met.any():
+        return table
+    stays = met[comm]
+    return constant.chosen(_with_time_before(table, stays), stays)
+
+
+def _with_time_before(table: Table, stays: Array) -> Table:
+    """The table with the own time before the rows that do not stay in the rank's next one that does."""
+    order = np.lexsort((table["start_ns"], table["rank"]))
+    kept = stays[order]
+    into = order[kept]
+    stretch = np.cumsum(kept) - kept
+    follows = stretch < len(into)
+    follows[follows] = table["rank"][into[stretch[follows]]] == table["rank"][order[follows]]
+    longer = np.zeros(len(into), bool)
+    longer[stretch[follows & ~kept]] = True
+    held = follows & np.append(longer, False)[stretch]
+    number = (np.cumsum(longer) - 1)[stretch[held]]
+    changed = {name: awaited.sums(table, name, order[held], number, into[longer]) for name in awaited.OWN}
+    return table | changed

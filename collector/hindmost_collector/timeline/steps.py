@@ -1,0 +1,178 @@
+"""Steps of a job that marks none: the pattern of its collectives repeats, and one repetition is a step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from hindmost_collector.robust import median
+from hindmost_collector.timeline import in_a_row
+
+if TYPE_CHECKING:
+    from hindmost_collector.align import Array, Floats, Ints
+    from hindmost_collector.settings import Settings
+
+#: Share of tokens that must equal those one period later; the rest may be checkpoints or evaluations.
+_ALIKE = 0.95
+#: Collectives of one step, at most: longer patterns repeat too seldom in a window to be found.
+_LONGEST_PERIOD = 4096
+#: Repetitions that a step may be: more layers than that are reduced in one bucket.
+_MOST = 512
+#: A gap before a step's first collective, against the usual one there; six times as much, against those inside it.
+_LARGE = 0.5
+#: Between two steps of one stretch never passes so many times the usual.
+_STRETCH = 8.0
+#: Steps by which found and marked numbers are matched.
+_EARLIEST = 20
+
+
+def period(tokens: Ints) -> int | None:
+    """Shortest length after which the sequence of (communicator, operation, bytes) repeats; ``None``: it does not.
+
+    Judged on the last three quarters, since starting up broadcasts and gathers what steps do not.
+    """
+    tail = tokens[len(tokens) // 4 :]
+    for length in range(1, min(len(tail) // 2, _LONGEST_PERIOD) + 1):
+        if np.mean(tail[:-length] == tail[length:]) >= _ALIKE:
+            return length
+    return None
+
+
+class Marks(NamedTuple):
+    """Steps as hosts marked them: ``number`` and ``start`` [S], in order; ``at`` [K] when each collective started.
+
+    All in ns of about one clock. Hosts run some steps ahead of their GPUs, so that ``at`` says no more than about when.
+    """
+
+    number: Ints
+    start: Floats
+    at: Floats
+
+
+def infer(tokens: Ints, gap: Floats, marks: Marks | None = None, *, apart: bool = False) -> Ints:
+    """Step number of every collective [K]; -1 for what belongs to none (start-up, checkpoint, evaluation).
+
+    ``gap`` [K] is the typical own time before each collective: a step begins at the longest one of the pattern, since
+    that is where the computing is. Numbers count from 0, or as ``marks`` do. With marks a step may be several
+    repetitions: what repeats in a deep model is a layer. ``apart``: computing runs beside none of them; where no step
+    is marked, alike ones in a row are told to be one step by the computing before the first.
+    """
+    length = period(tokens)
+    if length is None:
+        return np.full(len(tokens), -1, np.int64)
+    if apart and length == 1 and marks is None:
+        together = in_a_row.steps(tokens == np.bincount(tokens[len(tokens) // 4 :]).argmax(), gap)
+        if together is not None:
+            return together
+    times = _repetitions_a_step(tokens, gap, length, marks)
+    if length == 1 and times == 1:
+        usual = tokens == np.bincount(tokens[len(tokens) // 4 :]).argmax()
+        found = np.where(usual, np.cumsum(usual) - 1, -1)
+    else:
+        pattern = _pattern(tokens, gap, length * times)
+        least = _LARGE * _longest_gap(tokens, gap, length * times) if times > 1 else 0.0
+        begins = _matches(tokens, pattern, np.nan_to_num(gap) >= least)
+        found = np.full(len(tokens), -1, np.int64)
+        for number, begin in enumerate(begins):
+            found[begin : begin + len(pattern)] = number
+    return _numbered(found, marks)
+
+
+def _repetitions_a_step(tokens: Ints, gap: Floats, length: int, marks: Marks | None) -> int:
+    """How many repetitions make a step: about as many as the marks say, and as many as the longest gaps are apart."""
+    if marks is None or len(marks.number) < 2:
+        return 1
+    inside = np.isfinite(marks.at)
+    if not inside.any():
+        return 1
+    first, last = np.nanmin(marks.at), np.nanmax(marks.at)
+    marked = int(np.sum((marks.start >= first) & (marks.start <= last)))
+    ratio = len(tokens) / length / max(marked, 1)
+    near = [times for times in range(2, _MOST) if 0.75 * ratio <= times <= 1.33 * ratio]
+    gaps = {times: _longest_gap(tokens, gap, length * times) for times in near if length * times < len(tokens) // 3}
+    best = max(gaps, key=lambda times: gaps[times], default=1)
+    return best if best > 1 and gaps[best] > _LARGE * 6 * _longest_gap(tokens, gap, length) else 1
+
+
+def _longest_gap(tokens: Ints, gap: Floats, length: int) -> float:
+    """The gap at the place in the pattern where it typically is longest."""
+    count = (len(tokens) - len(tokens) // 4) // length
+    gaps = np.nan_to_num(gap[len(gap) - count * length :]).reshape(count, length)
+    return float(median(gaps, axis=0).max())
+
+
+def _numbered(found: Ints, marks: Marks | None) -> Ints:
+    """Steps found [K], counted from 0, with the marks' numbers: at each stretch that of the last marked by then.
+
+    Of a stretch's earliest steps the one that says least: hosts get ahead of their GPUs, never behind. A stretch ends
+    where much more time passes than a step takes: something was left out there, or the job did something else.
+    """
+    inside = np.flatnonzero(found >= 0)
+    if marks is None or not len(marks.number) or not len(inside):
+        return found
+    numbers, first, which = np.unique(found[inside], return_index=True, return_inverse=True)
+    at = marks.at[inside[first]]
+    stretch = (
+        np.cumsum(np.append(False, np.diff(at) > _STRETCH * float(median(np.diff(at))))) if len(at) > 2 else 0 * first
+    )
+    out = numbers.copy()
+    for one in np.unique(stretch):
+        mine = np.flatnonzero(stretch == one)
+        shift = _shift(numbers[mine], at[mine], marks)
+        floor = out[mine[0] - 1] + 1 - numbers[mine[0]] if mine[0] else int(marks.number[0])
+        out[mine] = numbers[mine] + max(shift, floor)
+    numbered = found.copy()
+    numbered[inside] = out[which]
+    return np.asarray(numbered)
+
+
+def _shift(numbers: Ints, at: Floats, marks: Marks) -> int:
+    """What to add to these numbers."""
+    known = np.flatnonzero(np.isfinite(at))[:_EARLIEST]
+    place = np.searchsorted(marks.start, at[known], side="right") - 1
+    if (
+        not len(known)
+        or (place < 0).all()
+        or (at[known] > marks.start[-1] + 2 * (marks.start[-1] - marks.start[0])).all()
+    ):
+        return int(marks.number[0])  # another clock altogether
+    return int((marks.number[np.maximum(place, 0)] - numbers[known]).min())
+
+
+def _pattern(tokens: Ints, gap: Floats, length: int) -> Ints:
+    """One period of tokens, rotated to begin with its longest gap."""
+    first = len(tokens) // 4
+    count = (len(tokens) - first) // length
+    gaps = gap[first : first + count * length].reshape(count, length)
+    begin = first + int(np.argmax(np.nan_to_num(median(gaps, axis=0))))
+    windows = [tokens[begin + i * length : begin + (i + 1) * length] for i in range(count - 1)] or [
+        tokens[begin : begin + length]
+    ]
+    found, votes = np.unique(np.stack(windows), axis=0, return_counts=True)
+    return np.asarray(found[np.argmax(votes)])
+
+
+def _matches(tokens: Ints, pattern: Ints, may_begin: Array) -> list[int]:
+    """Where the pattern occurs, without overlap, in order, beginning at one of the places ``may_begin`` [K]."""
+    length = len(pattern)
+    equal = may_begin[: max(len(tokens) - length + 1, 0)].copy()
+    for offset, token in enumerate(pattern):
+        equal &= tokens[offset : offset + len(equal)] == token
+    found, next_free = [], 0
+    for begin in np.flatnonzero(equal).tolist():
+        if begin >= next_free:
+            found.append(begin)
+            next_free = begin + length
+    return found
+
+
+def warmup(durations: Floats, settings: Settings) -> int:
+    """How many leading steps to leave out: the first, which follows no other, and on until three in a row are usual."""
+    if len(durations) < 5:
+        return 0
+    typical = median(durations)
+    most = max(1, int(len(durations) * settings.max_warmup))
+    slow = np.nan_to_num(durations[: most + 3], nan=np.inf) > settings.warmup_ratio * typical
+    calm = [first for first in range(1, most + 1) if not slow[first : first + 3].any()]
+    return calm[0] if calm else most
