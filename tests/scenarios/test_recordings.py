@@ -41,6 +41,7 @@ RECORDINGS = {
     "tp2-dp2-slow-compute-rank3": Expected(("straggler",), (3,), victims=(2,), cause="compute"),
     "ddp-hang-rank1": Expected(("hang",), (1,), victims=(0, 2, 3)),
     "ddp-noisy-host-slow-input-rank2": Expected(("straggler",), (2,), cause="input"),
+    "ddp-slow-backward-rank2": Expected(("straggler",), (2,), cause="compute", cost_ms=3.6),
     "inspector-ddp-clean": Expected(("balanced",)),
     "inspector-ddp-slow-rank0": Expected(("straggler",), (0,), cause="compute", cost_ms=3.6),
     "kineto-ddp-slow-rank0": Expected(("straggler",), (0,), cause="compute", cost_ms=3.6),

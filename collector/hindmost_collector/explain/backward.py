@@ -147,6 +147,7 @@ def _saved(grid: Grid, row: int, where: Ints, healthy: Floats | None) -> float:
     mine = exact[0]
     token, transfer = grid.token[where[0]], median(grid.duration[row][where], axis=0)
     known = median(exact[1:], axis=0)
+    known = np.where(np.isnan(known), _between(grid, np.append(row, others), where, mine), known)
     if healthy is not None:
         known = np.where(np.isnan(known), healthy, known)
     theirs = _of_alike(mine, known, median(most[1:], axis=0), token[1:])
@@ -161,14 +162,37 @@ def _took(grid: Grid, rows: Array, where: Ints) -> tuple[Floats, Floats]:
 
     Who queues for a collective was ready before, and nobody knows when.
     """
+    start, free = _ready(grid, rows, where)
+    took = np.where(free[:, :, :-1], np.diff(start, axis=2), np.nan)
+    return _often(np.where(free[:, :, 1:], took, np.nan)), _often(took)
+
+
+def _ready(grid: Grid, rows: Array, where: Ints) -> tuple[Floats, Array]:
+    """[R, N, P] when each rank began each collective, and whether it was ready for it no sooner."""
     start, stop = grid.start[rows][:, where], (grid.start + grid.duration)[rows][:, where]
     gap = start[:, :, 1:] - stop[:, :, :-1]
     least = np.full((len(rows), gap.shape[2]), QUEUED_NS)
     least[1:] = np.fmax(least[1:], _READY * median(gap[0], axis=0))
     free = np.ones(start.shape, bool)
     free[:, :, 1:] = gap > least[:, None]
-    took = np.where(free[:, :, :-1], np.diff(start, axis=2), np.nan)
-    return _often(np.where(free[:, :, 1:], took, np.nan)), _often(took)
+    return start, free
+
+
+def _between(grid: Grid, rows: Array, where: Ints, mine: Floats) -> Floats:
+    """[P - 1] ns that the peers of the first row take, where they queue for some collectives and not for a later one.
+
+    What they take from one that they did not queue for to the next such is known, and shared out as the rank's own is.
+    """
+    start, free = _ready(grid, rows, where)
+    found = np.full(where.shape[1] - 1, np.nan)
+    places = np.flatnonzero(np.mean(free[1:], axis=(0, 1)) >= _OFTEN)
+    for one, other in zip(places[:-1].tolist(), places[1:].tolist(), strict=True):
+        both = free[1:, :, [one]] & free[1:, :, [other]]
+        took = _often(np.where(both, start[1:, :, [other]] - start[1:, :, [one]], np.nan))
+        own = mine[one:other]
+        if own.sum() > 0:
+            found[one:other] = own * np.fmin(median(took[:, 0]) / own.sum(), 1.0)
+    return found
 
 
 def _often(took: Floats) -> Floats:
