@@ -43,7 +43,7 @@ These are not set: with another value each would be another method, of which nob
 | constant | value | it is |
 | --- | --- | --- |
 """
-#: What a judgement is made by, live and after the run; whatever these import judges too.
+#: What a judgement is made by, live and after the run, with every detector; whatever these import judges too.
 ROOTS = ("judge", "running.judging", "running.live", "running.stall")
 #: Modules whose numbers are codes of what is recorded, and the settable table itself.
 NO_METHODS = frozenset({"model", "settings"})
@@ -80,7 +80,7 @@ def constants() -> list[Constant]:
 def modules() -> list[str]:
     """Names, below the package, of what the judge is made of."""
     found: set[str] = set()
-    waiting = list(ROOTS)
+    waiting = [*ROOTS, *(f"detectors.{path.stem}" for path in sorted((FOLDER / "detectors").glob("[!_]*.py")))]
     while waiting:
         name = waiting.pop()
         if name not in found:

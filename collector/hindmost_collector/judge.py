@@ -8,18 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector.costs import on_top, pipeline, planned, traded, wasted, whatif
-from hindmost_collector.detectors import (
-    hang,
-    host_bound,
-    intermittent,
-    mismatch,
-    slow_link,
-    slow_network,
-    straggler,
-    uneven,
-    uneven_stages,
-)
+from hindmost_collector import detector, detectors
+from hindmost_collector.costs import pipeline, planned, traded, wasted, whatif
+from hindmost_collector.detectors import hang, intermittent, mismatch, slow_link, straggler, uneven
 from hindmost_collector.explain import crowded, hidden_input, horovod, sharing, telemetry
 from hindmost_collector.judgement import (
     bound,
@@ -33,10 +24,10 @@ from hindmost_collector.judgement import (
     wording,
 )
 from hindmost_collector.judgement.abstaining import idle_inside, insufficient, little_inside, no_measure, nothing_inside
-from hindmost_collector.judgement.job_verdicts import balanced, of_hosts, of_job, of_stages, of_uneven
+from hindmost_collector.judgement.job_verdicts import balanced
 from hindmost_collector.judgement.stop_verdicts import of_mismatch, of_parted
 from hindmost_collector.judgement.verdict import Report, Verdict
-from hindmost_collector.judgement.verdicts import of_habits, of_links, of_network, of_stalls
+from hindmost_collector.judgement.verdicts import of_habits, of_links, of_stalls
 from hindmost_collector.model import RUNNING, Run, rows
 from hindmost_collector.robust import percentile
 from hindmost_collector.settings import DEFAULT, Settings
@@ -76,16 +67,13 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     ended, told_of_silence = _ended(run, blocks, stop, p99, settings)
     found += ended
     notes += told_of_silence
-    stages = None
     if blocks is not None:
-        slow, hidden = _slow(run, blocks, settings, parted=any(one.kind == "desync" for one in found))
+        shared = sharing.find(run)
+        slow, beside = _slow(detector.Case(run, blocks, settings, tuple(found), shared))
         found += hidden_input.told_of_stalls(blocks, slow, settings)
-        if not any(one.ranks for one in found) and sharing.find(run) is None:
+        if not any(one.ranks for one in found) and shared is None:
             found += _of_most(run, blocks, settings)
-        if sharing.find(run) is None:
-            stages = uneven_stages.find(blocks, {rank for one in found for rank in one.ranks}, settings)
-            found += of_stages(stages, blocks)
-        notes += [*hidden, *(hidden_input.notes(blocks, found, settings) if not run.look else [])]
+        notes += [*beside, *(hidden_input.notes(blocks, found, settings) if not run.look else [])]
     if not run.look:
         notes += [*profiled.notes(blocks, phases.training(run.steps)), *horovod.notes(run)]
     if not found:
@@ -97,8 +85,7 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     notes += slowed.note(slower, found)
     if run.look:
         return Report(job=summary.job(run, blocks), verdicts=_in_order(found), ranks=summary.few(blocks))
-    of_stages_ns = stages.of_all_steps(blocks) if stages is not None and blocks is not None else 0.0
-    what_if = summary.what_if(run, blocks, found, of_stages_ns)
+    what_if = summary.what_if(run, blocks, found)
     return Report(
         job=replace(summary.job(run, blocks), bound=bound.find(blocks, found, settings), stalls=stalls, slowed=slower),
         verdicts=_in_order(found),
@@ -202,9 +189,16 @@ def _in_order(found: list[Verdict]) -> tuple[Verdict, ...]:
     return tuple(found[at] for run in runs for at in sorted(run, key=lambda at: found[at].since_step or 0))
 
 
-def _slow(run: Run, blocks: Blocks, settings: Settings, *, parted: bool) -> tuple[list[Verdict], list[str]]:
+def _slow(case: detector.Case) -> tuple[list[Verdict], list[str]]:
+    """The verdicts on ranks that are late, and on what else detectors find that makes steps longer; and notes."""
+    late, notes = _late(case.blocks, case.settings, case.shared)
+    beside, failed = detector.run(detectors.load(), replace(case, found=(*case.found, *late)))
+    return [_at_home(one, case.run) for one in [*late, *beside] if not _gone(one, case.run)], [*notes, *failed]
+
+
+def _late(blocks: Blocks, settings: Settings, shared: sharing.Sharing | None) -> tuple[list[Verdict], list[str]]:
+    """The verdicts on ranks that are late by habit or stall: each is judged beside the others."""
     even = uneven.levelled(blocks, settings)
-    shared = sharing.find(run)
     habits = straggler.find(even, settings, shared=shared is not None)
     stalls = intermittent.find(blocks, settings, habits)
     habits = intermittent.without_stalls(habits, stalls, settings)
@@ -213,25 +207,9 @@ def _slow(run: Run, blocks: Blocks, settings: Settings, *, parted: bool) -> tupl
     stalls = [one for one in stalls if late.isdisjoint(one.rows)]
     if shared is not None:
         found, more = crowded.judged(shared, found, stalls, blocks, settings)
-        notes += more
-    else:
-        found = found or crowded.asking_most(blocks, settings)
-        found += of_stalls(stalls, blocks, settings)
-    links = of_links(slow_link.find(blocks, settings), blocks, settings)
-    if not links and shared is None and not parted:  # what else makes waits differ does so to transfers
-        links = of_network(_network(run, blocks, settings, found), blocks, found)
-    found += links
-    of_all = of_job(blocks, settings, found)
-    found += of_all or of_hosts(host_bound.find(blocks, settings), blocks)
-    found += of_uneven(uneven.find(blocks, settings), blocks)
-    return [_at_home(one, run) for one in found if not _gone(one, run)], notes
-
-
-def _network(run: Run, blocks: Blocks, settings: Settings, slow: list[Verdict]) -> slow_network.SlowNetwork | None:
-    """The network that became slow for all, in steps in which no verdict on ranks begins or ends."""
-    named = {rank for one in slow for rank in one.ranks}
-    found = slow_network.find(run, replace(blocks, period=on_top.period(blocks, slow)), settings, named)
-    return found if found is not None and on_top.apart(blocks, slow, found.first, found.stop) else None
+        return found, [*notes, *more]
+    found = found or crowded.asking_most(blocks, settings)
+    return [*found, *of_stalls(stalls, blocks, settings)], notes
 
 
 def _at_home(verdict: Verdict, run: Run) -> Verdict:

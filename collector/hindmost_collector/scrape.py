@@ -11,6 +11,7 @@ from hindmost.errors import HindmostError
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from hindmost_collector.detector import failures
 from hindmost_collector.exposition import family
 from hindmost_collector.exposition_jobs import JobPage
 from hindmost_collector.exposition_nodes import NodeMetrics
@@ -197,6 +198,10 @@ class OwnMetrics:
                 recorder.shed_bytes,
             ),
             "hindmost_collector_judging_seconds": ("Time spent judging.", self._collector.judging.seconds),
+            "hindmost_collector_detector_failures": (
+                "Times that a detector failed; the log names it, and so do the report's notes.",
+                failures.total(),
+            ),
             "hindmost_collector_upkeep_seconds": (
                 "CPU time of compaction and retention.",
                 self._collector.upkeep_seconds,

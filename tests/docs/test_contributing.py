@@ -1,4 +1,4 @@
-"""The guide's example of a new sampler is followed to the letter: two new files, and everything knows the sampler."""
+"""The guide's examples are followed to the letter: two new files each, and everything knows them."""
 
 from __future__ import annotations
 
@@ -21,23 +21,26 @@ BLOCK = re.compile(r"```python\n# (\S+\.py)\n(.*?)```", re.DOTALL)
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of what the example needs of this repository, with the two files of the guide in it."""
     copy = tmp_path_factory.mktemp("repository")
-    for name in ("agent/hindmost", "agent/hindmost_agent", "proto", "tests/agent", "tests/golden"):
+    for name in ("agent", "collector", "proto", "tests/agent", "tests/golden"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     shutil.copy(ROOT / "pyproject.toml", copy)
     (copy / "docs").mkdir()
     blocks = BLOCK.findall(GUIDE)
     assert [path for path, _ in blocks] == [
         "agent/hindmost_agent/samplers/open_files.py", "tests/agent/test_open_files.py",
+        "collector/hindmost_collector/detectors/collecting.py", "tests/unit/test_collecting.py",
     ]  # fmt: skip
     for path, code in blocks:
         assert not (copy / path).exists()
+        (copy / path).parent.mkdir(parents=True, exist_ok=True)
         (copy / path).write_text(code, encoding="utf-8")
     return copy
 
 
 def python(tree: Path, *args: str) -> str:
     """Run this interpreter in the copy; its output. Fails with what it printed."""
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(str(tree / part) for part in ("agent", "proto"))}
+    path = os.pathsep.join(str(tree / part) for part in ("agent", "collector", "proto"))
+    environ = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run(
         [sys.executable, *args], cwd=tree, env=environ, capture_output=True, text=True, timeout=100, check=False
     )
@@ -45,12 +48,13 @@ def python(tree: Path, *args: str) -> str:
     return done.stdout
 
 
-def test_the_example_s_test_passes(tree: Path) -> None:
-    """The example's own test, under pytest with this repository's settings."""
-    assert "2 passed" in python(tree, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/agent/test_open_files.py")
+def test_the_examples_tests_pass(tree: Path) -> None:
+    """The examples' own tests, under pytest with this repository's settings: the new detector's verdict is reported."""
+    tests = [path for path, _ in BLOCK.findall(GUIDE) if path.startswith("tests/")]
+    assert "4 passed" in python(tree, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)
 
 
-def test_the_example_is_clean(tree: Path) -> None:
+def test_the_examples_are_clean(tree: Path) -> None:
     """The linter and the formatter have nothing to say."""
     files = [path for path, _ in BLOCK.findall(GUIDE)]
     assert "All checks passed" in python(tree, "-m", "ruff", "check", "--no-cache", *files)

@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_collector.detector import register
 from hindmost_collector.robust import median
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Floats
+    from hindmost_collector.detector import Case
+    from hindmost_collector.judgement.verdict import Verdict
     from hindmost_collector.settings import Settings
     from hindmost_collector.timeline.blocks import Blocks
 
@@ -30,6 +33,14 @@ class HostBound:
     launching: float
     queued: float
     idle: float
+
+
+@register(after=["input_bound"])  # while hosts wait for their input, they launch nothing
+def verdicts(case: Case) -> list[Verdict]:
+    """The verdict on a job whose GPUs wait for launches, and whose hosts do not wait for input."""
+    from hindmost_collector.judgement.job_verdicts import of_hosts  # noqa: PLC0415 - its words need causes, these feeds()
+
+    return [] if case.has("input_bound") else of_hosts(find(case.blocks, case.settings), case.blocks)
 
 
 def find(blocks: Blocks, settings: Settings) -> HostBound | None:

@@ -15,15 +15,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector.align import shortest
+from hindmost_collector.detector import register
 from hindmost_collector.detectors.by_habit import by_habit, together
 from hindmost_collector.detectors.episodes import pieces, stretch
 from hindmost_collector.detectors.lengthened import lengthened
+from hindmost_collector.judgement.verdicts import of_links
 from hindmost_collector.robust import block_medians, median, peers_median, standard_error, sums_by_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hindmost_collector.align import Floats, Ints
+    from hindmost_collector.detector import Case
+    from hindmost_collector.judgement.verdict import Verdict
     from hindmost_collector.settings import Settings
     from hindmost_collector.timeline.blocks import Blocks
 
@@ -52,6 +56,12 @@ class SlowLink:
     def in_all(self) -> float:
         """Ns of the whole run."""
         return self.excess * (self.stop - self.first)
+
+
+@register()
+def verdicts(case: Case) -> list[Verdict]:
+    """The verdict on a group whose transfers are slow though nobody in it is late."""
+    return of_links(find(case.blocks, case.settings), case.blocks, case.settings)
 
 
 def find(blocks: Blocks, settings: Settings) -> SlowLink | None:

@@ -12,14 +12,17 @@ transfers take now is set against what they took before.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hindmost_collector.align import shortest
+from hindmost_collector.costs import on_top
+from hindmost_collector.detector import register
 from hindmost_collector.detectors.episodes import pieces, stretch
 from hindmost_collector.detectors.lengthened import lengthened
+from hindmost_collector.judgement.verdicts import of_network
 from hindmost_collector.model import Past
 from hindmost_collector.robust import block_medians, median, standard_error
 
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from hindmost_collector.align import Floats, Ints
+    from hindmost_collector.detector import Case
+    from hindmost_collector.judgement.verdict import Verdict
     from hindmost_collector.model import Run
     from hindmost_collector.settings import Settings
     from hindmost_collector.timeline.blocks import Blocks
@@ -42,6 +47,18 @@ class SlowNetwork:
     usual: float
     cost: float
     past: Past
+
+
+@register(after=["slow_link"])  # one group's slow link is not the network of all
+def verdicts(case: Case) -> list[Verdict]:
+    """The verdict on the network that became slow for all, in steps in which no verdict on ranks begins or ends."""
+    if case.has("slow_link") or case.shared is not None or case.has("desync"):
+        return []  # what else makes waits differ does so to transfers
+    blocks, slow = case.blocks, case.slow
+    found = find(case.run, replace(blocks, period=on_top.period(blocks, slow)), case.settings, case.named)
+    if found is None or not on_top.apart(blocks, slow, found.first, found.stop):
+        return []
+    return of_network(found, blocks, slow)
 
 
 def find(run: Run, blocks: Blocks, settings: Settings, named: Collection[int] = ()) -> SlowNetwork | None:

@@ -12,11 +12,15 @@ import numpy as np
 
 from hindmost_collector.costs import work_due
 from hindmost_collector.costs.whatif import stretched, waste
+from hindmost_collector.detector import register
 from hindmost_collector.explain import launching
+from hindmost_collector.judgement.job_verdicts import of_uneven
 from hindmost_collector.robust import MAD_TO_SIGMA, alike, median, median_error, peers_median
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Floats
+    from hindmost_collector.detector import Case
+    from hindmost_collector.judgement.verdict import Verdict
     from hindmost_collector.settings import Settings
     from hindmost_collector.timeline.blocks import Blocks
 
@@ -35,6 +39,12 @@ class Uneven:
     explained: float
     swing: float
     counted: bool
+
+
+@register()
+def verdicts(case: Case) -> list[Verdict]:
+    """The verdict on work whose size differs from rank to rank, in turn."""
+    return of_uneven(find(case.blocks, case.settings), case.blocks)
 
 
 def find(blocks: Blocks, settings: Settings) -> Uneven | None:

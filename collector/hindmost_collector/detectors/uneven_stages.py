@@ -11,14 +11,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_collector.detector import register
 from hindmost_collector.detectors.by_habit import by_habit, together
 from hindmost_collector.detectors.episodes import stretch
+from hindmost_collector.judgement.job_verdicts import of_stages
 from hindmost_collector.robust import lower_median, median
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from hindmost_collector.align import Array, Floats, Ints
+    from hindmost_collector.detector import Case
+    from hindmost_collector.judgement.verdict import Verdict
     from hindmost_collector.settings import Settings
     from hindmost_collector.timeline.blocks import Blocks
 
@@ -45,9 +49,13 @@ class UnevenStages:
     cost: float
     spread: float
 
-    def of_all_steps(self, blocks: Blocks) -> float:
-        """``cost`` as ns of the mean step of the run."""
-        return self.cost * (self.stop - self.first) / len(blocks.steps)
+
+@register(after=["slow_link"])  # ranks behind a slow link are left aside
+def verdicts(case: Case) -> list[Verdict]:
+    """The verdict on stages of a pipeline that are slow on every replica."""
+    if case.shared is not None:
+        return []
+    return of_stages(find(case.blocks, case.named, case.settings), case.blocks)
 
 
 def find(blocks: Blocks, named: Collection[int], settings: Settings) -> UnevenStages | None:

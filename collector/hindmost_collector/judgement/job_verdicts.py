@@ -89,6 +89,7 @@ def of_stages(found: UnevenStages | None, blocks: Blocks) -> list[Verdict]:
             explained=1.0,
             evidence=tuple(evidence),
             advice=(f"move layers away from {which}, or see what its ranks share: no single one of them is behind",),
+            shown_ms=0.0,
         )
     ]
 

@@ -162,17 +162,16 @@ def _figures(blocks: Blocks) -> dict[str, Floats]:
     }
 
 
-def what_if(run: Run, blocks: Blocks | None, found: Sequence[Verdict] = (), of_stages: float = 0.0) -> WhatIf:
+def what_if(run: Run, blocks: Blocks | None, found: Sequence[Verdict] = ()) -> WhatIf:
     """Time with every rank at the pace of its typical peer in every stretch, beside the time as it was.
 
-    What the verdicts ``found`` cost beyond what lateness shows is lost as well, and ``of_stages`` ns of the mean step
-    that stages of a pipeline cost which are slower than the typical one.
+    What the verdicts ``found`` cost beyond what lateness shows is lost as well.
     """
     if blocks is None or len(blocks.ranks) < 2 or not blocks.step_ns > 0:
         return WhatIf()
     step = float(np.nanmean(blocks.period))
     shown = float(whatif.stretched(blocks, blocks.segments).mean())
-    lost = shown + wasted.beyond(found, blocks) * 1e6 + of_stages
+    lost = shown + wasted.beyond(found, blocks) * 1e6
     ideal = min(max(step - lost, 0.0), step)  # of a job that loses nothing rounding leaves a little less than that
     known = ~np.isnan(blocks.caused).all(axis=1)
     means = np.nanmean(blocks.caused[known], axis=1) / 1e6

@@ -1,0 +1,103 @@
+"""Detectors are found by being in their folder, asked in order, and the runner owns their errors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+from hindmost_collector import detector, detectors
+from hindmost_collector.detector import Case, Registered, in_order, register
+from hindmost_collector.judge import judge
+from hindmost_collector.judgement.verdict import Verdict
+from hindmost_collector.simulate import Fault, Scenario, simulate
+
+if TYPE_CHECKING:
+    from hindmost_collector.model import Run
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    """A job with a slow rank."""
+    return simulate(Scenario(ranks=4, steps=60, faults=(Fault("compute", (2,), 0.3),))).run
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Failures from none on."""
+    failures: Counter[str] = Counter()
+    monkeypatch.setattr(detector, "failures", failures)
+    return failures
+
+
+def beside(monkeypatch: pytest.MonkeyPatch, **more: detector.Detector) -> None:
+    """Let the judge ask these first, and then all others."""
+    known = detectors.load()
+    monkeypatch.setattr(detectors, "load", lambda: {**more, **known})
+
+
+def nothing(case: Case) -> list[Verdict]:
+    return []
+
+
+def test_a_detector_is_asked_after_those_whose_verdicts_it_wants() -> None:
+    """Of those in the folder, and else by name."""
+    asked = list(detectors.load())
+    assert set(asked) >= {"host_bound", "input_bound", "slow_link", "slow_network", "uneven", "uneven_stages"}
+    assert asked.index("input_bound") < asked.index("host_bound")
+    assert asked.index("slow_link") < min(asked.index("slow_network"), asked.index("uneven_stages"))
+    three = {"a": Registered(nothing, ("c",)), "b": Registered(nothing), "c": Registered(nothing)}
+    assert list(in_order(three)) == ["b", "c", "a"]
+
+
+def test_a_detector_that_there_is_not_cannot_be_asked_before() -> None:
+    """Nor two before each other: whoever misspells a name hears of it at once."""
+    with pytest.raises(ValueError, match="no detector is called slow_lnik"):
+        in_order({"one": Registered(nothing, ("slow_lnik",))})
+    with pytest.raises(ValueError, match="cycle"):
+        in_order({"one": Registered(nothing, ("other",)), "other": Registered(nothing, ("one",))})
+
+
+def test_a_name_belongs_to_one_detector(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the name of the file."""
+    monkeypatch.setattr(detector, "REGISTRY", {})
+    register(after=["uneven"])(nothing)
+    assert list(detector.REGISTRY) == ["test_detectors"]
+    with pytest.raises(ValueError, match="two detectors are called test_detectors"):
+        register()(nothing)
+
+
+def test_what_a_detector_finds_is_in_the_report(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the blocks, and the verdicts on ranks that are late."""
+    cases: list[Case] = []
+
+    def found(case: Case) -> list[Verdict]:
+        cases.append(case)
+        return [Verdict(kind="host_bound", cause="gc", evidence=("seen",))]
+
+    beside(monkeypatch, found=found)
+    report = judge(run)
+    (case,) = cases
+    assert case.blocks.ranks.tolist() == [0, 1, 2, 3]
+    assert (case.named, case.has("straggler"), case.shared) == ({2}, True, None)
+    assert [(one.kind, one.ranks) for one in report.verdicts] == [("straggler", (2,)), ("host_bound", ())]
+
+
+def test_a_detector_that_fails_costs_no_other_verdict(
+    run: Run, monkeypatch: pytest.MonkeyPatch, counted: Counter[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The report is what it was, with a note; it is counted each time, and logged with its traceback once."""
+    sound = judge(run)
+
+    def broken(case: Case) -> list[Verdict]:
+        raise ZeroDivisionError("no step")
+
+    beside(monkeypatch, broken=broken)
+    reports = [judge(run) for _ in range(3)]
+    told = "the detector broken failed (ZeroDivisionError: no step): what it looks for was not looked for"
+    for report in reports:
+        assert report.verdicts == sound.verdicts
+        assert [note for note in report.notes if note not in sound.notes] == [told]
+    assert counted == {"broken": 3}
+    assert [one.getMessage() for one in caplog.records] == ["the detector broken failed; all others were asked"]
+    assert caplog.records[0].exc_info is not None
