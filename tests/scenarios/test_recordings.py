@@ -1,8 +1,9 @@
 """Recordings of real training on GPUs with known faults are judged as what they are.
 
 Some of them are in the repository; those named ``observed`` are hindmost's own runs, of DDP on 4 H200s, of MPI and gloo
-on two shared cores: in each a rank was once named or cleared falsely, or at a false cost. The whole set is sought in
-``HINDMOST_CORPUS``, the published traces in ``HINDMOST_STRAGGLER_ANALYSIS``.
+on two shared cores: in each a rank was once named or cleared falsely, or at a false cost. So it was in the slow
+backward and in those whose hosts launch for all of each step. The whole set is sought in ``HINDMOST_CORPUS``, the
+published traces in ``HINDMOST_STRAGGLER_ANALYSIS``.
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ RECORDINGS = {
     "ddp-hang-rank1": Expected(("hang",), (1,), victims=(0, 2, 3)),
     "ddp-noisy-host-slow-input-rank2": Expected(("straggler",), (2,), cause="input"),
     "ddp-slow-backward-rank2": Expected(("straggler",), (2,), cause="compute", cost_ms=3.6),
+    "ddp-host-bound-slow-input-rank1": Expected(("straggler",), (1,), cause="input", cost_ms=3.0),
+    "fsdp-host-bound": Expected(("host_bound",)),
+    "pp2-dp2-host-bound": Expected(("host_bound",)),
+    "pp2-dp2-slow-input-rank0": Expected(("straggler",), (0,), cause="input", cost_ms=37.6),
     "inspector-ddp-clean": Expected(("balanced",)),
     "inspector-ddp-slow-rank0": Expected(("straggler",), (0,), cause="compute", cost_ms=3.6),
     "kineto-ddp-slow-rank0": Expected(("straggler",), (0,), cause="compute", cost_ms=3.6),

@@ -14,7 +14,7 @@ import numpy as np
 
 from hindmost_collector.align import QUEUED_NS
 from hindmost_collector.costs import paced
-from hindmost_collector.explain import causes
+from hindmost_collector.explain import causes, fed
 from hindmost_collector.judgement.wording import ms
 from hindmost_collector.robust import median, peers_median
 
@@ -56,6 +56,9 @@ class Backward:
 def of_habit(blocks: Blocks, habit: Habit, settings: Settings) -> Backward:
     """What collectives show of a habit, beyond what it is on top of."""
     columns = causes.typical(blocks, habit.row, habit.steps(), settings)
+    waits = fed.waits_for_host(blocks)
+    if waits is not None and waits[habit.row, columns].mean() > _OFTEN:
+        return Backward()  # between collectives its host launches
     found = find(blocks, habit.row, columns, _healthy(blocks, habit)) or Backward()
     busy = paced.longer(blocks, habit.row, columns)
     found = replace(found, longer=max(found.longer, busy - found.late))

@@ -1,0 +1,125 @@
+"""How late ranks are whose GPUs wait for their hosts: by no more than their hosts are slower than the others'.
+
+A job whose hosts launch for all of each step moves at the pace of the slowest. That one's GPU idles for what the others
+have worked off before, a step ahead: how long it idles is their lead, not what its repair would save. Once it is gone
+their own hosts set the pace, which take nearly as long between any two marks that all hosts make in a step: it begins,
+it has its input, each operation is enqueued, it ends. Where one host takes longer there, it is slow; where another
+does, that one waits.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.robust import median, median_error
+
+if TYPE_CHECKING:
+    from hindmost_collector.align import Array, Floats, Ints
+    from hindmost_collector.model import Run, Table
+    from hindmost_collector.timeline.blocks import Blocks
+
+#: Steps in which a host's pace is taken to be one, and the fewest that tell it.
+_WINDOW, _ENOUGH = 20, 5
+#: A GPU has caught up with its host where operations wait on it for no longer than this share of a step beyond the
+#: shortest; half of a step's operations must.
+_CAUGHT_UP = 0.05
+#: GPUs' clocks were 0.5 to 3 ms off their host's: an operation that seems to wait for longer than that did wait.
+_CLOCKS_NS = 4e6
+#: A host is slow between two marks where it takes this share more than its typical peer, and more by this share of a
+#: step: what hosts of one job take to launch the same differs by up to a half for tens of steps, without a fault.
+_SLOWER, _LEAST = 1.0, 0.01
+#: … and by so many standard errors.
+_SURELY = 3.0
+#: Hosts that one is compared with: enough to know what is typical, whatever the size of the job.
+_SAMPLE = 16
+
+
+def late_by_hosts(blocks: Blocks, run: Run) -> Blocks:
+    """The blocks with ranks whose GPUs wait for their hosts as late as these are slow, where launches tell that."""
+    fed = waits_for_host(blocks)
+    if fed is None or "enqueue_ns" not in run.collectives:
+        return blocks
+    late = fed & (np.nan_to_num(blocks.excess) > 0)
+    share = np.ones(blocks.excess.shape)
+    hosts = _Hosts(run.collectives, blocks)
+    for row in np.flatnonzero(late.sum(axis=1) >= _ENOUGH).tolist():
+        steps = np.flatnonzero(late[row])
+        for few in np.array_split(steps, max(len(steps) // _WINDOW, 1)):
+            slower, excess = hosts.slower(row, few), float(blocks.excess[row, few].mean())
+            if slower is not None and slower < excess:
+                share[row, few] = slower / excess
+    if (share == 1.0).all():
+        return blocks
+    return replace(blocks, excess=blocks.excess * share, segments=blocks.segments * share[:, blocks.segment_step])
+
+
+def waits_for_host(blocks: Blocks) -> Array | None:
+    """[R, S] in which steps a GPU ran what its host launched as it did; ``None`` where nothing tells."""
+    grid = blocks.joined
+    if grid is None or not grid.gpu_time or blocks.ended is None or blocks.took is None:
+        return None
+    if "input" not in blocks.parts or np.isnan(grid.enqueue).all() or np.isnan(grid.start).all():
+        return None
+    waited = grid.start - grid.enqueue  # the GPU's clock less the host's included
+    beyond = waited - np.fmin.reduce(waited, axis=1)[:, None]
+    caught_up = (beyond <= _CAUGHT_UP * blocks.step_ns) & (waited <= _CLOCKS_NS)
+    counts = np.diff(np.append(blocks.starts, grid.columns))
+    return np.asarray(2 * np.add.reduceat(caught_up, blocks.starts, axis=1, dtype=np.int64) > counts)
+
+
+class _Hosts:
+    """When hosts did what all of them do in each step."""
+
+    def __init__(self, collectives: Table, blocks: Blocks) -> None:
+        self._blocks = blocks
+        known = collectives["enqueue_ns"] >= 0
+        rank, enqueued = collectives["rank"][known], collectives["enqueue_ns"][known]
+        order = np.lexsort((enqueued, rank))
+        bounds = np.searchsorted(rank[order], np.append(blocks.ranks, blocks.ranks[-1] + 1))
+        self._enqueued = [enqueued[order[one:end]] for one, end in itertools.pairwise(bounds)]
+        operations = collectives["op"][known][order]
+        self._operations = [operations[one:end] for one, end in itertools.pairwise(bounds)]
+        self._gaps: dict[int, tuple[Floats, tuple[str, ...]]] = {}
+
+    def slower(self, row: int, steps: Ints) -> float | None:
+        """Ns a step by which a host is slower than its typical peer in these steps (indices); ``None``: unknown."""
+        between, does = self._between(row)
+        others = np.flatnonzero(self._blocks.role == self._blocks.role[row])
+        asked = [self._between(one) for one in others[others != row][:_SAMPLE].tolist()]
+        peers = [gaps[steps] for gaps, operations in asked if operations == does]
+        if not peers:
+            return None
+        theirs = median(np.array(peers), axis=0)
+        more = between[steps] - theirs
+        longer, error = median(more, axis=0), median_error(more.T)
+        if np.isnan(longer).all():
+            return None
+        slow = (longer > _SURELY * error) & (longer > _SLOWER * median(theirs, axis=0))
+        return float(longer[slow & (longer > _LEAST * self._blocks.step_ns)].sum())
+
+    def _between(self, row: int) -> tuple[Floats, tuple[str, ...]]:
+        """[S, M] ns from each mark of a step to the next, the last one the next step's first, NaN of unusual steps;
+        and which operations it enqueues."""
+        if row not in self._gaps:
+            self._gaps[row] = self._measured(row)
+        return self._gaps[row]
+
+    def _measured(self, row: int) -> tuple[Floats, tuple[str, ...]]:
+        blocks, times = self._blocks, self._enqueued[row]
+        assert blocks.ended is not None  # noqa: S101 - waits_for_host() has looked
+        assert blocks.took is not None  # noqa: S101 - it comes with ``ended``
+        ended, began = blocks.ended[row], blocks.ended[row] - blocks.took[row]
+        bounds = np.searchsorted(times, np.append(began, ended[-1]))
+        counts = np.diff(bounds)
+        usual = int(np.bincount(counts.clip(0)).argmax())
+        marks = np.full((len(began), usual + 4), np.nan)
+        steps = np.flatnonzero(counts == usual)
+        marks[steps, 2:-2] = times[bounds[steps][:, None] + np.arange(usual)]
+        marks[steps, 0], marks[steps, 1] = began[steps], (began + blocks.parts["input"][row])[steps]
+        marks[steps, -2], marks[steps, -1] = ended[steps], np.append(began[1:], np.nan)[steps]
+        first = bounds[steps[0]]
+        return np.diff(marks, axis=1), tuple(self._operations[row][first : first + usual].tolist())
