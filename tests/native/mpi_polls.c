@@ -1,12 +1,47 @@
-/* Collectives that are polled for, in each of MPI's ways: rank 1 comes 40 ms late to each. Four ranks. */
+/* Collectives that are polled for, in each of MPI's ways: rank 1 comes 40 ms late to each. Four ranks.
+
+   Each says at its end how long it polled in each of the first PLACES places of a round, by its own clock, and for how
+   much of that it waited for a CPU: a machine that is busy makes others late as well, and who naps does not know when
+   it will be woken. */
 #include <mpi.h>
 #include <stdio.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { ROUNDS = 9 };
+enum { ROUNDS = 9, PLACES = 5 };
 
 static int rank, in[2] = {1, 2}, out[2];
+static long long polled[ROUNDS][PLACES], queued[ROUNDS][PLACES];
+
+static long long now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
+
+/* ns that this rank has waited for a CPU so far; 0 where the kernel does not tell. */
+static long long in_queue(void) {
+    long long cpu, ns = 0;
+    FILE *file = fopen("/proc/self/schedstat", "r");
+    if (file) {
+        if (fscanf(file, "%lld %lld", &cpu, &ns) != 2)
+            ns = 0;
+        fclose(file);
+    }
+    return ns;
+}
+
+static long long began, began_queued;
+
+static void polls(void) {
+    began_queued = in_queue();
+    began = now();
+}
+
+static void has_polled(int round, int place) {
+    polled[round][place] = now() - began;
+    queued[round][place] = in_queue() - began_queued;
+}
 
 static void late(void) {
     MPI_Barrier(MPI_COMM_WORLD);
@@ -63,20 +98,30 @@ int main(int argc, char **argv) {
     for (int round = 0; round < ROUNDS; round++) {
         late(); /* as fast as it can */
         one = started(0);
+        polls();
         poll(&one, 0, 0);
+        has_polled(round, 0);
         late(); /* with short naps, and with long ones */
         one = started(0);
+        polls();
         poll(&one, 200, 0);
+        has_polled(round, 1);
         late();
         one = started(0);
+        polls();
         poll(&one, 4000, 0);
+        has_polled(round, 2);
         late(); /* between two tests it computes for long */
         one = started(0);
+        polls();
         poll(&one, 0, 5);
+        has_polled(round, 3);
         late(); /* all of two, then some and any */
         MPI_Request both[2] = {started(0), started(1)};
+        polls();
         for (int flag = 0; !flag;)
             MPI_Testall(2, both, &flag, MPI_STATUSES_IGNORE);
+        has_polled(round, 4);
         several(1);
         several(0);
     }
@@ -91,7 +136,12 @@ int main(int argc, char **argv) {
     }
     MPI_Request_free(&one);
 #endif
-    printf("%d %d %d\n", rank, out[0], out[1]);
+    char line[2 * ROUNDS * PLACES * 21 + 64];
+    int length = snprintf(line, sizeof line, "%d %d %d", rank, out[0], out[1]);
+    for (int at = 0; at < ROUNDS * PLACES; at++)
+        length += snprintf(line + length, sizeof line - (size_t)length, " %lld %lld", polled[at / PLACES][at % PLACES],
+                           queued[at / PLACES][at % PLACES]);
+    puts(line);
     MPI_Finalize();
     return 0;
 }
