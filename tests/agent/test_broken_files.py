@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import re
 from array import array
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 Damage = "Callable[[bytes], bytes]"
 VALUE = gauge("hindmost_node_test_bystander_bytes", "A value.")
 NUMBER = re.compile(rb"\d+")
+ENDLESS = b"9" * (5 << 20)
+#: Reads in a row that a device answers with damage; then it has nothing more to say, as a real one at some time.
+READS = 20
 
 
 def fails(code: int) -> Callable[[bytes], bytes]:
@@ -44,7 +48,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "no numbers": lambda whole: NUMBER.sub(b"x", whole),
     "negative numbers": lambda whole: NUMBER.sub(b"-1", whole),
     "numbers beyond any counter": lambda whole: NUMBER.sub(b"9" * 400, whole[:4096]),
-    "one endless number": lambda _: b"9" * (5 << 20),
+    "one endless number": lambda _: ENDLESS,
     "many times as long": lambda whole: whole * 50,
     "process gone": fails(errno.ESRCH),
     "device gone": fails(errno.ENODEV),
@@ -73,8 +77,13 @@ def damage(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[bytes], b
             whole += piece
         return done[0](whole)[offset : offset + size]
 
+    reads = itertools.count(1)
+
+    def damaged_device(fd: int, size: int) -> bytes:
+        return done[0](read(fd, size))[:size] if done and next(reads) % READS else read(fd, size)
+
     monkeypatch.setattr(os, "pread", damaged)
-    monkeypatch.setattr(os, "read", lambda fd, size: done[0](read(fd, size))[:size] if done else read(fd, size))
+    monkeypatch.setattr(os, "read", damaged_device)
     yield done
     done.clear()
 
