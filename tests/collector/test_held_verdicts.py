@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -80,11 +81,17 @@ def spending(used: list[float], seconds: float, make: Callable[[], Run]) -> Call
     return made
 
 
+@functools.cache
+def watched(scenario: Scenario) -> tuple[tuple[float, dict[str, Any], list[dict[str, Any]]], ...]:
+    """All judgements of a job, of which several tests say what is true: nobody changes them."""
+    return tuple(judged_live(scenario))
+
+
 def told(scenario: Scenario, used: list[float] | None = None) -> list[tuple[float, str, str, int | None, int | None]]:
     """When each verdict was opened or closed, its kind and its interval."""
     return [
         (at, event["event"], event["verdict"]["kind"], event["verdict"]["since_step"], event["verdict"]["until_step"])
-        for at, _, found in judged_live(scenario, used)
+        for at, _, found in (watched(scenario) if used is None else judged_live(scenario, used))
         for event in found
         if event["event"] != "changed"
     ]
@@ -126,7 +133,7 @@ def test_what_costs_much_to_judge_is_told_as_soon(monkeypatch: pytest.MonkeyPatc
 def test_the_page_has_the_verdict_at_each_look_while_it_holds() -> None:
     """With the step since which, and a cost as it is, however far behind its beginning is."""
     scenario = Scenario(8, STEPS, seed=3, faults=(FAULTS["slow_link"],))
-    looks = [(at, report["verdicts"][0]) for at, report, _ in judged_live(scenario)]
+    looks = [(at, report["verdicts"][0]) for at, report, _ in watched(scenario)]
     first = next(at for at, verdict in looks if verdict["kind"] == "slow_link")
     held = [verdict for at, verdict in looks if first <= at < 30]
     assert len(held) > 8
@@ -140,7 +147,7 @@ def test_what_was_seen_to_begin_is_never_said_to_be_older() -> None:
     """Though the window begins after it later."""
     held = [
         one
-        for _, report, _ in judged_live(Scenario(8, STEPS, seed=3, faults=(FAULTS["straggler"],)))
+        for _, report, _ in watched(Scenario(8, STEPS, seed=3, faults=(FAULTS["straggler"],)))
         for one in report["verdicts"]
         if one["kind"] == "straggler" and one["until_step"] is None
     ]
