@@ -63,6 +63,25 @@ def test_an_episode_has_an_end() -> None:
     assert (verdict.since_step, verdict.until_step) == (pytest.approx(ONSET, abs=1), pytest.approx(99, abs=1))
 
 
+@pytest.mark.parametrize(("layout", "onset"), [("fsdp", 9), ("fsdp", 0), ("dp", 6)])
+def test_what_began_early_is_told_by_the_steps_after_it(layout: str, onset: int) -> None:
+    """Too few steps come before it to tell; once transfers are as fast as they may be, many do."""
+    simulated = simulate(Scenario(8, 80, seed=11, layout=layout, faults=(Fault("network", (2,), 0.25, onset, 37),)))
+    (verdict,) = judge(simulated.run).verdicts
+    truth = (simulated.truth.total_ns - simulated.truth.repaired_ns) / 1e6 / (37 - onset)
+    assert (verdict.kind, verdict.cause, verdict.ranks) == ("slow_link", "network", ())
+    assert (verdict.since_step, verdict.until_step) == (pytest.approx(onset, abs=1), pytest.approx(37, abs=1))
+    assert verdict.cost_ms_per_step == pytest.approx(truth, rel=0.2)
+    assert any("after that" in line for line in verdict.evidence)
+
+
+@pytest.mark.parametrize("end", [None, 72, 14])
+def test_what_lasts_from_the_start_to_the_end_is_how_the_network_is(end: int | None) -> None:
+    """No other step tells what transfers may take, or so few do that they are chance; a start is often slow."""
+    run = simulate(Scenario(8, 80, seed=11, layout="fsdp", faults=(Fault("network", (2,), 0.25, 0, end),))).run
+    assert [one.kind for one in judge(run).verdicts] == ["balanced"]
+
+
 def grown(run: Run, *, sizes: bool) -> Run:
     """Transfers twice as long from the onset on, as larger messages make them, or these alone."""
     table = dict(run.collectives)

@@ -12,6 +12,7 @@ from hindmost_collector.robust import median, standard_error
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hindmost_collector.align import Ints
     from hindmost_collector.settings import Settings
     from hindmost_collector.timeline.blocks import Blocks
 
@@ -21,10 +22,9 @@ def lengthened(
 ) -> float:
     """Ns by which steps [first, stop) are longer than the others, up to ``excess``; 0 where that is not sure.
 
-    What the work of the typical rank but ``rows`` grew by is taken off. Steps that come before are compared, and those
-    that follow where the stretch begins with the run.
+    What the work of the typical rank but ``rows`` grew by is taken off.
     """
-    outside = blocks.period[:first] if first > 0 else blocks.period[stop:]
+    outside = blocks.period[others(first, stop, len(blocks.steps), settings)]
     inside = blocks.period[first:stop]
     longer = float(median(inside) - median(outside))
     noise = float(np.hypot(standard_error(inside), standard_error(outside)))
@@ -32,3 +32,12 @@ def lengthened(
     if grew is None or longer < settings.network_z * noise:
         return 0.0
     return min(longer - max(grew, 0.0), excess)
+
+
+def others(first: int, stop: int, count: int, settings: Settings) -> Ints:
+    """Indices, of so many steps, of those that steps [first, stop) are set against.
+
+    These come before. Where the stretch begins with the run, or so soon that few do, those that follow count, too.
+    """
+    before = np.arange(first)
+    return before if first >= settings.min_steps else np.append(before, np.arange(stop, count))

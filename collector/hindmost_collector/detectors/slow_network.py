@@ -1,9 +1,10 @@
 """Transfers that take longer than they did, in all groups alike: the network that all share, and nobody's lateness.
 
 Which of several groups is slow their sisters tell (``slow_link``). Of one group only its own past tells: the same
-messages took less before. What a message takes is compared with what a message of its kind and size takes, so that
-sizes that grow, and another mix of collectives, are no change. Only what the steps became longer by is told: transfers
-beside computing may take longer and hold nobody up, and take longer where computing does.
+messages took less before, or, where it began with the run or soon after, they take less since. What a message takes is
+compared with what a message of its kind and size takes, so that sizes that grow, and another mix of collectives, are no
+change. Only what the steps became longer by is told: transfers beside computing may take longer and hold nobody up, and
+take longer where computing does.
 
 A running job is judged by its last minutes, out of which the beginning passes: what was found then is kept, and what
 transfers take now is set against what they took before.
@@ -21,7 +22,7 @@ from hindmost_collector.align import shortest
 from hindmost_collector.costs import on_top
 from hindmost_collector.detector import register
 from hindmost_collector.detectors.episodes import pieces, stretch
-from hindmost_collector.detectors.lengthened import lengthened
+from hindmost_collector.detectors.lengthened import lengthened, others
 from hindmost_collector.judgement.verdicts import of_network
 from hindmost_collector.model import Past
 from hindmost_collector.robust import block_medians, median, standard_error
@@ -39,7 +40,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SlowNetwork:
-    """Steps [first, stop) by index; ns a step: what transfers take, ``usual`` before, and by what steps are longer."""
+    """Steps [first, stop) by index; ns a step: what transfers take, ``usual`` before, and by what steps are longer.
+
+    ``early``: it began too soon for steps before it to tell, and is set against those after it.
+    """
 
     first: int
     stop: int
@@ -47,6 +51,7 @@ class SlowNetwork:
     usual: float
     cost: float
     past: Past
+    early: bool = False
 
 
 @register(after=["slow_link"])  # one group's slow link is not the network of all
@@ -62,7 +67,7 @@ def verdicts(case: Case) -> list[Verdict]:
 
 
 def find(run: Run, blocks: Blocks, settings: Settings, named: Collection[int] = ()) -> SlowNetwork | None:
-    """A stretch of steps with slow transfers, which began after the job did; ``None`` where there is none.
+    """A stretch of steps with slow transfers that are not all of the run; ``None`` where there is none.
 
     Ranks that are ``named`` as late are known to be, and what they cost is in no step's ``period`` any more.
     """
@@ -93,7 +98,7 @@ def _goes_on(run: Run, blocks: Blocks, past: Past, settings: Settings) -> SlowNe
     beyond = actual / past.usual - 1
     first, stop = stretch(beyond, settings.network_longer - 1, settings)
     level = float(np.median(beyond[first:stop]))
-    (operations,) = _operations(run, blocks, [first, stop])
+    (operations,) = _operations(run, blocks, (first, stop))
     if stop - first < settings.min_steps or level < max(settings.network_longer - 1, past.longer / 2):
         return None
     if abs(operations - past.operations) > settings.network_same_operations * past.operations:
@@ -114,16 +119,18 @@ def _began(run: Run, blocks: Blocks, settings: Settings) -> SlowNetwork | None:
     if found is None:
         return None
     first, stop, level = found
-    before, inside = _operations(run, blocks, [0, first, stop])
-    if abs(inside - before) > settings.network_same_operations * before:  # others than those compared hold these up
+    early = first < settings.min_steps
+    inside, outside = _operations(run, blocks, (first, stop), (stop, len(blocks.steps)) if early else (0, first))
+    if abs(inside - outside) > settings.network_same_operations * outside:  # others than those compared hold these up
         return None
     took = float(median(actual[first:stop]))
     excess = took * level / (1 + level)
     cost = lengthened(blocks, first, stop, excess, settings)
     if cost < settings.min_effect * blocks.step_ns:
         return None
-    past = Past(int(blocks.steps[first]), took - excess, float(median(blocks.period[:first])), level, before)
-    return SlowNetwork(first, stop, took, took - excess, cost, past)
+    usual = float(median(blocks.period[others(first, stop, len(blocks.steps), settings)]))
+    past = Past(int(blocks.steps[first]), took - excess, usual, level, outside)
+    return SlowNetwork(first, stop, took, took - excess, cost, past, early)
 
 
 def _may_differ(blocks: Blocks, settings: Settings) -> bool:
@@ -166,7 +173,8 @@ def _levels(took: Floats, kind: Ints) -> tuple[Ints, Floats]:
 
 
 def _slow_stretch(ratio: Floats, settings: Settings) -> tuple[int, int, float] | None:
-    """[first, stop) in which transfers take longer by habit than in all steps before, and by what share of those."""
+    """[first, stop) in which transfers take longer by habit than in all steps before, or after where few come before,
+    and by what share of those."""
     if np.isnan(ratio).any():
         return None
     edges = pieces(ratio, settings.network_longer - 1, settings)
@@ -176,20 +184,22 @@ def _slow_stretch(ratio: Floats, settings: Settings) -> tuple[int, int, float] |
     usual = min(float(np.median(part)) for part in long)
     beyond = ratio / usual - 1
     first, stop = stretch(beyond, settings.network_longer - 1, settings)
-    before, part = beyond[:first], beyond[first:stop]
-    if min(len(before), len(part)) < settings.min_steps:
+    outside, part = beyond[others(first, stop, len(beyond), settings)], beyond[first:stop]
+    needed = settings.min_steps if first >= settings.min_steps else settings.recovered_steps  # a start is slow, too
+    if len(outside) < settings.min_steps or len(part) < needed:
         return None
     level = float(np.median(part))
     steady = float(np.mean(block_medians(part) >= level / 2)) >= settings.min_consistency
-    calm = float(block_medians(before).max()) < level / 3
-    sure = level >= settings.min_z * max(standard_error(part), standard_error(before))
+    calm = float(block_medians(outside).max()) < level / 3
+    sure = level >= settings.min_z * max(standard_error(part), standard_error(outside))
     return (first, stop, level) if level >= settings.network_longer - 1 and steady and calm and sure else None
 
 
-def _operations(run: Run, blocks: Blocks, edges: list[int]) -> list[float]:
-    """How many operations of any kind a step has in each stretch between steps by index."""
+def _operations(run: Run, blocks: Blocks, *spans: tuple[int, int]) -> list[float]:
+    """How many operations of any kind a step has in each of these stretches of steps [first, stop) by index."""
     assert blocks.joined is not None  # noqa: S101 - find() has looked
-    columns = [int(blocks.starts[edge]) if edge < len(blocks.starts) else -1 for edge in edges]
+    edges = np.array(spans)
+    columns = np.append(blocks.starts, -1)[edges]
     start = np.sort(run.collectives["start_ns"][run.collectives["rank"] == blocks.ranks[0]])
-    count = np.diff(np.searchsorted(start, blocks.joined.start[0, columns]))
-    return [float(one) for one in count / np.diff(edges)]
+    count = np.diff(np.searchsorted(start, blocks.joined.start[0, columns]), axis=1)[:, 0]
+    return [float(one) for one in count / np.diff(edges, axis=1)[:, 0]]

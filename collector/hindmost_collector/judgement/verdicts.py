@@ -343,7 +343,7 @@ def of_network(found: SlowNetwork | None, blocks: Blocks, beside: Sequence[Verdi
         Verdict(
             kind="slow_link",
             cause="network",
-            since_step=found.past.since_step,
+            since_step=since(blocks, found.first) if found.early else found.past.since_step,
             until_step=until(blocks, found.stop),
             cost_ms_per_step=found.cost / 1e6,
             cost_ratio=found.cost / average(during),

@@ -263,10 +263,11 @@ def link(ranks: Sequence[int], found: SlowLink) -> list[str]:
 def network(found: SlowNetwork, *, late: bool = False) -> list[str]:
     """Evidence for transfers that became slow everywhere."""
     longer = found.took / found.usual - 1
-    who = "nobody is later than before" if late else "nobody is late"
+    when = "after that" if found.early else "before"
+    who = f"nobody is later than {when}" if late else "nobody is late"
     return [
-        f"transfers take {ms(found.took)} a step, before {ms(found.usual)}: {longer:.0%} longer for messages alike",
-        f"{who}, and a step is {ms(found.cost)} longer than before by them",
+        f"transfers take {ms(found.took)} a step, {when} {ms(found.usual)}: {longer:.0%} longer for messages alike",
+        f"{who}, and a step is {ms(found.cost)} longer than {when} by them",
     ]
 
 
