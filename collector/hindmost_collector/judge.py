@@ -10,7 +10,7 @@ import numpy as np
 
 from hindmost_collector import detector, detectors
 from hindmost_collector.costs import pipeline, planned, traded, wasted, whatif
-from hindmost_collector.detectors import hang, intermittent, mismatch, slow_link, straggler, uneven
+from hindmost_collector.detectors import hang, intermittent, mismatch, of_three, slow_link, straggler, uneven
 from hindmost_collector.explain import crowded, fed, hidden_input, horovod, sharing, telemetry
 from hindmost_collector.judgement import (
     bound,
@@ -58,7 +58,7 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     blocks = blocks_of.build(run, settings)
     blocks = fed.late_by_hosts(blocks, run) if blocks is not None else None
     blocks, aside, notes = planned.aside(blocks, run.steps, settings) if blocks is not None else (None, [], [])
-    blocks = uneven.in_full(blocks, settings) if blocks is not None else None
+    blocks = of_three.set_apart(uneven.in_full(blocks, settings), settings) if blocks is not None else None
     p99 = percentile(blocks.period, 99) if blocks is not None else float("nan")
     found: list[Verdict] = []
     notes = [*run.notes, *notes]

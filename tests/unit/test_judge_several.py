@@ -167,3 +167,36 @@ def test_another_faults_rank_hides_nobody_among_three_replicas(seed: int) -> Non
     faults = (Fault("gc", (1,), 0.25, 6, 137), Fault("memory", (3,), 0.08, 181))
     made = simulate(Scenario(6, 300, seed, layout="pp_dp", pipeline=2, step_ms=50, faults=faults))
     assert ((1,), "gc", 6, 137) in _told(judge(made.run).verdicts)
+
+
+def _of_three(*faults: Fault, pipeline: int = 2, steps: int = 150) -> Scenario:
+    return Scenario(3 * pipeline, steps, seed=6, layout="pp_dp", pipeline=pipeline, step_ms=50, faults=faults)
+
+
+@pytest.mark.parametrize(
+    ("faults", "told"),
+    [
+        ((Fault("memory", (0, 1), 0.1, 20),), [((0, 1), "memory", 20)]),
+        ((Fault("workload", (3, 4), 0.4, 20),), [((3, 4), "workload", 20)]),
+        ((Fault("memory", (1,), 0.2), Fault("gc", (0,), 0.1, 60)), [((0,), "gc", 60), ((1,), "memory", 0)]),
+    ],
+)
+def test_two_of_three_replicas_late_at_once_cost_what_they_are_late_by(faults: tuple[Fault, ...], told: Any) -> None:
+    """Set against the mean of both others each would hide half of the other's lateness, or all of a lesser one's."""
+    simulated = simulate(_of_three(*faults))
+    verdicts = judge(simulated.run).verdicts
+    assert sorted((one.ranks, one.cause, one.since_step) for one in verdicts) == [
+        (ranks, cause, pytest.approx(since, abs=2)) for ranks, cause, since in told
+    ]
+    saved = sum((one.cost_ms_per_step or 0.0) * (150 - (one.since_step or 0)) for one in verdicts)
+    truth = (simulated.truth.total_ns - simulated.truth.repaired_ns) / 1e6
+    assert saved == pytest.approx(truth, rel=0.15)
+
+
+@pytest.mark.parametrize("pipeline", [2, 3])
+def test_one_late_rank_in_each_of_two_stages_of_three_replicas(pipeline: int) -> None:
+    """The peers of each are ahead by half of it, which is no sign of how much healthy ranks differ."""
+    run = simulate(_of_three(Fault("io", (1,), 0.09), Fault("io", (4,), 0.09), pipeline=pipeline)).run
+    verdicts = judge(run).verdicts
+    assert {verdict.cause for verdict in verdicts} == {"io"}
+    assert {rank for verdict in verdicts for rank in verdict.ranks} <= {1, 4}

@@ -84,3 +84,11 @@ def test_input_of_a_whole_stage_is_not_said_to_cost_nothing() -> None:
     """Its ranks wait alike long, which hides nothing: all others wait for the first stage."""
     report = judge(of(Fault("input", (0, 1, 2, 3), 0.2)).run)
     assert not any("costs nothing" in note for note in report.notes)
+
+
+def test_checkpoints_of_two_of_three_replicas_in_turn_are_no_uneven_work() -> None:
+    """What a rank's host does is taken off its own time, in the steps in which it does it: no stage has less work."""
+    shape: dict[str, Any] = {"ranks": 6, "steps": 150, "seed": 9008, "pipeline": 2, "step_ms": 2000}
+    checkpoints = Fault("checkpoint", (3, 4), 1.0, 127, duty=0.6)
+    verdicts = judge(of(checkpoints, **shape, noise=Noise(each_stretch=0.03, wandering=0.009)).run).verdicts
+    assert "uneven_workload" not in {one.kind for one in verdicts}

@@ -255,7 +255,7 @@ def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer, *, burst: boo
     if wanders and not _is_its_work(ranks, row, held, level):
         return None
     healthy = ranks.excess[:, held]
-    spread_of = max(_healthy_spread(ranks, row, held, level), 1.0)
+    spread_of = max(_healthy_spread(ranks, row, held), 1.0)
     ratio = level / spread_of / extreme(len(ranks.excess))
     latest = _latest(part, healthy, ranks.suspects, ranks.pair(row))
     if ratio < settings.min_spread_ratio or latest < settings.min_latest:
@@ -355,16 +355,18 @@ def _healthy(ranks: int, left_out: Iterable[list[int]], least: int) -> Ints:
 _TRIO = 3
 
 
-def _healthy_spread(ranks: _Ranks, row: int, held: Ints | slice, level: float) -> float:
-    """How much healthy ranks differ in their typical excess in these steps, in which this one is late by ``level``.
+def _healthy_spread(ranks: _Ranks, row: int, held: Ints | slice) -> float:
+    """How much healthy ranks differ in their typical excess in these steps, in which this one is late.
 
     Of a crowd, all but this rank.
     """
     excess, role = ranks.excess[:, held], ranks.blocks.role
     healthy = _healthy_peers(ranks, row, excess)
     typical = median(excess[healthy], axis=1)
-    if np.count_nonzero(role == role[row]) == _TRIO < len(role):
-        typical = typical + np.where(role[healthy] == role[row], level / 2, 0.0)
+    names, often = np.unique(role, return_counts=True)
+    for name in names[often == _TRIO] if len(names) > 1 else ():
+        peers = role[healthy] == name
+        typical[peers] -= typical[peers].mean() if peers.any() else 0.0
     return spread(typical)
 
 

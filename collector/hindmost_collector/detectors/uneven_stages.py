@@ -96,11 +96,13 @@ def _levels(blocks: Blocks, stage: Ints, named: Array) -> Floats | None:
     rows = [np.flatnonzero((stage == one) & ~named) for one in range(int(stage.max()) + 1)]
     if any(len(held) == 0 for held in rows):
         return None
-    level = np.array([median(blocks.own[held], axis=0) for held in rows])
+    own = blocks.own.copy()
     for name in _OF_HOST:
         if name in blocks.parts:
-            host = np.nan_to_num([median(blocks.parts[name][held], axis=0) for held in rows])
-            level -= np.maximum(host - median(host, axis=0), 0.0)
+            host = np.nan_to_num(blocks.parts[name])
+            usual = median(np.array([median(host[held], axis=0) for held in rows]), axis=0)
+            own -= np.maximum(host - usual, 0.0)
+    level = np.array([median(own[held], axis=0) for held in rows])
     return level if (level > 0).all() else None
 
 

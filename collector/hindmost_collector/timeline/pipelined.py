@@ -12,6 +12,7 @@ from hindmost_collector.timeline import roles
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Floats, Grid
+    from hindmost_collector.costs.bubbles import Bubbles
     from hindmost_collector.timeline.blocks import Blocks
     from hindmost_collector.timeline.schedule import Schedule
 
@@ -29,12 +30,15 @@ def of(found: Blocks, order: Schedule | None) -> Blocks:
     if built is None:
         return found
     own = built.own(len(found.ranks))
+    return by(replace(found, own=own, excess=roles.beyond_peers(own, found.role)), built)
+
+
+def by(found: Blocks, built: Bubbles) -> Blocks:
+    """With stretches and what GPUs compute as these dependencies have them."""
     segments, segment_step = built.segments(len(found.ranks))
     on_gpu = found.joined is not None and found.joined.gpu_time
     return replace(
         found,
-        own=own,
-        excess=roles.beyond_peers(own, found.role),
         segments=segments,
         segment_step=segment_step,
         pipeline=built,
