@@ -200,3 +200,11 @@ def test_one_late_rank_in_each_of_two_stages_of_three_replicas(pipeline: int) ->
     verdicts = judge(run).verdicts
     assert {verdict.cause for verdict in verdicts} == {"io"}
     assert {rank for verdict in verdicts for rank in verdict.ranks} <= {1, 4}
+
+
+@pytest.mark.parametrize(("onset", "said"), [(0, 0), (5, 5), (7, 7)])
+def test_a_rank_late_from_one_of_the_first_steps_on_is_late_since_that(onset: int, said: int) -> None:
+    """Two steps on time after warm-up are no stretch of their own, and no part of the one after them."""
+    for layout in ({"layout": "pp_dp", "pipeline": 2}, {"layout": "dp"}):
+        run = simulate(Scenario(8, 100, seed=4, **layout, faults=(Fault("gc", (3,), 0.2, onset),))).run
+        assert [(one.ranks, one.since_step) for one in judge(run).verdicts] == [((3,), said)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector.detectors import bursts, episodes, own_work, restless
+from hindmost_collector.detectors import at_start, bursts, episodes, own_work, restless
 from hindmost_collector.detectors.episodes import SHORTEST, Layer
 from hindmost_collector.robust import (
     MAD_TO_SIGMA,
@@ -260,7 +260,8 @@ def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer, *, burst: boo
     latest = _latest(part, healthy, ranks.suspects, ranks.pair(row))
     if ratio < settings.min_spread_ratio or latest < settings.min_latest:
         return None
-    first, stop = series.at(begin, layer.end)
+    on_time = at_start.on_time(series.late, level, _noise(series.late)) if begin == 0 else 0
+    first, stop = series.at(begin + on_time, layer.end)
     as_others = len(ranks.excess) >= _FEW and restless.others_too(ranks.excess, row, first, stop, level)
     is_like_others = as_others and not _is_its_work(ranks, row, held, level)
     if not burst and (is_like_others or _by_chance(ranks, row, len(part), level) > _CHANCE):
