@@ -9,7 +9,7 @@ published traces in ``HINDMOST_STRAGGLER_ANALYSIS``.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -99,6 +99,22 @@ def test_a_host_that_leaves_its_gpu_without_work_does_not_compute_longer() -> No
     assert {one.cause for one in named} <= {"unknown"}
     assert all(any("its host is what is late" in line for line in one.evidence) for one in named)
     assert "host_bound" in [one.kind for one in verdicts]
+
+
+@pytest.mark.parametrize("steps", [55, 168])
+def test_so_it_is_told_while_few_steps_are_timed_on_gpus(steps: int) -> None:
+    """As that job began three of the steps that were timed were late ones, of a GPU that its host kept waiting."""
+    run = load(OURS / "ddp-observed-late-hosts.tar.xz")
+    now = run.steps["start_ns"][run.steps["step"] == steps].min()
+    arrived = {
+        name: {column: values[table["start_ns"] + table["duration_ns"] <= now] for column, values in table.items()}
+        for name, table in (("steps", run.steps), ("collectives", run.collectives))
+    }
+    heard = {column: values[run.metrics["time_ns"] <= now] for column, values in run.metrics.items()}
+    named = [one for one in judge(replace(run, **arrived, metrics=heard)).verdicts if one.ranks]
+    assert named
+    assert {one.cause for one in named} == {"unknown"}
+    assert all(any("its host is what is late" in line for line in one.evidence) for one in named)
 
 
 def test_ranks_that_are_slow_in_turn_are_each_named_for_turns_of_their_own() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -59,3 +60,97 @@ def test_one_rank_is_told_alone_as_it_is_among_all() -> None:
         np.testing.assert_array_equal(launching.hand_to_mouth(blocks, DEFAULT, slice(row, row + 1)), every[row][None])
     assert not every[3].any()
     assert launching.hand_to_mouth(blocks, DEFAULT, slice(3, 4)) is None
+
+
+#: Of a job's own marks: what a healthy GPU takes for forward and the optimizer before it, and from forward on to the
+#: step's first collective; steps of 33 ms.
+FORWARD, OPTIMIZER, THEN, STEP = 8.0, 3.0, 1.0, 33.0
+
+
+def _marked(behind: Any, host: Any, longer: Any) -> Any:
+    """Steps of ranks whose GPUs are ``behind`` [R, S] ms when the host is ready, whose hosts take ``host`` [R, S] ms to
+    launch forward, and that compute ``longer`` [R, S] ms; every 16th step's forward is timed.
+
+    Of a GPU that has caught up forward ends with its launching.
+    """
+    ready = np.arange(STEPS)[None, :] * STEP * MS + np.zeros((RANKS, 1))
+    done = ready + (behind - OPTIMIZER) * MS
+    began = np.maximum(ready, ready + behind * MS)
+    ended = np.maximum(began + (FORWARD + longer) * MS, ready + host * MS)
+    took = np.full((RANKS, STEPS), (STEP - 1) * MS)
+    starts = np.stack([ended + THEN * MS, np.roll(done, -1, axis=1) - MS], axis=2).reshape(RANKS, -1)
+    starts[:, -1] = starts[:, -2] + 20 * MS
+    gpu = np.full((RANKS, STEPS), np.nan)
+    gpu[:, ::16] = (ended - began)[:, ::16]
+    joined = SimpleNamespace(
+        enqueue=np.full(starts.shape, np.nan),
+        start=starts,
+        duration=np.full(starts.shape, MS),
+        gpu_time=True,
+        columns=2 * STEPS,
+    )
+    parts = {"forward": host * MS, "backward": took - host * MS, "gpu_forward": gpu}
+    return Marked(
+        joined, 2 * np.arange(STEPS), np.arange(STEPS), np.arange(RANKS), took, ready + took, parts, STEP * MS
+    )
+
+
+@dataclass(frozen=True)
+class Marked:
+    """What of a job's blocks is looked at."""
+
+    joined: Any
+    starts: Any
+    steps: Any
+    ranks: Any
+    took: Any
+    ended: Any
+    parts: dict[str, Any]
+    step_ns: float
+
+
+def _late_from_20_to_40(longer: float, otherwise: float = 0.0) -> Any:
+    found = _same(otherwise)
+    found[1, 20:40] = longer
+    return found
+
+
+def test_a_gpu_that_follows_its_host_is_told_by_the_host_s_marks() -> None:
+    """Without times of launches: rank 1 launches forward in 14 ms on an idle GPU, of the others work is queued."""
+    behind, host = _late_from_20_to_40(-2.0, 30.0), _late_from_20_to_40(14.0, 8.0)
+    blocks = _marked(behind, host, _same(0.0))
+    found = launching.hand_to_mouth(blocks, DEFAULT)
+    assert found is not None
+    assert np.argwhere(found).tolist() == [[1, 32]]  # the step of these that was timed
+    late = np.arange(20, 40)
+    assert launching.idled(blocks, 1, late) == pytest.approx(MS * (14.0 + 2.0 - FORWARD + OPTIMIZER - OPTIMIZER))
+    assert launching.idled(blocks, 0, late) <= 0
+
+
+def test_a_gpu_that_computes_longer_with_work_queued_does_not_follow_its_host() -> None:
+    """A full queue makes its host wait, too, so that launching takes as long as computing."""
+    blocks = _marked(_same(30.0), _late_from_20_to_40(16.0, 8.0), _late_from_20_to_40(8.0))
+    found = launching.hand_to_mouth(blocks, DEFAULT)
+    assert found is not None
+    assert not found.any()
+    assert launching.idled(blocks, 1, np.arange(20, 40)) == 0
+
+
+def test_forward_of_steps_that_nobody_timed_is_known_of_a_gpu_that_never_runs_dry() -> None:
+    """Stalls between the timed steps are of computing where the GPU had work queued all along."""
+    stalls = np.array([23, 30, 37])
+    longer = _same(0.0)
+    longer[1, stalls] = 32.0
+    blocks = launching.timed(_marked(_same(30.0), _same(8.0), longer), 1, stalls)
+    np.testing.assert_allclose(blocks.parts["gpu_forward"][1, stalls], (FORWARD + 32.0) * MS)
+    np.testing.assert_allclose(blocks.parts["gpu_forward"][0, stalls], FORWARD * MS)
+
+
+@pytest.mark.parametrize("behind", [-2.0, 5.0])
+def test_forward_of_steps_that_nobody_timed_is_not_known_of_a_gpu_that_may_have_idled(behind: float) -> None:
+    """It had nothing queued, or less than its host needed to launch the rest."""
+    stalls = np.array([23, 30, 37])
+    host = _same(8.0)
+    host[1, stalls] = 40.0
+    blocks = launching.timed(_marked(_same(behind), host, _same(0.0)), 1, stalls)
+    assert np.isnan(blocks.parts["gpu_forward"][1, stalls]).all()

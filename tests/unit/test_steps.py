@@ -64,3 +64,11 @@ def test_a_step_cut_in_two_by_start_up_begins_where_the_computing_is() -> None:
     found = infer(tokens[cut:], gap[cut:], late)
     assert (found[: 3 * LAYERS - 10] == -1).all()
     assert found[3 * LAYERS - 10] == 1
+
+
+def test_steps_that_begin_sooner_than_most_are_steps_too() -> None:
+    """From step 25 on a rank computes for so long that all gaps before were less than half of the usual."""
+    tokens, gap, marks = layered()
+    begins = 2 + 3 * LAYERS * np.arange(STEPS)
+    gap[begins[25:]] *= 2.2
+    assert infer(tokens, gap, marks)[begins].tolist() == list(range(STEPS))

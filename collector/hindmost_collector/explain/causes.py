@@ -69,6 +69,7 @@ def explain(blocks: Blocks, row: int, columns: Array, settings: Settings, betwee
     """
     since = int(columns[0])
     columns = typical(blocks, row, columns, settings)
+    blocks = launching.timed(blocks, row, columns)
     excess = average(blocks.excess[row, columns])
     shares = _bounded(_shares(blocks, row, columns, settings, between), excess)
     if not shares or not excess > 0:
@@ -182,10 +183,10 @@ def _measured(blocks: Blocks, row: int, columns: Array, settings: Settings, betw
         most = settings.queue_without_work * average(blocks.excess[row, columns])
         if more <= most:  # whoever computes more also queues more
             found["cpu_contention"] = max(found["cpu_contention"], _of_threads(blocks, row, columns, found, settings))
-    if _launched(blocks, row, columns, settings):
-        found["idle"] = max(excess_of(parts["gpu_forward"], row, columns), 0.0)
-    else:
-        _charge_computing(blocks, row, columns, found, settings, between)
+    launched, followed = launching.apart(blocks, row, columns, settings)
+    if followed is not None:
+        _charge_computing(followed, row, columns, found, settings, between)
+    found |= {"idle": launched} if launched > 0 else {}
     _charge_rest(blocks, row, columns, found)
     return found
 
@@ -323,12 +324,6 @@ def _is_idle(blocks: Blocks, row: int, columns: Array, settings: Settings) -> bo
     blocked = float(median(off_cpu.of_step(blocks, row, columns)))  # of CPU time a part may be spent on waiting
     ran = float(median(off_cpu.computed(blocks, row, columns)))
     return blocked >= off_cpu.MOST * late or (blocked >= late / 2 and ran <= (1 - off_cpu.MOST) * late)
-
-
-def _launched(blocks: Blocks, row: int, columns: Array, settings: Settings) -> bool:
-    """Whether this rank's GPU ran forward as its host launched it in most of these steps: what it idled is in it."""
-    launched = launching.hand_to_mouth(blocks, settings, slice(row, row + 1))
-    return launched is not None and bool(2 * np.sum(launched[0, columns]) > len(columns))
 
 
 def _between(blocks: Blocks, row: int, columns: Array, settings: Settings, between: float) -> float:

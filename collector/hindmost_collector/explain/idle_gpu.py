@@ -36,8 +36,8 @@ def charged(shares: dict[str, float], idle: float, excess: float) -> dict[str, f
     A driver counts a GPU as busy to a few per cent: where it idled for nearly all that is left, nothing is computing.
     Of computing beyond what lateness shows, the share that is left goes on beyond it.
     """
-    left = excess - sum(max(ns, 0.0) for name, ns in shares.items() if name != "compute")
-    more = idle - (excess - left)
+    left = excess - sum(max(ns, 0.0) for name, ns in shares.items() if name not in ("compute", "idle"))
+    more = max(idle, shares.get("idle", 0.0)) - (excess - left)
     if min(more, left) <= 0:
         return shares
     more = left if more >= off_cpu.MOST * left else more

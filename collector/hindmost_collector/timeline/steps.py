@@ -154,16 +154,29 @@ def _pattern(tokens: Ints, gap: Floats, length: int) -> Ints:
 
 
 def _matches(tokens: Ints, pattern: Ints, may_begin: Array) -> list[int]:
-    """Where the pattern occurs, without overlap, in order, beginning at one of the places ``may_begin`` [K]."""
+    """Where the pattern occurs, without overlap, in order, beginning at one of the places ``may_begin`` [K]; and right
+    before and after those, unless one that may begin lies within: for a part of the job a step may begin sooner.
+    """
     length = len(pattern)
-    equal = may_begin[: max(len(tokens) - length + 1, 0)].copy()
+    equal = np.ones(max(len(tokens) - length + 1, 0), bool)
     for offset, token in enumerate(pattern):
         equal &= tokens[offset : offset + len(equal)] == token
-    found, next_free = [], 0
-    for begin in np.flatnonzero(equal).tolist():
-        if begin >= next_free:
-            found.append(begin)
-            next_free = begin + length
+    found: list[int] = []
+    next_free = 0
+    for begin in np.flatnonzero(equal & may_begin[: len(equal)]).tolist():
+        if begin < next_free:
+            continue
+        while found and next_free + length <= begin and equal[next_free]:
+            found.append(next_free)
+            next_free += length
+        before: list[int] = []
+        while begin - (len(before) + 1) * length >= next_free and equal[begin - (len(before) + 1) * length]:
+            before.append(begin - (len(before) + 1) * length)
+        found += [*reversed(before), begin]
+        next_free = begin + length
+    while found and next_free < len(equal) and equal[next_free]:
+        found.append(next_free)
+        next_free += length
     return found
 
 
