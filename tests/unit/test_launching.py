@@ -154,3 +154,26 @@ def test_forward_of_steps_that_nobody_timed_is_not_known_of_a_gpu_that_may_have_
     host[1, stalls] = 40.0
     blocks = launching.timed(_marked(_same(behind), host, _same(0.0)), 1, stalls)
     assert np.isnan(blocks.parts["gpu_forward"][1, stalls]).all()
+
+
+@pytest.mark.parametrize(("longer", "known"), [(32.0, True), (2.0, False)])
+def test_longer_copies_may_be_what_a_gpu_that_never_runs_dry_takes_longer(longer: float, known: bool) -> None:
+    """Copies of half a millisecond were timed where forward was: no link makes them 64 times as long, but 4 times."""
+    stalls = np.array([23, 30, 37])
+    more = _same(0.0)
+    more[1, stalls] = longer
+    blocks = _marked(_same(30.0), _same(8.0), more)
+    blocks.parts["h2d"] = np.where(np.isnan(blocks.parts["gpu_forward"]), np.nan, 0.5 * MS)
+    forward = launching.timed(blocks, 1, stalls).parts["gpu_forward"][1, stalls]
+    assert (~np.isnan(forward)).all() == known
+
+
+def test_copies_that_were_timed_are_no_forward() -> None:
+    """Every step's copy is known, and what it is longer by is not the forward's."""
+    stalls = np.array([23, 30, 37])
+    more = _same(0.0)
+    more[1, stalls] = 32.0
+    blocks = _marked(_same(60.0), _same(8.0), more)
+    blocks.parts["h2d"] = more * MS
+    forward = launching.timed(blocks, 1, stalls).parts["gpu_forward"][1, stalls]
+    np.testing.assert_allclose(forward, FORWARD * MS)

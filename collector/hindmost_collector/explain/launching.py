@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from hindmost_collector.robust import median
+from hindmost_collector.robust import average, median
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Array, Floats
@@ -30,6 +30,8 @@ _CAUGHT_UP = 0.05
 _CLOCKS_NS = 4e6
 #: Of marks so large a share may be off; a kernel that began later than this share of a step did not begin at once.
 _OFF, _AT_ONCE = 0.05, 0.125
+#: A link that others use as well makes copies longer by less than this factor.
+_NO_COPY = 10.0
 #: Ranks that one is compared with: enough to know what is typical, whatever the size of the job.
 _SAMPLE = 512
 
@@ -109,7 +111,8 @@ def timed(blocks: Blocks, row: int, columns: Array) -> Blocks:
     where none of them was timed on this rank and its GPU had work throughout.
 
     Beside forward the time between two steps' collectives holds what surrounds it: as much as it does in other steps of
-    the rank. What that is longer by counts as forward.
+    the rank. What that is longer by counts as forward, but for copies; where these were not timed either it is forward
+    where copies, of which more would be more to compute, would have to be many times as long as ever.
     """
     gpu = blocks.parts.get("gpu_forward")
     if gpu is None or not np.isnan(gpu[row, columns]).all():
@@ -117,11 +120,17 @@ def timed(blocks: Blocks, row: int, columns: Array) -> Blocks:
     rows, marks = _rows(blocks, row), _beside(blocks, row)
     if marks is None:
         return blocks
-    own = np.where(_busy(marks), marks.span, np.nan)
-    beside = median(own - gpu[rows], axis=1)[:, None]
+    own, copies = np.where(_busy(marks), marks.span, np.nan), blocks.parts.get("h2d")
+    if copies is not None:
+        copied = copies[rows]
+        own = own - np.nan_to_num(np.where(np.isnan(copied), median(copied, axis=1)[:, None], copied))
+    forward = (own - median(own - gpu[rows], axis=1)[:, None])[:, columns]
+    unknown = copies is not None and bool(np.isnan(copies[row, columns]).any())
+    if unknown and not average(_beyond_peers(forward)) > _NO_COPY * float(np.nanmax(copied, initial=0.0)):
+        return blocks
     filled = gpu.copy()
     where = np.ix_(rows, columns)
-    filled[where] = np.where(np.isnan(gpu[where]), (own - beside)[:, columns], gpu[where])
+    filled[where] = np.where(np.isnan(gpu[where]), forward, gpu[where])
     return replace(blocks, parts=blocks.parts | {"gpu_forward": filled})
 
 
