@@ -24,7 +24,7 @@ from hindmost_collector.judgement import (
     wording,
 )
 from hindmost_collector.judgement.abstaining import idle_inside, insufficient, little_inside, no_measure, nothing_inside
-from hindmost_collector.judgement.job_verdicts import balanced
+from hindmost_collector.judgement.job_verdicts import balanced, may_be_slow
 from hindmost_collector.judgement.stop_verdicts import of_mismatch, of_parted
 from hindmost_collector.judgement.verdict import Report, Verdict
 from hindmost_collector.judgement.verdicts import of_habits, of_links, of_stalls
@@ -35,6 +35,7 @@ from hindmost_collector.timeline import apart, membership, phases, profiled
 from hindmost_collector.timeline import blocks as blocks_of
 
 if TYPE_CHECKING:
+    from hindmost_collector.detectors.straggler import Habit
     from hindmost_collector.timeline.blocks import Blocks
 
 
@@ -192,15 +193,19 @@ def _in_order(found: list[Verdict]) -> tuple[Verdict, ...]:
 
 def _slow(case: detector.Case) -> tuple[list[Verdict], list[str]]:
     """The verdicts on ranks that are late, and on what else detectors find that makes steps longer; and notes."""
-    late, notes = _late(case.blocks, case.settings, case.shared)
+    late, notes, by_chance = _late(case.blocks, case.settings, case.shared)
     beside, failed = detector.run(detectors.load(), replace(case, found=(*case.found, *late)))
+    beside = may_be_slow(beside, {int(case.blocks.ranks[habit.row]) for habit in by_chance})
     return [_at_home(one, case.run) for one in [*late, *beside] if not _gone(one, case.run)], [*notes, *failed]
 
 
-def _late(blocks: Blocks, settings: Settings, shared: sharing.Sharing | None) -> tuple[list[Verdict], list[str]]:
-    """The verdicts on ranks that are late by habit or stall: each is judged beside the others."""
+def _late(
+    blocks: Blocks, settings: Settings, shared: sharing.Sharing | None
+) -> tuple[list[Verdict], list[str], list[Habit]]:
+    """The verdicts on ranks that are late by habit or stall, each judged beside the others; notes; chance's habits."""
     even = uneven.levelled(blocks, settings)
     habits = straggler.find(even, settings, shared=shared is not None)
+    habits, by_chance, even = _uncounted(habits, blocks, even, settings) if shared is None else (habits, [], even)
     stalls = intermittent.find(blocks, settings, habits)
     habits = intermittent.without_stalls(habits, stalls, settings)
     found, notes = of_habits(habits, blocks, settings, even)
@@ -208,9 +213,28 @@ def _late(blocks: Blocks, settings: Settings, shared: sharing.Sharing | None) ->
     stalls = [one for one in stalls if late.isdisjoint(one.rows)]
     if shared is not None:
         found, more = crowded.judged(shared, found, stalls, blocks, settings)
-        return found, [*notes, *more]
+        return found, [*notes, *more], []
     found = found or crowded.asking_most(blocks, settings)
-    return [*found, *of_stalls(stalls, blocks, settings)], notes
+    return [*found, *of_stalls(stalls, blocks, settings)], notes, by_chance
+
+
+def _uncounted(
+    habits: list[Habit], blocks: Blocks, even: Blocks, settings: Settings
+) -> tuple[list[Habit], list[Habit], Blocks]:
+    """Habits among uneven work that was not counted: the sure ones, those that may be chance, and the blocks to cost
+    the former by. Whoever is late for what its host does is so without what its GPU computed.
+    """
+    beside = uneven.beside_computing(blocks, settings)
+    if beside is None:
+        return habits, [], even
+    sure = uneven.no_batches(habits, blocks, settings)
+    hosts = [one for one in straggler.find(beside, settings) if one.row not in {habit.row for habit in sure}]
+    rows = sorted({one.row for one in hosts})
+    excess, segments = even.excess.copy(), even.segments.copy()
+    excess[rows], segments[rows] = beside.excess[rows], beside.segments[rows]
+    found = sorted([*sure, *hosts], key=lambda one: -one.excess)
+    named = {one.row for one in found}
+    return found, [one for one in habits if one.row not in named], replace(even, excess=excess, segments=segments)
 
 
 def _at_home(verdict: Verdict, run: Run) -> Verdict:
@@ -248,5 +272,5 @@ def _nothing(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:
         return unclear
     shared = sharing.find(run)
     if shared is None:
-        return balanced(blocks, whatif.waste(blocks))
+        return balanced(blocks, whatif.waste(blocks), settings)
     return crowded.nobody(shared, blocks, settings)

@@ -272,6 +272,10 @@ class Settings:
         "where the rank that did not come writes a checkpoint, the others wait as a matter of course",
     )
 
+    def effect(self, ranks: int) -> float:
+        """Share of the step from which on one of so many ranks is named: fewer than four are no crowd."""
+        return self.min_effect if ranks > 3 else self.min_effect_of_few
+
     def patience_ns(self, step_ns: float) -> float:
         """How long an operation may be open in a job whose p99 step is ``step_ns`` (NaN: unknown)."""
         steps = self.hang_steps * (0.0 if isnan(step_ns) else step_ns)

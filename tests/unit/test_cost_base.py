@@ -53,3 +53,19 @@ def test_a_rank_that_is_given_more_for_a_while_is_late_for_that_alone(ranks: int
     assert (verdict.ranks, verdict.cause, verdict.since_step) == ((0,), "workload", onset)
     saved = (simulated.truth.total_ns - simulated.truth.repaired_ns) / 1e6
     assert (verdict.cost_ms_per_step or 0.0) * ((end or 120) - onset) == pytest.approx(saved, rel=0.05)
+
+
+@pytest.mark.parametrize("stages", [3, 4, 6])
+def test_what_a_rank_of_a_pipeline_costs_is_a_part_of_what_is_lost(stages: int) -> None:
+    """Though its only peers seem to be ahead of it, the time with all ranks alike is that of its healthy peers."""
+    simulated = simulate(Scenario(12, 60, 9862669, "pp_dp", pipeline=stages, faults=(Fault("compute", (5,), 0.25),)))
+    report = judge(simulated.run)
+    (verdict,) = report.verdicts
+    cost, waste = verdict.cost_ms_per_step or 0.0, report.what_if.waste
+    saved = (simulated.truth.total_ns - simulated.truth.repaired_ns) / 1e6 / 60
+    assert cost == pytest.approx(saved, rel=0.1)
+    assert waste is not None
+    assert cost <= waste.lost_ms <= 1.2 * cost
+    for rows in (waste.by_rank, waste.by_cause):
+        assert rows[0].name in ("5", "compute")
+        assert rows[0].ms_per_step == pytest.approx(cost)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hindmost_collector.judge import judge
 from hindmost_collector.model import FINISHED, METRICS, RUNNING, VANISHED, empty
+from hindmost_collector.report import text
 from hindmost_collector.simulate import Fault, Scenario, simulate
 
 from tests.scenarios.loads import Load, make
@@ -56,6 +57,37 @@ def test_a_slow_rank_is_found_among_ranks_that_are_far_more_uneven(layout: str, 
         seed=7, ranks=16, layout=layout, tensor=2, varying_lengths=0.2, faults=(Fault("compute", (3,), size),)
     )
     assert found(simulate(faulty).run) == [("uneven_workload", (), "workload"), ("straggler", (3,), "compute")]
+
+
+@pytest.mark.parametrize("fault", [Fault("compute", (3,), 0.25, onset=50), Fault("checkpoint", (5,), 0.12)])
+def test_a_slow_rank_is_found_where_uneven_work_was_not_counted(fault: Fault) -> None:
+    """What comes and goes in the GPU's time is work, and what stays is the rank's own, at what its repair saves."""
+    made = simulate(Scenario(6, 120, 11, "fsdp", step_ms=50, varying_lengths=0.2, faults=(fault,)))
+    run = steps(made.run, work=np.zeros_like(made.run.steps["work"]))
+    (named,) = [one for one in judge(run).verdicts if one.ranks]
+    assert named.ranks == fault.ranks
+    saved = (made.truth.total_ns - made.truth.repaired_ns) / 1e6 / (120 - fault.onset)
+    assert named.cost_ms_per_step == pytest.approx(saved, rel=0.2)
+
+
+def test_a_rank_that_may_have_longer_batches_by_chance_is_neither_named_nor_cleared() -> None:
+    """Of 4 ranks whose work was not counted one takes longer by 12 %, which may be chance: the report says so."""
+    slow = Fault("gpu_contention", (2,), 0.12)
+    made = simulate(Scenario(4, 120, 9853868, step_ms=50, varying_lengths=0.2, faults=(slow,)))
+    report = judge(steps(made.run, work=np.zeros_like(made.run.steps["work"])))
+    (verdict,) = report.verdicts
+    assert (verdict.kind, verdict.ranks) == ("uneven_workload", ())
+    assert (
+        "rank 2 takes longer than others on the whole: slow, or given longer batches by chance" in verdict.evidence[-1]
+    )
+    assert "nobody is slow" not in " ".join(text.render(report.to_dict(), width=400).split())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nobody_is_named_among_few_ranks_whose_work_was_not_counted(seed: int) -> None:
+    """With very uneven work of four ranks one has more of it for some steps, by chance."""
+    run = simulate(Scenario(4, 80, seed, varying_lengths=0.3)).run
+    assert not [one for one in judge(steps(run, work=np.zeros_like(run.steps["work"]))).verdicts if one.ranks]
 
 
 def test_whoever_always_has_more_work_is_late_for_it() -> None:

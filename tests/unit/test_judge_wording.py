@@ -148,11 +148,31 @@ def test_a_rank_that_nearly_always_comes_last_is_not_excused_by_shared_cpus() ->
 def test_a_rank_that_is_waited_for_is_no_different_one_each_time() -> None:
     """Where thresholds keep a late rank from being named, no sentence says that nobody is late."""
     run = simulate(Scenario(4, 60, faults=(Fault("compute", (2,), 0.2),))).run
-    told = " ".join(text.render(judge(run, Settings(min_effect=0.9)).to_dict(), width=400).split())
+    told = " ".join(text.render(judge(run, Settings(min_spread_ratio=900)).to_dict(), width=400).split())
     assert "VERDICT no rank can be named surely" in told
     assert re.search(r"by habit is rank 2, by \d+\.\d% of a step: too unsure to name it", told)
     assert "for whoever is last, mostly rank 2" in told
     assert "nothing to act on" not in told
+
+
+def test_a_rank_that_is_late_by_less_than_was_asked_for_is_not_called_unsure() -> None:
+    """Who asks for names from 90 % of a step on is told that a rank is late by less, and that it is waited for."""
+    run = simulate(Scenario(4, 60, faults=(Fault("compute", (2,), 0.2),))).run
+    told = " ".join(text.render(judge(run, Settings(min_effect=0.9)).to_dict(), width=400).split())
+    assert "VERDICT no rank is late enough to be named" in told
+    assert re.search(r"by habit is rank 2, by \d+\.\d% of a step: less than the 90\.0% that a rank is named for", told)
+    assert "unsure" not in told
+    assert "nothing to act on" not in told
+
+
+def test_nobody_is_cleared_by_uneven_work_beside_a_rank_that_is_named() -> None:
+    """The work is uneven, and one rank is slow among it: no line says that nobody is."""
+    slow = Fault("gpu_contention", (2,), 0.12)
+    run = simulate(Scenario(4, 120, 9853868, step_ms=50, varying_lengths=0.2, faults=(slow,))).run
+    told = " ".join(text.render(judge(run).to_dict(), width=400).split())
+    assert "VERDICT the work is uneven" in told
+    assert "VERDICT rank 2 holds the job back" in told
+    assert "nobody is slow" not in told
 
 
 def test_long_steps_are_told_in_seconds() -> None:

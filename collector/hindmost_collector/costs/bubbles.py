@@ -35,8 +35,9 @@ _OFTEN = (0.25, 0.5, 0.75, 1.0)
 class Bubbles:
     """Steps of a pipeline as dependencies: N operations, G steps; ``steps`` [G] are indices of all S.
 
-    ``work`` [N, G] ns is what a rank does before each operation and ``excess`` [N, G] how much more than its peers;
-    it follows the operation ``base`` [N] of its rank (-1: the step's begin), and ``previous`` is the one before it.
+    ``work`` [N, G] ns is what a rank does before each operation, ``excess`` [N, G] how much more than its peers, and
+    ``least`` [N, G] what takes the peers of whoever of its role takes longest; it follows the operation ``base`` [N] of
+    its rank (-1: the step's begin), and ``previous`` is the one before it.
     ``unit`` [N] are operations that end together, ``takes`` [N, G] ns after the last of them has come, ``holds`` [N]
     whether their ranks wait for that. ``source`` [N] is what a receive waits for (-1: its unit only) and ``wire``
     [N, G] how long that travels. ``levels`` hold operations that follow none of their own level, sorted by unit.
@@ -48,6 +49,7 @@ class Bubbles:
     steps: Ints
     work: Floats
     excess: Floats
+    least: Floats
     base: Ints
     previous: Ints
     unit: Ints
@@ -61,8 +63,11 @@ class Bubbles:
 
     @cached_property
     def _alike(self) -> Floats:
-        """[G] ns of each step with everybody at the pace of its peers."""
-        return self._replay(np.maximum(self.work - self.excess, 0.0))
+        """[G] ns of each step with everybody at the pace of the peers of its role's slowest.
+
+        Of two or three the peers of the others are slow with it: at that pace nothing would be lost.
+        """
+        return self._replay(self.least)
 
     def stretched(self, segments: Floats) -> Floats:
         """[S] ns by which each step is longer with this excess [R, S * P] before the operations than with none.
@@ -154,17 +159,19 @@ def _dependencies(schedule: Schedule, role: Ints, count: int, source: Ints, hold
     takes[(schedule.kind == RECEIVE) & ~met] = 0.0
     previous = np.where(schedule.place > 0, np.arange(len(schedule.row)) - 1, -1)
     base, work = _work(schedule, _fronts(schedule, holds), previous)
-    excess = _excess(schedule, work, role)
+    beside = _beside_peers(schedule, work, role)
     eager = np.where(met, -1, source)
     levels = _levels(base, previous, eager, unit)
-    if levels is None or excess is None:
+    if levels is None or beside is None:
         return None
+    excess, least = beside
     return Bubbles(
         row=schedule.row,
         place=schedule.place,
         steps=schedule.steps,
         work=work,
         excess=excess,
+        least=least,
         base=base,
         previous=previous,
         unit=unit,
@@ -325,9 +332,11 @@ def _work(schedule: Schedule, front: Floats, previous: Ints) -> tuple[Ints, Floa
     return base, work
 
 
-def _excess(schedule: Schedule, work: Floats, role: Ints) -> Floats | None:
-    """[N, G] how far work is above that of the peers before the same operation; ``None`` where peers do others."""
-    excess = np.zeros_like(work)
+def _beside_peers(schedule: Schedule, work: Floats, role: Ints) -> tuple[Floats, Floats] | None:
+    """[N, G] how far work is above that of the peers before the same operation, and the least that any one's peers
+    take there; ``None`` where peers do others.
+    """
+    excess, least = np.zeros_like(work), work.copy()
     for one in np.unique(role):
         members = np.flatnonzero(role == one)
         held = np.flatnonzero(np.isin(schedule.row, members))
@@ -339,8 +348,10 @@ def _excess(schedule: Schedule, work: Floats, role: Ints) -> Floats | None:
         if (schedule.kind[block] != schedule.kind[block[0]]).any():
             return None
         values = work[block].reshape(len(members), -1)
-        excess[block] = (values - peers_median(values)).reshape(work[block].shape)
-    return excess
+        peers = peers_median(values)
+        excess[block] = (values - peers).reshape(work[block].shape)
+        least[block] = np.broadcast_to(peers.min(axis=0), peers.shape).reshape(work[block].shape)
+    return excess, least
 
 
 def _levels(base: Ints, previous: Ints, source: Ints, unit: Ints) -> list[Ints] | None:

@@ -91,8 +91,7 @@ def find(blocks: Blocks, settings: Settings, *, shared: bool = False) -> list[Ha
     """
     if len(blocks.ranks) < 2 or len(blocks.steps) < settings.min_steps_when_large:
         return []
-    effect = settings.min_effect if len(blocks.ranks) > 3 else settings.min_effect_of_few
-    smallest = effect * blocks.step_ns
+    smallest = settings.effect(len(blocks.ranks)) * blocks.step_ns
     turn = _no_noise(blocks, settings) if len(blocks.ranks) < _FEW and not shared else np.inf
     candidates = _candidates(blocks.excess, smallest, turn)[: max(8, len(blocks.ranks) // 2)]
     mate = roles.mates(blocks.role)

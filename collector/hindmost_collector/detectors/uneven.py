@@ -15,11 +15,12 @@ from hindmost_collector.costs.whatif import stretched, waste
 from hindmost_collector.detector import register
 from hindmost_collector.explain import launching
 from hindmost_collector.judgement.job_verdicts import of_uneven
-from hindmost_collector.robust import MAD_TO_SIGMA, alike, median, median_error, peers_median
+from hindmost_collector.robust import MAD_TO_SIGMA, alike, median, median_error, peers_median, standard_error
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Floats
     from hindmost_collector.detector import Case
+    from hindmost_collector.detectors.straggler import Habit
     from hindmost_collector.judgement.verdict import Verdict
     from hindmost_collector.settings import Settings
     from hindmost_collector.timeline.blocks import Blocks
@@ -141,22 +142,82 @@ def in_full(blocks: Blocks, settings: Settings) -> Blocks:
 
 
 def levelled(blocks: Blocks, settings: Settings) -> Blocks:
-    """The same with what counted work explains taken out of who is late, so that a slow rank shows among uneven ones.
+    """The same with what work explains taken out of who is late, so that a slow rank shows among uneven ones.
 
-    By its GPU's time nobody can tell a rank that becomes slow from one that is given more. Work that does not differ
-    from one step to the next explains nobody's turn: a rank that is given more from some step on is late for that.
+    By its GPU's time nobody can tell a rank that is slow, or becomes so, from one that is given more: where work was
+    not counted, only what comes and goes from one step to the next is it. Counted work that does not differ so explains
+    nobody's turn: a rank that is given more from some step on is late for that.
     """
-    if blocks.work is None or waste(blocks) < settings.min_uneven * blocks.step_ns:
-        return blocks
-    more = more_work(blocks.work)
-    if (
-        _swing(more, counted=False) < settings.min_swing
-        or explained(blocks.excess, more) < settings.min_uneven_explained
-    ):
+    if blocks.work is None:
+        timed = _uncounted(blocks, settings)
+        if timed is None or _without(blocks, timed, settings) is blocks:
+            return blocks
+        return _without(blocks, timed - _around(timed), settings)
+    return _without(blocks, more_work(blocks.work), settings) if _loses(blocks, settings) else blocks
+
+
+def beside_computing(blocks: Blocks, settings: Settings) -> Blocks | None:
+    """The same without all that the GPU's time explains, where uneven work was not counted; ``None`` elsewhere.
+
+    Whoever is late there is so for what its host does, which shows sooner without what batches differ by.
+    """
+    timed = _uncounted(blocks, settings) if blocks.work is None else None
+    found = _without(blocks, timed, settings) if timed is not None else blocks
+    return found if found is not blocks else None
+
+
+def no_batches(habits: list[Habit], blocks: Blocks, settings: Settings) -> list[Habit]:
+    """Those of these, found where work was not counted, in whose steps the GPU surely takes longer.
+
+    Of batches that differ at random some steps on end have longer ones by chance: what stays of them is no habit yet.
+    """
+    timed = _uncounted(blocks, settings)
+    if timed is None:
+        return habits
+    told = [(habit, timed[habit.row, habit.steps()]) for habit in habits]
+    return [one for one, more in told if float(median(more)) >= settings.min_z * standard_error(more)]
+
+
+def _loses(blocks: Blocks, settings: Settings) -> bool:
+    return waste(blocks) >= settings.min_uneven * blocks.step_ns
+
+
+def _uncounted(blocks: Blocks, settings: Settings) -> Floats | None:
+    """[R, S] by what share of a usual step's a rank's GPU takes longer than the typical peer's; ``None``: unknown."""
+    work = _timed(blocks, settings) if _loses(blocks, settings) else None
+    if work is None or np.mean(~np.isnan(work)) < _KNOWN:
+        return None
+    more = _more(work)
+    return None if _is_ones_own(more - median(more, axis=1)[:, None]) else more
+
+
+def _without(blocks: Blocks, more: Floats, settings: Settings) -> Blocks:
+    """The same without what ``more`` work [R, S] makes ranks late by, where that is most of why they are."""
+    swings = _swing(more, counted=False) >= settings.min_swing
+    if not swings or explained(blocks.excess, more - median(more, axis=1)[:, None]) < settings.min_uneven_explained:
         return blocks
     by_work = work_due.shown(blocks.excess, more, overlapped=blocks.overlapped) * more
     segments = blocks.segments - _expected(blocks, more)
     return replace(blocks, excess=blocks.excess - by_work, segments=segments, due=None)
+
+
+#: Steps on each side of one that tell what is usual for a rank then: a slow-down of as many is told from batches.
+_BESIDE = 12
+#: Ranks at a time: all windows of these are in memory at once.
+_AT_ONCE = 256
+
+
+def _around(more: Floats) -> Floats:
+    """[R, S] median of the steps around each; at the ends, of the first and of the last so many."""
+    width = 2 * _BESIDE + 1
+    if more.shape[1] <= width:
+        return np.repeat(median(more, axis=1)[:, None], more.shape[1], axis=1)
+    found = np.empty_like(more)
+    for first in range(0, len(more), _AT_ONCE):
+        windows = np.lib.stride_tricks.sliding_window_view(more[first : first + _AT_ONCE], width, axis=1)
+        inner = median(windows, axis=2)
+        found[first : first + _AT_ONCE] = np.pad(inner, ((0, 0), (_BESIDE, _BESIDE)), mode="edge")
+    return found
 
 
 def more_work(work: Floats) -> Floats:
@@ -165,13 +226,18 @@ def more_work(work: Floats) -> Floats:
     Of a usual step's, and not of that step's: time grows by the token, however few a peer had of them. A rank that
     always has more is late by habit; one that had more by chance, over as many steps as there are, is not.
     """
+    more = _more(work)
+    habit = median(more, axis=1)
+    return np.asarray(more - np.where(np.abs(habit) > _HABIT * median_error(more), habit, 0.0)[:, None])
+
+
+def _more(work: Floats) -> Floats:
+    """The same with what is usual for each."""
     if alike(work):
         return np.zeros_like(work)
     known = work[work > 0]
     usual = median(known) if len(known) else np.nan
-    more = np.nan_to_num((work - peers_median(work)) / usual)
-    habit = median(more, axis=1)
-    return np.asarray(more - np.where(np.abs(habit) > _HABIT * median_error(more), habit, 0.0)[:, None])
+    return np.asarray(np.nan_to_num((work - peers_median(work)) / usual))
 
 
 def typical_work(work: Floats) -> Floats:

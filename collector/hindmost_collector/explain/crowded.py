@@ -142,7 +142,7 @@ def nobody(shared: Sharing, blocks: Blocks, settings: Settings) -> Verdict:
     queued = row is not None and _queued(blocks, row, columns, settings)
     much = row is not None and float(np.nan_to_num(blocks.caused[row]).mean()) >= _COUNTS * blocks.step_ns
     if row is None or queued or not much or len(columns) < _ENOUGH:
-        return balanced(blocks, whatif.waste(blocks), sharing.on_needs(blocks), queued=queued)
+        return balanced(blocks, whatif.waste(blocks), settings, sharing.on_needs(blocks), queued=queued)
     why = causes.explain(blocks, row, columns, settings)
     evidence = wording_balanced.waited_for(blocks, row, str(shared), average(blocks.excess[row]), why)
     advice = (wording_balanced.TELLING_ON_SHARED_CPUS,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +13,7 @@ from hindmost_collector.judgement.wording import ms, names
 from hindmost_collector.robust import average, lower_median, median
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from hindmost_collector.align import Floats
     from hindmost_collector.detectors.host_bound import HostBound
@@ -22,12 +23,14 @@ if TYPE_CHECKING:
     from hindmost_collector.timeline.blocks import Blocks
 
 
-def balanced(blocks: Blocks, wasted: float, needs: Blocks | None = None, *, queued: bool = False) -> Verdict:
+def balanced(
+    blocks: Blocks, wasted: float, settings: Settings, needs: Blocks | None = None, *, queued: bool = False
+) -> Verdict:
     """Nobody holds the job back; ``needs`` are the same steps by what ranks need, where they share CPUs.
 
     ``queued``: whoever is waited for most was seen to wait for a CPU for as long as it was late.
     """
-    evidence = wording_balanced.balanced(blocks, wasted, needs, queued=queued)
+    evidence = wording_balanced.balanced(blocks, wasted, settings.effect(len(blocks.ranks)), needs, queued=queued)
     unsure = any(line.endswith(wording_balanced.UNSURE) for line in evidence)
     confidence = 0.5 if unsure else float(np.clip(1.0 - 1.0 / np.sqrt(len(blocks.steps) + 1), 0.5, 0.99))
     return Verdict(kind="balanced", confidence=confidence, evidence=tuple(evidence))
@@ -56,6 +59,19 @@ def of_uneven(found: Uneven | None, blocks: Blocks) -> list[Verdict]:
             evidence=tuple(evidence),
             advice=("give ranks batches of alike size: sort or pack by length, or balance tokens instead of samples",),
         )
+    ]
+
+
+def may_be_slow(found: Sequence[Verdict], ranks: Collection[int]) -> list[Verdict]:
+    """These, that on uneven work with the ranks told which take longer by what may be chance."""
+    if not ranks:
+        return list(found)
+    longer = f"{names(sorted(ranks))} {'takes' if len(ranks) == 1 else 'take'} longer than others on the whole"
+    told = f"{longer}: {wording_balanced.SLOW_OR_NOT}"
+    uneven = [one.kind == "uneven_workload" and not one.ranks for one in found]
+    return [
+        replace(one, evidence=(*one.evidence, told)) if hedged else one
+        for one, hedged in zip(found, uneven, strict=True)
     ]
 
 

@@ -21,6 +21,10 @@ _NOTHING = 0.02
 _MUCH = 0.05
 #: How a line ends that tells of such a rank.
 UNSURE = ": too unsure to name it"
+#: … and of one that is late by less than was asked for.
+ASKED = " that a rank is named for"
+#: … of one that is late among uneven work that nobody counted.
+SLOW_OR_NOT = "slow, or given longer batches by chance, which cannot be told"
 #: Share of all waiting that one rank must have caused for it to be told as the one that was waited for.
 _MOSTLY = 0.5
 #: Share of the collectives that such a rank enters last where no scheduler makes it late.
@@ -34,16 +38,17 @@ TELLING_ON_SHARED_CPUS = (
 )
 
 
-def balanced(blocks: Blocks, wasted: float, needs: Blocks | None = None, *, queued: bool = False) -> list[str]:
+def balanced(
+    blocks: Blocks, wasted: float, least: float, needs: Blocks | None = None, *, queued: bool = False
+) -> list[str]:
     """How even the ranks are; with what they ``needs``, where they share CPUs and lateness is the scheduler's doing.
 
-    ``queued``: whoever is waited for most was seen to wait for a CPU for as long as it was late.
+    Nobody is named for less than ``least`` of a step, however surely. ``queued``: whoever is waited for most was seen
+    to wait for a CPU for as long as it was late.
     """
     row, most = _most(blocks)
     latest, share = f"rank {int(blocks.ranks[row])}", most / blocks.step_ns
-    little = ALL_CLEAR if share < _NOTHING else ": too unsure, or too little, to name it"
-    surely = little if share < _MUCH else UNSURE
-    found = [f"the latest rank by habit is {latest}, by {share:.1%} of a step{surely}"]
+    found = [f"the latest rank by habit is {latest}, by {share:.1%} of a step{_how_surely(share, least)}"]
     if needs is not None:
         row, most = _most(needs)
         asks, beyond = f"rank {int(needs.ranks[row])}", most / max(float(median(needs.own)), 1.0)
@@ -58,6 +63,15 @@ def balanced(blocks: Blocks, wasted: float, needs: Blocks | None = None, *, queu
     if wasted > 0.05 * blocks.step_ns:
         found.append(f"ranks wait {ms(wasted)} a step for whoever is last, {_in_turn(blocks)}")
     return found
+
+
+def _how_surely(share: float, least: float) -> str:
+    """Why nobody is named for so large a share of a step, where ``least`` is asked for."""
+    if share < _NOTHING:
+        return ALL_CLEAR
+    if share < least:
+        return f": less than the {least:.1%}{ASKED}"
+    return ": too unsure, or too little, to name it" if share < _MUCH else UNSURE
 
 
 def _last_on_shared_cpus(blocks: Blocks, latest: str, share: float, *, queued: bool) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from hindmost.script import script, split
 
 from hindmost_collector.judgement.wording import AHEAD, PARTLY, SLOWER, names
-from hindmost_collector.judgement.wording_balanced import UNSURE, WAITED_FOR
+from hindmost_collector.judgement.wording_balanced import ASKED, SLOW_OR_NOT, UNSURE, WAITED_FOR
 from hindmost_collector.report.columns import duration, ratio
 
 if TYPE_CHECKING:
@@ -116,8 +116,14 @@ def _count(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def verdict(one: Mapping[str, Any], notes: Iterable[str] = (), stalls: Sequence[Mapping[str, Any]] = ()) -> str:
-    """A verdict in one plain sentence, which the report's notes, and the job's stalls, do not contradict."""
+def verdict(
+    one: Mapping[str, Any],
+    notes: Iterable[str] = (),
+    stalls: Sequence[Mapping[str, Any]] = (),
+    *,
+    others_named: bool = False,
+) -> str:
+    """A verdict in one plain sentence, which notes, the job's stalls and other verdicts' names do not contradict."""
     sentence = _KINDS[one["kind"]](one)
     if stalls and one["kind"] == "balanced":
         return f"{_stood_still(stalls)}; its other steps are {sentence}"
@@ -127,9 +133,12 @@ def verdict(one: Mapping[str, Any], notes: Iterable[str] = (), stalls: Sequence[
         sentence += " in the steps that were read"
     elif one["kind"] == "balanced" and any(line.endswith(UNSURE) for line in one.get("evidence") or ()):
         sentence = "no rank can be named surely"
+    elif one["kind"] == "balanced" and any(line.endswith(ASKED) for line in one.get("evidence") or ()):
+        sentence = "no rank is late enough to be named"
     elif one["kind"] == "insufficient_data" and any(WAITED_FOR in line for line in one.get("evidence") or ()):
         sentence = "nobody is named: somebody is waited for, and why cannot be told"
-    if any(SLOWER in note for note in notes):
+    unsure = any(line.endswith(SLOW_OR_NOT) for line in one.get("evidence") or ())
+    if others_named or unsure or any(SLOWER in note for note in notes):
         sentence = sentence.removeprefix(_NOBODY)
     return sentence + _interval(one)
 

@@ -31,10 +31,12 @@ class Told:
 
 def told(report: Mapping[str, Any]) -> list[Told]:
     """Each verdict of a report (``Report.to_dict()`` or a parsed report.json) in words, in its order."""
+    notes, stalls = report.get("notes") or (), report["job"].get("stalls") or ()
+    named = any(one.get("ranks") for one in report["verdicts"])
     return [
         Told(
             kind=one["kind"] if not _stalled(report, one) else "stalled",
-            verdict=headline.verdict(one, report.get("notes") or (), report["job"].get("stalls") or ()),
+            verdict=headline.verdict(one, notes, stalls, others_named=named),
             why=tuple(one.get("evidence") or ()),
             cost=_cost(one),
             where=columns.place(report, one),

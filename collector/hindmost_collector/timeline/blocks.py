@@ -226,7 +226,8 @@ def _assemble(
     counts = np.diff(np.append(starts, joined.columns))
     step_of = np.repeat(np.arange(len(numbers)), counts)
     work = phases.work(table, joined.ranks, numbers)
-    overlapped = overlapping.find(joined, own, step_of, starts, work)
+    parts = _parts(joined, own, starts, numbers, table)
+    overlapped = overlapping.find(joined, own, step_of, starts, work if work is not None else parts.get("gpu_forward"))
     if overlapped:
         excess = lateness.find(joined.duration, own, step_of, starts)
         excess = delays.find(peers_median(joined.duration) - joined.duration, own, joined.start, starts, excess)
@@ -255,7 +256,7 @@ def _assemble(
         klass=np.zeros(len(numbers), np.int64) if overlapped else joined.klass,
         beside=beside,
         role=role,
-        parts=_parts(joined, own, starts, numbers, table),
+        parts=parts,
         joined=joined,
         work=work,
         overlapped=overlapped,
