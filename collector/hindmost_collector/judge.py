@@ -25,9 +25,10 @@ from hindmost_collector.judgement import (
 )
 from hindmost_collector.judgement.abstaining import idle_inside, insufficient, little_inside, no_measure, nothing_inside
 from hindmost_collector.judgement.job_verdicts import balanced, may_be_slow
+from hindmost_collector.judgement.stall_verdicts import of_stalls
 from hindmost_collector.judgement.stop_verdicts import of_mismatch, of_parted
 from hindmost_collector.judgement.verdict import Report, Verdict
-from hindmost_collector.judgement.verdicts import of_habits, of_links, of_stalls
+from hindmost_collector.judgement.verdicts import of_habits, of_links
 from hindmost_collector.model import RUNNING, Run, rows
 from hindmost_collector.robust import percentile
 from hindmost_collector.settings import DEFAULT, Settings
@@ -215,7 +216,9 @@ def _late(
         found, more = crowded.judged(shared, found, stalls, blocks, settings)
         return found, [*notes, *more], []
     found = found or crowded.asking_most(blocks, settings)
-    return [*found, *of_stalls(stalls, blocks, settings)], notes, by_chance
+    named = {rank for one in found for rank in one.ranks}
+    told = [habit for habit in habits if int(blocks.ranks[habit.row]) in named]
+    return [*found, *of_stalls(stalls, blocks, settings, habits=told)], notes, by_chance
 
 
 def _uncounted(

@@ -174,17 +174,23 @@ def others_grew(blocks: Blocks, rows: Sequence[int], during: slice) -> float | N
 
 def stall_saving(blocks: Blocks, rows: Sequence[int], stalled: Ints) -> Floats:
     """[S] ns saved in the stalled steps if these ranks had been at their peers' pace in them."""
-    fixed = blocks.segments.copy()
-    columns = np.flatnonzero(np.isin(blocks.segment_step, stalled))
-    held = np.ix_(np.array(rows), columns)
-    fixed[held] = np.minimum(fixed[held], 0.0)
-    if blocks.evidence != blocks_of.PHASES and not blocks.overlapped:
-        _take_ends(fixed, blocks, rows, stalled)
+    fixed = without_stalls(blocks, rows, stalled)
     saved: Floats = np.subtract(stretched(blocks, blocks.segments), stretched(blocks, fixed))
     if blocks.evidence != blocks_of.PHASES or not 0 < len(stalled) < len(blocks.steps):
         return saved
     total, most = float(saved[stalled].sum()), len(stalled) * _longer_by_itself(blocks, fixed, stalled)
     return saved * max(most, 0.0) / total if total > most else saved
+
+
+def without_stalls(blocks: Blocks, rows: Sequence[int], stalled: Ints) -> Floats:
+    """[R, K] excess with these ranks at their peers' pace in the stalled steps."""
+    fixed: Floats = blocks.segments.copy()
+    columns = np.flatnonzero(np.isin(blocks.segment_step, stalled))
+    held = np.ix_(np.array(rows), columns)
+    fixed[held] = np.minimum(fixed[held], 0.0)
+    if blocks.evidence != blocks_of.PHASES and not blocks.overlapped:
+        _take_ends(fixed, blocks, rows, stalled)
+    return fixed
 
 
 def _take_ends(fixed: Floats, blocks: Blocks, rows: Sequence[int], stalled: Ints) -> None:

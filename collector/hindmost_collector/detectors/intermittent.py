@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import comb, exp, lgamma, log
+from math import comb
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_collector.detectors import chance, stall_sets
 from hindmost_collector.explain import slow_input
 from hindmost_collector.robust import median
-from hindmost_collector.timeline import roles
+from hindmost_collector.timeline import calm_peers, roles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,12 +24,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Stalls:
-    """The stalls of one rank, or of a node's ranks: indices of the stalled steps, and the share of all in the job."""
+    """The stalls of one rank, of a node's ranks in turn, or of several ``together``: indices of the stalled steps, and
+    the share of all in the job.
+
+    ``most``: so many of its peers stall that lateness against their median says little. ``thick``: where it does not
+    stall it is on time, however often it does.
+    """
 
     rows: tuple[int, ...]
     stalled: Ints
     excess: float
     share: float
+    together: bool = False
+    most: bool = False
+    thick: bool = False
 
 
 def find(blocks: Blocks, settings: Settings, habits: Sequence[Habit] = ()) -> list[Stalls]:
@@ -41,7 +50,31 @@ def find(blocks: Blocks, settings: Settings, habits: Sequence[Habit] = ()) -> li
     excess = np.nan_to_num(blocks.excess - _usual(blocks, settings)[:, None])
     mate = roles.mates(blocks.role)
     found = [one for one in _large(blocks, excess, settings) if not _in_turn(blocks.excess, one, mate)]
-    return found + _beside(blocks, [row for one in found for row in one.rows], habits, settings)
+    found += _beside(blocks, [row for one in found for row in one.rows], habits, settings)
+    told = {row for one in found for row in one.rows}
+    return _sets(blocks, settings, told, {habit.row for habit in habits}) or found
+
+
+def _sets(blocks: Blocks, settings: Settings, told: set[int], late: set[int]) -> list[Stalls]:
+    """All ranks that stall, where these are more than are ``told`` of, or too many of their peers for these, or some
+    are ``late`` by habit only since they stall in most steps.
+    """
+    found = stall_sets.find(blocks, settings)
+    most = stall_sets.most_of_peers(blocks, list(found), _MAJORITY)
+    rows = set(found)
+    if len(rows) < 2 or (told >= rows and not most and late.isdisjoint(rows)):
+        return []
+    behind = calm_peers.behind(np.nan_to_num(blocks.excess), blocks.role)
+    each = []
+    for row, held in found.items():
+        excess, usual = float(median(behind[row, held])), float(median(behind[row, ~held]))
+        thick = usual < _ALIKE * excess
+        each.append(Stalls((row,), np.flatnonzero(held), excess, 1 / len(rows), most=bool(most), thick=thick))
+    return each
+
+
+#: From more than that share on, ranks of a role are what their median peer is.
+_MAJORITY = 0.51
 
 
 #: The only peer of a rank that stalls is not as late as that, by this share of it, in so many steps for each stall.
@@ -134,7 +167,7 @@ _MOST_RANKS = 4
 
 def _few(stalled: Array, settings: Settings) -> Iterator[tuple[int, Ints, float]]:
     """Row, stalled steps and share of all stalls, of the fewest that have most, each by far more than the rest."""
-    episodes = _episodes(stalled)
+    episodes = chance.episodes(stalled)
     order = np.argsort(-episodes, kind="stable")
     total = max(int(episodes.sum()), 1)
     for count in range(1, min(_MOST_RANKS, len(order) // 4) + 1):
@@ -142,31 +175,12 @@ def _few(stalled: Array, settings: Settings) -> Iterator[tuple[int, Ints, float]
         if least < settings.min_stalls:
             return
         held = int(episodes[order[:count]].sum())
-        chance = _by_chance(held, total, count / len(order), comb(len(order), count))
-        together = held >= settings.min_stall_share * total and not chance
-        if together and _far_more(least, rest) and _not_all_along(stalled, order[:count]):
+        accident = chance.by_chance(held, total, count / len(order), comb(len(order), count))
+        together = held >= settings.min_stall_share * total and not accident
+        if together and chance.far_more(least, rest) and _not_all_along(stalled, order[:count]):
             for row in order[:count].tolist():
                 yield row, np.flatnonzero(stalled[row]), float(episodes[row] / total)
             return
-
-
-def _far_more(stalls: int, others: int) -> bool:
-    """Twice the stalls of the next rank and three sigma of a Poisson count more: no accident of a noisy host."""
-    return bool(stalls > 2 * others + 3 * np.sqrt(others + 1))
-
-
-#: Of jobs whose stalls meet anybody alike, one in 500 may look as if they met one of its ranks.
-_CHANCE = 0.002
-
-
-def _by_chance(stalls: int, total: int, fair: float, ways: int) -> bool:
-    """Whether one of so many may have so many of all stalls, though its ``fair`` share is that: the binomial's tail."""
-    if fair >= 1 or stalls <= fair * total:
-        return True
-    counts = range(stalls, total + 1)
-    heads = (lgamma(total + 1) - lgamma(k + 1) - lgamma(total - k + 1) for k in counts)
-    tail = sum(exp(head + k * log(fair) + (total - k) * log(1 - fair)) for head, k in zip(heads, counts, strict=True))
-    return ways * tail > _CHANCE
 
 
 def _not_all_along(stalled: Array, rows: Ints) -> bool:
@@ -246,13 +260,15 @@ def _owners(
     """
     ways = len(stalled) if picked is None else np.where(picked, np.sum(picked), len(stalled))
     fair = members / members.sum()
-    episodes = _episodes(stalled)
+    episodes = chance.episodes(stalled)
     total = max(int(episodes.sum()), 1)
     for row in np.flatnonzero(episodes >= settings.min_stalls).tolist():
         share = episodes[row] / total
         others = np.delete(episodes, row).max()
-        chance = _by_chance(int(episodes[row]), total, float(fair[row]), int(np.broadcast_to(ways, len(stalled))[row]))
-        if share >= settings.min_stall_share and _far_more(episodes[row], others) and not chance:
+        accident = chance.by_chance(
+            int(episodes[row]), total, float(fair[row]), int(np.broadcast_to(ways, len(stalled))[row])
+        )
+        if share >= settings.min_stall_share and chance.far_more(episodes[row], others) and not accident:
             yield row, np.flatnonzero(stalled[row]), float(share)
 
 
@@ -272,7 +288,7 @@ def _of_nodes(blocks: Blocks, excess: Floats, stalled: Array, settings: Settings
         if not _not_all_along(together, np.array([place])):
             continue
         rows = np.flatnonzero(blocks.node == nodes[place])
-        often = _episodes(stalled[rows])
+        often = chance.episodes(stalled[rows])
         rows = rows[often >= _AGAIN]
         if (
             len(rows) < 2
@@ -293,11 +309,7 @@ def without_stalls(habits: list[Habit], stalls: list[Stalls], settings: Settings
         for habit in habits:
             if habit.row in one.rows:
                 steps = steps[(steps < habit.first) | (steps >= habit.stop)]
-        if len(one.rows) == 1 and np.sum(np.diff(steps, prepend=-2) > 1) >= settings.min_stalls:
+        often = one.thick or np.sum(np.diff(steps, prepend=-2) > 1) >= settings.min_stalls
+        if len(one.rows) == 1 and often:
             thick.add(one.rows[0])
     return [habit for habit in habits if habit.row not in thick]
-
-
-def _episodes(stalled: Array) -> Ints:
-    """Stalls apart in time in each row of [R, S]: steps in a row are one."""
-    return np.asarray(np.sum(stalled[:, 1:] & ~stalled[:, :-1], axis=1) + stalled[:, 0])

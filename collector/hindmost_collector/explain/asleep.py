@@ -15,7 +15,8 @@ import numpy as np
 
 from hindmost_collector.detectors import intermittent, straggler
 from hindmost_collector.explain import off_cpu, sharing
-from hindmost_collector.judgement.verdicts import of_habits, of_stalls
+from hindmost_collector.judgement.stall_verdicts import of_stalls
+from hindmost_collector.judgement.verdicts import of_habits
 from hindmost_collector.judgement.wording import ms, names
 from hindmost_collector.robust import average, mean, median
 

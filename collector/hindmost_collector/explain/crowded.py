@@ -16,8 +16,9 @@ from hindmost_collector.detectors import straggler
 from hindmost_collector.explain import asleep, causes, sharing
 from hindmost_collector.judgement import wording_balanced
 from hindmost_collector.judgement.job_verdicts import balanced
+from hindmost_collector.judgement.stall_verdicts import of_stalls
 from hindmost_collector.judgement.verdict import Verdict
-from hindmost_collector.judgement.verdicts import of_habits, of_stalls
+from hindmost_collector.judgement.verdicts import of_habits
 from hindmost_collector.robust import average, median
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector.costs import passing, whatif, work_due
-from hindmost_collector.costs.whatif import repaired, stall_saving, stretched, waste
-from hindmost_collector.explain import backward, causes, handover, slow_input, starving, why_late
+from hindmost_collector.costs.whatif import repaired, stretched, waste
+from hindmost_collector.explain import backward, handover, slow_input, starving, why_late
 from hindmost_collector.judgement import confidence, wording
 from hindmost_collector.judgement.job_verdicts import since, until
 from hindmost_collector.judgement.verdict import Verdict
@@ -17,10 +17,9 @@ from hindmost_collector.robust import average, median, peers_median
 from hindmost_collector.timeline import roles
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from hindmost_collector.align import Array, Floats, Ints
-    from hindmost_collector.detectors.intermittent import Stalls
+    from hindmost_collector.align import Array, Floats
     from hindmost_collector.detectors.slow_link import SlowLink
     from hindmost_collector.detectors.slow_network import SlowNetwork
     from hindmost_collector.detectors.straggler import Habit
@@ -263,53 +262,6 @@ def _confidence(habits: list[Habit], settings: Settings) -> float:
         getattr(habit, name) / least * habit.consistency for habit in habits for name, least in asked if least > 0
     ]
     return confidence.of_margin(min(margins, default=0.0))
-
-
-def of_stalls(
-    stalls: list[Stalls],
-    blocks: Blocks,
-    settings: Settings,
-    saving: Callable[[Blocks, Sequence[int], Ints], Floats] = stall_saving,
-) -> list[Verdict]:
-    """Verdicts of ranks that stall now and then, where that costs enough to act on, by ``saving``."""
-    found = []
-    for one in stalls:
-        cause = causes.explain(blocks, one.rows[0], one.stalled, settings)
-        seen = saving(blocks, one.rows, one.stalled)
-        saved = seen * passing.stalls_in_full(blocks, one.stalled, seen, cause.beyond)
-        nobodys = settings.min_share_of_waste * waste(work_due.as_seen(blocks))
-        if float(saved.mean()) < settings.min_effect * average(blocks.period) or float(seen.mean()) < nobodys:
-            continue
-        span = np.arange(_began(one.stalled), len(blocks.steps))
-        gain = float(saved[span].mean())
-        held_up = _held_up(blocks, list(one.rows), span, cause, gain)
-        ranks = tuple(sorted(int(blocks.ranks[row]) for row in one.rows))
-        found.append(
-            Verdict(
-                kind="intermittent",
-                ranks=ranks,
-                cause=cause.cause,
-                since_step=since(blocks, int(span[0])),
-                cost_ms_per_step=(gain + held_up) / 1e6,
-                cost_ratio=(gain + held_up) / average(blocks.period[span]),
-                shown_ms=float(seen[span].mean()) / 1e6,
-                confidence=float(np.clip(one.share, 0.5, 0.99)),
-                explained=cause.explained,
-                partial=cause.partial,
-                evidence=(
-                    *wording.stalls(blocks, one, cause, (gain + held_up) * len(span)),
-                    *wording.held_up(held_up),
-                ),
-                advice=tuple(wording.advice(cause.cause, list(ranks))),
-            )
-        )
-    return found
-
-
-def _began(stalled: Ints) -> int:
-    """Index from which on a rank stalls now and then: the start, unless that is longer ago than any two stalls."""
-    first = int(stalled[0])
-    return 0 if first <= int(np.diff(stalled).max(initial=0)) else first
 
 
 def of_links(link: SlowLink | None, blocks: Blocks, settings: Settings) -> list[Verdict]:

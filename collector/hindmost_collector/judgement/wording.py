@@ -223,9 +223,10 @@ def too_little(blocks: Blocks, habits: list[Habit]) -> str:
 
 
 def stalls(blocks: Blocks, found: Stalls, cause: Cause, cost: float) -> list[str]:
-    """Evidence for an intermittent rank, or a node's ranks that stall in turn; ``cost`` ns of all stalls together."""
+    """Evidence for an intermittent rank, or ranks that stall in turn or together; ``cost`` ns of all stalls."""
     who = names([int(blocks.ranks[row]) for row in found.rows])
     verb, whose = ("stalls", "its own") if len(found.rows) == 1 else ("stall, one or another,", "theirs")
+    verb = "stall, alone or together," if found.together else verb
     each = f"which makes such a step {ms(cost / len(found.stalled))} longer"
     often = f"{who} {verb} in {len(found.stalled)} of {len(blocks.steps)} steps, by {ms(found.excess)} each, {each}"
     return [often, f"{found.share:.0%} of all stalls in the job are {whose}", *shares(found.excess, cause)]

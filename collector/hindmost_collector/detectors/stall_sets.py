@@ -1,0 +1,137 @@
+"""Several ranks that stall now and then, most of the steps or most of their peers among them.
+
+Each is either late or on time, and hardly ever between, many times apart; those who are neither are the calm ones that
+it is set against. Where half of its peers or more stall, that these are calm and not ahead shows in what grows then:
+the steps, or a part of the rank's own work.
+"""
+
+from __future__ import annotations
+
+from math import comb
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.detectors import chance
+from hindmost_collector.robust import MAD_TO_SIGMA, median, or_zero
+from hindmost_collector.timeline import calm_peers
+
+if TYPE_CHECKING:
+    from hindmost_collector.align import Array, Floats
+    from hindmost_collector.settings import Settings
+    from hindmost_collector.timeline.blocks import Blocks
+
+#: Beyond so many ranks, the median of which is nobody's doing, and so many that stall, a few are not looked for.
+_CROWD, _MOST = 256, 64
+#: A GPU's stall shows half and less of itself as lateness, where collectives run beside backward.
+_SMALL = 0.3
+#: The late and the on-time steps of a rank are apart by so many times what either scatters.
+_SIGMAS = 6.0
+#: And so few are between, from a third to two thirds of the way, for each of the fewer of the two.
+_BETWEEN = 0.2
+#: A stall or what is between two lasts so many steps on average at most: longer, and it is a slow stretch.
+_LASTS = 8
+#: Stalls beyond so many typical ones are cut off, before the late are told from the others.
+_LONGEST = 2.0
+#: Of a role so many are calm: more than those ahead by chance that nobody is set against.
+_CALM = 4
+#: Steps, or a part of a rank's own work, are longer in stalls by this share of what it is late by.
+_GROWS = 0.5
+#: Steps with and without a stall that tell so.
+_ENOUGH = 10
+
+
+def find(blocks: Blocks, settings: Settings) -> dict[int, Array]:
+    """Row to [S] in which steps it stalls, of all that do; empty where there is any doubt who does."""
+    least = _SMALL * settings.stall_effect * blocks.step_ns
+    late = or_zero(blocks.excess)
+    late = calm_peers.behind(late, blocks.role) if len(late) <= _CROWD else late
+    rows = np.flatnonzero(np.count_nonzero(late >= least, axis=1) >= settings.min_stalls)
+    if len(rows) > _MOST:
+        return {}
+    splits = {row: _split(late[row]) for row in rows.tolist()}
+    found = {row: held for row, (held, size) in splits.items() if _stalls(late[row], held, size, least, settings)}
+    if not found or not _leave_calm(blocks, found):
+        return {}
+    if not _owned(late, found, min(splits[row][1] for row in found), settings):
+        return {}
+    sizes = {row: splits[row][1] for row in found}
+    return found if all(_grows(blocks, row, found, sizes) for row in most_of_peers(blocks, list(found))) else {}
+
+
+#: Of whom so many of the role stall, somebody has to say that these are late and not the others ahead.
+_HALF = 0.5
+
+
+def most_of_peers(blocks: Blocks, rows: list[int], share: float = _HALF) -> list[int]:
+    """Those of these rows of whose role at least that share of the ranks is among them."""
+    stall = np.isin(np.arange(len(blocks.role)), rows)
+    return [row for row in rows if np.mean(stall[blocks.role == blocks.role[row]]) >= share]
+
+
+def _split(late: Floats) -> tuple[Array, float]:
+    """[S] which steps are the late ones, where a rank has two kinds, and by how much: Otsu's split."""
+    values = np.minimum(late, _LONGEST * np.percentile(late, 90))
+    ordered = np.sort(values)
+    count = np.arange(1, len(ordered))
+    sums = np.cumsum(ordered)
+    low, high = sums[:-1] / count, (sums[-1] - sums[:-1]) / (len(ordered) - count)
+    best = int(np.argmax(count * (len(ordered) - count) * (high - low) ** 2))
+    held = values > (ordered[best] + ordered[best + 1]) / 2
+    if not held.any() or held.all():
+        return np.zeros(len(late), bool), 0.0
+    return held, float(median(late[held]) - median(late[~held]))
+
+
+def _stalls(late: Floats, held: Array, size: float, least: float, settings: Settings) -> bool:
+    """Whether a rank's steps [S] are of two kinds, often in turn."""
+    fewer = min(int(held.sum()), int((~held).sum()))
+    if size < least or fewer < settings.min_stalls:
+        return False
+    on_time = float(median(late[~held]))
+    scatter = max(MAD_TO_SIGMA * float(median(np.abs(late[one] - median(late[one])))) for one in (held, ~held))
+    between = np.sum((late > on_time + size / 3) & (late < on_time + size * 2 / 3))
+    times = chance.episodes(held[None])[0]
+    often = times >= settings.min_stalls and times * _LASTS >= fewer
+    return bool(often and size >= _SIGMAS * scatter and between <= _BETWEEN * fewer)
+
+
+def _leave_calm(blocks: Blocks, found: dict[int, Array]) -> bool:
+    """Whether of each role with such ranks enough are left, and of all ranks one at least."""
+    stall = np.isin(np.arange(len(blocks.role)), list(found))
+    for role in np.unique(blocks.role[stall]):
+        of_role = blocks.role == role
+        if np.sum(of_role & ~stall) < 1 + (of_role.sum() - 1) // _CALM:
+            return False
+    return True
+
+
+def _owned(late: Floats, found: dict[int, Array], size: float, settings: Settings) -> bool:
+    """Whether these have nearly all stalls of the job, each by far more than the rest, as chance would not have it."""
+    rest = np.setdiff1d(np.arange(len(late)), list(found))
+    usual = np.percentile(late[rest], 25, axis=1, keepdims=True)  # who is late throughout stalls no more than others
+    others = chance.episodes(late[rest] - usual >= size / 2)
+    own = np.array([chance.episodes(held[None])[0] for held in found.values()])
+    total, count = int(own.sum() + others.sum()), len(found)
+    alone = own.sum() >= settings.min_stall_share * total and chance.far_more(int(own.min()), int(others.max()))
+    return alone and not chance.by_chance(int(own.sum()), total, count / len(late), comb(len(late), count))
+
+
+def _grows(blocks: Blocks, row: int, found: dict[int, Array], sizes: dict[int, float]) -> bool:
+    """Whether steps are longer in which a rank stalls and nobody else does, or a part of its own work is."""
+    held, size = found[row], sizes[row]
+    others = np.logical_or.reduce([one for other, one in found.items() if other != row] or [np.zeros_like(held)])
+    if _longer(blocks.period, held & ~others, ~held & ~others) >= _GROWS * size:
+        return True
+    together = np.logical_or(held, others)
+    if _longer(blocks.period, held & together, ~together) >= _GROWS * size:
+        return True
+    return any(_longer(part[row], held, ~held) >= _GROWS * size for part in blocks.parts.values())
+
+
+def _longer(values: Floats, inside: Array, outside: Array) -> float:
+    """By how much what is measured inside is longer; nothing where that is too little."""
+    during, else_ = (values[held][~np.isnan(values[held])] for held in (inside, outside))
+    if min(len(during), len(else_)) < _ENOUGH:
+        return 0.0
+    return float(median(during) - median(else_))

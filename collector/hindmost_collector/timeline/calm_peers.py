@@ -1,0 +1,51 @@
+"""How far ranks are behind the calm ones among their peers, where most of these may be late in one and the same step.
+
+Lateness is told against the median of a rank's peers. Where that is late itself, who is not seems ahead, and who is
+late on time: then the early ones are what to set ranks against.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from hindmost_collector.align import Floats, Ints
+
+#: So many of the earliest of a role's ranks may be ahead by chance: ranks are set against the next.
+_EARLY = 4
+#: Against the mean of the two in the middle of its peers, of an odd number of ranks, what these differ by is more.
+_MIDDLE = 1.5
+
+
+def behind(excess: Floats, role: Ints) -> Floats:
+    """[R, K] ns behind an early rank of the same role, from how far each is beyond the median of its peers.
+
+    That rank is the earliest of up to four, the second of up to eight, and so on; ahead of it is nothing.
+    """
+    found = np.zeros_like(excess)
+    for one in np.unique(role):
+        rows = np.flatnonzero(role == one)
+        if len(rows) > 1:
+            apart = _apart(excess[rows])
+            found[rows] = apart - np.sort(apart, axis=0)[(len(rows) - 1) // _EARLY]
+    return found
+
+
+def _apart(excess: Floats) -> Floats:
+    """[N, K] how far ranks are apart: each excess is against another middle, for nobody is his own peer."""
+    count = len(excess)
+    order = np.argsort(excess, axis=0, kind="stable")
+    ranked = np.take_along_axis(excess, order, axis=0)
+    lower = (count - 2) // 2 if count % 2 == 0 else count // 2 - 1  # the last that is against the later ranks' middle
+    apart = ranked - ranked[lower]
+    if count % 2 == 0:
+        apart[lower + 1 :] = ranked[lower + 1 :]
+    else:
+        above = lower + 1 + min(1, count - lower - 2)
+        apart[lower + 1 : above + 1] /= _MIDDLE
+        apart[above + 1 :] = apart[above] + ranked[above + 1 :] - ranked[above]
+    found: Floats = np.empty_like(apart)
+    np.put_along_axis(found, order, apart, axis=0)
+    return found
