@@ -230,6 +230,8 @@ def _uncounted(
     beside = uneven.beside_computing(blocks, settings)
     if beside is None:
         return habits, [], even
+    late = {habit.row for habit in habits}  # what becomes slow among few steps is smoothed away with what is usual then
+    habits = [*habits, *(one for one in straggler.find(blocks, settings) if one.row not in late)]
     sure = uneven.no_batches(habits, blocks, settings)
     hosts = [one for one in straggler.find(beside, settings) if one.row not in {habit.row for habit in sure}]
     rows = sorted({one.row for one in hosts})
