@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING
 
+from hindmost_collector.judgement.verdict import KINDS, Verdict
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from hindmost_collector.explain.sharing import Sharing
-    from hindmost_collector.judgement.verdict import Verdict
     from hindmost_collector.model import Run
     from hindmost_collector.settings import Settings
     from hindmost_collector.timeline.blocks import Blocks
@@ -112,10 +113,17 @@ def run(detectors: Mapping[str, Detector], case: Case) -> tuple[list[Verdict], l
 
 def _asked(name: str, judged: Detector, case: Case) -> tuple[list[Verdict], list[str]]:
     try:
-        return judged(case), []
+        return [_known(one) for one in judged(case)], []
     except Exception as error:
         failures[name] += 1
         if failures[name] == 1:  # a running job is judged every second or two
             log.warning("the detector %s failed; all others were asked", name, exc_info=True)
         why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         return [], [f"the detector {name} failed ({why}): what it looks for was not looked for"]
+
+
+def _known(found: object) -> Verdict:
+    """What a detector gave, where a report can show it; raises ``TypeError`` where it is something else."""
+    if not isinstance(found, Verdict) or found.kind not in KINDS:
+        raise TypeError(f"{found!r:.60} is no verdict")
+    return found

@@ -71,6 +71,21 @@ def test_a_stretch_is_held_against_as_many_steps_as_it_has_itself(seed: int) -> 
     assert episodes.find(wandering * 0.6 / wandering.std(), 1.0, DEFAULT) == []
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_a_slow_down_begins_where_it_does_though_what_follows_wanders(seed: int) -> None:
+    """The onset stays when a piece inside of the slow time, which begins or ends there too, is none of its own."""
+    random = np.random.default_rng(seed)
+    made = 0.4 * random.standard_normal(1800)
+    made[800:] += 5.0
+    at = 800
+    while at < len(made):
+        size = int(random.integers(15, 150))
+        made[at : at + size] += 0.8 * random.standard_normal()
+        at += size
+    layers = episodes.find(made, 0.4, DEFAULT)
+    assert min(abs(one.first - 800) for one in layers) <= 3
+
+
 def _late_now_and_then(often: float) -> Blocks:
     """A job of 16 ranks of which each is late by an eighth of a step with this chance; one is in eleven on end."""
     blocks = build(simulate(Scenario(16, 201, seed=1)).run, DEFAULT)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hindmost_collector import detector, detectors
@@ -101,3 +101,16 @@ def test_a_detector_that_fails_costs_no_other_verdict(
     assert counted == {"broken": 3}
     assert [one.getMessage() for one in caplog.records] == ["the detector broken failed; all others were asked"]
     assert caplog.records[0].exc_info is not None
+
+
+@pytest.mark.parametrize("given", [None, ["nobody"], [Verdict("slow")]], ids=["nothing", "words", "an unknown kind"])
+def test_a_detector_that_gives_no_verdicts_costs_no_other(
+    run: Run, monkeypatch: pytest.MonkeyPatch, counted: Counter[str], given: Any
+) -> None:
+    """A forgotten ``return []``, or what no report can show, is a failure of that detector alone."""
+    sound = judge(run)
+    beside(monkeypatch, odd=lambda _: given)
+    report = judge(run)
+    assert report.verdicts == sound.verdicts
+    assert any(note.startswith("the detector odd failed (TypeError") for note in report.notes)
+    assert counted == {"odd": 1}

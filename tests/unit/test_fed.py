@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from hindmost_collector.explain import fed
+from hindmost_collector.judge import judge
+from hindmost_collector.sources import load
 
-RANKS, STEPS, OPERATIONS = 3, 40, 6
+ROOT = Path(__file__).resolve().parents[2]
+
+STEPS, OPERATIONS = 40, 6
 MS = 1e6
 #: What a host takes from each mark of a step to the next: its input, seven stretches of launching, and what is between.
 USUAL = np.array([1.0, 3, 3, 3, 3, 3, 3, 3, 0.1])
@@ -18,9 +23,11 @@ USUAL = np.array([1.0, 3, 3, 3, 3, 3, 3, 3, 0.1])
 
 @dataclass
 class Case:
-    """Rank 2's GPU waits for its host, which takes ``own`` ms; the others' do not, and wait ``at`` one of the marks."""
+    """The GPUs of ``slow`` ranks wait for their hosts, which take ``own`` ms; the others wait ``at`` a mark."""
 
     own: Any
+    ranks: int = 3
+    slow: tuple[int, ...] = (2,)
     at: int = 8
     excess: float = 17.0
     waited: float = 0.2
@@ -31,39 +38,39 @@ class Case:
         step = float(np.sum(self.own))
         usual = USUAL.copy()
         usual[self.at] += step - usual.sum()
-        gaps = np.array([usual, usual, self.own])
-        marks = np.concatenate([np.zeros((RANKS, 1)), np.cumsum(gaps, axis=1)], axis=1)
+        gaps = np.array([self.own if rank in self.slow else usual for rank in range(self.ranks)])
+        marks = np.concatenate([np.zeros((self.ranks, 1)), np.cumsum(gaps, axis=1)], axis=1)
         at = (marks[:, None] + np.arange(STEPS)[:, None] * step) * MS
-        enqueue = at[:, :, 2:-2].reshape(RANKS, -1)
+        enqueue = at[:, :, 2:-2].reshape(self.ranks, -1)
         waited = np.full(enqueue.shape, 30.0)
-        waited[2] = self.waited
+        waited[list(self.slow)] = self.waited
         waited[:, 0] = 0.1
         start = enqueue + waited * MS
         joined = SimpleNamespace(gpu_time=True, enqueue=enqueue, start=start, columns=enqueue.shape[1])
         blocks = SimpleNamespace(
-            ranks=np.arange(RANKS),
+            ranks=np.arange(self.ranks),
             steps=np.arange(STEPS),
             starts=np.arange(STEPS) * OPERATIONS,
-            role=np.zeros(RANKS, np.int64),
+            role=np.zeros(self.ranks, np.int64),
             step_ns=step * MS,
             took=np.ascontiguousarray(at[:, :, -2] - at[:, :, 0]),
             ended=at[:, :, -2],
             parts={"input": at[:, :, 1] - at[:, :, 0]},
             joined=joined,
-            excess=np.repeat([[0.0], [0.0], [self.excess * MS]], STEPS, axis=1),
+            excess=np.repeat([[self.excess * MS * (rank in self.slow)] for rank in range(self.ranks)], STEPS, axis=1),
         )
-        operations = np.repeat(["all_reduce", "all_reduce", self.operation], enqueue.shape[1])
+        does = [self.operation if rank in self.slow else "all_reduce" for rank in range(self.ranks)]
         table = {
-            "rank": np.repeat(np.arange(RANKS), enqueue.shape[1]),
+            "rank": np.repeat(np.arange(self.ranks), enqueue.shape[1]),
             "enqueue_ns": enqueue.ravel(),
-            "op": operations,
+            "op": np.repeat(does, enqueue.shape[1]),
         }
         return blocks, SimpleNamespace(collectives=table)
 
     def slower(self) -> float | None:
-        """By how many ms rank 2's host is told to be slower."""
+        """By how many ms the first slow rank's host is told to be slower."""
         blocks, run = self.blocks()
-        found = fed._Hosts(run.collectives, blocks).slower(2, np.arange(STEPS))
+        found = fed._Hosts(run.collectives, blocks).slower(self.slow[0], np.arange(STEPS))
         return found / MS if found is not None else None
 
 
@@ -78,6 +85,36 @@ def test_a_host_is_slower_by_what_takes_it_longer(place: int) -> None:
     own = USUAL.copy()
     own[place] += 4
     assert Case(own).slower() == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("first", [0, 40])
+def test_a_host_is_set_against_hosts_from_all_over_the_job(first: int) -> None:
+    """Whatever ranks the slow ones of a node are: of 64, twelve."""
+    own = USUAL.copy()
+    own[0] += 4
+    assert Case(own, 64, tuple(range(first, first + 12))).slower() == pytest.approx(4.0)
+
+
+def test_ranks_of_which_nothing_else_is_known_are_no_others() -> None:
+    """Collectives of a rank that is in no block are not taken for another's."""
+    blocks, run = Case(USUAL * 1.17).blocks()
+    table = {name: np.concatenate([column, column[-40:]]) for name, column in run.collectives.items()}
+    table["rank"][-40:] = 7
+    assert fed._Hosts(table, blocks).slower(2, np.arange(STEPS)) == 0.0
+
+
+@pytest.mark.parametrize("torn", ["every second", "backwards"])
+def test_marks_that_make_no_sense_cost_no_report(torn: str) -> None:
+    """Half of a rank's steps are marked, or its clock runs backwards."""
+    run = load(ROOT / "tests/fixtures/recordings/fsdp-host-bound.tar.xz")
+    steps = {name: column.copy() for name, column in run.steps.items()}
+    first = steps["rank"] == 0
+    if torn == "backwards":
+        steps["start_ns"][first] = steps["start_ns"][first][::-1]
+    else:
+        kept = ~first | (steps["step"] % 2 == 0)
+        steps = {name: column[kept] for name, column in steps.items()}
+    assert judge(replace(run, steps=steps)).verdicts
 
 
 def test_hosts_of_other_operations_are_no_measure() -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from hindmost_collector.detectors.hang import _steps_done
 from hindmost_collector.judge import judge
 from hindmost_collector.model import COLLECTIVES, COMMUNICATORS, VANISHED, empty
 from hindmost_collector.report import headline
@@ -201,6 +202,17 @@ def test_a_hang_is_in_the_step_after_the_last_that_its_culprit_finished() -> Non
     report = judge(open_ops).to_dict()
     assert report["verdicts"][0]["since_step"] == 40
     assert headline.verdict(report["verdicts"][0]) == "the job hangs in step 40: rank 2 did not come, 3 ranks waiting"
+
+
+@pytest.mark.parametrize(("enqueued", "step"), [(0, 40), (4, 40), (5, 41)])
+def test_a_step_that_was_launched_whole_is_done_though_nothing_marks_its_end(enqueued: int, step: int) -> None:
+    """Of five operations a step: a loop that writes a step down in the next one leaves no mark of its last."""
+    begun = np.arange(40) * 1000
+    steps = {"rank": np.zeros(40, int), "step": np.arange(40), "start_ns": begun, "duration_ns": np.full(40, 900)}
+    within = (begun[:, None] + np.arange(5) * 100).ravel()
+    times = np.append(within, 40_000 + np.arange(enqueued) * 100)
+    operations = {"rank": np.zeros(len(times), int), "enqueue_ns": times}
+    assert _steps_done(steps, operations, 0) == step
 
 
 def test_a_job_that_marks_no_steps_hangs_after_the_last_whole_pattern() -> None:

@@ -57,3 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever reads our output has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except PermissionError as error:
+        where = error.filename if error.filename is not None else "a file"
+        sys.stderr.write(
+            f"hindmost {name}: {where}: {error.strerror or error}: ask its owner, or copy what may be read\n"
+        )
+        return 2

@@ -66,7 +66,8 @@ def find(series: Floats, smallest: float, settings: Settings, large: float = np.
             few = sum(layer.outer is None for layer in layers) <= settings.max_stretches
             return layers if few else [_all(series, layers)]
         least = layers[int(np.argmin(sure))]
-        edges = [edge for edge in edges if edge not in (least.first, least.stop) or edge in (0, len(series))]
+        kept = {0, len(series)} | ({least.outer.first, least.outer.stop} if least.outer is not None else set())
+        edges = [edge for edge in edges if edge not in {least.first, least.stop} - kept]
 
 
 def _all(series: Floats, layers: list[Layer]) -> Layer:

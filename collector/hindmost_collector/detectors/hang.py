@@ -81,7 +81,22 @@ def since_step(stop: Hang, run: Run, blocks: Blocks | None) -> int | None:
     if stop.ranks and not mine.any():
         return None
     known = table["rank"][mine] if mine.any() else table["rank"]
-    return min(int(table["step"][table["rank"] == rank].max()) for rank in np.unique(known)) + 1
+    return min(_steps_done(table, run.collectives, rank) for rank in np.unique(known).tolist())
+
+
+def _steps_done(steps: Table, collectives: Table, rank: int) -> int:
+    """The number of the step after those that a rank finished: of the last one it may have left no mark."""
+    mine = steps["rank"] == rank
+    order = np.argsort(steps["start_ns"][mine], kind="stable")
+    last = int(steps["step"][mine].max()) + 1
+    if "enqueue_ns" not in collectives:
+        return last
+    enqueued = collectives["enqueue_ns"][(collectives["rank"] == rank) & (collectives["enqueue_ns"] >= 0)]
+    begun = steps["start_ns"][mine][order]
+    ended = int(begun[-1] + steps["duration_ns"][mine][order][-1])
+    in_each = np.histogram(enqueued, begun)[0] if len(begun) > 1 else np.zeros(1)
+    usual = int(np.median(in_each))
+    return last + (int((enqueued > ended).sum()) // usual if usual else 0)
 
 
 def _after_patterns(blocks: Blocks) -> int:

@@ -38,6 +38,8 @@ class Stalls:
     together: bool = False
     most: bool = False
     thick: bool = False
+    #: The share of all stalls that all who are told of have, as far as more than one was looked for at once.
+    owned: float = 0.0
 
 
 def find(blocks: Blocks, settings: Settings, habits: Sequence[Habit] = ()) -> list[Stalls]:
@@ -65,11 +67,13 @@ def _sets(blocks: Blocks, settings: Settings, told: set[int], late: set[int]) ->
     if len(rows) < 2 or (told >= rows and not most and late.isdisjoint(rows)):
         return []
     behind = calm_peers.behind(np.nan_to_num(blocks.excess), blocks.role)
+    total = sum(int(np.count_nonzero(held)) for held in found.values())
     each = []
     for row, held in found.items():
         excess, usual = float(median(behind[row, held])), float(median(behind[row, ~held]))
         thick = usual < _ALIKE * excess
-        each.append(Stalls((row,), np.flatnonzero(held), excess, 1 / len(rows), most=bool(most), thick=thick))
+        share = int(np.count_nonzero(held)) / total
+        each.append(Stalls((row,), np.flatnonzero(held), excess, share, most=bool(most), thick=thick, owned=1.0))
     return each
 
 

@@ -203,8 +203,8 @@ def _without(blocks: Blocks, more: Floats, settings: Settings) -> Blocks:
 
 #: Steps on each side of one that tell what is usual for a rank then: a slow-down of as many is told from batches.
 _BESIDE = 12
-#: Ranks at a time: all windows of these are in memory at once.
-_AT_ONCE = 256
+#: Steps of ranks at a time: all windows of these are in memory at once.
+_AT_ONCE = 100_000
 
 
 def _around(more: Floats) -> Floats:
@@ -213,10 +213,11 @@ def _around(more: Floats) -> Floats:
     if more.shape[1] <= width:
         return np.repeat(median(more, axis=1)[:, None], more.shape[1], axis=1)
     found = np.empty_like(more)
-    for first in range(0, len(more), _AT_ONCE):
-        windows = np.lib.stride_tricks.sliding_window_view(more[first : first + _AT_ONCE], width, axis=1)
+    rows = max(_AT_ONCE // more.shape[1], 1)
+    for first in range(0, len(more), rows):
+        windows = np.lib.stride_tricks.sliding_window_view(more[first : first + rows], width, axis=1)
         inner = median(windows, axis=2)
-        found[first : first + _AT_ONCE] = np.pad(inner, ((0, 0), (_BESIDE, _BESIDE)), mode="edge")
+        found[first : first + rows] = np.pad(inner, ((0, 0), (_BESIDE, _BESIDE)), mode="edge")
     return found
 
 

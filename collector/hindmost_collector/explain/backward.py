@@ -194,7 +194,7 @@ def _between(grid: Grid, rows: Array, where: Ints, mine: Floats) -> Floats:
         took = _often(np.where(both, start[1:, :, [other]] - start[1:, :, [one]], np.nan))
         own = mine[one:other]
         if own.sum() > 0:
-            found[one:other] = own * np.fmin(median(took[:, 0]) / own.sum(), 1.0)
+            found[one:other] = own * np.minimum(median(took[:, 0]) / own.sum(), 1.0)
     return found
 
 

@@ -45,8 +45,11 @@ def late_by_hosts(blocks: Blocks, run: Run) -> Blocks:
         return blocks
     late = fed & (np.nan_to_num(blocks.excess) > 0)
     share = np.ones(blocks.excess.shape)
+    rows = np.flatnonzero(late.sum(axis=1) >= _ENOUGH).tolist()
+    if not rows:
+        return blocks
     hosts = _Hosts(run.collectives, blocks)
-    for row in np.flatnonzero(late.sum(axis=1) >= _ENOUGH).tolist():
+    for row in rows:
         steps = np.flatnonzero(late[row])
         for few in np.array_split(steps, max(len(steps) // _WINDOW, 1)):
             slower, excess = hosts.slower(row, few), float(blocks.excess[row, few].mean())
@@ -76,7 +79,7 @@ class _Hosts:
 
     def __init__(self, collectives: Table, blocks: Blocks) -> None:
         self._blocks = blocks
-        known = collectives["enqueue_ns"] >= 0
+        known = (collectives["enqueue_ns"] >= 0) & np.isin(collectives["rank"], blocks.ranks)
         rank, enqueued = collectives["rank"][known], collectives["enqueue_ns"][known]
         order = np.lexsort((enqueued, rank))
         bounds = np.searchsorted(rank[order], np.append(blocks.ranks, blocks.ranks[-1] + 1))
@@ -89,7 +92,8 @@ class _Hosts:
         """Ns a step by which a host is slower than its typical peer in these steps (indices); ``None``: unknown."""
         between, does = self._between(row)
         others = np.flatnonzero(self._blocks.role == self._blocks.role[row])
-        asked = [self._between(one) for one in others[others != row][:_SAMPLE].tolist()]
+        others = others[others != row]
+        asked = [self._between(one) for one in others[:: -(-len(others) // _SAMPLE) or 1].tolist()]
         peers = [gaps[steps] for gaps, operations in asked if operations == does]
         if not peers:
             return None
@@ -115,11 +119,11 @@ class _Hosts:
         ended, began = blocks.ended[row], blocks.ended[row] - blocks.took[row]
         bounds = np.searchsorted(times, np.append(began, ended[-1]))
         counts = np.diff(bounds)
-        usual = int(np.bincount(counts.clip(0)).argmax())
+        usual = int(np.bincount(counts[counts >= 0], minlength=1).argmax())
         marks = np.full((len(began), usual + 4), np.nan)
         steps = np.flatnonzero(counts == usual)
         marks[steps, 2:-2] = times[bounds[steps][:, None] + np.arange(usual)]
         marks[steps, 0], marks[steps, 1] = began[steps], (began + blocks.parts["input"][row])[steps]
         marks[steps, -2], marks[steps, -1] = ended[steps], np.append(began[1:], np.nan)[steps]
-        first = bounds[steps[0]]
+        first = bounds[steps[0]] if len(steps) else 0
         return np.diff(marks, axis=1), tuple(self._operations[row][first : first + usual].tolist())

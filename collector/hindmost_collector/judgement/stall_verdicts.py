@@ -51,7 +51,7 @@ class _Group:
 
     def in_one(self) -> Stalls:
         """The stalls of all as if they were one rank's."""
-        first = self.stalls[0]
+        first = max(self.stalls, key=lambda one: one.excess)
         if len(self.stalls) == 1:
             return first
         stalled = np.unique(np.concatenate([one.stalled for one in self.stalls]))
@@ -129,14 +129,15 @@ def _cause(blocks: Blocks, one: Stalls, stalls: list[Stalls], settings: Settings
 
 
 def _grouped(each: list[_Group]) -> list[_Group]:
-    """Ranks with one cause as one: where that is unknown, those that stall in the same steps."""
+    """Ranks with one cause as one: where that is unknown, those that stall in the same steps, or whose fellows do."""
     found: list[_Group] = []
-    for one in each:
-        at = next((at for at, other in enumerate(found) if _are_one(other, one)), None)
-        if at is None:
-            found.append(one)
-        else:
-            found[at] = replace(found[at], stalls=(*found[at].stalls, *one.stalls))
+    waiting = list(each)
+    while waiting:
+        together = [waiting.pop(0)]
+        for one in together:  # which grows meanwhile
+            together += [other for other in waiting if _are_one(one, other)]
+            waiting = [other for other in waiting if not _are_one(one, other)]
+        found.append(replace(together[0], stalls=tuple(stalls for one in together for stalls in one.stalls)))
     return found
 
 
@@ -144,8 +145,16 @@ def _are_one(one: _Group, other: _Group) -> bool:
     if one.cause.cause != other.cause.cause:
         return False
     first, second = one.in_one().stalled, other.in_one().stalled
+    if not _alike_in_time(first, second):
+        return False
     both, either = len(np.intersect1d(first, second)), len(np.union1d(first, second))
     return one.cause.cause != "unknown" or both >= _TOGETHER * either
+
+
+def _alike_in_time(first: Ints, second: Ints) -> bool:
+    """Whether both begin and end to stall about when the other does, as far as the longest pause of either tells."""
+    pause = max(int(np.diff(stalled).max(initial=0)) for stalled in (first, second))
+    return max(abs(int(first[at]) - int(second[at])) for at in (0, -1)) <= pause
 
 
 def _verdict(
@@ -175,7 +184,7 @@ def _verdict(
         cost_ratio=(gain + held_up) / average(rest.period[span]),
         shown_ms=float(seen[span].mean()) / 1e6,
         given=tuple(one for one in given if one not in ranks),
-        confidence=float(np.clip(one.share, 0.5, 0.99)),
+        confidence=float(np.clip(max(one.share, one.owned), 0.5, 0.99)),
         explained=cause.explained,
         partial=cause.partial,
         evidence=(*wording.stalls(rest, one, cause, (gain + held_up) * len(span)), *wording.held_up(held_up)),

@@ -227,8 +227,11 @@ def stalls(blocks: Blocks, found: Stalls, cause: Cause, cost: float) -> list[str
     who = names([int(blocks.ranks[row]) for row in found.rows])
     verb, whose = ("stalls", "its own") if len(found.rows) == 1 else ("stall, one or another,", "theirs")
     verb = "stall, alone or together," if found.together else verb
+    most = "up to " if found.together else ""
     each = f"which makes such a step {ms(cost / len(found.stalled))} longer"
-    often = f"{who} {verb} in {len(found.stalled)} of {len(blocks.steps)} steps, by {ms(found.excess)} each, {each}"
+    often = (
+        f"{who} {verb} in {len(found.stalled)} of {len(blocks.steps)} steps, by {most}{ms(found.excess)} each, {each}"
+    )
     return [often, f"{found.share:.0%} of all stalls in the job are {whose}", *shares(found.excess, cause)]
 
 

@@ -46,7 +46,8 @@ _ASCII = bytes(range(128)) + b"?" * 128
 _LINE = re.compile(rb"^[0-9a-f]{1,16},\d+,\d+,\w+,\d+,\w+,\w*,\d+(,\d+){5}\s*$")
 _INTEGERS = ("rank_in", "seq", "count", "channels", "enqueue", "enqueued", "start", "stop", "logged")
 _COLUMNS = ("comm", "rank_in", "seq", "op", "count", "algorithm", "protocol", "channels", *_INTEGERS[4:])
-_KEPT = ("comm", "rank_in", "seq", "op", "count", "algorithm", "enqueue", "start", "stop")
+_NUMBERS = ("rank_in", "seq", "count", "enqueue", "start", "stop", "logged")
+_KEPT = ("comm", "op", "algorithm", *_NUMBERS)
 
 
 #: Lines at the beginning of a file of which one is an operation, though others be torn.
@@ -216,7 +217,9 @@ def _thin(batch: Any, every: int) -> dict[str, np.ndarray[Any, Any]]:
     if every > 1:
         batch = batch.filter(pa.array(batch["enqueue"].to_numpy() // WINDOW_NS % every == 0))
     op = batch["op"].dictionary_decode() if pa.types.is_dictionary(batch["op"].type) else batch["op"]
-    columns = {name: batch[name].to_numpy() for name in ("rank_in", "seq", "count", "enqueue", "start", "stop")}
+    columns = {
+        name: batch[name].to_numpy() for name in ("rank_in", "seq", "count", "enqueue", "start", "stop", "logged")
+    }
     names, codes = _encoded(batch["comm"])
     identities = np.array([int(name, 16) for name in names], dtype=np.uint64)
     columns["comm"] = identities[codes] if len(identities) else np.empty(0, np.uint64)
@@ -278,6 +281,12 @@ def _counted_p2p(columns: Mapping[str, np.ndarray[Any, Any]]) -> np.ndarray[Any,
     return seq
 
 
+def _ahead(c: dict[str, np.ndarray[Any, Any]]) -> int:
+    """Ns by which the GPU's clock is ahead of the host's: what the host logged soonest had just ended. 0: unknown."""
+    known = len(c["logged"]) > 0 and bool((c["logged"] >= c["enqueue"]).all())
+    return int((c["stop"] - c["logged"]).max()) if known else 0
+
+
 def _collectives(part: _File, rank: int, position: np.ndarray[Any, Any]) -> Table:
     c = part.columns
     return table(
@@ -286,7 +295,7 @@ def _collectives(part: _File, rank: int, position: np.ndarray[Any, Any]) -> Tabl
         comm=c["comm"],
         seq=position,
         op=c["op"],
-        start_ns=c["start"],
+        start_ns=c["start"] - _ahead(c),
         duration_ns=c["stop"] - c["start"],
         bytes=c["count"],
         flags=GPU_TIME,
