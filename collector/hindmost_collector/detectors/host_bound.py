@@ -19,7 +19,7 @@ from hindmost_collector.detector import register
 from hindmost_collector.robust import median
 
 if TYPE_CHECKING:
-    from hindmost_collector.align import Floats
+    from hindmost_collector.align import Array, Floats
     from hindmost_collector.detector import Case
     from hindmost_collector.judgement.verdict import Verdict
     from hindmost_collector.settings import Settings
@@ -40,26 +40,38 @@ def verdicts(case: Case) -> list[Verdict]:
     """The verdict on a job whose GPUs wait for launches, and whose hosts do not wait for input."""
     from hindmost_collector.judgement.job_verdicts import of_hosts  # noqa: PLC0415 - its words need causes, these feeds()
 
-    return [] if case.has("input_bound") else of_hosts(find(case.blocks, case.settings), case.blocks)
+    if case.has("input_bound"):
+        return []
+    calm = np.ones(len(case.blocks.steps), bool)
+    for one in case.found:
+        if one.kind == "straggler":
+            until = case.blocks.steps[-1] + 1 if one.until_step is None else one.until_step
+            calm &= (case.blocks.steps < (one.since_step or 0)) | (case.blocks.steps >= until)
+    return of_hosts(find(case.blocks, case.settings, np.flatnonzero(calm)), case.blocks)
 
 
-def find(blocks: Blocks, settings: Settings) -> HostBound | None:
-    """Whether hosts hold the job back; ``None`` too where nothing shows it."""
+def find(blocks: Blocks, settings: Settings, columns: Array | None = None) -> HostBound | None:
+    """Whether hosts hold the job back in these steps (indices), or all; ``None`` too where nothing shows it.
+
+    While one rank is late its GPU waits for whatever makes it so.
+    """
+    columns = np.arange(len(blocks.steps)) if columns is None else columns
     if blocks.ended is None or blocks.joined is None or not blocks.joined.gpu_time or np.isnan(blocks.ended).all():
         return None
-    if len(blocks.steps) < 2 * settings.min_steps or not blocks.step_ns > 0 or np.isnan(blocks.wait).all():
+    if len(columns) < 2 * settings.min_steps or not blocks.step_ns > 0 or np.isnan(blocks.wait[:, columns]).all():
         return None
     short = blocks.step_ns < settings.host_bound_shortest_ms * 1e6
-    queued, launching = _of_latest(blocks, _queued(blocks)), _of_latest(blocks, _launching(blocks))
+    queued, launching = (_of_latest(blocks, one, columns) for one in (_queued(blocks), _launching(blocks)))
     if not (short or queued <= settings.host_bound_queued) or not launching >= settings.host_bound_launching:
         return None
-    latest = np.unique(np.argmin(blocks.wait, axis=0), return_counts=True)
+    latest = np.unique(np.argmin(blocks.wait[:, columns], axis=0), return_counts=True)
     row = int(latest[0][np.argmax(latest[1])])
-    if float(median(blocks.excess[row])) > settings.host_bound_late * blocks.step_ns:
+    if float(median(blocks.excess[row, columns])) > settings.host_bound_late * blocks.step_ns:
         return None
-    busy = blocks.gauge("utilization")
+    whole = len(columns) == len(blocks.steps)
+    busy = blocks.gauge("utilization") if whole else blocks.gauges(columns).get("utilization")
     resident = float(busy[row]) if busy is not None else float("nan")
-    idles, follows = resident < settings.host_bound_busy, _follows(blocks, settings)
+    idles, follows = resident < settings.host_bound_busy, _follows(blocks, settings, columns)
     if not (idles and follows if short else idles if follows is None else follows):
         return None
     return HostBound(launching, float("nan") if short else queued, 1 - resident)
@@ -73,10 +85,9 @@ def feeds(blocks: Blocks, row: int, settings: Settings) -> bool:
     return queued <= settings.host_bound_queued and launching >= settings.host_bound_launching
 
 
-def _of_latest(blocks: Blocks, block: Floats) -> float:
-    """Median over the steps of the value of whichever rank waited least: the one that the others waited for."""
-    steps = np.arange(len(blocks.steps))
-    return float(median(block[np.argmin(blocks.wait, axis=0), steps]))
+def _of_latest(blocks: Blocks, block: Floats, columns: Array) -> float:
+    """Median over these steps of the value of whichever rank waited least: the one that the others waited for."""
+    return float(median(block[np.argmin(blocks.wait[:, columns], axis=0), columns]))
 
 
 def _queued(blocks: Blocks) -> Floats:
@@ -94,7 +105,7 @@ def _launching(blocks: Blocks) -> Floats:
     return np.asarray((blocks.took - np.nan_to_num(blocks.parts.get("input", 0.0))) / blocks.period)
 
 
-def _follows(blocks: Blocks, settings: Settings) -> bool | None:
+def _follows(blocks: Blocks, settings: Settings, columns: Array) -> bool | None:
     """Whether GPUs follow their hosts: a loop that waits for its GPU each step has nothing queued either.
 
     ``None`` where forward was not measured on both.
@@ -103,4 +114,4 @@ def _follows(blocks: Blocks, settings: Settings) -> bool | None:
     if host is None or gpu is None:
         return None
     both = np.where(np.isnan(gpu), np.nan, host)
-    return _of_latest(blocks, both) >= settings.host_bound_in_step * _of_latest(blocks, gpu)
+    return _of_latest(blocks, both, columns) >= settings.host_bound_in_step * _of_latest(blocks, gpu, columns)
