@@ -117,6 +117,17 @@ def test_so_it_is_told_while_few_steps_are_timed_on_gpus(steps: int) -> None:
     assert all(any("its host is what is late" in line for line in one.evidence) for one in named)
 
 
+def test_a_clock_that_explains_a_fifth_of_a_slow_backward_is_not_its_cause() -> None:
+    """In the first 40 steps the slow rank's clock was 1.9 % under its peers': half a millisecond of three."""
+    run = load(OURS / "ddp-slow-backward-rank2.tar.xz")
+    end = run.steps["start_ns"][run.steps["step"] == 40].min()
+    tables = {name: getattr(run, name) for name in ("steps", "collectives", "metrics")}
+    times = {"steps": "start_ns", "collectives": "enqueue_ns", "metrics": "time_ns"}
+    first = {name: {one: col[table[times[name]] < end] for one, col in table.items()} for name, table in tables.items()}
+    (verdict,) = judge(replace(run, **first)).verdicts
+    assert (verdict.ranks, verdict.cause) == ((2,), "compute")
+
+
 def test_ranks_that_are_slow_in_turn_are_each_named_for_turns_of_their_own() -> None:
     """Ranks 2 and 3 compute longer for 80 steps each, from step 181 on; it ends soon after the sixth turn began."""
     verdicts = judge(load(OURS / "ddp-observed-slow-in-turn.tar.xz")).verdicts

@@ -79,7 +79,7 @@ def explain(blocks: Blocks, row: int, columns: Array, settings: Settings, betwee
     order = _GPU_FIRST if "gpu_forward" in blocks.parts or blocks.computing is not None else _HOST_FIRST
     for name in order:
         if fractions.get(name, 0.0) >= settings.min_explained:
-            finer = slow_computing.finer(blocks, row, columns, since, settings) if name == "compute" else None
+            finer = slow_computing.finer(blocks, row, columns, since, settings, between) if name == "compute" else None
             why, remark = finer or (name, None)
             beyond = 1.0
             if name == "compute":  # but for what shows ``between`` collectives, which is known in full

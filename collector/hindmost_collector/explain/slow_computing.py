@@ -23,16 +23,20 @@ if TYPE_CHECKING:
 FINER = ("workload", "gpu_throttle", "gpu_contention")
 
 
-def finer(blocks: Blocks, row: int, columns: Array, since: int, settings: Settings) -> tuple[str, str | None]:
+def finer(
+    blocks: Blocks, row: int, columns: Array, since: int, settings: Settings, between: float = 0.0
+) -> tuple[str, str | None]:
     """The cause of a rank's longer computing over these steps, and a sentence on what shows it.
 
-    The rank was as its peers before the step ``since`` (an index).
+    The rank was as its peers before the step ``since`` (an index). ``between``: ns a step by which it is longer beyond
+    its lateness, as collectives beside backward show.
     """
     more = _more_work(blocks, row, columns, settings)
     if more is not None:
         return "workload", more
     now, before = _levels(blocks, columns, since)
-    throttled = _throttled(blocks, row, columns, settings, now, before)
+    late = average(blocks.excess[row, columns]) + between
+    throttled = _throttled(blocks, row, columns, settings, now, before, late)
     if throttled is not None:
         return "gpu_throttle", throttled
     alike = _all_slower(blocks, row, columns, settings)
@@ -99,14 +103,24 @@ _TOLD_WHY = 0.5
 
 
 def _throttled(
-    blocks: Blocks, row: int, columns: Array, settings: Settings, now: dict[str, Floats], before: dict[str, Floats]
+    blocks: Blocks,
+    row: int,
+    columns: Array,
+    settings: Settings,
+    now: dict[str, Floats],
+    before: dict[str, Floats],
+    late: float,
 ) -> str | None:
-    """What a lower clock explains; ``None`` where it does not, or where it was as low while the rank was not late."""
+    """What a lower clock explains; ``None`` where it does not, or where it was as low while the rank was not late.
+
+    Nor where all of the step would not be longer by it by as much as the rank is ``late`` (ns a step).
+    """
     lower = _lower(now, row) - max(_lower(before, row), 0.0)
     if not lower > settings.clocks_differ or not _held_back(now, row, settings):
         return None
     least = min(settings.min_explained, _TOLD_WHY) if _has_reason(now, row) else settings.min_explained
-    if lower * _driven(blocks, row, columns) < least * _longer(blocks, row, columns):
+    whole = average(blocks.period[columns])
+    if lower * _driven(blocks, row, columns) < least * _longer(blocks, row, columns) or lower * whole < least * late:
         return None
     mine, theirs = now["sm_clock"][row], _peers(now["sm_clock"], row)
     return f"its SM clock is {mine / 1e6:.0f} MHz, its peers' {theirs / 1e6:.0f} MHz{_reasons(now, row)}"
