@@ -185,8 +185,21 @@ def time_blocks(length: int) -> tuple[slice, ...]:
     return tuple(slice(a, b) for a, b in itertools.pairwise(edges) if b > a)
 
 
+@lru_cache(256)
+def _cells(length: int) -> Array:
+    """[B, W] the steps of each time block; ``length`` where a block has less than the longest."""
+    cuts = time_blocks(length)
+    longest = max(cut.stop - cut.start for cut in cuts)
+    return np.array([[*range(cut.start, cut.stop), *[length] * (longest - cut.stop + cut.start)] for cut in cuts])
+
+
 def block_medians(series: Floats) -> Floats:
     """[..., B] medians of the time blocks of the last axis."""
+    if series.ndim == 1 and len(series) > 0:
+        ordered = np.sort(np.append(series, np.nan)[_cells(len(series))], axis=1)  # NaN goes last
+        known = np.sum(~np.isnan(ordered), axis=1)
+        row = np.arange(len(ordered))
+        return np.asarray((ordered[row, (known - 1) // 2] + ordered[row, known // 2]) / 2)
     steps = np.ascontiguousarray(np.moveaxis(series, -1, 0))
     return np.stack([median(steps[cut], axis=0) for cut in time_blocks(len(steps))], axis=-1)
 

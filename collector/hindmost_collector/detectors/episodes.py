@@ -228,9 +228,10 @@ def pieces(series: Floats, smallest: float, settings: Settings) -> list[int]:
     """Edges of the stretches between the changes of a series, its own ends among them."""
     series = np.nan_to_num(series)
     edges = _sharpened(series, _cut(series, smallest))
+    levels = _Levels(series)
     while len(edges) > 2:
         changes = zip(edges, edges[1:], edges[2:], strict=False)
-        sure = [_sureness(series[a:b], series[b:c], smallest, settings.min_change) for a, b, c in changes]
+        sure = [_sureness(levels, change, smallest, settings.min_change) for change in changes]
         least = int(np.argmin(sure))
         if sure[least] >= 1:
             break
@@ -238,13 +239,29 @@ def pieces(series: Floats, smallest: float, settings: Settings) -> list[int]:
     return edges
 
 
-def _sureness(before: Floats, after: Floats, smallest: float, varies: float) -> float:
+class _Levels:
+    """The level of each stretch of a series that is asked for, and how surely it is known."""
+
+    def __init__(self, series: Floats) -> None:
+        self._series = series
+        self._known: dict[tuple[int, int], tuple[float, float]] = {}
+
+    def of(self, first: int, stop: int) -> tuple[float, float]:
+        """The median of these steps and its standard error."""
+        if (first, stop) not in self._known:
+            part = self._series[first:stop]
+            self._known[first, stop] = float(median(part)), standard_error(part)
+        return self._known[first, stop]
+
+
+def _sureness(levels: _Levels, change: tuple[int, int, int], smallest: float, varies: float) -> float:
     """How many times the least that makes a change the levels on its two sides differ by."""
-    if min(len(before), len(after)) < SHORTEST // 2:
+    start, split, stop = change
+    if min(split - start, stop - split) < SHORTEST // 2:
         return 0.0
-    low, high = sorted([float(median(before)), float(median(after))])
-    noise = standard_error(before) + standard_error(after)
-    return (high - low) / max(smallest / 2, _APART * noise, varies * low)
+    (before, noise), (after, more) = levels.of(start, split), levels.of(split, stop)
+    low, high = sorted([before, after])
+    return (high - low) / max(smallest / 2, _APART * (noise + more), varies * low)
 
 
 def _cut(series: Floats, smallest: float) -> list[int]:
