@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING
 
-from hindmost_collector.judgement.verdict import KINDS, Verdict
+from hindmost_collector.judgement.verdict import KINDS, STOPS, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     Detector = Callable[["Case"], list[Verdict]]
 
 log = logging.getLogger(__name__)
-
-#: Kinds of verdicts on a job that stopped or computes garbage: they say nothing of who is slow.
-STOPS = ("hang", "desync")
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from hindmost_collector.judgement.abstaining import idle_inside, insufficient, l
 from hindmost_collector.judgement.job_verdicts import balanced, may_be_slow
 from hindmost_collector.judgement.stall_verdicts import of_stalls
 from hindmost_collector.judgement.stop_verdicts import of_mismatch, of_parted
-from hindmost_collector.judgement.verdict import Report, Verdict
+from hindmost_collector.judgement.verdict import STOPS, Report, Verdict
 from hindmost_collector.judgement.verdicts import of_habits, of_links
 from hindmost_collector.model import RUNNING, Run, rows
 from hindmost_collector.robust import percentile
@@ -36,6 +36,7 @@ from hindmost_collector.timeline import apart, membership, phases, profiled
 from hindmost_collector.timeline import blocks as blocks_of
 
 if TYPE_CHECKING:
+    from hindmost_collector.align import Floats
     from hindmost_collector.detectors.straggler import Habit
     from hindmost_collector.timeline.blocks import Blocks
 
@@ -128,7 +129,7 @@ def _of_stretches(run: Run, change: membership.Change, settings: Settings) -> Re
     past = [
         replace(one, until_step=change.last_step if one.until_step is None else one.until_step)
         for one in before.verdicts
-        if one.ranks and one.kind not in ("hang", "desync")
+        if one.ranks and one.kind not in STOPS
     ]
     of_now = [one for one in now.verdicts if one.kind not in ("balanced", "insufficient_data") or not past]
     return replace(
@@ -180,7 +181,7 @@ def _in_order(found: list[Verdict]) -> tuple[Verdict, ...]:
     for index, one in enumerate(found):
         earlier = [weights[at] for at in range(index) if set(found[at].ranks) & set(one.given)]
         weights[index] = min([weights[index], *earlier])
-    order = sorted(range(len(found)), key=lambda at: (found[at].kind not in ("hang", "desync"), -weights[at]))
+    order = sorted(range(len(found)), key=lambda at: (found[at].kind not in STOPS, -weights[at]))
     runs: list[list[int]] = []
     for at in order:
         first = runs[-1][0] if runs else at
@@ -204,9 +205,12 @@ def _late(
     blocks: Blocks, settings: Settings, shared: sharing.Sharing | None
 ) -> tuple[list[Verdict], list[str], list[Habit]]:
     """The verdicts on ranks that are late by habit or stall, each judged beside the others; notes; chance's habits."""
-    even = uneven.levelled(blocks, settings)
+    timed = uneven.uncounted(blocks, settings)
+    even = uneven.levelled(blocks, settings, timed)
     habits = straggler.find(even, settings, shared=shared is not None)
-    habits, by_chance, even = _uncounted(habits, blocks, even, settings) if shared is None else (habits, [], even)
+    by_chance: list[Habit] = []
+    if timed is not None and shared is None:
+        habits, by_chance, even = _uncounted(habits, blocks, even, timed, settings)
     stalls = intermittent.find(blocks, settings, habits)
     habits = intermittent.without_stalls(habits, stalls, settings)
     found, notes = of_habits(habits, blocks, settings, even)
@@ -222,17 +226,17 @@ def _late(
 
 
 def _uncounted(
-    habits: list[Habit], blocks: Blocks, even: Blocks, settings: Settings
+    habits: list[Habit], blocks: Blocks, even: Blocks, timed: Floats, settings: Settings
 ) -> tuple[list[Habit], list[Habit], Blocks]:
     """Habits among uneven work that was not counted: the sure ones, those that may be chance, and the blocks to cost
     the former by. Whoever is late for what its host does is so without what its GPU computed.
     """
-    beside = uneven.beside_computing(blocks, settings)
+    beside = uneven.beside_computing(blocks, settings, timed)
     if beside is None:
         return habits, [], even
     late = {habit.row for habit in habits}  # what becomes slow among few steps is smoothed away with what is usual then
     habits = [*habits, *(one for one in straggler.find(blocks, settings) if one.row not in late)]
-    sure = uneven.no_batches(habits, blocks, settings)
+    sure = uneven.no_batches(habits, timed, settings)
     hosts = [one for one in straggler.find(beside, settings) if one.row not in {habit.row for habit in sure}]
     rows = sorted({one.row for one in hosts})
     excess, segments = even.excess.copy(), even.segments.copy()

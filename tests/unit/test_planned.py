@@ -221,7 +221,7 @@ def test_a_few_long_stalls_do_not_hide_that_work_explains_who_is_late() -> None:
     late = found.excess.copy()
     late[0, 20::50] += 3 * found.step_ns
     assert uneven.explained(late, more) == pytest.approx(uneven.explained(found.excess, more), abs=0.05)
-    assert uneven.levelled(replace(found, excess=late), DEFAULT) is not found
+    assert uneven.levelled(replace(found, excess=late), DEFAULT, None) is not found
 
 
 def test_nobody_is_named_for_longer_batches_by_chance_beside_checkpoints() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from hindmost_collector.align import Array, Ints
+    from hindmost_collector.align import Array, Floats, Ints
 
 
 def episodes(stalled: Array) -> Ints:
@@ -19,6 +19,16 @@ def episodes(stalled: Array) -> Ints:
 def far_more(stalls: int, others: int) -> bool:
     """Twice the stalls of the next rank and three sigma of a Poisson count more: no accident of a noisy host."""
     return bool(stalls > 2 * others + 3 * np.sqrt(others + 1))
+
+
+#: Stalls are apart from the steps without: between these, from a third to two thirds of a stall, are so few for each.
+_BETWEEN = 0.2
+
+
+def apart(late: Floats, size: float, often: int) -> bool:
+    """Whether steps [S] are on time or late by ``size``, ``often`` at least each: what scatters is between."""
+    between = np.sum((late > size / 3) & (late < size * 2 / 3))
+    return bool(between <= _BETWEEN * often)
 
 
 #: Of jobs whose stalls meet anybody alike, one in 500 may look as if they met one of its ranks.

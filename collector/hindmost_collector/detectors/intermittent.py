@@ -110,11 +110,8 @@ def _large(blocks: Blocks, excess: Floats, settings: Settings) -> list[Stalls]:
     return []
 
 
-#: A GPU's stall shows half and less of itself as lateness, where collectives run beside backward: a smaller one counts
-#: where ranks are so calm that nothing of the kind happens to the others.
-_SMALL = 0.3
-#: And where it is so many times what the typical rank is above the least late tenth of its steps: that is 1.3 standard
-#: deviations of normal noise.
+#: A small stall counts where ranks are so calm that nothing of the kind happens to the others: where it is so many
+#: times what the typical rank is above the least late tenth of its steps: that is 1.3 standard deviations of noise.
 _CALM = 4.0
 #: Per cent of a rank's steps that are the least late: whoever stalls in most steps does not in these.
 _FEWEST = 10
@@ -137,14 +134,14 @@ def _beside(blocks: Blocks, named: list[int], habits: Sequence[Habit], settings:
     for habit in habits:
         others[habit.row, habit.first : habit.stop] = 0.0
     large = settings.stall_effect * blocks.step_ns
-    for size in (large, max(_SMALL * large, _CALM * calm)):
+    for size in (large, max(stall_sets.SMALL * large, _CALM * calm)):
         few = list(_few(others >= size, settings))
         for row, _, _ in few:
             others[row] = 0.0
         found = []
         for row, _, share in few:
             one = _with_its_like(_alone(row, above, others), row, np.flatnonzero(above[row] >= size), share, settings)
-            found += [one] if _apart(above[row], one) else []
+            found += [one] if chance.apart(above[row], one.excess, len(one.stalled)) else []
         if found:
             return found
     return []
@@ -193,16 +190,6 @@ def _not_all_along(stalled: Array, rows: Ints) -> bool:
     return bool(steps[rows].min() > 2 * np.delete(steps, rows).max(initial=0))
 
 
-#: Stalls are apart from the steps without: between these, from a third to two thirds of a stall, are so few for each.
-_BETWEEN = 0.2
-
-
-def _apart(late: Floats, stalls: Stalls) -> bool:
-    """Whether a rank either stalls or does not: one that scatters more than its peers does anything between."""
-    between = np.sum((late > stalls.excess / 3) & (late < stalls.excess * 2 / 3))
-    return bool(between <= _BETWEEN * len(stalls.stalled))
-
-
 #: A rank that stalls in most steps has its usual ones among the least late, this share of all in per cent.
 _LEAST = 25
 
@@ -247,7 +234,7 @@ def _of_one_kind(late: Floats, steps: Ints, settings: Settings) -> Ints:
     one = Stalls((), large, float(np.median(late[large])), 1.0)
     most = late[large].sum() >= settings.min_stall_share * sums[-1]
     often = np.sum(np.diff(large, prepend=-2) > 1) >= settings.min_stalls
-    return large if most and often and _apart(late, one) else steps
+    return large if most and often and chance.apart(late, one.excess, len(one.stalled)) else steps
 
 
 #: On a noisy host all ranks have small stalls, some more than others; one may have all that are longer than a step or

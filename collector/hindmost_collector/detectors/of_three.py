@@ -40,7 +40,7 @@ def set_apart(blocks: Blocks, settings: Settings) -> Blocks:
 
 
 def _habits(blocks: Blocks, settings: Settings) -> list[Habit]:
-    return straggler.find(uneven.levelled(blocks, settings), settings)
+    return straggler.find(uneven.levelled(blocks, settings, uneven.uncounted(blocks, settings)), settings)
 
 
 def _threes(role: Ints) -> list[Ints]:

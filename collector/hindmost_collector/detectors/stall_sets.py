@@ -24,11 +24,9 @@ if TYPE_CHECKING:
 #: Beyond so many ranks, the median of which is nobody's doing, and so many that stall, a few are not looked for.
 _CROWD, _MOST = 256, 64
 #: A GPU's stall shows half and less of itself as lateness, where collectives run beside backward.
-_SMALL = 0.3
+SMALL = 0.3
 #: The late and the on-time steps of a rank are apart by so many times what either scatters.
 _SIGMAS = 6.0
-#: And so few are between, from a third to two thirds of the way, for each of the fewer of the two.
-_BETWEEN = 0.2
 #: A stall or what is between two lasts so many steps on average at most: longer, and it is a slow stretch.
 _LASTS = 8
 #: Stalls beyond so many typical ones are cut off, before the late are told from the others.
@@ -43,7 +41,7 @@ _ENOUGH = 10
 
 def find(blocks: Blocks, settings: Settings) -> dict[int, Array]:
     """Row to [S] in which steps it stalls, of all that do; empty where there is any doubt who does."""
-    least = _SMALL * settings.stall_effect * blocks.step_ns
+    least = SMALL * settings.stall_effect * blocks.step_ns
     late = or_zero(blocks.excess)
     late = calm_peers.behind(late, blocks.role) if len(late) <= _CROWD else late
     rows = np.flatnonzero(np.count_nonzero(late >= least, axis=1) >= settings.min_stalls)
@@ -90,10 +88,9 @@ def _stalls(late: Floats, held: Array, size: float, least: float, settings: Sett
         return False
     on_time = float(median(late[~held]))
     scatter = max(MAD_TO_SIGMA * float(median(np.abs(late[one] - median(late[one])))) for one in (held, ~held))
-    between = np.sum((late > on_time + size / 3) & (late < on_time + size * 2 / 3))
     times = chance.episodes(held[None])[0]
     often = times >= settings.min_stalls and times * _LASTS >= fewer
-    return bool(often and size >= _SIGMAS * scatter and between <= _BETWEEN * fewer)
+    return bool(often and size >= _SIGMAS * scatter and chance.apart(late - on_time, size, fewer))
 
 
 def _leave_calm(blocks: Blocks, found: dict[int, Array]) -> bool:

@@ -141,37 +141,34 @@ def in_full(blocks: Blocks, settings: Settings) -> Blocks:
     return work_due.in_full(blocks, replace(due, counted=counted) if due is not None else None)
 
 
-def levelled(blocks: Blocks, settings: Settings) -> Blocks:
+def levelled(blocks: Blocks, settings: Settings, timed: Floats | None) -> Blocks:
     """The same with what work explains taken out of who is late, so that a slow rank shows among uneven ones.
 
     By its GPU's time nobody can tell a rank that is slow, or becomes so, from one that is given more: where work was
     not counted, only what comes and goes from one step to the next is it. Counted work that does not differ so explains
-    nobody's turn: a rank that is given more from some step on is late for that.
+    nobody's turn: a rank that is given more from some step on is late for that. ``timed`` is what is :func:`uncounted`.
     """
     if blocks.work is None:
-        timed = _uncounted(blocks, settings)
         if timed is None or _without(blocks, timed, settings) is blocks:
             return blocks
         return _without(blocks, timed - _around(timed), settings)
     return _without(blocks, more_work(blocks.work), settings) if _loses(blocks, settings) else blocks
 
 
-def beside_computing(blocks: Blocks, settings: Settings) -> Blocks | None:
+def beside_computing(blocks: Blocks, settings: Settings, timed: Floats | None) -> Blocks | None:
     """The same without all that the GPU's time explains, where uneven work was not counted; ``None`` elsewhere.
 
     Whoever is late there is so for what its host does, which shows sooner without what batches differ by.
     """
-    timed = _uncounted(blocks, settings) if blocks.work is None else None
     found = _without(blocks, timed, settings) if timed is not None else blocks
     return found if found is not blocks else None
 
 
-def no_batches(habits: list[Habit], blocks: Blocks, settings: Settings) -> list[Habit]:
+def no_batches(habits: list[Habit], timed: Floats | None, settings: Settings) -> list[Habit]:
     """Those of these, found where work was not counted, in whose steps the GPU surely takes longer.
 
     Of batches that differ at random some steps on end have longer ones by chance: what stays of them is no habit yet.
     """
-    timed = _uncounted(blocks, settings)
     if timed is None:
         return habits
     told = [(habit, timed[habit.row, habit.steps()]) for habit in habits]
@@ -182,9 +179,10 @@ def _loses(blocks: Blocks, settings: Settings) -> bool:
     return waste(blocks) >= settings.min_uneven * blocks.step_ns
 
 
-def _uncounted(blocks: Blocks, settings: Settings) -> Floats | None:
-    """[R, S] by what share of a usual step's a rank's GPU takes longer than the typical peer's; ``None``: unknown."""
-    work = _timed(blocks, settings) if _loses(blocks, settings) else None
+def uncounted(blocks: Blocks, settings: Settings) -> Floats | None:
+    """[R, S] by what share of a usual step's a rank's GPU takes longer than the typical peer's, where nobody counted
+    work that is uneven; ``None``: unknown, or counted."""
+    work = _timed(blocks, settings) if blocks.work is None and _loses(blocks, settings) else None
     if work is None or np.mean(~np.isnan(work)) < _KNOWN:
         return None
     more = _more(work)

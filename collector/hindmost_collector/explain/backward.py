@@ -56,8 +56,8 @@ class Backward:
 def of_habit(blocks: Blocks, habit: Habit, settings: Settings) -> Backward:
     """What collectives show of a habit, beyond what it is on top of."""
     columns = causes.typical(blocks, habit.row, habit.steps(), settings)
-    waits = fed.waits_for_host(blocks)
-    if waits is not None and waits[habit.row, columns].mean() > _OFTEN:
+    waits = fed.waits_for_host(blocks, slice(habit.row, habit.row + 1))
+    if waits is not None and waits[0, columns].mean() > _OFTEN:
         return Backward()  # between collectives its host launches
     found = find(blocks, habit.row, columns, _healthy(blocks, habit)) or Backward()
     busy = paced.longer(blocks, habit.row, columns)
@@ -85,7 +85,7 @@ def in_full(blocks: Blocks, explained: Sequence[tuple[Habit, Cause]]) -> Blocks:
 
 
 #: Causes of which the others' queueing may hide a part: what a GPU computes, and what nobody knows.
-_COMPUTED = ("compute", "gpu_throttle", "gpu_contention", "unknown")
+COMPUTED = ("compute", "gpu_throttle", "gpu_contention", "unknown")
 
 
 def told(blocks: Blocks, habits: Sequence[Habit], cause: Cause) -> list[str]:
@@ -94,7 +94,7 @@ def told(blocks: Blocks, habits: Sequence[Habit], cause: Cause) -> list[str]:
     if cause.unseen > 0:
         more = f"{ms(cause.unseen)} a step more between its first collective and its last"
         found.append(f"{more}, which the others queue over")
-    if cause.cause in _COMPUTED and any(_hidden(blocks, habit) for habit in habits):
+    if cause.cause in COMPUTED and any(_hidden(blocks, habit) for habit in habits):
         found.append("at least: how much longer its backward is, the queueing of the others hides")
     return found
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_collector.explain import launching
 from hindmost_collector.robust import median, median_error
 
 if TYPE_CHECKING:
@@ -24,11 +25,6 @@ if TYPE_CHECKING:
 
 #: Steps in which a host's pace is taken to be one, and the fewest that tell it.
 _WINDOW, _ENOUGH = 20, 5
-#: A GPU has caught up with its host where operations wait on it for no longer than this share of a step beyond the
-#: shortest; half of a step's operations must.
-_CAUGHT_UP = 0.05
-#: GPUs' clocks were 0.5 to 3 ms off their host's: an operation that seems to wait for longer than that did wait.
-_CLOCKS_NS = 4e6
 #: A host is slow between two marks where it takes this share more than its typical peer, and more by this share of a
 #: step: what hosts of one job take to launch the same differs by up to a half for tens of steps, without a fault.
 _SLOWER, _LEAST = 1.0, 0.01
@@ -60,18 +56,16 @@ def late_by_hosts(blocks: Blocks, run: Run) -> Blocks:
     return replace(blocks, excess=blocks.excess * share, segments=blocks.segments * share[:, blocks.segment_step])
 
 
-def waits_for_host(blocks: Blocks) -> Array | None:
-    """[R, S] in which steps a GPU ran what its host launched as it did; ``None`` where nothing tells."""
+def waits_for_host(blocks: Blocks, rows: slice = slice(None)) -> Array | None:
+    """[R, S] in which steps GPUs of these ranks ran most as their hosts launched it; ``None`` where nothing tells."""
     grid = blocks.joined
     if grid is None or not grid.gpu_time or blocks.ended is None or blocks.took is None:
         return None
     if "input" not in blocks.parts or np.isnan(grid.enqueue).all() or np.isnan(grid.start).all():
         return None
-    waited = grid.start - grid.enqueue  # the GPU's clock less the host's included
-    beyond = waited - np.fmin.reduce(waited, axis=1)[:, None]
-    caught_up = (beyond <= _CAUGHT_UP * blocks.step_ns) & (waited <= _CLOCKS_NS)
+    at_once = launching.caught_up(grid.start[rows] - grid.enqueue[rows], blocks)
     counts = np.diff(np.append(blocks.starts, grid.columns))
-    return np.asarray(2 * np.add.reduceat(caught_up, blocks.starts, axis=1, dtype=np.int64) > counts)
+    return np.asarray(2 * np.add.reduceat(at_once, blocks.starts, axis=1, dtype=np.int64) > counts)
 
 
 class _Hosts:

@@ -56,11 +56,12 @@ def hand_to_mouth(blocks: Blocks, settings: Settings, rows: slice = slice(None))
     if "input" in blocks.parts:
         began = began + np.nan_to_num(blocks.parts["input"][rows])
     host = enqueue - began
-    caught_up = _caught_up(start - enqueue, blocks)  # the GPU's clock less the host's included
-    return np.asarray(caught_up & (host >= settings.host_bound_in_step * gpu[rows]))
+    known = caught_up(start - enqueue, blocks)  # the GPU's clock less the host's included
+    return np.asarray(known & (host >= settings.host_bound_in_step * gpu[rows]))
 
 
-def _caught_up(waited: Floats, blocks: Blocks) -> Array:
+def caught_up(waited: Floats, blocks: Blocks) -> Array:
+    """[R, K] where what waited [R, K] ns on its GPU, its clock less the host's included, ran as it was launched."""
     beyond = waited - np.fmin.reduce(waited, axis=1)[:, None]
     return np.asarray((beyond <= _CAUGHT_UP * blocks.step_ns) & (waited <= _CLOCKS_NS))
 

@@ -24,7 +24,7 @@ def of(blocks: Blocks, habit: Habit, settings: Settings) -> Cause:
     """The cause of a habit."""
     seen = backward.of_habit(blocks, habit, settings)
     why = causes.explain(_on_top(blocks, habit, settings), habit.row, habit.steps(), settings, seen.longer)
-    if why.cause not in backward._COMPUTED:
+    if why.cause not in backward.COMPUTED:
         return why
     return replace(why, unseen=seen.beyond(why.beyond * habit.excess) / why.beyond)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_collector.judgement.verdict import STOPS
 from hindmost_collector.judgement.wording import OLDER, PARTLY, without_all_clear
 from hindmost_collector.model import Job, rows
 
@@ -49,7 +50,7 @@ def _dated(one: Verdict, run: Run, blocks: Blocks) -> Verdict:
         if step is not None and (gap := _unread(step, blocks)) is not None
         for low, high in [gap]
     ]
-    after = _after(run, blocks) if one.until_step is None and one.kind not in ("hang", "desync") else None
+    after = _after(run, blocks) if one.until_step is None and one.kind not in STOPS else None
     if after is not None:
         told.append(f"steps from {after} on were not read: whether it held there is not known")
     return replace(one, evidence=(*one.evidence, *told)) if told else one

@@ -13,7 +13,7 @@ import numpy as np
 
 from hindmost_collector.costs import on_top
 from hindmost_collector.judgement.job_verdicts import until
-from hindmost_collector.judgement.verdict import Slowed, Verdict
+from hindmost_collector.judgement.verdict import STOPS, Slowed, Verdict
 from hindmost_collector.judgement.wording import ms, without_all_clear
 from hindmost_collector.robust import median
 
@@ -40,7 +40,7 @@ _BY_WORK = 0.5
 def find(blocks: Blocks, found: Sequence[Verdict]) -> Slowed | None:
     """Since when all steps are longer, beside what verdicts cost, and what of them; ``None`` where they are not."""
     known = [one for one in found if one.kind not in ("balanced", "input_bound", "host_bound")]
-    if any(one.kind in ("hang", "desync", "insufficient_data") for one in known):
+    if any(one.kind in (*STOPS, "insufficient_data") for one in known):
         return None
     period = on_top.period(blocks, known)
     span = _longer(period)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hindmost_collector.judgement.verdict import Verdict
+from hindmost_collector.judgement.verdict import STOPS, Verdict
 from hindmost_collector.judgement.wording import names
 from hindmost_collector.model import Job, Unseen, rows
 from hindmost_collector.timeline import blocks as blocks_of
@@ -38,7 +38,7 @@ def with_missing(run: Run) -> Run:
 def judged(found: list[Verdict], run: Run) -> list[Verdict]:
     """What still holds though some ranks were not seen, and what cannot be told because of that."""
     lacking = run.unseen
-    if lacking is None or any(one.kind in ("hang", "desync") for one in found):
+    if lacking is None or any(one.kind in STOPS for one in found):
         return found
     if run.job.source == Job.source:
         return [_of_those_seen(one, lacking, rows(run.ranks)) for one in found]

@@ -25,6 +25,8 @@ KINDS = (
     "balanced",
     "insufficient_data",
 )
+#: Kinds of a job that stopped, or whose ranks went apart.
+STOPS = ("hang", "desync")
 CAUSES = (
     "compute",
     "input",

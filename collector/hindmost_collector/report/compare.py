@@ -8,6 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from hindmost_collector.judgement.verdict import STOPS
 from hindmost_collector.report import headline
 from hindmost_collector.report.columns import UNMEASURED, duration, number, ratio
 from hindmost_collector.report.text import console, labelled, written
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _WORSE, _BETTER = "red", "green"
-_STOPPED = ("hang", "desync")
 #: Measures below this share of the step, in both runs, that did not change: not shown.
 _TINY = 0.02
 
@@ -53,7 +53,7 @@ def _stop(verdicts: Mapping[str, Any], label: str) -> str | None:
     """That one of the two runs stopped for good, as its verdict says it."""
     own = verdicts["new" if label == "B" else "gone"]
     both = [one[label.lower()] for one in verdicts["kept"]]
-    return next((headline.verdict(one) for one in [*own, *both] if one["kind"] in _STOPPED), None)
+    return next((headline.verdict(one) for one in [*own, *both] if one["kind"] in STOPS), None)
 
 
 def _of_steps(found: Mapping[str, Any]) -> tuple[str, str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hindmost_proto import telemetry_pb2 as wire
 
+from hindmost_collector.judgement.verdict import STOPS
 from hindmost_collector.judgement.wording import OLDER
 from hindmost_collector.running.looks import QUIET
 
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
 
 #: A cost that moved by less than this share of itself is the same verdict.
 SAME = 0.25
-#: Kinds of a job that does not go on: every rank's stack is asked for.
-STOPS = frozenset({"hang", "desync"})
 
 
 def identity(verdict: Mapping[str, Any]) -> tuple[Any, ...]:
