@@ -51,6 +51,13 @@ def test_median_of_many_is_numpys(
     np.testing.assert_array_equal(median(block, axis=axis), expected)
 
 
+@pytest.mark.parametrize("shape", [(2_000, 100), (20_000, 10), (300_000, 2)])
+def test_median_of_a_large_job_is_numpys(shape: tuple[int, int]) -> None:
+    """Columns that are turned some at a time are all there, in their order."""
+    block = np.random.default_rng(1).normal(0, 1e9, shape)
+    np.testing.assert_array_equal(median(block, axis=0), np.median(block, axis=0))
+
+
 def test_lower_median_is_the_value_of_somebody() -> None:
     """Of an even number that are known it is the lower of the middle two, never a mean; NaN where none is."""
     nan = np.nan

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, replace
 from math import exp, lgamma, log
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -105,8 +106,9 @@ def find(blocks: Blocks, settings: Settings, *, shared: bool = False) -> list[Ha
     return sorted(found, key=lambda habit: -habit.excess)
 
 
-#: A block of steps must be above a rank's own noise by so many standard errors for the rank to be looked at closer.
-_STANDS_OUT = 3.5
+#: A block of steps must be above a rank's own noise by so many standard errors for the rank to be looked at closer, and
+#: of a large job by so many that chance alone makes no more than this many blocks do so.
+_STANDS_OUT, _MOST_BY_CHANCE = 3.5, 8
 
 
 def _candidates(excess: Floats, smallest: float, large: float) -> Ints:
@@ -120,9 +122,15 @@ def _candidates(excess: Floats, smallest: float, large: float) -> Ints:
     part = excess[found]
     usual = median(part, axis=1)
     noise = MAD_TO_SIGMA * MEDIAN_COST * median(np.abs(part - usual[:, None]), axis=1)
-    beyond = highest[found] >= usual + _STANDS_OUT * noise / np.sqrt(excess.shape[1] / levels.shape[1])
+    beyond = highest[found] >= usual + _stands_out(levels.size) * noise / np.sqrt(excess.shape[1] / levels.shape[1])
     found = found[(usual >= smallest) | beyond | (highest[found] >= large)]
     return np.asarray(found[np.argsort(-highest[found], kind="stable")])
+
+
+def _stands_out(blocks: int) -> float:
+    """How many standard errors one of so many blocks of steps must be above a rank's own noise."""
+    by_chance = NormalDist().inv_cdf(1 - _MOST_BY_CHANCE / blocks) if blocks > 2 * _MOST_BY_CHANCE else 0.0
+    return max(_STANDS_OUT, by_chance)
 
 
 #: Blocks of so many steps show a stretch of a dozen; of a long run there are at most so many of them.
@@ -345,7 +353,9 @@ _SAMPLE = 512
 def _healthy(ranks: int, left_out: Iterable[list[int]], least: int) -> Ints:
     """Rows of all but the first of these that leaves ``least`` ranks: whoever is suspected, if that may be."""
     for some in left_out:
-        others = np.setdiff1d(np.arange(ranks), some)
+        kept = np.ones(ranks, bool)
+        kept[[row for row in some if row >= 0]] = False
+        others = np.flatnonzero(kept)
         if len(others) >= least:
             break
     return np.asarray(others[:: max(len(others) // _SAMPLE, 1)])

@@ -100,6 +100,8 @@ def _levels(blocks: Blocks, columns: Array, since: int) -> tuple[dict[str, Float
 #: A clock of which the driver says why it is low is the cause where it explains this share of the longer computing: a
 #: few samples of clocks that change from one to the next tell no more, and ranks that wait cool down and clock higher.
 _TOLD_WHY = 0.5
+#: Of what the rank is late by, noise of its latest steps included, all of the step must be longer by this share.
+_OF_ALL = 1 / 3
 
 
 def _throttled(
@@ -113,14 +115,15 @@ def _throttled(
 ) -> str | None:
     """What a lower clock explains; ``None`` where it does not, or where it was as low while the rank was not late.
 
-    Nor where all of the step would not be longer by it by as much as the rank is ``late`` (ns a step).
+    Nor where all of the step would be longer by it by far less than the rank is ``late`` (ns a step).
     """
     lower = _lower(now, row) - max(_lower(before, row), 0.0)
     if not lower > settings.clocks_differ or not _held_back(now, row, settings):
         return None
     least = min(settings.min_explained, _TOLD_WHY) if _has_reason(now, row) else settings.min_explained
-    whole = average(blocks.period[columns])
-    if lower * _driven(blocks, row, columns) < least * _longer(blocks, row, columns) or lower * whole < least * late:
+    if lower * _driven(blocks, row, columns) < least * _longer(blocks, row, columns):
+        return None
+    if lower * average(blocks.period[columns]) < _OF_ALL * late:
         return None
     mine, theirs = now["sm_clock"][row], _peers(now["sm_clock"], row)
     return f"its SM clock is {mine / 1e6:.0f} MHz, its peers' {theirs / 1e6:.0f} MHz{_reasons(now, row)}"
