@@ -46,6 +46,13 @@ def test_a_gpu_that_computes_longer_than_those_that_wait_for_it_is_seen(slow: in
     assert 0.6 * LONGER < found < LONGER
 
 
+def test_a_rank_with_kernels_of_its_own_waits_for_others_than_its_peers() -> None:
+    """Its host stands elsewhere in the program: what it and the others take between two launches is not one work."""
+    blocks = _blocks(2)
+    blocks.joined.start[2, 5 * PLACES :] -= 2 * LONGER
+    assert paced.longer(blocks, 2, np.arange(STEPS)) == 0.0
+
+
 def test_gpus_of_one_pace_are_not_told_apart() -> None:
     """Noise of launches adds up to nothing."""
     assert paced.longer(_blocks(None), 1, np.arange(STEPS)) == 0.0

@@ -3,7 +3,7 @@
 Ranks that wait for another inside their last collectives hide how soon they were ready. Their hosts do not: with its
 queue full a host launches at its GPU's pace, a thousand kernels ahead, and comes to a stop there while its GPU waits.
 Between two launches all hosts wait for the same kernels of the same program, so that where one takes longer its GPU
-computes longer, and where the others stop they wait.
+computes longer, and where the others stop they wait. A rank that launches more kernels than they waits for others.
 """
 
 from __future__ import annotations
@@ -43,13 +43,15 @@ def longer(blocks: Blocks, row: int, columns: Array) -> float:
     if where is None:
         return 0.0
     others = np.delete(np.arange(len(blocks.ranks)), row)
-    gaps = _gaps(grid, np.append(row, others[:: max(len(others) // _SAMPLE, 1)]), where, blocks.step_ns)
+    rows = np.append(row, others[:: max(len(others) // _SAMPLE, 1)])
+    gaps = _gaps(grid, rows, where, blocks.step_ns)
     if np.isnan(gaps).all():
         return 0.0
     peers = np.arange(1, len(gaps))
     differ = [_busy(gaps, one, np.delete(peers, one - 1)) for one in peers.tolist()] if len(peers) > 1 else [0.0]
     differs = max(float(np.median(differ)), _DIFFER * blocks.step_ns)
-    return max(_busy(gaps, 0, peers) - differs, 0.0)
+    found = max(_busy(gaps, 0, peers) - differs, 0.0)
+    return found if _apart(grid, rows, where) <= found + differs else 0.0
 
 
 def _steps(blocks: Blocks, grid: Grid, columns: Array) -> Ints | None:
@@ -65,9 +67,7 @@ def _steps(blocks: Blocks, grid: Grid, columns: Array) -> Ints | None:
 
 def _gaps(grid: Grid, rows: Ints, where: Ints, step_ns: float) -> Floats:
     """[R, P] ns that hosts take from one launch to the next while their queue is full; NaN where it seldom is."""
-    enqueue = grid.enqueue[rows]
-    waited = grid.start[rows] - enqueue
-    waited = (waited - np.fmin.reduce(waited, axis=1)[:, None])[:, where]
+    enqueue, waited = grid.enqueue[rows], _waited(grid, rows, where)
     known = ~np.isnan(waited[:, :, 0]).all(axis=1)
     most = np.full(len(rows), np.inf)
     most[known] = np.nanpercentile(waited[known, :, 0], _HIGH, axis=1)
@@ -75,6 +75,22 @@ def _gaps(grid: Grid, rows: Ints, where: Ints, step_ns: float) -> Floats:
     full = (waited[:, :, :-1] > _FULL * most) & (waited[:, :, 1:] > _FULL * most)
     gaps = np.where(full, np.diff(enqueue[:, where], axis=2), np.nan)
     return np.where(full.sum(axis=1) >= _ENOUGH, median(gaps, axis=1), np.nan)
+
+
+def _waited(grid: Grid, rows: Ints, where: Ints) -> Floats:
+    """[R, N, P] ns from launch to start, beyond the least that it took a rank."""
+    waited = grid.start[rows] - grid.enqueue[rows]
+    return np.asarray((waited - np.fmin.reduce(waited, axis=1)[:, None])[:, where])
+
+
+def _apart(grid: Grid, rows: Ints, where: Ints) -> float:
+    """Ns by which the first row's launches lie further ahead of their starts than its peers', or less far, at most.
+
+    Hosts that wait for the same kernels are apart by no more than their GPUs; whose program has kernels of its own
+    waits for others.
+    """
+    ahead = median(_waited(grid, rows, where), axis=1)
+    return float(np.nan_to_num(np.abs(ahead[0] - median(ahead[1:], axis=0))).max())
 
 
 def _busy(gaps: Floats, row: int, peers: Ints) -> float:

@@ -149,7 +149,7 @@ def _saved(grid: Grid, row: int, where: Ints, healthy: Floats | None) -> float:
     exact, most = _took(grid, np.append(row, others), where)
     mine = exact[0]
     token, transfer = grid.token[where[0]], median(grid.duration[row][where], axis=0)
-    known = median(exact[1:], axis=0)
+    known = _before_alike(median(exact[1:], axis=0), median(most[1:], axis=0), token[1:])
     known = np.where(np.isnan(known), _between(grid, np.append(row, others), where, mine), known)
     if healthy is not None:
         known = np.where(np.isnan(known), healthy, known)
@@ -202,6 +202,19 @@ def _often(took: Floats) -> Floats:
     """[R, P] medians over steps, of what is known of most of them."""
     known = np.mean(~np.isnan(took), axis=1)
     return np.where(known >= _OFTEN, median(took, axis=1), np.nan)
+
+
+def _before_alike(exact: Floats, most: Floats, token: Ints) -> Floats:
+    """[P] what is known, and elsewhere the least that is before messages alike.
+
+    A GPU on which a collective waits computes slower: from there on nobody sees how soon it would be ready.
+    """
+    found = exact.copy()
+    for kind in np.unique(token):
+        alike, unknown = token == kind, (token == kind) & np.isnan(exact)
+        least = np.fmin.reduce(exact[alike])
+        found[unknown] = np.fmin(least, most[unknown]) if least > 0 else np.nan
+    return found
 
 
 def _of_alike(mine: Floats, exact: Floats, most: Floats, token: Ints) -> Floats:
