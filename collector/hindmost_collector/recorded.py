@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import re
 import threading
@@ -20,7 +19,7 @@ import duckdb
 import pyarrow as pa
 from hindmost.errors import UsageError
 
-from hindmost_collector.store import schema, segments
+from hindmost_collector.store import meta, schema, segments
 from hindmost_collector.store.clickhouse_client import is_url
 from hindmost_collector.store.level_views import level_select, present, quoted
 from hindmost_collector.store.run_directory import is_run_directory, read_run, read_together
@@ -78,11 +77,7 @@ class Recording(Tables):
     @property
     def meta(self) -> dict[str, Any]:
         """What ``meta.json`` says of the run; of a store's first job where there are several."""
-        try:
-            known: dict[str, Any] = json.loads((self._jobs[0] / "meta.json").read_bytes())
-        except (OSError, ValueError):
-            return {}
-        return known
+        return meta.known(self._jobs[0])
 
     def table(self, name: str, *columns: str) -> pa.Table:
         """All rows of a table of ``TABLES``, ``clocks`` or ``rank_states``, with the job in the column ``job``."""
@@ -194,10 +189,7 @@ def _meant(query: str) -> list[str]:
 
 
 def _job_id(job: Path) -> str:
-    try:
-        return str(json.loads((job / "meta.json").read_bytes())["job_id"])
-    except (OSError, ValueError, KeyError):
-        return job.name
+    return str(meta.known(job).get("job_id") or job.name)
 
 
 def _nothing(table: str) -> str:

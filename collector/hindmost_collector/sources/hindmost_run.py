@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hindmost_collector.judgement import unseen
+from hindmost_collector.store import meta
 from hindmost_collector.store.run_directory import read_run, read_together
 
 if TYPE_CHECKING:
@@ -48,8 +48,4 @@ def is_run(folder: Path) -> bool:
     """Whether this folder itself is a run directory."""
     if (folder / "segments").is_dir():
         return True
-    try:
-        meta = json.loads((folder / "meta.json").read_bytes())
-    except (OSError, ValueError):
-        return False
-    return isinstance(meta, dict) and str(meta.get("schema", "")).startswith("hindmost.run/")
+    return meta.is_ours(folder)

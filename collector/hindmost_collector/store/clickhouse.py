@@ -219,7 +219,7 @@ class ClickHouseStore:
                 self._save("lines", "line", [self._lines[0]])
                 self._lines.popleft()
             for job in list(self._unsaved):
-                known = read_meta(self.server, job) | {"schema": "hindmost.run/1"} | self._meta[job]
+                known = read_meta(self.server, job)[0] | {"schema": "hindmost.run/1"} | self._meta[job]
                 self._save("files", "content", [(job, "meta.json", json.dumps(known, indent=1).encode())])
                 self._unsaved.discard(job)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from hindmost.errors import HindmostError, UsageError
 
 from hindmost_collector.running.window import CAUSAL
 from hindmost_collector.store import clickhouse_ddl as ddl
-from hindmost_collector.store import excerpt, schema
+from hindmost_collector.store import excerpt, meta, schema
 from hindmost_collector.store.clickhouse_client import Server, Unreachable, parse
 from hindmost_collector.store.run_directory import run_of
 from hindmost_collector.store.tables import Tables, checked
@@ -34,13 +33,10 @@ def _bytes(content: str | bytes) -> bytes:
     return content.encode() if isinstance(content, str) else content
 
 
-def read_meta(server: Server, job: str) -> dict[str, Any]:
-    """What is known of a job as a whole; empty when nothing is."""
-    try:
-        known: dict[str, Any] = json.loads(read_file(server, job, "meta.json") or b"{}")
-    except ValueError:
-        return {}
-    return known
+def read_meta(server: Server, job: str) -> tuple[dict[str, Any], list[str]]:
+    """What is known of a job as a whole, and notes on what is not. Raises HindmostError where that is newer."""
+    content = read_file(server, job, meta.NAME)
+    return meta.parsed(content, f"{meta.NAME} of {job}") if content is not None else ({}, [meta.MISSING])
 
 
 def jobs(server: Server) -> list[str]:
@@ -54,13 +50,12 @@ def read_run(server: Server, job: str) -> Run:
 
     Raises UsageError where there is nothing.
     """
-    meta = read_meta(server, job)
+    known, notes = read_meta(server, job)
     part = _plan(server, job)
     tables = {table: schema.to_numpy(table, _rows(server, table, job, part)) for table in schema.STORED}
-    if not meta and not any(len(next(iter(table.values()))) for table in tables.values()):
+    if not known and not any(len(next(iter(table.values()))) for table in tables.values()):
         raise UsageError(f"{server.target} holds no job {job!r}; it holds {_listed(jobs(server))}")
-    notes = [] if meta else ["meta.json is missing: command and exit code are unknown"]
-    return excerpt.said_of(run_of(tables, meta, job, notes), part)
+    return excerpt.said_of(run_of(tables, known, job, notes), part)
 
 
 def _plan(server: Server, job: str) -> excerpt.Excerpt | None:
@@ -134,7 +129,7 @@ class ClickHouseRecording(Tables):
     @property
     def meta(self) -> dict[str, Any]:
         """What is known of the job; of the first where there are several."""
-        return read_meta(self._server, self._jobs[0])
+        return read_meta(self._server, self._jobs[0])[0]
 
     def table(self, name: str, *columns: str) -> pa.Table:
         """All rows of a stored table, with the job in the column ``job``; of one job where the URL names one."""

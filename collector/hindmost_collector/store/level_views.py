@@ -19,8 +19,8 @@ def quoted(text: str) -> str:
 
 
 def present(directory: Path, torn: Collection[Path] = ()) -> list[Path]:
-    """A table's segments, oldest first, without those that are known to be torn."""
-    return [one.path for one in segments.listed(directory) if one.path not in torn]
+    """A table's segments, oldest first, without those that are known to be torn. Raises as ``segments.readable``."""
+    return [one.path for one in segments.readable(directory) if one.path not in torn]
 
 
 def level_select(job: str, directory: Path, level: str, torn: Collection[Path] = ()) -> str:

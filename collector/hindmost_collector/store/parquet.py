@@ -160,8 +160,9 @@ class ParquetStore:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             known = json.loads(path.read_bytes())
-        except (FileNotFoundError, ValueError):
+        except (FileNotFoundError, ValueError, RecursionError):
             known = {}
+        known = known if isinstance(known, dict) else {}
         known |= {"schema": "hindmost.run/1", **{key: value for key, value in meta.items() if value is not None}}
         write_durably(path, json.dumps(known, indent=1).encode() + b"\n")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -12,6 +11,7 @@ from hindmost.errors import UsageError
 
 from hindmost_collector.model import FINISHED, RUNNING, TABLES, Job, Run, Table, rows, world_size
 from hindmost_collector.store import absurd, excerpt, schema, segments, together
+from hindmost_collector.store import meta as of_job
 from hindmost_collector.timeline import incarnations
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def read_run(path: Path) -> Run:
     Raises:
         UsageError: ``path`` is not a run directory, or an empty one.
         HindmostError: a newer hindmost wrote it.
+        PermissionError: some of it may not be read; the file or folder is its ``filename``.
     """
     stored, part = _stored(path)
     return excerpt.said_of(run_of(stored.tables, stored.meta, path.name, stored.notes), part)
@@ -85,7 +86,7 @@ def _stored(path: Path) -> tuple[_Stored, excerpt.Excerpt | None]:
         del data
         pa.default_memory_pool().release_unused()  # it would keep what the largest table took
     notes += _strangers(path / "segments")
-    meta, damage = _read_meta(path)
+    meta, damage = of_job.read(path)
     return _Stored(tables, meta, [*notes, *damage]), part
 
 
@@ -109,16 +110,6 @@ def _strangers(folder: Path) -> list[str]:
         return []
     more = f" and {len(found) - 3} more" if len(found) > 3 else ""
     return [f"segments/ holds what is no segment, left out: {', '.join(found[:3])}{more}"]
-
-
-def _read_meta(path: Path) -> tuple[dict[str, Any], list[str]]:
-    try:
-        meta = json.loads((path / "meta.json").read_bytes())
-    except FileNotFoundError:
-        return {}, ["meta.json is missing: command and exit code are unknown"]
-    except ValueError:
-        return {}, ["meta.json is torn: command and exit code are unknown"]
-    return (meta, []) if isinstance(meta, dict) else ({}, ["meta.json is torn: command and exit code are unknown"])
 
 
 def _job(name: str, meta: dict[str, Any], tables: dict[str, Table]) -> Job:

@@ -83,6 +83,13 @@ def listed(directory: Path) -> list[Segment]:
     return standing(parse(path) for path in directory.glob(f"*{SUFFIX}"))
 
 
+def readable(directory: Path) -> list[Segment]:
+    """As ``listed``; raises PermissionError where the directory may not be looked into: a glob takes it for empty."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        os.scandir(directory).close()
+    return listed(directory)
+
+
 def standing(found: Iterable[Segment | None]) -> list[Segment]:
     """Segments in order, those left out that another one stands for."""
     ordered = sorted((one for one in found if one), key=lambda one: (one.day, one.flush, -one.last, -one.level))
@@ -237,7 +244,7 @@ def read_table(
     for _ in range(5):
         parts, notes = [], [left_out(one.path) for one in aside(directory)]
         try:
-            for segment in listed(directory) if segments is None else segments:
+            for segment in readable(directory) if segments is None else segments:
                 part = _whole(segment.path, reader)
                 if part is None:
                     notes.append(left_out(segment.path))
@@ -253,11 +260,13 @@ def read_table(
 
 
 def _whole(path: Path, reader: Callable[[Path], pa.Table]) -> pa.Table | None:
-    """A segment's rows, None when it is torn. Raises FileNotFoundError when it was compacted away."""
+    """A segment's rows, None when it is torn. Raises FileNotFoundError when it was compacted away, PermissionError."""
     try:
         return reader(path)
     except FileNotFoundError:
         raise
+    except PermissionError as error:  # whoever reads can have that changed, and is not told of less without it
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path)) from error
     except (OSError, pa.ArrowException):
         return None
 

@@ -1,0 +1,86 @@
+"""What ``meta.json`` says of a run as a whole: whoever wrote it, only what a job can have is believed."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from hindmost.errors import HindmostError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NAME = "meta.json"
+SCHEMA, VERSION = "hindmost.run/", 1
+#: What is written is some kilobytes, with the names of all nodes of the largest job a few hundred.
+_MOST_BYTES = 16 << 20
+#: What each fact is; of numbers, the greatest.
+_TEXT = ("job_id", "command", "launcher", "version", "interrupted_by", "no_ring")
+_MOST = {"started_ns": 1 << 62, "ended_ns": 1 << 62, "world_size": 1 << 31, "exit_code": 1 << 31}
+_OTHER = {"nodes": list, "thresholds": dict, "entered": bool}
+MISSING, _TORN = (f"{NAME} is {how}: command and exit code are unknown" for how in ("missing", "torn"))
+
+
+def read(folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """What a run directory says of its job, and notes on what it does not. Raises OSError, and as ``parsed`` does."""
+    path = folder / NAME
+    try:
+        with path.open("rb") as file:
+            return parsed(file.read(_MOST_BYTES + 1), str(path))
+    except FileNotFoundError:
+        return {}, [MISSING]
+
+
+def known(folder: Path) -> dict[str, Any]:
+    """The same where nobody asks for more: empty where it is gone, damaged or newer. Raises nothing."""
+    try:
+        return read(folder)[0]
+    except (OSError, HindmostError):
+        return {}
+
+
+def parsed(content: bytes, name: str) -> tuple[dict[str, Any], list[str]]:
+    """What is believed of the content of such a file, and notes on what is not.
+
+    Raises HindmostError, with the file's ``name``, where a newer hindmost wrote it.
+    """
+    try:
+        found = json.loads(content) if len(content) <= _MOST_BYTES else None
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        return {}, [_TORN]
+    version = _version(found.get("schema", f"{SCHEMA}{VERSION}"))
+    if version is None:
+        return {}, [f"{NAME} is no hindmost run's, by its schema: command and exit code are unknown"]
+    if version > VERSION:
+        raise HindmostError(f"{name} was written by a newer hindmost (schema {version}): upgrade this one to read it")
+    wrong = sorted(key for key, value in found.items() if value is not None and not _possible(key, value))
+    told = f"{NAME} says of {', '.join(wrong)} what no job has: left out"
+    return {key: value for key, value in found.items() if key not in wrong}, [told] if wrong else []
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether this is a run's, and not another program's of the same name."""
+    try:
+        found = json.loads((folder / NAME).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and str(found.get("schema", "")).startswith(SCHEMA)
+
+
+def _version(schema: object) -> int | None:
+    """Which version of ours it is; None for what is not ours."""
+    if not isinstance(schema, str) or not schema.startswith(SCHEMA):
+        return None
+    number = schema.removeprefix(SCHEMA)
+    return int(number) if number.isascii() and number.isdigit() and len(number) < 10 else None
+
+
+def _possible(key: str, value: object) -> bool:
+    if key in _TEXT:
+        return isinstance(value, str)
+    if key in _MOST:
+        least = -_MOST[key] if key == "exit_code" else 0
+        return isinstance(value, int) and not isinstance(value, bool) and least <= value < _MOST[key]
+    return isinstance(value, _OTHER.get(key, object))
