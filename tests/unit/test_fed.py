@@ -103,6 +103,16 @@ def test_ranks_of_which_nothing_else_is_known_are_no_others() -> None:
     assert fed._Hosts(table, blocks).slower(2, np.arange(STEPS)) == 0.0
 
 
+@pytest.mark.parametrize(("steps", "sure"), [(6, False), (STEPS, True)])
+def test_some_steps_that_take_a_host_longer_are_not_enough(steps: int, sure: bool) -> None:
+    """Its input takes twice the others', or anything: six such steps may be chance, forty are none."""
+    blocks, run = Case(USUAL).blocks()
+    blocks.parts["input"][2] = np.tile([0.4, 1.4, 2.2, 2.4, 3.2, 3.8], 7)[:STEPS] * MS
+    found = fed._Hosts(run.collectives, blocks).slower(2, np.arange(steps))
+    assert found is not None
+    assert (found > 0) == sure
+
+
 @pytest.mark.parametrize("torn", ["every second", "backwards"])
 def test_marks_that_make_no_sense_cost_no_report(torn: str) -> None:
     """Half of a rank's steps are marked, or its clock runs backwards."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 from hindmost_collector.detectors import stall_sets
@@ -31,6 +34,7 @@ def _sets() -> list[Scenario]:
         Scenario(8, 110, 3, layout="fsdp", faults=(Fault("gc", (3, 6, 7), 0.4, duty=0.36),)),
         Scenario(8, 160, 4, layout="pp_dp", pipeline=2, faults=(Fault("gc", (1, 3), 0.5, duty=0.56),)),
         Scenario(4, 200, 54, faults=tuple(same)),
+        Scenario(8, 200, 1140, faults=(Fault("gc", (0, 2, 3, 4, 5, 6), 0.4, duty=0.62),)),
         Scenario(8, 200, 21, layout="pp_dp", pipeline=2, faults=tuple(same)),
     ]
 
@@ -76,3 +80,75 @@ def test_of_two_kinds_of_steps_that_last_nobody_is_in_a_set() -> None:
     blocks = build(simulate(Scenario(8, 200, 0, layout="fsdp", faults=faults)).run, DEFAULT)
     assert blocks is not None
     assert not stall_sets.find(blocks, DEFAULT)
+
+
+def _blocks(count: int, held: dict[int, Any], grows: str = "steps") -> Any:
+    """As much of blocks as is looked at: some of ``count`` ranks come 20 ms after the others in the steps that are
+    ``held``, and what grows by that: the steps, the ranks' forward, or nothing.
+    """
+    draws = np.random.default_rng(7)
+    steps = len(next(iter(held.values())))
+    late, forward = draws.normal(0, 0.1e6, (count, steps)), draws.normal(30e6, 0.1e6, (count, steps))
+    stalls = np.zeros((count, steps), bool)
+    for row, its in held.items():
+        stalls[row] = its
+    late += 20e6 * stalls
+    forward += 20e6 * stalls * (grows == "forward")
+    period = 100e6 + draws.normal(0, 0.1e6, steps) + 20e6 * stalls.any(axis=0) * (grows == "steps")
+    role = np.zeros(count, np.int64)
+    return SimpleNamespace(
+        step_ns=100e6, excess=late - peers_median(late), role=role, period=period, parts={"forward": forward}
+    )
+
+
+def _each(rows: range, steps: int = 120) -> dict[int, Any]:
+    """These rows stall in three of eight steps each, mostly not in the same ones."""
+    return {row: np.random.default_rng(row).random(steps) < 3 / 8 for row in rows}
+
+
+@pytest.mark.parametrize("grows", ["steps", "forward", "nothing"])
+def test_of_most_ranks_something_grows_where_they_stall(grows: str) -> None:
+    """Five of eight that seem late are so only where a step, or a part of their own work, is longer then; else the
+    other three are ahead, as of lighter batches, and nobody holds anybody back.
+    """
+    blocks = _blocks(8, _each(range(5)), grows)
+    assert sorted(stall_sets.find(blocks, DEFAULT)) == ([] if grows == "nothing" else list(range(5)))
+
+
+def test_steps_that_grow_whenever_any_of_several_stalls_are_enough() -> None:
+    """Ranks that always stall together have no step in which one of them does alone."""
+    same = np.random.default_rng(3).random(120) < 0.4
+    blocks = _blocks(8, dict.fromkeys(range(5), same))
+    assert sorted(stall_sets.find(blocks, DEFAULT)) == list(range(5))
+
+
+@pytest.mark.parametrize(("count", "told"), [(64, True), (65, False)])
+def test_of_very_many_that_stall_no_few_are_looked_for(count: int, told: bool) -> None:
+    """Where that many hosts of a large job hesitate it is no few ranks' doing, and a look takes no longer for them."""
+    assert bool(stall_sets.find(_blocks(256, _each(range(count))), DEFAULT)) == told
+
+
+@pytest.mark.parametrize(("count", "sorted_out"), [(256, True), (257, False)])
+def test_ranks_of_a_large_job_are_set_against_their_median(
+    count: int, sorted_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To order all ranks in each step takes longer than the rest of a look, and few can move the median of so many."""
+    asked: list[int] = []
+    behind = calm_peers.behind
+    monkeypatch.setattr(calm_peers, "behind", lambda late, role: asked.append(len(late)) or behind(late, role))
+    assert sorted(stall_sets.find(_blocks(count, _each(range(3))), DEFAULT)) == [0, 1, 2]
+    assert asked == ([count] if sorted_out else [])
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        Scenario(6, 150, 1042, faults=(Fault("gpu_throttle", (0, 1, 2, 4), 0.4, duty=0.75),)),
+        Scenario(8, 150, 1099, faults=(Fault("workload", (0, 2, 3, 4, 6), 0.26, duty=0.43),)),
+    ],
+    ids=lambda job: job.faults[0].cause,
+)
+def test_why_gpus_of_most_ranks_compute_longer_is_not_guessed(job: Scenario) -> None:
+    """Their samples and their work are told from the typical rank's, which stalls, too: longer kernels are certain."""
+    (one,) = judge(simulate(job).run).verdicts
+    assert (one.kind, one.ranks, one.cause, one.partial) == ("intermittent", job.faults[0].ranks, "unknown", "compute")
