@@ -115,15 +115,12 @@ def _owned(late: Floats, found: dict[int, Array], size: float, settings: Setting
 
 
 def _grows(blocks: Blocks, row: int, found: dict[int, Array], sizes: dict[int, float]) -> bool:
-    """Whether steps are longer in which a rank stalls and nobody else does, or a part of its own work is."""
-    held, size = found[row], sizes[row]
-    others = np.logical_or.reduce([one for other, one in found.items() if other != row] or [np.zeros_like(held)])
-    if _longer(blocks.period, held & ~others, ~held & ~others) >= _GROWS * size:
+    """Whether steps in which a rank stalls are longer than those in which nobody does, or a part of its own work is."""
+    held, least = found[row], _GROWS * sizes[row]
+    calm = ~np.logical_or.reduce(list(found.values()))
+    if _longer(blocks.period, held, calm) >= least:
         return True
-    together = np.logical_or(held, others)
-    if _longer(blocks.period, held & together, ~together) >= _GROWS * size:
-        return True
-    return any(_longer(part[row], held, ~held) >= _GROWS * size for part in blocks.parts.values())
+    return any(_longer(part[row], held, ~held) >= least for part in blocks.parts.values())
 
 
 def _longer(values: Floats, inside: Array, outside: Array) -> float:
