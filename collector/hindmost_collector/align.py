@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
-import pandas as pd
 
-from hindmost_collector import constant
+from hindmost_collector import coded, constant
 from hindmost_collector.model import ERROR, GPU_TIME, NONBLOCKING, UNMEASURED, Run, Table, rows
 from hindmost_collector.robust import median
 from hindmost_collector.timeline import awaited, communicator_classes, filled, run_order, solitary
@@ -114,7 +113,7 @@ def codes(text: Array) -> tuple[Ints, list[str]]:
     hashed = np.zeros(len(fixed), np.uint64)
     for column, factor in enumerate(np.random.default_rng(7).integers(1, 2**63, width, dtype=np.uint64)):
         hashed += letters[:, column] * factor  # a column at a time: no block of 64-bit words as large as the text
-    found, _ = pd.factorize(hashed)
+    found, _ = coded.factorize(hashed)
     return found.astype(np.int64), [str(fixed[i]) for i in _first(np.arange(len(found)), found, found.max() + 1)]
 
 
@@ -123,8 +122,8 @@ def _shared_codes(text: Array) -> tuple[Ints, list[str]]:
 
     To compare where two texts lie takes a tenth of comparing what they say.
     """
-    same, places = pd.factorize(np.frombuffer(text, np.intp))
-    found, words = pd.factorize(text[_first(np.arange(len(text)), same, len(places))])
+    same, places = coded.factorize(np.frombuffer(text, np.intp))
+    found, words = coded.factorize(text[_first(np.arange(len(text)), same, len(places))])
     return found.astype(np.int64)[same], [str(word) for word in words]
 
 
@@ -164,12 +163,12 @@ def grid(run: Run) -> Grid | None:
         table = constant.chosen(table, gpu)
     table = solitary.set_aside(filled.columns(table, "seq"))
     op, op_names = codes(table["op"])
-    comm, _ = pd.factorize(table["comm"])
+    comm, _ = coded.factorize(table["comm"])
     ranks, row = numbered(table["rank"])
     klass_of_comm, group = communicator_classes.find(comm, op, row, table["bytes"], len(ranks))
     klass = klass_of_comm[comm]
     key = ((klass * (op.max() + 1) + op) << 36) + communicator_classes.places(table, comm, op, klass)
-    column, keys = pd.factorize(key)
+    column, keys = coded.factorize(key)
     count = len(keys)
     shape, cell = (len(ranks), count), row * count + column
     first = _first(np.arange(len(column)), column, count)
@@ -183,7 +182,7 @@ def grid(run: Run) -> Grid | None:
         runqueue=_fill(table["runqueue_ns"], cell, shape),
         step=_known_step(table["step"], column, count) if "step" in table else np.full(count, -1, np.int64),
         seq=table["seq"][first].astype(np.int64),
-        token=pd.factorize((keys >> 36) * (1 << 40) + size)[0].astype(np.int64),
+        token=coded.factorize((keys >> 36) * (1 << 40) + size)[0].astype(np.int64),
         klass=klass[first],
         group=group,
         gpu_time=bool(gpu.any()),

@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
-from hindmost_collector import constant
+from hindmost_collector import coded, constant
 from hindmost_collector.model import ERROR, NONBLOCKING, UNMEASURED
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def _of_waits(table: Table, started: Ints, waited: Ints) -> tuple[Ints, Ints]:
     both = np.concatenate([started, waited])
     instance = _instance(table, both)
     rank = table["rank"][both].astype(np.int64)
-    key, keys = pd.factorize(instance * (int(rank.max()) + 1) + rank)
+    key, keys = coded.factorize(instance * (int(rank.max()) + 1) + rank)
     found = np.full(len(keys), -1, np.int64)
     found[key[: len(started)]] = started
     return np.asarray(found[key[len(started) :]], np.int64), instance
@@ -73,8 +72,8 @@ def _of_waits(table: Table, started: Ints, waited: Ints) -> tuple[Ints, Ints]:
 
 def _instance(table: Table, held: Ints) -> Ints:
     """Which collective each of these rows is of: a number for each communicator and sequence."""
-    comm, _ = pd.factorize(table["comm"][held])
-    return np.asarray(pd.factorize((comm.astype(np.int64) << 36) + table["seq"][held].astype(np.int64))[0], np.int64)
+    comm, _ = coded.factorize(table["comm"][held])
+    return np.asarray(coded.factorize((comm.astype(np.int64) << 36) + table["seq"][held].astype(np.int64))[0], np.int64)
 
 
 def _met(table: Table, before: Table, meets: Array, left: Array) -> Table:

@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
-from hindmost_collector import constant
+from hindmost_collector import coded, constant
 from hindmost_collector.model import Table, rows
 
 if TYPE_CHECKING:
@@ -27,8 +26,8 @@ def columns(table: Table, by: str) -> Table:
     """
     if not rows(table):
         return table
-    most = max(_CELLS_A_ROW * rows(table), _FREE) // len(pd.unique(table["rank"]))
-    column, found = pd.factorize(table[by])
+    most = max(_CELLS_A_ROW * rows(table), _FREE) // len(coded.unique(table["rank"]))
+    column, found = coded.factorize(table[by])
     if len(found) <= most:
         return table
     return constant.chosen(table, _fullest(column, len(found), max(most, 1))[column])

@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
-from hindmost_collector import constant
+from hindmost_collector import coded, constant
 from hindmost_collector.align import codes, is_synchronising
 from hindmost_collector.model import ERROR, GPU_TIME, NONBLOCKING, UNMEASURED, rows
 from hindmost_collector.robust import median
@@ -62,7 +61,7 @@ class _Calls:
     def __post_init__(self) -> None:
         table = self.run.collectives
         self.rank = table["rank"][self.held].astype(np.int64)
-        self.comm = pd.factorize(table["comm"][self.held])[0].astype(np.int64)
+        self.comm = coded.factorize(table["comm"][self.held])[0].astype(np.int64)
         self.peer = schedule.job_ranks(self.run, table["comm"][self.held], table["peer"][self.held])
         self.own = table["self_ns"][self.held].astype(np.int64)
 
@@ -80,7 +79,7 @@ class _Calls:
         if len(last) == 0:
             return found
         spreads = self.kind[last] == SPREADS
-        instance = pd.factorize((self.comm[last] << 40) + self.run.collectives["seq"][self.held[last]])[0]
+        instance = coded.factorize((self.comm[last] << 40) + self.run.collectives["seq"][self.held[last]])[0]
         told = self._told(stretch, len(last)) * (1 + self.rank[last] % 8191)
         shape = np.bincount(instance[spreads], told[spreads], minlength=instance.max() + 1)
         order = np.argsort(stretch, kind="stable")

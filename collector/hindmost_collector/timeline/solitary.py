@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
-from hindmost_collector import constant
+from hindmost_collector import coded, constant
 from hindmost_collector.timeline import awaited
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ def set_aside(table: Table) -> Table:
 
     What was measured of the time before one of them counts to the rank's next collective.
     """
-    comm, _ = pd.factorize(table["comm"])
+    comm, _ = coded.factorize(table["comm"])
     one = np.zeros(comm.max() + 1, np.int64)
     one[comm] = table["rank"]
     met = np.zeros(len(one), bool)

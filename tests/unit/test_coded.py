@@ -1,0 +1,23 @@
+"""Values as numbers, by what is dear to import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+from hindmost_collector import coded
+
+HEAVY = "import sys, hindmost_collector.main, hindmost_collector.recorded; print('pandas' in sys.modules)"
+
+
+def test_numbers_go_by_who_comes_first() -> None:
+    """Whatever is larger: rows need not be in order, and nothing is sorted."""
+    numbers, values = coded.factorize(np.array([7, 3, 7, 9, 3]))
+    assert (numbers.tolist(), values.tolist()) == ([0, 1, 0, 2, 1], [7, 3, 9])
+    assert coded.unique(np.array(["b", "a", "b"], object)).tolist() == ["b", "a"]
+
+
+def test_a_collector_and_a_query_start_without_pandas() -> None:
+    """It is half of what they would import, and who starts a job waits for its collector."""
+    assert subprocess.check_output([sys.executable, "-c", HEAVY], text=True) == "False\n"
