@@ -17,6 +17,9 @@ DEMO = $(PATHS) $(DEMO_MPI) hindmost run -- \
 BARE := not torch and not gpu and not clickhouse
 JOBS ?= 2
 
+# Tests start hundreds of processes, which need not compile all of hindmost each, whatever this shell says: empty is unset.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 
 help: ## say what each target does
