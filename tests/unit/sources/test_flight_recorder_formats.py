@@ -11,7 +11,7 @@ import pytest
 from hindmost.errors import UsageError
 from hindmost_collector.judge import judge
 from hindmost_collector.model import rows
-from hindmost_collector.sources import load
+from hindmost_collector.sources import flight_recorder, load
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -179,13 +179,17 @@ def test_lists_that_hold_themselves_many_times_are_no_names(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("as_json", [False, True], ids=["pickle", "json"])
-def test_a_dump_of_millions_of_values_is_not_unfolded(tmp_path: Path, as_json: bool) -> None:
+def test_a_dump_of_millions_of_values_is_not_unfolded(
+    tmp_path: Path, as_json: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An empty dict is a byte of a pickle, and a hundred of memory."""
-    count = 7_000_000
+    assert flight_recorder._MOST_VALUES == 6_000_000
+    monkeypatch.setattr(flight_recorder, "_MOST_VALUES", 60_000)
+    count = 70_000
     pickled = b"\x80\x02}(" + _text("pg_config") + b"}" + _text("entries") + b"(" + b"}" * count + b"lu."
     text = b'{"pg_config": {}, "entries": [{}' + b",{}" * count + b"]}"
     (tmp_path / "nccl_trace_rank_0").write_bytes(text if as_json else pickled)
-    with pytest.raises(UsageError, match="hostile, not read: more than 6,000,000 values"):
+    with pytest.raises(UsageError, match="hostile, not read: more than 60,000 values"):
         load(tmp_path)
 
 
