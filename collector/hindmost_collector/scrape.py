@@ -79,7 +79,7 @@ class Scrape:
             return self._stored_report(name) if name else None
         if job.report is None:
             return None
-        return {**job.report, "recording": self._collector.recorder.trouble}
+        return {**job.report, "judged": job.judged, "recording": self._collector.recorder.trouble}
 
     def _stored_report(self, name: str) -> dict[str, Any] | None:
         store = self._collector.recorder.store

@@ -83,18 +83,18 @@ def test_a_look_names_whom_a_judgement_does_and_describes_a_few() -> None:
 
 
 class Looked:
-    """A job whose whole window costs 0.4 s to judge and its newest steps 0.02 s, and what they say."""
+    """A job whose whole window costs 0.4 s to judge and its newest steps 0.02 s, unless told, and what they say."""
 
-    def __init__(self, period_s: float = 1.5) -> None:
-        self.now, self.used = 100.0, 0.0
+    def __init__(self, period_s: float = 1.5, look_s: float = 0.02) -> None:
+        self.now, self.used, self.look_s = 100.0, 0.0, look_s
         self.names: dict[str, tuple[int, ...]] = {"whole": (), "newest": ()}
         self.judging = Judging(period_s, 0.05, clock=lambda: self.now, cpu=lambda: self.used)
         self.judging.judge = self._judge
         self.judged: list[tuple[float, str]] = []
-        self.judging.report("j", self._run("whole", 0.4))
+        self.judging.report("j", self.run("whole", 0.4))
         self.judged.clear()
 
-    def _run(self, which: str, cost: float) -> Callable[[], Run]:
+    def run(self, which: str, cost: float) -> Callable[[], Run]:
         def made() -> Run:
             self.used += cost
             self.judged.append((round(self.now - 100.0, 2), which))
@@ -110,7 +110,7 @@ class Looked:
         while self.now < 100.0 + seconds:
             self.now += 0.25
             if self.judging.due("j"):
-                self.judging.report("j", self._run("whole", 0.4), newest=self._run("newest", 0.02))
+                self.judging.report("j", self.run("whole", 0.4), newest=self.run("newest", self.look_s))
         found, self.judged = self.judged, []
         return found
 
@@ -127,11 +127,32 @@ def test_newest_steps_are_looked_at_each_period_and_the_whole_window_when_the_sh
 
 
 def test_without_a_least_time_looks_leave_the_whole_window_a_part_of_the_share() -> None:
-    """Each 0.5 s they take 0.04 of a core, and a whole window each 40 s the rest of a twentieth."""
+    """Each 0.8 s they take half of a twentieth of a core, and a whole window each 16 s the other half."""
     job = Looked(period_s=0.0)
     judged = [which for _, which in job.until(200.0)]
-    assert judged.count("newest") > 200
-    assert judged.count("whole") == pytest.approx(200 / 40, abs=2)
+    assert judged.count("newest") >= 190
+    assert judged.count("whole") == pytest.approx(200 / 16, abs=2)
+
+
+def test_looks_that_the_share_does_not_pay_for_come_every_two_seconds_all_the_same() -> None:
+    """Looks of 0.12 s are 0.08 of a core; whole windows have half of the share beside them, and no more."""
+    job = Looked(look_s=0.12)
+    judged = job.until(200.0)
+    looks = [at for at, which in judged if which == "newest"]
+    assert max(np.diff(looks)) <= 2.0
+    assert [which for _, which in judged].count("whole") == pytest.approx(200 / 16, abs=2)
+    assert job.used < 0.11 * 200
+
+
+def test_of_many_jobs_all_are_looked_at_seldomer() -> None:
+    """Together they take a fifth of a core at most, whatever each of them were to take."""
+    job = Looked(look_s=0.12)
+    for _ in range(4 * 200):
+        job.now += 0.25
+        for name in "jklmn":
+            if job.judging.due(name):
+                job.judging.report(name, job.run("whole", 0.4), newest=job.run("newest", 0.12))
+    assert job.used < 0.2 * (200 + AHEAD_S)
 
 
 def test_news_has_the_whole_window_judged_at_once() -> None:

@@ -43,10 +43,12 @@ def test_judging_is_busy_while_it_judges():
 
 
 @pytest.mark.parametrize(
-    ("writing", "ripe", "judged"), [(False, False, True), (True, False, False), (True, True, True)]
+    ("writing", "overdue", "ripe", "judged"),
+    [(False, False, False, True), (True, False, False, False), (True, True, False, True), (True, False, True, True)],
 )
-def test_judging_waits_for_a_write(monkeypatch, writing, ripe, judged):
-    """A job is not judged while a write is under way, unless it may hang; then the whole of its window is."""
+def test_judging_waits_for_a_write(monkeypatch, writing, overdue, ripe, judged):
+    """A job is not judged while a write is under way, unless its verdicts get old or it may hang; then the whole of its
+    window is."""
     looked, told = [], []
 
     async def scenario():
@@ -55,7 +57,10 @@ def test_judging_waits_for_a_write(monkeypatch, writing, ripe, judged):
         collector = SimpleNamespace(
             jobs={"j": job}, recorder=SimpleNamespace(writing=writing), options=SimpleNamespace(hold=True)
         )
-        watch = Watch(collector, SimpleNamespace(due=lambda name: looked.append(name) or True, turn=lambda name: 0))
+        judging = SimpleNamespace(
+            due=lambda name: looked.append(name) or True, turn=lambda name: 0, overdue=lambda name: overdue
+        )
+        watch = Watch(collector, judging)
 
         async def judge(job, *, whole):
             assert whole == ripe
@@ -64,9 +69,31 @@ def test_judging_waits_for_a_write(monkeypatch, writing, ripe, judged):
 
         monkeypatch.setattr(watch, "_judge", judge)
         task = asyncio.create_task(watch.run())
-        while not (looked or told):
+        while not (looked or told or task.done()):
             await asyncio.sleep(0.01)
         task.cancel()
 
     asyncio.run(scenario())
     assert bool(told) == judged
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_look_that_says_nothing_new_is_told_too(fails):
+    """Up to which step, and when, what the report says was seen to hold; one that failed has seen nothing."""
+
+    async def scenario():
+        judging = SimpleNamespace(failures=0)
+
+        def report(*_, **__):
+            judging.failures += fails
+
+        judging.report = report
+        window = SimpleNamespace(last_step=41)
+        job = SimpleNamespace(id="j", revision=7, window=window, judged=None)
+        job.infer_steps = lambda: None
+        job.snapshot = job.newest = lambda words: None
+        collector = SimpleNamespace(clock=SimpleNamespace(now=lambda: 5), decoder=SimpleNamespace(words=None))
+        await Watch(collector, judging)._judge(job, whole=False)
+        return job.judged
+
+    assert asyncio.run(scenario()) == (None if fails else {"time_ns": 5, "last_step": 41})

@@ -63,7 +63,7 @@ def find(run: Run, settings: Settings, *, stopped: bool = False) -> Mismatch | N
 
 
 def _in_communicator(table: Table, op: Ints, names: list[str], held: Array, settings: Settings) -> Mismatch | None:
-    if len(np.unique(op[held])) < 2 or _counted_apart(table, held):
+    if _alike(table["seq"][held], op[held]) or _counted_apart(table, held):
         return None
     held = held[np.argsort(table["seq"][held], kind="stable")]
     seq = table["seq"][held]
@@ -88,6 +88,20 @@ def _in_communicator(table: Table, op: Ints, names: list[str], held: Array, sett
         start_ns=int(table["start_ns"][members[0]]),
         places=len(places),
     )
+
+
+#: Numbers that lie closer together than this, for each row, are looked up in an array: nothing is sorted.
+_SPAN_A_ROW = 4
+
+
+def _alike(seq: Array, op: Ints) -> bool:
+    """Whether all members ran the same at each number: so it is in nearly all jobs, and nothing is left to look for."""
+    least = int(seq.min())
+    if int(seq.max()) - least >= _SPAN_A_ROW * len(seq):
+        return bool((op == op[0]).all())
+    any_of = np.zeros(int(seq.max()) - least + 1, op.dtype)
+    any_of[seq - least] = op
+    return bool((any_of[seq - least] == op).all())
 
 
 def _counted_apart(table: Table, held: Array) -> bool:

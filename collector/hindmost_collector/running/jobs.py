@@ -33,6 +33,7 @@ class LiveJob:
         self.settings, self.stall = settings, StallWatch(settings)
         self.window.command, self.window.started_ns = command, now_ns
         self.report: Mapping[str, Any] | None = None
+        self.judged: Mapping[str, Any] | None = None  # when, up to which step, the report was seen to hold
         self.exit_code: int | None = None
         self.interrupted_by: str | None = None
         self.no_ring: str | None = None

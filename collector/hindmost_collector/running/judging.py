@@ -31,8 +31,11 @@ CORES_A_SHARE = 4
 AHEAD_S = 20.0
 #: A verdict is to be news no later than this.
 EVERY_S = 2.0
-#: The share of what judging may take that looks at the newest steps take at most.
-OF_LOOKS = 0.8
+#: So often begins a turn that the share does not pay for, as long as it takes no more of a core than this: the
+#: collector's rounds, and what the judging itself takes, make it ``EVERY_S`` until its news is out.
+HASTE_S, HASTE_SHARE = 1.5, 0.1
+#: The share of what judging may take that looks at the newest steps use up at most: the rest is whole windows'.
+OF_LOOKS = 0.5
 #: Looks that take more than this share of what the whole window does are not worth it.
 OF_WHOLE = 0.6
 
@@ -50,8 +53,8 @@ def share_of(cores: int) -> float:
 
 @dataclass
 class _Turn:
-    """Of one job: when it is its turn, and not before when, when its whole window is judged again, whatever its newest
-    steps say, and what judging that and looking at these took.
+    """Of one job: when it is its turn, and not before when, when it is overdue, when its whole window is judged again,
+    whatever its newest steps say, and what judging that and looking at these took.
 
     ``held`` is what holds by the whole window, ``newest`` what its newest steps said then; ``hasty_s`` for how long the
     whole waits as long as these differ; ``past`` what a window tells the next one.
@@ -59,6 +62,7 @@ class _Turn:
 
     next: float = 0.0
     least: float = 0.0
+    overdue: float = float("inf")
     whole: float = 0.0
     took: float = 0.0
     look_took: float = 0.0
@@ -69,9 +73,10 @@ class _Turn:
 
 
 class Judging:
-    """Paces judging so that it takes no more than its ``share`` of a core, whatever the size and number of jobs.
+    """Paces judging so that it takes no more than its ``share`` of a core, whatever the size and number of jobs, but
+    where a verdict would then be older than ``EVERY_S``: for that it may take ``HASTE_SHARE``, and of two jobs each.
 
-    Where that share of ``EVERY_S`` does not pay for a whole window, its newest steps are looked at each period, and the
+    Where the share of ``EVERY_S`` does not pay for a whole window, its newest steps are looked at each period, and the
     whole is judged when they say something new, and else as often as the share allows. Only what a whole window says is
     told.
 
@@ -91,7 +96,7 @@ class Judging:
         self._period, self._share, self._clock, self._cpu = period_s, share, clock, cpu
         self._turns: dict[str, _Turn] = {}
         self._free = 0.0  # when what was spent is no more than the share
-        self._failed = False
+        self.failures = 0
         self.seconds = 0.0
         self.busy = False  # whether a window is being judged, in whichever thread
         self.judge: Judge | None = None
@@ -100,6 +105,11 @@ class Judging:
         """Whether it is time to judge a job again."""
         now = self._clock()
         return now >= self.turn(job) and now + AHEAD_S >= self._free
+
+    def overdue(self, job: str) -> bool:
+        """Whether a job's next turn can wait for nothing any more: its verdicts are about ``EVERY_S`` old."""
+        turn = self._turns.get(job)
+        return turn is not None and self._clock() >= turn.overdue
 
     def again(self, job: str, after_s: float) -> None:
         """Judge a job again, the whole of its window, sooner than its turn is, as far as its cost allows."""
@@ -134,14 +144,14 @@ class Judging:
                     return None
             return self._judged(turn, run, self.judge, seen, whole=whole)
         except Exception:
-            if not self._failed:
+            if not self.failures:
                 log.warning("judging failed; recording goes on", exc_info=True)
-            self._failed = True
+            self.failures += 1
             return None
         finally:
             self.busy = False
             self.seconds += self._clock() - began
-            self._charge(turn, self._cpu() - used, looking=newest is not None and self._costly(turn))
+            self._charge(turn, began, self._cpu() - used, looking=newest is not None and self._costly(turn))
 
     def _costly(self, turn: _Turn) -> bool:
         """Whether the share does not pay for judging the whole window as often as there is to be news, and would for
@@ -175,27 +185,30 @@ class Judging:
         now = self._clock()
         news = seen is None or looks.differ(turn.held, turn.newest, seen)
         turn.held, turn.newest = held, held if seen is None else seen
-        left = self._share - (turn.look_took / self._pace(turn) if turn.look_took else 0.0)
-        turn.whole = max(now + turn.took / left, self._free)
+        pace = self._pace(turn.look_took, OF_LOOKS)
+        of_looks = min(turn.look_took / pace, OF_LOOKS * self._share) if turn.look_took else 0.0
+        turn.whole = max(now + turn.took / (self._share - of_looks), self._free)
         if seen is None or looks.settled(held, seen):
             turn.hasty_s = 0.0
         else:
-            turn.hasty_s = self._pace(turn) if news or not turn.hasty_s else 2 * turn.hasty_s
+            turn.hasty_s = pace if news or not turn.hasty_s else 2 * turn.hasty_s
             turn.whole = min(turn.whole, now + turn.hasty_s)
 
-    def _pace(self, turn: _Turn) -> float:
-        """Seconds between two looks."""
-        return max(self._period, turn.look_took / (self._share * OF_LOOKS))
+    def _pace(self, took: float, part: float) -> float:
+        """Seconds from one turn to the next that take so much CPU time each, of which this part of the share is for."""
+        usual = took / (self._share * part)
+        return max(self._period, min(usual, max(HASTE_S, took / HASTE_SHARE)))
 
-    def _charge(self, turn: _Turn, used: float, *, looking: bool) -> None:
-        """When the job is looked at next, for what this has cost."""
+    def _charge(self, turn: _Turn, began: float, used: float, *, looking: bool) -> None:
+        """When the job is looked at next, for what its turn, which ``began`` then, has cost."""
         now = self._clock()
-        self._free = max(self._free, now) + used / self._share
-        if looking:
-            turn.least, turn.next = now, now + self._pace(turn)
-        else:
-            turn.least = now + used / self._share
-            turn.next = max(turn.least, now + self._period)
+        look, part = (min(turn.look_took, used), OF_LOOKS) if looking else (used, 1.0)
+        pace = self._pace(look, part)
+        spent = min(look / self._share, part * pace) + (used - look) / self._share
+        self._free = max(self._free, now) + spent
+        turn.least = now if looking else now + spent
+        turn.next = max(turn.least if looking else now, began + pace)
+        turn.overdue = began + max(pace, EVERY_S)
 
     def forget(self, job: str) -> None:
         """A job is over."""

@@ -44,7 +44,8 @@ class Watch:
                 if job.sealed or job.judged_revision == job.revision:
                     continue
                 self._ask(job.id, job.stall.question(job))
-                due = self._judging.due(job.id) and not self._collector.recorder.writing
+                due = self._judging.due(job.id)
+                due = due and (not self._collector.recorder.writing or self._judging.overdue(job.id))
                 ripe = job.stall.ripe(job)
                 if due or ripe:
                     await self._judge(job, whole=ripe)
@@ -58,7 +59,11 @@ class Watch:
         job.infer_steps()
         snapshot = job.snapshot(collector.decoder.words)
         newest = None if whole else job.newest(collector.decoder.words)
+        seen = {"time_ns": collector.clock.now(), "last_step": job.window.last_step}
+        failed = self._judging.failures
         report = await asyncio.to_thread(self._judging.report, job.id, snapshot, newest=newest)
+        if self._judging.failures == failed:
+            job.judged = seen
         if report is None:
             return
         log = self._verdicts.setdefault(job.id, VerdictLog())

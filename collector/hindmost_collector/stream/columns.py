@@ -209,11 +209,7 @@ class Words:
         return code
 
     def of(self, codes: Array) -> Array:
-        """The words of ``codes``, as a numpy string array."""
+        """The words of ``codes``; rows share their texts, so that comparing where these lie tells them apart."""
         if constant.is_constant(codes):
             return constant.repeated(self.words[codes[0]], len(codes), np.str_)
-        used = sorted(set(np.unique(codes).tolist()))
-        if not used:
-            return np.empty(0, dtype=np.str_)
-        words = np.array([self.words[code] for code in used], dtype=np.str_)
-        return words[np.searchsorted(used, codes)]
+        return np.array(self.words, dtype=object)[codes]
