@@ -39,7 +39,7 @@ WHOLE_S, LOOK_S = 0.3, 0.02
 
 
 def judged_live(
-    scenario: Scenario, used: list[float] | None = None
+    scenario: Scenario, used: list[float] | None = None, *, marked: bool = True
 ) -> Iterator[tuple[float, dict[str, Any], list[dict[str, Any]]]]:
     """When, the report and its events, of each judgement of the job as its agents' batches come in.
 
@@ -55,6 +55,8 @@ def judged_live(
     live, log = LiveJob(job.name, 0), VerdictLog()
     live.window = Window(WINDOW_NS)
     for node, ends, message in job.batches():
+        if not marked:
+            message.batch.ClearField("steps")
         assert decoder.add(packed(message.batch), str(node), job.name, clock) == []
         live.add(finish(decoder.take()[job.name]), decoder.words, definitions, int(ends * SECOND))
         now[0] = ends
@@ -68,7 +70,7 @@ def judged_live(
                 report = judging.report(job.name, spending(used, WHOLE_S, whole), newest=asked)
             if report is not None:
                 live.report = report
-                yield ends, report, list(log.update(report["verdicts"], int(ends * SECOND), live.window.last_step))
+                yield ends, report, list(log.update(report["verdicts"], int(ends * SECOND), live.last_step(report)))
 
 
 def spending(used: list[float], seconds: float, make: Callable[[], Run]) -> Callable[[], Run]:
@@ -128,6 +130,19 @@ def test_what_costs_much_to_judge_is_told_as_soon(monkeypatch: pytest.MonkeyPatc
     assert used.count(WHOLE_S) < 10
     assert used.count(LOOK_S) > 15
     assert sum(used) < LEAST_SHARE * (STEPS * 0.12 + AHEAD_S)
+
+
+def test_a_job_that_marks_no_steps_has_verdicts_with_an_end_too() -> None:
+    """When a report leaves one out, it held until the last of the steps that the report counts."""
+    scenario = Scenario(8, 80, seed=3, faults=(Fault("compute", (3,), 0.2, 30),))
+    *_, (_, report, _) = judged_live(scenario, marked=False)
+    assert [(one["kind"], one["until_step"]) for one in report["verdicts"]] == [("straggler", None)]
+    job = LiveJob("j", 0)
+    log = VerdictLog()
+    list(log.update(report["verdicts"], 1, job.last_step(report)))
+    (closed,) = log.update([], 2, job.last_step(report))
+    interval = (closed["verdict"]["since_step"], closed["verdict"]["until_step"])
+    assert (closed["event"], *interval) == ("closed", pytest.approx(30, abs=2), report["job"]["steps"] - 1)
 
 
 def test_the_page_has_the_verdict_at_each_look_while_it_holds() -> None:

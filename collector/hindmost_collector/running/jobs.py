@@ -86,6 +86,11 @@ class LiveJob:
         if self.window.last_step < 0:
             self.calls_per_step = self.window.calls_per_step() or self.calls_per_step
 
+    def last_step(self, report: Mapping[str, Any]) -> int:
+        """The newest step of any rank; where none are marked, as a report that has just been made counts them."""
+        marked = self.window.last_step
+        return marked if marked >= 0 else (report["job"]["steps"] or 0) - 1
+
     def snapshot(self, words: Words) -> Callable[[], Run]:
         """What makes the window's run, as detectors take it, in any thread."""
         made = self.window.snapshot(self.id, words)

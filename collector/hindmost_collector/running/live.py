@@ -104,7 +104,7 @@ def _paired(
 
 def _ended(verdict: Mapping[str, Any], last_step: int | None) -> dict[str, Any]:
     """A verdict that no report gives any more held at most until now."""
-    known = last_step is not None and last_step >= 0  # of a job that marks none they are not numbered meanwhile
+    known = last_step is not None and last_step >= 0
     until = last_step if known and verdict.get("since_step") is not None else None
     return {**verdict, "until_step": until}
 

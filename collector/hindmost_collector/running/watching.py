@@ -67,7 +67,7 @@ class Watch:
         if report is None:
             return
         log = self._verdicts.setdefault(job.id, VerdictLog())
-        told = list(log.update(report["verdicts"], collector.clock.now(), job.window.last_step))
+        told = list(log.update(report["verdicts"], collector.clock.now(), job.last_step(report)))
         if told and collector.recorder.store:
             collector.unbroken.begin(self._write_down(job.id, [line(event) for event in told]))
         questions = [question for event in told if (question := zoom(job.id, event)) is not None]
