@@ -60,6 +60,29 @@ def test_a_group_that_becomes_slow_is_a_link_since_then(scenario: Scenario, onse
     assert verdict.cost_ms_per_step == pytest.approx(truth, rel=0.1)
 
 
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_link_costs_what_idle_time_of_its_stage_does_not_hide(stage: int) -> None:
+    """Stages end one after the other: a late transfer of an early one holds nobody up for its whole length."""
+    job = Scenario(8, 60, 3, "pp_dp", pipeline=4, step_ms=300, faults=(Fault("network", (2 * stage,), 0.3),))
+    simulated = simulate(job)
+    report = judge(simulated.run)
+    (verdict,) = report.verdicts
+    truth = (simulated.truth.total_ns - simulated.truth.repaired_ns) / 1e6 / 60
+    assert (verdict.kind, verdict.ranks) == ("slow_link", (2 * stage, 2 * stage + 1))
+    assert verdict.cost_ms_per_step == pytest.approx(truth, rel=0.1)
+    assert any("hides all but" in one for one in verdict.evidence) == (stage > 0)
+    assert report.what_if.waste is not None
+    assert report.what_if.waste.lost_ms >= (verdict.cost_ms_per_step or 0.0)
+
+
+def test_a_link_that_idle_time_hides_costs_nothing() -> None:
+    """The last stage waits for the first anyway, and repairing its link saves nothing."""
+    hidden = Scenario(8, 60, 3, "pp_dp", pipeline=4, step_ms=300, faults=(Fault("network", (6,), 0.1),))
+    simulated = simulate(hidden)
+    assert simulated.truth.total_ns == pytest.approx(simulated.truth.repaired_ns, rel=0.001)
+    assert [one.kind for one in judge(simulated.run).verdicts] == ["balanced"]
+
+
 def _data(scenario: Scenario, rank: int) -> int:
     """The number of a rank's data-parallel group."""
     return rank % scenario.tensor if scenario.layout == "tp_dp" else rank // (scenario.ranks // scenario.pipeline)

@@ -41,7 +41,8 @@ class Bubbles:
     ``unit`` [N] are operations that end together, ``takes`` [N, G] ns after the last of them has come, ``holds`` [N]
     whether their ranks wait for that. ``source`` [N] is what a receive waits for (-1: its unit only) and ``wire``
     [N, G] how long that travels. ``levels`` hold operations that follow none of their own level, sorted by unit.
-    ``stage`` [R] is each rank's place in its pipeline, where that is a chain.
+    ``klass`` [N] is a collective's class of communicators, below 0 for others; ``stage`` [R] is each rank's place in
+    its pipeline, where that is a chain.
     """
 
     row: Ints
@@ -58,6 +59,7 @@ class Bubbles:
     source: Ints
     wire: Floats
     levels: list[Ints]
+    klass: Ints
     count: int
     stage: Ints | None = None
 
@@ -67,7 +69,7 @@ class Bubbles:
 
         Of two or three the peers of the others are slow with it: at that pace nothing would be lost.
         """
-        return self._replay(self.least)
+        return self.replay(self.least)
 
     def stretched(self, segments: Floats) -> Floats:
         """[S] ns by which each step is longer with this excess [R, S * P] before the operations than with none.
@@ -76,15 +78,16 @@ class Bubbles:
         """
         width = segments.shape[1] // self.count
         column = self.steps[None, :] * width + self.place[:, None]
-        found = self._replay(np.maximum(self.work - self.excess + segments[self.row[:, None], column], 0.0))
+        found = self.replay(np.maximum(self.work - self.excess + segments[self.row[:, None], column], 0.0))
         return np.asarray(np.interp(np.arange(self.count), self.steps, found - self._alike))
 
     def replayed(self, pace: Floats) -> Floats:
         """[S] ns of each step, were all that a rank works so many times [R] as long; as next to it where left out."""
-        found = self._replay(self.work * pace[self.row][:, None])
+        found = self.replay(self.work * pace[self.row][:, None])
         return np.asarray(np.interp(np.arange(self.count), self.steps, found))
 
-    def _replay(self, work: Floats) -> Floats:
+    def replay(self, work: Floats) -> Floats:
+        """[G] ns of each step with this work [N, G] before the operations."""
         front, came = np.zeros_like(work), np.zeros_like(work)
         for level in self.levels:
             base, previous = self.base[level], self.previous[level]
@@ -180,6 +183,7 @@ def _dependencies(schedule: Schedule, role: Ints, count: int, source: Ints, hold
         source=eager,
         wire=np.where((eager >= 0)[:, None], _travelled(schedule, took, source), 0.0),
         levels=levels,
+        klass=schedule.kind - COLLECTIVE,
         count=count,
         stage=schedule.stages(len(role)),
     )

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from hindmost_collector.model import Run
     from hindmost_collector.timeline.blocks import Blocks
 
-#: Verdicts on ranks that are not alike; what holds all ranks back alike is no part of this.
-_KINDS = ("straggler", "intermittent", "uneven_workload")
+#: Verdicts on ranks that are not alike, or groups that are not; what holds all ranks back alike is no part of this.
+_KINDS = ("straggler", "intermittent", "uneven_workload", "slow_link")
 #: Causes that lengthen what the GPU does, where that was timed.
 _ON_GPU = ("compute", "gpu_throttle", "gpu_contention", "workload")
 _OF_GPU = ("gpu_forward", "gpu_backward", "gpu_optimizer")
@@ -47,7 +47,7 @@ def find(
     if blocks is None or what_if.step_ms is None or what_if.ideal_step_ms is None:
         return None
     lost = what_if.step_ms - what_if.ideal_step_ms
-    known = [(one, one.cost_ms_per_step) for one in named if one.kind in _KINDS and one.cost_ms_per_step]
+    known = [(one, one.cost_ms_per_step) for one in named if _unlike(one) and one.cost_ms_per_step]
     costs = [(one, _of_all_steps(one, ms, blocks)) for one, ms in known]
     told = sum(ms for _, ms in costs)
     # On shared CPUs a cost is of what ranks need, and this base of how late they come.
@@ -69,6 +69,11 @@ def find(
         by_cause=rows(causes, what_if.step_ms),
         by_phase=rows(phases, what_if.step_ms),
     )
+
+
+def _unlike(one: Verdict) -> bool:
+    """Whether what a verdict is about is a part of the job, unlike the rest of it."""
+    return one.kind in _KINDS and (one.kind != "slow_link" or bool(one.ranks))
 
 
 def rows(found: Mapping[str, float], step_ms: float) -> tuple[WasteRow, ...]:
@@ -124,8 +129,10 @@ def _by_node(run: Run, by_rank: Mapping[int, float]) -> dict[str, float]:
 def _by_phase(one: Verdict, ms: float, blocks: Blocks) -> dict[str, float]:
     """Ms a step of a verdict in each phase in which its ranks take longer than their peers; the rest in no phase.
 
-    Empty where no phase was measured.
+    Empty where no phase was measured, and of transfers, which are in none.
     """
+    if one.cause == "network":
+        return {}
     columns, named = np.arange(*on_top.span(one, blocks)), np.isin(blocks.ranks, one.ranks)
     on_gpu = one.cause in _ON_GPU and "gpu_forward" in blocks.parts
     wanted = [name for name in (_OF_GPU if on_gpu else _OF_HOST) if name in blocks.parts]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector.align import shortest
+from hindmost_collector.costs import transfers
 from hindmost_collector.detector import register
 from hindmost_collector.detectors.by_habit import by_habit, together
 from hindmost_collector.detectors.episodes import pieces, stretch
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from hindmost_collector.judgement.verdict import Verdict
     from hindmost_collector.settings import Settings
     from hindmost_collector.timeline.blocks import Blocks
+
+
+#: Costs of at least this share of what transfers take longer are told without a word on what hides the rest.
+_MOST = 0.9
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,11 @@ class SlowLink:
     def steps(self) -> slice:
         """Those in which it is slow, by index."""
         return slice(self.first, self.stop)
+
+    @property
+    def hidden(self) -> bool:
+        """Whether a good part of it costs nothing."""
+        return self.shown < _MOST * self.excess
 
     @property
     def in_all(self) -> float:
@@ -97,7 +107,7 @@ def _in_class(blocks: Blocks, least: Floats, klass: int, settings: Settings) -> 
     if not of_class.any():
         return []
     beside = float(np.mean(blocks.beside[of_class]))
-    found = [_judged(group, blocks, beside, settings) for group in _groups(blocks, least, klass, settings)]
+    found = [_judged(group, blocks, klass, beside, settings) for group in _groups(blocks, least, klass, settings)]
     return [one for one in found if one is not None]
 
 
@@ -136,7 +146,7 @@ def _by_its_past(took: Floats, size: Floats, place: int, settings: Settings) -> 
     return usual + min((float(median(part)) for part in long), default=0.0)
 
 
-def _judged(group: _Group, blocks: Blocks, beside: float, settings: Settings) -> SlowLink | None:
+def _judged(group: _Group, blocks: Blocks, klass: int, beside: float, settings: Settings) -> SlowLink | None:
     """How a group is slow, in a stretch of steps or else throughout; ``None``: it is not."""
     smallest = max(settings.min_effect * blocks.step_ns, (settings.network_longer - 1) * float(median(group.usual)))
     part = _stretch(group.more, smallest, settings)
@@ -153,6 +163,8 @@ def _judged(group: _Group, blocks: Blocks, beside: float, settings: Settings) ->
         steps = int(group.at[part.start]), len(blocks.steps) if last else int(group.at[part.stop])
         rest = np.setdiff1d(np.arange(len(blocks.ranks)), group.rows)  # their own time may be waiting that nobody saw
         shown = lengthened(blocks, *steps, shown, settings, rest.tolist())
+    elif blocks.pipeline is not None:
+        shown = min(shown, transfers.saved(blocks.pipeline, group.rows, klass, usual / (usual + excess)))
     return SlowLink(group.rows, excess, usual, shown, *steps, sisters=group.throughout)
 
 

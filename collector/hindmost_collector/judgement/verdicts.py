@@ -282,6 +282,7 @@ def of_links(link: SlowLink | None, blocks: Blocks, settings: Settings) -> list[
             explained=1.0,
             evidence=tuple(wording.link(ranks, link)),
             advice=tuple(wording.advice("network", list(ranks))),
+            shown_ms=0.0,
         )
     ]
 

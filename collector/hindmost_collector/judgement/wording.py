@@ -261,7 +261,10 @@ def link(ranks: Sequence[int], found: SlowLink) -> list[str]:
     took = f"{ms(found.usual + found.excess)} a step, in groups alike {ms(found.usual)}"
     if not found.sisters:
         took = f"{ms(found.usual + found.excess)} a step, before and after, beside other groups', {ms(found.usual)}"
-    return [f"transfers in the group of {names(ranks)} take {took}, though its members arrive together"]
+    told = [f"transfers in the group of {names(ranks)} take {took}, though its members arrive together"]
+    if found.hidden:
+        told.append(f"others' work hides all but {ms(found.shown)} of {ms(found.excess)} that they take longer")
+    return told
 
 
 def network(found: SlowNetwork, *, late: bool = False) -> list[str]:
