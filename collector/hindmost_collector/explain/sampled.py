@@ -129,6 +129,15 @@ class Samples:
         column = self._column(name)
         return None if column is None else column.level(len(self._ranks), self._inside(column.time, None))
 
+    def taken(self, name: str, steps: Array) -> tuple[Ints, Floats] | None:
+        """Row [N] and value [N] of a gauge's samples that were taken in these steps (indices); ``None`` where nobody
+        has any."""
+        column = self._column(name)
+        if column is None:
+            return None
+        held = self._inside(column.time, steps)
+        return column.row[held], column.value[held]
+
     def beside(self, name: str, row: int, per_step: Floats) -> tuple[Floats, Floats, Floats] | None:
         """Of each sample of a rank's counter within the steps: seconds it took [N], its rise [N], and what of
         ``per_step`` [S] fell into it [N]; ``None`` where nobody knows.

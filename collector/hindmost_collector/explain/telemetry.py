@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 
     from hindmost_collector.align import Array, Floats, Ints
 
+#: NVML's reason for clocks of a GPU that draws all the power that it may.
+POWER_CAP = 0x4
 #: Bits of NVML's clocks-event reasons that slow a GPU down: power caps, thermal slow-downs, power brake, sync boost.
 SLOWING_REASONS = {
-    0x4: "software power cap",
+    POWER_CAP: "software power cap",
     0x8: "hardware slowdown",
     0x10: "sync boost",
     0x20: "software thermal slowdown",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_collector.explain.telemetry import POWER_CAP
 from hindmost_collector.judgement.verdict import Bound
 from hindmost_collector.robust import median
 
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 #: What a GPU computes with, as the monitor tells them apart.
 _MATH = {"tensor_activity": "tensor cores", "fp64_activity": "FP64", "fp32_activity": "FP32", "fp16_activity": "FP16"}
-#: NVML's reason for clocks of a GPU that draws all the power that it may.
-_POWER_CAP = 0x4
 
 
 def find(blocks: Blocks | None, named: Sequence[Verdict], settings: Settings) -> Bound | None:
@@ -75,7 +74,7 @@ def _of_power(blocks: Blocks, settings: Settings) -> Bound | None:
     if np.isnan(touched) or np.isnan(reasons):
         return None
     told = f"memory is touched for {touched:.0%} of the time"
-    if touched >= settings.bound_dram or not int(reasons) & _POWER_CAP:
+    if touched >= settings.bound_dram or not int(reasons) & POWER_CAP:
         return Bound("unknown", f"{told}, and how fast was not sampled: the GPU performance monitor tells")
     return Bound("gpu_compute", f"GPUs are at their power limit, and {told} only")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector.costs import passing, whatif, work_due
+from hindmost_collector.costs import clocks, passing, whatif, work_due
 from hindmost_collector.costs.whatif import repaired, stretched, waste
 from hindmost_collector.explain import backward, handover, slow_input, starving, why_late
 from hindmost_collector.judgement import confidence, wording
@@ -220,8 +220,9 @@ def _cost(
     span, rows = _span(habits), [habit.row for habit in habits]
     by_step = replay.adds(habits, before)
     saved = float(by_step[span].mean())
-    held_up = _held_up(blocks, rows, np.arange(len(blocks.steps))[span], group[0][1], saved)
-    cost = saved + held_up
+    columns = np.arange(len(blocks.steps))[span]
+    held_up = _held_up(blocks, rows, columns, group[0][1], saved)
+    cost, taken_back = saved + held_up, list[str]()
     others = [_span([habit]) for habit in replay.kept if habit not in habits]
     change = whatif.observed_change(blocks, span, others, replay.without(replay.kept))  # seen beside what held it back
     if change is not None:
@@ -229,7 +230,9 @@ def _cost(
         replayed = float(by_step[change.steps].mean()) + held_up
         seen = change.cost(replayed, waited, whatif.others_grew(blocks, rows, span))
         cost *= seen / replayed if replayed > 0 else 1.0  # others may hide it in steps that cannot be compared
-    return cost, [*wording.held_up(held_up), *wording.longer_than_replayed(change, cost)]
+    elif (given := clocks.given_away(blocks, habits, columns, group[0][1], cost)) is not None:
+        cost, taken_back = cost - given.ns, [clocks.told(given)]
+    return cost, [*wording.held_up(held_up), *wording.longer_than_replayed(change, cost), *taken_back]
 
 
 def _held_up(blocks: Blocks, rows: list[int], columns: Array, cause: Cause, shown: float) -> float:

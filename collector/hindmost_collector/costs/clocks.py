@@ -1,0 +1,91 @@
+"""What a repair gives away again where GPUs are at their power limit: ranks that wait draw less, and clock higher.
+
+Repaired, a rank's peers wait no longer, and compute at a lower clock than now. No more is taken off than their clocks
+are seen to be above that of the rank, which does not wait, and no more than the power of their waiting buys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.explain.sampled import scattered
+from hindmost_collector.explain.telemetry import POWER_CAP
+from hindmost_collector.judgement.wording import ms
+from hindmost_collector.robust import average, median, median_error
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hindmost_collector.align import Array, Ints
+    from hindmost_collector.detectors.straggler import Habit
+    from hindmost_collector.explain.causes import Cause
+    from hindmost_collector.timeline.blocks import Blocks
+
+#: Causes by which a GPU works all of the time that its peers wait in.
+_WORKING = ("compute", "workload")
+#: Samples of a GPU's clock that tell what it typically is.
+_ENOUGH = 8
+#: Ranks of each side that are looked at: more would say no more.
+_SAMPLE = 64
+#: Of the time that a GPU waits, the share by which its clock is higher for it at most: who waits in a collective draws
+#: about half of what computing does, and power rises with the third power of the clock.
+_BOUGHT = 1 / 6
+
+
+@dataclass(frozen=True)
+class Given:
+    """Ns a step that a repair gives away again; clocks in Hz of who is repaired and of the typical peer that waits."""
+
+    ns: float
+    own: float
+    peers: float
+
+
+def given_away(blocks: Blocks, habits: Sequence[Habit], columns: Array, cause: Cause, saved: float) -> Given | None:
+    """What of the ns ``saved`` a step by repairing these habits the peers' clocks take back; ``None`` where samples do
+    not show it, and where a part of the cost goes unseen, so that it is the least anyway.
+
+    Where others are late besides, and keep the pace once these are repaired, their peers wait on.
+    """
+    rows = [habit.row for habit in habits]
+    if cause.cause not in _WORKING or cause.unseen > 0 or not saved > 0 or scattered(columns):
+        return None
+    peers = np.setdiff1d(np.arange(len(blocks.ranks)), rows)
+    sides = [np.array(side, np.int64)[:: len(side) // _SAMPLE + 1] for side in (rows, peers)]
+    if not len(peers) or not all(_limited(blocks, side, columns) for side in sides):
+        return None
+    (own, error), (others, noise) = (_clock(blocks, side, columns) for side in sides)
+    if not others - own > np.hypot(error, noise):  # NaN too
+        return None
+    step = average(blocks.period[columns])
+    transfer = 0.0 if blocks.overlapped else average(median(blocks.transfer[:, columns], axis=0))
+    given = min(others / own - 1, _BOUGHT * saved / step) * (step - saved - transfer)
+    given *= min(saved / max(habit.excess for habit in habits), 1.0)
+    return Given(given, own, others) if given > 0 else None
+
+
+def told(given: Given) -> str:
+    """Evidence for what was taken off a cost."""
+    clocks = f"SM clocks are {given.own / 1e6:.0f} MHz, and {given.peers / 1e6:.0f} MHz where GPUs wait"
+    return f"all GPUs are at their power limit: {clocks}; when they do not they take {ms(given.ns)} more, taken off"
+
+
+def _limited(blocks: Blocks, rows: Ints, columns: Array) -> bool:
+    """Whether the typical of these GPUs is at its power limit in these steps (indices), and slow for nothing else."""
+    reasons = blocks.gauges(columns).get("clock_reasons")
+    return reasons is not None and float(median(reasons[rows])) == POWER_CAP
+
+
+def _clock(blocks: Blocks, rows: Ints, columns: Array) -> tuple[float, float]:
+    """The SM clock of the typical of these ranks in these steps (indices), its standard error; NaN of few samples."""
+    taken = blocks.samples.taken("sm_clock", columns) if blocks.samples is not None else None
+    if taken is None:
+        return float("nan"), float("nan")
+    each = [value for value in (taken[1][taken[0] == row] for row in rows) if len(value) >= _ENOUGH]
+    if 2 * len(each) <= len(rows):
+        return float("nan"), float("nan")
+    levels, errors = zip(*((float(median(value)), float(median_error(value))) for value in each), strict=True)
+    return float(median(np.array(levels))), float(median(np.array(errors)))
