@@ -7,20 +7,26 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector.detectors.episodes import SHORTEST
+from hindmost_collector.robust import median
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Floats
 
-#: Fewer steps at the start on time are chance, or how it starts.
-_FEWEST = 2
-#: By so many times its scatter a rank must be late for a single step to show whether it is.
+#: Fewer steps at the start on time are chance, or how it starts; after so many a stretch of their own would be seen.
+_FEWEST, _MOST = 2, 2 * SHORTEST
+#: By so many times what so many steps scatter together a rank must be later after them to have been on time in them.
 _CLEAR = 4.0
 
 
 def on_time(late: Floats, level: float, noise: float) -> int:
-    """How many steps are clearly on time before a rank's lateness [S] is at ``level``; its ``noise`` is a step's."""
-    start = late[:SHORTEST]
-    shows = start >= level / 2
-    first = int(np.argmax(shows))
-    clear = np.sum(start[:first] < level / 4) >= _FEWEST and bool(shows[first:].all())
-    return first if clear and level >= _CLEAR * noise else 0
+    """How many steps are clearly on time before a rank's lateness [S] is at ``level``; its ``noise`` is a step's.
+
+    One of three or more may have been late for something else, as a first step's warming up.
+    """
+    start = late[:_MOST]
+    behind = np.append(0.0, np.cumsum(start - level / 2))
+    first = int(np.argmin(behind))
+    before, after = start[:first], start[first:]
+    if len(before) < _FEWEST or not len(after) or level * np.sqrt(first) < _CLEAR * noise:
+        return 0
+    return first if median(before) < level / 4 and median(after) >= level / 2 else 0
