@@ -23,7 +23,14 @@ from hindmost_collector.judgement import (
     unseen,
     wording,
 )
-from hindmost_collector.judgement.abstaining import idle_inside, insufficient, little_inside, no_measure, nothing_inside
+from hindmost_collector.judgement.abstaining import (
+    hosts_unmarked,
+    idle_inside,
+    insufficient,
+    little_inside,
+    no_measure,
+    nothing_inside,
+)
 from hindmost_collector.judgement.job_verdicts import balanced, may_be_slow
 from hindmost_collector.judgement.stall_verdicts import of_stalls
 from hindmost_collector.judgement.stop_verdicts import of_mismatch, of_parted
@@ -260,10 +267,10 @@ def _gone(verdict: Verdict, run: Run) -> bool:
     return RUNNING in life.values() and all(life.get(rank, RUNNING) != RUNNING for rank in verdict.ranks)
 
 
-def _unclear(blocks: Blocks) -> Verdict | None:
-    """Why steps alone clear nobody, where they do not."""
+def _unclear(blocks: Blocks, settings: Settings) -> Verdict | None:
+    """Why steps alone, or launches without steps, clear nobody where they do not."""
     if blocks.evidence != blocks_of.PHASES:
-        return None
+        return hosts_unmarked(blocks, settings)
     return little_inside(blocks) or idle_inside(blocks) or traded.inside(blocks)
 
 
@@ -276,7 +283,7 @@ def _nothing(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:
         return nothing_inside(blocks)
     if np.isnan(blocks.period).all():
         return no_measure(blocks)
-    unclear = unseen.unjudged(run, blocks) or _unclear(blocks)
+    unclear = unseen.unjudged(run, blocks) or _unclear(blocks, settings)
     if unclear is not None:
         return unclear
     shared = sharing.find(run)

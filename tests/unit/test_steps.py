@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_collector.timeline.steps import Marks, infer
+from hindmost_collector.timeline.steps import Marks, are_parts, infer
 
 LAYERS, STEPS = 12, 60
 FORWARD, BETWEEN, STEP = 12e6, 0.4e6, 30e6
@@ -38,6 +38,35 @@ def test_without_marks_what_repeats_is_a_step() -> None:
     """Nothing tells that a layer is not all there is."""
     tokens, gap, _ = layered()
     assert infer(tokens, gap).max() > (LAYERS - 1) * STEPS
+
+
+def test_layers_reduced_after_all_computing_are_one_step_without_marks() -> None:
+    """A pipeline's gradients follow one another after it: twenty times what is computed between them tells the step."""
+    tokens, gap, _ = layered()
+    gap[gap == BETWEEN] = FORWARD / 20 / (3 * LAYERS)
+    expected = np.concatenate([[-1, -1], np.repeat(np.arange(STEPS), 3 * LAYERS)])
+    assert infer(tokens, gap, apart=True).tolist() == expected.tolist()
+
+
+def test_computing_between_layers_tells_no_step() -> None:
+    """What comes before the first is no longer than all that comes between: a layer is all that is known."""
+    tokens, gap, _ = layered()
+    assert infer(tokens, gap, apart=True).max() > (LAYERS - 1) * STEPS
+
+
+@pytest.mark.parametrize(
+    ("lengths", "parts"),
+    [
+        (np.tile([30.0, 0.5, 0.5, 0.5], 30), True),
+        (np.append(np.full(119, 30.0), 10_000.0), False),
+        (np.tile([240.0] + [30.0] * 7, 15), False),
+        (np.full(100, 30.0), False),
+    ],
+    ids=["layers", "one stop", "a loader's workers in turn", "steps"],
+)
+def test_parts_of_steps_are_known_by_the_long_ones(lengths: np.ndarray[Any, Any], parts: bool) -> None:
+    """Every fourth has all of the computing; one that stood still, or some that waited for input, are steps."""
+    assert are_parts(lengths) == parts
 
 
 def test_a_window_begins_with_the_marked_number() -> None:

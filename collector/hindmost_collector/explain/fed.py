@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector.explain import launching
+from hindmost_collector.explain import launching, unmarked
 from hindmost_collector.robust import median, median_error
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ def late_by_hosts(blocks: Blocks, run: Run) -> Blocks:
     fed = waits_for_host(blocks)
     if fed is None or "enqueue_ns" not in run.collectives:
         return blocks
+    if not _marked(blocks):
+        return unmarked.late_by_hosts(blocks, run.collectives, fed)
     late = fed & (np.nan_to_num(blocks.excess) > 0)
     share = np.ones(blocks.excess.shape)
     rows = np.flatnonzero(late.sum(axis=1) >= _ENOUGH).tolist()
@@ -59,13 +61,19 @@ def late_by_hosts(blocks: Blocks, run: Run) -> Blocks:
 def waits_for_host(blocks: Blocks, rows: slice = slice(None)) -> Array | None:
     """[R, S] in which steps GPUs of these ranks ran most as their hosts launched it; ``None`` where nothing tells."""
     grid = blocks.joined
-    if grid is None or not grid.gpu_time or blocks.ended is None or blocks.took is None:
+    if grid is None or not grid.gpu_time or np.isnan(grid.enqueue).all() or np.isnan(grid.start).all():
         return None
-    if "input" not in blocks.parts or np.isnan(grid.enqueue).all() or np.isnan(grid.start).all():
-        return None
-    at_once = launching.caught_up(grid.start[rows] - grid.enqueue[rows], blocks)
+    waited = grid.start[rows] - grid.enqueue[rows]
+    at_once = launching.caught_up(waited, blocks)
+    if not _marked(blocks):  # nothing runs before it is launched: of such a host nobody knows when that was
+        at_once &= (np.fmin.reduce(waited, axis=1) >= -launching.CLOCKS_NS)[:, None]
     counts = np.diff(np.append(blocks.starts, grid.columns))
     return np.asarray(2 * np.add.reduceat(at_once, blocks.starts, axis=1, dtype=np.int64) > counts)
+
+
+def _marked(blocks: Blocks) -> bool:
+    """Whether hosts say when each step began, when it had its input, and when it ended."""
+    return blocks.ended is not None and blocks.took is not None and "input" in blocks.parts
 
 
 class _Hosts:
@@ -108,7 +116,7 @@ class _Hosts:
 
     def _measured(self, row: int) -> tuple[Floats, tuple[str, ...]]:
         blocks, times = self._blocks, self._enqueued[row]
-        assert blocks.ended is not None  # noqa: S101 - waits_for_host() has looked
+        assert blocks.ended is not None  # noqa: S101 - _marked() has looked
         assert blocks.took is not None  # noqa: S101 - it comes with ``ended``
         ended, began = blocks.ended[row], blocks.ended[row] - blocks.took[row]
         bounds = np.searchsorted(times, np.append(began, ended[-1]))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 #: A GPU has caught up with its host where a kernel waits for no longer than this share of a step beyond the shortest.
 _CAUGHT_UP = 0.05
 #: GPUs' clocks were 0.5 to 3 ms off their host's: a kernel that seems to wait for longer than that did wait.
-_CLOCKS_NS = 4e6
+CLOCKS_NS = 4e6
 #: Of marks so large a share may be off; a kernel that began later than this share of a step did not begin at once.
 _OFF, _AT_ONCE = 0.05, 0.125
 #: A link that others use as well makes copies longer by less than this factor.
@@ -63,13 +63,13 @@ def hand_to_mouth(blocks: Blocks, settings: Settings, rows: slice = slice(None))
 def caught_up(waited: Floats, blocks: Blocks) -> Array:
     """[R, K] where what waited [R, K] ns on its GPU, its clock less the host's included, ran as it was launched."""
     beyond = waited - np.fmin.reduce(waited, axis=1)[:, None]
-    return np.asarray((beyond <= _CAUGHT_UP * blocks.step_ns) & (waited <= _CLOCKS_NS))
+    return np.asarray((beyond <= _CAUGHT_UP * blocks.step_ns) & (waited <= CLOCKS_NS))
 
 
 def _followed(lag: Floats, blocks: Blocks) -> Array:
     """[R, S] the same by marks, of which a few are off: in how long hosts take to launch their GPUs caught up."""
     shortest = np.sort(lag, axis=1)[:, int(_OFF * lag.shape[1])][:, None]
-    most = min(_CLOCKS_NS, _AT_ONCE * blocks.step_ns)
+    most = min(CLOCKS_NS, _AT_ONCE * blocks.step_ns)
     return np.asarray((lag - shortest <= _CAUGHT_UP * blocks.step_ns) & (lag <= most))
 
 
@@ -199,6 +199,6 @@ def _busy(marks: _Marks) -> Array:
     and its host had to wait, it had more left by then than a usual step has work: whoever had run out has less.
     """
     launched = marks.ready + marks.unnamed + marks.forward
-    left = marks.lag - marks.unnamed > float(median(marks.span)) + _CLOCKS_NS
-    more = marks.done > launched + _CLOCKS_NS
-    return np.asarray((marks.done > marks.ready + marks.unnamed + _CLOCKS_NS) & (more | left))
+    left = marks.lag - marks.unnamed > float(median(marks.span)) + CLOCKS_NS
+    more = marks.done > launched + CLOCKS_NS
+    return np.asarray((marks.done > marks.ready + marks.unnamed + CLOCKS_NS) & (more | left))

@@ -62,6 +62,13 @@ def idle_inside(blocks: Blocks) -> Verdict | None:
     return _abstaining(*wording.idle_inside(blocks, share)) if share >= _IDLE else None
 
 
+def hosts_unmarked(blocks: Blocks, settings: Settings) -> Verdict | None:
+    """A GPU that waits for its host, of which nothing tells that it is slower than the others'; ``None``: none does."""
+    if blocks.unsure is None or not float(np.max(blocks.unsure)) >= settings.min_effect * blocks.step_ns:
+        return None
+    return _abstaining(*wording.hosts_unmarked(blocks, int(np.argmax(blocks.unsure)), float(np.max(blocks.unsure))))
+
+
 def insufficient(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:
     """Too little was seen; what is missing, and how to get it."""
     ranks = len(blocks.ranks) if blocks is not None else rows(run.ranks)

@@ -327,6 +327,15 @@ def idle_inside(blocks: Blocks, share: float) -> tuple[str, str]:
     return found, remedy
 
 
+def hosts_unmarked(blocks: Blocks, row: int, lead: float) -> tuple[str, str]:
+    """Why a rank whose GPU waits for its host is neither named nor cleared where hosts marked no steps."""
+    who = f"rank {int(blocks.ranks[row])}"
+    told = f"{who}'s GPU runs what its host launches as soon as that is launched, and arrives {ms(lead)} a step late"
+    unknown = "whether its host is slow, or the others' are a step ahead of it and as slow, cannot be told"
+    remedy = "put a log of the steps beside it (when each begins, has its input and is launched)"
+    return f"{told}: {unknown}", f"{remedy}; `hindmost run -- COMMAND` records that"
+
+
 def nothing_inside(blocks: Blocks) -> tuple[str, str]:
     """Why bare steps name nobody, and what would."""
     own = median(blocks.own, axis=1)

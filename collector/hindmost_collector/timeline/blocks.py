@@ -53,7 +53,8 @@ class Blocks:
     ``node`` [R] the number of its node, -1 where unknown. Of a ``pipeline`` whose sends and receives are in order,
     segments are the stretches between those and ``computing`` [R, S] what its GPUs' take, all stages on one level.
     ``due`` is what of the segments uneven work makes, in full, where it shows in part only; ``even`` [R, K] are the
-    segments as they would be with work of one size, where those are known.
+    segments as they would be with work of one size, where those are known. ``unsure`` [R] ns a step a rank may be late
+    by, or the others be ahead.
     """
 
     ranks: Ints
@@ -87,6 +88,7 @@ class Blocks:
     computing: Floats | None = None
     due: Due | None = None
     even: Floats | None = None
+    unsure: Floats | None = None
 
     def gauges(self, columns: Array | None = None) -> dict[str, Floats]:
         """Quantity to [R] in these steps (indices), or all: :class:`hindmost_collector.explain.sampled.Samples`."""
@@ -191,6 +193,8 @@ def _from_collectives(run: Run, joined: Grid, table: Table, settings: Settings) 
     joined, own, number = joined.take(keep), own[:, keep], number[keep]
     found, starts = np.unique(number, return_index=True)
     period = _period(joined, starts, found, table)
+    if (joined.step < 0).all() and not rows(table) and steps.are_parts(period):
+        return None
     if run.job.skipped_ns is not None:  # what lies between two stretches of an excerpt is no step
         period = np.where(period < _NEARLY * run.job.skipped_ns, period, np.nan)
     alone = period - _typical_wait(joined, starts)

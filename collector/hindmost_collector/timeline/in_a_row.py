@@ -40,9 +40,9 @@ def steps(usual: Array, gap: Floats) -> Ints | None:
     return found
 
 
-def count(own: Floats) -> int:
-    """How many alike collectives make a step, by the ``own`` time before each [K]."""
-    for length in range(2, _MOST + 1):
+def count(own: Floats, most: int = _MOST) -> int:
+    """How many alike collectives make a step, ``most`` of them, by the ``own`` time before each [K]."""
+    for length in range(2, most + 1):
         first = _first_of(own, length)
         apart = np.diff(first[first >= len(own) // 4])  # starting up has a pattern of its own
         regular = len(apart) >= _LEAST_STEPS and np.mean(apart == length) >= _REGULAR

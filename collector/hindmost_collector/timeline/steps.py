@@ -19,10 +19,15 @@ _ALIKE = 0.95
 _LONGEST_PERIOD = 4096
 #: Repetitions that a step may be: more layers than that are reduced in one bucket.
 _MOST = 512
+#: … and where none is marked, so that the computing before the first has to tell.
+_LAYERS = 128
 #: A gap before a step's first collective, against the usual one there; six times as much, against those inside it.
 _LARGE = 0.5
 #: Between two steps of one stretch never passes so many times the usual.
 _STRETCH = 8.0
+#: A step is long at so many times the typical one: parts of steps were taken for steps where at least so many long
+#: ones make up so large a share of the time. Steps that wait for each worker of a loader in turn make up less.
+_LONG, _LONG_ONES, _LONG_SHARE = 3.0, 10, 0.67
 #: Steps by which found and marked numbers are matched.
 _EARLIEST = 20
 
@@ -65,7 +70,10 @@ def infer(tokens: Ints, gap: Floats, marks: Marks | None = None, *, apart: bool 
         together = in_a_row.steps(tokens == np.bincount(tokens[len(tokens) // 4 :]).argmax(), gap)
         if together is not None:
             return together
-    times = _repetitions_a_step(tokens, gap, length, marks)
+    if apart and length > 1 and marks is None:
+        times = _after_computing(tokens, gap, length)
+    else:
+        times = _repetitions_a_step(tokens, gap, length, marks)
     if length == 1 and times == 1:
         usual = tokens == np.bincount(tokens[len(tokens) // 4 :]).argmax()
         found = np.where(usual, np.cumsum(usual) - 1, -1)
@@ -93,6 +101,20 @@ def _repetitions_a_step(tokens: Ints, gap: Floats, length: int, marks: Marks | N
     gaps = {times: _longest_gap(tokens, gap, length * times) for times in near if length * times < len(tokens) // 3}
     best = max(gaps, key=lambda times: gaps[times], default=1)
     return best if best > 1 and gaps[best] > _LARGE * 6 * _longest_gap(tokens, gap, length) else 1
+
+
+def _after_computing(tokens: Ints, gap: Floats, length: int) -> int:
+    """How many repetitions make a step, by the computing before the first: layers' gradients are reduced in a row.
+
+    Computing inside repetitions is set against it too: what is not far longer than all of that tells no step.
+    """
+    first = len(tokens) // 4
+    count = (len(tokens) - first) // length
+    computed = np.nan_to_num(gap[first : first + count * length])
+    longest = np.argsort(computed)[-max(count // _LAYERS, 1) :]
+    place = first + int(np.bincount(longest % length).argmax())
+    begins = _matches(tokens, tokens[place : place + length], np.ones(len(tokens), bool))
+    return in_a_row.count(np.array([np.nansum(gap[begin : begin + length]) for begin in begins]), _LAYERS)
 
 
 def _longest_gap(tokens: Ints, gap: Floats, length: int) -> float:
@@ -178,6 +200,15 @@ def _matches(tokens: Ints, pattern: Ints, may_begin: Array) -> list[int]:
         found.append(next_free)
         next_free += length
     return found
+
+
+def are_parts(lengths: Floats) -> bool:
+    """Whether what was found to repeat is less than a step: again and again one is far longer than most, by what all of
+    a step computes. ``lengths`` [S] ns. What is typical of such parts is true of no step.
+    """
+    known = lengths[~np.isnan(lengths)]
+    long = known[known > _LONG * median(known)] if len(known) else known
+    return len(long) >= _LONG_ONES and float(long.sum()) >= _LONG_SHARE * float(known.sum())
 
 
 def warmup(durations: Floats, settings: Settings) -> int:

@@ -1,0 +1,49 @@
+"""Recordings of real training that lack files are judged rightly by the rest, or told not to be enough."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hindmost_collector.judge import judge
+from hindmost_collector.sources import load
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+OURS = Path(__file__).resolve().parents[1] / "fixtures/recordings"
+
+
+def _unpacked(name: str, to: Path, kept: Callable[[str], bool]) -> Path:
+    """The files of a recording of which the names are ``kept``, in a folder."""
+    with tarfile.open(OURS / f"{name}.tar.xz") as archive:
+        members = [one for one in archive.getmembers() if one.isfile() and kept(Path(one.name).name)]
+        archive.extractall(to, members, filter="data")
+    return to
+
+
+def _no_steps(name: str) -> bool:
+    return not name.startswith("steps.")
+
+
+@pytest.mark.parametrize("name", ["fsdp-host-bound", "pp2-dp2-host-bound"])
+def test_of_hosts_that_only_launch_nobody_is_named_without_marks(name: str, tmp_path: Path) -> None:
+    """Whose GPU waits for its host is told, and that nothing tells whether that host is slow; nobody is cleared."""
+    (verdict,) = judge(load(_unpacked(name, tmp_path, _no_steps))).verdicts
+    assert verdict.kind == "insufficient_data"
+    assert "GPU runs what its host launches as soon as that is launched" in verdict.evidence[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "cost_ms"),
+    [("ddp-host-bound-slow-input-rank1", 1, 3.0), ("pp2-dp2-slow-input-rank0", 0, 37.6)],
+)
+def test_a_slow_host_costs_without_marks_what_it_is_slower_by(
+    name: str, rank: int, cost_ms: float, tmp_path: Path
+) -> None:
+    """It is late by what it takes longer between two launches than the others need, not by all that they are ahead."""
+    verdicts = judge(load(_unpacked(name, tmp_path, _no_steps))).verdicts
+    assert {one.ranks for one in verdicts} == {(rank,)}
+    assert verdicts[0].cost_ms_per_step == pytest.approx(cost_ms, rel=0.4)
