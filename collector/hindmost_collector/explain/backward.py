@@ -214,7 +214,7 @@ def _before_alike(exact: Floats, most: Floats, token: Ints) -> Floats:
         alike, unknown = token == kind, (token == kind) & np.isnan(exact)
         least = np.fmin.reduce(exact[alike])
         found[unknown] = np.fmin(least, most[unknown]) if least > 0 else np.nan
-    return found
+    return np.asarray(found)
 
 
 def _of_alike(mine: Floats, exact: Floats, most: Floats, token: Ints) -> Floats:
