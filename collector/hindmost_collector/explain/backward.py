@@ -149,11 +149,13 @@ def _saved(grid: Grid, row: int, where: Ints, healthy: Floats | None) -> float:
     exact, most = _took(grid, np.append(row, others), where)
     mine = exact[0]
     token, transfer = grid.token[where[0]], median(grid.duration[row][where], axis=0)
-    known = _before_alike(median(exact[1:], axis=0), median(most[1:], axis=0), token[1:])
+    shown = np.mean(~np.isnan(most[1:]), axis=0) >= _OFTEN
+    bound = np.where(shown, median(most[1:], axis=0), np.nan)  # one peer alone may be late itself
+    known = _before_alike(median(exact[1:], axis=0), bound, token[1:])
     known = np.where(np.isnan(known), _between(grid, np.append(row, others), where, mine), known)
     if healthy is not None:
         known = np.where(np.isnan(known), healthy, known)
-    theirs = _of_alike(mine, known, median(most[1:], axis=0), token[1:])
+    theirs = _of_alike(mine, known, bound, token[1:])
     less = np.nan_to_num(mine - theirs)
     took = np.nan_to_num(np.where(np.isnan(mine), most[0], mine))
     return float(_end(took, transfer) - _end(took - less, transfer))
