@@ -158,3 +158,14 @@ def test_a_gpu_that_becomes_slow_beside_another_costs_what_it_adds(job: Scenario
     (verdict,) = [one for one in judge(_uncounted(simulated.run)).verdicts if one.ranks == (1,)]
     adds = (truth.repaired_each_ns[1] - truth.repaired_ns) / 1e6 / len(truth.active[0])
     assert verdict.cost_ms_per_step == pytest.approx(adds, rel=0.06)
+
+
+@pytest.mark.parametrize(("ranks", "stages"), [(4, 2), (8, 4), (6, 2)])
+def test_uneven_work_of_a_pipelines_replicas_is_told(ranks: int, stages: int) -> None:
+    """A rank is late beside the replicas of its stage, by what it has more than these, two as they may be."""
+    job = Scenario(ranks, 80, 7, "pp_dp", pipeline=stages, varying_lengths=0.15)
+    (verdict,) = judge(simulate(job).run).verdicts
+    assert (verdict.kind, verdict.ranks) == ("uneven_workload", ())
+    alike = simulate(replace(job, varying_lengths=0.0)).truth.total_ns
+    lost = (simulate(job).truth.total_ns - alike) / 1e6 / 80
+    assert 0.25 * lost < (verdict.cost_ms_per_step or 0.0) <= lost  # stages of one replica are uneven among each other

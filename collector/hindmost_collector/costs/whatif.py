@@ -238,11 +238,24 @@ def _longer_by_itself(blocks: Blocks, fixed: Floats, stalled: Ints) -> float:
     return float(median(longer - (blocks.own[next_latest, stalled] - usual_own[next_latest])))
 
 
+def own_part(blocks: Blocks) -> Floats:
+    """[R, 1] the part that a rank of a pipeline has in the mean of those of its role, whose others it is compared with.
+
+    With all work as these others', the two of a pair would have changed places. 0 where all are one role.
+    """
+    if blocks.pipeline is None:
+        return np.zeros((len(blocks.ranks), 1))
+    _, which, count = np.unique(blocks.role, return_inverse=True, return_counts=True)
+    return np.asarray(1 / count[which])[:, None]
+
+
 def waste(blocks: Blocks) -> float:
     """Ns a typical step loses to ranks that are not alike: every stretch at its ranks' mean instead of its slowest."""
     if blocks.segments.size == 0:
         return 0.0
     even = np.broadcast_to(blocks.segments.mean(axis=0), blocks.segments.shape)
+    if blocks.pipeline is not None:
+        even = blocks.segments * own_part(blocks)
     return float((stretched(blocks, blocks.segments) - stretched(blocks, even)).mean())
 
 

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector.costs import work_due
+from hindmost_collector.costs import whatif, work_due
 from hindmost_collector.costs.whatif import stretched, waste
 from hindmost_collector.detector import register
 from hindmost_collector.explain import launching
 from hindmost_collector.judgement.job_verdicts import of_uneven
 from hindmost_collector.robust import MAD_TO_SIGMA, alike, median, median_error, peers_median, standard_error
+from hindmost_collector.timeline import roles
 
 if TYPE_CHECKING:
-    from hindmost_collector.align import Floats
+    from hindmost_collector.align import Floats, Ints
     from hindmost_collector.detector import Case
     from hindmost_collector.detectors.straggler import Habit
     from hindmost_collector.judgement.verdict import Verdict
@@ -76,14 +77,18 @@ def _timed(blocks: Blocks, settings: Settings) -> Floats | None:
 
 
 def _by(blocks: Blocks, work: Floats, counted: bool, settings: Settings) -> Uneven | None:
-    more = more_work(work)
+    more = more_work(work, _roles(blocks))
     swing = _swing(more, counted=counted)
     if swing < settings.min_swing or _is_ones_own(more):
         return None
     share = explained(blocks.excess, more)
     if share < settings.min_uneven_explained:
         return None
-    even = blocks.segments - _expected(blocks, more)
+    if counted:  # samples and tokens are as many for one stage as for another
+        due = _expected(blocks, more, more_work(work))
+    else:
+        due = _expected(blocks, more) * (1 - whatif.own_part(blocks))
+    even = blocks.segments - due
     cost = float((stretched(blocks, blocks.segments) - stretched(blocks, even)).mean())
     return Uneven(cost, share, swing, counted) if cost >= settings.min_effect * blocks.step_ns else None
 
@@ -152,7 +157,7 @@ def levelled(blocks: Blocks, settings: Settings, timed: Floats | None) -> Blocks
         if timed is None or _without(blocks, timed, settings) is blocks:
             return blocks
         return _without(blocks, timed - _around(timed), settings)
-    return _without(blocks, more_work(blocks.work), settings) if _loses(blocks, settings) else blocks
+    return _without(blocks, more_work(blocks.work, _roles(blocks)), settings) if _loses(blocks, settings) else blocks
 
 
 def beside_computing(blocks: Blocks, settings: Settings, timed: Floats | None) -> Blocks | None:
@@ -185,7 +190,7 @@ def uncounted(blocks: Blocks, settings: Settings) -> Floats | None:
     work = _timed(blocks, settings) if blocks.work is None and _loses(blocks, settings) else None
     if work is None or np.mean(~np.isnan(work)) < _KNOWN:
         return None
-    more = _more(work)
+    more = _more(work, _roles(blocks))
     return None if _is_ones_own(more - median(more, axis=1)[:, None]) else more
 
 
@@ -219,24 +224,31 @@ def _around(more: Floats) -> Floats:
     return found
 
 
-def more_work(work: Floats) -> Floats:
-    """[R, S] by what share of a usual step's work a rank has more than the typical peer, beyond what is usual for it.
+def _roles(blocks: Blocks) -> Ints | None:
+    """[R] who is compared with whom in a pipeline, where stages take turns; ``None``: all with all."""
+    return blocks.role if blocks.pipeline is not None else None
+
+
+def more_work(work: Floats, role: Ints | None = None) -> Floats:
+    """[R, S] by what share of a usual step's work a rank has more than the typical peer (of its ``role``, where these
+    are known), beyond what is usual for it.
 
     Of a usual step's, and not of that step's: time grows by the token, however few a peer had of them. A rank that
     always has more is late by habit; one that had more by chance, over as many steps as there are, is not.
     """
-    more = _more(work)
+    more = _more(work, role)
     habit = median(more, axis=1)
     return np.asarray(more - np.where(np.abs(habit) > _HABIT * median_error(more), habit, 0.0)[:, None])
 
 
-def _more(work: Floats) -> Floats:
+def _more(work: Floats, role: Ints | None) -> Floats:
     """The same with what is usual for each."""
     if alike(work):
         return np.zeros_like(work)
     known = work[work > 0]
     usual = median(known) if len(known) else np.nan
-    return np.asarray(np.nan_to_num((work - peers_median(work)) / usual))
+    beyond = work - peers_median(work) if role is None else roles.beyond_peers(work, role)
+    return np.asarray(np.nan_to_num(beyond / usual))
 
 
 def typical_work(work: Floats) -> Floats:
@@ -246,8 +258,8 @@ def typical_work(work: Floats) -> Floats:
     return np.nan_to_num(typical)
 
 
-def _expected(blocks: Blocks, more: Floats) -> Floats:
-    """[R, K] excess that the work makes due, by a line through each stretch of the step."""
+def _expected(blocks: Blocks, more: Floats, of: Floats | None = None) -> Floats:
+    """[R, K] excess that ``more`` work makes due, or as much ``of`` other work, by a line through each stretch."""
     due: Floats = np.zeros_like(blocks.segments)
     first = np.searchsorted(blocks.segment_step, np.arange(len(blocks.steps)))
     place = np.arange(len(blocks.segment_step)) - first[blocks.segment_step]
@@ -255,5 +267,5 @@ def _expected(blocks: Blocks, more: Floats) -> Floats:
         columns = np.flatnonzero(place == spot)
         work = more[:, blocks.segment_step[columns]]
         slope = work_due.shown(blocks.segments[:, columns], work, overlapped=blocks.overlapped)
-        due[:, columns] = slope * work
+        due[:, columns] = slope * (work if of is None else of[:, blocks.segment_step[columns]])
     return due
