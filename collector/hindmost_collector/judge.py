@@ -219,9 +219,11 @@ def _late(
     if timed is not None and shared is None:
         habits, by_chance, even = _uncounted(habits, blocks, even, timed, settings)
     stalls = intermittent.find(blocks, settings, habits)
-    habits = intermittent.without_stalls(habits, stalls, settings)
+    habits = intermittent.without_stalls(habits, stalls, blocks, settings)
     found, notes = of_habits(habits, blocks, settings, even)
-    late = {habit.row for habit in habits}
+    named = {rank for one in found for rank in one.ranks}
+    stalling = intermittent.stalling_beside(habits, stalls, settings)  # told of, where the habit is not
+    late = {habit.row for habit in habits if habit.row not in stalling or int(blocks.ranks[habit.row]) in named}
     stalls = [one for one in stalls if late.isdisjoint(one.rows)]
     if shared is not None:
         found, more = crowded.judged(shared, found, stalls, blocks, settings)

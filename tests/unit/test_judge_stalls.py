@@ -174,3 +174,17 @@ def test_of_two_ranks_one_that_is_much_later_now_and_then_stalls(lengths: float)
         if one.ranks
     ]
     assert (verdict.kind, verdict.ranks, verdict.cause) == ("intermittent", (1,), "input")
+
+
+@pytest.mark.parametrize(("size", "duty"), [(0.6, 0.06), (1.5, 0.15)])
+def test_who_stalls_now_and_then_and_becomes_slow_is_slow_since_then_at_each_look(size: float, duty: float) -> None:
+    """In nearly all steps since one, as in no time before: stalls by itself, as on CPUs that others use, do not make
+    that the thick of them, of which the beginning is the first."""
+    faults = (Fault("compute", (3,), 0.2, 100), Fault("input", (3,), size, duty=duty))
+    run = simulate(Scenario(8, 220, seed=5, faults=faults)).run
+    for length in range(120, 221, 20):
+        steps = {name: column[run.steps["step"] < length] for name, column in run.steps.items()}
+        calls = {name: column[run.collectives["step"] < length] for name, column in run.collectives.items()}
+        found = judge(replace(run, steps=steps, collectives=calls)).verdicts
+        assert [(one.kind, one.ranks) for one in found] == [("straggler", (3,))]
+        assert found[0].since_step == pytest.approx(100, abs=3)

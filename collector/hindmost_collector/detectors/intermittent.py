@@ -292,9 +292,19 @@ def _of_nodes(blocks: Blocks, excess: Floats, stalled: Array, settings: Settings
     return found
 
 
-def without_stalls(habits: list[Habit], stalls: list[Stalls], settings: Settings) -> list[Habit]:
-    """Those that are more than the thick of a rank's stalls, of which it has enough outside of all its habits."""
-    thick: set[int] = set()
+def without_stalls(habits: list[Habit], stalls: list[Stalls], blocks: Blocks, settings: Settings) -> list[Habit]:
+    """Those that are more than the thick of a rank's stalls, of which it has enough outside of all its habits.
+
+    Who stalls now and then, and is slow in nearly all steps since one, is slow since then.
+    """
+    thick = stalling_beside(habits, stalls, settings)
+    lasting = {row for row in thick if _lasts([one for one in habits if one.row == row], blocks.excess[row], settings)}
+    return [habit for habit in habits if habit.row not in thick - lasting]
+
+
+def stalling_beside(habits: list[Habit], stalls: list[Stalls], settings: Settings) -> set[int]:
+    """Rows of the ranks that have enough stalls outside of all their habits to be told for these alone."""
+    found: set[int] = set()
     for one in stalls:
         steps = one.stalled
         for habit in habits:
@@ -302,5 +312,26 @@ def without_stalls(habits: list[Habit], stalls: list[Stalls], settings: Settings
                 steps = steps[(steps < habit.first) | (steps >= habit.stop)]
         often = one.thick or np.sum(np.diff(steps, prepend=-2) > 1) >= settings.min_stalls
         if len(one.rows) == 1 and often:
-            thick.add(one.rows[0])
-    return [habit for habit in habits if habit.row not in thick]
+            found.add(one.rows[0])
+    return found
+
+
+#: Per cent of a habit's steps that may be on time, and the part of it by which all others are late: a habit is of
+#: nearly all steps, noise or not.
+_ON_TIME, _LATE_BY = 25, 0.25
+#: Of the steps in which a rank is late by half of its habit most are the habit's: stalls have a thick of some of them.
+_MOST = 0.5
+
+
+def _lasts(habits: list[Habit], late: Floats, settings: Settings) -> bool:
+    """Whether a rank that is ``late`` [S] is so in nearly all steps of its habits, and seldom outside of them."""
+    inside = np.zeros(len(late), bool)
+    for habit in habits:
+        inside[habit.first : habit.stop] = True
+    if min(np.sum(inside), np.sum(~inside)) < settings.recovered_steps:
+        return False
+    usual, smallest = float(median(late[~inside])), min(habit.excess for habit in habits)
+    if float(np.nanpercentile(late[inside], _ON_TIME)) < usual + _LATE_BY * smallest:
+        return False
+    often = np.nan_to_num(late) >= usual + smallest / 2
+    return bool(np.sum(often & inside) > _MOST * np.sum(often))

@@ -113,7 +113,7 @@ def verdicts(blocks: Blocks, late: list[Verdict], shared: Sharing, settings: Set
         return [one for one in shown if one is not None], []
     habits = straggler.find(off, settings, shared=True)
     stalls = intermittent.find(off, settings, habits)
-    habits = intermittent.without_stalls(habits, stalls, settings)
+    habits = intermittent.without_stalls(habits, stalls, off, settings)
     saving = partial(_saved_by, np.nan_to_num(blocks.excess))
     rows = {habit.row for habit in habits}
     stalls = [one for one in stalls if rows.isdisjoint(one.rows)]
