@@ -51,15 +51,17 @@ class Layer:
     outer: Layer | None = None
 
 
-def find(series: Floats, smallest: float, settings: Settings, large: float = np.inf) -> list[Layer]:
+def find(
+    series: Floats, smallest: float, settings: Settings, large: float = np.inf, *, shared: bool = False
+) -> list[Layer]:
     """All stretches higher by at least ``smallest``, outer ones first; none of their ends is nearer than a few steps.
 
-    A stretch is over when enough steps follow that are lower: until then it may only pause. One higher by ``large`` is
-    no noise, by which others would be told from chance.
+    A stretch is over when enough steps follow that are lower: until then it may only pause. On ``shared`` CPUs others
+    may hide it for longer. One higher by ``large`` is no noise, by which others would be told from chance.
     """
     edges = _without_pauses(series, pieces(series, smallest, settings), settings.recovered_steps)
     while True:
-        layers = _layered(series, edges, smallest, settings.recovered_steps)
+        layers = _layered(series, edges, smallest, settings.recovered_steps, _BRIEF if shared else 0.0)
         calm = _without(series, [layer for layer in layers if layer.outer is None and layer.level >= large])
         sure = [_stands_out(series, calm, layer, layers, smallest, settings.min_above_around) for layer in layers]
         if min(sure, default=1.0) >= 1:
@@ -131,14 +133,18 @@ def _above(series: Floats, layer: Layer, layers: list[Layer]) -> float:
     return min(layer.level, float(median(series[layer.first : layer.stop])) - float(median(series[apart])))
 
 
-def _layered(series: Floats, edges: list[int], smallest: float, recovered: int) -> list[Layer]:
-    """The layers between these edges; a level that is not sure to be above nothing is none to be on top of."""
+def _layered(series: Floats, edges: list[int], smallest: float, recovered: int, brief: float) -> list[Layer]:
+    """The layers between these edges; a level that is not sure to be above nothing is none to be on top of.
+
+    What follows the last may be a pause of it where it takes less than the ``brief`` part of it.
+    """
     levels = _levels(series, edges)
     for at, (first, stop) in enumerate(itertools.pairwise(edges)):
         if levels[at] < _APART * standard_error(series[first:stop]):
             levels[at] = min(levels[at], 0.0)
     end = {edges[-1]: edges[-1]}
-    if len(levels) > 1 and _is_pause(levels, edges, len(levels) - 1, recovered):
+    paused = max(recovered, int(brief * (edges[-2] - edges[max(len(edges) - 3, 0)])))
+    if len(levels) > 1 and _is_pause(levels, edges, len(levels) - 1, paused):
         edges, levels = edges[:-1], levels[:-1]
         end[edges[-1]] = len(series)
     return list(_layers(edges, levels, 0.0, smallest, None, end))

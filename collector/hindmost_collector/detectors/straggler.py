@@ -208,7 +208,8 @@ def _habits(ranks: _Ranks, row: int) -> list[Habit]:
     """The habits of one rank: one after the other, and one on top of the other."""
     series = _series(ranks, row)
     turn = _no_noise(ranks.blocks, ranks.settings) if _in_turn(ranks, row) else np.inf
-    layers = episodes.find(series.late, ranks.smallest, ranks.settings, turn) if len(series.late) else []
+    known = len(series.late) > 0
+    layers = episodes.find(series.late, ranks.smallest, ranks.settings, turn, shared=ranks.shared) if known else []
     for layer in layers:
         series.late[layer.first : layer.stop] -= layer.level
     found: dict[Layer, Habit] = {}
