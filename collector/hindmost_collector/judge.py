@@ -20,6 +20,7 @@ from hindmost_collector.judgement import (
     slowed,
     stood_still,
     summary,
+    two_witnesses,
     unseen,
     wording,
 )
@@ -58,6 +59,9 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
         run = replace(run, notes=(*run.notes, told))
     if rows(run.operations):
         return pipeline.judge(run, settings)
+    both = two_witnesses.judged(run, lambda one: judge(one, settings))
+    if both is not None:
+        return both
     run = telemetry.with_gpus(run)
     change = membership.find(run, settings)
     if change is not None:

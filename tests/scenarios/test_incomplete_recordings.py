@@ -47,3 +47,32 @@ def test_a_slow_host_costs_without_marks_what_it_is_slower_by(
     verdicts = judge(load(_unpacked(name, tmp_path, _no_steps))).verdicts
     assert {one.ranks for one in verdicts} == {(rank,)}
     assert verdicts[0].cost_ms_per_step == pytest.approx(cost_ms, rel=0.4)
+
+
+def _without_csv_of(name: str, rank: int, to: Path) -> Path:
+    """A recording without one rank's collectives: process ids are in the ranks' order."""
+    _unpacked(name, to, lambda _: True)
+    sorted(to.rglob("prof.*.csv"), key=lambda path: int(path.name.split(".")[1]))[rank].unlink()
+    return to
+
+
+@pytest.mark.parametrize("rank", [0, 1, 3])
+def test_a_slow_backward_is_seen_where_another_rank_has_no_collectives(rank: int, tmp_path: Path) -> None:
+    """The log of the steps does not show it; the collectives of the ranks that have them do."""
+    (verdict,) = judge(load(_without_csv_of("ddp-slow-backward-rank2", rank, tmp_path))).verdicts
+    assert (verdict.kind, verdict.ranks, verdict.cause) == ("straggler", (2,), "compute")
+    assert verdict.cost_ms_per_step == pytest.approx(3.6, rel=0.2)
+
+
+def test_a_slow_backward_of_a_rank_without_collectives_clears_nobody(tmp_path: Path) -> None:
+    """Its steps do not show it, and whether the others wait for it nothing tells."""
+    (verdict,) = judge(load(_without_csv_of("ddp-slow-backward-rank2", 2, tmp_path))).verdicts
+    assert verdict.kind == "insufficient_data"
+
+
+@pytest.mark.parametrize("rank", [0, 2, 3])
+def test_where_hosts_launch_all_the_time_one_without_collectives_names_nobody(rank: int, tmp_path: Path) -> None:
+    """Events around its forward time its host's launching, and a rank was named for 1 % of that."""
+    verdicts = judge(load(_without_csv_of("fsdp-host-bound", rank, tmp_path))).verdicts
+    assert [one.ranks for one in verdicts if one.ranks] == []
+    assert "balanced" not in {one.kind for one in verdicts}

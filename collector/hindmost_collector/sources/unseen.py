@@ -117,7 +117,7 @@ def _by_collectives(run: Run, world: set[int], source: Mapping[str, str]) -> Run
     if by_steps:
         run = _noted(run, [f"Who waits for whom is not known of {names(told.ranks)}: judged by the log of the steps."])
     alone = np.isin(run.collectives["rank"], told.ranks)
-    aside = np.ones_like(alone) if apart or by_steps else alone
+    aside = np.ones_like(alone) if apart else alone
     run = _without_waits(_shortened(run, [one for one in cut if one.rank not in unseen]), aside)
     return replace(run, unseen=replace(told, ranks=()) if _guessed(run) and apart else told)
 

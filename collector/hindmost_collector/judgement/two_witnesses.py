@@ -1,0 +1,58 @@
+"""Recordings that lack some ranks' collectives and have a log of all ranks' steps: what each of the two can see.
+
+Collectives tell which of the ranks that they were recorded of is late, for whatever reason; steps do not show a slow
+backward, in which ranks wait for each other. Of ranks without collectives steps are all that is known: they clear
+nobody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hindmost_collector import align
+from hindmost_collector.judgement.verdict import STOPS, Report, Verdict
+from hindmost_collector.model import NONBLOCKING, Run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+#: Verdicts on all of a job, which hold whoever else is in it.
+_OF_THE_JOB = (*STOPS, "input_bound", "host_bound")
+#: Forward is timed as long as it is launched: hosts without a fault differ in that by up to 1.4 % of a step.
+_UNEXPLAINED = 0.03
+
+
+def judged(run: Run, judge: Callable[[Run], Report]) -> Report | None:
+    """The report on such a run, by what ``judge`` says of the collectives and of the steps; ``None`` for another."""
+    lacking = run.unseen
+    if lacking is None or not lacking.by_steps:
+        return None
+    if not align.synchronising(run.collectives, align.codes(run.collectives["op"])).any():
+        return None  # of the steps alone
+    met, log = judge(replace(run, unseen=replace(lacking, by_steps=False))), judge(_without_waits(run))
+    told = [one for one in met.verdicts if one.ranks or one.kind in _OF_THE_JOB]
+    unmet = [one for one in log.verdicts if one.kind in STOPS or _slow(one, lacking.ranks)]
+    if any(one.kind == "host_bound" for one in told):  # what events time on GPUs is then how long hosts launch
+        unmet = [one for one in unmet if one.cause == "input" or one.kind in STOPS]
+    if told and not unmet:
+        return replace(met, notes=log.notes)
+    if unmet:
+        return replace(log, verdicts=(*unmet, *(one for one in told if not _same(one, unmet))))
+    nobody = tuple(one for one in log.verdicts if one.kind == "insufficient_data")
+    return replace(log, verdicts=nobody or met.verdicts)
+
+
+def _slow(one: Verdict, lacking: Sequence[int]) -> bool:
+    """Whether it names any of these for something that was measured, or for more than launching differs by."""
+    sure = one.cause != "unknown" or (one.cost_ratio or 0.0) >= _UNEXPLAINED
+    return sure and bool(set(one.ranks) & set(lacking))
+
+
+def _same(one: Verdict, others: list[Verdict]) -> bool:
+    return any(one.kind == other.kind and set(one.ranks) <= set(other.ranks) for other in others)
+
+
+def _without_waits(run: Run) -> Run:
+    """The run with its operations in it, but not as such whose duration tells who waits for whom."""
+    return replace(run, collectives={**run.collectives, "flags": run.collectives["flags"] | NONBLOCKING})
