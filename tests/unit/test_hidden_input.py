@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from hindmost_collector.explain import hidden_input
 from hindmost_collector.judge import judge
 from hindmost_collector.simulate import Fault, Scenario, simulate
 
@@ -45,6 +46,16 @@ def test_of_an_input_that_all_hide_alike_all_are_told() -> None:
     """It bounds how much faster the GPUs may become."""
     (note,) = told(judge(fetching(dict.fromkeys(range(4), 40.0))))
     assert note.startswith("every rank waits about")
+
+
+@pytest.mark.parametrize(("share", "part"), [(0.0, False), (0.2, True)])
+def test_of_an_input_that_is_covered_in_part_that_part_is_told(
+    share: float, part: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it costs nothing where nearly all is covered; else a repair saves the rest."""
+    monkeypatch.setattr(hidden_input, "input_share", lambda *_: share)
+    (note,) = told(judge(fetching(dict.fromkeys(range(4), 40.0))))
+    assert (", of 2" in note) == part
 
 
 @pytest.mark.parametrize(("run_ahead", "told"), [(0, False), (1, True)])

@@ -53,6 +53,12 @@ def test_a_rank_with_kernels_of_its_own_waits_for_others_than_its_peers() -> Non
     assert paced.longer(blocks, 2, np.arange(STEPS)) == 0.0
 
 
+@pytest.mark.parametrize(("steps", "seen"), [(4, False), (6, True)])
+def test_few_steps_tell_nothing_of_a_gpu(steps: int, seen: bool) -> None:
+    """A host waits for room between the same two launches in some steps before anybody knows how long."""
+    assert (paced.longer(_blocks(2), 2, np.arange(20, 20 + steps)) > 0) == seen
+
+
 def test_gpus_of_one_pace_are_not_told_apart() -> None:
     """Noise of launches adds up to nothing."""
     assert paced.longer(_blocks(None), 1, np.arange(STEPS)) == 0.0

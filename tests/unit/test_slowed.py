@@ -58,3 +58,18 @@ def test_what_rises_slowly_has_no_onset() -> None:
     ramp, sharp = 1.0 + np.linspace(0, 0.4, 200), np.where(np.arange(200) < 80, 1.0, 1.2)
     assert slowed._longer(ramp) is None
     assert slowed._longer(sharp) == slice(80, 200)
+
+
+@pytest.mark.parametrize(("longer", "told"), [(0.03, False), (0.07, True)])
+def test_some_per_cent_longer_are_no_slow_down(longer: float, told: bool) -> None:
+    """Clocks and neighbours make that of a healthy job: it is told from a twentieth on."""
+    period = np.where(np.arange(200) < 80, 1.0, 1.0 + longer)
+    assert slowed._longer(period) == (slice(80, 200) if told else None)
+
+
+@pytest.mark.parametrize(("every", "told"), [(14, True), (7, False)])
+def test_steps_that_are_as_long_now_and_then_are_a_slow_down_s_like(every: int, told: bool) -> None:
+    """Where more than a tenth of the steps before was as long, as by a habit of the job, it did not become slow."""
+    period = np.where(np.arange(200) < 80, 1.0, 1.2)
+    period[3:80:every] = 1.25
+    assert slowed._longer(period) == (slice(80, 200) if told else None)
