@@ -6,7 +6,10 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pytest
 from hindmost.cli import main
+from hindmost_collector.judgement import compare as comparing
 from hindmost_collector.judgement.compare import compare
 from hindmost_collector.model import COLLECTIVES, empty
 from hindmost_collector.report import compare as text
@@ -18,7 +21,6 @@ from tests.scenarios import loads
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
     from hindmost_collector.model import Run
 
 SLOW = {"rank": 2, "compute": 3.0}
@@ -50,6 +52,16 @@ def test_two_runs_of_the_same_are_no_change() -> None:
     assert measure(found, "step")["changed"] is False
     assert found["verdicts"] == {"gone": [], "new": [], "kept": []}
     assert "RESULT   no change" in text.render(found)
+
+
+@pytest.mark.parametrize(("change", "told"), [(0.3, False), (0.7, True)])
+def test_a_change_that_nobody_acts_on_is_none_however_sure(change: float, told: bool) -> None:
+    """Of steps of 100 ms that hardly differ, half a millisecond is the least."""
+    steps = np.random.default_rng(1).normal(100e6, 0.1e6, 400)
+    found = comparing._measure("step", steps, steps + change * 1e6, 100e6)
+    assert found.changed is told
+    assert found.low_ms is not None
+    assert found.low_ms > 0
 
 
 def test_what_stays_and_what_goes() -> None:

@@ -177,3 +177,10 @@ def test_copies_that_were_timed_are_no_forward() -> None:
     blocks.parts["h2d"] = more * MS
     forward = launching.timed(blocks, 1, stalls).parts["gpu_forward"][1, stalls]
     np.testing.assert_allclose(forward, FORWARD * MS)
+
+
+def test_a_kernel_that_waits_for_a_part_of_a_step_was_queued() -> None:
+    """Within a twentieth of a step of the shortest wait it ran as it was launched; beyond, others ran before it."""
+    waited = np.array([[0.5, 1.4, 1.6, 3.9]]) * MS
+    blocks: Any = SimpleNamespace(step_ns=20 * MS)
+    assert launching.caught_up(waited, blocks).tolist() == [[True, True, False, False]]

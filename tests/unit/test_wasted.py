@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +21,16 @@ TABLES = ("by_rank", "by_node", "by_cause", "by_phase")
 COMPUTE, INPUT = Fault("compute", (5,), 0.12), Fault("input", (9,), 0.2)
 
 
+@functools.cache
 def recorded(*faults: Fault, **shape: Any) -> Run:
-    """A job of 16 ranks on two nodes."""
+    """A job of 16 ranks on two nodes, made once."""
     return simulate(Scenario(**{"ranks": 16, "steps": 80, "seed": 4, "faults": faults} | shape)).run
+
+
+@functools.cache
+def judged(*faults: Fault, **shape: Any) -> Report:
+    """The report on such a job as it is."""
+    return judge(recorded(*faults, **shape))
 
 
 def wasted(report: Report) -> Waste:
@@ -40,7 +48,7 @@ def of(waste: Waste, table: str) -> dict[str, float]:
 @pytest.mark.parametrize("faults", [(), (COMPUTE,), (COMPUTE, INPUT), (replace(COMPUTE, size=0.5, duty=0.1),)])
 def test_no_table_adds_up_to_more_than_was_lost(layout: dict[str, Any], faults: tuple[Fault, ...]) -> None:
     """Nor to more than what the slow-down says; the rest is what no verdict is about."""
-    report = judge(recorded(*faults, **layout))
+    report = judged(*faults, **layout)
     waste, what_if = wasted(report), report.what_if
     assert what_if.step_ms is not None
     assert what_if.slowdown is not None
@@ -52,7 +60,7 @@ def test_no_table_adds_up_to_more_than_was_lost(layout: dict[str, Any], faults: 
 
 def test_each_verdict_s_cost_is_in_the_tables() -> None:
     """Under its ranks, their nodes, its cause, and the phases in which they take longer."""
-    report = judge(recorded(COMPUTE, INPUT, layout="fsdp"))
+    report = judged(COMPUTE, INPUT, layout="fsdp")
     costs = {one.cause: one.cost_ms_per_step for one in report.verdicts}
     waste = wasted(report)
     assert of(waste, "by_cause") == pytest.approx(costs)
@@ -67,7 +75,7 @@ def test_each_verdict_s_cost_is_in_the_tables() -> None:
 
 def test_a_fault_of_a_part_of_the_run_counts_for_that_part() -> None:
     """A verdict's cost is of the steps in which it acts, the table is of all."""
-    report = judge(recorded(replace(COMPUTE, onset=40), layout="fsdp"))
+    report = judged(replace(COMPUTE, onset=40), layout="fsdp")
     (verdict,) = report.verdicts
     assert verdict.cost_ms_per_step is not None
     assert of(wasted(report), "by_cause")["compute"] == pytest.approx(verdict.cost_ms_per_step * 40 / 78, rel=0.05)
@@ -101,7 +109,7 @@ def test_backward_has_no_more_than_forward_leaves_of_the_lateness() -> None:
 @pytest.mark.parametrize("faults", [(), (COMPUTE,), (COMPUTE, INPUT)])
 def test_a_rank_of_no_verdict_wastes_no_more_than_it_caused(faults: tuple[Fault, ...], seed: int) -> None:
     """What a repair would not save of a named rank's waiting is nobody's, not its peers'."""
-    report = judge(recorded(*faults, seed=seed, layout="fsdp"))
+    report = judged(*faults, seed=seed, layout="fsdp")
     named = {str(rank) for one in report.verdicts for rank in one.ranks}
     caused = {str(rank): ms for rank, ms in report.what_if.waste_by_rank_ms.items()}
     for rank, ms in of(wasted(report), "by_rank").items():
@@ -110,14 +118,14 @@ def test_a_rank_of_no_verdict_wastes_no_more_than_it_caused(faults: tuple[Fault,
 
 def test_what_holds_all_back_alike_is_no_waste_of_ranks() -> None:
     """A slow input of everybody is a verdict with a cost, and not a part of what ranks lose to each other."""
-    report = judge(recorded(input_share=0.6))
+    report = judged(input_share=0.6)
     assert report.verdicts[0].kind == "input_bound"
     assert of(wasted(report), "by_cause") == {}
 
 
 def test_the_text_tells_more_than_one_verdict_s_cost_or_nothing() -> None:
     """Two causes are a line; one rank whose cost its verdict says is none."""
-    two, one = (judge(recorded(*faults)).to_dict() for faults in ((COMPUTE, INPUT), (INPUT,)))
+    two, one = (judged(*faults).to_dict() for faults in ((COMPUTE, INPUT), (INPUT,)))
     assert headline.waste(one) == ""
     assert "WASTE" not in text.render(one)
     (line,) = [line for line in text.render(two, width=400).splitlines() if line.startswith("WASTE")]
@@ -142,7 +150,7 @@ BESIDE = [
 @pytest.mark.parametrize("fault", BESIDE, ids=lambda fault: f"{fault.cause}@{fault.onset}")
 def test_the_step_with_all_alike_is_that_of_the_job_without_its_fault(fault: Fault, layout: str) -> None:
     """What the fault made it longer by is lost, and told under its cause, whatever of it lateness shows."""
-    faulty, clean = (judge(recorded(*faults, layout=layout)) for faults in ((fault,), ()))
+    faulty, clean = (judged(*faults, layout=layout) for faults in ((fault,), ()))
     truth = simulate(Scenario(16, 80, 4, layout, faults=(fault,))).truth
     saved = (truth.total_ns - truth.repaired_ns) / 1e6 / 78
     assert faulty.what_if.ideal_step_ms == pytest.approx(clean.what_if.ideal_step_ms, abs=0.06 * saved)
