@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from hindmost_collector.simulate import engine
@@ -11,7 +12,7 @@ from hindmost_collector.simulate.record import record
 from hindmost_collector.simulate.scenario import Fault, Noise, Scenario, Truth
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from hindmost_collector.model import Run
     from hindmost_collector.simulate.draws import Draws
@@ -24,14 +25,19 @@ class Simulated:
     """A recorded run, and apart from it what is true of it."""
 
     run: Run
-    truth: Truth
+    work_out: Callable[[], Truth] = field(repr=False)
+
+    @cached_property
+    def truth(self) -> Truth:
+        """What is so: worked out when asked for the first time, since that simulates the job once a fault more."""
+        return self.work_out()
 
 
 def simulate(scenario: Scenario, metrics: bool = True) -> Simulated:
     """Record one job. The truth's costs come from the same job and noise without its faults."""
     draws = draw(scenario, engine.stretches(scenario))
     timing = engine.run(scenario, draws, scenario.faults)
-    return Simulated(record(scenario, draws, timing, metrics), _truth(scenario, draws, timing))
+    return Simulated(record(scenario, draws, timing, metrics), partial(_truth, scenario, draws, timing))
 
 
 def _truth(scenario: Scenario, draws: Draws, timing: engine.Timing) -> Truth:

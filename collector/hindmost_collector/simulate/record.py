@@ -164,8 +164,10 @@ def collectives_of(
     def each(values: list[Any], dtype: Any) -> Array:
         return np.repeat(np.array(values, dtype=dtype), scenario.ranks)
 
-    start = np.concatenate([_on_gpu_clock(draws, timing.start[i]) for i in kept]) if kept else np.empty(0, np.int64)
-    stop = np.concatenate([_on_gpu_clock(draws, timing.end[i]) for i in kept]) if kept else np.empty(0, np.int64)
+    start, stop = (
+        _on_gpu_clock(draws, np.array([times[i] for i in kept]).reshape(-1, scenario.ranks)).ravel()
+        for times in (timing.start, timing.end)
+    )
     part = table(
         "collectives",
         rank=np.tile(rank, count),
@@ -201,11 +203,12 @@ def _transfers(draws: Draws, timing: Timing, last: int, first: int) -> Table:
     seq = [number for number, one in zip(seq, sends, strict=True) if one.step >= first]
     sends = [one for one in sends if one.step >= first]
     width = len(sends[0].ranks)
-    start = np.concatenate([_on_gpu_clock(draws, one.start, one.ranks) for one in sends])
-    stop = np.concatenate([_on_gpu_clock(draws, one.end, one.ranks) for one in sends])
+    ranks = np.concatenate([one.ranks for one in sends])
+    start = _on_gpu_clock(draws, np.concatenate([one.start for one in sends]), ranks)
+    stop = _on_gpu_clock(draws, np.concatenate([one.end for one in sends]), ranks)
     return table(
         "collectives",
-        rank=np.concatenate([one.ranks for one in sends]),
+        rank=ranks,
         comm=np.full(len(start), 1, dtype=np.uint64),
         seq=np.repeat(seq, width),
         op=np.repeat([one.op for one in sends], width),
