@@ -277,6 +277,8 @@ def _unclear(blocks: Blocks, settings: Settings) -> Verdict | None:
     """Why steps alone, or launches without steps, clear nobody where they do not."""
     if blocks.evidence != blocks_of.PHASES:
         return hosts_unmarked(blocks, settings)
+    if blocks.pipeline is not None:
+        return None
     return little_inside(blocks) or idle_inside(blocks) or traded.inside(blocks)
 
 

@@ -48,6 +48,8 @@ RECORDINGS = {
     "ddp-host-bound-slow-input-rank1": Expected(("straggler",), (1,), cause="input", cost_ms=3.0),
     "fsdp-host-bound": Expected(("host_bound",)),
     "pp2-dp2-host-bound": Expected(("host_bound",)),
+    "pp4-host-bound": Expected(("host_bound",)),
+    "pp4-slow-forward-rank2": Expected(("uneven_workload",), cost_ms=3.3),
     "pp2-dp2-slow-input-rank0": Expected(("straggler",), (0,), cause="input", cost_ms=37.6),
     "inspector-ddp-clean": Expected(("balanced",)),
     "inspector-ddp-slow-rank0": Expected(("straggler",), (0,), cause="compute", cost_ms=3.6),
@@ -85,6 +87,12 @@ def test_a_recording_is_judged_as_what_it_is(name: str) -> None:
         assert abs((verdict.since_step or 0) - expected.since) <= 3
     if expected.cost_ms is not None:
         assert verdict.cost_ms_per_step == pytest.approx(expected.cost_ms, rel=0.2)
+
+
+def test_a_slow_stage_of_one_rank_is_told_with_its_rank() -> None:
+    """The last stage waits in its forward for the slow one's messages, longer than that computes, and is not told."""
+    (verdict,) = judge(load(OURS / "pp4-slow-forward-rank2.tar.xz")).verdicts
+    assert "stage 2 of 4 (rank 2) works" in verdict.evidence[0]
 
 
 def test_a_hang_is_told_with_the_line_in_which_the_culprit_stands() -> None:

@@ -56,9 +56,13 @@ def find(blocks: Blocks, settings: Settings, columns: Array | None = None) -> Ho
     While one rank is late its GPU waits for whatever makes it so.
     """
     columns = np.arange(len(blocks.steps)) if columns is None else columns
-    if blocks.ended is None or blocks.joined is None or not blocks.joined.gpu_time or np.isnan(blocks.ended).all():
-        return None
     if len(columns) < 2 * settings.min_steps or not blocks.step_ns > 0 or np.isnan(blocks.wait[:, columns]).all():
+        return None
+    return (_of_messages if blocks.joined is None else _of_collectives)(blocks, settings, columns)
+
+
+def _of_collectives(blocks: Blocks, settings: Settings, columns: Array) -> HostBound | None:
+    if blocks.ended is None or blocks.joined is None or not blocks.joined.gpu_time or np.isnan(blocks.ended).all():
         return None
     short = blocks.step_ns < settings.host_bound_shortest_ms * 1e6
     queued, launching = (_of_latest(blocks, one, columns) for one in (_queued(blocks), _launching(blocks)))
@@ -75,6 +79,17 @@ def find(blocks: Blocks, settings: Settings, columns: Array | None = None) -> Ho
     if not (idles and follows if short else idles if follows is None else follows):
         return None
     return HostBound(launching, float("nan") if short else queued, 1 - resident)
+
+
+def _of_messages(blocks: Blocks, settings: Settings, columns: Array) -> HostBound | None:
+    """The same of a pipeline whose ranks only send to each other: what is queued is known wherever they do."""
+    if blocks.took is None or blocks.starved is None:
+        return None
+    starved = blocks.starved / blocks.period
+    launching, idle = (_of_latest(blocks, one, columns) for one in (_launching(blocks), starved))
+    if not (launching >= settings.host_bound_launching and idle > 1 - settings.host_bound_busy):
+        return None
+    return HostBound(launching, 0.0, idle)
 
 
 def feeds(blocks: Blocks, row: int, settings: Settings) -> bool:

@@ -16,6 +16,7 @@ from hindmost_collector.detectors.by_habit import by_habit, together
 from hindmost_collector.detectors.episodes import stretch
 from hindmost_collector.judgement.job_verdicts import of_stages
 from hindmost_collector.robust import lower_median, median
+from hindmost_collector.timeline.pipelined import OF_HOST
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from hindmost_collector.judgement.verdict import Verdict
     from hindmost_collector.settings import Settings
     from hindmost_collector.timeline.blocks import Blocks
-
-#: Phases of the host before it launches: long ones are no work of the stage's layers.
-_OF_HOST = ("input", "h2d", "checkpoint", "gc", "runqueue")
 
 
 @dataclass(frozen=True)
@@ -91,18 +89,18 @@ def find(blocks: Blocks, named: Collection[int], settings: Settings) -> UnevenSt
 
 
 def _levels(blocks: Blocks, stage: Ints, named: Array) -> Floats | None:
-    """[P, S] ns that the typical rank of each stage works, without what its host takes longer than other stages' hosts;
-    ``None`` where nobody is left in one."""
+    """[P, S] ns that the typical rank of each stage works, of two the quicker, without what its host takes longer than
+    other stages' hosts and what its GPU idles for it; ``None`` where nobody is left in one."""
     rows = [np.flatnonzero((stage == one) & ~named) for one in range(int(stage.max()) + 1)]
     if any(len(held) == 0 for held in rows):
         return None
-    own = blocks.own.copy()
-    for name in _OF_HOST:
+    own = blocks.own - (blocks.starved if blocks.starved is not None else 0.0)
+    for name in OF_HOST:
         if name in blocks.parts:
             host = np.nan_to_num(blocks.parts[name])
             usual = median(np.array([median(host[held], axis=0) for held in rows]), axis=0)
             own -= np.maximum(host - usual, 0.0)
-    level = np.array([median(own[held], axis=0) for held in rows])
+    level = np.array([lower_median(own[held], axis=0) for held in rows])
     return level if (level > 0).all() else None
 
 

@@ -51,7 +51,8 @@ class Blocks:
     own time consists of; ``samples`` are what the metrics say of each rank, ``work`` [R, S] its
     samples or tokens, ``took`` and ``ended`` [R, S] how long its host was in the step and when it left it (job clock),
     ``node`` [R] the number of its node, -1 where unknown. Of a ``pipeline`` whose sends and receives are in order,
-    segments are the stretches between those and ``computing`` [R, S] what its GPUs' take, all stages on one level.
+    segments are the stretches between those, ``computing`` [R, S] what its GPUs' take, all stages on one level, and
+    ``starved`` [R, S] how long these idled because their hosts launched late.
     ``due`` is what of the segments uneven work makes, in full, where it shows in part only; ``even`` [R, K] are the
     segments as they would be with work of one size, where those are known. ``unsure`` [R] ns a step a rank may be late
     by, or the others be ahead.
@@ -86,6 +87,7 @@ class Blocks:
     overlapped: bool = False
     pipeline: Bubbles | None = None
     computing: Floats | None = None
+    starved: Floats | None = None
     due: Due | None = None
     even: Floats | None = None
     unsure: Floats | None = None
@@ -141,7 +143,8 @@ def _in_full(run: Run, table: Table, settings: Settings) -> Blocks | None:
 
 
 def _by_marks(run: Run, table: Table, settings: Settings) -> Blocks | None:
-    return _from_phases(table, settings, on_gpus=bool((run.ranks["gpu_uuid"] != "").any()))
+    found = _from_phases(table, settings, on_gpus=bool((run.ranks["gpu_uuid"] != "").any()))
+    return pipelined.of_transfers(found, run) if found is not None else None
 
 
 def _too_short(collectives: Table, table: Table, settings: Settings) -> bool:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector.costs import bubbles
-from hindmost_collector.timeline import roles
+from hindmost_collector.robust import peers_median
+from hindmost_collector.timeline import roles, schedule, starved
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Floats, Grid
     from hindmost_collector.costs.bubbles import Bubbles
+    from hindmost_collector.model import Run
     from hindmost_collector.timeline.blocks import Blocks
     from hindmost_collector.timeline.schedule import Schedule
 
@@ -30,7 +32,55 @@ def of(found: Blocks, order: Schedule | None) -> Blocks:
     if built is None:
         return found
     own = built.own(len(found.ranks))
-    return by(replace(found, own=own, excess=roles.beyond_peers(own, found.role)), built)
+    idle = starved.find(order, built, found.own.shape) if order is not None else None
+    return by(replace(found, own=own, excess=roles.beyond_peers(own, found.role), starved=idle), built)
+
+
+def of_transfers(found: Blocks, run: Run) -> Blocks:
+    """With the stages of a pipeline whose ranks do nothing together but send to each other; else as it was.
+
+    There the phases do not tell who is late: a stage waits in its forward for what it receives, on its GPU as well.
+    """
+    order = schedule.of_transfers(run, found.ranks, found.steps)
+    stage = order.stages(len(found.ranks)) if order is not None else None
+    if order is None or stage is None:
+        return found
+    told = of(replace(found, role=stage), order)
+    if told.pipeline is None:
+        return found
+    late = _late_by_hosts(told, told.pipeline)
+    built = replace(told.pipeline, excess=late, least=told.pipeline.work - late)
+    excess = np.zeros(told.own.shape)
+    np.add.at(excess, (order.row[:, None], order.steps[None, :]), late)
+    return by(replace(told, excess=excess, wait=_received(order, told)), built)
+
+
+#: Phases of the host before it launches: they are alike whatever layers a stage holds.
+OF_HOST = ("input", "h2d", "checkpoint", "gc", "runqueue")
+
+
+def _late_by_hosts(found: Blocks, built: Bubbles) -> Floats:
+    """[N, G] ns by which a host was later with a step's first operation than those of other stages, as far as such
+    phases of it were longer."""
+    late = np.zeros_like(built.work)
+    first = np.flatnonzero(built.place == 0)
+    began = np.full(found.own.shape, np.nan)
+    began[built.row[first][:, None], built.steps[None, :]] = built.work[first]
+    longer = np.zeros(found.own.shape)
+    for part in (np.nan_to_num(found.parts[name]) for name in OF_HOST if name in found.parts):
+        longer += np.maximum(part - peers_median(part), 0.0)
+    shown = np.clip(np.nan_to_num(began - peers_median(began)), 0.0, longer)
+    late[first] = shown[built.row[first][:, None], built.steps[None, :]]
+    return late
+
+
+def _received(order: Schedule, found: Blocks) -> Floats:
+    """[R, S] ns that each rank spent in receives; NaN in steps left out."""
+    wait = np.zeros(found.own.shape)
+    took = np.where((order.kind == schedule.RECEIVE)[:, None], order.end - order.start, 0.0)
+    np.add.at(wait, (order.row[:, None], order.steps[None, :]), took)
+    wait[:, np.setdiff1d(np.arange(len(found.steps)), order.steps)] = np.nan
+    return wait
 
 
 def by(found: Blocks, built: Bubbles) -> Blocks:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector.align import codes
+from hindmost_collector.align import QUEUED_NS, codes
 from hindmost_collector.model import ERROR, NONBLOCKING, UNMEASURED, Run, Table, rows
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class Schedule:
     a send or receive and the group of a collective, ``beside`` [N] whether computing is known not to wait for it.
     ``start`` and ``end`` [N, G] are ns of the rank's clock, ``begin`` [N, G] when its step before ended (NaN: unknown).
     ``steps`` [G] are indices of the steps. ``exact``: a receive's end is its own, also in a kernel shared with a send.
+    ``enqueue`` [N, G] is when the host launched each (its own clock; NaN, or ``None``: unknown).
     """
 
     row: Ints
@@ -47,6 +48,7 @@ class Schedule:
     begin: Floats
     steps: Ints
     exact: bool = False
+    enqueue: Floats | None = None
 
     def stages(self, ranks: int) -> Ints | None:
         """[R] place of each rank in its pipeline: the first sends before it receives; ``None`` where it is no chain."""
@@ -72,19 +74,54 @@ def build(run: Run, grid: Grid, starts: Ints, beside: Array, before: Floats) -> 
     ``starts`` [S] are the first columns of the steps, ``beside`` [K] which columns computing does not wait for and
     ``before`` [R] when each rank's last step before these ended.
     """
-    sent = transfers(run, grid)
+    sent = transfers(run, grid.ranks)
     if sent is None or np.isnan(grid.start).all():
         return None
-    found = _concatenated(_of_columns(grid, starts, beside), _of_transfers(sent, grid, starts, before))
-    order = np.lexsort((found["kind"], found["start"], found["step"], found["row"]))
-    found = {name: column[order] for name, column in found.items()}
-    order_kept = _alike(found, grid, starts, before)
+    ends = _ends(grid, starts, before)
+    found = _concatenated(_of_columns(grid, starts, beside), _of_transfers(sent, ends))
+    return _in_order(run, found, ends, found["start"], int(grid.group.max()))
+
+
+def of_transfers(run: Run, ranks: Ints, steps: Ints) -> Schedule | None:
+    """The schedule of a run in whose ``steps`` [S] the ``ranks`` [R] do nothing together but send to each other.
+
+    The step in which hosts made each call tells which it is of. ``None`` where there is none, or no order, and where
+    ranks meet in collectives in the steps.
+    """
+    sent = transfers(run, ranks)
+    if sent is None or np.isin(steps, run.collectives["step"][run.collectives["peer"] < 0]).mean() > 1 - _ALIKE:
+        return None
+    place = np.minimum(np.searchsorted(steps, sent["number"]), len(steps) - 1)
+    held = steps[place] == sent["number"]
+    found = {name: column[held] for name, column in sent.items()} | {"step": place[held]}
+    if not held.any():
+        return None
+    ends = np.full((len(ranks), len(steps) + 1), -np.inf)
+    np.maximum.at(ends, (found["row"], found["step"] + 1), found["end"])
+    ends[np.isinf(ends)] = np.nan
+    called = np.where(np.isnan(found["enqueue"]), found["start"], found["enqueue"])  # kernels that wait start together
+    order = _in_order(run, found, ends, called, 0)
+    return _together(order) if order is not None else None
+
+
+def _together(order: Schedule) -> Schedule:
+    """With kernels that waited for the same work as begun together, which are some 10 us apart in any order."""
+    start = order.start.copy()
+    for one in np.flatnonzero(order.place > 0).tolist():
+        ahead = start[one - 1] - start[one]
+        start[one] += np.where((ahead > 0) & (ahead <= QUEUED_NS), ahead, 0.0)
+    return replace(order, start=start, end=np.maximum(order.end, start))
+
+
+def _in_order(run: Run, found: Table, ends: Floats, called: Floats, groups: int) -> Schedule | None:
+    order = np.lexsort((found["kind"], called, found["step"], found["row"]))
+    kept = _alike({name: column[order] for name, column in found.items()}, ends, groups)
     exact = any(each in (run.job.source or "") for each in _EXACT)
-    return replace(order_kept, exact=exact) if order_kept is not None else None
+    return replace(kept, exact=exact) if kept is not None else None
 
 
-def transfers(run: Run, grid: Grid) -> Table | None:
-    """Finished sends and receives between ranks of the grid, both as rows in it; ``None`` where there are none."""
+def transfers(run: Run, ranks: Ints) -> Table | None:
+    """Finished sends and receives among these ranks, both as rows of them; ``None`` where there are none."""
     table = run.collectives
     if not rows(table) or not (table["peer"] >= 0).any():
         return None
@@ -93,15 +130,25 @@ def transfers(run: Run, grid: Grid) -> Table | None:
     chosen = (kinds >= 0) & (table["peer"] >= 0) & (table["duration_ns"] != UNMEASURED)
     held = np.flatnonzero(chosen & ((table["flags"] & (NONBLOCKING | ERROR)) == 0))
     peer = job_ranks(run, table["comm"][held], table["peer"][held])
-    row, whom = (np.searchsorted(grid.ranks, one) for one in (table["rank"][held], peer))
-    last = len(grid.ranks) - 1
-    known = (grid.ranks[np.minimum(row, last)] == table["rank"][held]) & (grid.ranks[np.minimum(whom, last)] == peer)
+    row, whom = (np.searchsorted(ranks, one) for one in (table["rank"][held], peer))
+    last = len(ranks) - 1
+    known = (ranks[np.minimum(row, last)] == table["rank"][held]) & (ranks[np.minimum(whom, last)] == peer)
     if not known.any():
         return None
     held, row, whom = held[known], row[known], whom[known]
     start = table["start_ns"][held].astype(np.float64)
     duration = table["duration_ns"][held].astype(np.float64)
-    return {"row": row, "whom": whom, "kind": kinds[held], "start": start, "end": start + duration}
+    enqueue = table["enqueue_ns"][held].astype(np.float64) if "enqueue_ns" in table else np.full(len(held), np.nan)
+    return {
+        "row": row,
+        "whom": whom,
+        "kind": kinds[held],
+        "number": table["step"][held],
+        "start": start,
+        "end": start + duration,
+        "enqueue": np.where(enqueue >= 0, enqueue, np.nan),
+        "beside": np.zeros(len(held), bool),
+    }
 
 
 def job_ranks(run: Run, comm: Array, peer: Array) -> Ints:
@@ -137,13 +184,14 @@ def _of_columns(grid: Grid, starts: Ints, beside: Array) -> Table:
         "whom": grid.group[row, klass],
         "start": start,
         "end": start + grid.duration[row, column],
+        "enqueue": grid.enqueue[row, column],
         "beside": beside[column],
     }
 
 
-def _of_transfers(sent: Table, grid: Grid, starts: Ints, before: Floats) -> Table:
-    """With the step that each belongs to: between the last collectives of two steps, on the rank's own clock."""
-    ends = _ends(grid, starts, before)
+def _of_transfers(sent: Table, ends: Floats) -> Table:
+    """With the step that each belongs to: between the ``ends`` [R, S + 1] of two, on the rank's own clock."""
+    ends = ends.copy()
     ends[:, 0] = np.nan_to_num(ends[:, 0], nan=-np.inf)
     step = np.full(len(sent["row"]), -1, np.int64)
     order = np.argsort(sent["row"], kind="stable")
@@ -151,24 +199,22 @@ def _of_transfers(sent: Table, grid: Grid, starts: Ints, before: Floats) -> Tabl
     for row, (first, stop) in enumerate(itertools.pairwise(bounds)):
         mine = order[first:stop]
         step[mine] = np.searchsorted(np.nan_to_num(ends[row], nan=np.inf), sent["start"][mine]) - 1
-    held = (step >= 0) & (step < len(starts))
-    return {name: column[held] for name, column in (sent | {"step": step}).items()} | {
-        "beside": np.zeros(held.sum(), bool)
-    }
+    held = (step >= 0) & (step < ends.shape[1] - 1)
+    return {name: column[held] for name, column in (sent | {"step": step}).items()}
 
 
 def _concatenated(one: Table, other: Table) -> Table:
     return {name: np.concatenate([one[name], other[name]]) for name in one}
 
 
-def _alike(found: Table, grid: Grid, starts: Ints, before: Floats) -> Schedule | None:
+def _alike(found: Table, ends: Floats, groups: int) -> Schedule | None:
     """The one order of operations that all ranks keep in nearly all steps; ``None`` where they do not."""
-    ranks, steps = len(grid.ranks), len(starts)
+    ranks, steps = len(ends), ends.shape[1] - 1
     cell = found["row"] * steps + found["step"]
     count = np.bincount(cell, minlength=ranks * steps)
     first = np.cumsum(count) - count
     place = np.arange(len(cell)) - first[cell]
-    word = (found["kind"] + 1) * (ranks + grid.group.max() + 2) + found["whom"]
+    word = (found["kind"] + 1) * (ranks + groups + 2) + found["whom"]
     factor = np.random.default_rng(7).integers(1, 2**31, int(place.max()) + 1)
     told = np.bincount(cell, weights=(word * factor[place]) % 1_000_003, minlength=ranks * steps)
     told = (told + 1e9 * count).reshape(ranks, steps)
@@ -180,7 +226,6 @@ def _alike(found: Table, grid: Grid, starts: Ints, before: Floats) -> Schedule |
     held = held[np.lexsort((found["step"][held], place[held], found["row"][held]))]
     each = int(good.sum())
     one = held[::each]
-    ends = _ends(grid, starts, before)[:, :-1][:, good]
     return Schedule(
         row=found["row"][one],
         place=place[one],
@@ -189,8 +234,9 @@ def _alike(found: Table, grid: Grid, starts: Ints, before: Floats) -> Schedule |
         beside=found["beside"][one],
         start=found["start"][held].reshape(-1, each),
         end=found["end"][held].reshape(-1, each),
-        begin=ends[found["row"][one]],
+        begin=ends[:, :-1][:, good][found["row"][one]],
         steps=np.flatnonzero(good),
+        enqueue=found["enqueue"][held].reshape(-1, each),
     )
 
 

@@ -1,0 +1,52 @@
+"""How long GPUs of a pipeline idled because their hosts had launched no more: by when each operation was enqueued.
+
+A kernel that begins as soon as it is launched found nothing queued before it: what the stretch before it took longer
+than where work was queued throughout, the GPU waited for its host. That is no work of its stage.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.robust import median
+
+if TYPE_CHECKING:
+    from hindmost_collector.align import Array, Floats
+    from hindmost_collector.costs.bubbles import Bubbles
+    from hindmost_collector.timeline.schedule import Schedule
+
+#: A kernel begins as it is launched where it waits for no longer than this beyond the shortest of its rank.
+_AT_ONCE_NS = 100_000.0
+#: Clocks of GPU and host part by some tens of us in a second: the shortest is that of so many steps.
+_WINDOW = 25
+#: Of as many steps in which work was queued the usual length of a stretch is known; else the shortest tenth tells it.
+_ENOUGH, _SHORT = 5, 10
+
+
+def find(order: Schedule, built: Bubbles, shape: tuple[int, ...]) -> Floats | None:
+    """[R, S] ns, the ``shape``; ``None`` where nobody recorded when operations were enqueued."""
+    if order.enqueue is None or np.isnan(order.enqueue).all():
+        return None
+    waited = order.start - order.enqueue
+    at_once = _at_once(order, waited)
+    queued = np.where(at_once, np.nan, built.work)
+    known = (~at_once).sum(axis=1) >= _ENOUGH
+    usual = np.where(known, median(queued, axis=1), np.percentile(built.work, _SHORT, axis=1))
+    idle = np.where(at_once, np.maximum(built.work - usual[:, None], 0.0), 0.0)
+    found = np.zeros(shape)
+    np.add.at(found, (order.row[:, None], order.steps[None, :]), idle)
+    return found
+
+
+def _at_once(order: Schedule, waited: Floats) -> Array:
+    """[N, G] which operations began as soon as they were launched."""
+    found = np.zeros(waited.shape, bool)
+    windows = np.array_split(np.arange(waited.shape[1]), max(waited.shape[1] // _WINDOW, 1))
+    for row in np.unique(order.row):
+        mine = np.flatnonzero(order.row == row)
+        for steps in windows:
+            part = np.ix_(mine, steps)
+            found[part] = waited[part] - np.nanmin(waited[part], initial=np.inf) <= _AT_ONCE_NS
+    return found

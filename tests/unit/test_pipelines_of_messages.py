@@ -1,0 +1,87 @@
+"""Pipelines whose ranks only send to each other: without replicas there is no collective in which they meet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hindmost_collector.costs import bubbles
+from hindmost_collector.judge import judge
+from hindmost_collector.simulate import Fault, Scenario, Simulated, simulate
+from hindmost_collector.timeline import schedule, starved
+
+if TYPE_CHECKING:
+    from hindmost_collector.model import Run
+
+FOUR: dict[str, Any] = {"ranks": 4, "steps": 100, "layout": "pp_dp", "pipeline": 4}
+
+
+def of(*faults: Fault, seed: int = 1) -> tuple[Simulated, Run]:
+    """A job of four stages, and its recording with the messages alone; forward holds what a stage waits in it."""
+    simulated = simulate(Scenario(**FOUR, seed=seed, faults=faults))
+    run = simulated.run
+    message = run.collectives["peer"] >= 0
+    messages = {name: column[message] for name, column in run.collectives.items()}
+    received = messages["op"] == "recv"
+    waited = np.zeros_like(run.steps["gpu_forward_ns"])
+    place = messages["rank"][received] * FOUR["steps"] + messages["step"][received]
+    order = np.argsort(run.steps["rank"] * FOUR["steps"] + run.steps["step"])
+    np.add.at(waited, order[place], messages["duration_ns"][received])
+    forward = run.steps["gpu_forward_ns"] + waited
+    return simulated, replace(run, collectives=messages, steps={**run.steps, "gpu_forward_ns": forward})
+
+
+def truth_ms(simulated: Simulated) -> float:
+    return (simulated.truth.total_ns - simulated.truth.repaired_ns) / 1e6 / FOUR["steps"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_stage_that_waits_in_its_forward_is_not_slow(seed: int) -> None:
+    """Nobody is named where all stages keep pace, however long some wait for what they receive."""
+    _, run = of(seed=seed)
+    assert [one.kind for one in judge(run).verdicts] == ["balanced"]
+
+
+def test_a_slow_stage_is_told_at_its_cost() -> None:
+    """It cannot be told from one that holds more layers: its rank is told, and not named."""
+    simulated, run = of(Fault("compute", (2,), 0.3))
+    (verdict,) = judge(run).verdicts
+    assert (verdict.kind, verdict.ranks) == ("uneven_workload", ())
+    assert "stage 2 of 4 (rank 2)" in verdict.evidence[0]
+    assert verdict.cost_ms_per_step == pytest.approx(truth_ms(simulated), rel=0.1)
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_a_rank_whose_input_is_late_is_named(rank: int) -> None:
+    """Layers make no input longer, whatever stage holds them."""
+    _, run = of(Fault("input", (rank,), 0.3))
+    (verdict,) = judge(run).verdicts
+    assert (verdict.kind, verdict.ranks, verdict.cause) == ("straggler", (rank,), "input")
+
+
+def test_what_a_gpu_idles_for_its_host_is_no_work() -> None:
+    """A kernel that begins as it is launched waited for that; how long the stretch takes else is known from others."""
+    steps = np.arange(40)
+    begin = steps * 100e6
+    work = np.where(steps % 2 == 1, 30e6, 10e6)
+    start = np.array([begin + work, begin])
+    queued = np.where(steps % 2 == 1, 10e3, 5e6)
+    order = schedule.Schedule(
+        row=np.array([0, 1]),
+        place=np.zeros(2, np.int64),
+        kind=np.array([schedule.SEND, schedule.RECEIVE]),
+        with_whom=np.array([1, 0]),
+        beside=np.zeros(2, bool),
+        start=start,
+        end=np.array([start[0] + 1e6, start[0] + 1e6]),
+        begin=np.array([begin, begin]),
+        steps=steps,
+        enqueue=np.array([start[0] - queued, start[1] - 1e6]) + 2e6,
+    )
+    built = bubbles.build(order, np.array([0, 1]), len(steps))
+    assert built is not None
+    idle = starved.find(order, built, (2, len(steps)))
+    assert idle is not None
+    np.testing.assert_allclose(idle, [work - 10e6, np.zeros(len(steps))])
