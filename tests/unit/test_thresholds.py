@@ -88,7 +88,7 @@ def test_the_numbers_are_found_in_all_that_judges():
     wanted = ["detectors.straggler", "detectors.bursts", "costs.bubbles", "costs.whatif", "explain.causes"]
     assert {*wanted, "running.live", "running.stall"} <= set(documentation.modules())
     known = {f"{one.module}.{one.name}": one.value for one in documentation.constants()}
-    assert known["detectors.straggler._STANDS_OUT"] == "3.5"
+    assert known["detectors.worth_a_look._STANDS_OUT"] == "3.5"
     assert known["costs.bubbles._HELD, _HELD_NS"] == "2.0, 50000.0"
 
 

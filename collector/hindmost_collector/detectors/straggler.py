@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, replace
 from math import exp, lgamma, log
-from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector.detectors import at_start, bursts, episodes, own_work, restless
+from hindmost_collector.detectors import at_start, bursts, episodes, own_work, restless, worth_a_look
 from hindmost_collector.detectors.episodes import SHORTEST, Layer
 from hindmost_collector.robust import (
     MAD_TO_SIGMA,
@@ -94,7 +93,7 @@ def find(blocks: Blocks, settings: Settings, *, shared: bool = False) -> list[Ha
         return []
     smallest = settings.effect(len(blocks.ranks)) * blocks.step_ns
     turn = _no_noise(blocks, settings) if len(blocks.ranks) < _FEW and not shared else np.inf
-    candidates = _candidates(blocks.excess, smallest, turn)[: max(8, len(blocks.ranks) // 2)]
+    candidates = worth_a_look.find(blocks.excess, smallest, turn)[: max(8, len(blocks.ranks) // 2)]
     mate = roles.mates(blocks.role)
     suspects = sorted({*candidates.tolist(), *mate[candidates].tolist()} - {-1})
     ranks = _Ranks(blocks, settings, smallest, mate, suspects, not np.isnan(blocks.excess).any(), shared)
@@ -104,46 +103,6 @@ def find(blocks: Blocks, settings: Settings, *, shared: bool = False) -> list[Ha
         habit = _burst(ranks, row, (span[0], span[1]), [one for one in found if one.row == row])
         found += [habit] if habit is not None else []
     return sorted(found, key=lambda habit: -habit.excess)
-
-
-#: A block of steps must be above a rank's own noise by so many standard errors for the rank to be looked at closer, and
-#: of a large job by so many that chance alone makes no more than this many blocks do so.
-_STANDS_OUT, _MOST_BY_CHANCE = 3.5, 8
-
-
-def _candidates(excess: Floats, smallest: float, large: float) -> Ints:
-    """Rows worth a closer look, latest first: late on the whole, or in some block of steps beyond their own noise.
-
-    What is ``large`` in one is that, though turns of being slow be most of what seems noise.
-    """
-    levels = np.nan_to_num(_levels(excess))
-    highest = levels.max(axis=1)
-    found = np.flatnonzero(highest >= smallest)
-    part = excess[found]
-    usual = median(part, axis=1)
-    noise = MAD_TO_SIGMA * MEDIAN_COST * median(np.abs(part - usual[:, None]), axis=1)
-    beyond = highest[found] >= usual + _stands_out(levels.size) * noise / np.sqrt(excess.shape[1] / levels.shape[1])
-    found = found[(usual >= smallest) | beyond | (highest[found] >= large)]
-    return np.asarray(found[np.argsort(-highest[found], kind="stable")])
-
-
-def _stands_out(blocks: int) -> float:
-    """How many standard errors one of so many blocks of steps must be above a rank's own noise."""
-    by_chance = NormalDist().inv_cdf(1 - _MOST_BY_CHANCE / blocks) if blocks > 2 * _MOST_BY_CHANCE else 0.0
-    return max(_STANDS_OUT, by_chance)
-
-
-#: Blocks of so many steps show a stretch of a dozen; of a long run there are at most so many of them.
-_BLOCK, _MOST_BLOCKS = 8, 64
-
-
-def _levels(excess: Floats) -> Floats:
-    """[R, B] medians of blocks of steps."""
-    size = max(_BLOCK, excess.shape[1] // _MOST_BLOCKS)
-    count = excess.shape[1] // size
-    if count <= _MOST_BLOCKS // 4:  # so short that blocks need not be of one length
-        return block_medians(excess)
-    return np.asarray(median(excess[:, : count * size].reshape(len(excess), count, size), axis=2))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,25 @@
+"""Of all ranks only those that may be late by habit are looked at one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+from hindmost_collector.detectors import worth_a_look
+
+MS, SMALLEST = 1e6, 0.3e6
+
+
+def _excess(ranks: int) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    return np.random.default_rng(5).normal(0.0, MS, (ranks, 96))
+
+
+def test_chance_picks_few_out_of_a_large_job() -> None:
+    """One in four hundred healthy ranks has a block of steps that stands out by 3.5 standard errors."""
+    assert len(worth_a_look.find(_excess(8192), SMALLEST, np.inf)) < 16
+
+
+def test_whoever_is_late_for_a_while_is_looked_at_first() -> None:
+    """Late by three times the noise in 24 of 96 steps, in a job of any size."""
+    for ranks in (8, 8192):
+        excess = _excess(ranks)
+        excess[5, 40:64] += 3 * MS
+        assert worth_a_look.find(excess, SMALLEST, np.inf)[0] == 5
