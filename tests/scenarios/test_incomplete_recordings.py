@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from hindmost_collector.judge import judge
+from hindmost_collector.model import UNMEASURED
 from hindmost_collector.sources import load
 
 if TYPE_CHECKING:
@@ -76,3 +79,13 @@ def test_where_hosts_launch_all_the_time_one_without_collectives_names_nobody(ra
     verdicts = judge(load(_without_csv_of("fsdp-host-bound", rank, tmp_path))).verdicts
     assert [one.ranks for one in verdicts if one.ranks] == []
     assert "balanced" not in {one.kind for one in verdicts}
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+@pytest.mark.parametrize("name", ["fsdp-host-bound", "pp2-dp2-host-bound"])
+def test_of_hosts_that_only_launch_one_without_enqueue_times_is_not_named(name: str, rank: int, tmp_path: Path) -> None:
+    """Nobody knows when it launched: that others' GPUs wait for their hosts tells that its own may, too."""
+    run = load(_unpacked(name, tmp_path, lambda _: True))
+    mine = run.collectives["rank"] == rank
+    blind = run.collectives | {"enqueue_ns": np.where(mine, UNMEASURED, run.collectives["enqueue_ns"])}
+    assert [one.ranks for one in judge(replace(run, collectives=blind)).verdicts if one.ranks] == []

@@ -30,6 +30,8 @@ _WINDOW, _ENOUGH = 20, 5
 _SLOWER, _LEAST = 1.0, 0.01
 #: … and by so many standard errors.
 _SURELY = 3.0
+#: Where GPUs wait for their hosts in so large a share of the steps, one does of which nobody knows when it launched.
+_OFTEN = 0.1
 #: Hosts that one is compared with: enough to know what is typical, whatever the size of the job.
 _SAMPLE = 16
 
@@ -39,6 +41,7 @@ def late_by_hosts(blocks: Blocks, run: Run) -> Blocks:
     fed = waits_for_host(blocks)
     if fed is None or "enqueue_ns" not in run.collectives:
         return blocks
+    fed = _with_blind(fed, blocks)
     if not _marked(blocks):
         return unmarked.late_by_hosts(blocks, run.collectives, fed)
     late = fed & (np.nan_to_num(blocks.excess) > 0)
@@ -55,7 +58,13 @@ def late_by_hosts(blocks: Blocks, run: Run) -> Blocks:
                 share[row, few] = slower / excess
     if (share == 1.0).all():
         return blocks
-    return replace(blocks, excess=blocks.excess * share, segments=blocks.segments * share[:, blocks.segment_step])
+    taken = np.where(_blind(blocks)[:, None], np.nan_to_num(blocks.excess) * (1.0 - share), 0.0)
+    return replace(
+        blocks,
+        excess=blocks.excess * share,
+        segments=blocks.segments * share[:, blocks.segment_step],
+        unsure=taken.mean(axis=1),
+    )
 
 
 def waits_for_host(blocks: Blocks, rows: slice = slice(None)) -> Array | None:
@@ -76,12 +85,28 @@ def _marked(blocks: Blocks) -> bool:
     return blocks.ended is not None and blocks.took is not None and "input" in blocks.parts
 
 
+def _blind(blocks: Blocks) -> Array:
+    """[R] ranks of which no operation says when it was enqueued."""
+    assert blocks.joined is not None  # noqa: S101 - waits_for_host() has looked
+    return np.asarray(~(blocks.joined.enqueue > 0).any(axis=1))
+
+
+def _with_blind(fed: Array, blocks: Blocks) -> Array:
+    """With ranks of which nobody knows when they launched, where hosts set the pace: in steps where no other does."""
+    found = fed.copy()
+    for row in np.flatnonzero(_blind(blocks)).tolist():
+        others = np.delete(fed, row, axis=0).any(axis=0)
+        if others.mean() >= _OFTEN:
+            found[row] = ~others
+    return found
+
+
 class _Hosts:
     """When hosts did what all of them do in each step."""
 
     def __init__(self, collectives: Table, blocks: Blocks) -> None:
         self._blocks = blocks
-        known = (collectives["enqueue_ns"] >= 0) & np.isin(collectives["rank"], blocks.ranks)
+        known = (collectives["enqueue_ns"] > 0) & np.isin(collectives["rank"], blocks.ranks)
         rank, enqueued = collectives["rank"][known], collectives["enqueue_ns"][known]
         order = np.lexsort((enqueued, rank))
         bounds = np.searchsorted(rank[order], np.append(blocks.ranks, blocks.ranks[-1] + 1))
@@ -96,7 +121,10 @@ class _Hosts:
         others = np.flatnonzero(self._blocks.role == self._blocks.role[row])
         others = others[others != row]
         asked = [self._between(one) for one in others[:: -(-len(others) // _SAMPLE) or 1].tolist()]
-        peers = [gaps[steps] for gaps, operations in asked if operations == does]
+        if does:
+            peers = [gaps[steps] for gaps, operations in asked if operations == does]
+        else:  # between the marks that are left: its input, launching, and what is between two steps
+            peers = [_together(gaps[steps]) for gaps, _ in asked]
         if not peers:
             return None
         theirs = median(np.array(peers), axis=0)
@@ -129,3 +157,8 @@ class _Hosts:
         marks[steps, -2], marks[steps, -1] = ended[steps], np.append(began[1:], np.nan)[steps]
         first = bounds[steps[0]] if len(steps) else 0
         return np.diff(marks, axis=1), tuple(self._operations[row][first : first + usual].tolist())
+
+
+def _together(gaps: Floats) -> Floats:
+    """[S, 3] ns for input, for all launching of the step, and to the next one, of [S, M]."""
+    return np.stack([gaps[:, 0], gaps[:, 1:-1].sum(axis=1), gaps[:, -1]], axis=1)
