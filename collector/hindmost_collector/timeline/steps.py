@@ -78,7 +78,7 @@ def infer(tokens: Ints, gap: Floats, marks: Marks | None = None, *, apart: bool 
         usual = tokens == np.bincount(tokens[len(tokens) // 4 :]).argmax()
         found = np.where(usual, np.cumsum(usual) - 1, -1)
     else:
-        pattern = _pattern(tokens, gap, length * times)
+        pattern = _pattern(tokens, gap, length * times, marks)
         least = _LARGE * _longest_gap(tokens, gap, length * times) if times > 1 else 0.0
         begins = _matches(tokens, pattern, np.nan_to_num(gap) >= least)
         found = np.full(len(tokens), -1, np.int64)
@@ -162,17 +162,35 @@ def _shift(numbers: Ints, at: Floats, marks: Marks) -> int:
     return int((marks.number[np.maximum(place, 0)] - numbers[known]).min())
 
 
-def _pattern(tokens: Ints, gap: Floats, length: int) -> Ints:
-    """One period of tokens, rotated to begin with its longest gap."""
+def _pattern(tokens: Ints, gap: Floats, length: int, marks: Marks | None) -> Ints:
+    """One period of tokens, rotated to begin with its longest gap, or with one about as long that has the marks."""
     first = len(tokens) // 4
     count = (len(tokens) - first) // length
-    gaps = gap[first : first + count * length].reshape(count, length)
-    begin = first + int(np.argmax(np.nan_to_num(median(gaps, axis=0))))
+    gaps = np.nan_to_num(median(gap[first : first + count * length].reshape(count, length), axis=0))
+    begin = first + _marked_place(marks, first, gaps, count)
     windows = [tokens[begin + i * length : begin + (i + 1) * length] for i in range(count - 1)] or [
         tokens[begin : begin + length]
     ]
     found, votes = np.unique(np.stack(windows), axis=0, return_counts=True)
     return np.asarray(found[np.argmax(votes)])
+
+
+#: A step may begin at a gap of this part of the longest, where so many of the marks lie: of sharded layers each has
+#: one, as long as the others but for noise.
+_ABOUT, _MOST_MARKS = 0.4, 0.9
+
+
+def _marked_place(marks: Marks | None, first: int, gaps: Floats, count: int) -> int:
+    """The place in the pattern, which repeats so often from ``first`` on with these ``gaps`` [L], where steps begin."""
+    longest, length = int(np.argmax(gaps)), len(gaps)
+    stop = first + count * length
+    if marks is None or not np.isfinite(marks.at[first:stop]).all():
+        return longest
+    at = np.searchsorted(np.maximum.accumulate(marks.at[first:stop]), marks.start)
+    votes = np.bincount(at[(at > 0) & (at < stop - first)] % length, minlength=length)
+    place = int(np.argmax(votes))
+    clear = votes[place] >= _MOST_MARKS * votes.sum() > 0
+    return place if clear and gaps[place] >= _ABOUT * gaps[longest] else longest
 
 
 def _matches(tokens: Ints, pattern: Ints, may_begin: Array) -> list[int]:
