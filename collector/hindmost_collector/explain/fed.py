@@ -98,7 +98,7 @@ def _with_blind(fed: Array, blocks: Blocks) -> Array:
         others = np.delete(fed, row, axis=0).any(axis=0)
         if others.mean() >= _OFTEN:
             found[row] = ~others
-    return found
+    return np.asarray(found)
 
 
 class _Hosts:
