@@ -57,6 +57,7 @@ class Case:
             ended=at[:, :, -2],
             parts={"input": at[:, :, 1] - at[:, :, 0]},
             joined=joined,
+            overlapped=False,
             excess=np.repeat([[self.excess * MS * (rank in self.slow)] for rank in range(self.ranks)], STEPS, axis=1),
         )
         does = [self.operation if rank in self.slow else "all_reduce" for rank in range(self.ranks)]
@@ -137,6 +138,22 @@ def test_a_gpu_waits_for_its_host_where_nothing_waits_for_the_gpu() -> None:
     waits = fed.waits_for_host(Case(USUAL).blocks()[0])
     assert waits is not None
     assert waits.mean(axis=1).tolist() == [0.0, 0.0, 1.0]
+
+
+def test_a_gpu_waits_for_its_host_where_it_is_late_though_it_queues_in_most_of_the_step() -> None:
+    """Two gathers of rank 2 run as they are enqueued, and the others wait in these; backward follows in a queue."""
+    blocks, _ = Case(USUAL).blocks()
+    place = np.arange(blocks.joined.columns) % OPERATIONS
+    blocks.joined.start[2, place >= 2] += 30.0 * MS
+    blocks.joined.duration = np.full(blocks.joined.start.shape, MS)
+    blocks.joined.duration[:2, place < 2] += 5.0 * MS
+    late_once = fed.waits_for_host(blocks)
+    blocks.overlapped, blocks.joined.gathers = True, place < 2
+    late_where = fed.waits_for_host(blocks)
+    assert late_once is not None
+    assert late_where is not None
+    assert not late_once.any()
+    assert late_where.mean(axis=1).tolist() == [0.0, 0.0, 1.0]
 
 
 def test_a_clock_that_is_far_off_hides_no_wait() -> None:

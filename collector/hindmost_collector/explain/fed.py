@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector.explain import launching, unmarked
-from hindmost_collector.robust import median, median_error
+from hindmost_collector.robust import median, median_error, peers_median, sums_by_step
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Array, Floats, Ints
@@ -77,7 +77,11 @@ def waits_for_host(blocks: Blocks, rows: slice = slice(None)) -> Array | None:
     if not _marked(blocks):  # nothing runs before it is launched: of such a host nobody knows when that was
         at_once &= (np.fmin.reduce(waited, axis=1) >= -launching.CLOCKS_NS)[:, None]
     counts = np.diff(np.append(blocks.starts, grid.columns))
-    return np.asarray(2 * np.add.reduceat(at_once, blocks.starts, axis=1, dtype=np.int64) > counts)
+    fed = 2 * np.add.reduceat(at_once, blocks.starts, axis=1, dtype=np.int64) > counts
+    if blocks.overlapped and grid.gathers.any():  # these begin as launched, in a step that may end in a queue
+        late = np.maximum(np.nan_to_num(peers_median(grid.duration) - grid.duration)[rows], 0.0)
+        fed |= 2 * sums_by_step(np.where(at_once, late, 0.0), blocks.starts) > sums_by_step(late, blocks.starts)
+    return np.asarray(fed)
 
 
 def _marked(blocks: Blocks) -> bool:

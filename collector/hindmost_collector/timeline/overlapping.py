@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,7 +34,7 @@ def find(joined: Grid, own: Floats, step_of: Ints, starts: Ints, work: Floats | 
         if more is not None:
             late[:, held] = _without(late[:, held], _changes(more[:, step_of[held]]))
         late[:, held] -= median(late[:, held], axis=0)  # whom all are compared with had more to do, or less
-    if _carried(late, own, position, starts) or _queue_where_one_computes(own, position):
+    if _carried(late, own, position, starts) or _queue_where_one_computes(own, position, starts):
         return True
     pair = np.flatnonzero(np.diff(step_of) == 0)
     now, then = np.nan_to_num(late[:, pair]).ravel(), np.nan_to_num(late[:, pair + 1]).ravel()
@@ -76,14 +77,26 @@ def _carried(late: Floats, own: Floats, position: Ints, starts: Ints) -> bool:
 _COMPUTES = 5.0
 #: At one place a rank may do what no other does, log say; so many are the job's computing.
 _SEVERAL = 3
+#: Steps on end that tell it.
+_ON_END = 20
 
 
-def _queue_where_one_computes(own: Floats, position: Ints) -> bool:
-    """Whether at several places of a step most ranks' collectives follow one another though some rank computes there.
+def _queue_where_one_computes(own: Floats, position: Ints, starts: Ints) -> bool:
+    """Whether at several places of a step most ranks' collectives follow one another though some rank computes there,
+    for some steps on end: who is the latest may change.
 
     Computing that is due between two collectives is due on all ranks: who has none there does it beside them.
     """
-    each = np.stack([median(own[:, position == place], axis=1) for place in np.unique(position)[1:]], axis=1)
+    firsts = starts[::_ON_END][: max(len(starts) // _ON_END, 1)]  # the few that are left belong to those before
+    bounds = np.append(firsts, len(position)).tolist()
+    return any(_in_these(own[:, one:end], position[one:end]) for one, end in itertools.pairwise(bounds))
+
+
+def _in_these(own: Floats, position: Ints) -> bool:
+    places = np.unique(position)[1:]
+    if not len(places):
+        return False
+    each = np.stack([median(own[:, position == place], axis=1) for place in places], axis=1)
     queue = median(each, axis=0) <= QUEUED_NS
     computes = np.fmax.reduce(each, axis=0) > _COMPUTES * QUEUED_NS
     return bool(np.sum(queue & computes) >= _SEVERAL)
