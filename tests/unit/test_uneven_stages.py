@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hindmost_collector.detectors import uneven_stages
 from hindmost_collector.judge import judge
+from hindmost_collector.settings import DEFAULT
 from hindmost_collector.simulate import Fault, Noise, Scenario, Simulated, simulate
+from hindmost_collector.timeline import blocks
 
 SIXTEEN: dict[str, Any] = {"ranks": 16, "steps": 100, "seed": 41, "layout": "pp_dp", "pipeline": 4}
 
@@ -63,6 +66,13 @@ def test_a_slow_rank_makes_no_stage_uneven() -> None:
     """One of a stage's two replicas, of which the other tells the stage's pace."""
     (verdict,) = judge(of(Fault("compute", (2,), 0.3), ranks=8).run).verdicts
     assert (verdict.kind, verdict.ranks) == ("straggler", (2,))
+
+
+def test_a_stage_of_which_one_replica_is_quick_is_not_uneven() -> None:
+    """Though nobody be named in it, as where hosts launch late: the other replica does the same work in less."""
+    found = blocks.build(of(Fault("compute", (2,), 0.3), ranks=8).run, DEFAULT)
+    assert found is not None
+    assert uneven_stages.find(found, (), DEFAULT) is None
 
 
 def test_a_slow_rank_and_an_uneven_stage_are_told_beside_each_other() -> None:
