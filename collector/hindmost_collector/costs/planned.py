@@ -34,6 +34,8 @@ _ON_END = 2.0
 
 #: So many pauses, each as many steps after the last, are counted out by a script: what befalls a rank does not count.
 _COUNTED = 4
+#: Nobody plans pauses that the others wait for in so much of the job's time: a garbage collector counts steps out, too.
+_MOST_PLANNED = 0.25
 
 
 class _Words(NamedTuple):
@@ -83,8 +85,10 @@ def aside(blocks: Blocks, steps: Table, settings: Settings) -> tuple[Blocks, lis
     outside = _outside(blocks)
     if outside is not None:
         due = _counted_out(_longer(outside, settings.stall_effect * blocks.step_ns), blocks.steps)
-        blocks, pauses = _without(blocks, due, _PAUSES, settings)
-        told.append(pauses)
+        on_time, pauses = _without(blocks, due, _PAUSES, settings)
+        if pauses is None or pauses[0].ms_per_step * 1e6 <= _MOST_PLANNED * average(blocks.period):
+            blocks = on_time
+            told.append(pauses)
     known = [one for one in told if one is not None]
     return blocks, [planned for planned, _ in known], [note for _, note in known]
 
