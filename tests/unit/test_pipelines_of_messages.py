@@ -44,6 +44,14 @@ def test_a_stage_that_waits_in_its_forward_is_not_slow(seed: int) -> None:
     assert [one.kind for one in judge(run).verdicts] == ["balanced"]
 
 
+def test_what_the_last_stages_wait_for_unseen_is_no_work() -> None:
+    """Between two steps all meet in collectives that nobody recorded: the last of eight stages wait there longest."""
+    simulated = simulate(Scenario(ranks=8, steps=40, seed=5, layout="pp_dp", pipeline=8))
+    message = simulated.run.collectives["peer"] >= 0
+    messages = {name: column[message] for name, column in simulated.run.collectives.items()}
+    assert [one.kind for one in judge(replace(simulated.run, collectives=messages)).verdicts] == ["balanced"]
+
+
 def test_a_slow_stage_is_told_at_its_cost() -> None:
     """It cannot be told from one that holds more layers: its rank is told, and not named."""
     simulated, run = of(Fault("compute", (2,), 0.3))
