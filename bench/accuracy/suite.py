@@ -13,7 +13,15 @@ if TYPE_CHECKING:
 
 #: Editions of held-out seeds: each is for one measurement, and a judge that was changed after it gets the next. Seeds
 #: below the first edition's may be looked at.
-EDITIONS = {1: 7_000_000, 2: 8_000_000, 3: 9_000_000, 4: 10_000_000, 5: 11_000_000, 6: 12_000_000}
+EDITIONS = {
+    1: 7_000_000,
+    2: 8_000_000,
+    3: 9_000_000,
+    4: 10_000_000,
+    5: 11_000_000,
+    6: 12_000_000,
+    7: 13_000_000,
+}
 
 SINGLE_CAUSES = ("compute", "gpu_throttle", "gpu_contention", "input", "cpu_contention", "h2d", "gc")
 SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
