@@ -31,6 +31,7 @@ from hindmost_collector.judgement.abstaining import (
     little_inside,
     no_measure,
     nothing_inside,
+    passed_on,
 )
 from hindmost_collector.judgement.job_verdicts import balanced, may_be_slow
 from hindmost_collector.judgement.stall_verdicts import of_stalls
@@ -278,7 +279,7 @@ def _unclear(blocks: Blocks, settings: Settings) -> Verdict | None:
     if blocks.evidence != blocks_of.PHASES:
         return hosts_unmarked(blocks, settings)
     if blocks.pipeline is not None:
-        return None
+        return passed_on(blocks)
     return little_inside(blocks) or idle_inside(blocks) or traded.inside(blocks)
 
 

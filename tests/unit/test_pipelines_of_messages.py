@@ -39,9 +39,9 @@ def truth_ms(simulated: Simulated) -> float:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_stage_that_waits_in_its_forward_is_not_slow(seed: int) -> None:
-    """Nobody is named where all stages keep pace, however long some wait for what they receive."""
+    """Nobody is named where all stages keep pace, however long some wait for what they receive; nor is one cleared."""
     _, run = of(seed=seed)
-    assert [one.kind for one in judge(run).verdicts] == ["balanced"]
+    assert [one.kind for one in judge(run).verdicts] == ["insufficient_data"]
 
 
 def test_what_the_last_stages_wait_for_unseen_is_no_work() -> None:
@@ -49,7 +49,7 @@ def test_what_the_last_stages_wait_for_unseen_is_no_work() -> None:
     simulated = simulate(Scenario(ranks=8, steps=40, seed=5, layout="pp_dp", pipeline=8))
     message = simulated.run.collectives["peer"] >= 0
     messages = {name: column[message] for name, column in simulated.run.collectives.items()}
-    assert [one.kind for one in judge(replace(simulated.run, collectives=messages)).verdicts] == ["balanced"]
+    assert [one.kind for one in judge(replace(simulated.run, collectives=messages)).verdicts] == ["insufficient_data"]
 
 
 def test_a_slow_stage_is_told_at_its_cost() -> None:

@@ -49,6 +49,7 @@ class Case:
             joined=SimpleNamespace(
                 gpu_time=True, enqueue=enqueue, start=enqueue + waited * MS, columns=enqueue.shape[1]
             ),
+            overlapped=False,
             excess=np.repeat([[0.0], [0.0], [self.excess * MS]], STEPS, axis=1),
         )
         does = ["all_reduce", "all_reduce", self.operation]

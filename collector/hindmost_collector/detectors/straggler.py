@@ -227,7 +227,7 @@ def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer, *, burst: boo
     latest = _latest(part, healthy, ranks.suspects, ranks.pair(row))
     if ratio < settings.min_spread_ratio or latest < settings.min_latest:
         return None
-    on_time = at_start.on_time(series.late, level, _noise(series.late)) if begin == 0 else 0
+    on_time = at_start.on_time(series.late[:end], level, _noise(series.late)) if begin == 0 else 0
     first, stop = series.at(begin + on_time, layer.end)
     as_others = len(ranks.excess) >= _FEW and restless.others_too(ranks.excess, row, first, stop, level)
     is_like_others = as_others and not _is_its_work(ranks, row, held, level)

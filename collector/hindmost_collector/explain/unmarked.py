@@ -65,6 +65,10 @@ class Hosts:
         assert blocks.joined is not None  # noqa: S101 - whoever knows that GPUs waited has looked
         self._blocks = blocks
         self._ended = np.fmax.reduceat(blocks.joined.enqueue, blocks.starts, axis=1)
+        known = np.flatnonzero(collectives["enqueue_ns"] >= 0)
+        self._order = known[np.lexsort((collectives["enqueue_ns"][known], collectives["rank"][known]))]
+        ranks = collectives["rank"][self._order]
+        self._bounds = np.stack([np.searchsorted(ranks, blocks.ranks), np.searchsorted(ranks, blocks.ranks, "right")])
         self._table = collectives
         self._stretches: dict[int, tuple[Floats, tuple[str, ...]]] = {}
 
@@ -92,8 +96,7 @@ class Hosts:
 
     def _measured(self, row: int) -> tuple[Floats, tuple[str, ...]]:
         table, ended = self._table, self._ended[row]
-        mine = np.flatnonzero((table["rank"] == self._blocks.ranks[row]) & (table["enqueue_ns"] >= 0))
-        mine = mine[np.argsort(table["enqueue_ns"][mine], kind="stable")]
+        mine = self._order[slice(*self._bounds[:, row])]
         times = table["enqueue_ns"][mine].astype(np.float64)
         bounds = np.searchsorted(times, ended, side="right")
         counts = np.diff(bounds)

@@ -27,6 +27,11 @@ def nothing_inside(blocks: Blocks) -> Verdict:
     return _abstaining(*wording.nothing_inside(blocks))
 
 
+def passed_on(blocks: Blocks) -> Verdict:
+    """Stages that only send to each other, of which no two hold the same layers."""
+    return _abstaining(*wording.passed_on(blocks))
+
+
 #: Of steps of which less than this share is in any phase, of any rank, nobody is cleared: its work may be elsewhere.
 #: Phases that a probe marks are 0.9 and more of a step; of a log that lacks the forward they were 0.7.
 _SEEN = 0.75

@@ -333,7 +333,17 @@ def hosts_unmarked(blocks: Blocks, row: int, lead: float) -> tuple[str, str]:
     told = f"{who}'s GPU runs what its host launches as soon as that is launched, and arrives {ms(lead)} a step late"
     unknown = "whether its host is slow, or the others' are a step ahead of it and as slow, cannot be told"
     remedy = "put a log of the steps beside it (when each begins, has its input and is launched)"
+    if blocks.joined is not None and not (blocks.joined.enqueue[row] > 0).any():
+        told = f"GPUs wait for their hosts, {who}'s launches were not recorded, and it arrives {ms(lead)} a step late"
+        remedy = "record of every rank when each operation was enqueued"
     return f"{told}: {unknown}", f"{remedy}; `hindmost run -- COMMAND` records that"
+
+
+def passed_on(blocks: Blocks) -> tuple[str, str]:
+    """Why nobody is cleared where ranks only send to each other."""
+    only = f"all {len(blocks.ranks)} ranks meet in sends and receives only, as stages of one pipeline"
+    found = f"{only}: each waits for the others in its phases, and none has another's layers to be compared with"
+    return found, "compare the computing of stages: a profiler shows their kernels without the receives"
 
 
 def nothing_inside(blocks: Blocks) -> tuple[str, str]:

@@ -21,9 +21,10 @@ import pyarrow as pa
 from hindmost.errors import HindmostError
 
 from hindmost_collector.store import clickhouse_ddl as ddl
+from hindmost_collector.store import meta
 from hindmost_collector.store.clickhouse_client import Server, Unreachable, parse
 from hindmost_collector.store.clickhouse_levels import Insert, LevelsOfFlush, of_stored
-from hindmost_collector.store.clickhouse_reading import read_file, read_meta, read_run
+from hindmost_collector.store.clickhouse_reading import read_file, read_run
 from hindmost_collector.store.clickhouse_slots import AgentSlots
 
 if TYPE_CHECKING:
@@ -194,10 +195,10 @@ class ClickHouseStore:
                 raise
             self._insert(table, data, token, attempts - 1)
 
-    def write_meta(self, job: str, meta: Mapping[str, Any]) -> None:
-        """Merge ``meta`` into the job's ``meta.json``; it is written with the next flush."""
+    def write_meta(self, job: str, facts: Mapping[str, Any]) -> None:
+        """Merge ``facts`` into the job's ``meta.json``; it is written with the next flush."""
         with self._small:
-            self._meta.setdefault(job, {}).update({key: value for key, value in meta.items() if value is not None})
+            self._meta.setdefault(job, {}).update({key: value for key, value in facts.items() if value is not None})
             self._unsaved.add(job)
 
     def append_line(self, job: str, name: str, line: str) -> None:
@@ -219,8 +220,8 @@ class ClickHouseStore:
                 self._save("lines", "line", [self._lines[0]])
                 self._lines.popleft()
             for job in list(self._unsaved):
-                known = read_meta(self.server, job)[0] | {"schema": "hindmost.run/1"} | self._meta[job]
-                self._save("files", "content", [(job, "meta.json", json.dumps(known, indent=1).encode())])
+                content = meta.merged(read_file(self.server, job, meta.NAME), self._meta[job])
+                self._save("files", "content", [(job, meta.NAME, content)])
                 self._unsaved.discard(job)
 
     def _save(self, table: str, column: str, found: list[tuple[str, str, Any]]) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hindmost.errors import HindmostError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 NAME = "meta.json"
@@ -60,10 +61,22 @@ def parsed(content: bytes, name: str) -> tuple[dict[str, Any], list[str]]:
     return {key: value for key, value in found.items() if key not in wrong}, [told] if wrong else []
 
 
+def merged(content: bytes | None, facts: Mapping[str, Any]) -> bytes:
+    """What is written of a run: the known of these facts, and whatever others wrote there, believed or not."""
+    try:
+        found = json.loads(content or b"{}")
+    except (ValueError, RecursionError):
+        found = {}
+    found = found if isinstance(found, dict) else {}
+    found |= {"schema": f"{SCHEMA}{VERSION}", **{key: value for key, value in facts.items() if value is not None}}
+    return json.dumps(found, indent=1).encode() + b"\n"
+
+
 def is_ours(folder: Path) -> bool:
     """Whether this is a run's, and not another program's of the same name."""
     try:
-        found = json.loads((folder / NAME).read_bytes())
+        with (folder / NAME).open("rb") as file:
+            found = json.loads(file.read(_MOST_BYTES + 1))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(found, dict) and str(found.get("schema", "")).startswith(SCHEMA)

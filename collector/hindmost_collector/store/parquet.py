@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import logging
 import shutil
 import threading
@@ -19,7 +18,7 @@ from urllib.parse import quote
 
 from hindmost.errors import HindmostError
 
-from hindmost_collector.store import segments
+from hindmost_collector.store import meta, segments
 from hindmost_collector.store.journal import TEMPORARY, Journal, UnsettledError, write_durably, write_synced
 from hindmost_collector.store.run_directory import read_run
 
@@ -154,17 +153,15 @@ class ParquetStore:
             self._known_directories.add(directory)
         return directory
 
-    def write_meta(self, job: str, meta: Mapping[str, Any]) -> None:
-        """Merge ``meta`` into the job's ``meta.json``, what others wrote there kept. Raises OSError."""
-        path = self.job_directory(job) / "meta.json"
+    def write_meta(self, job: str, facts: Mapping[str, Any]) -> None:
+        """Merge ``facts`` into the job's ``meta.json``, what others wrote there kept. Raises OSError."""
+        path = self.job_directory(job) / meta.NAME
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            known = json.loads(path.read_bytes())
-        except (FileNotFoundError, ValueError, RecursionError):
-            known = {}
-        known = known if isinstance(known, dict) else {}
-        known |= {"schema": "hindmost.run/1", **{key: value for key, value in meta.items() if value is not None}}
-        write_durably(path, json.dumps(known, indent=1).encode() + b"\n")
+            content = path.read_bytes()
+        except FileNotFoundError:
+            content = None
+        write_durably(path, meta.merged(content, facts))
 
     def append_line(self, job: str, name: str, line: str) -> None:
         """Append one line to a text file of the run directory. Raises OSError."""

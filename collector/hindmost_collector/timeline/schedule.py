@@ -107,7 +107,8 @@ def of_transfers(run: Run, ranks: Ints, steps: Ints) -> Schedule | None:
 def _together(order: Schedule) -> Schedule:
     """With kernels that waited for the same work as begun together, which are some 10 us apart in any order."""
     start = order.start.copy()
-    for one in np.flatnonzero(order.place > 0).tolist():
+    for place in range(1, int(order.place.max()) + 1):
+        one = np.flatnonzero(order.place == place)
         ahead = start[one - 1] - start[one]
         start[one] += np.where((ahead > 0) & (ahead <= QUEUED_NS), ahead, 0.0)
     return replace(order, start=start, end=np.maximum(order.end, start))

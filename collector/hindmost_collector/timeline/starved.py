@@ -44,9 +44,9 @@ def _at_once(order: Schedule, waited: Floats) -> Array:
     """[N, G] which operations began as soon as they were launched."""
     found = np.zeros(waited.shape, bool)
     windows = np.array_split(np.arange(waited.shape[1]), max(waited.shape[1] // _WINDOW, 1))
-    for row in np.unique(order.row):
-        mine = np.flatnonzero(order.row == row)
-        for steps in windows:
-            part = np.ix_(mine, steps)
-            found[part] = waited[part] - np.nanmin(waited[part], initial=np.inf) <= _AT_ONCE_NS
+    first = np.flatnonzero(np.diff(order.row, prepend=-1))
+    counts = np.diff(np.append(first, len(order.row)))
+    for steps in windows:
+        least = np.fmin.reduceat(np.fmin.reduce(waited[:, steps], axis=1), first)
+        found[:, steps] = waited[:, steps] - np.repeat(least, counts)[:, None] <= _AT_ONCE_NS
     return found
