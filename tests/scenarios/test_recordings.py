@@ -48,6 +48,7 @@ RECORDINGS = {
     "ddp-pausing-rank1": Expected(("intermittent",), (1,), cause="unknown", cost_ms=92),
     "ddp-host-bound-slow-input-rank1": Expected(("straggler",), (1,), cause="input", cost_ms=3.0),
     "fsdp-slow-compute-from40-rank1": Expected(("straggler",), (1,), cause="compute", since=40, cost_ms=1.6),
+    "fsdp-stalled-input-rank0": Expected(("intermittent",), (0,), cause="input", cost_ms=10.7),
     "fsdp-host-bound": Expected(("host_bound",)),
     "pp2-dp2-host-bound": Expected(("host_bound",)),
     "pp4-host-bound": Expected(("host_bound",)),

@@ -128,6 +128,27 @@ def test_marks_that_make_no_sense_cost_no_report(torn: str) -> None:
     assert judge(replace(run, steps=steps)).verdicts
 
 
+def test_stalls_are_judged_by_themselves() -> None:
+    """A host that keeps a step waiting every now and then is slow in these steps, however it does in all others."""
+    steps, late = np.arange(STEPS), np.full(STEPS, 0.5 * MS)
+    late[3::7] = 90.0 * MS
+    blocks, run = Case(USUAL).blocks()
+    blocks.parts["input"][2, 3::7] += 90.0 * MS
+    hosts = fed._Hosts(run.collectives, blocks)
+    slower = [(some.tolist(), hosts.slower(2, some)) for some in fed._alike(steps, late)]
+    stalls = [(some, found) for some, found in slower if 3 in some]
+    assert stalls == [(list(range(3, STEPS, 7)), pytest.approx(90.0 * MS))]
+    assert [found for some, found in slower if 3 not in some] == [0.0]
+
+
+@pytest.mark.parametrize("often", [0, 4])
+def test_steps_in_a_row_are_judged_together(often: int) -> None:
+    """No stalls, or so few that they tell nothing of a host, are no steps by themselves."""
+    late = np.full(STEPS, 5.0 * MS)
+    late[: 9 * often : 9] = 90.0 * MS
+    assert [some.tolist() for some in fed._alike(np.arange(STEPS), late)] == [[*range(20)], [*range(20, STEPS)]]
+
+
 def test_hosts_of_other_operations_are_no_measure() -> None:
     """A stage of a pipeline launches something else."""
     assert Case(USUAL * 1.17, operation="send").slower() is None

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 #: Steps in which a host's pace is taken to be one, and the fewest that tell it.
 _WINDOW, _ENOUGH = 20, 5
+#: Steps in which a rank is late by more than this many times what it usually is are judged apart: they are stalls.
+_STALL = 4.0
 #: A host is slow between two marks where it takes this share more than its typical peer, and more by this share of a
 #: step: what hosts of one job take to launch the same differs by up to a half for tens of steps, without a fault.
 _SLOWER, _LEAST = 1.0, 0.01
@@ -51,8 +53,7 @@ def late_by_hosts(blocks: Blocks, run: Run) -> Blocks:
         return blocks
     hosts = _Hosts(run.collectives, blocks)
     for row in rows:
-        steps = np.flatnonzero(late[row])
-        for few in np.array_split(steps, max(len(steps) // _WINDOW, 1)):
+        for few in _alike(np.flatnonzero(late[row]), blocks.excess[row]):
             slower, excess = hosts.slower(row, few), float(blocks.excess[row, few].mean())
             if slower is not None and slower < excess:
                 share[row, few] = slower / excess
@@ -65,6 +66,21 @@ def late_by_hosts(blocks: Blocks, run: Run) -> Blocks:
         segments=blocks.segments * share[:, blocks.segment_step],
         unsure=taken.mean(axis=1),
     )
+
+
+def _alike(steps: Ints, late: Floats) -> list[Ints]:
+    """Steps (indices), in which a rank is ``late`` [S], as they are judged: those in a row together, stalls apart.
+
+    What takes a host longer in one step of eight is nothing that it typically does.
+    """
+    by_size = steps[np.argsort(late[steps])]
+    sums = np.cumsum(late[by_size])
+    typical = late[by_size[np.searchsorted(sums, sums[-1] / 2)]]  # half of all lateness is in steps as late as that
+    large = late[steps] > typical / 2
+    if large.sum() < _ENOUGH or typical <= _STALL * median(late[steps]):
+        large[:] = False
+    groups = [np.array_split(some, max(len(some) // _WINDOW, 1)) for some in (steps[~large], steps[large])]
+    return [few for group in groups for few in group if len(few)]
 
 
 def waits_for_host(blocks: Blocks, rows: slice = slice(None)) -> Array | None:
