@@ -99,9 +99,10 @@ def _alike(seq: Array, op: Ints) -> bool:
     least = int(seq.min())
     if int(seq.max()) - least >= _SPAN_A_ROW * len(seq):
         return bool((op == op[0]).all())
-    any_of = np.zeros(int(seq.max()) - least + 1, op.dtype)
-    any_of[seq - least] = op
-    return bool((any_of[seq - least] == op).all())
+    number = (seq - least).astype(np.int64)
+    any_of = np.zeros(int(number.max()) + 1, op.dtype)
+    any_of[number] = op
+    return bool((any_of[number] == op).all())
 
 
 def _counted_apart(table: Table, held: Array) -> bool:
