@@ -25,6 +25,7 @@ from hindmost_collector.judgement import (
     wording,
 )
 from hindmost_collector.judgement.abstaining import (
+    exchanging_inside,
     hosts_unmarked,
     idle_inside,
     insufficient,
@@ -274,13 +275,13 @@ def _gone(verdict: Verdict, run: Run) -> bool:
     return RUNNING in life.values() and all(life.get(rank, RUNNING) != RUNNING for rank in verdict.ranks)
 
 
-def _unclear(blocks: Blocks, settings: Settings) -> Verdict | None:
+def _unclear(run: Run, blocks: Blocks, settings: Settings) -> Verdict | None:
     """Why steps alone, or launches without steps, clear nobody where they do not."""
     if blocks.evidence != blocks_of.PHASES:
         return hosts_unmarked(blocks, settings)
     if blocks.pipeline is not None:
         return passed_on(blocks)
-    return little_inside(blocks) or idle_inside(blocks) or traded.inside(blocks)
+    return exchanging_inside(run, blocks) or little_inside(blocks) or idle_inside(blocks) or traded.inside(blocks)
 
 
 def _nothing(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:
@@ -292,7 +293,7 @@ def _nothing(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:
         return nothing_inside(blocks)
     if np.isnan(blocks.period).all():
         return no_measure(blocks)
-    unclear = unseen.unjudged(run, blocks) or _unclear(blocks, settings)
+    unclear = unseen.unjudged(run, blocks) or _unclear(run, blocks, settings)
     if unclear is not None:
         return unclear
     shared = sharing.find(run)

@@ -67,6 +67,16 @@ def idle_inside(blocks: Blocks) -> Verdict | None:
     return _abstaining(*wording.idle_inside(blocks, share)) if share >= _IDLE else None
 
 
+def exchanging_inside(run: Run, blocks: Blocks) -> Verdict | None:
+    """Phases that hold sends and receives in no order that is known; ``None`` where there are none in most steps.
+
+    Whoever is slow makes these longer on all ranks that it exchanges with, so that nobody's phases say who it is.
+    """
+    exchanged = (run.collectives["peer"] >= 0) & np.isin(run.collectives["step"], blocks.steps)
+    often = int(np.sum(exchanged)) / blocks.own.size
+    return _abstaining(*wording.exchanging_inside(often)) if often >= 1 else None
+
+
 def hosts_unmarked(blocks: Blocks, settings: Settings) -> Verdict | None:
     """A GPU that waits for its host, of which nothing tells that it is slower than the others'; ``None``: none does."""
     if blocks.unsure is None or not float(np.max(blocks.unsure)) >= settings.min_effect * blocks.step_ns:

@@ -327,6 +327,13 @@ def idle_inside(blocks: Blocks, share: float) -> tuple[str, str]:
     return found, remedy
 
 
+def exchanging_inside(often: float) -> tuple[str, str]:
+    """Why phases in which ranks send to and receive from each other clear nobody."""
+    waits = f"ranks wait for each other in {often:.0f} sends and receives a step and rank, inside their phases of work"
+    found = f"{waits}: whoever is slow makes these longer on all ranks alike, so nobody is cleared"
+    return found, "record how long ranks wait in collectives beside them: a profiler's trace of some steps does"
+
+
 def hosts_unmarked(blocks: Blocks, row: int, lead: float) -> tuple[str, str]:
     """Why a rank whose GPU waits for its host is neither named nor cleared where hosts marked no steps."""
     who = f"rank {int(blocks.ranks[row])}"

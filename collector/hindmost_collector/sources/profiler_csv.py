@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from hindmost_collector.model import GPU_TIME, UNMEASURED, Job, Run, Table
-from hindmost_collector.sources import damaged, one_job
+from hindmost_collector.sources import damaged, not_its_own, one_job
 from hindmost_collector.sources.columns import concatenate, table
 from hindmost_collector.sources.files import open_bytes
 from hindmost_collector.sources.operations import operation
@@ -93,13 +93,15 @@ def load(files: Sequence[Path]) -> Run:
     rank_in = [part.rank_in for part in parts]
     _refuse_contradictions(parts, rank_in)
     ranks, world, notes = world_ranks(rank_in, {})
-    pieces = [_collectives(*one) for one in zip(parts, ranks, _positions(parts), strict=True)]
+    columns = [part.columns for part in parts]
+    untrue = not_its_own.found(columns)
+    pieces = [_collectives(*one) for one in zip(parts, ranks, _positions(parts), untrue, strict=True)]
     return Run(
         job=Job(id="", world_size=world, source=NAME),
         ranks=table("ranks", rank=ranks, world_size=world or UNMEASURED, pid=[part.pid for part in parts]),
         collectives=concatenate("collectives", pieces),
         communicators=communicators(rank_in, ranks, {}),
-        notes=(*notes, *left_out, *_notes(read), *thinned(every)),
+        notes=(*notes, *left_out, *_notes(read), *not_its_own.told(columns, untrue), *thinned(every)),
     )
 
 
@@ -287,7 +289,8 @@ def _ahead(c: dict[str, np.ndarray[Any, Any]]) -> int:
     return int((c["stop"] - c["logged"]).max()) if known else 0
 
 
-def _collectives(part: _File, rank: int, position: np.ndarray[Any, Any]) -> Table:
+def _collectives(part: _File, rank: int, position: np.ndarray[Any, Any], untrue: np.ndarray[Any, Any]) -> Table:
+    """One process' operations; of those with ``untrue`` times it is known when the host enqueued them."""
     c = part.columns
     return table(
         "collectives",
@@ -295,10 +298,10 @@ def _collectives(part: _File, rank: int, position: np.ndarray[Any, Any]) -> Tabl
         comm=c["comm"],
         seq=position,
         op=c["op"],
-        start_ns=c["start"] - _ahead(c),
-        duration_ns=c["stop"] - c["start"],
+        start_ns=np.where(untrue, c["enqueue"], c["start"] - _ahead(c)),
+        duration_ns=np.where(untrue, UNMEASURED, c["stop"] - c["start"]),
         bytes=c["count"],
-        flags=GPU_TIME,
+        flags=np.where(untrue, 0, GPU_TIME),
         peer=np.where(c["p2p"], c["seq"], -1),
         enqueue_ns=c["enqueue"],
         elements=c["count"],

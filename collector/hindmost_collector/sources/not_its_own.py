@@ -1,0 +1,79 @@
+"""Times on the GPU that are not those of the operation they are told of: it began before its host had launched it.
+
+NCCL hands a profiler the times of a kernel by the number of the work on its channel. Where grouped sends and receives
+share channels with other collectives, as in an all-to-all, those get the times of some kernel long before: what they
+seem to take is longer than a step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    Columns = Mapping[str, np.ndarray[Any, Any]]
+
+#: GPUs' clocks drift against their hosts': by how much they are ahead is taken anew for so many operations.
+_TOGETHER = 256
+#: An operation that began by so much before it was enqueued has another's times.
+_BEFORE_NS = 1_000_000
+#: Of so many of a kind that this share has another's times, none is believed: what is left of them may be, too.
+_ENOUGH, _MOST = 20, 0.5
+
+
+def found(files: Sequence[Columns]) -> list[np.ndarray[Any, Any]]:
+    """Of each process' operations, in the order of enqueueing, those whose times are not to be believed.
+
+    They are of the kinds (communicator and function) of which most, in any of the files, have another's.
+    """
+    kinds = {kind for columns in files for kind in _kinds(columns)}
+    return [_of(columns, kinds) for columns in files]
+
+
+def told(files: Sequence[Columns], untrue: Sequence[np.ndarray[Any, Any]]) -> list[str]:
+    """What the reader of the report has to know of it."""
+    names = {str(op) for columns, one in zip(files, untrue, strict=True) for op in np.unique(columns["op"][one])}
+    if not names:
+        return []
+    why = "the profiler was told times of other operations, from before these were launched"
+    return [
+        f"How long {' and '.join(sorted(names))} took is not known: {why}. Who waits for whom there cannot be told."
+    ]
+
+
+def _kinds(columns: Columns) -> list[tuple[int, str]]:
+    logged, enqueued = columns["logged"], columns["enqueue"]
+    if not len(logged) or (logged < enqueued).any():
+        return []
+    later = _logged_later(columns)
+    before = columns["stop"] - columns["start"] > logged - later - enqueued + _BEFORE_NS
+    kinds, which = np.unique(_named(columns), return_inverse=True)
+    counts, untrue = np.bincount(which), np.bincount(which, weights=before)
+    found = (counts >= _ENOUGH) & (untrue > _MOST * counts)
+    proof = later[~found[which]]
+    if len(proof) < _ENOUGH or np.median(proof) > _BEFORE_NS:
+        return []  # what is logged is not when operations ended
+    return [tuple(kind) for kind in kinds[found].tolist()]
+
+
+def _of(columns: Columns, kinds: set[tuple[int, str]]) -> np.ndarray[Any, Any]:
+    chosen = np.zeros(len(columns["comm"]), bool)
+    for comm, op in kinds:
+        chosen |= (columns["comm"] == comm) & (columns["op"] == op)
+    return chosen
+
+
+def _named(columns: Columns) -> np.ndarray[Any, Any]:
+    named = np.empty(len(columns["comm"]), [("comm", np.uint64), ("op", columns["op"].dtype)])
+    named["comm"], named["op"] = columns["comm"], columns["op"]
+    return named
+
+
+def _logged_later(columns: Columns) -> np.ndarray[Any, Any]:
+    """Ns from each operation's end to when the host logged it, at least: nothing is logged before it has ended."""
+    ahead = columns["stop"] - columns["logged"]
+    first = np.arange(0, len(ahead), _TOGETHER)
+    return np.asarray(np.maximum.reduceat(ahead, first)[np.arange(len(ahead)) // _TOGETHER] - ahead)

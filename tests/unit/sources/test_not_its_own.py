@@ -1,0 +1,124 @@
+"""Operations that a profiler tells the times of others are known, and their times are not believed."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hindmost_collector.judge import judge
+from hindmost_collector.model import GPU_TIME
+from hindmost_collector.sources import load, not_its_own
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hindmost_collector.sources.not_its_own import Columns
+
+MS = 1_000_000
+BEGIN, STEP = 1_795_346_662_000 * MS, 20 * MS
+AHEAD = 3 * MS
+STEPS = 40
+
+
+def _columns(*, late: int = 0, drift: int = 0, logged: int = 0) -> Columns:
+    """400 sends and 400 reductions, one of either a ms; the latter's times are from so many ns before their own, the
+    GPU's clock gains so much a operation, and ends are logged so much later."""
+    enqueue = BEGIN + np.arange(800) * MS
+    reduces = np.arange(800) % 2 == 1
+    ended = enqueue + MS // 2
+    stop = ended + AHEAD + drift * np.arange(800) - np.where(reduces, late, 0)
+    return {
+        "comm": np.full(800, 7, np.uint64),
+        "op": np.where(reduces, "all_reduce", "send"),
+        "enqueue": enqueue,
+        "start": stop - MS // 10,
+        "stop": stop,
+        "logged": ended + logged,
+    }
+
+
+def test_what_began_before_it_was_enqueued_has_the_times_of_another() -> None:
+    """All of that kind, and nothing of others."""
+    columns = _columns(late=5 * MS)
+    (found,) = not_its_own.found([columns])
+    np.testing.assert_array_equal(found, columns["op"] == "all_reduce")
+
+
+def test_of_all_files_where_it_is_in_one() -> None:
+    """Who is late for an operation is told by comparing ranks."""
+    found = not_its_own.found([_columns(), _columns(late=5 * MS)])
+    assert [int(one.sum()) for one in found] == [400, 400]
+
+
+@pytest.mark.parametrize("columns", [_columns(), _columns(drift=1_000), _columns(drift=-1_000), _columns(logged=MS)])
+def test_clocks_that_drift_and_late_logging_make_no_time_unbelievable(columns: Columns) -> None:
+    """A GPU's clock is some ms off its host's, and gains or loses."""
+    assert not not_its_own.found([columns])[0].any()
+
+
+def test_of_another_clock_nothing_is_told() -> None:
+    """What was logged before it was enqueued was not logged by that clock."""
+    columns = {**_columns(late=5 * MS), "logged": np.zeros(800, np.int64)}
+    assert not not_its_own.found([columns])[0].any()
+
+
+def test_a_log_that_is_none_of_ends_tells_nothing() -> None:
+    """Written when operations are enqueued, of a host that is far ahead of its GPU."""
+    columns = _columns(late=5 * MS)
+    queued = 50 * MS * (1 + np.arange(800) % 7)
+    columns = {**columns, "start": columns["start"] + queued, "stop": columns["stop"] + queued}
+    assert not not_its_own.found([columns])[0].any()
+
+
+def _experts(folder: Path, *, untrue: bool) -> Path:
+    """Four ranks that exchange with each other, then reduce; that seems to take all but rank 0 three steps."""
+    for rank in range(4):
+        lines, steps = [], []
+        for step in range(STEPS):
+            began = BEGIN + step * STEP
+            times = {"t_start": began, "t_data": began + MS, "t_end": began + STEP - MS}
+            steps.append(json.dumps({"step": step, **times, "fwd_ms": 6.0, "bwd_ms": 11.0, "opt_ms": 2.0}) + "\n")
+            for i, peer in enumerate(one for one in range(4) if one != rank):
+                host = began + (2 + i) * MS
+                for name in ("Send", "Recv"):
+                    gpu = host + AHEAD + MS // 2
+                    lines.append(
+                        f"2e,{rank},{peer},{name},64,P2P,-,8,{host},{host + 9},{gpu},{gpu + 9},{host + MS // 2}\n"
+                    )
+            host = began + 9 * MS
+            gpu = host + AHEAD
+            begin = gpu - (3 * STEP if rank else STEP) if untrue else gpu
+            lines.append(f"2e,{rank},{step},AllReduce,64,RING,LL,8,{host},{host + 9},{begin},{gpu + 9},{host + MS}\n")
+        (folder / f"prof.{100 + rank}.csv").write_text("".join(lines))
+        (folder / f"steps.{rank}.jsonl").write_text("".join(steps))
+    return folder
+
+
+def test_a_step_is_never_told_to_hold_more_than_itself(tmp_path: Path) -> None:
+    """Reductions that seemed to take three steps made rank 0 the one that everybody waits for."""
+    report = judge(load(_experts(tmp_path, untrue=True)))
+    assert [(one.kind, one.ranks) for one in report.verdicts] == [("insufficient_data", ())]
+    assert (
+        report.verdicts[0].evidence[0].startswith("ranks wait for each other in 6 sends and receives a step and rank")
+    )
+    assert any(one.startswith("How long all_reduce took is not known") for one in report.notes)
+
+
+def test_operations_without_times_remain_known(tmp_path: Path) -> None:
+    """When the host enqueued them, and how many: a hang or a mismatch shows in that."""
+    run = load(_experts(tmp_path, untrue=True))
+    reduces = run.collectives["op"] == "all_reduce"
+    assert int(reduces.sum()) == 4 * STEPS
+    assert (run.collectives["duration_ns"][reduces] == -1).all()
+    assert (run.collectives["start_ns"][reduces] == run.collectives["enqueue_ns"][reduces]).all()
+    assert not (run.collectives["flags"][reduces] & GPU_TIME).any()
+    assert (run.collectives["duration_ns"][~reduces] == 9).all()
+
+
+def test_times_that_can_be_are_believed(tmp_path: Path) -> None:
+    """Beside the same exchanges."""
+    run = load(_experts(tmp_path, untrue=False))
+    assert (run.collectives["duration_ns"] == 9).all()
+    assert not any("took is not known" in one for one in run.notes)
