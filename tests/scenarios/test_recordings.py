@@ -53,6 +53,7 @@ RECORDINGS = {
     "pp2-dp2-host-bound": Expected(("host_bound",)),
     "pp4-host-bound": Expected(("host_bound",)),
     "pp4-slow-forward-rank2": Expected(("uneven_workload",), cost_ms=3.3),
+    "tp4-slow-forward-rank2": Expected(("straggler",), (2,), cause="compute"),  # all phases hold waiting
     "moe-slow-forward-rank1": Expected(("insufficient_data",)),  # its reductions have the times of other operations
     "pp2-dp2-slow-input-rank0": Expected(("straggler",), (0,), cause="input", cost_ms=37.6),
     "inspector-ddp-clean": Expected(("balanced",)),

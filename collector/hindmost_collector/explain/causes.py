@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector.detectors import host_bound
-from hindmost_collector.explain import idle_gpu, launching, off_cpu, pressure, slow_computing, starving
+from hindmost_collector.explain import idle_gpu, launching, off_cpu, pressure, queued, slow_computing, starving
 from hindmost_collector.model import OTHER
 from hindmost_collector.robust import average, median
 from hindmost_collector.timeline import blocks as blocks_of
@@ -202,6 +202,7 @@ def _charge_computing(
     if computing:
         # Phases that wait for others inside shrink where the rank is late: only what grew speaks of the rank itself.
         more = sum(max(ns, 0.0) for ns in computing) - max(found.get("cpu_contention", 0.0), 0.0)
+        more = max(more, queued.longer(blocks, row, columns) - max(found.get("h2d", 0.0), 0.0))
         found["blocked" if _is_idle(blocks, row, columns, settings) else "compute"] = more
 
 

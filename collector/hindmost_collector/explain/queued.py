@@ -1,0 +1,33 @@
+"""What a GPU computes longer between collectives though its host had launched all of it long before.
+
+A collective that was enqueued before the one that precedes it had ended found the GPU at work on what was launched
+before that: of the time between the two nothing is the host's. In tensor groups, whose phases hold the others' waiting
+too, no phase tells it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector import align
+from hindmost_collector.explain.launching import CLOCKS_NS
+
+if TYPE_CHECKING:
+    from hindmost_collector.align import Array
+    from hindmost_collector.timeline.blocks import Blocks
+
+
+def longer(blocks: Blocks, row: int, columns: Array) -> float:
+    """Ns a step, over the steps ``columns`` (indices), of a rank's excess between collectives that were all enqueued by
+    then; 0 where collectives run beside computing, or nobody knows when they were enqueued."""
+    grid = blocks.joined
+    if grid is None or not grid.gpu_time or blocks.overlapped or blocks.pipeline is not None:
+        return 0.0
+    if blocks.segments.shape != grid.start.shape or not (grid.enqueue[row] > 0).any():
+        return 0.0
+    own = align.own_time(grid, blocks.beside)[row]
+    launched = grid.start[row] - grid.enqueue[row] > np.nan_to_num(own) + CLOCKS_NS
+    held = np.isin(blocks.segment_step, columns) & launched & ~blocks.beside
+    return max(float(np.nan_to_num(blocks.segments[row, held]).sum()) / len(columns), 0.0)
