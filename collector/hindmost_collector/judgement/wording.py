@@ -108,7 +108,7 @@ def _phase(blocks: Blocks, rows: list[int], span: slice, why: str) -> list[str]:
         return []
     what = "time in no phase (logging, metrics, .item())" if name == OTHER else name.replace("gpu_", "GPU ")
     told = f"{what} takes {ms(mine)} against {ms(theirs)}"
-    return [told] if mine > 1.01 * theirs else []
+    return [told] if mine > 1.01 * theirs and ms(mine) != ms(theirs) else []
 
 
 def victims(ranks: Sequence[int], culprits: Sequence[int]) -> list[str]:
