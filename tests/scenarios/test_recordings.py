@@ -150,6 +150,13 @@ def test_a_backward_that_is_slower_in_kernels_of_its_own_costs_what_it_takes_bef
     assert 1.4 < verdict.cost_ms_per_step < 2.4
 
 
+def test_a_rank_that_needs_far_more_cpu_time_is_not_cleared() -> None:
+    """Of two threads of one core healthy ranks differ by 30 %: one that needs 41 % more cannot be named surely."""
+    (verdict,) = judge(load(OURS / "mpi-observed-unsure-rank2.tar.xz")).verdicts
+    assert (verdict.kind, verdict.confidence) == ("balanced", 0.5)
+    assert verdict.evidence[0].startswith("rank 2 needs 40.8% more CPU and file time")
+
+
 def test_ranks_that_are_slow_in_turn_are_each_named_for_turns_of_their_own() -> None:
     """Ranks 2 and 3 compute longer for 80 steps each, from step 181 on; it ends soon after the sixth turn began."""
     verdicts = judge(load(OURS / "ddp-observed-slow-in-turn.tar.xz")).verdicts

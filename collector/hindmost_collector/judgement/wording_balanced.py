@@ -19,6 +19,8 @@ _MANY_TRANSFERS = 0.05
 _NOTHING = 0.02
 #: … and where it is so large a share that it can hardly be too little to name.
 _MUCH = 0.05
+#: CPUs that two threads share give one of them up to a third less: who needs more beyond that does not for its CPU.
+_FOR_ITS_CPU = 0.33
 #: How a line ends that tells of such a rank.
 UNSURE = ": too unsure to name it"
 #: … and of one that is late by less than was asked for.
@@ -52,10 +54,10 @@ def balanced(
     if needs is not None:
         row, most = _most(needs)
         asks, beyond = f"rank {int(needs.ranks[row])}", most / max(float(median(needs.own)), 1.0)
-        found = [
-            f"no rank needs much more CPU and file time than its peers: {asks} needs most, {beyond:.1%} more",
-            _last_on_shared_cpus(blocks, latest, share, queued=queued),
-        ]
+        even = f"no rank needs much more CPU and file time than its peers: {asks} needs most, {beyond:.1%} more"
+        found = [even, _last_on_shared_cpus(blocks, latest, share, queued=queued)]
+        if beyond >= _FOR_ITS_CPU:
+            found = [f"{asks} needs {beyond:.1%} more CPU and file time than its typical peer{UNSURE}"]
     transfers = float(median(blocks.transfer[:1])) / blocks.step_ns
     if transfers >= _MANY_TRANSFERS:
         beside = ", beside computing" if blocks.overlapped else ""
