@@ -12,10 +12,13 @@ RANKS, STEPS, BUCKETS = 4, 120, 12
 FORWARD, BUCKET, TRANSFER = 10e6, 1e6, 0.2e6
 
 
-def run(delays: Any, *, starts: bool = True, timed: bool = False, transfer: float = TRANSFER) -> tuple[Run, float]:
+def run(
+    delays: Any, *, starts: bool = True, timed: bool = False, transfer: float = TRANSFER, beside: float = 0.0
+) -> tuple[Run, float]:
     """The job whose ranks are delayed by ``delays`` [R, S, P] ns before the buckets of each step, and its length in ns.
 
     Its collectives tell their ``starts`` or not; its GPUs' forward, in which nobody is delayed, is ``timed`` or not.
+    While a bucket waits for other ranks, the GPU computes slower by the share ``beside`` of that time.
     """
     steps = delays.shape[1]
     computing = np.full(delays.shape, BUCKET)
@@ -30,6 +33,7 @@ def run(delays: Any, *, starts: bool = True, timed: bool = False, transfer: floa
             start[:, step, place] = np.maximum(ready, end)
             end = np.full(RANKS, start[:, step, place].max() + transfer)
             took[:, step, place] = end - start[:, step, place]
+            ready += beside * (took[:, step, place] - transfer)
         ready = end.copy()
     rank, step, place = (axis.ravel() for axis in np.indices(computing.shape))
     collectives = table(

@@ -62,3 +62,26 @@ def test_where_others_queue_from_the_start_what_it_took_before_tells() -> None:
     (verdict,) = judge(job).verdicts
     assert (verdict.ranks, verdict.cause, verdict.since_step) == ((1,), "compute", 60)
     assert verdict.cost_ms_per_step == pytest.approx((took - calm) / (STEPS - 60) / 1e6, rel=0.05)
+
+
+@pytest.mark.parametrize("beside", [0.2, 0.35])
+def test_whoever_waits_computes_slower_and_hides_how_slow_the_last_is(beside: float) -> None:
+    """Lateness grows no more once the others lose by waiting what they gain by computing: it is a small part of it."""
+    slow = np.zeros((RANKS, STEPS, BUCKETS))
+    calm = run(slow)[1]
+    slow[3] += 0.1e6
+    job, took = run(slow, timed=True, beside=beside)
+    (verdict,) = judge(job).verdicts
+    assert (verdict.ranks, verdict.cause) == ((3,), "compute")
+    assert verdict.cost_ms_per_step == pytest.approx((took - calm) / STEPS / 1e6, rel=0.2)
+
+
+def test_a_lead_that_is_lost_by_waiting_costs_nothing() -> None:
+    """One rank's first bucket is late: the others wait and slow down beside it until they are no sooner than it."""
+    slow = np.zeros((RANKS, STEPS, BUCKETS))
+    calm = run(slow)[1]
+    slow[1, :, 0] += 0.7e6
+    job, took = run(slow, timed=True, beside=0.35)
+    (verdict,) = judge(job).verdicts
+    assert verdict.ranks == (1,)
+    assert verdict.cost_ms_per_step == pytest.approx((took - calm) / STEPS / 1e6, rel=0.1)

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector.align import QUEUED_NS
-from hindmost_collector.costs import paced
-from hindmost_collector.explain import causes, fed
+from hindmost_collector.explain import beside_waiting, causes, fed
 from hindmost_collector.judgement.wording import ms
 from hindmost_collector.robust import median, peers_median
 
@@ -60,8 +59,6 @@ def of_habit(blocks: Blocks, habit: Habit, settings: Settings) -> Backward:
     if waits is not None and waits[0, columns].mean() > _OFTEN:
         return Backward()  # between collectives its host launches
     found = find(blocks, habit.row, columns, _healthy(blocks, habit)) or Backward()
-    busy = paced.longer(blocks, habit.row, columns)
-    found = replace(found, longer=max(found.longer, busy - found.late))
     if habit.outer is None:
         return found
     outer = of_habit(blocks, habit.outer, settings)
@@ -108,10 +105,10 @@ def _hidden(blocks: Blocks, habit: Habit) -> bool:
     if not blocks.overlapped or grid is None or _healthy(blocks, habit) is not None or blocks.due is not None:
         return False
     where = _places(blocks, habit.steps())
-    if where is None or paced.longer(blocks, habit.row, habit.steps()) > 0:
+    if where is None:
         return False
     others = np.delete(np.arange(len(grid.ranks)), habit.row)[:_SAMPLE]
-    exact, _ = _took(grid, np.append(habit.row, others), where)
+    exact, _ = _took(grid, np.append(habit.row, others), where, 0.0)
     return bool(grid.gathers.any() or np.isnan(median(exact[1:], axis=0)).all())
 
 
@@ -123,12 +120,29 @@ def find(blocks: Blocks, row: int, columns: Array, healthy: Array | None = None)
     where = _places(blocks, columns)
     if where is None or blocks.joined is None:
         return None
-    first = blocks.joined.duration[:, where[:, 0]]
+    grid, lost = blocks.joined, _lost(blocks, row)
+    first = grid.duration[:, where[:, 0]]
     late = float(median((peers_median(first) - first)[row]))
     before = _places(blocks, healthy) if healthy is not None else None
     alike = before is not None and before.shape[1] == where.shape[1]
-    own = _took(blocks.joined, np.array([row]), before)[0][0] if before is not None and alike else None
-    return Backward(max(late, 0.0), max(_saved(blocks.joined, row, where, own), 0.0))
+    own = _took(grid, np.array([row]), before, 0.0)[0][0] if before is not None and alike else None
+    return Backward(max(late, 0.0), max(_saved(grid, row, where, own, lost), 0.0))
+
+
+def _lost(blocks: Blocks, row: int) -> float:
+    """Ms that computing takes longer for each that a collective waits beside it, as all of the job's steps show."""
+    where = _places(blocks, np.arange(len(blocks.steps)))
+    if where is None or blocks.joined is None:
+        return 0.0
+    grid, where = blocks.joined, where[:: max(len(where) // _SAMPLE, 1)]
+    rows = np.append(row, _peers(grid, row))
+    _, free = _ready(grid, rows, where)
+    return beside_waiting.slower(grid.start[rows][:, where], grid.duration[rows][:, where], free)
+
+
+def _peers(grid: Grid, row: int) -> Array:
+    others = np.delete(np.arange(len(grid.ranks)), row)
+    return others[:: max(len(others) // _SAMPLE, 1)]
 
 
 def _places(blocks: Blocks, columns: Array) -> Ints | None:
@@ -142,17 +156,19 @@ def _places(blocks: Blocks, columns: Array) -> Ints | None:
     return blocks.starts[steps][:, None] + np.arange(usual) if usual > 1 and len(steps) else None
 
 
-def _saved(grid: Grid, row: int, where: Ints, healthy: Floats | None) -> float:
-    """Ns by which the last collective of a step would end earlier, were this rank as fast between them as its peers."""
-    others = np.delete(np.arange(len(grid.ranks)), row)
-    others = others[:: max(len(others) // _SAMPLE, 1)]
-    exact, most = _took(grid, np.append(row, others), where)
+def _saved(grid: Grid, row: int, where: Ints, healthy: Floats | None, lost: float) -> float:
+    """Ns by which the last collective of a step would end earlier, were this rank as fast between them as its peers.
+
+    ``lost``: ms that computing takes longer for each that a collective waits beside it.
+    """
+    rows = np.append(row, _peers(grid, row))
+    exact, most = _took(grid, rows, where, lost)
     mine = exact[0]
     token, transfer = grid.token[where[0]], median(grid.duration[row][where], axis=0)
     shown = np.mean(~np.isnan(most[1:]), axis=0) >= _OFTEN
     bound = np.where(shown, median(most[1:], axis=0), np.nan)  # one peer alone may be late itself
     known = _before_alike(median(exact[1:], axis=0), bound, token[1:])
-    known = np.where(np.isnan(known), _between(grid, np.append(row, others), where, mine), known)
+    known = np.where(np.isnan(known), _between(grid, rows, where, mine, lost), known)
     if healthy is not None:
         known = np.where(np.isnan(known), healthy, known)
     theirs = _of_alike(mine, known, bound, token[1:])
@@ -161,13 +177,14 @@ def _saved(grid: Grid, row: int, where: Ints, healthy: Floats | None) -> float:
     return float(_end(took, transfer) - _end(took - less, transfer))
 
 
-def _took(grid: Grid, rows: Array, where: Ints) -> tuple[Floats, Floats]:
+def _took(grid: Grid, rows: Array, where: Ints, lost: float) -> tuple[Floats, Floats]:
     """[R, P - 1] ns from being ready for a collective to being ready for the next, and at most; the first row's gaps
     tell whether the others queue.
 
-    Who queues for a collective was ready before, and nobody knows when.
+    Who queues for a collective was ready before, and nobody knows when. Where none waits: less what is ``lost``.
     """
     start, free = _ready(grid, rows, where)
+    start = beside_waiting.taken_off(start, grid.duration[rows][:, where], lost)
     took = np.where(free[:, :, :-1], np.diff(start, axis=2), np.nan)
     return _often(np.where(free[:, :, 1:], took, np.nan)), _often(took)
 
@@ -183,12 +200,13 @@ def _ready(grid: Grid, rows: Array, where: Ints) -> tuple[Floats, Array]:
     return start, free
 
 
-def _between(grid: Grid, rows: Array, where: Ints, mine: Floats) -> Floats:
+def _between(grid: Grid, rows: Array, where: Ints, mine: Floats, lost: float) -> Floats:
     """[P - 1] ns that the peers of the first row take, where they queue for some collectives and not for a later one.
 
     What they take from one that they did not queue for to the next such is known, and shared out as the rank's own is.
     """
     start, free = _ready(grid, rows, where)
+    start = beside_waiting.taken_off(start, grid.duration[rows][:, where], lost)
     found = np.full(where.shape[1] - 1, np.nan)
     places = np.flatnonzero(np.mean(free[1:], axis=(0, 1)) >= _OFTEN)
     for one, other in zip(places[:-1].tolist(), places[1:].tolist(), strict=True):
