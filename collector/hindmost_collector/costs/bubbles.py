@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector.align import traded
+from hindmost_collector.costs.levels import topological
 from hindmost_collector.robust import median, peers_median
 from hindmost_collector.timeline import fused
 from hindmost_collector.timeline.schedule import COLLECTIVE, RECEIVE, SEND, Schedule
@@ -70,6 +71,11 @@ class Bubbles:
         Of two or three the peers of the others are slow with it: at that pace nothing would be lost.
         """
         return self.replay(self.least)
+
+    @cached_property
+    def lasted(self) -> Floats:
+        """[G] ns of each step with what was measured."""
+        return self.replay(self.work)
 
     def stretched(self, segments: Floats) -> Floats:
         """[S] ns by which each step is longer with this excess [R, S * P] before the operations than with none.
@@ -134,6 +140,13 @@ class Bubbles:
         found[:, self.steps] = sums
         return found
 
+    def before_first(self, ranks: int) -> Floats:
+        """[R, S] ns that each rank works before a step's first operation; NaN of steps left out."""
+        first = np.flatnonzero(self.place == 0)
+        found = np.full((ranks, self.count), np.nan)
+        found[self.row[first][:, None], self.steps[None, :]] = self.work[first]
+        return found
+
 
 def build(schedule: Schedule, role: Ints, count: int) -> Bubbles | None:
     """The dependencies of a schedule in a run of ``count`` steps; ``None`` where operations have no partner.
@@ -164,7 +177,7 @@ def _dependencies(schedule: Schedule, role: Ints, count: int, source: Ints, hold
     base, work = _work(schedule, _fronts(schedule, holds), previous)
     beside = _beside_peers(schedule, work, role)
     eager = np.where(met, -1, source)
-    levels = _levels(base, previous, eager, unit)
+    levels = topological(base, previous, eager, unit)
     if levels is None or beside is None:
         return None
     excess, least = beside
@@ -356,37 +369,3 @@ def _beside_peers(schedule: Schedule, work: Floats, role: Ints) -> tuple[Floats,
         excess[block] = (values - peers).reshape(work[block].shape)
         least[block] = np.broadcast_to(peers.min(axis=0), peers.shape).reshape(work[block].shape)
     return excess, least
-
-
-def _levels(base: Ints, previous: Ints, source: Ints, unit: Ints) -> list[Ints] | None:
-    """Operations in an order in which each comes after all that it needs; ``None`` where they wait in a circle."""
-    operation = np.arange(len(base))
-    ends, begins = [], []
-    for before in (base, previous, source):
-        held = before >= 0
-        ends.append(unit[operation[held]])
-        begins.append(unit[before[held]])
-    after, first = np.concatenate(ends), np.concatenate(begins)
-    order = np.argsort(first, kind="stable")
-    after, first = after[order], first[order]
-    waiting = np.bincount(after, minlength=len(base))
-    by_unit = np.argsort(unit, kind="stable")
-    bounds = np.searchsorted(unit[by_unit], np.arange(len(base) + 1))
-    edges = np.searchsorted(first, np.arange(len(base) + 1))
-    free = np.flatnonzero((waiting == 0) & (np.diff(bounds) > 0))
-    levels, done = [], 0
-    while len(free):
-        level = by_unit[_ranges(bounds[free], bounds[free + 1])]
-        levels.append(level)
-        done += len(level)
-        reached = after[_ranges(edges[free], edges[free + 1])]
-        np.subtract.at(waiting, reached, 1)
-        reached = np.unique(reached)
-        free = reached[waiting[reached] == 0]
-    return levels if done == len(base) else None
-
-
-def _ranges(first: Ints, stop: Ints) -> Ints:
-    """All integers of several ranges, one after the other."""
-    size = stop - first
-    return np.repeat(first - np.append(0, np.cumsum(size)[:-1]), size) + np.arange(size.sum())

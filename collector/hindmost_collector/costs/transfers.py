@@ -21,4 +21,4 @@ def saved(built: Bubbles, rows: Sequence[int], klass: int, share: float) -> floa
     """
     link = (built.klass == klass) & np.isin(built.row, rows)
     mended = replace(built, takes=np.where(link[:, None], share * built.takes, built.takes))
-    return float((built.replay(built.work) - mended.replay(built.work)).mean())
+    return float((built.lasted - mended.lasted).mean())

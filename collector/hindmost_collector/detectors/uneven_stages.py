@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from hindmost_collector.align import Array, Floats, Ints
-    from hindmost_collector.costs.bubbles import Bubbles
     from hindmost_collector.detector import Case
     from hindmost_collector.judgement.verdict import Verdict
     from hindmost_collector.settings import Settings
@@ -102,19 +101,16 @@ def _levels(blocks: Blocks, stage: Ints, named: Array) -> Floats | None:
             usual = median(np.array([median(host[held], axis=0) for held in rows]), axis=0)
             own -= np.maximum(host - usual, 0.0)
     if blocks.joined is None and blocks.pipeline is not None:
-        own -= _unseen(blocks.pipeline, own.shape)
+        own -= _unseen(blocks.pipeline.before_first(len(own)))
     level = np.array([lower_median(own[held], axis=0) for held in rows])
     return level if (level > 0).all() else None
 
 
-def _unseen(pipeline: Bubbles, shape: tuple[int, ...]) -> Floats:
-    """[R, S] ns by which it is longer from the end of the step before to a rank's first message than for others.
+def _unseen(before: Floats) -> Floats:
+    """[R, S] ns by which what a rank does ``before`` its first message of a step [R, S] is longer than for others.
 
     Where nobody saw a collective there may yet be one, on hosts say, in which the last stages wait for the first.
     """
-    first = np.flatnonzero(pipeline.place == 0)
-    before = np.full(shape, np.nan)
-    before[pipeline.row[first][:, None], pipeline.steps[None, :]] = pipeline.work[first]
     return np.nan_to_num(np.maximum(before - median(before, axis=0), 0.0))
 
 

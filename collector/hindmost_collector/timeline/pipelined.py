@@ -62,14 +62,12 @@ OF_HOST = ("input", "h2d", "checkpoint", "gc", "runqueue")
 def _late_by_hosts(found: Blocks, built: Bubbles) -> Floats:
     """[N, G] ns by which a host was later with a step's first operation than those of other stages, as far as such
     phases of it were longer."""
-    late = np.zeros_like(built.work)
-    first = np.flatnonzero(built.place == 0)
-    began = np.full(found.own.shape, np.nan)
-    began[built.row[first][:, None], built.steps[None, :]] = built.work[first]
+    began = built.before_first(len(found.ranks))
     longer = np.zeros(found.own.shape)
     for part in (np.nan_to_num(found.parts[name]) for name in OF_HOST if name in found.parts):
         longer += np.maximum(part - peers_median(part), 0.0)
     shown = np.clip(np.nan_to_num(began - peers_median(began)), 0.0, longer)
+    late, first = np.zeros_like(built.work), np.flatnonzero(built.place == 0)
     late[first] = shown[built.row[first][:, None], built.steps[None, :]]
     return late
 
