@@ -19,7 +19,7 @@ from hindmost_collector.robust import average, median, median_error
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hindmost_collector.align import Array, Ints
+    from hindmost_collector.align import Array, Floats, Ints
     from hindmost_collector.detectors.straggler import Habit
     from hindmost_collector.explain.causes import Cause
     from hindmost_collector.timeline.blocks import Blocks
@@ -57,7 +57,10 @@ def given_away(blocks: Blocks, habits: Sequence[Habit], columns: Array, cause: C
     sides = [np.array(side, np.int64)[:: len(side) // _SAMPLE + 1] for side in (rows, peers)]
     if not len(peers) or not all(_limited(blocks, side, columns) for side in sides):
         return None
-    (own, error), (others, noise) = (_clock(blocks, side, columns) for side in sides)
+    taken = blocks.samples.taken("sm_clock", columns) if blocks.samples is not None else None
+    if taken is None:
+        return None
+    (own, error), (others, noise) = (_clock(side, *taken) for side in sides)
     if not others - own > np.hypot(error, noise):  # NaN too
         return None
     step = average(blocks.period[columns])
@@ -79,12 +82,12 @@ def _limited(blocks: Blocks, rows: Ints, columns: Array) -> bool:
     return reasons is not None and float(median(reasons[rows])) == POWER_CAP
 
 
-def _clock(blocks: Blocks, rows: Ints, columns: Array) -> tuple[float, float]:
-    """The SM clock of the typical of these ranks in these steps (indices), its standard error; NaN of few samples."""
-    taken = blocks.samples.taken("sm_clock", columns) if blocks.samples is not None else None
-    if taken is None:
-        return float("nan"), float("nan")
-    each = [value for value in (taken[1][taken[0] == row] for row in rows) if len(value) >= _ENOUGH]
+def _clock(rows: Ints, row: Ints, clock: Floats) -> tuple[float, float]:
+    """The SM clock of the typical of these ``rows``, of samples of each ``row`` [N] the ``clock`` [N], and its standard
+    error; NaN of few samples."""
+    held = np.isin(row, rows)
+    row, clock = row[held], clock[held]
+    each = [value for value in (clock[row == one] for one in rows) if len(value) >= _ENOUGH]
     if 2 * len(each) <= len(rows):
         return float("nan"), float("nan")
     levels, errors = zip(*((float(median(value)), float(median_error(value))) for value in each), strict=True)
