@@ -45,11 +45,8 @@ def parsed(content: bytes, name: str) -> tuple[dict[str, Any], list[str]]:
 
     Raises HindmostError, with the file's ``name``, where a newer hindmost wrote it.
     """
-    try:
-        found = json.loads(content) if len(content) <= _MOST_BYTES else None
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+    found = _loaded(content) if len(content) <= _MOST_BYTES else None
+    if found is None:
         return {}, [_TORN]
     version = _version(found.get("schema", f"{SCHEMA}{VERSION}"))
     if version is None:
@@ -63,11 +60,7 @@ def parsed(content: bytes, name: str) -> tuple[dict[str, Any], list[str]]:
 
 def merged(content: bytes | None, facts: Mapping[str, Any]) -> bytes:
     """What is written of a run: the known of these facts, and whatever others wrote there, believed or not."""
-    try:
-        found = json.loads(content or b"{}")
-    except (ValueError, RecursionError):
-        found = {}
-    found = found if isinstance(found, dict) else {}
+    found = _loaded(content or b"") or {}
     found |= {"schema": f"{SCHEMA}{VERSION}", **{key: value for key, value in facts.items() if value is not None}}
     return json.dumps(found, indent=1).encode() + b"\n"
 
@@ -76,10 +69,19 @@ def is_ours(folder: Path) -> bool:
     """Whether this is a run's, and not another program's of the same name."""
     try:
         with (folder / NAME).open("rb") as file:
-            found = json.loads(file.read(_MOST_BYTES + 1))
-    except (OSError, ValueError, RecursionError):
+            found = _loaded(file.read(_MOST_BYTES + 1)) or {}
+    except OSError:
         return False
-    return isinstance(found, dict) and str(found.get("schema", "")).startswith(SCHEMA)
+    return str(found.get("schema", "")).startswith(SCHEMA)
+
+
+def _loaded(content: bytes) -> dict[str, Any] | None:
+    """The object that JSON holds; ``None`` where it is damaged or something else."""
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _version(schema: object) -> int | None:
