@@ -7,7 +7,7 @@ integer ns. A duration of -1, a NaN and an empty string mean *not measured*.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -286,3 +286,9 @@ class Run:
     def tables(self) -> dict[str, Table]:
         """Every table by its name in ``TABLES``."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name in TABLES}
+
+
+def without_waits(run: Run, aside: np.ndarray[Any, Any] | bool = True) -> Run:
+    """The run with these operations [N] in it, or all, but not as such whose duration tells who waits for whom."""
+    flags = np.where(aside, run.collectives["flags"] | NONBLOCKING, run.collectives["flags"])
+    return replace(run, collectives={**run.collectives, "flags": flags})

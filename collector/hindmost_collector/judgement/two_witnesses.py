@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 
 from hindmost_collector import align
 from hindmost_collector.judgement.verdict import STOPS, Report, Verdict
-from hindmost_collector.model import NONBLOCKING, Run
+from hindmost_collector.model import without_waits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from hindmost_collector.model import Run
 
 #: Verdicts on all of a job, which hold whoever else is in it.
 _OF_THE_JOB = (*STOPS, "input_bound", "host_bound")
@@ -30,7 +32,7 @@ def judged(run: Run, judge: Callable[[Run], Report]) -> Report | None:
         return None
     if not align.synchronising(run.collectives, align.codes(run.collectives["op"])).any():
         return None  # of the steps alone
-    met, log = judge(replace(run, unseen=replace(lacking, by_steps=False))), judge(_without_waits(run))
+    met, log = judge(replace(run, unseen=replace(lacking, by_steps=False))), judge(without_waits(run))
     told = [one for one in met.verdicts if one.ranks or one.kind in _OF_THE_JOB]
     unmet = [one for one in log.verdicts if one.kind in STOPS or _slow(one, lacking.ranks)]
     if any(one.kind == "host_bound" for one in told):  # what events time on GPUs is then how long hosts launch
@@ -51,8 +53,3 @@ def _slow(one: Verdict, lacking: Sequence[int]) -> bool:
 
 def _same(one: Verdict, others: list[Verdict]) -> bool:
     return any(one.kind == other.kind and set(one.ranks) <= set(other.ranks) for other in others)
-
-
-def _without_waits(run: Run) -> Run:
-    """The run with its operations in it, but not as such whose duration tells who waits for whom."""
-    return replace(run, collectives={**run.collectives, "flags": run.collectives["flags"] | NONBLOCKING})

@@ -15,7 +15,7 @@ import pandas as pd
 
 from hindmost_collector import align
 from hindmost_collector.judgement.wording import names
-from hindmost_collector.model import NONBLOCKING, Run, Unseen, rows
+from hindmost_collector.model import Run, Unseen, rows, without_waits
 from hindmost_collector.sources import extents, flight_recorder, processes
 from hindmost_collector.sources.columns import select
 
@@ -116,9 +116,8 @@ def _by_collectives(run: Run, world: set[int], source: Mapping[str, str]) -> Run
     told = Unseen(tuple(sorted(unseen)), _together(run, unseen), apart, by_steps)
     if by_steps:
         run = _noted(run, [f"Who waits for whom is not known of {names(told.ranks)}: judged by the log of the steps."])
-    alone = np.isin(run.collectives["rank"], told.ranks)
-    aside = np.ones_like(alone) if apart else alone
-    run = _without_waits(_shortened(run, [one for one in cut if one.rank not in unseen]), aside)
+    aside = np.isin(run.collectives["rank"], told.ranks) | apart  # who are apart wait for whom nobody has seen
+    run = without_waits(_shortened(run, [one for one in cut if one.rank not in unseen]), aside)
     return replace(run, unseen=replace(told, ranks=()) if _guessed(run) and apart else told)
 
 
@@ -127,24 +126,18 @@ def _guessed(run: Run) -> bool:
     return processes.GUESSED in run.notes
 
 
-def _without_waits(run: Run, aside: np.ndarray[Any, Any]) -> Run:
-    """The run with these operations in it, but not as such whose duration tells who waits for whom."""
-    flags = np.where(aside, run.collectives["flags"] | NONBLOCKING, run.collectives["flags"])
-    return replace(run, collectives={**run.collectives, "flags": flags})
-
-
 def _shortened(run: Run, cut: Sequence[Extent]) -> Run:
     """As far as all ranks have it."""
     if not cut:
         return run
     table = run.collectives
     if all(one.what == "step" for one in cut):
-        return _without_waits(run, ~_within(table["step"], cut))
+        return without_waits(run, ~_within(table["step"], cut))
     kept = np.ones(rows(table), bool)
     for comm in np.unique(table["comm"]).tolist():
         mine = table["comm"] == comm
         kept[mine] = _within(table["seq"][mine], cut)
-    return _without_waits(run, ~kept)
+    return without_waits(run, ~kept)
 
 
 def _within(number: np.ndarray[Any, Any], cut: Iterable[Extent]) -> np.ndarray[Any, Any]:
