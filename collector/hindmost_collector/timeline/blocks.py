@@ -196,9 +196,9 @@ def _from_collectives(run: Run, joined: Grid, table: Table, settings: Settings) 
     joined, own, number = joined.take(keep), own[:, keep], number[keep]
     found, starts = np.unique(number, return_index=True)
     period = _period(joined, starts, found, table)
-    own_steps = np.fmin.reduce(sums_by_step(own, starts), axis=0)  # what all ranks do, not one that the others wait for
-    if (joined.step < 0).all() and not rows(table) and steps.are_parts(period) and steps.are_parts(own_steps):
-        return None
+    unmarked = (joined.step < 0).all() and not rows(table)
+    if unmarked and steps.are_parts(period) and steps.are_parts(np.fmin.reduce(sums_by_step(own, starts), axis=0)):
+        return None  # parts in what all ranks do, not one that the others wait for
     if run.job.skipped_ns is not None:  # what lies between two stretches of an excerpt is no step
         period = np.where(period < _NEARLY * run.job.skipped_ns, period, np.nan)
     alone = period - _typical_wait(joined, starts)
