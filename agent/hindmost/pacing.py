@@ -32,8 +32,8 @@ PATIENCE_NS = 2_000_000_000
 WARM_UP = 4
 
 
-class Usage:
-    """CPU time of this process and run-queue delay of the thread that opened it, both in ns."""
+class RunQueue:
+    """For how long the thread that opened this was runnable and did not run."""
 
     def __init__(self, schedstat: str | None = None) -> None:
         path = schedstat or f"/proc/self/task/{get_native_id()}/schedstat"
@@ -48,14 +48,22 @@ class Usage:
         if file is not None:
             os.close(file)
 
-    def read(self) -> tuple[int, int]:
-        """CPU ns of all threads, and ns the thread was runnable and did not run (-1 where the kernel does not say)."""
-        waited = -1
+    def waited(self) -> int:
+        """Ns since the thread began; -1 where the kernel does not say."""
         if self._file is not None:
             try:
-                waited = int(os.pread(self._file, 64, 0).split()[1])
+                return int(os.pread(self._file, 64, 0).split()[1])
             except (OSError, IndexError, ValueError):
                 self._file = None
+        return -1
+
+
+class Usage(RunQueue):
+    """CPU time of this process and run-queue delay of the thread that opened it, both in ns."""
+
+    def read(self) -> tuple[int, int]:
+        """CPU ns of all threads, and ns the thread was runnable and did not run (-1 where the kernel does not say)."""
+        waited = self.waited()
         return time.process_time_ns(), waited
 
 

@@ -10,12 +10,10 @@ here it is the training thread's alone, without autograd's and gloo's threads. T
 
 from __future__ import annotations
 
-import os
 import time
-from threading import get_native_id
 from typing import TYPE_CHECKING
 
-from hindmost.pacing import COST_SHARE
+from hindmost.pacing import COST_SHARE, RunQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,25 +98,9 @@ class Stretches:
         return opened.read()
 
 
-class _Thread:
+class _Thread(RunQueue):
     """CPU time of the thread that made this, and for how long it was in the queue."""
 
-    def __init__(self) -> None:
-        try:
-            self._file: int | None = os.open(f"/proc/self/task/{get_native_id()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:  # a kernel without CONFIG_SCHED_INFO: the delay stays unmeasured
-            self._file = None
-
-    def close(self) -> None:
-        file, self._file = self._file, None
-        if file is not None:
-            os.close(file)
-
     def read(self) -> tuple[int, int]:
-        queued = -1
-        if self._file is not None:
-            try:
-                queued = int(os.pread(self._file, 64, 0).split()[1])
-            except (OSError, IndexError, ValueError):
-                self._file = None
+        queued = self.waited()
         return time.thread_time_ns(), queued
