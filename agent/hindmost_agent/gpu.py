@@ -11,7 +11,7 @@ from hindmost_agent.metric import Metric, Series, counter, gauge, series
 from hindmost_agent.sampler import GPU, NAN, Host, Sampler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 log = logging.getLogger(__name__)
 
@@ -181,6 +181,18 @@ class GpuSampler(Sampler):
             values += card.read()
         self.host.asking.of("")
         return values
+
+
+def of_each(sampler: Sampler, devices: Iterable[Any], ask: Callable[[Any], Mapping[Series, float]]) -> list[float]:
+    """The values of what these GPUs (each with its ``uuid``) have now, which are the sampler's series from now on."""
+    found: dict[Series, float] = {}
+    for device in devices:
+        sampler.host.asking.of(device.uuid)
+        found.update(ask(device))
+    sampler.host.asking.of("")
+    if sampler.series != tuple(found):
+        sampler.series = tuple(found)
+    return list(found.values())
 
 
 def _goes_on(before: Card | None, now: Card) -> Card:

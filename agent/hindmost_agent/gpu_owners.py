@@ -7,7 +7,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from hindmost_agent.ancestors import owner
-from hindmost_agent.gpu import RANK, RANK_MEMORY, Trouble
+from hindmost_agent.gpu import RANK, RANK_MEMORY, Trouble, of_each
 from hindmost_agent.metric import series
 from hindmost_agent.sampler import GPU, Host, Sampler
 
@@ -47,14 +47,7 @@ class Owners(Sampler):
 
     def sample(self) -> list[float]:
         forget_ended(self.host)
-        found: dict[Series, float] = {}
-        for device in self.devices():
-            self.host.asking.of(device.uuid)
-            found.update(self._asked(device))
-        self.host.asking.of("")
-        if self.series != tuple(found):
-            self.series = tuple(found)
-        return list(found.values())
+        return of_each(self, self.devices(), self._asked)
 
     def _asked(self, device: Any) -> dict[Series, float]:
         try:

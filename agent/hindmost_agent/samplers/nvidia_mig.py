@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from hindmost_agent.gpu import of_each
 from hindmost_agent.metric import gauge, series
 from hindmost_agent.nvml import Device, opened
 from hindmost_agent.sampler import GPU, Absent, Host, Sampler, register
@@ -40,17 +41,10 @@ class NvidiaMig(Sampler):
             raise Absent("no GPU here is in MIG mode")
 
     def sample(self) -> list[float]:
-        found: dict[Series, float] = {}
         if opened(self.host).devices != self._nvml.devices:  # a GPU that did not answer has joined, or one went
             self._nvml = opened(self.host)
             self._divided = self._all_divided()
-        for device in self._divided:
-            self.host.asking.of(device.uuid)
-            found.update(self._asked(device))
-        self.host.asking.of("")
-        if self.series != tuple(found):
-            self.series = tuple(found)
-        return list(found.values())
+        return of_each(self, self._divided, self._asked)
 
     def _asked(self, device: Device) -> dict[Series, float]:
         try:
