@@ -18,11 +18,11 @@ from hindmost_agent.samplers.amd_state import AmdState
 from hindmost_agent.samplers.amd_table import AmdTable
 
 from tests.agent.fake_amd import BUSY, NOT_FOUND, NOT_SUPPORTED, Driver, package
+from tests.agent.readings import read_gpu
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hindmost_agent.sampler import Sampler
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("amdsmi") is None, reason="amdsmi is not installed")
 ALL = (Amd, AmdState, AmdHealth, AmdTable, AmdProcesses)
@@ -41,16 +41,9 @@ def host(driver: Driver) -> Host:
     return Host(amdsmi_library=package(driver))
 
 
-def read(sampler: Sampler) -> dict[tuple[str, ...], float]:
-    values = sampler.sample()
-    assert len(values) == len(sampler.series)
-    names = ((one.metric.name.removeprefix("hindmost_gpu_"), *one.values) for one in sampler.series)
-    return dict(zip(names, values, strict=True))
-
-
 def test_a_card_says_what_it_does_and_draws(host: Host) -> None:
     """Ratios, watts and hertz, from AMD's own dictionaries."""
-    found = read(Amd(host))
+    found = read_gpu(Amd(host))
     assert found["utilization_ratio", FIRST] == pytest.approx(0.97)
     assert found["memory_utilization_ratio", FIRST] == pytest.approx(0.41)
     assert (found["power_watts", SECOND], found["sm_clock_hertz", SECOND]) == (712, 1.9e9)
@@ -58,7 +51,7 @@ def test_a_card_says_what_it_does_and_draws(host: Host) -> None:
 
 def test_memory_and_temperatures_are_in_base_units(host: Host) -> None:
     """MiB become bytes; where there is no sensor at the edge, the hottest spot stands for the chip."""
-    found = read(AmdState(host))
+    found = read_gpu(AmdState(host))
     assert found["memory_total_bytes", FIRST] == 192 * 2**30 - 16 * 2**20
     assert found["memory_used_bytes", FIRST] == 60_000 * 2**20
     assert (found["temperature_celsius", FIRST], found["memory_temperature_celsius", FIRST]) == (71, 66)
@@ -67,7 +60,7 @@ def test_memory_and_temperatures_are_in_base_units(host: Host) -> None:
 
 def test_identity_limits_errors_link_and_energy(host: Host) -> None:
     """One metric says what the card is; uW, MT/s and the accumulator's units become base units."""
-    found = read(AmdHealth(host))
+    found = read_gpu(AmdHealth(host))
     assert found["info", FIRST, "0", "amd", "AMD Instinct MI300X", "0000:1b:00.0", "6.12.12"] == 1
     assert found["power_limit_watts", FIRST] == 750
     assert found["sm_clock_max_hertz", FIRST] == 2.1e9
@@ -80,9 +73,9 @@ def test_identity_limits_errors_link_and_energy(host: Host) -> None:
 def test_what_held_the_clocks_back_is_a_share_of_the_time_between_two_readings(host: Host, driver: Driver) -> None:
     """Of 400 rounds of the firmware 100 saw the power limit: a quarter; the first reading has nothing before it."""
     sampler, table = AmdTable(host), driver.answers["amdsmi_get_gpu_metrics_info"]
-    assert all(math.isnan(value) for value in read(sampler).values())
+    assert all(math.isnan(value) for value in read_gpu(sampler).values())
     table.update(accumulation_counter=1_400, ppt_residency_acc=200, xgmi_read_data_acc=[3, 1])
-    found = read(sampler)
+    found = read_gpu(sampler)
     assert found["clocks_event_ratio", FIRST, "power_cap"] == 0.25
     assert found["clocks_event_ratio", FIRST, "socket_thermal"] == 0
     assert found["xgmi_read_bytes_total", FIRST] == 4096
@@ -93,7 +86,7 @@ def test_a_gpu_knows_its_rank(host: Host, driver: Driver) -> None:
     """The job's process on a GPU names the rank that owns it; strangers are not named."""
     host.ranks.put(RankProcess("j", 3, 8, 1, pid=4242, start_ticks=1))
     driver.processes[1] = [(4242, 5 << 30), (99, 1 << 30)]
-    found = read(AmdProcesses(host))
+    found = read_gpu(AmdProcesses(host))
     assert found == {("rank_info", SECOND, "j", "3"): 1, ("process_memory_used_bytes", SECOND, "j", "3"): 5 << 30}
     assert host.gpu_of == {(4242, 1): SECOND}
 
@@ -102,7 +95,7 @@ def test_what_the_driver_does_not_know_is_missing(host: Host, driver: Driver) ->
     """AMD writes N/A for it: never 0."""
     driver.answers["amdsmi_get_gpu_activity"] = {"gfx_activity": 0xFFFF, "umc_activity": 41, "mm_activity": 0}
     driver.answers["amdsmi_get_power_info"] = {"current_socket_power": 0xFFFF, "average_socket_power": 0xFFFF}
-    found = read(Amd(host))
+    found = read_gpu(Amd(host))
     assert math.isnan(found["utilization_ratio", FIRST])
     assert math.isnan(found["power_watts", FIRST])
     assert found["memory_utilization_ratio", FIRST] == pytest.approx(0.41)
@@ -112,8 +105,8 @@ def test_what_is_not_supported_is_not_asked_again(host: Host, driver: Driver, ca
     """A missing value, one line for each card, and no further call."""
     driver.fails["amdsmi_get_power_info"] = {0: NOT_SUPPORTED, 1: NOT_SUPPORTED}
     sampler = Amd(host)
-    read(sampler)
-    assert math.isnan(read(sampler)["power_watts", FIRST])
+    read_gpu(sampler)
+    assert math.isnan(read_gpu(sampler)["power_watts", FIRST])
     assert driver.calls.count("amdsmi_get_power_info") == 2
     assert len(caplog.records) == 2
 
@@ -122,18 +115,18 @@ def test_a_lost_card_stops_no_other(host: Host, driver: Driver) -> None:
     """Its values are missing and up is 0; a driver that is only busy loses nothing but that value."""
     sampler = Amd(host)
     driver.fails["amdsmi_get_gpu_activity"] = {0: NOT_FOUND, 1: BUSY}
-    found = read(sampler)
+    found = read_gpu(sampler)
     assert (found["up", FIRST], found["up", SECOND]) == (0, 1)
     assert math.isnan(found["power_watts", FIRST])
     assert found["power_watts", SECOND] == 712
     driver.fails.clear()
-    assert read(sampler)["up", FIRST] == 1
+    assert read_gpu(sampler)["up", FIRST] == 1
 
 
 def test_a_card_that_does_not_say_who_it_is_is_left_out(host: Host, driver: Driver) -> None:
     """One dead card at start: the others are sampled."""
     driver.fails["amdsmi_get_gpu_device_uuid"] = {0: BUSY}
-    assert {key[1] for key in read(Amd(host))} == {SECOND}
+    assert {key[1] for key in read_gpu(Amd(host))} == {SECOND}
 
 
 def test_no_call_of_a_tick_is_known_to_block(host: Host, driver: Driver) -> None:
@@ -187,18 +180,18 @@ def test_a_gpu_that_answers_later_is_taken_on(driver: Driver) -> None:
     driver.fails["amdsmi_get_gpu_device_uuid"] = {0: BUSY}
     host = Host(amdsmi_library=package(driver))
     health, every_tick = AmdHealth(host), Amd(host)
-    assert {key[1] for key in (*read(health), *read(every_tick))} == {SECOND}
+    assert {key[1] for key in (*read_gpu(health), *read_gpu(every_tick))} == {SECOND}
     driver.fails.clear()
-    assert {key[1] for key in read(health)} == {key[1] for key in read(every_tick)} == {FIRST, SECOND}
+    assert {key[1] for key in read_gpu(health)} == {key[1] for key in read_gpu(every_tick)} == {FIRST, SECOND}
 
 
 def test_a_gpu_that_hangs_is_not_asked_and_said_to_be_down(host: Host) -> None:
     """The others are read; once it is asked again it is read like them."""
     sampler = Amd(host)
     host.hung, host.gpu_generation = frozenset({FIRST}), 1
-    found = read(sampler)
+    found = read_gpu(sampler)
     assert {key: value for key, value in found.items() if key[1] == FIRST} == {("up", FIRST): 0}
     assert (found["up", SECOND], found["power_watts", SECOND]) == (1, 712)
-    assert {key[1] for key in read(AmdState(host))} == {SECOND}
+    assert {key[1] for key in read_gpu(AmdState(host))} == {SECOND}
     host.hung, host.gpu_generation = frozenset(), 2
-    assert read(sampler)["up", FIRST] == 1
+    assert read_gpu(sampler)["up", FIRST] == 1

@@ -22,31 +22,25 @@ from hindmost_agent.samplers.nvidia_processes import NvidiaProcesses
 from hindmost_agent.samplers.nvidia_slow import NvidiaSlow
 from hindmost_agent.samplers.nvidia_state import NvidiaState
 
+from tests.agent.readings import read_gpu
+
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hindmost_agent.sampler import Sampler
 
 ALL = (Nvidia, NvidiaState, NvidiaLinks, NvidiaLinkErrors, NvidiaGpm, NvidiaHealth, NvidiaProcesses, NvidiaSlow)
 
 
-def read(sampler: Sampler) -> dict[tuple[str, ...], float]:
-    values = sampler.sample()
-    assert len(values) == len(sampler.series)
-    names = ((one.metric.name.removeprefix("hindmost_gpu_"), *one.values) for one in sampler.series)
-    return dict(zip(names, values, strict=True))
-
-
 def test_a_card_says_what_it_draws_and_what_holds_it_back(gpu_host: Host) -> None:
     """Base units; each clocks event reason is a metric of its own."""
-    found = read(Nvidia(gpu_host))
+    found = read_gpu(Nvidia(gpu_host))
     first = "GPU-00000000"
     assert found["power_watts", first] == 689.0
     assert found["sm_clock_hertz", first] == 1.44e9
     assert found["utilization_ratio", first] == 1.0
     assert found["clocks_event_active", first, "sw_power_cap"] == 1
     assert found["clocks_event_active", first, "hw_slowdown"] == 0
-    state = read(NvidiaState(gpu_host))
+    state = read_gpu(NvidiaState(gpu_host))
     assert state["memory_temperature_celsius", first] == 71
     assert state["memory_used_bytes", first] == 70 << 30
 
@@ -55,14 +49,14 @@ def test_a_lost_card_stops_no_other(gpu_host: Host, nvml: Any, caplog: pytest.Lo
     """Its values are missing, not 0; up says so; one line; and it is looked for again."""
     sampler = Nvidia(gpu_host)
     nvml.fails["nvmlDeviceGetUtilizationRates"] = {0: 15}
-    found = read(sampler)
-    read(sampler)
+    found = read_gpu(sampler)
+    read_gpu(sampler)
     assert (found["up", "GPU-00000000"], found["up", "GPU-00000001"]) == (0, 1)
     assert math.isnan(found["power_watts", "GPU-00000000"])
     assert found["power_watts", "GPU-00000001"] == pytest.approx(689.001)
     assert len(caplog.records) == 1
     nvml.fails.clear()
-    assert read(sampler)["up", "GPU-00000000"] == 1
+    assert read_gpu(sampler)["up", "GPU-00000000"] == 1
 
 
 def test_what_a_card_does_not_support_is_not_asked_again(
@@ -71,8 +65,8 @@ def test_what_a_card_does_not_support_is_not_asked_again(
     """A missing value, one line in the log, and no further call."""
     sampler = Nvidia(gpu_host)
     nvml.fails["nvmlDeviceGetPowerUsage"] = {0: 3, 1: 3}
-    found = read(sampler)
-    read(sampler)
+    found = read_gpu(sampler)
+    read_gpu(sampler)
     assert math.isnan(found["power_watts", "GPU-00000000"])
     assert nvml.calls.count("nvmlDeviceGetPowerUsage") == 2
     assert len(caplog.records) == 2
@@ -93,8 +87,8 @@ def test_no_call_of_the_tick_blocks(gpu_host: Host, nvml: Any) -> None:
 def test_activity_is_what_happened_between_two_samples(gpu_host: Host) -> None:
     """The first reading has nothing to compare with: missing. Per cent become ratios."""
     sampler = NvidiaGpm(gpu_host)
-    assert all(math.isnan(value) for value in read(sampler).values())
-    found = read(sampler)
+    assert all(math.isnan(value) for value in read_gpu(sampler).values())
+    found = read_gpu(sampler)
     assert found["tensor_activity_ratio", "GPU-00000000"] == pytest.approx(0.936)
     assert found["nvlink_receive_bytes_per_second", "GPU-00000000"] == pytest.approx(93.6 * 2**20)
 
@@ -110,16 +104,16 @@ def test_a_field_that_is_slow_here_is_left_out(gpu_host: Host, nvml: Any) -> Non
     """NVML says how long each value took; after the first reading a slow one is not asked for again."""
     nvml.latency_us[83] = 4_000
     sampler = NvidiaSlow(gpu_host)
-    first, second = read(sampler), read(sampler)
+    first, second = read_gpu(sampler), read_gpu(sampler)
     assert first["energy_joules_total", "GPU-00000000"] == pytest.approx(83.0)
     assert math.isnan(second["energy_joules_total", "GPU-00000000"])
     assert second["clocks_event_seconds_total", "GPU-00000000", "sw_power_cap"] == pytest.approx(74e-6)
-    assert read(NvidiaLinks(gpu_host))["nvlink_receive_bytes_total", "GPU-00000000"] == 139_000 * 1024
+    assert read_gpu(NvidiaLinks(gpu_host))["nvlink_receive_bytes_total", "GPU-00000000"] == 139_000 * 1024
 
 
 def test_links_of_a_gpu_before_hopper_have_totals(gpu_host: Host, nvml: Any) -> None:
     """Two kinds of CRC errors are one; no link is asked by itself."""
-    found = read(NvidiaLinkErrors(gpu_host))
+    found = read_gpu(NvidiaLinkErrors(gpu_host))
     first = "GPU-00000000"
     assert found["nvlink_links_active", first] == LINKS
     assert found["nvlink_replay_errors_total", first] == 52_000
@@ -136,27 +130,27 @@ def hopper_links(host: Host, nvml: Any, *, active: int, replays: int) -> NvidiaL
 
 def all_asked(sampler: NvidiaLinkErrors) -> dict[tuple[str, ...], float]:
     """What is read once every link has had its turn again."""
-    return [read(sampler) for _ in range(LINKS // AT_ONCE)][-1]
+    return [read_gpu(sampler) for _ in range(LINKS // AT_ONCE)][-1]
 
 
 def test_links_of_hopper_are_asked_in_turn(gpu_host: Host, nvml: Any) -> None:
     """All at first, then a few at each reading, because each takes milliseconds: new errors show after its turn."""
     sampler, first = hopper_links(gpu_host, nvml, active=1, replays=2), "GPU-00000000"
-    found = read(sampler)
+    found = read_gpu(sampler)
     assert found["nvlink_replay_errors_total", first] == 2 * LINKS
     assert (found["nvlink_recoveries_total", first], found["nvlink_crc_errors_total", first]) == (0, LINKS)
     nvml.fields[161] = 7
-    assert read(sampler)["nvlink_replay_errors_total", first] == 2 * LINKS + 5 * AT_ONCE
+    assert read_gpu(sampler)["nvlink_replay_errors_total", first] == 2 * LINKS + 5 * AT_ONCE
     assert all_asked(sampler)["nvlink_replay_errors_total", first] == 7 * LINKS
 
 
 def test_a_link_that_comes_up_later_brings_no_old_errors(gpu_host: Host, nvml: Any) -> None:
     """What it had counted before is not taken for errors of now; what it counts from then on is added."""
     sampler, first = hopper_links(gpu_host, nvml, active=0, replays=9), "GPU-00000000"
-    assert math.isnan(read(sampler)["nvlink_replay_errors_total", first])
+    assert math.isnan(read_gpu(sampler)["nvlink_replay_errors_total", first])
     nvml.fields[165] = 1
     for _ in range(LINKS // AT_ONCE):
-        assert read(sampler)["nvlink_replay_errors_total", first] == 0
+        assert read_gpu(sampler)["nvlink_replay_errors_total", first] == 0
     nvml.fields[161] = 11
     assert all_asked(sampler)["nvlink_replay_errors_total", first] == 2 * LINKS
 
@@ -164,9 +158,9 @@ def test_a_link_that_comes_up_later_brings_no_old_errors(gpu_host: Host, nvml: A
 def test_a_link_that_is_reset_takes_nothing_from_the_total(gpu_host: Host, nvml: Any) -> None:
     """A falling total would be read as an agent's restart, and all of it as new errors."""
     sampler, first = hopper_links(gpu_host, nvml, active=1, replays=9), "GPU-00000000"
-    assert read(sampler)["nvlink_replay_errors_total", first] == 9 * LINKS
+    assert read_gpu(sampler)["nvlink_replay_errors_total", first] == 9 * LINKS
     nvml.fields[161] = 2
-    assert read(sampler)["nvlink_replay_errors_total", first] == 9 * LINKS + 2 * AT_ONCE
+    assert read_gpu(sampler)["nvlink_replay_errors_total", first] == 9 * LINKS + 2 * AT_ONCE
 
 
 def test_a_gpu_without_nvlinks_has_no_errors_on_them(
@@ -174,20 +168,20 @@ def test_a_gpu_without_nvlinks_has_no_errors_on_them(
 ) -> None:
     """Missing, not 0, and nothing to warn of; PCIe's are there. One whose links are all down has none that is up."""
     nvml.lacks = {52, 59, 38, 45, 161, 162, 163, 165}
-    found = read(NvidiaLinkErrors(gpu_host))
+    found = read_gpu(NvidiaLinkErrors(gpu_host))
     assert not caplog.records
     assert math.isnan(found["nvlink_links_active", "GPU-00000000"])
     assert math.isnan(found["nvlink_replay_errors_total", "GPU-00000000"])
     assert found["pcie_errors_total", "GPU-00000000", "receiver"] == 175_000
     nvml.lacks, nvml.fields = {52, 59, 38, 45}, {165: 0}
-    assert read(NvidiaLinkErrors(gpu_host))["nvlink_links_active", "GPU-00000000"] == 0
+    assert read_gpu(NvidiaLinkErrors(gpu_host))["nvlink_links_active", "GPU-00000000"] == 0
 
 
 def test_a_gpu_knows_its_rank(gpu_host: Host, nvml: Any) -> None:
     """The job's process on a GPU names the rank that owns it; strangers are not named."""
     gpu_host.ranks.put(RankProcess("j", 3, 8, 1, pid=4242, start_ticks=1))
     nvml.processes[1] = [(4242, 5 << 30), (99, 1 << 30)]
-    found = read(NvidiaProcesses(gpu_host))
+    found = read_gpu(NvidiaProcesses(gpu_host))
     assert found["rank_info", "GPU-00000001", "j", "3"] == 1
     assert found["process_memory_used_bytes", "GPU-00000001", "j", "3"] == 5 << 30
     assert gpu_host.gpu_of == {(4242, 1): "GPU-00000001"}
@@ -201,7 +195,7 @@ def test_what_a_rank_s_children_use_is_the_rank_s(nvml: Any, tmp_path: Path) -> 
         (tmp_path / str(pid)).mkdir()
         (tmp_path / f"{pid}/stat").write_text(f"{pid} (a (b) c) S {above} 1 1")
     nvml.processes = {0: [(4300, 1 << 20)], 1: [(4242, 5 << 30), (4301, 1 << 30), (99, 7), (98, 7)]}
-    found = read(NvidiaProcesses(host))
+    found = read_gpu(NvidiaProcesses(host))
     assert found["process_memory_used_bytes", "GPU-00000000", "j", "3"] == 1 << 20
     assert found["process_memory_used_bytes", "GPU-00000001", "j", "3"] == 6 << 30
     assert len(found) == 4
@@ -213,12 +207,12 @@ def test_a_rank_that_has_ended_leaves_no_gpu_to_whoever_gets_its_pid(gpu_host: H
     sampler = NvidiaProcesses(gpu_host)
     gpu_host.ranks.put(RankProcess("j", 3, 8, 1, pid=4242, start_ticks=1))
     nvml.processes[1] = [(4242, 5 << 30)]
-    read(sampler)
+    read_gpu(sampler)
     gpu_host.ranks.remove(4242)
     gpu_host.ranks.put(RankProcess("k", 0, 1, 0, pid=4242, start_ticks=2))
     assert (4242, 2) not in gpu_host.gpu_of
     nvml.processes.clear()
-    read(sampler)
+    read_gpu(sampler)
     assert gpu_host.gpu_of == {}
 
 
@@ -227,7 +221,7 @@ def test_instances_of_a_divided_gpu_are_named(gpu_host: Host, nvml: Any) -> None
     with pytest.raises(Absent):
         NvidiaMig(gpu_host)
     nvml.instances[1] = ["MIG-a", "MIG-b"]
-    found = read(NvidiaMig(gpu_host))
+    found = read_gpu(NvidiaMig(gpu_host))
     assert found["mig_info", "GPU-00000001", "MIG-b"] == 1
     assert found["mig_memory_used_bytes", "GPU-00000001", "MIG-a"] == 70 << 30
     assert len(found) == 4
@@ -236,22 +230,22 @@ def test_instances_of_a_divided_gpu_are_named(gpu_host: Host, nvml: Any) -> None
 def test_xid_errors_are_counted_by_number(gpu_host: Host, nvml: Any) -> None:
     """Two of one kind and one of another, each read once and counted on."""
     sampler = NvidiaHealth(gpu_host)
-    read(sampler)
+    read_gpu(sampler)
     nvml.xids += [(0, 79), (0, 79), (1, 63)]
-    found = read(sampler)
+    found = read_gpu(sampler)
     assert (found["xid_errors_total", "GPU-00000000", "79"], found["xid_errors_total", "GPU-00000001", "63"]) == (2, 1)
-    assert read(sampler)["xid_errors_total", "GPU-00000000", "79"] == 2
+    assert read_gpu(sampler)["xid_errors_total", "GPU-00000000", "79"] == 2
 
 
 def test_the_first_xid_is_an_increase(gpu_host: Host, nvml: Any) -> None:
     """A GPU that is listened to has 0 from the start, whatever number comes; one that cannot tell has no value."""
     nvml.fails["nvmlDeviceRegisterEvents"] = {1: 3}  # not supported
     sampler = NvidiaHealth(gpu_host)
-    assert {key[1]: value for key, value in read(sampler).items() if key[0] == "all_xid_errors_total"} == {
+    assert {key[1]: value for key, value in read_gpu(sampler).items() if key[0] == "all_xid_errors_total"} == {
         "GPU-00000000": 0
     }
     nvml.xids += [(0, 79), (0, 63)]
-    assert read(sampler)["all_xid_errors_total", "GPU-00000000"] == 2
+    assert read_gpu(sampler)["all_xid_errors_total", "GPU-00000000"] == 2
 
 
 def test_the_xid_of_a_gpu_that_fell_off_the_bus_is_counted(gpu_host: Host, nvml: Any) -> None:
@@ -259,7 +253,7 @@ def test_the_xid_of_a_gpu_that_fell_off_the_bus_is_counted(gpu_host: Host, nvml:
     sampler = NvidiaHealth(gpu_host)
     nvml.fails["nvmlDeviceGetUUID"] = {0: 15, 2: 15}
     nvml.xids += [(0, 79), (1, 63)]
-    found = read(sampler)
+    found = read_gpu(sampler)
     assert (found["xid_errors_total", "GPU-00000000", "79"], found["xid_errors_total", "GPU-00000001", "63"]) == (1, 1)
 
 
@@ -268,9 +262,9 @@ def test_xids_are_heard_again_after_an_error(gpu_host: Host, nvml: Any, caplog: 
     sampler = NvidiaHealth(gpu_host)
     for _ in range(2):
         nvml.events_break.append(15)
-        read(sampler)
+        read_gpu(sampler)
     nvml.xids.append((1, 63))
-    assert read(sampler)["xid_errors_total", "GPU-00000001", "63"] == 1
+    assert read_gpu(sampler)["xid_errors_total", "GPU-00000001", "63"] == 1
     assert len([one for one in caplog.records if "broke off" in one.message]) == 1
 
 
@@ -281,10 +275,10 @@ def test_a_gpu_that_refuses_events_silences_no_other(
     nvml.fails["nvmlDeviceRegisterEvents"] = {0: 15}
     sampler = NvidiaHealth(gpu_host)
     nvml.xids += [(0, 31), (1, 63)]
-    assert read(sampler)["xid_errors_total", "GPU-00000001", "63"] == 1
+    assert read_gpu(sampler)["xid_errors_total", "GPU-00000001", "63"] == 1
     assert len([one for one in caplog.records if "not heard" in one.message]) == 1
     nvml.fails.clear()
-    assert read(sampler)["xid_errors_total", "GPU-00000000", "31"] == 1
+    assert read_gpu(sampler)["xid_errors_total", "GPU-00000000", "31"] == 1
 
 
 def test_two_pointers_to_one_gpu_are_one_gpu(nvml: Any) -> None:
@@ -305,17 +299,17 @@ def test_a_gpu_of_which_nothing_answers_is_down(gpu_host: Host, nvml: Any) -> No
     sampler = Nvidia(gpu_host)
     calls = ("UtilizationRates", "PowerUsage", "ClockInfo", "CurrentClocksEventReasons")
     nvml.fails = {f"nvmlDeviceGet{what}": {0: 999} for what in calls}
-    found = read(sampler)
+    found = read_gpu(sampler)
     assert (found["up", "GPU-00000000"], found["up", "GPU-00000001"]) == (0, 1)
     del nvml.fails["nvmlDeviceGetClockInfo"]
-    assert read(sampler)["up", "GPU-00000000"] == 1
+    assert read_gpu(sampler)["up", "GPU-00000000"] == 1
 
 
 def test_a_gpu_that_can_be_asked_nothing_is_neither_up_nor_down(gpu_host: Host, nvml: Any) -> None:
     """All that it is asked is not supported: missing."""
     calls = ("UtilizationRates", "PowerUsage", "ClockInfo", "CurrentClocksEventReasons")
     nvml.fails = {f"nvmlDeviceGet{what}": {0: 3} for what in calls}
-    assert math.isnan(read(Nvidia(gpu_host))["up", "GPU-00000000"])
+    assert math.isnan(read_gpu(Nvidia(gpu_host))["up", "GPU-00000000"])
 
 
 def test_a_lost_gpu_takes_no_other_s_instances_along(
@@ -325,8 +319,8 @@ def test_a_lost_gpu_takes_no_other_s_instances_along(
     nvml.instances.update({0: ["MIG-a"], 1: ["MIG-b"]})
     sampler = NvidiaMig(gpu_host)
     nvml.fails["nvmlDeviceGetMaxMigDeviceCount"] = {0: 15}
-    read(sampler)
-    assert set(read(sampler)) == {
+    read_gpu(sampler)
+    assert set(read_gpu(sampler)) == {
         ("mig_info", "GPU-00000001", "MIG-b"), ("mig_memory_used_bytes", "GPU-00000001", "MIG-b"),
     }  # fmt: skip
     assert len(caplog.records) == 1
@@ -342,7 +336,7 @@ def test_a_node_without_a_driver_has_no_gpus(tmp_path: Path) -> None:
 def test_a_gpu_that_does_not_say_who_it_is_is_left_out(nvml: Any) -> None:
     """One dead card at start: the others are sampled."""
     nvml.fails["nvmlDeviceGetUUID"] = {0: 15}
-    found = read(Nvidia(Host(nvml_library=nvml)))
+    found = read_gpu(Nvidia(Host(nvml_library=nvml)))
     assert {key[1] for key in found} == {"GPU-00000001"}
 
 
@@ -356,12 +350,12 @@ def test_a_gpu_that_answers_later_is_taken_on(nvml: Any, caplog: pytest.LogCaptu
     samplers = {kind: kind(host) for kind in (NvidiaHealth, Nvidia, NvidiaGpm, NvidiaProcesses, NvidiaMig)}
     for _ in range(2):
         for sampler in samplers.values():
-            assert "GPU-00000000" not in {key[1] for key in read(sampler)}
+            assert "GPU-00000000" not in {key[1] for key in read_gpu(sampler)}
     nvml.fails.clear()
     host.ranks.put(RankProcess("j", 3, 8, 1, pid=4242, start_ticks=1))
     nvml.processes[0] = [(4242, 5 << 30)]
     nvml.xids.append((0, 31))
-    found = {kind: read(sampler) for kind, sampler in samplers.items()}
+    found = {kind: read_gpu(sampler) for kind, sampler in samplers.items()}
     assert all("GPU-00000000" in {key[1] for key in values} for values in found.values())
     assert found[NvidiaHealth]["xid_errors_total", "GPU-00000000", "31"] == 1
     assert found[NvidiaGpm]["sm_activity_ratio", "GPU-00000001"] == pytest.approx(0.936), "goes on where it was"

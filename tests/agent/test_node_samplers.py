@@ -6,7 +6,6 @@ import errno
 import math
 import resource
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hindmost.open_files import allow_files
@@ -25,8 +24,7 @@ from hindmost_agent.samplers.process_io import ProcessIo
 from hindmost_agent.samplers.process_threads import ProcessThreads
 from hindmost_agent.samplers.vmstat import Vmstat
 
-if TYPE_CHECKING:
-    from hindmost_agent.sampler import Sampler
+from tests.agent.readings import read
 
 PID = 4242
 STATUS = (
@@ -46,12 +44,6 @@ def write(folder: Path, files: dict[str, str]) -> None:
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content)
-
-
-def read(sampler: Sampler) -> dict[tuple[str, ...], float]:
-    values = sampler.sample()
-    assert len(values) == len(sampler.series)
-    return {(one.metric.name, *one.values): value for one, value in zip(sampler.series, values, strict=True)}
 
 
 def stat(pid: int, name: str, ticks: int, start: int = 777) -> str:

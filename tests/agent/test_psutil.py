@@ -11,19 +11,16 @@ import psutil
 import pytest
 from hindmost_agent.descendants import descendants
 from hindmost_agent.ranks import RankProcess
-from hindmost_agent.sampler import Host, Sampler
+from hindmost_agent.sampler import Host
 from hindmost_agent.samplers.cpu import Cpu
 from hindmost_agent.samplers.memory import Memory
 from hindmost_agent.samplers.node_info import NodeInfo
 from hindmost_agent.samplers.process import Process
 
+from tests.agent.readings import read
+
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def read(sampler: Sampler) -> dict[tuple[str, ...], float]:
-    values = sampler.sample()
-    return {(one.metric.name, *one.values): value for one, value in zip(sampler.series, values, strict=True)}
 
 
 def test_the_node_says_what_it_is() -> None:

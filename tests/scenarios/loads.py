@@ -82,7 +82,7 @@ def make(load: Load) -> Run:
         ranks=_ranks(names),
         collectives=table,
         intervals=_reads(names, start - own, parts["input"]),
-        metrics=_counted(load.cpus),
+        metrics=metrics([("hindmost_node_cpus", "{}", 1000, float(load.cpus))]) if load.cpus else empty(METRICS),
     )
 
 
@@ -98,16 +98,15 @@ def _reads(names: Any, begin: Any, lasted: Any) -> Table:
     }
 
 
-def _counted(cpus: int) -> Table:
-    """What an agent says of its node's CPUs."""
-    if not cpus:
-        return empty(METRICS)
+def metrics(samples: list[tuple[str, str, int, float]]) -> Table:
+    """What the agent of these ranks' node reads: name, labels, second and value each."""
+    name, labels, second, value = zip(*samples, strict=True)
     return {
-        "node": np.array(["node0"]),
-        "name": np.array(["hindmost_node_cpus"]),
-        "labels": np.array(["{}"]),
-        "time_ns": np.array([10**12]),
-        "value": np.array([float(cpus)]),
+        "node": np.full(len(samples), "node0"),
+        "name": np.array(name),
+        "labels": np.array(labels),
+        "time_ns": np.array(second) * 10**9,
+        "value": np.array(value),
     }
 
 

@@ -14,7 +14,7 @@ from hindmost_collector.report import headline
 from hindmost_collector.settings import DEFAULT
 from hindmost_collector.timeline import blocks as blocks_of
 
-from tests.scenarios.loads import Load, make
+from tests.scenarios.loads import Load, make, metrics
 
 if TYPE_CHECKING:
     from hindmost_collector.judgement.verdict import Report
@@ -39,7 +39,7 @@ def crowded(queued_ms: float, process_cpu: float | None, spinning: bool = False,
         rate = process_cpu if rank == 1 else 0.3
         labels = f'{{"job": "made", "rank": "{rank}"}}'
         rows += [("hindmost_process_cpu_seconds_total", labels, tick, rate * tick) for tick in range(6)]
-    return replace(run, steps=steps, metrics=_metrics(rows))
+    return replace(run, steps=steps, metrics=metrics(rows))
 
 
 def jostled(
@@ -55,19 +55,7 @@ def jostled(
         rates = {"runqueue": queued, "cpu": spun} if rank == 1 else {"runqueue": 0.83, "cpu": max(spun, 0.04)}
         for name, rate in rates.items():
             rows += [(f"hindmost_process_{name}_seconds_total", labels, tick, rate * tick) for tick in range(6)]
-    return replace(make(Load(steps=steps, compute=0.1, transfer=7.0, faults=asleep)), metrics=_metrics(rows))
-
-
-def _metrics(rows: list[tuple[str, str, int, float]]) -> Table:
-    """What the agent of these ranks' node reads: name, labels, second and value each."""
-    name, labels, tick, value = zip(*rows, strict=True)
-    return empty(METRICS) | {
-        "node": np.full(len(rows), "node0"),
-        "name": np.array(name),
-        "labels": np.array(labels),
-        "time_ns": np.array(tick) * 10**9,
-        "value": np.array(value),
-    }
+    return replace(make(Load(steps=steps, compute=0.1, transfer=7.0, faults=asleep)), metrics=metrics(rows))
 
 
 def _threads_rest() -> Table:
@@ -76,7 +64,7 @@ def _threads_rest() -> Table:
     for rank in range(4):
         labels = f'{{"job": "made", "rank": "{rank}"}}'
         rows += [("hindmost_process_cpu_seconds_total", labels, tick, 0.1 * tick) for tick in range(6)]
-    return _metrics(rows)
+    return metrics(rows)
 
 
 def said(report: Report) -> list[tuple[str, tuple[int, ...], str | None]]:

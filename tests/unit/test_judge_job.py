@@ -11,16 +11,16 @@ from hindmost_collector.detector import Case
 from hindmost_collector.detectors import host_bound as host_bound_of
 from hindmost_collector.judge import judge
 from hindmost_collector.judgement.verdict import Verdict
-from hindmost_collector.model import FINISHED, METRICS, RUNNING, VANISHED, empty
+from hindmost_collector.model import FINISHED, RUNNING, VANISHED
 from hindmost_collector.report import text
 from hindmost_collector.settings import DEFAULT
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.timeline.blocks import build
 
-from tests.scenarios.loads import Load, make
+from tests.scenarios.loads import Load, make, metrics
 
 if TYPE_CHECKING:
-    from hindmost_collector.model import Run
+    from hindmost_collector.model import Run, Table
 
 
 def found(run: Run) -> list[tuple[str, tuple[int, ...], str | None]]:
@@ -158,7 +158,7 @@ def test_one_slow_host_does_not_make_a_job_host_bound() -> None:
     assert found(run) == [("straggler", (1,), "cpu_contention")]
 
 
-def memory(pressure: float, faults: dict[int, float]) -> dict[str, Any]:
+def memory(pressure: float, faults: dict[int, float]) -> Table:
     """Ten seconds of a node that stands still for memory, and of page faults of its ranks."""
     rows: list[tuple[str, str, float]] = [
         ("hindmost_node_pressure_waiting_seconds_total", '{"resource": "memory"}', pressure)
@@ -167,15 +167,7 @@ def memory(pressure: float, faults: dict[int, float]) -> dict[str, Any]:
         ("hindmost_process_major_page_faults_total", f'{{"job": "made", "rank": "{rank}"}}', rate)
         for rank, rate in faults.items()
     ]
-    samples = [(name, labels, t, rate * t) for name, labels, rate in rows for t in range(10)]
-    name, labels, seconds, value = zip(*samples, strict=True)
-    return empty(METRICS) | {
-        "node": np.full(len(samples), "node0"),
-        "name": np.array(name),
-        "labels": np.array(labels),
-        "time_ns": np.array(seconds) * 10**9,
-        "value": np.array(value),
-    }
+    return metrics([(name, labels, t, rate * t) for name, labels, rate in rows for t in range(10)])
 
 
 def test_a_rank_that_reads_its_pages_from_disk_waits_for_memory() -> None:
