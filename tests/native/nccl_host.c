@@ -3,7 +3,8 @@
  *   nccl_host PLUGIN VERSION SCENE
  *
  * Operation i of a scene has its channels on the GPU from 1000000 * (i + 1) ns on; channel c starts c ns later and
- * ends 500 + c ns after the first start. */
+ * ends 500 + c ns after the first start. The host's clock is HOST_AHEAD before the GPU's, each thread's where its
+ * operations are: one is enqueued when it starts, and reported 100000 ns later. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -15,10 +16,21 @@
 
 #include "nccl_abi.h"
 
-enum { CHANNELS = 4, MANY = 5000, THREADS = 8, EACH = 250 }; /* THREADS * EACH fit the pool */
+#define HOST_AHEAD 1000000000000ull
+
+enum { REPORTED_NS = 100000, CHANNELS = 4, MANY = 5000, THREADS = 8, EACH = 250 }; /* THREADS * EACH fit the pool */
 
 static const struct nccl_profiler_v4 *v4;
 static const struct nccl_profiler_v5 *v5;
+
+static __thread uint64_t host_ns = HOST_AHEAD;
+
+/* The plugin's clock, too: a program's own functions come before the C library's. */
+__attribute__((visibility("default"))) int clock_gettime(clockid_t clock, struct timespec *time) {
+    (void)clock;
+    *time = (struct timespec){(time_t)(host_ns / 1000000000), (long)(host_ns % 1000000000)};
+    return 0;
+}
 
 struct communicator {
     void *context;
@@ -64,7 +76,11 @@ static void channels_run(struct communicator *in, void *handle, int first, int c
     }
 }
 
+/* When operation i begins, by the GPU's clock. */
+static uint64_t begin_of(int i) { return 1000000ull * (uint64_t)(i + 1); }
+
 static void *enqueue(struct communicator *in, const char *function, int i, int root) {
+    host_ns = HOST_AHEAD + begin_of(i);
     union nccl_what what = {.collective = {.seq = (uint64_t)i, .function = function, .count = 1000, .root = root,
                                            .datatype = "ncclBfloat16", .channels = CHANNELS, .warps = 16,
                                            .algorithm = "RING", .protocol = "LL128"}};
@@ -73,7 +89,8 @@ static void *enqueue(struct communicator *in, const char *function, int i, int r
     return handle;
 }
 
-static void *enqueue_p2p(struct communicator *in, const char *function, int peer) {
+static void *enqueue_p2p(struct communicator *in, const char *function, int i, int peer) {
+    host_ns = HOST_AHEAD + begin_of(i);
     union nccl_what what = {.p2p = {.function = function, .datatype = "ncclInt8", .count = 77, .peer = peer,
                                     .channels = 2}};
     void *handle = start(in, NCCL_P2P, NULL, what);
@@ -82,7 +99,9 @@ static void *enqueue_p2p(struct communicator *in, const char *function, int peer
 }
 
 static void run_one(struct communicator *in, const char *function, int i) {
-    channels_run(in, enqueue(in, function, i, 1), 0, CHANNELS, 1000000ull * (uint64_t)(i + 1));
+    void *handle = enqueue(in, function, i, 1);
+    host_ns += REPORTED_NS;
+    channels_run(in, handle, 0, CHANNELS, begin_of(i));
 }
 
 /* Each kind of operation once, on two communicators. */
@@ -92,7 +111,7 @@ static void plain(void) {
     run_one(&world, "Broadcast", 1);
     run_one(&pair, "ReduceScatter", 2);
     run_one(&world, "AllReduce", 3);
-    channels_run(&pair, enqueue_p2p(&pair, "Send", 3), 0, 2, 5000000);
+    channels_run(&pair, enqueue_p2p(&pair, "Send", 4, 3), 0, 2, begin_of(4));
     run_one(&pair, "SomethingNew", 5);
     (v5 ? v5->finalize : v4->finalize)(pair.context);
 }
@@ -140,16 +159,46 @@ static void forked(void) {
     run_one(&world, "Reduce", 1);
 }
 
-/* Nanoseconds a collective costs the enqueueing thread and the proxy thread together. */
-static void timed(void) {
-    enum { ROUNDS = 200000 };
+/* Each reported with times of work from ms before: wholly, in one channel only, with an end before its start. */
+static void not_its_own(void) {
     struct communicator world = open_communicator("world", 1, 4, 2);
-    struct timespec a, b;
-    clock_gettime(CLOCK_MONOTONIC, &a);
-    for (int i = 0; i < ROUNDS; i++)
-        enqueue(&world, "AllReduce", i, 0);
-    clock_gettime(CLOCK_MONOTONIC, &b);
-    printf("%.1f\n", ((double)(b.tv_sec - a.tv_sec) * 1e9 + (double)(b.tv_nsec - a.tv_nsec)) / ROUNDS);
+    void *handle;
+    run_one(&world, "AllGather", 0);
+    channels_run(&world, enqueue(&world, "AllReduce", 9, 0), 0, CHANNELS, begin_of(7));
+    handle = enqueue(&world, "Broadcast", 10, 0);
+    host_ns += REPORTED_NS;
+    channels_run(&world, handle, 0, 1, begin_of(3));
+    channels_run(&world, handle, 1, CHANNELS, begin_of(10));
+    handle = enqueue(&world, "Reduce", 11, 0);
+    host_ns += REPORTED_NS;
+    for (int c = 0; c < CHANNELS; c++) {
+        void *channel = start(&world, NCCL_KERNEL_CHANNEL, handle, (union nccl_what){.kernel = {.timer = begin_of(11)}});
+        union nccl_state ended = {.kernel = {.timer = begin_of(11) - 1}};
+        (v5 ? v5->record : v4->record)(channel, NCCL_KERNEL_CHANNEL_STOP, &ended);
+    }
+    run_one(&world, "AllGather", 12);
+}
+
+/* One with another's times, and right ones of that function, of another one, and of another communicator. */
+static void doubted(void) {
+    struct communicator world = open_communicator("world", 1, 4, 2), pair = open_communicator("pair", 2, 2, 1);
+    run_one(&world, "Broadcast", 0);
+    channels_run(&world, enqueue(&world, "AllReduce", 9, 0), 0, CHANNELS, begin_of(7));
+    for (int i = 10; i < 50; i++)
+        run_one(&world, "AllReduce", i);
+    run_one(&world, "Broadcast", 50);
+    run_one(&pair, "AllReduce", 51);
+}
+
+/* A GPU whose clock loses 50 us a second against the host's, and half an hour in which it runs nothing. */
+static void drifting(void) {
+    struct communicator world = open_communicator("world", 1, 4, 2);
+    for (int k = 0; k < 600; k++) {
+        int i = 50 * k + (k < 300 ? 0 : 1800000);
+        void *handle = enqueue(&world, "AllReduce", i, 1);
+        host_ns += REPORTED_NS;
+        channels_run(&world, handle, 0, CHANNELS, begin_of(i) - begin_of(i) / 20000);
+    }
 }
 
 static void *plugin;
@@ -174,8 +223,8 @@ int main(int argc, char **argv) {
         const char *name;
         void (*play)(void);
     } scenes[] = {{"plain", plain},     {"hang", hang},     {"silent", silent},
-                  {"threads", threads}, {"forked", forked}, {"timed", timed},
-                  {"unloaded", unloaded}};
+                  {"threads", threads}, {"forked", forked}, {"unloaded", unloaded},
+                  {"not_its_own", not_its_own}, {"doubted", doubted}, {"drifting", drifting}};
     plugin = argc == 4 ? dlopen(argv[1], RTLD_NOW | RTLD_LOCAL) : NULL;
     if (!plugin)
         return 2;

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 #: What a kernel takes, ns, before its first channel starts and after its last one stops; it is added in front.
 EDGES = 3000
 
+#: By what the host's clock is before the GPU's, ns, in nccl_host.c.
+HOST_AHEAD = 1_000_000_000_000
+
 Play = "Callable[..., subprocess.CompletedProcess[str]]"
 
 
@@ -24,7 +27,8 @@ def play(compiled: Callable[..., Path], observed: dict[str, str]) -> Callable[..
     """Run one scene of nccl_host.c against the plugin; its exit code is checked."""
 
     def run(scene: str, version: int = 5, **environ: str) -> subprocess.CompletedProcess[str]:
-        line = [str(compiled("nccl_host.c")), str(build.library("nccl")), str(version), scene]
+        host = compiled("nccl_host.c", *build.compiler(), "-rdynamic")
+        line = [str(host), str(build.library("nccl")), str(version), scene]
         done = subprocess.run(line, env=observed | environ, capture_output=True, text=True, timeout=60, check=False)
         assert (done.returncode, done.stdout) == (0, "")
         return done
@@ -93,6 +97,48 @@ def test_operation_without_gpu_reports_is_no_measurement(
     events = [e for e in rings()[0].poll() if e.kind == ring.COLLECTIVE]
     assert [e.seq for e in events] == list(range(5000 - 2048))
     assert {e.flags for e in events} == {ring.NONBLOCKING}
+
+
+def test_times_of_other_work_are_no_measurement(
+    play: Callable[..., object], rings: Callable[[], list[ring.Reader]]
+) -> None:
+    """What began before it was enqueued, in any channel, or ended before it began, is flagged as an enqueue, which is
+    when the host did that; what is right is measured."""
+    play("not_its_own")
+    events = [e for e in rings()[0].poll() if e.kind == ring.COLLECTIVE]
+    assert [(e.name, e.flags) for e in events] == [
+        ("all_gather", ring.GPU_TIME),
+        ("all_reduce", ring.NONBLOCKING),
+        ("broadcast", ring.NONBLOCKING),
+        ("reduce", ring.NONBLOCKING),
+        ("all_gather", ring.GPU_TIME),
+    ]
+    assert [e.start_ns - HOST_AHEAD for e in events[1:4]] == [10_000_000, 11_000_000, 12_000_000]
+
+
+def test_what_follows_times_of_other_work_is_not_believed_for_a_while(
+    play: Callable[..., object], rings: Callable[[], list[ring.Reader]]
+) -> None:
+    """The next 32 calls of that function in that communicator: they only look right."""
+    play("doubted")
+    events = [e for e in rings()[0].poll() if e.kind == ring.COLLECTIVE]
+    measured = [(e.comm_id, e.name, bool(e.flags & ring.GPU_TIME)) for e in events]
+    reduces = [known for comm, name, known in measured if (comm, name) == (1, "all_reduce")]
+    assert reduces == [False] * 33 + [True] * 8
+    assert [one for one in measured if one[:2] != (1, "all_reduce")] == [
+        (1, "broadcast", True),
+        (1, "broadcast", True),
+        (2, "all_reduce", True),
+    ]
+
+
+def test_clocks_that_drift_make_no_time_unbelievable(
+    play: Callable[..., object], rings: Callable[[], list[ring.Reader]]
+) -> None:
+    """A GPU's clock that loses 50 us a second, and nothing to compare it by for half an hour."""
+    play("drifting")
+    events = [e for e in rings()[0].poll() if e.kind == ring.COLLECTIVE]
+    assert [e.flags for e in events] == [ring.GPU_TIME] * 600
 
 
 def test_threads_do_not_mix(play: Callable[..., object], rings: Callable[[], list[ring.Reader]]) -> None:

@@ -2,6 +2,10 @@
  *
  * What NCCL keeps as an event's handle is not a pointer but a place in the pool and that place's generation, so a report
  * that comes after its operation was given up falls on nothing.
+ *
+ * NCCL finds a kernel's times by the number of the work on its channel. Beside grouped sends and receives, as of an
+ * all-to-all or a pipeline, it hands collectives those of other work, from ms before they were launched. Such times are
+ * not written: of these operations it is known when they were enqueued.
  */
 #include "nccl_profiler.h"
 
@@ -13,7 +17,10 @@
 enum {
     OPERATIONS = 2048, /* in flight; the oldest is given up for a new one */
     TRIES = 8,         /* places that others are just filling, before an operation goes unrecorded */
-    GPU_CLOCK_NS = 1000000000
+    GPU_CLOCK_NS = 1000000000,
+    FRESH_S = 4,       /* clocks that were compared longer ago may have drifted */
+    EARLY_NS = 200000, /* clocks compared are right to 60 us on H200s: what began earlier before it was enqueued did not */
+    DOUBTED = 32       /* calls of a function that follow one with another's times are not believed either */
 };
 
 enum { FREE, FILLING, IN_FLIGHT, STATE = 3 };
@@ -44,7 +51,10 @@ static const char *const protocols[] = {"LL", "LL128", "SIMPLE"};
 static struct operation operations[OPERATIONS];
 static uint32_t next_operation;
 static uint64_t clock_said; /* host ns of the last gpu_clock mark */
-static uint64_t clock_host, clock_gpu; /* the closest pair since */
+static struct {
+    uint64_t host; /* 0: never */
+    int64_t ahead; /* ns of the host's clock before the GPU's: so much, or less */
+} compared[2];     /* the closest pairs: before the last gpu_clock mark, and since */
 
 void hm_nccl_register_names(void) {
     char text[HM_NAME_BYTES];
@@ -106,10 +116,42 @@ static struct operation *operation_of(const void *handle) {
  * in front: whether a call came before or after another does not change by it, nor do the ends on which ranks agree. */
 #define KERNEL_EDGES_NS 3000
 
+/* Whether no clock that was compared lately shows that this GPU time lies before that host time. What was seen to stop
+ * had stopped: the least that the host's clock was ever ahead of the GPU's is the most that it can be. */
+static bool can_be_after(uint64_t gpu, uint64_t host, uint64_t now) {
+    for (int i = 0; i < 2; i++) {
+        uint64_t when = __atomic_load_n(&compared[i].host, __ATOMIC_ACQUIRE);
+        int64_t ahead = __atomic_load_n(&compared[i].ahead, __ATOMIC_RELAXED);
+        bool fresh = when && (int64_t)(now - when) < (int64_t)FRESH_S * GPU_CLOCK_NS;
+        if (fresh && (int64_t)gpu + ahead < (int64_t)host - EARLY_NS)
+            return false;
+    }
+    return true;
+}
+
+/* Whether the times that channels reported can be the operation's: it began after it was enqueued, and has ended. */
+static bool can_be_its_own(const struct operation *operation, uint64_t now) {
+    uint64_t since = now - operation->host_start;
+    return operation->gpu_end >= operation->gpu_start &&
+           operation->gpu_end - operation->gpu_start <= since + since / 1024 + EARLY_NS &&
+           can_be_after(operation->gpu_start, operation->host_start, now);
+}
+
+/* Whether times of such an operation are believed, given that these can be its own or not. NCCL's numbers stay apart
+ * for a while: the next ones, of work not quite so long ago, only look right. */
+static bool believed(struct context *context, uint64_t what, bool own) {
+    uint8_t *doubted = &context->doubted[(what >> 48) % HM_NCCL_FUNCTIONS];
+    uint8_t left = own ? __atomic_load_n(doubted, __ATOMIC_RELAXED) : DOUBTED + 1;
+    if (left)
+        __atomic_store_n(doubted, left - 1, __ATOMIC_RELAXED);
+    return !left;
+}
+
 /* Write an operation down and free its place, whoever of two threads comes first. Without any channel's report only
  * the enqueueing is known, which says nothing of how long the operation took. */
 static void write_down(struct operation *operation, uint32_t generation) {
-    bool gpu = operation->stopped > 0 && operation->gpu_end >= operation->gpu_start;
+    bool seen = operation->stopped > 0, own = seen && can_be_its_own(operation, hm_now());
+    bool gpu = seen && believed(operation->context, operation->what, own);
     uint64_t flags = hm_what(0, gpu ? HM_GPU_TIME : HM_NONBLOCKING, 0);
     uint64_t start = gpu ? operation->gpu_start - KERNEL_EDGES_NS : operation->host_start;
     uint64_t end = gpu ? operation->gpu_end : operation->host_end;
@@ -240,21 +282,28 @@ void hm_nccl_start_channel(void **handle, void *parent, uint64_t timer) {
     *handle = (void *)((uintptr_t)parent | CHANNEL_TAG);
 }
 
+/* Whoever reads a half of each pair reads a difference that was right a moment ago. */
+static void keep_pair(int which, uint64_t host, int64_t ahead) {
+    __atomic_store_n(&compared[which].ahead, ahead, __ATOMIC_RELAXED);
+    __atomic_store_n(&compared[which].host, host, __ATOMIC_RELEASE);
+}
+
 /* Once a second, the pair of host and GPU time that lay closest: the GPU's stop was seen soonest after it happened. */
 static void compare_clocks(uint64_t gpu) {
     static bool busy;
     uint64_t host = hm_now();
     if (__atomic_test_and_set(&busy, __ATOMIC_ACQUIRE))
         return;
-    if (!clock_host || (int64_t)(host - gpu) < (int64_t)(clock_host - clock_gpu)) {
-        clock_host = host;
-        clock_gpu = gpu;
-    }
+    if (!compared[1].host || (int64_t)(host - gpu) < compared[1].ahead)
+        keep_pair(1, host, (int64_t)(host - gpu));
     if (host - clock_said >= GPU_CLOCK_NS) {
-        hm_event(&hm_nccl_ring, hm_what(HM_MARK, 0, NAME_GPU_CLOCK), clock_host, 0, hm_where(0, HM_NONE16, HM_NONE16),
-                 clock_gpu);
+        uint64_t closest = compared[1].host;
+        int64_t ahead = compared[1].ahead;
+        hm_event(&hm_nccl_ring, hm_what(HM_MARK, 0, NAME_GPU_CLOCK), closest, 0, hm_where(0, HM_NONE16, HM_NONE16),
+                 closest - (uint64_t)ahead);
         clock_said = host;
-        clock_host = 0;
+        keep_pair(0, closest, ahead);
+        __atomic_store_n(&compared[1].host, 0, __ATOMIC_RELAXED);
     }
     __atomic_clear(&busy, __ATOMIC_RELEASE);
 }

@@ -60,6 +60,7 @@ static struct context *take_context(void) {
             contexts[i].slot = i < HM_OPEN_SLOTS ? i : -1;
             contexts[i].started = contexts[i].finished = 0;
             memset(contexts[i].algorithm, 0, sizeof contexts[i].algorithm);
+            memset(contexts[i].doubted, 0, sizeof contexts[i].doubted);
             return &contexts[i];
         }
     }

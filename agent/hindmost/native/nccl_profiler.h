@@ -5,7 +5,10 @@
 #include "nccl_abi.h"
 #include "ring_write.h"
 
-enum { HM_NCCL_RECENT = 256 }; /* collectives a communicator remembers, to name the next one in flight */
+enum {
+    HM_NCCL_RECENT = 256,  /* collectives a communicator remembers, to name the next one in flight */
+    HM_NCCL_FUNCTIONS = 16 /* of a communicator that are told apart: all that have a name */
+};
 
 struct recent {
     uint64_t what, start;
@@ -17,7 +20,8 @@ struct context {
     uint16_t comm; /* in the ring's table */
     int slot;      /* of the open table; -1: none */
     uint32_t started, finished;
-    uint64_t algorithm[16]; /* by operation: what was last said of it */
+    uint64_t algorithm[HM_NCCL_FUNCTIONS]; /* what was last said of each function's */
+    uint8_t doubted[HM_NCCL_FUNCTIONS];    /* calls of each function whose times will not be believed */
     struct recent recent[HM_NCCL_RECENT];
 };
 
