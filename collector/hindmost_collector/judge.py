@@ -95,7 +95,7 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
         notes += [*profiled.notes(blocks, phases.training(run.steps)), *horovod.notes(run)]
     if not found:
         found.append(_nothing(run, blocks, settings))
-    found = stood_still.beside(unseen.judged(found, run), stalls)
+    found = stood_still.beside(unseen.judged(found, run, blocks), stalls)
     slower = slowed.find(blocks, found) if blocks is not None and stop is None else None
     found = slowed.beside(found, slower)
     found = partly_read.judged(found, run, blocks)

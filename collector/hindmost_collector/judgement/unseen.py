@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from hindmost_collector.judgement import absent
 from hindmost_collector.judgement.verdict import STOPS, Verdict
 from hindmost_collector.judgement.wording import names
 from hindmost_collector.model import Job, Unseen, rows
@@ -13,6 +14,7 @@ from hindmost_collector.timeline import blocks as blocks_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hindmost_collector.judgement.absent import Absent
     from hindmost_collector.model import Run
     from hindmost_collector.timeline.blocks import Blocks
 
@@ -35,13 +37,13 @@ def with_missing(run: Run) -> Run:
     return replace(run, unseen=Unseen(tuple(sorted(set(range(world)) - seen))))
 
 
-def judged(found: list[Verdict], run: Run) -> list[Verdict]:
+def judged(found: list[Verdict], run: Run, blocks: Blocks | None) -> list[Verdict]:
     """What still holds though some ranks were not seen, and what cannot be told because of that."""
+    if run.job.source == Job.source:
+        return _ours(found, run, blocks)
     lacking = run.unseen
     if lacking is None or any(one.kind in STOPS for one in found):
         return found
-    if run.job.source == Job.source:
-        return [_of_those_seen(one, lacking, rows(run.ranks)) for one in found]
     waited = lacking.together is not None and lacking.together >= _TOGETHER
     if lacking.by_steps:
         return [_with(one, lacking) for one in found] if waited else found
@@ -65,26 +67,38 @@ def unjudged(run: Run, blocks: Blocks) -> Verdict | None:
     return Verdict(kind="insufficient_data", evidence=(told,), advice=(remedy,))
 
 
+def _ours(found: list[Verdict], run: Run, blocks: Blocks | None) -> list[Verdict]:
+    """What holds of a run of our own: whoever may have waited for a rank of which no collective came is not named."""
+    lacking = absent.find(run, blocks)
+    if lacking is None:
+        return found
+    doubted = [one for one in found if lacking.doubts(one)]
+    kept = [one for one in found if one not in doubted]
+    if doubted and not kept:
+        return [absent.told(lacking, doubted)]
+    seen = rows(run.ranks) - sum(one in lacking.ranks for one in run.ranks["rank"].tolist())
+    return [_of_those_seen(one, lacking, seen) for one in kept]
+
+
 def _recorded_no_steps(lacking: list[int]) -> str:
     who = names(lacking) if len(lacking) < _NAMED else f"{len(lacking)} other ranks"
     return f"of {who} no steps are in this recording: whether the others wait for {_them(lacking)} cannot be told"
 
 
-def _of_those_seen(one: Verdict, lacking: Unseen, seen: int) -> Verdict:
+def _of_those_seen(one: Verdict, lacking: Absent, seen: int) -> Verdict:
     """Nobody is cleared in whose absence the others were found alike; what was found of those seen holds."""
     if one.kind != "balanced":
-        return one
+        known = one.kind in STOPS or one.kind == "insufficient_data"
+        return one if known else replace(one, evidence=(*one.evidence, absent.missing(lacking)))
     count = len(lacking.ranks)
-    others = f"{count} other ranks are" if count > 1 else "1 other rank is"
-    who = f" ({names(lacking.ranks)})" if count < _NAMED else ""
-    whom = "one of them" if count > 1 else "it"
+    others = f"{count} other ranks are" if count > 1 else "1 other rank is" if count else "others are"
+    who = f" ({names(lacking.ranks)})" if 0 < count < _NAMED else ""
+    whom = "it" if count == 1 else "one of them"
     told = (
         f"no rank of the {seen} seen holds the job back; {others} not in this recording{who}:"
         f" whether these wait for {whom} cannot be told"
     )
-    remedy = (
-        "name the run directory that has them as well, `hindmost report DIRECTORY OTHER`: each collector keeps its own"
-    )
+    remedy = absent.remedy(lacking)
     return replace(one, kind="insufficient_data", evidence=(told, *one.evidence), advice=(remedy,))
 
 

@@ -1,0 +1,135 @@
+"""Ranks of a job whose collectives nobody recorded: whoever waits for one of them seems late itself.
+
+An agent died, a rank's NCCL plugin was not loaded. Members of a communicator that such a rank is in leave its
+operations late, and nothing shows that they waited: their next partners do wait for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector import coded
+from hindmost_collector.judgement.verdict import STOPS, Verdict
+from hindmost_collector.judgement.wording import names
+from hindmost_collector.model import Run, rows
+
+if TYPE_CHECKING:
+    from hindmost_collector.align import Array, Ints
+    from hindmost_collector.timeline.blocks import Blocks
+
+#: What a rank's host or GPU was seen to do by itself is no wait for others.
+_ITS_OWN = ("input", "h2d", "gpu_throttle", "gpu_contention", "cpu_contention", "gc", "checkpoint", "memory", "io")
+#: Of the members of a communicator that were seen, whom all are late with: who waits for one unseen is not alone.
+_ALIKE = 0.5
+
+
+@dataclass(frozen=True)
+class Absent:
+    """``ranks`` of which no collective was recorded, as far as is known which, and of each communicator that such a
+    rank is in the members that were seen, where others were seen that are not in it.
+    """
+
+    ranks: tuple[int, ...]
+    beside: tuple[frozenset[int], ...] = ()
+
+    def doubts(self, one: Verdict) -> bool:
+        """Whether those whom a verdict names may have waited for one of these ranks."""
+        if one.kind in STOPS or one.cause in _ITS_OWN:
+            return False
+        if one.kind == "slow_link" or one.cause == "network":
+            return True  # all that wait for one unseen look as where transfers are slow
+        named = set(one.ranks)
+        return any(len(seen & named) >= _ALIKE * len(seen) for seen in self.beside if named)
+
+
+def find(run: Run, blocks: Blocks | None) -> Absent | None:
+    """Whom a run's collectives lack; ``None`` where nobody is known to be missing."""
+    told = set(run.unseen.ranks) if run.unseen is not None else set()
+    if blocks is None or blocks.joined is None:
+        return _without_collectives(run, blocks, told)
+    comm, members, size = _memberships(run, blocks.ranks)
+    silent = np.setdiff1d(run.ranks["rank"], blocks.ranks)
+    if not told and not len(silent) and (members >= size).all():
+        return None
+    seen = set(blocks.ranks.tolist())
+    expected = dict(zip(comm.tolist(), size.tolist(), strict=True))
+    short = {one: met for one, met in _met(run).items() if len(met) < expected.get(one, 0)}
+    if not expected:  # then nobody knows whom a communicator lacks
+        short = _met(run)
+    if short:
+        defined = np.isin(run.communicators["comm"], np.array(list(short), np.uint64))
+        told |= {*silent.tolist(), *run.communicators["rank"][defined].tolist()} - seen
+    beside = tuple(frozenset(met) for met in short.values() if met < seen)
+    return Absent(tuple(sorted(told)), beside) if told or (short and expected) else None
+
+
+def _without_collectives(run: Run, blocks: Blocks | None, told: set[int]) -> Absent | None:
+    """Whom nothing was recorded of, where the others' steps are all that is known."""
+    if blocks is not None:
+        heard = [run.collectives["rank"], run.intervals["rank"], blocks.ranks]
+        told = told | set(run.ranks["rank"].tolist()).difference(*(np.unique(one).tolist() for one in heard))
+    return Absent(tuple(sorted(told))) if told else None
+
+
+def _memberships(run: Run, ranks: Ints) -> tuple[Array, Ints, Ints]:
+    """Each communicator that was defined, how many of its members are among these ``ranks``, and its size."""
+    table = run.communicators
+    if not rows(table):
+        return np.empty(0, np.uint64), np.empty(0, np.int64), np.empty(0, np.int64)
+    comm, which = np.unique(table["comm"], return_inverse=True)
+    size = np.zeros(len(comm), np.int64)
+    np.maximum.at(size, which, table["size"])
+    seen = np.isin(table["rank"], ranks)
+    pairs = np.unique(which[seen].astype(np.int64) * (1 << 32) + table["rank"][seen])  # one may be defined again
+    return comm, np.bincount(pairs >> 32, minlength=len(comm)), size
+
+
+def _met(run: Run) -> dict[int, set[int]]:
+    """The ranks that were seen in each communicator, messages left out."""
+    together = run.collectives["peer"] < 0
+    which, comms = coded.factorize(run.collectives["comm"][together])
+    pairs = np.unique(which.astype(np.int64) * (1 << 32) + run.collectives["rank"][together])
+    met: dict[int, set[int]] = {}
+    for place, rank in zip((pairs >> 32).tolist(), (pairs & 0xFFFFFFFF).tolist(), strict=True):
+        met.setdefault(int(comms[place]), set()).add(rank)
+    return met
+
+
+def told(absent: Absent, doubted: list[Verdict]) -> Verdict:
+    """That nobody can be named: whoever seems to hold the job back may wait for a rank of which nothing is known."""
+    late = sorted({rank for one in doubted for rank in one.ranks})
+    seem = f"{names(late)} {'seems' if len(late) == 1 else 'seem'} late" if late else "transfers seem slow"
+    return Verdict(
+        kind="insufficient_data",
+        cause="unknown",
+        evidence=(
+            missing(absent),
+            f"{seem}, and may have waited for {_it(absent)} unseen: who holds the job back cannot be told",
+        ),
+        advice=(remedy(absent),),
+    )
+
+
+def missing(absent: Absent) -> str:
+    """Whom nobody knows anything of."""
+    are = "is" if len(absent.ranks) == 1 else "are"
+    return f"{_who(absent)} {are} missing: no collective of {_it(absent)} was recorded"
+
+
+def remedy(absent: Absent) -> str:
+    """How what is missing would be recorded."""
+    return (
+        f"see on the node of {_who(absent)} whether its agent runs and the rank loaded what records its collectives:"
+        " `hindmost doctor` there tells; of an agent that sent to another collector, name that one's directory as well"
+    )
+
+
+def _who(absent: Absent) -> str:
+    return names(absent.ranks) if absent.ranks else "some ranks"
+
+
+def _it(absent: Absent) -> str:
+    return "it" if len(absent.ranks) == 1 else "them"

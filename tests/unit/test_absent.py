@@ -1,0 +1,96 @@
+"""Ranks of which no collective was recorded: nobody is cleared, nor named who may have waited for one of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hindmost_collector import constant
+from hindmost_collector.judge import judge
+from hindmost_collector.judgement import unseen
+from hindmost_collector.simulate import Fault, Scenario, simulate
+
+if TYPE_CHECKING:
+    from hindmost_collector.judgement.verdict import Verdict
+    from hindmost_collector.model import Run
+
+OF_RANKS = ("steps", "collectives", "intervals", "in_flight", "stacks", "rank_states")
+#: What is gone of a rank: all that it did, that and what it was defined as, its plugin's, or every trace.
+GONE = {
+    "rows": OF_RANKS,
+    "rows and communicators": (*OF_RANKS, "communicators"),
+    "collectives": ("collectives", "communicators"),
+    "all": (*OF_RANKS, "communicators", "ranks"),
+}
+LAYOUTS = (
+    Scenario(seed=3),
+    Scenario(seed=3, layout="fsdp"),
+    Scenario(16, seed=18, layout="tp_dp", tensor=2),
+    Scenario(seed=3, layout="pp_dp", pipeline=2),
+    Scenario(4, seed=11, layout="pp_dp", pipeline=2),
+)
+
+
+def _lacking(run: Run, rank: int, gone: str) -> Run:
+    """As a collector has it to which nothing of this came."""
+    tables = run.tables()
+    left = {name: constant.chosen(tables[name], tables[name]["rank"] != rank) for name in GONE[gone]}
+    return unseen.with_missing(replace(run, job=replace(run.job, source="hindmost"), **left))
+
+
+@cache
+def _run(scenario: Scenario) -> Run:
+    return simulate(scenario).run
+
+
+def _verdicts(scenario: Scenario, rank: int, gone: str) -> tuple[Verdict, ...]:
+    return judge(_lacking(_run(scenario), rank, gone)).verdicts
+
+
+@pytest.mark.parametrize("gone", GONE)
+@pytest.mark.parametrize("scenario", LAYOUTS, ids=lambda one: f"{one.layout}-{one.ranks}")
+def test_nobody_is_named_or_cleared_for_whom_one_is_missing(scenario: Scenario, gone: str) -> None:
+    """In no layout, though partners of the one that is missing come late to whomever they meet next; it is told."""
+    for rank in (0, scenario.ranks - 1):
+        (verdict,) = _verdicts(scenario, rank, gone)
+        assert (verdict.kind, verdict.ranks) == ("insufficient_data", ())
+        assert any(f"rank {rank}" in one for one in verdict.evidence)
+
+
+@pytest.mark.parametrize("scenario", LAYOUTS, ids=lambda one: f"{one.layout}-{one.ranks}")
+def test_who_is_slow_and_missing_gets_nobody_else_named(scenario: Scenario) -> None:
+    """Everybody waits for it, and nobody sees whom."""
+    slow = replace(scenario, faults=(Fault("compute", (1,), 0.3),))
+    (verdict,) = _verdicts(slow, 1, "rows")
+    assert verdict.ranks == ()
+    assert verdict.kind == "insufficient_data"
+
+
+def test_one_that_is_slow_by_itself_is_named_though_another_is_missing() -> None:
+    """Its tensor partner's and its replicas' collectives show who waits for whom: none of them lacks a member but one
+    that many others are in."""
+    slow = Scenario(64, layout="tp_dp", tensor=4, faults=(Fault("compute", (9,), 0.3),))
+    (verdict,) = _verdicts(slow, 63, "rows")
+    assert (verdict.kind, verdict.ranks) == ("straggler", (9,))
+    assert verdict.evidence[-1] == "rank 63 is missing: no collective of it was recorded"
+
+
+@pytest.mark.parametrize("gone", ["rows", "collectives"])
+@pytest.mark.parametrize("layout", ["dp", "tp_dp"])
+def test_who_hangs_is_named_and_not_who_is_missing(layout: str, gone: str) -> None:
+    """Of the one that is missing nobody knows what it had open; of the culprit it is known that it did not come."""
+    stopped = Scenario(layout=layout, tensor=2, steps=60, faults=(Fault("hang", (5,), onset=40),))
+    (verdict,) = _verdicts(stopped, 0, gone)
+    assert (verdict.kind, verdict.ranks) == ("hang", (5,))
+
+
+def test_ranks_that_take_part_in_no_collective_lack_nothing() -> None:
+    """All members of all communicators were seen: a rank beside them is nobody's partner."""
+    run = simulate(Scenario()).run
+    ranks = {name: np.append(column, column[-1:]) for name, column in run.ranks.items()}
+    ranks["rank"][-1] = 8
+    (verdict,) = judge(replace(run, job=replace(run.job, source="hindmost"), ranks=ranks)).verdicts
+    assert verdict.kind == "balanced"
