@@ -15,7 +15,7 @@ DEMO = $(PATHS) $(DEMO_MPI) hindmost run -- \
 
 # What tests need of the machine: some measure real jobs, which then have it to themselves; others run JOBS at a time.
 BARE := not torch and not gpu and not clickhouse
-JOBS ?= 2
+JOBS ?= 3
 
 # Tests start hundreds of processes, which need not compile all of hindmost each, whatever this shell says: empty is unset.
 export PYTHONDONTWRITEBYTECODE :=
@@ -72,12 +72,12 @@ python-newer: $(VENV)/.dev ## a Python 3.14 in .cache for the tests of attach, w
 mpich: $(VENV)/.dev ## Debian's MPICH in .cache for the tests of the MPI shim (Fortran's need gfortran)
 	@tests/native/fetch-mpich $(VENV) .cache/mpich || echo 'make: no MPICH: the MPI shim is tested with Open MPI only' >&2
 
-test: $(VENV)/.dev python-newer mpich ## every test that needs neither torch nor a GPU; JOBS=2 of them at a time
+test: $(VENV)/.dev python-newer mpich ## every test that needs neither torch nor a GPU; JOBS=3 of them at a time
 	$(PATHS) $(BIN)/python -m pytest -m '$(BARE) and not timed' -n $(JOBS) --dist loadfile --no-loadscope-reorder
 	$(PATHS) $(BIN)/python -m pytest -m '$(BARE) and timed' tests/cluster tests/native
 
 test-torch: $(VENV)/.torch ## the tests that need PyTorch (CPU)
-	$(PATHS) $(BIN)/python -m pytest -m 'torch and not gpu and not timed' -n $(JOBS) tests/torch
+	$(PATHS) $(BIN)/python -m pytest -m 'torch and not gpu and not timed' -n $(JOBS) --dist loadfile tests/torch
 	$(PATHS) $(BIN)/python -m pytest -m 'torch and not gpu and timed' tests/torch
 
 test-clickhouse: $(VENV)/.clickhouse ## the ClickHouse store against the real engine (chDB)

@@ -8,9 +8,15 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 TRAIN_MPI = str(ROOT / "examples" / "train_mpi.py")
@@ -71,6 +77,19 @@ def observe(out: Path, *command: str, options: tuple[str, ...] = (), **more: str
     )
     assert not wait_until_gone(job_of(out))
     return Observed(done.returncode, done.stdout, done.stderr, out)
+
+
+@contextmanager
+def mounted(where: Path, options: str) -> Iterator[Path]:
+    """A small file system of our own, where this user may mount one."""
+    where.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(where)], capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip(f"may not mount here: {done.stderr.decode().strip()}")
+    try:
+        yield where
+    finally:
+        subprocess.run(["umount", "-l", str(where)], check=True)
 
 
 def job_of(out: Path) -> str:

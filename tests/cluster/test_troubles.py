@@ -5,17 +5,25 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.simulate.write import run_directory
 
-from tests.cluster.jobs import HINDMOST, MPIRUN, PATIENCE_S, TRAIN_MPI, environ, job_of, observe, wait_until_gone
+from tests.cluster.jobs import (
+    HINDMOST,
+    MPIRUN,
+    PATIENCE_S,
+    TRAIN_MPI,
+    environ,
+    job_of,
+    mounted,
+    observe,
+    wait_until_gone,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.timeout(300)
@@ -32,19 +40,6 @@ with open(sys.argv[1], "wb", buffering=0) as file:
     except OSError:
         pass
 """
-
-
-@contextmanager
-def mounted(where: Path, options: str) -> Iterator[Path]:
-    """A small file system of our own, where this user may mount one."""
-    where.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(where)], capture_output=True, check=False)
-    if done.returncode:
-        pytest.skip(f"may not mount here: {done.stderr.decode().strip()}")
-    try:
-        yield where
-    finally:
-        subprocess.run(["umount", "-l", str(where)], check=True)
 
 
 def test_a_port_in_use(out: Path) -> None:
@@ -131,9 +126,10 @@ def test_hindmost_that_cannot_start(out: Path, tmp_path: Path) -> None:
 
 def test_two_runs_do_not_mix(out: Path) -> None:
     """A directory that holds a run is not written into again; the second run is kept elsewhere, and says where."""
-    first, second = observe(out, *JOB), observe(out, *JOB, TMPDIR=str(out.parent))
-    assert first.returncode == second.returncode == 5
-    assert "already holds a run" in second.own_lines[0]
+    run_directory([simulate(Scenario(2, 12)).run], out)
+    run = observe(out, *JOB, TMPDIR=str(out.parent))
+    assert run.returncode == 5
+    assert "already holds a run" in run.own_lines[0]
     assert any(out.parent.glob("hindmost-*/report.json"))
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
+import select
 import shutil
 import socket
 import subprocess
@@ -11,7 +13,7 @@ import sys
 import textwrap
 from collections import Counter
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,6 +54,9 @@ class Trace:
         return sum(event.duration_ns for event in self.of(kind, name)[3:]) / 1e6
 
 
+#: By which a rank of torchrun's is known.
+RUN_ID = {"TORCHELASTIC_RUN_ID": "none"}
+
 #: Starts a command as each of several ranks in the environment that torchrun gives its workers, and ends as they do.
 RANKS = """
 for rank in $(seq 0 $(($WORLD_SIZE - 1))); do
@@ -74,7 +79,7 @@ def launcher(name: str, ranks: int, folder: Path, python: str = sys.executable) 
             "MASTER_ADDR=127.0.0.1",
             f"MASTER_PORT={_port()}",
             f"WORLD_SIZE={ranks}",
-            "TORCHELASTIC_RUN_ID=none",
+            *(f"{name}={value}" for name, value in RUN_ID.items()),
             *("sh", "-c", RANKS, "sh", python),
         ]
     if name == "torchrun":
@@ -89,6 +94,46 @@ def launcher(name: str, ranks: int, folder: Path, python: str = sys.executable) 
             pytest.skip("no Slurm (slurm-wlm), or not root")
         return [str(WITH_SLURM), str(folder), "127.0.0.1", "--", program, "-n", str(ranks), "--overcommit", python]
     return [program, *(MPIRUN if name == "mpirun" else ("--gloo",)), "-np", str(ranks), python]
+
+
+@cache
+def _warm() -> subprocess.Popen[str]:
+    """The server of warm.py, which ends with this process; one for all tests, as it imports torch."""
+    line = [sys.executable, str(Path(__file__).with_name("warm.py"))]
+    environ = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(line, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def forked(folder: Path, argv: list[str], environs: list[dict[str, str]]) -> list[subprocess.CompletedProcess[str]]:
+    """Run a script in each of these environments at once, in processes that have torch already."""
+    said = [
+        {name: str(folder / f"{name}.{number}") for name in ("stdout", "stderr")} for number in range(len(environs))
+    ]
+    processes = [{"argv": argv, "environ": environ} | files for environ, files in zip(environs, said, strict=True)]
+    server = _warm()
+    assert server.stdin is not None
+    assert server.stdout is not None
+    server.stdin.write(json.dumps(processes) + "\n")
+    server.stdin.flush()
+    if not select.select([server.stdout], [], [], PATIENCE_S)[0]:
+        server.kill()
+        _warm.cache_clear()
+        raise subprocess.TimeoutExpired(argv, PATIENCE_S)
+    ended = json.loads(server.stdout.readline())
+    texts = [[Path(one[name]).read_text() for name in ("stdout", "stderr")] for one in said]
+    return [subprocess.CompletedProcess(argv, code, *text) for code, text in zip(ended, texts, strict=True)]
+
+
+def _forked_ranks(
+    ranks: int, folder: Path, environ: dict[str, str], argv: list[str]
+) -> subprocess.CompletedProcess[str]:
+    """A script as plain Python, or as ranks in the environment that torchrun gives its workers."""
+    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_port()), "WORLD_SIZE": str(ranks), **RUN_ID}
+    places = [{}] if ranks == 1 else [job | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+    all_done = forked(folder, argv, [environ | place for place in places])
+    code = next((done.returncode for done in all_done if done.returncode), 0)
+    out, err = "".join(done.stdout for done in all_done), "".join(done.stderr for done in all_done)
+    return subprocess.CompletedProcess(argv, code, out, err)
 
 
 def _port() -> int:
@@ -112,7 +157,7 @@ def run(
     script: Path | str,
     *argv: str,
     ranks: int = 2,
-    by: str = "ranks",
+    by: str = "forked",
     native: bool = True,
     shim: bool = False,
     ends: int = 0,
@@ -120,6 +165,7 @@ def run(
 ) -> dict[int, Trace]:
     """Each rank's trace of a script, whose files are in ``folder``; its stderr is free of us.
 
+    ``by``: who starts it; ``forked`` is a Python that has imported torch already, and is soonest done.
     ``native``: with the hooks in C, as far as they can be built; ``shim``: with the library that ``hindmost run`` loads
     into ranks. ``ends``: how the script's process does. ``python``: the interpreter that trains.
     """
@@ -132,7 +178,7 @@ def run(
         "PYTHONPATH": str(INJECT),
         "HINDMOST_JOB_ID": "job",
         "HINDMOST_RING_DIR": str(folder / "rings"),
-        "HINDMOST_LAUNCHER": "torchrun" if by == "ranks" else by,
+        "HINDMOST_LAUNCHER": {"ranks": "torchrun", "forked": "torchrun" if ranks > 1 else "python"}.get(by, by),
         "HINDMOST_RING_MODULE": ring_module() if native else "",
         "OMP_NUM_THREADS": "1",
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -140,8 +186,11 @@ def run(
     }
     if shim:
         environ["LD_PRELOAD"] = str(build.library("pmpi"))
-    command = [*launcher(by, ranks, folder, python), str(script), *argv]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    if by == "forked":
+        done = _forked_ranks(ranks, folder, environ, [str(script), *argv])
+    else:
+        command = [*launcher(by, ranks, folder, python), str(script), *argv]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == ends, done.stderr + done.stdout
     assert "hindmost:" not in done.stderr
     traces = [Trace(path) for path in (folder / "rings").glob("*.ring")]
@@ -151,5 +200,5 @@ def run(
 
 @pytest.fixture
 def train(tmp_path: Path) -> Callable[..., dict[int, Trace]]:
-    """``train(script, *argv, ranks=2, by="ranks")``: as :func:`run`, in a folder of the test's own."""
+    """``train(script, *argv, ranks=2, by="forked")``: as :func:`run`, in a folder of the test's own."""
     return partial(run, tmp_path)

@@ -82,7 +82,7 @@ def test_lightning_trains_and_validates(train: Train, tmp_path: Path) -> None:
         trainer.fit(Model(), DataLoader(data, batch_size=8), held_out)
         trainer.validate(Model(), held_out, verbose=False)
     """
-    (trace,) = train(script, ranks=1, by="python").values()
+    (trace,) = train(script, ranks=1).values()
     # Lightning fetches no more after the last batch; the last validation is followed by nothing.
     assert trace.count(ring.STEP) == {"train": 16, "eval": 9}
     evaluated = [event.start_ns + event.duration_ns for event in trace.of(ring.STEP, "eval")]
@@ -116,7 +116,7 @@ def test_accelerate_fetches_ahead(train: Train) -> None:
                     optimizer.step()
                     optimizer.zero_grad()
     """
-    (trace,) = train(script, ranks=1, by="python").values()
+    (trace,) = train(script, ranks=1).values()
     assert trace.count(ring.STEP) == {"train": 8}
     seen = trace.count(ring.PHASE)
     assert (seen["backward"], seen["optimizer"]) == (16, 8)
@@ -139,7 +139,7 @@ def test_the_hugging_face_trainer(train: Train, tmp_path: Path) -> None:
                                       report_to="none", use_cpu=True, disable_tqdm=True, save_strategy="no")
         Trainer(model, arguments, train_dataset=rows, eval_dataset=rows[:16]).train()
     """
-    (trace,) = train(script, ranks=1, by="python").values()
+    (trace,) = train(script, ranks=1).values()
     assert trace.count(ring.STEP) == {"train": 6, "eval": 2}
     assert {event.value for event in trace.of(ring.STEP, "train")} == {4 * 12}
     seen = trace.count(ring.PHASE)
@@ -161,7 +161,7 @@ def test_keras_trains_and_validates(train: Train) -> None:
         x, y = numpy.random.rand(64, 8), numpy.random.randint(0, 2, 64)
         model.fit(x, y, batch_size=8, epochs=2, validation_data=(x[:24], y[:24]), verbose=0)
     """
-    (trace,) = train(script, ranks=1, by="python").values()
+    (trace,) = train(script, ranks=1).values()
     assert trace.header.framework == "keras"
     assert trace.count(ring.STEP) == {"train": 16, "eval": 6}
     phases = trace.count(ring.PHASE)

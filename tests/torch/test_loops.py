@@ -35,6 +35,7 @@ def test_accumulation_evaluation_and_checkpoints_are_told_apart(train: Train, tm
                 model(x)
         torch.save(model.state_dict(), {str(tmp_path / "model.pt")!r})
     """,
+        by="python",
     )
     assert trace.count(ring.STEP) == {"train": 4, "eval": 4}
     assert {event.value for event in trace.of(ring.STEP, "train")} == {32}
@@ -62,7 +63,7 @@ def test_a_rank_that_is_killed_leaves_all_its_steps(train: Train) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
     """
     )
-    (trace,) = train(textwrap.dedent(script), ranks=1, by="python", ends=-9).values()
+    (trace,) = train(textwrap.dedent(script), ranks=1, ends=-9).values()
     assert trace.count(ring.STEP) == {"train": 8 + 4}
     assert trace.count(ring.PHASE)["optimizer"] == 8 + 5
     assert [(event.kind, event.seq) for event in trace.open] == [(ring.STEP, 12)]
@@ -93,7 +94,7 @@ TRAINS = """
 """
 
 
-@pytest.mark.parametrize(("by", "ranks"), [("python", 1), ("ranks", 2)])
+@pytest.mark.parametrize(("by", "ranks"), [("forked", 1), ("ranks", 2)])
 def test_batches_may_be_fetched_ahead_by_a_thread(train: Train, by: str, ranks: int) -> None:
     """The steps are those of the thread that trains, and none of the other's fetches is inside them."""
     traces = train(textwrap.dedent(LOOPS + DISTRIBUTED + FETCHED + TRAINS), ranks=ranks, by=by)

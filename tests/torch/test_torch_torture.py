@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import textwrap
-from typing import TYPE_CHECKING, Any
+from subprocess import PIPE
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from hindmost.native import build
 from hindmost.supervise import environment
+
+from tests.cluster.jobs import mounted
+from tests.torch.conftest import PATIENCE_S, forked
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,8 +75,19 @@ FATES = {
 }
 
 
-def command(script: str) -> list[str]:
-    return [sys.executable, "-c", START + textwrap.dedent(script)]
+#: What is also tried without a compiler.
+IN_PYTHON = ("an exception in backward", "100 threads that train", "a child that trains")
+#: What is tried in C with all that `hindmost run` preloads into a Python; the others are forked, with torch in them.
+WHOLE = ("100 threads that train", "a child that trains", "training at interpreter shutdown")
+
+
+class Ended(NamedTuple):
+    """Exit code, stdout, and lines of stderr but for ours, and ours."""
+
+    code: int
+    out: str
+    err: list[str]
+    ours: list[str]
 
 
 def environ(rings: Path, native: dict[str, Path] | None) -> dict[str, str]:
@@ -84,18 +98,23 @@ def environ(rings: Path, native: dict[str, Path] | None) -> dict[str, str]:
     return found | environment.variables(found, job="job", rings=rings, collector="", launcher="python", native=native)
 
 
-def ended(process: subprocess.Popen[str]) -> tuple[int, str, list[str]]:
-    """Exit code, stdout, and stderr but for lines of ours."""
-    out, err = process.communicate(timeout=240)
-    return process.returncode, out, [line for line in err.splitlines() if not line.startswith("hindmost: ")]
+def trained(folder: Path, script: str, *environs: dict[str, str]) -> list[Ended]:
+    """How this ends in each of the environments: where something is preloaded, as a Python that imports torch."""
+    path = folder / "script.py"
+    path.write_text(START + script)
+    alone = [each for each in environs if "LD_PRELOAD" in each]
+    line = [sys.executable, str(path)]
+    started = [subprocess.Popen(line, env=each, stdout=PIPE, stderr=PIPE, text=True) for each in alone]
+    done = iter(forked(folder, [str(path)], [each for each in environs if each not in alone]))
+    said = [(one.communicate(timeout=PATIENCE_S), one.returncode) for one in started]
+    preloaded = iter([subprocess.CompletedProcess(line, code, *texts) for texts, code in said])
+    return [_ended(next(preloaded if each in alone else done)) for each in environs]
 
 
-def started(line: list[str], environ: dict[str, str]) -> Any:
-    return subprocess.Popen(line, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-#: What is also tried without a compiler.
-IN_PYTHON = ("an exception in backward", "100 threads that train", "a child that trains")
+def _ended(done: subprocess.CompletedProcess[str]) -> Ended:
+    lines = done.stderr.splitlines()
+    ours = [line for line in lines if line.startswith("hindmost: ")]
+    return Ended(done.returncode, done.stdout, [line for line in lines if line not in ours], ours)
 
 
 @pytest.fixture
@@ -111,32 +130,25 @@ def native() -> dict[str, Path]:
 def test_training_ends_as_without_hindmost(fate: str, tmp_path: Path, native: dict[str, Path]) -> None:
     """Exit code, losses and errors are those of the same script unobserved; with hooks in C, from Python 3.12 on, so
     are tracebacks."""
-    watched = {tmp_path / "C": native} | ({tmp_path / "Python": {}} if fate in IN_PYTHON else {})
-    runs = [started(command(FATES[fate]), environ(*each)) for each in ((tmp_path / "none", None), *watched.items())]
-    expected, *found = map(ended, runs)
-    for (code, out, err), rings in zip(found, watched, strict=True):
+    built = native if fate in WHOLE else {"ring": native["ring"]}
+    watched = {tmp_path / "C": built} | ({tmp_path / "Python": {}} if fate in IN_PYTHON else {})
+    environs = [environ(*each) for each in ((tmp_path / "none", None), *watched.items())]
+    expected, *found = trained(tmp_path, FATES[fate], *environs)
+    for (code, out, err, _), rings in zip(found, watched, strict=True):
         first = 0 if rings.name == "C" and sys.version_info >= (3, 12) else -1
-        assert (code, out, err[first:]) == (*expected[:2], expected[2][first:])
+        assert (code, out, err[first:]) == (expected.code, expected.out, expected.err[first:])
         assert rings.is_dir(), "it was not observed"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs needs root")
 @pytest.mark.parametrize("options", ["size=64k", "ro"])
 def test_training_where_shared_memory_is_full_or_read_only(
     options: str, tmp_path: Path, native: dict[str, Path]
 ) -> None:
     """It says so in one line, and trains."""
-    rings = tmp_path / "rings"
-    rings.mkdir()
-    mount = f"mount -t tmpfs -o {options} tmpfs {rings} || exit 77; "
-    line = ["unshare", "-m", "sh", "-c", mount + 'exec "$@"', "sh", *command("print(repr(train(5)))")]
-    process = started(line, environ(rings, native))
-    out, err = process.communicate(timeout=240)
-    if process.returncode in (1, 77) and "mount" in err + out:
-        pytest.skip("this container may not mount a tmpfs")
-    assert (process.returncode, len(out.splitlines())) == (0, 2)
-    assert [line for line in err.splitlines() if line.startswith("hindmost: ")] == err.splitlines()
-    assert len(err.splitlines()) == 1
+    with mounted(tmp_path / "rings", options) as rings:
+        (done,) = trained(tmp_path, "print(repr(train(5)))", environ(rings, {"ring": native["ring"]}))
+    assert (done.code, len(done.out.splitlines())) == (0, 2)
+    assert (len(done.ours), done.err) == (1, [])
 
 
 def test_training_with_a_broken_extension(tmp_path: Path) -> None:
@@ -144,6 +156,6 @@ def test_training_with_a_broken_extension(tmp_path: Path) -> None:
     broken = tmp_path / "ring-abi3-broken.so"
     broken.write_bytes(b"\x7fELF garbage")
     rings = tmp_path / "rings"
-    process = started(command("print(repr(train(5)))"), environ(rings, {"ring": broken}))
-    assert ended(process)[0] == 0
+    (done,) = trained(tmp_path, "print(repr(train(5)))", environ(rings, {"ring": broken}))
+    assert done.code == 0
     assert list(rings.glob("*.ring"))

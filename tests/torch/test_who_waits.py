@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.torch, pytest.mark.timed]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_torch_ddp.py"
-#: The same job by three launchers, and without a compiler.
+#: The same job by three launchers, and without a compiler in processes that are told their place as torchrun's are.
 JOBS = {"torchrun": {"by": "torchrun"}, "mpirun": {"by": "mpirun"}, "srun": {"by": "srun"}, "python": {"native": False}}
 
 
