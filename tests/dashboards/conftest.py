@@ -42,7 +42,7 @@ class Prometheus:
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{parameters}: {error.read().decode()}") from error
 
-    def show(self, target: dict[str, Any], job: str, end: float) -> list[dict[str, Any]]:
+    def show(self, target: dict[str, Any], job: str, end: float, step_s: int = 5) -> list[dict[str, Any]]:
         """The series that Grafana would draw for a panel's target at ``end``, its variables substituted."""
         expression = target["expr"]
         for variable, value in {"$job": job, **VARIABLES}.items():
@@ -50,7 +50,7 @@ class Prometheus:
         if target.get("instant"):
             return list(self.get("query", query=expression, time=f"{end}")["result"])
         start = f"{end - MINUTES * 60}"
-        return list(self.get("query_range", query=expression, start=start, end=f"{end}", step="5")["result"])
+        return list(self.get("query_range", query=expression, start=start, end=f"{end}", step=f"{step_s}")["result"])
 
 
 @pytest.fixture(scope="session")
