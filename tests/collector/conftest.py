@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 WORLD = 2**63 + 5
 SCHEMA = 9
 STEP_NS = 20_000_000
+#: For one message: what is waited for comes, but the machine may be busy with much else.
+PATIENCE_S = 60.0
 
 
 class FakeAgent:
@@ -132,7 +134,7 @@ class FakeAgent:
     async def read(self) -> wire.CollectorMessage:
         """The next message; acks are taken to heart."""
         try:
-            message = await asyncio.wait_for(self.stream.read(), 10)
+            message = await asyncio.wait_for(self.stream.read(), PATIENCE_S)
         except grpc.aio.AioRpcError as error:
             raise ConnectionError(error.details()) from error
         if message == grpc.aio.EOF:
