@@ -13,6 +13,7 @@ from hindmost_collector.model import Job, Run
 from hindmost_collector.running import newest
 from hindmost_collector.running.judging import AHEAD_S, Judging
 from hindmost_collector.running.looks import Seen, differ, seen, settled
+from hindmost_collector.running.pieces import Piece, piece
 from hindmost_collector.simulate import Fault, Scenario, simulate
 
 if TYPE_CHECKING:
@@ -184,20 +185,20 @@ def test_an_answer_has_the_whole_window_judged() -> None:
     assert (pytest.approx(30.5, abs=0.3), "whole") in job.until(31.5)
 
 
-def table(first: int, stop: int, ranks: int, step_ns: int, each: int = 1) -> dict[str, Any]:
+def table(first: int, stop: int, ranks: int, step_ns: int, each: int = 1) -> Piece:
     """Rows of so many ranks, ``each`` in each of these steps."""
     return rows_of(first, stop, np.arange(ranks), step_ns, each)
 
 
-def rows_of(first: int, stop: int, ranks: Any, step_ns: int, each: int = 1) -> dict[str, Any]:
+def rows_of(first: int, stop: int, ranks: Any, step_ns: int, each: int = 1) -> Piece:
     """The same of these ranks."""
     start = np.repeat(np.arange(first, stop) * step_ns, len(ranks) * each)
-    return {"start_ns": start, "rank": np.tile(np.repeat(ranks, each), stop - first)}
+    return piece({"start_ns": start, "rank": np.tile(np.repeat(ranks, each), stop - first)})
 
 
-def steps_of(pieces: list[dict[str, Any]], step_ns: int) -> int:
+def steps_of(pieces: list[Piece], step_ns: int) -> int:
     """How many steps pieces are of."""
-    return len(np.unique(np.concatenate([piece["start_ns"] for piece in pieces]))) if step_ns and pieces else 0
+    return len(np.unique(np.concatenate([one.table["start_ns"] for one in pieces]))) if step_ns and pieces else 0
 
 
 def test_the_newest_steps_are_a_small_part_of_a_full_window() -> None:
@@ -219,7 +220,7 @@ def test_each_rank_is_seen_in_as_many_steps_as_a_judgement_needs_though_agents_s
         rows_of(10 * (second - 3), 10 * (second + 1), np.arange(second % 4, 8192, 4), 10**8) for second in range(4, 16)
     ]
     kept = newest.parts({"steps": turns}, 1e8, 8192)["steps"]
-    assert set(np.concatenate([piece["rank"] for piece in kept]).tolist()) == set(range(8192))
+    assert set(np.concatenate([one.table["rank"] for one in kept]).tolist()) == set(range(8192))
     assert len(kept) == 4
     gone = newest.parts({"steps": turns}, 1e8, 16_384)["steps"]
     assert 4 < len(gone) < len(turns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from types import SimpleNamespace
 
@@ -14,13 +15,13 @@ from hindmost_collector.service import Collector
 from hindmost_collector.store import recording
 
 
-def test_a_flush_waits_for_the_judging():
+def test_a_flush_waits_for_the_judging(monkeypatch):
     """What is due is written once judging is through, or has taken too long."""
 
     async def scenario():
         collector, found = Collector(Options(flush_seconds=10), None), []
         for busy, overdue in ((False, 1.0), (True, 1.0), (True, recording.WAIT_S + 1.0), (False, -5.0)):
-            collector.judging.busy = busy
+            monkeypatch.setattr(type(collector.judging), "busy", busy)
             collector.recorder.last_flush = time.monotonic() - 10 - overdue
             found.append(collector._flush_due())
         return found
@@ -58,16 +59,19 @@ def test_judging_waits_for_a_write(monkeypatch, writing, overdue, ripe, judged):
             jobs={"j": job}, recorder=SimpleNamespace(writing=writing), options=SimpleNamespace(hold=True)
         )
         judging = SimpleNamespace(
-            due=lambda name: looked.append(name) or True, turn=lambda name: 0, overdue=lambda name: overdue
+            due=lambda name: looked.append(name) or True,
+            turn=lambda name: 0,
+            overdue=lambda name: overdue,
+            pause_s=lambda usual: usual,
         )
         watch = Watch(collector, judging)
 
-        async def judge(job, *, whole):
+        async def turn(job, *, whole):
             assert whole == ripe
             told.append(job.id)
             job.judged_revision = job.revision
 
-        monkeypatch.setattr(watch, "_judge", judge)
+        monkeypatch.setattr(watch, "_turn", turn)
         task = asyncio.create_task(watch.run())
         while not (looked or told or task.done()):
             await asyncio.sleep(0.01)
@@ -77,23 +81,68 @@ def test_judging_waits_for_a_write(monkeypatch, writing, overdue, ripe, judged):
     assert bool(told) == judged
 
 
+class Costly:
+    """A job whose newest steps are looked at, what judging them says, and a whole window that takes until told."""
+
+    def __init__(self):
+        self.news, self.asked, self.through = False, [], threading.Event()
+        self.job = SimpleNamespace(id="j", revision=7, sealed=False, judged=None, report=None)
+        self.job.window = SimpleNamespace(last_step=41)
+        self.job.infer_steps = lambda: None
+        self.job.last_step = lambda report: 41
+        self.job.snapshot = self.job.newest = lambda words: list
+        self.now = 5
+
+    def judging(self):
+        """What paces it."""
+        return SimpleNamespace(
+            costly=lambda name: True, look=self.look, judged=self.judged, whole_due=lambda name: self.news is None
+        )
+
+    def look(self, *_):
+        self.asked.append("look")
+        return self.news
+
+    def judged(self, *_, beside):
+        assert beside
+        self.asked.append("whole")
+        self.through.wait(10)
+        return {"verdicts": []}
+
+    def watch(self):
+        """Who watches it."""
+        collector = SimpleNamespace(
+            clock=SimpleNamespace(now=lambda: self.now),
+            decoder=SimpleNamespace(words=None),
+            recorder=SimpleNamespace(store=None),
+        )
+        return Watch(collector, self.judging())
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_look_that_says_nothing_new_is_told_too(fails):
     """Up to which step, and when, what the report says was seen to hold; one that failed has seen nothing."""
+    costly = Costly()
+    costly.news = None if fails else False
+    costly.through.set()
+    asyncio.run(costly.watch()._turn(costly.job, whole=False))
+    assert costly.job.judged == (None if fails else {"time_ns": 5, "last_step": 41})
+
+
+def test_looks_go_on_while_a_whole_window_is_judged():
+    """One at a time is; what looks find to hold meanwhile is told, and what it says comes when it is through."""
+    costly = Costly()
 
     async def scenario():
-        judging = SimpleNamespace(failures=0)
+        watch = costly.watch()
+        for costly.news, costly.now in ((True, 5), (True, 6), (False, 7)):
+            await watch._turn(costly.job, whole=False)
+        meanwhile = costly.job.judged, costly.job.report
+        costly.through.set()
+        await asyncio.gather(*watch._wholes.values())
+        return meanwhile
 
-        def report(*_, **__):
-            judging.failures += fails
-
-        judging.report = report
-        window = SimpleNamespace(last_step=41)
-        job = SimpleNamespace(id="j", revision=7, window=window, judged=None)
-        job.infer_steps = lambda: None
-        job.snapshot = job.newest = lambda words: None
-        collector = SimpleNamespace(clock=SimpleNamespace(now=lambda: 5), decoder=SimpleNamespace(words=None))
-        await Watch(collector, judging)._judge(job, whole=False)
-        return job.judged
-
-    assert asyncio.run(scenario()) == (None if fails else {"time_ns": 5, "last_step": 41})
+    assert asyncio.run(scenario()) == ({"time_ns": 7, "last_step": 41}, None)
+    assert sorted(costly.asked) == ["look", "look", "look", "whole"]
+    assert costly.job.judged == {"time_ns": 7, "last_step": 41}
+    assert costly.job.report == {"verdicts": []}

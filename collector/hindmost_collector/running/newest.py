@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector.model import rows
 from hindmost_collector.stream.pace import MOST_S, NS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hindmost_collector.model import Table
+    from hindmost_collector.running.pieces import Piece
 
 #: Rows of the fullest table, at least: so many are looked through in 20 ms.
 _ROWS = 50_000
@@ -36,7 +36,7 @@ _SAMPLES = 20_000
 _ON_A_NODE = 512
 
 
-def parts(held: Mapping[str, Sequence[Table]], step_ns: float, ranks: int) -> dict[str, list[Table]]:
+def parts(held: Mapping[str, Sequence[Piece]], step_ns: float, ranks: int) -> dict[str, list[Piece]]:
     """Of pieces of tables, oldest first, those of the newest steps, which take ``step_ns`` each, of so many ranks.
 
     Each table is cut by its own clock: that of a GPU is not the host's.
@@ -44,33 +44,33 @@ def parts(held: Mapping[str, Sequence[Table]], step_ns: float, ranks: int) -> di
     kept = {name: list(pieces) for name, pieces in held.items()}
     if kept.get("steps") and kept.get("collectives") and _span(kept["collectives"]) < _JUDGED * step_ns:
         kept["collectives"] = []
-    fullest = max(kept.values(), key=lambda pieces: sum(map(rows, pieces)), default=[])
+    fullest = max(kept.values(), key=lambda pieces: sum([one.rows for one in pieces]), default=[])
     span, found, told = 0, 0, _Told(kept.get("steps") or [], ranks)
     for piece in reversed(fullest):
-        found += rows(piece)
-        span = _newest(fullest[-1]) - int(piece["start_ns"].min())
+        found += piece.rows
+        span = fullest[-1].newest_ns - piece.first_ns
         enough = span >= (_STEPS if found < _MANY else _JUDGED) * step_ns
         if found >= _ROWS and enough and (told.of_nearly_all(span) or span >= _STEPS * step_ns + _HELD_NS):
             break
     return {
-        name: [one for one in pieces if _newest(pieces[-1]) - _newest(one) <= span] for name, pieces in kept.items()
+        name: [one for one in pieces if pieces[-1].newest_ns - one.newest_ns <= span] for name, pieces in kept.items()
     }
 
 
 class _Told:
     """Of how many steps each rank has told, in more and more of the newest pieces."""
 
-    def __init__(self, pieces: Sequence[Table], ranks: int) -> None:
+    def __init__(self, pieces: Sequence[Piece], ranks: int) -> None:
         self._left, self._ranks = list(pieces), ranks
-        self._newest = _newest(pieces[-1]) if pieces else 0
+        self._newest = pieces[-1].newest_ns if pieces else 0
         self._steps = np.zeros(0, np.int64)
 
     def of_nearly_all(self, span: int) -> bool:
         """Whether nearly all have told of as many as a judgement needs in this time; where none is marked, all have."""
         if not self._newest:
             return True
-        while self._left and self._newest - _newest(self._left[-1]) <= span:
-            more = np.bincount(self._left.pop()["rank"], minlength=len(self._steps))
+        while self._left and self._newest - self._left[-1].newest_ns <= span:
+            more = np.bincount(self._left.pop().table["rank"], minlength=len(self._steps))
             more[: len(self._steps)] += self._steps
             self._steps = more
         return int(np.sum(self._steps >= _JUDGED)) >= _NEARLY_ALL * self._ranks
@@ -93,9 +93,5 @@ def needed(metrics: Table, ranks: int) -> Table:
     return {name: column[chosen] for name, column in metrics.items()}
 
 
-def _newest(piece: Table) -> int:
-    return int(piece["start_ns"].max())
-
-
-def _span(pieces: Sequence[Table]) -> int:
-    return _newest(pieces[-1]) - int(pieces[0]["start_ns"].min())
+def _span(pieces: Sequence[Piece]) -> int:
+    return pieces[-1].newest_ns - pieces[0].first_ns

@@ -30,6 +30,7 @@ class Watch:
         self._collector, self._judging = collector, judging
         self._verdicts: dict[str, VerdictLog] = {}
         self._one_at_a_time = asyncio.Lock()
+        self._wholes: dict[str, asyncio.Task[None]] = {}  # the one costly window that is judged beside looks, if any
 
     def pause_s(self, usual_s: float) -> float:
         """How long to wait before the next look: less where a job may hang."""
@@ -38,36 +39,66 @@ class Watch:
 
     async def run(self) -> None:
         """Look, judge, and seal what is over; for ever."""
-        while True:
-            await asyncio.sleep(self.pause_s(LOOK_S))
-            for job in sorted(self._collector.jobs.values(), key=lambda job: self._judging.turn(job.id)):
-                if job.sealed or job.judged_revision == job.revision:
-                    continue
-                self._ask(job.id, job.stall.question(job))
-                due = self._judging.due(job.id)
-                due = due and (not self._collector.recorder.writing or self._judging.overdue(job.id))
-                ripe = job.stall.ripe(job)
-                if due or ripe:
-                    await self._judge(job, whole=ripe)
-            if not self._collector.options.hold:
-                await self._seal_finished()
+        try:
+            while True:
+                await asyncio.sleep(self.pause_s(self._judging.pause_s(LOOK_S)))
+                await self._round()
+                if not self._collector.options.hold:
+                    await self._seal_finished()
+        finally:
+            for whole in self._wholes.values():
+                whole.cancel()
 
-    async def _judge(self, job: LiveJob, *, whole: bool) -> None:
-        """Judge the window of a job, the ``whole`` of it whatever that costs where the job may hang."""
-        collector = self._collector
+    async def _round(self) -> None:
+        """One turn of each job that is to be judged."""
+        for ended in [name for name, whole in self._wholes.items() if whole.done()]:
+            self._wholes.pop(ended).result()
+        for job in sorted(self._collector.jobs.values(), key=lambda job: self._judging.turn(job.id)):
+            if job.sealed or job.judged_revision == job.revision:
+                continue
+            self._ask(job.id, job.stall.question(job))
+            due = self._judging.due(job.id)
+            due = due and (not self._collector.recorder.writing or self._judging.overdue(job.id))
+            ripe = job.stall.ripe(job)
+            if due or ripe:
+                await self._turn(job, whole=ripe)
+
+    async def _turn(self, job: LiveJob, *, whole: bool) -> None:
+        """Judge the window of a job, the ``whole`` of it whatever that costs where the job may hang.
+
+        Else, where that costs much, its newest steps are looked at, and the whole is judged beside further looks.
+        """
+        looking = not whole and self._judging.costly(job.id)
+        newest = job.newest(self._collector.decoder.words) if looking else None
+        if newest is None:
+            if job.id in self._wholes:
+                await self._wholes[job.id]
+            await self._judge(job)
+            return
+        seen = self._seen(job)
+        news = await asyncio.to_thread(self._judging.look, job.id, newest)
+        if news is False:
+            job.judged = seen
+        if not self._wholes and (news or self._judging.whole_due(job.id)):
+            self._wholes[job.id] = asyncio.create_task(self._judge(job, beside=True))
+
+    def _seen(self, job: LiveJob) -> dict[str, int]:
+        """When, and up to which step, a job is looked at now."""
         job.judged_revision = job.revision
         job.infer_steps()
+        return {"time_ns": self._collector.clock.now(), "last_step": job.window.last_step}
+
+    async def _judge(self, job: LiveJob, *, beside: bool = False) -> None:
+        """Judge the whole window of a job, and tell what is new."""
+        collector, seen = self._collector, self._seen(job)
         snapshot = job.snapshot(collector.decoder.words)
-        newest = None if whole else job.newest(collector.decoder.words)
-        seen = {"time_ns": collector.clock.now(), "last_step": job.window.last_step}
-        failed = self._judging.failures
-        report = await asyncio.to_thread(self._judging.report, job.id, snapshot, newest=newest)
-        if self._judging.failures == failed:
-            job.judged = seen
-        if report is None:
+        report = await asyncio.to_thread(self._judging.judged, job.id, snapshot, beside=beside)
+        if report is None or job.sealed:
             return
         log = self._verdicts.setdefault(job.id, VerdictLog())
         told = list(log.update(report["verdicts"], collector.clock.now(), job.last_step(report)))
+        if told or not job.judged or job.judged["time_ns"] < seen["time_ns"]:
+            job.judged = seen  # what looks found meanwhile holds of the report before
         if told and collector.recorder.store:
             collector.unbroken.begin(self._write_down(job.id, [line(event) for event in told]))
         questions = [question for event in told if (question := zoom(job.id, event)) is not None]

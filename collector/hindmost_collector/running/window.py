@@ -24,6 +24,7 @@ from hindmost_collector.model import (
     world_size,
 )
 from hindmost_collector.running import newest
+from hindmost_collector.running.pieces import Pieces, piece
 from hindmost_collector.stream.chunk import CODED, concatenated, from_rows, with_words
 from hindmost_collector.timeline import in_a_row, incarnations
 from hindmost_collector.timeline.steps import period
@@ -71,7 +72,7 @@ class Window:
 
     def __init__(self, span_ns: int = WINDOW_NS, row_limit: int = ROWS) -> None:
         self._span, self._limit = span_ns, row_limit
-        self._parts: dict[str, deque[Table]] = {name: deque() for name in CODED}
+        self._parts: dict[str, Pieces] = {name: Pieces() for name in CODED}
         self._metrics: deque[_Samples] = deque()
         self._samples = 0
         self._causal: dict[Origin, _Causal] = {}
@@ -91,9 +92,10 @@ class Window:
     def add(self, chunk: Chunk, definitions: Definitions) -> None:
         """Take a tick in, and let what is too old go."""
         for name, table in chunk.coded.items():
-            self._parts[name].append(table)
-            self._evict(self._parts[name])
-            self.newest_ns = max(self.newest_ns, int(table["start_ns"].max()))
+            one = piece(table)
+            self._parts[name].add(one)
+            self._parts[name].bound(self._limit, self._span)
+            self.newest_ns = max(self.newest_ns, one.newest_ns)
         self._ranks.add(chunk.plain.get("ranks"))
         self._stated.add(chunk.plain.get("ranks"))
         self._communicators.add(chunk.plain.get("communicators"))
@@ -119,8 +121,7 @@ class Window:
         """Hold no more than so many rows of a table from now on."""
         self._limit = row_limit
         for parts in self._parts.values():
-            if parts:
-                self._evict(parts)
+            parts.bound(self._limit, self._span)
 
     def let_go(self) -> None:
         """Hold none of the collectives and samples that have come: nobody is to judge them any more."""
@@ -195,23 +196,17 @@ class Window:
             self._node_of = ranks, dict(zip(ranks["rank"].tolist(), nodes, strict=True)), len(set(nodes))
         return self._node_of[1]
 
-    def _evict(self, parts: deque[Table]) -> None:
-        newest = int(parts[-1]["start_ns"].max())
-        held = sum(map(rows, parts))
-        while len(parts) > 1 and (held > self._limit or int(parts[0]["start_ns"].max()) < newest - self._span):
-            held -= rows(parts.popleft())
-
     @property
     def last_step(self) -> int:
         """The newest step of any rank; -1 before the first."""
-        return max((int(part["step"].max()) for part in tuple(self._parts["steps"])), default=-1)
+        return max((int(part["step"].max()) for part in self._parts["steps"].tables()), default=-1)
 
     def calls_per_step(self) -> int | None:
         """Collective calls in one step of a rank, by their pattern; None where nothing repeats."""
-        parts = self._parts["collectives"]
+        parts = self._parts["collectives"].tables()
         if not parts:
             return None
-        columns = concatenated("collectives", list(parts))
+        columns = concatenated("collectives", parts)
         one = np.flatnonzero(columns["rank"] == columns["rank"][0])[-_PATTERN:]
         tokens = np.stack([columns[name][one].astype(np.int64) for name in ("comm", "op", "bytes")])
         length = period(np.unique(tokens, axis=1, return_inverse=True)[1].ravel())
@@ -221,7 +216,7 @@ class Window:
 
     def step_seconds(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         """Durations of the training steps in the window, seconds, all ranks."""
-        parts = [part["duration_ns"] for part in tuple(self._parts["steps"])]
+        parts = [part["duration_ns"] for part in self._parts["steps"].tables()]
         durations = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
         return durations[durations >= 0] / 1e9
 
@@ -239,6 +234,7 @@ class Window:
         if newest_of_ns is not None:
             parts = newest.parts(parts, newest_of_ns, rows(ranks))
             ticks = ticks[newest.of_samples([tick.size for tick in ticks]) :]
+        pieces = {name: [one.table for one in found] for name, found in parts.items()}
         communicators = self._communicators.table()
         small = {
             "in_flight": self._still_in_flight(),
@@ -256,8 +252,8 @@ class Window:
 
         def make() -> Run:
             tables: dict[str, Any] = {
-                name: with_words(name, concatenated(name, pieces), words) if pieces else empty(TABLES[name])
-                for name, pieces in parts.items()
+                name: with_words(name, concatenated(name, found), words) if found else empty(TABLES[name])
+                for name, found in pieces.items()
             }
             tables |= {name: from_rows(name, found) for name, found in small.items() if found}
             metrics = _joined([tick.long() for tick in ticks])
