@@ -42,7 +42,7 @@ from hindmost_collector.judgement.verdicts import of_habits, of_links
 from hindmost_collector.model import RUNNING, Run, rows
 from hindmost_collector.robust import percentile
 from hindmost_collector.settings import DEFAULT, Settings
-from hindmost_collector.timeline import apart, membership, phases, profiled
+from hindmost_collector.timeline import apart, counting, membership, phases, profiled
 from hindmost_collector.timeline import blocks as blocks_of
 
 if TYPE_CHECKING:
@@ -109,6 +109,7 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
         ranks=summary.ranks(run, blocks),
         what_if=replace(what_if, waste=wasted.find(run, blocks, what_if, found, aside)),
         notes=tuple(notes),
+        counted=counting.of(run, blocks, settings),
     )
 
 

@@ -230,6 +230,14 @@ class Past:
 
 
 @dataclass(frozen=True)
+class Counted:
+    """A step of a job that marks none, as a window of it was counted: its number, and when it began, ns."""
+
+    step: int
+    start_ns: float
+
+
+@dataclass(frozen=True)
 class Unseen:
     """Ranks of which a recording lacks what those of others show, so that nobody knows what they did.
 
@@ -276,6 +284,8 @@ class Run:
     notes: tuple[str, ...] = ()
     #: What of a window that is over still tells of this one; None where nothing does.
     past: Past | None = None
+    #: A step as the window before this one counted it; None where there was none, or steps are marked.
+    counted: Counted | None = None
     #: Whether it is asked only whom these steps name: then the report describes a few ranks, and no causes.
     look: bool = False
     #: Ranks that the recording lacks, in whole or in part; None where it has all that are known.

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from hindmost_collector.judge import judge
 from hindmost_collector.judgement.wording import OLDER
+from hindmost_collector.model import Counted
 from hindmost_collector.running import newest
 from hindmost_collector.running.jobs import LiveJob
 from hindmost_collector.running.judging import AHEAD_S, LEAST_SHARE, Judging
@@ -21,6 +24,7 @@ from hindmost_collector.stream.clock import NodeClock
 from hindmost_collector.stream.decode import Decoder
 from hindmost_collector.stream.definitions import Definitions
 from hindmost_collector.stream.packed import packed
+from hindmost_collector.timeline import counting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -168,6 +172,35 @@ def test_what_was_seen_to_begin_is_never_said_to_be_older() -> None:
     ]
     assert len(held) > 8
     assert not [line for one in held for line in one["evidence"] if line.startswith(OLDER)]
+
+
+LAYOUTS: dict[str, dict[str, int]] = {"dp": {}, "fsdp": {}, "tp_dp": {"tensor": 2}, "pp_dp": {"pipeline": 2}}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_steps_that_nobody_marks_keep_their_numbers_as_the_window_goes_on(layout: Any) -> None:
+    """An onset stays what it was found as though the window that has lost it counts its own steps, and the newest step
+    and the end are counted as the onset is."""
+    scenario = Scenario(8, STEPS, seed=3, layout=layout, faults=(FAULTS["straggler"],), **LAYOUTS[layout])
+    found = list(judged_live(scenario, marked=False))
+    onsets = [one["since_step"] for _, report, _ in found for one in report["verdicts"] if one["ranks"]]
+    assert onsets[0] == pytest.approx(ONSET, abs=2)
+    assert min(onsets) == onsets[0]
+    closed = [event["verdict"] for _, _, told in found for event in told if event["event"] == "closed"]
+    assert [(one["since_step"], one["until_step"]) for one in closed] == [(onsets[0], pytest.approx(END, abs=3))]
+    assert found[-1][1]["job"]["steps"] == pytest.approx(STEPS, abs=30)
+
+
+def test_numbers_go_on_where_windows_share_no_step() -> None:
+    """As many as have passed at the typical pace; where nobody saw when steps began they are counted from 0."""
+    starts = np.arange(40.0)[None, :] * 1e8
+    joined = SimpleNamespace(start=np.concatenate([starts + 5e6, starts]))
+    number = np.where(np.arange(40) % 2, -1, np.arange(40) // 2)
+    assert counting.as_before(number, joined, None).tolist() == number.tolist()
+    assert counting.as_before(number, joined, Counted(17, 4.1e8)).max() == 17 + 17
+    assert counting.as_before(number, joined, Counted(17, -10e8)).max() == 17 + 5 + 19
+    unseen = SimpleNamespace(start=np.full((2, 40), np.nan))
+    assert counting.as_before(number, unseen, Counted(17, 0.0)).tolist() == number.tolist()
 
 
 def test_what_begins_with_the_window_may_be_older() -> None:

@@ -50,7 +50,9 @@ def _steps(run: Run, blocks: Blocks | None) -> int | None:
         return run.job.steps
     if rows(run.steps):
         return len(found_in(run.steps["step"]))
-    return len(blocks.steps) + blocks.warmup if blocks is not None else None
+    if blocks is None:
+        return None
+    return len(blocks.steps) + blocks.warmup if run.counted is None else int(blocks.steps[-1]) + 1
 
 
 def _step_ms(blocks: Blocks | None) -> dict[str, float | None]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hindmost_collector.model import Incarnation, Past
+    from hindmost_collector.model import Counted, Incarnation, Past
 
 SCHEMA = "hindmost.report/1"
 
@@ -199,11 +199,13 @@ class Report:
     ranks: Sequence[RankRow] = ()
     what_if: WhatIf = WhatIf()
     notes: tuple[str, ...] = ()
+    counted: Counted | None = None  # for the judge's next look at a running job; no part of a report
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON contract, ``hindmost.report/1``: plain types only, NaN and infinities as ``None``."""
         plain: dict[str, Any] = _plain(replace(self, ranks=()))
         plain["ranks"] = self.ranks.plain() if isinstance(self.ranks, PlainRows) else _plain(self.ranks)
+        del plain["counted"]
         for verdict in plain["verdicts"]:
             del verdict["past"], verdict["shown_ms"]
         return {"schema": SCHEMA, **plain}

@@ -16,7 +16,7 @@ from hindmost_collector.settings import DEFAULT
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hindmost_collector.model import Past, Run
+    from hindmost_collector.model import Counted, Past, Run
     from hindmost_collector.settings import Settings
 
     Judge = Callable[[Run], Any]
@@ -63,8 +63,8 @@ class _Turn:
     whatever its newest steps say, and what judging that and looking at these took.
 
     ``held`` is what holds by the whole window, ``newest`` what its newest steps said then, ``seen`` what they say now,
-    where they were looked at; ``hasty_s`` for how long the whole waits as long as these differ; ``past`` what
-    a window tells the next one.
+    where they were looked at; ``hasty_s`` for how long the whole waits as long as these differ; ``past`` and
+    ``counted`` what a window tells the next one.
     """
 
     next: float = 0.0
@@ -78,6 +78,11 @@ class _Turn:
     newest: Seen = field(default_factory=Seen)
     seen: Seen | None = None
     past: Past | None = None
+    counted: Counted | None = None
+
+    def after_others(self, run: Run) -> Run:
+        """A window, with what those before it tell of it."""
+        return replace(run, past=self.past, counted=self.counted)
 
 
 class Judging:
@@ -170,7 +175,7 @@ class Judging:
 
         def of_newest(judge: Judge) -> bool:
             used = self._cpu()
-            turn.seen = looks.seen(judge(replace(newest(), past=turn.past)))
+            turn.seen = looks.seen(judge(turn.after_others(newest())))
             turn.look_took = self._cpu() - used
             return looks.differ(turn.held, turn.newest, turn.seen)
 
@@ -186,9 +191,10 @@ class Judging:
 
         def of_all(judge: Judge) -> dict[str, Any]:
             used = self._cpu()
-            found = judge(run() if whole else replace(run(), past=turn.past))
+            found = judge(run() if whole else turn.after_others(run()))
             report: dict[str, Any] = found.to_dict()
             turn.past = next((one.past for one in found.verdicts if one.past is not None), None)
+            turn.counted = found.counted or turn.counted
             turn.took = self._cpu() - used
             self._settle(turn, looks.seen(found), turn.seen if beside else None)
             return report

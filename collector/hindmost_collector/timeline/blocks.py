@@ -188,7 +188,7 @@ def _from_collectives(run: Run, joined: Grid, table: Table, settings: Settings) 
     own = align.own_time(joined)
     number = joined.step
     if (number < 0).all():
-        number = marked.numbers(joined, own, table)
+        number = marked.numbers(joined, own, table, run.counted)
     keep = np.flatnonzero(number >= 0)
     if len(keep) == 0:
         return None

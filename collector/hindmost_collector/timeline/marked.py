@@ -14,11 +14,11 @@ import numpy as np
 
 from hindmost_collector.model import UNMEASURED, rows
 from hindmost_collector.robust import median
-from hindmost_collector.timeline import steps
+from hindmost_collector.timeline import counting, steps
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Floats, Grid, Ints
-    from hindmost_collector.model import Table
+    from hindmost_collector.model import Counted, Table
 
 #: Share of the marked steps that must make the same collectives, for these to be what a step is.
 _ALIKE = 0.8
@@ -26,16 +26,18 @@ _ALIKE = 0.8
 _FEW = 10
 
 
-def numbers(grid: Grid, own: Floats, table: Table) -> Ints:
+def numbers(grid: Grid, own: Floats, table: Table, before: Counted | None = None) -> Ints:
     """Step number of every collective [K]; -1 for what belongs to none. ``own`` [R, K] ns is the time before each.
 
-    ``table`` are the training steps of all ranks.
+    ``table`` are the training steps of all ranks; where there are none numbers go on from those of the window before.
     """
     gap, marked = median(own, axis=0), len(np.unique(table["step"]))
     apart = not grid.gpu_time or bool(grid.peer_wait.any())  # a pipeline's gradients follow one another after it
     found = steps.infer(grid.token, gap, _marks(grid, table), apart=apart)
+    if not marked:
+        return counting.as_before(found, grid, before)
     count = len(np.unique(found[found >= 0]))
-    if 0 < marked < _FEW and count > 2 * (marked + 1):
+    if marked < _FEW and count > 2 * (marked + 1):
         return np.full_like(found, -1)
     if count >= max(_ALIKE * marked, 1):
         return found
