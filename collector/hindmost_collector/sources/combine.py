@@ -55,7 +55,7 @@ def combine(path: Path, runs: Sequence[Run]) -> Run:
     run = _with_steps_of_operations(run)
     if next((one.job.source for one in runs if has_rows(one, "collectives")), "") == inspector.NAME:
         run = pattern.with_steps(run)
-    run = unseen.marked(_with_gpus_by_index(_looked_at_to_the_end(run)), runs)
+    run = unseen.marked(_with_gpus_by_index(_looked_at_to_the_end(_open_when_written(run))), runs)
     return replace(run, notes=_few_alike(run.notes))
 
 
@@ -182,6 +182,28 @@ def _step_at(steps: Table, rank: int, times: np.ndarray[Any, Any]) -> np.ndarray
     at = np.searchsorted(steps["start_ns"][mine], times, side="right") - 1
     inside = (at >= 0) & (times < (steps["start_ns"] + steps["duration_ns"])[mine][at])
     return np.where(inside, steps["step"][mine][at], UNMEASURED)
+
+
+#: Steps that a job at work makes in the time that writing dumps took: a log of them may keep fewer back.
+_MEANWHILE = 50
+
+
+def _open_when_written(run: Run) -> Run:
+    """What a dump found in flight still was when its file was written, where no rank has logged a step since: its
+    process lived until then, and a job at work goes on meanwhile."""
+    steps = run.steps
+    logged = rows(steps) and set(run.ranks["rank"].tolist()) <= set(steps["rank"].tolist())
+    if not logged or not rows(run.in_flight) or "changed_ns" not in run.in_flight or steps["start_ns"].min() < 0:
+        return run
+    found, changed = run.in_flight["observed_ns"], run.in_flight["changed_ns"]
+    usual = float(np.median(steps["duration_ns"]))
+    last = int((steps["start_ns"] + steps["duration_ns"]).max())
+    later = (found != UNMEASURED) & (last <= found + usual) & (changed - found >= _MEANWHILE * usual)
+    if not later.any():
+        return run
+    note = "Waiting is counted up to when dumps were written: no rank made a step since their newest operation."
+    looked = {**run.in_flight, "observed_ns": np.where(later, changed, found)}
+    return replace(run, in_flight=looked, notes=(*run.notes, note))
 
 
 def _looked_at_to_the_end(run: Run) -> Run:

@@ -282,6 +282,7 @@ def _communicators(dumps: list[_Dump]) -> Table:
 
 
 def _in_flight(dump: _Dump, written: int) -> Table:
+    changed = dump.path.stat().st_mtime_ns
     left = [entry for entry in dump.entries if _unfinished(dump, entry)]
     times = Counter(_place(dump, entry) for entry in dump.entries)
     return table(
@@ -293,6 +294,7 @@ def _in_flight(dump: _Dump, written: int) -> Table:
         seq=[_seq(entry) for entry in left],
         start_ns=[_number(entry, "time_created_ns") for entry in left],
         observed_ns=written,
+        changed_ns=np.full(len(left), changed if written != UNMEASURED else UNMEASURED),
         bytes=[_bytes(entry) for entry in left],
         alone=[times[_place(dump, entry)] == 1 for entry in left],
     )
