@@ -25,6 +25,15 @@ def series(usual: float, more: float) -> episodes.Floats:
     return np.asarray(made)
 
 
+@pytest.mark.parametrize(("steps", "told"), [(6, 0), (8, 1), (12, 1)])
+def test_a_rank_is_slow_for_eight_steps_or_it_stalled(steps: int, told: int) -> None:
+    """Fewer have no usual lateness: each is a stall, however long."""
+    made = series(0.0, 0.0)
+    made[100 : 100 + steps] += 20.0
+    found = episodes.find(made, 1.0, DEFAULT)
+    assert [(one.first, one.stop) for one in found] == [(100, 100 + steps)] * told
+
+
 def test_nobody_is_named_of_a_clean_job_for_steps_high_by_chance() -> None:
     """A rank of 0.4 % is 1.3 % late in 12 of 200 steps: that is 0.9 % more than what it always is."""
     (verdict,) = judge(simulate(Scenario(ranks=8, steps=200, seed=41)).run).verdicts

@@ -18,9 +18,9 @@ MS = 1_000_000
 _STEPS, _STEP = 40, 20 * MS
 
 
-def _record(folder: Path, *, silent_s: float, busy: bool = True) -> Path:
-    """Four ranks' steps, and samples of their GPUs that go on for so long after the last."""
-    for rank in range(4):
+def _record(folder: Path, *, silent_s: float, busy: bool = True, ranks: int = 4) -> Path:
+    """These ranks' steps, and samples of their GPUs that go on for so long after the last."""
+    for rank in range(ranks):
         lines = []
         for step in range(_STEPS):
             start = 10**12 + step * _STEP
@@ -37,7 +37,7 @@ def _record(folder: Path, *, silent_s: float, busy: bool = True) -> Path:
         (folder / f"prof.{100 + rank}.csv").write_text("\n".join(rows) + "\n")
     last = 10**12 + _STEPS * _STEP
     times = range(10**12, last + int(silent_s * 1e9), 100 * MS)
-    lines = [f"{at},{gpu},{100 if busy or at < last else 0}" for at in times for gpu in range(4)]
+    lines = [f"{at},{gpu},{100 if busy or at < last else 0}" for at in times for gpu in range(ranks)]
     (folder / "nvml.csv").write_text("t_ns,gpu,util\n" + "\n".join(lines) + "\n")
     return folder
 
@@ -69,6 +69,17 @@ def test_a_job_that_stopped_is_told_with_where_each_rank_stands(tmp_path: Path) 
     assert first.advice == ("see what rank 1 waits for at data (train.py:49): all others stand elsewhere, at one line",)
     (left_out,) = [note for note in report.notes if note.startswith("Left out: ")]
     assert all(f"nccl_trace_rank_{rank}" in left_out for rank in range(4))
+
+
+def test_of_many_lines_those_are_told_at_which_most_ranks_stand(tmp_path: Path) -> None:
+    """Eight of them: more nobody reads."""
+    _record(tmp_path, silent_s=20, ranks=11)
+    for rank in range(11):
+        text = f'Process {100 + rank}: python train.py\n\nThread 1: "MainThread"\n    f (train.py:{max(rank, 1)})\n'
+        (tmp_path / f"pyspy.{100 + rank}.txt").write_text(text)
+    told = [one for one in judge(load(tmp_path)).verdicts[0].evidence if "train.py" in one]
+    assert told[0] == "ranks 0 and 1 are at f (train.py:1)"
+    assert len(told) == 8
 
 
 def test_without_any_dump_the_silence_is_a_note(tmp_path: Path) -> None:

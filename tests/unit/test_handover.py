@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from hindmost_collector.detectors.straggler import Habit
+from hindmost_collector.explain import handover
 from hindmost_collector.judge import judge
 from hindmost_collector.simulate import Fault, Scenario, simulate
 
@@ -93,6 +96,16 @@ def test_what_is_measured_of_some_steps_only_tells_where_the_cause_changes() -> 
         for name, column in run.steps.items()
     }
     assert _told(judge(replace(run, steps=steps)).verdicts) == [("input", 20, 100), ("compute", 100, None)]
+
+
+@pytest.mark.parametrize(("more", "told"), [(4, False), (8, True)])
+def test_what_reaches_over_a_border_by_its_uncertainty_is_no_habit_of_the_next_stretch(more: int, told: bool) -> None:
+    """Each end is two steps off by chance; a stretch of eight is as short as one may be."""
+    blocks: Any = SimpleNamespace(excess=np.ones((1, 100)))
+    whole = Habit(row=0, first=0, stop=100, excess=1.0, z=9.0, consistency=1.0, spread_ratio=9.0, latest=1.0)
+    inner = replace(whole, first=20, stop=50 + more, outer=whole)
+    found = handover._within(50, 100, [whole, inner], blocks)
+    assert (len(found) == 2) == told
 
 
 @pytest.mark.parametrize("cause", ["compute", "gpu_throttle", "input", "h2d", "gc", "cpu_contention"])

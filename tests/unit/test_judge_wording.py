@@ -9,6 +9,7 @@ import pytest
 from hindmost_collector.detectors import straggler
 from hindmost_collector.explain.causes import Cause
 from hindmost_collector.judge import judge
+from hindmost_collector.judgement import wording
 from hindmost_collector.judgement.wording import ms, why
 from hindmost_collector.report import headline, text
 from hindmost_collector.report.columns import duration
@@ -249,6 +250,12 @@ def test_a_cost_far_below_the_lateness_is_explained_among_uneven_work(lengths: f
     told = [line for line in named.evidence if line.startswith("longer batches elsewhere leave")]
     left = duration(named.cost_ms_per_step)
     assert told == ([f"longer batches elsewhere leave {left} of its 10.1 ms to be saved"] if lengths else [])
+
+
+@pytest.mark.parametrize(("cost", "told"), [(4.0, True), (6.0, False)])
+def test_a_cost_of_most_of_the_lateness_needs_no_explanation(cost: float, told: bool) -> None:
+    """Less than half of it does."""
+    assert bool(wording.left_by_batches(10.0, cost, uneven=True)) == told
 
 
 @pytest.mark.parametrize("other", [(), (Fault("input", (9,), 0.1),), (Fault("gpu_throttle", (9,), 0.06),)])

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from hindmost_collector.detectors import slow_network
+from hindmost_collector.detectors.slow_network import SlowNetwork
 from hindmost_collector.judge import judge
+from hindmost_collector.model import Past
 from hindmost_collector.simulate import Fault, Noise, Scenario, simulate
 
 from tests.scenarios.loads import Load, make
@@ -147,3 +151,12 @@ def test_where_a_rank_is_late_by_as_much_the_network_is_not_to_blame(seed: int) 
     table["start_ns"] = table["start_ns"] + np.maximum(step - ONSET, 0) * 5_000_000
     table["duration_ns"] = table["duration_ns"] + np.where(step >= ONSET, 5_000_000, 0)
     assert [one.kind for one in judge(replace(run, collectives=table)).verdicts] == ["balanced"]
+
+
+@pytest.mark.parametrize(("late", "to_blame"), [(0.4, True), (0.7, False)])
+def test_the_network_is_to_blame_for_what_no_rank_is_late_by_more_than_half_of(late: float, to_blame: bool) -> None:
+    """Slow transfers and a late rank may both be of what else runs on the host."""
+    blocks: Any = SimpleNamespace(ranks=np.arange(4), excess=np.zeros((4, STEPS)))
+    blocks.excess[1, ONSET:] = late * 10.0
+    found = SlowNetwork(ONSET, STEPS, took=30.0, usual=20.0, cost=10.0, past=Past(ONSET, 20.0, 100.0, 0.5, 4.0))
+    assert slow_network._somebody_is_late(blocks, found, ()) != to_blame

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from hindmost_collector.costs.whatif import Change
+from hindmost_collector.explain import starving
 from hindmost_collector.judge import judge
 
 from tests.scenarios.loads import Load, make
@@ -61,6 +62,13 @@ def test_transfers_are_nobodys_where_nobody_is_known_to_wait() -> None:
     (verdict,) = judge(throttled(False)).verdicts
     assert (verdict.ranks, verdict.cause) == ((1,), "unknown")
     assert verdict.cost_ms_per_step == pytest.approx(STOPPED_MS / 12, rel=0.1)
+
+
+@pytest.mark.parametrize(("outside", "usual"), [(20, 1.0), (12, 2.0)])
+def test_what_transfers_usually_take_is_known_of_twenty_steps_without_the_fault(outside: int, usual: float) -> None:
+    """Of fewer, a start or an end perhaps, it is not: then what most steps with the fault show is."""
+    transfer = np.append(np.full(100 - outside, 2.0), np.full(outside, 1.0))
+    assert starving._usual(transfer, np.arange(100 - outside)) == usual
 
 
 def test_long_stalls_are_found_among_many_short_ones() -> None:

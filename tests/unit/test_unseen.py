@@ -10,7 +10,9 @@ import pytest
 from hindmost import isolation
 from hindmost.supervise import place
 from hindmost_collector.judge import judge
-from hindmost_collector.model import Job, Run
+from hindmost_collector.judgement import unseen
+from hindmost_collector.judgement.verdict import Verdict
+from hindmost_collector.model import Job, Run, Unseen
 from hindmost_collector.sources.columns import table
 
 
@@ -54,6 +56,22 @@ def _interpreter(folder: Path) -> str:
 
     venv.create(folder, with_pip=False, symlinks=True)
     return str(folder / "bin/python")
+
+
+@pytest.mark.parametrize(("together", "told"), [(0.03, False), (0.09, True)])
+def test_waiting_that_transfers_do_not_scatter_by_is_for_whom_nobody_saw(together: float, told: bool) -> None:
+    """The share of the time for which all who were seen wait at once: transfers alone make up to 0.025 of it."""
+    run = Run(Job("a", source="inspector"), unseen=Unseen((3,), together))
+    (found,) = unseen.judged([Verdict(kind="balanced")], run)
+    assert any("rank 3, which was not seen, is likely" in one for one in found.evidence) == told
+
+
+@pytest.mark.parametrize(("count", "told"), [(7, "ranks 1, 2, 3, 4, 5, 6 and 7"), (8, "that are missing")])
+def test_ranks_whose_files_are_missing_are_named_as_long_as_they_can_be_read(count: int, told: str) -> None:
+    """Up to seven."""
+    run = Run(Job("a", source="inspector"), unseen=Unseen(tuple(range(1, count + 1))))
+    (found,) = unseen.judged([], run)
+    assert told in found.advice[0]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from hindmost_collector.costs.wasted import rows
 from hindmost_collector.judge import judge
 from hindmost_collector.model import PHASES
 from hindmost_collector.report import headline, html, text
@@ -114,6 +115,12 @@ def test_a_rank_of_no_verdict_wastes_no_more_than_it_caused(faults: tuple[Fault,
     caused = {str(rank): ms for rank, ms in report.what_if.waste_by_rank_ms.items()}
     for rank, ms in of(wasted(report), "by_rank").items():
         assert rank in named or ms <= caused[rank] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("ms", "told"), [(0.15, True), (0.06, False)])
+def test_what_wastes_a_thousandth_of_a_step_has_a_row(ms: float, told: bool) -> None:
+    """Less of it is not worth a reader's time."""
+    assert bool(rows({"node0000": ms}, step_ms=100.0)) == told
 
 
 def test_what_holds_all_back_alike_is_no_waste_of_ranks() -> None:

@@ -122,6 +122,17 @@ def test_steps_in_which_all_have_more_to_do_tell_what_work_makes_due() -> None:
     assert due.slope / 1e6 == pytest.approx(0.92 * job.step_ms, rel=0.1)  # the optimizer comes after the last gradients
 
 
+def test_a_long_batch_now_and_then_is_due_in_full_and_a_stall_is_not() -> None:
+    """Six times what lateness changes by from step to step is work; a stall of hundreds of times says little."""
+    more = np.tile([0.01, -0.01], 60)
+    more[5::20] = 0.13
+    due = work_due.shown(10.0 * more[None], more[None], overlapped=True)
+    assert due[0, 0] == pytest.approx(10.0)
+    late = 10.0 * more
+    late[25] += 100.0
+    assert work_due.shown(late[None], more[None], overlapped=True)[0, 0] == pytest.approx(10.0, rel=0.1)
+
+
 def test_of_each_ranks_work_counts_what_shows_at_its_place_of_the_step() -> None:
     """Late in its input a rank is seen before its backward, and the others at its end: there more of a batch shows."""
     job = Scenario(16, 141, 5110110, stretches=3, varying_lengths=0.087, faults=(Fault("input", (2,), 0.13),))

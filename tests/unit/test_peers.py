@@ -1,0 +1,49 @@
+"""How a rank's lateness is set against the others', in a job of any size."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hindmost_collector.costs import whatif
+from hindmost_collector.detectors import intermittent, straggler
+from hindmost_collector.judgement.job_verdicts import since
+
+STEPS = 4_000
+
+
+@pytest.mark.parametrize("ranks", [8, 64, 512])
+def test_of_ranks_that_are_all_alike_each_is_last_in_one_step_of_eight(ranks: int) -> None:
+    """In a large job, too, in which somebody else is later by chance in nearly every step."""
+    excess = np.random.default_rng(ranks).standard_normal((ranks, STEPS))
+    assert straggler._latest(excess[0], excess, [], [0]) == pytest.approx(1 / 8, rel=0.15)
+
+
+def test_a_rank_is_calm_in_its_least_late_tenth_of_the_steps() -> None:
+    """Noise is 1.28 standard deviations below its middle there; one that stalls in six of seven steps does not."""
+    late = np.random.default_rng(1).standard_normal((2, STEPS))
+    late[1, np.arange(STEPS) % 7 > 0] += 50.0
+    low, usual = intermittent._low(late)
+    assert usual[0] - low[0] == pytest.approx(1.28, rel=0.1)
+    assert low[1] < 5.0 < usual[1]
+
+
+@pytest.mark.parametrize(("first", "told"), [(3, 0), (5, 0), (6, 6)])
+def test_a_fault_in_the_first_judged_step_was_there_from_the_start(first: int, told: int) -> None:
+    """Warm-up of three steps hides it, and up to two whose collectives are unlike the rest's."""
+    blocks: Any = SimpleNamespace(steps=np.arange(first, 60), warmup=3)
+    assert since(blocks, 0) == told
+
+
+@pytest.mark.parametrize(("stalls", "longer"), [(5, 40.0), (4, None)])
+def test_what_stalls_cost_is_seen_in_the_steps_of_five(stalls: int, longer: float | None) -> None:
+    """Two of them may be something else; of fewer nobody knows which."""
+    period = np.full(100, 10.0)
+    stalled = np.arange(stalls) * 9 + 5
+    period[stalled] += 40.0
+    period[stalled[:2]] += 500.0
+    blocks: Any = SimpleNamespace(steps=np.arange(100), period=period)
+    found = whatif.longer_when(blocks, stalled)
+    assert (found and found[0]) == longer
