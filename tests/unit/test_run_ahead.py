@@ -7,7 +7,7 @@ import pytest
 from hindmost_collector.judge import judge
 from hindmost_collector.model import UNMEASURED, Job, Run
 from hindmost_collector.sources.columns import table
-from hindmost_collector.timeline.phases import gpu_idle
+from hindmost_collector.timeline.phases import busy
 
 RANKS, STEPS, EVERY = 4, 80, 8
 MS = 1_000_000
@@ -53,12 +53,12 @@ def test_a_step_is_as_long_as_on_the_gpu() -> None:
 def test_a_gpu_idles_where_its_host_has_nothing_queued() -> None:
     """The input of a step delays the GPU once it is done with the step before, and not while it still works."""
     parts = {"gpu_forward": np.array([[10.0, 10.0, 10.0]]), "input": np.array([[0.0, 6.0, 6.0]])}
-    ahead = gpu_idle(parts, np.array([[2.0, 8.0, 30.0]]))
+    _, ahead = busy(parts, np.array([[2.0, 8.0, 30.0]]))
     assert ahead is not None
-    assert ahead.tolist() == [[0.0, 0.0, 0.0]]
-    blocked = gpu_idle(parts, np.array([[10.0, 16.0, 16.0]]))
+    assert ahead.tolist() == [[10.0, 10.0, 10.0]]
+    _, blocked = busy(parts, np.array([[10.0, 16.0, 16.0]]))
     assert blocked is not None
-    assert blocked.tolist() == [[0.0, 6.0, 6.0]]
+    assert blocked.tolist() == [[10.0, 16.0, 16.0]]
 
 
 #: A GPU that stood idle is cooler, and quicker in backward by so many ms than those that waited for it.

@@ -68,10 +68,6 @@ class Sample:
         """The first line that is not blank, without its end; all of the head where it has no end."""
         return next((line.strip() for line in self.head.split(b"\n") if line.strip()), b"")
 
-    def first_object(self) -> dict[str, Any] | None:
-        """The first line as a JSON object; None where it is not one."""
-        return _object(self.first_line())
-
     def objects(self) -> Iterator[dict[str, Any]]:
         """Those of the first lines that are JSON objects: one of them may be torn, or be another program's word."""
         return (one for line in self.head.split(b"\n")[:_FIRST_LINES] if (one := _object(line)) is not None)

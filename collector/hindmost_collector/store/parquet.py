@@ -63,7 +63,7 @@ class ParquetStore:
             root.mkdir(parents=True, exist_ok=True)
             self._journal = Journal(root)
             self._journal.continue_after(segments.last_flush(root))
-            self.swept = segments.sweep(root)
+            segments.sweep(root)
         except OSError as error:
             raise HindmostError(f"cannot record into {root}: {error.strerror or error}") from error
         self._torn = segments.all_aside(root)

@@ -210,12 +210,10 @@ def left_out(path: Path) -> str:
     return f"segment {path.parent.name}/{path.name} is torn and was left out"
 
 
-def sweep(root: Path) -> int:
-    """Delete what a crash left half-written under ``root``; how many files that was."""
-    stale = list(root.rglob(f".*{TEMPORARY}"))
-    for path in stale:
+def sweep(root: Path) -> None:
+    """Delete what a crash left half-written under ``root``."""
+    for path in list(root.rglob(f".*{TEMPORARY}")):
         path.unlink(missing_ok=True)
-    return len(stale)
 
 
 def is_torn(path: Path, *, whole: bool = False) -> bool:

@@ -99,7 +99,6 @@ class NodeClock:
         self._guess = bounded(arrived_ns - hello_monotonic_ns)
         self._best: deque[Sample] = deque(maxlen=BUCKETS)
         self._contradictions = 0
-        self.resets = 0
         self.round_trip_ns = -1
         self._origin, self._offset, self._drift, self._error = 0, float(self._guess), 0.0, float(GUESS_NS)
 
@@ -114,7 +113,6 @@ class NodeClock:
             if self._contradictions < CONTRADICTIONS:
                 return True
             self._best.clear()
-            self.resets += 1
         self._contradictions = 0
         self.round_trip_ns = bounded(round_trip)
         self._keep(sample)

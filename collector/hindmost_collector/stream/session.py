@@ -157,7 +157,6 @@ class Agent:
     outbox: Outbox | None = None
     departed: bool = False
     last_heard_ns: int = 0
-    duplicates: int = 0
     skipped: int = 0
     contested: bool = False
     replaced_ns: deque[int] = field(default_factory=lambda: deque(maxlen=5))
@@ -177,7 +176,6 @@ class Agent:
                 self._gaps[index : index + 1] = [one for one in rest if one[0] <= one[1]]
                 self.skipped -= 1
                 return True
-        self.duplicates += 1
         return False
 
     def rewind(self) -> None:

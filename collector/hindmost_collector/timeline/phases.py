@@ -155,18 +155,13 @@ def _on_gpu(parts: dict[str, Floats]) -> Floats | None:
     return _sum(found) if found else None
 
 
-def gpu_idle(parts: dict[str, Floats], duration: Floats) -> Floats | None:
-    """[R, S] ns for which the GPU had nothing to do before each step; ``None`` where nobody timed it.
+def _idle(took: Floats, parts: dict[str, Floats], duration: Floats) -> Floats:
+    """[R, S] ns for which GPUs, which ``took`` so long over each step, had nothing to do before it.
 
     A host that runs ahead is done with a step long before the GPU is, and waits for all of it once in a while: how long
     it was in one step says nothing of that step. The GPU begins a step when the host has got its input, or when it is
     done with the step before, whichever is later.
     """
-    took = _on_gpu(parts)
-    return _idle(took, parts, duration) if took is not None else None
-
-
-def _idle(took: Floats, parts: dict[str, Floats], duration: Floats) -> Floats:
     known = or_zero(duration)
     launched = np.cumsum(known, axis=1) - known + np.minimum(np.nan_to_num(parts.get("input", 0.0)), known)
     idle = np.zeros_like(known)
