@@ -191,8 +191,22 @@ def grid(run: Run) -> Grid | None:
         size=_sizes(table["bytes"], row, column, size, group),
         enqueue=_fill(table["enqueue_ns"], cell, shape) if "enqueue_ns" in table else np.broadcast_to(np.nan, shape),
     )
-    joined = _ordered(joined)
+    joined = _ordered(_mostly_met(joined) if np.isnan(joined.start).all() else joined)
     return replace(joined, peer_wait=_peer_wait(calls, named, joined))
+
+
+#: A class of communicators of fewer than this share of the columns says little: a barrier now and then, at start-up.
+_SELDOM = 0.02
+
+
+def _mostly_met(grid: Grid) -> Grid:
+    """The grid without classes that are seldom met: where nothing says when, a column of theirs has no place in it."""
+    share = np.bincount(grid.klass, minlength=grid.group.shape[1]) / max(grid.columns, 1)
+    often = np.flatnonzero(share >= _SELDOM)
+    if len(often) == grid.group.shape[1]:
+        return grid
+    kept = grid.take(np.flatnonzero(np.isin(grid.klass, often)))
+    return replace(kept, klass=np.searchsorted(often, kept.klass), group=grid.group[:, often])
 
 
 def _peer_wait(collectives: Table, named: tuple[Ints, list[str]], grid: Grid) -> Floats:

@@ -33,6 +33,7 @@ from hindmost_collector.judgement.abstaining import (
     no_measure,
     nothing_inside,
     passed_on,
+    without_starts,
 )
 from hindmost_collector.judgement.job_verdicts import balanced, may_be_slow
 from hindmost_collector.judgement.stall_verdicts import of_stalls
@@ -279,7 +280,7 @@ def _gone(verdict: Verdict, run: Run) -> bool:
 def _unclear(run: Run, blocks: Blocks, settings: Settings) -> Verdict | None:
     """Why steps alone, or launches without steps, clear nobody where they do not."""
     if blocks.evidence != blocks_of.PHASES:
-        return hosts_unmarked(blocks, settings)
+        return without_starts(blocks) or hosts_unmarked(blocks, settings)
     if blocks.pipeline is not None:
         return passed_on(blocks)
     return exchanging_inside(run, blocks) or little_inside(blocks) or idle_inside(blocks) or traded.inside(blocks)

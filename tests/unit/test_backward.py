@@ -52,6 +52,15 @@ def test_without_times_on_the_gpu_nobody_knows_whether_it_computes() -> None:
     assert verdict.cost_ms_per_step == pytest.approx(0.2 * BUCKETS, rel=0.15)
 
 
+def test_without_starts_the_cost_is_told_as_the_least() -> None:
+    """How long collectives took says who was late for each, not how much earlier the others would have been."""
+    slow = np.zeros((RANKS, STEPS, BUCKETS))
+    slow[2] += 0.3e6
+    (verdict,) = judge(run(slow, starts=False, beside=0.3)[0]).verdicts
+    assert verdict.ranks == (2,)
+    assert any(line.startswith("at least: ") for line in verdict.evidence)
+
+
 def test_where_others_queue_from_the_start_what_it_took_before_tells() -> None:
     """A third longer in all of backward from step 60 on: nobody sees how much earlier the others are anywhere."""
     slow = np.zeros((RANKS, STEPS, BUCKETS))

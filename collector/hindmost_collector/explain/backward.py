@@ -104,6 +104,8 @@ def _hidden(blocks: Blocks, habit: Habit) -> bool:
     grid = blocks.joined
     if not blocks.overlapped or grid is None or _healthy(blocks, habit) is not None or blocks.due is not None:
         return False
+    if np.isnan(grid.start).all():
+        return True
     where = _places(blocks, habit.steps())
     if where is None:
         return False

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_collector import align
 from hindmost_collector.judgement import lacking, wording
 from hindmost_collector.judgement.verdict import Verdict
 from hindmost_collector.model import Run, rows
@@ -75,6 +76,13 @@ def exchanging_inside(run: Run, blocks: Blocks) -> Verdict | None:
     exchanged = (run.collectives["peer"] >= 0) & np.isin(run.collectives["step"], blocks.steps)
     often = int(np.sum(exchanged)) / blocks.own.size
     return _abstaining(*wording.exchanging_inside(often)) if often >= 1 else None
+
+
+def without_starts(blocks: Blocks) -> Verdict | None:
+    """Several groups that meet at times nobody knows; ``None`` where own time is known, or all ranks meet in one."""
+    if blocks.joined is None or blocks.overlapped or not np.isnan(align.own_time(blocks.joined)).all():
+        return None
+    return _abstaining(*wording.without_starts())
 
 
 def hosts_unmarked(blocks: Blocks, settings: Settings) -> Verdict | None:

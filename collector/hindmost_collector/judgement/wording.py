@@ -346,6 +346,16 @@ def hosts_unmarked(blocks: Blocks, row: int, lead: float) -> tuple[str, str]:
     return f"{told}: {unknown}", f"{remedy}; `hindmost run -- COMMAND` records that"
 
 
+def without_starts() -> tuple[str, str]:
+    """Why nobody is cleared where ranks meet in several groups, of which only durations are known."""
+    told = "ranks meet in several groups, and only how long each operation took is known, not when it began"
+    found = f"{told}: who waits in one may be late for it since it waited in another"
+    return (
+        found,
+        "record starts too: `hindmost run -- COMMAND` does, or NCCL_INSPECTOR_DUMP_VERBOSE=1 of NCCL Inspector",
+    )
+
+
 def passed_on(blocks: Blocks) -> tuple[str, str]:
     """Why nobody is cleared where ranks only send to each other."""
     only = f"all {len(blocks.ranks)} ranks meet in sends and receives only, as stages of one pipeline"
