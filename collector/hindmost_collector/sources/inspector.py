@@ -274,7 +274,7 @@ def _memberships(c: dict[str, np.ndarray[Any, Any]], processes: int) -> tuple[li
 
 
 def _collectives(c: dict[str, np.ndarray[Any, Any]], ranks: np.ndarray[Any, Any]) -> Table:
-    """Verbose lines have a start, seen by the host; terse ones the GPU's duration and no start."""
+    """Verbose lines have a start, seen by the host; terse ones none. Either way it is a kernel that runs on the GPU."""
     rank = ranks[c["process"]]
     p2p = c["peer"] >= 0
     seq = positions(c["comm"], c["op"], c["number"], c["written"], c["process"])
@@ -288,7 +288,7 @@ def _collectives(c: dict[str, np.ndarray[Any, Any]], ranks: np.ndarray[Any, Any]
         start_ns=np.where(c["start"] >= 0, c["start"] * 1000, UNMEASURED),
         duration_ns=c["took"],
         bytes=c["bytes"],
-        flags=np.where(c["start"] >= 0, 0, GPU_TIME),
+        flags=GPU_TIME,
         peer=np.where(p2p, c["peer"], -1),
     )
     return {**part, "enqueue_ns": np.where(c["host"] >= 0, c["host"] * 1000, -1)}

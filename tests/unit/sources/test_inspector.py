@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hindmost.errors import UsageError
 from hindmost_collector.judge import judge
+from hindmost_collector.model import GPU_TIME
 from hindmost_collector.report import headline
 from hindmost_collector.sources import load
 from hindmost_collector.sources.files import MAX_LINE_BYTES
@@ -56,7 +57,7 @@ def test_missed_operations_leave_gaps_not_shifts(tmp_path: Path) -> None:
 
 
 def test_verbose_lines_have_starts(tmp_path: Path) -> None:
-    """The first channel's kernel start is the operation's."""
+    """The first channel's kernel start is the operation's: it runs on the GPU, beside what the host launches."""
     events = [{"channel_id": c, "kernel_start_ts": WRITTEN_US - 400 + c, "kernel_stop_ts": WRITTEN_US} for c in (1, 0)]
     trace = {"coll_start_ts": WRITTEN_US - 900, "coll_stop_ts": WRITTEN_US - 890, "kernel_events": events}
     for rank in range(2):
@@ -65,6 +66,7 @@ def test_verbose_lines_have_starts(tmp_path: Path) -> None:
     run = load(tmp_path)
     assert run.collectives["start_ns"].tolist() == [(WRITTEN_US - 400) * 1000] * 2
     assert run.collectives["op"].tolist() == ["reduce_scatter"] * 2
+    assert run.collectives["flags"].tolist() == [GPU_TIME] * 2
     assert not run.notes
 
 
