@@ -126,11 +126,11 @@ def test_a_rank_that_computes_longer_is_waited_for(ran: Ran) -> None:
         seen.append([(event.name, event.comm_id, event.seq) for event in traces[rank].events if event.kind == 3])
     assert seen[0] == seen[1]
     assert len([name for name, *_ in seen[0] if name == "all_reduce"]) >= 22
-    waits = [traces[rank].total_ms(ring.PHASE, "sync") for rank in (0, 1)]
-    assert waits[0] > waits[1] + 15 * 15
-    negotiations = [traces[rank].total_ms(ring.PHASE, "negotiation") for rank in (0, 1)]
-    assert negotiations[0] > negotiations[1] + 15 * 15
-    assert negotiations[0] <= waits[0] + traces[0].total_ms(ring.COLLECTIVE, "all_reduce")
+    for name in ("sync", "negotiation"):  # of the single step: on a busy machine some take as long as all the others
+        early, late = (median(one.duration_ns for one in traces[rank].of(ring.PHASE, name)) for rank in (0, 1))
+        assert early > late + 12_000_000, name
+    waited = traces[0].total_ms(ring.PHASE, "sync") + traces[0].total_ms(ring.COLLECTIVE, "all_reduce")
+    assert traces[0].total_ms(ring.PHASE, "negotiation") <= waited
 
 
 def test_each_kind_of_call_tells_when_a_rank_was_ready(ran: Ran) -> None:
