@@ -7,6 +7,7 @@ import json
 import os
 import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -54,34 +55,8 @@ class Trace:
         return sum(event.duration_ns for event in self.of(kind, name)[3:]) / 1e6
 
 
-#: By which a rank of torchrun's is known.
-RUN_ID = {"TORCHELASTIC_RUN_ID": "none"}
-
-#: Starts a command as each of several ranks in the environment that torchrun gives its workers, and ends as they do.
-RANKS = """
-for rank in $(seq 0 $(($WORLD_SIZE - 1))); do
-  RANK=$rank LOCAL_RANK=$rank timeout 200 "$@" &
-  started="$started $!"
-done
-for one in $started; do wait "$one" || ended=$?; done
-exit ${ended:-0}
-"""
-
-
 def launcher(name: str, ranks: int, folder: Path, python: str = sys.executable) -> list[str]:
-    """The command that goes before the script; ``folder`` is for a Slurm's files.
-
-    ``ranks`` is what torchrun starts, without torchrun, which itself imports torch for seconds.
-    """
-    if name == "ranks":
-        return [
-            "env",
-            "MASTER_ADDR=127.0.0.1",
-            f"MASTER_PORT={_port()}",
-            f"WORLD_SIZE={ranks}",
-            *(f"{name}={value}" for name, value in RUN_ID.items()),
-            *("sh", "-c", RANKS, "sh", python),
-        ]
+    """The command that goes before the script; ``folder`` is for a Slurm's files."""
     if name == "torchrun":
         return [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     if name == "python":
@@ -101,7 +76,8 @@ def _warm() -> subprocess.Popen[str]:
     """The server of warm.py, which ends with this process; one for all tests, as it imports torch."""
     line = [sys.executable, str(Path(__file__).with_name("warm.py"))]
     environ = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(line, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    return subprocess.Popen(line, env=environ, start_new_session=True, **pipes)  # type: ignore[call-overload, no-any-return]
 
 
 def forked(folder: Path, argv: list[str], environs: list[dict[str, str]]) -> list[subprocess.CompletedProcess[str]]:
@@ -116,7 +92,7 @@ def forked(folder: Path, argv: list[str], environs: list[dict[str, str]]) -> lis
     server.stdin.write(json.dumps(processes) + "\n")
     server.stdin.flush()
     if not select.select([server.stdout], [], [], PATIENCE_S)[0]:
-        server.kill()
+        os.killpg(server.pid, signal.SIGKILL)
         _warm.cache_clear()
         raise subprocess.TimeoutExpired(argv, PATIENCE_S)
     ended = json.loads(server.stdout.readline())
@@ -128,7 +104,8 @@ def _forked_ranks(
     ranks: int, folder: Path, environ: dict[str, str], argv: list[str]
 ) -> subprocess.CompletedProcess[str]:
     """A script as plain Python, or as ranks in the environment that torchrun gives its workers."""
-    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_port()), "WORLD_SIZE": str(ranks), **RUN_ID}
+    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_port()), "WORLD_SIZE": str(ranks)}
+    job["TORCHELASTIC_RUN_ID"] = "none"
     places = [{}] if ranks == 1 else [job | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
     all_done = forked(folder, argv, [environ | place for place in places])
     code = next((done.returncode for done in all_done if done.returncode), 0)
@@ -178,7 +155,7 @@ def run(
         "PYTHONPATH": str(INJECT),
         "HINDMOST_JOB_ID": "job",
         "HINDMOST_RING_DIR": str(folder / "rings"),
-        "HINDMOST_LAUNCHER": {"ranks": "torchrun", "forked": "torchrun" if ranks > 1 else "python"}.get(by, by),
+        "HINDMOST_LAUNCHER": by if by != "forked" else "torchrun" if ranks > 1 else "python",
         "HINDMOST_RING_MODULE": ring_module() if native else "",
         "OMP_NUM_THREADS": "1",
         "OMPI_ALLOW_RUN_AS_ROOT": "1",

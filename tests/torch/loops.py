@@ -25,7 +25,7 @@ LOOPS = """
 """
 
 
-def alone(train: Train, body: str, *, by: str = "forked") -> Any:
+def alone(train: Train, body: str) -> Any:
     """The trace of one rank, under plain Python, whose loop this is."""
-    (trace,) = train(textwrap.dedent(LOOPS + body), ranks=1, by=by).values()
+    (trace,) = train(textwrap.dedent(LOOPS + body), ranks=1).values()
     return trace

@@ -35,7 +35,6 @@ def test_accumulation_evaluation_and_checkpoints_are_told_apart(train: Train, tm
                 model(x)
         torch.save(model.state_dict(), {str(tmp_path / "model.pt")!r})
     """,
-        by="python",
     )
     assert trace.count(ring.STEP) == {"train": 4, "eval": 4}
     assert {event.value for event in trace.of(ring.STEP, "train")} == {32}
@@ -94,10 +93,10 @@ TRAINS = """
 """
 
 
-@pytest.mark.parametrize(("by", "ranks"), [("forked", 1), ("ranks", 2)])
-def test_batches_may_be_fetched_ahead_by_a_thread(train: Train, by: str, ranks: int) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_batches_may_be_fetched_ahead_by_a_thread(train: Train, ranks: int) -> None:
     """The steps are those of the thread that trains, and none of the other's fetches is inside them."""
-    traces = train(textwrap.dedent(LOOPS + DISTRIBUTED + FETCHED + TRAINS), ranks=ranks, by=by)
+    traces = train(textwrap.dedent(LOOPS + DISTRIBUTED + FETCHED + TRAINS), ranks=ranks)
     assert sorted(traces) == list(range(ranks))
     for trace in traces.values():
         assert trace.count(ring.STEP) == {"train": 8}
