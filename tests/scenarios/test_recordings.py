@@ -10,11 +10,17 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hindmost_collector.judge import judge
 from hindmost_collector.sources import load
+
+if TYPE_CHECKING:
+    from hindmost_collector.judgement.verdict import Report
+    from hindmost_collector.model import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = ROOT / "tests/fixtures/recordings"
@@ -79,11 +85,23 @@ def _recording(name: str) -> Path:
     pytest.skip(f"{name}: no such recording in {CORPUS}; HINDMOST_CORPUS names the folder")
 
 
+@cache
+def judged(path: Path) -> Report:
+    """Its report, which several tests may read."""
+    return judge(load(path))
+
+
+@lru_cache(maxsize=1)
+def recorded(path: Path) -> Run:
+    """It itself, for tests of one recording that stand together."""
+    return load(path)
+
+
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_a_recording_is_judged_as_what_it_is(name: str) -> None:
     """Kind, culprits and nobody else, victims, cause, onset within three steps, cost within a fifth of the effect."""
     expected = RECORDINGS[name]
-    verdict, *more = judge(load(_recording(name))).verdicts
+    verdict, *more = judged(_recording(name)).verdicts
     assert verdict.kind in expected.kinds
     assert verdict.ranks == expected.ranks
     assert verdict.victims == expected.victims
@@ -98,20 +116,20 @@ def test_a_recording_is_judged_as_what_it_is(name: str) -> None:
 
 def test_a_slow_stage_of_one_rank_is_told_with_its_rank() -> None:
     """The last stage waits in its forward for the slow one's messages, longer than that computes, and is not told."""
-    (verdict,) = judge(load(OURS / "pp4-slow-forward-rank2.tar.xz")).verdicts
+    (verdict,) = judged(OURS / "pp4-slow-forward-rank2.tar.xz").verdicts
     assert "stage 2 of 4 (rank 2) works" in verdict.evidence[0]
 
 
 def test_a_hang_is_told_with_the_line_in_which_the_culprit_stands() -> None:
     """The stack dump of the rank that did not come is part of the evidence."""
-    report = judge(load(OURS / "ddp-hang-rank1.tar.xz"))
+    report = judged(OURS / "ddp-hang-rank1.tar.xz")
     assert any("data (corpus.py:49)" in line for line in report.verdicts[0].evidence)
     assert any(note.startswith("Waiting is counted up to the recording's last sample") for note in report.notes)
 
 
 def test_a_host_that_leaves_its_gpu_without_work_does_not_compute_longer() -> None:
     """Of a job without a fault whose hosts launched late: who was late is told to be late for that only."""
-    verdicts = judge(load(OURS / "ddp-observed-late-hosts.tar.xz")).verdicts
+    verdicts = judge(recorded(OURS / "ddp-observed-late-hosts.tar.xz")).verdicts
     named = [one for one in verdicts if one.ranks]
     assert {one.cause for one in named} <= {"unknown"}
     assert all(any("its host is what is late" in line for line in one.evidence) for one in named)
@@ -121,7 +139,7 @@ def test_a_host_that_leaves_its_gpu_without_work_does_not_compute_longer() -> No
 @pytest.mark.parametrize("steps", [55, 168])
 def test_so_it_is_told_while_few_steps_are_timed_on_gpus(steps: int) -> None:
     """As that job began three of the steps that were timed were late ones, of a GPU that its host kept waiting."""
-    run = load(OURS / "ddp-observed-late-hosts.tar.xz")
+    run = recorded(OURS / "ddp-observed-late-hosts.tar.xz")
     now = run.steps["start_ns"][run.steps["step"] == steps].min()
     arrived = {
         name: {column: values[table["start_ns"] + table["duration_ns"] <= now] for column, values in table.items()}
@@ -147,7 +165,7 @@ def test_a_clock_that_explains_a_fifth_of_a_slow_backward_is_not_its_cause() -> 
 
 def test_a_backward_that_is_slower_in_kernels_of_its_own_costs_what_it_takes_before_the_others_wait() -> None:
     """Its host waits for other kernels than its peers', and GPUs that wait compute slower: 1.6 ms show of 2.1."""
-    (verdict,) = judge(load(OURS / "ddp-slow-backward-rank0.tar.xz")).verdicts
+    (verdict,) = judged(OURS / "ddp-slow-backward-rank0.tar.xz").verdicts
     assert verdict.cost_ms_per_step is not None
     assert 1.4 < verdict.cost_ms_per_step < 2.4
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,11 +23,18 @@ BOUND = str(9 * 10**18)
 COLUMNS = {"comm": 0, "rank": 1, "seq": 2, "count": 4, "enqueue": 8, "start": 10, "stop": 11}
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The traces of 4 ranks of which rank 2 computes longer."""
-    write(simulate(Scenario(4, 40, faults=(Fault("compute", (2,), 0.2),))).run, tmp_path / "traces", "traces")
-    return tmp_path / "traces"
+    made = tmp_path_factory.mktemp("whole") / "traces"
+    write(simulate(Scenario(4, 40, faults=(Fault("compute", (2,), 0.2),))).run, made, "traces")
+    return made
+
+
+@pytest.fixture
+def folder(whole: Path, tmp_path: Path) -> Path:
+    """The same, to be damaged."""
+    return shutil.copytree(whole, tmp_path / "traces")
 
 
 def _csv(folder: Path) -> Path:
