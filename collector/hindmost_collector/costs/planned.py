@@ -111,13 +111,13 @@ def _without(
     return replace(blocks, excess=excess), told
 
 
-def _late(blocks: Blocks, rows: Ints, due: Floats) -> Floats:
+def _late(blocks: Blocks, held: Ints, due: Floats) -> Floats:
     """[N, S] ns that these are late by for what is ``due`` [N, S].
 
     A checkpoint that is written after a step's collectives is in that step, and holds up the next.
     """
-    usual = median(blocks.excess[rows], axis=1)[:, None]
-    beyond = np.maximum(np.nan_to_num(blocks.excess[rows] - usual), 0.0)
+    usual = median(blocks.excess[held], axis=1)[:, None]
+    beyond = np.maximum(np.nan_to_num(blocks.excess[held] - usual), 0.0)
     now = np.minimum(beyond, due)
     left = np.where(now < due / 2, due - now, 0.0)
     return np.asarray(now + np.minimum(beyond - now, np.pad(left[:, :-1], ((0, 0), (1, 0)))))
@@ -206,11 +206,11 @@ def _now_and_then(does: Array) -> Array:
     return np.asarray((2 * steps < does.shape[1]) & (steps <= _ON_END * apart))[:, None]
 
 
-def _told(blocks: Blocks, rows: Ints, saved: float, due: Floats, words: _Words) -> str:
+def _told(blocks: Blocks, held: Ints, saved: float, due: Floats, words: _Words) -> str:
     """The note on what the others wait for these, ``saved`` ns a step."""
     steps = int(np.count_nonzero(due.any(axis=0)))
-    who = names([int(blocks.ranks[row]) for row in rows])
-    does, own = (words.one, "its") if len(rows) == 1 else (words.several, "their")
+    who = names([int(blocks.ranks[row]) for row in held])
+    does, own = (words.one, "its") if len(held) == 1 else (words.several, "their")
     waited = f"{who} {does} in {steps} of {len(blocks.steps)} steps, and the others wait"
     cost = f"{ms(saved * len(blocks.steps) / steps)} each, {saved / average(blocks.period):.1%} of the job's time"
     return f"{waited}: {cost}; no fault of {own} own: {words.remedy}, it would cost less"

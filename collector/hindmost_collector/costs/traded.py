@@ -53,8 +53,8 @@ def _told(blocks: Blocks, first: str, second: str) -> str | None:
     phase, other = (name.removeprefix("gpu_") for name in (first, second))
     more = f"{names(longer)} {_take(longer)} {ms(apart)} longer in {phase} than {names(shorter)}"
     less = f"and as much less in {other}: there the latter wait for them"
-    inside = f"and in {phase} a group may wait for one of its own"
-    return f"{more}, {less}, {inside}; which rank is slow a log of steps does not tell"
+    within = f"and in {phase} a group may wait for one of its own"
+    return f"{more}, {less}, {within}; which rank is slow a log of steps does not tell"
 
 
 def _take(ranks: list[int]) -> str:

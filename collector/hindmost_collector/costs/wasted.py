@@ -101,12 +101,12 @@ def _by_rank(blocks: Blocks, costs: Sequence[tuple[Verdict | Planned, float]], l
     caused = np.nan_to_num(blocks.caused).mean(axis=1) / 1e6
     found: dict[int, float] = {}
     for one, ms in costs:
-        rows = np.flatnonzero(np.isin(blocks.ranks, one.ranks))
-        _share(found, blocks.ranks[rows], caused[rows], ms)
-    beyond = np.maximum(caused - np.array([found.get(rank, 0.0) for rank in blocks.ranks.tolist()]), 0.0)
+        held = np.flatnonzero(np.isin(blocks.ranks, one.ranks))
+        _share(found, blocks.ranks[held], caused[held], ms)
+    more = np.maximum(caused - np.array([found.get(rank, 0.0) for rank in blocks.ranks.tolist()]), 0.0)
     rest = lost - sum(ms for one, ms in costs if one.ranks)
-    part = min(rest / beyond.sum(), 1.0) if beyond.any() else 0.0
-    return {rank: found.get(rank, ms * part) for rank, ms in zip(blocks.ranks.tolist(), beyond.tolist(), strict=True)}
+    part = min(rest / more.sum(), 1.0) if more.any() else 0.0
+    return {rank: found.get(rank, ms * part) for rank, ms in zip(blocks.ranks.tolist(), more.tolist(), strict=True)}
 
 
 def _share(found: dict[int, float], ranks: Ints, weights: Array, ms: float) -> None:
@@ -138,10 +138,10 @@ def _by_phase(one: Verdict, ms: float, blocks: Blocks) -> dict[str, float]:
     wanted = [name for name in (_OF_GPU if on_gpu else _OF_HOST) if name in blocks.parts]
     if not wanted or not named.any() or not len(columns):
         return {}
-    rows, others = (np.flatnonzero(each)[:: max(int(each.sum()) // _SEEN, 1)] for each in (named, ~named))
-    levels = {name: [_level(blocks.parts[name], some, columns) for some in (rows, others)] for name in wanted}
+    ours, others = (np.flatnonzero(each)[:: max(int(each.sum()) // _SEEN, 1)] for each in (named, ~named))
+    levels = {name: [_level(blocks.parts[name], some, columns) for some in (ours, others)] for name in wanted}
     longer = {name: max(mine - usual, 0.0) for name, (mine, usual) in levels.items()}
-    late = _level(blocks.excess, rows, columns)
+    late = _level(blocks.excess, ours, columns)
     whole = max(late, (one.cost_ms_per_step or 0.0) * 1e6)  # a cost counts what backward hides of lateness
     if "gpu_backward" in longer:
         longer["gpu_backward"] = max(longer["gpu_backward"], _of_backward(levels, longer, whole))
@@ -163,9 +163,9 @@ def _of_backward(levels: Mapping[str, Sequence[float]], longer: Mapping[str, flo
     return max(min(alike, left), 0.0)
 
 
-def _level(block: Floats, rows: Ints, columns: Array) -> float:
+def _level(block: Floats, of: Ints, columns: Array) -> float:
     """Ns of the typical of these ranks in the mean of these steps; 0 where nobody measured it."""
-    chosen = block[np.ix_(rows, columns)]
+    chosen = block[np.ix_(of, columns)]
     known = ~np.isnan(chosen)
     means = np.where(known, chosen, 0.0).sum(axis=1)[known.any(axis=1)] / known.sum(axis=1)[known.any(axis=1)]
     return float(median(means)) if len(means) else 0.0

@@ -87,8 +87,8 @@ def _somebody_is_late(blocks: Blocks, found: SlowNetwork, named: Collection[int]
 
     Too unsure for a name as it may be: CPUs that others use make ranks late and transfers slow alike.
     """
-    others = ~np.isin(blocks.ranks, list(named))
-    late = median(blocks.excess[others, found.first : found.stop], axis=1)
+    unnamed = ~np.isin(blocks.ranks, list(named))
+    late = median(blocks.excess[unnamed, found.first : found.stop], axis=1)
     return bool(np.nanmax(late, initial=0.0) >= _LATE * found.cost)
 
 

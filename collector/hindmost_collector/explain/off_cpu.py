@@ -72,8 +72,8 @@ def computed(blocks: Blocks, row: int, columns: Array) -> Floats:
     if "cpu" not in blocks.parts:
         return np.full(len(columns), np.nan)
     cpu, inside = blocks.parts["cpu"][:, columns], (blocks.wait + blocks.transfer)[:, columns]
-    busy = blocks.own[:, columns] - np.nan_to_num(blocks.parts.get("input", np.zeros_like(blocks.own)))[:, columns]
+    worked = blocks.own[:, columns] - np.nan_to_num(blocks.parts.get("input", np.zeros_like(blocks.own)))[:, columns]
     others = np.arange(len(cpu)) != row
-    spent = median(median((cpu - busy)[others], axis=1) / median(inside[others], axis=1))
+    spent = median(median((cpu - worked)[others], axis=1) / median(inside[others], axis=1))
     used = cpu - np.clip(spent, 0.0, 1.0) * inside
     return np.asarray(used[row] - median(used[others], axis=0))

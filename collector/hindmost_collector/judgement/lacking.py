@@ -69,8 +69,8 @@ def polled(run: Run) -> tuple[str, str] | None:
     """What was seen where nonblocking collectives of which no wait is known are all there is; ``None`` where not."""
     if run.job.source != Job.source or not rows(run.collectives) or align.grid(run) is not None:
         return None
-    code, names = align.codes(run.collectives["op"])
-    meets = np.array([align.is_synchronising(name) for name in names], bool)[code]
+    code, operations = align.codes(run.collectives["op"])
+    meets = np.array([align.is_synchronising(name) for name in operations], bool)[code]
     started = int(np.count_nonzero(meets & ((run.collectives["flags"] & (NONBLOCKING | ERROR)) == NONBLOCKING)))
     if not started:
         return None

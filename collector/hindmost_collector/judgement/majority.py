@@ -81,7 +81,7 @@ def verdict(most: Majority, change: whatif.Change, alone: Verdict | None, blocks
         f"steps became {ms(change.longer)} longer, and {names(most.ahead)} had to wait {ms(most.by_ns)} more in each"
     )
     cause = alone.cause if alone is not None and alone.cause else "unknown"
-    beside = (
+    of_one = (
         [f"of rank {alone.ranks[0]} beside these: {line}" for line in alone.evidence[1:]] if alone is not None else []
     )
     return Verdict(
@@ -95,7 +95,7 @@ def verdict(most: Majority, change: whatif.Change, alone: Verdict | None, blocks
         confidence=0.9,
         explained=alone.explained if alone is not None else None,
         partial=alone.partial if alone is not None else None,
-        evidence=(f"{len(most.ranks)} of {len(blocks.ranks)} ranks became slow together: {steps}", *beside),
+        evidence=(f"{len(most.ranks)} of {len(blocks.ranks)} ranks became slow together: {steps}", *of_one),
         advice=tuple(advice(cause, list(most.ranks))),
         shown_ms=0.0,
     )

@@ -107,12 +107,12 @@ class Job:
         begun, ends = np.append(self.timing.begin[:, 0], np.inf), self.scenario.whole_steps
         for first in range(0, ends, STEPS_AT_ONCE):
             last = min(first + STEPS_AT_ONCE, ends)
-            sampled = self._samples(begun[first], begun[last])
+            read = self._samples(begun[first], begun[last])
             steps = steps_of(self.scenario, self.draws, self.timing, last, first)
             calls = collectives_of(self.scenario, self.draws, self.timing, groups(self.scenario), last, first)
             newest = float(self.timing.finish[last - 1].max()) / 1e9
             for node, mine, theirs in zip(self.nodes, self._by_node(steps), self._by_node(calls), strict=True):
-                batch = self._batch(node, *sampled)
+                batch = self._batch(node, *read)
                 batch.steps.append(self._steps(node, mine))
                 if rows(theirs):
                     batch.collectives.append(self._calls(node, theirs))
@@ -127,10 +127,10 @@ class Job:
         """
         stopped = stopped_ns(self.scenario, self.timing)
         for seen in stopped + np.append(SOON_S, np.arange(every_s, SEEN_SECONDS + every_s, every_s)) * 1e9:
-            sampled = self._samples(since, seen)
+            read = self._samples(since, seen)
             held = in_flight(self.scenario, self.draws, self.timing, int(seen))
             for node, inside in zip(self.nodes, self._by_node(held), strict=True):
-                batch = self._batch(node, *sampled)
+                batch = self._batch(node, *read)
                 batch.rank_states.extend(self._state(rank, inside, int(seen)) for rank in self.ranks(node))
                 yield node, seen / 1e9, wire.AgentMessage(batch=batch)
             since = seen

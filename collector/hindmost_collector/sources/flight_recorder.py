@@ -328,7 +328,7 @@ def _told_apart(in_flight: Table) -> Table:
 def _stacks(dumps: list[_Dump], seen: int) -> Table:
     """Where each rank's first unfinished operation was called from; its last one where none is unfinished."""
     texts = {dump.rank: _call(dump, _frontier(dump)) for dump in dumps}
-    known = {rank: text for rank, text in texts.items() if text}
+    known = {rank: call for rank, call in texts.items() if call}
     return table("stacks", rank=list(known), time_ns=seen, text=list(known.values()))
 
 

@@ -302,12 +302,12 @@ def _pace(c: dict[str, np.ndarray[Any, Any]]) -> float | None:
     """ns from one collective of a process to its next, by when they were written down: coarse, and right on average."""
     mine = np.flatnonzero((c["process"] == 0) & (c["peer"] < 0) & (c["written"] >= 0))
     written = np.sort(c["written"][mine])
-    covered = counted = 0
+    covered = passed = 0
     for part in np.split(written, np.flatnonzero(np.diff(written * 1000 // WINDOW_NS)) + 1):
         first = _end_of_batch(part)
         covered += int(part[-1] - part[first]) if len(part) else 0
-        counted += max(len(part) - 1 - first, 0)
-    return covered * 1000 / counted if covered and counted else None
+        passed += max(len(part) - 1 - first, 0)
+    return covered * 1000 / passed if covered and passed else None
 
 
 def _end_of_batch(written: np.ndarray[Any, Any]) -> int:
@@ -326,8 +326,8 @@ def _notes(c: dict[str, np.ndarray[Any, Any]], collectives: Table, reading: _Rea
     if reading.every == 1 and len(np.unique(c["comm"])) == 1 and expected > len(numbered):
         missed = expected - len(numbered)
         notes.append(f"Inspector missed {missed} of {expected} operations: it keeps the latest at each look.")
-    if lines := reading.nonsense:
-        notes.append(f"{lines:,} line{'s' * (lines > 1)} of the {NAME} that cannot be true left out.")
+    if untrue := reading.nonsense:
+        notes.append(f"{untrue:,} line{'s' * (untrue > 1)} of the {NAME} that cannot be true left out.")
     if torn := reading.torn:
         notes.append(f"{torn} torn line{'s' * (torn > 1)} of the {NAME} left out.")
     return notes

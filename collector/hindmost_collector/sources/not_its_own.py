@@ -52,11 +52,11 @@ def _kinds(columns: Columns) -> list[tuple[int, str]]:
     before = columns["stop"] - columns["start"] > logged - later - enqueued + _BEFORE_NS
     kinds, which = np.unique(_named(columns), return_inverse=True)
     counts, untrue = np.bincount(which), np.bincount(which, weights=before)
-    found = (counts >= _ENOUGH) & (untrue > _MOST * counts)
-    proof = later[~found[which]]
+    wrong = (counts >= _ENOUGH) & (untrue > _MOST * counts)
+    proof = later[~wrong[which]]
     if len(proof) < _ENOUGH or np.median(proof) > _BEFORE_NS:
         return []  # what is logged is not when operations ended
-    return [tuple(kind) for kind in kinds[found].tolist()]
+    return [tuple(kind) for kind in kinds[wrong].tolist()]
 
 
 def _of(columns: Columns, kinds: set[tuple[int, str]]) -> np.ndarray[Any, Any]:

@@ -117,12 +117,12 @@ def build(run: Run, settings: Settings) -> Blocks | None:
         return None
     times = phases.pivots(table, found.ranks, found.steps, ("start_ns", "duration_ns"))
     began, took = times.get("start_ns"), times.get("duration_ns")
-    marked = intervals.by_step(run.intervals, found.ranks, step_times.ends(found, began, took))
+    inside = intervals.by_step(run.intervals, found.ranks, step_times.ends(found, began, took))
     return replace(
         found,
         took=took,
         ended=began + took if began is not None and took is not None else None,
-        parts=marked | found.parts,
+        parts=inside | found.parts,
         samples=Samples(run, found.ranks, step_times.bounds(found, began)),
         node=_nodes(run, found.ranks),
     )
@@ -276,9 +276,9 @@ def _period(joined: Grid, starts: Ints, numbers: Ints, table: Table) -> Floats:
 
     Hosts run ahead of their GPUs, so that the time between two marks of a host is not the time a step takes.
     """
-    marked = phases.pivot(table, joined.ranks, numbers, "duration_ns")
-    if marked is not None and (not joined.gpu_time or np.isnan(joined.start).all()):
-        return _slowest(marked, joined)
+    told = phases.pivot(table, joined.ranks, numbers, "duration_ns")
+    if told is not None and (not joined.gpu_time or np.isnan(joined.start).all()):
+        return _slowest(told, joined)
     end = joined.start + joined.duration
     ends = end[:, np.append(starts[1:], joined.columns) - 1]
     lengths = np.full(ends.shape, np.nan)
