@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -120,6 +121,17 @@ def test_steps_in_which_all_have_more_to_do_tell_what_work_makes_due() -> None:
     due = uneven.in_full(found, DEFAULT).due
     assert due is not None
     assert due.slope / 1e6 == pytest.approx(0.92 * job.step_ms, rel=0.1)  # the optimizer comes after the last gradients
+
+
+@pytest.mark.parametrize("whole", np.linspace(0.4, 0.95, 7).tolist())
+def test_what_a_whole_step_s_work_makes_due_is_known_to_a_hundredth_of_the_step(whole: float) -> None:
+    """Ranks show three tenths of it before their first gradients; steps grow by all of it."""
+    more = 0.15 * np.random.default_rng(5).standard_normal((8, 200))
+    blocks: Any = SimpleNamespace(excess=30.0 * more, overlapped=True, step_ns=100.0)
+    blocks.period = 80.0 + 100.0 * whole * more.max(axis=0)
+    due = work_due.find(blocks, more, np.zeros(200), DEFAULT)
+    assert due is not None
+    assert due.slope == pytest.approx(100.0 * whole, abs=1.0)
 
 
 def test_a_long_batch_now_and_then_is_due_in_full_and_a_stall_is_not() -> None:
