@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hindmost_collector.costs import whatif
 from hindmost_collector.detectors import intermittent, straggler
+from hindmost_collector.explain import backward
 from hindmost_collector.judgement.job_verdicts import since
 
 STEPS = 4_000
@@ -35,6 +36,24 @@ def test_a_fault_in_the_first_judged_step_was_there_from_the_start(first: int, t
     """Warm-up of three steps hides it, and up to two whose collectives are unlike the rest's."""
     blocks: Any = SimpleNamespace(steps=np.arange(first, 60), warmup=3)
     assert since(blocks, 0) == told
+
+
+@pytest.mark.parametrize(("outside", "known"), [(24, True), (12, False)])
+def test_what_a_rank_takes_when_it_is_not_late_is_known_of_twenty_steps(outside: int, known: bool) -> None:
+    """Before a habit, after it, or both; of fewer it is told that its backward may be longer than is seen."""
+    blocks: Any = SimpleNamespace(steps=np.arange(100), excess=np.zeros((4, 100)))
+    habit = straggler.Habit(
+        row=2,
+        first=outside // 2,
+        stop=100 - outside // 2,
+        excess=9.0,
+        z=9.0,
+        consistency=1.0,
+        spread_ratio=9.0,
+        latest=1.0,
+    )
+    blocks.excess[2, habit.first : habit.stop] = 9.0
+    assert (backward._healthy(blocks, habit) is not None) == known
 
 
 @pytest.mark.parametrize(("stalls", "longer"), [(5, 40.0), (4, None)])
