@@ -64,6 +64,14 @@ def test_every_test_that_is_named_exists(path: Path) -> None:
     assert missing == []
 
 
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_file_that_is_named_exists(path: Path) -> None:
+    """What a page names in code and is of this repository is a file or a folder of it; ``NAME`` stands for any."""
+    folders = "agent|bench|collector|dashboards|deploy|docs|examples|proto|tests"
+    named = re.findall(rf"`((?:{folders})/[\w./-]+)", path.read_text(encoding="utf-8"))
+    assert [one for one in named if "NAME" not in one and not (ROOT / one).exists()] == []
+
+
 @pytest.mark.parametrize("path", [*PAGES, *DEPLOYED], ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_option_that_is_shown_exists(path: Path) -> None:
     """Each option after ``hindmost SUBCOMMAND`` in docs, units, scripts and containers is one that it takes."""
