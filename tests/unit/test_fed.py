@@ -71,7 +71,7 @@ class Case:
     def slower(self) -> float | None:
         """By how many ms the first slow rank's host is told to be slower."""
         blocks, run = self.blocks()
-        found = fed._Hosts(run.collectives, blocks).slower(self.slow[0], np.arange(STEPS))
+        found = fed._Hosts(run.collectives, blocks, fed.waits_for_host(blocks)).slower(self.slow[0], np.arange(STEPS))
         return found / MS if found is not None else None
 
 
@@ -101,7 +101,7 @@ def test_ranks_of_which_nothing_else_is_known_are_no_others() -> None:
     blocks, run = Case(USUAL * 1.17).blocks()
     table = {name: np.concatenate([column, column[-40:]]) for name, column in run.collectives.items()}
     table["rank"][-40:] = 7
-    assert fed._Hosts(table, blocks).slower(2, np.arange(STEPS)) == 0.0
+    assert fed._Hosts(table, blocks, fed.waits_for_host(blocks)).slower(2, np.arange(STEPS)) == 0.0
 
 
 @pytest.mark.parametrize(("steps", "sure"), [(6, False), (STEPS, True)])
@@ -109,7 +109,7 @@ def test_some_steps_that_take_a_host_longer_are_not_enough(steps: int, sure: boo
     """Its input takes twice the others', or anything: six such steps may be chance, forty are none."""
     blocks, run = Case(USUAL).blocks()
     blocks.parts["input"][2] = np.tile([0.4, 1.4, 2.2, 2.4, 3.2, 3.8], 7)[:STEPS] * MS
-    found = fed._Hosts(run.collectives, blocks).slower(2, np.arange(steps))
+    found = fed._Hosts(run.collectives, blocks, fed.waits_for_host(blocks)).slower(2, np.arange(steps))
     assert found is not None
     assert (found > 0) == sure
 
@@ -128,13 +128,25 @@ def test_marks_that_make_no_sense_cost_no_report(torn: str) -> None:
     assert judge(replace(run, steps=steps)).verdicts
 
 
+@pytest.mark.parametrize("held", [True, False])
+def test_what_a_host_needs_that_is_held_up_shows_where_it_is_not(held: bool) -> None:
+    """The others, ahead, take as long between the same marks: from the start, or since their GPUs' queues are full."""
+    own = USUAL.copy()
+    own[1] += 20
+    blocks, run = Case(own, at=1).blocks()
+    hosts = fed._Hosts(run.collectives, blocks, fed.waits_for_host(blocks))
+    for peer in (0, 1) if held else ():
+        hosts._between(peer)[0][1, 1] = USUAL[1] * MS
+    assert hosts.slower(2, np.arange(STEPS)) == pytest.approx(20 * MS if held else 0.0)
+
+
 def test_stalls_are_judged_by_themselves() -> None:
     """A host that keeps a step waiting every now and then is slow in these steps, however it does in all others."""
     steps, late = np.arange(STEPS), np.full(STEPS, 0.5 * MS)
     late[3::7] = 90.0 * MS
     blocks, run = Case(USUAL).blocks()
     blocks.parts["input"][2, 3::7] += 90.0 * MS
-    hosts = fed._Hosts(run.collectives, blocks)
+    hosts = fed._Hosts(run.collectives, blocks, fed.waits_for_host(blocks))
     slower = [(some.tolist(), hosts.slower(2, some)) for some in fed._alike(steps, late)]
     stalls = [(some, found) for some, found in slower if 3 in some]
     assert stalls == [(list(range(3, STEPS, 7)), pytest.approx(90.0 * MS))]

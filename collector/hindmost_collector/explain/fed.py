@@ -4,7 +4,7 @@ A job whose hosts launch for all of each step moves at the pace of the slowest. 
 have worked off before, a step ahead: how long it idles is their lead, not what its repair would save. Once it is gone
 their own hosts set the pace, which take nearly as long between any two marks that all hosts make in a step: it begins,
 it has its input, each operation is enqueued, it ends. Where one host takes longer there, it is slow; where another
-does, that one waits.
+does, that one waits: for its own GPU too, whose queue is full once it is steps behind. What it needs shows before that.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ _STALL = 4.0
 _SLOWER, _LEAST = 1.0, 0.01
 #: … and by so many standard errors.
 _SURELY = 3.0
+#: A host that is ahead of its GPU is held up where it typically takes so many times the least that it ever took, and
+#: more than that by this share of a step: by less, launching may have become slower.
+_HELD, _HELD_LEAST = 2.0, 0.1
 #: Where GPUs wait for their hosts in so large a share of the steps, one does of which nobody knows when it launched.
 _OFTEN = 0.1
 #: Hosts that one is compared with: enough to know what is typical, whatever the size of the job.
@@ -51,7 +54,7 @@ def late_by_hosts(blocks: Blocks, run: Run) -> Blocks:
     rows = np.flatnonzero(late.sum(axis=1) >= _ENOUGH).tolist()
     if not rows:
         return blocks
-    hosts = _Hosts(run.collectives, blocks)
+    hosts = _Hosts(run.collectives, blocks, fed)
     for row in rows:
         for few in _alike(np.flatnonzero(late[row]), blocks.excess[row]):
             slower, excess = hosts.slower(row, few), float(blocks.excess[row, few].mean())
@@ -124,8 +127,8 @@ def _with_blind(fed: Array, blocks: Blocks) -> Array:
 class _Hosts:
     """When hosts did what all of them do in each step."""
 
-    def __init__(self, collectives: Table, blocks: Blocks) -> None:
-        self._blocks = blocks
+    def __init__(self, collectives: Table, blocks: Blocks, fed: Array) -> None:
+        self._blocks, self._fed = blocks, fed
         known = (collectives["enqueue_ns"] > 0) & np.isin(collectives["rank"], blocks.ranks)
         rank, enqueued = collectives["rank"][known], collectives["enqueue_ns"][known]
         order = np.lexsort((enqueued, rank))
@@ -140,9 +143,13 @@ class _Hosts:
         between, does = self._between(row)
         others = np.flatnonzero(self._blocks.role == self._blocks.role[row])
         others = others[others != row]
-        asked = [self._between(one) for one in others[:: -(-len(others) // _SAMPLE) or 1].tolist()]
+        others = others[:: -(-len(others) // _SAMPLE) or 1]
+        asked = [self._between(one) for one in others.tolist()]
         if does:
-            peers = [gaps[steps] for gaps, operations in asked if operations == does]
+            ahead = 2 * self._fed[np.ix_(others, steps)].sum(axis=1) < len(steps)
+            known = [(gaps, one) for (gaps, operations), one in zip(asked, ahead, strict=True) if operations == does]
+            little = _HELD_LEAST * self._blocks.step_ns
+            peers = [_needed(gaps, steps, little) if one else gaps[steps] for gaps, one in known]
         else:  # between the marks that are left: its input, launching, and what is between two steps
             peers = [_together(gaps[steps]) for gaps, _ in asked]
         if not peers:
@@ -177,6 +184,13 @@ class _Hosts:
         marks[steps, -2], marks[steps, -1] = ended[steps], np.append(began[1:], np.nan)[steps]
         first = bounds[steps[0]] if len(steps) else 0
         return np.diff(marks, axis=1), tuple(self._operations[row][first : first + usual].tolist())
+
+
+def _needed(gaps: Floats, steps: Ints, little: float) -> Floats:
+    """[N, M] of [S, M] ns that a host ahead of its GPU needs in these steps: where that holds it up, the least."""
+    taken, least = gaps[steps], np.fmin.reduce(gaps, axis=0)
+    usual = median(taken, axis=0)
+    return np.where((usual > _HELD * least) & (usual - least > little), least, taken)
 
 
 def _together(gaps: Floats) -> Floats:

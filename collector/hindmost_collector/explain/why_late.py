@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector.explain import backward, causes
+from hindmost_collector.explain import backward, causes, interrupted
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Floats
@@ -26,7 +26,9 @@ def of(blocks: Blocks, habit: Habit, settings: Settings) -> Cause:
     why = causes.explain(_on_top(blocks, habit, settings), habit.row, habit.steps(), settings, seen.longer)
     if why.cause not in backward.COMPUTED:
         return why
-    return replace(why, unseen=seen.beyond(why.beyond * habit.excess) / why.beyond)
+    unseen = seen.beyond(why.beyond * habit.excess) / why.beyond
+    still = interrupted.longer(blocks, habit) if why.cause == "unknown" and habit.outer is None else 0.0
+    return replace(why, unseen=max(unseen, still))
 
 
 def known(parts: dict[str, Floats]) -> dict[str, Floats]:

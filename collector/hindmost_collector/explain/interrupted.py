@@ -1,0 +1,71 @@
+"""How long a rank stands still between a step's collectives, now before this one and now before that one.
+
+A host that has to wait for a CPU launches nothing for some ms, wherever it is in the step: its GPU, which runs what is
+launched at once, stops between two collectives, and the others queue there. The next step it stops elsewhere, so that
+no place shows it in most steps. What the same stretch takes in the rank's own fastest steps is what it has to compute,
+and in a step with more work as many times that as most of its stretches take.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.align import QUEUED_NS
+from hindmost_collector.robust import median, peers_median
+
+if TYPE_CHECKING:
+    from hindmost_collector.align import Floats, Grid, Ints
+    from hindmost_collector.detectors.straggler import Habit
+    from hindmost_collector.timeline.blocks import Blocks
+
+#: A rank's fastest steps are this share of them.
+_FASTEST = 0.1
+#: A stretch in which it stood still takes this share more than in those, and more by this share of a step.
+_LONGER, _LEAST = 1.0, 0.01
+#: Steps that tell which are the fastest.
+_ENOUGH = 20
+#: Ranks that one is compared with: enough to know what is typical, whatever the size of the job.
+_SAMPLE = 64
+
+
+def longer(blocks: Blocks, habit: Habit) -> float:
+    """Ns a step by which a habit's rank stands still longer than its typical peer between a step's collectives, as far
+    as the others wait for it; but for what that is a part of, where its lateness is of a place after the first."""
+    grid, steps = blocks.joined, habit.steps()
+    if not blocks.overlapped or grid is None or grid.gathers.any() or np.isnan(grid.start).all():
+        return 0.0
+    counts = np.diff(np.append(blocks.starts, grid.columns))[steps]
+    usual = int(np.bincount(counts).argmax())
+    alike = steps[counts == usual]
+    if usual < 2 or len(alike) < _ENOUGH:
+        return 0.0
+    where = blocks.starts[alike][:, None] + np.arange(usual)
+    others = np.delete(np.arange(len(grid.ranks)), habit.row)
+    rows = np.append(habit.row, others[:: max(len(others) // _SAMPLE, 1)])
+    late = _late(grid, rows, where)
+    stood = _stood(grid, rows, where, late, blocks.step_ns)
+    told = max(habit.excess - float(median(late[0, :, 0])), 0.0)
+    return max(float(stood[0] - median(stood[1:])) - told, 0.0)
+
+
+def _late(grid: Grid, rows: Ints, where: Ints) -> Floats:
+    """[R, N, P] ns by which these ranks came later than their typical peer."""
+    duration = grid.duration[:, where]
+    return np.asarray((peers_median(duration.reshape(len(duration), -1)).reshape(duration.shape) - duration)[rows])
+
+
+def _stood(grid: Grid, rows: Ints, where: Ints, late: Floats, step_ns: float) -> Floats:
+    """[R] ns a step that these ranks stood still while others waited, ``late`` [R, N, P] as they came."""
+    start, stop = grid.start[rows][:, where], (grid.start + grid.duration)[rows][:, where]
+    gap = start[:, :, 1:] - stop[:, :, :-1]
+    gap = np.where(gap > QUEUED_NS, gap, np.nan)  # who queues itself was ready before
+    known = ~np.isnan(gap).all(axis=1)
+    usual = np.full(known.shape, np.nan)
+    usual[known] = np.nanquantile(np.moveaxis(gap, 1, 2)[known], _FASTEST, axis=1)
+    pace = np.fmax(median(gap / usual[:, None], axis=2), 1.0)
+    due = usual[:, None] * pace[:, :, None]
+    still = (gap > (1 + _LONGER) * due) & (gap - due > _LEAST * step_ns)
+    seen = np.where(still, np.clip(np.fmin(gap - due, late[:, :, 1:]), 0.0, None), 0.0)
+    return np.asarray(seen.sum(axis=2).mean(axis=1))
