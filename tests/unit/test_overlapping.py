@@ -26,6 +26,7 @@ def _found(late: Any, queued: Any = ()) -> bool:
 def _of(late: Any, own: Any) -> bool:
     columns = np.arange(STEPS * PLACES)
     joined: Any = SimpleNamespace(
+        enqueue=np.full(late.shape, np.nan),
         gpu_time=True,
         group=np.zeros((RANKS, 1), np.int64),
         gathers=np.ones(len(columns), bool),
@@ -91,7 +92,40 @@ def test_steps_of_one_gather_each_tell_nothing() -> None:
         group=np.zeros((RANKS, 1), np.int64),
         gathers=np.ones(STEPS, bool),
         columns=STEPS,
+        enqueue=np.full_like(block, np.nan),
         start=block * columns,
         duration=block,
     )
     assert not overlapping.find(joined, block, columns, columns, None)
+
+
+def _waited(meanwhile: float, ahead: float) -> bool:
+    """What is found where so large a part of a wait is missing from what is computed after it, and each kernel was
+    launched ``ahead`` ns before it began."""
+    waited = np.random.default_rng(3).exponential(0.3 * MS, (RANKS, STEPS * PLACES))
+    waited[np.arange(STEPS * PLACES) % RANKS, np.arange(STEPS * PLACES)] = 0.0  # whoever comes last
+    gap = MS - meanwhile * np.minimum(waited, 0.9 * MS)
+    duration = 0.3 * MS + waited
+    start = np.cumsum(duration + gap, axis=1) - duration - gap
+    columns = np.arange(STEPS * PLACES)
+    joined: Any = SimpleNamespace(
+        enqueue=start - ahead,
+        gpu_time=True,
+        group=np.zeros((RANKS, 1), np.int64),
+        gathers=np.ones(len(columns), bool),
+        columns=len(columns),
+        start=start,
+        duration=duration,
+    )
+    return overlapping.find(joined, np.full_like(start, MS), columns // PLACES, columns[::PLACES], None)
+
+
+@pytest.mark.parametrize(("meanwhile", "beside"), [(0.0, False), (0.1, False), (0.6, True), (1.0, True)])
+def test_ranks_that_compute_while_they_wait_have_the_less_to_compute_after_that(meanwhile: float, beside: bool) -> None:
+    """However long each is ahead: where collectives block nothing of a wait is missing from what follows."""
+    assert _waited(meanwhile, 40 * MS) == beside
+
+
+def test_what_hosts_catch_up_with_while_their_gpus_wait_is_no_computing() -> None:
+    """Kernels that begin as they are launched follow their hosts."""
+    assert not _waited(1.0, 0.1 * MS)

@@ -26,9 +26,16 @@ def of(blocks: Blocks, habit: Habit, settings: Settings) -> Cause:
     why = causes.explain(_on_top(blocks, habit, settings), habit.row, habit.steps(), settings, seen.longer)
     if why.cause not in backward.COMPUTED:
         return why
-    unseen = seen.beyond(why.beyond * habit.excess) / why.beyond
+    unseen = 0.0 if _gathered(blocks) else seen.beyond(why.beyond * habit.excess) / why.beyond
     still = interrupted.longer(blocks, habit) if why.cause == "unknown" and habit.outer is None else 0.0
     return replace(why, unseen=max(unseen, still))
+
+
+def _gathered(blocks: Blocks) -> bool:
+    """Whether parameters are gathered ahead between the reductions: by a layer at most, and beside computing, so that
+    ranks that wait there have the less to compute after that, and seem to be faster than they are.
+    """
+    return blocks.joined is not None and bool(blocks.joined.gathers.any())
 
 
 def known(parts: dict[str, Floats]) -> dict[str, Floats]:
