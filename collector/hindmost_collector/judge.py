@@ -86,6 +86,7 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     found += ended
     notes += told_of_silence
     if blocks is not None:
+        settings = profiled.of_few(blocks, run.steps, settings)
         shared = sharing.find(run)
         slow, beside = _slow(detector.Case(run, blocks, settings, tuple(found), shared))
         found += hidden_input.told_of_stalls(blocks, slow, settings)

@@ -49,6 +49,16 @@ class Settings:
         0.2, STEP, 0, 10, "what is that large is no noise of a healthy job: `min_steps_when_large` steps are enough"
     )
     min_steps_when_large: int = _of(3, "steps", 1, 100_000, "one may be an accident, two may be its echo")
+    profiled_effect: float = _of(
+        0.1,
+        STEP,
+        0,
+        10,
+        "where a profiler recorded all steps, fewer than `min_steps`: no healthy GPU is as late in each of five",
+    )
+    min_steps_when_profiled: int = _of(
+        5, "steps", 1, 100_000, "of such a recording, in each of which the rank is the latest by `profiled_effect`"
+    )
     min_z: float = _of(
         5.0, "standard errors", 0, 1000, "the excess against its own; at five, normal noise errs once in a million"
     )

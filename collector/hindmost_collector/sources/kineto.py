@@ -22,6 +22,7 @@ from hindmost_collector.sources.columns import concatenate, table
 from hindmost_collector.sources.json_stream import events, microseconds
 from hindmost_collector.sources.operations import operation
 from hindmost_collector.sources.process_groups import ITEM_BYTES, ProcessGroup
+from hindmost_collector.sources.profiled_input import before_copies
 from hindmost_collector.sources.rank_in_name import rank_in_name
 
 if TYPE_CHECKING:
@@ -66,6 +67,9 @@ class _Trace:
     spans: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     launched_id: array[int] = field(default_factory=lambda: array("q"))
     launched_at: array[float] = field(default_factory=lambda: array("d"))
+    copy_calls: dict[int, tuple[float, Any]] = field(default_factory=dict)
+    copied: list[int] = field(default_factory=list)
+    threads: dict[int, Any] = field(default_factory=dict)
     groups: dict[str, ProcessGroup] = field(default_factory=dict)
     cut: bool = False
 
@@ -162,19 +166,33 @@ def _take(trace: _Trace, event: dict[str, Any], start: float, took: float) -> No
     elif kind in ("user_annotation", "cpu_op") and (found := _ON_CPU.match(name)):
         if len(trace.on_cpu) < MAX_EVENTS:
             trace.on_cpu.append((start, took, operation(found["op"]), -1, UNMEASURED, 0))
-    elif kind in ("cuda_runtime", "cuda_driver") and ("LaunchKernel" in name or "GraphLaunch" in name):
-        correlation = args.get("correlation")
-        if isinstance(correlation, int) and len(trace.launched_id) < MAX_EVENTS and abs(correlation) < 1 << 62:
-            trace.launched_id.append(correlation)
-            trace.launched_at.append(start)
+    elif kind in ("cuda_runtime", "cuda_driver"):
+        _take_call(trace, name, args.get("correlation"), event.get("tid"), start, took)
     elif kind == "user_annotation" and (step := _STEP.match(name)):
         trace.steps[int(step[1])] = (start, start + took)
+        trace.threads[int(step[1])] = event.get("tid")
     elif kind == "user_annotation" and name.startswith("enumerate(DataLoader)"):
         trace.spans.setdefault("input", []).append((start, took))
     elif kind == "gpu_user_annotation" or (kind == "gpu_memcpy" and "HtoD" in name):
         phase = _phase(name)
         if phase and len(trace.spans.setdefault(phase, [])) < MAX_EVENTS:
             trace.spans[phase].append((start, took))
+            if phase == "h2d" and isinstance(args.get("correlation"), int):
+                trace.copied.append(args["correlation"])
+
+
+def _take_call(trace: _Trace, name: str, correlation: Any, thread: Any, start: float, took: float) -> None:
+    """A host's call of CUDA: a launch, a copy, or a wait for the GPU."""
+    known = isinstance(correlation, int) and abs(correlation) < 1 << 62
+    if "LaunchKernel" in name or "GraphLaunch" in name:
+        if known and len(trace.launched_id) < MAX_EVENTS:
+            trace.launched_id.append(correlation)
+            trace.launched_at.append(start)
+    elif "Memcpy" in name:
+        if known and len(trace.copy_calls) < MAX_EVENTS:
+            trace.copy_calls[correlation] = (start, thread)
+    elif "Synchronize" in name and len(trace.spans.setdefault("waiting", [])) < MAX_EVENTS:
+        trace.spans["waiting"].append((start, took))
 
 
 def _phase(name: str) -> str:
@@ -222,10 +240,11 @@ def _collectives(rank: int, trace: _Trace) -> Table:
     happened = trace.kernels or (trace.on_cpu if _one_group(trace) else [])
     if not happened:
         return table("collectives", rank=[])
-    start, took, op, correlation, size, comm = (np.array(column) for column in zip(*happened, strict=True))
+    *columns, identity = zip(*happened, strict=True)
+    start, took, op, correlation, size = (np.array(column) for column in columns)
+    comm = np.array(identity, np.uint64)  # numpy makes floats of integers on both sides of 2**63
     launched = _launched(trace, correlation, start) if trace.kernels else start
     step = _step_of(trace, launched)
-    comm = comm.astype(np.uint64)
     only = _groups(trace)
     comm[comm == 0] = only[0].comm if len(only) == 1 else 0
     order = np.lexsort((start, launched, step, comm))  # a graph launches all of its kernels at once
@@ -319,6 +338,8 @@ def _communicators(traces: Sequence[tuple[int, _Trace]]) -> Table:
 def _steps(rank: int, trace: _Trace) -> Table:
     number, start, end = _windows(trace)
     phases = {f"{name}_ns": _in_steps(trace, name, number) for name in ("input", "h2d")}
+    if "input" not in trace.spans:
+        phases["input_ns"] = _without_loader(trace, start, end)
     phases |= _on_gpu(trace, len(number))
     return table(
         "steps",
@@ -329,6 +350,19 @@ def _steps(rank: int, trace: _Trace) -> Table:
         duration_ns=np.rint((end - start) * 1000),
         **phases,
     )
+
+
+def _without_loader(trace: _Trace, start: np.ndarray[Any, Any], end: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """ns that each step's batch took its host, where no DataLoader marks that; -1 where it is not known."""
+    copies = [trace.copy_calls[one] for one in trace.copied if one in trace.copy_calls]
+    threads = set(trace.threads.values())
+    to_gpu = np.array([at for at, thread in copies if thread in threads])
+    aside = set(trace.copied)
+    others = [at for one, (at, _) in trace.copy_calls.items() if one not in aside]
+    others += [one[0] for one in trace.on_cpu]
+    others_at = np.concatenate([np.array(trace.launched_at), np.array(others)])
+    took = before_copies(start, end, to_gpu, others_at, trace.spans.get("waiting", []))
+    return np.where(took < 0, UNMEASURED, np.rint(took * 1000))
 
 
 def _in_steps(trace: _Trace, phase: str, number: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +11,7 @@ from hindmost_collector.model import PROFILED, Table, rows
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Array, Ints
+    from hindmost_collector.settings import Settings
     from hindmost_collector.timeline.blocks import Blocks
 
 
@@ -17,6 +19,23 @@ def undisturbed(table: Table, numbers: Ints, least: int) -> Array:
     """[S] mask of the steps that no rank's profiler disturbed; of all steps where fewer than ``least`` are left."""
     calm = ~np.isin(numbers, table["step"][table["kind"] == PROFILED])
     return calm if calm.sum() >= least else np.ones(len(numbers), bool)
+
+
+def of_few(blocks: Blocks, table: Table, settings: Settings) -> Settings:
+    """The thresholds for steps that were all profiled and are few: there will be no more of them.
+
+    Who is late in each of these by what no healthy rank is, and the latest, is named; a job that runs waits for more.
+    """
+    few = settings.min_steps_when_profiled <= len(blocks.steps) < settings.min_steps
+    if not few or not rows(table) or (table["kind"][np.isin(table["step"], blocks.steps)] != PROFILED).any():
+        return settings
+    return replace(
+        settings,
+        large_effect=min(settings.profiled_effect, settings.large_effect),
+        min_steps_when_large=len(blocks.steps),
+        min_latest=1.0,
+        min_consistency=1.0,
+    )
 
 
 def notes(blocks: Blocks | None, table: Table) -> list[str]:

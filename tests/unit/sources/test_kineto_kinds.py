@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hindmost.errors import UsageError
 from hindmost_collector.judge import judge
@@ -25,11 +26,12 @@ def _step(number: int) -> dict[str, Any]:
     return _complete("user_annotation", f"ProfilerStep#{number}", number * STEP_US, STEP_US - 100)
 
 
-def _gloo(rank: int, late: int, steps: range) -> list[dict[str, Any]]:
-    """An all-reduce a step, that ends at 8 ms on all ranks and that the late one has its part for 3 ms later."""
+def _gloo(rank: int, late: int, steps: range, *, by: float = 3000.0, but: int = -1) -> list[dict[str, Any]]:
+    """An all-reduce a step, that ends at 8 ms on all ranks and that the late one has its part for later, by so many us
+    in all steps but one."""
     found = [_step(number) for number in steps]
     for number in steps:
-        ready = 6000.0 if rank == late else 3000.0 + 10 * rank
+        ready = 3000.0 + by if rank == late and number != but else 3000.0 + 10 * rank
         found.append(_complete("user_annotation", "gloo:all_reduce", number * STEP_US + ready, 8000.0 - ready))
     return found
 
@@ -52,6 +54,53 @@ def test_collectives_of_gloo_tell_who_is_waited_for(tmp_path: Path) -> None:
     (verdict,) = judge(run).verdicts
     assert (verdict.kind, verdict.ranks) == ("straggler", (2,))
     assert verdict.cost_ms_per_step == pytest.approx(3.0, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("late_us", "last", "but", "named"),
+    [(1500.0, 8, -1, True), (1500.0, 8, 4, False), (700.0, 8, -1, False), (1500.0, 6, -1, False)],
+)
+def test_a_few_profiled_steps_name_who_is_far_behind_in_each(
+    tmp_path: Path, late_us: float, last: int, but: int, named: bool
+) -> None:
+    """By 15 % of a step in all of five after the first; not by 7 %, not in all but one, and not in three."""
+    for rank in range(4):
+        _write(tmp_path / f"{rank}.json", rank, _gloo(rank, 2, range(2, last), by=late_us, but=but), WORLD)
+    (verdict,) = judge(load(tmp_path)).verdicts
+    assert (verdict.kind, verdict.ranks) == (("straggler", (2,)) if named else ("insufficient_data", ()))
+
+
+def _fetching(rank: int, slow: int, steps: range) -> list[dict[str, Any]]:
+    """A batch in 0.5 ms, of the slow rank in 2.5 ms, its copy, forward, and a reduction that ends at 8 ms."""
+    found = []
+    for number in steps:
+        at, fetched = number * STEP_US, 2500.0 if rank == slow else 500.0
+        found.append({**_step(number), "tid": 7})
+        found.append(
+            {**_complete("cuda_runtime", "cudaMemcpyAsync", at + fetched, 20.0, correlation=3 * number), "tid": 7}
+        )
+        found.append(
+            _complete("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", at + fetched + 50, 200.0, correlation=3 * number)
+        )
+        launched = at + fetched + 100
+        found.append(_complete("cuda_runtime", "cudaLaunchKernel", launched, 10.0, correlation=3 * number + 1))
+        found.append(_complete("kernel", "gemm", at + fetched + 300, 2000.0, correlation=3 * number + 1))
+        found.append(_complete("cuda_runtime", "cudaLaunchKernel", launched + 50, 10.0, correlation=3 * number + 2))
+        ready, kernel = at + fetched + 2400 + 5 * rank, "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
+        named = {"Process Group Name": "0", "Process Group Ranks": "[0, 1, 2, 3]"}
+        found.append(_complete("kernel", kernel, ready, at + 8000 - ready, correlation=3 * number + 2, **named))
+    return found
+
+
+def test_a_batch_that_no_loader_marks_is_what_comes_before_its_copy(tmp_path: Path) -> None:
+    """A loop that fetches by itself: nothing is in the trace until the copy of the batch is launched."""
+    for rank in range(4):
+        _write(tmp_path / f"{rank}.json", rank, _fetching(rank, 1, range(2, 20)), WORLD)
+    run = load(tmp_path)
+    assert set(run.steps["input_ns"][run.steps["rank"] == 1].tolist()) == {2_500_000}
+    assert set(run.steps["input_ns"][run.steps["rank"] == 0].tolist()) == {500_000}
+    (verdict,) = judge(run).verdicts
+    assert (verdict.kind, verdict.ranks, verdict.cause) == ("straggler", (1,), "input")
 
 
 def test_collectives_of_gloo_among_several_groups_are_nobodys(tmp_path: Path) -> None:
@@ -188,3 +237,23 @@ def test_a_trace_that_nothing_gives_a_rank_is_refused_with_the_remedy(tmp_path: 
     _write(tmp_path / "host_17089.1795297114721338800.pt.trace.json", None, _gloo(0, 2, range(2, 16)), WORLD)
     with pytest.raises(UsageError, match=r"name it trace\.RANK\.json\.gz"):
         load(tmp_path)
+
+
+def test_ranks_of_a_group_meet_in_it_whatever_its_number_is(tmp_path: Path) -> None:
+    """Of two ranks' shards, each reduced with its like: identities are of 64 bits, and no rank may round its own."""
+    for rank in range(4):
+        shard, like = sorted({rank, rank ^ 1}), sorted({rank, rank ^ 2})
+        groups = [
+            {"pg_name": str(1 + rank // 2), "ranks": shard, "pg_size": 2},
+            {"pg_name": str(3 + rank % 2), "ranks": like, "pg_size": 2},
+        ]
+        happened = [_step(number) for number in range(2, 16)]
+        for number in range(2, 16):
+            for at, group in ((2000.0, groups[0]), (6000.0, groups[1])):
+                named = {"Process Group Name": group["pg_name"], "Process Group Ranks": str(group["ranks"])}
+                kernel = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+                happened.append(_complete("kernel", kernel, number * STEP_US + at, 500.0, **named))
+        _write(tmp_path / f"{rank}.json", rank, happened, groups)
+    collectives = load(tmp_path).collectives
+    for comm in np.unique(collectives["comm"]):
+        assert len(np.unique(collectives["rank"][collectives["comm"] == comm])) == 2
