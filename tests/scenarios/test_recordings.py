@@ -60,6 +60,8 @@ RECORDINGS = {
     "fsdp-host-bound": Expected(("host_bound",)),
     "pp2-dp2-host-bound": Expected(("host_bound",)),
     "pp4-host-bound": Expected(("host_bound",)),
+    "pp2-dp2-slow-forward-rank3": Expected(("straggler",), (3,), cause="compute"),  # its GPU waits for its host, too
+    "ddp-lengths-slow-forward-rank3": Expected(("straggler",), (3,), cause="compute"),  # last in a third of the steps
     "pp4-slow-forward-rank2": Expected(("uneven_workload",), cost_ms=3.3),
     "tp4-slow-forward-rank2": Expected(("straggler",), (2,), cause="compute"),  # all phases hold waiting
     "moe-slow-forward-rank1": Expected(("insufficient_data",)),  # its reductions have the times of other operations

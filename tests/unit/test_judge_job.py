@@ -128,6 +128,17 @@ def test_hosts_set_the_pace_where_nothing_is_queued_and_gpus_follow(ended_ms: fl
     assert (verdict.kind, verdict.ranks) == (kind, ())
 
 
+def test_hosts_launch_for_no_more_than_all_of_a_step() -> None:
+    """Hosts are ahead of their GPUs: now and then a host's step takes half as long again as the job's."""
+    run = host_bound(0, 1.0)
+    took = run.steps["duration_ns"] * 3 // 2
+    blocks = build(steps(run, duration_ns=took, start_ns=run.steps["start_ns"] - took // 3), DEFAULT)
+    assert blocks is not None
+    found = host_bound_of.find(blocks, DEFAULT)
+    assert found is not None
+    assert found.launching <= 1
+
+
 @pytest.mark.parametrize(
     ("forward", "resident", "kind"),
     [(1.0, 0.7, "host_bound"), (0.4, 0.7, "balanced"), (1.0, 0.99, "balanced"), (1.0, None, "balanced")],

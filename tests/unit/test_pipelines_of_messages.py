@@ -90,6 +90,6 @@ def test_what_a_gpu_idles_for_its_host_is_no_work() -> None:
     )
     built = bubbles.build(order, np.array([0, 1]), len(steps))
     assert built is not None
-    idle = starved.find(order, built, (2, len(steps)))
+    idle = starved.find(order, built, np.array([0, 1]), (2, len(steps)))
     assert idle is not None
     np.testing.assert_allclose(idle, [work - 10e6, np.zeros(len(steps))])

@@ -115,9 +115,11 @@ def _queued(blocks: Blocks) -> Floats:
 
 
 def _launching(blocks: Blocks) -> Floats:
-    """[R, S] share of the step that a host spent in it and not in its input."""
+    """[R, S] share of the step that a host spent in it and not in its input; of its own where that took longer than
+    the job's, for hosts are steps ahead of their GPUs."""
     assert blocks.took is not None  # noqa: S101 - it comes with ``ended``
-    return np.asarray((blocks.took - np.nan_to_num(blocks.parts.get("input", 0.0))) / blocks.period)
+    launching = blocks.took - np.nan_to_num(blocks.parts.get("input", 0.0))
+    return np.asarray(launching / np.fmax(blocks.period, blocks.took))
 
 
 def _follows(blocks: Blocks, settings: Settings, columns: Array) -> bool | None:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector.robust import median, peers_median
+from hindmost_collector.explain import launching
+from hindmost_collector.robust import block_medians, median, peers_median, standard_error
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Ints
@@ -34,5 +35,30 @@ def longer(blocks: Blocks, row: int, held: Ints | slice, level: float, settings:
             continue
         steady = np.mean(inside >= level / 2) >= settings.min_consistency
         if steady and float(median(inside)) >= settings.min_explained * level:
+            return True
+    return False
+
+
+def surely_longer(blocks: Blocks, row: int, held: Ints | slice, level: float, settings: Settings) -> bool:
+    """Whether the typical of these steps has such a phase longer by about ``level`` ns, whatever batches differ by.
+
+    Of batches of uneven size each makes another rank the last one: how often a rank is says little, and how much longer
+    it computes than its peers, over as many steps, says it surely. A forward that its GPU ran as it was launched is the
+    host's doing.
+    """
+    for name in _PHASES:
+        part = blocks.parts.get(name)
+        if part is None:
+            continue
+        more = (part[row] - peers_median(part)[row])[held]
+        if name == "gpu_forward":
+            launched = launching.hand_to_mouth(blocks, settings, slice(row, row + 1))
+            more = np.where(launched[0, held], np.nan, more) if launched is not None else more
+        known = more[~np.isnan(more)]
+        if len(known) < max(settings.min_steps, len(more) / 2):
+            continue
+        steady = np.mean(block_medians(known) >= level / 2) >= settings.min_consistency
+        longer = float(median(known))
+        if steady and longer >= max(settings.min_explained * level, settings.min_z * standard_error(known)):
             return True
     return False

@@ -225,7 +225,8 @@ def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer, *, burst: boo
     spread_of = max(_healthy_spread(ranks, row, held), 1.0)
     ratio = level / spread_of / extreme(len(ranks.excess))
     latest = _latest(part, healthy, ranks.suspects, ranks.pair(row))
-    if ratio < settings.min_spread_ratio or latest < settings.min_latest:
+    seldom_last = latest < settings.min_latest and (burst or not _computes_longer(ranks, row, held, level))
+    if ratio < settings.min_spread_ratio or seldom_last:
         return None
     on_time = at_start.on_time(series.late[:end], level, _noise(series.late)) if begin == 0 else 0
     first, stop = series.at(begin + on_time, layer.end)
@@ -239,6 +240,11 @@ def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer, *, burst: boo
 def _is_its_work(ranks: _Ranks, row: int, held: Ints | slice, level: float) -> bool:
     """Whether what a rank measured of its own work bears out that it is late; on shared CPUs that may be the queue."""
     return not ranks.shared and own_work.longer(ranks.blocks, row, held, level, ranks.settings)
+
+
+def _computes_longer(ranks: _Ranks, row: int, held: Ints | slice, level: float) -> bool:
+    """Whether a rank that is seldom the last one surely has longer to compute than its peers, by all it is late by."""
+    return not ranks.shared and own_work.surely_longer(ranks.blocks, row, held, level, ranks.settings)
 
 
 #: So many stretches of healthy ranks may be as late as one that is a habit: one in a thousand jobs.

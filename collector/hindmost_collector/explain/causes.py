@@ -183,7 +183,8 @@ def _measured(blocks: Blocks, row: int, columns: Array, settings: Settings, betw
         most = settings.queue_without_work * average(blocks.excess[row, columns])
         if more <= most:  # whoever computes more also queues more
             found["cpu_contention"] = max(found["cpu_contention"], _of_threads(blocks, row, columns, found, settings))
-    launched, followed = launching.apart(blocks, row, columns, settings)
+    taken = idle_gpu.taken_off(blocks, row, columns)
+    launched, followed = (0.0, blocks) if taken > 0 else launching.apart(blocks, row, columns, settings)
     if followed is not None:
         _charge_computing(followed, row, columns, found, settings, between)
     found |= {"idle": launched} if launched > 0 else {}

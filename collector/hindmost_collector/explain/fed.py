@@ -17,6 +17,7 @@ import numpy as np
 
 from hindmost_collector.explain import launching, unmarked
 from hindmost_collector.robust import median, median_error, peers_median, sums_by_step
+from hindmost_collector.timeline import roles
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Array, Floats, Ints
@@ -54,10 +55,13 @@ def late_by_hosts(blocks: Blocks, run: Run) -> Blocks:
     rows = np.flatnonzero(late.sum(axis=1) >= _ENOUGH).tolist()
     if not rows:
         return blocks
-    hosts = _Hosts(run.collectives, blocks, fed)
+    hosts, computed = _Hosts(run.collectives, blocks, fed), _computed(blocks)
     for row in rows:
         for few in _alike(np.flatnonzero(late[row]), blocks.excess[row]):
             slower, excess = hosts.slower(row, few), float(blocks.excess[row, few].mean())
+            if slower is not None:
+                computes = max(float(median(computed[row, few])), _as_with_work(blocks.excess[row], fed[row], few))
+                slower = max(slower, computes)
             if slower is not None and slower < excess:
                 share[row, few] = slower / excess
     if (share == 1.0).all():
@@ -69,6 +73,22 @@ def late_by_hosts(blocks: Blocks, run: Run) -> Blocks:
         segments=blocks.segments * share[:, blocks.segment_step],
         unsure=taken.mean(axis=1),
     )
+
+
+def _computed(blocks: Blocks) -> Floats:
+    """[R, S] ns that a stage's GPU takes longer with work queued than those of its replicas: late for that, whatever
+    else it waits for its host; 0 where nothing tells."""
+    if blocks.starved is None:
+        return np.zeros(blocks.excess.shape)
+    return np.nan_to_num(roles.beyond_peers(blocks.own - blocks.starved, blocks.role))
+
+
+def _as_with_work(excess: Floats, fed: Array, steps: Ints) -> float:
+    """Ns that a rank is late by in as many steps around these (indices) in which its GPU had work queued: it does not
+    compute less while it also waits for its host. 0 where there are fewer."""
+    around = np.arange(max(steps[0] - _WINDOW, 0), min(steps[-1] + _WINDOW + 1, len(fed)))
+    calm = excess[around[~fed[around]]]
+    return float(np.nan_to_num(median(calm))) if len(calm) >= max(len(steps), _ENOUGH) else 0.0
 
 
 def _alike(steps: Ints, late: Floats) -> list[Ints]:

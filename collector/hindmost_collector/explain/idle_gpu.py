@@ -13,6 +13,7 @@ import numpy as np
 from hindmost_collector.explain import off_cpu
 from hindmost_collector.explain.sampled import scattered
 from hindmost_collector.robust import average, median
+from hindmost_collector.timeline import roles
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Array
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 def of(blocks: Blocks, row: int, columns: Array) -> float:
     """Ns a step, over the steps ``columns`` (indices), beyond the typical peer; 0 where it was not measured."""
+    if blocks.starved is not None:  # when operations were launched tells it better than a driver's share of the time
+        idled = average(roles.beyond_peers(blocks.starved, blocks.role)[row, columns])
+        return max(float(np.nan_to_num(idled)) - taken_off(blocks, row, columns), 0.0)
     if scattered(columns):
         return 0.0
     busy = blocks.gauges(columns).get("utilization")
@@ -28,6 +32,14 @@ def of(blocks: Blocks, row: int, columns: Array) -> float:
         return 0.0
     usual = float(median(np.delete(busy, row)))
     return max(float(np.nan_to_num(usual - busy[row])), 0.0) * average(blocks.period[columns])
+
+
+def taken_off(blocks: Blocks, row: int, columns: Array) -> float:
+    """Ns a step that a stage's GPU waits for its host and that is no part of how late it is."""
+    if blocks.starved is None:
+        return 0.0
+    own = roles.beyond_peers(blocks.own, blocks.role)[row, columns]
+    return max(float(np.nan_to_num(average(own - blocks.excess[row, columns]))), 0.0)
 
 
 def charged(shares: dict[str, float], idle: float, excess: float) -> dict[str, float]:

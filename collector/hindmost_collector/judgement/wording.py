@@ -96,6 +96,8 @@ def why(blocks: Blocks, habits: list[Habit], cause: Cause) -> list[str]:
 def _phase(blocks: Blocks, rows: list[int], span: slice, why: str) -> list[str]:
     """The phase of computing that differs most, or that no phase differs as much, beside the others'."""
     others = np.delete(np.arange(len(blocks.ranks)), rows)
+    if blocks.pipeline is not None:  # phases of another stage are of other layers, and of other waiting
+        others = others[np.isin(blocks.role[others], blocks.role[rows])]
     levels = {
         name: (float(median(blocks.parts[name][rows, span])), float(median(blocks.parts[name][others, span])))
         for name in ("gpu_forward", "forward", "optimizer", "gpu_optimizer", OTHER)

@@ -32,7 +32,7 @@ def of(found: Blocks, order: Schedule | None) -> Blocks:
     if built is None:
         return found
     own = built.own(len(found.ranks))
-    idle = starved.find(order, built, found.own.shape) if order is not None else None
+    idle = starved.find(order, built, found.role, found.own.shape) if order is not None else None
     return by(replace(found, own=own, excess=roles.beyond_peers(own, found.role), starved=idle), built)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from hindmost_collector.robust import median
 
 if TYPE_CHECKING:
-    from hindmost_collector.align import Array, Floats
+    from hindmost_collector.align import Array, Floats, Ints
     from hindmost_collector.costs.bubbles import Bubbles
     from hindmost_collector.timeline.schedule import Schedule
 
@@ -25,18 +25,30 @@ _WINDOW = 25
 _ENOUGH, _SHORT = 5, 10
 
 
-def find(order: Schedule, built: Bubbles, shape: tuple[int, ...]) -> Floats | None:
-    """[R, S] ns, the ``shape``; ``None`` where nobody recorded when operations were enqueued."""
+def find(order: Schedule, built: Bubbles, role: Ints, shape: tuple[int, ...]) -> Floats | None:
+    """[R, S] ns, the ``shape``; ``None`` where nobody recorded when operations were enqueued. A stretch that was seen
+    with work queued too seldom is taken to be no longer work than where a rank of the same ``role`` [R] had it queued.
+    """
     if order.enqueue is None or np.isnan(order.enqueue).all():
         return None
     waited = order.start - order.enqueue
     at_once = _at_once(order, waited)
     queued = np.where(at_once, np.nan, built.work)
     known = (~at_once).sum(axis=1) >= _ENOUGH
-    usual = np.where(known, median(queued, axis=1), np.percentile(built.work, _SHORT, axis=1))
+    told = np.where(known, median(queued, axis=1), np.nan)
+    usual = np.where(known, told, np.fmin(np.percentile(built.work, _SHORT, axis=1), _of_peers(told, built, role)))
     idle = np.where(at_once, np.maximum(built.work - usual[:, None], 0.0), 0.0)
     found = np.zeros(shape)
     np.add.at(found, (order.row[:, None], order.steps[None, :]), idle)
+    return found
+
+
+def _of_peers(told: Floats, built: Bubbles, role: Ints) -> Floats:
+    """[N] what is ``told`` [N] of that stretch of the typical rank of the same ``role``; NaN where it is of nobody."""
+    found = np.full(len(told), np.nan)
+    for same in np.unique(np.stack([role[built.row], built.place]), axis=1).T:
+        alike = np.flatnonzero((role[built.row] == same[0]) & (built.place == same[1]))
+        found[alike] = median(told[alike])
     return found
 
 
