@@ -60,8 +60,9 @@ def late_by_hosts(blocks: Blocks, run: Run) -> Blocks:
         for few in _alike(np.flatnonzero(late[row]), blocks.excess[row]):
             slower, excess = hosts.slower(row, few), float(blocks.excess[row, few].mean())
             if slower is not None:
-                computes = max(float(median(computed[row, few])), _as_with_work(blocks.excess[row], fed[row], few))
-                slower = max(slower, computes)
+                computes = float(median(computed[row, few]))
+                usual = 0.0 if blocks.overlapped else _as_with_work(blocks.excess[row], fed[row], few)
+                slower = max(slower, computes, usual)
             if slower is not None and slower < excess:
                 share[row, few] = slower / excess
     if (share == 1.0).all():
@@ -85,7 +86,10 @@ def _computed(blocks: Blocks) -> Floats:
 
 def _as_with_work(excess: Floats, fed: Array, steps: Ints) -> float:
     """Ns that a rank is late by in as many steps around these (indices) in which its GPU had work queued: it does not
-    compute less while it also waits for its host. 0 where there are fewer."""
+    compute less while it also waits for its host. 0 where there are fewer.
+
+    Not of collectives beside computing: there lateness shows at one place of the step, its waiting and its work alike.
+    """
     around = np.arange(max(steps[0] - _WINDOW, 0), min(steps[-1] + _WINDOW + 1, len(fed)))
     calm = excess[around[~fed[around]]]
     return float(np.nan_to_num(median(calm))) if len(calm) >= max(len(steps), _ENOUGH) else 0.0
