@@ -71,6 +71,23 @@ def test_what_comes_back_is_opened_again() -> None:
     assert told(VerdictLog(), [verdict()], [], [again])[2] == [("opened", 200, None)]
 
 
+def test_uneven_work_is_closed_once_it_was_not_told_for_some_steps() -> None:
+    """Batches in turn make ranks late in turn: some windows show it and some do not, and it is one verdict."""
+    uneven = verdict("uneven_workload", ranks=[], since_step=0)
+    reports = [[uneven], *[[]] * 24, [uneven], *[[]] * 51]
+    events = told(VerdictLog(), *reports)
+    assert [(at, *one) for at, found in enumerate(events) for one in found] == [
+        (0, "opened", 0, None),
+        (75, "closed", 0, 125),
+    ]
+
+
+def test_uneven_work_gives_way_to_whoever_is_named() -> None:
+    """A rank that is slow explains what work in turn seemed to."""
+    uneven = verdict("uneven_workload", ranks=[], since_step=0)
+    assert told(VerdictLog(), [uneven], [verdict()])[1] == [("opened", 40, None), ("closed", 0, 100)]
+
+
 def test_a_second_episode_that_passed_unseen_is_told_too() -> None:
     """The same rank, slow again between two judgements; what the window still has of the first is no news."""
     first, later = verdict(until_step=90), verdict(since_step=120, until_step=140)

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 #: A cost that moved by less than this share of itself is the same verdict.
 SAME = 0.25
+UNEVEN = "uneven_workload"
+#: In simulated FSDP whose batches differ much, work was told as uneven by some windows, and by none for up to 24 steps
+#: between them. It holds for so many steps without being told, where no rank is named.
+_IN_TURN = 50
 
 
 def identity(verdict: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -33,6 +37,7 @@ class VerdictLog:
     def __init__(self) -> None:
         self._open: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
         self._past: dict[tuple[Any, ...], int] = {}
+        self._uneven_at: int | None = None  # newest step of the last report by which work was uneven
 
     def update(
         self, verdicts: list[dict[str, Any]], now_ns: int, last_step: int | None = None
@@ -48,8 +53,20 @@ class VerdictLog:
             for before, verdict in pairs:
                 yield from self._told(key, before, verdict, now_ns)
             gone += [(key, one) for one in left]
+        if (UNEVEN, ()) in present:
+            self._uneven_at = last_step
+        named = any(ranks for _, ranks in present)
         for key, ended in gone:
-            yield self._closed(key, _ended(ended, last_step), now_ns)
+            if not named and self._may_be_told_again(key, last_step):
+                self._open.setdefault(key, []).append(ended)
+            else:
+                yield self._closed(key, _ended(ended, self._uneven_at if key == (UNEVEN, ()) else last_step), now_ns)
+
+    def _may_be_told_again(self, key: tuple[Any, ...], last_step: int | None) -> bool:
+        """Whether it is of work in turn, and was given by a report so few steps ago."""
+        if key != (UNEVEN, ()) or last_step is None or self._uneven_at is None:
+            return False
+        return 0 <= last_step - self._uneven_at < _IN_TURN
 
     def _told(
         self, key: tuple[Any, ...], before: Mapping[str, Any] | None, verdict: dict[str, Any], now_ns: int
