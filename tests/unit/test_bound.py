@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hindmost_collector.judge import judge
 from hindmost_collector.judgement import bound
-from hindmost_collector.judgement.verdict import BOUNDS, Bound
+from hindmost_collector.judgement.verdict import BOUNDS, Bound, Verdict
 from hindmost_collector.report import headline, html, text
 from hindmost_collector.settings import DEFAULT
 from hindmost_collector.simulate import Fault, Scenario, simulate
@@ -137,3 +137,11 @@ def test_a_report_says_it_in_one_line() -> None:
     assert "bound by the memory bandwidth of its GPUs" in html.render(report)
     for by in BOUNDS:
         assert "_" not in headline.bound({"job": {"bound": {"by": by, "evidence": ""}}})
+
+
+def test_a_job_that_mostly_stalls_is_not_told_to_be_bound_by_what_its_steps_do() -> None:
+    """What is sampled is then of the stalls: a GPU that waits in a collective's kernel looks busy."""
+    blocks = blocks_of.build(recorded(gpu_bound="compute"), DEFAULT)
+    stalls = Verdict("intermittent", (1,), cost_ratio=0.77)
+    assert bound.find(blocks, [replace(stalls, cost_ratio=0.2)], DEFAULT) is not None
+    assert bound.find(blocks, [stalls], DEFAULT) is None

@@ -11,6 +11,12 @@ if TYPE_CHECKING:
     import pytest
 
 
+def test_an_empty_path_is_not_this_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    """A variable that nobody set: the line says so."""
+    assert cli.main(["report", ""]) == 2
+    assert capsys.readouterr().err == "hindmost report: an empty PATH: is a variable not set?\n"
+
+
 def test_what_may_not_be_read_ends_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 from hindmost_collector.detectors import straggler
 from hindmost_collector.explain.causes import Cause
 from hindmost_collector.judge import judge
-from hindmost_collector.judgement import wording
+from hindmost_collector.judgement import wording, wording_balanced
 from hindmost_collector.judgement.wording import ms, why
 from hindmost_collector.report import headline, text
 from hindmost_collector.report.columns import duration
@@ -266,3 +269,42 @@ def test_of_batches_that_are_all_alike_none_is_longer(other: tuple[Fault, ...]) 
     verdicts = [one for one in judge(simulate(job).run).verdicts if one.ranks]
     assert any((one.cost_ms_per_step or 0.0) < 0.5 * size * 100 for one in verdicts)
     assert not [line for one in verdicts for line in one.evidence if "batches" in line]
+
+
+def test_a_rank_that_is_waited_for_no_more_than_any_is_not_said_to_be() -> None:
+    """Nor told of in its evidence: by chance each of four is waited for longest in a quarter of the steps."""
+    blocks: Any = SimpleNamespace(
+        ranks=np.arange(4),
+        steps=np.arange(8),
+        collectives=4,
+        evidence="collectives",
+        pipeline=None,
+        overlapped=True,
+        own=np.full((4, 8), np.nan),
+        excess=np.full((4, 8), 1e6),
+        parts={},
+        caused=np.eye(4)[:, [3, 0, 0, 0, 0, 1, 1, 1]],
+    )
+    habit: Any = SimpleNamespace(row=3, first=0, stop=8, excess=1e6, outer=None)
+    told = why(blocks, [habit], Cause("unknown"))
+    assert told[0] == "it typically arrives 1.0 ms a step later than its peers"
+    blocks.caused = np.eye(4)[:, [3, 3, 3, 3, 0, 1, 1, 1]]
+    told = why(blocks, [habit], Cause("unknown"))
+    assert told[0] == "rank 3 kept the others waiting longest in 4 of the 8 steps after warm-up"
+
+
+def test_of_a_stall_its_own_time_is_told_and_not_a_steps() -> None:
+    """What it exceeds a usual step by is not what all steps do; that its GPU idles meanwhile is no second cause."""
+    cause = Cause("input", 1.0, shares_ns=(("idle", 4e7), ("input", 1.16e8)))
+    assert wording.shares(4e7, cause, per="in such a step")[0] == "of 40.0 ms excess in such a step: input 40.0 ms"
+    assert wording.shares(4e7, cause)[1].startswith("input takes 116 ms longer a step: 40.0 ms of it costs time")
+
+
+def test_in_how_few_steps_a_rank_is_waited_for_is_told() -> None:
+    """Two long waits are no habit: the mean that they make is explained beside it."""
+    caused = np.full((3, 100), 1e4)
+    caused[1, [40, 80]] = 9e8
+    blocks: Any = SimpleNamespace(ranks=np.arange(3), caused=caused)
+    assert wording_balanced._in_turn(blocks) == "mostly rank 1, in 2 of 100 steps"
+    caused[1] = 1e7
+    assert wording_balanced._in_turn(blocks) == "mostly rank 1"

@@ -67,6 +67,8 @@ def _recordings(path: Path | str, kind: str) -> list[Path | str]:
 
 
 def _place(text: str) -> Path | str:
+    if not text:
+        raise UsageError("an empty PATH: is a variable not set?")
     return text if "://" in text else Path(text)
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from hindmost_collector.settings import Settings
     from hindmost_collector.timeline.blocks import Blocks
 
+#: Where stalls take this share of the time samples tell of them, and not of the typical step.
+_MOSTLY_STALLS = 0.5
 #: What a GPU computes with, as the monitor tells them apart.
 _MATH = {"tensor_activity": "tensor cores", "fp64_activity": "FP64", "fp32_activity": "FP32", "fp16_activity": "FP16"}
 
@@ -36,6 +38,8 @@ def find(blocks: Blocks | None, named: Sequence[Verdict], settings: Settings) ->
     for kind, by in (("input_bound", "input"), ("host_bound", "host")):
         if kind in kinds:
             return Bound(by, kinds[kind].evidence[0])
+    if any(one.kind == "intermittent" and (one.cost_ratio or 0.0) >= _MOSTLY_STALLS for one in named):
+        return None
     return _of_transfers(blocks, settings) or _of_gpus(blocks, settings)
 
 

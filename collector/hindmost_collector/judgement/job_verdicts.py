@@ -84,7 +84,7 @@ def of_stages(found: UnevenStages | None, blocks: Blocks) -> list[Verdict]:
     which += " and ".join(str(one) for one in found.stages)
     began, end = since(blocks, found.first), until(blocks, found.stop)
     when = f" in steps {began} to {end}" if end is not None else f" since step {began}" if began else ""
-    where = " on every replica" if found.replicas > 1 else ", of which there is no replica to compare it with"
+    where = " on every replica" if found.replicas > 1 else ", and has no replica to be compared with"
     works = f"{which} of {found.count} ({ranks}) works {ms(found.level)} a step{when}{where}"
     shorter = f"at the pace of the typical stage a step would be {ms(found.cost)} shorter"
     evidence = [

@@ -73,7 +73,8 @@ def why(blocks: Blocks, habits: list[Habit], cause: Cause) -> list[str]:
     ):  # its waits are in sends and receives
         most = np.isin(np.argmax(blocks.caused[:, first:stop], axis=0), rows)
         which = "steps after warm-up" if stop - first == len(blocks.steps) else "steps in which this held"
-        found.append(f"{who} kept the others waiting longest in {int(most.sum())} of the {len(most)} {which}")
+        if most.mean() > len(rows) / len(blocks.ranks):  # else it is no evidence: anybody does so as often
+            found.append(f"{who} kept the others waiting longest in {int(most.sum())} of the {len(most)} {which}")
     others = np.delete(np.arange(len(blocks.ranks)), rows)
     if not np.isnan(blocks.own).all() and not blocks.overlapped and len(others):
         mine = float(median(blocks.own[rows, first:stop]))
@@ -85,7 +86,7 @@ def why(blocks: Blocks, habits: list[Habit], cause: Cause) -> list[str]:
     elif len(others):
         mine = float(median(blocks.excess[rows, first:stop]))
         arrives = "it typically arrives" if len(rows) == 1 else "they typically arrive"
-        found.append(f"{arrives} {ms(mine)} a step after {'its' if len(rows) == 1 else 'their'} typical peer")
+        found.append(f"{arrives} {ms(mine)} a step later than {'its' if len(rows) == 1 else 'their'} peers")
     if habits[0].outer is not None:
         found.append(f"on top of the {ms(habits[0].outer.excess)} a step that it is late by anyway")
     phase = _phase(blocks, rows, slice(first, stop), cause.cause)
@@ -172,22 +173,25 @@ def held_up(longer: float) -> list[str]:
     return [f"transfers take {ms(longer)} a step longer for all while it waits for a CPU"] if longer > 0 else []
 
 
-def shares(excess: float, cause: Cause, whose: str = "") -> list[str]:
-    """What accounts for the excess of a rank, or of the one of several that has the largest."""
+def shares(excess: float, cause: Cause, whose: str = "", per: str = "a step") -> list[str]:
+    """What accounts for the excess of a rank, or of the one of several that has the largest; ``per`` step, or stall."""
     if cause.beyond > _MORE:
         longer = dict(cause.shares_ns)["compute"]
-        return [f"computing takes {ms(longer)} longer a step, of which {ms(excess)} shows as lateness"]
-    # What a measurement took beyond the excess was hidden: it explains all of it, and no more.
-    known = [(name, min(ns, excess)) for name, ns in cause.shares_ns if ns >= 0.05 * excess]
+        return [f"computing takes {ms(longer)} longer {per}, of which {ms(excess)} shows as lateness"]
+    # What a measurement took beyond the excess was hidden: it explains all of it, and no more. That a GPU idles is what
+    # its host's cause looks like from there, and no second one.
+    named = cause.cause != "unknown"
+    shown = [(name, ns) for name, ns in cause.shares_ns if not (named and name == "idle")]
+    known = [(name, min(ns, excess)) for name, ns in shown if ns >= 0.05 * excess]
     told = [f"{MEASURES.get(name, name)} {ms(ns)}" for name, ns in known][:3]
     if not told:
         return ["nothing measured accounts for the difference"]
     two = " and ".join(MEASURES[name] for name in together(excess, cause))
-    found = f"of {whose}{ms(excess)} excess a step: " + ", ".join(told)
+    found = f"of {whose}{ms(excess)} excess {per}: " + ", ".join(told)
     if two:
         return [found, f"two causes at once: {two}"]
     if cause.cause != "unknown" or cause.remark or cause.explained is None:
-        return [found, *_covered(excess, cause)]
+        return [found, *_covered(excess, cause, per)]
     few = f"the most that one of these explains is {cause.explained:.0%}, too little to call it the cause"
     return [found, _NOT_KNOWN.get(cause.partial or "", few)]
 
@@ -196,12 +200,12 @@ def shares(excess: float, cause: Cause, whose: str = "") -> list[str]:
 _HIDES = ("input", "h2d", "gc", "checkpoint")
 
 
-def _covered(excess: float, cause: Cause) -> list[str]:
+def _covered(excess: float, cause: Cause, per: str) -> list[str]:
     """What of the cause costs nothing, where it takes clearly longer than it makes the rank late."""
     longer = dict(cause.shares_ns).get(cause.cause, 0.0)
     if cause.cause not in _HIDES or longer <= _MORE * excess:
         return []
-    told = f"{MEASURES[cause.cause]} takes {ms(longer)} longer a step: {ms(excess)} of it costs time"
+    told = f"{MEASURES[cause.cause]} takes {ms(longer)} longer {per}: {ms(excess)} of it costs time"
     return [
         f"{told}, {ms(longer - excess)} costs nothing while work queued on the GPU, or a wait for others, covers it"
     ]
@@ -234,7 +238,8 @@ def stalls(blocks: Blocks, found: Stalls, cause: Cause, cost: float) -> list[str
     often = (
         f"{who} {verb} in {len(found.stalled)} of {len(blocks.steps)} steps, by {most}{ms(found.excess)} each, {each}"
     )
-    return [often, f"{found.share:.0%} of all stalls in the job are {whose}", *shares(found.excess, cause)]
+    accounts = shares(found.excess, cause, per="in such a step")
+    return [often, f"{found.share:.0%} of all stalls in the job are {whose}", *accounts]
 
 
 def nodes_of(run: Run, ranks: Sequence[int]) -> list[str]:

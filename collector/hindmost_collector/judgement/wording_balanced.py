@@ -29,6 +29,8 @@ ASKED = " that a rank is named for"
 SLOW_OR_NOT = "slow, or given longer batches by chance, which cannot be told"
 #: Share of all waiting that one rank must have caused for it to be told as the one that was waited for.
 _MOSTLY = 0.5
+#: In how many steps a rank is waited for is told where so much of the waiting is in so small a share of them.
+_MOST_OF_IT, _RARELY = 0.9, 0.1
 #: Share of the collectives that such a rank enters last where no scheduler makes it late.
 _NEARLY_ALWAYS = 0.75
 #: What a line on ranks that are waited for, nobody knows why, has in it.
@@ -95,7 +97,12 @@ def _last_on_shared_cpus(blocks: Blocks, latest: str, share: float, *, queued: b
 def _in_turn(blocks: Blocks) -> str:
     """Whether whoever is last is now one rank and now another."""
     row = waited_for_most(blocks)
-    return "but that is a different one each time" if row is None else f"mostly rank {int(blocks.ranks[row])}"
+    if row is None:
+        return "but that is a different one each time"
+    caused = np.sort(np.nan_to_num(blocks.caused[row]))[::-1]
+    steps = int(np.searchsorted(np.cumsum(caused), _MOST_OF_IT * caused.sum())) + 1
+    few = f", in {steps} of {len(caused)} steps" if steps <= max(_RARELY * len(caused), 1) else ""
+    return f"mostly rank {int(blocks.ranks[row])}{few}"
 
 
 def waited_for_most(blocks: Blocks) -> int | None:
