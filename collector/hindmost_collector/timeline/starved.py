@@ -44,11 +44,18 @@ def find(order: Schedule, built: Bubbles, role: Ints, shape: tuple[int, ...]) ->
 
 
 def _of_peers(told: Floats, built: Bubbles, role: Ints) -> Floats:
-    """[N] what is ``told`` [N] of that stretch of the typical rank of the same ``role``; NaN where it is of nobody."""
+    """[N] what is ``told`` [N] of that stretch of the typical rank, of two the quicker, of the same ``role``; NaN where
+    it is of nobody."""
+    alike = role[built.row] * (int(built.place.max()) + 1) + built.place
+    lacking = np.zeros(int(alike.max()) + 1, bool)
+    lacking[alike[np.isnan(told)]] = True
+    asked = np.flatnonzero(lacking[alike])
+    which = np.unique(alike[asked], return_inverse=True)[1].ravel()
+    order = np.lexsort((told[asked], which))  # NaN goes last
+    known = np.bincount(which, ~np.isnan(told[asked])).astype(np.int64)
+    first = np.searchsorted(which[order], np.arange(len(known)))
     found = np.full(len(told), np.nan)
-    for same in np.unique(np.stack([role[built.row], built.place]), axis=1).T:
-        alike = np.flatnonzero((role[built.row] == same[0]) & (built.place == same[1]))
-        found[alike] = median(told[alike])
+    found[asked] = told[asked][order][first + np.maximum(known - 1, 0) // 2][which]
     return found
 
 
