@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from hindmost_collector.judge import judge
+from hindmost_collector.model import TABLES, empty
 from hindmost_collector.report import headline
 from hindmost_collector.simulate import Fault, Scenario, simulate
 
@@ -44,3 +48,12 @@ def test_few_ranks_that_become_fast_make_nobody_slow() -> None:
     faults = (Fault("compute", (0, 1, 2, 3, 4, 5), 0.2), Fault("compute", (6, 7), 0.2, 0, 60))
     (verdict,) = judge(simulate(Scenario(8, 160, 3, faults=faults)).run).verdicts
     assert (verdict.kind, verdict.ranks) == ("balanced", ())
+
+
+def test_whoever_may_wait_for_its_mates_makes_nobody_slow() -> None:
+    """Of a pair that shares tensors one becomes slow and the other waits for it, in steps that nobody marked."""
+    job = Scenario(8, 104, 1, "tp_dp", tensor=2, faults=(Fault("compute", (3,), 0.06, 80),))
+    run = simulate(job).run
+    unmarked = {**run.collectives, "step": np.full(len(run.collectives["rank"]), -1)}
+    (verdict,) = judge(replace(run, collectives=unmarked, steps=empty(TABLES["steps"]))).verdicts
+    assert set(verdict.ranks) <= {3}

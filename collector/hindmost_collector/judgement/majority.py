@@ -19,6 +19,7 @@ from hindmost_collector.judgement.wording import AHEAD, advice, ms, names, witho
 from hindmost_collector.robust import average, median
 
 if TYPE_CHECKING:
+    from hindmost_collector.align import Ints
     from hindmost_collector.detectors.straggler import Habit
     from hindmost_collector.settings import Settings
     from hindmost_collector.timeline.blocks import Blocks
@@ -63,6 +64,8 @@ def find(blocks: Blocks, settings: Settings) -> Majority | None:
     rows = sorted(set(range(len(blocks.ranks))) - {habit.row for habit in habits})
     if not habits or 2 * len(habits) >= len(blocks.ranks) or not _of_one_time(habits):
         return None
+    if _wait_for_mates(blocks.group, [habit.row for habit in habits]):
+        return None
     first, stop = (int(np.median([getattr(habit, name) for habit in habits])) for name in ("first", "stop"))
     change = None
     by_ns = float(np.median([habit.excess for habit in habits]))
@@ -72,6 +75,15 @@ def find(blocks: Blocks, settings: Settings) -> Majority | None:
             return None  # steps as long as before: the few became faster
     ranks, ahead = (tuple(sorted(int(blocks.ranks[row]) for row in some)) for some in (rows, [h.row for h in habits]))
     return Majority(habits, ranks, ahead, by_ns, float(median(blocks.period)), change)
+
+
+def _wait_for_mates(group: Ints, ahead: list[int]) -> bool:
+    """Whether those ahead are some of one group's members [R, C]: they may be held up by the rest of it elsewhere."""
+    for mine in group.T:
+        mates = np.flatnonzero(mine == mine[ahead[0]])
+        if len(mates) < len(mine) and np.isin(ahead, mates).all() and len(mates) > len(ahead):
+            return True
+    return False
 
 
 def verdict(most: Majority, change: whatif.Change, alone: Verdict | None, blocks: Blocks) -> Verdict:
