@@ -62,7 +62,7 @@ def _interpreter(folder: Path) -> str:
 def test_waiting_that_transfers_do_not_scatter_by_is_for_whom_nobody_saw(together: float, told: bool) -> None:
     """The share of the time for which all who were seen wait at once: transfers alone make up to 0.025 of it."""
     run = Run(Job("a", source="inspector"), unseen=Unseen((3,), together))
-    (found,) = unseen.judged([Verdict(kind="balanced")], run)
+    (found,) = unseen.judged([Verdict(kind="balanced")], run, None)
     assert any("rank 3, which was not seen, is likely" in one for one in found.evidence) == told
 
 
@@ -70,7 +70,7 @@ def test_waiting_that_transfers_do_not_scatter_by_is_for_whom_nobody_saw(togethe
 def test_ranks_whose_files_are_missing_are_named_as_long_as_they_can_be_read(count: int, told: str) -> None:
     """Up to seven."""
     run = Run(Job("a", source="inspector"), unseen=Unseen(tuple(range(1, count + 1))))
-    (found,) = unseen.judged([], run)
+    (found,) = unseen.judged([], run, None)
     assert told in found.advice[0]
 
 

@@ -62,12 +62,13 @@ def find(blocks: Blocks, named: Collection[int], settings: Settings) -> UnevenSt
     if pipeline is None or pipeline.stage is None or len(blocks.steps) < 2 * settings.min_steps:
         return None
     stage = pipeline.stage
-    level = _levels(blocks, stage, np.isin(blocks.ranks, list(named)))
+    slow_themselves = np.isin(blocks.ranks, list(named))
+    level = _levels(blocks, stage, slow_themselves)
     if level is None:
         return None
     beyond = level / _typical(level) - 1
     found = [(one, _habit(series, settings)) for one, series in enumerate(beyond)]
-    heavy = {one: span for one, span in found if span is not None}
+    heavy = {one: span for one, span in found if span is not None and _told(slow_themselves[stage == one])}
     if not heavy:
         return None
     span = max(heavy.values(), key=lambda each: each.stop - each.start)
@@ -86,6 +87,11 @@ def find(blocks: Blocks, named: Collection[int], settings: Settings) -> UnevenSt
     return UnevenStages(
         tuple(slow), len(level), rows, replicas, span.start, span.stop, most, usual, cost, max(spread, 0.0)
     )
+
+
+def _told(named: Array) -> bool:
+    """Whether a stage's replicas tell its work, of which some are ``named``: the only one left may wait for these."""
+    return not named.any() or len(named) - int(named.sum()) > 1
 
 
 #: Of so many stages the typical one is the quicker: half of what one is slower by would be their mean's.
