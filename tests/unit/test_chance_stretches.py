@@ -118,3 +118,18 @@ def test_nobody_is_named_for_longer_batches_by_chance_that_nobody_counted() -> N
     run = simulate(replace(job, varying_lengths=0.08660268659947865)).run
     uncounted = replace(run, steps=run.steps | {"work": np.zeros_like(run.steps["work"])})
     assert not [one for one in judge(uncounted).verdicts if one.ranks]
+
+
+@pytest.mark.parametrize(("second", "named"), [(0.012, [1]), (0.04, [1, 0])])
+def test_beside_one_of_four_a_second_is_set_against_few(second: float, named: list[int]) -> None:
+    """Of the other three any may be ahead by 2 % of a step: the latest of them is no second slow rank for that."""
+    assert _named_of_four(second) == named
+
+
+def _named_of_four(second: float) -> list[int]:
+    """Rows with habits where row 1 is late by an eighth of a step, row 0 by ``second``, and two are alike."""
+    built = build(simulate(Scenario(ranks=4, steps=120, seed=3)).run, DEFAULT)
+    assert built is not None
+    noise = 0.0005 * np.random.default_rng(2).standard_normal(built.excess.shape)
+    late = built.step_ns * (np.array([second, 0.125, 0.0, 0.0])[:, None] + noise)
+    return [one.row for one in straggler.find(replace(built, excess=late), DEFAULT)]

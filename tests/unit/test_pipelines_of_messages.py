@@ -93,3 +93,17 @@ def test_what_a_gpu_idles_for_its_host_is_no_work() -> None:
     idle = starved.find(order, built, np.array([0, 1]), (2, len(steps)))
     assert idle is not None
     np.testing.assert_allclose(idle, [work - 10e6, np.zeros(len(steps))])
+
+
+def test_messages_of_one_call_are_in_one_order_however_their_times_fall() -> None:
+    """A send and a receive of one kernel begin within 2 us of each other, now this first and now that."""
+    found = {
+        "row": np.zeros(4, np.int64),
+        "step": np.array([0, 0, 1, 1]),
+        "kind": np.array([schedule.SEND, schedule.RECEIVE] * 2),
+        "whom": np.ones(4, np.int64),
+    }
+    order = schedule._by_call(found, np.array([100.0, 20.0, 5_000.0, 5_900.0]))
+    assert found["kind"][order].tolist() == [schedule.SEND, schedule.RECEIVE] * 2
+    apart = schedule._by_call(found, np.array([9_000.0, 20.0, 5_000.0, 5_900.0]))
+    assert found["kind"][apart].tolist() == [schedule.RECEIVE, schedule.SEND, schedule.SEND, schedule.RECEIVE]

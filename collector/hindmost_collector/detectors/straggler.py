@@ -102,7 +102,20 @@ def find(blocks: Blocks, settings: Settings, *, shared: bool = False) -> list[Ha
     for row, *span in bursts.find(blocks.excess, settings.stall_effect * blocks.step_ns, told, settings):
         habit = _burst(ranks, row, (span[0], span[1]), [one for one in found if one.row == row])
         found += [habit] if habit is not None else []
-    return sorted(found, key=lambda habit: -habit.excess)
+    return _beside_a_crowd(sorted(found, key=lambda habit: -habit.excess), ranks)
+
+
+def _beside_a_crowd(habits: list[Habit], ranks: _Ranks) -> list[Habit]:
+    """Without those that are later than so few on-time ranks by what healthy GPUs differ, the latest first.
+
+    Of four of which one is slow three are left, of which any may be as much ahead or behind.
+    """
+    kept: list[Habit] = []
+    for habit in habits:
+        later = {one.row for one in kept if one.first < habit.stop and habit.first < one.stop} - {habit.row}
+        least = ranks.settings.effect(len(ranks.excess) - len(later)) * ranks.blocks.step_ns
+        kept += [habit] if habit.excess >= least or not later else []
+    return kept
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,8 @@ def late_by_hosts(blocks: Blocks, run: Run) -> Blocks:
     rows = np.flatnonzero(late.sum(axis=1) >= _ENOUGH).tolist()
     if not rows:
         return blocks
-    hosts, computed = _Hosts(run.collectives, blocks, fed), _computed(blocks)
+    hosts = _Hosts(run.collectives, blocks, fed)
+    computed = np.where(_blind(blocks)[:, None], 0.0, _computed(blocks))
     for row in rows:
         for few in _alike(np.flatnonzero(late[row]), blocks.excess[row]):
             slower, excess = hosts.slower(row, few), float(blocks.excess[row, few].mean())

@@ -100,6 +100,48 @@ def positions(
     return out
 
 
+def in_one_order(members: Sequence[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
+    """Each operation's position in a communicator, alike on all members, from their keys in each one's own order.
+
+    A key is a function's code and number. The member that saw most gives the order. A line that it lacks takes up its
+    place too, be it in nobody's file: else all that comes after would be one off beside other groups of its class.
+    """
+    reference = max(members, key=len)
+    order = np.argsort(reference, kind="stable")
+    keys, place = reference[order], order
+    lacking = [np.setdiff1d(one, keys) for one in members if not np.array_equal(one, reference)]
+    whole = not any(len(one) for one in lacking) and not _gaps(keys)
+    if not whole:
+        every = np.unique(np.concatenate([keys, *lacking]))
+        place = _order(every, _between(every, keys, order))
+        keys = every
+    earlier = before(keys)
+    at_once = [whole and np.array_equal(one, reference) for one in members]
+    return [
+        np.arange(len(one)) + earlier if same else place[np.searchsorted(keys, one)] + earlier
+        for one, same in zip(members, at_once, strict=True)
+    ]
+
+
+def _gaps(keys: np.ndarray[Any, Any]) -> bool:
+    """Whether numbers are left out between those of one function."""
+    apart = np.diff(keys)
+    return bool(((apart > 1) & (apart < 1 << (_NUMBER_BITS - 1))).any())
+
+
+def _between(
+    every: np.ndarray[Any, Any], keys: np.ndarray[Any, Any], place: np.ndarray[Any, Any]
+) -> np.ndarray[Any, Any]:
+    """A place for each of ``every`` key: that of a known one, or one between the next of its function."""
+    found = np.empty(len(every))
+    for code in np.unique(every >> _NUMBER_BITS).tolist():
+        mine, known = every >> _NUMBER_BITS == code, keys >> _NUMBER_BITS == code
+        found[mine] = len(keys)
+        if known.any():
+            found[mine] = np.interp(every[mine], keys[known], place[known], left=-1.0, right=len(keys))
+    return found
+
+
 def _seen(
     which: np.ndarray[Any, Any], time: np.ndarray[Any, Any], process: np.ndarray[Any, Any]
 ) -> np.ndarray[Any, Any]:

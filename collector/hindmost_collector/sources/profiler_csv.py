@@ -24,9 +24,9 @@ from hindmost_collector.sources.files import open_bytes
 from hindmost_collector.sources.operations import operation
 from hindmost_collector.sources.processes import (
     WINDOW_NS,
-    before,
     communicators,
     counted,
+    in_one_order,
     stride,
     thinned,
     world_ranks,
@@ -251,28 +251,17 @@ def _positions(parts: list[_File]) -> list[np.ndarray[Any, Any]]:
     """Each row's position in its communicator, alike on all members.
 
     The file counts per function; the order of enqueueing, which NCCL demands to be one on all members, joins the
-    functions. The member that saw most gives the order.
+    functions.
     """
     positions = [_counted_p2p(part.columns) for part in parts]
     names = sorted({str(name) for part in parts for name in np.unique(part.columns["op"])})
     keys = [np.searchsorted(names, part.columns["op"]).astype(np.int64) << 40 | part.columns["seq"] for part in parts]
     for comm in {comm for part in parts for comm in part.rank_in}:
         chosen = [np.flatnonzero((part.columns["comm"] == comm) & ~part.columns["p2p"]) for part in parts]
-        reference = max((key[rows_] for key, rows_ in zip(keys, chosen, strict=True)), key=len)
-        order = np.argsort(reference, kind="stable")
-        earlier = before(reference[order])
-        for key, rows_, out in zip(keys, chosen, positions, strict=True):
-            out[rows_] = _found(key[rows_], reference, order) + earlier
+        places = in_one_order([key[rows_] for key, rows_ in zip(keys, chosen, strict=True)])
+        for place, rows_, out in zip(places, chosen, positions, strict=True):
+            out[rows_] = place
     return positions
-
-
-def _found(keys: np.ndarray[Any, Any], reference: np.ndarray[Any, Any], order: np.ndarray[Any, Any]) -> Any:
-    """Where each key is in ``reference``; behind its end where it is not."""
-    if len(keys) == len(reference) and np.array_equal(keys, reference):
-        return np.arange(len(keys))
-    place = np.searchsorted(reference, keys, sorter=order)
-    found = order[np.minimum(place, len(reference) - 1)]
-    return np.where(reference[found] == keys, found, len(reference) + np.arange(len(keys)))
 
 
 def _counted_p2p(columns: Mapping[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:

@@ -115,10 +115,25 @@ def _together(order: Schedule) -> Schedule:
 
 
 def _in_order(run: Run, found: Table, ends: Floats, called: Floats, groups: int) -> Schedule | None:
-    order = np.lexsort((found["kind"], called, found["step"], found["row"]))
+    order = _by_call(found, called)
     kept = _alike({name: column[order] for name, column in found.items()}, ends, groups)
     exact = any(each in (run.job.source or "") for each in _EXACT)
     return replace(kept, exact=exact) if kept is not None else None
+
+
+#: Operations of one rank that begin within so many ns of each other are of one group call: in time they have no order.
+_AT_ONCE = 2_000.0
+
+
+def _by_call(found: Table, called: Floats) -> Ints:
+    """Operations by rank, step and time; sends and receives of one call by kind and peer, alike in every step."""
+    order = np.lexsort((found["kind"], called, found["step"], found["row"]))
+    before, after = order[:-1], order[1:]
+    one = (found["row"][before] == found["row"][after]) & (found["step"][before] == found["step"][after])
+    one &= np.maximum(found["kind"][before], found["kind"][after]) < COLLECTIVE
+    one &= called[after] - called[before] <= _AT_ONCE
+    call = np.cumsum(np.append(True, ~one))
+    return np.asarray(order[np.lexsort((found["whom"][order], found["kind"][order], call))])
 
 
 def transfers(run: Run, ranks: Ints) -> Table | None:

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from hindmost_collector.costs.bubbles import Bubbles
     from hindmost_collector.timeline.schedule import Schedule
 
-#: A kernel begins as it is launched where it waits for no longer than this beyond the shortest of its rank.
-_AT_ONCE_NS = 100_000.0
+#: A kernel begins as it is launched where it waits for no longer than this beyond the shortest of its rank, or this
+#: share of a step's work: what was launched before it may have begun later than this was launched.
+_AT_ONCE_NS, _AT_ONCE = 100_000.0, 0.02
 #: Clocks of GPU and host part by some tens of us in a second: the shortest is that of so many steps.
 _WINDOW = 25
 #: Of as many steps in which work was queued the usual length of a stretch is known; else the shortest tenth tells it.
@@ -32,7 +33,8 @@ def find(order: Schedule, built: Bubbles, role: Ints, shape: tuple[int, ...]) ->
     if order.enqueue is None or np.isnan(order.enqueue).all():
         return None
     waited = order.start - order.enqueue
-    at_once = _at_once(order, waited)
+    in_step = float(np.bincount(built.row, median(built.work, axis=1)).max())
+    at_once = _at_once(order, waited, max(_AT_ONCE_NS, _AT_ONCE * in_step))
     queued = np.where(at_once, np.nan, built.work)
     known = (~at_once).sum(axis=1) >= _ENOUGH
     told = np.where(known, median(queued, axis=1), np.nan)
@@ -59,13 +61,13 @@ def _of_peers(told: Floats, built: Bubbles, role: Ints) -> Floats:
     return found
 
 
-def _at_once(order: Schedule, waited: Floats) -> Array:
-    """[N, G] which operations began as soon as they were launched."""
+def _at_once(order: Schedule, waited: Floats, soon: float) -> Array:
+    """[N, G] which operations began as soon as they were launched: within so many ns."""
     found = np.zeros(waited.shape, bool)
     windows = np.array_split(np.arange(waited.shape[1]), max(waited.shape[1] // _WINDOW, 1))
     first = np.flatnonzero(np.diff(order.row, prepend=-1))
     counts = np.diff(np.append(first, len(order.row)))
     for steps in windows:
         least = np.fmin.reduceat(np.fmin.reduce(waited[:, steps], axis=1), first)
-        found[:, steps] = waited[:, steps] - np.repeat(least, counts)[:, None] <= _AT_ONCE_NS
+        found[:, steps] = waited[:, steps] - np.repeat(least, counts)[:, None] <= soon
     return found
