@@ -195,14 +195,15 @@ def grid(run: Run) -> Grid | None:
     return replace(joined, peer_wait=_peer_wait(calls, named, joined))
 
 
-#: A class of communicators of fewer than this share of the columns says little: a barrier now and then, at start-up.
+#: A class of communicators met less often than this share of what the most used one is, says little: a barrier now
+#: and then, at start-up.
 _SELDOM = 0.02
 
 
 def _mostly_met(grid: Grid) -> Grid:
     """The grid without classes that are seldom met: where nothing says when, a column of theirs has no place in it."""
-    share = np.bincount(grid.klass, minlength=grid.group.shape[1]) / max(grid.columns, 1)
-    often = np.flatnonzero(share >= _SELDOM)
+    met = np.bincount(grid.klass, minlength=grid.group.shape[1])
+    often = np.flatnonzero(met >= _SELDOM * met.max(initial=0))
     if len(often) == grid.group.shape[1]:
         return grid
     kept = grid.take(np.flatnonzero(np.isin(grid.klass, often)))

@@ -25,6 +25,7 @@ from hindmost_collector.judgement import (
     wording,
 )
 from hindmost_collector.judgement.abstaining import (
+    beside_exchanges,
     exchanging_inside,
     hosts_unmarked,
     idle_inside,
@@ -95,6 +96,7 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
         notes += [*beside, *(hidden_input.notes(blocks, found, settings) if not run.look else [])]
     if not run.look:
         notes += [*profiled.notes(blocks, phases.training(run.steps)), *horovod.notes(run)]
+    found = beside_exchanges(found, run, blocks)
     if not found:
         found.append(_nothing(run, blocks, settings))
     found = stood_still.beside(unseen.judged(found, run, blocks), stalls)

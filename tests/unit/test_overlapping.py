@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from hindmost_collector.judge import judge
+from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_collector.simulate.write import write
+from hindmost_collector.sources import load
 from hindmost_collector.timeline import overlapping
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 RANKS, STEPS, PLACES = 4, 60, 8
 MS = 1e6
@@ -129,3 +136,14 @@ def test_ranks_that_compute_while_they_wait_have_the_less_to_compute_after_that(
 def test_what_hosts_catch_up_with_while_their_gpus_wait_is_no_computing() -> None:
     """Kernels that begin as they are launched follow their hosts."""
     assert not _waited(1.0, 0.1 * MS)
+
+
+def test_who_has_more_to_do_waits_less_and_computes_longer_whether_or_not_gathers_block(tmp_path: Path) -> None:
+    """A slow GPU among batches of uneven length, whose gathers block, was taken for one that nobody waits for."""
+    fault = Fault("compute", (1,), 0.08, 50)
+    made = simulate(Scenario(4, 100, 2, "fsdp", step_ms=100, varying_lengths=0.05, faults=(fault,)))
+    write(made.run, tmp_path / "run", "traces")
+    (verdict,) = (one for one in judge(load(tmp_path / "run")).verdicts if one.ranks)
+    assert (verdict.ranks, verdict.cause) == ((1,), "compute")
+    saved = (made.truth.total_ns - made.truth.repaired_ns) / 1e6 / len(made.truth.active[0])
+    assert verdict.cost_ms_per_step == pytest.approx(saved, rel=0.2)

@@ -198,14 +198,14 @@ def _looked_at(run: Run, since: dict[int, int]) -> set[int]:
     for name in words.keys() & heard.keys():
         heard[name] = max(heard[name], words[name])
     heard_of = {rank for rank in known if heard.get(node.get(rank, ""), since.get(rank, 0)) >= since.get(rank, 0)}
-    return {rank for rank in heard_of if rank not in since or _recorded(run, rank)}
+    return heard_of - (since.keys() - _recorded(run))
 
 
-def _recorded(run: Run, rank: int) -> bool:
-    """Whether what a rank runs with others is recorded at all: of one without the plugin, or without any row, nobody
-    knows what it had open. Of a job that stopped long ago a window holds no collectives any more."""
-    looked_at = (run.communicators, run.rank_states)
-    return bool((run.collectives["rank"] == rank).any() or all((one["rank"] == rank).any() for one in looked_at))
+def _recorded(run: Run) -> set[int]:
+    """Ranks of which what they run with others is recorded at all: of one without the plugin, or without any row,
+    nobody knows what it had open. Of a job that stopped long ago a window holds no collectives any more."""
+    stated = np.intersect1d(run.communicators["rank"], run.rank_states["rank"])
+    return {*np.unique(run.collectives["rank"]).tolist(), *stated.tolist()}
 
 
 def _crossed(run: Run, stuck: dict[int, list[_Open]], missing: dict[int, list[int]]) -> Hang | None:

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from hindmost_collector.timeline.blocks import Blocks
 
 #: What a rank's host or GPU was seen to do by itself is no wait for others.
-_ITS_OWN = ("input", "h2d", "gpu_throttle", "gpu_contention", "cpu_contention", "gc", "checkpoint", "memory", "io")
-#: Of the members of a communicator that were seen, whom all are late with: who waits for one unseen is not alone.
+ITS_OWN = ("input", "h2d", "gpu_throttle", "gpu_contention", "cpu_contention", "gc", "checkpoint", "memory", "io")
+#: Of the members of a communicator that were seen, so many that are late together: who waits for one unseen is not
+#: alone.
 _ALIKE = 0.5
 
 
@@ -37,7 +38,7 @@ class Absent:
 
     def doubts(self, one: Verdict) -> bool:
         """Whether those whom a verdict names may have waited for one of these ranks."""
-        if one.kind in STOPS or one.cause in _ITS_OWN:
+        if one.kind in STOPS or one.cause in ITS_OWN:
             return False
         if one.kind == "slow_link" or one.cause == "network":
             return True  # all that wait for one unseen look as where transfers are slow

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector import align
-from hindmost_collector.judgement import lacking, wording
-from hindmost_collector.judgement.verdict import Verdict
+from hindmost_collector.judgement import absent, lacking, wording
+from hindmost_collector.judgement.verdict import STOPS, Verdict
 from hindmost_collector.model import Run, rows
 from hindmost_collector.robust import median
+from hindmost_collector.timeline import blocks as blocks_of
 from hindmost_collector.timeline import phases
 
 if TYPE_CHECKING:
@@ -83,6 +84,15 @@ def without_starts(blocks: Blocks) -> Verdict | None:
     if blocks.joined is None or blocks.overlapped or not np.isnan(align.own_time(blocks.joined)).all():
         return None
     return _abstaining(*wording.without_starts())
+
+
+def beside_exchanges(found: list[Verdict], run: Run, blocks: Blocks | None) -> list[Verdict]:
+    """What holds of verdicts by phases that hold sends and receives: of a rank named, what it was seen to do itself."""
+    if blocks is None or blocks.evidence != blocks_of.PHASES or blocks.pipeline is not None:
+        return found
+    if not any(one.ranks for one in found) or exchanging_inside(run, blocks) is None:
+        return found
+    return [one for one in found if not one.ranks or one.kind in STOPS or one.cause in absent.ITS_OWN]
 
 
 def hosts_unmarked(blocks: Blocks, settings: Settings) -> Verdict | None:

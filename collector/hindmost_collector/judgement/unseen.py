@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from hindmost_collector.judgement import absent
 from hindmost_collector.judgement.verdict import STOPS, Verdict
 from hindmost_collector.judgement.wording import names
@@ -76,7 +78,7 @@ def _ours(found: list[Verdict], run: Run, blocks: Blocks | None) -> list[Verdict
     kept = [one for one in found if one not in doubted]
     if doubted and not kept:
         return [absent.told(lacking, doubted)]
-    seen = rows(run.ranks) - sum(one in lacking.ranks for one in run.ranks["rank"].tolist())
+    seen = rows(run.ranks) - int(np.isin(run.ranks["rank"], lacking.ranks).sum())
     return [_of_those_seen(one, lacking, seen) for one in kept]
 
 

@@ -74,6 +74,10 @@ def _step_lines(steps: Table) -> list[str]:
     return [line + "\n" for line in lines]
 
 
+#: A proxy thread sees that a kernel has ended, and logs it, some time after.
+_LOGGED_NS = 50_000
+
+
 def _operation_lines(c: Table, steps: Table, rank: int, inside: dict[tuple[int, int], int]) -> list[str]:
     """Enqueued within their step, in order; numbers count per communicator and function."""
     number = counted([c["comm"], c["op"]])
@@ -85,7 +89,8 @@ def _operation_lines(c: Table, steps: Table, rank: int, inside: dict[tuple[int, 
     ):
         kind, seq = ("P2P", peer) if peer >= 0 else ("RING", count)
         who = f"{comm:x},{inside.get((comm, rank), rank)},{seq},{_FUNCTIONS[op]},{size},{kind},SIMPLE,24"
-        lines.append(f"{who},{host},{host + 1},{start},{start + took},{host + 2}\n")
+        logged = max(host + 2, start + took + _LOGGED_NS)
+        lines.append(f"{who},{host},{host + 1},{start},{start + took},{logged}\n")
     return lines
 
 

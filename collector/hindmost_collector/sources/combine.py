@@ -184,8 +184,10 @@ def _step_at(steps: Table, rank: int, times: np.ndarray[Any, Any]) -> np.ndarray
     return np.where(inside, steps["step"][mine][at], UNMEASURED)
 
 
-#: Steps that a job at work makes in the time that writing dumps took: a log of them may keep fewer back.
+#: Steps that a job at work makes in the time that writing dumps took.
 _MEANWHILE = 50
+#: A log whose last step ends this many steps from the newest operation keeps none back; a file's buffer holds 200.
+_NO_FURTHER = 2
 
 
 def _open_when_written(run: Run) -> Run:
@@ -198,7 +200,8 @@ def _open_when_written(run: Run) -> Run:
     found, changed = run.in_flight["observed_ns"], run.in_flight["changed_ns"]
     usual = float(np.median(steps["duration_ns"]))
     last = int((steps["start_ns"] + steps["duration_ns"]).max())
-    later = (found != UNMEASURED) & (last <= found + usual) & (changed - found >= _MEANWHILE * usual)
+    logged_to = np.abs(last - found) <= _NO_FURTHER * usual
+    later = (found != UNMEASURED) & logged_to & (changed - found >= _MEANWHILE * usual)
     if not later.any():
         return run
     note = "Waiting is counted up to when dumps were written: no rank made a step since their newest operation."

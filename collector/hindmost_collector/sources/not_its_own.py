@@ -27,15 +27,16 @@ _ENOUGH, _MOST = 20, 0.5
 def found(files: Sequence[Columns]) -> list[np.ndarray[Any, Any]]:
     """Of each process' operations, in the order of enqueueing, those whose times are not to be believed.
 
-    They are of the kinds (communicator and function) of which most, in any of the files, have another's.
+    Where most of a kind (communicator and function) have another's, in any of the files, those are all: a rank that
+    waits in what is not believed seems to work until the next that is.
     """
-    kinds = {kind for columns in files for kind in _kinds(columns)}
-    return [_of(columns, kinds) for columns in files]
+    untrue = any(_kinds(columns) for columns in files)
+    return [np.full(len(columns["comm"]), untrue) for columns in files]
 
 
-def told(files: Sequence[Columns], untrue: Sequence[np.ndarray[Any, Any]]) -> list[str]:
+def told(files: Sequence[Columns]) -> list[str]:
     """What the reader of the report has to know of it."""
-    names = {str(op) for columns, one in zip(files, untrue, strict=True) for op in np.unique(columns["op"][one])}
+    names = {op for columns in files for _, op in _kinds(columns)}
     if not names:
         return []
     why = "the profiler was told times of other operations, from before these were launched"
@@ -57,13 +58,6 @@ def _kinds(columns: Columns) -> list[tuple[int, str]]:
     if len(proof) < _ENOUGH or np.median(proof) > _BEFORE_NS:
         return []  # what is logged is not when operations ended
     return [tuple(kind) for kind in kinds[wrong].tolist()]
-
-
-def _of(columns: Columns, kinds: set[tuple[int, str]]) -> np.ndarray[Any, Any]:
-    chosen = np.zeros(len(columns["comm"]), bool)
-    for comm, op in kinds:
-        chosen |= (columns["comm"] == comm) & (columns["op"] == op)
-    return chosen
 
 
 def _named(columns: Columns) -> np.ndarray[Any, Any]:

@@ -101,7 +101,7 @@ def load(files: Sequence[Path]) -> Run:
         ranks=table("ranks", rank=ranks, world_size=world or UNMEASURED, pid=[part.pid for part in parts]),
         collectives=concatenate("collectives", pieces),
         communicators=communicators(rank_in, ranks, {}),
-        notes=(*notes, *left_out, *_notes(read), *not_its_own.told(columns, untrue), *thinned(every)),
+        notes=(*notes, *left_out, *_notes(read), *not_its_own.told(columns), *thinned(every)),
     )
 
 

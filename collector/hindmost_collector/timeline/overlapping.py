@@ -36,7 +36,7 @@ def find(joined: Grid, own: Floats, step_of: Ints, starts: Ints, work: Floats | 
         late[:, held] -= median(late[:, held], axis=0)  # whom all are compared with had more to do, or less
     if _carried(late, own, position, starts) or _queue_where_one_computes(own, position, starts):
         return True
-    if _computed_meanwhile(joined, position):
+    if _computed_meanwhile(joined, position, more[:, step_of] if more is not None else np.zeros(late.shape)):
         return True
     pair = np.flatnonzero(np.diff(step_of) == 0)
     now, then = np.nan_to_num(late[:, pair]).ravel(), np.nan_to_num(late[:, pair + 1]).ravel()
@@ -115,11 +115,12 @@ _LONG_BEFORE = 4e6
 _SAMPLE = 64
 
 
-def _computed_meanwhile(joined: Grid, position: Ints) -> bool:
+def _computed_meanwhile(joined: Grid, position: Ints, more: Floats) -> bool:
     """Whether ranks that wait longer than usual in a collective have the less to compute before the next one.
 
     Known where there is something to compute between two, and the second had been launched before the first was over:
-    what a host catches up with meanwhile is no computing.
+    what a host catches up with meanwhile is no computing. Who has ``more`` [R, K] ns of work in a step waits less in it
+    and computes longer, whether collectives block or not: that is taken out.
     """
     rows = slice(None, None, max(len(joined.start) // _SAMPLE, 1))
     start, stop = joined.start[rows], (joined.start + joined.duration)[rows]
@@ -131,8 +132,9 @@ def _computed_meanwhile(joined: Grid, position: Ints) -> bool:
         held = np.flatnonzero(position[:-1] == place)
         one, then = (np.where(known[:, held], block[:, held], np.nan) for block in (waited, gap))
         usual = median(then, axis=1)[:, None]
-        longer[:, held] = np.where(usual > _COMPUTES * QUEUED_NS, one - median(one, axis=1)[:, None], np.nan)
-        less[:, held] = usual - then
+        one = np.where(usual > _COMPUTES * QUEUED_NS, one - median(one, axis=1)[:, None], np.nan)
+        beyond = more[rows][:, held] - median(more[rows][:, held], axis=1)[:, None]
+        longer[:, held], less[:, held] = _without(one, beyond), _without(usual - then, beyond)
     both = ~np.isnan(longer) & ~np.isnan(less)
     if not both.any():
         return False

@@ -63,8 +63,8 @@ def test_a_job_that_logs_no_step_while_dumps_are_written_has_stopped(tmp_path: P
 
 @pytest.mark.parametrize(
     "case",
-    [{"until": STOPPED + 5_000 * MS}, {"logs": 1}, {"after_s": 1.5}],
-    ids=["steps go on", "a rank has no log", "written at once"],
+    [{"until": STOPPED + 5_000 * MS}, {"until": STOPPED - 2_000 * MS}, {"logs": 1}, {"after_s": 1.5}],
+    ids=["steps go on", "a log keeps steps back", "a rank has no log", "written at once"],
 )
 def test_what_was_open_for_a_moment_tells_no_stop(tmp_path: Path, case: dict[str, int]) -> None:
     """Operations are open at any moment of a job at work, and one without a log may be at work."""
