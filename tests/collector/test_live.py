@@ -82,6 +82,14 @@ def test_uneven_work_is_closed_once_it_was_not_told_for_some_steps() -> None:
     ]
 
 
+def test_uneven_work_of_a_job_that_stands_still_is_closed() -> None:
+    """No step comes that would tell whether it is so still."""
+    log, uneven = VerdictLog(), verdict("uneven_workload", ranks=[], since_step=0)
+    [*log.update([uneven], 0, 100)]
+    assert not [*log.update([], 299 * 10**9, 100)]
+    assert [one["event"] for one in log.update([], 300 * 10**9, 100)] == ["closed"]
+
+
 def test_uneven_work_gives_way_to_whoever_is_named() -> None:
     """A rank that is slow explains what work in turn seemed to."""
     uneven = verdict("uneven_workload", ranks=[], since_step=0)

@@ -114,11 +114,20 @@ def _levels(blocks: Blocks, stage: Ints, named: Array) -> Floats | None:
         if name in blocks.parts:
             host = np.nan_to_num(blocks.parts[name])
             usual = median(np.array([median(host[held], axis=0) for held in rows]), axis=0)
-            own -= np.maximum(host - usual, 0.0)
+            own = _without(own, np.maximum(host - usual, 0.0), rows)
     if blocks.joined is None and blocks.pipeline is not None:
         own -= _unseen(blocks.pipeline.before_first(len(own)))
     level = np.array([lower_median(own[held], axis=0) for held in rows])
     return level if (level > 0).all() else None
+
+
+def _without(own: Floats, longer: Floats, stages: list[Array]) -> Floats:
+    """[R, S] own time less what a host took ``longer``, no further than to its replicas': its GPU did not see the rest."""
+    left = own - longer
+    for held in stages:
+        if len(held) > 1:
+            left[held] = np.maximum(left[held], np.minimum(own[held], lower_median(own[held], axis=0)))
+    return left
 
 
 def _unseen(before: Floats) -> Floats:

@@ -20,6 +20,8 @@ UNEVEN = "uneven_workload"
 #: In simulated FSDP whose batches differ much, work was told as uneven by some windows, and by none for up to 24 steps
 #: between them. It holds for so many steps without being told, where no rank is named.
 _IN_TURN = 50
+#: … and no longer than this, ns: of a job that makes no more steps.
+_STANDING_NS = 300_000_000_000
 
 
 def identity(verdict: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -38,6 +40,7 @@ class VerdictLog:
         self._open: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
         self._past: dict[tuple[Any, ...], int] = {}
         self._uneven_at: int | None = None  # newest step of the last report by which work was uneven
+        self._uneven_ns = 0  # when that was
 
     def update(
         self, verdicts: list[dict[str, Any]], now_ns: int, last_step: int | None = None
@@ -54,17 +57,19 @@ class VerdictLog:
                 yield from self._told(key, before, verdict, now_ns)
             gone += [(key, one) for one in left]
         if (UNEVEN, ()) in present:
-            self._uneven_at = last_step
+            self._uneven_at, self._uneven_ns = last_step, now_ns
         named = any(ranks for _, ranks in present)
         for key, ended in gone:
-            if not named and self._may_be_told_again(key, last_step):
+            if not named and self._may_be_told_again(key, last_step, now_ns):
                 self._open.setdefault(key, []).append(ended)
             else:
                 yield self._closed(key, _ended(ended, self._uneven_at if key == (UNEVEN, ()) else last_step), now_ns)
 
-    def _may_be_told_again(self, key: tuple[Any, ...], last_step: int | None) -> bool:
-        """Whether it is of work in turn, and was given by a report so few steps ago."""
+    def _may_be_told_again(self, key: tuple[Any, ...], last_step: int | None, now_ns: int) -> bool:
+        """Whether it is of work in turn, and was given by a report so few steps and so little time ago."""
         if key != (UNEVEN, ()) or last_step is None or self._uneven_at is None:
+            return False
+        if now_ns - self._uneven_ns >= _STANDING_NS:
             return False
         return 0 <= last_step - self._uneven_at < _IN_TURN
 
