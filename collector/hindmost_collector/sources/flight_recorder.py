@@ -108,7 +108,7 @@ def load(files: Sequence[Path]) -> Run:
         collectives=concatenate("collectives", [_collectives(dump) for dump in dumps]),
         communicators=_communicators(dumps),
         rank_states=table("rank_states", rank=[dump.rank for dump in dumps], time_ns=written, life=RUNNING),
-        in_flight=_told_apart(concatenate("in_flight", unfinished)),
+        in_flight=_told_apart(concatenate("in_flight", unfinished), dumps),
         stacks=_stacks(dumps, seen) if any(len(part["rank"]) for part in unfinished) else table("stacks", rank=[]),
         notes=tuple(torn),
     )
@@ -295,8 +295,8 @@ def _in_flight(dump: _Dump, written: int) -> Table:
         start_ns=[_number(entry, "time_created_ns") for entry in left],
         observed_ns=written,
         changed_ns=np.full(len(left), changed if written != UNMEASURED else UNMEASURED),
-        bytes=[_bytes(entry) for entry in left],
-        alone=[times[_place(dump, entry)] == 1 for entry in left],
+        bytes=[_bytes(entry) if times[_place(dump, entry)] == 1 else UNMEASURED for entry in left],
+        given=[_given(entry) for entry in left],
     )
 
 
@@ -304,25 +304,44 @@ def _place(dump: _Dump, entry: dict[str, Any]) -> tuple[int, int]:
     return _group(dump, entry).comm, _seq(entry)
 
 
-#: Operations that end on no member unless all give as much; of others each may have a part of its own size.
-_ALIKE = ("all_reduce", "reduce")
+#: Operations that all members must call with as much, as torch calls them: of others, as of an all-gather into a list,
+#: each may have a part of its own size.
+_ALIKE = re.compile(r"(\w+:)?(all_?reduce(_coalesced)?|reduce|broadcast|_?all_?gather_base|_?reduce_scatter_base)")
 
 
-def _told_apart(in_flight: Table) -> Table:
+def _given(entry: dict[str, Any]) -> str:
+    """What a rank called an operation with, where the other members must call theirs with as much."""
+    size, kinds = _bytes(entry), entry.get("input_dtypes")
+    if size < 0 or not kinds or not _ALIKE.fullmatch(text(entry.get("profiling_name"))[:64]):
+        return ""
+    kind = text(kinds[0])
+    return f"{size // ITEM_BYTES[kind]:,} elements of {kind}" if len(kinds) == 1 else f"{size:,} bytes"
+
+
+def _told_apart(in_flight: Table, dumps: list[_Dump]) -> Table:
     """Open operations, those called with their sizes of which the members of a group gave different ones.
 
     Operations that were begun together may have one number: which of a rank's is which of another's is not known then.
+    Where a member has left one, as a broadcast's root does, those that are still inside do not show what most gave.
     """
-    size, alone = in_flight.pop("bytes", np.empty(0, np.int64)), in_flight.pop("alone", np.empty(0, bool))
+    size, given = in_flight.pop("bytes", np.empty(0, np.int64)), in_flight.pop("given", np.empty(0, np.str_))
     name = in_flight["name"].astype(object)
-    given: dict[tuple[int, int, str], set[int]] = {}
+    sizes: dict[tuple[int, int, str], set[int]] = {}
     keys = list(zip(in_flight["comm"].tolist(), in_flight["seq"].tolist(), name.tolist(), strict=True))
-    for key, one in zip(keys, np.where(alone, size, UNMEASURED).tolist(), strict=True):
-        given.setdefault(key, set()).add(one)
+    for key, one in zip(keys, np.where(given != "", size, UNMEASURED).tolist(), strict=True):
+        sizes.setdefault(key, set()).add(one)
+    unlike = {key for key, found in sizes.items() if len(found) > 1 and min(found) >= 0}
+    unlike -= _ended(dumps) if unlike else set()
     for row, key in enumerate(keys):
-        if len(given[key]) > 1 and min(given[key]) >= 0 and key[2] in _ALIKE:
-            name[row] = f"{key[2]} of {size[row]:,} bytes"
+        if key in unlike:
+            name[row] = f"{key[2]} ({given[row]})"
     return {**in_flight, "name": name.astype(np.str_)}
+
+
+def _ended(dumps: list[_Dump]) -> set[tuple[int, int, str]]:
+    """The operations that some member has left."""
+    over = ((dump, entry) for dump in dumps for entry in dump.entries if not _unfinished(dump, entry))
+    return {(*_place(dump, entry), _operation(entry)) for dump, entry in over}
 
 
 def _stacks(dumps: list[_Dump], seen: int) -> Table:
