@@ -43,6 +43,7 @@ _STEP = re.compile(r"^ProfilerStep#(\d{1,15})$")
 _NO_STEP = np.iinfo(np.int64).min
 _MOST_RANKS = 1 << 20
 _LONGEST_NAME = 64
+_Thread = int | str | None
 
 
 def recognises(sample: Sample) -> bool:
@@ -67,9 +68,10 @@ class _Trace:
     spans: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     launched_id: array[int] = field(default_factory=lambda: array("q"))
     launched_at: array[float] = field(default_factory=lambda: array("d"))
-    copy_calls: dict[int, tuple[float, Any]] = field(default_factory=dict)
+    copy_calls: dict[int, tuple[float, _Thread]] = field(default_factory=dict)
+    waits: list[tuple[float, float, _Thread]] = field(default_factory=list)
     copied: list[int] = field(default_factory=list)
-    threads: dict[int, Any] = field(default_factory=dict)
+    threads: dict[int, _Thread] = field(default_factory=dict)
     groups: dict[str, ProcessGroup] = field(default_factory=dict)
     cut: bool = False
 
@@ -167,10 +169,10 @@ def _take(trace: _Trace, event: dict[str, Any], start: float, took: float) -> No
         if len(trace.on_cpu) < MAX_EVENTS:
             trace.on_cpu.append((start, took, operation(found["op"]), -1, UNMEASURED, 0))
     elif kind in ("cuda_runtime", "cuda_driver"):
-        _take_call(trace, name, args.get("correlation"), event.get("tid"), start, took)
+        _take_call(trace, name, args.get("correlation"), _thread(event), start, took)
     elif kind == "user_annotation" and (step := _STEP.match(name)):
         trace.steps[int(step[1])] = (start, start + took)
-        trace.threads[int(step[1])] = event.get("tid")
+        trace.threads[int(step[1])] = _thread(event)
     elif kind == "user_annotation" and name.startswith("enumerate(DataLoader)"):
         trace.spans.setdefault("input", []).append((start, took))
     elif kind == "gpu_user_annotation" or (kind == "gpu_memcpy" and "HtoD" in name):
@@ -181,7 +183,12 @@ def _take(trace: _Trace, event: dict[str, Any], start: float, took: float) -> No
                 trace.copied.append(args["correlation"])
 
 
-def _take_call(trace: _Trace, name: str, correlation: Any, thread: Any, start: float, took: float) -> None:
+def _thread(event: dict[str, Any]) -> _Thread:
+    tid = event.get("tid")
+    return tid if isinstance(tid, int | str) else None
+
+
+def _take_call(trace: _Trace, name: str, correlation: Any, thread: _Thread, start: float, took: float) -> None:
     """A host's call of CUDA: a launch, a copy, or a wait for the GPU."""
     known = isinstance(correlation, int) and abs(correlation) < 1 << 62
     if "LaunchKernel" in name or "GraphLaunch" in name:
@@ -191,8 +198,8 @@ def _take_call(trace: _Trace, name: str, correlation: Any, thread: Any, start: f
     elif "Memcpy" in name:
         if known and len(trace.copy_calls) < MAX_EVENTS:
             trace.copy_calls[correlation] = (start, thread)
-    elif "Synchronize" in name and len(trace.spans.setdefault("waiting", [])) < MAX_EVENTS:
-        trace.spans["waiting"].append((start, took))
+    elif "Synchronize" in name and len(trace.waits) < MAX_EVENTS:
+        trace.waits.append((start, took, thread))
 
 
 def _phase(name: str) -> str:
@@ -355,13 +362,14 @@ def _steps(rank: int, trace: _Trace) -> Table:
 def _without_loader(trace: _Trace, start: np.ndarray[Any, Any], end: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """ns that each step's batch took its host, where no DataLoader marks that; -1 where it is not known."""
     copies = [trace.copy_calls[one] for one in trace.copied if one in trace.copy_calls]
-    threads = set(trace.threads.values())
+    threads = set(trace.threads.values()) - {None}
     to_gpu = np.array([at for at, thread in copies if thread in threads])
     aside = set(trace.copied)
     others = [at for one, (at, _) in trace.copy_calls.items() if one not in aside]
     others += [one[0] for one in trace.on_cpu]
     others_at = np.concatenate([np.array(trace.launched_at), np.array(others)])
-    took = before_copies(start, end, to_gpu, others_at, trace.spans.get("waiting", []))
+    waits = [(at, length) for at, length, thread in trace.waits if thread in threads]
+    took = before_copies(start, end, to_gpu, others_at, waits)
     return np.where(took < 0, UNMEASURED, np.rint(took * 1000))
 
 

@@ -27,16 +27,28 @@ def before_copies(
     that is unknown.
 
     ``copies`` and ``others`` are when its thread launched copies to the GPU, and when anything else was launched or
-    collectives began; ``waits`` are start and length of its waits for the GPU.
+    collectives began; ``waits`` are start and length of its waits for the GPU, of which one may lie in another: the
+    driver's within the runtime's.
     """
     first = _first_in(begin, end, copies)
     known = first < _first_in(begin, end, others)  # without any copy: infinite, as those may be
-    took = np.where(known, first, begin) - begin
-    start, length = (np.array([one[place] for one in waits]) for place in (0, 1))
-    for one in np.flatnonzero(known):
-        inside = (start >= begin[one]) & (start < first[one])
-        took[one] -= np.minimum(length[inside], first[one] - start[inside]).sum()
-    return np.asarray(np.where(known, np.maximum(took, 0.0), _UNKNOWN))
+    ends = np.array([begin, np.where(known, first, begin)])
+    worked = np.diff(ends - _waited_before(ends, waits), axis=0)[0]
+    return np.asarray(np.where(known, np.maximum(worked, 0.0), _UNKNOWN))
+
+
+def _waited_before(times: Array, waits: Sequence[tuple[float, float]]) -> Array:
+    """How long one waited until each of these times, however many waits there were at once."""
+    if not len(waits):
+        return np.zeros(times.shape)
+    start, length = np.array(waits).T
+    order = np.argsort(start)
+    start, end = start[order], np.maximum.accumulate((start + length)[order])
+    apart = np.flatnonzero(np.append(True, start[1:] > end[:-1]))
+    start, end = start[apart], end[np.append(apart[1:], len(end)) - 1]
+    before = np.append(0.0, np.cumsum(end - start))
+    at = np.searchsorted(start, times, side="right")  # so many have begun, of which the last may go on
+    return np.asarray(before[at] - np.where(at > 0, np.maximum(end[at - 1] - times, 0.0), 0.0))
 
 
 def _first_in(begin: Array, end: Array, times: Array) -> Array:

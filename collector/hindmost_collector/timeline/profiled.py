@@ -27,7 +27,10 @@ def of_few(blocks: Blocks, table: Table, settings: Settings) -> Settings:
     Who is late in each of these by what no healthy rank is, and the latest, is named; a job that runs waits for more.
     """
     few = settings.min_steps_when_profiled <= len(blocks.steps) < settings.min_steps
-    if not few or not rows(table) or (table["kind"][np.isin(table["step"], blocks.steps)] != PROFILED).any():
+    if not few or not rows(table):
+        return settings
+    theirs = np.isin(table["step"], blocks.steps)
+    if not np.isin(blocks.steps, table["step"][theirs]).all() or (table["kind"][theirs] != PROFILED).any():
         return settings
     return replace(
         settings,

@@ -103,6 +103,26 @@ def test_a_batch_that_no_loader_marks_is_what_comes_before_its_copy(tmp_path: Pa
     assert (verdict.kind, verdict.ranks, verdict.cause) == ("straggler", (1,), "input")
 
 
+def test_the_waits_of_other_threads_are_none_of_the_batchs(tmp_path: Path) -> None:
+    """One that pins memory waits for its copies while the host fetches; the host itself waits once, in two calls."""
+    happened = _fetching(0, 1, range(2, 20))
+    for number in range(2, 20):
+        waits = [(9, "cudaEventSynchronize", 10.0, 480.0), (7, "cudaStreamSynchronize", 20.0, 200.0)]
+        for thread, name, at, took in [*waits, (7, "cuStreamSynchronize", 21.0, 198.0)]:
+            called = _complete("cuda_driver" if name.startswith("cuS") else "cuda_runtime", name, at, took)
+            happened.append({**called, "tid": thread, "ts": number * STEP_US + at})
+    _write(tmp_path / "trace.0.json", 0, happened, WORLD)
+    assert set(load(tmp_path).steps["input_ns"].tolist()) == {300_000}
+
+
+@pytest.mark.parametrize("tid", [[5], {}, None, 7.5])
+def test_of_a_thread_that_is_none_no_input_is_known(tmp_path: Path, tid: Any) -> None:
+    """Whatever a file calls a thread: two that cannot be told apart are not the same."""
+    happened = [{**event, "tid": tid} for event in _fetching(0, 1, range(2, 20))]
+    _write(tmp_path / "trace.0.json", 0, happened, WORLD)
+    assert set(load(tmp_path).steps["input_ns"].tolist()) == {-1}
+
+
 def test_collectives_of_gloo_among_several_groups_are_nobodys(tmp_path: Path) -> None:
     """Their spans do not name their group: who met whom is not known, and not guessed."""
     pairs = [{"pg_name": "1", "ranks": [0, 1]}, {"pg_name": "2", "ranks": [2, 3]}]

@@ -1,0 +1,38 @@
+"""Few steps are judged by less where a profiler recorded all of them: there will be no more."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hindmost_collector.model import PROFILED
+from hindmost_collector.settings import DEFAULT
+from hindmost_collector.simulate import Scenario, simulate
+from hindmost_collector.sources.columns import table
+from hindmost_collector.timeline import profiled
+from hindmost_collector.timeline.blocks import build
+
+
+@pytest.mark.parametrize(
+    ("marked", "kinds", "relaxed"),
+    [
+        (range(6), [PROFILED] * 6, True),
+        (range(-3, 6), ["train"] * 3 + [PROFILED] * 6, True),
+        (range(6), [PROFILED] * 5 + ["train"], False),
+        (range(5), [PROFILED] * 5, False),  # of the last step nothing is known
+        (range(100, 106), ["train"] * 6, False),
+        (range(100, 106), [PROFILED] * 6, False),
+        (range(0), [], False),
+    ],
+)
+def test_thresholds_are_of_few_steps_only_where_each_was_profiled(
+    marked: range, kinds: list[str], relaxed: bool
+) -> None:
+    """Of steps that others do not mark nothing is known: that none is in the table does not say that all were."""
+    blocks = build(simulate(Scenario(ranks=4, steps=30, seed=7)).run, DEFAULT)
+    assert blocks is not None
+    found = profiled.of_few(
+        replace(blocks, steps=np.arange(6)), table("steps", step=list(marked), kind=kinds, rank=0), DEFAULT
+    )
+    assert (found != DEFAULT) is relaxed
