@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -83,3 +84,49 @@ def test_a_forward_that_was_timed_in_few_steps_says_nothing_surely(share: float,
     forward = np.where(np.arange(steps) < share * steps, blocks.parts["gpu_forward"], np.nan)
     timed = replace(blocks, parts={"gpu_forward": forward})
     assert own_work.surely_longer(timed, SLOW, slice(0, steps), 9.0 * MS, DEFAULT) == known
+
+
+def _surely(longer_ms: Any, host_ms: float | None = None) -> bool:
+    """Whether a rank that is late by 9 ms has its forward surely longer, by ``longer_ms`` [S]; where ``host_ms`` is
+    given its GPU ran as launched, and that is how long launching took after each step began."""
+    longer = np.asarray(longer_ms)
+    forward = np.full((RANKS, len(longer)), FORWARD_MS)
+    forward[SLOW] += longer
+    blocks: Any = SimpleNamespace(parts={"gpu_forward": forward * MS}, joined=None)
+    if host_ms is not None:
+        began = np.tile(np.arange(len(longer)) * 100 * MS, (RANKS, 1))
+        launched = began + host_ms * MS
+        blocks.joined = SimpleNamespace(gpu_time=True, enqueue=launched, start=launched + 0.1 * MS)
+        blocks.starts, blocks.step_ns = np.arange(len(longer)), 100 * MS
+        blocks.ended, blocks.took = began + 90 * MS, np.full(began.shape, 90 * MS)
+    return own_work.surely_longer(blocks, SLOW, slice(0, len(longer)), 9.0 * MS, DEFAULT)
+
+
+@pytest.mark.parametrize(("steps", "known"), [(DEFAULT.min_steps - 1, False), (DEFAULT.min_steps, True)])
+def test_a_forward_that_is_longer_in_few_steps_is_not_surely_so(steps: int, known: bool) -> None:
+    """Fewer cannot tell a habit from an accident."""
+    assert _surely(np.full(steps, 9.0)) == known
+
+
+@pytest.mark.parametrize(("since", "known"), [(0.0, True), (0.4, False)])
+def test_a_forward_is_longer_wherever_its_rank_is_late(since: float, known: bool) -> None:
+    """A rank that was late all the time, and computes longer only since a while, was late for something else."""
+    assert _surely(9.0 * (np.arange(200) >= since * 200)) == known
+
+
+@pytest.mark.parametrize(("longer", "known"), [(9.0, True), (6.0, False)])
+def test_a_forward_that_is_longer_by_a_part_of_the_lateness_does_not_explain_it(longer: float, known: bool) -> None:
+    """By two thirds of what the rank is late by: the last third is no scatter."""
+    assert _surely(np.full(200, longer)) == known
+
+
+@pytest.mark.parametrize(("scatter", "known"), [(2.0, True), (39.0, False)])
+def test_a_forward_is_not_surely_longer_where_batches_differ_by_more(scatter: float, known: bool) -> None:
+    """Typically it takes 9 ms more, and in two steps of three as much as 30 less or 48 more: that is chance."""
+    assert _surely(9.0 + scatter * (np.arange(60) % 3 - 1)) == known
+
+
+@pytest.mark.parametrize(("host", "known"), [(15.0, False), (1.0, True)])
+def test_a_forward_that_ran_as_it_was_launched_is_its_hosts_doing(host: float, known: bool) -> None:
+    """Its GPU waited for a host that took about as long to launch; one that had it all at once computed that long."""
+    assert _surely(np.full(60, 9.0), host) == known
