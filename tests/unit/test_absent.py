@@ -11,10 +11,11 @@ import pytest
 from hindmost_collector import constant
 from hindmost_collector.judge import judge
 from hindmost_collector.judgement import unseen
+from hindmost_collector.judgement.absent import Absent
+from hindmost_collector.judgement.verdict import Verdict
 from hindmost_collector.simulate import Fault, Scenario, simulate
 
 if TYPE_CHECKING:
-    from hindmost_collector.judgement.verdict import Verdict
     from hindmost_collector.model import Run
 
 OF_RANKS = ("steps", "collectives", "intervals", "in_flight", "stacks", "rank_states")
@@ -94,3 +95,20 @@ def test_ranks_that_take_part_in_no_collective_lack_nothing() -> None:
     ranks["rank"][-1] = 8
     (verdict,) = judge(replace(run, job=replace(run.job, source="hindmost"), ranks=ranks)).verdicts
     assert verdict.kind == "balanced"
+
+
+@pytest.mark.parametrize(("late", "doubted"), [((0,), False), ((0, 1), True), ((0, 1, 2, 3), True), ((4, 5), False)])
+def test_half_of_those_who_meet_one_unseen_may_be_late_for_it(late: tuple[int, ...], doubted: bool) -> None:
+    """Whoever waits for it is not alone, and not all are late enough to be named; one of four is late by itself."""
+    absent = Absent((8,), (frozenset({0, 1, 2, 3}),))
+    assert absent.doubts(Verdict(kind="straggler", ranks=late, cause="unknown")) == doubted
+
+
+@pytest.mark.parametrize(
+    "slow",
+    [Verdict(kind="slow_link"), Verdict(kind="straggler", ranks=(5,), cause="network")],
+    ids=lambda one: one.kind,
+)
+def test_slow_transfers_are_not_told_beside_one_unseen(slow: Verdict) -> None:
+    """All that wait for a rank of which nothing is known look as if their transfers were slow."""
+    assert Absent((8,), (frozenset({0, 1, 2, 3}),)).doubts(slow)
