@@ -140,6 +140,19 @@ def test_what_a_host_needs_that_is_held_up_shows_where_it_is_not(held: bool) -> 
     assert hosts.slower(2, np.arange(STEPS)) == pytest.approx(20 * MS if held else 0.0)
 
 
+@pytest.mark.parametrize(("usual", "least", "own"), [(30.0, 20.0, 50.0), (3.0, 1.0, 5.0)])
+def test_what_hosts_once_took_less_for_is_no_measure(usual: float, least: float, own: float) -> None:
+    """By half as long again, or a twelfth of a step, launching may have become slower: for the slow one as well."""
+    gaps = USUAL.copy()
+    gaps[1] = own
+    blocks, run = Case(gaps).blocks()
+    hosts = fed._Hosts(run.collectives, blocks, fed.waits_for_host(blocks))
+    for peer in (0, 1):
+        hosts._between(peer)[0][:, 1] = usual * MS
+        hosts._between(peer)[0][1, 1] = least * MS
+    assert hosts.slower(2, np.arange(STEPS)) == 0.0
+
+
 def test_stalls_are_judged_by_themselves() -> None:
     """A host that keeps a step waiting every now and then is slow in these steps, however it does in all others."""
     steps, late = np.arange(STEPS), np.full(STEPS, 0.5 * MS)
