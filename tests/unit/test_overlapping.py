@@ -106,11 +106,12 @@ def test_steps_of_one_gather_each_tell_nothing() -> None:
     assert not overlapping.find(joined, block, columns, columns, None)
 
 
-def _waited(meanwhile: float, ahead: float) -> bool:
+def _waited(meanwhile: float, ahead: float, stall: float = 0.0) -> bool:
     """What is found where so large a part of a wait is missing from what is computed after it, and each kernel was
-    launched ``ahead`` ns before it began."""
+    launched ``ahead`` ns before it began; once all wait for one that stalls for ``stall`` ns."""
     waited = np.random.default_rng(3).exponential(0.3 * MS, (RANKS, STEPS * PLACES))
     waited[np.arange(STEPS * PLACES) % RANKS, np.arange(STEPS * PLACES)] = 0.0  # whoever comes last
+    waited[1:, STEPS] += stall
     gap = MS - meanwhile * np.minimum(waited, 0.9 * MS)
     duration = 0.3 * MS + waited
     start = np.cumsum(duration + gap, axis=1) - duration - gap
@@ -147,3 +148,9 @@ def test_who_has_more_to_do_waits_less_and_computes_longer_whether_or_not_gather
     assert (verdict.ranks, verdict.cause) == ((1,), "compute")
     saved = (made.truth.total_ns - made.truth.repaired_ns) / 1e6 / len(made.truth.active[0])
     assert verdict.cost_ms_per_step == pytest.approx(saved, rel=0.2)
+
+
+@pytest.mark.parametrize(("meanwhile", "beside"), [(0.0, False), (1.0, True)])
+def test_one_stall_does_not_decide_whether_ranks_compute_while_they_wait(meanwhile: float, beside: bool) -> None:
+    """Nobody has as much to compute as all waited for the one that stalled for a second: more is not missing."""
+    assert _waited(meanwhile, 40 * MS, 1000 * MS) == beside
