@@ -21,6 +21,7 @@ EDITIONS = {
     5: 11_000_000,
     6: 12_000_000,
     7: 13_000_000,
+    8: 14_000_000,
 }
 
 SINGLE_CAUSES = ("compute", "gpu_throttle", "gpu_contention", "input", "cpu_contention", "h2d", "gc")
