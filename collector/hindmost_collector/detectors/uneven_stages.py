@@ -122,7 +122,7 @@ def _levels(blocks: Blocks, stage: Ints, named: Array) -> Floats | None:
 
 
 def _without(own: Floats, longer: Floats, stages: list[Array]) -> Floats:
-    """[R, S] own time less what a host took ``longer``, no further than to its replicas': its GPU did not see the rest."""
+    """[R, S] own time less what a host took ``longer``, no further than to its replicas'. GPUs missed the rest."""
     left = own - longer
     for held in stages:
         if len(held) > 1:
