@@ -22,6 +22,7 @@ EDITIONS = {
     6: 12_000_000,
     7: 13_000_000,
     8: 14_000_000,
+    9: 15_000_000,
 }
 
 SINGLE_CAUSES = ("compute", "gpu_throttle", "gpu_contention", "input", "cpu_contention", "h2d", "gc")

@@ -29,7 +29,7 @@ def test_a_slow_rank_is_named_with_its_cause_and_cost(out: Path) -> None:
     assert run.returncode == 0
     assert "step     0  loss" in run.stdout
     assert (verdict["kind"], verdict["ranks"], verdict["cause"]) == ("straggler", [2], "compute")
-    assert 2.0 < verdict["cost_ms_per_step"] < 8.0
+    assert 1.0 < verdict["cost_ms_per_step"] < 8.0  # four ranks on two CPUs also wait for these
     assert "rank 2" in run.stderr
 
 
