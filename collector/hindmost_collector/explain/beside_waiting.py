@@ -21,10 +21,9 @@ _MOST = 0.5
 #: What one ms of waiting takes is known where chance makes it no less sure than this, and it is this many times that.
 _SURE, _BEYOND_CHANCE = 0.1, 2.0
 
-#: … and of places at which computing shows in this share of the steps: elsewhere it does where it takes long only.
-_SHOWN = 0.8
-#: So many such places of a step show it: at a few, whoever gets ahead at one may have the more to do at the next.
-_PLACES = 5
+#: … and where so many places of a step show what computing takes there, in most steps: where ranks queue at most of
+#: them, only computing that takes long is seen after a long wait.
+_PLACES, _MOSTLY = 5, 0.5
 
 
 def taken_off(start: Floats, took: Floats, lost: float) -> Floats:
@@ -42,11 +41,12 @@ def slower(start: Floats, took: Floats, free: Array) -> float:
     longer and takes longer until the next by that alone, so that the wait before it is asked instead.
     """
     waited = _waited(took)
-    alone = _alone(start, free)
+    alone = free[:, :, 1:-1] & free[:, :, 2:]
+    if int(np.sum(alone.mean(axis=(0, 1)) > _MOSTLY)) < _PLACES:
+        return 0.0
+    alone = np.where(alone, np.diff(start, axis=2)[:, :, 1:], np.nan)
     longer, beside, before = (_beyond_usual(values) for values in (alone, waited[:, :, 1:-1], waited[:, :, :-2]))
     known = ~np.isnan(longer + beside + before)
-    if int(known.any(axis=(0, 1)).sum()) < _PLACES:
-        return 0.0
     longer, beside, before = longer[known], beside[known], before[known]
     together = float(before @ beside)
     if not together > 0:
@@ -54,13 +54,6 @@ def slower(start: Floats, took: Floats, free: Array) -> float:
     found = float(before @ longer) / together
     unsure = float(np.sqrt((before**2) @ (longer - found * beside) ** 2)) / together
     return min(found, _MOST) if unsure < _SURE and found > _BEYOND_CHANCE * unsure else 0.0
-
-
-def _alone(start: Floats, free: Array) -> Floats:
-    """[R, N, P - 2] ns from one start to the next at places where computing shows in most steps."""
-    known = free[:, :, 1:-1] & free[:, :, 2:]
-    known &= known.mean(axis=1, keepdims=True) >= _SHOWN
-    return np.where(known, np.diff(start, axis=2)[:, :, 1:], np.nan)
 
 
 def _waited(took: Floats) -> Floats:
