@@ -41,10 +41,10 @@ def slower(start: Floats, took: Floats, free: Array) -> float:
     longer and takes longer until the next by that alone, so that the wait before it is asked instead.
     """
     waited = _waited(took)
-    alone = free[:, :, 1:-1] & free[:, :, 2:]
-    if int(np.sum(alone.mean(axis=(0, 1)) > _MOSTLY)) < _PLACES:
+    shown = free[:, :, 1:-1] & free[:, :, 2:]
+    if int(np.sum(shown.mean(axis=(0, 1)) > _MOSTLY)) < _PLACES:
         return 0.0
-    alone = np.where(alone, np.diff(start, axis=2)[:, :, 1:], np.nan)
+    alone = np.where(shown, np.diff(start, axis=2)[:, :, 1:], np.nan)
     longer, beside, before = (_beyond_usual(values) for values in (alone, waited[:, :, 1:-1], waited[:, :, :-2]))
     known = ~np.isnan(longer + beside + before)
     longer, beside, before = longer[known], beside[known], before[known]
