@@ -191,7 +191,7 @@ def grid(run: Run) -> Grid | None:
         size=_sizes(table["bytes"], row, column, size, group),
         enqueue=_fill(table["enqueue_ns"], cell, shape) if "enqueue_ns" in table else np.broadcast_to(np.nan, shape),
     )
-    joined = _ordered(_mostly_met(joined) if np.isnan(joined.start).all() else joined)
+    joined = _ordered(joined)
     return replace(joined, peer_wait=_peer_wait(calls, named, joined))
 
 
@@ -272,6 +272,7 @@ def _fill(values: Array, cell: Ints, shape: tuple[int, int]) -> Floats:
 def _ordered(grid: Grid) -> Grid:
     """Columns in the order in which ranks ran them, by each rank's own clock."""
     if np.isnan(grid.start).all():  # only the order within a communicator is known
+        grid = _mostly_met(grid)
         return grid.take(np.lexsort((grid.seq, grid.step)))
     origin = np.fmin.reduce(np.where(_shared(grid), grid.start, np.nan), axis=1, keepdims=True)
     origin = np.where(np.isnan(origin), np.fmin.reduce(grid.start, axis=1, keepdims=True), origin)

@@ -73,10 +73,7 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     groups = apart.find(run)
     if groups and sharing.find(run) is None:  # on shared CPUs they meet in the queue for one
         return _of_groups(run, groups, settings)
-    blocks = blocks_of.build(run, settings)
-    blocks = fed.late_by_hosts(blocks, run) if blocks is not None else None
-    blocks, aside, notes = planned.aside(blocks, run.steps, settings) if blocks is not None else (None, [], [])
-    blocks = of_three.set_apart(uneven.in_full(blocks, settings), settings) if blocks is not None else None
+    blocks, aside, notes = _compared(run, settings)
     p99 = percentile(blocks.period, 99) if blocks is not None else float("nan")
     found: list[Verdict] = []
     notes = [*run.notes, *notes]
@@ -115,6 +112,15 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
         notes=tuple(notes),
         counted=counting.of(run, blocks, settings),
     )
+
+
+def _compared(run: Run, settings: Settings) -> tuple[Blocks | None, list[planned.Planned], list[str]]:
+    """The run as blocks by which ranks are compared, what was set aside of them as planned, and notes on that."""
+    blocks = blocks_of.build(run, settings)
+    if blocks is None:
+        return None, [], []
+    blocks, aside, notes = planned.aside(fed.late_by_hosts(blocks, run), run.steps, settings)
+    return of_three.set_apart(uneven.in_full(blocks, settings), settings), aside, notes
 
 
 def _ended(

@@ -156,6 +156,12 @@ def percentile(values: Floats, percent: float) -> float:
     return float(np.percentile(known, percent)) if known.size else float("nan")
 
 
+def with_peers(row: int, ranks: int, most: int) -> Array:
+    """A row, first, and those of its peers: all, or of many fewer than twice ``most``, from all over the job."""
+    others = np.delete(np.arange(ranks), row)
+    return np.append(row, others[:: max(len(others) // most, 1)])
+
+
 def peers_median(block: Floats) -> Floats:
     """[R, K] median of the *other* ranks in each column: what each rank is compared with.
 

@@ -15,7 +15,7 @@ import numpy as np
 from hindmost_collector.align import QUEUED_NS
 from hindmost_collector.explain import beside_waiting, causes, fed
 from hindmost_collector.judgement.wording import ms
-from hindmost_collector.robust import median, peers_median
+from hindmost_collector.robust import median, peers_median, with_peers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -110,7 +110,7 @@ def _hidden(blocks: Blocks, habit: Habit) -> bool:
     if where is None:
         return False
     others = np.delete(np.arange(len(grid.ranks)), habit.row)[:_SAMPLE]
-    exact, _ = _took(grid, np.append(habit.row, others), where, 0.0)
+    exact, _ = _took(*_ready(grid, np.append(habit.row, others), where))
     return bool(grid.gathers.any() or np.isnan(median(exact[1:], axis=0)).all())
 
 
@@ -127,7 +127,7 @@ def find(blocks: Blocks, row: int, columns: Array, healthy: Array | None = None)
     late = float(median((peers_median(first) - first)[row]))
     before = _places(blocks, healthy) if healthy is not None else None
     alike = before is not None and before.shape[1] == where.shape[1]
-    own = _took(grid, np.array([row]), before, 0.0)[0][0] if before is not None and alike else None
+    own = _took(*_ready(grid, np.array([row]), before))[0][0] if before is not None and alike else None
     return Backward(max(late, 0.0), max(_saved(grid, row, where, own, lost), 0.0))
 
 
@@ -137,14 +137,9 @@ def _lost(blocks: Blocks, row: int) -> float:
     if where is None or blocks.joined is None:
         return 0.0
     grid, where = blocks.joined, where[:: max(len(where) // _SAMPLE, 1)]
-    rows = np.append(row, _peers(grid, row))
+    rows = with_peers(row, len(grid.ranks), _SAMPLE)
     _, free = _ready(grid, rows, where)
     return beside_waiting.slower(grid.start[rows][:, where], grid.duration[rows][:, where], free)
-
-
-def _peers(grid: Grid, row: int) -> Array:
-    others = np.delete(np.arange(len(grid.ranks)), row)
-    return others[:: max(len(others) // _SAMPLE, 1)]
 
 
 def _places(blocks: Blocks, columns: Array) -> Ints | None:
@@ -163,14 +158,16 @@ def _saved(grid: Grid, row: int, where: Ints, healthy: Floats | None, lost: floa
 
     ``lost``: ms that computing takes longer for each that a collective waits beside it.
     """
-    rows = np.append(row, _peers(grid, row))
-    exact, most = _took(grid, rows, where, lost)
+    rows = with_peers(row, len(grid.ranks), _SAMPLE)
+    start, free = _ready(grid, rows, where)
+    start = beside_waiting.taken_off(start, grid.duration[rows][:, where], lost)
+    exact, most = _took(start, free)
     mine = exact[0]
     token, transfer = grid.token[where[0]], median(grid.duration[row][where], axis=0)
     shown = np.mean(~np.isnan(most[1:]), axis=0) >= _OFTEN
     bound = np.where(shown, median(most[1:], axis=0), np.nan)  # one peer alone may be late itself
     known = _before_alike(median(exact[1:], axis=0), bound, token[1:])
-    known = np.where(np.isnan(known), _between(grid, rows, where, mine, lost), known)
+    known = np.where(np.isnan(known), _between(start, free, mine), known)
     if healthy is not None:
         known = np.where(np.isnan(known), healthy, known)
     theirs = _of_alike(mine, known, bound, token[1:])
@@ -179,20 +176,18 @@ def _saved(grid: Grid, row: int, where: Ints, healthy: Floats | None, lost: floa
     return float(_end(took, transfer) - _end(took - less, transfer))
 
 
-def _took(grid: Grid, rows: Array, where: Ints, lost: float) -> tuple[Floats, Floats]:
-    """[R, P - 1] ns from being ready for a collective to being ready for the next, and at most; the first row's gaps
-    tell whether the others queue.
+def _took(start: Floats, free: Array) -> tuple[Floats, Floats]:
+    """[R, P - 1] ns from being ready for a collective to being ready for the next, and at most.
 
-    Who queues for a collective was ready before, and nobody knows when. Where none waits: less what is ``lost``.
+    Who queues for a collective was ready before, and nobody knows when.
     """
-    start, free = _ready(grid, rows, where)
-    start = beside_waiting.taken_off(start, grid.duration[rows][:, where], lost)
     took = np.where(free[:, :, :-1], np.diff(start, axis=2), np.nan)
     return _often(np.where(free[:, :, 1:], took, np.nan)), _often(took)
 
 
 def _ready(grid: Grid, rows: Array, where: Ints) -> tuple[Floats, Array]:
-    """[R, N, P] when each rank began each collective, and whether it was ready for it no sooner."""
+    """[R, N, P] when each rank began each collective, and whether it was ready for it no sooner; the first row's gaps
+    tell whether the others queue."""
     start, stop = grid.start[rows][:, where], (grid.start + grid.duration)[rows][:, where]
     gap = start[:, :, 1:] - stop[:, :, :-1]
     least = np.full((len(rows), gap.shape[2]), QUEUED_NS)
@@ -202,14 +197,12 @@ def _ready(grid: Grid, rows: Array, where: Ints) -> tuple[Floats, Array]:
     return start, free
 
 
-def _between(grid: Grid, rows: Array, where: Ints, mine: Floats, lost: float) -> Floats:
+def _between(start: Floats, free: Array, mine: Floats) -> Floats:
     """[P - 1] ns that the peers of the first row take, where they queue for some collectives and not for a later one.
 
     What they take from one that they did not queue for to the next such is known, and shared out as the rank's own is.
     """
-    start, free = _ready(grid, rows, where)
-    start = beside_waiting.taken_off(start, grid.duration[rows][:, where], lost)
-    found = np.full(where.shape[1] - 1, np.nan)
+    found = np.full(len(mine), np.nan)
     places = np.flatnonzero(np.mean(free[1:], axis=(0, 1)) >= _OFTEN)
     for one, other in zip(places[:-1].tolist(), places[1:].tolist(), strict=True):
         both = free[1:, :, [one]] & free[1:, :, [other]]

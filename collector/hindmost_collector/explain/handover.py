@@ -17,7 +17,7 @@ from hindmost_collector.detectors import episodes
 from hindmost_collector.explain import slow_computing, why_late
 from hindmost_collector.explain.causes import Cause, typical
 from hindmost_collector.explain.slow_computing import FINER
-from hindmost_collector.robust import median, standard_error
+from hindmost_collector.robust import median, standard_error, with_peers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -133,8 +133,7 @@ def _changes(own: list[Habit], blocks: Blocks, settings: Settings) -> dict[int, 
 
 def _measured(whole: Habit, blocks: Blocks) -> list[tuple[Ints, Floats]]:
     """Of each measurement of a habit's steps: those [N] of which it is known, and ns [N] beyond the typical peer."""
-    others = np.delete(np.arange(len(blocks.ranks)), whole.row)
-    rows = np.append(whole.row, others[:: max(len(others) // _SAMPLE, 1)])
+    rows = with_peers(whole.row, len(blocks.ranks), _SAMPLE)
     span = slice(whole.first, whole.stop)
     parts = {name: part[rows, span] for name, part in blocks.parts.items()}
     measured = [blocks.excess[rows, span], *why_late.known(parts).values()]

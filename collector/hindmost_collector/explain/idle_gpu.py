@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def of(blocks: Blocks, row: int, columns: Array) -> float:
     """Ns a step, over the steps ``columns`` (indices), beyond the typical peer; 0 where it was not measured."""
     if blocks.starved is not None:  # when operations were launched tells it better than a driver's share of the time
-        idled = average(roles.beyond_peers(blocks.starved, blocks.role)[row, columns])
+        idled = average(roles.beyond_peers(blocks.starved[:, columns], blocks.role)[row])
         return max(float(np.nan_to_num(idled)) - taken_off(blocks, row, columns), 0.0)
     if scattered(columns):
         return 0.0
@@ -38,7 +38,7 @@ def taken_off(blocks: Blocks, row: int, columns: Array) -> float:
     """Ns a step that a stage's GPU waits for its host and that is no part of how late it is."""
     if blocks.starved is None:
         return 0.0
-    own = roles.beyond_peers(blocks.own, blocks.role)[row, columns]
+    own = roles.beyond_peers(blocks.own[:, columns], blocks.role)[row]
     return max(float(np.nan_to_num(average(own - blocks.excess[row, columns]))), 0.0)
 
 

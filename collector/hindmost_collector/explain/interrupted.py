@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector.align import QUEUED_NS
-from hindmost_collector.robust import median, peers_median
+from hindmost_collector.robust import median, peers_median, with_peers
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Floats, Grid, Ints
@@ -42,8 +42,7 @@ def longer(blocks: Blocks, habit: Habit) -> float:
     if usual < 2 or len(alike) < _ENOUGH:
         return 0.0
     where = blocks.starts[alike][:, None] + np.arange(usual)
-    others = np.delete(np.arange(len(grid.ranks)), habit.row)
-    rows = np.append(habit.row, others[:: max(len(others) // _SAMPLE, 1)])
+    rows = with_peers(habit.row, len(grid.ranks), _SAMPLE)
     late = _late(grid, rows, where)
     stood = _stood(grid, rows, where, late, blocks.step_ns)
     told = max(habit.excess - float(median(late[0, :, 0])), 0.0)

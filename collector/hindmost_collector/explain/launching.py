@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from hindmost_collector.robust import average, median
+from hindmost_collector.robust import average, median, with_peers
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Array, Floats
@@ -118,7 +118,7 @@ def timed(blocks: Blocks, row: int, columns: Array) -> Blocks:
     gpu = blocks.parts.get("gpu_forward")
     if gpu is None or not np.isnan(gpu[row, columns]).all():
         return blocks
-    rows, marks = _rows(blocks, row), _beside(blocks, row)
+    rows, marks = with_peers(row, len(blocks.ranks), _SAMPLE), _beside(blocks, row)
     if marks is None:
         return blocks
     own, copies = np.where(_busy(marks), marks.span, np.nan), blocks.parts.get("h2d")
@@ -184,12 +184,9 @@ def _beyond_peers(times: Floats) -> Floats:
 
 def _beside(blocks: Blocks, row: int) -> _Marks | None:
     """The marks of a rank, first, and of its peers, of many a sample."""
-    return _marks(blocks, _rows(blocks, row)) if blocks.joined is not None and blocks.joined.gpu_time else None
-
-
-def _rows(blocks: Blocks, row: int) -> Array:
-    others = np.delete(np.arange(len(blocks.ranks)), row)
-    return np.append(row, others[:: max(len(others) // _SAMPLE, 1)])
+    if blocks.joined is None or not blocks.joined.gpu_time:
+        return None
+    return _marks(blocks, with_peers(row, len(blocks.ranks), _SAMPLE))
 
 
 def _busy(marks: _Marks) -> Array:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector import align
 from hindmost_collector.judgement import absent, lacking, wording
 from hindmost_collector.judgement.verdict import STOPS, Verdict
 from hindmost_collector.model import Run, rows
@@ -81,7 +80,8 @@ def exchanging_inside(run: Run, blocks: Blocks) -> Verdict | None:
 
 def without_starts(blocks: Blocks) -> Verdict | None:
     """Several groups that meet at times nobody knows; ``None`` where own time is known, or all ranks meet in one."""
-    if blocks.joined is None or blocks.overlapped or not np.isnan(align.own_time(blocks.joined)).all():
+    grid = blocks.joined
+    if grid is None or blocks.overlapped or not np.isnan(grid.start).all() or not np.isnan(grid.self_time).all():
         return None
     return _abstaining(*wording.without_starts())
 

@@ -24,19 +24,18 @@ _BEFORE_NS = 1_000_000
 _ENOUGH, _MOST = 20, 0.5
 
 
-def found(files: Sequence[Columns]) -> list[np.ndarray[Any, Any]]:
-    """Of each process' operations, in the order of enqueueing, those whose times are not to be believed.
+def found(files: Sequence[Columns]) -> set[str]:
+    """The functions of each process' operations, in the order of enqueueing, that have another's times in most of a
+    communicator's calls, in any of the files.
 
-    Where most of a kind (communicator and function) have another's, in any of the files, those are all: a rank that
-    waits in what is not believed seems to work until the next that is.
+    Where there are such no operation's times are to be believed: a rank that waits in what is not believed seems to
+    work until the next that is.
     """
-    untrue = any(_kinds(columns) for columns in files)
-    return [np.full(len(columns["comm"]), untrue) for columns in files]
+    return {op for columns in files for _, op in _kinds(columns)}
 
 
-def told(files: Sequence[Columns]) -> list[str]:
+def told(names: set[str]) -> list[str]:
     """What the reader of the report has to know of it."""
-    names = {op for columns in files for _, op in _kinds(columns)}
     if not names:
         return []
     why = "the profiler was told times of other operations, from before these were launched"

@@ -95,13 +95,13 @@ def load(files: Sequence[Path]) -> Run:
     ranks, world, notes = world_ranks(rank_in, {})
     columns = [part.columns for part in parts]
     untrue = not_its_own.found(columns)
-    pieces = [_collectives(*one) for one in zip(parts, ranks, _positions(parts), untrue, strict=True)]
+    pieces = [_collectives(*one, believed=not untrue) for one in zip(parts, ranks, _positions(parts), strict=True)]
     return Run(
         job=Job(id="", world_size=world, source=NAME),
         ranks=table("ranks", rank=ranks, world_size=world or UNMEASURED, pid=[part.pid for part in parts]),
         collectives=concatenate("collectives", pieces),
         communicators=communicators(rank_in, ranks, {}),
-        notes=(*notes, *left_out, *_notes(read), *not_its_own.told(columns), *thinned(every)),
+        notes=(*notes, *left_out, *_notes(read), *not_its_own.told(untrue), *thinned(every)),
     )
 
 
@@ -278,8 +278,8 @@ def _ahead(c: dict[str, np.ndarray[Any, Any]]) -> int:
     return int((c["stop"] - c["logged"]).max()) if known else 0
 
 
-def _collectives(part: _File, rank: int, position: np.ndarray[Any, Any], untrue: np.ndarray[Any, Any]) -> Table:
-    """One process' operations; of those with ``untrue`` times it is known when the host enqueued them."""
+def _collectives(part: _File, rank: int, position: np.ndarray[Any, Any], *, believed: bool) -> Table:
+    """One process' operations; where their times are not ``believed`` it is known when the host enqueued them."""
     c = part.columns
     return table(
         "collectives",
@@ -287,10 +287,10 @@ def _collectives(part: _File, rank: int, position: np.ndarray[Any, Any], untrue:
         comm=c["comm"],
         seq=position,
         op=c["op"],
-        start_ns=np.where(untrue, c["enqueue"], c["start"] - _ahead(c)),
-        duration_ns=np.where(untrue, UNMEASURED, c["stop"] - c["start"]),
+        start_ns=c["start"] - _ahead(c) if believed else c["enqueue"],
+        duration_ns=c["stop"] - c["start"] if believed else UNMEASURED,
         bytes=c["count"],
-        flags=np.where(untrue, 0, GPU_TIME),
+        flags=GPU_TIME if believed else 0,
         peer=np.where(c["p2p"], c["seq"], -1),
         enqueue_ns=c["enqueue"],
         elements=c["count"],
