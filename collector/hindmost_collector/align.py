@@ -14,7 +14,7 @@ import numpy as np
 from hindmost_collector import coded, constant
 from hindmost_collector.model import ERROR, GPU_TIME, NONBLOCKING, UNMEASURED, Run, Table, rows
 from hindmost_collector.robust import median
-from hindmost_collector.timeline import awaited, communicator_classes, filled, run_order, solitary
+from hindmost_collector.timeline import awaited, communicator_classes, filled, rooted, run_order, solitary
 from hindmost_collector.timeline.numbered import numbered
 
 Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
@@ -154,7 +154,7 @@ def grid(run: Run) -> Grid | None:
     waits, meets = (np.array(one, bool)[code] for one in _kinds(names))
     calls, stays = awaited.joined(run.collectives, waits, meets)
     named = code[stays], names
-    mask = synchronising(calls, named)
+    mask = synchronising(calls, named) | rooted.awaited(calls, *named)
     if not mask.any():
         return None
     table = constant.chosen(calls, mask)

@@ -54,6 +54,7 @@ RECORDINGS = {
     "ddp-slow-forward-rank1": Expected(("straggler",), (1,), cause="compute", cost_ms=1.3),
     "ddp-slow-optimizer-rank2": Expected(("straggler",), (2,), cause="compute", cost_ms=2.9),
     "ddp-pausing-rank1": Expected(("intermittent",), (1,), cause="unknown", cost_ms=92),
+    "ddp-buffers-slow-input-rank0": Expected(("straggler",), (0,), cause="input", cost_ms=25.9),  # in broadcasts
     "ddp-host-bound-slow-input-rank1": Expected(("straggler",), (1,), cause="input", cost_ms=3.0),
     "fsdp-slow-compute-from40-rank1": Expected(("straggler",), (1,), cause="compute", since=40, cost_ms=1.6),
     "fsdp-stalled-input-rank0": Expected(("intermittent",), (0,), cause="input", cost_ms=10.7),

@@ -1,0 +1,117 @@
+"""Broadcasts in which a job waits for their root show that it is late; others show nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hindmost_collector import align
+from hindmost_collector.judge import judge
+from hindmost_collector.model import GPU_TIME, Job, Run
+from hindmost_collector.sources.columns import concatenate, table
+from hindmost_collector.timeline import rooted
+
+MS = 1_000_000
+RANKS, STEPS = 4, 60
+
+
+def job(late: dict[int, float], *, steps: int = STEPS, first: int = 0, every: int = 1, noise: float = 0.02) -> Run:
+    """Each step rank 0 broadcasts, all compute 10 ms, and reduce; ranks come ``late`` (ms) to the broadcast.
+
+    Late in every ``every``-th step from ``first`` on. Times are the GPU's, in a group of 4 ranks.
+    """
+    generator = np.random.default_rng(3)
+    ready, parts = np.zeros(RANKS), []
+    for step in range(steps):
+        ready = ready + generator.normal(2.0, noise, RANKS)
+        for rank, more in late.items():
+            ready[rank] += more if step >= first and step % every == 0 else 0.0
+        given = np.maximum(ready, ready[0]) + 0.01
+        given[0] = ready[0] + 0.003
+        parts.append(_calls("broadcast", step, ready, given - ready, 1000))
+        ready = given + generator.normal(10.0, noise, RANKS)
+        met = np.full(RANKS, ready.max() + 0.2)
+        parts.append(_calls("all_reduce", step, ready, met - ready, 1 << 20))
+        ready = met
+    ranks = np.arange(RANKS)
+    return Run(
+        Job("rooted", RANKS, "test"),
+        table("ranks", rank=ranks, world_size=RANKS, pid=ranks + 1),
+        collectives=concatenate("collectives", parts),
+    )
+
+
+def _calls(op: str, step: int, start: Any, took: Any, size: int) -> Any:
+    return table(
+        "collectives",
+        rank=np.arange(RANKS),
+        comm=np.full(RANKS, 7, np.uint64),
+        seq=np.full(RANKS, step),
+        op=np.full(RANKS, op),
+        start_ns=(start * MS).astype(np.int64) + 10 * MS,
+        duration_ns=(took * MS).astype(np.int64),
+        bytes=np.full(RANKS, size),
+        flags=np.full(RANKS, GPU_TIME),
+    )
+
+
+def counted(run: Run) -> int:
+    """How many of a run's broadcasts count as ones that are waited in."""
+    return int(rooted.awaited(run.collectives, *align.codes(run.collectives["op"])).sum())
+
+
+def test_a_late_root_is_named_where_all_wait_for_its_broadcast() -> None:
+    """Nowhere else does anybody wait for it: after the broadcast all are as late as it is."""
+    (found,) = judge(job({0: 5.0})).verdicts
+    assert (found.kind, found.ranks) == ("straggler", (0,))
+    assert found.cost_ms_per_step == pytest.approx(5.0, rel=0.1)
+
+
+def test_a_root_that_is_late_now_and_then_is_named() -> None:
+    """Of a kind of broadcast all count, so that the steps in which nobody waits can be compared with."""
+    (found,) = judge(job({0: 30.0}, every=6)).verdicts
+    assert (found.kind, found.ranks) == ("intermittent", (0,))
+
+
+def test_a_late_receiver_is_named_and_its_root_is_not() -> None:
+    """The root goes on at once and waits in the next reduction; it came to the broadcast before the last, too."""
+    run = job({2: 5.0})
+    assert not counted(run)
+    (found,) = judge(run).verdicts
+    assert (found.kind, found.ranks) == ("straggler", (2,))
+
+
+def test_a_receiver_later_than_its_late_root_is_named() -> None:
+    """Two leave the broadcast at once: nobody waits longer for its root than for that receiver afterwards."""
+    run = job({0: 5.0, 2: 9.0})
+    assert not counted(run)
+    assert {rank for verdict in judge(run).verdicts for rank in verdict.ranks} == {2}
+
+
+def test_jitter_counts_no_broadcast() -> None:
+    """Some come a little after the root, and some before, in any job."""
+    assert not counted(job({}))
+    assert [found.kind for found in judge(job({})).verdicts] == ["balanced"]
+
+
+def test_broadcasts_of_starting_up_do_not_count() -> None:
+    """A root that loads a checkpoint is late for the first parameters, once."""
+    run = job({0: 500.0}, every=STEPS)
+    assert not counted(run)
+
+
+def test_a_rank_without_some_broadcasts_hides_none_of_the_others() -> None:
+    """Who is waited for is told by those that all ranks were in."""
+    run = job({0: 5.0})
+    missed = (run.collectives["rank"] == 2) & (run.collectives["op"] == "broadcast") & (run.collectives["seq"] % 2 == 0)
+    less = {name: column[~missed] for name, column in run.collectives.items()}
+    assert counted(Run(run.job, run.ranks, collectives=less)) == RANKS * STEPS - missed.sum()
+
+
+def test_few_broadcasts_show_nothing() -> None:
+    """What does not come once a step is no habit of it."""
+    run = job({0: 5.0})
+    kept = (run.collectives["op"] != "broadcast") | (run.collectives["seq"] >= STEPS - 8)
+    few = {name: column[kept] for name, column in run.collectives.items()}
+    assert not counted(Run(run.job, run.ranks, collectives=few))
