@@ -34,6 +34,10 @@ def job(late: dict[int, float], *, steps: int = STEPS, first: int = 0, every: in
         met = np.full(RANKS, ready.max() + 0.2)
         parts.append(_calls("all_reduce", step, ready, met - ready, 1 << 20))
         ready = met
+    return _run(parts)
+
+
+def _run(parts: list[Any]) -> Run:
     ranks = np.arange(RANKS)
     return Run(
         Job("rooted", RANKS, "test"),
@@ -42,11 +46,11 @@ def job(late: dict[int, float], *, steps: int = STEPS, first: int = 0, every: in
     )
 
 
-def _calls(op: str, step: int, start: Any, took: Any, size: int) -> Any:
+def _calls(op: str, step: int, start: Any, took: Any, size: int, comm: int | np.ndarray[Any, Any] = 7) -> Any:
     return table(
         "collectives",
         rank=np.arange(RANKS),
-        comm=np.full(RANKS, 7, np.uint64),
+        comm=np.broadcast_to(np.uint64(comm), RANKS),
         seq=np.full(RANKS, step),
         op=np.full(RANKS, op),
         start_ns=(start * MS).astype(np.int64) + 10 * MS,
@@ -107,6 +111,26 @@ def test_a_rank_without_some_broadcasts_hides_none_of_the_others() -> None:
     missed = (run.collectives["rank"] == 2) & (run.collectives["op"] == "broadcast") & (run.collectives["seq"] % 2 == 0)
     less = {name: column[~missed] for name, column in run.collectives.items()}
     assert counted(Run(run.job, run.ranks, collectives=less)) == RANKS * STEPS - missed.sum()
+
+
+def test_the_root_of_one_of_several_groups_is_named() -> None:
+    """Tensor-parallel groups of two get their batch from a rank of their own: the other of them waits there for it."""
+    ready, parts = np.zeros(RANKS), []
+    generator = np.random.default_rng(4)
+    for step in range(STEPS):
+        ready = ready + generator.normal(2.0, 0.02, RANKS) + np.array([0.0, 0.0, 5.0, 0.0])
+        root = ready[[0, 0, 2, 2]]
+        given = np.maximum(ready, root) + np.array([0.003, 0.01, 0.003, 0.01])
+        parts.append(_calls("broadcast", step, ready, given - ready, 1000, np.array([7, 7, 8, 8])))
+        ready = given + generator.normal(10.0, 0.02, RANKS)
+        met = np.maximum(ready, ready[[2, 3, 0, 1]]) + 0.2
+        parts.append(_calls("all_reduce", step, ready, met - ready, 1 << 20, np.array([17, 18, 17, 18])))
+        ready = met
+    run = _run(parts)
+    assert counted(run) == RANKS * STEPS
+    (found,) = judge(run).verdicts
+    assert (found.kind, found.ranks) == ("straggler", (2,))
+    assert found.cost_ms_per_step == pytest.approx(5.0, rel=0.1)
 
 
 def test_few_broadcasts_show_nothing() -> None:

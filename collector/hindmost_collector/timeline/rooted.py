@@ -23,32 +23,31 @@ if TYPE_CHECKING:
 _ROOTED = ("broadcast", "bcast", "broadcastoop", "scatter")
 #: Fewer of a kind than this are starting up, which broadcasts a model's parameters.
 _ENOUGH = 10
-#: Who waits is inside for so many times as long as who is waited for: two that carry the same data take about as long.
-_LONGER = 5.0
 #: Waiting less than this share of the time shows nobody late: some jitter of arrivals is in every job.
 _SHARE = 0.005
-#: The part of a recording, one in so many, that may be starting up.
-_STARTING = 4
+#: The part of a kind's calls that may be starting up: a root that loads what it gives is waited for then, once.
+_STARTING = 0.25
 
 
 def awaited(calls: Table, code: Ints, names: list[str]) -> Array:
-    """[N] which calls are broadcasts of a kind (communicator, operation and size) in which all but one rank wait.
+    """[N] which calls are broadcasts of a kind (operation and size) in which all of a communicator but one wait.
 
-    ``code`` [N] numbers the operation of each call in ``names``. All of a kind are, also those in which nobody waits.
+    ``code`` [N] numbers the operation of each call in ``names``. All of a kind are: of other communicators, and those
+    in which nobody waits, too.
     """
     rooted = np.array([_plain(name) in _ROOTED for name in names])
     found = np.zeros(len(code), bool)
     if not rooted.any():
         return found
-    usable = ((calls["flags"] & (NONBLOCKING | ERROR)) == 0) & (calls["duration_ns"] >= 0) & (calls["start_ns"] >= 0)
-    held = np.flatnonzero(rooted[code] & usable)
+    held = np.flatnonzero(rooted[code] & ((calls["flags"] & (NONBLOCKING | ERROR)) == 0))
+    held = held[(calls["duration_ns"][held] >= 0) & (calls["start_ns"][held] >= 0) & (calls["seq"][held] >= 0)]
     if len(held) < 2 * _ENOUGH:
         return found
-    comm, _ = coded.factorize(calls["comm"][held])
-    kind, _ = coded.factorize((comm.astype(np.int64) * len(names) + code[held]) * (1 << 40) + calls["bytes"][held])
+    kind, _ = coded.factorize((code[held].astype(np.int64) << 40) + calls["bytes"][held])
+    span = _span(calls)
     for one in range(kind.max() + 1):
         mine = held[kind == one]
-        if len(mine) >= 2 * _ENOUGH and _waited(calls, mine):
+        if len(mine) >= 2 * _ENOUGH and _waited(calls, mine) >= _SHARE * span:
             found[mine] = True
     return found
 
@@ -57,25 +56,21 @@ def _plain(name: str) -> str:
     return "".join(c for c in name.lower() if c.isalnum()).removeprefix("mpi").removeprefix("nccl")
 
 
-def _waited(calls: Table, mine: Ints) -> bool:
-    """Whether all but one wait for long in the calls ``mine`` of one kind, those of the recording's start apart."""
-    rank, took = calls["rank"][mine], calls["duration_ns"][mine].astype(np.float64)
-    instance, found = coded.factorize(calls["seq"][mine])
+def _span(calls: Table) -> float:
+    """Ns from the first call to the last, on the rank that the table begins with."""
+    start = calls["start_ns"][calls["rank"] == calls["rank"][0]]
+    return float(np.ptp(start[start >= 0])) if (start >= 0).any() else 0.0
+
+
+def _waited(calls: Table, mine: Ints) -> float:
+    """Ns that all but one wait in the calls ``mine`` of one kind, in the communicator in which that is most."""
+    seq, took = calls["seq"][mine].astype(np.int64), calls["duration_ns"][mine].astype(np.float64)
+    comm, _ = coded.factorize(calls["comm"][mine])
+    instance, found = coded.factorize((comm.astype(np.int64) << 40) + seq)
     order = np.lexsort((took, instance))
     first = np.searchsorted(instance[order], np.arange(len(found)))
-    count = np.bincount(instance)
-    begun, span = _begun(calls, mine[rank == rank[0]])
-    late = np.zeros(len(found), bool)
-    late[instance[rank == rank[0]]] = begun >= span / _STARTING
-    whole = late & (count == count.max())
-    if count.max() < 2 or whole.sum() < _ENOUGH:
-        return False
-    least, next_least = took[order][first[whole]], took[order][first[whole] + 1]
-    return bool(np.where(next_least > _LONGER * least, next_least - least, 0.0).sum() >= _SHARE * span)
-
-
-def _begun(calls: Table, mine: Ints) -> tuple[Array, float]:
-    """Ns from a rank's first call to its calls ``mine``, and to its last of all."""
-    start = calls["start_ns"][calls["rank"] == calls["rank"][mine[0]]]
-    start = start[start >= 0]
-    return calls["start_ns"][mine] - start.min(), float(np.ptp(start))
+    whole = (np.bincount(instance) > 1) & (found % (1 << 40) >= np.quantile(seq, _STARTING))
+    if whole.sum() < _ENOUGH:
+        return 0.0
+    waited = took[order][first[whole] + 1] - took[order][first[whole]]
+    return float(np.bincount(found[whole] >> 40, waited).max())
