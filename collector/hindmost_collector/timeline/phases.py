@@ -8,7 +8,8 @@ import numpy as np
 
 from hindmost_collector import constant
 from hindmost_collector.model import AMOUNTS, OTHER, PHASES, Table, rows
-from hindmost_collector.robust import or_zero
+from hindmost_collector.robust import median, or_zero
+from hindmost_collector.timeline import met_in_forward
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -182,9 +183,11 @@ def busy(parts: dict[str, Floats], duration: Floats) -> tuple[Floats, Floats | N
     took = _on_gpu(parts)
     if took is not None:
         idle = _idle(took, parts, duration)
-        return _sum(
-            [parts[name] for name in parts if name.startswith("gpu_") and name not in _MAY_WAIT]
-        ) + idle, took + idle
+        working = [parts[name] for name in parts if name.startswith("gpu_") and name not in _MAY_WAIT]
+        busy_for = _sum(working) + idle
+        if "gpu_forward" in parts:
+            busy_for -= met_in_forward.waited(or_zero(parts["gpu_forward"]), idle, median(took + idle, axis=0))
+        return busy_for, took + idle
     own = [block for name, block in parts.items() if name not in _MAY_WAIT | AMOUNTS]
     return _sum(own) if own else np.full_like(duration, np.nan), None
 

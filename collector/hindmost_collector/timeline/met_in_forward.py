@@ -1,0 +1,34 @@
+"""Forward phases on the GPU that hold waiting, where steps alone tell who is late.
+
+Sharded parameters, tensor-parallel groups, synchronised batch norm and buffers that are broadcast make ranks meet in
+forward: who comes in time waits there for who comes late. A rank whose GPU had nothing to do before its forward, by
+some ms more than another's, waits for its host and for nobody else. Where that other's forward is longer by just as
+much in the same step, it waited for it: who computes longer is that by as much as it pleases, whatever others idle.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from hindmost_collector.align import Floats
+
+#: A wait is as long as the other's GPU idled before, but for this part of it: what GPUs begin a step apart.
+_AS_LONG = 0.2
+#: Idling for less than this part of the step is what launching takes, and shows nobody late.
+_LEAST = 0.02
+
+
+def waited(forward: Floats, idle: Floats, step: Floats) -> Floats:
+    """[R, S] ns of ``forward`` [R, S] in which a rank waited for whoever's GPU was ``idle`` [R, S] longest before it.
+
+    ``step`` [S] is how long each step is.
+    """
+    column = np.arange(forward.shape[1])
+    last = np.argmax(idle, axis=0)
+    longer = forward - forward[last, column]
+    waits = idle[last, column] - idle
+    alike = np.abs(longer - waits) <= _AS_LONG * waits
+    return np.where(alike & (waits >= _LEAST * step), np.minimum(longer, waits), 0.0)

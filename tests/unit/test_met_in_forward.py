@@ -1,0 +1,65 @@
+"""What steps alone tell of jobs whose ranks meet in forward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hindmost_collector.judge import judge
+from hindmost_collector.model import Job, Run
+from hindmost_collector.sources.columns import concatenate, table
+
+MS = 1_000_000
+STEPS = 60
+
+
+def job(late: Any, computes: Any, *, members: Any = None) -> Run:
+    """Steps of ranks whose input is ``late`` [R] (ms) and who ``computes`` [R] in forward, all on the GPU.
+
+    Those of one of ``members`` [R] meet at the beginning of forward (``None``: nobody does), all at backward's end.
+    """
+    late, computes = np.asarray(late, float), np.asarray(computes, float)
+    ranks = len(computes)
+    groups = np.arange(ranks) if members is None else np.asarray(members)
+    generator = np.random.default_rng(5)
+    done, rows = np.zeros(ranks), []
+    for step in range(STEPS):
+        began = done.copy()
+        ready = began + late + generator.normal(0.5, 0.02, ranks)
+        met = np.array([ready[groups == group].max() for group in groups])
+        worked = met + computes + generator.normal(0.0, 0.02, ranks)
+        done = np.full(ranks, (worked + 20.0).max())
+        rows.append(_steps(step, began, ready, worked, done))
+    return Run(
+        Job("steps", ranks, "test"),
+        table("ranks", rank=np.arange(ranks), world_size=ranks, pid=np.arange(ranks) + 1),
+        steps=concatenate("steps", rows),
+    )
+
+
+def _steps(step: int, began: Any, ready: Any, worked: Any, done: Any) -> Any:
+    return table(
+        "steps",
+        rank=np.arange(len(done)),
+        step=np.full(len(done), step),
+        start_ns=(began * MS).astype(np.int64) + MS,
+        duration_ns=((done - began) * MS).astype(np.int64),
+        input_ns=((ready - began) * MS).astype(np.int64),
+        gpu_forward_ns=((worked - ready) * MS).astype(np.int64),
+        gpu_backward_ns=((done - worked) * MS).astype(np.int64),
+    )
+
+
+@pytest.mark.parametrize("members", [[0, 0, 0, 0], [0, 0, 1, 1]])
+def test_who_waits_in_forward_is_not_slow(members: list[int]) -> None:
+    """The peers' forward is longer by what the GPU of the late rank idled: all of them, or its tensor group alone."""
+    (found,) = judge(job([0.0, 8.0, 0.0, 0.0], [10.0] * 4, members=members)).verdicts
+    assert (found.kind, found.ranks, found.cause) == ("straggler", (1,), "input")
+    assert found.cost_ms_per_step == pytest.approx(8.0, rel=0.1)
+
+
+def test_who_computes_longer_than_another_idles_is_slow() -> None:
+    """Its forward is longer by something else than what that one's GPU waited for input."""
+    (found,) = judge(job([0.0, 4.0, 0.0, 0.0], [16.0, 10.0, 10.0, 10.0])).verdicts[:1]
+    assert (found.kind, found.ranks) == ("straggler", (0,))
