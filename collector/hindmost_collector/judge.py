@@ -18,6 +18,7 @@ from hindmost_collector.judgement import (
     majority,
     partly_read,
     slowed,
+    steps_alone,
     stood_still,
     summary,
     two_witnesses,
@@ -93,7 +94,7 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
         notes += [*beside, *(hidden_input.notes(blocks, found, settings) if not run.look else [])]
     if not run.look:
         notes += [*profiled.notes(blocks, phases.training(run.steps)), *horovod.notes(run)]
-    found = beside_exchanges(found, run, blocks)
+    found = steps_alone.without_doubtful(beside_exchanges(found, run, blocks), run, blocks)
     if not found:
         found.append(_nothing(run, blocks, settings))
     found = stood_still.beside(unseen.judged(found, run, blocks), stalls)
@@ -292,7 +293,8 @@ def _unclear(run: Run, blocks: Blocks, settings: Settings) -> Verdict | None:
         return without_starts(blocks) or hosts_unmarked(blocks, settings)
     if blocks.pipeline is not None:
         return passed_on(blocks)
-    return exchanging_inside(run, blocks) or little_inside(blocks) or idle_inside(blocks) or traded.inside(blocks)
+    inside = exchanging_inside(run, blocks) or little_inside(blocks) or idle_inside(blocks) or traded.inside(blocks)
+    return inside or steps_alone.unclear(run, blocks)
 
 
 def _nothing(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:

@@ -89,3 +89,21 @@ def test_of_hosts_that_only_launch_one_without_enqueue_times_is_not_named(name: 
     mine = run.collectives["rank"] == rank
     blind = run.collectives | {"enqueue_ns": np.where(mine, UNMEASURED, run.collectives["enqueue_ns"])}
     assert [one.ranks for one in judge(replace(run, collectives=blind)).verdicts if one.ranks] == []
+
+
+def _steps_alone(name: str) -> bool:
+    return name.startswith("steps.")
+
+
+@pytest.mark.parametrize("name", ["ddp-slow-backward-rank2", "fsdp-host-bound", "pp2-dp2-host-bound"])
+def test_a_log_of_the_steps_alone_clears_nobody_and_names_no_stage(name: str, tmp_path: Path) -> None:
+    """Who is slow in backward is in no forward; where hosts are waited for, a forward times the host's launching."""
+    (verdict,) = judge(load(_unpacked(name, tmp_path, _steps_alone))).verdicts
+    assert (verdict.kind, verdict.ranks) == ("insufficient_data", ())
+    assert "a log of the steps is all there is of this job" in verdict.evidence[0]
+
+
+def test_a_slow_input_is_seen_in_a_log_of_the_steps_alone(tmp_path: Path) -> None:
+    """Nobody waits for others there; the other replica's stage is not named for its longer forward."""
+    (verdict,) = judge(load(_unpacked("pp2-dp2-slow-input-rank0", tmp_path, _steps_alone))).verdicts
+    assert (verdict.kind, verdict.ranks, verdict.cause) == ("straggler", (0,), "input")

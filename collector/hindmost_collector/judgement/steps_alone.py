@@ -1,0 +1,160 @@
+"""Verdicts on recordings of which a log of the steps is all: what it does not tell of who waits for whom.
+
+A rank may wait for others in its backward, so that a backward clears nobody. The forward of a tensor-parallel job holds
+collectives too, and whoever is slow there, or comes late to it, makes its whole group's forward longer; the stages of a
+pipeline wait for each other there, and have forwards of their own. And where hosts are what a job waits for, events
+around a forward time the host's launching.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.judgement import absent
+from hindmost_collector.judgement.verdict import STOPS, Verdict
+from hindmost_collector.judgement.wording import ms, names
+from hindmost_collector.model import Job, rows
+from hindmost_collector.robust import lower_median, median
+from hindmost_collector.timeline import blocks as blocks_of
+
+if TYPE_CHECKING:
+    from hindmost_collector.align import Array, Floats
+    from hindmost_collector.model import Run
+    from hindmost_collector.timeline.blocks import Blocks
+
+#: A backward computes about twice what a forward does, and with its transfers recorded ones of GPUs at work took up to
+#: six times as long; where that of every rank takes more than this, most of it is waiting, or launching.
+_MOSTLY_WAITS = 8.0
+#: Ranks that differ by at least this share of what a late one takes longer may be the ones that it waits for, or have
+#: each their own work.
+_ALIKE = 0.5
+#: … unless they are later than that one by this factor: who waits for another is late by as much.
+_FAR = 3.0
+#: Share of a step from which a phase may hide somebody who is waited for.
+_MAY_HIDE = 0.05
+
+#: What to do about it.
+_REMEDY = "record who waits for whom: `hindmost run -- COMMAND` does, or NCCL Inspector's logs of the same steps"
+
+
+def without_doubtful(found: list[Verdict], run: Run, blocks: Blocks | None) -> list[Verdict]:
+    """These verdicts but for those on ranks whose longer forward may be a wait, or another stage's work.
+
+    Nor for what costs less than such a wait: it is part of what that is for, and costs more than is seen of it.
+    """
+    if blocks is None or not _alone(run, blocks):
+        return found
+    doubtful = [one for one in found if one.kind not in STOPS and _doubtful(one, run, blocks)]
+    most = max((one.cost_ms_per_step or 0.0 for one in doubtful), default=0.0)
+    kept = [one for one in found if one not in doubtful]
+    return [one for one in kept if one.kind in STOPS or not doubtful or (one.cost_ms_per_step or 0.0) >= most]
+
+
+def unclear(run: Run, blocks: Blocks) -> Verdict | None:
+    """Why phases in which ranks may wait clear nobody; ``None`` where other ranks' collectives do."""
+    if not _alone(run, blocks) or _others_met(run):
+        return None
+    name, backward = _phase(blocks, "backward")
+    share = float(median(median(backward, axis=1)) / blocks.step_ns) if backward is not None else 0.0
+    if not share >= _MAY_HIDE:
+        return None
+    told = f"a log of the steps is all there is of this job: {share:.0%} of a step of {ms(blocks.step_ns)} is in {name}"
+    waits = "in which a rank waits for the others as well as works, and nothing tells how long"
+    return Verdict(
+        kind="insufficient_data",
+        evidence=(f"{told}, {waits}", *_longer(blocks)),
+        advice=(_REMEDY,),
+    )
+
+
+def _alone(run: Run, blocks: Blocks) -> bool:
+    """Whether phases that somebody logged tell who is late; a probe of ours marks where ranks meet."""
+    return blocks.evidence == blocks_of.PHASES and run.job.source != Job.source and blocks.pipeline is None
+
+
+def _others_met(run: Run) -> bool:
+    """Whether collectives of some ranks were recorded, and are asked whether all of these wait for one unseen."""
+    return run.unseen is not None and run.unseen.by_steps and run.unseen.together is not None
+
+
+def _doubtful(one: Verdict, run: Run, blocks: Blocks) -> bool:
+    """Whether a verdict rests on forwards that may be longer for what others do, or for what is done in them."""
+    _, forward = _phase(blocks, "forward")
+    by_forward = bool(one.ranks) and one.cause not in absent.ITS_OWN
+    by_forward |= one.kind == "uneven_workload" and blocks.work is None
+    if not by_forward or forward is None:
+        return False
+    held = _held(one, blocks)
+    typical = median(forward[:, held], axis=1)
+    _, backward = _phase(blocks, "backward")
+    if backward is not None:
+        least = float(np.nanmin(median(backward[:, held], axis=1)))
+        if least > _MOSTLY_WAITS * float(lower_median(typical, axis=0)):
+            return True
+    world = run.job.world_size or 0
+    if not one.ranks or rows(run.ranks) < world:  # of a part of a job nobody knows whom it waits for
+        return rows(run.ranks) < world or _differ(typical) >= _ALIKE * float(lower_median(typical, axis=0))
+    if _all_meet(run):
+        return False
+    own = median(blocks.own[:, held], axis=1)
+    before = median(blocks.parts["input"][:, held], axis=1) if "input" in blocks.parts else np.zeros_like(own)
+    named = np.flatnonzero(np.isin(blocks.ranks, one.ranks)).tolist()
+    late, longer = _beyond(own), _beyond(typical)
+    return any(longer[row] >= _ALIKE * late[row] and _among_unlike(late, before, row) for row in named)
+
+
+def _held(one: Verdict, blocks: Blocks) -> Array:
+    """[S] the steps of a verdict; all of them where it has none of these."""
+    held = (blocks.steps >= (one.since_step or 0)) & (blocks.steps <= (one.until_step or blocks.steps[-1]))
+    return held if held.any() else np.ones_like(held)
+
+
+def _all_meet(run: Run) -> bool:
+    """Whether all ranks are in each communicator: those that share a part of a model would have one of their own."""
+    comms, count = np.unique(run.communicators["comm"], return_counts=True)
+    used = count[np.isin(comms, run.collectives["comm"])]
+    sent = (run.collectives["peer"] >= 0).any()  # from stage to stage
+    return bool(len(used)) and not sent and bool((used == rows(run.ranks)).all())
+
+
+def _among_unlike(late: Floats, before: Floats, row: int) -> bool:
+    """Whether others, but for those that are later by far, differ about as much as this row is late, or are as late.
+
+    ``late`` [R] is by how much each is, ``before`` [R] the time that it took for what comes before the forward.
+    """
+    others = late < _FAR * late[row]
+    others[row] = False
+    return bool(others.any()) and max(_differ(late[others]), _differ(before[others])) >= _ALIKE * late[row]
+
+
+def _differ(values: Floats) -> float:
+    return float(np.nanmax(values) - np.nanmin(values))
+
+
+def _longer(blocks: Blocks) -> list[str]:
+    """A sentence on ranks whose forward is longer than that of others, where there are any; in a list of its own."""
+    _, forward = _phase(blocks, "forward")
+    if forward is None:
+        return []
+    beyond = _beyond(median(forward, axis=1))
+    most = float(np.nanmax(beyond))
+    if not most >= _MAY_HIDE * blocks.step_ns:
+        return []
+    late = blocks.ranks[beyond >= _ALIKE * most].tolist()
+    take = "takes" if len(late) == 1 else "take"
+    which = "which of them is slow" if len(late) > 1 else "whether it is slow"
+    why = "groups that split a model wait for each other there, stages of a pipeline do other work"
+    return [f"{names(late)} {take} up to {ms(most)} longer in forward than others: {why}; {which} is not known"]
+
+
+def _phase(blocks: Blocks, name: str) -> tuple[str, Floats | None]:
+    """[R, S] ns of a phase as the GPU took it, or else the host; ``None`` where nobody measured it."""
+    found = next((blocks.parts[one] for one in (f"gpu_{name}", name) if one in blocks.parts), None)
+    return name, found
+
+
+def _beyond(typical: Floats) -> Floats:
+    """[R] by how much each is more than the typical; of as many who are more, than the others."""
+    return np.asarray(typical - lower_median(typical, axis=0))

@@ -1,0 +1,104 @@
+"""What a log of the steps alone tells of who is slow: a forward that no other rank's is like."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hindmost_collector.judge import judge
+from hindmost_collector.model import COLLECTIVES, COMMUNICATORS, RANKS, STEPS, Job, Run, empty
+
+if TYPE_CHECKING:
+    from hindmost_collector.model import Table
+
+MS = 10**6
+STEPS_EACH = 60
+
+
+def _table(columns: dict[str, type], count: int, **known: np.ndarray) -> Table:
+    blank = {
+        name: np.full(count, "" if kind is np.str_ else 0 if name == "comm" else -1, "U16" if kind is np.str_ else kind)
+        for name, kind in columns.items()
+    }
+    return blank | known
+
+
+def _logged(forward: list[float], backward: float = 20.0, groups: list[list[int]] | None = None) -> Run:
+    """Ranks by their forward, ms, who all end their backward with the last; ``groups`` met, nobody knows how long."""
+    count = len(forward)
+    noise = np.random.default_rng(1).normal(0, 0.03, (count, STEPS_EACH))
+    ahead = np.array(forward)[:, None] + noise
+    behind = ahead.max(axis=0) - ahead + backward
+    took = ahead + behind + 1.0
+    steps = _table(
+        dict(STEPS),
+        count * STEPS_EACH,
+        rank=np.repeat(np.arange(count, dtype=np.int32), STEPS_EACH),
+        step=np.tile(np.arange(STEPS_EACH), count),
+        kind=np.full(count * STEPS_EACH, "train"),
+        start_ns=((np.cumsum(took, axis=1) - took) * MS).astype(np.int64).ravel(),
+        duration_ns=(took * MS).astype(np.int64).ravel(),
+        input_ns=np.full(count * STEPS_EACH, MS // 10),
+        gpu_forward_ns=(ahead * MS).astype(np.int64).ravel(),
+        gpu_backward_ns=(behind * MS).astype(np.int64).ravel(),
+        gpu_optimizer_ns=np.full(count * STEPS_EACH, MS),
+    )
+    members = [(comm, rank) for comm, group in enumerate(groups or [], 1) for rank in group]
+    comm = np.array([comm for comm, _ in members], np.uint64)
+    rank = np.array([rank for _, rank in members], np.int32)
+    return Run(
+        Job(id="made", world_size=count, source="a log"),
+        ranks=_table(dict(RANKS), count, rank=np.arange(count, dtype=np.int32)),
+        steps=steps,
+        communicators=_table(dict(COMMUNICATORS), len(members), comm=comm, rank=rank)
+        if members
+        else empty(COMMUNICATORS),
+        collectives=_table(
+            dict(COLLECTIVES), len(members), comm=comm, rank=rank, op=np.full(len(members), "all_reduce")
+        )
+        if members
+        else empty(COLLECTIVES),
+    )
+
+
+def _found(run: Run) -> list[tuple[str, tuple[int, ...]]]:
+    return [(one.kind, one.ranks) for one in judge(run).verdicts]
+
+
+def test_a_rank_whose_forward_is_longer_than_every_other_is_named() -> None:
+    """Whoever splits a model with others takes as long as they do: one alone is slow itself."""
+    assert _found(_logged([8.0, 8.0, 8.0, 11.0])) == [("straggler", (3,))]
+
+
+@pytest.mark.parametrize("second", [10.6, 13.0])
+def test_two_ranks_of_forwards_as_long_are_not_named(second: float) -> None:
+    """One of them may wait for the other in its forward, and be as long in it."""
+    (verdict,) = judge(_logged([8.0, 8.0, 11.0, second])).verdicts
+    assert verdict.kind == "insufficient_data"
+    assert "ranks 2 and 3 take up to" in verdict.evidence[1]
+
+
+def test_two_ranks_of_unlike_forwards_are_named() -> None:
+    """Who waits for another is longer by as much as that is."""
+    assert _found(_logged([8.0, 8.0, 10.0, 16.0])) == [("straggler", (2, 3))]
+
+
+def test_two_ranks_as_slow_are_named_where_all_ranks_are_one_group() -> None:
+    """No part of a model has a communicator of its own: nobody waits in forward for some of the others only."""
+    assert _found(_logged([8.0, 8.0, 11.0, 11.0], groups=[[0, 1, 2, 3]])) == [("straggler", (2, 3))]
+    (verdict,) = judge(_logged([8.0, 8.0, 11.0, 11.0], groups=[[0, 1, 2, 3], [0, 1], [2, 3]])).verdicts
+    assert verdict.kind == "insufficient_data"
+
+
+def test_a_forward_is_no_measure_where_steps_are_mostly_waiting() -> None:
+    """All ranks, the late one too, are in backward for ten times as long as in forward: others' launches, or stages."""
+    (verdict,) = judge(_logged([2.0, 2.0, 2.0, 4.0], backward=20.0)).verdicts
+    assert (verdict.kind, verdict.ranks) == ("insufficient_data", ())
+
+
+def test_nobody_is_cleared_by_a_log_of_the_steps_alone() -> None:
+    """Whoever is slow in backward is waited for there by all, and all take as long over it."""
+    (verdict,) = judge(_logged([8.0, 8.0, 8.0, 8.0])).verdicts
+    assert verdict.kind == "insufficient_data"
+    assert "69% of a step of 29.0 ms is in backward" in verdict.evidence[0]
