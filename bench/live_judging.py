@@ -13,6 +13,7 @@ verdicts' cost stands what the run of the same noise without the slow rank takes
 from __future__ import annotations
 
 import argparse
+import asyncio
 import cProfile
 import json
 import os
@@ -21,6 +22,7 @@ import statistics
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from hindmost_collector.judgement.verdict import JobSummary, Report
@@ -29,7 +31,7 @@ from hindmost_collector.model import Run, rows
 from hindmost_collector.running.jobs import LiveJob
 from hindmost_collector.running.judging import Judging, load_judge, share_of
 from hindmost_collector.running.looks import seen
-from hindmost_collector.running.watching import LOOK_S
+from hindmost_collector.running.watching import LOOK_S, Watch
 from hindmost_collector.running.window import ROWS
 from hindmost_collector.simulate import Fault, Scenario, engine
 from hindmost_collector.simulate.wire import Job
@@ -109,23 +111,42 @@ def paces(whole: float, look: float) -> dict[str, dict[int, float]]:
     """Mean seconds between two looks or judgements, and between two of the whole window, by the number of cores."""
     any_of, of_whole = {}, {}
     for cores in (2, 16):
-        now, used, judged = [0.0], [0.0], []
-        judging = Judging(PERIOD_S, share_of(cores), lambda now=now: now[0], lambda used=used: used[0])
-        judging.judge = lambda _: Report(JobSummary("j"), ())
-
-        def costing(seconds: float, now: list[float] = now, used: list[float] = used, judged: Any = judged) -> Run:
-            used[0] += seconds
-            judged.append((now[0], seconds))
-            return Run(ModelJob("j"))
-
-        while now[0] < SIMULATED_S:
-            now[0] += LOOK_S
-            if judging.due("j"):
-                judging.report("j", partial(costing, whole), newest=partial(costing, look))
-        late = [(at, cost) for at, cost in judged if at > SIMULATED_S / 2]
+        judged = asyncio.run(paced(cores, whole, look))
+        late = [(at, which) for at, which in judged if at > SIMULATED_S / 2]
         any_of[cores] = round(SIMULATED_S / 2 / len({at for at, _ in late}), 1)
-        of_whole[cores] = round(SIMULATED_S / 2 / sum(cost == whole for _, cost in late), 1)
+        of_whole[cores] = round(SIMULATED_S / 2 / sum(which == "whole" for _, which in late), 1)
     return {"looked_at_every_s": any_of, "judged_every_s": of_whole}
+
+
+async def paced(cores: int, whole: float, look: float) -> list[tuple[float, str]]:
+    """When the whole window of a job, that takes so much CPU time to judge, is judged, and its newest steps are:
+    without news, and as though looks took the same of however few rows."""
+    now, used, judged = 0.0, 0.0, []
+    judging = Judging(PERIOD_S, share_of(cores), lambda: now, lambda: used)
+    judging.judge = lambda _: Report(JobSummary("j"), ())
+    job = LiveJob("j", 0)
+
+    def costing(which: str, seconds: float) -> Run:
+        nonlocal used
+        used += seconds
+        judged.append((now, which))
+        return Run(ModelJob("j"))
+
+    job.snapshot = lambda _: partial(costing, "whole", whole)  # type: ignore[method-assign]
+    job.newest = lambda *_: partial(costing, "look", look)  # type: ignore[method-assign]
+    parts: Any = {
+        "jobs": {"j": job},
+        "clock": SimpleNamespace(now=lambda: int(now * 1e9)),
+        "decoder": SimpleNamespace(words=None),
+        "recorder": SimpleNamespace(store=None, writing=False),
+    }
+    watch = Watch(SimpleNamespace(**parts), judging)  # type: ignore[arg-type]
+    while now < SIMULATED_S:
+        now += LOOK_S
+        job.revision += 1
+        await watch.round()
+        await watch.through()
+    return judged
 
 
 def main() -> None:

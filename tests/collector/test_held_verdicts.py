@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,10 +13,10 @@ import pytest
 from hindmost_collector.judge import judge
 from hindmost_collector.judgement.wording import OLDER
 from hindmost_collector.model import Counted
-from hindmost_collector.running import newest
 from hindmost_collector.running.jobs import LiveJob
-from hindmost_collector.running.judging import AHEAD_S, LEAST_SHARE, Judging
+from hindmost_collector.running.judging import LEAST_SHARE, OF_LOOKS, WHOLES_AHEAD, Judging
 from hindmost_collector.running.live import VerdictLog
+from hindmost_collector.running.watching import Watch
 from hindmost_collector.running.window import Window
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.wire import Job
@@ -26,8 +27,10 @@ from hindmost_collector.stream.definitions import Definitions
 from hindmost_collector.stream.packed import packed
 from hindmost_collector.timeline import counting
 
+from tests.collector.pacing import collector, turn
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from hindmost_collector.model import Run
 
@@ -37,8 +40,7 @@ WINDOW_NS = 8_000_000_000
 SECOND = 1e9
 
 
-#: CPU seconds of judging a whole window, and of a look at its newest steps, where the one is made to cost much: a look
-#: each period is a twentieth of a core, the whole one is forty.
+#: CPU seconds of judging a whole window, and of a look at its newest steps, where the one is made to cost much.
 WHOLE_S, LOOK_S = 0.3, 0.02
 
 
@@ -56,35 +58,32 @@ def judged_live(
         definitions.learn(packed(job.opening(node)[1].definitions), decoder, clock)
     now = [0.0]
     judging = Judging(period_s=1.5, clock=lambda: now[0], cpu=lambda: sum(used or ()))
+    judging.judge = judge if used is None else functools.partial(at_a_cost, used)
     live, log = LiveJob(job.name, 0), VerdictLog()
     live.window = Window(WINDOW_NS)
+    if used is not None:  # few rows are few steps of a job that costs much
+        live.newest = lambda words, _=0: LiveJob.newest(live, words, 0)  # type: ignore[method-assign]
+    seen_by = collector({job.name: live}, lambda: now[0])
+    seen_by.decoder = decoder
+    watch = Watch(seen_by, judging)
     for node, ends, message in job.batches():
         if not marked:
             message.batch.ClearField("steps")
         assert decoder.add(packed(message.batch), str(node), job.name, clock) == []
         live.add(finish(decoder.take()[job.name]), decoder.words, definitions, int(ends * SECOND))
         now[0] = ends
-        if node == job.nodes[-1] and judging.due(job.name):
-            whole, newest = live.snapshot(decoder.words), live.newest(decoder.words)
-            if used is None:
-                report = judging.report(job.name, whole)
-                assert report is not None
-            else:
-                asked = None if newest is None else spending(used, LOOK_S, newest)
-                report = judging.report(job.name, spending(used, WHOLE_S, whole), newest=asked)
-            if report is not None:
-                live.report = report
-                yield ends, report, list(log.update(report["verdicts"], int(ends * SECOND), live.last_step(report)))
+        before = live.report
+        if node == job.nodes[-1]:
+            asyncio.run(turn(watch))
+        if live.report is not before:
+            report: Any = live.report
+            yield ends, report, list(log.update(report["verdicts"], int(ends * SECOND), live.last_step(report)))
 
 
-def spending(used: list[float], seconds: float, make: Callable[[], Run]) -> Callable[[], Run]:
-    """What makes the run, at this cost."""
-
-    def made() -> Run:
-        used.append(seconds)
-        return make()
-
-    return made
+def at_a_cost(used: list[float], run: Run) -> Any:
+    """What judging a run says, at this cost."""
+    used.append(LOOK_S if run.look else WHOLE_S)
+    return judge(run)
 
 
 @functools.cache
@@ -123,17 +122,16 @@ def test_a_verdict_is_open_as_long_as_it_holds_and_is_closed_with_its_interval(k
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-def test_what_costs_much_to_judge_is_told_as_soon(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_what_costs_much_to_judge_is_told_as_soon(kind: str) -> None:
     """A look at the newest steps later, with the same interval; whole windows are judged when there is news, for what
     judging may cost."""
-    monkeypatch.setattr(newest, "_ROWS", 0)
     scenario, used = Scenario(8, STEPS, seed=3, faults=(FAULTS[kind],)), list[float]()
     cheap, costly = told(scenario), told(scenario, used)
     assert [one[1:] for one in costly] == [one[1:] for one in cheap]
     assert [at for at, *_ in costly] == pytest.approx([at for at, *_ in cheap], abs=2.0)
-    assert used.count(WHOLE_S) < 10
+    assert used.count(WHOLE_S) < 15
     assert used.count(LOOK_S) > 15
-    assert sum(used) < LEAST_SHARE * (STEPS * 0.12 + AHEAD_S)
+    assert sum(used) < (LEAST_SHARE + OF_LOOKS) * STEPS * 0.12 + WHOLES_AHEAD * WHOLE_S
 
 
 def test_a_job_that_marks_no_steps_has_verdicts_with_an_end_too() -> None:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from hindmost_collector.judge import judge
 from hindmost_collector.judgement.verdict import JobSummary, RankRow, Report, Verdict
-from hindmost_collector.model import Job, Run
 from hindmost_collector.running import newest
-from hindmost_collector.running.judging import AHEAD_S, Judging
-from hindmost_collector.running.looks import Seen, differ, seen, settled
+from hindmost_collector.running.looks import Seen, apart, borne_out, news, seen
 from hindmost_collector.running.pieces import Piece, piece
 from hindmost_collector.simulate import Fault, Scenario, simulate
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from tests.collector.pacing import BEGAN, Paced
 
 SLOW = ("straggler", (3,))
 NOW_AND_THEN = ("intermittent", (5,))
@@ -45,13 +42,14 @@ def costs(**found: float) -> Seen:
         (NOTHING, NOTHING, Seen({}, 115.0, 10.0), True),
         (NOTHING, NOTHING, Seen({}, 103.0, 12.0), True),
         (Seen({}, 100.0, 0.5), Seen({}, 100.0, 0.5), Seen({}, 100.0, 1.0), False),
+        (NOTHING, NOTHING, Seen({}, 100.0, None), False),
     ],
 )
 def test_news_is_who_begins_or_ends_and_what_becomes_dearer_or_longer(
     held: Seen, before: Seen, now: Seen, new: bool
 ) -> None:
     """Beside what looks said when the whole window was judged: a long window names whom few steps do not show."""
-    assert differ(held, before, now) == new
+    assert bool(news(held, before, now)) == new
 
 
 def test_what_has_ended_is_not_seen() -> None:
@@ -66,10 +64,21 @@ def test_what_has_ended_is_not_seen() -> None:
     assert seen(report) == Seen({SLOW: 4.0}, 20.0, 2.0)
 
 
-def test_who_is_slow_now_and_then_is_settled_in_any_steps() -> None:
-    """Newest steps without a stall contradict no window with some."""
-    assert settled(costs(slow=5.0, stalls=3.0), costs(slow=2.0))
-    assert not settled(costs(slow=5.0), NOTHING)
+def test_who_is_slow_now_and_then_is_not_missed_in_few_steps() -> None:
+    """Newest steps without a stall contradict no window with some; whom only one of the two names is asked about."""
+    assert apart(costs(slow=5.0, stalls=3.0), costs(slow=2.0)) == set()
+    assert apart(costs(slow=5.0), NOTHING) == apart(NOTHING, costs(slow=5.0)) == {SLOW}
+
+
+def test_what_looks_said_is_borne_out_by_what_has_changed_in_the_whole_window() -> None:
+    """Somebody is named there too, or is no longer; another length is, if anybody."""
+    said = news(NOTHING, NOTHING, Seen({SLOW: 5.0}, 120.0, 10.0))
+    assert borne_out(said, NOTHING, costs(slow=5.0)) == said
+    assert borne_out(said, NOTHING, NOTHING) == set()
+    assert borne_out(said, NOTHING, costs(stalls=5.0)) == said - {SLOW}
+    dearer = news(costs(slow=5.0), costs(slow=5.0), costs(slow=9.0))
+    assert borne_out(dearer, costs(slow=5.0), costs(slow=9.0)) == dearer
+    assert borne_out(dearer, costs(slow=5.0), costs(slow=5.0)) == set()
 
 
 def test_a_look_names_whom_a_judgement_does_and_describes_a_few() -> None:
@@ -83,103 +92,104 @@ def test_a_look_names_whom_a_judgement_does_and_describes_a_few() -> None:
     assert 32 < len(look.ranks) <= 64
 
 
-class Looked:
-    """A job whose whole window costs 0.4 s to judge and its newest steps 0.02 s, unless told, and what they say."""
-
-    def __init__(self, period_s: float = 1.5, look_s: float = 0.02) -> None:
-        self.now, self.used, self.look_s = 100.0, 0.0, look_s
-        self.names: dict[str, tuple[int, ...]] = {"whole": (), "newest": ()}
-        self.judging = Judging(period_s, 0.05, clock=lambda: self.now, cpu=lambda: self.used)
-        self.judging.judge = self._judge
-        self.judged: list[tuple[float, str]] = []
-        self.judging.report("j", self.run("whole", 0.4))
-        self.judged.clear()
-
-    def run(self, which: str, cost: float) -> Callable[[], Run]:
-        def made() -> Run:
-            self.used += cost
-            self.judged.append((round(self.now - 100.0, 2), which))
-            return Run(Job(which))
-
-        return made
-
-    def _judge(self, run: Run) -> Report:
-        return Report(JobSummary("j"), tuple(Verdict("straggler", (rank,)) for rank in self.names[run.job.id]))
-
-    def until(self, seconds: float) -> list[tuple[float, str]]:
-        """What was judged, and when, up to then."""
-        while self.now < 100.0 + seconds:
-            self.now += 0.25
-            if self.judging.due("j"):
-                self.judging.report("j", self.run("whole", 0.4), newest=self.run("newest", self.look_s))
-        found, self.judged = self.judged, []
-        return found
+def gaps(judged: list[tuple[float, str]], which: str) -> list[float]:
+    """Seconds between two looks, or two whole windows."""
+    return np.diff([at for at, one in judged if one == which]).tolist()
 
 
-def test_newest_steps_are_looked_at_each_period_and_the_whole_window_when_the_share_pays_for_it() -> None:
-    """A look each 1.5 s is 1.3 % of a core; what is left of a twentieth is a whole window each 11 s."""
-    job = Looked()
+def test_newest_steps_are_looked_at_each_period_and_the_whole_window_when_its_share_pays_for_it() -> None:
+    """A look each 1.5 s, and of a twentieth of a core a whole window of 0.4 s each 8 s."""
+    job = Paced()
     judged = job.until(120.0)
-    looks = [at for at, which in judged if which == "newest"]
-    whole = [at for at, which in judged if which == "whole"]
-    assert max(np.diff(looks[1:])) <= 2.0
-    assert len(whole) == pytest.approx(120 / 11, abs=2)
-    assert job.used < 0.05 * 130
+    assert max(gaps(judged, "newest")) <= 2.0
+    assert gaps(judged, "whole")[1:] == [pytest.approx(8.0, abs=1.5)] * (len(gaps(judged, "whole")) - 1)
 
 
-def test_without_a_least_time_looks_leave_the_whole_window_a_part_of_the_share() -> None:
-    """Each 0.8 s they take half of a twentieth of a core, and a whole window each 16 s the other half."""
-    job = Looked(period_s=0.0)
-    judged = [which for _, which in job.until(200.0)]
-    assert judged.count("newest") >= 190
-    assert judged.count("whole") == pytest.approx(200 / 16, abs=2)
+@pytest.mark.parametrize("whole_s", [2.5, 20.0])
+def test_looks_come_each_period_however_much_whole_windows_have_taken(whole_s: float) -> None:
+    """Two of 2.5 s are a hundred seconds of a twentieth of a core: that is theirs to wait for."""
+    job = Paced(whole_s=whole_s)
+    job.until(10.0)
+    job.names["newest"] = (3,)
+    judged = job.until(60.0)
+    assert max(gaps(judged, "newest")) <= 2.0
+    assert job.used < 0.02 / 1.5 * 60 + (0.05 * 60 + 4 * whole_s)
 
 
-def test_looks_that_the_share_does_not_pay_for_come_every_two_seconds_all_the_same() -> None:
-    """Looks of 0.12 s are 0.08 of a core; whole windows have half of the share beside them, and no more."""
-    job = Looked(look_s=0.12)
+def test_a_look_that_takes_too_long_reads_fewer_rows_and_more_again_when_it_may() -> None:
+    """Down to what one look may take, which is not the fewest; so looks come each period on a slow host too."""
+    job = Paced(look_s=lambda rows: 0.01 + rows * 1e-5)
+    judged = job.until(60.0)
+    assert job.rows[0] == newest.ROWS
+    assert 5_000 < job.rows[-1] < 20_000
+    assert max(gaps(judged, "newest")) <= 2.0
+    job.look_s = lambda rows: 0.02
+    job.until(90.0)
+    assert job.rows[-1] == newest.ROWS
+    job.look_s = lambda rows: 0.15
+    assert max(gaps(job.until(150.0), "newest")) <= 2.0
+    assert job.rows[-1] == newest.LEAST_ROWS
+
+
+def test_looks_that_cannot_be_short_enough_take_no_more_of_a_core_than_they_may() -> None:
+    """Of 0.6 s each: one in four seconds, once what may be spent ahead is."""
+    job = Paced(look_s=lambda rows: 0.6, whole_s=5.0)
+    job.until(60.0)
+    assert gaps(job.until(200.0), "newest") == [pytest.approx(4.0, abs=0.3)] * 34
+
+
+@pytest.mark.parametrize("whole_s", [0.1, 0.4])
+def test_of_many_jobs_all_are_judged_for_what_one_may_take(whole_s: float) -> None:
+    """Also where the window of each takes no more than a look may: then their newest steps are looked at."""
+    job = Paced(jobs="jklmn", whole_s=whole_s, look_s=lambda rows: 0.01 + rows * 1e-6)
     judged = job.until(200.0)
-    looks = [at for at, which in judged if which == "newest"]
-    assert max(np.diff(looks)) <= 2.0
-    assert [which for _, which in judged].count("whole") == pytest.approx(200 / 16, abs=2)
-    assert job.used < 0.11 * 200
+    assert len([at for at, which in judged if which == "newest"]) >= 5 * 200 / 2
+    assert job.used < 0.2 * 200 + 20.0 * 0.15 + 5 * 0.4
 
 
-def test_of_many_jobs_all_are_looked_at_seldomer() -> None:
-    """Together they take a fifth of a core at most, whatever each of them were to take."""
-    job = Looked(look_s=0.12)
-    for _ in range(4 * 200):
-        job.now += 0.25
-        for name in "jklmn":
-            if job.judging.due(name):
-                job.judging.report(name, job.run("whole", 0.4), newest=job.run("newest", 0.12))
-    assert job.used < 0.2 * (200 + AHEAD_S)
+def test_a_window_that_takes_no_more_than_a_look_may_is_judged_whole() -> None:
+    """Each period, and its newest steps are never looked at."""
+    judged = Paced(whole_s=0.1).until(60.0)
+    assert {which for _, which in judged} == {"whole"}
+    assert max(gaps(judged, "whole")) <= 2.0
 
 
 def test_news_has_the_whole_window_judged_at_once() -> None:
     """And soon again where it does not say so yet, but ever seldomer as long as it does not."""
-    job = Looked()
+    job = Paced()
     assert job.until(40.0)
     job.names["newest"] = (3,)
     whole = [at for at, which in job.until(75.0) if which == "whole"]
     assert whole[0] - 40.0 <= 2.0
-    gaps = np.diff(whole)
-    assert gaps[0] <= 2.0
-    assert (np.diff(gaps) > 0).all()
+    assert [at - whole[0] for at in whole[1:4]] == [pytest.approx(at, abs=1.0) for at in (1.5, 4.5, 9.0)]
+
+
+def test_what_looks_say_now_and_then_by_chance_has_the_whole_window_judged_ever_seldomer() -> None:
+    """Each look in two names somebody whom the whole window never does; a real fault is not kept waiting for that."""
+    job = Paced()
+    job.until(20.0)
+    asked = 0
+    for _ in range(40):
+        for job.names["newest"] in ((), (3,)):
+            asked += [which for _, which in job.until(job.now - BEGAN + 1.5)].count("whole")
+    assert asked < 120 / 8 + 8
+    job.names["newest"] = (4,)
+    assert "whole" in [which for _, which in job.until(job.now - BEGAN + 1.75)]
+    assert job.jobs["j"].judged["time_ns"] >= (job.now - 2.0) * 1e9
 
 
 def test_what_is_spent_ahead_has_an_end() -> None:
-    """Looks that say something else each time have no more judged than the share, and twenty seconds of it."""
-    job = Looked()
+    """Looks that say something else each time have no more judged than the share, and three windows of it."""
+    job = Paced()
     for second in range(300):
-        job.names["newest"] = (second % 7,)
+        job.names["newest"] = (second % 97,)
         job.until(float(second))
-    assert job.used < 0.05 * (300 + AHEAD_S) + 0.5
+    assert job.used < (0.05 + 0.02 / 1.5) * 300 + 20.0 * 0.05 + 4 * 0.4
 
 
 def test_an_answer_has_the_whole_window_judged() -> None:
     """What was asked for may hold a verdict's cause, which looks do not ask for."""
-    job = Looked()
+    job = Paced()
     job.until(30.0)
     job.judging.again("j", 0.5)
     assert (pytest.approx(30.5, abs=0.3), "whole") in job.until(31.5)
@@ -236,3 +246,13 @@ def test_a_few_ticks_of_metrics_are_enough() -> None:
     }
     assert newest.needed(metrics, 8) is metrics
     assert newest.needed(metrics, 1024)["value"].tolist() == [8.0]
+
+
+def test_a_look_may_read_fewer_rows_and_never_fewer_steps_than_a_judgement_needs() -> None:
+    """Of few ranks those that fill so many rows, then sixteen steps, and at last thirteen."""
+    pieces = [table(at, at + 1, 64, 10**8, 6) for at in range(1000)]
+    kept = [
+        steps_of(newest.parts({"collectives": pieces}, 1e8, 64, least)["collectives"], 10**8)
+        for least in (newest.ROWS, 10_000, 4_000, newest.LEAST_ROWS)
+    ]
+    assert kept == [131, 27, 17, 14]

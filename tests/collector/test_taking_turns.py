@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from hindmost_collector.options import Options
+from hindmost_collector.running import watching
 from hindmost_collector.running.judging import Judging
 from hindmost_collector.running.watching import Watch
 from hindmost_collector.service import Collector
@@ -39,7 +40,7 @@ def test_judging_is_busy_while_it_judges():
         raise ValueError("no such run")
 
     judging.judge = judge
-    assert judging.report("j", lambda: None, whole=True) is None
+    assert judging.judged("j", lambda: None, whole=True) is None
     assert (seen, judging.busy) == ([True], False)
 
 
@@ -90,13 +91,18 @@ class Costly:
         self.job.window = SimpleNamespace(last_step=41)
         self.job.infer_steps = lambda: None
         self.job.last_step = lambda report: 41
-        self.job.snapshot = self.job.newest = lambda words: list
-        self.now = 5
+        self.job.snapshot = self.job.newest = lambda *_: list
+        self.now, self.agree = 5, False
 
     def judging(self):
         """What paces it."""
         return SimpleNamespace(
-            costly=lambda name: True, look=self.look, judged=self.judged, whole_due=lambda name: self.news is None
+            costly=lambda name: True,
+            rows=lambda name: 50_000,
+            look=self.look,
+            judged=self.judged,
+            whole_due=lambda name: self.news is not False,
+            settled=lambda name: self.agree,
         )
 
     def look(self, *_):
@@ -139,10 +145,50 @@ def test_looks_go_on_while_a_whole_window_is_judged():
             await watch._turn(costly.job, whole=False)
         meanwhile = costly.job.judged, costly.job.report
         costly.through.set()
-        await asyncio.gather(*watch._wholes.values())
+        await watch.through()
         return meanwhile
 
     assert asyncio.run(scenario()) == ({"time_ns": 7, "last_step": 41}, None)
     assert sorted(costly.asked) == ["look", "look", "look", "whole"]
     assert costly.job.judged == {"time_ns": 7, "last_step": 41}
+    assert costly.job.report == {"verdicts": []}
+
+
+@pytest.mark.parametrize("agree", [False, True])
+def test_a_report_is_as_young_as_the_look_that_names_whom_it_does(agree):
+    """A look while the whole window was judged, which found something new beside the report before."""
+    costly = Costly()
+    costly.agree = agree
+
+    async def scenario():
+        watch = costly.watch()
+        for costly.news, costly.now in ((True, 5), (True, 6)):
+            await watch._turn(costly.job, whole=False)
+            await asyncio.sleep(0)  # the whole window is begun
+        costly.through.set()
+        await watch.through()
+
+    asyncio.run(scenario())
+    assert costly.job.judged == {"time_ns": 6 if agree else 5, "last_step": 41}
+
+
+def test_a_window_that_takes_longer_than_it_did_keeps_neither_other_jobs_nor_looks_waiting(monkeypatch):
+    """It is judged on while its newest steps are looked at."""
+    monkeypatch.setattr(watching, "EVERY_S", 0.0)
+    costly = Costly()
+    judging = costly.judging()
+    judging.costly, judging.judged = lambda name: False, lambda *_, beside: costly.judged(beside=True)
+
+    async def scenario():
+        watch = costly.watch()
+        watch._judging = judging
+        for _ in range(2):
+            await watch._turn(costly.job, whole=False)
+        before = costly.job.judged, costly.job.report
+        costly.through.set()
+        await watch.through()
+        return before
+
+    assert asyncio.run(scenario()) == ({"time_ns": 5, "last_step": 41}, None)
+    assert costly.asked == ["whole", "look"]
     assert costly.job.report == {"verdicts": []}

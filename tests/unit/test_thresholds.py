@@ -134,7 +134,7 @@ def test_a_later_report_judges_by_what_was_set_for_the_run(tmp_path, capsys):
 def test_a_running_job_is_judged_by_them():
     """The collector's judge and its patience with a hang are those that were set."""
     run = simulate(slow()).run
-    report = Judging(settings=Settings(min_effect=0.2)).report("j", lambda: run)
+    report = Judging(settings=Settings(min_effect=0.2)).judged("j", lambda: run)
     assert report is not None
     assert report["verdicts"][0]["kind"] == "balanced"
     watch = stall.StallWatch(Settings(hang_seconds=20.0))

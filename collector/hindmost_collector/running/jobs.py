@@ -8,6 +8,7 @@ import numpy as np
 
 from hindmost_collector.judgement import unseen
 from hindmost_collector.model import RUNNING, world_size
+from hindmost_collector.running.newest import ROWS
 from hindmost_collector.running.stall import StallWatch
 from hindmost_collector.running.totals import RankTotals
 from hindmost_collector.running.window import Window
@@ -96,10 +97,10 @@ class LiveJob:
         made = self.window.snapshot(self.id, words)
         return lambda: unseen.with_missing(made())
 
-    def newest(self, words: Words) -> Callable[[], Run] | None:
-        """The same of the newest steps; None as long as nobody knows how long one takes."""
+    def newest(self, words: Words, least_rows: int = ROWS) -> Callable[[], Run] | None:
+        """The same of the newest steps, and of so many rows; None as long as nobody knows how long a step takes."""
         step_ms = (((self.report or {}).get("job") or {}).get("step_ms") or {}).get("p50")
-        return self.window.snapshot(self.id, words, step_ms * 1e6) if step_ms else None
+        return self.window.snapshot(self.id, words, step_ms * 1e6, least_rows) if step_ms else None
 
     def verdicts(self) -> list[Mapping[str, Any]]:
         """The verdicts that still hold, most costly first; ``balanced`` where the newest judgement found all ended.

@@ -10,13 +10,17 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hindmost_collector.running import looks
+from hindmost_collector.running.budget import AHEAD_S, Budget
+from hindmost_collector.running.doubts import Doubts
 from hindmost_collector.running.looks import Seen
+from hindmost_collector.running.newest import LEAST_ROWS, ROWS
 from hindmost_collector.settings import DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hindmost_collector.model import Counted, Past, Run
+    from hindmost_collector.running.looks import Key
     from hindmost_collector.settings import Settings
 
     Judge = Callable[[Run], Any]
@@ -26,24 +30,25 @@ log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-#: What judging may take of a core: a twentieth, and of a machine of many cores more, for nobody misses it there.
+#: What whole windows may take of a core: a twentieth, and of a machine of many cores more, for nobody misses it there.
 LEAST_SHARE, MOST_SHARE = 0.05, 0.2
 #: Cores of which one may spend all of its least share on judging; with more the share grows.
 CORES_A_SHARE = 4
-#: For how long judging may spend ahead what it did not spend, or will not: a change is told when it comes.
-AHEAD_S = 20.0
+#: What looks at the newest steps may take beside, of all jobs together, at least: three times as much, for they are
+#: what keeps verdicts young. Windows that take no more than looks do are judged instead of these, and for this.
+OF_LOOKS = 0.15
+#: The part of that for which looks are made short enough: the rest is for slow hosts, and for what cannot be shorter.
+AIMED = 0.4
 #: A verdict is to be news no later than this.
 EVERY_S = 2.0
-#: So often begins a turn that the share does not pay for, as long as it takes no more of a core than this: the
-#: collector's rounds, and what the judging itself takes, make it ``EVERY_S`` until its news is out.
-HASTE_S, HASTE_SHARE = 1.5, 0.1
+#: So many whole windows may be judged ahead of the share, however much each takes: one as soon as there is news, one
+#: when more of it is there, one for what agents answer.
+WHOLES_AHEAD = 3
+#: Looks that took less than this part of what they are aimed at may have so much more rows.
+SHORT, LONGER = 0.5, 1.25
 #: A turn waits for a write that is under way for so long at most, and one that begins later than it was to, by no more
 #: than twice that, does not put off the next one: else what each is late by would add up.
 WRITE_S = 0.25
-#: The share of what judging may take that looks at the newest steps use up at most: the rest is whole windows'.
-OF_LOOKS = 0.5
-#: Looks that take more than this share of what the whole window does are not worth it.
-OF_WHOLE = 0.6
 
 
 def load_judge(settings: Settings = DEFAULT) -> Judge:
@@ -53,30 +58,29 @@ def load_judge(settings: Settings = DEFAULT) -> Judge:
 
 
 def share_of(cores: int) -> float:
-    """The share of one core that judging may take on a machine of so many."""
+    """The share of one core that judging whole windows may take on a machine of so many."""
     return min(max(LEAST_SHARE * cores / CORES_A_SHARE, LEAST_SHARE), MOST_SHARE)
 
 
 @dataclass
 class _Turn:
-    """Of one job: when it is its turn, and not before when, when it is overdue, when its whole window is judged again,
-    whatever its newest steps say, and what judging that and looking at these took.
+    """Of one job: when it is its turn, when its whole window is judged again, whatever its newest steps say, what
+    judging that took, and how many ``rows`` a look at these reads.
 
     ``held`` is what holds by the whole window, ``newest`` what its newest steps said then, ``seen`` what they say now,
-    where they were looked at; ``hasty_s`` for how long the whole waits as long as these differ; ``past`` and
-    ``counted`` what a window tells the next one.
+    where they were looked at; ``asked`` what of it was new since, ``doubts`` what of it the whole window does not say;
+    ``past`` and ``counted`` what a window tells the next one.
     """
 
     next: float = 0.0
-    least: float = 0.0
-    overdue: float = float("inf")
     whole: float = 0.0
     took: float = 0.0
-    look_took: float = 0.0
-    hasty_s: float = 0.0
+    rows: int = ROWS
     held: Seen = field(default_factory=Seen)
     newest: Seen = field(default_factory=Seen)
     seen: Seen | None = None
+    asked: set[Key] = field(default_factory=set)
+    doubts: Doubts = field(default_factory=Doubts)
     past: Past | None = None
     counted: Counted | None = None
 
@@ -86,12 +90,13 @@ class _Turn:
 
 
 class Judging:
-    """Paces judging so that it takes no more than its ``share`` of a core, whatever the size and number of jobs, but
-    where a verdict would then be older than ``EVERY_S``: for that it may take ``HASTE_SHARE``, and of two jobs each.
+    """Paces judging, so that verdicts are young and it takes no more of a core than it may, whatever the size and
+    number of jobs.
 
-    Where the share of ``EVERY_S`` does not pay for a whole window, its newest steps are looked at each period, and the
-    whole is judged when they say something new, and else as often as the share allows; in another thread, so that looks
-    go on meanwhile. Only what a whole window says is told.
+    A window that costs little is judged whole each ``period_s``. Of one that costs more the newest steps are looked at
+    then, fewer of them where a look takes long; and the whole is judged when they say something new, and else as often
+    as its own ``share`` of a core allows; in another thread, so that looks go on meanwhile. Looks never wait for what
+    whole windows have taken. Only what a whole window says is told.
 
     What counts is the CPU time of the thread that judges: on a busy host verdicts would otherwise come more seldom,
     and loading the judge, once, is no part of it.
@@ -106,9 +111,9 @@ class Judging:
         settings: Settings = DEFAULT,
     ) -> None:
         self._settings = settings
-        self._period, self._share, self._clock, self._cpu = period_s, share, clock, cpu
+        self._period, self._clock, self._cpu = period_s, clock, cpu
+        self._wholes, self._looks = Budget(share, clock), Budget(max(OF_LOOKS, share), clock)
         self._turns: dict[str, _Turn] = {}
-        self._free = 0.0  # when what was spent is no more than the share
         self.failures = 0
         self.seconds = 0.0
         self.judge: Judge | None = None
@@ -122,19 +127,18 @@ class Judging:
 
     def due(self, job: str) -> bool:
         """Whether it is time to judge a job again."""
-        now = self._clock()
-        return now >= self.turn(job) and now + AHEAD_S >= self._free
+        return self._clock() >= self.turn(job) and self._looks.pays()
 
     def overdue(self, job: str) -> bool:
         """Whether a job's next turn can wait for nothing any more: its verdicts are about ``EVERY_S`` old."""
         turn = self._turns.get(job)
-        return turn is not None and self._clock() >= turn.overdue
+        return turn is not None and self._clock() >= turn.next + WRITE_S
 
     def again(self, job: str, after_s: float) -> None:
         """Judge a job again, the whole of its window, sooner than its turn is, as far as its cost allows."""
         turn = self._turns.get(job)
         if turn is not None:
-            turn.next = min(turn.next, max(turn.least, self._clock() + after_s))
+            turn.next = min(turn.next, self._clock() + after_s)
             turn.whole = min(turn.whole, turn.next)
 
     def turn(self, job: str) -> float:
@@ -144,66 +148,66 @@ class Judging:
     def pause_s(self, usual_s: float) -> float:
         """How long to wait until some job's turn comes: no longer than usual."""
         now = self._clock()
-        return min([usual_s, *(turn.next - now for turn in self._turns.values() if turn.next > now)])
+        return min([usual_s, *(turn.next - now for turn in list(self._turns.values()) if turn.next > now)])
 
     def costly(self, job: str) -> bool:
-        """Whether the share does not pay for judging the whole window as often as there is to be news, and would for
-        looks at a part of it."""
-        turn, paid = self._turns.get(job, _Turn()), self._share * max(self._period, EVERY_S)
-        return turn.took > paid and turn.look_took <= OF_WHOLE * turn.took
+        """Whether judging the whole window takes more than a turn is to: its newest steps are looked at instead."""
+        return job in self._turns and self._turns[job].took > self._aim_s()
+
+    def rows(self, job: str) -> int:
+        """How many rows a look at a job reads, at least."""
+        return self._turns[job].rows if job in self._turns else ROWS
 
     def whole_due(self, job: str) -> bool:
-        """Whether the whole window is to be judged again, whatever its newest steps say."""
-        return self._clock() >= self._turns[job].whole
-
-    def report(
-        self, job: str, run: Snapshot, *, newest: Snapshot | None = None, whole: bool = False
-    ) -> dict[str, Any] | None:
-        """Judge a window, or the ``whole`` run.
-
-        None when the ``newest`` steps of a window that costs much say nothing new, and when judging failed, which is
-        said once and never stops the collector.
-        """
-        looking = newest is not None and self.costly(job)
-        if looking and newest is not None and not self.look(job, newest) and not self.whole_due(job):
-            return None
-        return self.judged(job, run, whole=whole, beside=looking)
+        """Whether the whole window is to be judged now: for news, or because that was long ago."""
+        turn = self._turns[job]
+        ahead = max(AHEAD_S, WHOLES_AHEAD * turn.took / self._wholes.share)
+        return self._clock() >= turn.whole and self._wholes.pays(ahead)
 
     def look(self, job: str, newest: Snapshot) -> bool | None:
-        """Whether the newest steps of a window say something new; None where judging them failed."""
-        turn = self._turns.setdefault(job, _Turn())
+        """Whether the newest steps of a window say something new that its whole is to be asked; None where judging them
+        failed."""
+        turn = self._begun(job)
 
         def of_newest(judge: Judge) -> bool:
-            used = self._cpu()
-            turn.seen = looks.seen(judge(turn.after_others(newest())))
-            turn.look_took = self._cpu() - used
-            return looks.differ(turn.held, turn.newest, turn.seen)
+            turn.seen = seen = looks.seen(judge(turn.after_others(newest())))
+            said = looks.news(turn.held, turn.newest, seen)
+            said |= {key for key in looks.apart(turn.held, seen) if key in turn.doubts}
+            turn.asked = turn.doubts.worth(said, self._clock())
+            if turn.asked:
+                turn.whole = min(turn.whole, self._clock())
+            return bool(turn.asked)
 
-        return self._counted(turn, of_newest, self._charge_look)
+        return self._counted(of_newest, lambda used: self._charge_look(turn, used))
 
     def judged(self, job: str, run: Snapshot, *, whole: bool = False, beside: bool = False) -> dict[str, Any] | None:
-        """The report on a window, or on the ``whole`` run, as ``hindmost.report/1``; None where judging failed.
+        """The report on a window, or on the ``whole`` run, as ``hindmost.report/1``.
 
-        Windows tell the next one what those before them told. One that is judged ``beside`` looks leaves it to these
-        when the job's next turn is.
+        None where judging failed, which is said once and never stops the collector. Windows tell the next one what
+        those before them told. One that is judged ``beside`` looks leaves it to these when the job's next turn is.
         """
-        turn = self._turns.setdefault(job, _Turn())
+        turn = self._turns.setdefault(job, _Turn()) if beside else self._begun(job)
 
         def of_all(judge: Judge) -> dict[str, Any]:
-            used = self._cpu()
+            asked, before = turn.asked, turn.held
             found = judge(run() if whole else turn.after_others(run()))
             report: dict[str, Any] = found.to_dict()
             turn.past = next((one.past for one in found.verdicts if one.past is not None), None)
             turn.counted = found.counted or turn.counted
-            turn.took = self._cpu() - used
-            self._settle(turn, looks.seen(found), turn.seen if beside else None)
+            turn.held = looks.seen(found)
+            if not beside:
+                turn.seen = None
+            self._compare(turn, asked, before)
             return report
 
-        return self._counted(turn, of_all, self._charge_beside if beside else self._charge)
+        return self._counted(of_all, lambda used: self._charge(turn, used))
 
-    def _counted(
-        self, turn: _Turn, work: Callable[[Judge], _T], charge: Callable[[_Turn, float, float], None]
-    ) -> _T | None:
+    def settled(self, job: str) -> bool:
+        """Whether the newest steps, as they were last looked at, name whom the whole window does."""
+        turn = self._turns[job]
+        return turn.seen is not None and not looks.apart(turn.held, turn.seen)
+
+    def _counted(self, work: Callable[[Judge], _T], charge: Callable[[float], None]) -> _T | None:
         """Work that needs the judge, and what it takes, charged; None where it failed."""
         began, used = self._clock(), self._cpu()
         with self._counting:
@@ -222,57 +226,47 @@ class Judging:
             with self._counting:
                 self._judged_now -= 1
                 self.seconds += self._clock() - began
-                charge(turn, began, self._cpu() - used)
+                charge(self._cpu() - used)
 
-    def _settle(self, turn: _Turn, held: Seen, seen: Seen | None) -> None:
-        """When the whole window is judged again, if nothing new is seen until then.
+    def _compare(self, turn: _Turn, asked: set[Key], before: Seen) -> None:
+        """The whole window that was just judged with what looks say: what these were ``asked`` about and it bears out,
+        and what only they say, or only it does.
 
-        Soon where its newest steps, as they were ``seen`` now, name others than it does: what has just begun or ended
-        shows in these first.
+        What has just begun or ended shows in the newest steps first.
         """
+        turn.newest = turn.seen or turn.held
+        answered = looks.borne_out(asked, before, turn.held)
+        in_vain = (asked - answered) | looks.apart(turn.held, turn.newest)
+        turn.doubts.asked(asked, answered, in_vain, self._clock())
+
+    def _aim_s(self) -> float:
+        """CPU time that each job's turn is to take: a part of what looks may, shared by all that are judged."""
         now = self._clock()
-        news = seen is None or looks.differ(turn.held, turn.newest, seen)
-        turn.held, turn.newest = held, held if seen is None else seen
-        pace = self._pace(turn.look_took, OF_LOOKS)
-        of_looks = min(turn.look_took / pace, OF_LOOKS * self._share) if turn.look_took else 0.0
-        turn.whole = max(now + turn.took / (self._share - of_looks), self._free)
-        if seen is None or looks.settled(held, seen):
-            turn.hasty_s = 0.0
-        else:
-            turn.hasty_s = pace if news or not turn.hasty_s else 2 * turn.hasty_s
-            turn.whole = min(turn.whole, now + turn.hasty_s)
+        judged = sum([now - turn.next < AHEAD_S for turn in list(self._turns.values())])
+        return AIMED * self._looks.share * EVERY_S / max(judged, 1)
 
-    def _pace(self, took: float, part: float) -> float:
-        """Seconds from one turn to the next that take so much CPU time each, of which this part of the share is for."""
-        usual = took / (self._share * part)
-        return max(self._period, min(usual, max(HASTE_S, took / HASTE_SHARE)))
+    def _charge(self, turn: _Turn, used: float) -> None:
+        """For a whole window: when it is judged next, whatever looks say."""
+        turn.took = used
+        budget = self._looks if used <= self._aim_s() else self._wholes
+        budget.spend(used)
+        turn.whole = self._wholes.free
 
-    def _charge(self, turn: _Turn, began: float, used: float) -> None:
-        """When the job is judged next, for what its turn, which ``began`` then, has cost."""
-        pace = self._pace(used, 1.0)
-        self._spend(min(used / self._share, pace))
-        turn.least = self._clock() + min(used / self._share, pace)
-        self._put(turn, began, pace, self._clock())
+    def _charge_look(self, turn: _Turn, used: float) -> None:
+        """For a look: how many rows the next one reads."""
+        self._looks.spend(used)
+        aim = self._aim_s()
+        if used > aim:
+            turn.rows = max(int(turn.rows * aim / used), LEAST_ROWS)
+        elif used < SHORT * aim:
+            turn.rows = min(int(turn.rows * LONGER), ROWS)
 
-    def _charge_look(self, turn: _Turn, began: float, used: float) -> None:
-        """The same for a look: of the share it takes a part at most."""
-        pace = self._pace(used, OF_LOOKS)
-        self._spend(min(used / self._share, OF_LOOKS * pace))
-        turn.least = self._clock()
-        self._put(turn, began, pace, turn.least)
-
-    def _charge_beside(self, _: _Turn, __: float, used: float) -> None:
-        """The same for a whole window that is judged beside looks."""
-        self._spend(used / self._share)
-
-    def _spend(self, seconds: float) -> None:
-        self._free = max(self._free, self._clock()) + seconds
-
-    def _put(self, turn: _Turn, began: float, pace: float, least: float) -> None:
-        """Put the next turn after one that ``began`` then, not before ``least``."""
-        due = turn.next if 0.0 <= began - turn.next < 2 * WRITE_S else began
-        turn.next = max(least, due + pace)
-        turn.overdue = turn.next + WRITE_S
+    def _begun(self, job: str) -> _Turn:
+        """A turn that begins now: when the next one does."""
+        turn, now = self._turns.setdefault(job, _Turn()), self._clock()
+        due = turn.next if 0.0 <= now - turn.next < 2 * WRITE_S else now
+        turn.next = due + self._period
+        return turn
 
     def forget(self, job: str) -> None:
         """A job is over."""

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from hindmost_collector.judgement.verdict import Report
 
+#: What looks may say: the kind and the ranks of a verdict, that its cost is another, or how long steps are.
+Key: TypeAlias = "tuple[Any, ...]"
+_COST, _LENGTH = "cost", ("length",)
 #: Kinds that are an answer but no trouble: they are on the page, not in the log of verdicts.
 QUIET = frozenset({"balanced", "insufficient_data"})
 #: A cost that moved by more than this share of the larger is another: few steps tell it less well than a whole window.
@@ -30,7 +33,7 @@ class Seen:
     """What some steps say: the cost of each verdict that holds, ms a step, by its kind and ranks, and how long the
     typical step was, and the transfers in it, ms; ``None`` is unknown."""
 
-    costs: Mapping[tuple[Any, ...], float | None] = field(default_factory=dict)
+    costs: Mapping[Key, float | None] = field(default_factory=dict)
     step_ms: float | None = None
     transfer_ms: float | None = None
 
@@ -46,32 +49,45 @@ def seen(report: Report) -> Seen:
     return Seen(costs, report.job.step_ms.get("p50"), median(transfers) if transfers else None)
 
 
-def differ(held: Seen, before: Seen, now: Seen) -> bool:
-    """Whether the newest steps say something new: beside what they said ``before``, when the whole window was judged,
-    and beside what ``held`` then by all of it.
+def news(held: Seen, before: Seen, now: Seen) -> set[Key]:
+    """What the newest steps say that is new: beside what they said ``before``, when the whole window was judged, and
+    beside what ``held`` then by all of it.
 
     Who holds the job up now and then does not do so in all that is new.
     """
     new = now.costs.keys() - before.costs.keys() - held.costs.keys()
     gone = _lasting((before.costs.keys() - now.costs.keys()) & held.costs.keys())
     both = now.costs.keys() & before.costs.keys()
-    dearer = any(_moved(before.costs[key], now.costs[key], _MOVED) for key in both)
-    return bool(new or gone) or dearer or _slowed(before, now)
+    dearer = {(_COST, *key) for key in both if _moved(before.costs[key], now.costs[key], _MOVED)}
+    return new | gone | dearer | ({_LENGTH} if _slowed(before, now) else set())
 
 
-def settled(held: Seen, now: Seen) -> bool:
-    """Whether the whole window names whom its newest steps name, but for who is slow now and then."""
-    return _lasting(held.costs.keys()) == _lasting(now.costs.keys())
+def borne_out(said: set[Key], before: Seen, held: Seen) -> set[Key]:
+    """What of that which looks said has changed in what holds by the whole window."""
+    changed = {key for key in before.costs.keys() | held.costs.keys() if _other(before, held, key)}
+    changed |= {(_COST, *key) for key in changed}
+    return said & (changed | {_LENGTH}) if changed else set()
 
 
-def _lasting(names: Iterable[tuple[Any, ...]]) -> set[tuple[Any, ...]]:
+def apart(held: Seen, now: Seen) -> set[Key]:
+    """Whom the whole window names and its newest steps do not, or the reverse, but for who is slow now and then."""
+    return _lasting(held.costs.keys()) ^ _lasting(now.costs.keys())
+
+
+def _other(before: Seen, held: Seen, key: Key) -> bool:
+    both = key in before.costs and key in held.costs
+    return not both or _moved(before.costs[key], held.costs[key], _MOVED)
+
+
+def _lasting(names: Iterable[Key]) -> set[Key]:
     return {one for one in names if one[0] != "intermittent"}
 
 
 def _slowed(before: Seen, now: Seen) -> bool:
     small = _SMALL * (now.step_ms or 0.0)
     slight = max(before.transfer_ms or 0.0, now.transfer_ms or 0.0) < small
-    longer = not slight and _moved(before.transfer_ms, now.transfer_ms, _SLOWED)
+    known = before.transfer_ms is not None and now.transfer_ms is not None  # few steps may not tell
+    longer = known and not slight and _moved(before.transfer_ms, now.transfer_ms, _SLOWED)
     return longer or _moved(before.step_ms, now.step_ms, _SLOWED)
 
 

@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     from hindmost_collector.model import Table
     from hindmost_collector.running.pieces import Piece
 
-#: Rows of the fullest table, at least: so many are looked through in 20 ms.
-_ROWS = 50_000
+#: Rows of the fullest table, at least, where a look may take what these do, 20 to 100 ms, and where it may not.
+ROWS, LEAST_ROWS = 50_000, 1_000
 #: Steps, at least, as far as the window has them: a habit needs ten, the first ones may be left out as a warm-up, and
 #: what ranks sent last is of no step that all have ended.
 _STEPS = 16
-#: From so many rows on no more steps than a judgement needs: of a job of thousands of ranks a look is to come as often.
-_MANY = 100_000
+#: Where those have so many times the rows no more steps than these, of which nearly all ranks tell of as many as a
+#: judgement needs: a look at thousands of ranks is to come as often.
+_MANY, _FEWEST = 2, 13
 #: Ranks of which there are to be as many steps as a judgement needs: some may have ended, or their agents be cut off.
 _NEARLY_ALL = 0.9
 #: Beyond the time of its steps so much more at most: agents of large jobs send what seconds brought, in turn.
@@ -36,8 +37,9 @@ _SAMPLES = 20_000
 _ON_A_NODE = 512
 
 
-def parts(held: Mapping[str, Sequence[Piece]], step_ns: float, ranks: int) -> dict[str, list[Piece]]:
-    """Of pieces of tables, oldest first, those of the newest steps, which take ``step_ns`` each, of so many ranks.
+def parts(held: Mapping[str, Sequence[Piece]], step_ns: float, ranks: int, least: int = ROWS) -> dict[str, list[Piece]]:
+    """Of pieces of tables, oldest first, those of the newest steps, which take ``step_ns`` each, of so many ranks: of
+    the fullest table at ``least`` so many rows.
 
     Each table is cut by its own clock: that of a GPU is not the host's.
     """
@@ -49,8 +51,8 @@ def parts(held: Mapping[str, Sequence[Piece]], step_ns: float, ranks: int) -> di
     for piece in reversed(fullest):
         found += piece.rows
         span = fullest[-1].newest_ns - piece.first_ns
-        enough = span >= (_STEPS if found < _MANY else _JUDGED) * step_ns
-        if found >= _ROWS and enough and (told.of_nearly_all(span) or span >= _STEPS * step_ns + _HELD_NS):
+        enough = span >= (_STEPS if found < _MANY * least else _FEWEST) * step_ns
+        if found >= least and enough and (told.of_nearly_all(span) or span >= _STEPS * step_ns + _HELD_NS):
             break
     return {
         name: [one for one in pieces if pieces[-1].newest_ns - one.newest_ns <= span] for name, pieces in kept.items()

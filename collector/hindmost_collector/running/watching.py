@@ -6,9 +6,12 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from hindmost_collector.running import sealing
+from hindmost_collector.running.judging import EVERY_S
 from hindmost_collector.running.live import VerdictLog, line, zoom
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hindmost_proto import telemetry_pb2 as wire
 
     from hindmost_collector.running.jobs import LiveJob
@@ -30,7 +33,8 @@ class Watch:
         self._collector, self._judging = collector, judging
         self._verdicts: dict[str, VerdictLog] = {}
         self._one_at_a_time = asyncio.Lock()
-        self._wholes: dict[str, asyncio.Task[None]] = {}  # the one costly window that is judged beside looks, if any
+        self._wholes: dict[str, asyncio.Task[None]] = {}  # windows being judged; of those that cost much one at a time
+        self._looked: dict[str, dict[str, int]] = {}  # when each job's newest steps were looked at last
 
     def pause_s(self, usual_s: float) -> float:
         """How long to wait before the next look: less where a job may hang."""
@@ -42,14 +46,19 @@ class Watch:
         try:
             while True:
                 await asyncio.sleep(self.pause_s(self._judging.pause_s(LOOK_S)))
-                await self._round()
+                await self.round()
                 if not self._collector.options.hold:
                     await self._seal_finished()
         finally:
             for whole in self._wholes.values():
                 whole.cancel()
 
-    async def _round(self) -> None:
+    async def through(self) -> None:
+        """Wait for windows that are being judged."""
+        if self._wholes:
+            await asyncio.wait(self._wholes.values())
+
+    async def round(self) -> None:
         """One turn of each job that is to be judged."""
         for ended in [name for name, whole in self._wholes.items() if whole.done()]:
             self._wholes.pop(ended).result()
@@ -66,21 +75,28 @@ class Watch:
     async def _turn(self, job: LiveJob, *, whole: bool) -> None:
         """Judge the window of a job, the ``whole`` of it whatever that costs where the job may hang.
 
-        Else, where that costs much, its newest steps are looked at, and the whole is judged beside further looks.
+        Else, where that costs much or is under way, its newest steps are looked at, and the whole is judged beside
+        further looks.
         """
-        looking = not whole and self._judging.costly(job.id)
-        newest = job.newest(self._collector.decoder.words) if looking else None
+        name, judging = job.id, self._judging
+        looking = not whole and (judging.costly(name) or name in self._wholes)
+        newest = job.newest(self._collector.decoder.words, judging.rows(name)) if looking else None
         if newest is None:
-            if job.id in self._wholes:
-                await self._wholes[job.id]
-            await self._judge(job)
+            if name in self._wholes:
+                await self._wholes[name]
+            self._wholes[name] = asyncio.create_task(self._judge(job))
+            done, _ = await asyncio.wait([self._wholes[name]], timeout=EVERY_S / 2)
+            if done:
+                self._wholes.pop(name).result()
             return
         seen = self._seen(job)
-        news = await asyncio.to_thread(self._judging.look, job.id, newest)
+        news = await asyncio.to_thread(judging.look, name, newest)
         if news is False:
             job.judged = seen
-        if not self._wholes and (news or self._judging.whole_due(job.id)):
-            self._wholes[job.id] = asyncio.create_task(self._judge(job, beside=True))
+        if news is not None:
+            self._looked[name] = seen
+        if not self._wholes and judging.whole_due(name):
+            self._wholes[name] = asyncio.create_task(self._judge(job, beside=True))
 
     def _seen(self, job: LiveJob) -> dict[str, int]:
         """When, and up to which step, a job is looked at now."""
@@ -97,8 +113,7 @@ class Watch:
             return
         log = self._verdicts.setdefault(job.id, VerdictLog())
         told = list(log.update(report["verdicts"], collector.clock.now(), job.last_step(report)))
-        if told or not job.judged or job.judged["time_ns"] < seen["time_ns"]:
-            job.judged = seen  # what looks found meanwhile holds of the report before
+        job.judged = self._confirmed(job, seen, told=bool(told))
         if told and collector.recorder.store:
             collector.unbroken.begin(self._write_down(job.id, [line(event) for event in told]))
         questions = [question for event in told if (question := zoom(job.id, event)) is not None]
@@ -107,6 +122,15 @@ class Watch:
         if questions:
             self._judging.again(job.id, ANSWER_S)
         job.report = report
+
+    def _confirmed(self, job: LiveJob, seen: Mapping[str, int], *, told: bool) -> Mapping[str, int]:
+        """When a report that was ``seen`` to hold then, and is told now, was seen to last: looks went on meanwhile.
+
+        What they found to hold was the report before, unless they name whom this one does.
+        """
+        looked = self._looked.get(job.id, seen) if self._judging.settled(job.id) else seen
+        known = [seen, looked] if told or not job.judged else [seen, looked, job.judged]
+        return max(known, key=lambda one: one["time_ns"])
 
     def _ask(self, job: str, question: wire.Zoom | None) -> None:
         if question is not None:
@@ -133,6 +157,7 @@ class Watch:
                 await sealing.finish(collector, job)
                 del collector.jobs[job.id]
                 self._verdicts.pop(job.id, None)
+                self._looked.pop(job.id, None)
                 self._judging.forget(job.id)
                 collector.scrape.forget(job.id)
                 collector.definitions.forget_job(job.id)

@@ -224,15 +224,17 @@ class Window:
         """Every rank that has said what it is, by number."""
         return self._ranks.table()
 
-    def snapshot(self, job: str, words: Words, newest_of_ns: float | None = None) -> Callable[[], Run]:
+    def snapshot(
+        self, job: str, words: Words, newest_of_ns: float | None = None, least_rows: int = newest.ROWS
+    ) -> Callable[[], Run]:
         """A function that makes the run of this moment; it may be called in another thread while rows come in.
 
-        Of the newest steps only, where it is told how many ns a step takes.
+        Of the newest steps only, and at least so many rows, where it is told how many ns a step takes.
         """
         parts = {name: list(found) for name, found in self._parts.items()}
         ticks, ranks, stated = list(self._metrics), self.ranks(), self._stated.table()
         if newest_of_ns is not None:
-            parts = newest.parts(parts, newest_of_ns, rows(ranks))
+            parts = newest.parts(parts, newest_of_ns, rows(ranks), least_rows)
             ticks = ticks[newest.of_samples([tick.size for tick in ticks]) :]
         pieces = {name: [one.table for one in found] for name, found in parts.items()}
         communicators = self._communicators.table()

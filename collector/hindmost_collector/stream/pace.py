@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+#: Nanoseconds of a second: periods are asked for in them.
 NS = 1_000_000_000
 #: What agents do of themselves, s, and the most that is asked of them: a verdict is to come within seconds.
 USUAL_S, MOST_S = 2, 4

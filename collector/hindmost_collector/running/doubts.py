@@ -1,0 +1,55 @@
+"""What looks say of a job and its whole window does not, each time that this is asked.
+
+A fault that has just begun shows in the newest steps first, and the whole window, which needs more of it, is judged
+again soon; what few steps say now and then, by chance, has it judged ever seldomer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from hindmost_collector.running.looks import Key
+
+#: The whole window is asked again after so many seconds, then after twice as many, and so on up to this, as long as
+#: looks say what it does not.
+_FIRST_S, _MOST_S = 1.0, 60.0
+
+
+class _Doubt(NamedTuple):
+    """The whole window is not asked before ``until``: it was ``wait_s`` earlier."""
+
+    until: float
+    wait_s: float
+
+
+class Doubts:
+    """Of one job: what was asked in vain, and when it is worth asking again."""
+
+    def __init__(self) -> None:
+        self._known: dict[Key, _Doubt] = {}
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._known
+
+    def worth(self, said: Iterable[Key], now: float) -> set[Key]:
+        """What of that which looks say now is worth asking the whole window; what they say no more is forgotten after
+        as long as it would have waited again."""
+        said = set(said)
+        self._known = {key: one for key, one in self._known.items() if key in said or now < one.until + one.wait_s}
+        return {key for key in said if key not in self._known or now >= self._known[key].until}
+
+    def asked(self, new: Collection[Key], answered: Iterable[Key], in_vain: Iterable[Key], now: float) -> None:
+        """The whole window was judged, for what was ``new``: it says what was ``answered``, and the rest only looks do.
+
+        After what was never asked before all else may be otherwise soon.
+        """
+        changed = any(key not in self._known for key in new)
+        for key in answered:
+            self._known.pop(key, None)
+        for key in in_vain:
+            before = self._known.get(key) if key in new or not changed else None
+            wait_s = min(2 * before.wait_s, _MOST_S) if before else _FIRST_S
+            self._known[key] = _Doubt(now + wait_s, wait_s)

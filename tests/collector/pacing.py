@@ -1,0 +1,100 @@
+"""Jobs that are watched on a clock that is told, whose judging takes what it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from hindmost_collector.judgement.verdict import JobSummary, Report, Verdict
+from hindmost_collector.model import Job, Run
+from hindmost_collector.running.judging import LEAST_SHARE, Judging
+from hindmost_collector.running.watching import LOOK_S, Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: When the clock begins, s.
+BEGAN = 100.0
+
+
+def collector(jobs: dict[str, Any], now: Callable[[], float]) -> Any:
+    """What a watch asks of a collector, one that records nothing."""
+    return SimpleNamespace(
+        jobs=jobs,
+        clock=SimpleNamespace(now=lambda: int(now() * 1e9)),
+        decoder=SimpleNamespace(words=None),
+        recorder=SimpleNamespace(store=None, writing=False),
+        ingest=SimpleNamespace(ask=lambda job, question: None),
+        options=SimpleNamespace(hold=True),
+    )
+
+
+async def turn(watch: Watch) -> None:
+    """One turn of each job that is due, and whole windows that it began judged to the end."""
+    await watch.round()
+    await watch.through()
+
+
+class Paced:
+    """Jobs that are told of all the time; CPU seconds that judging takes are ``whole_s``, and ``look_s`` by the least
+    rows of a look; whom whole windows and newest steps name is ``names``."""
+
+    def __init__(
+        self,
+        *,
+        period_s: float = 1.5,
+        share: float = LEAST_SHARE,
+        jobs: str = "j",
+        whole_s: float = 0.4,
+        look_s: Callable[[int], float] = lambda rows: 0.02,
+    ) -> None:
+        self.now, self.used, self.whole_s, self.look_s = BEGAN, 0.0, whole_s, look_s
+        self.names: dict[str, tuple[int, ...]] = {"whole": (), "newest": ()}
+        self.judged: list[tuple[float, str]] = []
+        self.rows: list[int] = []
+        self.judging = Judging(period_s, share, clock=lambda: self.now, cpu=lambda: self.used)
+        self.judging.judge = self._judge
+        self.jobs = {name: self._job(name) for name in jobs}
+        self.watch = Watch(collector(self.jobs, lambda: self.now), self.judging)
+
+    def until(self, seconds: float) -> list[tuple[float, str]]:
+        """What was judged, and when, up to then."""
+        asyncio.run(self._until(BEGAN + seconds))
+        found, self.judged = self.judged, []
+        return found
+
+    async def _until(self, end: float) -> None:
+        while self.now < end:
+            self.now += LOOK_S
+            for job in self.jobs.values():
+                job.revision += 1
+            await turn(self.watch)
+
+    def _job(self, name: str) -> Any:
+        def newest(_: Any, rows: int) -> Callable[[], Run]:
+            self.rows.append(rows)
+            return lambda: self._spent("newest", self.look_s(rows))
+
+        return SimpleNamespace(
+            id=name,
+            revision=0,
+            judged_revision=-1,
+            sealed=False,
+            judged=None,
+            report=None,
+            window=SimpleNamespace(last_step=41),
+            stall=SimpleNamespace(in_haste=lambda job: False, question=lambda job: None, ripe=lambda job: False),
+            infer_steps=lambda: None,
+            last_step=lambda report: 41,
+            snapshot=lambda words: lambda: self._spent("whole", self.whole_s),
+            newest=newest,
+        )
+
+    def _spent(self, which: str, cpu_s: float) -> Run:
+        self.used += cpu_s
+        self.judged.append((round(self.now - BEGAN, 2), which))
+        return Run(Job(which), look=which == "newest")
+
+    def _judge(self, run: Run) -> Report:
+        return Report(JobSummary("j"), tuple(Verdict("straggler", (rank,)) for rank in self.names[run.job.id]))
