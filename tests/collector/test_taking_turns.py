@@ -192,3 +192,18 @@ def test_a_window_that_takes_longer_than_it_did_keeps_neither_other_jobs_nor_loo
     assert asyncio.run(scenario()) == ({"time_ns": 5, "last_step": 41}, None)
     assert costly.asked == ["whole", "look"]
     assert costly.job.report == {"verdicts": []}
+
+
+def test_a_window_that_is_judged_at_once_keeps_no_other_jobs_waiting_in_the_same_round():
+    """It is through when its turn is."""
+    costly = Costly()
+    judging = costly.judging()
+    judging.costly, judging.judged = lambda name: False, lambda *_, beside: {"verdicts": []}
+
+    async def scenario():
+        watch = costly.watch()
+        watch._judging = judging
+        await watch._turn(costly.job, whole=False)
+        return watch._wholes
+
+    assert asyncio.run(scenario()) == {}
