@@ -13,11 +13,18 @@ FORWARD, BUCKET, TRANSFER = 10e6, 1e6, 0.2e6
 
 
 def run(
-    delays: Any, *, starts: bool = True, timed: bool = False, transfer: float = TRANSFER, beside: float = 0.0
+    delays: Any,
+    *,
+    starts: bool = True,
+    timed: bool = False,
+    transfer: float = TRANSFER,
+    beside: float = 0.0,
+    in_forward: bool = False,
 ) -> tuple[Run, float]:
     """The job whose ranks are delayed by ``delays`` [R, S, P] ns before the buckets of each step, and its length in ns.
 
-    Its collectives tell their ``starts`` or not; its GPUs' forward, in which nobody is delayed, is ``timed`` or not.
+    Its collectives tell their ``starts`` or not; its GPUs' forward is ``timed`` or not. What delays the first bucket is
+    ``in_forward``, or after it.
     While a bucket waits for other ranks, the GPU computes slower by the share ``beside`` of that time.
     """
     steps = delays.shape[1]
@@ -51,7 +58,8 @@ def run(
     pace = None if starts else float(end[0]) / (steps * BUCKETS)
     job = Job(id="", world_size=RANKS, source="a trace", pace_ns=pace)
     ranks = table("ranks", rank=list(range(RANKS)), world_size=RANKS)
-    marks = _steps(start[:, :, 0], took[:, :, 0], computing[:, :, 0] - delays[:, :, 0]) if timed else {}
+    forward = computing[:, :, 0] - (0.0 if in_forward else delays[:, :, 0])
+    marks = _steps(start[:, :, 0], took[:, :, 0], forward) if timed else {}
     return Run(job=job, ranks=ranks, collectives=collectives, **marks), float(end[0])
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+from hindmost_collector.explain import backward
 from hindmost_collector.judge import judge
 from hindmost_collector.simulate import Fault, Scenario, simulate
 
@@ -72,6 +75,19 @@ def test_where_others_queue_from_the_start_what_it_took_before_tells() -> None:
     (verdict,) = judge(job).verdicts
     assert (verdict.ranks, verdict.cause, verdict.since_step) == ((1,), "compute", 60)
     assert verdict.cost_ms_per_step == pytest.approx((took - calm) / (STEPS - 60) / 1e6, rel=0.05)
+
+
+def test_before_a_short_stretch_who_starts_sooner_than_the_rank_itself_has_queued() -> None:
+    """A queue leaves 0.05 ms where the rank computes for 0.12 ms, or for 1 ms: nobody was ready only then."""
+    start, took = np.zeros((3, 20, 3)), np.full((3, 20, 3), 0.2e6)
+    start[0] = [0.0, 0.32e6, 1.52e6]
+    start[1] = [-0.6e6, 0.25e6, 0.55e6]  # ends with the others, and queues
+    start[2] = [-0.6e6, 0.31e6, 1.0e6]  # was ready only then
+    took[1:, :, 0], took[1, :, 1], took[2, :, 1] = 0.8e6, 0.27e6, 0.21e6
+    grid = SimpleNamespace(start=start.reshape(3, -1), duration=took.reshape(3, -1))
+    _, free = backward._ready(grid, np.arange(3), np.arange(60).reshape(20, 3))
+    assert free.all(axis=1).tolist() == [[True] * 3, [True, False, False], [True] * 3]
+    assert not free[1, :, 1:].any()
 
 
 @pytest.mark.parametrize("beside", [0.2, 0.35])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector.align import QUEUED_NS
-from hindmost_collector.explain import beside_waiting, causes, fed
+from hindmost_collector.explain import beside_waiting, causes, fed, taking_turns
 from hindmost_collector.judgement.wording import ms
 from hindmost_collector.robust import median, peers_median, with_peers
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from hindmost_collector.settings import Settings
     from hindmost_collector.timeline.blocks import Blocks
 
-#: Who queues starts up to 0.2 ms after the collective before, once a kernel of its computing has made room: whoever is
-#: ready has come after this share of the gap that the rank itself leaves.
-_READY = 0.25
+#: Who queues starts up to so many ns after the collective before, once a kernel of its computing has made room: whoever
+#: is ready has come after this share of the gap that the rank itself leaves, and after most of one that is no longer.
+_QUEUE_LEAVES, _READY, _READY_SOON = 0.2e6, 0.25, 0.75
 #: A place is known where it showed in this share of the steps: of fewer, chance or another's delay picked them.
 _OFTEN = 0.5
 #: What is told of a rank's forward and optimizer counts where it is less by no more than this share of itself.
@@ -41,15 +41,22 @@ _SAMPLE = 512
 
 @dataclass(frozen=True)
 class Backward:
-    """Ns a step by which a rank is late for a step's first collective, and longer from there to its last."""
+    """Ns a step by which a rank is late for a step's first collective, and longer from there to its last.
+
+    ``turn``: ns for which another process has its GPU at a time, 0 where none does.
+    """
 
     late: float = 0.0
     longer: float = 0.0
+    turn: float = 0.0
 
     def beyond(self, known: float) -> float:
-        """Ns by which that is more than is known anyway; 0 where it is about as much."""
+        """Ns by which that is more than is known anyway; 0 where it is about as much.
+
+        Forward and optimizer do not tell in which ratio all of a step is longer where others take turns on a GPU.
+        """
         more = self.late + self.longer - known
-        return more if self.longer > 0 and more > _SURELY * known else 0.0
+        return more if self.longer > 0 and more > (0.0 if self.turn else _SURELY * known) else 0.0
 
 
 def of_habit(blocks: Blocks, habit: Habit, settings: Settings) -> Backward:
@@ -62,7 +69,7 @@ def of_habit(blocks: Blocks, habit: Habit, settings: Settings) -> Backward:
     if habit.outer is None:
         return found
     outer = of_habit(blocks, habit.outer, settings)
-    return Backward(max(found.late - outer.late, 0.0), max(found.longer - outer.longer, 0.0))
+    return replace(found, late=max(found.late - outer.late, 0.0), longer=max(found.longer - outer.longer, 0.0))
 
 
 def _healthy(blocks: Blocks, habit: Habit) -> Array | None:
@@ -128,7 +135,11 @@ def find(blocks: Blocks, row: int, columns: Array, healthy: Array | None = None)
     before = _places(blocks, healthy) if healthy is not None else None
     alike = before is not None and before.shape[1] == where.shape[1]
     own = _took(*_ready(grid, np.array([row]), before))[0][0] if before is not None and alike else None
-    return Backward(max(late, 0.0), max(_saved(grid, row, where, own, lost), 0.0))
+    usual, took = (block[0] for block in _between_two(*_ready(grid, np.array([row]), where)))
+    turn = taking_turns.shown(usual, took)
+    if own is None and turn > 0:
+        own = usual  # which is what it takes while it has its GPU
+    return Backward(max(late, 0.0), max(_saved(grid, row, where, own, lost), 0.0), turn)
 
 
 def _lost(blocks: Blocks, row: int) -> float:
@@ -181,8 +192,17 @@ def _took(start: Floats, free: Array) -> tuple[Floats, Floats]:
 
     Who queues for a collective was ready before, and nobody knows when.
     """
-    took = np.where(free[:, :, :-1], np.diff(start, axis=2), np.nan)
-    return _often(np.where(free[:, :, 1:], took, np.nan)), _often(took)
+    usual, exact = _between_two(start, free)
+    if taking_turns.shown(usual[0], exact[0]) > 0:
+        usual[0] = taking_turns.in_all(usual[0], exact[0])
+    return usual, _often(np.where(free[:, :, :-1], np.diff(start, axis=2), np.nan))
+
+
+def _between_two(start: Floats, free: Array) -> tuple[Floats, Floats]:
+    """[R, P - 1] ns that are usual from being ready for a collective to being ready for the next, and [R, N, P - 1] in
+    each step, where both are known."""
+    took = np.where(free[:, :, :-1] & free[:, :, 1:], np.diff(start, axis=2), np.nan)
+    return _often(took), took
 
 
 def _ready(grid: Grid, rows: Array, where: Ints) -> tuple[Floats, Array]:
@@ -190,8 +210,8 @@ def _ready(grid: Grid, rows: Array, where: Ints) -> tuple[Floats, Array]:
     tell whether the others queue."""
     start, stop = grid.start[rows][:, where], (grid.start + grid.duration)[rows][:, where]
     gap = start[:, :, 1:] - stop[:, :, :-1]
-    least = np.full((len(rows), gap.shape[2]), QUEUED_NS)
-    least[1:] = np.fmax(least[1:], _READY * median(gap[0], axis=0))
+    own, least = median(gap[0], axis=0), np.full((len(rows), gap.shape[2]), QUEUED_NS)
+    least[1:] = np.fmax(least[1:], own * np.where(own < _QUEUE_LEAVES, _READY_SOON, _READY))
     free = np.ones(start.shape, bool)
     free[:, :, 1:] = gap > least[:, None]
     return start, free

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector.explain import backward, causes, interrupted
+from hindmost_collector.explain import backward, causes, interrupted, taking_turns
+from hindmost_collector.judgement.wording import ms
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Floats
@@ -24,11 +25,19 @@ def of(blocks: Blocks, habit: Habit, settings: Settings) -> Cause:
     """The cause of a habit."""
     seen = backward.of_habit(blocks, habit, settings)
     why = causes.explain(_on_top(blocks, habit, settings), habit.row, habit.steps(), settings, seen.longer)
+    if seen.turn > 0 and "compute" in (why.cause, why.partial if why.remark else None):
+        why = _in_turns(why, seen.turn) if not taking_turns.others_seen(blocks, habit.row, habit.steps()) else why
     if why.cause not in backward.COMPUTED:
         return why
     unseen = 0.0 if _gathered(blocks) else seen.beyond(why.beyond * habit.excess) / why.beyond
     still = interrupted.longer(blocks, habit) if why.cause == "unknown" and habit.outer is None else 0.0
     return replace(why, unseen=max(unseen, still))
+
+
+def _in_turns(why: Cause, turn: float) -> Cause:
+    """Another process that shows by its turns on the GPU, each so many ns, in place of what looks like computing."""
+    held_up = f"now here and now there in a step its GPU computes nothing for {ms(turn)}"
+    return replace(why, cause="gpu_contention", partial=None, remark=f"{held_up}, as where another process takes turns")
 
 
 def _gathered(blocks: Blocks) -> bool:

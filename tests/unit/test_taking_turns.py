@@ -1,0 +1,71 @@
+"""A GPU on which another process takes turns, told by when its rank's collectives began."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hindmost_collector.explain import taking_turns
+from hindmost_collector.judge import judge
+from hindmost_collector.sources.columns import table
+
+from tests.unit.buckets import BUCKETS, RANKS, STEPS, run
+
+SLICE = 1.3e6
+
+
+def _turns(rank: int, often: float) -> Any:
+    """[R, S, P] ns: one rank waits for a slice before this share of its buckets, another in each step."""
+    slow = np.zeros((RANKS, STEPS, BUCKETS))
+    slow[rank] = SLICE * (np.random.default_rng(5).random((STEPS, BUCKETS)) < often)
+    slow[rank, :, 0] += often * 10 * SLICE  # in forward as often as there are buckets' times in it
+    return slow
+
+
+@pytest.mark.parametrize("beside", [0.0, 0.2])
+def test_a_shared_gpu_is_told_by_its_turns(beside: float) -> None:
+    """At no place of the step it shows in most steps, yet in all steps: the cost is that of all of them."""
+    calm = run(np.zeros((RANKS, STEPS, BUCKETS)), timed=True, beside=beside)[1]
+    job, took = run(_turns(2, 0.2), timed=True, beside=beside, in_forward=True)
+    (verdict,) = judge(job).verdicts
+    assert (verdict.kind, verdict.ranks, verdict.cause) == ("straggler", (2,), "gpu_contention")
+    assert any("for 1.3 ms, as where another process takes turns" in line for line in verdict.evidence)
+    assert verdict.cost_ms_per_step == pytest.approx((took - calm) / STEPS / 1e6, rel=0.15)
+
+
+def test_what_is_slower_everywhere_takes_no_turns() -> None:
+    """Longer kernels are longer at each place, in every step."""
+    slow = np.zeros((RANKS, STEPS, BUCKETS))
+    slow[2] += 0.2e6
+    slow[2, :, 0] += 2e6
+    (verdict,) = judge(run(slow, timed=True, in_forward=True)[0]).verdicts
+    assert (verdict.ranks, verdict.cause) == ((2,), "compute")
+
+
+def test_what_is_slow_at_one_place_now_and_then_takes_no_turns() -> None:
+    """A slice comes anywhere: code that is slow in some steps is so where it is."""
+    took = np.random.default_rng(3).normal(1e6, 1e4, (100, BUCKETS))
+    usual = np.median(took, axis=0)
+    assert taking_turns.shown(usual, took) == 0.0
+    took[::3, 4:6] += 8e6
+    assert taking_turns.shown(usual, took) == 0.0
+
+
+def test_a_gpu_whose_memory_nobody_else_holds_is_shared_with_nobody() -> None:
+    """Where that was measured it says more than turns do."""
+    job, _ = run(_turns(2, 0.2), timed=True, in_forward=True)
+    names = ["hindmost_gpu_memory_used_bytes", "hindmost_gpu_process_memory_used_bytes"]
+    rows = [(name, f'{{"gpu_uuid": "GPU-{rank}"}}') for name in names for rank in range(RANKS)]
+    metrics = table(
+        "metrics",
+        node="",
+        name=[name for name, _ in rows],
+        labels=[labels for _, labels in rows],
+        time_ns=int(job.steps["start_ns"].max() // 2),
+        value=4e10,
+    )
+    ranks = table("ranks", rank=list(range(RANKS)), world_size=RANKS, gpu_uuid=[f"GPU-{rank}" for rank in range(RANKS)])
+    (verdict,) = judge(replace(job, ranks=ranks, metrics=metrics)).verdicts
+    assert verdict.cause == "compute"
