@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector.detectors import at_start, bursts, episodes, own_work, restless, worth_a_look
+from hindmost_collector.detectors import at_start, behind_all, bursts, episodes, own_work, restless, worth_a_look
 from hindmost_collector.detectors.episodes import SHORTEST, Layer
 from hindmost_collector.robust import (
     MAD_TO_SIGMA,
@@ -237,6 +237,8 @@ def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer, *, burst: boo
     healthy = ranks.excess[:, held]
     spread_of = max(_healthy_spread(ranks, row, held), 1.0)
     ratio = level / spread_of / extreme(len(ranks.excess))
+    if ratio < settings.min_spread_ratio:
+        ratio = max(ratio, _behind_all(ranks, row, part, healthy))
     latest = _latest(part, healthy, ranks.suspects, ranks.pair(row))
     seldom_last = latest < settings.min_latest and (burst or not _computes_longer(ranks, row, held, level))
     if ratio < settings.min_spread_ratio or seldom_last:
@@ -357,6 +359,22 @@ def _healthy_spread(ranks: _Ranks, row: int, held: Ints | slice) -> float:
         peers = role[healthy] == name
         typical[peers] -= typical[peers].mean() if peers.any() else 0.0
     return spread(typical)
+
+
+def _behind_all(ranks: _Ranks, row: int, part: Floats, excess: Floats) -> float:
+    """By how many standard deviations of healthy ranks this one is behind all others in these steps [R, N], by its
+    ``part`` [N] of what it is late by there, where these differ by as much as they ever do.
+
+    0 where a rank is compared with one or two, where nobody is sure how late some are, and where there are so many that
+    most of them tell what is usual.
+    """
+    blocks, compared = ranks.blocks, ranks.whole and ranks.mate[row] < 0 and not ranks.shared
+    few = _FEW <= len(excess) <= behind_all.MOST and blocks.pipeline is None
+    if not (few and compared) or blocks.unsure is not None:
+        return 0.0
+    beside = excess.copy()
+    beside[row] = part
+    return behind_all.ratio(beside, row, ranks.settings.min_effect_of_few * blocks.step_ns, ranks.settings)
 
 
 #: One rank alone differs from nobody: that many healthy ones tell how much they do.

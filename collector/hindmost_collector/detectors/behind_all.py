@@ -1,0 +1,60 @@
+"""Ranks later than all others by more than healthy ones differ, where the others differ more than that, too.
+
+With three of four ranks slow, each by a different amount, there is no crowd that tells how much healthy ranks differ,
+and the typical rank is a slow one. Whichever of the others are slow, or ahead, the latest is the one that all wait for,
+and its repair to the next one's pace is sure to be saved.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.robust import block_medians, median, standard_error
+
+if TYPE_CHECKING:
+    from hindmost_collector.align import Floats
+    from hindmost_collector.settings import Settings
+
+#: Of more ranks hardly half are slow, each by a different amount: what most differ by tells.
+MOST = 64
+#: What two healthy GPUs differ by at most is so many standard deviations of what such differ by.
+_AT_MOST = 3.0
+
+
+def ratio(excess: Floats, row: int, least: float, settings: Settings) -> float:
+    """How many standard deviations a rank is behind all who are not as late, in [R, N] excess; 0 where it is not sure.
+
+    Up to half of the ranks may be so late: there is a gap of ``least`` ns, all that healthy ranks differ by, between
+    them and the next.
+    """
+    levels = median(excess, axis=1)
+    order = np.argsort(-levels, kind="stable")
+    place, count = int(np.flatnonzero(order == row)[0]), len(order)
+    best = 0.0
+    for late in range(place + 1, count // 2 + 1):
+        last, rest = order[late - 1], order[late:]
+        scale = _counted(late, count)
+        gap = (excess[last] - np.max(excess[rest], axis=0)) / scale
+        if _is_sure(gap, least, settings):
+            best = max(best, _AT_MOST * float(median(gap)) / least)
+    return best
+
+
+def _is_sure(gap: Floats, least: float, settings: Settings) -> bool:
+    """Whether a gap of so much shows all along, beyond what it scatters by."""
+    level = float(median(gap))
+    steady = float(np.mean(block_medians(gap) >= level / 2)) >= settings.min_consistency
+    return level >= least and steady and level >= settings.min_z * standard_error(gap)
+
+
+def _counted(late: int, count: int) -> float:
+    """How many times the excess of the first ``late`` of ``count`` ranks has what lies between them and the next.
+
+    Each rank is set against the median of the others: once, among those that are beyond the middle; twice about it,
+    where who is on either side of it is set against the other.
+    """
+    if late + 1 <= count // 2:
+        return 1.0
+    return 2.0 if count % 2 == 0 else 1.5
