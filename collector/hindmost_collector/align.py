@@ -35,12 +35,17 @@ SYNCHRONISING = (
 )
 
 
+#: Parts of the names of what ranks run inside of forward and backward, where computing may wait for it.
+_INSIDE = ("gather", "all_to_all")
+
+
 @dataclass(frozen=True)
 class Grid:
     """Synchronising collectives as blocks: a row a rank, a column an operation that every group of a class ran.
 
     ``start``, ``enqueue`` (host's clock), ``duration``, ``self_time``, ``cpu`` and ``runqueue`` are [R, K] float ns, or
     NaN: unmeasured; ``start`` is of the rank's own clock; ``peer_wait`` [R, K] what sends and receives took before.
+    ``gathers`` [K]: parameters are gathered, or parts of batches exchanged, inside of forward and backward.
     ``group`` [R, C] is the communicator of rank r in class c, -1 where it has none. Columns are in the ranks' order.
     """
 
@@ -186,7 +191,7 @@ def grid(run: Run) -> Grid | None:
         klass=klass[first],
         group=group,
         gpu_time=bool(gpu.any()),
-        gathers=np.array(["gather" in name for name in op_names])[op[first]],
+        gathers=np.array([any(one in name for one in _INSIDE) for name in op_names])[op[first]],
         peer_wait=np.broadcast_to(0.0, (len(ranks), count)),
         size=_sizes(table["bytes"], row, column, size, group),
         enqueue=_fill(table["enqueue_ns"], cell, shape) if "enqueue_ns" in table else np.broadcast_to(np.nan, shape),

@@ -161,14 +161,24 @@ def _peers(vector: Floats, row: int) -> float:
 
 
 def _clean(blocks: Blocks) -> list[Floats]:
-    """What holds no waiting for others: the GPU's forward, else CPU time outside of collectives, else phases."""
-    if blocks.computing is not None:
-        return [blocks.computing]
+    """What holds no waiting for others: what a stage computes, or what is between collectives that ranks wait for
+    inside of forward, else the GPU's forward, else CPU time outside of collectives, else phases."""
+    computing = _beside_forward(blocks)
+    if computing is not None:
+        return [computing]
     for names in (("gpu_forward",), ("self_cpu",), ("forward", "optimizer")):
         found = [blocks.parts[name] for name in names if name in blocks.parts]
         if found:
             return found
     return []
+
+
+def _beside_forward(blocks: Blocks) -> Floats | None:
+    """[R, S] what ranks compute where forward holds their waiting for others, too; ``None`` where it does not."""
+    if blocks.computing is not None:
+        return blocks.computing
+    inside = blocks.joined is not None and bool(blocks.joined.gathers.any()) and not blocks.overlapped
+    return blocks.own if inside else None
 
 
 def _longer(blocks: Blocks, row: int, columns: Array) -> float:
@@ -194,9 +204,8 @@ def _all_slower(blocks: Blocks, row: int, columns: Array, settings: Settings) ->
     """Whether the optimizer is slower too, and not forward alone; true where either was not measured."""
     ratios = []
     for name in ("gpu_forward", "gpu_optimizer"):
-        block = blocks.parts.get(name)
-        if name == "gpu_forward" and blocks.computing is not None:
-            block = blocks.computing
+        computing = _beside_forward(blocks) if name == "gpu_forward" else None
+        block = blocks.parts.get(name) if computing is None else computing
         if block is None or np.isnan(block[row, columns]).all():
             return True
         levels = median(block[:, columns], axis=1)

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
-from hindmost_collector.model import GPU_TIME, UNMEASURED, Job, Run, Table
-from hindmost_collector.sources import damaged, not_its_own, one_job
-from hindmost_collector.sources.columns import concatenate, table
+from hindmost_collector.model import GPU_TIME, UNMEASURED, Job, Run, Table, rows
+from hindmost_collector.sources import damaged, exchanges, not_its_own, one_job
+from hindmost_collector.sources.columns import concatenate, select, table
 from hindmost_collector.sources.files import open_bytes
 from hindmost_collector.sources.operations import operation
 from hindmost_collector.sources.processes import (
@@ -96,13 +96,21 @@ def load(files: Sequence[Path]) -> Run:
     columns = [part.columns for part in parts]
     untrue = not_its_own.found(columns)
     pieces = [_collectives(*one, believed=not untrue) for one in zip(parts, ranks, _positions(parts), strict=True)]
+    met = exchanges.found(columns, ranks, alone=bool(untrue))
+    if met is not None:
+        pieces = [_with(*one) for one in zip(pieces, met.rows, met.tables, strict=True)]
     return Run(
         job=Job(id="", world_size=world, source=NAME),
         ranks=table("ranks", rank=ranks, world_size=world or UNMEASURED, pid=[part.pid for part in parts]),
         collectives=concatenate("collectives", pieces),
         communicators=communicators(rank_in, ranks, {}),
-        notes=(*notes, *left_out, *_notes(read), *not_its_own.told(untrue), *thinned(every)),
+        notes=(*notes, *left_out, *_notes(read), *not_its_own.told(untrue), *exchanges.told(met), *thinned(every)),
     )
+
+
+def _with(piece: Table, exchanged: np.ndarray[Any, Any], met: Table) -> Table:
+    """One process' operations with its all-to-alls in place of the sends and receives that these are."""
+    return concatenate("collectives", [select(piece, np.delete(np.arange(rows(piece)), exchanged)), met])
 
 
 def _refuse_contradictions(parts: Sequence[_File], rank_in: Sequence[dict[int, int]]) -> None:

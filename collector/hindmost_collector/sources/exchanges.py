@@ -1,0 +1,163 @@
+"""All-to-alls, which NCCL runs and logs as sends to and receives from everybody at once: who came when.
+
+Their kernel begins when a rank comes and waits until all have, but what NCCL logs as its end is that of a part which
+waits for nobody: where ranks wait shows in no duration. When each came does, as hosts' clocks tell, beside which those
+of their GPUs are known: nobody leaves before the last has come. Clocks that are off by 20 us, at each of many
+exchanges in a step, would make a rank late by a per cent of it: at the place of the step where a rank is least late it
+is taken to be on time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hindmost_collector.model import GPU_TIME
+from hindmost_collector.sources.columns import table
+from hindmost_collector.sources.processes import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hindmost_collector.model import Table
+
+    Ints = np.ndarray[Any, np.dtype[np.int64]]
+    Columns = Mapping[str, np.ndarray[Any, Any]]
+
+NAME = "all_to_all"
+#: Sends and receives are of one call that are enqueued within so many ns, in this share of the calls.
+_AT_ONCE, _MOSTLY = 1_000_000, 0.9
+#: Two stages of a pipeline that send to each other do so at once, too: each to all that there are.
+_FEWEST = 3
+#: So many exchanges tell that a job makes them; so many places in a step, one of which is each rank's on time.
+_ENOUGH, _PLACES = 20, 4
+#: Whom ranks are compared with is better known once their clocks are set.
+_PASSES = 2
+#: GPUs' clocks drift against their hosts': by how much they are ahead is taken anew for so many exchanges.
+_TOGETHER = 256
+
+
+@dataclass(frozen=True)
+class _Calls:
+    """The exchanges of one process, in order: ``rows`` [N] of its file are theirs; [K] when the first of each was
+    enqueued and began on the GPU, on the host's clock, and how long its kernel told that it took. ``place`` [K] is the
+    how manieth since another operation of the communicator; ``count`` [K] elements sent and received."""
+
+    rows: Ints
+    enqueue: Ints
+    came: Ints
+    took: Ints
+    place: Ints
+    count: Ints
+
+
+@dataclass(frozen=True)
+class Exchanges:
+    """Of each process the ``rows`` of its file that are exchanges, and the table of these."""
+
+    rows: tuple[Ints, ...]
+    tables: tuple[Table, ...]
+
+
+def found(files: Sequence[Columns], ranks: Sequence[int], *, alone: bool) -> Exchanges | None:
+    """The exchanges of all processes in one communicator; ``None`` where there are none, or they do not match.
+
+    ``alone``: nor where there are other communicators. Of a job whose other times are not to be believed, who waits
+    there for others, of whom nothing is known, would seem late for its next exchange.
+    """
+    comms = {int(comm) for columns in files for comm in np.unique(columns["comm"][columns["p2p"]])}
+    if len(comms) != 1 or len(files) < _FEWEST:
+        return None
+    comm = comms.pop()
+    if alone and any((columns["comm"] != comm).any() for columns in files):
+        return None
+    calls = [_calls(columns, comm, len(files)) for columns in files]
+    known = [one for one in calls if one is not None]
+    if len(known) < len(files) or len({len(one.came) for one in known}) > 1 or len(known[0].came) < _ENOUGH:
+        return None
+    if any((one.place != known[0].place).any() for one in known):
+        return None
+    return _met(comm, known, ranks)
+
+
+def _calls(columns: Columns, comm: int, members: int) -> _Calls | None:
+    """One process' exchanges; ``None`` where its sends and receives are none.
+
+    A line may be lost: whom most are sent to or received from, all of them, tells when each was.
+    """
+    mine = np.flatnonzero(columns["comm"] == comm)
+    p2p = mine[columns["p2p"][mine]]
+    kinds, kind = np.unique(columns["seq"][p2p] * 2 + (columns["op"][p2p] == "send"), return_inverse=True)
+    times = np.bincount(kind)
+    most = int(times.max(initial=0))
+    if len(kinds) != 2 * (members - 1) or times.min() < _MOSTLY * most:
+        return None
+    nth = counted([kind])
+    whole = times[kind] == most
+    held, call = p2p[whole], nth[whole]
+    order = np.argsort(call, kind="stable")
+    held, first = held[order], np.searchsorted(call[order], np.arange(most))
+    enqueue = np.minimum.reduceat(columns["enqueue"][held], first)
+    spread = np.maximum.reduceat(columns["enqueue"][held], first) - enqueue
+    if np.mean(spread <= _AT_ONCE) < _MOSTLY or (columns["logged"][p2p] < columns["enqueue"][p2p]).any():
+        return None
+    began = np.minimum.reduceat(columns["start"][held], first)
+    ahead = np.maximum.reduceat(columns["stop"][held] - columns["logged"][held], first)
+    window = np.arange(0, most, _TOGETHER)
+    ahead = np.maximum.reduceat(ahead, window)[np.arange(most) // _TOGETHER]
+    others = np.searchsorted(mine[~columns["p2p"][mine]], held[first])
+    run = np.cumsum(np.append(True, np.diff(others) > 0))
+    return _Calls(
+        rows=p2p,
+        enqueue=enqueue,
+        came=began - ahead,
+        took=np.maximum.reduceat(columns["stop"][held], first) - began,
+        place=np.arange(most) - np.searchsorted(run, run),
+        count=np.add.reduceat(columns["count"][held], first),
+    )
+
+
+def _met(comm: int, calls: Sequence[_Calls], ranks: Sequence[int]) -> Exchanges | None:
+    came, place = np.stack([one.came for one in calls]), calls[0].place
+    often = np.flatnonzero(np.bincount(place) >= _MOSTLY * np.max(np.bincount(place)))
+    if len(often) < _PLACES:
+        return None
+    came = came - np.median(_late(came), axis=1, keepdims=True).astype(np.int64)  # hosts' clocks may be ms apart
+    for _ in range(_PASSES):
+        late = _late(came)
+        levels = np.stack([np.median(late[:, place == one], axis=1) for one in often], axis=1)
+        came = came - np.sort(levels, axis=1)[:, 1:2].astype(np.int64)  # the least but one: no accident of one place
+    left = came.max(axis=0) + np.stack([one.took for one in calls]).min(axis=0)
+    tables = tuple(
+        table(
+            "collectives",
+            rank=np.full(len(place), rank),
+            comm=np.full(len(place), comm, np.uint64),
+            seq=np.arange(len(place)),
+            op=np.full(len(place), NAME),
+            start_ns=arrived,
+            duration_ns=left - arrived,
+            bytes=one.count,
+            flags=np.full(len(place), GPU_TIME),
+            peer=np.full(len(place), -1),
+            enqueue_ns=one.enqueue,
+            elements=one.count,
+        )
+        for rank, arrived, one in zip(ranks, came, calls, strict=True)
+    )
+    return Exchanges(tuple(one.rows for one in calls), tables)
+
+
+def _late(came: Ints) -> np.ndarray[Any, Any]:
+    return np.asarray(came - np.median(came, axis=0))
+
+
+def told(exchanges: Exchanges | None) -> list[str]:
+    """What the reader of the report has to know of it."""
+    if exchanges is None:
+        return []
+    each = len(exchanges.tables[0]["rank"])
+    known = "it is known when each rank came, and nobody leaves before the last has come"
+    return [f"What all ranks send each other at once is told as {each:,} all-to-alls: {known}."]

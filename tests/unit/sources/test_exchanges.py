@@ -1,0 +1,113 @@
+"""All-to-alls are told from sends and receives, and who comes late for them from when each rank came."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hindmost_collector.judge import judge
+from hindmost_collector.model import GPU_TIME
+from hindmost_collector.sources import load
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MS = 1_000_000
+BEGIN = 1_795_346_662_000 * MS
+RANKS, STEPS, PLACES = 4, 40, 8
+#: ms of computing before each exchange of a step: optimizer and forward, experts and dense layers in turn.
+COMPUTES = np.array([6.0, 0.5, 1.0, 0.5, 1.0, 0.8, 2.0, 0.8])
+DENSE = np.arange(PLACES) % 2 == 0
+
+
+def _arrivals(slow: float) -> tuple[np.ndarray, np.ndarray]:
+    """[R, S, P] ns when each rank comes to each exchange, and [S, P] when all leave it; rank 2 takes ``slow`` ms more
+    in each dense layer, and experts' shares are drawn anew in each step."""
+    rng = np.random.default_rng(5)
+    own = np.tile(COMPUTES, (RANKS, STEPS, 1))
+    own += np.where(DENSE, 0.01, 0.1) * rng.standard_normal(own.shape)
+    own[2] += np.where(DENSE, slow, 0.0)
+    came, left = np.empty(own.shape), np.empty(own.shape[1:])
+    now = 0.0
+    for step in range(STEPS):
+        for place in range(PLACES):
+            came[:, step, place] = now + own[:, step, place]
+            now = left[step, place] = came[:, step, place].max() + 0.04
+        now += 3.0  # gradients, which meet all of them again
+    return came * MS, left * MS
+
+
+def _record(folder: Path, slow: float = 0.0, clocks: int = 0, *, neighbours: bool = False, lost: int = -1) -> Path:
+    """Ranks whose hosts' clocks are so many ns apart from one to the next; ``neighbours``: none is sent the last."""
+    came, left = _arrivals(slow)
+    for rank in range(RANKS):
+        lines, steps = [], []
+        off, ahead = BEGIN + rank * clocks, (rank + 1) * 700_000
+        for step in range(STEPS):
+            host = off + int(came[:, step, 0].min()) - 5 * MS + 1_000 * rank + 17 * (rank + 1) * (step % 7)
+            times = {"t_start": host, "t_data": host + MS // 10, "t_end": off + int(left[step, -1])}
+            steps.append(json.dumps({"step": step, **times, "fwd_ms": 6.0, "bwd_ms": 6.0, "opt_ms": 1.0}) + "\n")
+            for place in range(PLACES):
+                begun = off + int(came[rank, step, place])
+                at = host + (place + 2) * MS // 10
+                for peer in (one for one in range(RANKS) if one != rank and not (neighbours and one + rank == RANKS)):
+                    for name in ("Send", "Recv"):
+                        gpu = f"{begun + ahead},{begun + ahead + 40_000},{begun + 45_000}"
+                        lines.append(f"2e,{rank},{peer},{name},64,P2P,-,8,{at},{at + 9},{gpu}\n")
+            at = host + 4 * MS
+            gpu = f"{host - 60 * MS},{off + int(left[step, -1])},{off + int(left[step, -1]) + 2 * MS}"
+            lines.append(f"2e,{rank},{step},AllReduce,64,RING,LL,8,{at},{at + 9},{gpu}\n")
+        if lost >= 0 and rank == 1:
+            del lines[lost]
+        (folder / f"prof.{100 + rank}.csv").write_text("".join(lines))
+        (folder / f"steps.{rank}.jsonl").write_text("".join(steps))
+    return folder
+
+
+def _exchanges(folder: Path) -> int:
+    return int((load(folder).collectives["op"] == "all_to_all").sum())
+
+
+@pytest.mark.parametrize("clocks", [0, 2 * MS, -20_000])
+def test_who_comes_late_for_exchanges_is_named_whatever_hosts_clocks_are_off_by(tmp_path: Path, clocks: int) -> None:
+    """A rank 0.3 ms slower in each of four dense layers of a step costs what steps are longer by."""
+    (found,) = judge(load(_record(tmp_path, 0.3, clocks))).verdicts
+    assert (found.kind, found.ranks) == ("straggler", (2,))
+    longer = _arrivals(0.3)[1][-1, -1] - _arrivals(0.0)[1][-1, -1]
+    assert found.cost_ms_per_step == pytest.approx(longer / STEPS / MS, abs=0.15)
+
+
+@pytest.mark.parametrize("clocks", [0, 2 * MS, -20_000])
+def test_experts_that_get_more_in_turn_are_nobody(tmp_path: Path, clocks: int) -> None:
+    """Each rank's expert is the last now and then; clocks a little off make nobody late at each exchange."""
+    assert [one.kind for one in judge(load(_record(tmp_path, clocks=clocks))).verdicts] == ["balanced"]
+
+
+@pytest.mark.parametrize("lost", [0, 700])
+def test_a_lost_line_moves_no_exchange(tmp_path: Path, lost: int) -> None:
+    """What is sent to another tells as much."""
+    run = load(_record(tmp_path, 0.3, lost=lost))
+    held = run.collectives["op"] == "all_to_all"
+    assert int(held.sum()) == RANKS * STEPS * PLACES
+    assert (run.collectives["flags"][held] == GPU_TIME).all()
+    (found,) = judge(run).verdicts
+    assert found.ranks == (2,)
+
+
+def test_messages_to_some_are_no_exchange(tmp_path: Path) -> None:
+    """Nobody waits for a rank that it hears nothing of."""
+    assert _exchanges(_record(tmp_path, neighbours=True)) == 0
+
+
+def test_beside_untrue_times_in_another_communicator_nothing_is_told(tmp_path: Path) -> None:
+    """Who waits there for ranks of which nothing is known would seem to compute until its next exchange."""
+    _record(tmp_path, 0.3)
+    for one in tmp_path.glob("prof.*.csv"):
+        one.write_text(
+            "".join(
+                "3f" + line[2:] if "AllReduce" in line else line for line in one.read_text().splitlines(keepends=True)
+            )
+        )
+    assert _exchanges(tmp_path) == 0
