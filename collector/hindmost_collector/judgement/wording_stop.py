@@ -30,14 +30,30 @@ def hang(stop: Hang, run: Run) -> list[str]:
         ]
     found = [_waited(stop, run, where)]
     if stop.kind == "desync":
-        found += [f"rank {rank} entered {name} there instead" for rank, name in sorted(stop.doing.items())[:_TOLD]]
-        return found if stop.ranks else [*found, "which of them took the wrong branch cannot be told"]
+        instead = sorted(stop.doing.items())[:_TOLD]
+        found += [f"rank {rank} entered {name} there instead{_called_from(rank, stop, run)}" for rank, name in instead]
+        return found if stop.ranks else [*found, *_either(stop, run)]
     found.append(_absent(stop, run))
     found += [f"rank {rank} is inside {name}" for rank, name in sorted(stop.doing.items())]
     found += _gone(stop, run)
     stacks = stacks_of(run)
     found += [_standing(rank, stacks[rank]) for rank in stop.ranks if rank in stacks]
     return found + whole_nodes(run, stop.ranks)
+
+
+def _either(stop: Hang, run: Run) -> list[str]:
+    """What is known where as many ranks entered one operation as another."""
+    others = [(rank, _called_from(rank, stop, run)) for rank in stop.victims if rank not in stop.doing]
+    known = [f"rank {rank} entered {stop.op}{called}" for rank, called in others[:_TOLD] if called]
+    return [*known, "which of them took the wrong branch cannot be told"]
+
+
+def _called_from(rank: int, stop: Hang, run: Run) -> str:
+    """From where a rank called what it did in place of the others' operation, if a dump tells."""
+    texts = run.stacks["text"][run.stacks["rank"] == rank].tolist()
+    calls = ((text, _CALLED.match(text)) for text in texts)
+    lines = [source_line(text) for text, call in calls if call is not None and call[1].endswith(f" #{stop.seq}")]
+    return f", called from {lines[0]}" if lines else ""
 
 
 def _waited(stop: Hang, run: Run, where: str) -> str:

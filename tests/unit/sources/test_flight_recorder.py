@@ -122,6 +122,24 @@ def test_an_operation_of_another_size_is_another_operation(tmp_path: Path, kind:
     assert "(14 elements of BFloat16) there instead" in verdict.evidence[1]
 
 
+@pytest.mark.parametrize(("sizes", "odd", "told"), [([8, 8, 7], 2, ()), ([8, 7], 0, ("rank 1",))])
+def test_a_desync_quotes_the_line_of_the_odd_call(
+    tmp_path: Path, sizes: list[int], odd: int, told: tuple[str, ...]
+) -> None:
+    """From where each rank called what the others did not, as its dump tells; of two ranks, from where either did."""
+    _waiting(tmp_path, "nccl:all_reduce", sizes)
+    for rank in range(len(sizes)):
+        path = tmp_path / f"nccl_trace_rank_{rank}"
+        dump = json.loads(path.read_text()) if rank % 2 else pickle.loads(path.read_bytes())  # noqa: S301 - our own
+        dump["entries"][5]["frames"] = [{"name": "step", "filename": "train.py", "line": 100 + rank}]
+        path.write_text(json.dumps(dump))
+        os.utime(path, ns=(0, 10**18 + 13 * 10**9))
+    evidence = judge(load(tmp_path)).verdicts[0].evidence
+    lines = [line for line in evidence if "called from step (train.py:" in line]
+    assert [line.split(" entered")[0] for line in lines] == [f"rank {odd}", *told]
+    assert lines[0].endswith(f"there instead, called from step (train.py:{100 + odd})")
+
+
 @pytest.mark.parametrize("name", ["nccl:all_to_all", "nccl:all_gather", "nccl:reduce_scatter", "nccl:gather", "alike"])
 def test_parts_of_unlike_sizes_are_one_operation(tmp_path: Path, name: str) -> None:
     """Of what each member may have a part of its own size the size accuses nobody; nor of what all called alike."""
