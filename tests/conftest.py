@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 # A machine that is busy with much else is no failure: how long an example takes is not what any test says.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -25,3 +27,13 @@ def no_detector_fails() -> Iterator[None]:
     if detector is not None:
         detector.failures.clear()
     assert not failed, f"detectors failed: {failed}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Spread each folder's files evenly over the run: some wait for processes, others compute, and beside each other
+    they leave no core idle."""
+    folders: dict[Path, list[Path]] = defaultdict(list)
+    for path in dict.fromkeys(item.path for item in items):
+        folders[path.parent].append(path)
+    place = {path: (at + 0.5) / len(files) for files in folders.values() for at, path in enumerate(files)}
+    items.sort(key=lambda item: place[item.path])  # stable: where folders tie, and within a file, nothing is moved
