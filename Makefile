@@ -16,6 +16,7 @@ DEMO = $(PATHS) $(DEMO_MPI) hindmost run -- \
 # What tests need of the machine: some measure real jobs, which then have it to themselves; others run JOBS at a time.
 BARE := not torch and not gpu and not clickhouse
 JOBS ?= 3
+TIMED_TORCH = $(PATHS) $(BIN)/python -m pytest -m 'torch and not gpu and timed' tests/torch
 
 # Tests start hundreds of processes, which need not compile all of hindmost each, whatever this shell says: empty is unset.
 export PYTHONDONTWRITEBYTECODE :=
@@ -78,10 +79,15 @@ test: $(VENV)/.dev python-newer mpich ## every test that needs neither torch nor
 
 test-torch: $(VENV)/.torch ## the tests that need PyTorch (CPU)
 	$(PATHS) $(BIN)/python -m pytest -m 'torch and not gpu and not timed' -n $(JOBS) --dist loadfile tests/torch
-	$(PATHS) $(BIN)/python -m pytest -m 'torch and not gpu and timed' tests/torch
+	$(TIMED_TORCH)
 
 test-clickhouse: $(VENV)/.clickhouse ## the ClickHouse store against the real engine (chDB)
 	$(PATHS) $(BIN)/python -m pytest -m clickhouse -n $(JOBS) tests/clickhouse
+
+test-heavy: $(VENV)/.torch $(VENV)/.clickhouse ## both of these, sooner done than one after the other
+	$(PATHS) $(BIN)/python -m pytest -m '(torch or clickhouse) and not gpu and not timed' -n $(JOBS) --dist loadfile \
+		--no-loadscope-reorder tests/torch tests/clickhouse
+	$(TIMED_TORCH)
 
 lint: $(VENV)/.dev ## ruff and mypy --strict
 	$(BIN)/ruff check .
@@ -97,4 +103,4 @@ dashboards: $(VENV)/.dev ## rebuild the Grafana JSON
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
 
-.PHONY: help horovod tensorflow horovod-tensorflow setup demo demo-balanced python-newer mpich test test-clickhouse test-torch lint proto dashboards clean
+.PHONY: help horovod tensorflow horovod-tensorflow setup demo demo-balanced python-newer mpich test test-clickhouse test-heavy test-torch lint proto dashboards clean
