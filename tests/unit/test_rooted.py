@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hindmost_collector import align
 from hindmost_collector.judge import judge
-from hindmost_collector.model import GPU_TIME, Job, Run
+from hindmost_collector.model import GPU_TIME, UNMEASURED, Job, Run
 from hindmost_collector.sources.columns import concatenate, table
 from hindmost_collector.timeline import rooted
 
@@ -70,6 +71,21 @@ def test_a_late_root_is_named_where_all_wait_for_its_broadcast() -> None:
     (found,) = judge(job({0: 5.0})).verdicts
     assert (found.kind, found.ranks) == ("straggler", (0,))
     assert found.cost_ms_per_step == pytest.approx(5.0, rel=0.1)
+
+
+def test_broadcasts_count_where_nobody_knows_when_calls_began() -> None:
+    """How long all but one were inside, beside what they are in other calls, tells as much."""
+    run = job({0: 5.0})
+    unknown = np.full_like(run.collectives["start_ns"], UNMEASURED)
+    assert counted(replace(run, collectives={**run.collectives, "start_ns": unknown})) == RANKS * STEPS
+
+
+def test_jitter_counts_no_broadcast_where_nobody_knows_when_calls_began() -> None:
+    """Arrivals differ by a little in any job."""
+    run = job({2: 1.0})
+    assert not counted(
+        replace(run, collectives={**run.collectives, "start_ns": np.full(RANKS * STEPS * 2, UNMEASURED)})
+    )
 
 
 def test_a_root_that_is_late_now_and_then_is_named() -> None:

@@ -25,6 +25,8 @@ _ROOTED = ("broadcast", "bcast", "broadcastoop", "scatter")
 _ENOUGH = 10
 #: Waiting less than this share of the time shows nobody late: some jitter of arrivals is in every job.
 _SHARE = 0.005
+#: … or this share of what is spent in calls, where nobody knows when they began.
+_SHARE_OF_CALLS = 0.1
 #: The part of a kind's calls that may be starting up: a root that loads what it gives is waited for then, once.
 _STARTING = 0.25
 
@@ -40,14 +42,14 @@ def awaited(calls: Table, code: Ints, names: list[str]) -> Array:
     if not rooted.any():
         return found
     held = np.flatnonzero(rooted[code] & ((calls["flags"] & (NONBLOCKING | ERROR)) == 0))
-    held = held[(calls["duration_ns"][held] >= 0) & (calls["start_ns"][held] >= 0) & (calls["seq"][held] >= 0)]
+    held = held[(calls["duration_ns"][held] >= 0) & (calls["seq"][held] >= 0)]
     if len(held) < 2 * _ENOUGH:
         return found
     kind, _ = coded.factorize((code[held].astype(np.int64) << 40) + calls["bytes"][held])
-    span = _span(calls)
+    least = _least(calls)
     for one in range(kind.max() + 1):
         mine = held[kind == one]
-        if len(mine) >= 2 * _ENOUGH and _waited(calls, mine) >= _SHARE * span:
+        if len(mine) >= 2 * _ENOUGH and _waited(calls, mine) >= least:
             found[mine] = True
     return found
 
@@ -56,10 +58,13 @@ def _plain(name: str) -> str:
     return "".join(c for c in name.lower() if c.isalnum()).removeprefix("mpi").removeprefix("nccl")
 
 
-def _span(calls: Table) -> float:
-    """Ns from the first call to the last, on the rank that the table begins with."""
-    start = calls["start_ns"][calls["rank"] == calls["rank"][0]]
-    return float(np.ptp(start[start >= 0])) if (start >= 0).any() else 0.0
+def _least(calls: Table) -> float:
+    """Ns that ranks wait in all, at least, for somebody to be late, by the rank that the table begins with."""
+    mine = calls["rank"] == calls["rank"][0]
+    start = calls["start_ns"][mine]
+    if (start >= 0).any():
+        return _SHARE * float(np.ptp(start[start >= 0]))
+    return _SHARE_OF_CALLS * float(np.maximum(calls["duration_ns"], 0).sum()) / len(np.unique(calls["rank"]))
 
 
 def _waited(calls: Table, mine: Ints) -> float:
