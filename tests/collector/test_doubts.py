@@ -37,5 +37,6 @@ def test_who_was_never_asked_about_waits_for_nobody() -> None:
     """And has others asked about soon again: what is new may be about them."""
     doubts, now = asked_in_vain(6)
     assert doubts.worth({KEY, OTHER}, now + 1.0) == {OTHER}
+    assert doubts.worth({KEY, OTHER}, now + 99.0, again=False) == {OTHER}
     doubts.asked({OTHER}, {OTHER}, {KEY}, now + 1.0)
     assert doubts.worth({KEY}, now + 2.0) == {KEY}

@@ -178,6 +178,20 @@ def test_what_looks_say_now_and_then_by_chance_has_the_whole_window_judged_ever_
     assert job.jobs["j"].judged["time_ns"] >= (job.now - 2.0) * 1e9
 
 
+def test_what_looks_say_by_chance_leaves_no_verdict_unconfirmed() -> None:
+    """Where no more whole windows may be judged, what these did not bear out before keeps no verdict from being seen to
+    hold."""
+    job = Paced(whole_s=3.0)
+    job.until(10.0)
+    ages = []
+    for at in range(10, 200):
+        job.names["newest"] = ((), (3,))[at % 13 < 6]
+        job.until(float(at))
+        ages.append(job.now - job.jobs["j"].judged["time_ns"] / 1e9)
+    assert max(ages) <= 3.5
+    assert max(ages[20:]) <= 2.0
+
+
 def test_what_is_spent_ahead_has_an_end() -> None:
     """Looks that say something else each time have no more judged than the share, and three windows of it."""
     job = Paced()

@@ -34,12 +34,12 @@ class Doubts:
     def __contains__(self, key: Key) -> bool:
         return key in self._known
 
-    def worth(self, said: Iterable[Key], now: float) -> set[Key]:
-        """What of that which looks say now is worth asking the whole window; what they say no more is forgotten after
-        as long as it would have waited again."""
+    def worth(self, said: Iterable[Key], now: float, *, again: bool = True) -> set[Key]:
+        """What of that which looks say now is worth asking the whole window, if what was asked in vain may be asked
+        ``again``; what looks say no more is forgotten after as long as it would have waited."""
         said = set(said)
         self._known = {key: one for key, one in self._known.items() if key in said or now < one.until + one.wait_s}
-        return {key for key in said if key not in self._known or now >= self._known[key].until}
+        return {key for key in said if key not in self._known or (again and now >= self._known[key].until)}
 
     def asked(self, new: Collection[Key], answered: Iterable[Key], in_vain: Iterable[Key], now: float) -> None:
         """The whole window was judged, for what was ``new``: it says what was ``answered``, and the rest only looks do.

@@ -42,8 +42,8 @@ AIMED = 0.4
 #: A verdict is to be news no later than this.
 EVERY_S = 2.0
 #: So many whole windows may be judged ahead of the share, however much each takes: one as soon as there is news, one
-#: when more of it is there, one for what agents answer.
-WHOLES_AHEAD = 3
+#: when more of it is there, one for what agents answer. And so many where one was asked in vain before.
+WHOLES_AHEAD, IN_VAIN = 3, 2
 #: Looks that took less than this part of what they are aimed at may have so much more rows.
 SHORT, LONGER = 0.5, 1.25
 #: A turn waits for a write that is under way for so long at most, and one that begins later than it was to, by no more
@@ -161,8 +161,7 @@ class Judging:
     def whole_due(self, job: str) -> bool:
         """Whether the whole window is to be judged now: for news, or because that was long ago."""
         turn = self._turns[job]
-        ahead = max(AHEAD_S, WHOLES_AHEAD * turn.took / self._wholes.share)
-        return self._clock() >= turn.whole and self._wholes.pays(ahead)
+        return self._clock() >= turn.whole and self._affords(turn, WHOLES_AHEAD)
 
     def look(self, job: str, newest: Snapshot) -> bool | None:
         """Whether the newest steps of a window say something new that its whole is to be asked; None where judging them
@@ -173,7 +172,7 @@ class Judging:
             turn.seen = seen = looks.seen(judge(turn.after_others(newest())))
             said = looks.news(turn.held, turn.newest, seen)
             said |= {key for key in looks.apart(turn.held, seen) if key in turn.doubts}
-            turn.asked = turn.doubts.worth(said, self._clock())
+            turn.asked = turn.doubts.worth(said, self._clock(), again=self._affords(turn, IN_VAIN))
             if turn.asked:
                 turn.whole = min(turn.whole, self._clock())
             return bool(turn.asked)
@@ -238,6 +237,10 @@ class Judging:
         answered = looks.borne_out(asked, before, turn.held)
         in_vain = (asked - answered) | looks.apart(turn.held, turn.newest)
         turn.doubts.asked(asked, answered, in_vain, self._clock())
+
+    def _affords(self, turn: _Turn, wholes: int) -> bool:
+        """Whether one more whole window may be judged, so many of them ahead of what has been spent."""
+        return self._wholes.pays(max(AHEAD_S, wholes * turn.took / self._wholes.share))
 
     def _aim_s(self) -> float:
         """CPU time that each job's turn is to take: a part of what looks may, shared by all that are judged."""
