@@ -16,6 +16,56 @@ from hindmost_collector.service import Collector
 from hindmost_collector.store import recording
 
 
+def test_jobs_are_sealed_one_at_a_time_while_others_are_judged(monkeypatch):
+    """What a whole run takes keeps no running job's verdict waiting, in the watch or in what judging may take."""
+    begun, forgotten = [], []
+
+    async def scenario():
+        through = asyncio.Event()
+
+        async def finish(_, job):
+            job.sealed = True
+            begun.append(job.id)
+            await through.wait()
+
+        monkeypatch.setattr(watching.sealing, "finish", finish)
+        jobs = {
+            name: SimpleNamespace(id=name, heard_ns=heard, over=True)
+            for name, heard in (("a", 0), ("b", 0), ("c", 10**12))
+        }
+        forget = SimpleNamespace(forget=lambda name: None, forget_job=lambda name: None)
+        clock = SimpleNamespace(now=lambda: 10**12)
+        collector = SimpleNamespace(jobs=jobs, clock=clock, scrape=forget, definitions=forget)
+        watch = Watch(collector, SimpleNamespace(forget=forgotten.append))
+        for _ in range(3):
+            watch._seal_finished()
+            await asyncio.sleep(0)
+        meanwhile = list(begun)
+        through.set()
+        for _ in range(9):
+            watch._seal_finished()
+            await asyncio.sleep(0)
+        return meanwhile, list(jobs)
+
+    assert asyncio.run(scenario()) == (["a"], ["c"])
+    assert begun == forgotten == ["a", "b"]
+    judging = Judging(cpu=iter((0.0, 0.0, 500.0)).__next__)
+    judging.judge = lambda run: SimpleNamespace(to_dict=dict)
+    assert judging.at_the_end(lambda: None) == {}
+    assert judging.due("c")
+    assert judging._wholes.pays(0.0)
+
+
+@pytest.mark.parametrize(("now", "pause"), [(-0.5, 0.5), (0.0, 0.25), (0.25, 9.0)])
+def test_a_turn_that_waits_for_a_write_begins_as_soon_as_it_can_wait_no_more(now, pause):
+    """Not at the next look whether there is one."""
+    clock = [-1.5]
+    judging = Judging(1.5, clock=lambda: clock[0], cpu=lambda: 0.0)
+    judging._begun("j")
+    clock[0] = now
+    assert judging.pause_s(9.0) == pause
+
+
 def test_a_flush_waits_for_the_judging(monkeypatch):
     """What is due is written once judging is through, or has taken too long."""
 
@@ -40,7 +90,7 @@ def test_judging_is_busy_while_it_judges():
         raise ValueError("no such run")
 
     judging.judge = judge
-    assert judging.judged("j", lambda: None, whole=True) is None
+    assert judging.at_the_end(lambda: None) is None
     assert (seen, judging.busy) == ([True], False)
 
 

@@ -146,9 +146,10 @@ class Judging:
         return self._turns[job].next if job in self._turns else 0.0
 
     def pause_s(self, usual_s: float) -> float:
-        """How long to wait until some job's turn comes: no longer than usual."""
+        """How long to wait until some job's turn comes, or is overdue: no longer than usual."""
         now = self._clock()
-        return min([usual_s, *(turn.next - now for turn in list(self._turns.values()) if turn.next > now)])
+        coming = [at for turn in list(self._turns.values()) for at in (turn.next, turn.next + WRITE_S)]
+        return min([usual_s, *(at - now for at in coming if at > now)])
 
     def costly(self, job: str) -> bool:
         """Whether judging the whole window takes more than a turn is to: its newest steps are looked at instead."""
@@ -179,8 +180,8 @@ class Judging:
 
         return self._counted(of_newest, lambda used: self._charge_look(turn, used))
 
-    def judged(self, job: str, run: Snapshot, *, whole: bool = False, beside: bool = False) -> dict[str, Any] | None:
-        """The report on a window, or on the ``whole`` run, as ``hindmost.report/1``.
+    def judged(self, job: str, run: Snapshot, *, beside: bool = False) -> dict[str, Any] | None:
+        """The report on a window, as ``hindmost.report/1``.
 
         None where judging failed, which is said once and never stops the collector. Windows tell the next one what
         those before them told. One that is judged ``beside`` looks leaves it to these when the job's next turn is.
@@ -189,7 +190,7 @@ class Judging:
 
         def of_all(judge: Judge) -> dict[str, Any]:
             asked, before = turn.asked, turn.held
-            found = judge(run() if whole else turn.after_others(run()))
+            found = judge(turn.after_others(run()))
             report: dict[str, Any] = found.to_dict()
             turn.past = next((one.past for one in found.verdicts if one.past is not None), None)
             turn.counted = found.counted or turn.counted
@@ -200,6 +201,10 @@ class Judging:
             return report
 
         return self._counted(of_all, lambda used: self._charge(turn, used))
+
+    def at_the_end(self, run: Snapshot) -> dict[str, Any] | None:
+        """The report on a job that is over, None where judging failed; what it takes is nothing to jobs that run."""
+        return self._counted(lambda judge: dict(judge(run()).to_dict()), lambda _: None)
 
     def settled(self, job: str) -> bool:
         """Whether the newest steps, as they were last looked at, name whom the whole window does."""

@@ -49,7 +49,7 @@ async def finish(collector: Collector, job: LiveJob) -> dict[str, Any] | None:
 
 def _seal(collector: Collector, job: LiveJob) -> dict[str, Any] | None:
     """Write ``report.json`` and ``report.html``. The report where they could not be written, else None."""
-    report = collector.judging.judged(job.id, lambda: _whole(collector, job), whole=True)
+    report = collector.judging.at_the_end(lambda: _whole(collector, job))
     if report is None:
         return None
     job.report = report

@@ -34,6 +34,7 @@ class Watch:
         self._verdicts: dict[str, VerdictLog] = {}
         self._one_at_a_time = asyncio.Lock()
         self._wholes: dict[str, asyncio.Task[None]] = {}  # windows being judged; of those that cost much one at a time
+        self._end: asyncio.Task[None] | None = None  # of a job that is over, until that is written down
         self._looked: dict[str, dict[str, int]] = {}  # when each job's newest steps were looked at last
 
     def pause_s(self, usual_s: float) -> float:
@@ -48,10 +49,11 @@ class Watch:
                 await asyncio.sleep(self.pause_s(self._judging.pause_s(LOOK_S)))
                 await self.round()
                 if not self._collector.options.hold:
-                    await self._seal_finished()
+                    self._seal_finished()
         finally:
-            for whole in self._wholes.values():
-                whole.cancel()
+            for task in (*self._wholes.values(), self._end):
+                if task:
+                    task.cancel()
 
     async def through(self) -> None:
         """Wait for windows that are being judged."""
@@ -147,17 +149,25 @@ class Watch:
             except OSError as error:
                 recorder.failing = recorder.failing or error.strerror or str(error)
 
-    async def _seal_finished(self) -> None:
-        """Judge, once and whole, each job that is over, and forget it."""
+    def _seal_finished(self) -> None:
+        """Have each job that is over sealed, one after the other, while others are judged on."""
+        if self._end:
+            if not self._end.done():
+                return
+            self._end.result()
+        now = self._collector.clock.now()
+        over = [
+            job for job in self._collector.jobs.values() if now - job.heard_ns > SILENCE_NS / (10 if job.over else 1)
+        ]
+        self._end = asyncio.create_task(self._seal(over[0])) if over else None
+
+    async def _seal(self, job: LiveJob) -> None:
+        """Judge, once and whole, a job that is over, and forget it."""
         collector = self._collector
-        now = collector.clock.now()
-        for job in list(collector.jobs.values()):
-            quiet = now - job.heard_ns
-            if quiet > SILENCE_NS or (job.over and quiet > SILENCE_NS / 10):
-                await sealing.finish(collector, job)
-                del collector.jobs[job.id]
-                self._verdicts.pop(job.id, None)
-                self._looked.pop(job.id, None)
-                self._judging.forget(job.id)
-                collector.scrape.forget(job.id)
-                collector.definitions.forget_job(job.id)
+        await sealing.finish(collector, job)
+        del collector.jobs[job.id]
+        self._verdicts.pop(job.id, None)
+        self._looked.pop(job.id, None)
+        self._judging.forget(job.id)
+        collector.scrape.forget(job.id)
+        collector.definitions.forget_job(job.id)
