@@ -49,7 +49,7 @@ def test_jobs_are_sealed_one_at_a_time_while_others_are_judged(monkeypatch):
 
     assert asyncio.run(scenario()) == (["a"], ["c"])
     assert begun == forgotten == ["a", "b"]
-    judging = Judging(cpu=iter((0.0, 0.0, 500.0)).__next__)
+    judging = Judging(cpu=iter((0.0, 500.0)).__next__)
     judging.judge = lambda run: SimpleNamespace(to_dict=dict)
     assert judging.at_the_end(lambda: None) == {}
     assert judging.due("c")
