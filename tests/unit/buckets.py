@@ -20,12 +20,14 @@ def run(
     transfer: float = TRANSFER,
     beside: float = 0.0,
     in_forward: bool = False,
+    gathers: float = 0.0,
 ) -> tuple[Run, float]:
     """The job whose ranks are delayed by ``delays`` [R, S, P] ns before the buckets of each step, and its length in ns.
 
     Its collectives tell their ``starts`` or not; its GPUs' forward is ``timed`` or not. What delays the first bucket is
     ``in_forward``, or after it.
-    While a bucket waits for other ranks, the GPU computes slower by the share ``beside`` of that time.
+    While a bucket waits for other ranks, the GPU computes slower by the share ``beside`` of that time. Parameters that
+    are gathered ahead, in so many ns, queue behind each bucket.
     """
     steps = delays.shape[1]
     computing = np.full(delays.shape, BUCKET)
@@ -41,21 +43,25 @@ def run(
             end = np.full(RANKS, start[:, step, place].max() + transfer)
             took[:, step, place] = end - start[:, step, place]
             ready += beside * (took[:, step, place] - transfer)
+            end = end + gathers
         ready = end.copy()
-    rank, step, place = (axis.ravel() for axis in np.indices(computing.shape))
+    kinds = ["all_reduce", "all_gather"] if gathers else ["all_reduce"]
+    begins = np.stack([start, start + took][: len(kinds)], axis=-1)
+    lasted = np.stack([took, np.full_like(took, gathers)][: len(kinds)], axis=-1)
+    rank, step, place, kind = (axis.ravel() for axis in np.indices(begins.shape))
     collectives = table(
         "collectives",
         rank=rank,
         comm=7,
-        seq=step * BUCKETS + place,
-        op=["all_reduce"] * rank.size,
-        start_ns=(start.ravel() + 1e9).astype(np.int64) if starts else -1,
-        duration_ns=took.ravel().astype(np.int64),
-        bytes=1 << 20 | place << 4,
+        seq=(step * BUCKETS + place) * len(kinds) + kind,
+        op=np.array(kinds)[kind].tolist(),
+        start_ns=(begins.ravel() + 1e9).astype(np.int64) if starts else -1,
+        duration_ns=lasted.ravel().astype(np.int64),
+        bytes=1 << 20 | place << 4 | kind,
         flags=GPU_TIME,
         peer=-1,
     )
-    pace = None if starts else float(end[0]) / (steps * BUCKETS)
+    pace = None if starts else float(end[0]) / (steps * BUCKETS * len(kinds))
     job = Job(id="", world_size=RANKS, source="a trace", pace_ns=pace)
     ranks = table("ranks", rank=list(range(RANKS)), world_size=RANKS)
     forward = computing[:, :, 0] - (0.0 if in_forward else delays[:, :, 0])

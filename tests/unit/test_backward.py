@@ -102,6 +102,18 @@ def test_whoever_waits_computes_slower_and_hides_how_slow_the_last_is(beside: fl
     assert verdict.cost_ms_per_step == pytest.approx((took - calm) / STEPS / 1e6, rel=0.2)
 
 
+@pytest.mark.parametrize("share", [0.1, 0.2])
+def test_parameters_gathered_between_the_reductions_hide_no_slow_backward(share: float) -> None:
+    """Whoever waits for a reduction computes slower: a small part shows of what the last rank takes longer."""
+    slow = np.zeros((RANKS, STEPS, BUCKETS))
+    calm = run(slow, timed=True, gathers=0.1e6)[1]
+    slow[2, :, 1:] += share * 1e6
+    job, took = run(slow, timed=True, beside=0.3, gathers=0.1e6)
+    (verdict,) = judge(job).verdicts
+    assert verdict.ranks == (2,)
+    assert verdict.cost_ms_per_step == pytest.approx((took - calm) / STEPS / 1e6, rel=0.25)
+
+
 def test_a_lead_that_is_lost_by_waiting_costs_nothing() -> None:
     """One rank's first bucket is late: the others wait and slow down beside it until they are no sooner than it."""
     slow = np.zeros((RANKS, STEPS, BUCKETS))

@@ -44,13 +44,35 @@ def test_what_is_slower_everywhere_takes_no_turns() -> None:
     assert (verdict.ranks, verdict.cause) == ((2,), "compute")
 
 
+def _took() -> Any:
+    return np.random.default_rng(3).normal(1e6, 1e4, (100, BUCKETS))
+
+
+def _slice(took: Any) -> float:
+    found = taking_turns.find(np.median(took, axis=0), took)
+    return found.slice if found is not None else 0.0
+
+
 def test_what_is_slow_at_one_place_now_and_then_takes_no_turns() -> None:
     """A slice comes anywhere: code that is slow in some steps is so where it is."""
-    took = np.random.default_rng(3).normal(1e6, 1e4, (100, BUCKETS))
-    usual = np.median(took, axis=0)
-    assert taking_turns.shown(usual, took) == 0.0
+    took = _took()
+    assert _slice(took) == 0.0
     took[::3, 4:6] += 8e6
-    assert taking_turns.shown(usual, took) == 0.0
+    assert _slice(took) == 0.0
+
+
+def test_slices_are_of_one_length_and_noise_is_of_any() -> None:
+    """As often, and as long on the average."""
+    random = np.random.default_rng(4)
+    now = random.random((100, BUCKETS)) < 0.3
+    assert _slice(_took() + SLICE * now) == pytest.approx(SLICE, rel=0.05)
+    assert _slice(_took() + random.exponential(SLICE, now.shape) * now) == 0.0
+
+
+def test_long_stretches_have_a_slice_in_every_other_step() -> None:
+    """Where it is in more than half of them, the median is with it."""
+    now = np.random.default_rng(6).random((100, BUCKETS)) < np.where(np.arange(BUCKETS) % 2, 0.6, 0.2)
+    assert _slice(_took() + SLICE * now) == pytest.approx(SLICE, rel=0.05)
 
 
 def test_a_gpu_whose_memory_nobody_else_holds_is_shared_with_nobody() -> None:

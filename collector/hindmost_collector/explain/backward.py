@@ -136,9 +136,10 @@ def find(blocks: Blocks, row: int, columns: Array, healthy: Array | None = None)
     alike = before is not None and before.shape[1] == where.shape[1]
     own = _took(*_ready(grid, np.array([row]), before))[0][0] if before is not None and alike else None
     usual, took = (block[0] for block in _between_two(*_ready(grid, np.array([row]), where)))
-    turn = taking_turns.shown(usual, took)
-    if own is None and turn > 0:
-        own = usual  # which is what it takes while it has its GPU
+    turns = taking_turns.find(usual, took)
+    if own is None and turns is not None:
+        own = turns.alone
+    turn = turns.slice if turns is not None else 0.0
     return Backward(max(late, 0.0), max(_saved(grid, row, where, own, lost), 0.0), turn)
 
 
@@ -154,14 +155,20 @@ def _lost(blocks: Blocks, row: int) -> float:
 
 
 def _places(blocks: Blocks, columns: Array) -> Ints | None:
-    """[N, P] column of each place of those steps that have as many collectives as most."""
+    """[N, P] column of each place of those steps that have as many collectives as most.
+
+    Parameters that are gathered ahead queue behind the reduction before: when each reduction began tells what is
+    computed between them, and nothing tells it in two parts.
+    """
     grid = blocks.joined
     if not blocks.overlapped or grid is None or np.isnan(grid.start).all() or blocks.due is not None:
         return None
     counts = np.diff(np.append(blocks.starts, grid.columns))[columns]
     usual = int(np.bincount(counts).argmax())
     steps = columns[counts == usual]
-    return blocks.starts[steps][:, None] + np.arange(usual) if usual > 1 and len(steps) else None
+    where = blocks.starts[steps][:, None] + np.arange(usual)
+    where = where[:, grid.gathers[where].mean(axis=0) < _OFTEN]
+    return where if where.shape[1] > 1 else None
 
 
 def _saved(grid: Grid, row: int, where: Ints, healthy: Floats | None, lost: float) -> float:
@@ -193,7 +200,7 @@ def _took(start: Floats, free: Array) -> tuple[Floats, Floats]:
     Who queues for a collective was ready before, and nobody knows when.
     """
     usual, exact = _between_two(start, free)
-    if taking_turns.shown(usual[0], exact[0]) > 0:
+    if taking_turns.find(usual[0], exact[0]) is not None:
         usual[0] = taking_turns.in_all(usual[0], exact[0])
     return usual, _often(np.where(free[:, :, :-1], np.diff(start, axis=2), np.nan))
 

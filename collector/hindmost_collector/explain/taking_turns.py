@@ -2,31 +2,43 @@
 
 Of a GPU that two processes share each has it for a slice of time, one or two ms, and then waits for as long. What is
 computed between two collectives mostly takes as long as ever, and now and then a slice longer: at another place in each
-step, several times in each, and at every place in some. Slow code is slow at the same places, and a stall is rare.
+step, several times in each, and at every place in some. All slices are of one length. Slow code is slow at the same
+places, a stall is rare, and noise is of any size.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from hindmost_collector.robust import MAD_TO_SIGMA, median
+from hindmost_collector.robust import median
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Array, Floats
     from hindmost_collector.timeline.blocks import Blocks
 
-#: What takes longer than is usual at its place by this share, and by so many standard deviations, waited for a slice.
+#: In this share of the steps at least a place has no slice in it, and what that scatters by is seen below there.
+_ALONE, _LEAST = 0.2, 0.05
+#: … in so many standard deviations of a normal distribution.
+_DEVIATIONS = 0.8
+#: What takes longer than alone by this share, and by so many standard deviations, waited for a slice.
 _SHARE, _BEYOND_CHANCE = 0.1, 6.0
-#: … in nearly all steps, and at places where most of their time is computed, at none of them mostly: there it would be
-#: the usual.
-_STEPS, _PLACES, _MOSTLY = 0.9, 0.75, 0.5
-#: The typical step is longer by this share than what is usual at its places: in recordings of shared GPUs by 0.09 to
-#: 0.27, in 140 others by 0.03 at most, but where a host was starved and launched late.
+#: … in nearly all steps, at places where most of their time is computed, and at none of them always.
+_STEPS, _PLACES = 0.9, 0.75
+#: The middle half of all slices differ by no more than this share of one: on H200s by 0.04 to 0.13.
+_ONE_LENGTH = 0.25
+#: The typical step is longer by this share than it is alone: in recordings of shared GPUs by 0.14 to 0.28.
 _LONGER = 0.06
 #: Places of a step that must be known.
 _FEWEST = 5
+
+
+class Turns(NamedTuple):
+    """What a rank computes ``alone`` [P] ns before each collective, and the ns of a ``slice`` that it waits for."""
+
+    alone: Floats
+    slice: float
 
 
 def in_all(usual: Floats, took: Floats) -> Floats:
@@ -34,21 +46,29 @@ def in_all(usual: Floats, took: Floats) -> Floats:
 
     What comes at another place in each step shows in the median of none.
     """
-    return np.asarray(usual * _longer(usual, took))
+    return np.asarray(usual * max(_in_all(usual, took) / max(float(np.nansum(usual)), 1.0), 1.0))
 
 
-def shown(usual: Floats, took: Floats) -> float:
-    """Ns of a slice for which a GPU typically computes nothing; 0 where nobody takes turns on it."""
+def find(usual: Floats, took: Floats) -> Turns | None:
+    """The turns that show in what a rank ``took`` [N, P] ns before each collective; ``None`` where nobody takes any."""
     known = ~np.isnan(usual)
-    if np.sum(known) < _FEWEST or _longer(usual, took) < 1 + _LONGER:
-        return 0.0
-    more = (took - usual)[:, known]
-    scatter = MAD_TO_SIGMA * median(np.abs(more), axis=0)
-    waited = more > np.fmax(_SHARE * usual[known], _BEYOND_CHANCE * scatter)
+    if np.sum(known) < _FEWEST:
+        return None
+    held = took[:, known]
+    least, alone = np.nanquantile(held, [_LEAST, _ALONE], axis=0)
+    more = held - alone
+    waited = more > np.fmax(_SHARE * alone, _BEYOND_CHANCE * (alone - least) / _DEVIATIONS)
     often = waited.mean(axis=0)
-    there = float(usual[known][(often > 0) & (often < _MOSTLY)].sum())
-    everywhere = there >= _PLACES * float(usual[known].sum())
-    return float(median(more[waited])) if everywhere and waited.any(axis=1).mean() >= _STEPS else 0.0
+    there = float(alone[(often > 0) & (often <= 1 - _ALONE)].sum())
+    if there < _PLACES * float(alone.sum()) or waited.any(axis=1).mean() < _STEPS:
+        return None
+    whole = _in_all(usual, took)
+    few, typical, many = np.quantile(more[waited], [0.25, 0.5, 0.75]).tolist()
+    if whole < (1 + _LONGER) * float(alone.sum()) or many - few > _ONE_LENGTH * typical:
+        return None
+    by_itself: Floats = usual.copy()
+    by_itself[known] = median(np.where(waited, np.nan, held), axis=0)
+    return Turns(by_itself, typical)
 
 
 def others_seen(blocks: Blocks, row: int, columns: Array) -> bool:
@@ -57,8 +77,7 @@ def others_seen(blocks: Blocks, row: int, columns: Array) -> bool:
     return foreign is not None and not np.isnan(foreign[row])
 
 
-def _longer(usual: Floats, took: Floats) -> float:
-    """How many times what is usual at its places the typical step takes; never less."""
-    whole = float(np.nansum(usual))
+def _in_all(usual: Floats, took: Floats) -> float:
+    """Ns that the typical step takes at the places of which it is known what is usual."""
     each = np.nansum(np.where(np.isnan(took), usual, took), where=~np.isnan(usual), axis=1)
-    return max(float(median(each)) / whole, 1.0) if whole > 0 else 1.0
+    return float(median(each))

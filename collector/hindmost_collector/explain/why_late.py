@@ -29,7 +29,7 @@ def of(blocks: Blocks, habit: Habit, settings: Settings) -> Cause:
         why = _in_turns(why, seen.turn) if not taking_turns.others_seen(blocks, habit.row, habit.steps()) else why
     if why.cause not in backward.COMPUTED:
         return why
-    unseen = 0.0 if _gathered(blocks) else seen.beyond(why.beyond * habit.excess) / why.beyond
+    unseen = seen.beyond(why.beyond * habit.excess) / why.beyond
     still = interrupted.longer(blocks, habit) if why.cause == "unknown" and habit.outer is None else 0.0
     return replace(why, unseen=max(unseen, still))
 
@@ -38,13 +38,6 @@ def _in_turns(why: Cause, turn: float) -> Cause:
     """Another process that shows by its turns on the GPU, each so many ns, in place of what looks like computing."""
     held_up = f"now here and now there in a step its GPU computes nothing for {ms(turn)}"
     return replace(why, cause="gpu_contention", partial=None, remark=f"{held_up}, as where another process takes turns")
-
-
-def _gathered(blocks: Blocks) -> bool:
-    """Whether parameters are gathered ahead between the reductions: by a layer at most, and beside computing, so that
-    ranks that wait there have the less to compute after that, and seem to be faster than they are.
-    """
-    return blocks.joined is not None and bool(blocks.joined.gathers.any())
 
 
 def known(parts: dict[str, Floats]) -> dict[str, Floats]:
