@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from hindmost import ring
 
-from tests.native.test_pmpi import Mpi, installed, launch, needs_mpi4py, of
+from tests.native.test_pmpi import Mpi, installed, launch, of
+from tests.native.test_pmpi_programs import needs_mpi4py
 
 __all__ = ["installed"]
 
