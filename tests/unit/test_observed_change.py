@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
+from hindmost_collector.costs import whatif
+from hindmost_collector.detectors import straggler
 from hindmost_collector.judge import judge
+from hindmost_collector.judgement.verdicts import of_habits
+from hindmost_collector.settings import DEFAULT
+from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_collector.timeline import blocks as blocks_of
 
 from tests.scenarios.loads import Load, make
 
@@ -20,3 +29,13 @@ def test_steps_that_grew_by_more_than_the_lateness_say_so(of_all: float, told: b
     assert verdict.cost_ms_per_step == pytest.approx(2.0, abs=0.3)
     longer = [line for line in verdict.evidence if line.startswith(_LONGER)]
     assert [float(line.split()[2]) for line in longer] == ([pytest.approx(6.0, abs=0.3)] if told else [])
+
+
+def test_steps_of_which_only_the_mean_is_known_show_no_change() -> None:
+    """That no step grew does not say that a rank that was slow for a while cost nothing."""
+    blocks = blocks_of.build(simulate(Scenario(4, faults=(Fault("compute", (0,), 0.1, 20, 50),))).run, DEFAULT)
+    assert blocks is not None
+    blocks = replace(blocks, period=np.full(len(blocks.steps), 48_813_815.52214547))
+    assert whatif.observed_change(blocks, slice(20, 50)) is None
+    (verdict,), notes = of_habits(straggler.find(blocks, DEFAULT), blocks, DEFAULT)
+    assert (verdict.ranks, notes) == ((0,), [])

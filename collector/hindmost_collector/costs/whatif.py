@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector.robust import median, median_error
+from hindmost_collector.robust import alike, median, median_error
 from hindmost_collector.timeline import blocks as blocks_of
 
 if TYPE_CHECKING:
@@ -116,8 +116,11 @@ def observed_change(
     Waiting ranks cool down and clock higher, so what a repair saves is less than what they wait: an onset shows how
     much less. Steps count for at most three typical ones of their side, so that a checkpoint decides nothing. Only
     steps in which the same ``others`` act are compared: what those did is not the doing of this. Where steps differ by
-    what is ``replayed`` [S] ns of them without these ranks, uneven work say, that is taken out.
+    what is ``replayed`` [S] ns of them without these ranks, uneven work say, that is taken out. Steps of which only
+    the mean length is known show no change.
     """
+    if alike(blocks.period):
+        return None
     inside = np.zeros(len(blocks.steps), bool)
     inside[during] = True
     known = ~np.isnan(blocks.period) & _alike(len(blocks.steps), inside, others)
