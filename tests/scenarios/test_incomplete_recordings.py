@@ -107,3 +107,22 @@ def test_a_slow_input_is_seen_in_a_log_of_the_steps_alone(tmp_path: Path) -> Non
     """Nobody waits for others there; the other replica's stage is not named for its longer forward."""
     (verdict,) = judge(load(_unpacked("pp2-dp2-slow-input-rank0", tmp_path, _steps_alone))).verdicts
     assert (verdict.kind, verdict.ranks, verdict.cause) == ("straggler", (0,), "input")
+
+
+def _without_steps_of(name: str, rank: int, to: Path) -> Path:
+    return _unpacked(name, to, lambda one: one != f"steps.{rank}.jsonl")
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2, 3])
+@pytest.mark.parametrize("name", ["fsdp-host-bound", "pp2-dp2-host-bound"])
+def test_where_hosts_launch_all_the_time_one_without_a_log_is_not_named(name: str, rank: int, tmp_path: Path) -> None:
+    """How long its host takes its operations tell: all that its GPU idles is the lead of the others'."""
+    verdicts = judge(load(_without_steps_of(name, rank, tmp_path))).verdicts
+    assert [one.ranks for one in verdicts if one.ranks] == []
+
+
+@pytest.mark.parametrize(("name", "rank"), [("ddp-host-bound-slow-input-rank1", 1), ("pp2-dp2-slow-input-rank0", 0)])
+def test_a_slow_host_without_a_log_is_named_by_its_operations(name: str, rank: int, tmp_path: Path) -> None:
+    """Between two of them it takes longer than the others' hosts do at their fastest."""
+    verdicts = judge(load(_without_steps_of(name, rank, tmp_path))).verdicts
+    assert {one.ranks for one in verdicts if one.ranks} == {(rank,)}

@@ -50,7 +50,10 @@ def late_by_hosts(blocks: Blocks, run: Run) -> Blocks:
     fed = _with_blind(fed, blocks)
     if not _marked(blocks):
         return unmarked.late_by_hosts(blocks, run.collectives, fed)
-    late = fed & (np.nan_to_num(blocks.excess) > 0)
+    without = _without_marks(blocks)[:, None]
+    if without.any():
+        blocks = unmarked.late_by_hosts(blocks, run.collectives, fed & without)
+    late = fed & ~without & (np.nan_to_num(blocks.excess) > 0)
     share = np.ones(blocks.excess.shape)
     rows = np.flatnonzero(late.sum(axis=1) >= _ENOUGH).tolist()
     if not rows:
@@ -73,7 +76,7 @@ def late_by_hosts(blocks: Blocks, run: Run) -> Blocks:
         blocks,
         excess=blocks.excess * share,
         segments=blocks.segments * share[:, blocks.segment_step],
-        unsure=taken.mean(axis=1),
+        unsure=taken.mean(axis=1) + (blocks.unsure if blocks.unsure is not None else 0.0),
     )
 
 
@@ -131,6 +134,17 @@ def waits_for_host(blocks: Blocks, rows: slice = slice(None)) -> Array | None:
 def _marked(blocks: Blocks) -> bool:
     """Whether hosts say when each step began, when it had its input, and when it ended."""
     return blocks.ended is not None and blocks.took is not None and "input" in blocks.parts
+
+
+def _without_marks(blocks: Blocks) -> Array:
+    """[R] ranks of whose steps nothing says when they ended, beside others' that do, or of all of whose peers: a log is
+    missing, and what their hosts need is known by their operations only."""
+    assert blocks.ended is not None  # noqa: S101 - _marked() has looked
+    without = np.asarray(np.isnan(blocks.ended).all(axis=1))
+    if not without.any():
+        return without
+    peers, logged = (np.bincount(blocks.role, count)[blocks.role] for count in (None, ~without))
+    return np.asarray((without | ((logged == 1) & (peers > 1))) & ~_blind(blocks))
 
 
 def _blind(blocks: Blocks) -> Array:
