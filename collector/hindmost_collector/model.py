@@ -244,13 +244,15 @@ class Unseen:
     ``together`` is the share of the time for which all ranks that were recorded waited at once, in collectives that
     these ranks are members of; ``None`` where it cannot be told. ``apart`` is true where recorded ranks do not all meet
     in the same collectives: whoever seems late may have waited for one of these. ``by_steps`` is true where a log of
-    the steps has these ranks, so that the steps can be judged nevertheless.
+    the steps has these ranks, so that the steps can be judged nevertheless. ``judged`` is the share of the job that the
+    files of all other ranks have, for some are cut, and that is judged.
     """
 
     ranks: tuple[int, ...]
     together: float | None = None
     apart: bool = False
     by_steps: bool = False
+    judged: float = 1.0
 
 
 @dataclass(frozen=True)

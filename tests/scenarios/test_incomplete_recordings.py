@@ -100,7 +100,7 @@ def test_a_log_of_the_steps_alone_clears_nobody_and_names_no_stage(name: str, tm
     """Who is slow in backward is in no forward; where hosts are waited for, a forward times the host's launching."""
     (verdict,) = judge(load(_unpacked(name, tmp_path, _steps_alone))).verdicts
     assert (verdict.kind, verdict.ranks) == ("insufficient_data", ())
-    assert "a log of the steps is all there is of this job" in verdict.evidence[0]
+    assert "a log of the steps is all there is to judge by" in verdict.evidence[0]
 
 
 def test_a_slow_input_is_seen_in_a_log_of_the_steps_alone(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def unclear(run: Run, blocks: Blocks) -> Verdict | None:
     share = float(median(median(backward, axis=1)) / blocks.step_ns) if backward is not None else 0.0
     if not share >= _MAY_HIDE:
         return None
-    told = f"a log of the steps is all there is of this job: {share:.0%} of a step of {ms(blocks.step_ns)} is in {name}"
+    told = f"a log of the steps is all there is to judge by: {share:.0%} of a step of {ms(blocks.step_ns)} is in {name}"
     waits = "in which a rank waits for the others as well as works, and nothing tells how long"
     return Verdict(
         kind="insufficient_data",

@@ -9,7 +9,7 @@ import numpy as np
 
 from hindmost_collector.judgement import absent
 from hindmost_collector.judgement.verdict import STOPS, Verdict
-from hindmost_collector.judgement.wording import names
+from hindmost_collector.judgement.wording import names, without_all_clear
 from hindmost_collector.model import Job, Unseen, rows
 from hindmost_collector.timeline import blocks as blocks_of
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 #: Ranks that wait at once for this share of the time wait for somebody whom the recording lacks. Where nobody was late
 #: that long, transfers alone scatter by up to 0.025; a rank that costs 3 % of the step made it 0.1.
 _TOGETHER = 0.05
+#: Where files of all ranks have so large a share of a job, it is judged by that: what ends it is no part of its steps.
+_NEARLY_ALL = 0.8
 #: Missing ranks that a remedy names.
 _NAMED = 8
 #: Verdicts that hold of the ranks that were seen, whatever the others did.
@@ -46,17 +48,17 @@ def judged(found: list[Verdict], run: Run, blocks: Blocks | None) -> list[Verdic
     lacking = run.unseen
     if lacking is None or any(one.kind in STOPS for one in found):
         return found
+    if not lacking.ranks and lacking.judged < 1.0:
+        return [_of_part(one, lacking) for one in found]
     waited = lacking.together is not None and lacking.together >= _TOGETHER
     if lacking.by_steps:
         return [_with(one, lacking) for one in found] if waited else found
     kept = [one for one in found if one.kind in _OF_SOME and not (lacking.apart and one.ranks)]
     named = any(one.ranks for one in kept)
     already = [one for one in found if one.kind == "insufficient_data"]
-    if named:
-        return kept
-    if already and not waited:
+    if already and not waited and not named:
         return [replace(one, evidence=(_missing(lacking), *one.evidence)) for one in already]
-    return [_insufficient(lacking, waited), *kept]
+    return kept if named else [_insufficient(lacking, waited), *kept]
 
 
 def unjudged(run: Run, blocks: Blocks) -> Verdict | None:
@@ -110,6 +112,18 @@ def _with(one: Verdict, lacking: Unseen) -> Verdict:
         return one
     return replace(
         one, kind="insufficient_data", evidence=(*one.evidence, _awaited(lacking)), advice=(_remedy(lacking),)
+    )
+
+
+def _of_part(one: Verdict, lacking: Unseen) -> Verdict:
+    """Nobody is cleared by a part of a job of what happened in the rest."""
+    if one.kind != "balanced" or lacking.judged >= _NEARLY_ALL:
+        return one
+    told = f"files of some ranks are cut: all ranks have {lacking.judged:.0%} of the job, in which nobody is late"
+    rest = "who is late in the rest cannot be told"
+    remedy = "put the files of all ranks, whole, beside each other"
+    return Verdict(
+        kind="insufficient_data", evidence=(f"{told}; {rest}", *without_all_clear(one.evidence)), advice=(remedy,)
     )
 
 

@@ -112,7 +112,8 @@ def _by_collectives(run: Run, world: set[int], source: Mapping[str, str]) -> Run
     unseen = most if by_steps else unseen
     run = _noted(run, [_cut(source["collectives"], one, aside=one.rank in unseen) for one in cut])
     if not unseen:
-        return _shortened(run, cut)
+        first, last = extents.common(cut)
+        return replace(_shortened(run, cut), unseen=Unseen((), judged=max(last - first, 0.0))) if cut else run
     told = Unseen(tuple(sorted(unseen)), _together(run, unseen), apart, by_steps)
     if by_steps:
         run = _noted(run, [f"Who waits for whom is not known of {names(told.ranks)}: judged by the log of the steps."])

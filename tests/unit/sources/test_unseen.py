@@ -130,6 +130,18 @@ def test_files_that_end_early_are_judged_as_far_as_all_go(tmp_path: Path) -> Non
     assert ends in report["notes"]
 
 
+@pytest.mark.parametrize("rank", [1, 2])
+@pytest.mark.parametrize(("share", "kind"), [(0.6, "insufficient_data"), (0.9, "balanced")])
+def test_a_part_of_a_job_clears_nobody_of_the_rest(tmp_path: Path, rank: int, share: float, kind: str) -> None:
+    """Of what all ranks have nobody is late; what began after that, such as rank 1's slowness, nobody knows."""
+    write(simulate(Scenario(4, STEPS, faults=(Fault("compute", (1,), 0.1, onset=56),))).run, tmp_path, "traces")
+    _cut(_csv_of(tmp_path, rank), share)
+    report = _judged(tmp_path)
+    (verdict,) = report["verdicts"]
+    assert (verdict["kind"], verdict["ranks"]) == (kind, [])
+    assert ("all ranks have 60% of the job, in which nobody is late" in _told(report)) == (kind != "balanced")
+
+
 def test_a_log_that_ends_early_is_judged_as_far_as_all_go(tmp_path: Path) -> None:
     """The same where the steps are all there is."""
     _recorded(tmp_path)
