@@ -99,6 +99,8 @@ def _load(path: Path, folder: Path) -> Run:
         else:
             found[owner].append(file)
     if len(strangers) == len(files):
+        if (only := several.only_archive(path)) is not None:
+            return load(only)
         raise UsageError(several.archives(path) or _nothing_understood(path, strangers))
     met = [form for form in FORMATS if found[form.NAME]]
     views, damage = damaged.whole(met, lambda form: form.load(found[form.NAME]))

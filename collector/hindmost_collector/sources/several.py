@@ -26,6 +26,12 @@ def archives(folder: Path) -> str | None:
     return _told(folder, "archives", [one for one in _inside(folder) if is_archive(one)])
 
 
+def only_archive(folder: Path) -> Path | None:
+    """The one archive in a folder that holds no other; ``None`` where there are none or several."""
+    found = [one for one in _inside(folder) if is_archive(one)]
+    return found[0] if len(found) == 1 else None
+
+
 def _told(folder: Path, what: str, found: list[Path]) -> str | None:
     if not found:
         return None

@@ -77,5 +77,7 @@ def test_a_folder_of_archives_says_so(tmp_path: Path, capsys: pytest.CaptureFixt
     (tmp_path / "README.md").write_text("# two\n")
     assert main(["report", str(tmp_path)]) == 2
     assert "holds 2 archives, each a recording; name one, such as" in capsys.readouterr().err
-    assert main(["report", "--format", "json", str(tmp_path / "a.tar.gz")]) == 0
-    assert json.loads(capsys.readouterr().out)["job"]["world_size"] == 4
+    for one in (tmp_path / "a.tar.gz", tmp_path):  # a folder of one is that one
+        assert main(["report", "--format", "json", str(one)]) == 0
+        assert json.loads(capsys.readouterr().out)["job"]["world_size"] == 4
+        (tmp_path / "b.tar.gz").unlink(missing_ok=True)
