@@ -69,7 +69,11 @@ def test_steps_alone_are_compared_within_a_group_too() -> None:
     """Where no collective was timed, the communicators still say who meets whom."""
     run = both(group(1), group(2, step_ms=130.0))
     nobody = replace(run, collectives={name: column[:0] for name, column in run.collectives.items()})
-    assert [one.kind for one in judge(nobody).verdicts] == ["balanced"]
+    report = judge(nobody)
+    assert [(one.kind, one.ranks) for one in report.verdicts] == [
+        ("insufficient_data", ())
+    ]  # slow in backward, who knows
+    assert any("judged each by its own steps" in note for note in report.notes)
 
 
 def test_one_communicator_that_joins_them_is_enough() -> None:
