@@ -38,7 +38,8 @@ def test_a_group_that_is_longer_in_one_phase_and_shorter_in_another_is_waited_fo
 
 
 @pytest.mark.parametrize(
-    ("forward", "kind", "ranks"), [([7.0, 7.0, 7.0, 7.0], "balanced", ()), ([7.0, 7.0, 7.9, 7.0], "straggler", (2,))]
+    ("forward", "kind", "ranks"),
+    [([7.0, 7.0, 7.0, 7.0], "insufficient_data", ()), ([7.0, 7.0, 7.9, 7.0], "straggler", (2,))],
 )
 def test_ranks_that_differ_in_their_work_alone_are_judged_by_it(
     tmp_path: Path, forward: list[float], kind: str, ranks: tuple[int, ...]
@@ -46,3 +47,4 @@ def test_ranks_that_differ_in_their_work_alone_are_judged_by_it(
     """What one has more of nobody has less of elsewhere."""
     verdict = _judged(tmp_path, forward, [1.5, 1.5, 1.5, 1.5])
     assert (verdict.kind, verdict.ranks) == (kind, ranks)
+    assert "as much less in" not in verdict.evidence[0]
