@@ -12,17 +12,16 @@ from hindmost_collector.explain.sampled import Samples
 from hindmost_collector.model import Job, Run, Table, rows
 from hindmost_collector.robust import median, peers_median, sums_by_step
 from hindmost_collector.timeline import (
-    delays,
     filled,
     gathered,
     intervals,
-    lateness,
     marked,
     overlapping,
     phases,
     pipelined,
     profiled,
     roles,
+    rounds,
     schedule,
     step_times,
     steps,
@@ -237,8 +236,7 @@ def _assemble(
     parts = _parts(joined, own, starts, numbers, table)
     overlapped = overlapping.find(joined, own, step_of, starts, work if work is not None else parts.get("gpu_forward"))
     if overlapped:
-        excess = lateness.find(joined.duration, own, step_of, starts)
-        excess = delays.find(peers_median(joined.duration) - joined.duration, own, joined.start, starts, excess)
+        excess = rounds.late(joined, own, starts)
         segments, segment_step = excess, np.arange(len(numbers))
     else:
         segments, segment_step = roles.excess(joined, own, role), step_of

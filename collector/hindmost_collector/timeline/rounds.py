@@ -1,0 +1,66 @@
+"""Steps that gather parameters and reduce gradients several times over, a round for each micro-batch.
+
+One delay shows in all collectives that follow it, so that a rank's largest counts. But a delay for longer than a layer
+computes, which hides no more, is over when all have met: in the next round the others wait for whoever is late in it
+anew, as for each micro-batch's input.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.robust import median, peers_median
+from hindmost_collector.timeline import delays, lateness
+
+if TYPE_CHECKING:
+    from hindmost_collector.align import Floats, Grid, Ints
+
+#: A round has so many collectives at least: buckets of one size are no rounds.
+_FEWEST = 4
+#: More micro-batches are told as these.
+_MOST = 64
+
+
+def late(joined: Grid, own: Floats, starts: Ints) -> Floats:
+    """[R, S] ns that each rank comes late in each step to collectives that run beside its computing.
+
+    ``own`` [R, K] is the time between its collectives, ``starts`` [S] the first of each step.
+    """
+    found = _late(joined, own, starts)
+    begins = _begins(joined, starts)
+    if len(begins) == len(starts):
+        return found
+    more = np.maximum(np.nan_to_num(_late(joined, own, begins)) - _hidden(own, begins), 0.0)
+    of_step = np.searchsorted(begins, starts)
+    return found + np.add.reduceat(more, of_step, axis=1) - np.maximum.reduceat(more, of_step, axis=1)
+
+
+def _late(joined: Grid, own: Floats, begins: Ints) -> Floats:
+    counts = np.diff(np.append(begins, joined.columns))
+    found = lateness.find(joined.duration, own, np.repeat(np.arange(len(begins)), counts), begins)
+    return delays.find(peers_median(joined.duration) - joined.duration, own, joined.start, begins, found)
+
+
+def _hidden(own: Floats, begins: Ints) -> float:
+    """Ns that a layer computes beside the collectives of another: the longest time between two that all ranks take."""
+    position = np.arange(own.shape[1]) - np.repeat(begins, np.diff(np.append(begins, own.shape[1])))
+    taken = [np.min(np.nan_to_num(median(own[:, position == place], axis=1))) for place in range(position.max() + 1)]
+    return float(max(taken))
+
+
+def _begins(joined: Grid, starts: Ints) -> Ints:
+    """[N] where each round of each step begins; steps that are unlike most are one."""
+    counts = np.diff(np.append(starts, joined.columns))
+    usual = int(np.bincount(counts).argmax())
+    alike = starts[counts == usual]
+    first = joined.token[alike[0] : alike[0] + usual]
+    gathers = joined.gathers[alike[0] : alike[0] + usual]
+    for count in range(min(usual // _FEWEST, _MOST), 1, -1):
+        each = usual // count
+        mixed = gathers[:each].any() and not gathers[:each].all()
+        if usual % count == 0 and mixed and (first.reshape(count, each) == first[:each]).all():
+            same = alike[(joined.token[alike[:, None] + np.arange(usual)] == first).all(axis=1)]
+            return np.union1d(starts, (same[:, None] + np.arange(0, usual, each)).ravel())
+    return starts
