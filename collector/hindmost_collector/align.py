@@ -34,6 +34,8 @@ SYNCHRONISING = (
     "ddpsync",
 )
 
+#: Operations in which one rank gives to all others, spelled likewise.
+_ROOTED = ("broadcast", "bcast", "broadcastoop", "scatter")
 
 #: Parts of the names of what ranks run inside of forward and backward, where computing may wait for it.
 _INSIDE = ("gather", "all_to_all")
@@ -134,8 +136,17 @@ def _shared_codes(text: Array) -> tuple[Ints, list[str]]:
 
 def is_synchronising(name: str) -> bool:
     """Whether this operation's name is one whose end is common to all members."""
+    return _plain(name) in SYNCHRONISING
+
+
+def is_rooted(name: str) -> bool:
+    """Whether this operation's name is one in which a root gives to all others."""
+    return _plain(name) in _ROOTED
+
+
+def _plain(name: str) -> str:
     plain = "".join(c for c in name.lower() if c.isalnum())
-    return plain.removeprefix("mpi").removeprefix("nccl").rstrip("vw") in SYNCHRONISING
+    return plain.removeprefix("mpi").removeprefix("nccl").rstrip("vw")
 
 
 def _kinds(names: list[str]) -> tuple[list[bool], list[bool]]:
@@ -159,7 +170,9 @@ def grid(run: Run) -> Grid | None:
     waits, meets = (np.array(one, bool)[code] for one in _kinds(names))
     calls, stays = awaited.joined(run.collectives, waits, meets)
     named = code[stays], names
-    mask = synchronising(calls, named) | rooted.awaited(calls, *named)
+    gives = np.array([is_rooted(name) for name in names])
+    mask = synchronising(calls, named)
+    mask |= rooted.awaited(calls, named[0], gives, mask)
     if not mask.any():
         return None
     table = constant.chosen(calls, mask)

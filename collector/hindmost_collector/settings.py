@@ -42,7 +42,11 @@ class Settings:
         " same work take up to half as long again",
     )
     min_effect_of_few: float = _of(
-        0.02, STEP, 0, 1, "fewer than four ranks are no crowd to compare with: two healthy GPUs differ by up to 2 %"
+        0.02,
+        STEP,
+        0,
+        1,
+        "fewer than four ranks are no crowd to compare with, nor are those whom several late ones leave: 2 % are usual",
     )
     min_steps: int = _of(10, "steps", 1, 100_000, "fewer cannot tell a habit from an accident")
     large_effect: float = _of(

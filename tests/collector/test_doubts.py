@@ -1,4 +1,4 @@
-"""What looks say and whole windows do not is asked about ever seldomer, until it is said no more."""
+"""What looks say and whole windows do not is asked about more and more seldom, until it is said no more."""
 
 from __future__ import annotations
 

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from hindmost_collector.judge import judge
 from hindmost_collector.judgement.verdict import JobSummary, RankRow, Report, Verdict
+from hindmost_collector.model import Job, Run
 from hindmost_collector.running import newest
+from hindmost_collector.running.judging import Judging
 from hindmost_collector.running.looks import Seen, apart, borne_out, news, seen
 from hindmost_collector.running.pieces import Piece, piece
 from hindmost_collector.simulate import Fault, Scenario, simulate
@@ -131,6 +133,46 @@ def test_a_look_that_takes_too_long_reads_fewer_rows_and_more_again_when_it_may(
     assert job.rows[-1] == newest.LEAST_ROWS
 
 
+@pytest.mark.parametrize("whole_s", [0.4, 3.0])
+def test_where_nobody_knows_how_long_steps_are_whole_windows_take_no_more_than_their_share(whole_s: float) -> None:
+    """There are no newest steps to look at then."""
+    job = Paced(whole_s=whole_s)
+    for one in job.jobs.values():
+        one.newest = lambda words, rows: None
+    job.until(400.0)
+    assert job.used <= 0.05 * 400 + 4 * whole_s
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_news_that_comes_while_the_whole_window_is_judged_is_kept(*, inside: bool) -> None:
+    """Steps that take twice as long now: the window that was taken before is not what tells so."""
+    spent, now, step = [0.0], [0.0], [100.0]
+    judging = Judging(share=0.05, clock=lambda: now[0], cpu=lambda: spent[0])
+    judging.judge = lambda run: Report(JobSummary("j", step_ms={"p50": step[0]}), ())
+
+    def taking(seconds: float) -> Run:
+        spent[0] += seconds
+        return Run(Job("j"))
+
+    def changing() -> Run:
+        if inside:
+            step[0] = 200.0
+            assert judging.look("j", lambda: taking(0.05))
+            step[0] = 100.0
+        return taking(3.0)
+
+    judging.judged("j", lambda: taking(3.0))
+    now[0] += 60.0
+    judging.look("j", lambda: taking(0.05))
+    judging.judged("j", changing, beside=True)
+    step[0] = 200.0
+    began = now[0]
+    while not judging.whole_due("j") and now[0] < began + 100:
+        now[0] += 1.5
+        judging.look("j", lambda: taking(0.05))
+    assert now[0] - began <= 3.0
+
+
 def test_looks_that_cannot_be_short_enough_take_no_more_of_a_core_than_they_may() -> None:
     """Of 0.6 s each: one in four seconds, once what may be spent ahead is."""
     job = Paced(look_s=lambda rows: 0.6, whole_s=5.0)
@@ -164,7 +206,7 @@ def test_news_has_the_whole_window_judged_at_once() -> None:
     assert [at - whole[0] for at in whole[1:4]] == [pytest.approx(at, abs=1.0) for at in (1.5, 4.5, 9.0)]
 
 
-def test_what_looks_say_now_and_then_by_chance_has_the_whole_window_judged_ever_seldomer() -> None:
+def test_what_looks_say_now_and_then_by_chance_has_the_whole_window_judged_more_and_more_seldom() -> None:
     """Each look in two names somebody whom the whole window never does; a real fault is not kept waiting for that."""
     job = Paced()
     job.until(20.0)

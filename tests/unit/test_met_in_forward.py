@@ -9,6 +9,7 @@ import pytest
 from hindmost_collector.judge import judge
 from hindmost_collector.model import Job, Run
 from hindmost_collector.sources.columns import concatenate, table
+from hindmost_collector.timeline import met_in_forward
 
 MS = 1_000_000
 STEPS = 60
@@ -32,7 +33,7 @@ def job(late: Any, computes: Any, *, members: Any = None) -> Run:
         done = np.full(ranks, (worked + 20.0).max())
         rows.append(_steps(step, began, ready, worked, done))
     return Run(
-        Job("steps", ranks, "test"),
+        Job("steps", world_size=ranks, source="test"),
         table("ranks", rank=np.arange(ranks), world_size=ranks, pid=np.arange(ranks) + 1),
         steps=concatenate("steps", rows),
     )
@@ -57,6 +58,22 @@ def test_who_waits_in_forward_is_not_slow(members: list[int]) -> None:
     (found,) = judge(job([0.0, 8.0, 0.0, 0.0], [10.0] * 4, members=members)).verdicts
     assert (found.kind, found.ranks, found.cause) == ("straggler", (1,), "input")
     assert found.cost_ms_per_step == pytest.approx(8.0, rel=0.1)
+
+
+def test_a_rank_whose_forward_was_not_measured_is_waited_for_by_nobody() -> None:
+    """Of it nobody knows how much longer another's is."""
+    forward, idle = np.full((3, 9), 8.0), np.zeros((3, 9))
+    forward[0], idle[0], idle[1], forward[2] = np.nan, 30.0, 4.0, 12.0
+    found = met_in_forward.waited(forward, idle, np.full(9, 40.0))
+    np.testing.assert_array_equal(found[2], 4.0)
+    np.testing.assert_array_equal(np.nan_to_num(found[:2]), 0.0)
+
+
+def test_what_is_as_long_by_chance_in_some_steps_is_no_wait() -> None:
+    """Who meets others in forward does in each step."""
+    forward, idle = np.full((3, 9), 8.0), np.zeros((3, 9))
+    idle[0], forward[2, :3] = 4.0, 12.0
+    assert not met_in_forward.waited(forward, idle, np.full(9, 40.0)).any()
 
 
 def test_who_computes_longer_than_another_idles_is_slow() -> None:

@@ -17,21 +17,22 @@ MS = 1_000_000
 RANKS, STEPS = 4, 60
 
 
-def job(late: dict[int, float], *, steps: int = STEPS, first: int = 0, every: int = 1, noise: float = 0.02) -> Run:
+def job(late: dict[int, float], *, every: int = 1, takes: float = 0.01) -> Run:
     """Each step rank 0 broadcasts, all compute 10 ms, and reduce; ranks come ``late`` (ms) to the broadcast.
 
-    Late in every ``every``-th step from ``first`` on. Times are the GPU's, in a group of 4 ranks.
+    Late in every ``every``-th step. The receivers are done ``takes`` ms after the root came, who leaves at once. Times
+    are the GPU's, in a group of 4 ranks.
     """
     generator = np.random.default_rng(3)
     ready, parts = np.zeros(RANKS), []
-    for step in range(steps):
-        ready = ready + generator.normal(2.0, noise, RANKS)
+    for step in range(STEPS):
+        ready = ready + generator.normal(2.0, 0.02, RANKS)
         for rank, more in late.items():
-            ready[rank] += more if step >= first and step % every == 0 else 0.0
-        given = np.maximum(ready, ready[0]) + 0.01
+            ready[rank] += more if step % every == 0 else 0.0
+        given = np.maximum(ready, ready[0]) + takes
         given[0] = ready[0] + 0.003
         parts.append(_calls("broadcast", step, ready, given - ready, 1000))
-        ready = given + generator.normal(10.0, noise, RANKS)
+        ready = given + generator.normal(10.0, 0.02, RANKS)
         met = np.full(RANKS, ready.max() + 0.2)
         parts.append(_calls("all_reduce", step, ready, met - ready, 1 << 20))
         ready = met
@@ -41,7 +42,7 @@ def job(late: dict[int, float], *, steps: int = STEPS, first: int = 0, every: in
 def _run(parts: list[Any]) -> Run:
     ranks = np.arange(RANKS)
     return Run(
-        Job("rooted", RANKS, "test"),
+        Job("rooted", world_size=RANKS, source="test"),
         table("ranks", rank=ranks, world_size=RANKS, pid=ranks + 1),
         collectives=concatenate("collectives", parts),
     )
@@ -63,7 +64,9 @@ def _calls(op: str, step: int, start: Any, took: Any, size: int, comm: int | np.
 
 def counted(run: Run) -> int:
     """How many of a run's broadcasts count as ones that are waited in."""
-    return int(rooted.awaited(run.collectives, *align.codes(run.collectives["op"])).sum())
+    code, names = align.codes(run.collectives["op"])
+    gives = np.array([align.is_rooted(name) for name in names])
+    return int(rooted.awaited(run.collectives, code, gives, align.synchronising(run.collectives, (code, names))).sum())
 
 
 def test_a_late_root_is_named_where_all_wait_for_its_broadcast() -> None:
@@ -86,6 +89,32 @@ def test_jitter_counts_no_broadcast_where_nobody_knows_when_calls_began() -> Non
     assert not counted(
         replace(run, collectives={**run.collectives, "start_ns": np.full(RANKS * STEPS * 2, UNMEASURED)})
     )
+
+
+def test_broadcasts_of_unlike_sizes_count() -> None:
+    """A batch that one rank reads for all is seldom as large as the last."""
+    run = job({0: 5.0})
+    sizes = np.where(run.collectives["op"] == "broadcast", 1000 + run.collectives["seq"], 1 << 20)
+    assert counted(replace(run, collectives={**run.collectives, "bytes": sizes})) == RANKS * STEPS
+
+
+def test_communicators_number_their_broadcasts_apart() -> None:
+    """What is starting up in one is told by its own numbers."""
+    one, other = job({0: 5.0}).collectives, job({}).collectives
+    beside = {
+        **other,
+        "comm": np.full_like(other["comm"], 9),
+        "rank": other["rank"] + RANKS,
+        "seq": other["seq"] + 1000,
+    }
+    both = {name: np.concatenate([one[name], beside[name]]) for name in one}
+    assert counted(replace(job({}), collectives=both)) == 2 * RANKS * STEPS
+
+
+@pytest.mark.parametrize("name", ["MPI_Scatterv", "ncclBroadcast", "MPI_Bcast", "broadcast", "_broadcast_oop"])
+def test_operations_of_a_root(name: str) -> None:
+    """By whatever name a source has for them."""
+    assert align.is_rooted(name)
 
 
 def test_a_root_that_is_late_now_and_then_is_named() -> None:
@@ -113,6 +142,24 @@ def test_jitter_counts_no_broadcast() -> None:
     """Some come a little after the root, and some before, in any job."""
     assert not counted(job({}))
     assert [found.kind for found in judge(job({})).verdicts] == ["balanced"]
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("takes", [0.3, 1.0, 3.0])
+def test_a_root_that_leaves_before_its_receivers_is_not_late_for_it(takes: float, *, known: bool) -> None:
+    """What it gives is taken up on the way: it is as early for the reduction, and waits there."""
+    run = job({}, takes=takes)
+    unknown = np.full_like(run.collectives["start_ns"], UNMEASURED)
+    run = run if known else replace(run, collectives={**run.collectives, "start_ns": unknown})
+    assert not counted(run)
+    assert not any(found.ranks for found in judge(run).verdicts)
+
+
+def test_a_late_root_of_large_broadcasts_is_named() -> None:
+    """It is late by the most of what its receivers wait longer."""
+    run = job({0: 5.0}, takes=1.0)
+    assert counted(run)
+    assert [found.ranks for found in judge(run).verdicts] == [(0,)]
 
 
 def test_broadcasts_of_starting_up_do_not_count() -> None:

@@ -32,7 +32,7 @@ def late(delays: tuple[float, ...], kinds: tuple[tuple[str, int], ...] = ROUND) 
                 rows.append(_call(seq, op, size, ready, met))
                 seq, ready = seq + 1, met
     run = Run(
-        Job("rounds", RANKS, "test"),
+        Job("rounds", world_size=RANKS, source="test"),
         table("ranks", rank=np.arange(RANKS), world_size=RANKS, pid=np.arange(RANKS) + 1),
         collectives=concatenate("collectives", rows),
     )

@@ -61,6 +61,13 @@ def test_what_is_slow_at_one_place_now_and_then_takes_no_turns() -> None:
     assert _slice(took) == 0.0
 
 
+def test_one_pause_a_step_is_no_turn() -> None:
+    """Wherever it comes: who shares a GPU waits for several slices in each step."""
+    now = np.zeros((100, BUCKETS))
+    now[np.arange(100), np.random.default_rng(7).integers(0, BUCKETS, 100)] = 1.0
+    assert _slice(_took() + SLICE * now) == 0.0
+
+
 def test_slices_are_of_one_length_and_noise_is_of_any() -> None:
     """As often, and as long on the average."""
     random = np.random.default_rng(4)

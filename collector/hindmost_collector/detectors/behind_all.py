@@ -29,6 +29,8 @@ def ratio(excess: Floats, row: int, least: float, settings: Settings) -> float:
     Up to half of the ranks may be so late: there is a gap of ``least`` ns, all that healthy ranks differ by, between
     them and the next.
     """
+    if not least > 0:
+        return 0.0
     levels = median(excess, axis=1)
     order = np.argsort(-levels, kind="stable")
     place, count = int(np.flatnonzero(order == row)[0]), len(order)
@@ -36,7 +38,7 @@ def ratio(excess: Floats, row: int, least: float, settings: Settings) -> float:
     for late in range(place + 1, count // 2 + 1):
         last, rest = order[late - 1], order[late:]
         scale = _counted(late, count)
-        gap = (excess[last] - np.max(excess[rest], axis=0)) / scale
+        gap = (excess[last] - np.fmax.reduce(excess[rest], axis=0)) / scale
         if _is_sure(gap, least, settings):
             best = max(best, _AT_MOST * float(median(gap)) / least)
     return best

@@ -26,6 +26,8 @@ _DEVIATIONS = 0.8
 _SHARE, _BEYOND_CHANCE = 0.1, 6.0
 #: … in nearly all steps, at places where most of their time is computed, and at none of them always.
 _STEPS, _PLACES = 0.9, 0.75
+#: Slices come several times in a step: what comes once may be a pause of its host.
+_OFTEN = 1.5
 #: The middle half of all slices differ by no more than this share of one: on H200s by 0.04 to 0.13.
 _ONE_LENGTH = 0.25
 #: The typical step is longer by this share than it is alone: in recordings of shared GPUs by 0.14 to 0.28.
@@ -60,7 +62,7 @@ def find(usual: Floats, took: Floats) -> Turns | None:
     waited = more > np.fmax(_SHARE * alone, _BEYOND_CHANCE * (alone - least) / _DEVIATIONS)
     often = waited.mean(axis=0)
     there = float(alone[(often > 0) & (often <= 1 - _ALONE)].sum())
-    if there < _PLACES * float(alone.sum()) or waited.any(axis=1).mean() < _STEPS:
+    if there < _PLACES * float(alone.sum()) or waited.any(axis=1).mean() < _STEPS or waited.sum(axis=1).mean() < _OFTEN:
         return None
     whole = _in_all(usual, took)
     few, typical, many = np.quantile(more[waited], [0.25, 0.5, 0.75]).tolist()

@@ -46,7 +46,8 @@ def without_doubtful(found: list[Verdict], run: Run, blocks: Blocks | None) -> l
     """
     if blocks is None or not _alone(run, blocks):
         return found
-    doubtful = [one for one in found if one.kind not in STOPS and _doubtful(one, run, blocks)]
+    own = {rank for one in found if one.cause in absent.ITS_OWN for rank in one.ranks}
+    doubtful = [one for one in found if one.kind not in STOPS and _doubtful(one, run, blocks, own)]
     most = max((one.cost_ms_per_step or 0.0 for one in doubtful), default=0.0)
     kept = [one for one in found if one not in doubtful]
     return [one for one in kept if one.kind in STOPS or not doubtful or (one.cost_ms_per_step or 0.0) >= most]
@@ -79,7 +80,7 @@ def _others_met(run: Run) -> bool:
     return run.unseen is not None and run.unseen.by_steps and run.unseen.together is not None
 
 
-def _doubtful(one: Verdict, run: Run, blocks: Blocks) -> bool:
+def _doubtful(one: Verdict, run: Run, blocks: Blocks, told: set[int]) -> bool:
     """Whether a verdict rests on forwards that may be longer for what others do, or for what is done in them."""
     _, forward = _phase(blocks, "forward")
     by_forward = bool(one.ranks) and one.cause not in absent.ITS_OWN
@@ -102,7 +103,8 @@ def _doubtful(one: Verdict, run: Run, blocks: Blocks) -> bool:
     before = median(blocks.parts["input"][:, held], axis=1) if "input" in blocks.parts else np.zeros_like(own)
     named = np.flatnonzero(np.isin(blocks.ranks, one.ranks)).tolist()
     late, longer = _beyond(own), _beyond(typical)
-    return any(longer[row] >= _ALIKE * late[row] and _among_unlike(late, before, row) for row in named)
+    clear = np.isin(blocks.ranks, list(told))
+    return any(longer[row] >= _ALIKE * late[row] and _among_unlike(late, before, row, clear) for row in named)
 
 
 def _held(one: Verdict, blocks: Blocks) -> Array:
@@ -119,13 +121,14 @@ def _all_meet(run: Run) -> bool:
     return bool(len(used)) and not sent and bool((used == rows(run.ranks)).all())
 
 
-def _among_unlike(late: Floats, before: Floats, row: int) -> bool:
+def _among_unlike(late: Floats, before: Floats, row: int, clear: Array) -> bool:
     """Whether others, but for those that are later by far, differ about as much as this row is late, or are as late.
 
     ``late`` [R] is by how much each is, ``before`` [R] the time that it took for what comes before the forward.
     """
     others = late < _FAR * late[row]
     others[row] = False
+    others &= ~clear
     return bool(others.any()) and max(_differ(late[others]), _differ(before[others])) >= _ALIKE * late[row]
 
 

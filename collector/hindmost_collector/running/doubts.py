@@ -1,11 +1,12 @@
 """What looks say of a job and its whole window does not, each time that this is asked.
 
 A fault that has just begun shows in the newest steps first, and the whole window, which needs more of it, is judged
-again soon; what few steps say now and then, by chance, has it judged ever seldomer.
+again soon; what few steps say now and then, by chance, has it judged more and more seldom.
 """
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Doubts:
 
     def __init__(self) -> None:
         self._known: dict[Key, _Doubt] = {}
+        self._one_at_a_time = threading.Lock()  # looks and wholes are judged by threads of their own
 
     def __contains__(self, key: Key) -> bool:
         return key in self._known
@@ -38,18 +40,20 @@ class Doubts:
         """What of that which looks say now is worth asking the whole window, if what was asked in vain may be asked
         ``again``; what looks say no more is forgotten after as long as it would have waited."""
         said = set(said)
-        self._known = {key: one for key, one in self._known.items() if key in said or now < one.until + one.wait_s}
-        return {key for key in said if key not in self._known or (again and now >= self._known[key].until)}
+        with self._one_at_a_time:
+            self._known = {key: one for key, one in self._known.items() if key in said or now < one.until + one.wait_s}
+            return {key for key in said if key not in self._known or (again and now >= self._known[key].until)}
 
     def asked(self, new: Collection[Key], answered: Iterable[Key], in_vain: Iterable[Key], now: float) -> None:
         """The whole window was judged, for what was ``new``: it says what was ``answered``, and the rest only looks do.
 
         After what was never asked before all else may be otherwise soon.
         """
-        changed = any(key not in self._known for key in new)
-        for key in answered:
-            self._known.pop(key, None)
-        for key in in_vain:
-            before = self._known.get(key) if key in new or not changed else None
-            wait_s = min(2 * before.wait_s, _MOST_S) if before else _FIRST_S
-            self._known[key] = _Doubt(now + wait_s, wait_s)
+        with self._one_at_a_time:
+            changed = any(key not in self._known for key in new)
+            for key in answered:
+                self._known.pop(key, None)
+            for key in in_vain:
+                before = self._known.get(key) if key in new or not changed else None
+                wait_s = min(2 * before.wait_s, _MOST_S) if before else _FIRST_S
+                self._known[key] = _Doubt(now + wait_s, wait_s)

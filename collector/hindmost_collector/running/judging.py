@@ -189,7 +189,7 @@ class Judging:
         turn = self._turns.setdefault(job, _Turn()) if beside else self._begun(job)
 
         def of_all(judge: Judge) -> dict[str, Any]:
-            asked, before = turn.asked, turn.held
+            asked, before, newest = turn.asked, turn.held, turn.seen
             found = judge(turn.after_others(run()))
             report: dict[str, Any] = found.to_dict()
             turn.past = next((one.past for one in found.verdicts if one.past is not None), None)
@@ -197,7 +197,7 @@ class Judging:
             turn.held = looks.seen(found)
             if not beside:
                 turn.seen = None
-            self._compare(turn, asked, before)
+            self._compare(turn, asked, before, newest)
             return report
 
         return self._counted(of_all, lambda used: self._charge(turn, used))
@@ -232,15 +232,15 @@ class Judging:
                 self.seconds += self._clock() - began
                 charge(self._cpu() - used)
 
-    def _compare(self, turn: _Turn, asked: set[Key], before: Seen) -> None:
+    def _compare(self, turn: _Turn, asked: set[Key], before: Seen, newest: Seen | None) -> None:
         """The whole window that was just judged with what looks say: what these were ``asked`` about and it bears out,
         and what only they say, or only it does.
 
         What has just begun or ended shows in the newest steps first.
         """
-        turn.newest = turn.seen or turn.held
+        turn.newest = newest or turn.held
         answered = looks.borne_out(asked, before, turn.held)
-        in_vain = (asked - answered) | looks.apart(turn.held, turn.newest)
+        in_vain = (asked - answered) | looks.apart(turn.held, turn.seen or turn.held)
         turn.doubts.asked(asked, answered, in_vain, self._clock())
 
     def _affords(self, turn: _Turn, wholes: int) -> bool:

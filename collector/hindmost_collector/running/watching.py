@@ -84,6 +84,8 @@ class Watch:
         looking = not whole and (judging.costly(name) or name in self._wholes)
         newest = job.newest(self._collector.decoder.words, judging.rows(name)) if looking else None
         if newest is None:
+            if looking and judging.costly(name) and not judging.whole_due(name):
+                return  # nobody knows how long a step takes: nothing to look at meanwhile
             if name in self._wholes:
                 await self._wholes[name]
             self._wholes[name] = asyncio.create_task(self._judge(job))

@@ -43,7 +43,7 @@ _TOGETHER = 256
 class _Calls:
     """The exchanges of one process, in order: ``rows`` [N] of its file are theirs; [K] when the first of each was
     enqueued and began on the GPU, on the host's clock, and how long its kernel told that it took. ``place`` [K] is the
-    how manieth since another operation of the communicator; ``count`` [K] elements sent and received."""
+    number of each since another operation of the communicator; ``count`` [K] elements sent and received."""
 
     rows: Ints
     enqueue: Ints
@@ -101,7 +101,7 @@ def _calls(columns: Columns, comm: int, members: int) -> _Calls | None:
     held, first = held[order], np.searchsorted(call[order], np.arange(most))
     enqueue = np.minimum.reduceat(columns["enqueue"][held], first)
     spread = np.maximum.reduceat(columns["enqueue"][held], first) - enqueue
-    if np.mean(spread <= _AT_ONCE) < _MOSTLY or (columns["logged"][p2p] < columns["enqueue"][p2p]).any():
+    if np.mean(spread <= _AT_ONCE) < _MOSTLY or np.mean(columns["logged"][p2p] >= columns["enqueue"][p2p]) < _MOSTLY:
         return None
     began = np.minimum.reduceat(columns["start"][held], first)
     ahead = np.maximum.reduceat(columns["stop"][held] - columns["logged"][held], first)
@@ -122,8 +122,8 @@ def _calls(columns: Columns, comm: int, members: int) -> _Calls | None:
 def _met(comm: int, calls: Sequence[_Calls], ranks: Sequence[int]) -> Exchanges | None:
     came, place = np.stack([one.came for one in calls]), calls[0].place
     often = np.flatnonzero(np.bincount(place) >= _MOSTLY * np.max(np.bincount(place)))
-    if len(often) < _PLACES:
-        return None
+    if len(often) < _PLACES or np.bincount(place).max() < _ENOUGH:
+        return None  # nothing else of the communicator tells at which place of a step each is
     came = came - np.median(_late(came), axis=1, keepdims=True).astype(np.int64)  # hosts' clocks may be ms apart
     for _ in range(_PASSES):
         late = _late(came)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _AS_LONG = 0.2
 #: Idling for less than this part of the step is what launching takes, and shows nobody late.
 _LEAST = 0.02
+#: Who meets others there does so in each step, and not in some by chance.
+_MOSTLY = 0.5
 
 
 def waited(forward: Floats, idle: Floats, step: Floats) -> Floats:
@@ -27,8 +29,10 @@ def waited(forward: Floats, idle: Floats, step: Floats) -> Floats:
     ``step`` [S] is how long each step is.
     """
     column = np.arange(forward.shape[1])
-    last = np.argmax(idle, axis=0)
+    last = np.argmax(np.where(np.isnan(forward), -1.0, idle), axis=0)
     longer = forward - forward[last, column]
     waits = idle[last, column] - idle
-    alike = np.abs(longer - waits) <= _AS_LONG * waits
-    return np.where(alike & (waits >= _LEAST * step), np.minimum(longer, waits), 0.0)
+    waited_for = waits >= _LEAST * step
+    alike = waited_for & (np.abs(longer - waits) <= _AS_LONG * waits)
+    meets = np.sum(alike, axis=1) >= _MOSTLY * np.maximum(np.sum(waited_for, axis=1), 1)
+    return np.where(alike & meets[:, None], np.minimum(longer, waits), 0.0)

@@ -186,7 +186,7 @@ def busy(parts: dict[str, Floats], duration: Floats) -> tuple[Floats, Floats | N
         working = [parts[name] for name in parts if name.startswith("gpu_") and name not in _MAY_WAIT]
         busy_for = _sum(working) + idle
         if "gpu_forward" in parts:
-            busy_for -= met_in_forward.waited(or_zero(parts["gpu_forward"]), idle, median(took + idle, axis=0))
+            busy_for -= met_in_forward.waited(parts["gpu_forward"], idle, median(took + idle, axis=0))
         return busy_for, took + idle
     own = [block for name, block in parts.items() if name not in _MAY_WAIT | AMOUNTS]
     return _sum(own) if own else np.full_like(duration, np.nan), None

@@ -16,46 +16,44 @@ from hindmost_collector import coded
 from hindmost_collector.model import ERROR, NONBLOCKING
 
 if TYPE_CHECKING:
-    from hindmost_collector.align import Array, Ints
+    from hindmost_collector.align import Array, Floats, Ints
     from hindmost_collector.model import Table
 
-#: Operations in which one rank gives to all others, spelled without punctuation.
-_ROOTED = ("broadcast", "bcast", "broadcastoop", "scatter")
-#: Fewer of a kind than this are starting up, which broadcasts a model's parameters.
+#: Fewer than this are starting up, which broadcasts a model's parameters.
 _ENOUGH = 10
 #: Waiting less than this share of the time shows nobody late: some jitter of arrivals is in every job.
 _SHARE = 0.005
 #: … or this share of what is spent in calls, where nobody knows when they began.
 _SHARE_OF_CALLS = 0.1
-#: The part of a kind's calls that may be starting up: a root that loads what it gives is waited for then, once.
+#: Of what the others wait longer this part is what the root is late by, if it is late: else it left early.
+_MOSTLY = 0.5
+#: Communicators that are looked at, those first in which most is waited.
+_LOOKED_AT = 8
+#: The part of a communicator's calls that may be starting up: a root that loads what it gives is waited for then, once.
 _STARTING = 0.25
 
 
-def awaited(calls: Table, code: Ints, names: list[str]) -> Array:
-    """[N] which calls are broadcasts of a kind (operation and size) in which all of a communicator but one wait.
+def awaited(calls: Table, code: Ints, rooted: Array, meets: Array) -> Array:
+    """[N] which calls are broadcasts, or another operation of a root, for which all of a communicator wait but one.
 
-    ``code`` [N] numbers the operation of each call in ``names``. All of a kind are: of other communicators, and those
-    in which nobody waits, too.
+    ``code`` [N] numbers the operation of each call; in those that are ``rooted`` [M] a root gives, and calls that
+    ``meets`` [N] nobody leaves before all have come. All calls of such an operation are: of other communicators, and
+    those in which nobody waits, too.
     """
-    rooted = np.array([_plain(name) in _ROOTED for name in names])
     found = np.zeros(len(code), bool)
     if not rooted.any():
         return found
     held = np.flatnonzero(rooted[code] & ((calls["flags"] & (NONBLOCKING | ERROR)) == 0))
     held = held[(calls["duration_ns"][held] >= 0) & (calls["seq"][held] >= 0)]
-    if len(held) < 2 * _ENOUGH:
-        return found
-    kind, _ = coded.factorize((code[held].astype(np.int64) << 40) + calls["bytes"][held])
-    least = _least(calls)
-    for one in range(kind.max() + 1):
-        mine = held[kind == one]
-        if len(mine) >= 2 * _ENOUGH and _waited(calls, mine) >= least:
-            found[mine] = True
+    for one in np.flatnonzero(np.bincount(code[held], minlength=len(rooted)) >= 2 * _ENOUGH).tolist():
+        mine = held[code[held] == one]
+        met = sorted(_met(calls, mine), key=lambda one: -float(one[2].sum()))[:_LOOKED_AT]
+        least = _least(calls)
+        found[mine] = any(
+            waited.sum() >= least and _late(calls, first, second, waited, meets) >= max(least, _MOSTLY * waited.sum())
+            for first, second, waited in met
+        )
     return found
-
-
-def _plain(name: str) -> str:
-    return "".join(c for c in name.lower() if c.isalnum()).removeprefix("mpi").removeprefix("nccl")
 
 
 def _least(calls: Table) -> float:
@@ -67,15 +65,50 @@ def _least(calls: Table) -> float:
     return _SHARE_OF_CALLS * float(np.maximum(calls["duration_ns"], 0).sum()) / len(np.unique(calls["rank"]))
 
 
-def _waited(calls: Table, mine: Ints) -> float:
-    """Ns that all but one wait in the calls ``mine`` of one kind, in the communicator in which that is most."""
+def _met(calls: Table, mine: Ints) -> list[tuple[Ints, Ints, Floats]]:
+    """For each communicator of the calls ``mine`` of one operation, but for those of starting up: the rows of whoever
+    left each soonest, and of the next, and how much longer that one was inside, ns.
+    """
     seq, took = calls["seq"][mine].astype(np.int64), calls["duration_ns"][mine].astype(np.float64)
-    comm, _ = coded.factorize(calls["comm"][mine])
+    comm, comms = coded.factorize(calls["comm"][mine])
     instance, found = coded.factorize((comm.astype(np.int64) << 40) + seq)
     order = np.lexsort((took, instance))
     first = np.searchsorted(instance[order], np.arange(len(found)))
-    whole = (np.bincount(instance) > 1) & (found % (1 << 40) >= np.quantile(seq, _STARTING))
-    if whole.sum() < _ENOUGH:
-        return 0.0
-    waited = took[order][first[whole] + 1] - took[order][first[whole]]
-    return float(np.bincount(found[whole] >> 40, waited).max())
+    of_comm, number = found >> 40, found % (1 << 40)
+    begins, ends = np.full(len(comms), np.iinfo(np.int64).max), np.zeros(len(comms), np.int64)
+    np.minimum.at(begins, of_comm, number)
+    np.maximum.at(ends, of_comm, number)
+    started = number >= begins[of_comm] + _STARTING * (ends - begins)[of_comm]
+    whole = np.flatnonzero((np.bincount(instance) > 1) & started)
+    whole = whole[np.argsort(of_comm[whole], kind="stable")]
+    parts = np.split(whole, np.flatnonzero(np.diff(of_comm[whole])) + 1)
+    rows = [(order[first[part]], order[first[part] + 1]) for part in parts if len(part) >= _ENOUGH]
+    return [(mine[least], mine[after], took[after] - took[least]) for least, after in rows]
+
+
+def _late(calls: Table, first: Ints, second: Ints, waited: Floats, meets: Array) -> float:
+    """Ns by which those ``first`` [N] to leave came later than the ``second`` [N], of what these ``waited`` [N] longer.
+
+    By the time since all last met. Who comes in time and leaves at once, for what it gives is taken up on the way, is
+    early for the next meeting: where nobody knows when calls began, whoever waits there as much longer was not late.
+    """
+    if (calls["start_ns"][first] < 0).any() or (calls["start_ns"][second] < 0).any():
+        least, after = (calls["rank"] == calls["rank"][rows[0]] for rows in (first, second))
+        early = float(calls["duration_ns"][meets & least].sum() - calls["duration_ns"][meets & after].sum())
+        return float(waited.sum()) - max(early, 0.0)
+    since = _since_meeting(calls, np.concatenate([first, second]), meets)
+    later = np.nan_to_num(since[: len(first)] - since[len(first) :])
+    return float(np.clip(later, -waited, waited).sum())
+
+
+def _since_meeting(calls: Table, rows: Ints, meets: Array) -> Floats:
+    """[N] ns from when all last met to these calls, on each rank's own clock; NaN before the first time."""
+    found = np.full(len(rows), np.nan)
+    for rank in np.unique(calls["rank"][rows]).tolist():
+        mine = np.flatnonzero(calls["rank"][rows] == rank)
+        met = np.flatnonzero(meets & (calls["rank"] == rank))
+        ends = np.sort(calls["start_ns"][met] + calls["duration_ns"][met])
+        start = calls["start_ns"][rows[mine]]
+        last = np.searchsorted(ends, start, side="right") - 1
+        found[mine[last >= 0]] = (start - ends[np.maximum(last, 0)])[last >= 0]
+    return found

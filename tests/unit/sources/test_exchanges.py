@@ -96,6 +96,34 @@ def test_a_lost_line_moves_no_exchange(tmp_path: Path, lost: int) -> None:
     assert found.ranks == (2,)
 
 
+def test_a_line_whose_log_is_wrong_hides_no_exchange(tmp_path: Path) -> None:
+    """One of thousands may say that it ended before it was enqueued."""
+    folder = _record(tmp_path)
+    path = folder / "prof.101.csv"
+    first, *rest = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([",".join([*first.split(",")[:-1], "1\n"]), *rest]))
+    assert _exchanges(folder) > 0
+
+
+def test_exchanges_with_a_communicator_to_themselves_tell_nothing(tmp_path: Path) -> None:
+    """Where nothing else says at which place of a step each is, a clock that is off is not told from a late rank."""
+    folder = _record(tmp_path)
+    for rank in range(RANKS):
+        path = folder / f"prof.{100 + rank}.csv"
+        lines = [("3f" + line[2:]) if "AllReduce" in line else line for line in path.read_text().splitlines()]
+        cells = [line.split(",") for line in lines]
+        for one in cells:  # its times are to be believed
+            if one[3] == "AllReduce":
+                end = int(one[12])
+                one[10], one[11], one[12] = (
+                    str(end - MS + (rank + 1) * 700_000),
+                    str(end + (rank + 1) * 700_000),
+                    str(end + 5_000),
+                )
+        path.write_text("\n".join(",".join(one) for one in cells) + "\n")
+    assert _exchanges(folder) == 0
+
+
 def test_messages_to_some_are_no_exchange(tmp_path: Path) -> None:
     """Nobody waits for a rank that it hears nothing of."""
     assert _exchanges(_record(tmp_path, neighbours=True)) == 0
