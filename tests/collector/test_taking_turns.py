@@ -185,6 +185,16 @@ def test_a_look_that_says_nothing_new_is_told_too(fails):
     assert costly.job.judged == (None if fails else {"time_ns": 5, "last_step": 41})
 
 
+def test_up_to_which_step_is_not_told_where_none_is_known_by_number():
+    """Missing, and no step before the first."""
+    costly = Costly()
+    costly.news = False
+    costly.through.set()
+    costly.job.window.last_step = -1
+    asyncio.run(costly.watch()._turn(costly.job, whole=False))
+    assert costly.job.judged == {"time_ns": 5, "last_step": None}
+
+
 def test_looks_go_on_while_a_whole_window_is_judged():
     """One at a time is; what looks find to hold meanwhile is told, and what it says comes when it is through."""
     costly = Costly()

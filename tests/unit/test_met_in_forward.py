@@ -70,7 +70,7 @@ def test_a_rank_whose_forward_was_not_measured_is_waited_for_by_nobody() -> None
 
 
 def test_what_is_as_long_by_chance_in_some_steps_is_no_wait() -> None:
-    """Who meets others in forward does in each step."""
+    """Who meets others in forward waits for most of what they come late by."""
     forward, idle = np.full((3, 9), 8.0), np.zeros((3, 9))
     idle[0], forward[2, :3] = 4.0, 12.0
     assert not met_in_forward.waited(forward, idle, np.full(9, 40.0)).any()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hindmost_collector.running import sealing
 from hindmost_collector.running.judging import EVERY_S
@@ -102,11 +102,12 @@ class Watch:
         if not self._wholes and judging.whole_due(name):
             self._wholes[name] = asyncio.create_task(self._judge(job, beside=True))
 
-    def _seen(self, job: LiveJob) -> dict[str, int]:
-        """When, and up to which step, a job is looked at now."""
+    def _seen(self, job: LiveJob) -> dict[str, Any]:
+        """When, and up to which step, a job is looked at now; ``None`` where its steps are not known by number."""
         job.judged_revision = job.revision
         job.infer_steps()
-        return {"time_ns": self._collector.clock.now(), "last_step": job.window.last_step}
+        last = job.window.last_step
+        return {"time_ns": self._collector.clock.now(), "last_step": last if last >= 0 else None}
 
     async def _judge(self, job: LiveJob, *, beside: bool = False) -> None:
         """Judge the whole window of a job, and tell what is new."""

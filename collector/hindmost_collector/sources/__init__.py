@@ -99,9 +99,9 @@ def _load(path: Path, folder: Path) -> Run:
         else:
             found[owner].append(file)
     if len(strangers) == len(files):
-        if (only := several.only_archive(path)) is not None:
+        if (only := several.only_archive(files)) is not None:
             return load(only)
-        raise UsageError(several.archives(path) or _nothing_understood(path, strangers))
+        raise UsageError(several.archives(path, files) or _nothing_understood(path, strangers))
     met = [form for form in FORMATS if found[form.NAME]]
     views, damage = damaged.whole(met, lambda form: form.load(found[form.NAME]))
     run = combine(path, views)

@@ -100,8 +100,13 @@ def walk(root: Path) -> list[Path]:
 
 def sample(path: Path) -> Sample:
     """The head of a file. A gzip file that cannot be inflated has an empty one."""
-    with path.open("rb") as raw:
-        head = raw.read(SAMPLE_BYTES)
+    try:
+        with path.open("rb") as raw:
+            head = raw.read(SAMPLE_BYTES)
+    except PermissionError:
+        raise
+    except OSError as error:
+        raise DamagedError(path, f"cannot be read ({error.strerror})") from error
     compressed = head.startswith(_GZIP)
     if compressed:
         with contextlib.suppress(zlib.error):

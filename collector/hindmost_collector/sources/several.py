@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hindmost_collector.sources import hindmost_run, straggler_analysis
 from hindmost_collector.sources.files import UNREAD, is_archive, sample
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def recordings(path: Path | str) -> list[Path | str]:
@@ -21,14 +25,14 @@ def runs(folder: Path) -> str | None:
     return _told(folder, "runs", [one for one in _inside(folder) if one.is_dir() and hindmost_run.is_run(one)])
 
 
-def archives(folder: Path) -> str | None:
-    """That a folder holds archives, and how to name one; ``None`` where it holds none."""
-    return _told(folder, "archives", [one for one in _inside(folder) if is_archive(one)])
+def archives(folder: Path, files: Sequence[Path]) -> str | None:
+    """That the ``files`` of a folder, at whatever depth, hold archives, and how to name one; ``None``: they do not."""
+    return _told(folder, "archives", [one for one in files if is_archive(one)])
 
 
-def only_archive(folder: Path) -> Path | None:
-    """The one archive in a folder that holds no other; ``None`` where there are none or several."""
-    found = [one for one in _inside(folder) if is_archive(one)]
+def only_archive(files: Sequence[Path]) -> Path | None:
+    """The one archive among files; ``None`` where there are none or several."""
+    found = [one for one in files if is_archive(one)]
     return found[0] if len(found) == 1 else None
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _AS_LONG = 0.2
 #: Idling for less than this part of the step is what launching takes, and shows nobody late.
 _LEAST = 0.02
-#: Who meets others there does so in each step, and not in some by chance.
+#: Who meets others there waits for most of what they come late by, and not for some of it by chance.
 _MOSTLY = 0.5
 
 
@@ -34,5 +34,5 @@ def waited(forward: Floats, idle: Floats, step: Floats) -> Floats:
     waits = idle[last, column] - idle
     waited_for = waits >= _LEAST * step
     alike = waited_for & (np.abs(longer - waits) <= _AS_LONG * waits)
-    meets = np.sum(alike, axis=1) >= _MOSTLY * np.maximum(np.sum(waited_for, axis=1), 1)
+    meets = np.sum(waits, axis=1, where=alike) >= _MOSTLY * np.sum(waits, axis=1, where=waited_for)
     return np.where(alike & meets[:, None], np.minimum(longer, waits), 0.0)

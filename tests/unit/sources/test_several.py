@@ -77,7 +77,15 @@ def test_a_folder_of_archives_says_so(tmp_path: Path, capsys: pytest.CaptureFixt
     (tmp_path / "README.md").write_text("# two\n")
     assert main(["report", str(tmp_path)]) == 2
     assert "holds 2 archives, each a recording; name one, such as" in capsys.readouterr().err
-    for one in (tmp_path / "a.tar.gz", tmp_path):  # a folder of one is that one
+    (tmp_path / "over" / "inside").mkdir(parents=True)
+    shutil.copy(tmp_path / "a.tar.gz", tmp_path / "over" / "inside")
+    for one in (tmp_path / "a.tar.gz", tmp_path / "over"):  # a folder of one is that one, at whatever depth
         assert main(["report", "--format", "json", str(one)]) == 0
         assert json.loads(capsys.readouterr().out)["job"]["world_size"] == 4
-        (tmp_path / "b.tar.gz").unlink(missing_ok=True)
+
+
+def test_a_file_that_cannot_be_read_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A bad disk, or a network file system that has lost it."""
+    (tmp_path / "prof.1.csv").symlink_to("/proc/self/mem")
+    assert main(["report", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.endswith("prof.1.csv: cannot be read (Input/output error)\n")
