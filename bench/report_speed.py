@@ -102,6 +102,9 @@ def make_traces(folder: Path, size: int) -> int:
     """A folder as a sampling profiler leaves it: operations and steps of each rank, as text."""
     base, job = folder / "base", simulated(8, 200)
     write(job, base, "traces")
+    for path in base.iterdir():
+        if not path.name.startswith(("prof.", "steps.")):
+            path.unlink()
     ends = job.steps["start_ns"] + job.steps["duration_ns"]
     span, calls = int(ends.max() - job.steps["start_ns"].min()), int(job.collectives["seq"].max()) + 1
     times = max(1, size // sum(path.stat().st_size for path in base.iterdir()))
