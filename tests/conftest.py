@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
+#: CPUs of a shared machine may in truth be uneven for seconds (a core's two threads, a virtual one's neighbours), and
+#: ranks on them late. What a test of a real job says holds in one of three; a rule that is wrong is so in each.
+ON_SHARED_CPUS = pytest.mark.flaky(reruns=2, only_rerun=["AssertionError", "KeyError"])
+
 
 @pytest.fixture(autouse=True)
 def no_detector_fails() -> Iterator[None]:
@@ -31,7 +35,10 @@ def no_detector_fails() -> Iterator[None]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Spread each folder's files evenly over the run: some wait for processes, others compute, and beside each other
-    they leave no core idle."""
+    they leave no core idle. Those that measure real jobs may be run again."""
+    for item in items:
+        if item.get_closest_marker("timed"):
+            item.add_marker(ON_SHARED_CPUS)
     folders: dict[Path, list[Path]] = defaultdict(list)
     for path in dict.fromkeys(item.path for item in items):
         folders[path.parent].append(path)

@@ -26,10 +26,6 @@ MPIRUN = ["mpirun", "--bind-to", "none", "-np", "4", sys.executable]
 #: For a job of a few seconds: the machine may be busy with much else, and how fast it is is not what is tested.
 PATIENCE_S = 200.0
 
-#: CPUs of a shared machine may in truth be uneven for seconds (a core's two threads, a virtual one's neighbours), and
-#: ranks on them late. What a test says holds in one job of three; a rule that names or clears wrongly does so in each.
-ON_SHARED_CPUS = pytest.mark.flaky(reruns=2, only_rerun=["AssertionError", "KeyError"])
-
 #: Ranks share the cores of whatever machine this is; waiting ones give way. Root is allowed: CI containers are root.
 MPI_ENVIRON = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",

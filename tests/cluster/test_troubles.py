@@ -14,7 +14,6 @@ from hindmost_collector.simulate.write import run_directory
 from tests.cluster.jobs import (
     HINDMOST,
     MPIRUN,
-    ON_SHARED_CPUS,
     PATIENCE_S,
     TRAIN_MPI,
     environ,
@@ -74,7 +73,6 @@ def test_a_full_directory(tmp_path: Path) -> None:
 
 @pytest.mark.mpi
 @pytest.mark.timed
-@ON_SHARED_CPUS
 def test_a_directory_that_fills_up(tmp_path: Path) -> None:
     """When the disk fills while the job runs, the job goes on, and what was recorded is still summed up."""
     with mounted(tmp_path / "small", "size=2m") as where:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.jobs import HINDMOST, ON_SHARED_CPUS, PATIENCE_S, TRAIN_MPI, environ, job_of, wait_until_gone
+from tests.cluster.jobs import HINDMOST, PATIENCE_S, TRAIN_MPI, environ, job_of, wait_until_gone
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timed, pytest.mark.timeout(300), ON_SHARED_CPUS]
+pytestmark = [pytest.mark.mpi, pytest.mark.timed, pytest.mark.timeout(300)]
 
 
 def test_ranks_of_another_host_are_seen(out: Path, hosts: tuple[Path, Path]) -> None:

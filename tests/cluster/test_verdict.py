@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.jobs import MPIRUN, ON_SHARED_CPUS, TRAIN_MPI, observe
+from tests.cluster.jobs import MPIRUN, TRAIN_MPI, observe
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timed, pytest.mark.timeout(300), ON_SHARED_CPUS]
+pytestmark = [pytest.mark.mpi, pytest.mark.timed, pytest.mark.timeout(300)]
 
 #: A job of two seconds.
 TRAIN = (TRAIN_MPI, "--steps", "250")

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.jobs import ON_SHARED_CPUS, observe
+from tests.cluster.jobs import observe
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.torch, pytest.mark.timed, ON_SHARED_CPUS]
+pytestmark = [pytest.mark.torch, pytest.mark.timed]
 
 #: Each rank's sequences are of random length; what a step computes grows with them.
 JOB = """
