@@ -34,12 +34,12 @@ class Settings:
         "CPU time beyond the peers', where ranks share CPUs: caches and clocks alone make some 10 % there",
     )
     min_demand_for_a_while: float = _of(
-        0.5,
+        1.0,
         "of the peers'",
         0,
         10,
-        "the same in a part of the steps only: whoever else uses the core, its twin or its caches for a while makes the"
-        " same work take up to half as long again",
+        "the same in a part of the steps only: whoever else uses a core for a while, its other thread too, leaves half"
+        " of it at the least, and the same work takes up to twice as long",
     )
     min_effect_of_few: float = _of(
         0.02,
