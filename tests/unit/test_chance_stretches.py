@@ -133,3 +133,9 @@ def _named_of_four(second: float) -> list[int]:
     noise = 0.0005 * np.random.default_rng(2).standard_normal(built.excess.shape)
     late = built.step_ns * (np.array([second, 0.125, 0.0, 0.0])[:, None] + noise)
     return [one.row for one in straggler.find(replace(built, excess=late), DEFAULT)]
+
+
+def test_a_dip_between_stretches_that_are_exactly_as_early_ends_like_any_other() -> None:
+    """Of times in whole microseconds two medians may be the same number, and below nothing."""
+    made = np.repeat([-1000.0, -9000.0, -1000.0], [40, 8, 40])
+    assert episodes.find(made, 50.0, DEFAULT) == []

@@ -180,8 +180,8 @@ def _without_pauses(series: Floats, edges: list[int], recovered: int) -> list[in
             return edges
         before, after = levels[pause - 1], levels[pause + 1]
         alike = _alike(before, after)
-        joined = {edges[pause]} if alike or before < after else set()
-        joined |= {edges[pause + 1]} if alike or after < before else set()
+        joined = {edges[pause]} if alike or before <= after else set()
+        joined |= {edges[pause + 1]} if alike or after <= before else set()
         edges = [edge for edge in edges if edge not in joined]
 
 
