@@ -165,14 +165,29 @@ class Costly:
         self.through.wait(10)
         return {"verdicts": []}
 
-    def watch(self):
+    def watch(self, judging=None):
         """Who watches it."""
         collector = SimpleNamespace(
             clock=SimpleNamespace(now=lambda: self.now),
             decoder=SimpleNamespace(words=None),
             recorder=SimpleNamespace(store=None),
         )
-        return Watch(collector, self.judging())
+        return Watch(collector, judging or self.judging())
+
+    def meanwhile(self, *turns, judging=None):
+        """What is told of it after turns (what a look says, and when) in which its whole window is not through."""
+
+        async def scenario():
+            watch = self.watch(judging)
+            for self.news, self.now in turns:
+                await watch._turn(self.job, whole=False)
+                await asyncio.sleep(0)  # the whole window is begun
+            told = self.job.judged, self.job.report
+            self.through.set()
+            await watch.through()
+            return told
+
+        return asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -198,17 +213,7 @@ def test_up_to_which_step_is_not_told_where_none_is_known_by_number():
 def test_looks_go_on_while_a_whole_window_is_judged():
     """One at a time is; what looks find to hold meanwhile is told, and what it says comes when it is through."""
     costly = Costly()
-
-    async def scenario():
-        watch = costly.watch()
-        for costly.news, costly.now in ((True, 5), (True, 6), (False, 7)):
-            await watch._turn(costly.job, whole=False)
-        meanwhile = costly.job.judged, costly.job.report
-        costly.through.set()
-        await watch.through()
-        return meanwhile
-
-    assert asyncio.run(scenario()) == ({"time_ns": 7, "last_step": 41}, None)
+    assert costly.meanwhile((True, 5), (True, 6), (False, 7)) == ({"time_ns": 7, "last_step": 41}, None)
     assert sorted(costly.asked) == ["look", "look", "look", "whole"]
     assert costly.job.judged == {"time_ns": 7, "last_step": 41}
     assert costly.job.report == {"verdicts": []}
@@ -219,16 +224,7 @@ def test_a_report_is_as_young_as_the_look_that_names_whom_it_does(agree):
     """A look while the whole window was judged, which found something new beside the report before."""
     costly = Costly()
     costly.agree = agree
-
-    async def scenario():
-        watch = costly.watch()
-        for costly.news, costly.now in ((True, 5), (True, 6)):
-            await watch._turn(costly.job, whole=False)
-            await asyncio.sleep(0)  # the whole window is begun
-        costly.through.set()
-        await watch.through()
-
-    asyncio.run(scenario())
+    costly.meanwhile((True, 5), (True, 6))
     assert costly.job.judged == {"time_ns": 6 if agree else 5, "last_step": 41}
 
 
@@ -238,18 +234,7 @@ def test_a_window_that_takes_longer_than_it_did_keeps_neither_other_jobs_nor_loo
     costly = Costly()
     judging = costly.judging()
     judging.costly, judging.judged = lambda name: False, lambda *_, beside: costly.judged(beside=True)
-
-    async def scenario():
-        watch = costly.watch()
-        watch._judging = judging
-        for _ in range(2):
-            await watch._turn(costly.job, whole=False)
-        before = costly.job.judged, costly.job.report
-        costly.through.set()
-        await watch.through()
-        return before
-
-    assert asyncio.run(scenario()) == ({"time_ns": 5, "last_step": 41}, None)
+    assert costly.meanwhile((False, 5), (False, 5), judging=judging) == ({"time_ns": 5, "last_step": 41}, None)
     assert costly.asked == ["whole", "look"]
     assert costly.job.report == {"verdicts": []}
 
@@ -261,8 +246,7 @@ def test_a_window_that_is_judged_at_once_keeps_no_other_jobs_waiting_in_the_same
     judging.costly, judging.judged = lambda name: False, lambda *_, beside: {"verdicts": []}
 
     async def scenario():
-        watch = costly.watch()
-        watch._judging = judging
+        watch = costly.watch(judging)
         await watch._turn(costly.job, whole=False)
         return watch._wholes
 
