@@ -16,29 +16,11 @@ from hindmost_collector.model import ERROR, GPU_TIME, NONBLOCKING, UNMEASURED, R
 from hindmost_collector.robust import median
 from hindmost_collector.timeline import awaited, communicator_classes, filled, rooted, run_order, solitary
 from hindmost_collector.timeline.numbered import numbered
+from hindmost_collector.timeline.operation_names import is_inside, is_rooted, is_synchronising
 
 Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 Ints: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 Array: TypeAlias = "np.ndarray[Any, Any]"
-
-#: Operations that no member can leave before every member has entered, spelled without punctuation.
-SYNCHRONISING = (
-    "allreduce",
-    "allgather",
-    "reducescatter",
-    "barrier",
-    "alltoall",
-    "allgatherbase",
-    "reducescattertensor",
-    "allgatherintotensor",
-    "ddpsync",
-)
-
-#: Operations in which one rank gives to all others, spelled likewise.
-_ROOTED = ("broadcast", "bcast", "broadcastoop", "scatter")
-
-#: Parts of the names of what ranks run inside of forward and backward, where computing may wait for it.
-_INSIDE = ("gather", "all_to_all")
 
 
 @dataclass(frozen=True)
@@ -104,56 +86,6 @@ class Grid:
         )
 
 
-def codes(text: Array) -> tuple[Ints, list[str]]:
-    """Integer codes of a text column and the text of each; hashes whole rows, so that millions stay cheap."""
-    if len(text) == 0:
-        return np.empty(0, np.int64), []
-    if constant.is_constant(text):
-        return np.zeros(len(text), np.int64), [str(text[0])]
-    if text.dtype == object:  # rows that share their texts, or long ones
-        return _shared_codes(np.ascontiguousarray(text))
-    fixed = np.ascontiguousarray(text)
-    width = fixed.dtype.itemsize // 4
-    if width == 0:
-        return np.zeros(len(text), np.int64), [""]
-    letters = fixed.view(np.uint32).reshape(len(fixed), width)
-    hashed = np.zeros(len(fixed), np.uint64)
-    for column, factor in enumerate(np.random.default_rng(7).integers(1, 2**63, width, dtype=np.uint64)):
-        hashed += letters[:, column] * factor  # a column at a time: no block of 64-bit words as large as the text
-    found, _ = coded.factorize(hashed)
-    return found.astype(np.int64), [str(fixed[i]) for i in _first(np.arange(len(found)), found, found.max() + 1)]
-
-
-def _shared_codes(text: Array) -> tuple[Ints, list[str]]:
-    """Codes of texts that many rows share: which rows have the same object, then which objects are the same text.
-
-    To compare where two texts lie takes a tenth of comparing what they say.
-    """
-    same, places = coded.factorize(np.frombuffer(text, np.intp))
-    found, words = coded.factorize(text[_first(np.arange(len(text)), same, len(places))])
-    return found.astype(np.int64)[same], [str(word) for word in words]
-
-
-def is_synchronising(name: str) -> bool:
-    """Whether this operation's name is one whose end is common to all members."""
-    return _plain(name) in SYNCHRONISING
-
-
-def is_rooted(name: str) -> bool:
-    """Whether this operation's name is one in which a root gives to all others."""
-    return _plain(name) in _ROOTED
-
-
-def _plain(name: str) -> str:
-    plain = "".join(c for c in name.lower() if c.isalnum())
-    return plain.removeprefix("mpi").removeprefix("nccl").rstrip("vw")
-
-
-def _kinds(names: list[str]) -> tuple[list[bool], list[bool]]:
-    """Which operations are waits for a request, and which synchronise."""
-    return [name == awaited.WAIT for name in names], [is_synchronising(name) for name in names]
-
-
 def synchronising(collectives: Table, named: tuple[Ints, list[str]]) -> Array:
     """Row mask [N]: finished synchronising operations whose duration is the waiting; ``named`` are the ops' codes."""
     if rows(collectives) == 0:
@@ -166,21 +98,35 @@ def synchronising(collectives: Table, named: tuple[Ints, list[str]]) -> Array:
 
 def grid(run: Run) -> Grid | None:
     """Join the run's synchronising collectives by communicator, operation and sequence; ``None`` if there are none."""
-    code, names = codes(run.collectives["op"])
-    waits, meets = (np.array(one, bool)[code] for one in _kinds(names))
+    code, names = coded.codes(run.collectives["op"])
+    waits = np.array([name == awaited.WAIT for name in names], bool)[code]
+    meets = np.array([is_synchronising(name) for name in names], bool)[code]
     calls, stays = awaited.joined(run.collectives, waits, meets)
     named = code[stays], names
-    gives = np.array([is_rooted(name) for name in names])
+    table = _of_meetings(calls, named)
+    if table is None:
+        return None
+    joined = _ordered(_in_cells(table))
+    return replace(joined, peer_wait=_peer_wait(calls, named, joined))
+
+
+def _of_meetings(calls: Table, named: tuple[Ints, list[str]]) -> Table | None:
+    """The rows whose duration is the waiting, of kernels or else of calls; ``None`` if there are none."""
+    code, names = named
     mask = synchronising(calls, named)
-    mask |= rooted.awaited(calls, named[0], gives, mask)
+    mask |= rooted.awaited(calls, code, np.array([is_rooted(name) for name in names]), mask)
     if not mask.any():
         return None
     table = constant.chosen(calls, mask)
     gpu = (table["flags"] & GPU_TIME) != 0
     if gpu.any() and not gpu.all():  # kernels say more than the calls that enqueued them
         table = constant.chosen(table, gpu)
-    table = solitary.set_aside(filled.columns(table, "seq"))
-    op, op_names = codes(table["op"])
+    return solitary.set_aside(filled.columns(table, "seq"))
+
+
+def _in_cells(table: Table) -> Grid:
+    """The rows as blocks, columns in the order in which they first come."""
+    op, op_names = coded.codes(table["op"])
     comm, _ = coded.factorize(table["comm"])
     ranks, row = numbered(table["rank"])
     klass_of_comm, group = communicator_classes.find(comm, op, row, table["bytes"], len(ranks))
@@ -189,9 +135,9 @@ def grid(run: Run) -> Grid | None:
     column, keys = coded.factorize(key)
     count = len(keys)
     shape, cell = (len(ranks), count), row * count + column
-    first = _first(np.arange(len(column)), column, count)
+    first = coded.first(np.arange(len(column)), column, count)
     size = table["bytes"][first].astype(np.int64)
-    joined = Grid(
+    return Grid(
         ranks=ranks.astype(np.int64),
         start=_fill(table["start_ns"], cell, shape),
         duration=_fill(table["duration_ns"], cell, shape),
@@ -203,14 +149,12 @@ def grid(run: Run) -> Grid | None:
         token=coded.factorize((keys >> 36) * (1 << 40) + size)[0].astype(np.int64),
         klass=klass[first],
         group=group,
-        gpu_time=bool(gpu.any()),
-        gathers=np.array([any(one in name for one in _INSIDE) for name in op_names])[op[first]],
-        peer_wait=np.broadcast_to(0.0, (len(ranks), count)),
+        gpu_time=bool(table["flags"][0] & GPU_TIME),  # of all rows, or of none
+        gathers=np.array([is_inside(name) for name in op_names])[op[first]],
+        peer_wait=np.broadcast_to(0.0, shape),
         size=_sizes(table["bytes"], row, column, size, group),
         enqueue=_fill(table["enqueue_ns"], cell, shape) if "enqueue_ns" in table else np.broadcast_to(np.nan, shape),
     )
-    joined = _ordered(joined)
-    return replace(joined, peer_wait=_peer_wait(calls, named, joined))
 
 
 #: A class of communicators met less often than this share of what the most used one is, says little: a barrier now
@@ -263,16 +207,10 @@ def _sizes(values: Array, row: Array, column: Array, first: Ints, group: Ints) -
     return block
 
 
-def _first(values: Array, column: Array, columns: int, missing: int = 0) -> Ints:
-    found = np.full(columns, missing, np.int64)
-    found[column[::-1]] = values[::-1]
-    return found
-
-
 def _known_step(step: Array, column: Array, columns: int) -> Ints:
     """[K] the step of each column as any rank knows it: of a rank without marks nobody knows when its steps began."""
     known = step >= 0
-    return _first(step[known], column[known], columns, UNMEASURED)
+    return coded.first(step[known], column[known], columns, UNMEASURED)
 
 
 def _fill(values: Array, cell: Ints, shape: tuple[int, int]) -> Floats:

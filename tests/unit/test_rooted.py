@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_collector import align
+from hindmost_collector import align, coded
 from hindmost_collector.judge import judge
 from hindmost_collector.model import GPU_TIME, UNMEASURED, Job, Run
 from hindmost_collector.sources.columns import concatenate, table
 from hindmost_collector.timeline import rooted
+from hindmost_collector.timeline.operation_names import is_rooted
 
 MS = 1_000_000
 RANKS, STEPS = 4, 60
@@ -64,8 +65,8 @@ def _calls(op: str, step: int, start: Any, took: Any, size: int, comm: int | np.
 
 def counted(run: Run) -> int:
     """How many of a run's broadcasts count as ones that are waited in."""
-    code, names = align.codes(run.collectives["op"])
-    gives = np.array([align.is_rooted(name) for name in names])
+    code, names = coded.codes(run.collectives["op"])
+    gives = np.array([is_rooted(name) for name in names])
     return int(rooted.awaited(run.collectives, code, gives, align.synchronising(run.collectives, (code, names))).sum())
 
 
@@ -114,7 +115,7 @@ def test_communicators_number_their_broadcasts_apart() -> None:
 @pytest.mark.parametrize("name", ["MPI_Scatterv", "ncclBroadcast", "MPI_Bcast", "broadcast", "_broadcast_oop"])
 def test_operations_of_a_root(name: str) -> None:
     """By whatever name a source has for them."""
-    assert align.is_rooted(name)
+    assert is_rooted(name)
 
 
 def test_a_root_that_is_late_now_and_then_is_named() -> None:

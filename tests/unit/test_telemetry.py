@@ -6,7 +6,7 @@ import gc
 from dataclasses import replace
 
 import numpy as np
-from hindmost_collector.align import codes
+from hindmost_collector.coded import codes
 from hindmost_collector.explain.telemetry import Metrics
 from hindmost_collector.model import Job, Run
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hindmost_collector.align import codes
+from hindmost_collector.coded import codes
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Array, Floats, Ints

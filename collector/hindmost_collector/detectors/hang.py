@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector.align import codes
+from hindmost_collector.coded import codes
 from hindmost_collector.detectors.mismatch import MEET
 from hindmost_collector.model import UNMEASURED, Job, Run, rows
 from hindmost_collector.timeline.phases import training

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector.align import codes
+from hindmost_collector.coded import codes
 from hindmost_collector.model import ERROR, rows
 
 if TYPE_CHECKING:

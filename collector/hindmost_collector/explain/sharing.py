@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector.align import codes
+from hindmost_collector.coded import codes
 from hindmost_collector.explain import off_cpu
 from hindmost_collector.explain.causes import FILES
 from hindmost_collector.explain.telemetry import Metrics, typical

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from hindmost_collector.align import codes
+from hindmost_collector.coded import codes
 from hindmost_collector.model import Run, rows
 
 if TYPE_CHECKING:

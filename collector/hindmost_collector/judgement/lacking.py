@@ -8,10 +8,11 @@ import numpy as np
 from hindmost import isolation
 from hindmost.script import split
 
-from hindmost_collector import align
+from hindmost_collector import align, coded
 from hindmost_collector.detectors import hang
 from hindmost_collector.judgement.wording import names
 from hindmost_collector.model import ERROR, NONBLOCKING, Job, rows
+from hindmost_collector.timeline.operation_names import is_synchronising
 
 if TYPE_CHECKING:
     from hindmost_collector.model import Run
@@ -69,8 +70,8 @@ def polled(run: Run) -> tuple[str, str] | None:
     """What was seen where nonblocking collectives of which no wait is known are all there is; ``None`` where not."""
     if run.job.source != Job.source or not rows(run.collectives) or align.grid(run) is not None:
         return None
-    code, operations = align.codes(run.collectives["op"])
-    meets = np.array([align.is_synchronising(name) for name in operations], bool)[code]
+    code, operations = coded.codes(run.collectives["op"])
+    meets = np.array([is_synchronising(name) for name in operations], bool)[code]
     started = int(np.count_nonzero(meets & ((run.collectives["flags"] & (NONBLOCKING | ERROR)) == NONBLOCKING)))
     if not started:
         return None

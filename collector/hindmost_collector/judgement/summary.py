@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hindmost_collector.align import codes
+from hindmost_collector.coded import codes
 from hindmost_collector.costs import wasted, whatif
 from hindmost_collector.judgement import endings
 from hindmost_collector.judgement.rank_rows import RankRows, by_row

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hindmost_collector import align
+from hindmost_collector import align, coded
 from hindmost_collector.judgement.verdict import STOPS, Report, Verdict
 from hindmost_collector.model import without_waits
 
@@ -30,7 +30,7 @@ def judged(run: Run, judge: Callable[[Run], Report]) -> Report | None:
     lacking = run.unseen
     if lacking is None or not lacking.by_steps:
         return None
-    if not align.synchronising(run.collectives, align.codes(run.collectives["op"])).any():
+    if not align.synchronising(run.collectives, coded.codes(run.collectives["op"])).any():
         return None  # of the steps alone
     met, log = judge(replace(run, unseen=replace(lacking, by_steps=False))), judge(without_waits(run))
     told = [one for one in met.verdicts if one.ranks or one.kind in _OF_THE_JOB]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from hindmost_collector import align
+from hindmost_collector import align, coded
 from hindmost_collector.judgement.wording import names
 from hindmost_collector.model import Run, Unseen, rows, without_waits
 from hindmost_collector.sources import extents, flight_recorder, processes
@@ -44,7 +44,7 @@ def marked(run: Run, sources: Sequence[Run]) -> Run:
     if rows(run.ranks) < 2 or rows(run.operations):
         return run  # of one rank's files it is told that they are; a graph of operations has one worker for several
     run = _noted(run, [note for one in sources for note in _missing(one, world)])
-    waits = align.synchronising(run.collectives, align.codes(run.collectives["op"])).any()
+    waits = align.synchronising(run.collectives, coded.codes(run.collectives["op"])).any()
     judged = _by_collectives if waits else _by_steps
     names_of = {name: next((one.job.source for one in sources if rows(one.tables()[name])), "") for name in _TABLES}
     return judged(run, world, names_of)
@@ -168,7 +168,7 @@ def _together(run: Run, unseen: set[int]) -> float | None:
     of a larger one, tell how long it takes without.
     """
     table = run.collectives
-    code, names_of = align.codes(table["op"])
+    code, names_of = coded.codes(table["op"])
     held = align.synchronising(table, (code, names_of)) & ~np.isin(table["rank"], sorted(unseen))
     steps = np.unique(table["step"][held])
     if np.count_nonzero(held) < _OPERATIONS * len(np.unique(table["rank"][held])) or 1 < len(steps) < _STEPS:

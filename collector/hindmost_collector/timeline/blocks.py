@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector import align
+from hindmost_collector import align, coded
 from hindmost_collector.explain.sampled import Samples
 from hindmost_collector.model import Job, Run, Table, rows
 from hindmost_collector.robust import median, peers_median, sums_by_step
@@ -160,7 +160,7 @@ def _too_short(collectives: Table, table: Table, settings: Settings) -> bool:
 
 def _nodes(run: Run, ranks: Ints) -> Ints:
     """[R] numbers of the nodes that ranks are on, -1 where nobody said."""
-    code, names = align.codes(run.ranks["node"])
+    code, names = coded.codes(run.ranks["node"])
     number = {name: place for place, name in enumerate(sorted({*names} - {""}))}
     of_code = np.array([number.get(name, -1) for name in names], np.int64)
     order = np.argsort(run.ranks["rank"], kind="stable")

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector import coded, constant
-from hindmost_collector.align import codes, is_synchronising
 from hindmost_collector.model import ERROR, GPU_TIME, NONBLOCKING, UNMEASURED, rows
 from hindmost_collector.robust import median
 from hindmost_collector.timeline import awaited, schedule
+from hindmost_collector.timeline.operation_names import is_synchronising
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Array, Ints
@@ -36,7 +36,7 @@ def joined(run: Run) -> Run:
     table = run.collectives
     if not rows(table) or not ((table["peer"] >= 0) & ((table["flags"] & GPU_TIME) == 0)).any():
         return run  # nearly all jobs on GPUs: their names are not looked at
-    code, names = codes(table["op"])
+    code, names = coded.codes(table["op"])
     kind = np.array([_KINDS.get(name, MEETS if is_synchronising(name) else ELSE) for name in names])[code]
     if not (kind == SPREADS).any() or not ((kind == RECEIVES) | (kind == GATHERS)).any():
         return run

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector.align import codes
+from hindmost_collector.coded import codes
 from hindmost_collector.model import Table, rows
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector.align import QUEUED_NS, codes
+from hindmost_collector.align import QUEUED_NS
+from hindmost_collector.coded import codes
 from hindmost_collector.model import ERROR, NONBLOCKING, UNMEASURED, Run, Table, rows
 
 if TYPE_CHECKING:
