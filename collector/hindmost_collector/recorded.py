@@ -46,6 +46,9 @@ _RUNS = re.compile(
     r"\s*explain\b.*\b(copy|create|insert|update|delete|attach|export|call)\b", re.IGNORECASE | re.DOTALL
 )
 
+#: What stands behind FROM and JOIN; not each name of a list with commas, which a list of columns looks like.
+_SOURCE = re.compile(r"\b(?:from|join)\s+(?:\w+\.)?\"?(\w+)", re.IGNORECASE)
+
 
 def _refuse_writing(statements: Sequence[duckdb.Statement]) -> None:
     """Raises UsageError for what does more than read: a recording is only looked at, and so is all beside it."""
@@ -70,6 +73,7 @@ class Recording(Tables):
         self._jobs = [job for one in given.values() for job in _directories(one)]
         self._names: dict[Path, str] = {}
         self._torn: set[Path] = set()
+        self._untold: dict[Path, list[Path]] = {}
         self._checked: set[Path] = set()
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._one_at_a_time = threading.Lock()
@@ -99,7 +103,8 @@ class Recording(Tables):
         """Run DuckDB SQL over the tables as views; every view has a column ``job``.
 
         A damaged segment is left out, and a warning names it. Raises UsageError, with DuckDB's own words, for a query
-        that is wrong, HindmostError where a newer hindmost wrote what it asks for.
+        that is wrong, and where damage left nothing of a table that it reads; HindmostError where a newer hindmost
+        wrote what it asks for.
         """
         for attempt in range(5):
             with self._one_at_a_time:
@@ -109,13 +114,32 @@ class Recording(Tables):
                     answer = self._engine().sql(query)
                     if answer is None:  # nothing, a comment, a setting
                         raise UsageError("the query asks for nothing: give a SELECT")
-                    return answer.to_arrow_table()
+                    return self._told(query, answer.to_arrow_table())
                 except duckdb.Error as error:
                     # a segment was compacted away after it was listed, or is torn: look closer, and again
                     if type(error) not in _UNREADABLE or attempt == 4:
                         raise UsageError(f"the query failed: {str(error).splitlines()[0]}") from error
                     self._leave_torn_out(query, whole=attempt > 0)
         raise AssertionError
+
+    def unrecorded(self, query: str) -> list[str]:
+        """Tables that a query reads, and of which nothing was recorded: its answer is no measurement of these."""
+        with self._one_at_a_time:
+            return [table for table in _read_by(query) if not self._has(table)]
+
+    def _refuse_unreadable(self, query: str) -> None:
+        """Raise UsageError where all there is of a table that the query reads is damaged: empty is not what it was."""
+        for table in _read_by(query) if self._torn else ():
+            written = "metrics" if table in schema.LEVELS else table
+            lost = sum(path.parent.name == written for path in self._torn)
+            if lost and not self._has(table):
+                raise UsageError(
+                    f"{self.path}: nothing of {table} can be read, for all of its segments ({lost:,}) are torn;"
+                    " copy them again from where they were recorded, or from a backup"
+                )
+
+    def _has(self, table: str) -> bool:
+        return any(self._select(job, table) for job in self._jobs)
 
     def _engine(self) -> duckdb.DuckDBPyConnection:
         """One engine for all questions: to start it takes longer than most of them."""
@@ -125,9 +149,10 @@ class Recording(Tables):
 
     def _views(self, query: str) -> None:
         """Define the tables that a query may mean, as they are now."""
-        for table in _meant(query):
-            for one in (one for job in self._jobs for one in segments.aside(job / "segments" / table)):
-                self._leave_out(one.path)
+        tables = _meant(query)
+        for job in self._jobs:
+            self._leave_out(job, [one.path for table in tables for one in segments.aside(job / "segments" / table)])
+        for table in tables:
             parts: dict[str, list[str]] = {}
             for job in self._jobs:
                 if part := self._select(job, table):
@@ -139,15 +164,24 @@ class Recording(Tables):
         """Look through the segments that a query reads, at all of each if ``whole``, for such as are torn."""
         tables = set(_meant(query))
         tables |= {"metrics"} if tables & set(schema.LEVELS) else set()
-        for path in (path for job in self._jobs for table in tables for path in present(job / "segments" / table)):
-            if path not in self._torn and segments.is_torn(path, whole=whole):
-                self._leave_out(path)
+        for job in self._jobs:
+            found = (path for table in sorted(tables) for path in present(job / "segments" / table, self._torn))
+            self._leave_out(job, [path for path in found if segments.is_torn(path, whole=whole)])
 
-    def _leave_out(self, path: Path) -> None:
-        """Read no row of a segment from now on, and say so once."""
-        if path not in self._torn:
-            self._torn.add(path)
-            log.warning("%s: %s", path.parents[2], segments.left_out(path))
+    def _leave_out(self, job: Path, torn: Sequence[Path]) -> None:
+        """Read no row of these segments of a job from now on, and say so once, with the next answer."""
+        new = [path for path in torn if path not in self._torn]
+        self._torn.update(new)
+        self._untold.setdefault(job, []).extend(new)
+
+    def _told(self, query: str, answer: pa.Table) -> pa.Table:
+        """The answer, once it is said what was left out of it."""
+        self._refuse_unreadable(query)
+        for job, torn in self._untold.items():
+            for told in segments.left_out(torn):
+                log.warning("%s: %s", job, told)
+        self._untold.clear()
+        return answer
 
     def _select(self, job: Path, table: str) -> str:
         """What selects a job's rows of a table; empty where it has none."""
@@ -186,6 +220,12 @@ def _meant(query: str) -> list[str]:
     """The tables that a query may mean: it has their names, or asks which there are."""
     words = {word.lower() for word in re.findall(r"\w+", query)}
     return [table for table in schema.FILED if table in words or words & {"describe", "show", "tables"}]
+
+
+def _read_by(query: str) -> list[str]:
+    """The tables that a query names as what it reads."""
+    named = {word.lower() for word in _SOURCE.findall(query)}
+    return [table for table in schema.FILED if table in named]
 
 
 def _job_id(job: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,10 @@ from pathlib import Path
 import hindmost_collector
 import pyarrow as pa
 import pytest
+from hindmost import cli
 from hindmost.errors import UsageError
+from hindmost_collector.simulate import Scenario, simulate
+from hindmost_collector.simulate.write import run_directory
 from hindmost_collector.store import schema
 from hindmost_collector.store.parquet import ParquetStore
 from hindmost_collector.store.upkeep import Retention, Upkeep
@@ -99,3 +103,15 @@ def test_tables_are_arrow_with_the_job(tmp_path):
     for name in ("collectives", "metrics", "ranks"):
         empty = getattr(recording, name)()
         assert (len(empty), set(empty.column_names)) == (0, {"job", *schema.STORED[name]})
+
+
+@pytest.mark.parametrize(("query", "told"), [("select count(*) from steps", 1), ("select 1 as steps from ranks", 0)])
+def test_a_table_that_nobody_recorded_is_told_of(tmp_path, capsys, query, told):
+    """Of a run whose ranks marked no steps a query answers, and one line says why, and where steps are found then."""
+    run_directory([simulate(Scenario(2, 12)).run], tmp_path)
+    shutil.rmtree(tmp_path / "segments/steps")
+    assert cli.main(["query", str(tmp_path), query, "--format", "csv"]) == 0
+    said = capsys.readouterr()
+    assert said.out.splitlines()[1:] == ["0" if told else "1"] * (2 - told)
+    lines = said.err.splitlines()
+    assert [line.startswith("hindmost query: steps is empty: no rank marked steps") for line in lines] == [True] * told

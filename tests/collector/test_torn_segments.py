@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -13,10 +14,12 @@ import hindmost_collector
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hindmost import cli
 from hindmost.errors import UsageError
 from hindmost_collector import tending
 from hindmost_collector.store import schema, segments
 from hindmost_collector.store.parquet import ParquetStore, read_run
+from hindmost_collector.store.run_directory import read_together
 from hindmost_collector.store.upkeep import FEW, Retention, Upkeep
 
 BAD = 3
@@ -128,6 +131,42 @@ def test_who_reads_is_told_in_one_line(store, tmp_path, capfd, command):
     assert len([line for line in said if told in line]) == 1
 
 
+def test_many_are_told_in_one_line(store, tmp_path, caplog):
+    """Torn segments are counted in one line that names the first, by report and query alike."""
+    for path in sorted((tmp_path / "b/segments/metrics").glob("*.parquet"))[1:]:
+        path.write_bytes(path.read_bytes()[:40])
+    (note,) = [note for note in read_run(tmp_path / "b").notes if "torn" in note]
+    assert re.fullmatch(rf"{FEW} segments are torn and were left out: (metrics/\S+, ){{2}}\S+ and {FEW - 3} more", note)
+    hindmost_collector.open(tmp_path / "b").sql("select count(*) from metrics")
+    assert [record.message for record in caplog.records] == [f"{tmp_path / 'b'}: {note}"]
+
+
+@pytest.mark.parametrize("words", [["report"], ["query", "select count(*) from metrics"]])
+def test_a_run_of_which_nothing_can_be_read_is_refused(store, tmp_path, capsys, words):
+    """Where damage left nothing to answer from, one line names the folder and the remedy, and no file is touched."""
+    for path in (tmp_path / "b/segments/metrics").glob("*.parquet"):
+        path.write_bytes(path.read_bytes()[:40])
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.*")}
+    assert cli.main([words[0], str(tmp_path / "b"), *words[1:]]) == 2
+    said = capsys.readouterr()
+    told = f"hindmost {words[0]}: {tmp_path / 'b'}: nothing "
+    assert (said.out, said.err.count("\n"), said.err.startswith(told)) == ("", 1, True)
+    assert f"segments ({FEW + 1}) are torn" in said.err
+    assert "copy" in said.err
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.*")} == before
+
+
+def test_what_another_collector_kept_is_reported_without_a_torn_directory(store, tmp_path):
+    """Of two directories of a job, one that cannot be read at all costs no row of the other."""
+    store.write_meta("b", {"job_id": "b"})
+    shutil.copytree(tmp_path / "b", tmp_path / "c")
+    for path in (tmp_path / "b/segments/metrics").glob("*.parquet"):
+        path.write_bytes(path.read_bytes()[:40])
+    run = read_together([tmp_path / "b", tmp_path / "c"])
+    assert len(run.metrics["value"]) == 200 * (FEW + 1)
+    assert f"{FEW + 1} segments are torn" in run.notes[0]
+
+
 @pytest.mark.parametrize("table", ["metrics", "metrics_30s"])
 def test_query_leaves_a_damaged_segment_out(store, tmp_path, caplog, table):
     """A query over a damaged segment answers from all others, and one line names what is missing."""
@@ -154,8 +193,8 @@ def test_flipped_bit_is_not_read_as_a_value(tmp_path):
     content = bytearray(path.read_bytes())
     content[column.data_page_offset + column.total_compressed_size - 1] ^= 1
     path.write_bytes(content)
-    data, notes = segments.read_table(tmp_path, "metrics")
-    assert (len(data), notes) == (0, [segments.left_out(path)])
+    data, torn = segments.read_table(tmp_path, "metrics")
+    assert (len(data), torn) == (0, [path])
 
 
 def test_full_table_of_descriptors_sets_nothing_aside(store, tmp_path, monkeypatch):

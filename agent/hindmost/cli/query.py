@@ -11,6 +11,14 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
+_NOT_KEPT = "nothing of it was recorded, or not yet"
+#: Why a table is empty that people expect to be filled.
+UNRECORDED = {
+    "steps": "no rank marked steps (PyTorch's and Keras's loops do, others by `with hindmost.step():`);"
+    " `hindmost report` finds them in the collectives where it can",
+    "collectives": "no collective was seen here; `hindmost doctor` says which can be",
+}
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Where, what, and in which form."""
@@ -35,7 +43,10 @@ def run(args: argparse.Namespace) -> int:
     """Print the result."""
     import hindmost_collector
 
-    result = hindmost_collector.open(*args.paths).sql(args.sql)
+    recording = hindmost_collector.open(*args.paths)
+    result = recording.sql(args.sql)
+    for table in recording.unrecorded(args.sql):
+        sys.stderr.write(f"hindmost query: {table} is empty: {UNRECORDED.get(table, _NOT_KEPT)}\n")
     {"csv": _csv, "json": _json, "text": _text}[args.format](result.column_names, _rows(result), sys.stdout)
     return 0
 

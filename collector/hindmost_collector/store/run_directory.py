@@ -29,11 +29,12 @@ def read_run(path: Path) -> Run:
     ``notes``.
 
     Raises:
-        UsageError: ``path`` is not a run directory, or an empty one.
+        UsageError: ``path`` is not a run directory, an empty one, or one of which no segment can be read.
         HindmostError: a newer hindmost wrote it.
         PermissionError: some of it may not be read; the file or folder is its ``filename``.
     """
     stored, part = _stored(path)
+    _refuse_unreadable([path], [stored])
     return excerpt.said_of(run_of(stored.tables, stored.meta, path.name, stored.notes), part)
 
 
@@ -44,6 +45,7 @@ def read_together(paths: Sequence[Path]) -> Run:
         UsageError: a path is not a run directory, they are of different jobs, or too large to be read as a whole.
     """
     found = [_stored(path) for path in paths]
+    _refuse_unreadable(paths, [one for one, _ in found])
     jobs = {str(one.meta.get("job_id") or path.name): path for path, (one, _) in zip(paths, found, strict=True)}
     if len(jobs) > 1:
         told = ", ".join(f"{path} of {job}" for job, path in jobs.items())
@@ -65,6 +67,23 @@ class _Stored(NamedTuple):
     tables: dict[str, Table]
     meta: dict[str, Any]
     notes: list[str]
+    torn: list[Path]
+
+    @property
+    def unreadable(self) -> bool:
+        """Whether segments are there, and no row of any can be read."""
+        return bool(self.torn) and not any(rows(table) for table in self.tables.values())
+
+
+def _refuse_unreadable(paths: Sequence[Path], found: Sequence[_Stored]) -> None:
+    """Raise UsageError where damage left nothing of any directory: a verdict on nothing would pass for one."""
+    if not all(one.unreadable for one in found):
+        return
+    count = sum(len(one.torn) for one in found)
+    raise UsageError(
+        f"{', '.join(map(str, paths))}: nothing in it can be read, for all of its segments ({count:,}) are torn;"
+        " nothing was changed there: copy it again from where it was recorded, or from a backup"
+    )
 
 
 def _stored(path: Path) -> tuple[_Stored, excerpt.Excerpt | None]:
@@ -73,7 +92,7 @@ def _stored(path: Path) -> tuple[_Stored, excerpt.Excerpt | None]:
         raise UsageError(f"{path} is no run directory: give the one that `hindmost run --out` wrote")
     if not is_run_directory(path):
         raise UsageError(f"{path} holds no recording (neither meta.json nor segments/): was the run written elsewhere?")
-    notes: list[str] = []
+    damaged: list[Path] = []
     tables: dict[str, Table] = {}
     part = excerpt.plan(path / "segments")
     fewer_samples = part or excerpt.of_samples(path / "segments")
@@ -82,12 +101,12 @@ def _stored(path: Path) -> tuple[_Stored, excerpt.Excerpt | None]:
         reader = segments.read if chosen is None else functools.partial(excerpt.read, table=table, part=chosen)
         data, torn = segments.read_table(path / "segments" / table, table, reader=reader)
         tables[table] = schema.to_numpy(table, data)
-        notes += torn
+        damaged += torn
         del data
         pa.default_memory_pool().release_unused()  # it would keep what the largest table took
-    notes += _strangers(path / "segments")
     meta, damage = of_job.read(path)
-    return _Stored(tables, meta, [*notes, *damage]), part
+    notes = [*segments.left_out(damaged), *_strangers(path / "segments"), *damage]
+    return _Stored(tables, meta, notes, damaged), part
 
 
 def run_of(tables: dict[str, Table], meta: dict[str, Any], name: str, notes: list[str]) -> Run:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 SUFFIX = ".parquet"
 TORN = ".torn"
+#: Torn segments that a line names; it counts the others.
+_NAMED = 3
 #: Rows of a row group of a merged segment; and of a flush: a merge holds one of each of its segments, and each group
 #: repeats the words that are in it.
 _ROW_GROUP, _FLUSH_GROUP = 1 << 19, 1 << 15
@@ -205,9 +207,15 @@ def all_aside(root: Path) -> list[Path]:
     return sorted(root.rglob(f"segments/*/*{SUFFIX}{TORN}"))
 
 
-def left_out(path: Path) -> str:
-    """What to tell people of a torn segment: where in its run it lies, and what that means."""
-    return f"segment {path.parent.name}/{path.name} is torn and was left out"
+def left_out(torn: Sequence[Path]) -> list[str]:
+    """What to tell people of torn segments, in one line: how many, where in their run they lie, and what that means."""
+    if not torn:
+        return []
+    first = ", ".join(f"{path.parent.name}/{path.name}" for path in torn[:_NAMED])
+    if len(torn) == 1:
+        return [f"segment {first} is torn and was left out"]
+    more = f" and {len(torn) - _NAMED:,} more" if len(torn) > _NAMED else ""
+    return [f"{len(torn):,} segments are torn and were left out: {first}{more}"]
 
 
 def sweep(root: Path) -> None:
@@ -234,26 +242,26 @@ def is_torn(path: Path, *, whole: bool = False) -> bool:
 
 def read_table(
     directory: Path, table: str, segments: Sequence[Segment] | None = None, reader: Callable[[Path], pa.Table] = read
-) -> tuple[pa.Table, list[str]]:
-    """``(all rows of a table, notes on what was left out)``; segments compacted away meanwhile are looked up again.
+) -> tuple[pa.Table, list[Path]]:
+    """``(all rows of a table, torn segments)``; segments compacted away meanwhile are looked up again.
 
     ``reader`` may give some of a segment's rows only.
     """
     for _ in range(5):
-        parts, notes = [], [left_out(one.path) for one in aside(directory)]
+        parts, torn = [], [one.path for one in aside(directory)]
         try:
             for segment in readable(directory) if segments is None else segments:
                 part = _whole(segment.path, reader)
                 if part is None:
-                    notes.append(left_out(segment.path))
+                    torn.append(segment.path)
                 else:
                     parts.append(part)
         except FileNotFoundError:
             segments = None
             continue
         if not parts:
-            return schema.arrow_schema(table).empty_table(), notes
-        return pa.concat_tables([_plain(part) for part in parts], promote_options="default"), notes
+            return schema.arrow_schema(table).empty_table(), torn
+        return pa.concat_tables([_plain(part) for part in parts], promote_options="default"), torn
     raise HindmostError(f"{directory} keeps changing while it is read: try again")
 
 

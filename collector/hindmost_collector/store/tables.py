@@ -31,6 +31,10 @@ class Tables(ABC):
     def sql(self, query: str) -> pa.Table:
         """The answer to a query over the tables, in the SQL of what keeps them. Raises UsageError when it is wrong."""
 
+    def unrecorded(self, query: str) -> list[str]:  # noqa: ARG002 - where it is known
+        """Tables that a query reads, and of which nothing was recorded, where that is known."""
+        return []
+
     @abstractmethod
     def _equal(self, column: str, text: str) -> str:
         """The SQL condition that a column is a text."""
