@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 from dataclasses import asdict, replace
@@ -127,6 +128,7 @@ def _noise(args: argparse.Namespace) -> Any:
 
 
 def _to_collector(scenario: Any, args: argparse.Namespace) -> int:
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what gRPC would print is said in our own one line
     from hindmost_collector.simulate.stream import send
 
     if args.truth:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -45,8 +46,11 @@ async def _send(job: Job, address: str, speed: float) -> int:
                 await streams[-1].open(job.opening(node))
             await _batches(job, streams, speed)
             await asyncio.wait_for(asyncio.gather(*(one.close() for one in streams)), DURABLE_S)
-        except (grpc.aio.AioRpcError, TimeoutError, asyncio.InvalidStateError) as error:
-            raise HindmostError(f"the collector at {address} did not take the job: {error!r}") from error
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError, TimeoutError, asyncio.InvalidStateError, _LeftError) as error:
+            raise HindmostError(
+                f"the collector at {address} left before it had all of the job ({await _reason(error, streams)}):"
+                " see its log, start it again by `hindmost collector`, and send the job again"
+            ) from None
         finally:
             for stream in streams:
                 stream.cancel()
@@ -59,6 +63,18 @@ async def _batches(job: Job, streams: list[_Stream], speed: float) -> None:
         if speed > 0:
             await asyncio.sleep(max(began + ends / speed - time.monotonic(), 0.0))
         await streams[node].write(message)
+
+
+class _LeftError(Exception):
+    """A stream ended before all of it was durable."""
+
+
+async def _reason(error: Exception, streams: list[_Stream]) -> str:
+    """What the connection or the collector said of its end, in words."""
+    if isinstance(error, TimeoutError):
+        return f"no answer for {DURABLE_S:.0f} s"
+    told = [await one.details() for one in streams if one.over]
+    return next(filter(None, told), "it gave no reason")
 
 
 class _Stream:
@@ -76,29 +92,40 @@ class _Stream:
         for message in messages:
             await self._call.write(message)
         self._reader = asyncio.create_task(self._read())
+        self._reader.add_done_callback(lambda _: self._moved.set())
+
+    @property
+    def ended(self) -> bool:
+        """Whether the collector says no more."""
+        return self._reader is not None and self._reader.done()
+
+    @property
+    def over(self) -> bool:
+        """Whether the whole call is over, and has its details."""
+        return bool(self._call.done())
+
+    async def details(self) -> str:
+        """What the collector said of the stream's end."""
+        return str(await self._call.details() or "")
 
     async def write(self, message: wire.AgentMessage) -> None:
-        if self._reader is not None and self._reader.done():
-            self._reader.result()
+        if self.ended:
+            raise _LeftError
         self._sent = message.batch.sequence
-        try:
-            await self._call.write(message)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            reason = await self._call.details()
-            raise HindmostError(f"the collector ended a stream: {reason or 'it gave no reason'}") from None
+        await self._call.write(message)
 
     async def _read(self) -> None:
-        while (message := await self._call.read()) is not grpc.aio.EOF:
-            if message.HasField("ack"):
-                self._durable = max(self._durable, message.ack.durable_sequence)
-            elif message.HasField("clock"):
-                continue
-            self._moved.set()
-        self._moved.set()
+        with contextlib.suppress(grpc.aio.AioRpcError):  # how it ended is asked of the call
+            while (message := await self._call.read()) is not grpc.aio.EOF:
+                if message.HasField("ack"):
+                    self._durable = max(self._durable, message.ack.durable_sequence)
+                    self._moved.set()
 
     async def close(self) -> None:
         """Wait until all is durable, then say goodbye."""
-        while self._durable < self._sent and self._reader is not None and not self._reader.done():
+        while self._durable < self._sent:
+            if self.ended:
+                raise _LeftError
             self._moved.clear()
             await self._moved.wait()
         await self._call.write(wire.AgentMessage(goodbye=wire.Goodbye(reason="the simulation is over")))

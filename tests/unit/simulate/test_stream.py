@@ -7,7 +7,9 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
+import grpc
 import pytest
+from hindmost import cli
 from hindmost.errors import HindmostError
 from hindmost_collector.judge import judge
 from hindmost_collector.options import Options
@@ -19,6 +21,7 @@ from hindmost_collector.simulate.telemetry import sampled
 from hindmost_collector.simulate.wire import Job
 from hindmost_collector.sources import load
 from hindmost_collector.store.opening import open_store
+from hindmost_proto import telemetry_pb2 as wire
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -92,6 +95,38 @@ def test_where_nobody_listens_one_line_says_so(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("hindmost_collector.simulate.stream.WELCOME_S", 0.2)
     with pytest.raises(HindmostError, match=r"no collector answers at 127\.0\.0\.1:9"):
         send(Scenario(ranks=2, steps=2), "127.0.0.1:9")
+
+
+@pytest.mark.parametrize("speed", [0.0, 100.0])
+@pytest.mark.parametrize(("said", "told"), [("", "it gave no reason"), ("the disk is full", "the disk is full")])
+def test_a_collector_that_leaves_is_told_in_one_line(
+    capsys: pytest.CaptureFixture[str], speed: float, said: str, told: str
+) -> None:
+    """Whatever ends the streams before all is durable, one line names the collector and what it said; nothing else."""
+
+    async def leaving(messages: Any, context: Any) -> None:
+        async for message in messages:
+            if message.HasField("batch"):
+                await context.abort(grpc.StatusCode.UNAVAILABLE, said) if said else None
+                return
+
+    async def go() -> None:
+        server = grpc.aio.server()
+        types = (wire.AgentMessage.FromString, wire.CollectorMessage.SerializeToString)
+        stream = grpc.stream_stream_rpc_method_handler(leaving, *types)
+        server.add_generic_rpc_handlers(
+            [grpc.method_handlers_generic_handler("hindmost.v1.Telemetry", {"Stream": stream})]
+        )
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        words = ["simulate", "--collector", f"127.0.0.1:{port}", "--ranks", "16", "--speed", str(speed)]
+        assert await asyncio.to_thread(cli.main, words) == 1
+        line = f"hindmost simulate: the collector at 127.0.0.1:{port} left before it had all of the job ({told}): see"
+        await server.stop(None)
+        (err,) = capsys.readouterr().err.splitlines()
+        assert err.startswith(line)
+
+    asyncio.run(go())
 
 
 @pytest.mark.parametrize("cause", ["hang", "desync"])
