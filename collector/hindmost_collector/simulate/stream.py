@@ -22,6 +22,8 @@ LOOK_S = 2.0
 #: How long the collector may take to say hello, and to make the last batch durable.
 WELCOME_S = 10.0
 DURABLE_S = 120.0
+#: What grpc raises where a stream is ended by its other end, as asyncio's own errors where it notices that late.
+_GONE = (grpc.aio.AioRpcError, grpc.aio.UsageError, TimeoutError, asyncio.InvalidStateError)
 
 
 def send(scenario: Scenario, address: str, speed: float = 0.0) -> int:
@@ -46,7 +48,7 @@ async def _send(job: Job, address: str, speed: float) -> int:
                 await streams[-1].open(job.opening(node))
             await _batches(job, streams, speed)
             await asyncio.wait_for(asyncio.gather(*(one.close() for one in streams)), DURABLE_S)
-        except (grpc.aio.AioRpcError, grpc.aio.UsageError, TimeoutError, asyncio.InvalidStateError, _LeftError) as error:
+        except (*_GONE, _LeftError) as error:
             raise HindmostError(
                 f"the collector at {address} left before it had all of the job ({await _reason(error, streams)}):"
                 " see its log, start it again by `hindmost collector`, and send the job again"
@@ -105,8 +107,9 @@ class _Stream:
         return bool(self._call.done())
 
     async def details(self) -> str:
-        """What the collector said of the stream's end."""
-        return str(await self._call.details() or "")
+        """What the collector said of the stream's end; nothing where grpc met the end itself before it was told."""
+        met = await self._call.code() is grpc.StatusCode.INTERNAL
+        return "" if met else str(await self._call.details() or "")
 
     async def write(self, message: wire.AgentMessage) -> None:
         if self.ended:

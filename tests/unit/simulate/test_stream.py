@@ -121,10 +121,12 @@ def test_a_collector_that_leaves_is_told_in_one_line(
         await server.start()
         words = ["simulate", "--collector", f"127.0.0.1:{port}", "--ranks", "16", "--speed", str(speed)]
         assert await asyncio.to_thread(cli.main, words) == 1
-        line = f"hindmost simulate: the collector at 127.0.0.1:{port} left before it had all of the job ({told}): see"
+        line = f"hindmost simulate: the collector at 127.0.0.1:{port} left before it had all of the job ("
         await server.stop(None)
         (err,) = capsys.readouterr().err.splitlines()
-        assert err.startswith(line)
+        # One that writes without a pause may meet the end before it is told of it.
+        told_as = {told, "it gave no reason"} if speed == 0 else {told}
+        assert err.removeprefix(line).split("): see")[0] in told_as
 
     asyncio.run(go())
 
