@@ -8,6 +8,8 @@ waits for it, and nowhere else.
 
 from __future__ import annotations
 
+import heapq
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -45,13 +47,17 @@ def awaited(calls: Table, code: Ints, rooted: Array, meets: Array) -> Array:
         return found
     held = np.flatnonzero(rooted[code] & ((calls["flags"] & (NONBLOCKING | ERROR)) == 0))
     held = held[(calls["duration_ns"][held] >= 0) & (calls["seq"][held] >= 0)]
-    for one in np.flatnonzero(np.bincount(code[held], minlength=len(rooted)) >= 2 * _ENOUGH).tolist():
-        mine = held[code[held] == one]
-        met = sorted(_met(calls, mine), key=lambda one: -float(one[2].sum()))[:_LOOKED_AT]
-        least = _least(calls)
+    often = np.flatnonzero(np.bincount(code[held], minlength=len(rooted)) >= 2 * _ENOUGH)
+    if not len(often):
+        return found
+    least, meetings = _least(calls), _Meetings(calls, meets)
+    for operation in often.tolist():
+        mine = held[code[held] == operation]
+        most = heapq.nlargest(_LOOKED_AT, _met(calls, mine), key=lambda one: float(one[2].sum()))
         found[mine] = any(
-            waited.sum() >= least and _late(calls, first, second, waited, meets) >= max(least, _MOSTLY * waited.sum())
-            for first, second, waited in met
+            longer.sum() >= least
+            and _late(calls, first, second, longer, meetings) >= max(least, _MOSTLY * longer.sum())
+            for first, second, longer in most
         )
     return found
 
@@ -86,29 +92,54 @@ def _met(calls: Table, mine: Ints) -> list[tuple[Ints, Ints, Floats]]:
     return [(mine[least], mine[after], took[after] - took[least]) for least, after in rows]
 
 
-def _late(calls: Table, first: Ints, second: Ints, waited: Floats, meets: Array) -> float:
-    """Ns by which those ``first`` [N] to leave came later than the ``second`` [N], of what these ``waited`` [N] longer.
+def _late(calls: Table, first: Ints, second: Ints, longer: Floats, meetings: _Meetings) -> float:
+    """Ns by which those ``first`` [N] to leave came later than the ``second`` [N], of what these were inside ``longer``
+    [N].
 
     By the time since all last met. Who comes in time and leaves at once, for what it gives is taken up on the way, is
     early for the next meeting: where nobody knows when calls began, whoever waits there as much longer was not late.
     """
     if (calls["start_ns"][first] < 0).any() or (calls["start_ns"][second] < 0).any():
-        least, after = (calls["rank"] == calls["rank"][rows[0]] for rows in (first, second))
-        early = float(calls["duration_ns"][meets & least].sum() - calls["duration_ns"][meets & after].sum())
-        return float(waited.sum()) - max(early, 0.0)
-    since = _since_meeting(calls, np.concatenate([first, second]), meets)
-    later = np.nan_to_num(since[: len(first)] - since[len(first) :])
-    return float(np.clip(later, -waited, waited).sum())
+        least, after = (int(calls["rank"][rows[0]]) for rows in (first, second))
+        return float(longer.sum()) - max(float(meetings.inside(least) - meetings.inside(after)), 0.0)
+    later = np.nan_to_num(meetings.since(first) - meetings.since(second))
+    return float(np.clip(later, -longer, longer).sum())
 
 
-def _since_meeting(calls: Table, rows: Ints, meets: Array) -> Floats:
-    """[N] ns from when all last met to these calls, on each rank's own clock; NaN before the first time."""
-    found = np.full(len(rows), np.nan)
-    for rank in np.unique(calls["rank"][rows]).tolist():
-        mine = np.flatnonzero(calls["rank"][rows] == rank)
-        met = np.flatnonzero(meets & (calls["rank"] == rank))
-        ends = np.sort(calls["start_ns"][met] + calls["duration_ns"][met])
-        start = calls["start_ns"][rows[mine]]
-        last = np.searchsorted(ends, start, side="right") - 1
-        found[mine[last >= 0]] = (start - ends[np.maximum(last, 0)])[last >= 0]
-    return found
+class _Meetings:
+    """Calls that nobody leaves before all have come, by rank: looked through once, when first asked."""
+
+    def __init__(self, calls: Table, meets: Array) -> None:
+        self._calls, self._meets = calls, meets
+
+    @cached_property
+    def _of_rank(self) -> dict[int, Ints]:
+        """The rows of each rank's meetings."""
+        rows = np.flatnonzero(self._meets)
+        rows = rows[np.argsort(self._calls["rank"][rows], kind="stable")]
+        ranks, begins = np.unique(self._calls["rank"][rows], return_index=True)
+        return dict(zip(ranks.tolist(), np.split(rows, begins)[1:], strict=True))
+
+    @cached_property
+    def _ends(self) -> dict[int, Ints]:
+        """When each rank's meetings ended, in order."""
+        start, took = self._calls["start_ns"], self._calls["duration_ns"]
+        return {rank: np.sort(start[rows] + took[rows]) for rank, rows in self._of_rank.items()}
+
+    def inside(self, rank: int) -> int:
+        """Ns that a rank was inside of them in all."""
+        return int(self._calls["duration_ns"][self._of_rank.get(rank, _NONE)].sum())
+
+    def since(self, calls: Ints) -> Floats:
+        """[N] ns from when all last met to these calls, on each rank's own clock; NaN before the first time."""
+        start, found = self._calls["start_ns"][calls], np.full(len(calls), np.nan)
+        ranks = self._calls["rank"][calls]
+        for rank in np.unique(ranks).tolist():
+            mine, ends = np.flatnonzero(ranks == rank), self._ends.get(rank, _NONE)
+            last = np.searchsorted(ends, start[mine], side="right") - 1
+            mine, last = mine[last >= 0], last[last >= 0]
+            found[mine] = start[mine] - ends[last]
+        return found
+
+
+_NONE = np.empty(0, np.int64)
