@@ -117,8 +117,8 @@ def _hidden(blocks: Blocks, habit: Habit) -> bool:
     if where is None:
         return False
     others = np.delete(np.arange(len(grid.ranks)), habit.row)[:_SAMPLE]
-    exact, _ = _took(*_ready(grid, np.append(habit.row, others), where))
-    return bool(grid.gathers.any() or np.isnan(median(exact[1:], axis=0)).all())
+    usual, _ = _between_two(*_ready(grid, np.append(habit.row, others), where))
+    return bool(grid.gathers.any() or np.isnan(median(usual[1:], axis=0)).all())
 
 
 def find(blocks: Blocks, row: int, columns: Array, healthy: Array | None = None) -> Backward | None:
@@ -134,7 +134,7 @@ def find(blocks: Blocks, row: int, columns: Array, healthy: Array | None = None)
     late = float(median((peers_median(first) - first)[row]))
     before = _places(blocks, healthy) if healthy is not None else None
     alike = before is not None and before.shape[1] == where.shape[1]
-    own = _took(*_ready(grid, np.array([row]), before))[0][0] if before is not None and alike else None
+    own = _usual(*_ready(grid, np.array([row]), before))[0] if before is not None and alike else None
     usual, took = (block[0] for block in _between_two(*_ready(grid, np.array([row]), where)))
     turns = taking_turns.find(usual, took)
     if own is None and turns is not None:
@@ -179,7 +179,7 @@ def _saved(grid: Grid, row: int, where: Ints, healthy: Floats | None, lost: floa
     rows = with_peers(row, len(grid.ranks), _SAMPLE)
     start, free = _ready(grid, rows, where)
     start = beside_waiting.taken_off(start, grid.duration[rows][:, where], lost)
-    exact, most = _took(start, free)
+    exact, most = _usual(start, free), _at_most(start, free)
     mine = exact[0]
     token, transfer = grid.token[where[0]], median(grid.duration[row][where], axis=0)
     shown = np.mean(~np.isnan(most[1:]), axis=0) >= _OFTEN
@@ -194,15 +194,19 @@ def _saved(grid: Grid, row: int, where: Ints, healthy: Floats | None, lost: floa
     return float(_end(took, transfer) - _end(took - less, transfer))
 
 
-def _took(start: Floats, free: Array) -> tuple[Floats, Floats]:
-    """[R, P - 1] ns from being ready for a collective to being ready for the next, and at most.
-
-    Who queues for a collective was ready before, and nobody knows when.
+def _usual(start: Floats, free: Array) -> Floats:
+    """[R, P - 1] ns that are usual from being ready for a collective to being ready for the next; of the first row with
+    what it waits for turns on its GPU.
     """
-    usual, exact = _between_two(start, free)
-    if taking_turns.find(usual[0], exact[0]) is not None:
-        usual[0] = taking_turns.in_all(usual[0], exact[0])
-    return usual, _often(np.where(free[:, :, :-1], np.diff(start, axis=2), np.nan))
+    usual, took = _between_two(start, free)
+    if taking_turns.find(usual[0], took[0]) is not None:
+        usual[0] = taking_turns.in_all(usual[0], took[0])
+    return usual
+
+
+def _at_most(start: Floats, free: Array) -> Floats:
+    """[R, P - 1] the same at most: who queues for a collective was ready before, and nobody knows when."""
+    return _often(np.where(free[:, :, :-1], np.diff(start, axis=2), np.nan))
 
 
 def _between_two(start: Floats, free: Array) -> tuple[Floats, Floats]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector import align
-from hindmost_collector.robust import median, peers_median, spread
+from hindmost_collector.robust import median, spread
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Array, Floats, Ints
@@ -27,14 +27,14 @@ _USUAL = 0.25
 _NOWHERE = 0.25
 
 
-def find(duration: Floats, own: Floats, step_of: Ints, starts: Ints) -> Floats:
+def find(late: Floats, own: Floats, starts: Ints) -> Floats:
     """[R, S] how late each rank was.
 
-    ``duration`` and ``own`` [R, K] are of each collective, ``step_of`` [K] its step, ``starts`` [S] each step's first.
-    Where starts are unknown, the first place counts that shows half of the largest.
+    ``late`` [R, K] is how much later than its peers a rank came for each collective, ``own`` [R, K] its time since the
+    end of the one before; ``starts`` [S] are the first collectives of the steps. Where no rank's own time is known, the
+    first place counts that shows half of the largest.
     """
-    late = peers_median(duration) - duration
-    position = np.arange(duration.shape[1]) - starts[step_of]
+    position = np.arange(late.shape[1]) - np.repeat(starts, np.diff(np.append(starts, late.shape[1])))
     places = [position == place for place in range(position.max() + 1)]
     level = np.maximum(late, 0.0) if len(places) > 1 else late
     # Means, for a rank that is late in a part of the run only has a median of nothing at every place.

@@ -28,19 +28,22 @@ def late(joined: Grid, own: Floats, starts: Ints) -> Floats:
 
     ``own`` [R, K] is the time between its collectives, ``starts`` [S] the first of each step.
     """
-    found = _late(joined, own, starts)
+    late_for = peers_median(joined.duration) - joined.duration
+    found = _late(late_for, joined, own, starts)
     begins = _begins(joined, starts)
     if len(begins) == len(starts):
         return found
-    more = np.maximum(np.nan_to_num(_late(joined, own, begins)) - _hidden(own, begins), 0.0)
+    more = np.maximum(np.nan_to_num(_late(late_for, joined, own, begins)) - _hidden(own, begins), 0.0)
     of_step = np.searchsorted(begins, starts)
     return found + np.add.reduceat(more, of_step, axis=1) - np.maximum.reduceat(more, of_step, axis=1)
 
 
-def _late(joined: Grid, own: Floats, begins: Ints) -> Floats:
-    counts = np.diff(np.append(begins, joined.columns))
-    found = lateness.find(joined.duration, own, np.repeat(np.arange(len(begins)), counts), begins)
-    return delays.find(peers_median(joined.duration) - joined.duration, own, joined.start, begins, found)
+def _late(late_for: Floats, joined: Grid, own: Floats, begins: Ints) -> Floats:
+    """[R, N] ns that each rank comes late in each of the stretches that begin at the columns ``begins`` [N].
+
+    ``late_for`` [R, K] is how much later than its peers it came for each collective.
+    """
+    return delays.find(late_for, own, joined.start, begins, lateness.find(late_for, own, begins))
 
 
 def _hidden(own: Floats, begins: Ints) -> float:
