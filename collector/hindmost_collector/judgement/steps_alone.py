@@ -27,13 +27,17 @@ if TYPE_CHECKING:
 #: A backward computes about twice what a forward does, and with its transfers recorded ones of GPUs at work took up to
 #: six times as long; where that of every rank takes more than this, most of it is waiting, or launching.
 _MOSTLY_WAITS = 8.0
-#: Ranks that differ by at least this share of what a late one takes longer may be the ones that it waits for, or have
-#: each their own work.
-_ALIKE = 0.5
+#: Whose forward is longer by this share of what it is late by is late in it.
+_IN_FORWARD = 0.5
+#: Ranks that differ by at least this share of what a late one takes longer may be the ones that it waits for; and where
+#: they do of what a forward takes, they may have each their own work.
+_UNLIKE = 0.5
 #: … unless they are later than that one by this factor: who waits for another is late by as much.
 _FAR = 3.0
 #: Share of a step from which a phase may hide somebody who is waited for.
 _MAY_HIDE = 0.05
+#: Beside the rank whose forward is longest those are told of that are longer by this share of that.
+_AS_LONG = 0.5
 
 #: What to do about it.
 _REMEDY = "record who waits for whom: `hindmost run -- COMMAND` does, or NCCL Inspector's logs of the same steps"
@@ -57,15 +61,15 @@ def unclear(run: Run, blocks: Blocks) -> Verdict | None:
     """Why phases in which ranks may wait clear nobody; ``None`` where other ranks' collectives do."""
     if not _alone(run, blocks) or _others_met(run):
         return None
-    name, backward = _phase(blocks, "backward")
+    backward = _phase(blocks, "backward")
     share = float(median(median(backward, axis=1)) / blocks.step_ns) if backward is not None else 0.0
     if not share >= _MAY_HIDE:
         return None
-    told = f"a log of the steps is all there is to judge by: {share:.0%} of a step of {ms(blocks.step_ns)} is in {name}"
+    spent = f"{share:.0%} of a step of {ms(blocks.step_ns)} is in backward"
     waits = "in which a rank waits for the others as well as works, and nothing tells how long"
     return Verdict(
         kind="insufficient_data",
-        evidence=(f"{told}, {waits}", *_longer(blocks)),
+        evidence=(f"a log of the steps is all there is to judge by: {spent}, {waits}", *_longer(blocks)),
         advice=(_REMEDY,),
     )
 
@@ -82,21 +86,21 @@ def _others_met(run: Run) -> bool:
 
 def _doubtful(one: Verdict, run: Run, blocks: Blocks, told: set[int]) -> bool:
     """Whether a verdict rests on forwards that may be longer for what others do, or for what is done in them."""
-    _, forward = _phase(blocks, "forward")
+    forward = _phase(blocks, "forward")
     by_forward = bool(one.ranks) and one.cause not in absent.ITS_OWN
     by_forward |= one.kind == "uneven_workload" and blocks.work is None
     if not by_forward or forward is None:
         return False
     held = _held(one, blocks)
     typical = median(forward[:, held], axis=1)
-    _, backward = _phase(blocks, "backward")
+    backward = _phase(blocks, "backward")
     if backward is not None:
         least = float(np.nanmin(median(backward[:, held], axis=1)))
         if least > _MOSTLY_WAITS * float(lower_median(typical, axis=0)):
             return True
     world = run.job.world_size or 0
     if not one.ranks or rows(run.ranks) < world:  # of a part of a job nobody knows whom it waits for
-        return rows(run.ranks) < world or _differ(typical) >= _ALIKE * float(lower_median(typical, axis=0))
+        return rows(run.ranks) < world or _differ(typical) >= _UNLIKE * float(lower_median(typical, axis=0))
     if _all_meet(run):
         return False
     own = median(blocks.own[:, held], axis=1)
@@ -104,7 +108,7 @@ def _doubtful(one: Verdict, run: Run, blocks: Blocks, told: set[int]) -> bool:
     named = np.flatnonzero(np.isin(blocks.ranks, one.ranks)).tolist()
     late, longer = _beyond(own), _beyond(typical)
     clear = np.isin(blocks.ranks, list(told))
-    return any(longer[row] >= _ALIKE * late[row] and _among_unlike(late, before, row, clear) for row in named)
+    return any(longer[row] >= _IN_FORWARD * late[row] and _among_unlike(late, before, row, clear) for row in named)
 
 
 def _held(one: Verdict, blocks: Blocks) -> Array:
@@ -129,7 +133,7 @@ def _among_unlike(late: Floats, before: Floats, row: int, clear: Array) -> bool:
     others = late < _FAR * late[row]
     others[row] = False
     others &= ~clear
-    return bool(others.any()) and max(_differ(late[others]), _differ(before[others])) >= _ALIKE * late[row]
+    return bool(others.any()) and max(_differ(late[others]), _differ(before[others])) >= _UNLIKE * late[row]
 
 
 def _differ(values: Floats) -> float:
@@ -138,24 +142,23 @@ def _differ(values: Floats) -> float:
 
 def _longer(blocks: Blocks) -> list[str]:
     """A sentence on ranks whose forward is longer than that of others, where there are any; in a list of its own."""
-    _, forward = _phase(blocks, "forward")
+    forward = _phase(blocks, "forward")
     if forward is None:
         return []
     beyond = _beyond(median(forward, axis=1))
     most = float(np.nanmax(beyond))
     if not most >= _MAY_HIDE * blocks.step_ns:
         return []
-    late = blocks.ranks[beyond >= _ALIKE * most].tolist()
+    late = blocks.ranks[beyond >= _AS_LONG * most].tolist()
     take = "takes" if len(late) == 1 else "take"
     which = "which of them is slow" if len(late) > 1 else "whether it is slow"
     why = "groups that split a model wait for each other there, stages of a pipeline do other work"
     return [f"{names(late)} {take} up to {ms(most)} longer in forward than others: {why}; {which} is not known"]
 
 
-def _phase(blocks: Blocks, name: str) -> tuple[str, Floats | None]:
+def _phase(blocks: Blocks, name: str) -> Floats | None:
     """[R, S] ns of a phase as the GPU took it, or else the host; ``None`` where nobody measured it."""
-    found = next((blocks.parts[one] for one in (f"gpu_{name}", name) if one in blocks.parts), None)
-    return name, found
+    return next((blocks.parts[one] for one in (f"gpu_{name}", name) if one in blocks.parts), None)
 
 
 def _beyond(typical: Floats) -> Floats:
