@@ -15,6 +15,7 @@ from hindmost_collector.explain import crowded, fed, hidden_input, horovod, shar
 from hindmost_collector.judgement import (
     bound,
     fell_silent,
+    interconnect,
     majority,
     partly_read,
     slowed,
@@ -176,7 +177,7 @@ def _of_groups(run: Run, groups: list[Run], settings: Settings) -> Report:
     ]
     blocks = blocks_of.build(run, settings) if not found else None
     if blocks is not None and apart.alike(groups, blocks):
-        found = of_links(slow_link.find(blocks, settings), blocks, settings)
+        found = [_at_home(one, run) for one in of_links(slow_link.find(blocks, settings), blocks, settings)]
     first = max(reports, key=lambda one: one.job.step_ms.get("mean") or 0.0)
     by_rank = {rank: ms for one in reports for rank, ms in one.what_if.waste_by_rank_ms.items()}
     by_node: dict[str, float] = {}
@@ -274,9 +275,10 @@ def _uncounted(
 
 
 def _at_home(verdict: Verdict, run: Run) -> Verdict:
-    """With the node told where a verdict names all of its ranks."""
+    """With the node told where a verdict names all of its ranks, and where to look for a slow link."""
     told = wording.whole_nodes(run, verdict.ranks) if verdict.kind in ("straggler", "intermittent") else []
-    return replace(verdict, evidence=(*verdict.evidence, *told))
+    advice = (interconnect.advice(run, verdict.ranks),) if verdict.cause == "network" else verdict.advice
+    return replace(verdict, evidence=(*verdict.evidence, *told), advice=advice)
 
 
 def _gone(verdict: Verdict, run: Run) -> bool:

@@ -268,7 +268,7 @@ def _confidence(habits: list[Habit], settings: Settings) -> float:
 
 
 def of_links(link: SlowLink | None, blocks: Blocks, settings: Settings) -> list[Verdict]:
-    """The verdict on a group whose transfers are slow though nobody in it is late."""
+    """The verdict on a group whose transfers are slow though nobody in it is late; where to look is told by the run."""
     if link is None or link.shown < settings.min_cost * blocks.step_ns:
         return []
     ranks = tuple(int(blocks.ranks[row]) for row in link.rows)
@@ -284,7 +284,6 @@ def of_links(link: SlowLink | None, blocks: Blocks, settings: Settings) -> list[
             confidence=0.9,
             explained=1.0,
             evidence=tuple(wording.link(ranks, link)),
-            advice=tuple(wording.advice("network", list(ranks))),
             shown_ms=0.0,
         )
     ]
@@ -306,7 +305,6 @@ def of_network(found: SlowNetwork | None, blocks: Blocks, beside: Sequence[Verdi
             confidence=0.9,
             explained=1.0,
             evidence=tuple(wording.network(found, late=any(one.ranks for one in beside))),
-            advice=(wording.NETWORK_ADVICE,),
             past=found.past if found.stop >= len(blocks.steps) else None,
         )
     ]

@@ -34,7 +34,7 @@ _ADVICE = {
     " look at {its} binding, {its} quota, {its} node's other processes",
     "gc": "garbage collection in {who}: gc.freeze() after start-up, or collect at the same step on all ranks",
     "checkpoint": "let every rank checkpoint at the same step, or write in the background",
-    "network": "look at the link of {who}: counters, cable, the switch port",
+    "network": "look at the link of {who}: counters, cables, what connects {its} GPU and node to the others",
     "memory": "{who}'s node is short of memory: look at what is reclaimed or swapped",
     "io": "look at the disk or mount that {who} reads and writes",
     "workload": "give {who} work of the same size as {its} peers",
@@ -283,9 +283,6 @@ def network(found: SlowNetwork, *, late: bool = False) -> list[str]:
         f"transfers take {ms(found.took)} a step, {when} {ms(found.usual)}: {longer:.0%} longer for messages alike",
         f"{who}, and a step is {ms(found.cost)} longer than {when} by them",
     ]
-
-
-NETWORK_ADVICE = "look at what all ranks' traffic shares: a switch, a NIC in the ring, other jobs on the network"
 
 
 def advice(cause: str, ranks: list[int]) -> list[str]:
