@@ -15,6 +15,14 @@ class HindmostError(Exception):
         return one_line(super().__str__())
 
 
+class MissingError(HindmostError):
+    """A package is missing or broken that a part of hindmost needs, and training processes do not."""
+
+    def __init__(self, error: ImportError, extra: str) -> None:
+        what = f"{error.name} is not installed" if isinstance(error, ModuleNotFoundError) else str(error)
+        super().__init__(f"{what}: pip install '.[{extra}]' in a clone of hindmost")
+
+
 class UsageError(HindmostError):
     """The input is wrong: one line that names the input and what would be right. Exit code 2."""
 

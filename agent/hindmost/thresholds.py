@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hindmost.errors import HindmostError
+from hindmost.errors import MissingError
 
 if TYPE_CHECKING:
     import argparse
@@ -40,5 +40,5 @@ def _module() -> ModuleType:
     try:
         from hindmost_collector import thresholds  # noqa: PLC0415 - where the collector is
     except ImportError as error:
-        raise HindmostError(f"{error.name} is not installed: pip install 'hindmost[collector]'") from error
+        raise MissingError(error, "collector") from error
     return thresholds

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from hindmost import __version__
-from hindmost.errors import HindmostError
+from hindmost.errors import HindmostError, MissingError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand; return its exit code. A ``HindmostError`` becomes one line on stderr."""
+    """Run one subcommand; return its exit code. A ``HindmostError``, or a missing package, is one line on stderr."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = parser().parse_args(arguments[:1] or ["--help"]).command
     try:
@@ -52,6 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except HindmostError as error:
         sys.stderr.write(f"hindmost {name}: {error}\n")
         return error.exit_code
+    except ImportError as error:
+        sys.stderr.write(f"hindmost {name}: {MissingError(error, 'agent' if name == 'agent' else 'collector')}\n")
+        return MissingError.exit_code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # whoever reads our output has read enough

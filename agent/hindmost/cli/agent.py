@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hindmost.errors import HindmostError
-
 if TYPE_CHECKING:
     import argparse
 
@@ -26,9 +24,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run an agent until there is a reason to leave."""
-    try:
-        from hindmost_agent.service import serve
-        from hindmost_agent.settings import settings
-    except ImportError as error:
-        raise HindmostError(f"{error.name} is missing: pip install 'hindmost[agent]'") from error
+    from hindmost_agent.service import serve
+    from hindmost_agent.settings import settings
+
     return serve(settings(**vars(args)))

@@ -8,7 +8,6 @@ import os
 from pathlib import Path
 
 from hindmost import thresholds
-from hindmost.errors import HindmostError
 
 #: gRPC's own event engine hands a message from thread to thread; its older poller does not, and halves what the library
 #: costs a collector (measured with 1.85 by bench/collector_load). A version without these switches ignores them.
@@ -18,11 +17,9 @@ HELP = "receive agents, judge live, serve metrics and the page"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """A flag for each setting; each is also a key of the TOML file and HINDMOST_COLLECTOR_KEY in the environment."""
-    try:
-        from hindmost_collector.layers import flag
-        from hindmost_collector.options import Options
-    except ImportError as error:
-        raise HindmostError(f"{error.name} is missing: pip install 'hindmost[collector]'") from error
+    from hindmost_collector.layers import flag
+    from hindmost_collector.options import Options
+
     for one in dataclasses.fields(Options):
         form, choices, meaning = one.metadata["form"], one.metadata["choices"], one.metadata["meaning"]
         told = meaning if "default" in meaning or not one.default else f"{meaning} (default {one.default})"

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hindmost import thresholds
-from hindmost.errors import HindmostError
 
 if TYPE_CHECKING:
     import argparse
@@ -43,10 +42,8 @@ def run(args: argparse.Namespace) -> int:
 
 def compared(a: Path, b: Path, settings: Settings | None = None) -> dict[str, Any]:
     """``hindmost.compare/1`` of two recordings, by the default thresholds unless others are given."""
-    try:
-        from hindmost_collector import sources
-        from hindmost_collector.judgement.compare import compare
-        from hindmost_collector.settings import DEFAULT
-    except ImportError as error:
-        raise HindmostError(f"{error.name} is not installed: pip install 'hindmost[collector]'") from error
+    from hindmost_collector import sources
+    from hindmost_collector.judgement.compare import compare
+    from hindmost_collector.settings import DEFAULT
+
     return compare(sources.load(a), sources.load(b), settings or DEFAULT)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hindmost import thresholds
-from hindmost.errors import HindmostError, UsageError
+from hindmost.errors import UsageError
 
 if TYPE_CHECKING:
     import argparse
@@ -55,10 +55,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _recordings(path: Path | str, kind: str) -> list[Path | str]:
     """What to report on: all that a folder holds one after the other, where the format can hold several."""
-    try:
-        from hindmost_collector.sources.several import recordings
-    except ImportError as error:
-        raise HindmostError(f"{error.name} is not installed: pip install 'hindmost[collector]'") from error
+    from hindmost_collector.sources.several import recordings
+
     found = recordings(path)
     if len(found) > 1 and kind != "text":
         names = ", ".join(Path(one).name for one in found[:3])
@@ -76,13 +74,11 @@ def judged(path: Path | str, given: Mapping[str, float] | None = None, others: t
     """The report of a recording as ``hindmost.report/1``, by the thresholds that it was recorded with unless others are
     given. ``others`` are run directories of the same job that other collectors wrote.
     """
-    try:
-        from hindmost_collector import sources
-        from hindmost_collector.judge import judge
-        from hindmost_collector.sources import hindmost_run
-        from hindmost_collector.thresholds import over
-    except ImportError as error:
-        raise HindmostError(f"{error.name} is not installed: pip install 'hindmost[collector]'") from error
+    from hindmost_collector import sources
+    from hindmost_collector.judge import judge
+    from hindmost_collector.sources import hindmost_run
+    from hindmost_collector.thresholds import over
+
     if others and not isinstance(path, Path):
         raise UsageError(f"{path}: only run directories can be read together")
     run = hindmost_run.load_together([Path(path), *others]) if others else sources.load(path)

@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from hindmost.errors import HindmostError, UsageError
+from hindmost.errors import UsageError
 
 _FAULT = re.compile(
     r"(?P<cause>\w+):(?P<ranks>\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*):(?P<percent>\d+(?:\.\d+)?)%"
@@ -80,11 +80,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate, write, say what was written."""
-    try:
-        from hindmost_collector.simulate import Scenario, simulate
-        from hindmost_collector.simulate.write import simulated, write
-    except ImportError as error:
-        raise HindmostError(f"{error.name} is not installed: pip install 'hindmost[collector]'") from error
+    from hindmost_collector.simulate import Scenario, simulate
+    from hindmost_collector.simulate.write import simulated, write
+
     if (args.out is None) == (args.collector is None):
         raise UsageError("name a FOLDER for the recording, or a --collector to send it to")
     scenario = Scenario(

@@ -71,10 +71,8 @@ def page(base: str, job: str | None) -> str:
 
 def rendered(report: dict[str, Any]) -> str:
     """A report as the terminal takes it."""
-    try:
-        from hindmost_collector.report import text
-    except ImportError as error:
-        raise HindmostError(f"{error.name} is not installed: pip install 'hindmost[collector]'") from error
+    from hindmost_collector.report import text
+
     terminal = sys.stdout.isatty()
     color = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     return text.render(report, min(shutil.get_terminal_size((100, 24)).columns, WIDEST), color)

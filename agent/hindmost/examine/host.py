@@ -29,7 +29,7 @@ def gpu(machine: Machine) -> Finding:
     try:
         import pynvml  # noqa: PLC0415 - only where there is a driver to ask
     except ImportError:
-        return Finding("no", "a driver, but no Python binding", lost, "pip install 'hindmost[agent]'")
+        return Finding("no", "a driver, but no Python binding", lost, "in a clone of hindmost: pip install '.[agent]'")
     try:
         pynvml.nvmlInit()
         names = [

@@ -114,7 +114,9 @@ def _compiler(machine: Machine) -> str | None:
 def _modules(extra: str, needed: dict[str, str]) -> Finding:
     missing = [name for module, name in needed.items() if not _importable(module)]
     if missing:
-        return Finding("no", f"{', '.join(missing)} missing", f"the {extra}", f"pip install 'hindmost[{extra}]'")
+        return Finding(
+            "no", f"{', '.join(missing)} missing", f"the {extra}", f"in a clone of hindmost: pip install '.[{extra}]'"
+        )
     return Finding("yes", f"everything it imports is in {sys.prefix}")
 
 

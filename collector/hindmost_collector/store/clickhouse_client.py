@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from hindmost.errors import HindmostError, UsageError
+from hindmost.errors import HindmostError, MissingError, UsageError
 
 from hindmost_collector.store.clickhouse_ddl import Place
 
@@ -91,7 +91,7 @@ class Server:
         try:
             self._driver: Any = importlib.import_module("clickhouse_connect")
         except ImportError as error:
-            raise HindmostError("clickhouse-connect is not installed: pip install 'hindmost[clickhouse]'") from error
+            raise MissingError(error, "clickhouse") from error
         for name in ("clickhouse_connect", "urllib3"):  # what they would log is raised, and said once
             logging.getLogger(name).setLevel(logging.CRITICAL)
         self._errors: Any = importlib.import_module("clickhouse_connect.driver.exceptions")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hindmost.errors import HindmostError, UsageError
+from hindmost.errors import HindmostError, MissingError, UsageError
 
 from hindmost_collector.running.window import CAUSAL
 from hindmost_collector.store import clickhouse_ddl as ddl
@@ -119,7 +119,7 @@ class ClickHouseRecording(Tables):
         try:
             self._server = Server(self._target, use_database=True)
             self._jobs = [self._target.job] if self._target.job else jobs(self._server)
-        except Unreachable:
+        except (Unreachable, MissingError):
             raise
         except HindmostError as error:
             raise UsageError(f"{self._target} holds no recording: {error}") from error

@@ -14,7 +14,7 @@ from collections import Counter, defaultdict, deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from hindmost.errors import HindmostError
+from hindmost.errors import MissingError
 
 from hindmost_collector.store.remote_write_encoding import EARLIEST_MS, LATEST_MS, STALE, Encoder, PageEncoder
 
@@ -79,7 +79,7 @@ class RemoteWrite:
         try:
             self._snappy: Any = importlib.import_module("cramjam").snappy
         except ImportError as error:
-            raise HindmostError("cramjam is not installed: pip install 'hindmost[remote-write]'") from error
+            raise MissingError(error, "remote-write") from error
         self._receiver, self._definitions, self._page, self._now_ns = receiver, definitions, page, now_ns
         self._jitter = jitter
         self._encoder, self._pages = Encoder(), PageEncoder()
