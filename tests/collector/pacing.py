@@ -86,6 +86,7 @@ class Paced:
             window=SimpleNamespace(last_step=41),
             stall=SimpleNamespace(in_haste=lambda job: False, question=lambda job: None, ripe=lambda job: False),
             infer_steps=lambda: None,
+            first_step=lambda report: None,
             last_step=lambda report: 41,
             snapshot=lambda words: lambda: self._spent("whole", self.whole_s),
             newest=newest,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -59,13 +60,22 @@ def judged_live(
     now = [0.0]
     judging = Judging(period_s=1.5, clock=lambda: now[0], cpu=lambda: sum(used or ()))
     judging.judge = judge if used is None else functools.partial(at_a_cost, used)
-    live, log = LiveJob(job.name, 0), VerdictLog()
+    live, told = LiveJob(job.name, 0), list[dict[str, Any]]()
     live.window = Window(WINDOW_NS)
     if used is not None:  # few rows are few steps of a job that costs much
         live.newest = lambda words, _=0: LiveJob.newest(live, words, 0)  # type: ignore[method-assign]
     seen_by = collector({job.name: live}, lambda: now[0])
     seen_by.decoder = decoder
+    writing: list[Any] = []
+    seen_by.recorder.store = SimpleNamespace(append_line=lambda _job, _file, text: told.append(json.loads(text)))
+    seen_by.unbroken = SimpleNamespace(begin=writing.append)
     watch = Watch(seen_by, judging)
+
+    async def looked() -> None:
+        await turn(watch)
+        while writing:
+            await writing.pop(0)
+
     for node, ends, message in job.batches():
         if not marked:
             message.batch.ClearField("steps")
@@ -74,10 +84,11 @@ def judged_live(
         now[0] = ends
         before = live.report
         if node == job.nodes[-1]:
-            asyncio.run(turn(watch))
+            asyncio.run(looked())
         if live.report is not before:
             report: Any = live.report
-            yield ends, report, list(log.update(report["verdicts"], int(ends * SECOND), live.last_step(report)))
+            yield ends, report, told.copy()
+            told.clear()
 
 
 def at_a_cost(used: list[float], run: Run) -> Any:
@@ -128,7 +139,7 @@ def test_what_costs_much_to_judge_is_told_as_soon(kind: str) -> None:
     scenario, used = Scenario(8, STEPS, seed=3, faults=(FAULTS[kind],)), list[float]()
     cheap, costly = told(scenario), told(scenario, used)
     assert [one[1:] for one in costly] == [one[1:] for one in cheap]
-    assert [at for at, *_ in costly] == pytest.approx([at for at, *_ in cheap], abs=2.0)
+    assert [at for at, *_ in costly] == pytest.approx([at for at, *_ in cheap], abs=3.0)  # ends are borne out
     assert used.count(WHOLE_S) < 15
     assert used.count(LOOK_S) > 15
     assert sum(used) < (LEAST_SHARE + OF_LOOKS) * STEPS * 0.12 + WHOLES_AHEAD * WHOLE_S
@@ -142,7 +153,8 @@ def test_a_job_that_marks_no_steps_has_verdicts_with_an_end_too() -> None:
     job = LiveJob("j", 0)
     log = VerdictLog()
     list(log.update(report["verdicts"], 1, job.last_step(report)))
-    (closed,) = log.update([], 2, job.last_step(report))
+    assert [*log.update([], 2, job.last_step(report))] == []
+    (closed,) = log.update([], 3, job.last_step(report))
     interval = (closed["verdict"]["since_step"], closed["verdict"]["until_step"])
     assert (closed["event"], *interval) == ("closed", pytest.approx(30, abs=2), report["job"]["steps"] - 1)
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hindmost_collector.detectors import hang
 from hindmost_collector.judgement.verdict import JobSummary, Report
+from hindmost_collector.judgement.wording import OLDER
 from hindmost_collector.model import FINISHED, RUNNING, VANISHED, Job, Run
 from hindmost_collector.running.jobs import LiveJob
 from hindmost_collector.running.judging import Judging, share_of
@@ -41,9 +42,10 @@ def told(log: VerdictLog, *reports: list[dict[str, Any]]) -> list[list[tuple[str
 
 
 def test_a_verdict_is_opened_once_and_closed_where_it_stopped() -> None:
-    """It is silent while nothing changes; when a report leaves it out it held until the newest step."""
-    assert told(VerdictLog(), [verdict()], [verdict()], [], []) == [
+    """It is silent while nothing changes; when two reports leave it out it held until the first one's newest step."""
+    assert told(VerdictLog(), [verdict()], [verdict()], [], [], []) == [
         [("opened", 40, None)],
+        [],
         [],
         [("closed", 40, 102)],
         [],
@@ -51,13 +53,42 @@ def test_a_verdict_is_opened_once_and_closed_where_it_stopped() -> None:
 
 
 def test_a_verdict_with_an_end_is_closed_with_it() -> None:
-    """A report that says until when closes it, and it stays closed however long the window remembers it."""
+    """Two reports that say until when close it, and it stays closed however long the window remembers it."""
     ended = verdict(until_step=90)
-    assert told(VerdictLog(), [verdict()], [ended], [ended], []) == [
+    assert told(VerdictLog(), [verdict()], [ended], [ended], [ended], []) == [
         [("opened", 40, None)],
+        [],
         [("closed", 40, 90)],
         [],
         [],
+    ]
+
+
+@pytest.mark.parametrize("other", [[], [verdict(until_step=90)]])
+def test_what_one_report_does_not_find_goes_on(other: list[dict[str, Any]]) -> None:
+    """Few steps in which a slow rank looks well end nothing: nothing is told, and the page goes on to show it."""
+    log = VerdictLog()
+    assert told(log, [verdict()], other) == [[("opened", 40, None)], []]
+    assert log.doubtful
+    assert [(one["ranks"], one["until_step"]) for one in log.standing(other)] == [([2], None)]
+    assert told(log, [verdict()], [verdict()]) == [[], []]
+    assert not log.doubtful
+
+
+def test_a_verdict_keeps_its_id_from_its_opening_to_its_end() -> None:
+    """Whatever changes of it; another one has another."""
+    log = VerdictLog()
+    reports = [[verdict()], [verdict(cause="gc"), verdict(ranks=[5])], [verdict(kind="intermittent")], [], []]
+    found = [event for now, report in enumerate(reports) for event in log.update(report, now, last_step=100 + now)]
+    known = {tuple(event["verdict"]["ranks"]): event["id"] for event in found}
+    assert len(set(known.values())) == 2
+    assert [(event["event"], event["id"]) for event in found] == [
+        ("opened", known[2,]),
+        ("changed", known[2,]),
+        ("opened", known[5,]),
+        ("changed", known[2,]),
+        ("closed", known[5,]),
+        ("closed", known[2,]),
     ]
 
 
@@ -70,7 +101,7 @@ def test_what_had_passed_before_anybody_looked_is_told_once() -> None:
 def test_what_comes_back_is_opened_again() -> None:
     """A rank that is slow anew after its first episode is news."""
     again = verdict(since_step=200)
-    assert told(VerdictLog(), [verdict()], [], [again])[2] == [("opened", 200, None)]
+    assert told(VerdictLog(), [verdict()], [], [], [again])[2:] == [[("closed", 40, 101)], [("opened", 200, None)]]
 
 
 def test_uneven_work_is_closed_once_it_was_not_told_for_some_steps() -> None:
@@ -110,23 +141,95 @@ def test_a_second_episode_that_passed_unseen_is_told_too() -> None:
 
 
 def test_two_episodes_of_one_rank_are_told_each() -> None:
-    """However many a report has at once: both open and close by themselves, and what holds throughout stays open."""
-    always, first = verdict(since_step=0), verdict(since_step=40, until_step=60)
-    later = verdict(since_step=120)
-    assert told(VerdictLog(), [always, later, first], [later, always], [{**later, "until_step": 140}, always]) == [
+    """However many a report has at once: those of another cause open and close by themselves, and what holds throughout
+    stays open."""
+    always, first = verdict(since_step=0), verdict(since_step=40, until_step=60, cause="gc")
+    later = verdict(since_step=120, cause="gc")
+    ended = {**later, "until_step": 140}
+    assert told(VerdictLog(), [always, later, first], [later, always], [ended, always], [ended, always]) == [
         [("opened", 0, None), ("opened", 40, 60), ("closed", 40, 60), ("opened", 120, None)],
+        [],
         [],
         [("closed", 120, 140)],
     ]
 
 
-def test_what_still_holds_is_what_was_open_though_a_part_of_it_is_told_apart() -> None:
-    """Of two that began at one step the one without an end goes on; it is neither closed nor opened again."""
-    part = verdict(until_step=60)
-    assert told(VerdictLog(), [verdict()], [part, verdict()], [verdict()])[1:] == [
-        [("opened", 40, 60), ("closed", 40, 60)],
+def test_what_costs_more_for_some_steps_is_a_change_of_what_holds_all_along() -> None:
+    """A slow rank that for the same cause is slower for a while: one verdict, which costs more meanwhile."""
+    log, always, more = VerdictLog(), verdict(since_step=0), verdict(since_step=120, cost_ms_per_step=3.0)
+    reports = [[always], [always, more], [{**more, "until_step": 140}, always], [{**more, "until_step": 140}, always]]
+    found = [[*log.update(report, now, last_step=120 + now)] for now, report in enumerate(reports)]
+    assert [[(one["event"], one["verdict"]["cost_ms_per_step"]) for one in events] for events in found] == [
+        [("opened", 4.0)],
+        [("changed", 7.0)],
+        [("changed", 4.0)],
         [],
     ]
+    assert found[1][0]["verdict"]["evidence"] == ["3.0 ms of it since step 120"]
+    assert log.standing(reports[-1]) == [always]
+
+
+def test_what_follows_at_once_is_the_same() -> None:
+    """A habit that is told in two parts, because it has grown, is no second one."""
+    parts = [verdict(until_step=90), verdict(since_step=92)]
+    assert told(VerdictLog(), [verdict()], parts, [verdict()]) == [[("opened", 40, None)], [], []]
+
+
+def test_an_episode_that_was_over_is_not_the_one_that_is_open() -> None:
+    """What ended before another began does not end that one."""
+    old = verdict(since_step=10, until_step=60)
+    assert told(VerdictLog(), [verdict(since_step=80)], [old, verdict(since_step=80)])[1] == [
+        ("opened", 10, 60),
+        ("closed", 10, 60),
+    ]
+
+
+def test_a_set_that_loses_or_gains_a_rank_is_the_same() -> None:
+    """With the same cause, as long as most of its ranks are in both."""
+    pair = verdict(ranks=[2, 3])
+    assert [found[0][0] for found in told(VerdictLog(), [pair], [verdict(ranks=[2, 3, 4])], [pair])] == [
+        "opened",
+        "changed",
+        "changed",
+    ]
+    assert told(VerdictLog(), [pair], [verdict(ranks=[4, 5])])[1] == [("opened", 40, None)]
+
+
+@pytest.mark.parametrize(
+    ("windows", "onset"),
+    [
+        ([(194, 259, 244), (202, 267, 250), (230, 295, 240)], 250),  # most on both sides
+        ([(194, 259, 244), (240, 305, 240)], 244),
+        ([(190, 280, 250), (400, 465, 430)], 250),  # much later is no better onset
+        ([(0, 100, 0), (0, 200, 12)], 0),
+    ],
+)
+def test_an_onset_is_that_of_the_window_which_knew_it_best(windows: list[tuple[int, int, int]], onset: int) -> None:
+    """Of windows from a first to a last step: each finds an onset, with some steps before it and some after it."""
+    log = VerdictLog()
+    for now, (first, last, found) in enumerate(windows):
+        [*log.update([verdict(since_step=found)], now, last, first)]
+    assert [one["since_step"] for one in log.standing([])] == [onset]
+
+
+def test_an_onset_at_the_edge_is_at_or_before_it_until_one_is_found() -> None:
+    """What a window begins with may be older: the first such is kept, with that said; a change seen near it is told."""
+    edge = f"{OLDER} 200 are looked at no more: it may be older"
+    log = VerdictLog()
+    [*log.update([verdict(since_step=200, evidence=[edge])], 0, 260, 200)]
+    [*log.update([verdict(since_step=220, evidence=[edge.replace("200", "220")])], 1, 280, 220)]
+    (one,) = log.standing([])
+    assert (one["since_step"], one["evidence"]) == (200, [edge])
+    (event,) = log.update([verdict(since_step=212)], 2, 270, 201)
+    assert (event["event"], event["verdict"]["since_step"], event["verdict"]["evidence"]) == ("changed", 212, [])
+
+
+def test_of_what_is_over_no_more_is_remembered_than_so_much() -> None:
+    """In a year of jobs whose ranks are late in turn."""
+    log = VerdictLog()
+    for at in range(3000):
+        [*log.update([verdict(ranks=[at], since_step=at, until_step=at + 5)], at, at + 20)]
+    assert sum(map(len, (vars(log)["_past"], vars(log)["_open"], vars(log)["_present"]))) < 1100
 
 
 @pytest.mark.parametrize(
@@ -135,12 +238,15 @@ def test_what_still_holds_is_what_was_open_though_a_part_of_it_is_told_apart() -
         ({"cost_ms_per_step": 4.5}, []),
         ({"cost_ms_per_step": 6.0}, ["changed"]),
         ({"cause": "gpu_throttle"}, ["changed"]),
-        ({"ranks": [3]}, ["opened", "closed"]),
-        ({"kind": "intermittent"}, ["opened", "closed"]),
+        ({"ranks": [3]}, ["opened"]),
+        ({"kind": "intermittent"}, ["changed"]),
+        ({"since_step": 42}, []),
+        ({"since_step": 30}, []),
     ],
 )
 def test_what_counts_as_a_change(change: dict[str, Any], events: list[str]) -> None:
-    """A cause that becomes known is the same trouble; another rank is another."""
+    """A cause that becomes known is the same trouble, as is a rank that now stalls in some steps; another rank is
+    another."""
     log = VerdictLog()
     list(log.update([verdict()], 0))
     assert [event["event"] for event in log.update([verdict(**change)], 1)] == events

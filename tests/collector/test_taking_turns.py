@@ -141,6 +141,7 @@ class Costly:
         self.job.window = SimpleNamespace(last_step=41)
         self.job.infer_steps = lambda: None
         self.job.last_step = lambda report: 41
+        self.job.first_step = lambda report: None
         self.job.snapshot = self.job.newest = lambda *_: list
         self.now, self.agree = 5, False
 

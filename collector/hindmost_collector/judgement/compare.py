@@ -12,8 +12,8 @@ import numpy as np
 from hindmost_collector.judge import judge
 from hindmost_collector.model import Run, rows
 from hindmost_collector.robust import average, median, standard_error, time_blocks
-from hindmost_collector.running.live import identity
 from hindmost_collector.running.looks import QUIET
+from hindmost_collector.running.same import identity
 from hindmost_collector.settings import DEFAULT
 from hindmost_collector.timeline import blocks as blocks_of
 

@@ -92,6 +92,13 @@ class LiveJob:
         marked = self.window.last_step
         return marked if marked >= 0 else (report["job"]["steps"] or 0) - 1
 
+    def first_step(self, report: Mapping[str, Any]) -> int | None:
+        """The first step that the window has of any rank; where none are marked, as the typical step's length tells."""
+        marked, step_ms = self.window.first_step, (report["job"].get("step_ms") or {}).get("p50")
+        if marked >= 0 or not step_ms:
+            return marked if marked >= 0 else None
+        return max(self.last_step(report) - int(self.window.lasts_ns / (step_ms * 1e6)), 0)
+
     def snapshot(self, words: Words) -> Callable[[], Run]:
         """What makes the window's run, as detectors take it, in any thread."""
         made = self.window.snapshot(self.id, words)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hindmost_proto import telemetry_pb2 as wire
 
 from hindmost_collector.judgement.verdict import STOPS
-from hindmost_collector.judgement.wording import OLDER
 from hindmost_collector.running.looks import QUIET
+from hindmost_collector.running.onset import NEAR, Onset, found, tell
+from hindmost_collector.running.same import identity, once, paired, since, trouble
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -24,104 +26,131 @@ _IN_TURN = 50
 _STANDING_NS = 300_000_000_000
 
 
-def identity(verdict: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What makes two verdicts the same trouble; its cause may only be known later."""
-    return verdict["kind"], tuple(verdict.get("ranks") or ())
+#: Troubles that are over of which is remembered until when they held: as far as a window does, they are no news.
+_REMEMBERED = 1000
+
+
+@dataclass
+class _Open:
+    """A verdict that was opened: as it was ``told``, and as the ``newest`` report has it, with its onset as it is known
+    best; ``over`` is the verdict with its end, where one report says so and no other has borne it out."""
+
+    id: str
+    told: Mapping[str, Any]
+    newest: Mapping[str, Any]
+    onset: Onset | None
+    over: Mapping[str, Any] | None = None
 
 
 class VerdictLog:
     """Turns the verdicts of successive reports into events: opened, changed, closed.
 
     A verdict is closed, with the step until which it held, when it no longer holds: when a report gives it an end, or
-    leaves it out. One that had begun and ended before anybody looked is opened and closed at once, one time.
+    leaves it out, and so does the next one, for few steps may look well. One that had begun and ended before anybody
+    looked is opened and closed at once, one time.
     """
 
     def __init__(self) -> None:
-        self._open: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+        self._open: list[_Open] = []
+        self._present: list[dict[str, Any]] = []  # of the newest report, each trouble once
         self._past: dict[tuple[Any, ...], int] = {}
+        self._opened = 0
         self._uneven_at: int | None = None  # newest step of the last report by which work was uneven
         self._uneven_ns = 0  # when that was
 
     def update(
-        self, verdicts: list[dict[str, Any]], now_ns: int, last_step: int | None = None
+        self,
+        verdicts: list[dict[str, Any]],
+        now_ns: int,
+        last_step: int | None = None,
+        first_step: int | None = None,
     ) -> Iterator[dict[str, Any]]:
-        """The events of one more report, whose newest step is ``last_step``."""
-        present: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-        for one in sorted(verdicts, key=_since):
-            if one["kind"] not in QUIET:
-                present.setdefault(identity(one), []).append(one)
-        gone = []
-        for key in [*present, *(key for key in self._open if key not in present)]:
-            pairs, left = _paired(self._open.pop(key, []), present.get(key, []))
-            for before, verdict in pairs:
-                yield from self._told(key, before, verdict, now_ns)
-            gone += [(key, one) for one in left]
-        if (UNEVEN, ()) in present:
-            self._uneven_at, self._uneven_ns = last_step, now_ns
-        named = any(ranks for _, ranks in present)
-        for key, ended in gone:
-            if not named and self._may_be_told_again(key, last_step, now_ns):
-                self._open.setdefault(key, []).append(ended)
+        """The events of one more report, of the steps from ``first_step`` to ``last_step``."""
+        present = self._present = once([one for one in verdicts if one["kind"] not in QUIET])
+        opened, self._open = self._open, []
+        pairs = paired([one.newest for one in opened], present)
+        for at, verdict in enumerate(present):
+            onset = found(verdict, first_step, last_step)
+            if at in pairs:
+                yield from self._goes_on(opened[pairs[at]], verdict, onset, now_ns)
             else:
-                yield self._closed(key, _ended(ended, self._uneven_at if key == (UNEVEN, ()) else last_step), now_ns)
+                yield from self._begins(verdict, onset, now_ns)
+        if any(identity(one) == (UNEVEN, ()) for one in present):
+            self._uneven_at, self._uneven_ns = last_step, now_ns
+        named = any(one.get("ranks") for one in present)
+        for one in [one for place, one in enumerate(opened) if place not in pairs.values()]:
+            yield from self._left_out(one, now_ns, last_step, named=named)
 
-    def _may_be_told_again(self, key: tuple[Any, ...], last_step: int | None, now_ns: int) -> bool:
+    @property
+    def doubtful(self) -> bool:
+        """Whether something seems to be over, and one more report is to bear that out."""
+        return any(one.over is not None for one in self._open)
+
+    def standing(self, verdicts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The verdicts of the newest report as they are told: each trouble once, and what is not closed goes on."""
+        places = {identity(one): at for at, one in reversed([*enumerate(verdicts)])}
+        held = [one.newest for one in self._open]
+        over = [one for one in self._present if not any(one is other for other in held)]
+        told = [*over, *({**one, "until_step": None} for one in held)]
+        return sorted(told, key=lambda one: places.get(identity(one), -1)) or verdicts
+
+    def _begins(self, verdict: dict[str, Any], onset: Onset | None, now_ns: int) -> Iterator[dict[str, Any]]:
+        ended = verdict.get("until_step") is not None
+        if ended and since(verdict) <= self._past.get(trouble(verdict), -1):
+            return  # of an episode that was told, as far as the window remembers it
+        self._opened += 1
+        one = _Open(f"{now_ns // 10**9}-{self._opened}", verdict, verdict, onset)
+        yield _event("opened", now_ns, one.id, verdict)
+        if ended:
+            yield self._closed(one, verdict, now_ns)
+        else:
+            self._open.append(one)
+
+    def _goes_on(
+        self, one: _Open, verdict: dict[str, Any], onset: Onset | None, now_ns: int
+    ) -> Iterator[dict[str, Any]]:
+        if one.onset is not None and onset is not None:
+            onset = one.onset.better(onset)
+            tell(verdict, onset, one.newest)
+        one.newest, one.onset = verdict, onset or one.onset
+        if verdict.get("until_step") is not None:
+            if one.over is not None:
+                yield self._closed(one, verdict, now_ns)
+                return
+            one.over = verdict
+        else:
+            one.over = None
+            if _changed(one.told, verdict):  # what was told is what changes are measured against: small ones add up
+                one.told = verdict
+                yield _event("changed", now_ns, one.id, verdict)
+        self._open.append(one)
+
+    def _left_out(self, one: _Open, now_ns: int, last_step: int | None, *, named: bool) -> Iterator[dict[str, Any]]:
+        """What no report gives any more held at most until the first that does not."""
+        if identity(one.newest) == (UNEVEN, ()):
+            if named or not self._may_be_told_again(last_step, now_ns):
+                yield self._closed(one, _ended(one.newest, self._uneven_at), now_ns)
+                return
+        elif one.over is not None:
+            yield self._closed(one, one.over, now_ns)
+            return
+        else:
+            one.over = _ended(one.newest, last_step)
+        self._open.append(one)
+
+    def _may_be_told_again(self, last_step: int | None, now_ns: int) -> bool:
         """Whether it is of work in turn, and was given by a report so few steps and so little time ago."""
-        if key != (UNEVEN, ()) or last_step is None or self._uneven_at is None:
-            return False
-        if now_ns - self._uneven_ns >= _STANDING_NS:
+        if last_step is None or self._uneven_at is None or now_ns - self._uneven_ns >= _STANDING_NS:
             return False
         return 0 <= last_step - self._uneven_at < _IN_TURN
 
-    def _told(
-        self, key: tuple[Any, ...], before: Mapping[str, Any] | None, verdict: dict[str, Any], now_ns: int
-    ) -> Iterator[dict[str, Any]]:
-        ended = verdict.get("until_step") is not None
-        kept: Mapping[str, Any] = verdict
-        if before is None:
-            if ended and _since(verdict) <= self._past.get(key, -1):
-                return  # of an episode that was told, as far as the window remembers it
-            yield _event("opened", now_ns, verdict)
-        else:
-            _keep_since(verdict, before)
-            if not ended and not _changed(before, verdict):
-                kept = before  # what was told stays what changes are measured against: small ones add up
-            elif not ended:
-                yield _event("changed", now_ns, verdict)
-        if ended:
-            yield self._closed(key, verdict, now_ns)
-        else:
-            self._open.setdefault(key, []).append(kept)
-
-    def _closed(self, key: tuple[Any, ...], verdict: Mapping[str, Any], now_ns: int) -> dict[str, Any]:
-        self._past[key] = max(self._past.get(key, -1), verdict.get("until_step") or -1)
-        return _event("closed", now_ns, verdict)
-
-
-def _since(verdict: Mapping[str, Any]) -> int:
-    return verdict.get("since_step") or 0
-
-
-def _paired(
-    opened: list[Mapping[str, Any]], present: list[dict[str, Any]]
-) -> tuple[list[tuple[Mapping[str, Any] | None, dict[str, Any]]], list[Mapping[str, Any]]]:
-    """Each verdict of a report beside the open one that it is, ``None`` where it is none, and the open ones left over.
-
-    Of several episodes of the same ranks those are the same that began nearest to each other; of those that began as
-    near the one that still holds.
-    """
-    left = list(opened)
-    found: dict[int, Mapping[str, Any]] = {}
-    apart = [
-        (abs(_since(one) - _since(other)), one.get("until_step") is not None, at, other)
-        for at, one in enumerate(present)
-        for other in opened
-    ]
-    for *_, at, other in sorted(apart, key=lambda pair: pair[:2]):
-        if at not in found and any(other is one for one in left):
-            found[at] = other
-            left = [one for one in left if one is not other]
-    return [(found.get(at), one) for at, one in enumerate(present)], left
+    def _closed(self, one: _Open, verdict: Mapping[str, Any], now_ns: int) -> dict[str, Any]:
+        key = trouble(verdict)
+        until = max(self._past.pop(key, -1), verdict.get("until_step") or -1)
+        self._past[key] = until
+        while len(self._past) > _REMEMBERED:
+            del self._past[next(iter(self._past))]
+        return _event("closed", now_ns, one.id, verdict)
 
 
 def _ended(verdict: Mapping[str, Any], last_step: int | None) -> dict[str, Any]:
@@ -131,21 +160,14 @@ def _ended(verdict: Mapping[str, Any], last_step: int | None) -> dict[str, Any]:
     return {**verdict, "until_step": until}
 
 
-def _event(what: str, now_ns: int, verdict: Mapping[str, Any]) -> dict[str, Any]:
-    return {"time_ns": now_ns, "event": what, "verdict": dict(verdict)}
-
-
-def _keep_since(verdict: dict[str, Any], before: Mapping[str, Any]) -> None:
-    known = [one for one in (verdict.get("since_step"), before.get("since_step")) if one is not None]
-    if known:
-        if before.get("since_step") == min(known) < _since(verdict):  # it was seen to begin, or that was told before
-            kept = [line for line in verdict.get("evidence") or () if not line.startswith(OLDER)]
-            verdict["evidence"] = [*kept, *(line for line in before.get("evidence") or () if line.startswith(OLDER))]
-        verdict["since_step"] = min(known)
+def _event(what: str, now_ns: int, which: str, verdict: Mapping[str, Any]) -> dict[str, Any]:
+    return {"time_ns": now_ns, "event": what, "id": which, "verdict": dict(verdict)}
 
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    if before.get("cause") != after.get("cause") or _more_is_known(before, after):
+    if any(before.get(name) != after.get(name) for name in ("kind", "ranks", "cause")) or _more_is_known(before, after):
+        return True
+    if abs(since(after) - since(before)) > NEAR:
         return True
     old, new = before.get("cost_ms_per_step"), after.get("cost_ms_per_step")
     if old is None or new is None:

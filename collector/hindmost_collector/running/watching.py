@@ -117,7 +117,9 @@ class Watch:
         if report is None or job.sealed:
             return
         log = self._verdicts.setdefault(job.id, VerdictLog())
-        told = list(log.update(report["verdicts"], collector.clock.now(), job.last_step(report)))
+        steps = {"first_step": job.first_step(report), "last_step": job.last_step(report)}
+        told = list(log.update(report["verdicts"], collector.clock.now(), **steps))
+        report["verdicts"] = log.standing(report["verdicts"])
         job.judged = self._confirmed(job, seen, told=bool(told))
         if told and collector.recorder.store:
             collector.unbroken.begin(self._write_down(job.id, [line(event) for event in told]))
@@ -126,6 +128,8 @@ class Watch:
             self._ask(job.id, question)
         if questions:
             self._judging.again(job.id, ANSWER_S)
+        if log.doubtful:
+            self._judging.again(job.id, EVERY_S)
         job.report = report
 
     def _confirmed(self, job: LiveJob, seen: Mapping[str, int], *, told: bool) -> Mapping[str, int]:

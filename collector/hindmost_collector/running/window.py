@@ -201,6 +201,17 @@ class Window:
         """The newest step of any rank; -1 before the first."""
         return max((int(part["step"].max()) for part in self._parts["steps"].tables()), default=-1)
 
+    @property
+    def first_step(self) -> int:
+        """The first step that is held of any rank; -1 where there is none."""
+        return min((int(part["step"].min()) for part in self._parts["steps"].tables()), default=-1)
+
+    @property
+    def lasts_ns(self) -> int:
+        """From when the first collective that is held began to when the last did."""
+        held = list(self._parts["collectives"])
+        return held[-1].newest_ns - held[0].first_ns if held else 0
+
     def calls_per_step(self) -> int | None:
         """Collective calls in one step of a rank, by their pattern; None where nothing repeats."""
         parts = self._parts["collectives"].tables()
