@@ -54,7 +54,7 @@ def judged(
     """How far the onset and the cost of these verdicts on the right ranks are off; None where nothing tells.
 
     Costs are means of the steps of a verdict: spread over all steps from the strike on, they add up. ``last`` is the
-    job's last step.
+    last step of which the effect is: those after it, in which the job ends, may be without the fault.
     """
     begun = [one["since_step"] for one in verdicts if one["since_step"] is not None]
     told = [one for one in verdicts if one["cost_ms_per_step"] is not None and one["since_step"] is not None]
@@ -71,5 +71,5 @@ def judged(
 
 
 def _length(verdict: dict[str, Any], struck: int, last: int) -> int:
-    until = last + 1 if verdict["until_step"] is None else verdict["until_step"]
+    until = last + 1 if verdict["until_step"] is None else min(verdict["until_step"], last + 1)
     return max(int(until) - max(int(verdict["since_step"]), struck), 0)

@@ -54,7 +54,10 @@ def grade(job: Running, struck_ns: int, ended_ns: int, report: dict[str, Any] | 
     }
     if case.kinds and not case.stops:
         mine = [verdict for verdict in final if named(case, verdict)]
-        found |= fault_effect.judged(case, mine, first, steps[-1][0] if steps else first, found["effect_ms"])
+        last = max(
+            (step for step, ns in steps if ns <= ended_ns), default=first
+        )  # the fault ends with what is observed
+        found |= fault_effect.judged(case, mine, first, last, found["effect_ms"])
     unexpected = [verdict for verdict in final if not _borne_out(case, verdict, effect, steps)]
     return found | {"as_expected": _as_expected(case, found, unexpected)}
 

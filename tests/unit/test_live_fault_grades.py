@@ -62,6 +62,15 @@ def test_costs_of_stretches_add_up_over_all_steps_since_the_strike(bench: Any) -
     assert (found["onset_off_steps"], found["onset_right"]) == (0, True)
 
 
+def test_steps_after_the_fault_is_over_cost_nothing_and_are_not_counted(bench: Any) -> None:
+    """A fault ends when the job is told to end: a verdict that ends with it is right, however many steps follow."""
+    case, steps = a_case(bench, "compute-25"), steps_of(*[10] * 100, *[18] * 60, *[10] * 40)
+    one = verdict("straggler", [1], cost_ms_per_step=8.0, since_step=100, until_step=160)
+    report = {"verdicts": [one], "notes": []}
+    found = bench("fault_grade").grade(AJob(case, steps, 99, []), steps[99][1], steps[159][1], report)
+    assert (found["effect_ms"], found["cost_told_ms"]) == (pytest.approx(8), pytest.approx(8, rel=0.02))
+
+
 def test_an_onset_long_before_the_strike_is_wrong(bench: Any) -> None:
     """A rank that is said to be slow since the start was not."""
     told = [verdict("straggler", [1], cost_ms_per_step=8.0, since_step=0)]
