@@ -15,6 +15,7 @@ from hindmost_collector.explain import crowded, fed, hidden_input, horovod, shar
 from hindmost_collector.judgement import (
     bound,
     fell_silent,
+    hosts_unseen,
     interconnect,
     majority,
     partly_read,
@@ -96,6 +97,7 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     if not run.look:
         notes += [*profiled.notes(blocks, phases.training(run.steps)), *horovod.notes(run)]
     found = steps_alone.without_doubtful(beside_exchanges(found, run, blocks), run, blocks)
+    found = hosts_unseen.without_doubtful(found, blocks)
     if not found:
         found.append(_nothing(run, blocks, settings))
     found = stood_still.beside(unseen.judged(found, run, blocks), stalls)

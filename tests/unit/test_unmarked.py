@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,13 +27,16 @@ class Case:
     at: int = 0
     excess: float = 9.0
     operation: str = "all_reduce"
+    usual: Any = field(default_factory=USUAL.copy)
 
     def blocks(self) -> Any:
         """As much of blocks as is looked at, and the table of operations."""
         step = float(np.sum(self.own))
-        waiting = USUAL.copy()
-        waiting[self.at] += step - USUAL.sum()
-        took = np.stack([np.repeat([USUAL, waiting], [5, STEPS - 5], axis=0)] * 2 + [np.tile(self.own, (STEPS, 1))])
+        waiting = self.usual.copy()
+        waiting[self.at] += step - self.usual.sum()
+        took = np.stack(
+            [np.repeat([self.usual, waiting], [5, STEPS - 5], axis=0)] * 2 + [np.tile(self.own, (STEPS, 1))]
+        )
         enqueue = np.cumsum(took.reshape(3, -1), axis=1) * MS
         waited = np.full(enqueue.shape, 30.0)
         waited[2], waited[:, 0] = 0.2, 0.1
@@ -86,6 +89,15 @@ def test_launching_that_is_slower_throughout_names_nobody() -> None:
     own = USUAL.copy()
     own[1:] *= 1.67
     assert Case(own).slower() == 0.0
+
+
+def test_what_is_before_the_first_operation_is_one_launch_among_many_where_it_takes_little() -> None:
+    """Gathered parameters: the way from one step to the next is a launch like others, and differs as these do."""
+    usual = USUAL.copy()
+    usual[0] = 1.0
+    own = usual.copy()
+    own[0] = 1.67
+    assert Case(own, usual=usual).slower() == 0.0
 
 
 def test_hosts_of_other_operations_are_no_measure() -> None:

@@ -30,6 +30,9 @@ _SLOWER, _LEAST = 1.0, 0.02
 #: … and this share from one step to the next, which holds so much of a step that what differs is evened out: by up to a
 #: fifth in jobs without a fault, by two thirds and more where input was slow.
 _SLOWER_BETWEEN = 0.5
+#: … which is so of stretches that take this share of all launching in a step: where parameters are gathered throughout,
+#: what is before the first operation is one launch among many, in steps of several rounds at most of them.
+_MUCH = 0.25
 #: Hosts that one is compared with: enough to know what is typical, whatever the size of the job.
 _SAMPLE = 16
 
@@ -84,7 +87,9 @@ class Hosts:
             return None
         own, theirs = np.quantile(took[known], _FASTEST, axis=0), median(np.array(peers), axis=0)
         longer = own - theirs
-        most = np.append(_SLOWER_BETWEEN, np.full(len(own) - 1, _SLOWER)) * theirs
+        most = _SLOWER * theirs
+        if theirs[0] >= _MUCH * theirs.sum():
+            most[0] = _SLOWER_BETWEEN * theirs[0]
         return float(longer[(longer > most) & (longer > _LEAST * self._blocks.step_ns)].sum())
 
     def _of(self, row: int) -> tuple[Floats, tuple[str, ...]]:

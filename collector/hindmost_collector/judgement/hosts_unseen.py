@@ -1,0 +1,119 @@
+"""Verdicts on recordings that do not tell when hosts launched: whoever is late in them may only have no lead left.
+
+Hosts that launch for nearly all of a step are as slow as each other, and each is some steps ahead of its GPU. Whoever
+lost its lead to a stall comes last until it has caught up, at every collective and for tens of steps; then it is
+another's turn. In recordings of healthy jobs on 2 and 4 H200s that looked like one rank that is slow for a while, and
+another one next: from durations alone a rank that computes longer is told by being late throughout, or by being the
+only one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.judgement.verdict import STOPS, Verdict
+from hindmost_collector.judgement.wording import names
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hindmost_collector.align import Array
+    from hindmost_collector.timeline.blocks import Blocks
+
+#: A rank that is late in so large a share of the steps is late throughout: no lead lasts for that.
+_THROUGHOUT = 0.75
+#: In a smaller share of them than this a rank is late by chance, or for one stall.
+_SELDOM = 0.125
+
+#: Stretches of the steps that are told of.
+_TOLD = 4
+
+#: Kinds of verdicts on who comes late.
+_LATE = ("straggler", "intermittent")
+
+_REMEDY = (
+    "record when each operation was launched, and a log of the steps beside it: `hindmost run -- COMMAND` does;"
+    " NCCL_INSPECTOR_DUMP_VERBOSE=1 of NCCL Inspector tells when operations were launched"
+)
+
+
+def without_doubtful(found: list[Verdict], blocks: Blocks | None) -> list[Verdict]:
+    """These verdicts but for ranks that may be late since their hosts have no lead left; why, where nobody is left."""
+    if blocks is None or blocks.joined is None or not blocks.joined.gpu_time:
+        return found
+    late = [one for one in found if one.ranks and one.kind in _LATE and _unseen(one, blocks)]
+    throughout = _throughout(late, blocks)
+    several = len({one.ranks for one in late}) > 1
+    kept = [one for one in late if not _doubtful(one, blocks, throughout, several=several)]
+    if len(kept) == len(late):
+        return found
+    left = [one for one in found if one not in late or one in kept]
+    return left if kept or any(one.kind in STOPS for one in found) else [_abstaining(late)]
+
+
+def _unseen(one: Verdict, blocks: Blocks) -> bool:
+    """Whether how long kernels took is all that was recorded, or a rank's GPU waited for a host that marked nothing."""
+    assert blocks.joined is not None  # noqa: S101 - without_doubtful() has looked
+    if np.isnan(blocks.joined.start).all():
+        return True
+    return blocks.unsure is not None and bool((blocks.unsure[np.isin(blocks.ranks, one.ranks)] > 0).any())
+
+
+def _throughout(late: Sequence[Verdict], blocks: Blocks) -> tuple[int, ...] | None:
+    """The ranks that are late nearly throughout, whoever else is beside them; ``None``: none are, or not all the same.
+
+    Who is late from where another no longer is took its turn.
+    """
+    found = {}
+    for one in late:
+        held = _held(one, blocks)
+        others = [_held(other, blocks) for other in late if other.ranks != one.ranks]
+        beside = all(2 * np.sum(other & held) >= np.sum(other) for other in others)
+        if one.kind == "straggler" and held.mean() >= _THROUGHOUT and beside:
+            found[one.ranks] = one
+    return next(iter(found)) if len(found) == 1 else None
+
+
+def _doubtful(one: Verdict, blocks: Blocks, throughout: tuple[int, ...] | None, *, several: bool) -> bool:
+    """Whether what a verdict says of its ranks may be said of any rank whose host has no lead.
+
+    Hosts that gather parameters launch far more than others, and are what such a job waits for at times: there one
+    rank that is late for a while is doubtful, too.
+    """
+    share = float(_held(one, blocks).mean())
+    if one.ranks == throughout:
+        return False
+    return several or share < _SELDOM or (_gathers(blocks) and share < _THROUGHOUT)
+
+
+def _held(one: Verdict, blocks: Blocks) -> Array:
+    """[S] the steps that a verdict holds of."""
+    held = blocks.steps >= (one.since_step or 0)
+    if one.until_step is not None:
+        held &= blocks.steps <= one.until_step
+    return np.asarray(held)
+
+
+def _gathers(blocks: Blocks) -> bool:
+    """Whether parameters are gathered inside of forward and backward, in most steps."""
+    assert blocks.joined is not None  # noqa: S101 - without_doubtful() has looked
+    return int(blocks.joined.gathers.sum()) >= len(blocks.steps)
+
+
+def _abstaining(late: Sequence[Verdict]) -> Verdict:
+    """Nobody is named, and nobody cleared."""
+    told = "; ".join(f"{names(one.ranks)} {_when(one)}" for one in late[:_TOLD])
+    unknown = (
+        "launches were not recorded: whether they have more to do, or hosts were behind for a while, cannot be told"
+    )
+    return Verdict(
+        kind="insufficient_data",
+        evidence=(f"who comes later than the others is not the same throughout: {told}", unknown),
+        advice=(_REMEDY,),
+    )
+
+
+def _when(one: Verdict) -> str:
+    return f"from step {one.since_step or 0} " + (f"to {one.until_step}" if one.until_step is not None else "on")

@@ -1,0 +1,74 @@
+"""Where launches were not recorded, a rank that is late for a while may only have a host that lost its lead."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hindmost_collector.judgement.hosts_unseen import without_doubtful
+from hindmost_collector.judgement.verdict import Verdict
+
+STEPS = 100
+
+
+def of(*, gathers: bool = False, starts: bool = False, unsure: float | None = None) -> Any:
+    """As much as is looked at of the blocks of three ranks; rank 1's host is ``unsure``."""
+    start = np.full((3, STEPS), 5.0 if starts else np.nan)
+    joined = SimpleNamespace(gpu_time=True, start=start, gathers=np.full(STEPS, gathers))
+    doubt = None if unsure is None else np.array([0.0, unsure, 0.0])
+    return SimpleNamespace(joined=joined, steps=np.arange(STEPS), ranks=np.arange(3), unsure=doubt)
+
+
+def late(rank: int, since: int = 0, until: int | None = None, *, kind: str = "straggler") -> Verdict:
+    """A verdict on one rank."""
+    return Verdict(kind=kind, ranks=(rank,), since_step=since, until_step=until, cause="unknown")
+
+
+def test_ranks_that_are_late_in_turn_are_not_named() -> None:
+    """Rank 0 until step 60, rank 1 from there on: so do hosts that set the pace, whichever of them has no lead."""
+    (verdict,) = without_doubtful([late(0, 0, 60), late(1, 61)], of())
+    assert (verdict.kind, verdict.ranks) == ("insufficient_data", ())
+    assert verdict.evidence[0].endswith("rank 0 from step 0 to 60; rank 1 from step 61 on")
+
+
+def test_nobody_is_late_throughout_who_took_over_from_another() -> None:
+    """It is later than the others in 77 of 100 steps, since another one no longer is."""
+    (verdict,) = without_doubtful([late(0, 23), late(1, 0, 27)], of())
+    assert verdict.kind == "insufficient_data"
+
+
+@pytest.mark.parametrize("other", [late(1, 30, 50), late(1, 0, kind="intermittent")])
+def test_who_is_late_throughout_is_named_whoever_is_beside_it_for_a_while(other: Verdict) -> None:
+    """No lead lasts for all of a run; the other one may have lost its own."""
+    found = [late(0), other]
+    assert without_doubtful(found, of()) == found[:1]
+
+
+def test_a_rank_that_is_late_for_a_while_is_named_where_hosts_launch_little() -> None:
+    """Gradients are reduced in a few buckets: from step 28 to 68 it had more to do."""
+    found = [late(2, 28, 68)]
+    assert without_doubtful(found, of()) == found
+
+
+def test_where_parameters_are_gathered_nobody_is_named_for_a_while() -> None:
+    """Its host may have been behind for that while: of eight healthy FSDP jobs three had such a rank."""
+    (verdict,) = without_doubtful([late(2, 28, 68)], of(gathers=True))
+    assert verdict.kind == "insufficient_data"
+    assert without_doubtful([late(2, 8)], of(gathers=True)) == [late(2, 8)]
+
+
+def test_few_steps_of_many_name_nobody() -> None:
+    """Of 100 steps ten, of whatever a pattern of collectives is taken to be a step."""
+    (verdict,) = without_doubtful([late(2, 30, 39)], of())
+    assert verdict.kind == "insufficient_data"
+
+
+def test_recorded_starts_tell_it_unless_the_host_in_question_marked_nothing() -> None:
+    """Two ranks in turn are two slow ranks where their hosts' launches were seen."""
+    found = [late(0, 0, 60), late(1, 61)]
+    assert without_doubtful(found, of(starts=True)) == found
+    assert without_doubtful(found, of(starts=True, unsure=0.0)) == found
+    (verdict,) = without_doubtful([late(1, 30, 50)], of(starts=True, gathers=True, unsure=7.0))
+    assert verdict.kind == "insufficient_data"
