@@ -76,24 +76,21 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     groups = apart.find(run)
     if groups and sharing.find(run) is None:  # on shared CPUs they meet in the queue for one
         return _of_groups(run, groups, settings)
+    return _of_those_that_meet(run, settings)
+
+
+def _of_those_that_meet(run: Run, settings: Settings) -> Report:
+    """The report on ranks that all meet, and are the same from the first step to the last."""
     blocks, aside, notes = _compared(run, settings)
     p99 = percentile(blocks.period, 99) if blocks is not None else float("nan")
-    found: list[Verdict] = []
-    notes = [*run.notes, *notes]
     stop = hang.find(run, p99, settings)
     stalls, told_of_stalls = stood_still.find(run, blocks, settings) if stop is None else ((), [])
-    notes += told_of_stalls
-    ended, told_of_silence = _ended(run, blocks, stop, p99, settings)
-    found += ended
-    notes += told_of_silence
+    found, told_of_silence = _ended(run, blocks, stop, p99, settings)
+    notes = [*run.notes, *notes, *told_of_stalls, *told_of_silence]
     if blocks is not None:
         settings = profiled.of_few(blocks, run.steps, settings)
-        shared = sharing.find(run)
-        slow, beside = _slow(detector.Case(run, blocks, settings, tuple(found), shared))
-        found += hidden_input.told_of_stalls(blocks, slow, settings)
-        if not any(one.ranks for one in found) and shared is None:
-            found += _of_most(run, blocks, settings)
-        notes += [*beside, *(hidden_input.notes(blocks, found, settings) if not run.look else [])]
+        found, told = _held_back(detector.Case(run, blocks, settings, tuple(found), sharing.find(run)))
+        notes += told
     if not run.look:
         notes += [*profiled.notes(blocks, phases.training(run.steps)), *horovod.notes(run)]
     found = steps_alone.without_doubtful(beside_exchanges(found, run, blocks), run, blocks)
@@ -219,6 +216,16 @@ def _in_order(found: list[Verdict]) -> tuple[Verdict, ...]:
         else:
             runs.append([at])
     return tuple(found[at] for run in runs for at in sorted(run, key=lambda at: found[at].since_step or 0))
+
+
+def _held_back(case: detector.Case) -> tuple[list[Verdict], list[str]]:
+    """Those found before, and the verdicts on what makes steps longer, or on most ranks at once; and notes."""
+    run, blocks, settings = case.run, case.blocks, case.settings
+    slow, notes = _slow(case)
+    found = [*case.found, *hidden_input.told_of_stalls(blocks, slow, settings)]
+    if not any(one.ranks for one in found) and case.shared is None:
+        found += _of_most(run, blocks, settings)
+    return found, [*notes, *(hidden_input.notes(blocks, found, settings) if not run.look else [])]
 
 
 def _slow(case: detector.Case) -> tuple[list[Verdict], list[str]]:
