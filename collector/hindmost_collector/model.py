@@ -245,7 +245,7 @@ class Unseen:
     these ranks are members of; ``None`` where it cannot be told. ``apart`` is true where recorded ranks do not all meet
     in the same collectives: whoever seems late may have waited for one of these. ``by_steps`` is true where a log of
     the steps has these ranks, so that the steps can be judged nevertheless. ``judged`` is the share of the job that the
-    files of all other ranks have, for some are cut, and that is judged.
+    files of all ranks have, where some are cut; where a rank is lacking it is not worked out, and 1.
     """
 
     ranks: tuple[int, ...]
