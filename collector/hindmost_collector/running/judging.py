@@ -118,7 +118,7 @@ class Judging:
         self.seconds = 0.0
         self.judge: Judge | None = None
         self._judged_now = 0  # how many threads judge
-        self._counting = threading.Lock()
+        self._lock = threading.Lock()
 
     @property
     def busy(self) -> bool:
@@ -178,7 +178,7 @@ class Judging:
                 turn.whole = min(turn.whole, self._clock())
             return bool(turn.asked)
 
-        return self._counted(of_newest, lambda used: self._charge_look(turn, used))
+        return self._charged(of_newest, lambda used: self._charge_look(turn, used))
 
     def judged(self, job: str, run: Snapshot, *, beside: bool = False) -> dict[str, Any] | None:
         """The report on a window, as ``hindmost.report/1``.
@@ -200,21 +200,21 @@ class Judging:
             self._compare(turn, asked, before, newest)
             return report
 
-        return self._counted(of_all, lambda used: self._charge(turn, used))
+        return self._charged(of_all, lambda used: self._charge(turn, used))
 
     def at_the_end(self, run: Snapshot) -> dict[str, Any] | None:
         """The report on a job that is over, None where judging failed; what it takes is nothing to jobs that run."""
-        return self._counted(lambda judge: dict(judge(run()).to_dict()), lambda _: None)
+        return self._charged(lambda judge: dict(judge(run()).to_dict()), lambda _: None)
 
     def settled(self, job: str) -> bool:
         """Whether the newest steps, as they were last looked at, name whom the whole window does."""
         turn = self._turns[job]
         return turn.seen is not None and not looks.apart(turn.held, turn.seen)
 
-    def _counted(self, work: Callable[[Judge], _T], charge: Callable[[float], None]) -> _T | None:
+    def _charged(self, work: Callable[[Judge], _T], charge: Callable[[float], None]) -> _T | None:
         """Work that needs the judge, and what it takes, charged; None where it failed."""
         began, used = self._clock(), self._cpu()
-        with self._counting:
+        with self._lock:
             self._judged_now += 1
         try:
             if self.judge is None:
@@ -227,7 +227,7 @@ class Judging:
             self.failures += 1
             return None
         finally:
-            with self._counting:
+            with self._lock:
                 self._judged_now -= 1
                 self.seconds += self._clock() - began
                 charge(self._cpu() - used)

@@ -254,14 +254,7 @@ class Window:
             "rank_states": list(self._states.values()),
             "stacks": list(self._stacks.values()),
         }
-        self._nodes()  # counts them
-        facts = Job(
-            id=job,
-            command=self.command,
-            world_size=world_size(ranks),
-            nodes=self._node_of[2] or None,
-            started_ns=self.started_ns,
-        )
+        facts = self._facts(job, ranks)
 
         def make() -> Run:
             tables: dict[str, Any] = {
@@ -281,6 +274,17 @@ class Window:
             return incarnations.judged(whole, stated)
 
         return make
+
+    def _facts(self, job: str, ranks: Table) -> Job:
+        """What is known of the job as of now."""
+        self._nodes()  # counts them
+        return Job(
+            id=job,
+            command=self.command,
+            world_size=world_size(ranks),
+            nodes=self._node_of[2] or None,
+            started_ns=self.started_ns,
+        )
 
 
 def _tuples(table: Table | None, columns: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
