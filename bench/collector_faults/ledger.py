@@ -27,7 +27,6 @@ tending.UPKEEP_S = 0.4
 from hindmost.cli import main
 sys.exit(main())
 """
-READY_S = 60.0
 TABLES = ("steps", "collectives", "metrics")
 
 

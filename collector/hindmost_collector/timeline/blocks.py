@@ -17,6 +17,7 @@ from hindmost_collector.timeline import (
     intervals,
     marked,
     overlapping,
+    periods,
     phases,
     pipelined,
     profiled,
@@ -194,13 +195,13 @@ def _from_collectives(run: Run, joined: Grid, table: Table, settings: Settings) 
     keep = keep[np.argsort(number[keep], kind="stable")]
     joined, own, number = joined.take(keep), own[:, keep], number[keep]
     found, starts = np.unique(number, return_index=True)
-    period = _period(joined, starts, found, table)
+    period = periods.of_steps(joined, starts, found, table)
     unmarked = (joined.step < 0).all() and not rows(table)
     if unmarked and steps.are_parts(period) and steps.are_parts(np.fmin.reduce(sums_by_step(own, starts), axis=0)):
         return None  # parts in what all ranks do, not one that the others wait for
     if run.job.skipped_ns is not None:  # what lies between two stretches of an excerpt is no step
         period = np.where(period < _NEARLY * run.job.skipped_ns, period, np.nan)
-    alone = period - _typical_wait(joined, starts)
+    alone = period - periods.typical_wait(joined, starts)
     first = min(steps.warmup(period, settings), steps.warmup(alone, settings))  # a stall is no warm-up
     if len(found) - first < 1:
         return None
@@ -235,12 +236,7 @@ def _assemble(
     work = phases.work(table, joined.ranks, numbers)
     parts = _parts(joined, own, starts, numbers, table)
     overlapped = overlapping.find(joined, own, step_of, starts, work if work is not None else parts.get("gpu_forward"))
-    if overlapped:
-        excess = rounds.late(joined, own, starts)
-        segments, segment_step = excess, np.arange(len(numbers))
-    else:
-        segments, segment_step = roles.excess(joined, own, role), step_of
-        excess = sums_by_step(segments, starts)
+    segments = rounds.late(joined, own, starts) if overlapped else roles.excess(joined, own, role)
     members = np.maximum(np.sum(~np.isnan(joined.duration), axis=0) - 1, 1)
     caused = np.where(is_last, np.nansum(waits, axis=0) / members, 0.0)
     return Blocks(
@@ -248,9 +244,9 @@ def _assemble(
         steps=numbers,
         period=period,
         own=sums_by_step(own, starts),
-        excess=excess,
+        excess=segments if overlapped else sums_by_step(segments, starts),
         segments=np.nan_to_num(segments),
-        segment_step=segment_step,
+        segment_step=np.arange(len(numbers)) if overlapped else step_of,
         wait=sums_by_step(waits, starts),
         transfer=sums_by_step(shortest, starts),
         caused=sums_by_step(caused, starts),
@@ -267,53 +263,6 @@ def _assemble(
         work=work,
         overlapped=overlapped,
     )
-
-
-def _period(joined: Grid, starts: Ints, numbers: Ints, table: Table) -> Floats:
-    """[S] step time: from the end of one step's collectives to the next's on a GPU's clock, else what the marks say.
-
-    Hosts run ahead of their GPUs, so that the time between two marks of a host is not the time a step takes.
-    """
-    told = phases.pivot(table, joined.ranks, numbers, "duration_ns")
-    if told is not None and (not joined.gpu_time or np.isnan(joined.start).all()):
-        return _slowest(told, joined)
-    end = joined.start + joined.duration
-    ends = end[:, np.append(starts[1:], joined.columns) - 1]
-    lengths = np.full(ends.shape, np.nan)
-    lengths[:, 1:] = np.diff(ends, axis=1)
-    lengths[:, 1:][:, _left_out(numbers)] = np.nan
-    return _slowest(lengths, joined)
-
-
-def _left_out(numbers: Ints) -> Array:
-    """[S - 1] whether steps are missing before each but the first, as of a segment that is torn: the time since the
-    last one that is there is no step's."""
-    apart = np.diff(numbers)
-    return np.asarray(apart > np.median(apart)) if len(apart) else np.zeros(0, bool)
-
-
-#: Ranks that are asked how long the typical one waits.
-_SAMPLE = 512
-
-
-def _typical_wait(joined: Grid, starts: Ints) -> Floats:
-    """[S] ns that the typical rank waits for others in a step."""
-    waits = np.maximum(joined.duration - align.shortest(joined), 0.0)[:: max(len(joined.ranks) // _SAMPLE, 1)]
-    return median(sums_by_step(waits, starts), axis=0)
-
-
-#: Sets of ranks whose steps are longer by this factor are no part of the others' steps.
-_OWN_PACE = 1.1
-
-
-def _slowest(lengths: Floats, joined: Grid) -> Floats:
-    """[S] how long the typical rank's steps are [R, S]; of sets that train beside each other, those of the slowest."""
-    which, typical = roles.that_meet(joined), median(lengths, axis=0)
-    if (which == which[0]).all():
-        return typical
-    each = [median(lengths[which == one], axis=0) for one in np.unique(which)]
-    slowest = max(each, key=lambda one: float(np.nan_to_num(median(one))))
-    return slowest if median(slowest) > _OWN_PACE * median(typical) else typical
 
 
 #: What :class:`Blocks` rest on where a job shows when its steps began and ended, and nothing else.
@@ -370,9 +319,18 @@ def _from_phases(table: Table, settings: Settings, *, on_gpus: bool) -> Blocks |
     period = duration.max(axis=0) if not np.isnan(duration).any() else median(duration, axis=0)
     if on_gpu is not None:  # hosts that run ahead are not in the step that their GPUs are in
         period = median(np.where(np.isnan(duration), np.nan, on_gpu[:, kept]), axis=0)
-    own = duration if bare else own
-    excess = own - peers_median(own)
-    nothing = np.full_like(duration, np.nan)
+    return replace(
+        _without_collectives(ranks, numbers, period, duration if bare else own),
+        warmup=first,
+        parts=parts,
+        work=phases.counted(work[:, kept]) if work is not None else None,
+        evidence=BARE if bare else PHASES,
+    )
+
+
+def _without_collectives(ranks: Ints, numbers: Ints, period: Floats, own: Floats) -> Blocks:
+    """Ranks in steps of which nothing is known but ``own`` [R, S], what each took for itself."""
+    excess, nothing = own - peers_median(own), np.full_like(own, np.nan)
     return Blocks(
         ranks=ranks,
         steps=numbers,
@@ -387,12 +345,9 @@ def _from_phases(table: Table, settings: Settings, *, on_gpus: bool) -> Blocks |
         last=nothing,
         collectives=0,
         starts=np.arange(len(numbers)),
+        warmup=0,
         group=np.zeros((len(ranks), 1), np.int64),
         klass=np.zeros(len(numbers), np.int64),
         beside=np.zeros(len(numbers), bool),
         role=np.zeros(len(ranks), np.int64),
-        warmup=first,
-        parts=parts,
-        work=phases.counted(work[:, kept]) if work is not None else None,
-        evidence=BARE if bare else PHASES,
     )

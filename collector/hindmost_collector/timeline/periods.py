@@ -1,0 +1,59 @@
+"""How long each step of a job took, and how long of that the typical rank waited in collectives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector import align
+from hindmost_collector.robust import median, sums_by_step
+from hindmost_collector.timeline import phases, roles
+
+if TYPE_CHECKING:
+    from hindmost_collector.align import Array, Floats, Grid, Ints
+    from hindmost_collector.model import Table
+
+#: Ranks that are asked how long the typical one waits.
+_SAMPLE = 512
+#: Sets of ranks whose steps are longer by this factor are no part of the others' steps.
+_OWN_PACE = 1.1
+
+
+def of_steps(joined: Grid, starts: Ints, numbers: Ints, table: Table) -> Floats:
+    """[S] step time: from the end of one step's collectives to the next's on a GPU's clock, else what the marks say.
+
+    Hosts run ahead of their GPUs, so that the time between two marks of a host is not the time a step takes.
+    """
+    told = phases.pivot(table, joined.ranks, numbers, "duration_ns")
+    if told is not None and (not joined.gpu_time or np.isnan(joined.start).all()):
+        return _slowest(told, joined)
+    end = joined.start + joined.duration
+    ends = end[:, np.append(starts[1:], joined.columns) - 1]
+    lengths = np.full(ends.shape, np.nan)
+    lengths[:, 1:] = np.diff(ends, axis=1)
+    lengths[:, 1:][:, _left_out(numbers)] = np.nan
+    return _slowest(lengths, joined)
+
+
+def _left_out(numbers: Ints) -> Array:
+    """[S - 1] whether steps are missing before each but the first, as of a segment that is torn: the time since the
+    last one that is there is no step's."""
+    apart = np.diff(numbers)
+    return np.asarray(apart > np.median(apart)) if len(apart) else np.zeros(0, bool)
+
+
+def typical_wait(joined: Grid, starts: Ints) -> Floats:
+    """[S] ns that the typical rank waits for others in a step."""
+    waits = np.maximum(joined.duration - align.shortest(joined), 0.0)[:: max(len(joined.ranks) // _SAMPLE, 1)]
+    return median(sums_by_step(waits, starts), axis=0)
+
+
+def _slowest(lengths: Floats, joined: Grid) -> Floats:
+    """[S] how long the typical rank's steps are [R, S]; of sets that train beside each other, those of the slowest."""
+    which, typical = roles.that_meet(joined), median(lengths, axis=0)
+    if (which == which[0]).all():
+        return typical
+    each = [median(lengths[which == one], axis=0) for one in np.unique(which)]
+    slowest = max(each, key=lambda one: float(np.nan_to_num(median(one))))
+    return slowest if median(slowest) > _OWN_PACE * median(typical) else typical
