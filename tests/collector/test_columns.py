@@ -102,6 +102,16 @@ def test_waits_are_settled_when_all_members_are_there():
     assert [one.tolist() for one in settled["caused_wait_seconds_total"]] == [[2], [pytest.approx(8e-6)]]
 
 
+@pytest.mark.parametrize(("name", "meets"), [("MPI_Allgatherv", True), ("broadcast", False)])
+def test_ranks_wait_in_what_the_judge_says_they_do(name, meets):
+    """Whatever an operation is called."""
+    words, waits = Words(), Waits()
+    op = {"op": np.full(2, words.code(name))}
+    for seq in range(2):
+        found = waits.add(collectives(words, [(0, 1, seq, 9_000), (1, 1, seq, 5_000)]) | op, words)
+    assert ("wait_seconds_total" in found) == meets
+
+
 def test_waits_are_alike_however_the_rows_come():
     """Members of an instance come turn by turn, among those of others: all is settled as if they had come together."""
     words, chance = Words(), np.random.default_rng(1)

@@ -15,6 +15,7 @@ import numpy as np
 
 from hindmost_collector.model import ERROR, NONBLOCKING, Table
 from hindmost_collector.timeline.awaited import WAIT
+from hindmost_collector.timeline.operation_names import is_synchronising
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,22 +24,6 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-#: Operations that nobody leaves before everybody has entered.
-SYNCHRONISING = frozenset(
-    {
-        "all_reduce",
-        "all_gather",
-        "all_gather_into_tensor",
-        "all_to_all",
-        "allreduce",
-        "allgather",
-        "alltoall",
-        "barrier",
-        "ddp_sync",
-        "reduce_scatter",
-        "reduce_scatter_tensor",
-    }
-)
 #: What tells instances apart.
 _INSTANCE = ("comm", "op", "seq")
 #: Rows that may wait for the rest of their instance, and for how many turns; beyond, the oldest are let go unsettled.
@@ -98,9 +83,11 @@ class Waits:
         self._members: dict[int, int] = {}
         self._started = _Started()
         self._turn = 0
+        self._meet = np.zeros(0, bool)
 
     def add(self, collectives: Table, words: Words) -> Mapping[str, tuple[Array, Array]]:
-        """Counter name to ``(rank, seconds or count)`` of what the new rows settled."""
+        """Counter name to ``(rank, seconds or count)`` of what the new rows settled, whose operations' codes are always
+        of the same ``words``."""
         fits = self._fitting(collectives, words)
         if not fits.any():
             return {}
@@ -112,7 +99,7 @@ class Waits:
     def _fitting(self, collectives: Table, words: Words) -> Array:
         """[N] which rows blocked until all members had come."""
         how, done = collectives["flags"] & (NONBLOCKING | ERROR), collectives["duration_ns"] >= 0
-        meets = done & np.isin(collectives["op"], [words.code(op) for op in SYNCHRONISING])
+        meets = done & self._meetings(words)[collectives["op"]]
         fits: Array = meets & (how == 0)
         started = np.flatnonzero(meets & (how == NONBLOCKING))
         if len(started):
@@ -121,6 +108,13 @@ class Waits:
         if len(waits):
             fits[waits] = self._started.take({name: collectives[name][waits] for name in ("comm", "seq", "rank")})
         return fits
+
+    def _meetings(self, words: Words) -> Array:
+        """[W] which of the words name operations that nobody leaves before everybody has entered."""
+        new = words.words[len(self._meet) :]
+        if new:
+            self._meet = np.append(self._meet, [is_synchronising(word) for word in new])
+        return self._meet
 
     @property
     def pending(self) -> int:
