@@ -223,12 +223,13 @@ def _looked_at_to_the_end(run: Run) -> Run:
 
 
 def _with_gpus_by_index(run: Run) -> Run:
-    """GPU samples known only by index belong to the ranks of that number, where there are as many of both."""
+    """GPU samples known only by index belong to the ranks of that number, where there are as many of both; ranks that
+    the recording lacks are counted."""
     gpus = {label for label in np.unique(run.metrics["labels"]).tolist() if '"gpu_uuid": "gpu' in label}
     size = rows(run.ranks)
     if not gpus or run.ranks["gpu_uuid"].astype(bool).any():
         return run
-    if len(gpus) != size:
+    if len(gpus) not in (size, run.job.world_size, run.ranks["rank"].max(initial=-1) + 1):
         return replace(run, notes=(*run.notes, f"{len(gpus)} GPUs were sampled for {size} ranks: not joined."))
     uuid = np.array([gpu(int(rank)) for rank in run.ranks["rank"]])
     note = "GPU samples name GPUs by index: GPU i is taken to be rank i's."

@@ -83,12 +83,23 @@ def test_a_step_lasts_until_the_next_and_what_was_not_measured_is_absent(tmp_pat
     assert (run.steps["h2d_ns"] == -1).all()
 
 
+def _sampled(folder: Path, gpus: int) -> None:
+    header = "t_ns,gpu,util,mem_util,power_mw,sm_mhz,mem_mhz,temp,reasons\n"
+    samples = "".join(f"{10**9 + i},{i},50,1,112835,1980,3201,40,4\n" for i in range(gpus))
+    (folder / "nvml.csv").write_text(header + samples)
+
+
+def test_gpu_samples_join_ranks_of_which_one_is_missing(tmp_path: Path) -> None:
+    """Ranks 0, 1 and 3 are of a job of four, on GPUs 0, 1 and 3: their clocks count in what slow computing costs."""
+    _record(tmp_path, ranks=(0, 1, 3))
+    _sampled(tmp_path, 4)
+    assert load(tmp_path).ranks["gpu_uuid"].tolist() == ["gpu0", "gpu1", "gpu3"]
+
+
 def test_gpu_samples_join_ranks_by_index(tmp_path: Path) -> None:
     """A file that knows GPUs by index only is joined where there are as many GPUs as ranks, and a note says so."""
     _record(tmp_path)
-    header = "t_ns,gpu,util,mem_util,power_mw,sm_mhz,mem_mhz,temp,reasons\n"
-    samples = "".join(f"{10**9 + i},{i},50,1,112835,1980,3201,40,4\n" for i in range(3))
-    (tmp_path / "nvml.csv").write_text(header + samples)
+    _sampled(tmp_path, 3)
     run = load(tmp_path)
     assert run.ranks["gpu_uuid"].tolist() == ["gpu0", "gpu1", "gpu2"]
     power = run.metrics["value"][run.metrics["name"] == "hindmost_gpu_power_watts"]
