@@ -11,7 +11,7 @@ import numpy as np
 from hindmost_collector.model import COLLECTIVES, PROFILED, RANKS, UNMEASURED, Job, Run, Table, rows
 from hindmost_collector.sources import clocks, inspector, one_job, pattern, profiled_steps, ranks_by_time, unseen
 from hindmost_collector.sources.columns import concatenate, has_rows, select, table
-from hindmost_collector.sources.nvml_csv import gpu
+from hindmost_collector.sources.nvml_csv import gpu, labels_of
 from hindmost_collector.sources.same_operations import with_what_others_saw
 
 if TYPE_CHECKING:
@@ -223,14 +223,18 @@ def _looked_at_to_the_end(run: Run) -> Run:
 
 
 def _with_gpus_by_index(run: Run) -> Run:
-    """GPU samples known only by index belong to the ranks of that number, where there are as many of both; ranks that
-    the recording lacks are counted."""
+    """GPU samples known only by index belong to the ranks of that number, where there are as many of both, ranks that the
+    recording lacks counted; of a node that is not the job's first, whose ranks follow one another, to those in order."""
     gpus = {label for label in np.unique(run.metrics["labels"]).tolist() if '"gpu_uuid": "gpu' in label}
     size = rows(run.ranks)
-    if not gpus or run.ranks["gpu_uuid"].astype(bool).any():
+    if not gpus or not size or run.ranks["gpu_uuid"].astype(bool).any():
         return run
     if len(gpus) not in (size, run.job.world_size, run.ranks["rank"].max(initial=-1) + 1):
         return replace(run, notes=(*run.notes, f"{len(gpus)} GPUs were sampled for {size} ranks: not joined."))
-    uuid = np.array([gpu(int(rank)) for rank in run.ranks["rank"]])
-    note = "GPU samples name GPUs by index: GPU i is taken to be rank i's."
+    numbers, first = sorted(run.ranks["rank"].tolist()), 0
+    if numbers[-1] - numbers[0] == size - 1 and not any(labels_of(rank) in gpus for rank in numbers):
+        first = numbers[0]
+    uuid = np.array([gpu(int(rank) - first) for rank in run.ranks["rank"]])
+    whose = f"rank {first} + i's" if first else "rank i's"
+    note = f"GPU samples name GPUs by index: GPU i is taken to be {whose}."
     return replace(run, ranks={**run.ranks, "gpu_uuid": uuid}, notes=(*run.notes, note))

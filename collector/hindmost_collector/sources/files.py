@@ -37,7 +37,7 @@ MAX_FILES = 100_000
 MAX_DEPTH = 6
 #: What an archive may unpack to: a folder of an hour's profiler traces is about 5 GiB.
 MAX_UNPACKED_BYTES = 16 * 1024**3
-#: What a gzip file may inflate to, in multiples of its size: traces reach 20 to 40, a bomb 1,000.
+#: What a gzip or xz file may inflate to, in multiples of its size: traces reach 20 to 40, a bomb 1,000.
 MAX_INFLATION = 200
 #: … and below which size nobody asks.
 SMALL_BYTES = 64 * 1024**2
@@ -51,8 +51,10 @@ _NO_ARCHIVE = (
 _FIRST_LINES = 50
 #: Never opened: what says how a recording came about, a fault that was injected perhaps, is no measurement.
 UNREAD = {"manifest.json"}
-_GZIP = b"\x1f\x8b"
+_GZIP, _XZ = b"\x1f\x8b", b"\xfd7zXZ\0"
 _CHUNK = 1024 * 1024
+#: What reading the first bytes of an xz file may take: its densest preset needs 65 MiB.
+_XZ_MEMORY = 256 * 1024**2
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def walk(root: Path) -> list[Path]:
 
 
 def sample(path: Path) -> Sample:
-    """The head of a file. A gzip file that cannot be inflated has an empty one."""
+    """The head of a file. A gzip or xz file that cannot be inflated has an empty one."""
     try:
         with path.open("rb") as raw:
             head = raw.read(SAMPLE_BYTES)
@@ -107,11 +109,15 @@ def sample(path: Path) -> Sample:
         raise
     except OSError as error:
         raise DamagedError(path, f"cannot be read ({error.strerror})") from error
-    compressed = head.startswith(_GZIP)
+    compressed = head.startswith((_GZIP, _XZ))
     if compressed:
-        with contextlib.suppress(zlib.error):
-            head = zlib.decompressobj(wbits=31).decompress(head, SAMPLE_BYTES)
-        head = b"" if head.startswith(_GZIP) else head
+        begin, head = head, b""
+        with contextlib.suppress(zlib.error, lzma.LZMAError):
+            head = (
+                zlib.decompressobj(wbits=31).decompress(begin, SAMPLE_BYTES)
+                if begin.startswith(_GZIP)
+                else lzma.LZMADecompressor(memlimit=_XZ_MEMORY).decompress(begin, SAMPLE_BYTES)
+            )
     head = head.removeprefix(codecs.BOM_UTF8)
     return Sample(path, head, path.stat().st_size, compressed)
 
@@ -119,7 +125,7 @@ def sample(path: Path) -> Sample:
 class _Bounded(io.RawIOBase):
     """A stream that refuses to give more than ``limit`` bytes: what a compressed file may inflate to."""
 
-    def __init__(self, raw: gzip.GzipFile, path: Path, limit: int) -> None:
+    def __init__(self, raw: gzip.GzipFile | lzma.LZMAFile, path: Path, limit: int) -> None:
         self._raw, self._path, self._left = raw, path, limit
 
     def readable(self) -> bool:
@@ -130,7 +136,7 @@ class _Bounded(io.RawIOBase):
             data = self._raw.read1(min(len(buffer), _CHUNK))
         except EOFError:  # cut off, as of a process that was killed: what is there counts
             return 0
-        except (OSError, zlib.error) as error:
+        except (OSError, zlib.error, lzma.LZMAError) as error:
             raise DamagedError(self._path, f"damaged ({error}); copy it again") from error
         self._left -= len(data)
         if self._left < 0:
@@ -144,14 +150,16 @@ class _Bounded(io.RawIOBase):
 
 
 def open_bytes(path: Path) -> IO[bytes]:
-    """A file for reading, decompressed where it is gzip, within :data:`MAX_INFLATION`."""
+    """A file for reading, decompressed where it is gzip or xz, within :data:`MAX_INFLATION`."""
     raw = path.open("rb")
-    if raw.read(2) != _GZIP:
+    begin = raw.read(len(_XZ))
+    if not begin.startswith((_GZIP, _XZ)):
         raw.seek(0)
         return raw
     raw.close()
     limit = max(SMALL_BYTES, MAX_INFLATION * path.stat().st_size)
-    inflated = gzip.open(path, "rb")  # noqa: SIM115 - closed by the reader around it
+    opened = gzip.GzipFile if begin.startswith(_GZIP) else lzma.LZMAFile
+    inflated = opened(path, "rb")
     return io.BufferedReader(_Bounded(inflated, path, limit), _CHUNK)
 
 

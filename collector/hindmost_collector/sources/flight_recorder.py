@@ -45,6 +45,7 @@ _MOST_DIMENSIONS = 64  # of a tensor, in torch
 #: Values in a dump: one of 20,000 entries has up to 3 million. Each may take 100 bytes of memory.
 _MOST_VALUES = 6_000_000
 _UNFINISHED = ("scheduled", "started")
+_TOGETHER = ":coalesced"
 _P2P = re.compile(r"^\w+:(send|recv)\b")
 #: A file changed this soon after the newest entry may be of a job at work: it was written then, and to look up the
 #: lines of all calls took a rank 8 s on a busy machine. Later, it was copied or the job had stopped, which nobody can
@@ -77,6 +78,8 @@ class _Dump:
     groups: dict[str, ProcessGroup]
     #: The last collective that each group (its number in the process) had completed, counted from 1.
     completed: dict[str, int]
+    #: What was begun together, by group and numbers, and has ended: the recorder notes that of all of it in one entry.
+    ended_together: frozenset[tuple[str, int, int]] = frozenset()
 
 
 def recognises(sample: Sample) -> bool:
@@ -125,7 +128,18 @@ def _dump(path: Path) -> _Dump:
         raise damaged.DamagedError(path, f"not one of the {NAME}: it has no list of entries")
     entries = entries[-MAX_ENTRIES:]
     groups = flight_recorder_groups.of_dump(content, entries, rank)
-    return _Dump(path, rank, entries, groups, flight_recorder_groups.completed(content))
+    return _Dump(path, rank, entries, groups, flight_recorder_groups.completed(content), _ended_together(entries))
+
+
+def _ended_together(entries: list[dict[str, Any]]) -> frozenset[tuple[str, int, int]]:
+    names = ((one, text(one.get("profiling_name"))[:64]) for one in entries if one.get("state") == "completed")
+    keys = (_together(one) for one, name in names if name.endswith(_TOGETHER))
+    return frozenset(key for key in keys if max(key[1:]) >= 0)
+
+
+def _together(entry: dict[str, Any]) -> tuple[str, int, int]:
+    """What all that was begun together has in common."""
+    return (text(entry.get("pg_id")), _number(entry, "p2p_seq_id"), _number(entry, "collective_seq_id"))
 
 
 class HostileError(pickle.UnpicklingError):
@@ -187,11 +201,14 @@ def _is_p2p(entry: dict[str, Any]) -> bool:
 
 def _unfinished(dump: _Dump, entry: dict[str, Any]) -> bool:
     """Whether an operation had not ended. Of gloo nobody asks how far one has come: it is scheduled, until retired.
+    Nor of one that was begun together with others: how far these have come is noted of all of them.
 
     NCCL's watchdog retires what has ended, and what it aborted: the group's last completed one tells which.
     """
-    if entry.get("state") not in _UNFINISHED or not entry.get("retired"):
-        return entry.get("state") in _UNFINISHED
+    if entry.get("state") not in _UNFINISHED or _together(entry) in dump.ended_together:
+        return False
+    if not entry.get("retired"):
+        return True
     last = dump.completed.get(text(entry.get("pg_id")), -1)
     if last < 0 or _is_p2p(entry):
         return not text(entry.get("profiling_name")).startswith("gloo:")

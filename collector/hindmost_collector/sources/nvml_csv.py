@@ -55,6 +55,11 @@ def gpu(index: int) -> str:
     return f"gpu{index}"
 
 
+def labels_of(index: int) -> str:
+    """What its samples are labelled with."""
+    return f'{{"gpu_uuid": "{gpu(index)}"}}'
+
+
 #: A time or an index, and any other value: one that is neither is left out, with its row or alone.
 _INTEGER, _NUMBER = r"^(\d{1,18}|[1-8]\d{18})$", r"^-?\d{1,18}(\.\d*)?([eE][+-]?\d{1,2})?$"
 _MOST_GPUS, _FAR_NS = 1 << 16, 366 * 24 * 3600 * 10**9
@@ -96,7 +101,7 @@ def _tables(samples: Any, budget: int) -> list[Table]:
     time, indices = (samples[name].cast(pa.int64()).to_numpy() for name in ("t_ns", "gpu"))
     every = -(-len(time) // budget)
     kept = np.arange(len(time)) // (np.unique(indices).size or 1) % max(1, every) == 0
-    names = {index: f'{{"gpu_uuid": "{gpu(index)}"}}' for index in np.unique(indices).tolist()}
+    names = {index: labels_of(index) for index in np.unique(indices).tolist()}
     labels = np.array([names[index] for index in indices.tolist()])
     found = []
     for name, (metric, unit) in _METRICS.items():

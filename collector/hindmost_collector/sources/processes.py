@@ -39,7 +39,8 @@ def world_ranks(
 
     ``rank_in`` maps communicator to the process' rank in it, one a process, in the order of process ids. Of the
     communicators that have all processes the largest is the world. Files may be of some processes only: ``sizes``
-    tell of the rest where they are known; without them nobody knows how many there are, unless numbers have no gap.
+    tell of the rest where they are known; without them nobody knows how many there are, unless numbers have no gap: of
+    one node of several the group that it is by itself has none, and the world goes on beyond it.
     """
     count = len(rank_in)
     found = {
@@ -51,10 +52,13 @@ def world_ranks(
     if any(comm in sizes for comm in found):
         comm = max(found, key=lambda one: (sizes.get(one, 0), one in whole))
         return found[comm], max(sizes[comm], max(found[comm]) + 1), []
-    if whole and (count > 1 or len(found) == 1):
-        return found[whole[0]], count, []
-    if len(found) == 1:
-        return next(iter(found.values())), None, []
+    largest = max((max(inside) for inside in found.values()), default=-1)
+    beyond = [inside for inside in found.values() if max(inside) == largest >= count]
+    if count > 1 or len(found) == 1:
+        if len(beyond) == 1:
+            return beyond[0], None, []
+        if whole:
+            return found[whole[0]], count, []
     return list(range(count)), count, [GUESSED]
 
 

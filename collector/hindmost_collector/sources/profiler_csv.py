@@ -175,6 +175,7 @@ def _parsed(path: Path, every: int, number: Any) -> _File:
     kept = np.flatnonzero(_consistent(columns))
     nonsense = sum(count for _, count in read) + len(columns["comm"]) - len(kept)
     order = kept[np.argsort(columns["enqueue"][kept], kind="stable")]
+    order = order[~_repeated(columns, order)]
     pid = re.search(r"(\d+)\.csv", path.name)
     return _File(path, int(pid[1]) if pid else -1, {k: v[order] for k, v in columns.items()}, len(torn), nonsense)
 
@@ -221,6 +222,15 @@ def _consistent(c: dict[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
         ranks, counts = np.unique(c["rank_in"][mine], return_counts=True)
         kept[mine] &= c["rank_in"][mine] == ranks[np.argmax(counts)]
     return kept
+
+
+def _repeated(c: dict[str, np.ndarray[Any, Any]], order: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Which rows, in this order, say what the one before has said: a line may be in a file twice."""
+    same = np.zeros(len(order), bool)
+    if len(order):
+        told = (c[name][order] for name in ("enqueue", "start", "stop", "logged", "seq", "count", "comm", "op"))
+        same[1:] = np.logical_and.reduce([one[1:] == one[:-1] for one in told])
+    return same
 
 
 def _thin(batch: Any, every: int) -> dict[str, np.ndarray[Any, Any]]:

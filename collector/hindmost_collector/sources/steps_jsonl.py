@@ -28,9 +28,11 @@ NAME = "step times (steps.RANK.jsonl)"
 
 #: Steps kept a rank; a rank that made more is read to here and the rest is said to be left out.
 MAX_STEPS = 400_000
+#: Of so few steps nobody leaves a part out: an optimizer's, of which each takes several gradients, is due more often.
+_FEW = 0.1
 _HOST = ("step", "t_start", "t_data", "t_end")
 _GPU = ("fwd_ms", "bwd_ms", "opt_ms")
-_RANK = re.compile(r"\.(\d+)\.jsonl(\.gz)?$")
+_RANK = re.compile(r"\.(\d+)\.jsonl(\.gz|\.xz)?$")
 
 
 def recognises(sample: Sample) -> bool:
@@ -99,8 +101,10 @@ def _read(path: Path, budget: int) -> tuple[int, dict[str, np.ndarray[Any, Any]]
         lines_ = f"{len(host) - len(kept):,} line{'s' * (len(host) - len(kept) > 1)} that cannot be true"
         notes.append(f"{path.name}: {lines_} (a number out of all range) left out.")
     order = kept[np.argsort(host[kept, 1], kind="stable")]
+    order = order[np.append(True, (np.diff(host[order], axis=0) != 0).any(axis=1))]  # a line may be there twice
     columns: dict[str, np.ndarray[Any, Any]] = {key: host[order, i] for i, key in enumerate(_HOST)}
     gpu[~((gpu >= 0) & (gpu <= _LONGEST_NS / 1e6))] = np.nan
+    gpu[(gpu == 0) & ((gpu == 0).mean(axis=0) < _FEW)] = np.nan  # what takes time was not measured where it takes none
     return rank, columns | {key: gpu[order, i] for i, key in enumerate(_GPU)}, notes
 
 

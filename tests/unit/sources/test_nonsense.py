@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
 import shutil
 from typing import TYPE_CHECKING
 
@@ -254,7 +255,10 @@ def test_steps_that_end_before_they_begin_are_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_every_file_of_a_trace_folder_may_be_compressed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("ending", "compress"), [(".gz", gzip.compress), (".xz", lzma.compress)])
+def test_every_file_of_a_trace_folder_may_be_compressed(
+    tmp_path: Path, ending: str, compress: Callable[[bytes], bytes]
+) -> None:
     """GPU samples and Flight Recorder dumps too: what is judged is the same."""
     hung, run = tmp_path / "hung", simulate(Scenario(4, 40, faults=(Fault("hang", (1,), onset=20),))).run
     write(run, hung, "traces")
@@ -262,7 +266,7 @@ def test_every_file_of_a_trace_folder_may_be_compressed(tmp_path: Path) -> None:
     (hung / "nvml.csv").write_text("t_ns,gpu,util\n" + "".join(f"{began + at},0,{at}\n" for at in range(9)))
     as_they_were = judge(load(hung)).to_dict()["verdicts"]
     for path in list(hung.iterdir()):
-        path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.with_name(path.name + ending).write_bytes(compress(path.read_bytes()))
         path.unlink()
     assert as_they_were[0]["kind"] == "hang"
     assert judge(load(hung)).to_dict()["verdicts"] == as_they_were
