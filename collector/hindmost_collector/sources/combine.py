@@ -223,13 +223,14 @@ def _looked_at_to_the_end(run: Run) -> Run:
 
 
 def _with_gpus_by_index(run: Run) -> Run:
-    """GPU samples known only by index belong to the ranks of that number, where there are as many of both, ranks that the
-    recording lacks counted; of a node that is not the job's first, whose ranks follow one another, to those in order."""
+    """GPU samples known only by index belong to the ranks of that number, where there are as many of both, those counted
+    that the recording lacks; of a node that is not the job's first, whose ranks follow one another, to those in order.
+    """
     gpus = {label for label in np.unique(run.metrics["labels"]).tolist() if '"gpu_uuid": "gpu' in label}
     size = rows(run.ranks)
     if not gpus or not size or run.ranks["gpu_uuid"].astype(bool).any():
         return run
-    if len(gpus) not in (size, run.job.world_size, run.ranks["rank"].max(initial=-1) + 1):
+    if len(gpus) not in (size, run.job.world_size, run.ranks["rank"].max() + 1):
         return replace(run, notes=(*run.notes, f"{len(gpus)} GPUs were sampled for {size} ranks: not joined."))
     numbers, first = sorted(run.ranks["rank"].tolist()), 0
     if numbers[-1] - numbers[0] == size - 1 and not any(labels_of(rank) in gpus for rank in numbers):
