@@ -77,3 +77,88 @@ def test_what_is_broken_is_said_as_it_is(monkeypatch: pytest.MonkeyPatch, capsys
     assert capsys.readouterr().err.startswith(
         "hindmost report: libarrow.so: cannot open shared object file: pip install"
     )
+
+
+@pytest.mark.parametrize("words", [["nonsense"], ["report"], ["report", "--nonsense", "."], ["top", "--interval", "x"]])
+def test_wrong_words_are_one_line_that_says_where_the_right_ones_are(
+    capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    """An unknown option, a missing argument, a wrong number: one line, exit code 2."""
+    assert cli.main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    name = " report" * (words[0] == "report") + " top" * (words[0] == "top")
+    assert line.startswith(f"hindmost{name}: ")
+    assert line.endswith(f"; `hindmost{name} --help` says what it takes")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["compare", "", "."], "an empty PATH: is a variable not set?"),
+        (["compare", ".", ""], "an empty PATH: is a variable not set?"),
+        (["query", "", "select 1"], "an empty PATH: is a variable not set?"),
+        (["report", ".", ""], "an empty PATH: is a variable not set?"),
+        (["report", "s3://runs/7"], "s3://runs/7: of URLs only clickhouse://"),
+        (["query", ".", "select '\udcff'"], "SQL is not UTF-8"),
+        (["run", "--out", "", "--", "true"], "--out is empty: is a variable not set?"),
+        (["attach", "--job", ""], "--job is empty: is a variable not set?"),
+        (["top", ""], "ADDRESS '': write HOST:PORT"),
+        (["top", "127.0.0.1:1", "--interval", "inf"], "--interval inf: "),
+        (["simulate", ""], "FOLDER is empty: is a variable not set?"),
+        (["simulate", "--collector", ""], "--collector is empty: is a variable not set?"),
+        (["simulate", "--collector", "http://127.0.0.1:1"], "--collector http://127.0.0.1:1: write HOST:PORT"),
+        (["simulate", "--collector", "127.0.0.1:1", "--speed", "nan"], "--speed nan: "),
+        (["simulate", "out", "--seed", "-1"], "seed -1: from 0 to "),
+        (["simulate", "out", "--tensor", "0", "--layout", "tp_dp"], "tensor 0: from 1 to "),
+        (["simulate", "out", "--steps", "999999999999"], "steps 999999999999: from 1 to "),
+        (["simulate", "out", "--step-ms", "nan"], "step-ms nan: from "),
+        (["simulate", "out", "--varying-lengths", "nan"], "varying-lengths nan: from "),
+        (["simulate", "out", "--noise", "inf"], "--noise inf: "),
+        (["simulate", "out", "--clock-offset-ms", "nan"], "clock-offset-ms nan: from "),
+        (
+            ["simulate", "out", "--fault", "compute:0-999999999:1%"],
+            "--fault compute:0-999999999:1%: 0-999999999 is no ",
+        ),
+        (["simulate", "out", "--fault", "compute:0:1%@50-40"], "a fault from step 50 to before 40"),
+        (["simulate", "out", "--fault", "compute:0:99999999999%"], "a fault's size is from 0 to 10,000 steps"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_done(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str
+) -> None:
+    """A variable that nobody set, a number that no job has: one line names it, exit code 2, and nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"hindmost {words[0]}: {told}")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_truth_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file is named, and not the recording, which is there."""
+    truth = tmp_path / "missing" / "truth.json"
+    assert cli.main(["simulate", str(tmp_path / "out"), "--ranks", "2", "--steps", "4", "--truth", str(truth)]) == 2
+    assert capsys.readouterr().err.startswith(f"hindmost simulate: --truth {truth}: cannot be written: ")
+
+
+@pytest.mark.parametrize(
+    ("error", "told", "code"),
+    [
+        (MemoryError("Unable to allocate 7 TiB"), "out of memory (Unable to allocate 7 TiB): ", 1),
+        (OSError(5, "Input/output error", "runs/7/meta.json"), "runs/7/meta.json: Input/output error", 1),
+        (UnicodeEncodeError("utf-8", "runs/\udcff", 5, 6, "surrogates"), "runs/\\udcff: a name that is not UTF-8", 2),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, told: str, code: int
+) -> None:
+    """Memory, a disk that fails, a name that no library takes: no traceback."""
+
+    def failing(_: object) -> NoReturn:
+        raise error
+
+    module = SimpleNamespace(configure=lambda _: None, run=failing)
+    monkeypatch.setattr(cli.importlib, "import_module", lambda _: module)
+    assert cli.main(["report"]) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"hindmost report: {told}")

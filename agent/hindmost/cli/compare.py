@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hindmost import thresholds
+from hindmost.cli.report import place
 
 if TYPE_CHECKING:
     import argparse
+    from pathlib import Path
 
     from hindmost_collector.settings import Settings
 
@@ -21,8 +22,8 @@ FORMATS = ("text", "json")
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add this subcommand's arguments."""
     what = "a run directory, or a folder of traces of any known format"
-    parser.add_argument("a", metavar="A", type=Path, help=f"before: {what}")
-    parser.add_argument("b", metavar="B", type=Path, help="after: another")
+    parser.add_argument("a", metavar="A", type=place, help=f"before: {what}")
+    parser.add_argument("b", metavar="B", type=place, help="after: another")
     parser.add_argument("--format", choices=FORMATS, default="text", help="default: text")
     thresholds.configure(parser)
 
@@ -40,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def compared(a: Path, b: Path, settings: Settings | None = None) -> dict[str, Any]:
+def compared(a: Path | str, b: Path | str, settings: Settings | None = None) -> dict[str, Any]:
     """``hindmost.compare/1`` of two recordings, by the default thresholds unless others are given."""
     from hindmost_collector import sources
     from hindmost_collector.judgement.compare import compare

@@ -23,7 +23,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``hindmost native``."""
     parser.add_argument("action", choices=["build"], help="build what is not in the cache yet")
     parser.add_argument(
-        "kind", nargs="*", metavar="KIND", help=f"which of {', '.join(WHAT)}; all unless told otherwise"
+        "kind", nargs="*", default=[], metavar="KIND", help=f"which of {', '.join(WHAT)}; all unless told otherwise"
     )
     parser.add_argument("--mpirun", metavar="PATH", help="the mpirun of the MPI that jobs use (default: that on PATH)")
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
+
+from hindmost.cli.report import place
+from hindmost.errors import UsageError
 
 if TYPE_CHECKING:
     import argparse
@@ -26,6 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "paths",
         metavar="PATH",
         nargs="+",
+        type=place,
         help="a run directory, or a collector's store (URL); several where agents of a job sent to several collectors",
     )
     parser.add_argument(
@@ -43,9 +48,13 @@ def run(args: argparse.Namespace) -> int:
     """Print the result."""
     import hindmost_collector
 
+    try:
+        question = os.fsencode(args.sql).decode()  # whatever the locale takes the command line for
+    except UnicodeDecodeError as error:
+        raise UsageError(f"SQL is not UTF-8 ({error.reason} at byte {error.start})") from error
     recording = hindmost_collector.open(*args.paths)
-    result = recording.sql(args.sql)
-    for table in recording.unrecorded(args.sql):
+    result = recording.sql(question)
+    for table in recording.unrecorded(question):
         sys.stderr.write(f"hindmost query: {table} is empty: {UNRECORDED.get(table, _NOT_KEPT)}\n")
     {"csv": _csv, "json": _json, "text": _text}[args.format](result.column_names, _rows(result), sys.stdout)
     return 0

@@ -24,11 +24,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "path",
         metavar="PATH",
-        type=_place,
+        type=place,
         help="a run directory, a folder of traces of any known format, or clickhouse://USER@HOST:PORT/DATABASE?job=ID",
     )
     parser.add_argument(
-        "others", metavar="PATH", type=Path, nargs="*", help="more run directories of the same job, of other collectors"
+        "others",
+        metavar="PATH",
+        type=place,
+        nargs="*",
+        default=[],
+        help="more run directories of the same job, of other collectors",
     )
     parser.add_argument("--format", choices=FORMATS, default="text", help="default: text")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write there instead of standard output")
@@ -43,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"{args.path}: no such file or directory; give a run directory or a folder of traces")
     color = args.output is None and sys.stdout.isatty()
     given = thresholds.given(args.set, args.config)
-    others = tuple(args.others)
+    others = tuple(map(Path, args.others))
     recordings = [args.path] if others else _recordings(args.path, args.format)
     reports = [judged(one, given, others) for one in recordings]
     if chosen is not None:
@@ -64,10 +69,16 @@ def _recordings(path: Path | str, kind: str) -> list[Path | str]:
     return found
 
 
-def _place(text: str) -> Path | str:
+def place(text: str) -> Path | str:
+    """A recording as the command line names it: a path, or the URL of a store."""
     if not text:
         raise UsageError("an empty PATH: is a variable not set?")
-    return text if "://" in text else Path(text)
+    scheme, colon, _ = text.partition("://")
+    if colon and scheme != "clickhouse":
+        raise UsageError(
+            f"{text}: of URLs only clickhouse://USER@HOST:PORT/DATABASE is read; copy it here, and give its path"
+        )
+    return text if colon else Path(text)
 
 
 def judged(path: Path | str, given: Mapping[str, float] | None = None, others: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -118,13 +129,9 @@ def render(report: dict[str, Any], kind: str, ranks: list[int] | None, color: bo
 
 
 def write(content: str, output: Path | None) -> None:
-    """To a file or to standard output; a reader that has gone away is no error."""
+    """To a file or to standard output."""
     if output is None:
-        try:
-            sys.stdout.write(content)
-            sys.stdout.flush()
-        except BrokenPipeError:
-            sys.stderr.close()
+        sys.stdout.write(content)
         return
     try:
         output.write_text(content, encoding="utf-8")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
-import sys
 from pathlib import Path
 
 from hindmost import launchers, thresholds
+from hindmost.cli import streams
 from hindmost.errors import HindmostError, UsageError
 from hindmost.supervise import foreground, summary
 from hindmost.supervise.session import Session, Wish
@@ -26,7 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.usage = "hindmost run [options] -- COMMAND ..."
-    parser.add_argument("--out", type=Path, metavar="DIR", help="the run directory (default: hindmost-runs/JOB)")
+    parser.add_argument("--out", type=_directory, metavar="DIR", help="the run directory (default: hindmost-runs/JOB)")
     parser.add_argument("--job-id", metavar="ID", help="what the job is called (default: script, date and time)")
     parser.add_argument(
         "--live",
@@ -64,7 +65,8 @@ def _observed(session: Session) -> int:
         raise
     try:
         said = session.finish(returncode, _say)
-        summary.show(session.directory, said)
+        with contextlib.suppress(OSError):  # nobody reads it there any more; report.json has it
+            summary.show(session.directory, said)
     except KeyboardInterrupt:
         session.abandon()
         _say(f"interrupted while finishing; what was recorded: hindmost report {_short(session.directory)}")
@@ -86,6 +88,12 @@ def _wish(args: argparse.Namespace) -> Wish:
     return Wish(tuple(command), args.out, args.job_id, args.live, _endpoint(args.listen), tuple(args.set or ()))
 
 
+def _directory(text: str) -> Path:
+    if not text:
+        raise UsageError("--out is empty: is a variable not set?")
+    return Path(text)
+
+
 def _endpoint(text: str | None) -> str | None:
     """``HOST:PORT``; a bare ``:PORT`` means every address of this machine."""
     if text is None:
@@ -103,5 +111,4 @@ def _short(path: Path) -> str:
 
 
 def _say(sentence: str) -> None:
-    sys.stderr.write(f"hindmost: {sentence}\n")
-    sys.stderr.flush()
+    streams.say(f"hindmost: {sentence}\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import sys
@@ -45,7 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add this subcommand's arguments."""
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("out", metavar="FOLDER", type=Path, nargs="?", help="where the recording goes: a new folder")
+    parser.add_argument("out", metavar="FOLDER", type=_folder, nargs="?", help="where the recording goes: a new folder")
     parser.add_argument("--collector", metavar="HOST:PORT", help="send the job to a running collector instead")
     parser.add_argument(
         "--speed", type=float, default=0.0, metavar="X", help="seconds of the job a second; default: at once"
@@ -83,6 +84,8 @@ def run(args: argparse.Namespace) -> int:
     from hindmost_collector.simulate import Scenario, simulate
     from hindmost_collector.simulate.write import simulated, write
 
+    if args.collector == "":
+        raise UsageError("--collector is empty: is a variable not set?")
     if (args.out is None) == (args.collector is None):
         raise UsageError("name a FOLDER for the recording, or a --collector to send it to")
     scenario = Scenario(
@@ -107,9 +110,22 @@ def run(args: argparse.Namespace) -> int:
         made = simulate(scenario)
         write(made.run, args.out, args.format)
         if args.truth:
-            args.truth.write_text(json.dumps(asdict(made.truth), indent=1) + "\n")
+            _write(args.truth, json.dumps(asdict(made.truth), indent=1) + "\n")
     sys.stdout.write(f"{args.out}: {args.ranks} ranks, {args.steps} steps; judge it by: hindmost report {args.out}\n")
     return 0
+
+
+def _folder(text: str) -> Path:
+    if not text:
+        raise UsageError("FOLDER is empty: is a variable not set?")
+    return Path(text)
+
+
+def _write(path: Path, content: str) -> None:
+    try:
+        path.write_text(content)
+    except OSError as error:
+        raise UsageError(f"--truth {path}: cannot be written: {error.strerror}") from error
 
 
 def _noise(args: argparse.Namespace) -> Any:
@@ -117,7 +133,7 @@ def _noise(args: argparse.Namespace) -> Any:
     from hindmost_collector.simulate import Noise
 
     usual = Noise()
-    if args.noise < 0:
+    if not 0 <= args.noise < math.inf:
         raise UsageError(f"--noise {args.noise:g}: 0 for none, or more")
     scaled = ("between_ranks", "each_stretch", "wandering", "stall_probability", "transfer", "host")
     asked = {"clock_offset_ms": args.clock_offset_ms, "clock_drift_ppm": args.clock_drift_ppm}
@@ -129,6 +145,10 @@ def _to_collector(scenario: Any, args: argparse.Namespace) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what gRPC would print is said in our own one line
     from hindmost_collector.simulate.stream import send
 
+    if not re.fullmatch(r".+:\d{1,5}", args.collector) or "//" in args.collector:
+        raise UsageError(f"--collector {args.collector}: write HOST:PORT, as the collector was given as --listen")
+    if not 0 <= args.speed < math.inf:
+        raise UsageError(f"--speed {args.speed:g}: seconds of the job a second; 0 for as fast as it is taken")
     if args.truth:
         raise UsageError("--truth goes with a FOLDER: what is so is known only by simulating again without faults")
     count = send(scenario, args.collector, args.speed)
@@ -142,6 +162,7 @@ def parse_fault(text: str) -> list[Any]:
     A fault for each rank: each is a cause of its own, and its repair has its own worth. A network is slow once for all.
     """
     from hindmost_collector.simulate import Fault
+    from hindmost_collector.simulate.scenario import MAX_RANKS
 
     found = _FAULT.fullmatch(text)
     if found is None:
@@ -149,6 +170,8 @@ def parse_fault(text: str) -> list[Any]:
     ranks: list[int] = []
     for part in found["ranks"].split(","):
         low, _, high = part.partition("-")
+        if not 0 <= int(high or low) - int(low) < MAX_RANKS:
+            raise UsageError(f"--fault {text}: {part} is no range of ranks")
         ranks += range(int(low), int(high or low) + 1)
     of_all = found["cause"] == "network"
     return [

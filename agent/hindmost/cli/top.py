@@ -24,6 +24,8 @@ USUAL = "127.0.0.1:9461"
 #: Seconds that a collector may take to answer.
 TIMEOUT = 5.0
 WIDEST = 120
+#: The longest pause between two looks.
+LONGEST = 86_400.0
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -37,8 +39,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Show until Ctrl-C, or until the collector leaves with its job."""
-    if not args.interval > 0:
-        raise UsageError(f"--interval {args.interval:g}: seconds between two looks, more than 0")
+    if not 0 < args.interval <= LONGEST:
+        raise UsageError(f"--interval {args.interval:g}: seconds between two looks, more than 0, at most {LONGEST:g}")
     base = place(args.address)
     shown = page(base, args.job)
     if args.once or not sys.stdout.isatty():
@@ -53,7 +55,7 @@ def place(address: str) -> str:
     scheme, _, rest = base.partition("://")
     host = rest.partition("/")[0]
     if scheme not in ("http", "https") or not host or (":" in host and not host.rpartition(":")[2].isdigit()):
-        raise UsageError(f"{address}: write HOST:PORT, or the page's address as `hindmost run` prints it")
+        raise UsageError(f"ADDRESS {address!r}: write HOST:PORT, or the page's address as `hindmost run` prints it")
     return f"{scheme}://{host}"
 
 

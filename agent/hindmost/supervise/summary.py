@@ -27,6 +27,7 @@ def show(directory: Path, said: str) -> None:
     width = min(shutil.get_terminal_size().columns, WIDEST) if terminal else PLAIN_WIDTH
     color = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     sys.stderr.write(text.render(report, width=width, color=color).rstrip("\n") + "\n")
+    sys.stderr.flush()
 
 
 def _written(directory: Path) -> dict[str, Any] | None:

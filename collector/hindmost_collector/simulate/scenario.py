@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from hindmost.errors import UsageError
 
@@ -15,6 +15,23 @@ ON_HOST = ("input", "cpu_contention", "gc", "checkpoint", "memory", "io")
 STOPS = ("hang", "desync")
 CAUSES = (*ON_GPU, *ON_HOST, "h2d", "network", *STOPS)
 MAX_RANKS = 16_384
+#: What numbers of a job can be simulated: beyond them times leave 64 bits, or nothing fits into memory.
+_FROM_TO = {
+    "ranks": (2, MAX_RANKS),
+    "steps": (1, 10_000_000),
+    "seed": (0, 2**63 - 1),
+    "tensor": (1, MAX_RANKS),
+    "pipeline": (1, MAX_RANKS),
+    "microbatches": (1, 1024),
+    "stretches": (1, 1024),
+    "step_ms": (0.01, 3_600_000.0),
+    "run_ahead": (0, 1024),
+    "varying_lengths": (0.0, 3.0),
+}
+#: In ms and parts of a million, how far clocks may be off: a year, and one in ten.
+_CLOCKS = {"clock_offset_ms": 3.2e10, "clock_drift_ppm": 1e5}
+#: The most that a fault makes of a step, and noise of what it usually is.
+_MOST_SIZE, _MOST_NOISE = 10_000.0, 100.0
 
 
 @dataclass(frozen=True)
@@ -53,6 +70,12 @@ class Noise:
     clock_offset_ms: float = 1.0
     clock_drift_ppm: float = 10.0
 
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            most = _CLOCKS.get(one.name, _MOST_NOISE)
+            if not -most <= getattr(self, one.name) <= most:
+                raise UsageError(f"{one.name.replace('_', '-')} {getattr(self, one.name)}: from {-most:g} to {most:g}")
+
 
 @dataclass(frozen=True)
 class Scenario:
@@ -86,12 +109,11 @@ class Scenario:
             raise UsageError(f"layout {self.layout!r}: one of {', '.join(LAYOUTS)}")
         if self.gpu_bound not in GPU_BOUNDS:
             raise UsageError(f"GPUs bound by {self.gpu_bound!r}: one of {', '.join(GPU_BOUNDS[1:])}")
-        if not 2 <= self.ranks <= MAX_RANKS:
-            raise UsageError(f"{self.ranks} rank{'' if self.ranks == 1 else 's'}: from 2 to {MAX_RANKS}")
+        for name, (least, most) in _FROM_TO.items():
+            if not least <= getattr(self, name) <= most:
+                raise UsageError(f"{name.replace('_', '-')} {getattr(self, name)}: from {least} to {most}")
         if self.ranks % self.model_parallel:
             raise UsageError(f"{self.ranks} ranks do not divide by {self.model_parallel} ranks a replica")
-        if self.steps < 1 or self.stretches < 1 or self.microbatches < 1:
-            raise UsageError("steps, stretches and microbatches are at least 1")
         for fault in self.faults:
             self._check(fault)
 
@@ -115,10 +137,12 @@ class Scenario:
             raise UsageError(f"cause {fault.cause!r}: one of {', '.join(CAUSES)}")
         if not fault.ranks or min(fault.ranks) < 0 or max(fault.ranks) >= self.ranks:
             raise UsageError(f"a fault of ranks {list(fault.ranks)}: they are 0 to {self.ranks - 1}")
-        if fault.size < 0 or not 0 < fault.duty <= 1:
-            raise UsageError("a fault's size is at least 0 and its duty above 0 and at most 1")
+        if not 0 <= fault.size <= _MOST_SIZE or not 0 < fault.duty <= 1:
+            raise UsageError(f"a fault's size is from 0 to {_MOST_SIZE:,.0f} steps, its duty above 0 and at most 1")
         if not 0 <= fault.onset < self.steps:
             raise UsageError(f"a fault from step {fault.onset} on: steps are 0 to {self.steps - 1}")
+        if fault.end is not None and fault.end <= fault.onset:
+            raise UsageError(f"a fault from step {fault.onset} to before {fault.end}: there is none between")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,75 @@
+"""Standard streams that are closed, full or poor in characters cost an output at most, never a traceback."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from hindmost_collector.simulate import Scenario, simulate
+from hindmost_collector.simulate.write import run_directory
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.timeout(300)
+
+HINDMOST = f"{sys.executable} -m hindmost"
+EVERY = "select * from collectives, steps"
+FULL = "its output cannot be written (No space left on device): make room there, or send it elsewhere"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two ranks."""
+    folder = tmp_path_factory.mktemp("streams") / "run"
+    run_directory([simulate(Scenario(2, 12)).run], folder)
+    return folder
+
+
+def shell(command: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """A command line in a shell, to its end."""
+    return subprocess.run(
+        ["bash", "-c", command], env={**os.environ, **environ}, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.mark.parametrize("words", ["report {run}", "query {run} 'select * from collectives'", "doctor"])
+def test_a_full_disk_is_said_in_one_line(run: Path, words: str) -> None:
+    """Output that cannot be written is an error of one line, also where it fits a buffer."""
+    done = shell(f"{HINDMOST} {words.format(run=run)} > /dev/full")
+    assert (done.returncode, done.stderr) == (1, f"hindmost {words.split(maxsplit=1)[0]}: {FULL}\n")
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_error(run: Path, closed: str) -> None:
+    """Who closes a stream gets nothing there, and everything else."""
+    done = shell(f"{HINDMOST} report {run} -o {run.parent / 'said'} {closed}")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert shell(f"{HINDMOST} report {run} {closed}").returncode == 0
+
+
+def test_a_reader_that_has_read_enough_is_no_error(run: Path) -> None:
+    """Behind `head -1` nothing is said, and the exit code is that of a closed pipe."""
+    done = shell(f"{HINDMOST} query {run} '{EVERY}' | head -1; exit ${{PIPESTATUS[0]}}")
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_terminal_of_few_characters_gets_what_it_has(run: Path) -> None:
+    """Lines and dots become hyphens, and data that it has no characters for is spelled out."""
+    plain = {"PYTHONIOENCODING": "ascii"}
+    done = shell(f"{HINDMOST} report {run}", **plain)
+    assert done.returncode == 0
+    assert done.stdout.startswith("hindmost - simulated-0 - 2 ranks")
+    done = shell(f"{HINDMOST} query {run} \"select 'ä' as x\" --format csv", **plain)
+    assert (done.returncode, done.stdout) == (0, "x\n\\xe4\n")
+
+
+@pytest.mark.parametrize("redirected", ["2>&-", "2> /dev/full", "> /dev/full 2>&1"])
+def test_a_job_keeps_its_exit_code_whatever_takes_our_words(tmp_path: Path, redirected: str) -> None:
+    """Nobody can be told of the verdict: it is in the run directory, and the job ends as it ended."""
+    done = shell(f"{HINDMOST} run --no-live --out {tmp_path / 'run'} -- sh -c 'exit 3' {redirected}")
+    assert done.returncode == 3
+    assert (tmp_path / "run" / "report.json").is_file()
