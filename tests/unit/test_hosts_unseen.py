@@ -14,11 +14,12 @@ STEPS = 100
 
 
 def of(*, gathers: bool = False, starts: bool = False, unsure: float | None = None) -> Any:
-    """As much as is looked at of the blocks of three ranks; rank 1's host is ``unsure``."""
+    """As much as is looked at of the blocks of three ranks; rank 1 is late by 10, and its host ``unsure``."""
     start = np.full((3, STEPS), 5.0 if starts else np.nan)
     joined = SimpleNamespace(gpu_time=True, start=start, gathers=np.full(STEPS, gathers))
     doubt = None if unsure is None else np.array([0.0, unsure, 0.0])
-    return SimpleNamespace(joined=joined, steps=np.arange(STEPS), ranks=np.arange(3), unsure=doubt)
+    excess = np.repeat([[0.0], [10.0], [0.0]], STEPS, axis=1)
+    return SimpleNamespace(joined=joined, steps=np.arange(STEPS), ranks=np.arange(3), unsure=doubt, excess=excess)
 
 
 def late(rank: int, since: int = 0, until: int | None = None, *, kind: str = "straggler") -> Verdict:
@@ -72,3 +73,17 @@ def test_recorded_starts_tell_it_unless_the_host_in_question_marked_nothing() ->
     assert without_doubtful(found, of(starts=True, unsure=0.0)) == found
     (verdict,) = without_doubtful([late(1, 30, 50)], of(starts=True, gathers=True, unsure=7.0))
     assert verdict.kind == "insufficient_data"
+
+
+@pytest.mark.parametrize(("unsure", "told"), [(4.0, True), (6.0, False)])
+def test_what_is_left_of_a_lead_may_be_one_too(unsure: float, told: bool) -> None:
+    """A host that launched slower than others for 20 steps, though by no more than they differ for most of that."""
+    found = [late(1, 0, 20)]
+    assert (without_doubtful(found, of(starts=True, unsure=unsure)) == found) is told
+
+
+def test_a_rank_that_pauses_is_late_throughout() -> None:
+    """In 87 of 100 steps, in two stretches, each of which may be a lead that was lost."""
+    found = [late(1, 0, 60), late(1, 74)]
+    assert without_doubtful(found, of(gathers=True)) == found
+    assert without_doubtful([*found, late(2, 30, 50)], of()) == found

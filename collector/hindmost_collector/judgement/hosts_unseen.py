@@ -27,6 +27,9 @@ _THROUGHOUT = 0.75
 #: In a smaller share of them than this a rank is late by chance, or for one stall.
 _SELDOM = 0.125
 
+#: What is left of a rank's lateness may be a lead where so many times that was one.
+_MOSTLY = 0.5
+
 #: Stretches of the steps that are told of.
 _TOLD = 4
 
@@ -45,8 +48,7 @@ def without_doubtful(found: list[Verdict], blocks: Blocks | None) -> list[Verdic
         return found
     late = [one for one in found if one.ranks and one.kind in _LATE and _unseen(one, blocks)]
     throughout = _throughout(late, blocks)
-    several = len({one.ranks for one in late}) > 1
-    kept = [one for one in late if not _doubtful(one, blocks, throughout, several=several)]
+    kept = [one for one in late if not _doubtful(one, late, blocks, throughout)]
     if len(kept) == len(late):
         return found
     left = [one for one in found if one not in late or one in kept]
@@ -66,26 +68,32 @@ def _throughout(late: Sequence[Verdict], blocks: Blocks) -> tuple[int, ...] | No
 
     Who is late from where another no longer is took its turn.
     """
-    found = {}
-    for one in late:
-        held = _held(one, blocks)
-        others = [_held(other, blocks) for other in late if other.ranks != one.ranks]
-        beside = all(2 * np.sum(other & held) >= np.sum(other) for other in others)
-        if one.kind == "straggler" and held.mean() >= _THROUGHOUT and beside:
-            found[one.ranks] = one
-    return next(iter(found)) if len(found) == 1 else None
+    found = set()
+    for ranks in {one.ranks for one in late}:
+        held = _of_all([one for one in late if one.ranks == ranks and one.kind == "straggler"], blocks)
+        others = [_held(one, blocks) for one in late if one.ranks != ranks]
+        if held.mean() >= _THROUGHOUT and all(2 * np.sum(other & held) >= np.sum(other) for other in others):
+            found.add(ranks)
+    return found.pop() if len(found) == 1 else None
 
 
-def _doubtful(one: Verdict, blocks: Blocks, throughout: tuple[int, ...] | None, *, several: bool) -> bool:
+def _doubtful(one: Verdict, late: Sequence[Verdict], blocks: Blocks, throughout: tuple[int, ...] | None) -> bool:
     """Whether what a verdict says of its ranks may be said of any rank whose host has no lead.
 
     Hosts that gather parameters launch far more than others, and are what such a job waits for at times: there one
-    rank that is late for a while is doubtful, too.
+    rank that is late for a while is doubtful, too; so is one that seemed later by what launching alone may differ.
     """
-    share = float(_held(one, blocks).mean())
     if one.ranks == throughout:
         return False
-    return several or share < _SELDOM or (_gathers(blocks) and share < _THROUGHOUT)
+    several = len({one.ranks for one in late}) > 1
+    if several or _held(one, blocks).mean() < _SELDOM:
+        return True
+    return _of_all(late, blocks).mean() < _THROUGHOUT and (_gathers(blocks) or _mostly_a_lead(one, blocks))
+
+
+def _of_all(late: Sequence[Verdict], blocks: Blocks) -> Array:
+    """[S] the steps that any of these verdicts holds of."""
+    return np.asarray(np.any([np.zeros(len(blocks.steps), bool), *(_held(one, blocks) for one in late)], axis=0))
 
 
 def _held(one: Verdict, blocks: Blocks) -> Array:
@@ -94,6 +102,15 @@ def _held(one: Verdict, blocks: Blocks) -> Array:
     if one.until_step is not None:
         held &= blocks.steps <= one.until_step
     return np.asarray(held)
+
+
+def _mostly_a_lead(one: Verdict, blocks: Blocks) -> bool:
+    """Whether so much of what ranks seemed to be late by was taken for others' lead that the rest may be one, too."""
+    if blocks.unsure is None:
+        return False
+    named = np.isin(blocks.ranks, one.ranks)
+    left = np.maximum(np.nan_to_num(blocks.excess[named]), 0.0).mean(axis=1)
+    return bool((blocks.unsure[named] >= _MOSTLY * left).any())
 
 
 def _gathers(blocks: Blocks) -> bool:
