@@ -9,7 +9,7 @@ is taken to be on time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +33,8 @@ _AT_ONCE, _MOSTLY = 1_000_000, 0.9
 _FEWEST = 3
 #: So many exchanges tell that a job makes them; so many places in a step, one of which is each rank's on time.
 _ENOUGH, _PLACES = 20, 4
+#: Ranks come to where they meet within this share of the time from one stretch of exchanges to the next.
+_SURELY = 0.1
 #: Whom ranks are compared with is better known once their clocks are set.
 _PASSES = 2
 #: GPUs' clocks drift against their hosts': by how much they are ahead is taken anew for so many exchanges.
@@ -75,11 +77,10 @@ def found(files: Sequence[Columns], ranks: Sequence[int], *, alone: bool) -> Exc
         return None
     calls = [_calls(columns, comm, len(files)) for columns in files]
     known = [one for one in calls if one is not None]
-    if len(known) < len(files) or len({len(one.came) for one in known}) > 1 or len(known[0].came) < _ENOUGH:
+    together = _together(known) if len(known) == len(files) else None
+    if together is None or len(together[0].came) < _ENOUGH:
         return None
-    if any((one.place != known[0].place).any() for one in known):
-        return None
-    return _met(comm, known, ranks)
+    return _met(comm, together, ranks)
 
 
 def _calls(columns: Columns, comm: int, members: int) -> _Calls | None:
@@ -117,6 +118,49 @@ def _calls(columns: Columns, comm: int, members: int) -> _Calls | None:
         place=np.arange(most) - np.searchsorted(run, run),
         count=np.add.reduceat(columns["count"][held], first),
     )
+
+
+def _together(calls: Sequence[_Calls]) -> Sequence[_Calls] | None:
+    """The exchanges that all processes have, of files that may begin apart; ``None`` where it is not sure which meet.
+
+    A file that begins in the middle of a stretch of exchanges tells places from the next one on. Files that only end
+    apart may be of a job that hangs.
+    """
+    shortest = min(len(one.came) for one in calls)
+    if all((one.place[:shortest] == calls[0].place[:shortest]).all() for one in calls):
+        return calls if all(len(one.came) == shortest for one in calls) else None
+    first = [np.flatnonzero(one.place[1:] == 0) + 1 for one in calls]
+    if min(map(len, first)) < 2:
+        return None
+    met = [one.came[at] for one, at in zip(calls, first, strict=True)]
+    shifts = [_shift(met[0], one) for one in met]
+    known = [shift for shift in shifts if shift is not None]
+    if len(known) < len(calls) or not all(max(known) - one < len(at) for one, at in zip(known, first, strict=True)):
+        return None
+    begins = [int(at[max(known) - one]) for one, at in zip(known, first, strict=True)]
+    count = min(len(one.came) - at for one, at in zip(calls, begins, strict=True))
+    cut = [_cut(one, slice(at, at + count)) for one, at in zip(calls, begins, strict=True)]
+    return cut if all((one.place == cut[0].place).all() for one in cut) else None
+
+
+def _shift(met: Ints, other: Ints) -> int | None:
+    """By how many stretches one file begins later than another, which ``met`` at these times; ``None``: not surely.
+
+    Who waits for each other comes at the same time, but for what one is late.
+    """
+    nearest = np.abs(met[:, None] - other[None, :]).argmin(axis=0)
+    shift = int(np.median(nearest - np.arange(len(other))))
+    at = np.arange(len(other)) + shift
+    both = (at >= 0) & (at < len(met))
+    if not both.any():
+        return None
+    apart = float(np.median(np.abs(met[at[both]] - other[both])))
+    return shift if apart < _SURELY * float(np.median(np.diff(met))) else None
+
+
+def _cut(one: _Calls, held: slice) -> _Calls:
+    parts = {name: getattr(one, name)[held] for name in ("enqueue", "came", "took", "place", "count")}
+    return replace(one, **parts)
 
 
 def _met(comm: int, calls: Sequence[_Calls], ranks: Sequence[int]) -> Exchanges | None:

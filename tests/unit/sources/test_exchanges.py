@@ -96,6 +96,31 @@ def test_a_lost_line_moves_no_exchange(tmp_path: Path, lost: int) -> None:
     assert found.ranks == (2,)
 
 
+def _cut(folder: Path, held: slice) -> Path:
+    path = folder / "prof.101.csv"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[held]))
+    return folder
+
+
+@pytest.mark.parametrize("begins", [20, 3 * 49 + 20])
+def test_a_file_that_begins_later_is_put_where_ranks_meet(tmp_path: Path, begins: int) -> None:
+    """Rank 1's first step is cut in the middle: the steps that all have are judged, each beside its own."""
+    folder = _cut(_record(tmp_path, 0.3), slice(begins, None))
+    assert _exchanges(folder) == RANKS * PLACES * (STEPS - 1 - begins // 49)
+    (found,) = judge(load(folder)).verdicts
+    assert (found.kind, found.ranks) == ("straggler", (2,))
+
+
+def test_files_that_only_end_apart_are_left_as_they_are(tmp_path: Path) -> None:
+    """Whoever has fewer at the end may be the one that never came."""
+    assert _exchanges(_cut(_record(tmp_path, 0.3), slice(0, -70))) == 0
+
+
+def test_clocks_half_a_step_apart_put_no_file_anywhere(tmp_path: Path) -> None:
+    """Which of two steps is the one in which ranks met is not sure."""
+    assert _exchanges(_cut(_record(tmp_path, 0.3, 8 * MS), slice(20, None))) == 0
+
+
 def test_a_line_whose_log_is_wrong_hides_no_exchange(tmp_path: Path) -> None:
     """One of thousands may say that it ended before it was enqueued."""
     folder = _record(tmp_path)
