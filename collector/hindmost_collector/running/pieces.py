@@ -33,6 +33,7 @@ class Pieces:
     def __init__(self) -> None:
         self._held: deque[Piece] = deque()
         self._rows = 0
+        self.whole = True  # nothing was let go
 
     def __iter__(self) -> Iterator[Piece]:
         return iter(tuple(self._held))  # another thread may add one meanwhile
@@ -55,8 +56,9 @@ class Pieces:
             self._rows > limit or self._held[0].newest_ns < self._held[-1].newest_ns - span_ns
         ):
             self._rows -= self._held.popleft().rows
+            self.whole = False
 
     def clear(self) -> None:
         """Let all go."""
         self._held.clear()
-        self._rows = 0
+        self._rows, self.whole = 0, False

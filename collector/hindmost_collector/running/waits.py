@@ -9,6 +9,7 @@ Of a collective that one call starts and another waits for (``MPI_Iallreduce``),
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,8 @@ Array = np.ndarray[Any, Any]
 _INSTANCE = ("comm", "op", "seq")
 #: Rows that may wait for the rest of their instance, and for how many turns; beyond, the oldest are let go unsettled.
 _PENDING, _TURNS = 1_000_000, 120
+#: Communicators whose size is remembered: a job that starts again makes new ones, and those used longest ago go.
+_COMMUNICATORS = 1 << 17
 
 
 class _Part(NamedTuple):
@@ -153,8 +156,10 @@ class Waits:
         shown = np.full(len(known), 2)
         np.maximum.at(shown, which, counts)
         for place, one in enumerate(known.tolist()):
-            size = self._members[one] = max(self._members.get(one, 2), int(shown[place]))
+            size = self._members[one] = max(self._members.pop(one, 2), int(shown[place]))  # the newest come last
             shown[place] = size
+        for one in list(islice(self._members, max(len(self._members) - _COMMUNICATORS, 0))):
+            del self._members[one]
         return shown[which]
 
 

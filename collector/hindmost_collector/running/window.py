@@ -24,6 +24,7 @@ from hindmost_collector.model import (
     world_size,
 )
 from hindmost_collector.running import newest
+from hindmost_collector.running.known import Known
 from hindmost_collector.running.pieces import Pieces, piece
 from hindmost_collector.stream.chunk import CODED, concatenated, from_rows, with_words
 from hindmost_collector.timeline import in_a_row, incarnations
@@ -47,6 +48,8 @@ ALL_ROWS, LEAST_ROWS = 1_600_000, 5_000
 _PATTERN = 2048
 #: Metric samples that a window may hold.
 SAMPLES = 200_000
+#: Nodes of which it is remembered when they were heard of: those of a job that has run for long come and go.
+_NODES = 1 << 15
 #: Kinds of what a rank is inside together with others.
 _COLLECTIVE = frozenset({"collective", "p2p"})
 #: Schemas of nodes of which it is remembered which series those are.
@@ -77,9 +80,9 @@ class Window:
         self._samples = 0
         self._causal: dict[Origin, _Causal] = {}
         self._causal_series: dict[int, _Causal] = {}
-        self._ranks = _Known("ranks", ("rank",))
-        self._stated = _Known("ranks", ("rank", "world_size"))  # the last of each size that the job had
-        self._communicators = _Known("communicators", ("comm", "rank"))
+        self._ranks = Known("ranks", ("rank",))
+        self._stated = Known("ranks", ("rank", "world_size"))  # the last of each size that the job had
+        self._communicators = Known("communicators", ("comm", "rank"))
         self._in_flight: dict[int, list[tuple[Any, ...]]] = {}
         self._states: dict[int, tuple[Any, ...]] = {}
         self._stacks: dict[int, tuple[Any, ...]] = {}
@@ -139,7 +142,9 @@ class Window:
     def _observe(self, chunk: Chunk) -> None:
         """Replace what each rank had in flight by what its newest state says; a rank that is gone waits for nothing."""
         for node, heard in chunk.heard.items():
-            self._heard[node] = max(self._heard.get(node, 0), heard)
+            self._heard[node] = max(self._heard.pop(node, 0), heard)
+        while len(self._heard) > _NODES:  # those of which nothing was heard for longest
+            del self._heard[next(iter(self._heard))]
         for row in _tuples(chunk.plain.get("stacks"), STACKS):
             self._stacks[row[0]] = row
         states = {row[0]: row for row in _tuples(chunk.plain.get("rank_states"), RANK_STATES)}
@@ -177,6 +182,22 @@ class Window:
         met = {row[0] for found in self._in_flight.values() for row in found if row[1] in _COLLECTIVE}
         saving = {rank for rank, found in self._in_flight.items() if any(row[2] == "checkpoint" for row in found)}
         return sorted(set(self._ranks.table()["rank"].tolist()) - met - saving) if met else []
+
+    @property
+    def gone(self) -> set[int]:
+        """Ranks that run no more."""
+        return {rank for rank, state in self._states.items() if state[2] != RUNNING}
+
+    @property
+    def begun(self) -> set[str]:
+        """Tables of which nothing was let go."""
+        return {name for name, held in self._parts.items() if held.whole}
+
+    @property
+    def nodes(self) -> int:
+        """On how many nodes the ranks are."""
+        self._nodes()
+        return self._node_of[2]
 
     def _still_in_flight(self) -> list[tuple[Any, ...]]:
         """What is in flight as of now. An agent speaks of a rank when something changes and every 10 s: as long as it
@@ -292,29 +313,6 @@ def _tuples(table: Table | None, columns: Mapping[str, Any]) -> Iterator[tuple[A
     if table is None:
         return iter(())
     return zip(*(table[name].tolist() for name in columns), strict=True)
-
-
-class _Known:
-    """The last row of each key of a small table, in the order of the keys."""
-
-    def __init__(self, table: str, keys: tuple[str, ...]) -> None:
-        self._table, self._keys = table, keys
-        self._columns: Table = empty(TABLES[table])
-
-    def add(self, rows_: Table | None) -> None:
-        """Take rows in; each replaces the one of its key."""
-        if rows_ is None:
-            return
-        joined = concatenated(self._table, [self._columns, rows_])
-        count = rows(joined)
-        order = np.lexsort((np.arange(count), *(joined[key] for key in reversed(self._keys))))
-        last = np.ones(count, dtype=bool)
-        last[:-1] = np.logical_or.reduce([np.diff(joined[key][order]) != 0 for key in self._keys])
-        self._columns = {name: column[order[last]] for name, column in joined.items()}
-
-    def table(self) -> Table:
-        """All of them."""
-        return self._columns
 
 
 class _Causal(NamedTuple):
