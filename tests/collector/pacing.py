@@ -88,7 +88,7 @@ class Paced:
             infer_steps=lambda: None,
             first_step=lambda report: None,
             last_step=lambda report: 41,
-            snapshot=lambda words: lambda: self._spent("whole", self.whole_s),
+            told=lambda words: lambda: self._spent("whole", self.whole_s),
             newest=newest,
         )
 

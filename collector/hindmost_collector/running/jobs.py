@@ -8,6 +8,7 @@ import numpy as np
 
 from hindmost_collector.judgement import unseen
 from hindmost_collector.model import RUNNING, world_size
+from hindmost_collector.running import common
 from hindmost_collector.running.newest import ROWS
 from hindmost_collector.running.stall import StallWatch
 from hindmost_collector.running.totals import RankTotals
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from hindmost_collector.stream.chunk import Chunk
     from hindmost_collector.stream.columns import Words
     from hindmost_collector.stream.definitions import Definitions
+
+#: A job that does nothing for so long, ns, may stand still.
+_STANDS_NS = 1_000_000_000
 
 
 class LiveJob:
@@ -103,6 +107,16 @@ class LiveJob:
         """What makes the window's run, as detectors take it, in any thread."""
         made = self.window.snapshot(self.id, words)
         return lambda: unseen.with_missing(made())
+
+    def told(self, words: Words) -> Callable[[], Run]:
+        """The same of the time of which all ranks have told. One agent tells of all at once; where nothing goes on,
+        what each rank did last says who holds the job up."""
+        made, window = self.snapshot(words), self.window
+        if window.nodes < 2 or window.quiet_ns >= _STANDS_NS:
+            return made
+        step_ms = (((self.report or {}).get("job") or {}).get("step_ms") or {}).get("p50") or 0.0
+        gone, begun = window.gone, window.begun
+        return lambda: common.told_by_all(made(), step_ms * 1e6, gone, begun)
 
     def newest(self, words: Words, least_rows: int = ROWS) -> Callable[[], Run] | None:
         """The same of the newest steps, and of so many rows; None as long as nobody knows how long a step takes."""

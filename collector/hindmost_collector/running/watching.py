@@ -97,7 +97,7 @@ class Watch:
         news = await asyncio.to_thread(judging.look, name, newest)
         if news is False:
             job.judged = seen
-        if news is not None:
+        if news is not None and not job.sealed:
             self._looked[name] = seen
         if not self._wholes and judging.whole_due(name):
             self._wholes[name] = asyncio.create_task(self._judge(job, beside=True))
@@ -112,7 +112,7 @@ class Watch:
     async def _judge(self, job: LiveJob, *, beside: bool = False) -> None:
         """Judge the whole window of a job, and tell what is new."""
         collector, seen = self._collector, self._seen(job)
-        snapshot = job.snapshot(collector.decoder.words)
+        snapshot = job.told(collector.decoder.words)
         report = await asyncio.to_thread(self._judging.judged, job.id, snapshot, beside=beside)
         if report is None or job.sealed:
             return
