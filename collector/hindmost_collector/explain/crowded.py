@@ -35,6 +35,8 @@ _SCHEDULING = ("cpu_contention", "unknown")
 _COMPUTED = 0.5
 #: Whoever makes the others wait for a smaller share of a step is not worth a word: a scheduler's turns alone make that.
 _COUNTS = 0.05
+#: A rank that needs more in so large a share of the steps needs it by itself: few others use a core for that long.
+_THROUGHOUT = 0.75
 #: Of fewer steps the most of all waiting may be anybody's: a few long turns of a scheduler are most of it.
 _ENOUGH = 30
 
@@ -63,7 +65,7 @@ def judged(
     found = [_at_most(one, blocks, shared) for one in [*asking, *by_sleep]]
     told = str(shared)
     if not found:
-        found = [one for one in late if one.cause not in _SCHEDULING]
+        found = [_at_most(one, blocks, shared) for one in late if one.cause not in _SCHEDULING]
         by_itself = {one.ranks for one in found}
         told += _not_named([one for one in late if one.ranks not in by_itself], blocks, settings)
     stalls = [one for one in stalls if not _in_the_queue(one, found, blocks)]
@@ -99,7 +101,7 @@ def _of_needs(blocks: Blocks, settings: Settings, whole_steps: bool = False) -> 
     usual, steps = float(median(needs.own)), len(needs.steps)
 
     def least(habit: straggler.Habit) -> float:
-        throughout = habit.stop - habit.first == steps
+        throughout = habit.stop - habit.first >= _THROUGHOUT * steps
         return usual * (settings.min_demand if throughout else settings.min_demand_for_a_while)
 
     habits = [habit for habit in straggler.find(needs, settings, shared=True) if habit.excess >= least(habit)]

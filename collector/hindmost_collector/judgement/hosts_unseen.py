@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector.judgement.verdict import STOPS, Verdict
+from hindmost_collector.judgement.verdict import Verdict
 from hindmost_collector.judgement.wording import names
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def without_doubtful(found: list[Verdict], blocks: Blocks | None) -> list[Verdic
     if len(kept) == len(late):
         return found
     left = [one for one in found if one not in late or one in kept]
-    return left if kept or any(one.kind in STOPS for one in found) else [_abstaining(late)]
+    return left or [_abstaining(late)]
 
 
 def _unseen(one: Verdict, blocks: Blocks) -> bool:
@@ -63,8 +63,9 @@ def _unseen(one: Verdict, blocks: Blocks) -> bool:
     return blocks.unsure is not None and bool((blocks.unsure[np.isin(blocks.ranks, one.ranks)] > 0).any())
 
 
-def _throughout(late: Sequence[Verdict], blocks: Blocks) -> tuple[int, ...] | None:
-    """The ranks that are late nearly throughout, whoever else is beside them; ``None``: none are, or not all the same.
+def _throughout(late: Sequence[Verdict], blocks: Blocks) -> set[tuple[int, ...]]:
+    """Whoever is late nearly throughout, whoever else is beside them; nobody where sets of these share a rank: then who
+    they are is not surely told.
 
     Who is late from where another no longer is took its turn.
     """
@@ -74,16 +75,17 @@ def _throughout(late: Sequence[Verdict], blocks: Blocks) -> tuple[int, ...] | No
         others = [_held(one, blocks) for one in late if one.ranks != ranks]
         if held.mean() >= _THROUGHOUT and all(2 * np.sum(other & held) >= np.sum(other) for other in others):
             found.add(ranks)
-    return found.pop() if len(found) == 1 else None
+    apart = len({rank for ranks in found for rank in ranks}) == sum(map(len, found))
+    return found if apart else set()
 
 
-def _doubtful(one: Verdict, late: Sequence[Verdict], blocks: Blocks, throughout: tuple[int, ...] | None) -> bool:
+def _doubtful(one: Verdict, late: Sequence[Verdict], blocks: Blocks, throughout: set[tuple[int, ...]]) -> bool:
     """Whether what a verdict says of its ranks may be said of any rank whose host has no lead.
 
     Hosts that gather parameters launch far more than others, and are what such a job waits for at times: there one
     rank that is late for a while is doubtful, too; so is one that seemed later by what launching alone may differ.
     """
-    if one.ranks == throughout:
+    if one.ranks in throughout:
         return False
     several = len({one.ranks for one in late}) > 1
     if several or _held(one, blocks).mean() < _SELDOM:
@@ -122,12 +124,15 @@ def _gathers(blocks: Blocks) -> bool:
 def _abstaining(late: Sequence[Verdict]) -> Verdict:
     """Nobody is named, and nobody cleared."""
     told = "; ".join(f"{names(one.ranks)} {_when(one)}" for one in late[:_TOLD])
+    who = "who comes later than the others is not the same throughout"
+    if len({one.ranks for one in late}) == 1:
+        who = "one comes later than the others, for a part of the steps only"
     unknown = (
         "launches were not recorded: whether they have more to do, or hosts were behind for a while, cannot be told"
     )
     return Verdict(
         kind="insufficient_data",
-        evidence=(f"who comes later than the others is not the same throughout: {told}", unknown),
+        evidence=(f"{who}: {told}", unknown),
         advice=(_REMEDY,),
     )
 

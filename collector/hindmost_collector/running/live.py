@@ -28,6 +28,8 @@ _STANDING_NS = 300_000_000_000
 
 #: Troubles that are over of which is remembered until when they held: as far as a window does, they are no news.
 _REMEMBERED = 1000
+#: Steps that the newest step may be counted back where none are marked; further back they are those of a restart.
+_BACK = 5
 
 
 @dataclass
@@ -55,6 +57,7 @@ class VerdictLog:
         self._present: list[dict[str, Any]] = []  # of the newest report, each trouble once
         self._past: dict[tuple[Any, ...], int] = {}
         self._opened = 0
+        self._last_step = -1
         self._uneven_at: int | None = None  # newest step of the last report by which work was uneven
         self._uneven_ns = 0  # when that was
 
@@ -67,8 +70,9 @@ class VerdictLog:
     ) -> Iterator[dict[str, Any]]:
         """The events of one more report, of the steps from ``first_step`` to ``last_step``."""
         present = self._present = once([one for one in verdicts if one["kind"] not in QUIET])
+        yield from self._begun_anew(now_ns, last_step)
         opened, self._open = self._open, []
-        pairs = paired([one.newest for one in opened], present)
+        pairs = paired([one.over or one.newest for one in opened], present)
         for at, verdict in enumerate(present):
             onset = found(verdict, first_step, last_step)
             if at in pairs:
@@ -92,7 +96,21 @@ class VerdictLog:
         held = [one.newest for one in self._open]
         over = [one for one in self._present if not any(one is other for other in held)]
         told = [*over, *({**one, "until_step": None} for one in held)]
-        return sorted(told, key=lambda one: places.get(identity(one), -1)) or verdicts
+        return sorted(told, key=lambda one: places.get(identity(one), len(verdicts))) or verdicts
+
+    def _begun_anew(self, now_ns: int, last_step: int | None) -> Iterator[dict[str, Any]]:
+        """Steps of a job that was restarted are counted anew: what began at one that is still to come is of before."""
+        if last_step is None:
+            return
+        again, self._last_step = last_step < self._last_step - _BACK, last_step
+        if not again:
+            return
+        of_before = [one for one in self._open if since(one.newest) > last_step]
+        self._open = [one for one in self._open if one not in of_before]
+        for one in of_before:
+            yield self._closed(one, {**one.newest, "until_step": None}, now_ns)
+        self._past.clear()
+        self._uneven_at = None
 
     def _begins(self, verdict: dict[str, Any], onset: Onset | None, now_ns: int) -> Iterator[dict[str, Any]]:
         ended = verdict.get("until_step") is not None
@@ -109,10 +127,10 @@ class VerdictLog:
     def _goes_on(
         self, one: _Open, verdict: dict[str, Any], onset: Onset | None, now_ns: int
     ) -> Iterator[dict[str, Any]]:
-        if one.onset is not None and onset is not None:
-            onset = one.onset.better(onset)
+        if one.onset is not None:
+            onset = one.onset.better(onset) if onset is not None else one.onset
             tell(verdict, onset, one.newest)
-        one.newest, one.onset = verdict, onset or one.onset
+        one.newest, one.onset = verdict, onset
         if verdict.get("until_step") is not None:
             if one.over is not None:
                 yield self._closed(one, verdict, now_ns)

@@ -13,24 +13,29 @@ from hindmost_collector.judgement.wording import OLDER
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: More steps of a window move an onset by no more than this towards later: what began long after is of something else.
+#: More steps of windows move an onset by no more than this towards later, in all: what began long after is of something
+#: else.
 _BETTER = 20
 #: An onset that moved by no more is the same.
 NEAR = 2
 
 
 class Onset(NamedTuple):
-    """A step, whether it may have begun before that, and how many steps the window had on either side, at least."""
+    """A step, whether it may have begun before that, how many steps the window had on either side, at least, and the
+    earliest step that was told before."""
 
     step: int
     older: bool
     steps: int
+    earliest: int
 
     def better(self, other: Onset) -> Onset:
         """The one that is known better: this one, as before, or the ``other``, of a window that has moved on."""
         if not self.step or (self.older and other.older):
             return min(self, other, key=lambda one: one.step)
-        return other if other.steps > self.steps and other.step - self.step <= _BETTER else self
+        if other.steps <= self.steps or other.step - self.earliest > _BETTER:
+            return self
+        return other._replace(earliest=min(self.earliest, other.step))
 
 
 def found(verdict: Mapping[str, Any], first_step: int | None, last_step: int | None) -> Onset | None:
@@ -38,10 +43,10 @@ def found(verdict: Mapping[str, Any], first_step: int | None, last_step: int | N
     since, until = verdict.get("since_step"), verdict.get("until_step")
     if since is None:
         return None
-    last, older = last_step if until is None else until, bool(_older(verdict))
+    last, older = last_step if until is None else until, bool(older_lines(verdict))
     before = since - (first_step or 0)
     after = before if last is None else last - since
-    return Onset(since, older, 0 if older else max(min(before, after), 0))
+    return Onset(since, older, 0 if older else max(min(before, after), 0), since)
 
 
 def tell(verdict: dict[str, Any], best: Onset, first: Mapping[str, Any]) -> None:
@@ -49,8 +54,9 @@ def tell(verdict: dict[str, Any], best: Onset, first: Mapping[str, Any]) -> None
     if verdict.get("since_step") != best.step:
         verdict["since_step"] = best.step
         rest = [line for line in verdict.get("evidence") or () if not line.startswith(OLDER)]
-        verdict["evidence"] = [*rest, *(_older(first) if best.older else ())]
+        verdict["evidence"] = [*rest, *(older_lines(first) if best.older else ())]
 
 
-def _older(verdict: Mapping[str, Any]) -> list[str]:
+def older_lines(verdict: Mapping[str, Any]) -> list[str]:
+    """What a verdict's evidence says where it may have begun before its first step."""
     return [line for line in verdict.get("evidence") or () if line.startswith(OLDER)]

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from hindmost_collector.running.onset import older_lines
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -18,8 +20,10 @@ Verdict: TypeAlias = "Mapping[str, Any]"
 _LATE = frozenset({"straggler", "intermittent"})
 #: Episodes of one rank and cause so few steps apart are one: where it changes how late a rank is, steps are of neither.
 _APART = 5
-#: Sets of which at least this share of all of their ranks are in both are the same, when the cause is.
+#: Sets of which at least this share of all of their ranks are in both are the same, when the cause is …
 _SHARED = 0.5
+#: … and the later one began no more steps after the other: a set that changes is not as old as each of its ranks.
+_LATER = 20
 _ALWAYS = float("inf")
 
 
@@ -78,32 +82,40 @@ def paired(opened: Sequence[Verdict], present: Sequence[Verdict]) -> dict[int, i
     as near the one that still holds. Then those of the same cause that name mostly the same ranks.
     """
     found: dict[int, int] = {}
+    taken: set[int] = set()
     rules: tuple[Callable[[Verdict, Verdict], bool], ...] = (_identical, _akin, _mostly)
     for same in rules:
         candidates = sorted(
             (abs(since(one) - since(other)), one.get("until_step") is not None, at, place)
             for at, one in enumerate(present)
             for place, other in enumerate(opened)
-            if at not in found and same(other, one) and since(other) <= _until(one)
+            if at not in found and same(other, one) and _meet(other, one)
         )
         for *_, at, place in candidates:
-            if at not in found and place not in found.values():
+            if at not in found and place not in taken:
                 found[at] = place
+                taken.add(place)
     return found
 
 
-def _identical(one: Verdict, other: Verdict) -> bool:
-    return identity(one) == identity(other)
+def _meet(before: Verdict, after: Verdict) -> bool:
+    """Whether neither was over before the other began."""
+    return since(before) <= _until(after) and since(after) <= _until(before) + _APART
 
 
-def _akin(one: Verdict, other: Verdict) -> bool:
-    return trouble(one) == trouble(other)
+def _identical(before: Verdict, after: Verdict) -> bool:
+    return identity(before) == identity(after)
 
 
-def _mostly(one: Verdict, other: Verdict) -> bool:
-    mine, theirs = set(one.get("ranks") or ()), set(other.get("ranks") or ())
-    alike = one["kind"] == other["kind"] and one.get("cause") == other.get("cause")
-    return alike and bool(mine & theirs) and len(mine & theirs) >= _SHARED * len(mine | theirs)
+def _akin(before: Verdict, after: Verdict) -> bool:
+    return trouble(before) == trouble(after)
+
+
+def _mostly(before: Verdict, after: Verdict) -> bool:
+    told, tells = set(before.get("ranks") or ()), set(after.get("ranks") or ())
+    alike = before["kind"] == after["kind"] and before.get("cause") == after.get("cause")
+    as_old = since(after) - since(before) <= _LATER or bool(older_lines(after))
+    return alike and as_old and bool(told & tells) and len(told & tells) >= _SHARED * len(told | tells)
 
 
 def _until(verdict: Verdict) -> float:

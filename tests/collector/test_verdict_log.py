@@ -1,0 +1,299 @@
+"""What is told of a running job's verdicts: opened once, told again when they change, closed with their interval."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hindmost_collector.judgement.wording import OLDER
+from hindmost_collector.running.live import VerdictLog
+
+
+def verdict(kind: str = "straggler", **known: Any) -> dict[str, Any]:
+    usual = {"ranks": [2], "cause": "compute", "since_step": 40, "until_step": None, "cost_ms_per_step": 4.0}
+    return {"kind": kind, "evidence": [], **usual, **known}
+
+
+def told(log: VerdictLog, *reports: list[dict[str, Any]]) -> list[list[tuple[str, int | None, int | None]]]:
+    """Of each report the events with the interval that each gives."""
+    return [
+        [
+            (event["event"], event["verdict"]["since_step"], event["verdict"]["until_step"])
+            for event in log.update(report, now, last_step=100 + now)
+        ]
+        for now, report in enumerate(reports)
+    ]
+
+
+def test_a_verdict_is_opened_once_and_closed_where_it_stopped() -> None:
+    """It is silent while nothing changes; when two reports leave it out it held until the first one's newest step."""
+    assert told(VerdictLog(), [verdict()], [verdict()], [], [], []) == [
+        [("opened", 40, None)],
+        [],
+        [],
+        [("closed", 40, 102)],
+        [],
+    ]
+
+
+def test_a_verdict_with_an_end_is_closed_with_it() -> None:
+    """Two reports that say until when close it, and it stays closed however long the window remembers it."""
+    ended = verdict(until_step=90)
+    assert told(VerdictLog(), [verdict()], [ended], [ended], [ended], []) == [
+        [("opened", 40, None)],
+        [],
+        [("closed", 40, 90)],
+        [],
+        [],
+    ]
+
+
+@pytest.mark.parametrize("other", [[], [verdict(until_step=90)]])
+def test_what_one_report_does_not_find_goes_on(other: list[dict[str, Any]]) -> None:
+    """Few steps in which a slow rank looks well end nothing: nothing is told, and the page goes on to show it."""
+    log = VerdictLog()
+    assert told(log, [verdict()], other) == [[("opened", 40, None)], []]
+    assert log.doubtful
+    assert [(one["ranks"], one["until_step"]) for one in log.standing(other)] == [([2], None)]
+    assert told(log, [verdict()], [verdict()]) == [[], []]
+    assert not log.doubtful
+
+
+def test_a_verdict_keeps_its_id_from_its_opening_to_its_end() -> None:
+    """Whatever changes of it; another one has another."""
+    log = VerdictLog()
+    reports = [[verdict()], [verdict(cause="gc"), verdict(ranks=[5])], [verdict(kind="intermittent")], [], []]
+    found = [event for now, report in enumerate(reports) for event in log.update(report, now, last_step=100 + now)]
+    known = {tuple(event["verdict"]["ranks"]): event["id"] for event in found}
+    assert len(set(known.values())) == 2
+    assert [(event["event"], event["id"]) for event in found] == [
+        ("opened", known[2,]),
+        ("changed", known[2,]),
+        ("opened", known[5,]),
+        ("changed", known[2,]),
+        ("closed", known[5,]),
+        ("closed", known[2,]),
+    ]
+
+
+def test_what_had_passed_before_anybody_looked_is_told_once() -> None:
+    """An episode that began and ended between two judgements is opened and closed at once."""
+    ended = verdict(until_step=90)
+    assert told(VerdictLog(), [ended], [ended]) == [[("opened", 40, 90), ("closed", 40, 90)], []]
+
+
+def test_what_comes_back_is_opened_again() -> None:
+    """A rank that is slow anew after its first episode is news."""
+    again = verdict(since_step=200)
+    assert told(VerdictLog(), [verdict()], [], [], [again])[2:] == [[("closed", 40, 101)], [("opened", 200, None)]]
+
+
+def test_uneven_work_is_closed_once_it_was_not_told_for_some_steps() -> None:
+    """Batches in turn make ranks late in turn: some windows show it and some do not, and it is one verdict."""
+    uneven = verdict("uneven_workload", ranks=[], since_step=0)
+    reports = [[uneven], *[[]] * 24, [uneven], *[[]] * 51]
+    events = told(VerdictLog(), *reports)
+    assert [(at, *one) for at, found in enumerate(events) for one in found] == [
+        (0, "opened", 0, None),
+        (75, "closed", 0, 125),
+    ]
+
+
+def test_uneven_work_of_a_job_that_stands_still_is_closed() -> None:
+    """No step comes that would tell whether it is so still."""
+    log, uneven = VerdictLog(), verdict("uneven_workload", ranks=[], since_step=0)
+    [*log.update([uneven], 0, 100)]
+    assert not [*log.update([], 299 * 10**9, 100)]
+    assert [one["event"] for one in log.update([], 300 * 10**9, 100)] == ["closed"]
+
+
+def test_uneven_work_gives_way_to_whoever_is_named() -> None:
+    """A rank that is slow explains what work in turn seemed to."""
+    uneven = verdict("uneven_workload", ranks=[], since_step=0)
+    assert told(VerdictLog(), [uneven], [verdict()])[1] == [("opened", 40, None), ("closed", 0, 100)]
+
+
+def test_a_second_episode_that_passed_unseen_is_told_too() -> None:
+    """The same rank, slow again between two judgements; what the window still has of the first is no news."""
+    first, later = verdict(until_step=90), verdict(since_step=120, until_step=140)
+    rest = verdict(since_step=70, until_step=92)
+    assert told(VerdictLog(), [first], [rest], [later], [later])[1:] == [
+        [],
+        [("opened", 120, 140), ("closed", 120, 140)],
+        [],
+    ]
+
+
+def test_two_episodes_of_one_rank_are_told_each() -> None:
+    """However many a report has at once: those of another cause open and close by themselves, and what holds throughout
+    stays open."""
+    always, first = verdict(since_step=0), verdict(since_step=40, until_step=60, cause="gc")
+    later = verdict(since_step=120, cause="gc")
+    ended = {**later, "until_step": 140}
+    assert told(VerdictLog(), [always, later, first], [later, always], [ended, always], [ended, always]) == [
+        [("opened", 0, None), ("opened", 40, 60), ("closed", 40, 60), ("opened", 120, None)],
+        [],
+        [],
+        [("closed", 120, 140)],
+    ]
+
+
+def test_what_costs_more_for_some_steps_is_a_change_of_what_holds_all_along() -> None:
+    """A slow rank that for the same cause is slower for a while: one verdict, which costs more meanwhile."""
+    log, always, more = VerdictLog(), verdict(since_step=0), verdict(since_step=120, cost_ms_per_step=3.0)
+    reports = [[always], [always, more], [{**more, "until_step": 140}, always], [{**more, "until_step": 140}, always]]
+    found = [[*log.update(report, now, last_step=120 + now)] for now, report in enumerate(reports)]
+    assert [[(one["event"], one["verdict"]["cost_ms_per_step"]) for one in events] for events in found] == [
+        [("opened", 4.0)],
+        [("changed", 7.0)],
+        [("changed", 4.0)],
+        [],
+    ]
+    assert found[1][0]["verdict"]["evidence"] == ["3.0 ms of it since step 120"]
+    assert log.standing(reports[-1]) == [always]
+
+
+def test_what_follows_at_once_is_the_same() -> None:
+    """A habit that is told in two parts, because it has grown, is no second one."""
+    parts = [verdict(until_step=90), verdict(since_step=92)]
+    assert told(VerdictLog(), [verdict()], parts, [verdict()]) == [[("opened", 40, None)], [], []]
+
+
+def test_an_episode_that_was_over_is_not_the_one_that_is_open() -> None:
+    """What ended before another began does not end that one."""
+    old = verdict(since_step=10, until_step=60)
+    assert told(VerdictLog(), [verdict(since_step=80)], [old, verdict(since_step=80)])[1] == [
+        ("opened", 10, 60),
+        ("closed", 10, 60),
+    ]
+
+
+def test_a_set_that_loses_or_gains_a_rank_is_the_same() -> None:
+    """With the same cause, as long as most of its ranks are in both."""
+    pair = verdict(ranks=[2, 3])
+    assert [found[0][0] for found in told(VerdictLog(), [pair], [verdict(ranks=[2, 3, 4])], [pair])] == [
+        "opened",
+        "changed",
+        "changed",
+    ]
+    assert told(VerdictLog(), [pair], [verdict(ranks=[4, 5])])[1] == [("opened", 40, None)]
+
+
+@pytest.mark.parametrize(
+    ("windows", "onset"),
+    [
+        ([(194, 259, 244), (202, 267, 250), (230, 295, 240)], 250),  # most on both sides
+        ([(194, 259, 244), (240, 305, 240)], 244),
+        ([(190, 280, 250), (400, 465, 430)], 250),  # much later is no better onset
+        ([(0, 100, 0), (0, 200, 12)], 0),
+    ],
+)
+def test_an_onset_is_that_of_the_window_which_knew_it_best(windows: list[tuple[int, int, int]], onset: int) -> None:
+    """Of windows from a first to a last step: each finds an onset, with some steps before it and some after it."""
+    log = VerdictLog()
+    for now, (first, last, found) in enumerate(windows):
+        [*log.update([verdict(since_step=found)], now, last, first)]
+    assert [one["since_step"] for one in log.standing([])] == [onset]
+
+
+def test_an_onset_at_the_edge_is_at_or_before_it_until_one_is_found() -> None:
+    """What a window begins with may be older: the first such is kept, with that said; a change seen near it is told."""
+    edge = f"{OLDER} 200 are looked at no more: it may be older"
+    log = VerdictLog()
+    [*log.update([verdict(since_step=200, evidence=[edge])], 0, 260, 200)]
+    [*log.update([verdict(since_step=220, evidence=[edge.replace("200", "220")])], 1, 280, 220)]
+    (one,) = log.standing([])
+    assert (one["since_step"], one["evidence"]) == (200, [edge])
+    (event,) = log.update([verdict(since_step=212)], 2, 270, 201)
+    assert (event["event"], event["verdict"]["since_step"], event["verdict"]["evidence"]) == ("changed", 212, [])
+
+
+def test_of_what_is_over_no_more_is_remembered_than_so_much() -> None:
+    """In a year of jobs whose ranks are late in turn."""
+    log = VerdictLog()
+    for at in range(3000):
+        [*log.update([verdict(ranks=[at], since_step=at, until_step=at + 5)], at, at + 20)]
+    assert sum(map(len, (vars(log)["_past"], vars(log)["_open"], vars(log)["_present"]))) < 1100
+
+
+@pytest.mark.parametrize(
+    ("change", "events"),
+    [
+        ({"cost_ms_per_step": 4.5}, []),
+        ({"cost_ms_per_step": 6.0}, ["changed"]),
+        ({"cause": "gpu_throttle"}, ["changed"]),
+        ({"ranks": [3]}, ["opened"]),
+        ({"kind": "intermittent"}, ["changed"]),
+        ({"since_step": 42}, []),
+        ({"since_step": 30}, []),
+    ],
+)
+def test_what_counts_as_a_change(change: dict[str, Any], events: list[str]) -> None:
+    """A cause that becomes known is the same trouble, as is a rank that now stalls in some steps; another rank is
+    another."""
+    log = VerdictLog()
+    list(log.update([verdict()], 0))
+    assert [event["event"] for event in log.update([verdict(**change)], 1)] == events
+
+
+def test_a_hang_is_told_again_when_the_stacks_are_there() -> None:
+    """The culprit's source line comes after the verdict that asked for it."""
+    log, stop = VerdictLog(), verdict("hang", since_step=None, cost_ms_per_step=None)
+    list(log.update([stop], 0))
+    (event,) = log.update([{**stop, "evidence": ["rank 2's stack: read_batch (data.py:7)"]}], 1)
+    assert event["event"] == "changed"
+
+
+def test_what_begins_long_after_an_end_is_another() -> None:
+    """A rank that was slow until 170 is slow again from 330 on: closed and opened, though no report lies between."""
+    first, again = verdict(since_step=100, until_step=170), verdict(since_step=330)
+    assert told(VerdictLog(), [verdict(since_step=100)], [first], [again], [again])[2:] == [
+        [("opened", 330, None), ("closed", 100, 170)],
+        [],
+    ]
+
+
+def test_another_cause_later_is_another_trouble() -> None:
+    """Its input was slow until two reports no longer said so; what it computes longer since then began then."""
+    log = VerdictLog()
+    told(log, [verdict(cause="input")], [])
+    assert told(log, [verdict(cause="gc", since_step=690)])[0][0] == ("opened", 690, None)
+
+
+def test_a_set_is_not_as_old_as_one_that_was_in_it() -> None:
+    """Rank 0, ranks 0 and 1, then rank 1 alone since step 400: that is not told to be slow since step 100."""
+    log = VerdictLog()
+    told(log, [verdict(ranks=[0], since_step=100)], [verdict(ranks=[0, 1], since_step=100)])
+    assert told(log, [verdict(ranks=[1], since_step=400)]) == [[("opened", 400, None)]]
+
+
+def test_an_onset_that_a_report_does_not_tell_is_still_known() -> None:
+    """Nothing has changed: nothing is told, and the page shows the onset."""
+    log = VerdictLog()
+    assert told(log, [verdict()], [verdict(since_step=None)], [verdict()]) == [[("opened", 40, None)], [], []]
+    assert told(log, [without := verdict(since_step=None)]) == [[]]
+    assert [one["since_step"] for one in log.standing([without])] == [40]
+
+
+def test_an_onset_does_not_wander() -> None:
+    """However often windows that know more say later: no later than so many steps after it was told first."""
+    log = VerdictLog()
+    for now, onset in enumerate(range(100, 400, 18)):
+        list(log.update([one := verdict(since_step=onset)], now, last_step=1000 + 50 * now, first_step=0))
+    assert [one["since_step"] for one in log.standing([one])] == [118]
+
+
+def test_a_job_that_begins_anew_has_no_trouble_of_before() -> None:
+    """Steps are counted from 0 again: what held since step 5,000 is closed, what holds since step 10 is opened."""
+    log = VerdictLog()
+    list(log.update([verdict(since_step=5000)], 0, last_step=5200))
+    events = list(log.update([verdict(since_step=10)], 1, last_step=60))
+    assert [(one["event"], one["verdict"]["since_step"]) for one in events] == [("closed", 5000), ("opened", 10)]
+
+
+def test_what_is_in_doubt_stands_last() -> None:
+    """A verdict that the newest report leaves out is below what it says."""
+    log = VerdictLog()
+    hang = verdict("hang", ranks=[1])
+    told(log, [verdict()], [hang])
+    assert [one["kind"] for one in log.standing([hang])] == ["hang", "straggler"]
