@@ -298,12 +298,11 @@ class Window:
 
     def _facts(self, job: str, ranks: Table) -> Job:
         """What is known of the job as of now."""
-        self._nodes()  # counts them
         return Job(
             id=job,
             command=self.command,
             world_size=world_size(ranks),
-            nodes=self._node_of[2] or None,
+            nodes=self.nodes or None,
             started_ns=self.started_ns,
         )
 
