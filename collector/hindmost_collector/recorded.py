@@ -122,6 +122,11 @@ class Recording(Tables):
                     self._leave_torn_out(query, whole=attempt > 0)
         raise AssertionError
 
+    def interrupt(self) -> None:
+        """Give up the question that another thread asks, which then fails."""
+        if self._connection is not None:
+            self._connection.interrupt()
+
     def unrecorded(self, query: str) -> list[str]:
         """Tables that a query reads, and of which nothing was recorded: its answer is no measurement of these."""
         with self._one_at_a_time:

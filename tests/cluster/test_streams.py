@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+import time
+from pathlib import Path
 
 import pytest
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.simulate.write import run_directory
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -55,6 +54,26 @@ def test_a_reader_that_has_read_enough_is_no_error(run: Path) -> None:
     """Behind `head -1` nothing is said, and the exit code is that of a closed pipe."""
     done = shell(f"{HINDMOST} query {run} '{EVERY}' | head -1; exit ${{PIPESTATUS[0]}}")
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_question_of_hours_is_left_by_ctrl_c(run: Path) -> None:
+    """The engine lets no signal through: a query ends at once all the same, without a word."""
+    hours = ", ".join(f"collectives c{number}" for number in range(9))
+    asked = [*HINDMOST.split(), "query", str(run), f"select count(*) from {hours} where c0.rank + c1.seq * c8.seq > 3"]  # noqa: S608 - ours
+    with subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        while "duckdb" not in Path(f"/proc/{process.pid}/maps").read_text() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        while asking_threads(process.pid) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "")
+
+
+def asking_threads(pid: int) -> int:
+    """Threads of a process."""
+    return len(list(Path(f"/proc/{pid}/task").iterdir()))
 
 
 def test_a_terminal_of_few_characters_gets_what_it_has(run: Path) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
 import sys
+import threading
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TextIO
 
 from hindmost.cli.report import place
@@ -15,6 +18,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
+#: How long an engine may take to notice that nobody waits any more.
+_GIVEN_UP_S = 5.0
 _NOT_KEPT = "nothing of it was recorded, or not yet"
 #: Why a table is empty that people expect to be filled.
 UNRECORDED = {
@@ -53,11 +58,34 @@ def run(args: argparse.Namespace) -> int:
     except UnicodeDecodeError as error:
         raise UsageError(f"SQL is not UTF-8 ({error.reason} at byte {error.start})") from error
     recording = hindmost_collector.open(*args.paths)
-    result = recording.sql(question)
+    result = _interruptible(recording, question)
     for table in recording.unrecorded(question):
         sys.stderr.write(f"hindmost query: {table} is empty: {UNRECORDED.get(table, _NOT_KEPT)}\n")
     {"csv": _csv, "json": _json, "text": _text}[args.format](result.column_names, _rows(result), sys.stdout)
     return 0
+
+
+def _interruptible(recording: Any, question: str) -> Any:
+    """The answer, or what it raises, from a thread beside this one: the engine lets no Ctrl-C through for minutes."""
+    answer: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(recording.sql(question))
+        except BaseException as error:  # noqa: BLE001 - it is raised where the answer is awaited
+            answer.set_exception(error)
+
+    asking = threading.Thread(target=run, daemon=True)
+    asking.start()
+    try:
+        return answer.result()
+    except KeyboardInterrupt:
+        with contextlib.suppress(KeyboardInterrupt):
+            recording.interrupt()
+            asking.join(_GIVEN_UP_S)
+        if asking.is_alive():  # the interpreter's own end would stop it amid C++, which aborts with a core
+            os._exit(130)
+        raise
 
 
 def _rows(result: Any) -> Iterator[tuple[Any, ...]]:

@@ -35,6 +35,9 @@ class Tables(ABC):
         """Tables that a query reads, and of which nothing was recorded, where that is known."""
         return []
 
+    def interrupt(self) -> None:  # noqa: B027 - where it can be
+        """Give up the question that another thread asks."""
+
     @abstractmethod
     def _equal(self, column: str, text: str) -> str:
         """The SQL condition that a column is a text."""
