@@ -123,6 +123,12 @@ def test_a_slow_stage_of_one_rank_is_told_with_its_rank() -> None:
     assert "stage 2 of 4 (rank 2) works" in verdict.evidence[0]
 
 
+def test_stalls_are_not_told_again_as_waiting_for_hosts() -> None:
+    """Its GPU has no work while a rank waits for its input now and then: that is all there is to tell."""
+    (verdict,) = judged(OURS / "fsdp-stalled-input-rank0.tar.xz").verdicts
+    assert verdict.kind == "intermittent"
+
+
 def test_a_hang_is_told_with_the_line_in_which_the_culprit_stands() -> None:
     """The stack dump of the rank that did not come is part of the evidence."""
     report = judged(OURS / "ddp-hang-rank1.tar.xz")

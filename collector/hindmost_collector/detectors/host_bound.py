@@ -47,7 +47,11 @@ def verdicts(case: Case) -> list[Verdict]:
         if one.kind == "straggler":
             until = case.blocks.steps[-1] + 1 if one.until_step is None else one.until_step
             calm &= (case.blocks.steps < (one.since_step or 0)) | (case.blocks.steps >= until)
-    return of_hosts(find(case.blocks, case.settings, np.flatnonzero(calm)), case.blocks)
+    bound = find(case.blocks, case.settings, np.flatnonzero(calm))
+    stalled = sum(one.cost_ratio or 0.0 for one in case.found if one.kind == "intermittent")
+    if bound is not None and stalled and bound.idle - stalled <= 1 - case.settings.host_bound_busy:
+        return []  # the GPU was without work in those stalls
+    return of_hosts(bound, case.blocks)
 
 
 def find(blocks: Blocks, settings: Settings, columns: Array | None = None) -> HostBound | None:
