@@ -46,9 +46,6 @@ _RUNS = re.compile(
     r"\s*explain\b.*\b(copy|create|insert|update|delete|attach|export|call)\b", re.IGNORECASE | re.DOTALL
 )
 
-#: What stands behind FROM and JOIN; not each name of a list with commas, which a list of columns looks like.
-_SOURCE = re.compile(r"\b(?:from|join)\s+(?:\w+\.)?\"?(\w+)", re.IGNORECASE)
-
 
 def _refuse_writing(statements: Sequence[duckdb.Statement]) -> None:
     """Raises UsageError for what does more than read: a recording is only looked at, and so is all beside it."""
@@ -228,8 +225,12 @@ def _meant(query: str) -> list[str]:
 
 
 def _read_by(query: str) -> list[str]:
-    """The tables that a query names as what it reads."""
-    named = {word.lower() for word in _SOURCE.findall(query)}
+    """The tables that a query reads; of a statement that the engine does not take apart, none."""
+    named: set[str] = set()
+    with duckdb.connect() as bare:  # where a view has a table's name, the engine looks through it
+        for one in bare.extract_statements(query):
+            with contextlib.suppress(duckdb.Error):
+                named |= {name.lower() for name in bare.get_table_names(one.query)}
     return [table for table in schema.FILED if table in named]
 
 

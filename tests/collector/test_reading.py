@@ -105,7 +105,15 @@ def test_tables_are_arrow_with_the_job(tmp_path):
         assert (len(empty), set(empty.column_names)) == (0, {"job", *schema.STORED[name]})
 
 
-@pytest.mark.parametrize(("query", "told"), [("select count(*) from steps", 1), ("select 1 as steps from ranks", 0)])
+@pytest.mark.parametrize(
+    ("query", "told"),
+    [
+        ("select count(*) from steps", 1),
+        ("select count(*) from ranks, steps", 1),
+        ("select 1 as steps from ranks", 0),
+        ("select 1 from ranks where 'from steps' != ''", 0),
+    ],
+)
 def test_a_table_that_nobody_recorded_is_told_of(tmp_path, capsys, query, told):
     """Of a run whose ranks marked no steps a query answers, and one line says why, and where steps are found then."""
     run_directory([simulate(Scenario(2, 12)).run], tmp_path)
