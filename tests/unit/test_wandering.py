@@ -1,32 +1,33 @@
-"""Two ranks whose hosts wander, each behind for a while: what a rank measured of its own work tells who is slow."""
+"""Of few ranks a stretch is a habit where it is of another kind than the whiles for which hosts are ahead or behind."""
 
 from __future__ import annotations
 
-from typing import Any
-
+import numpy as np
 import pytest
-from hindmost_collector.judge import judge
-
-from tests.scenarios.loads import Load, make
-
-#: ms by which hosts are behind for a while, each in its turn.
-WANDERING = [
-    {"rank": rank, "compute": more, "from": start, "until": start + 20}
-    for rank, more, start in ((0, 1.5, 20), (1, 1.4, 60), (0, 1.3, 100))
-]
+from hindmost_collector.detectors.wandering import wanders
 
 
-def named(fault: dict[str, Any]) -> list[tuple[tuple[int, ...], str]]:
-    report = judge(make(Load(kind="torch", ranks=2, steps=300, faults=[*WANDERING, {"rank": 1, "from": 160, **fault}])))
-    return [(one.ranks, one.cause) for one in report.verdicts if one.ranks and (one.since_step or 0) >= 150]
+def late(*whiles: tuple[int, int, float]) -> np.ndarray:
+    """Lateness of 292 steps: level 9 from step 178 on, and other levels for a while each."""
+    series = np.random.default_rng(1).normal(0, 0.1, 292)
+    series[178:] = 9.0
+    for first, stop, level in whiles:
+        series[first:stop] = level
+    return series
 
 
-def test_input_that_takes_longer_is_no_wandering() -> None:
-    """The rank's own clock shows what it is late by, in all steps in which it is late and in no others."""
-    assert named({"input": 1.0}) == [((1,), "input")]
+def test_one_short_while_before_does_not_make_a_long_stretch_one_of_its_kind() -> None:
+    """A host was behind for 11 steps; the rank that is slow for 114 until the end is slow."""
+    assert not wanders(late((136, 147, 4.5)), 178, 292, 9.0)
 
 
-@pytest.mark.parametrize("fault", [{"compute": 1.0}, {"compute": 1.0, "input": 0.1}])
-def test_a_host_that_is_behind_for_longer_is_wandering_still(fault: dict[str, Any]) -> None:
-    """Nothing that is the rank's own work accounts for it."""
-    assert named(fault) == []
+@pytest.mark.parametrize("whiles", [((80, 140, 4.5),), ((20, 60, 4.0), (100, 150, -5.0))])
+def test_whiles_that_last_make_it_wander(whiles: tuple[tuple[int, int, float], ...]) -> None:
+    """A rank that is half as late for 60 steps, or now behind and now ahead, may be so once more."""
+    assert wanders(late(*whiles), 178, 292, 9.0)
+
+
+def test_a_short_stretch_is_held_against_short_whiles() -> None:
+    """Of 30 steps nobody knows that they are not as the 20 before."""
+    series = late((100, 120, 4.5))
+    assert wanders(np.concatenate([series[:178], np.full(30, 9.0)]), 178, 208, 9.0)

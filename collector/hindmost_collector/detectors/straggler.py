@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector.detectors import at_start, behind_all, bursts, episodes, own_work, restless, worth_a_look
+from hindmost_collector.detectors import (
+    at_start,
+    behind_all,
+    bursts,
+    episodes,
+    own_work,
+    restless,
+    wandering,
+    worth_a_look,
+)
 from hindmost_collector.detectors.episodes import SHORTEST, Layer
 from hindmost_collector.robust import (
     MAD_TO_SIGMA,
@@ -231,7 +240,7 @@ def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer, *, burst: boo
     held = series.held(begin, end)
     if z < settings.min_z or consistency < settings.min_consistency:
         return None
-    wanders = not burst and len(ranks.excess) < _FEW and _wanders(series.late, begin, end, level)
+    wanders = not burst and len(ranks.excess) < _FEW and wandering.wanders(series.late, begin, end, level)
     if wanders and not _is_its_work(ranks, row, held, level):
         return None
     healthy = ranks.excess[:, held]
@@ -287,23 +296,6 @@ def _by_chance(ranks: _Ranks, row: int, length: int, level: float) -> float:
 
 #: Of fewer ranks nobody knows how much healthy ones differ.
 _FEW = 4
-#: A stretch of a rank among few must be above what it is before and after by so many times what that scatters to.
-_ABOVE = 3.0
-
-
-def _wanders(series: Floats, begin: int, end: int, level: float) -> bool:
-    """Whether a rank is now ahead and now behind of the few others, for a while each, and not in this stretch only.
-
-    Beside a stretch that is longer than all else, an eighth of that may be another's noise: a start, a host's stall.
-    """
-    around = np.concatenate([series[:begin], series[end:]])
-    if len(around) < 2 * SHORTEST:
-        return False
-    scatters = np.sort(np.nan_to_num(np.abs(block_medians(around))))
-    others = len(scatters) // 8 if end - begin >= len(around) else 0
-    return level < _ABOVE * float(scatters[len(scatters) - 1 - others])
-
-
 #: A rank is set against so many others, whatever the size of the job: of 1,000 there is always one with more noise.
 _RIVALS = 7
 
