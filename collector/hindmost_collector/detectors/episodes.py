@@ -30,6 +30,8 @@ _PENALTY = 2.0
 _APART = 3.0
 #: A pause is brief that takes no more than this share of what is on either side of it.
 _BRIEF = 0.2
+#: Stretches that are no noise may be so many times as many: turns of ranks that are slow in turn.
+_IN_TURN = 4
 #: Stretches at an end of the series that take no more than this share of it have many alike in it, any one of which
 #: chance may raise.
 _PICKED = 0.25
@@ -57,7 +59,8 @@ def find(
     """All stretches higher by at least ``smallest``, outer ones first; none of their ends is nearer than a few steps.
 
     A stretch is over when enough steps follow that are lower: until then it may only pause. On ``shared`` CPUs others
-    may hide it for longer. One higher by ``large`` is no noise, by which others would be told from chance.
+    may hide it for longer. One higher by ``large`` is no noise, by which others would be told from chance; it
+    does not count where those that come and go too often are one.
     """
     edges = _without_pauses(series, pieces(series, smallest, settings), settings.recovered_steps)
     while True:
@@ -65,7 +68,8 @@ def find(
         calm = _without(series, [layer for layer in layers if layer.outer is None and layer.level >= large])
         sure = [_stands_out(series, calm, layer, layers, smallest, settings.min_above_around) for layer in layers]
         if min(sure, default=1.0) >= 1:
-            few = sum(layer.outer is None for layer in layers) <= settings.max_stretches
+            told = sum(layer.outer is None and layer.level < large for layer in layers)
+            few = told <= settings.max_stretches and len(layers) <= _IN_TURN * settings.max_stretches
             return layers if few else [_all(series, layers)]
         least = layers[int(np.argmin(sure))]
         kept = {0, len(series)} | ({least.outer.first, least.outer.stop} if least.outer is not None else set())

@@ -279,10 +279,11 @@ def _by_chance(ranks: _Ranks, row: int, length: int, level: float) -> float:
     """How many stretches of so many steps, half of them at this level, ranks that nobody suspects have by chance.
 
     Each of their steps is at the level as often as all are: with work of uneven size that may be often. Of all ranks
-    and from any step to any other, a stretch was picked for being high.
+    and from any step to any other, a stretch was picked for being high. Of two slow in turn neither is healthy.
     """
     steps = ranks.excess.shape[1]
-    if 2 * length >= steps:
+    in_turn = _in_turn(ranks, row) and level >= _no_noise(ranks.blocks, ranks.settings)
+    if 2 * length >= steps or in_turn:
         return 0.0
     healthy = ranks.excess[_healthy_peers(ranks, row, ranks.excess)]
     often = float(np.mean(np.nan_to_num(healthy) >= level))
