@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hindmost.cli import given
 from hindmost.errors import HindmostError, UsageError
 
 if TYPE_CHECKING:
@@ -55,8 +56,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--seconds must be between 0 and 3600, --rate between 1 and 1000")
     if args.keep is not None and not args.stacks:
         raise UsageError("--keep says where stacks are kept: ask for them with --stacks")
-    if args.job == "":
-        raise UsageError("--job is empty: is a variable not set?")
+    if args.job is not None:
+        given.filled("--job", args.job)
     targets = target.by_job(args.job) if args.job else [target.by_pid(pid) for pid in args.pid]
     if args.stacks:
         return _show_stacks(targets, args.keep)

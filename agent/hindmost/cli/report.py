@@ -128,12 +128,12 @@ def render(report: dict[str, Any], kind: str, ranks: list[int] | None, color: bo
     return text.render(report, width, color, ranks)
 
 
-def write(content: str, output: Path | None) -> None:
-    """To a file or to standard output."""
+def write(content: str, output: Path | None, flag: str = "") -> None:
+    """To a file, which a ``flag`` named, or to standard output."""
     if output is None:
         sys.stdout.write(content)
         return
     try:
         output.write_text(content, encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"{output}: cannot be written: {error.strerror}") from error
+        raise UsageError(f"{flag} {output}: cannot be written: {error.strerror}".lstrip()) from error

@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hindmost import launchers, thresholds
-from hindmost.cli import streams
+from hindmost.cli import given, streams
 from hindmost.errors import HindmostError, UsageError
 from hindmost.supervise import foreground, summary
 from hindmost.supervise.session import Session, Wish
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 EPILOG = """\
 examples:
@@ -27,7 +30,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.usage = "hindmost run [options] -- COMMAND ..."
-    parser.add_argument("--out", type=_directory, metavar="DIR", help="the run directory (default: hindmost-runs/JOB)")
+    parser.add_argument(
+        "--out", type=given.path("--out"), metavar="DIR", help="the run directory (default: hindmost-runs/JOB)"
+    )
     parser.add_argument("--job-id", metavar="ID", help="what the job is called (default: script, date and time)")
     parser.add_argument(
         "--live",
@@ -86,12 +91,6 @@ def _wish(args: argparse.Namespace) -> Wish:
     except HindmostError:
         pass  # no collector here: the session says so, and the job runs
     return Wish(tuple(command), args.out, args.job_id, args.live, _endpoint(args.listen), tuple(args.set or ()))
-
-
-def _directory(text: str) -> Path:
-    if not text:
-        raise UsageError("--out is empty: is a variable not set?")
-    return Path(text)
 
 
 def _endpoint(text: str | None) -> str | None:

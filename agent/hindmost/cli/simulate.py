@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from hindmost.cli import given, report
 from hindmost.errors import UsageError
 
 _FAULT = re.compile(
@@ -46,7 +47,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add this subcommand's arguments."""
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("out", metavar="FOLDER", type=_folder, nargs="?", help="where the recording goes: a new folder")
+    folder = given.path("FOLDER")
+    parser.add_argument("out", metavar="FOLDER", type=folder, nargs="?", help="where the recording goes: a new folder")
     parser.add_argument("--collector", metavar="HOST:PORT", help="send the job to a running collector instead")
     parser.add_argument(
         "--speed", type=float, default=0.0, metavar="X", help="seconds of the job a second; default: at once"
@@ -84,8 +86,8 @@ def run(args: argparse.Namespace) -> int:
     from hindmost_collector.simulate import Scenario, simulate
     from hindmost_collector.simulate.write import simulated, write
 
-    if args.collector == "":
-        raise UsageError("--collector is empty: is a variable not set?")
+    if args.collector is not None:
+        given.filled("--collector", args.collector)
     if (args.out is None) == (args.collector is None):
         raise UsageError("name a FOLDER for the recording, or a --collector to send it to")
     scenario = Scenario(
@@ -110,22 +112,9 @@ def run(args: argparse.Namespace) -> int:
         made = simulate(scenario)
         write(made.run, args.out, args.format)
         if args.truth:
-            _write(args.truth, json.dumps(asdict(made.truth), indent=1) + "\n")
+            report.write(json.dumps(asdict(made.truth), indent=1) + "\n", args.truth, "--truth")
     sys.stdout.write(f"{args.out}: {args.ranks} ranks, {args.steps} steps; judge it by: hindmost report {args.out}\n")
     return 0
-
-
-def _folder(text: str) -> Path:
-    if not text:
-        raise UsageError("FOLDER is empty: is a variable not set?")
-    return Path(text)
-
-
-def _write(path: Path, content: str) -> None:
-    try:
-        path.write_text(content)
-    except OSError as error:
-        raise UsageError(f"--truth {path}: cannot be written: {error.strerror}") from error
 
 
 def _noise(args: argparse.Namespace) -> Any:

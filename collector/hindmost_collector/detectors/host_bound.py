@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_collector.costs import on_top
 from hindmost_collector.detector import register
 from hindmost_collector.robust import median
 
@@ -45,8 +46,7 @@ def verdicts(case: Case) -> list[Verdict]:
     calm = np.ones(len(case.blocks.steps), bool)
     for one in case.found:
         if one.kind == "straggler":
-            until = case.blocks.steps[-1] + 1 if one.until_step is None else one.until_step
-            calm &= (case.blocks.steps < (one.since_step or 0)) | (case.blocks.steps >= until)
+            calm[slice(*on_top.span(one, case.blocks))] = False
     bound = find(case.blocks, case.settings, np.flatnonzero(calm))
     stalled = sum(one.cost_ratio or 0.0 for one in case.found if one.kind == "intermittent")
     if bound is not None and stalled and bound.idle - stalled <= 1 - case.settings.host_bound_busy:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector.costs import whatif
+from hindmost_collector.costs import on_top, whatif
 from hindmost_collector.detectors import straggler
 from hindmost_collector.explain import asleep, causes, sharing
 from hindmost_collector.judgement import wording_balanced
@@ -130,8 +130,7 @@ def _not_named(late: list[Verdict], blocks: Blocks, settings: Settings) -> str:
     queued: list[int] = []
     unknown: list[int] = []
     for one in late:
-        end = np.inf if one.until_step is None else one.until_step
-        columns = np.flatnonzero((blocks.steps >= (one.since_step or 0)) & (blocks.steps < end))
+        columns = np.arange(*on_top.span(one, blocks))
         for rank in one.ranks:
             row = int(np.flatnonzero(blocks.ranks == rank)[0])
             (queued if _queued(blocks, row, columns, settings) else unknown).append(rank)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_collector.costs import on_top
 from hindmost_collector.judgement.verdict import Verdict
 from hindmost_collector.judgement.wording import names
 
@@ -100,10 +101,9 @@ def _of_all(late: Sequence[Verdict], blocks: Blocks) -> Array:
 
 def _held(one: Verdict, blocks: Blocks) -> Array:
     """[S] the steps that a verdict holds of."""
-    held = blocks.steps >= (one.since_step or 0)
-    if one.until_step is not None:
-        held &= blocks.steps <= one.until_step
-    return np.asarray(held)
+    held = np.zeros(len(blocks.steps), bool)
+    held[slice(*on_top.span(one, blocks))] = True
+    return held
 
 
 def _mostly_a_lead(one: Verdict, blocks: Blocks) -> bool:

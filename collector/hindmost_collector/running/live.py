@@ -82,8 +82,10 @@ class VerdictLog:
         if any(identity(one) == (UNEVEN, ()) for one in present):
             self._uneven_at, self._uneven_ns = last_step, now_ns
         named = any(one.get("ranks") for one in present)
-        for one in [one for place, one in enumerate(opened) if place not in pairs.values()]:
-            yield from self._left_out(one, now_ns, last_step, named=named)
+        told = set(pairs.values())
+        for place, one in enumerate(opened):
+            if place not in told:
+                yield from self._left_out(one, now_ns, last_step, named=named)
 
     @property
     def doubtful(self) -> bool:
@@ -105,9 +107,9 @@ class VerdictLog:
         again, self._last_step = last_step < self._last_step - _BACK, last_step
         if not again:
             return
-        of_before = [one for one in self._open if since(one.newest) > last_step]
-        self._open = [one for one in self._open if one not in of_before]
-        for one in of_before:
+        opened = self._open
+        self._open = [one for one in opened if since(one.newest) <= last_step]
+        for one in (one for one in opened if since(one.newest) > last_step):
             yield self._closed(one, {**one.newest, "until_step": None}, now_ns)
         self._past.clear()
         self._uneven_at = None
