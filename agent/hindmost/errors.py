@@ -18,9 +18,16 @@ class HindmostError(Exception):
 class MissingError(HindmostError):
     """A package is missing or broken that a part of hindmost needs, and training processes do not."""
 
-    def __init__(self, error: ImportError, extra: str) -> None:
-        what = f"{error.name} is not installed" if isinstance(error, ModuleNotFoundError) else str(error)
-        super().__init__(f"{what}: pip install '.[{extra}]' in a clone of hindmost")
+    def __init__(self, error: Exception, extra: str) -> None:
+        """``error`` is what importing raised; ``extra`` is the part of hindmost that imports it."""
+        from hindmost import requirements  # noqa: PLC0415 - training processes need it not
+
+        missing = requirements.unmet(extra)
+        if missing:
+            super().__init__(f"{requirements.faults(missing)}: {requirements.install(*missing)}")
+            return
+        what = f"no module {error.name}" if isinstance(error, ModuleNotFoundError) else str(error)
+        super().__init__(f"{what}: pip install --force-reinstall '.[{extra}]' in a clone of hindmost")
 
 
 class UsageError(HindmostError):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
-from hindmost import cli
+from hindmost import cli, requirements
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,8 +61,45 @@ def test_what_is_not_installed_is_named_with_what_installs_it(
     (tmp_path / "segments").mkdir()
     monkeypatch.chdir(tmp_path)
     assert cli.main(command) == 1
-    told = f"hindmost {command[0]}: {module} is not installed: pip install '.[{extra}]' in a clone of hindmost\n"
-    assert capsys.readouterr().err == told
+    told = (
+        f"hindmost {command[0]}: no module {module}: pip install --force-reinstall '.[{extra}]' in a clone of hindmost"
+    )
+    assert capsys.readouterr().err == told + "\n"
+
+
+@pytest.mark.parametrize(("command", "least"), [(["agent"], ""), (["query", ".", "select 1"], "; grpcio 0 is older")])
+def test_a_missing_distribution_is_named_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str], least: str
+) -> None:
+    """What is imported as ``google.protobuf`` is named protobuf, with all else that is missing or too old."""
+    lacking = {"protobuf": "", "numpy": "", "pyarrow": "", "grpcio": "0"}
+    monkeypatch.setattr(requirements, "_installed", lambda name: lacking.get(name, "999"))
+
+    def run(_: object) -> NoReturn:
+        raise ModuleNotFoundError("No module named 'google'", name="google")
+
+    monkeypatch.setattr(cli.importlib, "import_module", lambda _: SimpleNamespace(configure=lambda _: None, run=run))
+    assert cli.main(command[:1]) == 1
+    said = capsys.readouterr().err
+    assert "google" not in said
+    assert said.startswith(f"hindmost {command[0]}: ")
+    assert f"protobuf{' is' if command == ['agent'] else ', pyarrow are'} not installed{least}" in said
+    assert f": {sys.executable} -m pip install '" in said
+    assert "'protobuf>=" in said
+
+
+def test_a_protobuf_that_is_too_old_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The generated code refuses an older runtime by an error that is no ImportError."""
+    from google.protobuf.runtime_version import VersionError
+
+    def run(_: object) -> NoReturn:
+        raise VersionError("gencode 9.0.0 runtime 8.0.0")
+
+    monkeypatch.setattr(cli.importlib, "import_module", lambda _: SimpleNamespace(configure=lambda _: None, run=run))
+    assert cli.main(["agent"]) == 1
+    assert capsys.readouterr().err.startswith("hindmost agent: gencode 9.0.0 runtime 8.0.0: pip install")
 
 
 def test_what_is_broken_is_said_as_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hindmost import examine
+from hindmost import examine, requirements
 from hindmost.attach import stacks
 from hindmost.cli import main
 from hindmost.examine import host, jobs
@@ -15,9 +17,20 @@ from hindmost.examine.finding import Machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 STATES = {"yes", "part", "no"}
+KFD = "sys/class/kfd/kfd/topology/nodes"
+_PROJECT = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+#: The extras as the project declares them, each line of which is one requirement.
+EXTRAS = {
+    extra: re.findall(r'"([^"]+)"', re.search(rf"(?ms)^{extra} = \[(.*?)\]", _PROJECT)[1])  # type: ignore[index]
+    for extra in ("agent", "collector")
+}
+
+
+def applies(requirement: str) -> bool:
+    """Whether this interpreter needs it: tomli is in the standard library from 3.11 on."""
+    return "python_version" not in requirement or sys.version_info < (3, 11)
 
 
 @pytest.fixture
@@ -142,6 +155,56 @@ def test_where_hooks_run_in_python_is_said(bare: Machine, says: str, cc: bool, s
     finding = jobs.hooks(Machine(root=bare.root, python=str(python), environ=bare.environ))
     assert (finding.state, found in finding.found) == (state, True)
     assert ("10 times" in finding.lost) is (state == "part")
+
+
+@pytest.mark.parametrize("extra", ["agent", "collector"])
+def test_every_requirement_of_a_part_is_checked(bare: Machine, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever distribution of an extra is missing, doctor names it and the command that installs it."""
+    here = {one.name for one in requirements.required(extra)}
+    assert here == {re.match(r"[\w-]+", line)[0] for line in EXTRAS[extra] if applies(line)}  # type: ignore[index]
+    check = getattr(jobs, extra)
+    for name in here:
+        monkeypatch.setattr(requirements, "_installed", lambda asked, gone=name: "" if asked == gone else "999")
+        finding = check(bare)
+        assert (finding.state, finding.found) == ("part", f"{name} is not installed")
+        assert f"-m pip install '{name}" in finding.remedy
+
+
+def test_a_requirement_that_is_too_old_is_named(bare: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version below the least that the metadata allows is no match, whatever its digits sort like."""
+    monkeypatch.setattr(requirements, "_installed", lambda name: "1.9.2" if name == "grpcio" else "999")
+    assert jobs.collector(bare).found.startswith("grpcio 1.9.2 is older than 1.")
+
+
+def test_a_part_that_cannot_be_loaded_is_not_complete(bare: Machine) -> None:
+    """All is installed, and importing fails: the error is the finding."""
+    broken = bare.root / "hindmost_agent"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise ImportError('libz.so.1: no such file')")
+    machine = Machine(root=bare.root, environ={**bare.environ, "PYTHONPATH": str(bare.root)})
+    assert jobs.agent(machine) == examine.Finding(
+        "no",
+        "hindmost_agent.service cannot be loaded: ImportError: libz.so.1: no such file",
+        jobs.agent(machine).lost,
+        "pip install --force-reinstall '.[agent]' in a clone of hindmost",
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({}, "no driver of NVIDIA's or AMD's"),
+        ({"dev/kfd": ""}, "an AMD driver, and no GPU visible"),
+        ({"dev/kfd": "", f"{KFD}/0/gpu_id": "0\n", f"{KFD}/1/gpu_id": "48213\n"}, "1 AMD GPUs; amdsmi"),
+    ],
+)
+def test_an_amd_node_is_not_told_of_nvidia(bare: Machine, files: dict[str, str], says: str) -> None:
+    """Which vendor's driver is loaded decides what is asked and which package is missing."""
+    for path, text in files.items():
+        write(bare, path, text)
+    finding = host.gpu(bare)
+    assert (finding.state, finding.found.startswith(says)) == ("no", True)
+    assert ("NVIDIA" in finding.found + finding.remedy) is (not files)
 
 
 def test_json_for_programs(capsys: pytest.CaptureFixture[str]) -> None:

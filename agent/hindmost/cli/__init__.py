@@ -65,9 +65,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         streams.discard()
         return 141
     except (HindmostError, ImportError, MemoryError, OSError, UnicodeEncodeError) as error:
-        why = _in_words(name, error)
-        streams.say(f"{f'hindmost {name}'.rstrip()}: {why}\n")
-        return why.exit_code
+        return _fail(name, _in_words(name, error))
+    except Exception as error:
+        if not _refused_by_protobuf(error):
+            raise
+        return _fail(name, _not_installed(name, error))
+
+
+def _fail(name: str, why: HindmostError) -> int:
+    streams.say(f"{f'hindmost {name}'.rstrip()}: {why}\n")
+    return why.exit_code
 
 
 def _run(arguments: list[str]) -> int:
@@ -89,7 +96,7 @@ def _in_words(name: str, error: Exception) -> HindmostError:
     if isinstance(error, HindmostError):
         return error
     if isinstance(error, ImportError):
-        return MissingError(error, "agent" if name == "agent" else "collector")
+        return _not_installed(name, error)
     if isinstance(error, UnicodeEncodeError):
         return UsageError(f"{error.object}: a name that is not UTF-8; give it one that is: ln -s, or mv")
     if isinstance(error, MemoryError):
@@ -98,6 +105,15 @@ def _in_words(name: str, error: Exception) -> HindmostError:
         where = error.filename if error.filename is not None else "a file"
         return UsageError(f"{where}: {error.strerror or error}: ask its owner, or copy what may be read")
     return _of_the_system(error)
+
+
+def _not_installed(name: str, error: Exception) -> HindmostError:
+    return MissingError(error, "agent" if name == "agent" else "collector")
+
+
+def _refused_by_protobuf(error: Exception) -> bool:
+    """Whether the runtime is older than the code that was generated for it, which is no ImportError."""
+    return type(error).__module__ == "google.protobuf.runtime_version"
 
 
 def _of_the_system(error: Exception) -> HindmostError:

@@ -8,28 +8,48 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
+from hindmost import requirements
 from hindmost.attach import stacks as attach_stacks
 from hindmost.errors import HindmostError
 from hindmost.examine.finding import Finding
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from hindmost.examine.finding import Machine
 
 #: A ring of the default capacity, bytes: header, names and 16384 records of 40.
 RING_BYTES = 65536 + 16384 * 40
 GIB = 1 << 30
+GPU_LOST = "GPU utilisation, clocks, power and memory"
+KFD_NODES = "/sys/class/kfd/kfd/topology/nodes"
+#: Starts AMD SMI; its last line is ``ready``, or why it does not start. The package itself prints before that.
+AMDSMI = """\
+try:
+    import amdsmi
+    amdsmi.amdsmi_init(amdsmi.AmdSmiInitFlags.INIT_AMD_GPUS)
+    print("ready")
+except BaseException as error:
+    print(f"amdsmi does not start: {type(error).__name__}: {error}".splitlines()[0])
+"""
 
 
 def gpu(machine: Machine) -> Finding:
-    """NVIDIA GPUs through NVML."""
-    lost = "GPU utilisation, clocks, power and memory"
+    """GPUs through the library of their vendor: NVIDIA's NVML, AMD's SMI."""
     driver = machine.text("/proc/driver/nvidia/version")
-    if driver is None:
-        return Finding("no", "no NVIDIA driver is loaded", lost)
+    if driver is not None:
+        return _nvidia()
+    if (machine.root / "dev/kfd").exists():
+        return _amd(machine)
+    return Finding("no", "no driver of NVIDIA's or AMD's GPUs is loaded", GPU_LOST)
+
+
+def _nvidia() -> Finding:
     try:
         import pynvml  # noqa: PLC0415 - only where there is a driver to ask
     except ImportError:
-        return Finding("no", "a driver, but no Python binding", lost, "in a clone of hindmost: pip install '.[agent]'")
+        remedy = requirements.install("nvidia-ml-py")
+        return Finding("no", "an NVIDIA driver; nvidia-ml-py is not installed", GPU_LOST, remedy)
     try:
         pynvml.nvmlInit()
         names = [
@@ -37,10 +57,36 @@ def gpu(machine: Machine) -> Finding:
         ]
         version = pynvml.nvmlSystemGetDriverVersion()
     except pynvml.NVMLError as error:
-        return Finding("no", f"NVML answers: {error}", lost, "is the container given the GPUs (--gpus all)?")
+        return Finding("no", f"NVML answers: {error}", GPU_LOST, "is the container given the GPUs (--gpus all)?")
     if not names:
-        return Finding("no", f"driver {version}, and no GPU visible", lost, "check CUDA_VISIBLE_DEVICES and the cgroup")
+        remedy = "check CUDA_VISIBLE_DEVICES and the cgroup"
+        return Finding("no", f"NVIDIA driver {version}, and no GPU visible", GPU_LOST, remedy)
     return Finding("yes", f"{len(names)} x {names[0]}, driver {version}")
+
+
+def _amd(machine: Machine) -> Finding:
+    """Nodes of the driver's topology that have a GPU; CPUs are nodes too, with the id 0."""
+    nodes = _listed(machine.root / KFD_NODES.lstrip("/"))
+    count = sum((machine.text(f"{KFD_NODES}/{node.name}/gpu_id") or "0") != "0" for node in nodes)
+    if not count:
+        remedy = "is the container given /dev/kfd and /dev/dri?"
+        return Finding("no", "an AMD driver, and no GPU visible", GPU_LOST, remedy)
+    missing = requirements.unmet("amd")
+    if missing:
+        remedy = f"{requirements.install(*missing)}, of the release of this node's ROCm"
+        return Finding("no", f"{count} AMD GPUs; {requirements.faults(missing)}", GPU_LOST, remedy)
+    said = machine.ask(sys.executable, "-c", AMDSMI) or "amdsmi cannot be loaded"
+    if said.splitlines()[-1] != "ready":
+        remedy = "install ROCm's amd-smi-lib, or set ROCM_PATH to where its lib/libamd_smi.so is"
+        return Finding("no", f"{count} AMD GPUs; {said.splitlines()[-1]}", GPU_LOST, remedy)
+    return Finding("yes", f"{count} AMD GPUs, through AMD SMI")
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
 
 
 def shared_memory(machine: Machine) -> Finding:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import platform
 import re
 import sys
 from typing import TYPE_CHECKING
 
+from hindmost import requirements
 from hindmost.examine.finding import Finding
 from hindmost.launchers import mpirun
 from hindmost.ring import native
@@ -17,6 +17,15 @@ if TYPE_CHECKING:
 
 #: ``ring.native.fits``, asked of another interpreter, which need not have hindmost.
 FITS = "import sys; print(sys.implementation.name == 'cpython' and 't' not in sys.abiflags)"
+
+#: Loads a module as its subcommand does, and prints why that fails.
+LOADS = """\
+import importlib, sys
+try:
+    importlib.import_module(sys.argv[1])
+except BaseException as error:
+    print(f"{sys.argv[1]} cannot be loaded: {type(error).__name__}: {error}".splitlines()[0])
+"""
 
 FAMILIES = {"openmpi": "Open MPI", "mpich": "MPICH", "intel": "Intel MPI"}
 
@@ -34,15 +43,14 @@ def python(machine: Machine) -> Finding:
     return Finding("yes", f"jobs run in {version} ({machine.python}), hindmost in {own}")
 
 
-def agent(machine: Machine) -> Finding:  # noqa: ARG001 - asks about this interpreter
-    """What the node agent imports."""
-    return _modules("agent", {"google.protobuf": "protobuf"})
+def agent(machine: Machine) -> Finding:
+    """Whether the node agent's requirements are installed here, and can be loaded."""
+    return _part(machine, "agent", "hindmost_agent.service", "steps, collectives and node metrics of every job")
 
 
-def collector(machine: Machine) -> Finding:  # noqa: ARG001 - asks about this interpreter
-    """What the collector and the report import."""
-    names = ("grpc", "duckdb", "numpy", "pandas", "pyarrow", "prometheus_client", "rich")
-    return _modules("collector", {name: name.replace("_", "-") for name in names})
+def collector(machine: Machine) -> Finding:
+    """Whether the requirements of the collector and of reports are installed here, and can be loaded."""
+    return _part(machine, "collector", "hindmost_collector.main", "verdicts, reports and the page")
 
 
 def mpi(machine: Machine) -> Finding:
@@ -111,17 +119,12 @@ def _compiler(machine: Machine) -> str | None:
     return machine.which("cc") or machine.which("gcc") or machine.which("clang")
 
 
-def _modules(extra: str, needed: dict[str, str]) -> Finding:
-    missing = [name for module, name in needed.items() if not _importable(module)]
-    if missing:
-        return Finding(
-            "no", f"{', '.join(missing)} missing", f"the {extra}", f"in a clone of hindmost: pip install '.[{extra}]'"
-        )
+def _part(machine: Machine, extra: str, module: str, lost: str) -> Finding:
+    missing = requirements.unmet(extra)
+    said = machine.ask(sys.executable, "-c", LOADS, module)
+    if missing:  # it may start nevertheless, and lack what they measure
+        state = "no" if said else "part"
+        return Finding(state, requirements.faults(missing), lost, requirements.install(*missing))
+    if said:
+        return Finding("no", said, lost, f"pip install --force-reinstall '.[{extra}]' in a clone of hindmost")
     return Finding("yes", f"everything it imports is in {sys.prefix}")
-
-
-def _importable(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # a parent package is missing
-        return False
