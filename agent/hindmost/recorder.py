@@ -17,6 +17,7 @@ STEP_SLOT = 0
 FLUSH_NS = 100_000_000
 #: How often it is written what hooks took, as a mark ``probe`` whose value is in ns.
 ACCOUNT_NS = 1_000_000_000
+#: What may train, the more specific one later. A framework that is not listed is more specific than all of these.
 FRAMEWORKS = ("python", "mpi4py", "torch", "keras", "horovod")
 FIRST_PHASE_SLOT, LAST_PHASE_SLOT = 1, 7
 
@@ -129,8 +130,8 @@ class Recorder:
         return self.thread > 0
 
     def name_framework(self, text: str) -> None:
-        """Say what trains here. A Horovod job imports torch, too: the later one of ``FRAMEWORKS`` is what it is."""
-        if FRAMEWORKS.index(text) > FRAMEWORKS.index(self._framework):
+        """Say what trains here. A Horovod job imports torch too: the more specific framework is recorded."""
+        if _specific(text) > _specific(self._framework):
             self._framework = text
             self.ring.set_framework(text)
 
@@ -328,3 +329,7 @@ class Recorder:
         self.closers.append(opened.close)
         self.pace.usage = opened.read
         return opened.read()
+
+
+def _specific(framework: str) -> int:
+    return FRAMEWORKS.index(framework) if framework in FRAMEWORKS else len(FRAMEWORKS)

@@ -1,4 +1,4 @@
-"""The guide's examples are followed to the letter: two new files each, and everything knows them."""
+"""The guide's examples are followed to the letter: new files, a line at most, and everything knows them."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (copy / "docs").mkdir()
     blocks = BLOCK.findall(GUIDE)
     assert [path for path, _ in blocks] == [
+        "agent/hindmost/probes/drill.py", "tests/unit/test_drill_probe.py",
         "agent/hindmost_agent/samplers/open_files.py", "tests/agent/test_open_files.py",
         "collector/hindmost_collector/detectors/collecting.py", "tests/unit/test_collecting.py",
     ]  # fmt: skip
@@ -34,6 +35,10 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert not (copy / path).exists()
         (copy / path).parent.mkdir(parents=True, exist_ok=True)
         (copy / path).write_text(code, encoding="utf-8")
+    (line,) = re.findall(r"```python\n(    \"drill\": .*\n)```", GUIDE)
+    watched = copy / "agent/hindmost/probes/__init__.py"
+    before, after = watched.read_text(encoding="utf-8").split("WATCHED = {\n")
+    watched.write_text(f"{before}WATCHED = {{\n{line}{after}", encoding="utf-8")
     return copy
 
 
@@ -51,7 +56,7 @@ def python(tree: Path, *args: str) -> str:
 def test_the_examples_tests_pass(tree: Path) -> None:
     """The examples' own tests, under pytest with this repository's settings: the new detector's verdict is reported."""
     tests = [path for path, _ in BLOCK.findall(GUIDE) if path.startswith("tests/")]
-    assert "4 passed" in python(tree, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)
+    assert "5 passed" in python(tree, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)
 
 
 def test_the_examples_are_clean(tree: Path) -> None:

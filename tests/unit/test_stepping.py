@@ -56,6 +56,23 @@ def test_who_marks_steps_trains(events: ring.Reader) -> None:
     assert [name for name, _, _ in summary(events) if name == "train"] == ["train", "train"]
 
 
+@pytest.mark.parametrize(
+    ("named", "recorded"),
+    [
+        (["torch", "horovod"], "horovod"),
+        (["horovod", "torch"], "horovod"),
+        (["torch", "drill", "mpi4py"], "drill"),
+        (["a name of more than the thirty-one bytes of its field"], "a name of more than the thirty-"),
+    ],
+)
+def test_any_framework_can_be_named(events: ring.Reader, named: list[str], recorded: str) -> None:
+    """Of several the most specific is recorded; one that the recorder does not know raises nothing."""
+    assert stepping._recorder is not None
+    for name in named:
+        stepping._recorder.name_framework(name)
+    assert ring.Reader(events.path).header.framework == recorded
+
+
 def test_without_a_ring_nothing_happens() -> None:
     """In a script that was not started by hindmost, marks do nothing and pass values through."""
     stepping.attach(None)
