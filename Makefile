@@ -100,7 +100,10 @@ proto: $(VENV)/.dev ## regenerate the code under proto/ from telemetry.proto
 dashboards: $(VENV)/.dev ## rebuild the Grafana JSON
 	$(BIN)/python -m dashboards
 
+reference: $(VENV)/.dev ## rewrite the generated pages of docs/reference
+	$(BIN)/python -m docs.generate
+
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
 
-.PHONY: help horovod tensorflow horovod-tensorflow setup demo demo-balanced python-newer mpich test test-clickhouse test-heavy test-torch lint proto dashboards clean
+.PHONY: help horovod tensorflow horovod-tensorflow setup demo demo-balanced python-newer mpich test test-clickhouse test-heavy test-torch lint proto dashboards reference clean

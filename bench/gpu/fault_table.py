@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What ``live_faults.py`` measured, as the tables of docs/accuracy.md.
+"""What ``live_faults.py`` measured, as the tables of docs/explanation/accuracy.md.
 
 python bench/gpu/fault_table.py bench/results/live_faults_h200x4.json
 python bench/gpu/fault_table.py --docs                       # all tables there, in place
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs" / "accuracy.md"
+DOCS = ROOT / "docs/explanation/accuracy.md"
 #: A table, below the comment that names its file.
 TABLE = re.compile(r"(<!-- (bench/results/\S+\.json) -->\n)(?:\|.*\n)*")
 HEAD = (

@@ -1,7 +1,7 @@
 """The thresholds of every decision: the one table of value, unit, range and reason that can be set.
 
 What a method is built of, and another value of which would make it another method, stands beside that method;
-``docs/thresholds.md`` lists both, and is made from here and from there.
+``docs/reference/thresholds.md`` lists both, and is made from here and from there.
 """
 
 from __future__ import annotations

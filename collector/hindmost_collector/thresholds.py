@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 PREFIX = "HINDMOST_JUDGE_"
 #: Where each threshold is told with its unit, range and reason.
-PAGE = "docs/thresholds.md"
+PAGE = "docs/reference/thresholds.md"
 
 
 def resolve(sets: Iterable[str], environ: Mapping[str, str], config: Path | None = None) -> Settings:

@@ -79,7 +79,7 @@ def test_the_documented_lines_run(tmp_path):
     store = ParquetStore(tmp_path, single=True)
     store.write({("j", "steps"): [rows(7)]}, {})
     store.close()
-    text = (DOCS / "run-directory.md").read_text(encoding="utf-8")
+    text = (DOCS / "reference/run-directory.md").read_text(encoding="utf-8")
     blocks = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "run." in block]
     assert len(blocks) == 2
     code = "\n".join(blocks).replace('"runs/42"', repr(str(tmp_path)))

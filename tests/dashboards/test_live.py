@@ -46,7 +46,7 @@ def test_every_metric_that_is_exposed_is_documented(job: str) -> None:
     with urllib.request.urlopen(f"http://{job}/metrics", timeout=10) as answer:
         found = re.findall(r"^# TYPE (hindmost_\w+) (\w+)", answer.read().decode(), re.MULTILINE)
     exposed = {(name, kind) for name, kind in found if not name.endswith("_created")}  # added by prometheus_client
-    pages = "".join((ROOT / "docs" / name).read_text() for name in ("metrics.md", "collector-metrics.md"))
+    pages = "".join((ROOT / "docs/reference" / name).read_text() for name in ("metrics.md", "collector-metrics.md"))
     documented = set(re.findall(r"^\| `(hindmost_\w+)` \| (\w+) \|", pages, re.MULTILINE))
     assert len(exposed) > 50
     assert exposed - documented == set()

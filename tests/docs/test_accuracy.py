@@ -1,4 +1,4 @@
-"""docs/accuracy.md shows what was measured."""
+"""docs/explanation/accuracy.md shows what was measured."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ def test_tables_are_those_of_their_files() -> None:
     assert spec.loader is not None
     fault_table = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(fault_table)
-    page = (ROOT / "docs/accuracy.md").read_text()
+    page = (ROOT / "docs/explanation/accuracy.md").read_text()
     assert page.count("| fault | expected |") == len(fault_table.TABLE.findall(page)) > 0
     assert fault_table.in_place(page) == page

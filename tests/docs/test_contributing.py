@@ -21,10 +21,9 @@ BLOCK = re.compile(r"```python\n# (\S+\.py)\n(.*?)```", re.DOTALL)
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of what the example needs of this repository, with the two files of the guide in it."""
     copy = tmp_path_factory.mktemp("repository")
-    for name in ("agent", "collector", "proto", "tests/agent", "tests/golden"):
+    for name in ("agent", "collector", "proto", "docs", "tests/agent", "tests/golden"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     shutil.copy(ROOT / "pyproject.toml", copy)
-    (copy / "docs").mkdir()
     blocks = BLOCK.findall(GUIDE)
     assert [path for path, _ in blocks] == [
         "agent/hindmost/probes/drill.py", "tests/unit/test_drill_probe.py",
@@ -67,13 +66,13 @@ def test_the_examples_are_clean(tree: Path) -> None:
 
 
 def test_everything_knows_the_new_sampler(tree: Path) -> None:
-    """After the guide's command the page is fresh; the scrape, the page and the broken files are tested with it."""
-    page = python(tree, "-m", "hindmost_agent.documentation")
+    """The guide's command adds it to the page; the scrape and the broken files are tested with it."""
+    python(tree, "-m", "docs.generate")
+    page = (tree / "docs/reference/metrics.md").read_text(encoding="utf-8")
     assert "## open_files" in page
     assert "| `hindmost_node_open_files` | gauge |" in page
-    (tree / "docs/metrics.md").write_text(page, encoding="utf-8")
-    tests = [f"tests/agent/test_{name}.py" for name in ("documentation", "broken_files", "scrape")]
-    chosen = "open_files or page or sampler_says or scrape_is"
+    tests = [f"tests/agent/test_{name}.py" for name in ("declarations", "broken_files", "scrape")]
+    chosen = "open_files or sampler_says or scrape_is"
     ran = python(tree, "-m", "pytest", "-v", "-p", "no:cacheprovider", *tests, "-k", chosen)
     assert "test_broken_files_break_no_sampler[open_files] PASSED" in ran
     assert "test_the_scrape_is_what_it_was PASSED" in ran

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-PAGE = (Path(__file__).parents[2] / "docs" / "coverage.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/reference/coverage.md").read_text(encoding="utf-8")
 NOTE = re.compile(r"[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
 
 

@@ -46,10 +46,12 @@ def test_every_link_leads_somewhere() -> None:
 
 
 def test_every_page_is_listed() -> None:
-    """The two indexes name each page beside them."""
-    for index in (DOCS / "README.md", DOCS / "decisions" / "README.md"):
-        listed = index.read_text(encoding="utf-8")
-        assert [page.name for page in index.parent.glob("*.md") if page != index and page.name not in listed] == []
+    """The start page links each page but the decisions, which have an index of their own."""
+    start, decisions = DOCS / "README.md", DOCS / "explanation/decisions/README.md"
+    listed = set(decisions.parent.glob("0*.md"))
+    for index, pages in ((start, set(DOCS.rglob("*.md")) - listed - {start}), (decisions, listed)):
+        targets = re.findall(r"\]\(([^)#]+)", index.read_text(encoding="utf-8"))
+        assert pages - {(index.parent / target).resolve() for target in targets} == set()
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -116,29 +118,31 @@ def test_every_variable_that_is_named_exists() -> None:
 
 
 def test_every_variable_of_the_code_is_documented() -> None:
-    """docs/architecture.md names each variable that the code reads or sets; those of settings have their own table."""
+    """The table of variables has each that the code reads or sets; settings and thresholds have their own."""
     used = variables([*ROOT.glob("agent/**/*.py"), *ROOT.glob("collector/**/*.py")])
     assert {
-        name for name in used - variables([DOCS / "architecture.md"]) if not re.search("COLLECTOR_|JUDGE_", name)
+        name
+        for name in used - variables([DOCS / "explanation/architecture.md"])
+        if not re.search("COLLECTOR_|JUDGE_", name)
     } == set()
 
 
 def test_every_setting_of_the_collector_is_documented_with_its_default() -> None:
     """Operating: the table of settings is that of the code."""
-    section = section_of("operating.md", "## Settings of the collector")
+    section = section_of("how-to/run-a-service.md", "## Settings of the collector")
     written = dict(re.findall(r"^\| `(\w+)` \|\s*`?([^|`]*?)`?\s*\|", section, re.MULTILINE))
     assert written == {name: str(value) for name, value in dataclasses.asdict(Options()).items()}
 
 
 def test_every_kind_and_cause_is_explained() -> None:
     """Reading a verdict: the tables have each kind and cause, and no other."""
-    assert first_column("reading-a-verdict.md", "## Kinds") == set(KINDS)
-    assert first_column("reading-a-verdict.md", "## Causes") == set(CAUSES)
+    assert first_column("reference/reading-a-verdict.md", "## Kinds") == set(KINDS)
+    assert first_column("reference/reading-a-verdict.md", "## Causes") == set(CAUSES)
 
 
 def test_every_table_and_column_of_a_run_is_documented() -> None:
     """Run directory: each table with its columns; those of phases are named once as a kind."""
-    text = (DOCS / "run-directory.md").read_text(encoding="utf-8")
+    text = (DOCS / "reference/run-directory.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `(\w+)` \| [^|]* \| ([^|]*) \|", text, re.MULTILINE))
     assert set(rows) == set(TABLES)
     for table, columns in TABLES.items():
@@ -148,7 +152,7 @@ def test_every_table_and_column_of_a_run_is_documented() -> None:
 
 def test_every_message_of_the_protocol_is_explained() -> None:
     """Wire: each message of telemetry.proto is named."""
-    text = (DOCS / "wire.md").read_text(encoding="utf-8")
+    text = (DOCS / "reference/wire.md").read_text(encoding="utf-8")
     parts = {"AgentMessage", "CollectorMessage", "Series"}
     messages = set(telemetry_pb2.DESCRIPTOR.message_types_by_name) - parts
     assert [name for name in messages if not re.search(rf"\b{name}\b", text)] == []
@@ -160,7 +164,9 @@ def test_every_column_of_the_table_of_ranks_is_defined() -> None:
     figures = ("step_ms", "self_ms", "wait_ms", "transfer_ms", "caused_wait_ms", "share_last", "cpu_ratio", "rss_bytes")
     both = [{"rank": rank, "node": f"n{rank}", "phases_ms": phases, **dict.fromkeys(figures, 1.0)} for rank in (0, 1)]
     titles, _ = of_ranks.table(both)
-    rows = re.findall(r"^\| (`.*?) \|", section_of("reading-a-verdict.md", "## The columns of the table"), re.MULTILINE)
+    rows = re.findall(
+        r"^\| (`.*?) \|", section_of("reference/reading-a-verdict.md", "## The columns of the table"), re.MULTILINE
+    )
     assert sorted(re.findall(r"`([^`]+)`", " ".join(rows))) == sorted(titles)
 
 

@@ -1,4 +1,4 @@
-"""The queries that docs/run-directory.md shows, run as they stand over a small run directory."""
+"""The queries that docs/reference/run-directory.md shows, run as they stand over a small run directory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from hindmost_collector.model import TABLES
 
-PAGE = Path(__file__).parents[2] / "docs" / "run-directory.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/run-directory.md"
 STEPS = 20
 
 

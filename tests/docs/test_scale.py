@@ -1,4 +1,4 @@
-"""The arithmetic of docs/scale.md, worked out again from what was measured."""
+"""The arithmetic of docs/explanation/scale.md, worked out again from what was measured."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/explanation/scale.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| ([\d,]+ \| [\d,]+ \| [\d.]+ [kM]B \| .*) \|$", PAGE, re.MULTILINE)
 UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "": 1.0}
 DAY_S, RANKS, SAMPLES, COLLECTIVES = 86400, 8, 340, 10

@@ -40,7 +40,7 @@ def test_no_sync_backwards_wait_for_nobody(train: Train, tmp_path: Path) -> None
             model(x)
     torch.save(model.state_dict(), {str(tmp_path)!r} + f"/{{dist.get_rank()}}.pt")
     dist.barrier()
-    dist.barrier()  # twice: docs/troubleshooting.md
+    dist.barrier()  # twice: docs/how-to/troubleshoot.md
     dist.destroy_process_group()
     """
     )
@@ -96,7 +96,7 @@ def test_a_branch_that_one_rank_leaves_out_shifts_no_number(train: Train) -> Non
         optimizer.step()
         optimizer.zero_grad()
     dist.barrier()
-    dist.barrier()  # twice: docs/troubleshooting.md
+    dist.barrier()  # twice: docs/how-to/troubleshoot.md
     dist.destroy_process_group()
     """
     )

@@ -41,7 +41,7 @@ def test_fsdp_steps_and_phases(train: Train) -> None:
             optimizer.step()
             optimizer.zero_grad()
         dist.barrier()
-        dist.barrier()  # twice: docs/troubleshooting.md
+        dist.barrier()  # twice: docs/how-to/troubleshoot.md
         dist.destroy_process_group()
     """
     traces = train(script)

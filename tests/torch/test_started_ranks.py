@@ -32,7 +32,7 @@ def trains(rank):
         nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()
-    return model  # whose end races with gloo's threads, as the interpreter's does: docs/troubleshooting.md
+    return model  # whose end races with gloo's threads, as the interpreter's does: docs/how-to/troubleshoot.md
 """
 
 
@@ -45,7 +45,7 @@ if rank == 0:
     other = subprocess.Popen([sys.executable, __file__, "1"])
 model = trains(rank)
 dist.barrier()
-dist.barrier()  # twice: docs/troubleshooting.md
+dist.barrier()  # twice: docs/how-to/troubleshoot.md
 dist.destroy_process_group()
 sys.exit(other.wait() if rank == 0 else 0)
 """

@@ -40,7 +40,7 @@ JOB = """
         optimizer.step()
         optimizer.zero_grad()
     dist.barrier()
-    dist.barrier()  # twice: docs/troubleshooting.md
+    dist.barrier()  # twice: docs/how-to/troubleshoot.md
     dist.destroy_process_group()
 """
 

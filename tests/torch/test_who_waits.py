@@ -94,7 +94,7 @@ def test_models_of_one_group_wait_once_a_backward(train: Train, native: bool) ->
         (-judge(maker(x)).mean()).backward()
         optimizers[1].step()
     dist.barrier()
-    dist.barrier()  # twice: docs/troubleshooting.md
+    dist.barrier()  # twice: docs/how-to/troubleshoot.md
     dist.destroy_process_group()
     """
     )
@@ -133,7 +133,7 @@ def test_collectives_called_by_hand_are_seen(train: Train, tmp_path: Path) -> No
         dist.recv(flat, src=1)
     checkpoint.save({{"model": model.state_dict()}}, checkpoint_id={str(tmp_path / "saved")!r})
     dist.barrier()
-    dist.barrier()  # twice: docs/troubleshooting.md
+    dist.barrier()  # twice: docs/how-to/troubleshoot.md
     dist.destroy_process_group()
     """
     )

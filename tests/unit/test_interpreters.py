@@ -1,4 +1,4 @@
-"""Which interpreters the probe gets into, by which way: the table of docs/coverage.md, cell by cell."""
+"""Which interpreters the probe gets into, by which way: the table of docs/reference/coverage.md, cell by cell."""
 
 from __future__ import annotations
 

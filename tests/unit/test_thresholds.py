@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
 
 import pytest
 from hindmost.cli import main
 from hindmost.errors import UsageError
-from hindmost_collector import documentation
 from hindmost_collector.judge import judge
 from hindmost_collector.running import stall
 from hindmost_collector.running.judging import Judging
@@ -17,7 +15,7 @@ from hindmost_collector.settings import DEFAULT, Settings
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.thresholds import resolve
 
-PAGE = Path(__file__).parents[2] / "docs/thresholds.md"
+from docs.generate import thresholds as documentation
 
 
 def slow(seed: int = 1) -> Scenario:
@@ -37,8 +35,13 @@ def test_what_is_set_wins_over_the_environment_over_the_file_over_the_default(tm
 @pytest.mark.parametrize(
     ("sets", "environ", "toml", "said"),
     [
-        (["min_efect=1"], {}, "", "--set min_efect is no threshold: did you mean min_effect? docs/thresholds.md"),
-        (["zzz=1"], {}, "", "--set zzz is no threshold: docs/thresholds.md lists them"),
+        (
+            ["min_efect=1"],
+            {},
+            "",
+            "--set min_efect is no threshold: did you mean min_effect? docs/reference/thresholds.md",
+        ),
+        (["zzz=1"], {}, "", "--set zzz is no threshold: docs/reference/thresholds.md lists them"),
         (["min_effect"], {}, "", "--set min_effect: write NAME=VALUE, like --set min_effect=0.02"),
         (["min_effect=2"], {}, "", "--set min_effect is 2: between 0 and 1 (of the step)"),
         (["min_effect=nan"], {}, "", "--set min_effect is 'nan', which is no number"),
@@ -72,13 +75,8 @@ def test_every_default_is_within_its_range_and_has_unit_and_reason():
         assert len(one.metadata["reason"].split()) > 5, one.name
 
 
-def test_the_page_is_fresh():
-    """Renew it with ``python -m hindmost_collector.documentation > docs/thresholds.md``."""
-    assert PAGE.read_text(encoding="utf-8") == documentation.page()
-
-
 def test_no_number_of_the_judge_is_without_a_reason():
-    """Each module-level number of each module that judges is on the page, with the comment above it."""
+    """Each module-level number of each module that judges has a comment above it."""
     found = documentation.constants()
     assert [f"{one.module}.{one.name}" for one in found if len(one.reason.split()) < 5] == []
 

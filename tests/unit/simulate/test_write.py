@@ -19,7 +19,7 @@ from hindmost_collector.simulate.traces import CAUSE_SHOWN
 from hindmost_collector.simulate.write import simulated, write
 from hindmost_collector.sources import load
 
-PAGE = Path(__file__).parents[3] / "docs/simulating.md"
+PAGE = Path(__file__).parents[3] / "docs/how-to/simulate-faults.md"
 
 
 def test_a_run_directory_holds_what_was_simulated(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_what_trace_folders_hold_is_told_from_them(tmp_path: Path, cause: str) -
 
 
 def test_the_page_has_a_row_for_every_fault_and_output() -> None:
-    """docs/simulating.md says of each what it does to a job and what is told from it, as the tests here find it."""
+    """The page says of each what it does to a job and what is told from it, as the tests here find it."""
     rows = dict(re.findall(r"^\| `(\w+)` \|(.*)\|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
     assert sorted(rows) == sorted(CAUSES)
     for cause, row in rows.items():

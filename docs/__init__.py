@@ -1,0 +1,1 @@
+"""The documentation, and what generates the pages of its reference."""

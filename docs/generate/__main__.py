@@ -1,0 +1,39 @@
+"""Write the generated pages of ``docs/reference``, or with ``--check`` name those that are stale."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from docs.generate import command_line, metrics, report_json, settings, thresholds
+
+REFERENCE = Path(__file__).parents[1] / "reference"
+PAGES = {
+    "command-line.md": command_line.page,
+    "metrics.md": metrics.page,
+    "report-json.md": report_json.page,
+    "settings.md": settings.page,
+    "thresholds.md": thresholds.page,
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Write all pages; with ``--check`` write none and return 1 where one differs from what would be written."""
+    stale = [name for name in PAGES if not is_fresh(name)]
+    if "--check" in arguments:
+        for name in stale:
+            sys.stderr.write(f"docs/reference/{name} is stale: run make reference\n")
+        return 1 if stale else 0
+    for name in stale:
+        (REFERENCE / name).write_text(PAGES[name](), encoding="utf-8")
+    return 0
+
+
+def is_fresh(name: str) -> bool:
+    """Whether a page is what its source says now."""
+    path = REFERENCE / name
+    return path.exists() and path.read_text(encoding="utf-8") == PAGES[name]()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,13 @@
+"""The generated pages of the reference say what the code says."""
+
+from __future__ import annotations
+
+import pytest
+
+from docs.generate.__main__ import PAGES, is_fresh
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_page_is_fresh(name: str) -> None:
+    """Renew it with ``make reference``."""
+    assert is_fresh(name), f"docs/reference/{name} is stale: run make reference"
