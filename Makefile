@@ -89,10 +89,12 @@ test-heavy: $(VENV)/.torch $(VENV)/.clickhouse ## both of these, sooner done tha
 		--no-loadscope-reorder tests/torch tests/clickhouse
 	$(TIMED_TORCH)
 
-lint: $(VENV)/.dev ## ruff and mypy --strict
+lint: $(VENV)/.dev ## ruff, mypy --strict, spelling and the words of styles/
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/codespell
+	$(BIN)/python -m words
 
 proto: $(VENV)/.dev ## regenerate the code under proto/ from telemetry.proto
 	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto $(PROTO)/telemetry.proto

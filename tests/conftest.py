@@ -34,7 +34,7 @@ def no_detector_fails() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spread each folder's files evenly over the run: some wait for processes, others compute, and beside each other
+    """Spread each folder's files evenly over the run: some wait for processes, others compute, and together
     they leave no core idle. Those that measure real jobs may be run again."""
     for item in items:
         if item.get_closest_marker("timed"):
