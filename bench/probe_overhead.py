@@ -145,7 +145,28 @@ def steps(directory: Path, pairs: int = 10) -> dict[str, Any]:
     return compared(took[True], took[False])
 
 
-PARTS = {"events": events, "calls": calls, "polls": partial(calls, kind="polled"), "steps": steps}
+def starts(directory: Path) -> dict[str, Any]:
+    """us that ``hindmost.pth`` adds to an interpreter's start where no job is observed: 200 fresh processes each.
+
+    ``start`` is how long such an interpreter takes from its start to its end.
+    """
+    shutil.copy(ROOT / "agent/hindmost/inject/hindmost.pth", directory)
+    timing = (
+        "import site, sys, time; start = time.perf_counter_ns(); site.addpackage(sys.argv[1], 'hindmost.pth', set());"
+        " print(time.perf_counter_ns() - start)"
+    )
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("HINDMOST_")}
+    took: dict[str, list[float]] = {"file": [], "start": []}
+    for _ in range(200):
+        line = [sys.executable, "-I", "-c", timing, str(directory)]
+        took["file"].append(int(subprocess.run(line, env=environ, check=True, capture_output=True).stdout) / 1e3)
+        began = time.perf_counter_ns()
+        subprocess.run([sys.executable, "-I", "-c", "pass"], env=environ, check=True)
+        took["start"].append((time.perf_counter_ns() - began) / 1e3)
+    return {name: spread(values) for name, values in took.items()}
+
+
+PARTS = {"events": events, "starts": starts, "calls": calls, "polls": partial(calls, kind="polled"), "steps": steps}
 #: How the ones that are compared are told: what, and its unit.
 TOLD = {
     "calls": ("MPI call, added by the shim", "ns"),
@@ -176,6 +197,9 @@ def table(result: dict[str, Any]) -> str:
         lines.append(
             f"event, {name:<24} {figures['median']:8.1f} ns  (5-95 %: {figures['p5']:.1f} to {figures['p95']:.1f})"
         )
+    for name, figures in result.get("starts", {}).items():
+        low, high = figures["p5"], figures["p95"]
+        lines.append(f"interpreter, {name:<18} {figures['median']:8.1f} us  (5-95 %: {low:.1f} to {high:.1f})")
     for part, (what, unit) in TOLD.items():
         if figures := result.get(part):
             lines.append(

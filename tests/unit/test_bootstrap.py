@@ -97,6 +97,20 @@ def test_an_isolated_python_is_reached_by_the_pth_file(job: Job, tmp_path: Path)
     assert len(job.headers()) == 1
 
 
+def test_the_pth_file_loads_nothing_where_no_job_is_observed(tmp_path: Path) -> None:
+    """It runs at every start of an interpreter that has hindmost installed: no module comes in."""
+    (tmp_path / "hindmost.pth").write_bytes((PACKAGE / "inject" / "hindmost.pth").read_bytes())
+    script = (
+        "import site, sys\n"
+        "before = set(sys.modules)\n"
+        f"site.addpackage({str(tmp_path)!r}, 'hindmost.pth', set())\n"
+        "print(set(sys.modules) - before)"
+    )
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("HINDMOST_")}
+    done = subprocess.run([sys.executable, "-I", "-c", script], env=environ, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("set()\n", "")
+
+
 def test_descendants_of_a_rank_are_not_ranks(job: Job) -> None:
     """A process that a rank starts inherits its variables and is not observed."""
     script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'pass'], check=True)"
