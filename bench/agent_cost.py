@@ -129,13 +129,15 @@ class Bench:
         return Watched(
             self.hindmost(
                 "agent", "--collector", collector, "--ring-dir", str(rings), "--spool", spool,
-                "--interval", interval, "--hold",
+                "--interval", interval, "--exit-when-stdin-closes",
             )
         )  # fmt: skip
 
     def listening(self, rings: Path) -> tuple[Watched, int]:
         """An agent that is only scraped, and its port."""
-        process = self.hindmost("agent", "--listen", "127.0.0.1:0", "--ring-dir", str(rings), "--hold")
+        process = self.hindmost(
+            "agent", "--listen", "127.0.0.1:0", "--ring-dir", str(rings), "--exit-when-stdin-closes"
+        )
         return Watched(process), int(self.said["listen"].rpartition(":")[2])
 
     def agent_of(self, checkout: Path, rings: Path) -> Watched:
@@ -189,7 +191,9 @@ def measure(seconds: float, also: Path | None = None) -> dict[str, dict[str, flo
 
 
 def _measure(bench: Bench, seconds: float, also: Path | None) -> dict[str, dict[str, float]]:
-    bench.hindmost("collector", "--listen", "127.0.0.1:0", "--out", str(bench.folder / "run"), "--hold")
+    bench.hindmost(
+        "collector", "--listen", "127.0.0.1:0", "--out", str(bench.folder / "run"), "--exit-when-stdin-closes"
+    )
     bench.said_by_collector = bench.said["grpc"]
     first, pids = rings(bench, "rings-1")
     second, _ = rings(bench, "rings-10")

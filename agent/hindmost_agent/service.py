@@ -91,7 +91,7 @@ class Service:
         server = await self._serve()
         shipping = self._ship()
         self._tick()
-        if self.settings.hold:
+        if self.settings.exit_when_stdin_closes:
             self._watch_stdin(loop)
         self._say_ready(server)
         gc.collect()
@@ -164,7 +164,7 @@ class Service:
                 self.agent.held_back, self.agent.batch_ns = self.shipper.held_back, self.shipper.batch_ns
         except Exception:
             log.exception("tick failed; going on with the next")
-        if self.settings.ring_dir is not None and not self.settings.hold:
+        if self.settings.ring_dir is not None and not self.settings.exit_when_stdin_closes:
             self._leave_with_job(now_ns)
         delay_s = max(next_ns - self._monotonic_ns(), 0) / NS
         asyncio.get_running_loop().call_later(delay_s, self._tick)
@@ -228,7 +228,7 @@ class Service:
         self.agent.attach(rank, f"trace-{first}-{last}.json", content, time.monotonic_ns())
 
     def _watch_stdin(self, loop: asyncio.AbstractEventLoop) -> None:
-        """``--hold``: whoever started this agent keeps its stdin open for as long as it is wanted."""
+        """``--exit-when-stdin-closes``: whoever started this agent keeps its stdin open for as long as it is wanted."""
 
         def readable() -> None:
             if not os.read(0, 4096):

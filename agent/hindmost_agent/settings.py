@@ -50,7 +50,7 @@ class Settings:
     spool: Path | None
     spool_bytes: int
     interval_ns: int
-    hold: bool
+    exit_when_stdin_closes: bool
     node: str
 
 
@@ -63,7 +63,7 @@ def settings(
     spool_size: str = "256MiB",
     interval: str = "1s",
     *,
-    hold: bool = False,
+    exit_when_stdin_closes: bool = False,
     environ: Mapping[str, str] | None = None,
 ) -> Settings:
     """Check what was given on the command line. Raises ``UsageError`` with one line that names what is wrong."""
@@ -87,7 +87,7 @@ def settings(
         spool=Path(spool) if spool else default_spool(job_id, node, env) if collector is not None else None,
         spool_bytes=size,
         interval_ns=int(seconds * 1e9),
-        hold=hold,
+        exit_when_stdin_closes=exit_when_stdin_closes,
         node=node,
     )
 

@@ -44,7 +44,9 @@ class Scene:
 
     def start_collector(self) -> subprocess.Popen[str]:
         """A collector on this scene's run directory; the link leads to it from now on."""
-        process = self._hindmost("collector", "--listen", "127.0.0.1:0", "--out", str(self.run), "--hold")
+        process = self._hindmost(
+            "collector", "--listen", "127.0.0.1:0", "--out", str(self.run), "--exit-when-stdin-closes"
+        )
         self.link.target = int(_line(process)["grpc"].rpartition(":")[2])
         self.collector = process
         return process
@@ -53,7 +55,7 @@ class Scene:
         """An agent on this scene's rings and spool."""
         where = ("--ring-dir", str(self.rings), "--spool", str(self.spool), "--job-id", "ledger")
         address = f"127.0.0.1:{self.link.port}"
-        self.agent = self._hindmost("agent", "--collector", address, *where, *self._options, "--hold")
+        self.agent = self._hindmost("agent", "--collector", address, *where, *self._options, "--exit-when-stdin-closes")
         _line(self.agent)
         return self.agent
 

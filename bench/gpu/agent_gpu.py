@@ -162,7 +162,8 @@ class Agent:
         self._folder = tempfile.TemporaryDirectory()
         path = self._folder.name
         command = [
-            sys.executable, "-m", "hindmost", "agent", "--collector", "127.0.0.1:9", "--hold", "--interval", interval,
+            sys.executable, "-m", "hindmost", "agent", "--collector", "127.0.0.1:9", "--interval", interval,
+            "--exit-when-stdin-closes",
             "--ring-dir", f"{path}/rings", "--spool", f"{path}/spool",
         ]  # fmt: skip
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How soon a running job's trouble is named: from the moment a rank goes wrong to the live verdict that says so.
 
-    python bench/gpu/live_faults.py --ranks 2 --limit 440 --out live_faults.json --keep runs.tar    # two GPUs
+    python bench/gpu/live_faults.py --ranks 2 --limit 440 --out live_faults.json --save-to runs.tar    # two GPUs
     python bench/gpu/live_faults.py --ranks 2 --case compute-25 hang    # without a GPU: gloo, one after another
 
 Each fault has a job of its own: ``hindmost run -- torchrun … faulty_job.py``, real probes and, on GPUs, the NCCL
@@ -159,7 +159,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--case", nargs="+", choices=[case.name for case in CASES])
     parser.add_argument("--out", type=Path, default=Path("live_faults.json"))
-    parser.add_argument("--keep", type=Path, metavar="TAR", help="keep the recordings and the jobs' output in here")
+    parser.add_argument("--save-to", type=Path, metavar="TAR", help="keep the recordings and the jobs' output in here")
     parser.add_argument("--limit", type=float, default=230, help="seconds after which no further case is begun")
     args = parser.parse_args()
     gpu = shutil.which("nvidia-smi") is not None
@@ -178,8 +178,8 @@ def main() -> int:
             args.out.write_text(json.dumps(result, indent=1) + "\n")  # what is measured is kept, whatever comes
             print("\n".join(fault_grade.table([one]).splitlines()[2:]), flush=True)
             packed = Path(folder) / f"{one['fault']}.tar.xz"
-            if args.keep and packed.exists():
-                keep(args.keep, packed)
+            if args.save_to and packed.exists():
+                keep(args.save_to, packed)
     told = fault_grade.summary(found)
     print(f"\n{fault_grade.table(found)}\n" + ", ".join(f"{name} {count}" for name, count in told.items()))
     return 0 if told["as_expected"] == len(cases) else 1

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Judge the recordings of ``live_faults.py --keep TAR`` again, as if they were running, without GPUs.
+"""Judge the recordings of ``live_faults.py --save-to TAR`` again, as if they were running, without GPUs.
 
     tar xf runs.tar -C DIR; for one in DIR/*.tar.xz; do tar xf $one -C DIR; done
     python bench/gpu/replay_faults.py DIR --ranks 2 --out replayed.json

@@ -158,6 +158,6 @@ def _check_relay(options: Options, named: Named) -> None:
     for target in options.relay_to.split(","):
         if not address(target.strip(), named("relay_to"))[1]:
             raise UsageError(f"{named('relay_to')} {target!r}: port 0 is nobody's")
-    for name in ("out", "store", "job_id", "hold", "remote_write"):
+    for name in ("out", "store", "job_id", "exit_when_stdin_closes", "remote_write"):
         if getattr(options, name):
             raise UsageError(f"{named(name)} is for the collector: a relay (--relay-to) stores and judges nothing")

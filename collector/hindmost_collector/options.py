@@ -28,7 +28,7 @@ class Options:
     job_id: str = _setting("", "the job that --out and --command are about", "ID")
     command: str = _setting("", "the job's command line, for reports", "TEXT")
     launcher: str = _setting("", "what launched the job, for reports", "NAME")
-    hold: bool = _setting(default=False, meaning="leave when stdin ends")
+    exit_when_stdin_closes: bool = _setting(default=False, meaning="leave when stdin ends")
     flush_seconds: float = _setting(0.0, "between flushes to the store (default 1 with --out, else 10)", "SECONDS")
     memory_mib: int = _setting(256, "rows held in memory before samples of nodes are shed", "MIB")
     judge_seconds: float = _setting(1.5, "between two judgements of a running job", "SECONDS")
@@ -41,7 +41,7 @@ class Options:
     @property
     def http_address(self) -> tuple[str, int] | None:
         """Where to serve the page and metrics; None for nowhere."""
-        if self.http == "none" or (self.hold and not self.http):
+        if self.http == "none" or (self.exit_when_stdin_closes and not self.http):
             return None
         return address(self.http or f"127.0.0.1:{HTTP_PORT}", "--http")
 

@@ -50,7 +50,7 @@ async def serve(options: Options, stopped: asyncio.Event, settings: Settings = D
         log.warning("nothing is recorded: give --store DIRECTORY to keep every job, or --out RUN_DIR for one")
     _say(addresses)
     job_over = asyncio.Event()  # a signal stops a held collector too, and says nothing of the job
-    if options.hold:
+    if options.exit_when_stdin_closes:
         follow = (collector, asyncio.get_running_loop(), (job_over, stopped))
         threading.Thread(target=_follow_stdin, args=follow, daemon=True, name="stdin").start()
     await stopped.wait()

@@ -151,7 +151,7 @@ def ready(address):
 
 def test_held_collector_says_that_the_server_is_away(collector_process):
     """Where a job waits for it, a collector whose store cannot be reached says in one line which and why, and ends."""
-    process = collector_process("--http", "none", "--hold", "--store", "clickhouse://127.0.0.1:1/db")
+    process = collector_process("--http", "none", "--exit-when-stdin-closes", "--store", "clickhouse://127.0.0.1:1/db")
     _, said = process.popen.communicate(timeout=60)
     assert process.popen.returncode == 1
     assert len(said.splitlines()) == 1

@@ -27,7 +27,7 @@ class Driver:
         ctypes.CDLL(None).pause()
 
 service.Host = functools.partial(sampler.Host, nvml_library=Driver())
-sys.exit(service.serve(settings.settings(listen="127.0.0.1:0", interval="100ms", hold=True)))
+sys.exit(service.serve(settings.settings(listen="127.0.0.1:0", interval="100ms", exit_when_stdin_closes=True)))
 """
 
 

@@ -26,7 +26,7 @@ def collector(jobs: dict[str, Any], now: Callable[[], float]) -> Any:
         decoder=SimpleNamespace(words=None),
         recorder=SimpleNamespace(store=None, writing=False),
         ingest=SimpleNamespace(ask=lambda job, question: None),
-        options=SimpleNamespace(hold=True),
+        options=SimpleNamespace(exit_when_stdin_closes=True),
     )
 
 

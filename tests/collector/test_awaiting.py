@@ -129,7 +129,7 @@ def test_stopped_while_it_waits_it_leaves(pages, monkeypatch):
     ("error", "options"),
     [
         (HindmostError("ClickHouse at db said: wrong password"), Options(http="none")),
-        (Unreachable("away"), Options(hold=True)),
+        (Unreachable("away"), Options(exit_when_stdin_closes=True)),
     ],
 )
 def test_what_waiting_does_not_mend_ends_it(error, options):

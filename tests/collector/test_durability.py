@@ -141,7 +141,7 @@ def test_held_collector_ends_with_its_stdin(collector_process, fake_agent, tmp_p
         await agent.close()
 
     process = collector_process(
-        "--out", tmp_path, "--job-id", "j", "--command", "x.py", "--hold", "--set=min_effect=0.02"
+        "--out", tmp_path, "--job-id", "j", "--command", "x.py", "--exit-when-stdin-closes", "--set=min_effect=0.02"
     )
     assert process.addresses["http"] is None
     asyncio.run(scenario(process))

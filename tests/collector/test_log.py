@@ -116,7 +116,9 @@ def test_a_held_collector_says_that_the_job_is_over_when_it_is(tmp_path, monkeyp
         else:
             os.write(write, b'{"exit_code": 0}\n')
             os.close(write)
-        options = Options(listen="127.0.0.1:0", http="none", out=str(tmp_path / "run"), job_id="j", hold=True)
+        options = Options(
+            listen="127.0.0.1:0", http="none", out=str(tmp_path / "run"), job_id="j", exit_when_stdin_closes=True
+        )
         assert await serving.serve(options, stopped) == 0
         if signalled:
             os.close(write)

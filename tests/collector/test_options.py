@@ -38,7 +38,7 @@ def test_layers(tmp_path):
 @pytest.mark.parametrize(
     ("toml", "said"),
     [
-        ('listne = "x"', "c.toml: listne is no setting; settings are command, flush_seconds"),
+        ('listne = "x"', "c.toml: listne is no setting; settings are command, exit_when_stdin_closes, "),
         ('[collector]\nlisten = "x"', "c.toml: collector is no setting"),
         ("listen =", "c.toml is not TOML: "),
         ("listen = 9460", "c.toml: listen is 9460, which is no text: put it in quotes"),
@@ -53,8 +53,11 @@ def test_layers(tmp_path):
         ("memory_mib = true", "c.toml: memory_mib is True, which is no whole number"),
         ("memory_mib = 8", "c.toml: memory_mib is 8: between 16 and"),
         ("memory_mib = 99999999999", "c.toml: memory_mib is 99999999999: between 16 and"),
-        ("hold = 1", "c.toml: hold is 1, which is neither true nor false"),
-        ('hold = "maybe"', "c.toml: hold is 'maybe', which is neither true nor false"),
+        ("exit_when_stdin_closes = 1", "c.toml: exit_when_stdin_closes is 1, which is neither true nor false"),
+        (
+            'exit_when_stdin_closes = "maybe"',
+            "c.toml: exit_when_stdin_closes is 'maybe', which is neither true nor false",
+        ),
         ("retention_days = -1", "c.toml: retention_days is -1.0: zero for no limit, or more"),
         ("retention_gib = inf", "c.toml: retention_gib is inf, which is no number"),
         ('log_format = "xml"', "c.toml: log_format is 'xml': text or json"),
@@ -87,7 +90,11 @@ def test_mistakes_are_named(tmp_path, toml, said):
     ("name", "value", "said"),
     [
         ("NOPE", "1", "HINDMOST_COLLECTOR_NOPE is no setting; settings are command, "),
-        ("HOLD", "perhaps", "HINDMOST_COLLECTOR_HOLD is 'perhaps', which is neither true nor false"),
+        (
+            "EXIT_WHEN_STDIN_CLOSES",
+            "perhaps",
+            "HINDMOST_COLLECTOR_EXIT_WHEN_STDIN_CLOSES is 'perhaps', which is neither true nor false",
+        ),
         ("FLUSH_SECONDS", "soon", "HINDMOST_COLLECTOR_FLUSH_SECONDS is 'soon', which is no number"),
         ("FLUSH_SECONDS", "-1", "HINDMOST_COLLECTOR_FLUSH_SECONDS is -1.0: between 0 and 3600"),
         ("LISTEN", "9460", "HINDMOST_COLLECTOR_LISTEN '9460' is not HOST:PORT"),
@@ -124,7 +131,7 @@ SET = {
     "job_id": ("42", '"42"'),
     "command": ("python train.py", '"python train.py"'),
     "launcher": ("srun", '"srun"'),
-    "hold": ("true", "true"),
+    "exit_when_stdin_closes": ("true", "true"),
     "flush_seconds": ("3.5", "3.5"),
     "memory_mib": ("512", "512"),
     "judge_seconds": ("5.0", "5.0"),
@@ -155,7 +162,9 @@ def test_a_flag_takes_back_what_the_environment_says():
     """A collector that the environment holds is not held where the command line says so."""
     parser = argparse.ArgumentParser()
     command_line.configure(parser)
-    assert not resolve(vars(parser.parse_args(["--no-hold"])), {"HINDMOST_COLLECTOR_HOLD": "1"}).hold
+    assert not resolve(
+        vars(parser.parse_args(["--no-exit-when-stdin-closes"])), {"HINDMOST_COLLECTOR_EXIT_WHEN_STDIN_CLOSES": "1"}
+    ).exit_when_stdin_closes
 
 
 def test_what_kubernetes_says_of_services_is_no_setting():

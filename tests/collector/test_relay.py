@@ -81,7 +81,7 @@ class Four:
 
 def test_relay_killed_loses_and_doubles_nothing(collector_process, fake_agent, tmp_path):
     """One job over two relays, one of which is killed: every step of every rank is stored once, and rank 3 is named."""
-    collector = collector_process("--out", tmp_path, "--job-id", "j", "--http", "none", "--hold")
+    collector = collector_process("--out", tmp_path, "--job-id", "j", "--http", "none", "--exit-when-stdin-closes")
     relays = [collector_process("--relay-to", collector.addresses["grpc"], "--http", "none") for _ in range(2)]
     addresses = [one.addresses["grpc"] for one in relays]
     steps = range(STEPS)

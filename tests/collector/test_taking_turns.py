@@ -107,7 +107,9 @@ def test_judging_waits_for_a_write(monkeypatch, writing, overdue, ripe, judged):
         stall = SimpleNamespace(in_haste=lambda job: True, question=lambda job: None, ripe=lambda job: ripe)
         job = SimpleNamespace(id="j", sealed=False, revision=1, judged_revision=0, stall=stall)
         collector = SimpleNamespace(
-            jobs={"j": job}, recorder=SimpleNamespace(writing=writing), options=SimpleNamespace(hold=True)
+            jobs={"j": job},
+            recorder=SimpleNamespace(writing=writing),
+            options=SimpleNamespace(exit_when_stdin_closes=True),
         )
         judging = SimpleNamespace(
             due=lambda name: looked.append(name) or True,

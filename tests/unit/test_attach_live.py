@@ -85,12 +85,14 @@ def test_a_running_process_shows_where_it_stands(
         time.sleep(0.05)
     assert f"Process {pid}" in text
     assert "<module> (script.py:" in text
-    assert cli.main(["attach", "--stacks", f"--pid={pid}", "--keep", str(tmp_path / "run")]) == 0
+    assert cli.main(["attach", "--stacks", f"--pid={pid}", "--save-to", str(tmp_path / "run")]) == 0
     (kept,) = (tmp_path / "run/stacks").iterdir()
     assert "<module> (script.py:" in kept.read_text()
     assert kept.read_text().startswith("--- 20")
-    assert cli.main(["attach", "--stacks", f"--pid={pid}", "--keep", str(kept)]) == 1
-    assert capsys.readouterr().err == f"hindmost attach: --keep: {kept}/stacks cannot be written (Not a directory)\n"
+    assert cli.main(["attach", "--stacks", f"--pid={pid}", "--save-to", str(kept)]) == 1
+    assert capsys.readouterr().err.startswith(
+        f"hindmost attach: --save-to: cannot write {kept}/stacks (Not a directory)"
+    )
     assert stacks.dump(2**22 + 1).startswith(f"no stack of process {2**22 + 1}: ")
 
 

@@ -174,8 +174,10 @@ def test_what_cannot_be_is_refused_before_anything_is_done(
 def test_a_truth_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The file is named, and not the recording, which is there."""
     truth = tmp_path / "missing" / "truth.json"
-    assert cli.main(["simulate", str(tmp_path / "out"), "--ranks", "2", "--steps", "4", "--truth", str(truth)]) == 2
-    assert capsys.readouterr().err.startswith(f"hindmost simulate: --truth {truth}: cannot be written: ")
+    assert (
+        cli.main(["simulate", str(tmp_path / "out"), "--ranks", "2", "--steps", "4", "--ground-truth", str(truth)]) == 2
+    )
+    assert capsys.readouterr().err.startswith(f"hindmost simulate: --ground-truth {truth}: cannot be written: ")
 
 
 @pytest.mark.parametrize(

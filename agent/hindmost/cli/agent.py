@@ -19,7 +19,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--spool", metavar="DIR", help="where to keep what is not yet delivered")
     parser.add_argument("--spool-size", default="256MiB", metavar="SIZE", help="at most this much (256MiB)")
     parser.add_argument("--interval", default="1s", metavar="TIME", help="time between two ticks (1s)")
-    parser.add_argument("--hold", action="store_true", help="leave when stdin is closed")
+    parser.add_argument("--exit-when-stdin-closes", action="store_true", help="leave when stdin is closed")
 
 
 def run(args: argparse.Namespace) -> int:

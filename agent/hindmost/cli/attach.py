@@ -23,7 +23,7 @@ examples:
   hindmost attach --pid 4711 --pid 4712
   hindmost attach --job 812345 --seconds 30      a Slurm job's ranks on this machine
   hindmost attach --stacks --job 812345          where each rank stands and what it waits in, now
-  hindmost attach --stacks --job ID --keep hindmost-runs/ID      the same, kept in the run directory too
+  hindmost attach --stacks --job ID --save-to hindmost-runs/ID      also saved in the run directory
 
 Python 3.14 and later is entered by sys.remote_exec and measured from inside; older ones are sampled from outside by
 py-spy, and shares come with the 95 % interval that sampling has. Only your own processes; nothing stays in them."""
@@ -43,7 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--stacks", action="store_true", help="print all threads' stacks and pending collectives instead"
     )
     parser.add_argument(
-        "--keep", type=Path, metavar="DIR", help="keep what --stacks prints in DIR/stacks, a file a rank, as of a hang"
+        "--save-to", type=Path, metavar="DIR", help="with --stacks: also append each rank's stack to DIR/stacks"
     )
     parser.add_argument("--format", choices=("text", "json"), default="text")
 
@@ -54,13 +54,13 @@ def run(args: argparse.Namespace) -> int:
 
     if not 0 < args.seconds <= 3600 or not 1 <= args.rate <= 1000:
         raise UsageError("--seconds must be between 0 and 3600, --rate between 1 and 1000")
-    if args.keep is not None and not args.stacks:
-        raise UsageError("--keep says where stacks are kept: ask for them with --stacks")
+    if args.save_to is not None and not args.stacks:
+        raise UsageError("--save-to saves stacks: add --stacks")
     if args.job is not None:
         given.filled("--job", args.job)
     targets = target.by_job(args.job) if args.job else [target.by_pid(pid) for pid in args.pid]
     if args.stacks:
-        return _show_stacks(targets, args.keep)
+        return _show_stacks(targets, args.save_to)
     method, seen = _look(targets, args)
     if args.format == "json":
         sys.stdout.write(json.dumps(table.to_dict(targets, seen, method, args.seconds), indent=2) + "\n")
@@ -94,7 +94,9 @@ def _keep(folder: Path, one: Target, text: str) -> None:
         with (folder / name).open("a") as file:
             file.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')}, on demand\n{text}")
     except OSError as error:
-        raise HindmostError(f"--keep: {folder} cannot be written ({error.strerror})") from error
+        raise HindmostError(
+            f"--save-to: cannot write {folder} ({error.strerror}): name a folder that you may write"
+        ) from error
 
 
 def _look(targets: list[Target], args: argparse.Namespace) -> tuple[str, list[Shares]]:

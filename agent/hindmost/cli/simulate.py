@@ -77,7 +77,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     meaning = "what is wrong with whom, see below; may be repeated"
     parser.add_argument("--fault", action="append", default=[], metavar=where, help=meaning.replace("%", "%%"))
     parser.add_argument(
-        "--truth", type=Path, metavar="FILE", help="write what is so, beside a FOLDER; not with --collector"
+        "--ground-truth",
+        type=Path,
+        metavar="FILE",
+        help="write the injected faults and their cost to FILE, as JSON (with FOLDER only)",
     )
 
 
@@ -106,13 +109,13 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.collector:
         return _to_collector(scenario, args)
-    if args.format == "run" and not args.truth:
+    if args.format == "run" and not args.ground_truth:
         simulated(scenario, args.out)
     else:
         made = simulate(scenario)
         write(made.run, args.out, args.format)
-        if args.truth:
-            report.write(json.dumps(asdict(made.truth), indent=1) + "\n", args.truth, "--truth")
+        if args.ground_truth:
+            report.write(json.dumps(asdict(made.truth), indent=1) + "\n", args.ground_truth, "--ground-truth")
     sys.stdout.write(f"{args.out}: {args.ranks} ranks, {args.steps} steps; judge it by: hindmost report {args.out}\n")
     return 0
 
@@ -138,8 +141,8 @@ def _to_collector(scenario: Any, args: argparse.Namespace) -> int:
         raise UsageError(f"--collector {args.collector}: write HOST:PORT, as the collector was given as --listen")
     if not 0 <= args.speed < math.inf:
         raise UsageError(f"--speed {args.speed:g}: seconds of the job a second; 0 for as fast as it is taken")
-    if args.truth:
-        raise UsageError("--truth goes with a FOLDER: what is so is known only by simulating again without faults")
+    if args.ground_truth:
+        raise UsageError("--ground-truth needs a FOLDER: drop --ground-truth or --collector")
     count = send(scenario, args.collector, args.speed)
     sys.stdout.write(f"{args.collector}: {args.ranks} ranks, {args.steps} steps, {count} batches, all acknowledged\n")
     return 0

@@ -148,7 +148,9 @@ def _collector(
     arguments += [f"--set={one}" for one in wish.thresholds]
     if wish.live:
         arguments += ["--http", wish.listen or f"{place.LOOPBACK}:0"]
-    daemon = Daemon("collector", [*arguments, "--hold"], environ, directory / "logs" / "collector.log")
+    daemon = Daemon(
+        "collector", [*arguments, "--exit-when-stdin-closes"], environ, directory / "logs" / "collector.log"
+    )
     started.append(daemon)
     return daemon, daemon.ready("grpc")
 
@@ -156,7 +158,7 @@ def _collector(
 def _agent(
     collector: str, job: str, rings: Path, directory: Path, environ: Mapping[str, str], started: list[Daemon]
 ) -> Daemon:
-    arguments = ["--collector", collector, "--job-id", job, "--ring-dir", str(rings), "--hold"]
+    arguments = ["--collector", collector, "--job-id", job, "--ring-dir", str(rings), "--exit-when-stdin-closes"]
     daemon = Daemon("agent", arguments, environ, directory / "logs" / "agent.log")
     started.append(daemon)
     daemon.ready("ready")

@@ -48,7 +48,7 @@ class Watch:
             while True:
                 await asyncio.sleep(self.pause_s(self._judging.pause_s(LOOK_S)))
                 await self.round()
-                if not self._collector.options.hold:
+                if not self._collector.options.exit_when_stdin_closes:
                     self._seal_finished()
         finally:
             for task in (*self._wholes.values(), self._end):

@@ -75,14 +75,14 @@ async def store_and_page(
     """The store as soon as it answers, and the page if it had to be served before; raises HindmostError.
 
     Raises Unreachable, the last there was, where ``stopped`` comes first; and at once where a job waits for this
-    collector (``hold``): whoever started it is to know.
+    collector (``exit_when_stdin_closes``): whoever started it is to know.
     """
     shown, page, pause, since = Awaiting(), None, FIRST_S, time.monotonic()
     while True:
         store, trouble = await asyncio.to_thread(_tried, options, opened)
         if trouble is None:
             break
-        if options.hold:
+        if options.exit_when_stdin_closes:
             raise trouble
         if str(trouble) != shown.reason:
             log.warning("waiting for the store, and trying again: %s", trouble)

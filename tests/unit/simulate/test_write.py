@@ -51,7 +51,7 @@ def test_the_truth_is_written_apart(tmp_path: Path) -> None:
     """Only the file that was asked for holds what is so; the folder that the judge reads does not."""
     out, truth = tmp_path / "run", tmp_path / "truth.json"
     fault = ["--fault", "input:1:30%"]
-    assert main(["simulate", str(out), "--ranks", "4", "--steps", "12", *fault, "--truth", str(truth)]) == 0
+    assert main(["simulate", str(out), "--ranks", "4", "--steps", "12", *fault, "--ground-truth", str(truth)]) == 0
     known = json.loads(truth.read_text())
     assert known["faults"][0]["ranks"] == [1]
     assert known["total_ns"] > known["repaired_ns"]
