@@ -105,6 +105,19 @@ def test_tables_are_arrow_with_the_job(tmp_path):
         assert (len(empty), set(empty.column_names)) == (0, {"job", *schema.STORED[name]})
 
 
+def test_the_example_in_the_help_answers_for_ranks_that_mark_no_steps(tmp_path, capsys):
+    """Ranks of MPI programs mark none: the help's query has rows all the same, and stderr stays empty."""
+    with pytest.raises(SystemExit):
+        cli.main(["query", "--help"])
+    (example,) = re.findall(r"for example: (.*?) options:", " ".join(capsys.readouterr().out.split()))
+    run_directory([simulate(Scenario(2, 12)).run], tmp_path)
+    shutil.rmtree(tmp_path / "segments/steps")
+    assert cli.main(["query", str(tmp_path), example, "--format", "csv"]) == 0
+    said = capsys.readouterr()
+    assert {row.split(",")[0] for row in said.out.splitlines()[1:]} == {"0", "1"}
+    assert said.err == ""
+
+
 @pytest.mark.parametrize(
     ("query", "told"),
     [

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
+#: Answered by every job of several ranks; steps are recorded where a loop marks them.
+EXAMPLE = "select rank, op, count(*), avg(duration_ns) from collectives group by rank, op"
 #: How long an engine may take to notice that nobody waits any more.
 _GIVEN_UP_S = 5.0
 _NOT_KEPT = "nothing of it was recorded, or not yet"
@@ -39,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="a run directory, or a collector's store (URL); several where agents of a job sent to several collectors",
     )
     parser.add_argument(
-        "sql", metavar="SQL", help="for example: select rank, avg(duration_ns) from steps group by rank"
+        "sql", metavar="SQL", help=f"for example: {EXAMPLE}"
     )
     parser.add_argument("--format", choices=["text", "csv", "json"], default="text", help="how to print (default text)")
     parser.epilog = (
