@@ -1,7 +1,7 @@
-"""Joining what every rank recorded of one collective, without trusting any clock.
+"""Joins what every rank recorded of one collective, without trusting any clock.
 
-A synchronising collective ends at nearly the same moment on all its members, so its duration is the waiting: whoever
-took shortest came last, and the shortest duration is about the transfer.
+A synchronising collective ends at nearly the same moment on all its members, so its duration is the waiting. The rank
+with the shortest duration arrived last, and that duration is about the transfer.
 """
 
 from __future__ import annotations
@@ -157,13 +157,13 @@ def _in_cells(table: Table) -> Grid:
     )
 
 
-#: A class of communicators met less often than this share of what the most used one is, says little: a barrier now
-#: and then, at start-up.
+#: Communicator classes used less often than this share of the most used class are ignored: barriers now and then, or at
+#: start-up.
 _SELDOM = 0.02
 
 
 def _mostly_met(grid: Grid) -> Grid:
-    """The grid without classes that are seldom met: where nothing says when, a column of theirs has no place in it."""
+    """The grid without classes that rarely meet: without clocks, their columns have no place in the order."""
     met = np.bincount(grid.klass, minlength=grid.group.shape[1])
     often = np.flatnonzero(met >= _SELDOM * met.max(initial=0))
     if len(often) == grid.group.shape[1]:
@@ -208,14 +208,15 @@ def _sizes(values: Array, row: Array, column: Array, first: Ints, group: Ints) -
 
 
 def _known_step(step: Array, column: Array, columns: int) -> Ints:
-    """[K] the step of each column as any rank knows it: of a rank without marks nobody knows when its steps began."""
+    """[K] the step of each column as any rank knows it; a rank without step marks does not know it."""
     known = step >= 0
     return coded.first(step[known], column[known], columns, UNMEASURED)
 
 
 def _fill(values: Array, cell: Ints, shape: tuple[int, int]) -> Floats:
-    """[R, K] block of one column of the table, of which each row is in a ``cell`` [N]; -1 becomes NaN. What nobody
-    measured takes the memory of one number.
+    """[R, K] block of one column of the table, each row of it in a ``cell`` [N]; -1 becomes NaN.
+
+    A block without any measurement takes the memory of one number.
     """
     if constant.is_constant(values) and values[0] == UNMEASURED:
         return np.broadcast_to(np.nan, shape)
@@ -239,9 +240,9 @@ def _ordered(grid: Grid) -> Grid:
 
 
 def _shared(grid: Grid) -> Array:
-    """[K] columns that at least half as many ranks have as any of their class: each rank's clock begins at such a one.
+    """[K] columns that at least half of the ranks of their class have: each rank's clock begins at such a column.
 
-    A rank whose agent sends what was minutes ago begins with others that nobody else has.
+    A rank whose agent sends old data begins with columns that no other rank has.
     """
     held = np.sum(~np.isnan(grid.start), axis=0)
     most = np.zeros(grid.klass.max() + 1, np.int64)
@@ -265,12 +266,13 @@ def own_time(grid: Grid, beside: Array | None = None) -> Floats:
     return np.where(skipped, np.nan, np.where(np.isnan(grid.self_time), between, grid.self_time))
 
 
-#: Entering a collective this soon after the last is queueing behind it, not arriving: kernels follow within 20 us.
+#: A collective that starts this soon after the last one was queued behind it; its start is no arrival time. Queued
+#: kernels follow within 20 us.
 QUEUED_NS = 30_000.0
 
 
 def _queued(grid: Grid, beside: Array) -> Array:
-    """[R, K] which collectives began when one of their class that ran ``beside`` [K] ended: nobody knows since when
+    """[R, K] which collectives began when one of their class that ran ``beside`` [K] ended: it is unknown since when
     the rank was ready."""
     queued = np.zeros(grid.start.shape, bool)
     for klass in np.unique(grid.klass[beside]) if beside.any() else ():
@@ -281,7 +283,7 @@ def _queued(grid: Grid, beside: Array) -> Array:
     return queued
 
 
-#: A longer collective must shorten the gap after it by this much of itself to have run beside computing.
+#: A longer collective overlaps with computing if it shortens the gap after it by this share of itself.
 _TRADED = 0.5
 
 

@@ -20,6 +20,7 @@ def set_up() -> None:
 
 
 def give_back() -> None:
-    """Have glibc give back all that is free, also between what is not: before more is needed than ever, and seldom."""
+    """Have glibc return all free memory to the system, also between blocks in use; rarely, and before a new peak of
+    use."""
     with contextlib.suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,7 +1,6 @@
-"""Columns that hold one value in every row, such as what nobody measured: they take the memory of that one value.
+"""Columns with one value in every row, such as unmeasured ones: they take the memory of one value.
 
-Such a column is an array like any other, of which numpy strides over one element again and again; it is not to be
-written to.
+Such a column is an array like any other: numpy strides over one element again and again. It must not be written to.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ def repeated(value: Any, count: int, dtype: Any = None) -> Array:
 
 
 def is_constant(column: Array) -> bool:
-    """Whether a column is known to hold one value; others may too, nobody having looked."""
+    """Whether a column is known to hold one value; other columns may hold one value too, unchecked."""
     return column.strides == (0,) and len(column) > 0
 
 

@@ -31,7 +31,7 @@ class _Newest(NamedTuple):
 
 
 class NodeMetrics:
-    """The newest value of every series. Taking a block in costs next to nothing; text is made when somebody asks."""
+    """The newest value of every series. Adding a block costs next to nothing; text is made only for a scrape."""
 
     def __init__(self, definitions: Definitions) -> None:
         self._definitions = definitions

@@ -157,15 +157,15 @@ class Ingest:
         return ""
 
     async def greet(self, hello: wire.Hello, *, direct: bool = True) -> tuple[Agent, Outbox]:
-        """The agent that says so, and what is to be sent to it on this stream; an older stream of it ends.
+        """The agent that greets, and what to send it on this stream; an older stream of it ends.
 
-        ``direct``: it is there itself, not through a relay.
+        ``direct``: the agent itself connected, not through a relay.
 
-        Raises StoreAway when the agent is new and nobody knows what of it is durable.
+        Raises StoreAway when the agent is new and the store cannot say what of its data is durable.
         """
         identity, now = f"{hello.agent_id}@{hello.node}", self.clock.now()
         durable = 0 if identity in self.agents else await self._known_durable(identity)
-        self.inbox.empty()  # what is told to have been received has been taken
+        self.inbox.empty()  # data reported as received has been taken
         agent = self.agents.get(identity)
         if agent is None:
             clock = NodeClock(hello.monotonic_ns, now)
@@ -344,7 +344,8 @@ class Ingest:
         return {agent.identity: agent.received for agent in self.agents.values() if agent.received > agent.durable}
 
     def durable(self, sequences: Mapping[str, int]) -> None:
-        """Tell the agents that everything up to these sequences is safe, those before that were not told yet too."""
+        """Acknowledge to the agents that all data up to these sequences is durable, and earlier data not yet
+        acknowledged."""
         for identity, sequence in sequences.items():
             if agent := self.agents.get(identity):
                 agent.durable = max(agent.durable, sequence)

@@ -57,13 +57,13 @@ if TYPE_CHECKING:
 
 
 def judge(run: Run, settings: Settings = DEFAULT) -> Report:
-    """Say which ranks hold the run back, why, since when and at what cost, or that nobody does.
+    """Say which ranks hold the run back, why, since when and at what cost; or that none does.
 
-    Never raises for missing or contradictory data: what cannot be judged is ``insufficient_data``, and says why.
+    Never raises for missing or contradictory data: what cannot be judged is ``insufficient_data``, with the reason.
     """
-    told = settings.told()
-    if told and told not in run.notes:
-        run = replace(run, notes=(*run.notes, told))
+    changed = settings.told()
+    if changed and changed not in run.notes:
+        run = replace(run, notes=(*run.notes, changed))
     if rows(run.operations):
         return pipeline.judge(run, settings)
     both = two_witnesses.judged(run, lambda one: judge(one, settings))
@@ -127,8 +127,8 @@ def _compared(run: Run, settings: Settings) -> tuple[Blocks | None, list[planned
 def _ended(
     run: Run, blocks: Blocks | None, stop: hang.Hang | None, p99: float, settings: Settings
 ) -> tuple[list[Verdict], list[str]]:
-    """Verdicts on a job that stopped, on ranks that fell silent and on such as ran something else; and notes."""
-    ours = run.job.source == "hindmost"  # elsewhere nobody vouches for what numbers count
+    """Verdicts on a job that stopped, on ranks with lost contact and on ranks that ran another operation; and notes."""
+    ours = run.job.source == "hindmost"  # other recordings do not guarantee what sequence numbers count
     parted = mismatch.find(run, settings, stopped=stop is not None) if ours else None
     if stop is not None:
         return [of_parted(stop, parted, run, blocks)], []
@@ -137,7 +137,7 @@ def _ended(
 
 
 def _of_most(run: Run, blocks: Blocks, settings: Settings) -> list[Verdict]:
-    """The verdict on most ranks slow at once; on a few that are ahead from the start, one that names nobody."""
+    """The verdict on most ranks slow at once; if a few ranks are ahead from the start, it names no rank."""
     most = majority.find(blocks, settings)
     if most is None:
         return []
@@ -149,7 +149,7 @@ def _of_most(run: Run, blocks: Blocks, settings: Settings) -> list[Verdict]:
 
 
 def _of_stretches(run: Run, change: membership.Change, settings: Settings) -> Report:
-    """The report on what the job is now, and whoever was named before some of its ranks left."""
+    """The report on the job as it is now, with the ranks that were named before some ranks left."""
     before, now = judge(change.before, settings), judge(change.after, settings)
     past = [
         replace(one, until_step=change.last_step if one.until_step is None else one.until_step)
@@ -166,7 +166,8 @@ def _of_stretches(run: Run, change: membership.Change, settings: Settings) -> Re
 
 
 def _of_groups(run: Run, groups: list[Run], settings: Settings) -> Report:
-    """The report on groups of ranks that never meet: whoever is named in any, the job's facts of the longest steps."""
+    """The report on groups of ranks that never meet: the ranks named in any group; the job's facts from the longest
+    steps."""
     reports = [judge(group, settings) for group in groups]
     found = [
         one if one.ranks or one.kind != "slow_link" else replace(one, ranks=tuple(group.ranks["rank"].tolist()))
@@ -192,7 +193,7 @@ def _of_groups(run: Run, groups: list[Run], settings: Settings) -> Report:
     )
 
 
-#: Episodes of one rank cost alike from this part of the dearest on: noise is not to put the later one first.
+#: Slow segments of one rank cost alike from this share of the dearest on: noise must not put a later one first.
 _AS_DEAR = 0.9
 
 
@@ -239,7 +240,7 @@ def _slow(case: detector.Case) -> tuple[list[Verdict], list[str]]:
 def _late(
     blocks: Blocks, settings: Settings, shared: sharing.Sharing | None
 ) -> tuple[list[Verdict], list[str], list[Habit]]:
-    """The verdicts on ranks that are late by habit or stall, each judged beside the others; notes; chance's habits."""
+    """Verdicts on slow and on stalling ranks, each judged with the others in view; notes; slowdowns by chance."""
     timed = uneven.uncounted(blocks, settings)
     even = uneven.levelled(blocks, settings, timed)
     habits = straggler.find(even, settings, shared=shared is not None)
@@ -250,7 +251,7 @@ def _late(
     habits = intermittent.without_stalls(habits, stalls, blocks, settings)
     found, notes = of_habits(habits, blocks, settings, even)
     named = {rank for one in found for rank in one.ranks}
-    stalling = intermittent.stalling_beside(habits, stalls, settings)  # told of, where the habit is not
+    stalling = intermittent.stalling_beside(habits, stalls, settings)  # reported as stalls, not as a habit
     late = {habit.row for habit in habits if habit.row not in stalling or int(blocks.ranks[habit.row]) in named}
     stalls = [one for one in stalls if late.isdisjoint(one.rows)]
     if shared is not None:
@@ -265,8 +266,10 @@ def _late(
 def _uncounted(
     habits: list[Habit], blocks: Blocks, even: Blocks, timed: Floats, settings: Settings
 ) -> tuple[list[Habit], list[Habit], Blocks]:
-    """Habits among uneven work that was not counted: the sure ones, those that may be chance, and the blocks to cost
-    the former by. Whoever is late for what its host does is so without what its GPU computed.
+    """Slow ranks in a job with uneven, uncounted work: the sure ones, the possible ones, and the blocks to cost the
+    former.
+
+    A rank that is late because of its host stays late without its GPU's computing.
     """
     beside = uneven.beside_computing(blocks, settings, timed)
     if beside is None:
@@ -284,14 +287,14 @@ def _uncounted(
 
 
 def _at_home(verdict: Verdict, run: Run) -> Verdict:
-    """With the node told where a verdict names all of its ranks, and where to look for a slow link."""
+    """With the node named where a verdict names all of its ranks, and where to look for a slow link."""
     told = wording.whole_nodes(run, verdict.ranks) if verdict.kind in ("straggler", "intermittent") else []
     advice = (interconnect.advice(run, verdict.ranks),) if verdict.cause == "network" else verdict.advice
     return replace(verdict, evidence=(*verdict.evidence, *told), advice=advice)
 
 
 def _gone(verdict: Verdict, run: Run) -> bool:
-    """Whether all ranks of a verdict have left a job that still runs: they hold nobody up any more."""
+    """Whether all ranks of a verdict have left a job that still runs: they no longer hold it back."""
     if run.job.ended_ns is not None or run.job.exit_code is not None or not verdict.ranks:
         return False
     life = dict(zip(run.rank_states["rank"].tolist(), run.rank_states["life"].tolist(), strict=True))
@@ -299,7 +302,7 @@ def _gone(verdict: Verdict, run: Run) -> bool:
 
 
 def _unclear(run: Run, blocks: Blocks, settings: Settings) -> Verdict | None:
-    """Why steps alone, or launches without steps, clear nobody where they do not."""
+    """Why steps alone, or launches without steps, cannot clear any rank."""
     if blocks.evidence != blocks_of.PHASES:
         return without_starts(blocks) or hosts_unmarked(blocks, settings)
     if blocks.pipeline is not None:
@@ -309,7 +312,7 @@ def _unclear(run: Run, blocks: Blocks, settings: Settings) -> Verdict | None:
 
 
 def _nothing(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:
-    """Nobody to name: because all is well, or because too little was seen."""
+    """No rank to name: all is well, or too little was recorded."""
     ranks = len(blocks.ranks) if blocks is not None else rows(run.ranks)
     if blocks is None or ranks < 2 or len(blocks.steps) < settings.min_steps:
         return insufficient(run, blocks, settings)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    #: A setting's name as whoever set it wrote it.
+    #: A setting's name as the user wrote it.
     Named = Callable[[str], str]
 
 PREFIX = "HINDMOST_COLLECTOR_"
@@ -26,7 +26,7 @@ PREFIX = "HINDMOST_COLLECTOR_"
 JUDGE = "judge"
 #: What Kubernetes puts into every container beside a Service named hindmost-collector, after the prefix: no settings.
 _OF_A_SERVICE = re.compile(r"service_host|service_port(_\w+)?|port_\d+_(tcp|udp|sctp)(_(proto|port|addr))?")
-#: What a value of the wrong kind is told.
+#: The message for a value of the wrong type.
 _WANTED = {
     bool: "neither true nor false",
     int: "no whole number",
@@ -157,7 +157,7 @@ def _check_relay(options: Options, named: Named) -> None:
         return
     for target in options.relay_to.split(","):
         if not address(target.strip(), named("relay_to"))[1]:
-            raise UsageError(f"{named('relay_to')} {target!r}: port 0 is nobody's")
+            raise UsageError(f"{named('relay_to')} {target!r}: port 0 is not valid")
     for name in ("out", "store", "job_id", "exit_when_stdin_closes", "remote_write"):
         if getattr(options, name):
             raise UsageError(f"{named(name)} is for the collector: a relay (--relay-to) stores and judges nothing")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: How long a thread that writes or judges may keep the event loop waiting for the interpreter's lock.
 SWITCH_S = 0.0005
-#: Messages make many objects and hardly a cycle: look for cycles a hundredth as often as Python does by itself.
+#: Messages make many objects and hardly a cycle: look for cycles a hundredth as often as Python's default.
 GARBAGE = (70_000, 20, 50)
 
 

@@ -198,9 +198,9 @@ class Job:
     started_ns: int | None = None
     ended_ns: int | None = None
     exit_code: int | None = None
-    #: The signal by which whoever started the job asked it to end, such as ``SIGINT``.
+    #: The signal with which the user or launcher asked the job to end, such as ``SIGINT``.
     interrupted_by: str | None = None
-    #: Whether whoever recorded it wrote nothing more for long, and did not say how the job ended.
+    #: Whether recording stopped long ago without saying how the job ended.
     abandoned: bool = False
     #: Why no rank on the node of ``hindmost run`` could make its ring, where that was so.
     no_ring: str | None = None
@@ -239,13 +239,15 @@ class Counted:
 
 @dataclass(frozen=True)
 class Unseen:
-    """Ranks of which a recording lacks what those of others show, so that nobody knows what they did.
+    """Ranks without the data that the recording has of others: their work is unknown.
 
-    ``together`` is the share of the time for which all ranks that were recorded waited at once, in collectives that
-    these ranks are members of; ``None`` where it cannot be told. ``apart`` is true where recorded ranks do not all meet
-    in the same collectives: whoever seems late may have waited for one of these. ``by_steps`` is true where a log of
-    the steps has these ranks, so that the steps can be judged nevertheless. ``judged`` is the share of the job that the
-    files of all ranks have, where some are cut; where a rank is lacking it is not worked out, and 1.
+    ``together``: the share of the time in which all recorded ranks waited at once, in collectives of which these ranks
+    are members; ``None`` if unknown.
+    ``apart``: the recorded ranks do not all meet in the same collectives, so a rank that seems late may have waited for
+    one of these.
+    ``by_steps``: a log of the steps has these ranks, so that the steps can be judged nevertheless.
+    ``judged``: the share of the job that the files of all ranks cover, where some are cut; not computed, and 1, where a
+    rank is missing.
     """
 
     ranks: tuple[int, ...]

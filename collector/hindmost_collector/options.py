@@ -1,4 +1,4 @@
-"""What a collector can be told: the one table of settings, which flags, environment and TOML file are made from."""
+"""The collector's settings: one table from which flags, environment and TOML file are made."""
 
 from __future__ import annotations
 

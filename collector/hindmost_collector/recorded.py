@@ -194,7 +194,7 @@ class Recording(Tables):
         found = present(job / "segments" / table, self._torn)
         if not found:
             return ""
-        if found[-1] not in self._checked:  # the newest of them: whoever is newer has written that too
+        if found[-1] not in self._checked:  # the newest of them: any newer writer has written that too
             with contextlib.suppress(OSError, pa.ArrowException):  # torn, or gone: DuckDB will say so
                 segments.check_version(found[-1])
             self._checked.add(found[-1])

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 MAD_TO_SIGMA = 1.4826
 #: A median's standard error is this many times a mean's, for normal noise.
 MEDIAN_COST = 1.2533
-#: From here on one rank's own value moves the median of all by nothing worth leaving it out for.
+#: From this many ranks on, one rank's own value hardly moves the median of all, so it is not left out.
 _CROWD = 32
 
 
@@ -47,12 +47,11 @@ def or_zero(block: Floats) -> Floats:
     return block.copy() if np.isfinite(block.sum()) else np.nan_to_num(block)
 
 
-#: Up to so many values are sorted, beyond them only parted: sorting a few is faster.
+#: Up to this many values are sorted, more are only partitioned: sorting a few is faster.
 _FEW = 256
-#: So many values are turned and ordered at a time, which a processor's cache holds, but no fewer columns than one line
-#: of it has.
+#: Values transposed and ordered at a time, to fit a processor's cache; never fewer columns than fill a cache line.
 _CACHED, _LINE = 1 << 17, 8
-#: So few values in each of so many columns are compared column by column, all columns at once.
+#: This few values in each of this many columns are compared column by column, all columns at once.
 _NETWORK, _WIDE = 16, 256
 
 

@@ -194,7 +194,7 @@ class OwnMetrics:
             "hindmost_collector_flush_seconds": ("Time spent flushing.", recorder.flush_seconds),
             "hindmost_collector_store_failures": ("Flushes that failed.", recorder.failures),
             "hindmost_collector_discarded_bytes": (
-                "Rows let go unwritten while the store failed; agents were never told that they are safe.",
+                "Bytes of rows discarded while the store failed; they were never acknowledged as durable.",
                 recorder.shed_bytes,
             ),
             "hindmost_collector_judging_seconds": ("Time spent judging.", self._collector.judging.seconds),

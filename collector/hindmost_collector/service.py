@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TICK_S = 0.5
-#: How long agents may take to flush and say Goodbye once told to stop.
+#: How long agents may take to flush and say Goodbye once asked to stop.
 GOODBYE_S = 12.0
 #: Jobs that are watched live at one time.
 JOB_LIMIT = 1000
@@ -140,7 +140,7 @@ class Collector:
         if overdue >= 0:
             return overdue >= WAIT_S or not self.judging.busy
         if self.recorder.failing:
-            return False  # trying more often would cost, and help nobody
+            return False  # trying more often costs time and gains nothing
         departing = any(agent.departed and agent.outbox for agent in self.ingest.agents.values())
         return departing or self.recorder.pressure > 0.125
 

@@ -94,7 +94,7 @@ def _say(message: object) -> None:
 
 
 def _follow_stdin(collector: Collector, loop: asyncio.AbstractEventLoop, at_the_end: tuple[asyncio.Event, ...]) -> None:
-    """Take from stdin how the job ended; its end is the end of the job, or of whoever started it."""
+    """Read from stdin how the job ended; its end is the end of the job, or of the process that started it."""
     for text in sys.stdin:
         how = _ending(text)
         if how is None:

@@ -1,4 +1,4 @@
-"""What a collector does twice a minute: forget whom nobody speaks of, compact and expire what is stored."""
+"""Maintenance twice a minute: forget silent agents and jobs, compact and expire what is stored."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _counted(collector: Collector, piece: Callable[[], int]) -> int:
 
 
 def _prune(collector: Collector) -> None:
-    """Forget what nobody has spoken of for long, and share the memory for windows among the jobs there are."""
+    """Forget agents and jobs without news for long, and share the memory for windows among the remaining jobs."""
     now = collector.clock.now()
     collector.definitions.used(collector.scrape.nodes.schemas(), now)
     collector.scrape.nodes.expire(now - STALE_NS)

@@ -105,7 +105,7 @@ def test_mistakes_are_named(tmp_path, toml, said):
             "ftp://me:secret@b",
             "HINDMOST_COLLECTOR_REMOTE_WRITE 'ftp://…@b': give http://HOST:PORT/PATH",
         ),
-        ("RELAY_TO", "c:0", "HINDMOST_COLLECTOR_RELAY_TO 'c:0': port 0 is nobody's"),
+        ("RELAY_TO", "c:0", "HINDMOST_COLLECTOR_RELAY_TO 'c:0': port 0 is not valid"),
         ("LOG_FORMAT", "xml", "HINDMOST_COLLECTOR_LOG_FORMAT is 'xml': text or json"),
     ],
 )

@@ -241,7 +241,7 @@ def test_job_goes_to_one_collector():
     [
         (["--relay-to", "nowhere"], "--relay-to 'nowhere' is not HOST:PORT"),
         (["--relay-to", "h:1", "--store", "/tmp/x"], "--store is for the collector"),
-        (["--relay-to", "h:1,h:0"], "port 0 is nobody's"),
+        (["--relay-to", "h:1,h:0"], "port 0 is not valid"),
     ],
 )
 def test_bad_relay_is_a_usage_error(arguments, said):

@@ -21,29 +21,29 @@ from hindmost_collector.timeline.schedule import COLLECTIVE, RECEIVE, SEND, Sche
 if TYPE_CHECKING:
     from hindmost_collector.align import Array, Floats, Ints
 
-#: An operation that another follows sooner than this after its end was waited for.
+#: An operation was waited for if another follows within this time (ns) after its end.
 _SOON = 2_000.0
-#: Share of the steps in which what follows a send has to wait for its end, for the send to hold its rank.
+#: A send holds its rank if the next operation waits for its end in this share of the steps.
 _ALWAYS = 0.95
-#: A send that takes this many times its usual least, and this much more, waits for its receiver, where that receives in
-#: no time.
+#: A send that takes this many times its usual minimum, and this much more (ns), waits for its receiver, if the receive
+#: itself takes no time.
 _HELD, _HELD_NS = 2.0, 50_000.0
-#: Share of the steps in which it must have: the first of these by which nobody waits in a circle.
+#: Share of the steps in which it must wait: the first of these without a circular wait is taken.
 _OFTEN = (0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True)
 class Bubbles:
-    """Steps of a pipeline as dependencies: N operations, G steps; ``steps`` [G] are indices of all S.
+    """Steps of a pipeline as a dependency graph: N operations, G steps; ``steps`` [G] are indices of all S.
 
-    ``work`` [N, G] ns is what a rank does before each operation, ``excess`` [N, G] how much more than its peers, and
-    ``least`` [N, G] what takes the peers of whoever of its role takes longest; it follows the operation ``base`` [N] of
-    its rank (-1: the step's begin), and ``previous`` is the one before it.
+    ``work`` [N, G] ns is what a rank does before each operation, ``excess`` [N, G] how much more than its peers.
+    ``least`` [N, G] is what the peers of its cohort's slowest rank take. The work follows operation ``base`` [N] of the
+    rank (-1: the step's begin); ``previous`` is the operation before.
     ``unit`` [N] are operations that end together, ``takes`` [N, G] ns after the last of them has come, ``holds`` [N]
-    whether their ranks wait for that. ``source`` [N] is what a receive waits for (-1: its unit only) and ``wire``
-    [N, G] how long that travels. ``levels`` hold operations that follow none of their own level, sorted by unit.
-    ``klass`` [N] is a collective's class of communicators, below 0 for others; ``stage`` [R] is each rank's place in
-    its pipeline, where that is a chain.
+    whether their ranks wait for that. ``source`` [N] is what a receive waits for (-1: its unit only), ``wire`` [N, G]
+    how long that travels. ``levels`` hold operations that follow none of their own level, sorted by unit. ``klass`` [N]
+    is a collective's class of communicators, below 0 for others. ``stage`` [R] is each rank's place in its pipeline,
+    where that is a chain.
     """
 
     row: Ints
@@ -203,7 +203,7 @@ def _dependencies(schedule: Schedule, role: Ints, count: int, source: Ints, hold
 
 
 def _numbered(keys: Ints) -> Ints:
-    """[N] the how manieth of its key each is, in order."""
+    """[N] the ordinal of each operation among those with the same key, in order."""
     order = np.argsort(keys, kind="stable")
     fresh = np.append(True, np.diff(keys[order]) != 0)
     first = np.flatnonzero(fresh)

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 #: Causes by which a GPU works all of the time that its peers wait in.
 _WORKING = ("compute", "workload")
-#: Samples of a GPU's clock that tell what it typically is.
+#: Samples of a GPU's clock rate needed for its typical value.
 _ENOUGH = 8
-#: Ranks of each side that are looked at: more would say no more.
+#: Ranks of each side that are read: more would add nothing.
 _SAMPLE = 64
-#: Of the time that a GPU waits, the share by which its clock is higher for it at most: who waits in a collective draws
-#: about half of what computing does, and power rises with the third power of the clock.
+#: Largest gain in clock rate per share of time that a GPU waits: waiting in a collective draws about half of
+#: computing's power, and power grows with the cube of the clock rate.
 _BOUGHT = 1 / 6
 
 

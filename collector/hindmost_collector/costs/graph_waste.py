@@ -1,8 +1,7 @@
-"""Where the time goes that a graph of operations loses by not having all alike: by phase, worker, stage and cause.
+"""Where a graph of operations loses time because its operations differ: by phase, worker, stage and cause.
 
-A phase has what its operations at their ideal would save by themselves. What computing loses is its workers', in the
-ratio in which each of them computes longer than at the ideal; what transfers and the rest lose is no worker's. Hosts
-are not told there.
+A phase counts what its own operations would save at their ideal. Lost computing is split among workers, in the ratio in
+which each computes longer than at the ideal; lost transfers and the rest belong to no worker. Hosts are unknown there.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def _by_phase(built: Graph, measured: float) -> dict[str, float]:
 
 
 def _within(lost: float, found: dict[str, float]) -> dict[str, float]:
-    """The same, smaller where together they save less than each by itself: never more than was lost."""
+    """The same, scaled down where the parts add up to more than was lost: together they save less than separately."""
     total = sum(found.values())
     return {name: ms * min(lost / total, 1.0) for name, ms in found.items()} if total > 0 else found
 

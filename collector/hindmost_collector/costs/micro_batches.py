@@ -16,13 +16,15 @@ if TYPE_CHECKING:
     from hindmost_collector.align import Array, Floats, Ints
     from hindmost_collector.costs.graph import Graph
 
-#: A replica must have longer micro-batches by so many standard errors to have them by habit: then its host may be slow.
+#: A replica's micro-batches are persistently longer if they are longer by this many standard errors: then its host may
+#: be slow.
 _HABIT = 5.0
-#: Of two replicas of two stages nothing tells a long micro-batch in one from a fast worker in the other.
+#: Least replicas and stages together: with two replicas of two stages, a long micro-batch in one looks like a fast
+#: worker in the other.
 _TELL = 5
-#: Micro-batches of a replica, at least, before anything is said of their lengths.
+#: Least micro-batches of a replica before their lengths are judged.
 _ENOUGH = 8
-#: What is usual in a stage is known better once lengths are, and the other way round: the second time changes little.
+#: Rounds in which the usual time of a stage and the micro-batch lengths refine each other; later rounds change little.
 _TIMES = 3
 
 

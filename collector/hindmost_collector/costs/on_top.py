@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 #: Kinds of verdicts whose cost is known by step.
 _KINDS = ("straggler", "intermittent", "slow_link", "uneven_workload")
-#: What begins or ends within so many steps of a verdict may be that verdict's own doing.
+#: A change that begins or ends within this many steps of a verdict may be caused by that verdict.
 _NEAR = 16
 
 

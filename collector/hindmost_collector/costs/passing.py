@@ -40,15 +40,16 @@ def scaled(blocks: Blocks, habits: Sequence[Habit], segments: Floats, scale: flo
     return np.asarray(segments - passes + in_full / scale)
 
 
-#: What the others' noise hides of a stall at the step's end, of what computing is longer by: up to about so much.
+#: At a step's end the others' noise hides up to about this share of a stall, as a share of the longer computing.
 _HIDES = 0.05
 
 
 def stalls_in_full(blocks: Blocks, stalled: Ints, seen: Floats, beyond: float) -> float:
-    """How many times what their lateness shows, ``seen`` [S] ns, stalls cost whose computing is ``beyond`` that.
+    """How many times their visible delay, ``seen`` [S] ns, stalls cost if their computing is ``beyond`` times that
+    delay.
 
-    Where steps grew by less than the computing did, each counts by how surely it is known: what else is late in a
-    stalled step hides some of the stall, and of few stalls nobody sees how much.
+    Where steps grew by less than the computing did, both estimates are weighted by their certainty: other delays in a
+    stalled step hide some of the stall, and with few stalls it is unknown how much.
     """
     shown = float(median(seen[stalled]))
     if not (beyond > 1 and shown > 0):

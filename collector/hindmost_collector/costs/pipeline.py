@@ -25,7 +25,7 @@ _WORK = ("forward-compute", "backward-compute")
 
 
 def judge(run: Run, settings: Settings) -> Report:
-    """Name slow workers among those of one stage; where stages differ and their workers do not, name nobody."""
+    """Name slow workers among those of one stage; where stages differ and their workers do not, name none."""
     built = graph.build(run.operations)
     measured = built.replay(built.cost)
     ideal = min(built.replay(built.ideal), measured)

@@ -1,8 +1,7 @@
-"""Checkpoints, evaluations and pauses that a few ranks make for all: the script has them do so, and it is nobody's
-fault that the others wait.
+"""Checkpoints, evaluations and pauses that a few ranks make for all: planned by the script, so no rank is at fault.
 
-They are taken out of who is late, so that they are no stalls, and nothing that work or a slow rank is held against;
-what they cost is told. Steps stay as long as they are.
+They are removed from the delays. They then count as no stalls, and neither work nor a slow rank is judged against them.
+Their cost is reported. Steps keep their length.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ if TYPE_CHECKING:
     from hindmost_collector.settings import Settings
     from hindmost_collector.timeline.blocks import Blocks
 
-#: Of fewer that write at once nobody knows who should take how long.
+#: With fewer ranks writing at once, the usual time of a write is unknown.
 _CROWD = 4
-#: Of two ranks one writes for both where the other does not: of so many, one is few.
+#: Least cohort size for counting: of two ranks, one writes for both if the other does not.
 _THIRD = 3
-#: A checkpoint that ends one step and holds up the next is in two of them; what is in more on end is a habit.
+#: A checkpoint that ends one step and delays the next is in two steps; more steps in a row are a persistent slowdown.
 _ON_END = 2.0
 
 
-#: So many pauses, each as many steps after the last, are counted out by a script: what befalls a rank does not count.
+#: This many pauses at equal distances in steps are planned by the script: disturbances do not count steps.
 _COUNTED = 4
-#: Nobody plans pauses that the others wait for in so much of the job's time: a garbage collector counts steps out, too.
+#: Pauses that cost more of the job's time than this are not planned: a garbage collector counts steps, too.
 _MOST_PLANNED = 0.25
 
 
@@ -68,7 +67,7 @@ _PAUSES = _Words(
 
 
 def aside(blocks: Blocks, steps: Table, settings: Settings) -> tuple[Blocks, list[Planned], list[str]]:
-    """The same with nobody late for what it writes or evaluates for the others, what these wait for it, and notes."""
+    """The same without delays due to a rank's work for the others, what these wait for it, and notes."""
     told: list[tuple[Planned, str] | None] = []
     took, evaluated = blocks.parts.get("checkpoint"), _evaluated(blocks, steps)
     if len(blocks.ranks) < 2:
@@ -96,7 +95,7 @@ def aside(blocks: Blocks, steps: Table, settings: Settings) -> tuple[Blocks, lis
 def _without(
     blocks: Blocks, due: Floats, words: _Words, settings: Settings
 ) -> tuple[Blocks, tuple[Planned, str] | None]:
-    """The same with nobody late for what is ``due`` [R, S]; what the others wait for it and the note on that."""
+    """The same without the delays ``due`` [R, S]; what the others wait for them and the note on that."""
     held = np.flatnonzero(due.any(axis=1))
     if not len(held):
         return blocks, None
@@ -141,7 +140,7 @@ def _written(took: Floats) -> Floats:
 
 
 def _evaluated(blocks: Blocks, steps: Table) -> Floats | None:
-    """[R, S] ns that each rank evaluated before or in each step; ``None`` where nobody did, or none can tell when."""
+    """[R, S] ns that each rank evaluated before or in each step; ``None`` if none did, or the times are unknown."""
     if rows(steps) == 0 or blocks.ended is None or blocks.took is None:
         return None
     kind = steps["kind"]
@@ -165,7 +164,7 @@ def _evaluated(blocks: Blocks, steps: Table) -> Floats | None:
 
 
 def _outside(blocks: Blocks) -> Floats | None:
-    """[R, S] ns from the last that a step issued to the next one's begin; ``None`` where nobody marks both."""
+    """[R, S] ns from the last operation that a step issued to the next step's begin; ``None`` if either is unmarked."""
     issued, took = blocks.parts.get("issue"), blocks.took
     if issued is None or took is None:
         return None

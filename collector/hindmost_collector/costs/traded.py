@@ -18,16 +18,17 @@ if TYPE_CHECKING:
     from hindmost_collector.align import Floats
     from hindmost_collector.timeline.blocks import Blocks
 
-#: Phases that are taken for work, told by one clock.
+#: Phases taken for work, both timed by one clock.
 _PAIRS = (("gpu_forward", "gpu_optimizer"), ("forward", "optimizer"))
-#: Share of the step by which ranks differ in each of the two; healthy ranks of recorded jobs did by 0.001 to 0.003.
+#: Share of the step by which ranks differ in each of the two phases; healthy ranks of recorded jobs differed by 0.001
+#: to 0.003.
 _APART = 0.03
-#: … and share of it by which they still differ in both together.
+#: … and the share of that difference which is left in the sum of both.
 _EVEN = 0.25
 
 
 def inside(blocks: Blocks) -> Verdict | None:
-    """That nobody is cleared, and who has more of which phase; ``None`` where no two phases trade."""
+    """Inconclusive, with the ranks that have more of each phase; ``None`` where no two phases trade."""
     for first, second in _PAIRS:
         if first in blocks.parts and second in blocks.parts:
             told = _told(blocks, first, second)

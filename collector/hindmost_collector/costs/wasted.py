@@ -1,8 +1,8 @@
-"""Where the time goes that ranks lose by not being alike: by rank, node, cause and phase, on one base.
+"""Where the time goes that ranks lose to each other: by rank, node, cause and phase, on one base.
 
-The base is what ``what_if`` says a step is longer than with all ranks at their typical peer's pace. What verdicts cost
-is a part of it, spread over all steps of the run. The rest has no habit. A rank that no verdict names has as large a
-part of it as of all waiting beyond the verdicts; what repairing the named ones would not save is nobody's.
+The base is how much longer ``what_if`` finds a step than with all ranks at their typical peer's pace. What verdicts
+cost is a part of it, spread over all steps of the run. The rest is not persistent. An unnamed rank's part of the rest
+is its share of all waiting beyond the verdicts. What fixing the named ranks would not save belongs to no rank.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _KINDS = ("straggler", "intermittent", "uneven_workload", "slow_link")
 _ON_GPU = ("compute", "gpu_throttle", "gpu_contention", "workload")
 _OF_GPU = ("gpu_forward", "gpu_backward", "gpu_optimizer")
 _OF_HOST = (*(name for name in PHASES if name not in AMOUNTS and name not in _OF_GPU), OTHER)
-#: Ranks of a verdict, and of their peers, by which it is told in which phase they differ: more would say no more.
+#: Ranks of a verdict, and of their peers, compared by phase: more would add nothing.
 _SEEN = 64
 #: Rows below this share of the step are left out.
 _LEAST = 0.001
@@ -152,9 +152,9 @@ def _by_phase(one: Verdict, ms: float, blocks: Blocks) -> dict[str, float]:
 
 
 def _of_backward(levels: Mapping[str, Sequence[float]], longer: Mapping[str, float], whole: float) -> float:
-    """Ns by which the GPU's backward is longer, of which its length shows nothing: whoever is early waits in it.
+    """Ns by which the GPU's backward is longer; its length does not show it, since early ranks wait in it.
 
-    In the ratio of forward, but no more than what measured phases leave of the ``whole`` that these ranks are late by.
+    Estimated in the ratio of forward, limited to what measured phases leave of the ``whole`` delay of these ranks.
     """
     usual = levels["gpu_forward"][1]
     mine = levels["gpu_forward"][0]
@@ -164,7 +164,7 @@ def _of_backward(levels: Mapping[str, Sequence[float]], longer: Mapping[str, flo
 
 
 def _level(block: Floats, of: Ints, columns: Array) -> float:
-    """Ns of the typical of these ranks in the mean of these steps; 0 where nobody measured it."""
+    """Ns of the typical of these ranks in the mean of these steps; 0 where unmeasured."""
     chosen = block[np.ix_(of, columns)]
     known = ~np.isnan(chosen)
     means = np.where(known, chosen, 0.0).sum(axis=1)[known.any(axis=1)] / known.sum(axis=1)[known.any(axis=1)]

@@ -82,8 +82,8 @@ def _usual(late: Floats, segment_step: Ints, place: Ints, habit: Habit) -> Float
 
 #: Steps on each side of an onset before the change of the step time itself is a measurement.
 _ENOUGH = 20
-#: Stalls that do the same: each is much longer than what steps differ by, and of five the median and the error hold
-#: where two are something else.
+#: Stalls that do the same: each far exceeds the usual differences of steps, and of five the median and its error hold
+#: even if two have another cause.
 _STALLS = 5
 
 
@@ -163,7 +163,7 @@ def caused_more(blocks: Blocks, rows: Sequence[int], during: slice) -> float:
 def others_grew(blocks: Blocks, rows: Sequence[int], during: slice) -> float | None:
     """Ns a step by which the typical other rank's own work is longer than before and after; ``None`` where unknown.
 
-    Beside computing, nobody sees how long that takes: it grows in the ratio in which forward does.
+    The length of overlapped computing is not visible: it is taken to grow in the ratio in which forward does.
     """
     work = blocks.parts.get("gpu_forward") if blocks.overlapped else blocks.own
     if work is None:
@@ -229,10 +229,10 @@ def _known(values: Floats) -> Floats:
 
 
 def _longer_by_itself(blocks: Blocks, fixed: Floats, stalled: Ints) -> float:
-    """Ns by which the typical stalled step was longer than a usual one, less what whoever is latest now was longer by.
+    """Ns by which the typical stalled step exceeded a usual one, less what the next-latest rank's own work grew by.
 
-    Phases show how late a rank came and not what it did while the others waited in backward: a GPU that stood idle is
-    ahead of the others there, so that a step grows by less than its rank was late.
+    Phases show how late a rank came, not what it did while the others waited in backward. A GPU that stood idle is
+    ahead of the others there, so that a step grows by less than its rank's delay.
     """
     next_latest = np.argmax(fixed[:, stalled], axis=0)
     calm = np.setdiff1d(np.arange(len(blocks.steps)), stalled)
@@ -280,7 +280,7 @@ def stretched(blocks: Blocks, segments: Floats) -> Floats:
             held = np.flatnonzero(
                 (place < count) & (blocks.klass[np.minimum(first + place, len(blocks.klass) - 1)] == klass)
             )
-            if blocks.beside[first[held] + place].all():  # nobody's computing waits for these
+            if blocks.beside[first[held] + place].all():  # no rank's computing waits for these
                 continue
             arrived = behind[:, held] + segments[:, first[held] + place]
             behind[:, held] = _leave_together(arrived, blocks.group[:, klass])

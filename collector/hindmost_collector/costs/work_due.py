@@ -1,8 +1,8 @@
-"""How late uneven work makes ranks in full, where collectives beside computing show a part of it only.
+"""The full delay due to uneven work, where collectives overlapped with computing show only a part of it.
 
-Whoever has more to compute is late for the first collective by what it computed until then, and for the step's end by
-all of it; a slow input is as late for both. Replayed as it shows, uneven work would hide too little of the latter. How
-long the steps are tells how much of the work is behind who is last.
+A rank with more work is late for the first collective by what it computed until then, and for the step's end by all of
+it; a slow input delays both equally. A replay of the visible delay alone would hide too little of the latter. The
+length of the steps shows how much of the work is behind the delays.
 """
 
 from __future__ import annotations
@@ -22,19 +22,21 @@ if TYPE_CHECKING:
     from hindmost_collector.settings import Settings
     from hindmost_collector.timeline.blocks import Blocks
 
-#: Slopes tried between what shows and a whole step for a step's work more.
+#: Slopes tried, from the visible one to a whole step for one more step's work.
 _SLOPES = 40
-#: A rank slow by habit may be later at the step's end, too, by as many times what shows: a third of computing does.
+#: A persistently slow rank may be later at the step's end by these factors of its visible delay: a third of computing
+#: is visible.
 _HABITS = (1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.25, 2.5, 3.0)
-#: What is left of the steps' scatter must become less by this much, or the work has nothing to do with their length.
+#: The remaining scatter of the steps must fall to this share, or the work does not explain their length.
 _BETTER = 0.95
 
 
 @dataclass(frozen=True)
 class Due:
-    """``more`` work [R, S], as a share of a usual step's, makes late by so many times ``slope`` ns. A share of that, of
-    each rank its own, shows: ``seen`` [R, 1]. Ranks slow in computing by habit are later by so many ``times`` what
-    shows. ``counted``: by samples or tokens, else by the GPU's time.
+    """``more`` work [R, S], in shares of a usual step's, delays by ``slope`` ns for each unit.
+
+    Of that, each rank shows its own part, ``seen`` [R, 1]. Ranks with persistently slow computing are later by
+    ``times`` their visible delay. ``counted``: work in samples or tokens, else from the GPU's time.
     """
 
     more: Floats
@@ -50,10 +52,10 @@ class Due:
 
 
 def find(blocks: Blocks, more: Floats, typical: Floats, settings: Settings) -> Due | None:
-    """What ``more`` work [R, S], as a share of a usual step's, makes due; ``None`` where steps do not grow with it.
+    """The delay due to ``more`` work [R, S], in shares of a usual step's; ``None`` where steps do not grow with it.
 
-    ``typical`` [S] is by what share the typical rank's work is more than usual: a step is longer by that, too. Where it
-    is less, whoever has most has the more beyond it, so that without it steps would seem to grow too little.
+    ``typical`` [S] is the surplus of the typical rank's work over its usual, which lengthens the step, too. Where it is
+    negative, the most loaded rank's surplus counts from there; without that, steps would seem to grow too little.
     """
     late = np.nan_to_num(blocks.excess)
     each = shown(late, more, overlapped=blocks.overlapped)
@@ -75,7 +77,7 @@ def find(blocks: Blocks, more: Floats, typical: Floats, settings: Settings) -> D
     return Due(more, float(slope), each / float(slope), times)
 
 
-#: Who is late by so many standard deviations of lateness, or of its changes, is so for another reason than its work.
+#: A delay, or a change of it, beyond this many standard deviations has another reason than the work.
 STALL = 5.0
 
 
@@ -117,7 +119,8 @@ def without(blocks: Blocks) -> Blocks:
     return blocks if blocks.due is None else replace(blocks, segments=blocks.segments - blocks.due.ns, due=None)
 
 
-#: A rank's GPU must take longer by so many standard errors in a habit's steps to be slow, and not given more by chance.
+#: A rank's GPU must take longer by this many standard errors in the steps of a slowdown to be slow; less may be more
+#: work by chance.
 _SLOW = 3.0
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 #: Fewer steps at the start on time are chance, or how it starts; after so many a stretch of their own would be seen.
 _FEWEST, _MOST = 2, 2 * SHORTEST
-#: By so many times what so many steps scatter together a rank must be later after them to have been on time in them.
+#: A rank was on time at first if it was later afterwards by this many times the scatter of so many steps.
 _CLEAR = 4.0
 
 

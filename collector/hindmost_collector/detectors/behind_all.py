@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from hindmost_collector.align import Floats
     from hindmost_collector.settings import Settings
 
-#: Of more ranks hardly half are slow, each by a different amount: what most differ by tells.
+#: For up to this many ranks. In a larger job hardly half of the ranks are slow, each by its own amount; the usual
+#: spread decides there.
 MOST = 64
-#: What two healthy GPUs differ by at most is so many standard deviations of what such differ by.
+#: Two healthy GPUs differ by at most this many standard deviations of such differences.
 _AT_MOST = 3.0
 
 

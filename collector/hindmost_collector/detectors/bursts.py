@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from hindmost_collector.align import Array, Floats
     from hindmost_collector.settings import Settings
 
-#: Shortest burst, in steps; of its steps as many may be like the others.
+#: Shortest burst, in steps, and how many of its steps may be on time.
 _SHORTEST, _DIPS = 8, 1
-#: Ranks looked at closer, latest first.
+#: Most ranks that are examined, latest first.
 _MOST = 8
 
 
 def find(
     excess: Floats, least: float, told: Sequence[tuple[int, int, int]] = (), settings: Settings = DEFAULT
 ) -> list[tuple[int, int, int]]:
-    """Row, first and stop (indices of steps) of each burst later than ``least`` ns that has not its like elsewhere.
+    """Row, first and stop (indices of steps) of each burst that is later than ``least`` ns and has no equal elsewhere.
 
-    A rank may have several of them. Stretches already ``told`` of are nobody's like, and no bursts.
+    A rank may have several bursts. Segments already reported (``told``) are neither bursts nor equals of one.
     """
     if excess.shape[1] < 3 * _SHORTEST:
         return []

@@ -1,4 +1,4 @@
-"""Whether a series of steps is high by habit, and whether two stretches of them are one in time."""
+"""Whether a series of steps is persistently high, and whether two segments of it are one in time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether stalls that may meet anybody would by chance meet the same ranks so often."""
+"""Noise test for stalls: whether stalls spread over ranks at random would hit the same ranks this often."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def far_more(stalls: int, others: int) -> bool:
     return bool(stalls > 2 * others + 3 * np.sqrt(others + 1))
 
 
-#: Stalls are apart from the steps without: between these, from a third to two thirds of a stall, are so few for each.
+#: A stall stands apart from normal steps: at most this many steps for each stall lie between a third and two thirds of
+#: it.
 _BETWEEN = 0.2
 
 
@@ -31,7 +32,7 @@ def apart(late: Floats, size: float, often: int) -> bool:
     return bool(between <= _BETWEEN * often)
 
 
-#: Of jobs whose stalls meet anybody alike, one in 500 may look as if they met one of its ranks.
+#: Share of jobs with random stalls in which one rank may seem to have them: one in 500.
 _CHANCE = 0.002
 
 

@@ -20,20 +20,19 @@ if TYPE_CHECKING:
     from hindmost_collector.align import Floats
     from hindmost_collector.settings import Settings
 
-#: Shortest stretch of steps that a change of pace may make: fewer have no median worth the name.
+#: Shortest segment of steps that a change of pace can make: fewer steps have no useful median.
 SHORTEST = 8
-#: Steps that the median of one bin is taken over, at least, and bins that a series is cut into, at most.
+#: Least steps in the median of one bin, and most bins in a series.
 _BIN, _MOST_BINS = 4, 256
-#: What one more change costs, in variances of a bin and for the logarithm of their number: Bayes' criterion.
+#: Cost of one more change, in variances of a bin and for the logarithm of their number: Bayes' criterion.
 _PENALTY = 2.0
-#: The levels on both sides of a change must be apart by so many times their standard errors.
+#: The levels on both sides of a change must differ by this many standard errors.
 _APART = 3.0
-#: A pause is brief that takes no more than this share of what is on either side of it.
+#: A pause is brief up to this share of the segments on either side of it.
 _BRIEF = 0.2
-#: Stretches that are no noise may be so many times as many: turns of ranks that are slow in turn.
+#: Segments that are not noise may be this many times as many, as turns of ranks that are slow in turn.
 _IN_TURN = 4
-#: Stretches at an end of the series that take no more than this share of it have many alike in it, any one of which
-#: chance may raise.
+#: A segment at an end of the series, up to this share of it, is one of many alike; noise may raise any one of them.
 _PICKED = 0.25
 
 
@@ -56,11 +55,11 @@ class Layer:
 def find(
     series: Floats, smallest: float, settings: Settings, large: float = np.inf, *, shared: bool = False
 ) -> list[Layer]:
-    """All stretches higher by at least ``smallest``, outer ones first; none of their ends is nearer than a few steps.
+    """All segments higher by at least ``smallest``, outer ones first; their ends are at least a few steps apart.
 
-    A stretch is over when enough steps follow that are lower: until then it may only pause. On ``shared`` CPUs others
-    may hide it for longer. One higher by ``large`` is no noise, by which others would be told from chance; it
-    does not count where those that come and go too often are one.
+    A segment is over when enough lower steps follow: until then it may only pause. On ``shared`` CPUs other ranks may
+    hide it for longer. A segment higher by ``large`` is not noise. It does not count when segments that come and go too
+    often are taken as one.
     """
     edges = _without_pauses(series, pieces(series, smallest, settings), settings.recovered_steps)
     while True:

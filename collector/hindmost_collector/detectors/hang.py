@@ -35,15 +35,15 @@ class Hang:
     comm: int
     seq: int
     op: str
-    waited_ns: int  # -1: nobody knows
+    waited_ns: int  # -1: unknown
     doing: dict[int, str]
-    seen: bool = True  # false: nobody saw what was open, only that nothing moved any more
-    #: Members of which nobody knows what they had open: the culprits themselves, or, where there are none, suspects.
+    seen: bool = True  # false: what was open was not seen, only that nothing moved any more
+    #: Members whose open operations are unknown: the culprits themselves or, where there are none, suspects.
     unproven: tuple[int, ...] = ()
 
     @property
     def confidence(self) -> float:
-        """How sure the name is: less where nobody saw that the rank had not come, or how long the others waited."""
+        """How sure the name is: less if the rank's absence, or how long the others waited, was not seen."""
         if not self.ranks:
             return 0.6
         sure = 0.99 if self.waited_ns >= 0 else 0.8
@@ -72,8 +72,9 @@ def find(run: Run, step_ns: float, settings: Settings) -> Hang | None:
 
 
 def since_step(stop: Hang, run: Run, blocks: Blocks | None) -> int | None:
-    """The step in which the job stopped: the one after the last that the culprits finished, or else anybody; of a job
-    that marks none, the one after the last whole pattern of its collectives."""
+    """The step in which the job stopped: the one after the last that the culprits finished, or else any rank.
+
+    Without step marks, the one after the last whole pattern of collectives."""
     table = training(run.steps)
     if not rows(table):
         return _after_patterns(blocks) if blocks is not None and len(blocks.steps) else None
@@ -144,7 +145,8 @@ def of_a_moment(run: Run) -> Hang | None:
 
 
 def _left_behind(run: Run, waiting: dict[int, list[_Open]], stuck: dict[int, list[_Open]]) -> Hang:
-    """Who did not come, upstream of everybody who waits; or came before, with an operation that nobody else ran."""
+    """The ranks that did not come, upstream of every waiting rank; or ranks that ran an operation that no other rank
+    ran."""
     blocked = {one.rank for held in waiting.values() for one in held}
     missing = {comm: _missing(run, comm, held) for comm, held in stuck.items()}
     absent = sorted({rank for ranks in missing.values() for rank in ranks if rank not in blocked})
@@ -171,8 +173,9 @@ def _left_behind(run: Run, waiting: dict[int, list[_Open]], stuck: dict[int, lis
 
 
 def _culprits(run: Run, absent: list[int], blocked: set[int], since: dict[int, int]) -> tuple[list[int], list[int]]:
-    """Of those who did not come the ones that were looked at; else the one that was not, if it is one and the others
-    who wait are several. And of whom nobody knows what they had open, where nobody else did not come."""
+    """The missing ranks that were observed, or else a single unobserved one if several others wait.
+
+    And, if no observed rank is missing, the ranks whose open operations are unknown."""
     looked_at = _looked_at(run, since)
     proven = [rank for rank in absent if rank in looked_at]
     unproven = [rank for rank in absent if rank not in looked_at]
@@ -202,8 +205,10 @@ def _looked_at(run: Run, since: dict[int, int]) -> set[int]:
 
 
 def _recorded(run: Run) -> set[int]:
-    """Ranks of which what they run with others is recorded at all: of one without the plugin, or without any row,
-    nobody knows what it had open. Of a job that stopped long ago a window holds no collectives any more."""
+    """Ranks whose operations with others are recorded at all.
+
+    A rank without the plugin, or without any row, may have had anything open. In a job that stopped long ago, a window
+    no longer holds collectives."""
     stated = np.intersect1d(run.communicators["rank"], run.rank_states["rank"])
     return {*np.unique(run.collectives["rank"]).tolist(), *stated.tolist()}
 
@@ -221,7 +226,7 @@ def _crossed(run: Run, stuck: dict[int, list[_Open]], missing: dict[int, list[in
 
 
 def _parted(comm: int, common: list[_Open], odd: list[_Open], tell: bool = True) -> Hang:
-    """The divergence of the ``odd`` from what the others have entered; as many cannot be told from as many."""
+    """The divergence of the ``odd`` from what the others entered; of two equal halves neither is the odd one."""
     named = odd if tell and len(odd) < len(common) else []
     return Hang(
         kind="desync",
@@ -236,9 +241,9 @@ def _parted(comm: int, common: list[_Open], odd: list[_Open], tell: bool = True)
 
 
 def _other_operations(run: Run, comm: int, away: list[int], entered: set[int]) -> dict[int, str]:
-    """Rank to the operation that it ran in this communicator and that none of those who wait ever entered.
+    """Rank to the operation that it ran in this communicator and that no waiting rank ever entered.
 
-    A broadcast's root need not wait, so that whoever took the wrong branch may have finished there and gone on.
+    A broadcast's root need not wait: a rank that took the wrong branch may have finished there and gone on.
     """
     table = run.collectives
     here = np.flatnonzero((table["comm"] == comm) & np.isin(table["rank"], [*away, *entered]))
@@ -259,12 +264,12 @@ def _open_names(run: Run, comm: int) -> set[str]:
     return {str(name) for name in table["name"][table["comm"] == comm]}
 
 
-#: Exit codes from here on, and negative ones, are those of a job that a signal ended.
+#: Exit codes from here on, and negative ones, mean that a signal ended the job.
 BY_SIGNAL = 128
 
 
 def _silence(run: Run, limit: float) -> Hang | None:
-    """A job that a signal ended long after anything had moved, though nobody saw what was open then."""
+    """A job that a signal ended long after the last progress, though its open operations were not seen."""
     code, ended, table = run.job.exit_code, run.job.ended_ns, run.collectives
     if code is None or 0 <= code < BY_SIGNAL or ended is None or rows(table) == 0:
         return None
@@ -342,7 +347,7 @@ def _numbered_by_operation(table: Table, comm: int) -> bool:
 
 
 def members(run: Run, comm: int) -> set[int]:
-    """Ranks of a communicator: as defined where it was, else whoever has been seen in it, else all of the job."""
+    """Ranks of a communicator: as defined, else all ranks seen in it, else the whole job."""
     defined = run.communicators["rank"][run.communicators["comm"] == comm].tolist()
     sizes = run.communicators["size"][run.communicators["comm"] == comm].tolist()
     world = run.job.world_size or 0

@@ -1,11 +1,11 @@
-"""Jobs whose GPUs wait for their hosts to launch work: the queue of a GPU is empty whenever the host ends a step.
+"""Launch-bound jobs: the GPUs wait for their hosts to launch work, so a GPU's queue is empty when the host ends a step.
 
-A GPU that is busy lags behind its host by the work that is still queued. Where the rank that the others wait for has
-nothing queued, while its host was launching all the step long, the host sets the pace. Where that rank
-is late by habit, its own host is slow, and the job is not bound by its hosts.
+A busy GPU lags behind its host by the work that is still queued. The host sets the pace where the last rank has nothing
+queued while its host was launching throughout the step. If that rank has a persistent slowdown, its own host is slow,
+and the job is not launch-bound.
 
-The clocks of GPU and host are too far apart to tell what was queued in a step of a few ms. There, each on its own,
-both have to show it: forward takes the host as long as the GPU, and the GPU is idle in between.
+In steps of a few ms the clocks of GPU and host are too far apart to say what was queued. Two signs must then both show
+it, each independent of the other: forward takes the host as long as the GPU, and the GPU idles in between.
 """
 
 from __future__ import annotations

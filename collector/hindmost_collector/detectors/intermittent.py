@@ -38,14 +38,14 @@ class Stalls:
     together: bool = False
     most: bool = False
     thick: bool = False
-    #: The share of all stalls that all who are told of have, as far as more than one was looked for at once.
+    #: The share of all stalls that all reported ranks have, where several ranks were looked for at once.
     owned: float = 0.0
 
 
 def find(blocks: Blocks, settings: Settings, habits: Sequence[Habit] = ()) -> list[Stalls]:
     """Ranks that own most of the job's stalls, by far more than chance would give one of them; else such a node.
 
-    What ``habits`` make late is no stall of anybody that hides another's.
+    Delay that belongs to ``habits`` is not a stall that could hide another rank's stalls.
     """
     if len(blocks.ranks) < 2 or len(blocks.steps) < 2 * settings.min_steps:
         return []
@@ -58,8 +58,9 @@ def find(blocks: Blocks, settings: Settings, habits: Sequence[Habit] = ()) -> li
 
 
 def _sets(blocks: Blocks, settings: Settings, told: set[int], late: set[int]) -> list[Stalls]:
-    """All ranks that stall, where these are more than are ``told`` of, or too many of their peers for these, or some
-    are ``late`` by habit only since they stall in most steps.
+    """All ranks that stall, if they are more than those reported (``told``), or too many of their peers for those.
+
+    Also if some are ``late`` persistently only because they stall in most steps.
     """
     found = stall_sets.find(blocks, settings)
     most = stall_sets.most_of_peers(blocks, list(found), _MAJORITY)
@@ -77,11 +78,11 @@ def _sets(blocks: Blocks, settings: Settings, told: set[int], late: set[int]) ->
     return each
 
 
-#: From more than that share on, ranks of a role are what their median peer is.
+#: From this share on, stalling ranks set the median of their cohort.
 _MAJORITY = 0.51
 
 
-#: The only peer of a rank that stalls is not as late as that, by this share of it, in so many steps for each stall.
+#: The sole peer of a stalling rank must not be late by this share of the stall in this many steps for each stall.
 _AS_LATE, _TURNS = 0.75, 0.5
 
 
@@ -110,17 +111,17 @@ def _large(blocks: Blocks, excess: Floats, settings: Settings) -> list[Stalls]:
     return []
 
 
-#: A small stall counts where ranks are so calm that nothing of the kind happens to the others: where it is so many
-#: times what the typical rank is above the least late tenth of its steps: that is 1.3 standard deviations of noise.
+#: A small stall counts if it is this many times the distance from the typical rank's least late tenth to its median:
+#: 1.3 standard deviations of noise. Then nothing of that size happens to the others.
 _CALM = 4.0
-#: Per cent of a rank's steps that are the least late: whoever stalls in most steps does not in these.
+#: Per cent of a rank's steps taken as its least late: a rank that stalls in most steps does not stall in these.
 _FEWEST = 10
-#: With fewer peers than that, a rank is ahead by a good part of what one of them is behind.
+#: With fewer peers, a rank seems ahead by a good part of what one of them is behind.
 _PEERS = 3
 
 
 def _beside(blocks: Blocks, named: list[int], habits: Sequence[Habit], settings: Settings) -> list[Stalls]:
-    """Those few who stall as nobody else does, however little, once what was told of is left out."""
+    """The few ranks that stall as no other rank does, however little, without what is already reported."""
     _, role, often = np.unique(blocks.role, return_inverse=True, return_counts=True)
     unknown = np.isnan(blocks.excess).all(axis=1) | (often[role] <= _PEERS)
     if unknown.all():
@@ -156,13 +157,13 @@ def _low(late: Floats) -> tuple[Floats, Floats]:
 
 
 def _alone(row: int, above: Floats, others: Floats) -> Floats:
-    """The lateness of a row, beside that of the others without those told of."""
+    """The delay of one row, with the others' delays without the reported ranks."""
     left = others.copy()
     left[row] = above[row]
     return np.asarray(left)
 
 
-#: So few ranks may stall each by itself; of a small job at most one in four.
+#: Most ranks that may stall independently; in a small job at most one in four.
 _MOST_RANKS = 4
 
 
@@ -190,14 +191,14 @@ def _not_all_along(stalled: Array, rows: Ints) -> bool:
     return bool(steps[rows].min() > 2 * np.delete(steps, rows).max(initial=0))
 
 
-#: A rank that stalls in most steps has its usual ones among the least late, this share of all in per cent.
+#: Per cent of a rank's steps, least late first, in which a rank that stalls in most steps is as usual.
 _LEAST = 25
 
 
 def _usual(blocks: Blocks, settings: Settings) -> Floats:
     """[R] how late a rank is where it does not stall.
 
-    Whoever has only one that stalls to be compared with is ahead in its stalls, and on time in the other steps.
+    The sole peer of a stalling rank is ahead in its stalls, and on time in the other steps.
     """
     usual = median(blocks.excess, axis=1)
     most = np.flatnonzero(usual >= settings.stall_effect * blocks.step_ns)
@@ -208,12 +209,12 @@ def _usual(blocks: Blocks, settings: Settings) -> Floats:
     return usual
 
 
-#: A rank's steps that are late by this share of its typical stall are stalls, too, where it has most of such steps.
+#: A rank's steps that are late by this share of its typical stall are stalls too, if it has most of such steps.
 _ALIKE = 0.5
 
 
 def _with_its_like(excess: Floats, row: int, steps: Ints, share: float, settings: Settings) -> Stalls:
-    """The stalls of a row, those among them that fall a little short of what makes a stall of anybody's."""
+    """The stalls of a row, with those that fall a little short of the general threshold."""
     late = excess >= _ALIKE * float(np.median(excess[row, steps]))
     if np.sum(late[row]) >= settings.min_stall_share * np.sum(late):
         steps = np.flatnonzero(late[row])
@@ -237,8 +238,8 @@ def _of_one_kind(late: Floats, steps: Ints, settings: Settings) -> Ints:
     return large if most and often and chance.apart(late, one.excess, len(one.stalled)) else steps
 
 
-#: On a noisy host all ranks have small stalls, some more than others; one may have all that are longer than a step or
-#: several.
+#: Stall sizes tried, in units of `stall_effect`. On a noisy host all ranks have small stalls, some ranks more; one rank
+#: may have all that exceed a step.
 _SIZES = (1.0, 4.0, 15.0, 60.0)
 
 
@@ -263,7 +264,7 @@ def _owners(
             yield row, np.flatnonzero(stalled[row]), float(share)
 
 
-#: A rank that stalled once may have been anybody.
+#: Least stalls of a rank to count it among a node's: one stall may hit any rank.
 _AGAIN = 2
 
 
@@ -303,7 +304,7 @@ def without_stalls(habits: list[Habit], stalls: list[Stalls], blocks: Blocks, se
 
 
 def stalling_beside(habits: list[Habit], stalls: list[Stalls], settings: Settings) -> set[int]:
-    """Rows of the ranks that have enough stalls outside of all their habits to be told for these alone."""
+    """Rows of the ranks with enough stalls outside their habits to be reported for these alone."""
     found: set[int] = set()
     for one in stalls:
         steps = one.stalled
@@ -316,15 +317,16 @@ def stalling_beside(habits: list[Habit], stalls: list[Stalls], settings: Setting
     return found
 
 
-#: Per cent of a habit's steps that may be on time, and the part of it by which all others are late: a habit is of
-#: nearly all steps, noise or not.
+#: Per cent of a persistent slowdown's steps that may be on time, and the part of it by which all others are late: it
+#: covers nearly all steps, despite noise.
 _ON_TIME, _LATE_BY = 25, 0.25
-#: Of the steps in which a rank is late by half of its habit most are the habit's: stalls have a thick of some of them.
+#: A persistent slowdown holds most of the steps in which the rank is late by half of it; stalls cluster in some of
+#: them.
 _MOST = 0.5
 
 
 def _lasts(habits: list[Habit], late: Floats, settings: Settings) -> bool:
-    """Whether a rank that is ``late`` [S] is so in nearly all steps of its habits, and seldom outside of them."""
+    """Whether a rank that is ``late`` [S] is late in nearly all steps of its habits, and rarely outside of them."""
     inside = np.zeros(len(late), bool)
     for habit in habits:
         inside[habit.first : habit.stop] = True

@@ -1,7 +1,7 @@
-"""Ranks that ran different operations at one place of a communicator, and went on: what they exchanged was garbage.
+"""Ranks that ran different operations at one place of a communicator, and went on: they exchanged garbage.
 
-The same numbers on all members is what a collective library asks for and does not check: operations of like size may
-pair up wrongly without anybody hanging.
+A collective library requires the same sequence on all members and does not check it. Operations of similar size may
+pair up wrongly without a hang.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Mismatch:
 
     @property
     def named(self) -> tuple[int, ...]:
-        """Who is wrong: the fewer; as many cannot be told from as many."""
+        """Who is wrong: the smaller side; of two equal sides, neither."""
         return self.ranks if len(self.ranks) < len(self.others) else ()
 
 
@@ -90,7 +90,7 @@ def _in_communicator(table: Table, op: Ints, names: list[str], held: Array, sett
     )
 
 
-#: Numbers that lie closer together than this, for each row, are looked up in an array: nothing is sorted.
+#: Sequence numbers that span less than this for each row are looked up in an array, without sorting.
 _SPAN_A_ROW = 4
 
 

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from hindmost_collector.settings import Settings
     from hindmost_collector.timeline.blocks import Blocks
 
-#: Of more, one that is late moves nobody's median; of two there is nobody else.
+#: Cohorts of three. In a larger one a single late rank does not move the median; in a cohort of two there is no third
+#: rank.
 _THREE = 3
-#: Each beside the mean of both others, two of three differ by so many times what they differ by.
+#: Two of three ranks, each set against the mean of the other two, differ by this many times their real difference.
 _TIMES = 1.5
 
 

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 #: Phases that are a rank's own work from end to end: no wait for others and no late launch is in them.
 _PHASES = ("input", "gpu_forward")
-#: Where the probe times one step of fifty, so many tell.
+#: Timed steps that are enough where the probe times one step in fifty.
 _FEWEST_TIMED = 3
 
 
 def longer(blocks: Blocks, row: int, held: Ints | slice, level: float, settings: Settings) -> bool:
     """Whether such a phase is longer by about ``level`` ns whenever it was timed in these steps, and shorter nowhere.
 
-    Hosts of few ranks may wander for a while, each in its turn; that makes nobody's work longer in the same steps.
+    Hosts of a few ranks may drift for a while, each in turn; that makes no rank's work longer in the same steps.
     """
     for name in _PHASES:
         part = blocks.parts.get(name)

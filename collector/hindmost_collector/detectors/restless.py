@@ -1,6 +1,7 @@
-"""Hosts whose pace changes for a while: of ranks that all have such stretches, the latest one's is nobody's fault.
+"""Noise test for hosts whose pace changes for a while: if all ranks have such segments, the latest one's is not a
+fault.
 
-What a step scatters by says nothing of it: for a dozen steps on end a CPU's clock or its neighbours make launching a
+Scatter from step to step does not show it. For a dozen steps in a row a CPU's clock or its neighbours make launching a
 quarter longer, now on this rank and now on that.
 """
 
@@ -16,13 +17,14 @@ from hindmost_collector.robust import median
 if TYPE_CHECKING:
     from hindmost_collector.align import Floats
 
-#: Stretches of others are alike that are as late by this share: of a dozen draws the highest is twice the typical one.
+#: Segments of other ranks count as similar from this share of the delay on: the highest of a dozen draws is twice the
+#: typical one.
 _ALIKE = 0.4
-#: A quarter of the ranks, and one at least, may be slow for a while themselves and say nothing of the others.
+#: One in this many ranks, and one at least, may have a transient slowdown of its own and says nothing about the others.
 _SLOW_TOO = 4
-#: A stretch of so many of the steps is no whim: nobody else can have one as long beside it.
+#: A segment with this share of the steps is not tested: no other rank can have one as long beside it.
 _MOST = 0.8
-#: Starts of stretches that are looked at for each length of one, and at most of a long run; ranks of a large job.
+#: Starts tried for each segment length, most starts in a long run, and ranks sampled in a large job.
 _STARTS, _MOST_STARTS, _SAMPLE = 4, 128, 512
 
 

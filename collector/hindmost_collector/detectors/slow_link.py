@@ -1,9 +1,9 @@
-"""Groups whose transfers take long though nobody in them is late: a link, not a rank.
+"""Groups whose transfers take long although no member is late: a link, not a rank.
 
-The shortest duration in a group is about the transfer. Where groups of one class move the same bytes, one whose
-shortest durations are above its sisters' by habit, throughout or for a stretch of steps, has a slow link; where slow
-groups of several classes meet is whose it is. A group that moves other bytes than its sisters, as a stage of a pipeline
-may, is held against its own past beside theirs.
+The shortest duration in a group is about the transfer. Groups of one class move the same bytes. If one group's shortest
+durations are persistently above its sisters', throughout or for a segment of steps, its link is slow. Slow groups of
+several classes share the link or node where they meet. A group that moves other bytes than its sisters, as a pipeline
+stage may, is also compared with its own past.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from hindmost_collector.timeline.blocks import Blocks
 
 
-#: Costs of at least this share of what transfers take longer are told without a word on what hides the rest.
+#: If the cost is at least this share of the longer transfers, the report does not explain what hides the rest.
 _MOST = 0.9
 
 
@@ -70,7 +70,7 @@ class SlowLink:
 
 @register()
 def verdicts(case: Case) -> list[Verdict]:
-    """The verdict on a group whose transfers are slow though nobody in it is late."""
+    """The verdict on a group whose transfers are slow although no member is late."""
     return of_links(find(case.blocks, case.settings), case.blocks, case.settings)
 
 
@@ -134,8 +134,9 @@ def _groups(blocks: Blocks, least: Floats, klass: int, settings: Settings) -> It
 
 
 def _by_its_past(took: Floats, size: Floats, place: int, settings: Settings) -> Floats | None:
-    """[S] ns that a group's transfers would take if they had grown as the others did from the fewest that they take for
-    long; ``None`` where messages differ from step to step, so that nobody knows."""
+    """[S] ns that a group's transfers would take if they had grown as the others' did from their lasting minimum.
+
+    ``None`` where messages differ from step to step, which leaves no baseline."""
     if (size != size[:, :1]).any():
         return None
     grown = took / median(took, axis=1)[:, None]
@@ -161,7 +162,7 @@ def _judged(group: _Group, blocks: Blocks, klass: int, beside: float, settings: 
     if part.stop - part.start < len(group.more):
         last = len(group.more) == part.stop
         steps = int(group.at[part.start]), len(blocks.steps) if last else int(group.at[part.stop])
-        rest = np.setdiff1d(np.arange(len(blocks.ranks)), group.rows)  # their own time may be waiting that nobody saw
+        rest = np.setdiff1d(np.arange(len(blocks.ranks)), group.rows)  # their self time may be unseen waiting
         shown = lengthened(blocks, *steps, shown, settings, rest.tolist())
     elif blocks.pipeline is not None:
         shown = min(shown, transfers.saved(blocks.pipeline, group.rows, klass, usual / (usual + excess)))
@@ -169,7 +170,7 @@ def _judged(group: _Group, blocks: Blocks, klass: int, beside: float, settings: 
 
 
 def _stretch(more: Floats, smallest: float, settings: Settings) -> slice | None:
-    """The steps, not all there are, in which transfers are longer by habit and outside of which they hardly are."""
+    """The steps, not all, in which transfers are persistently longer, and outside of which they hardly are."""
     first, stop = stretch(more, smallest, settings)
     inside, outside = more[first:stop], np.concatenate([more[:first], more[stop:]])
     if min(len(inside), len(outside)) < settings.min_steps or not by_habit(inside, smallest, settings):

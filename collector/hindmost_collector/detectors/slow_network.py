@@ -1,13 +1,13 @@
-"""Transfers that take longer than they did, in all groups alike: the network that all share, and nobody's lateness.
+"""Transfers that take longer than they did, in all groups alike: the shared network is slow, and no rank is late.
 
-Which of several groups is slow their sisters tell (``slow_link``). Of one group only its own past tells: the same
-messages took less before, or, where it began with the run or soon after, they take less since. What a message takes is
-compared with what a message of its kind and size takes, so that sizes that grow, and another mix of collectives, are no
-change. Only what the steps became longer by is told: transfers beside computing may take longer and hold nobody up, and
+``slow_link`` finds the slow one of several groups by its sisters. For a single group only its own past can show it: the
+same messages took less before or, if the slowdown began with the run, take less since. A message is compared with
+messages of its own kind and size, so that growing sizes and another mix of collectives are no change. The verdict
+counts only what the steps became longer by: transfers that overlap with computing may take longer without delay, and
 take longer where computing does.
 
-A running job is judged by its last minutes, out of which the beginning passes: what was found then is kept, and what
-transfers take now is set against what they took before.
+A running job is judged by its last minutes, and its beginning leaves that window. What was found then is kept, and
+today's transfers are compared with what they took before.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def find(run: Run, blocks: Blocks, settings: Settings, named: Collection[int] = 
     return None if found is None or _somebody_is_late(blocks, found, named) else found
 
 
-#: Of what slow transfers cost, the lateness of one rank by which something else than the network is in play, too.
+#: If one rank's delay is this share of the cost of slow transfers, something besides the network is involved.
 _LATE = 0.5
 
 
@@ -173,8 +173,9 @@ def _levels(took: Floats, kind: Ints) -> tuple[Ints, Floats]:
 
 
 def _slow_stretch(ratio: Floats, settings: Settings) -> tuple[int, int, float] | None:
-    """[first, stop) in which transfers take longer by habit than in all steps before, or after where few come before,
-    and by what share of those."""
+    """[first, stop) in which transfers take persistently longer than in all steps before, and by what share.
+
+    Compared with the steps after it where few come before."""
     if np.isnan(ratio).any():
         return None
     edges = pieces(ratio, settings.network_longer - 1, settings)

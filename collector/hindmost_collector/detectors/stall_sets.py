@@ -21,21 +21,24 @@ if TYPE_CHECKING:
     from hindmost_collector.settings import Settings
     from hindmost_collector.timeline.blocks import Blocks
 
-#: Beyond so many ranks, the median of which is nobody's doing, and so many that stall, a few are not looked for.
+#: In a job of more ranks the median is the baseline: a few stalling ranks do not move it. With more stalling ranks than
+#: the second number no set is looked for.
 _CROWD, _MOST = 256, 64
-#: A GPU's stall shows half and less of itself as lateness, where collectives run beside backward.
+#: Share of `stall_effect` that is enough: a GPU's stall shows half or less of itself as delay where collectives overlap
+#: with backward.
 SMALL = 0.3
-#: The late and the on-time steps of a rank are apart by so many times what either scatters.
+#: A rank's late and on-time steps must be apart by this many times the scatter of either.
 _SIGMAS = 6.0
-#: A stall or what is between two lasts so many steps on average at most: longer, and it is a slow stretch.
+#: Most steps that a stall, or the time between two, lasts on average; with more, it is a slow segment.
 _LASTS = 8
-#: Stalls beyond so many typical ones are cut off, before the late are told from the others.
+#: Stalls are capped at this many typical ones, before late steps are separated from the others.
 _LONGEST = 2.0
-#: Of a role so many are calm: more than those ahead by chance that nobody is set against.
+#: Divisor of a cohort's size: at least that many ranks must be calm, more than those ahead by chance that the baseline
+#: leaves out.
 _CALM = 4
-#: Steps, or a part of a rank's own work, are longer in stalls by this share of what it is late by.
+#: In stalls, steps or a part of the rank's self time must be longer by this share of its delay.
 _GROWS = 0.5
-#: Steps with and without a stall that tell so.
+#: Steps with and without a stall needed to test that.
 _ENOUGH = 10
 
 
@@ -57,7 +60,7 @@ def find(blocks: Blocks, settings: Settings) -> dict[int, Array]:
     return found if all(_grows(blocks, row, found, sizes) for row in most_of_peers(blocks, list(found))) else {}
 
 
-#: Of whom so many of the role stall, somebody has to say that these are late and not the others ahead.
+#: If this share of a cohort stalls, a further sign must show that these are late, and not the others ahead.
 _HALF = 0.5
 
 
@@ -115,7 +118,7 @@ def _owned(late: Floats, found: dict[int, Array], size: float, settings: Setting
 
 
 def _grows(blocks: Blocks, row: int, found: dict[int, Array], sizes: dict[int, float]) -> bool:
-    """Whether steps in which a rank stalls are longer than those in which nobody does, or a part of its own work is."""
+    """Whether steps in which a rank stalls are longer than steps without any stall, or a part of its own work is."""
     held, least = found[row], _GROWS * sizes[row]
     calm = ~np.logical_or.reduce(list(found.values()))
     if _longer(blocks.period, held, calm) >= least:

@@ -1,4 +1,4 @@
-"""Ranks that are late by habit: for the whole run, or from one step to another."""
+"""Ranks with a persistent slowdown: for the whole run, or from one step to another."""
 
 from __future__ import annotations
 
@@ -94,9 +94,9 @@ class _Ranks:
 
 
 def find(blocks: Blocks, settings: Settings, *, shared: bool = False) -> list[Habit]:
-    """Habits of late ranks, largest excess first; empty where nobody stands out by every criterion.
+    """Persistent slowdowns, largest delay first; empty where no rank stands out by every criterion.
 
-    Where ranks share CPUs (``shared``) the scheduler makes now this one late and now that one.
+    Where ranks share CPUs (``shared``) the scheduler makes a different rank late now and then.
     """
     if len(blocks.ranks) < 2 or len(blocks.steps) < settings.min_steps_when_large:
         return []
@@ -157,7 +157,7 @@ def _series(ranks: _Ranks, row: int) -> _Series:
     return _Series(late, known, len(series))
 
 
-#: Where collectives run beside backward, a slow GPU's lateness shows half of itself.
+#: Where collectives overlap with backward, a slow GPU shows this share of its delay.
 _SHOWN = 0.5
 
 
@@ -167,7 +167,7 @@ def _no_noise(blocks: Blocks, settings: Settings) -> float:
 
 
 def _in_turn(ranks: _Ranks, row: int) -> bool:
-    """Whether a rank is one of two in the job that may each be slow by itself; on shared CPUs neither is."""
+    """Whether a rank is one of two in the job that may each be slow; on shared CPUs neither is."""
     return len(ranks.excess) < _FEW and ranks.mate[row] >= 0 and not ranks.shared
 
 
@@ -267,19 +267,20 @@ def _is_its_work(ranks: _Ranks, row: int, held: Ints | slice, level: float) -> b
 
 
 def _computes_longer(ranks: _Ranks, row: int, held: Ints | slice, level: float) -> bool:
-    """Whether a rank that is seldom the last one surely has longer to compute than its peers, by all it is late by."""
+    """Whether a rank that is rarely last surely computes longer than its peers, by all of its delay."""
     return not ranks.shared and own_work.surely_longer(ranks.blocks, row, held, level, ranks.settings)
 
 
-#: So many stretches of healthy ranks may be as late as one that is a habit: one in a thousand jobs.
+#: Expected number of equally late segments of healthy ranks: a slowdown may be chance in one job of a thousand.
 _CHANCE = 0.001
 
 
 def _by_chance(ranks: _Ranks, row: int, length: int, level: float) -> float:
-    """How many stretches of so many steps, half of them at this level, ranks that nobody suspects have by chance.
+    """How many segments of so many steps, half of them at this level, unsuspected ranks have by chance.
 
-    Each of their steps is at the level as often as all are: with work of uneven size that may be often. Of all ranks
-    and from any step to any other, a stretch was picked for being high. Of two slow in turn neither is healthy.
+    Each of their steps reaches the level as often as all steps do: with work of uneven size that may be often. The
+    segment was picked as the highest among all ranks and all ranges of steps. Two ranks that are slow in turn are both
+    not healthy.
     """
     steps = ranks.excess.shape[1]
     in_turn = _in_turn(ranks, row) and level >= _no_noise(ranks.blocks, ranks.settings)
@@ -295,14 +296,14 @@ def _by_chance(ranks: _Ranks, row: int, length: int, level: float) -> float:
     return exp(min(ways + half * log(often) + log(windows), 0.0))
 
 
-#: Of fewer ranks nobody knows how much healthy ones differ.
+#: With fewer ranks, it is unknown how much healthy ones differ.
 _FEW = 4
-#: A rank is set against so many others, whatever the size of the job: of 1,000 there is always one with more noise.
+#: Each rank is compared with this many others, whatever the size of the job: among 1,000 there is always a noisier one.
 _RIVALS = 7
 
 
 def _latest(part: Floats, excess: Floats, suspects: list[int], pair: list[int]) -> float:
-    """Share of steps in which ``part`` is later than all of ``_RIVALS`` ranks that nobody suspects would be."""
+    """Share of steps in which ``part`` is later than all of ``_RIVALS`` unsuspected ranks would be."""
     others = _healthy(len(excess), (suspects, pair, pair[:1]), 1)
     rivals = np.nan_to_num(excess[others])
     share = 1 - 1 / (_RIVALS + 1) if len(rivals) > _RIVALS else 1.0
@@ -320,12 +321,12 @@ def extreme(ranks: int) -> float:
     return 1 + float(np.sqrt(2 * np.log(ranks))) / 3
 
 
-#: Healthy ranks looked at: enough to know how much ranks differ, whatever the size of the job.
+#: Healthy ranks sampled: enough to know their spread, whatever the size of the job.
 _SAMPLE = 512
 
 
 def _healthy(ranks: int, left_out: Iterable[list[int]], least: int) -> Ints:
-    """Rows of all but the first of these that leaves ``least`` ranks: whoever is suspected, if that may be."""
+    """Rows without the first of these sets that leaves at least ``least`` ranks: suspects are left out if possible."""
     for some in left_out:
         kept = np.ones(ranks, bool)
         kept[[row for row in some if row >= 0]] = False
@@ -335,7 +336,8 @@ def _healthy(ranks: int, left_out: Iterable[list[int]], least: int) -> Ints:
     return np.asarray(others[:: max(len(others) // _SAMPLE, 1)])
 
 
-#: Each of so many alike is set against the mean of the two others: half of what one is late by both others are ahead.
+#: In a cohort of three each rank is set against the mean of the other two, so both seem ahead by half of one rank's
+#: delay.
 _TRIO = 3
 
 
@@ -355,11 +357,11 @@ def _healthy_spread(ranks: _Ranks, row: int, held: Ints | slice) -> float:
 
 
 def _behind_all(ranks: _Ranks, row: int, part: Floats, excess: Floats) -> float:
-    """By how many standard deviations of healthy ranks this one is behind all others in these steps [R, N], by its
-    ``part`` [N] of what it is late by there, where these differ by as much as they ever do.
+    """How far this rank is behind all others in these steps, in standard deviations of healthy ranks.
 
-    0 where a rank is compared with one or two, where nobody is sure how late some are, and where there are so many that
-    most of them tell what is usual.
+    ``excess`` [R, N] is of these steps, ``part`` [N] what counts of the rank's own. The scale takes healthy ranks to
+    differ by the most they ever do. 0 where a rank is compared with one or two, where some delays are unsure, and with
+    so many ranks that most of them show what is usual.
     """
     blocks, compared = ranks.blocks, ranks.whole and ranks.mate[row] < 0 and not ranks.shared
     few = _FEW <= len(excess) <= behind_all.MOST and blocks.pipeline is None
@@ -370,14 +372,14 @@ def _behind_all(ranks: _Ranks, row: int, part: Floats, excess: Floats) -> float:
     return behind_all.ratio(beside, row, ranks.settings.min_effect_of_few * blocks.step_ns, ranks.settings)
 
 
-#: One rank alone differs from nobody: that many healthy ones tell how much they do.
+#: Healthy ranks needed to know how much they differ: a single rank shows no difference.
 _FEWEST = 2
 
 
 def _healthy_peers(ranks: _Ranks, row: int, excess: Floats) -> Ints:
-    """Rows that nobody suspects; where those are too few, that are not late in these steps [R, N] of their excess.
+    """Rows without suspects; if too few are left, rows that are not late in these steps [R, N] of their excess.
 
-    Where ranks share CPUs, that others are late for a while is how much healthy ranks differ.
+    Where ranks share CPUs, delays of other ranks for a while are part of the healthy spread.
     """
     pair = ranks.pair(row)
     left_out = [ranks.suspects, pair, pair[:1]]

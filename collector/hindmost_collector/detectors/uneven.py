@@ -1,6 +1,7 @@
-"""Work of uneven size: ranks are late in turn, each as its own batch is longer, and nobody is slow.
+"""Load imbalance: ranks are late in turn, each when its own batch is longer, and none is slow.
 
-Where steps count samples or tokens, these tell; else forward on the GPU, which grows with the work as all else does.
+The work is the count of samples or tokens where steps have it, else forward on the GPU, which grows with the work as
+all else does.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from hindmost_collector.settings import Settings
     from hindmost_collector.timeline.blocks import Blocks
 
-#: A rank must have more work by so many standard errors to have it by habit; of 1,024 ranks chance makes one of four.
+#: A rank's work is persistently larger if it is larger by this many standard errors; 4 would meet one of 1,024 ranks by
+#: chance.
 _HABIT = 5.0
 
 
@@ -64,7 +66,7 @@ def find(blocks: Blocks, settings: Settings) -> Uneven | None:
     return None
 
 
-#: Where GPUs run forward as it is launched in this share of the steps, how long it takes is the hosts' doing.
+#: If GPUs run forward as it is launched in this share of the steps, the hosts decide how long it takes.
 _LAUNCHED = 0.3
 
 
@@ -110,9 +112,9 @@ def _is_ones_own(more: Floats) -> bool:
 
 
 def explained(excess: Floats, more: Floats) -> float:
-    """Share of the variance of who is late that more work accounts for; 0 where more work makes nobody late.
+    """Share of the variance of the delays that more work accounts for; 0 where more work delays no rank.
 
-    A few long stalls would be most of the variance, and say nothing of the other steps.
+    Long stalls are clipped: a few would be most of the variance, and say nothing of the other steps.
     """
     if not more.any():
         return 0.0
@@ -123,14 +125,14 @@ def explained(excess: Floats, more: Floats) -> float:
     return both**2 / float(np.sum(late**2) * np.sum(more**2)) if both > 0 else 0.0
 
 
-#: Of as many steps a rank's GPU time must be known, for it to stand for work that was not counted.
+#: Share of steps with a known GPU time for it to stand for uncounted work.
 _KNOWN = 0.9
 
 
 def in_full(blocks: Blocks, settings: Settings) -> Blocks:
-    """The same, replayed with all that work makes ranks late by, where collectives show a part of that.
+    """The same, replayed with the full delay due to work, where collectives show a part of it.
 
-    For what a repair leaves, and not for whom to name, the GPU's time in forward stands for work that nobody counted.
+    The GPU's time in forward stands for uncounted work. It serves to cost what a fix leaves, not to name a rank.
     """
     work, counted = blocks.work, True
     if work is None or not np.any(work > 0):
@@ -147,11 +149,12 @@ def in_full(blocks: Blocks, settings: Settings) -> Blocks:
 
 
 def levelled(blocks: Blocks, settings: Settings, timed: Floats | None) -> Blocks:
-    """The same with what work explains taken out of who is late, so that a slow rank shows among uneven ones.
+    """The same without the delay that work explains, so that a slow rank shows among uneven ones.
 
-    By its GPU's time nobody can tell a rank that is slow, or becomes so, from one that is given more: where work was
-    not counted, only what comes and goes from one step to the next is it. Counted work that does not differ so explains
-    nobody's turn: a rank that is given more from some step on is late for that. ``timed`` is what is :func:`uncounted`.
+    ``timed`` is the result of :func:`uncounted`. GPU time cannot separate a rank that is slow, or becomes so, from one
+    that gets more work. Where work was not counted, only its changes from step to step are therefore taken as work.
+    Counted work that is no more uneven than usual explains no delay: a rank that gets more from some step on is late
+    for that.
     """
     if blocks.work is None:
         if timed is None or _without(blocks, timed, settings) is blocks:
@@ -161,9 +164,9 @@ def levelled(blocks: Blocks, settings: Settings, timed: Floats | None) -> Blocks
 
 
 def beside_computing(blocks: Blocks, settings: Settings, timed: Floats | None) -> Blocks | None:
-    """The same without all that the GPU's time explains, where uneven work was not counted; ``None`` elsewhere.
+    """The same without all that GPU time explains, where uneven work was not counted; ``None`` elsewhere.
 
-    Whoever is late there is so for what its host does, which shows sooner without what batches differ by.
+    A rank that is still late there is late because of its host, which shows sooner without the batches' differences.
     """
     found = _without(blocks, timed, settings) if timed is not None else blocks
     return found if found is not blocks else None
@@ -185,8 +188,9 @@ def _loses(blocks: Blocks, settings: Settings) -> bool:
 
 
 def uncounted(blocks: Blocks, settings: Settings) -> Floats | None:
-    """[R, S] by what share of a usual step's a rank's GPU takes longer than the typical peer's, where nobody counted
-    work that is uneven; ``None``: unknown, or counted."""
+    """[R, S] how much longer a rank's GPU takes than the typical peer's, as a share of a usual step, if work is uneven.
+
+    ``None``: unknown, or the work was counted."""
     work = _timed(blocks, settings) if blocks.work is None and _loses(blocks, settings) else None
     if work is None or np.mean(~np.isnan(work)) < _KNOWN:
         return None
@@ -204,9 +208,9 @@ def _without(blocks: Blocks, more: Floats, settings: Settings) -> Blocks:
     return replace(blocks, excess=blocks.excess - by_work, segments=segments, due=None)
 
 
-#: Steps on each side of one that tell what is usual for a rank then: a slow-down of as many is told from batches.
+#: Steps on each side that give a rank's usual level at a step; a slowdown this long can be separated from batch sizes.
 _BESIDE = 12
-#: Steps of ranks at a time: all windows of these are in memory at once.
+#: Rows times steps handled at a time: all their windows are in memory at once.
 _AT_ONCE = 100_000
 
 
@@ -230,11 +234,10 @@ def _roles(blocks: Blocks) -> Ints | None:
 
 
 def more_work(work: Floats, role: Ints | None = None) -> Floats:
-    """[R, S] by what share of a usual step's work a rank has more than the typical peer (of its ``role``, where these
-    are known), beyond what is usual for it.
+    """[R, S] a rank's extra work against the typical peer (of its ``role``, where known), beyond its usual surplus.
 
-    Of a usual step's, and not of that step's: time grows by the token, however few a peer had of them. A rank that
-    always has more is late by habit; one that had more by chance, over as many steps as there are, is not.
+    In shares of a usual step's work, not of that step's: time grows by the token, however few a peer had. A rank that
+    always has more has a persistent surplus; a surplus by chance over as many steps is not one.
     """
     more = _more(work, role)
     habit = median(more, axis=1)

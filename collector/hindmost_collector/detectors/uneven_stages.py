@@ -1,7 +1,6 @@
-"""Stages of a pipeline that are slower than the others on every replica: nobody in them is late beside its peers.
+"""Pipeline stages that are slower than the others on every replica, while no rank in them is late against its cohort.
 
-Work given out unevenly and a whole stage that is slow look alike in time: no rank is named for it. When it began is all
-that tells the two apart.
+Uneven work and a slow stage look alike in time, so no rank is named. Only the onset separates the two.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ def _told(named: Array) -> bool:
     return not named.any() or len(named) - int(named.sum()) > 1
 
 
-#: Of so many stages the typical one is the quicker: half of what one is slower by would be their mean's.
+#: With two stages the quicker one is typical: their mean would hold half of the slower one's delay.
 _TWO = 2
 
 
@@ -104,8 +103,10 @@ def _typical(level: Floats) -> Floats:
 
 
 def _levels(blocks: Blocks, stage: Ints, named: Array) -> Floats | None:
-    """[P, S] ns that the typical rank of each stage works, of two the quicker, without what its host takes longer than
-    other stages' hosts and what its GPU idles for it; ``None`` where nobody is left in one."""
+    """[P, S] ns that the typical rank of each stage works; of two, the quicker one.
+
+    Without what its host takes longer than other stages' hosts, and its GPU's idle time for that; ``None`` if a stage
+    has no rank left."""
     rows = [np.flatnonzero((stage == one) & ~named) for one in range(int(stage.max()) + 1)]
     if any(len(held) == 0 for held in rows):
         return None
@@ -131,15 +132,15 @@ def _without(own: Floats, longer: Floats, stages: list[Array]) -> Floats:
 
 
 def _unseen(before: Floats) -> Floats:
-    """[R, S] ns by which what a rank does ``before`` its first message of a step [R, S] is longer than for others.
+    """[R, S] ns by which a rank's work ``before`` its first message of a step [R, S] exceeds the others'.
 
-    Where nobody saw a collective there may yet be one, on hosts say, in which the last stages wait for the first.
+    An unrecorded collective, on hosts for example, may make the last stages wait there for the first.
     """
     return np.nan_to_num(np.maximum(before - median(before, axis=0), 0.0))
 
 
 def _habit(beyond: Floats, settings: Settings) -> slice | None:
-    """The steps in which a stage is slower than the typical one by habit, and surely."""
+    """The steps in which a stage is slower than the typical one, persistently and surely."""
     smallest = settings.uneven_stage - 1
     first, stop = stretch(beyond, smallest, settings)
     part = beyond[first:stop]

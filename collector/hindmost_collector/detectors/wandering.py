@@ -12,17 +12,19 @@ from hindmost_collector.robust import block_medians, median
 if TYPE_CHECKING:
     from hindmost_collector.align import Floats
 
-#: A stretch of a rank among few must be above what it is before and after by so many times what that scatters to.
+#: A segment of a rank in a small cohort must exceed the rank's level before and after by this many times its scatter
+#: there.
 _ABOVE = 3.0
-#: Steps in this part of a stretch's are told by their median, which nothing shorter than half of them moves.
+#: Blocks of this fraction of the segment are reduced to their median; a slowdown under half of a block does not move
+#: it.
 _AS_LONG = 4
 
 
 def wanders(series: Floats, begin: int, end: int, level: float) -> bool:
-    """Whether a rank is now ahead and now behind of the few others, for a while each, and not in this stretch only.
+    """Small-cohort noise test: whether a rank drifts ahead of and behind the few others, and not in this segment only.
 
-    Whiles of less than an eighth of the stretch are none of its kind. Beside a stretch that is longer than all else, an
-    eighth of that may be another's noise: a start, a host's stall.
+    Drifts shorter than an eighth of the segment do not count. Beside a segment longer than all else, an eighth of the
+    rest may be other noise: a start, a host's stall.
     """
     around = np.concatenate([series[:begin], series[end:]])
     if len(around) < 2 * SHORTEST:

@@ -1,4 +1,5 @@
-"""Ranks that may be late by habit, found in all ranks at once: of a large job only these are looked at one by one."""
+"""Candidate screening: finds ranks that may be persistently late, in all ranks at once; only these are judged one by
+one."""
 
 from __future__ import annotations
 
@@ -12,9 +13,9 @@ from hindmost_collector.robust import MAD_TO_SIGMA, MEDIAN_COST, block_medians, 
 if TYPE_CHECKING:
     from hindmost_collector.align import Floats, Ints
 
-#: A block of steps must be above a rank's own noise by so many standard errors for the rank to be looked at closer.
+#: A block of steps must exceed the rank's own noise by this many standard errors to make the rank a candidate.
 _STANDS_OUT = 3.5
-#: Of a large job by so many that chance alone makes no more than this many blocks do so.
+#: In a large job the limit rises until chance alone makes at most this many such blocks.
 _MOST_BY_CHANCE = 8
 
 
@@ -40,7 +41,7 @@ def _stands_out(blocks: int) -> float:
     return max(_STANDS_OUT, by_chance)
 
 
-#: Blocks of so many steps show a stretch of a dozen; of a long run there are at most so many of them.
+#: Steps of a block, short enough to show a segment of a dozen; and most blocks in a long run.
 _BLOCK, _MOST_BLOCKS = 8, 64
 
 

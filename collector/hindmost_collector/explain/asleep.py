@@ -1,8 +1,8 @@
-"""Late ranks that no scheduler made late: their main thread neither ran nor waited for a CPU, and no other thread did.
+"""Late ranks whose delay was not made by the scheduler: the main thread was off the CPU without queueing for one.
 
-Where ranks outnumber CPUs whoever is late may have waited for one. The kernel accounts for that: what a thread neither
-ran nor queued for, it slept or was blocked by something else. Another thread of its process, for which it waited, would
-have been given CPU time in the meantime: at least its fair share, had it asked for that.
+Where ranks outnumber CPUs, a late rank may have waited for a CPU. The kernel accounts for that: time in which a thread
+neither ran nor queued is sleep, or blocking by something else. Another thread of the process, for which it waited,
+would have used CPU time meanwhile: at least its fair share, had it been runnable.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from hindmost_collector.settings import Settings
     from hindmost_collector.timeline.blocks import Blocks
 
-#: Threads that were given less than this of the rank's fair share of CPUs while it was late did not ask for it.
+#: Threads that used less than this part of the rank's fair share of CPUs while it was late were not runnable.
 _GIVEN = 0.5
-#: Steps of which this is known, at least.
+#: Least steps with that measurement.
 _ENOUGH = 10
 #: Causes that do not tell what a rank did while it was off the CPU.
 _UNTOLD = ("cpu_contention", "unknown", "compute")
-#: A repair that saves less than this share by itself of what it saves once others are repaired is told as the latter.
+#: If a fix alone saves less than this share of what it saves after the others are fixed, the report gives the latter.
 _BY_ITSELF = 0.9
-#: Whoever sleeps for so many times what it costs does so for a good part while others are in the queue for a CPU.
+#: A rank that sleeps for this many times its cost does so largely while others queue for a CPU.
 _QUEUED_MEANWHILE = 1.25
 
 
@@ -57,7 +57,8 @@ class Asleep:
 
 
 def find(blocks: Blocks, row: int, columns: Array, shared: Sharing) -> Asleep | None:
-    """How a rank was asleep in these steps (indices); ``None`` where it may have waited for a CPU, or nobody knows."""
+    """How a rank was off the CPU in these steps (indices); ``None`` where it may have queued for a CPU, or is
+    unmeasured."""
     blocked = off_cpu.of_step(blocks, row, columns)
     known = ~np.isnan(blocked) & ~np.isnan(blocks.excess[row, columns])
     rate = blocks.gauges(columns).get("cpu")
@@ -71,8 +72,10 @@ def find(blocks: Blocks, row: int, columns: Array, shared: Sharing) -> Asleep | 
 
 
 def _of_other_threads(blocks: Blocks, row: int, columns: Array, rate: Floats) -> float:
-    """Ns of CPU a step that a rank's process used, less what its main thread did: where nobody looked while that was in
-    collectives, as large a part of them as the typical peer's process used. ``rate`` [R] are processes' CPU s/s.
+    """Ns of CPU time a step that a rank's process used, less its main thread's.
+
+    In unmeasured collectives the main thread is taken to use as large a part as the typical peer's process. ``rate``
+    [R] are processes' CPU s/s.
     """
     ran = average(off_cpu.busy(blocks)[row, columns])
     left = float(rate[row]) * average(_lasted(blocks, row)[columns]) - ran
@@ -139,7 +142,7 @@ def _shown(one: Verdict, stalls: list[Stalls], off: Blocks, shared: Sharing) -> 
 
 
 def _at_a_cost(found: list[Slept], off: Blocks, blocks: Blocks, settings: Settings) -> tuple[list[Slept], list[str]]:
-    """Those that cost something: while a rank sleeps others run, and who sleeps while they queue holds nobody up."""
+    """Those with a cost: others run while a rank sleeps, and a rank that sleeps while others queue delays no rank."""
     kept, notes = [], []
     for one in found:
         others = [each for each in found if each is not one]
@@ -196,9 +199,9 @@ def _meanwhile(slept: float, cost: float) -> list[str]:
 
 
 def not_named(queued: list[int], unknown: list[int]) -> str:
-    """Which ranks came late and why none is named for it, where they share CPUs; goes on a sentence that says they do.
+    """Which ranks came late, and why none is named where they share CPUs; continues a sentence that says they do.
 
-    Those that are ``queued`` waited for a CPU for as long as they were late; of the others nobody knows.
+    The ``queued`` ranks waited for a CPU for as long as they were late; for the others that is unknown.
     """
     told = [f"{names(queued)} came late for want of a CPU"] if queued else []
     if unknown:

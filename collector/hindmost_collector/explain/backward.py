@@ -1,8 +1,9 @@
-"""How much longer a rank computes between collectives that run beside its computing: lateness shows a part of that.
+"""How much longer a rank computes between collectives that overlap with its computing: its delay shows only a part.
 
 A rank whose backward is slow comes later for each of a step's collectives than for the one before. From some place on
-the others queue there, ready long before, and nobody sees any more since when. How much earlier than it they were is
-known up to that place only; from there on it is what this rank takes, less what they take before messages alike.
+the other ranks queue there, ready long before, and it is no longer visible since when. How much earlier they were ready
+is known up to that place only. From there on, the delay is what this rank takes, less what the others take before
+messages of the same size.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ if TYPE_CHECKING:
     from hindmost_collector.settings import Settings
     from hindmost_collector.timeline.blocks import Blocks
 
-#: Who queues starts up to so many ns after the collective before, once a kernel of its computing has made room: whoever
-#: is ready has come after this share of the gap that the rank itself leaves, and after most of one that is no longer.
+#: A queued collective starts up to this many ns after the one before, once a kernel of its computing has made room. A
+#: rank that was ready starts after this share of the gap that the late rank leaves, and after most of a gap that is no
+#: longer.
 _QUEUE_LEAVES, _READY, _READY_SOON = 0.2e6, 0.25, 0.75
-#: A place is known where it showed in this share of the steps: of fewer, chance or another's delay picked them.
+#: A place is known if it showed in this share of the steps; fewer may be picked by chance or by another delay.
 _OFTEN = 0.5
-#: What is told of a rank's forward and optimizer counts where it is less by no more than this share of itself.
+#: The delay from forward and optimizer counts where it exceeds what is known anyway by this share of that.
 _SURELY = 0.2
-#: Steps without a habit that tell what a rank usually takes.
+#: Steps outside a slowdown that give a rank's usual time.
 _ENOUGH = 20
-#: Ranks that one is compared with: enough to know what is typical, whatever the size of the job.
+#: Ranks compared with: enough for a typical value, whatever the size of the job.
 _SAMPLE = 512
 
 
@@ -88,7 +90,7 @@ def in_full(blocks: Blocks, explained: Sequence[tuple[Habit, Cause]]) -> Blocks:
     return replace(blocks, segments=blocks.segments + more, even=even + more) if more.any() else blocks
 
 
-#: Causes of which the others' queueing may hide a part: what a GPU computes, and what nobody knows.
+#: Causes of which queueing ranks may hide a part: GPU computing, and unknown ones.
 COMPUTED = ("compute", "gpu_throttle", "gpu_contention", "unknown")
 
 
@@ -205,7 +207,7 @@ def _usual(start: Floats, free: Array) -> Floats:
 
 
 def _at_most(start: Floats, free: Array) -> Floats:
-    """[R, P - 1] the same at most: who queues for a collective was ready before, and nobody knows when."""
+    """[R, P - 1] the same at most: a rank that queues for a collective was ready earlier, at an unknown time."""
     return _often(np.where(free[:, :, :-1], np.diff(start, axis=2), np.nan))
 
 
@@ -251,9 +253,9 @@ def _often(took: Floats) -> Floats:
 
 
 def _before_alike(exact: Floats, most: Floats, token: Ints) -> Floats:
-    """[P] what is known, and elsewhere the least that is before messages alike.
+    """[P] what is known, and elsewhere the least time before messages of the same size.
 
-    A GPU on which a collective waits computes slower: from there on nobody sees how soon it would be ready.
+    A GPU computes slower while a collective waits on it: from there on, how soon it could be ready is unknown.
     """
     found = exact.copy()
     for kind in np.unique(token):

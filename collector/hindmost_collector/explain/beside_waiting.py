@@ -1,8 +1,8 @@
 """How much slower a GPU computes while the kernel of a collective waits on it for other ranks.
 
-Such a kernel holds some of the GPU's processors and asks its peers without a pause. Whoever comes early for a
-collective thus computes slower until the last rank has come, and loses a part of its lead: the others are earlier by
-less than what the last rank computes longer. On H200s it was a fifth to a third of the time that kernels waited.
+Such a kernel occupies some of the GPU's processors and polls its peers without a pause. A rank that is early for a
+collective computes slower until the last rank has come, and loses a part of its lead. The others are then early by less
+than the last rank's extra computing. On H200s the loss was a fifth to a third of the time that kernels waited.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from hindmost_collector.robust import median
 if TYPE_CHECKING:
     from hindmost_collector.align import Array, Floats
 
-#: A kernel that waits takes no more of a GPU than this: NCCL's use a quarter of its processors at most.
+#: Largest loss that counts: NCCL's kernels use a quarter of a GPU's processors at most.
 _MOST = 0.5
-#: What one ms of waiting takes is known where chance makes it no less sure than this, and it is this many times that.
+#: The loss per ms of waiting is known if its standard error is no larger than this, and it is this many times that
+#: error.
 _SURE, _BEYOND_CHANCE = 0.1, 2.0
 
-#: … and where so many places of a step show what computing takes there, in most steps: where ranks queue at most of
-#: them, only computing that takes long is seen after a long wait.
+#: … and if this many places of a step show it, each in most steps. Where ranks queue at most places, only long
+#: computing is visible after a long wait.
 _PLACES, _MOSTLY = 5, 0.5
 
 
@@ -34,11 +35,11 @@ def taken_off(start: Floats, took: Floats, lost: float) -> Floats:
 
 
 def slower(start: Floats, took: Floats, free: Array) -> float:
-    """Ms that computing takes longer for each that a collective waits beside it, 0 where that does not show.
+    """Ms by which computing takes longer for each ms that a collective waits beside it; 0 where that does not show.
 
-    ``start`` and ``took`` [R, N, P] ns of a step's collectives, which a rank began as soon as it was ready where
-    ``free``. What is longer after a longer wait shows it, from step to step. Whoever begins a collective early waits
-    longer and takes longer until the next by that alone, so that the wait before it is asked instead.
+    ``start`` and ``took`` [R, N, P] ns are of a step's collectives, which a rank began as soon as it was ready where
+    ``free``. A longer time after a longer wait shows the effect, from step to step. A rank that begins a collective
+    early waits longer, and for that alone takes longer until the next; so the wait before it is used instead.
     """
     waited = _waited(took)
     shown = free[:, :, 1:-1] & free[:, :, 2:]

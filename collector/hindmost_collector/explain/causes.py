@@ -33,7 +33,7 @@ MEASURES = {
 _SYSTEM = ("memory", "cpu_contention", "gc", "checkpoint", "io")
 #: Parts that are there now and then, in some steps of some ranks: not seen is not happened.
 NOW_AND_THEN = ("checkpoint", "gc")
-#: What a rank did instead of working, if nobody knows why.
+#: What a rank did instead of working, for an unknown reason.
 _UNTOLD = ("blocked", "idle")
 _HOST_FIRST = (*_SYSTEM, "input", "h2d", "compute")
 #: Where GPU phases were timed, what the host does late may be hidden by work still queued: the GPU's own word first.
@@ -176,12 +176,12 @@ def _measured(blocks: Blocks, row: int, columns: Array, settings: Settings, betw
                 _charge_late(blocks, row, columns, found, settings)
         return found
     if "runqueue" in parts:
-        queue = parts["runqueue"]  # of some steps only, where the probe spares its time: of the others nobody knows
+        queue = parts["runqueue"]  # the probe samples it in some steps only; the others are unknown
         cpu = parts.get("cpu", np.zeros_like(queue))
         found["cpu_contention"] = _of_processor(blocks, row, columns, cpu, queue, settings)["cpu_contention"]
         more = excess_of(cpu, row, columns)
         most = settings.queue_without_work * average(blocks.excess[row, columns])
-        if more <= most:  # whoever computes more also queues more
+        if more <= most:  # a rank that computes more also queues more
             found["cpu_contention"] = max(found["cpu_contention"], _of_threads(blocks, row, columns, found, settings))
     taken = idle_gpu.taken_off(blocks, row, columns)
     launched, followed = (0.0, blocks) if taken > 0 else launching.apart(blocks, row, columns, settings)
@@ -208,9 +208,9 @@ def _charge_computing(
 
 
 def _charge_rest(blocks: Blocks, row: int, columns: Array, found: dict[str, float]) -> None:
-    """Count what a rank does longer in no phase as computing as far as it used more CPU time, the rest as off the CPU.
+    """Count extra time outside all phases as computing as far as CPU time grew, the rest as off-CPU.
 
-    Where CPU time was not measured nobody knows which.
+    Without CPU times the split is unknown.
     """
     if OTHER not in blocks.parts or "cpu" not in blocks.parts or np.isnan(blocks.parts["cpu"][row, columns]).all():
         return
@@ -225,12 +225,12 @@ def _charge_rest(blocks: Blocks, row: int, columns: Array, found: dict[str, floa
 def _of_processor(
     blocks: Blocks, row: int, columns: Array, cpu: Floats, runqueue: Floats | None, settings: Settings
 ) -> dict[str, float]:
-    """Excess as computing and as waiting for a CPU.
+    """The delay split into computing and waiting for a CPU.
 
-    On a shared machine whoever computes longer also queues longer: the queueing that peers suffer alike belongs to the
-    computing, and only what goes beyond it is contention of this rank's own. Peers' queueing shows between their
-    collectives, for the same CPU time, or, where they spin in collectives meanwhile, in their whole process. Whoever
-    hardly computes longer does not queue for that.
+    On a shared machine a rank that computes longer also queues longer. Queueing that peers suffer alike belongs to the
+    computing; only the excess is contention of this rank. Peers' queueing shows between their collectives, for the same
+    CPU time, or in their whole process if they spin in collectives meanwhile. A rank that hardly computes longer has no
+    such queueing.
     """
     more = excess_of(cpu, row, columns)
     if runqueue is None:

@@ -1,7 +1,8 @@
-"""Verdicts where ranks share CPUs: who needs more than its peers, and who is late for a reason that no scheduler makes.
+"""Verdicts under CPU oversubscription: ranks that need more CPU time, and ranks late for a reason other than
+scheduling.
 
-The scheduler makes now this one late and now that one, and is nobody's fault. Where it cannot be told apart from one,
-nobody is named, and nobody cleared.
+The scheduler makes a different rank late now and then; that is no rank's fault. Where its effect cannot be separated
+from a slow rank, the verdict is inconclusive: none is named, and none cleared.
 """
 
 from __future__ import annotations
@@ -29,22 +30,23 @@ if TYPE_CHECKING:
     from hindmost_collector.settings import Settings
     from hindmost_collector.timeline.blocks import Blocks
 
-#: Causes that, where ranks share CPUs, are the scheduler's doing and nobody's fault.
+#: Causes that are the scheduler's doing where ranks share CPUs.
 _SCHEDULING = ("cpu_contention", "unknown")
-#: A stall is of computing where CPU time is as large a part of it; else it is of the queue that computing has to join.
+#: A stall is computing if CPU time is this share of it; else it is queueing, which computing has to join.
 _COMPUTED = 0.5
-#: Whoever makes the others wait for a smaller share of a step is not worth a word: a scheduler's turns alone make that.
+#: A rank that delays the others by a smaller share of the step is not reported: the scheduler's turns alone make that.
 _COUNTS = 0.05
-#: A rank that needs more in so large a share of the steps needs it by itself: few others use a core for that long.
+#: A rank that needs more CPU time in this share of the steps needs it for its own work: others rarely use a core that
+#: long.
 _THROUGHOUT = 0.75
-#: Of fewer steps the most of all waiting may be anybody's: a few long turns of a scheduler are most of it.
+#: With fewer steps the largest share of the waiting may be chance: a few long turns of the scheduler are most of it.
 _ENOUGH = 30
 
 
 def asking_most(blocks: Blocks, settings: Settings) -> list[Verdict]:
-    """Whoever asks for more CPU time and makes the others wait most, where lateness alone is too noisy to name anybody.
+    """The rank with more CPU demand that makes the others wait most, where delays alone are too noisy to name one.
 
-    Containers and cpusets share CPUs that no count of a node's shows.
+    Containers and cpusets share CPUs without a node's CPU count showing it.
     """
     found, _ = _of_needs(blocks, settings)
     most = int(blocks.ranks[int(np.argmax(np.nan_to_num(blocks.caused).mean(axis=1)))])
@@ -79,13 +81,13 @@ def _in(verdicts: list[Verdict], ranks: tuple[int, ...]) -> bool:
 
 
 def _rather_slept(one: Verdict, slept: list[Slept]) -> bool:
-    """Whether each of these ranks, which need more than their peers, was off the CPU by itself for longer than that."""
+    """Whether each of these ranks, which need more CPU time, was off the CPU without queueing for longer than that."""
     longest = {rank: each.ns for each in slept for rank in each.verdict.ranks}
     return all((one.cost_ms_per_step or 0.0) * 1e6 <= longest.get(rank, 0.0) for rank in one.ranks)
 
 
 def _in_the_queue(one: Stalls, found: list[Verdict], blocks: Blocks) -> bool:
-    """Whether ranks that are told to compute more stall for want of a CPU: that is what computing more brings there."""
+    """Whether ranks named for more computing stall in the run queue: more computing has that effect there."""
     told = {rank for verdict in found if verdict.cause == "compute" for rank in verdict.ranks}
     cpu = sharing.cpu_time(blocks)
     if cpu is None or not told.issuperset(blocks.ranks[list(one.rows)].tolist()):
@@ -126,7 +128,7 @@ def _at_most(verdict: Verdict, blocks: Blocks, shared: Sharing) -> Verdict:
 
 
 def _not_named(late: list[Verdict], blocks: Blocks, settings: Settings) -> str:
-    """Who of these was seen to wait for a CPU, and of whom nobody knows that: as a verdict on all steps would say."""
+    """Which of these were seen to queue for a CPU, and which are unknown: as a verdict on all steps would say."""
     queued: list[int] = []
     unknown: list[int] = []
     for one in late:
@@ -138,8 +140,8 @@ def _not_named(late: list[Verdict], blocks: Blocks, settings: Settings) -> str:
 
 
 def nobody(shared: Sharing, blocks: Blocks, settings: Settings) -> Verdict:
-    """The verdict where nobody is named: that somebody is waited for and nobody knows why, so that nobody is cleared;
-    else how even the ranks are."""
+    """The verdict without a name: inconclusive if ranks wait for an unknown reason, since none can be cleared; else how
+    even the ranks are."""
     row, columns = wording_balanced.waited_for_most(blocks), np.arange(len(blocks.steps))
     queued = row is not None and _queued(blocks, row, columns, settings)
     much = row is not None and float(np.nan_to_num(blocks.caused[row]).mean()) >= _COUNTS * blocks.step_ns

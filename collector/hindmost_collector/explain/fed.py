@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from hindmost_collector.model import Run, Table
     from hindmost_collector.timeline.blocks import Blocks
 
-#: Steps in which a host's pace is taken to be one, and the fewest that tell it.
+#: Steps in which a host's pace is taken as constant, and the fewest that show it.
 _WINDOW, _ENOUGH = 20, 5
-#: Steps in which a rank is late by more than this many times what it usually is are judged apart: they are stalls.
+#: Steps with a delay beyond this many times the rank's usual one are judged apart: they are stalls.
 _STALL = 4.0
-#: A host is slow between two marks where it takes this share more than its typical peer, and more by this share of a
-#: step: what hosts of one job take to launch the same differs by up to a half for tens of steps, without a fault.
+#: A host is slow between two marks if it takes this share more than its typical peer, and more by this share of a step.
+#: Without a fault, hosts of one job differ by up to a half in launching the same work, for tens of steps.
 _SLOWER, _LEAST = 1.0, 0.01
-#: … and by so many standard errors.
+#: … and by this many standard errors.
 _SURELY = 3.0
-#: A host that is ahead of its GPU is held up where it typically takes so many times the least that it ever took, and
-#: more than that by this share of a step: by less, launching may have become slower.
+#: A host ahead of its GPU is held up if it typically takes this many times its minimum, and more than that by this
+#: share of a step; with less, launching may have become slower.
 _HELD, _HELD_LEAST = 2.0, 0.1
-#: Where GPUs wait for their hosts in so large a share of the steps, one does of which nobody knows when it launched.
+#: If GPUs wait for their hosts in this share of the steps, so does a GPU whose launch times are unknown.
 _OFTEN = 0.1
-#: Hosts that one is compared with: enough to know what is typical, whatever the size of the job.
+#: Hosts compared with: enough for a typical value, whatever the size of the job.
 _SAMPLE = 16
 
 
@@ -121,7 +121,7 @@ def waits_for_host(blocks: Blocks, rows: slice = slice(None)) -> Array | None:
         return None
     waited = grid.start[rows] - grid.enqueue[rows]
     at_once = launching.caught_up(waited, blocks)
-    if not _marked(blocks):  # nothing runs before it is launched: of such a host nobody knows when that was
+    if not _marked(blocks):  # nothing runs before its launch, and such a host's launch times are unknown
         at_once &= (np.fmin.reduce(waited, axis=1) >= -launching.CLOCKS_NS)[:, None]
     counts = np.diff(np.append(blocks.starts, grid.columns))
     fed = 2 * np.add.reduceat(at_once, blocks.starts, axis=1, dtype=np.int64) > counts
@@ -154,7 +154,7 @@ def _blind(blocks: Blocks) -> Array:
 
 
 def _with_blind(fed: Array, blocks: Blocks) -> Array:
-    """With ranks of which nobody knows when they launched, where hosts set the pace: in steps where no other does."""
+    """With ranks of unknown launch times, where hosts set the pace: in steps where no other host does."""
     found, each = fed.copy(), fed.sum(axis=0)
     for row in np.flatnonzero(_blind(blocks)).tolist():
         others = each > fed[row]

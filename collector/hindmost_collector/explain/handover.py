@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from hindmost_collector.settings import Settings
     from hindmost_collector.timeline.blocks import Blocks
 
-#: What was a cause may still be measured as so much of the lesser excess, and is over: phases scatter by that.
+#: A cause is over even if it still measures as this share of the lesser delay: phases scatter by that.
 _OVER = 0.2
-#: A measurement that changes by less of the excess is no cause that ends or begins.
+#: A measurement that changes by less of the delay does not mark a cause that begins or ends.
 _CHANGE = 0.2
-#: A habit that is shorter than a stretch by no more steps is all of it, and one of so few is none: noise moves each
-#: end by up to two.
+#: A slowdown shorter than its segment by at most this many steps fills it, and one with this few steps is none: noise
+#: moves each end by up to two.
 _NEAR = 4
-#: Ranks that one is compared with: enough to know what is typical, whatever the size of the job.
+#: Ranks compared with: enough for a typical value, whatever the size of the job.
 _SAMPLE = 512
 
 

@@ -1,4 +1,4 @@
-"""Slow input that nobody waits for: the host fetches while its GPU still works on what was queued before."""
+"""Slow input without waiting: the host fetches while its GPU still works on what was queued before."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _always(blocks: Blocks, one: Verdict, longer: Floats, settings: Settings) ->
     return [f"{where}: in those without a stall, work queued on its GPU, or a wait for others, hides it"]
 
 
-#: From this share of the input on, what is covered of it is called all.
+#: From this share of the input on, the covered part is called all.
 _ALL = 0.9
 
 

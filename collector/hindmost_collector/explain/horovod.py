@@ -1,4 +1,4 @@
-"""What a run says of Horovod's cycles: how long each took in which ranks told one another what they had ready."""
+"""Horovod's cycles as a run records them: how long each cycle took, in which ranks negotiate what is ready."""
 
 from __future__ import annotations
 

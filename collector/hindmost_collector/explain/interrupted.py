@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from hindmost_collector.detectors.straggler import Habit
     from hindmost_collector.timeline.blocks import Blocks
 
-#: A rank's fastest steps are this share of them.
+#: A rank's fastest steps are this share of its steps.
 _FASTEST = 0.1
-#: A stretch in which it stood still takes this share more than in those, and more by this share of a step.
+#: An interrupted interval takes this share more than in those, and more by this share of a step.
 _LONGER, _LEAST = 1.0, 0.01
-#: Steps that tell which are the fastest.
+#: Steps needed to know the fastest.
 _ENOUGH = 20
-#: Ranks that one is compared with: enough to know what is typical, whatever the size of the job.
+#: Ranks compared with: enough for a typical value, whatever the size of the job.
 _SAMPLE = 64
 
 
@@ -56,7 +56,7 @@ def _late(grid: Grid, rows: Ints, where: Ints) -> Floats:
 
 
 def _stood(grid: Grid, rows: Ints, where: Ints, late: Floats, step_ns: float) -> Floats:
-    """[R] ns a step that these ranks stood still while others waited, ``late`` [R, N, P] as they came."""
+    """[R] ns a step that these ranks were interrupted while others waited, ``late`` [R, N, P] as they came."""
     start, stop = grid.start[rows][:, where], (grid.start + grid.duration)[rows][:, where]
     gap = start[:, :, 1:] - stop[:, :, :-1]
     gap = np.where(gap > QUEUED_NS, gap, np.nan)  # who queues itself was ready before

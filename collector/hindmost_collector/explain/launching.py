@@ -1,13 +1,14 @@
-"""When hosts launched what their GPUs ran: whose GPU is fed from hand to mouth, and whose never runs out of work.
+"""When hosts launched what their GPUs ran: which GPU is launch-bound, and which never runs out of work.
 
-A recording that has when a collective was enqueued tells how long its kernel waited on the GPU. Where that is next to
-nothing the GPU had caught up with its host: events around forward then time the launching, not the computing.
+If a recording has the time at which a collective was enqueued, it shows how long its kernel waited on the GPU. A wait
+near zero means that the GPU had caught up with its host: events around forward then time the launching, not the
+computing.
 
-Where enqueueing was not recorded the phases of the host tell as much, of every step: a GPU that was done with the step
-before when its host had the next batch is fed from hand to mouth, and so is one that runs a step's first collective as
-soon as its host has launched forward. One that was not yet done with the step before when all of forward was launched
-had work throughout, and the time from the one step's last collective to the other's first is all its own: as long as
-forward and what surrounds it, on its own clock, of steps too in which no event timed forward.
+Without enqueue times, the phases of the host show the same for every step. A GPU is launch-bound if it had finished the
+step before when its host had the next batch. It is also launch-bound if it runs a step's first collective as soon as
+its host has launched forward. A GPU that had not finished the step before when all of forward was launched had work
+throughout. The time from that step's last collective to the next step's first is then all its own: forward and what
+surrounds it, on its own clock, also in steps where no event timed forward.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ if TYPE_CHECKING:
     from hindmost_collector.settings import Settings
     from hindmost_collector.timeline.blocks import Blocks
 
-#: A GPU has caught up with its host where a kernel waits for no longer than this share of a step beyond the shortest.
+#: A GPU has caught up with its host if a kernel waits at most this share of a step longer than the shortest wait.
 _CAUGHT_UP = 0.05
-#: GPUs' clocks were 0.5 to 3 ms off their host's: a kernel that seems to wait for longer than that did wait.
+#: GPU clocks were 0.5 to 3 ms off their host's: a kernel that seems to wait longer than this (ns) did wait.
 CLOCKS_NS = 4e6
-#: Of marks so large a share may be off; a kernel that began later than this share of a step did not begin at once.
+#: Share of the marks that may be off; and a kernel that began later than this share of a step did not begin at once.
 _OFF, _AT_ONCE = 0.05, 0.125
-#: A link that others use as well makes copies longer by less than this factor.
+#: Other traffic on a link makes copies longer by less than this factor.
 _NO_COPY = 10.0
-#: Ranks that one is compared with: enough to know what is typical, whatever the size of the job.
+#: Ranks compared with: enough for a typical value, whatever the size of the job.
 _SAMPLE = 512
 
 
@@ -89,7 +90,7 @@ class _Marks(NamedTuple):
 
 
 def _marks(blocks: Blocks, rows: slice | Array) -> _Marks | None:
-    """What hosts and GPUs of these ranks had come to; ``None`` where nobody marked forward or timed collectives."""
+    """How far hosts and GPUs of these ranks had come; ``None`` if forward is unmarked or collectives are untimed."""
     grid, forward = blocks.joined, blocks.parts.get("forward")
     if grid is None or forward is None or blocks.ended is None or blocks.took is None or len(blocks.steps) < 2:
         return None
@@ -190,10 +191,10 @@ def _beside(blocks: Blocks, row: int) -> _Marks | None:
 
 
 def _busy(marks: _Marks) -> Array:
-    """[R, S] in which steps a GPU surely had work from the last collective of the step before to the first of this.
+    """[R, S] in which steps a GPU surely had work from the last collective of the step before to the first of this one.
 
-    It was not done when its host could launch more, and not when that was launched either; or, where its queue was full
-    and its host had to wait, it had more left by then than a usual step has work: whoever had run out has less.
+    It was still busy when its host could launch more, and when that launch was complete. If its queue was full and its
+    host had to wait, it had more work left by then than a usual step has; a GPU that had run out has less.
     """
     launched = marks.ready + marks.unnamed + marks.forward
     left = marks.lag - marks.unnamed > float(median(marks.span)) + CLOCKS_NS

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hindmost_collector.align import Array, Floats
     from hindmost_collector.timeline.blocks import Blocks
 
-#: Share of its lateness that a main thread must have been off the CPU: at most a quarter is left for anything else.
+#: Share of its delay for which a main thread must have been off the CPU: at most a quarter is left for other causes.
 MOST = 0.75
 
 
@@ -27,10 +27,10 @@ def busy(blocks: Blocks) -> Floats:
 
 
 def of_step(blocks: Blocks, row: int, columns: Array) -> Floats:
-    """[N] ns of each step that a main thread was off the CPU by itself beyond its peers.
+    """[N] ns of each step that a main thread was off the CPU, without queueing, beyond its peers.
 
-    NaN where unmeasured. Where only whole steps were measured, it may have been off the CPU while it waited for the
-    others: as large a part of that wait as of the peers', who do little else.
+    NaN where unmeasured. If only whole steps were measured, it may have been off the CPU while it waited for the
+    others: for as large a part of that wait as the peers, who do little else.
     """
     parts = blocks.parts
     if between_collectives(blocks):
@@ -45,8 +45,9 @@ def of_step(blocks: Blocks, row: int, columns: Array) -> Floats:
 
 
 def of_whole_steps(blocks: Blocks) -> Floats:
-    """[R, S] of every rank what ``of_step`` tells of one, where only whole steps were measured: for all at once, since
-    of each by itself it would be as much work as of all."""
+    """[R, S] the same as ``of_step`` for every rank, where only whole steps were measured.
+
+    Computed for all at once: one rank costs as much work as all of them."""
     found = _in_steps(blocks, np.arange(len(blocks.steps)))
     if found is None:
         return np.full((len(blocks.ranks), len(blocks.steps)), np.nan)

@@ -1,7 +1,7 @@
-"""What a rank's node stood still for, by the kernel's count: memory, or files and disks.
+"""Time in which a rank's node stalled for memory, or for files and disks, from the kernel's pressure counters.
 
-The count is of all tasks of a node. Beyond that of the peers' nodes it is the node's; on one node all ranks see the
-same, and there it is one rank's own only if that rank alone reads from disk as it would have to.
+The counters cover all tasks of a node. What exceeds the peers' nodes belongs to the node. On a single node all ranks
+see the same; there it belongs to one rank only if that rank alone reads from disk as it would have to.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from hindmost_collector.settings import Settings
     from hindmost_collector.timeline.blocks import Blocks
 
-#: How many times the peers' rate is a rank's own.
+#: How many times the peers' rate makes a rate this rank's own.
 _TIMES = 3
-#: Fewer samples than this do not tell whether standing still goes with stalls.
+#: Fewer samples cannot show whether pressure goes with stalls.
 _FEWEST = 6
-#: Nor do samples that all hold as much of stalls, within this share.
+#: Nor can samples that all hold the same amount of stalls, within this share.
 _VARIES = 0.1
-#: A second of stalls goes with so many seconds of standing still at least: stalls at the edge of samples blur it.
+#: Least seconds of pressure per second of stalls: stalls at the edges of samples blur the ratio.
 _LEAST_SLOPE = 0.5
-#: And that is so many standard errors above nothing: noise seldom is.
+#: And that ratio exceeds zero by this many standard errors: noise rarely does.
 _SURELY = 2.5
 
 
 def of_memory(blocks: Blocks, row: int, columns: Array, settings: Settings) -> dict[str, float]:
-    """Ns a step in which tasks of the rank's node stood still for memory; empty where they did not."""
+    """Ns a step in which tasks of the rank's node stalled for memory; empty where they did not."""
     levels = blocks.gauges(_asked(columns))
     beyond = _beyond(levels.get("memory_pressure"), row, own=_own_faults(levels, row, settings))
     stood = _stood(blocks, row, columns, "memory_pressure", beyond)
@@ -39,7 +39,7 @@ def of_memory(blocks: Blocks, row: int, columns: Array, settings: Settings) -> d
 
 
 def of_files(blocks: Blocks, row: int, columns: Array, settings: Settings) -> float:
-    """Ns a step in which tasks of the rank's node stood still for files and disks; 0 where they did not.
+    """Ns a step in which tasks of the rank's node stalled for files and disks; 0 where they did not.
 
     A rank that hardly reads or writes does not wait for them, whatever its node does.
     """
@@ -75,7 +75,7 @@ def _own_faults(levels: dict[str, Floats], row: int, settings: Settings) -> bool
 
 
 def _moved(levels: dict[str, Floats]) -> Floats | None:
-    """[R] bytes a second to and from storage; ``None`` where nobody counted them."""
+    """[R] bytes a second to and from storage; ``None`` where unmeasured."""
     known = [np.nan_to_num(levels[name]) for name in ("read", "written") if name in levels]
     return np.asarray(np.sum(known, axis=0)) if known else None
 
@@ -86,10 +86,10 @@ def _asked(columns: Array) -> Array | None:
 
 
 def _stood(blocks: Blocks, row: int, columns: Array, name: str, beyond: float) -> float:
-    """Ns a step of these that a rank's node stood still for, which did so for the share ``beyond`` of the time.
+    """Ns per step of these that a rank's node stalled; it did so for the share ``beyond`` of the time.
 
-    Scattered steps are stalls: what it stood still for in all is set against all that they are late by. A node that
-    stands still all the time alike does so in other steps, too, and does not make these late.
+    Scattered steps are stalls: the node's total stall time is set against all of their delay. A node that stalls evenly
+    throughout does so in other steps too, and does not make these late.
     """
     if beyond <= 0 or not scattered(columns):
         return max(beyond, 0.0) * blocks.step_ns
@@ -102,9 +102,9 @@ def _stood(blocks: Blocks, row: int, columns: Array, name: str, beyond: float) -
 
 
 def _goes_with(blocks: Blocks, row: int, name: str, late: Floats) -> bool:
-    """Whether samples with more of ``late`` [S] ns in them show that much more standing still, surely.
+    """Whether samples with more of ``late`` [S] ns in them surely show that much more pressure.
 
-    Where all samples hold as much of it nobody can tell.
+    Unknown where all samples hold the same amount.
     """
     found = blocks.samples.beside(name, row, late / 1e9) if blocks.samples is not None else None
     if found is None or len(found[0]) < _FEWEST:

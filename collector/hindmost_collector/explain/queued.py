@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 
 def longer(blocks: Blocks, row: int, columns: Array) -> float:
-    """Ns a step, over the steps ``columns`` (indices), of a rank's excess between collectives that were all enqueued by
-    then; 0 where collectives run beside computing, or nobody knows when they were enqueued."""
+    """Ns per step, over the steps ``columns`` (indices), of a rank's delay between collectives that were all enqueued
+    by then.
+
+    0 where collectives overlap with computing, or enqueue times are unknown."""
     grid = blocks.joined
     if grid is None or not grid.gpu_time or blocks.overlapped or blocks.pipeline is not None:
         return 0.0

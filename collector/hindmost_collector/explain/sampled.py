@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hindmost_collector.model import Run
 
 
-#: A sample speaks of up to a second: it says nothing of chosen steps that are a smaller part of those between them.
+#: A sample covers up to a second: it says nothing about chosen steps that are a smaller share of the steps it covers.
 _DENSE = 0.3
 
 
@@ -98,9 +98,9 @@ class Column:
 
 
 class Samples:
-    """A run's metrics by rank, to be asked for the steps that matter.
+    """A run's metrics by rank, read for chosen steps.
 
-    ``bounds`` [S + 1] is when each step began on the job clock, and when the last ended; empty where nobody knows.
+    ``bounds`` [S + 1] is when each step began on the job clock, and when the last ended; empty where unknown.
     """
 
     def __init__(self, run: Run, ranks: Ints, bounds: Floats) -> None:
@@ -130,8 +130,7 @@ class Samples:
         return None if column is None else column.level(len(self._ranks), self._inside(column.time, None))
 
     def taken(self, name: str, steps: Array) -> tuple[Ints, Floats] | None:
-        """Row [N] and value [N] of a gauge's samples that were taken in these steps (indices); ``None`` where nobody
-        has any."""
+        """Row [N] and value [N] of a gauge's samples taken in these steps (indices); ``None`` where no rank has any."""
         column = self._column(name)
         if column is None:
             return None
@@ -139,8 +138,10 @@ class Samples:
         return column.row[held], column.value[held]
 
     def beside(self, name: str, row: int, per_step: Floats) -> tuple[Floats, Floats, Floats] | None:
-        """Of each sample of a rank's counter within the steps: seconds it took [N], its rise [N], and what of
-        ``per_step`` [S] fell into it [N]; ``None`` where nobody knows.
+        """Of each sample of a rank's counter within the steps: its seconds [N], its rise [N], and the part of
+        ``per_step`` [S] that fell into it [N].
+
+        ``None`` where unknown.
         """
         column = self._column(name)
         if column is None or column.seconds is None or len(self._bounds) < 2:

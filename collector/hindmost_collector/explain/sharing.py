@@ -1,8 +1,9 @@
-"""Nodes whose ranks outnumber their CPUs: there the scheduler decides who arrives last, and not who is slow.
+"""CPU oversubscription: on nodes whose ranks outnumber their CPUs, the scheduler decides who arrives last, not
+slowness.
 
-Whoever computes longer keeps the others of its CPU from computing, so that its victims arrive late as well, now one
-and now another. What stays true is how much CPU time each rank asks for between two collectives, and how long it
-reads and writes files.
+A rank that computes longer keeps the others of its CPU from computing: its victims arrive late as well, now one and now
+another. Two measurements stay valid: each rank's CPU time between two collectives, and its time in reading and writing
+files.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ NEEDS = "needs"
 OFF = "off the CPU"
 #: Parts of a step that are the scheduler's doing where CPUs are shared.
 _WAITING = ("self_runqueue", "self_blocked", "runqueue")
-#: Share of steps in which every rank's CPU time must have been measured, for it to speak of the job.
+#: Share of the steps with CPU times of every rank, needed to speak for the job.
 _MEASURED = 0.5
 
 
@@ -46,7 +47,8 @@ class Sharing:
 
 
 def find(run: Run) -> Sharing | None:
-    """The most crowded node of a run; ``None`` where no node has more ranks than CPUs, or nobody counted them."""
+    """The most oversubscribed node of a run; ``None`` where no node has more ranks than CPUs, or the counts are
+    unknown."""
     code, nodes = codes(run.ranks["node"])
     ranks = dict(zip(nodes, np.bincount(code).tolist(), strict=True))
     crowded = [
@@ -58,11 +60,11 @@ def find(run: Run) -> Sharing | None:
 
 
 def on_needs(blocks: Blocks, whole_steps: bool = False) -> Blocks | None:
-    """The same steps judged by what each rank needs between collectives: CPU time, and time in files where measured.
+    """The same steps judged by each rank's needs between collectives: CPU time, and file time where measured.
 
-    ``None`` where too little of it was measured. Other time off the CPU is left out: where threads compute beside the
-    one that is measured, this one is blocked for as long as they queue. Where nobody looked between collectives,
-    ``whole_steps`` take the CPU time of the step: it may be spent on waiting, and speaks of those who are late only.
+    ``None`` where too little of it was measured. Other off-CPU time is left out: where other threads compute, the
+    measured thread is blocked for as long as they queue. Without times between collectives, ``whole_steps`` take the
+    CPU time of the step; part of it may be spent on waiting, so that it speaks for late ranks only.
     """
     cpu = cpu_time(blocks)
     if cpu is None or not (whole_steps or between_collectives(blocks)):

@@ -66,7 +66,7 @@ def _more_work(blocks: Blocks, row: int, columns: Array, settings: Settings) -> 
 
 
 def _work_beyond(blocks: Blocks, row: int, columns: Array) -> float:
-    """By what share a rank's typical step has more samples or tokens than its peers'; NaN where nobody counted."""
+    """By what share a rank's typical step has more samples or tokens than its peers'; NaN where uncounted."""
     if blocks.work is None or np.isnan(blocks.work[row, columns]).all():
         return float("nan")
     typical = median(blocks.work[:, columns], axis=1)
@@ -75,8 +75,10 @@ def _work_beyond(blocks: Blocks, row: int, columns: Array) -> float:
 
 
 def left(why: str, blocks: Blocks, row: int, columns: Array, settings: Settings) -> float:
-    """The share of a rank's longer computing over these steps that is still due to one of :data:`FINER`, or to none of
-    them (``compute``); all of it where nobody can tell.
+    """The share of a rank's longer computing over these steps that is due to one of :data:`FINER`, or to none
+    (``compute``).
+
+    All of it where that is unknown.
     """
     now, longer = blocks.gauges(columns), _longer(blocks, row, columns)
     shared = _contended(now, {}, row, settings) is not None
@@ -97,10 +99,11 @@ def _levels(blocks: Blocks, columns: Array, since: int) -> tuple[dict[str, Float
     return blocks.gauges(columns), blocks.samples.before(since)
 
 
-#: A clock of which the driver says why it is low is the cause where it explains this share of the longer computing: a
-#: few samples of clocks that change from one to the next tell no more, and ranks that wait cool down and clock higher.
+#: A low clock rate with a reason from the driver is the cause if it explains this share of the longer computing. The
+#: few samples of a clock that changes from sample to sample prove no more, and ranks that wait cool down and clock
+#: higher.
 _TOLD_WHY = 0.5
-#: Of what the rank is late by, noise of its latest steps included, all of the step must be longer by this share.
+#: The whole step must be longer by this share of the delay, noise of the rank's latest steps included.
 _OF_ALL = 1 / 3
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hindmost_collector.settings import Settings
     from hindmost_collector.timeline.blocks import Blocks
 
-#: A rank's input is slow in all steps, not in some, if it is in this share of them.
+#: A rank's input is persistently slow if it is slow in this share of the steps.
 NEARLY_ALL = 0.9
 #: Causes that are phases of the host, of which what is queued hides now more and now less.
 _ON_HOST = ("input", "h2d")

@@ -1,7 +1,7 @@
-"""What a rank that waits for CPUs costs beyond its lateness: while its threads stand still, so do its transfers.
+"""What a rank that waits for CPUs costs beyond its delay: while its threads wait, its transfers do not progress.
 
-Nobody arrives late at a transfer that one of its ends cannot drive; all its members take longer alike. It is counted as
-far as it is longer than in steps that this did not strike, and as far as the rank waited for CPUs beyond its peers.
+No rank arrives late at a transfer that one end cannot drive; all members take longer alike. It counts as far as it is
+longer than in unaffected steps, and as far as the rank waited for CPUs beyond its peers.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from hindmost_collector.align import Array, Floats
     from hindmost_collector.timeline.blocks import Blocks
 
-#: Steps outside of a fault that say how long a transfer usually takes.
+#: Steps outside a fault that give the usual time of a transfer.
 _ENOUGH = 20
 #: Transfers this many standard deviations above the median were held up.
 _HELD_UP = 3.0
 
 
 def of_transfers(blocks: Blocks, rows: list[int], columns: Array, shown: float) -> float:
-    """Ns a step over these steps (indices) by which transfers were longer for the ranks' want of a CPU.
+    """Ns a step over these steps (indices) by which transfers were longer because ranks lacked a CPU.
 
-    ``shown`` ns a step of that wait are counted as lateness already. Transfers beside computing are not told apart.
+    ``shown`` ns a step of that wait are already counted as delay. Overlapped transfers are not separated.
     """
     if blocks.overlapped or np.isnan(blocks.transfer[rows]).all():
         return 0.0
@@ -45,8 +45,8 @@ def share(blocks: Blocks, row: int) -> float:
 def of_process(blocks: Blocks, row: int, columns: Array) -> list[float]:
     """Ns a step for which a rank's main thread waited for a CPU, and all its threads together, beyond its peers.
 
-    Whoever runs less has less occasion to queue, but not for what ranks queue while they are in a collective; each is
-    left out where it was not measured.
+    A rank that runs less has less occasion to queue, except for queueing inside collectives. Each is left out where
+    unmeasured.
     """
     rates, period = blocks.gauges(columns), average(blocks.period[columns])
     ran = has_run(rates, row)
@@ -56,8 +56,10 @@ def of_process(blocks: Blocks, row: int, columns: Array) -> list[float]:
 
 
 def _like_peers(blocks: Blocks, row: int, columns: Array, queued: Floats) -> float:
-    """Ns a step that a rank's process queues for a CPU if it does so as its typical peer does: between collectives for
-    as long, and for as large a part of those. ``queued`` [R] ns a step are all of it. 0 where nobody knows.
+    """Ns a step that a rank's process queues for a CPU if it does so as its typical peer does.
+
+    Between collectives for as long, and inside them for as large a part. ``queued`` [R] ns a step are all of it. 0
+    where unknown.
     """
     if blocks.joined is None or blocks.joined.gpu_time or blocks.overlapped:
         return 0.0

@@ -18,21 +18,22 @@ if TYPE_CHECKING:
     from hindmost_collector.align import Array, Floats
     from hindmost_collector.timeline.blocks import Blocks
 
-#: In this share of the steps at least a place has no slice in it, and what that scatters by is seen below there.
+#: A place has no time slice of another process in at least the first share of the steps; its scatter shows below the
+#: second.
 _ALONE, _LEAST = 0.2, 0.05
-#: … in so many standard deviations of a normal distribution.
+#: … in standard deviations of a normal distribution.
 _DEVIATIONS = 0.8
-#: What takes longer than alone by this share, and by so many standard deviations, waited for a slice.
+#: A time longer than alone by this share, and by this many standard deviations, waited for a slice.
 _SHARE, _BEYOND_CHANCE = 0.1, 6.0
-#: … in nearly all steps, at places where most of their time is computed, and at none of them always.
+#: … in nearly all steps, at places with most of the computing time, and at no place always.
 _STEPS, _PLACES = 0.9, 0.75
-#: Slices come several times in a step: what comes once may be a pause of its host.
+#: Least slices per step: a single one may be a pause of its host.
 _OFTEN = 1.5
-#: The middle half of all slices differ by no more than this share of one: on H200s by 0.04 to 0.13.
+#: The middle half of all slices differ by at most this share of one: on H200s by 0.04 to 0.13.
 _ONE_LENGTH = 0.25
-#: The typical step is longer by this share than it is alone: in recordings of shared GPUs by 0.14 to 0.28.
+#: The typical step is longer by this share than alone: by 0.14 to 0.28 in recordings of shared GPUs.
 _LONGER = 0.06
-#: Places of a step that must be known.
+#: Least places of a step that must be known.
 _FEWEST = 5
 
 
@@ -52,7 +53,7 @@ def in_all(usual: Floats, took: Floats) -> Floats:
 
 
 def find(usual: Floats, took: Floats) -> Turns | None:
-    """The turns that show in what a rank ``took`` [N, P] ns before each collective; ``None`` where nobody takes any."""
+    """The turns that show in what a rank ``took`` [N, P] ns before each collective; ``None`` where there are none."""
     known = ~np.isnan(usual)
     if np.sum(known) < _FEWEST:
         return None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from hindmost_collector.align import Array, Floats, Ints
 
-#: NVML's reason for clocks of a GPU that draws all the power that it may.
+#: NVML's reason for the clocks of a GPU at its power cap.
 POWER_CAP = 0x4
 #: Bits of NVML's clocks-event reasons that slow a GPU down: power caps, thermal slow-downs, power brake, sync boost.
 SLOWING_REASONS = {
@@ -54,11 +54,12 @@ class Samples(NamedTuple):
     node: Ints
 
 
-#: Instead of a rank: a series of nobody, of all ranks of its node, of several ranks of one GPU.
+#: Codes in place of a rank: a series of no rank, of all ranks of its node, of several ranks of one GPU.
 NOBODY, OF_NODE, SEVERAL = -1, -2, -3
-#: So many names are numbered in 16 bits: numpy sorts int16 by radix, wider integers by merging, which takes longer.
+#: Up to this many names are numbered in 16 bits: numpy radix-sorts int16, and merges wider integers, which takes
+#: longer.
 _SHORT = 1 << 15
-#: A rank has no more digits; what has is no rank's.
+#: Most digits of a rank; a longer number is not a rank.
 _DIGITS = 9
 
 
@@ -149,7 +150,7 @@ class Metrics:
 #: Metrics that were read, by their run's id for as long as that lives: a run of arrays has no hash.
 _READ: dict[int, Metrics] = {}
 
-#: Texts of labels that are remembered between judgements: of a rank's process, its GPU and its process on that.
+#: Label texts cached between judgements: of a rank's process, its GPU and its process on that.
 _REMEMBERED = 1 << 16
 
 

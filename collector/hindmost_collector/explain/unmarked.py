@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from hindmost_collector.model import Table
     from hindmost_collector.timeline.blocks import Blocks
 
-#: Steps in which a rank is late by more than this many times what it usually is are judged apart: they are stalls.
+#: Steps with a delay beyond this many times the rank's usual one are judged apart: they are stalls.
 _STALL = 2.0
-#: A host's fastest stretches are those of so small a share of the steps in which its GPU waited for it.
+#: A host's fastest intervals: this share of the steps in which its GPU waited for it.
 _FASTEST = 0.1
-#: It is slow where these take this share more than the typical peer's fastest, and more by this share of a step: what
-#: hosts take to launch the same differs by up to two thirds for tens of steps without a fault, and by 1.4 % of a step.
+#: A host is slow if these take this share more than the typical peer's fastest, and more by this share of a step.
+#: Without a fault, hosts differ by up to two thirds for tens of steps, and by 1.4 % of a step.
 _SLOWER, _LEAST = 1.0, 0.02
-#: … and this share from one step to the next, which holds so much of a step that what differs is evened out: by up to a
-#: fifth in jobs without a fault, by two thirds and more where input was slow.
+#: … and by this share from one step to the next, which covers enough of a step to even out differences: up to a fifth
+#: in jobs without a fault, two thirds and more with slow input.
 _SLOWER_BETWEEN = 0.5
-#: … which is so of stretches that take this share of all launching in a step: where parameters are gathered throughout,
-#: what is before the first operation is one launch among many, in steps of several rounds at most of them.
+#: … which applies to intervals with this share of a step's launching. Where parameters are gathered throughout, or in
+#: steps of several rounds, the time before the first operation is one launch among many.
 _MUCH = 0.25
-#: Hosts that one is compared with: enough to know what is typical, whatever the size of the job.
+#: Hosts compared with: enough for a typical value, whatever the size of the job.
 _SAMPLE = 16
 
 
@@ -65,7 +65,7 @@ class Hosts:
     """When hosts enqueued what all of them do in each step."""
 
     def __init__(self, collectives: Table, blocks: Blocks) -> None:
-        assert blocks.joined is not None  # noqa: S101 - whoever knows that GPUs waited has looked
+        assert blocks.joined is not None  # noqa: S101 - known GPU waits imply it
         self._blocks = blocks
         self._ended = np.fmax.reduceat(blocks.joined.enqueue, blocks.starts, axis=1)
         known = np.flatnonzero(collectives["enqueue_ns"] >= 0)

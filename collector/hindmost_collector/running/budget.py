@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: For so many seconds judging may spend ahead what it will not spend later: a change is told when it comes.
+#: Seconds of future budget that evaluation may spend ahead: a change is reported when it comes.
 AHEAD_S = 20.0
 
 

@@ -1,8 +1,8 @@
-"""The time of which all ranks of a window have told.
+"""The time that all ranks of a window have reported.
 
-Each agent sends every few seconds what its ranks did, at moments of its own, so that a window lacks the newest seconds
-of some ranks, and, of those whose oldest rows went first, the oldest. Where a rank's rows are missing it is not seen to
-be late, and those that wait for it seem to wait for a slow network: nobody is judged by such steps.
+Each agent sends what its ranks did every few seconds, at its own moments. A window therefore lacks the newest seconds
+of some ranks, and the oldest of those whose oldest rows were dropped first. A rank with missing rows does not seem
+late, and the ranks that wait for it seem to wait for a slow network. Such steps are not judged.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _STEPS = 16
 
 
 def told_by_all(run: Run, step_ns: float, gone: AbstractSet[int], begun: AbstractSet[str]) -> Run:
-    """A window less what began when not all ranks, but for those that are ``gone``, told of it yet, or any more.
+    """A window without what began before or after the time that all ranks reported, except those that are ``gone``.
 
-    A step takes ``step_ns``. Tables of which nothing was let go have all since the ranks have ``begun``. Each table is
-    cut by its own clock: that of a GPU is not the host's.
+    A step takes ``step_ns``. Tables without dropped rows are complete since the ranks have ``begun``. Each table is cut
+    by its own clock: a GPU's clock is not the host's.
     """
     steps, collectives = (
         _cut(table, _span(table, _STEPS * step_ns, gone, begun=name in begun)) if rows(table) else table

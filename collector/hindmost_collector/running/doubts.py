@@ -1,7 +1,7 @@
-"""What looks say of a job and its whole window does not, each time that this is asked.
+"""Claims of incremental evaluations that the full evaluation does not confirm, each time that it runs for them.
 
-A fault that has just begun shows in the newest steps first, and the whole window, which needs more of it, is judged
-again soon; what few steps say now and then, by chance, has it judged more and more seldom.
+A fault that has just begun shows in the newest steps first; the full window needs more of it and is judged again soon.
+Chance claims from few steps trigger full evaluations less and less often.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from hindmost_collector.running.looks import Key
 
-#: The whole window is asked again after so many seconds, then after twice as many, and so on up to this, as long as
-#: looks say what it does not.
+#: Unconfirmed claims trigger the next full evaluation after this many seconds, then twice as many, and so on up to the
+#: second number.
 _FIRST_S, _MOST_S = 1.0, 60.0
 
 

@@ -109,8 +109,9 @@ class LiveJob:
         return lambda: unseen.with_missing(made())
 
     def told(self, words: Words) -> Callable[[], Run]:
-        """The same of the time of which all ranks have told. One agent tells of all at once; where nothing goes on,
-        what each rank did last says who holds the job up."""
+        """The same for the time that all ranks have reported.
+
+        A single agent reports all ranks at once. In a stopped job each rank's last operation shows who holds it up."""
         made, window = self.snapshot(words), self.window
         if window.nodes < 2 or window.quiet_ns >= _STANDS_NS:
             return made
@@ -119,14 +120,15 @@ class LiveJob:
         return lambda: common.told_by_all(made(), step_ms * 1e6, gone, begun)
 
     def newest(self, words: Words, least_rows: int = ROWS) -> Callable[[], Run] | None:
-        """The same of the newest steps, and of so many rows; None as long as nobody knows how long a step takes."""
+        """The same for the newest steps, and at least so many rows; None while the step time is unknown."""
         step_ms = (((self.report or {}).get("job") or {}).get("step_ms") or {}).get("p50")
         return self.window.snapshot(self.id, words, step_ms * 1e6, least_rows) if step_ms else None
 
     def verdicts(self) -> list[Mapping[str, Any]]:
-        """The verdicts that still hold, most costly first; ``balanced`` where the newest judgement found all ended.
+        """The verdicts that still hold, most costly first; ``balanced`` where the newest report found all of them
+        ended.
 
-        That is told once as many steps came since as a judgement needs: of fewer nobody knows how they are.
+        That is reported only once enough steps for a judgement came since: fewer do not show how they are.
         """
         found = (self.report or {}).get("verdicts") or []
         held = [one for one in found if one.get("until_step") is None]

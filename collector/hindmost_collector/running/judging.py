@@ -30,24 +30,24 @@ log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-#: What whole windows may take of a core: a twentieth, and of a machine of many cores more, for nobody misses it there.
+#: Share of a core for full evaluations: a twentieth, and more on a machine of many cores, which can spare it.
 LEAST_SHARE, MOST_SHARE = 0.05, 0.2
-#: Cores of which one may spend all of its least share on judging; with more the share grows.
+#: One core in this many may spend its full least share on judging; with more cores the share grows.
 CORES_A_SHARE = 4
-#: What looks at the newest steps may take beside, of all jobs together, at least: three times as much, for they are
-#: what keeps verdicts young. Windows that take no more than looks do are judged instead of these, and for this.
+#: Least share of a core for incremental evaluations of all jobs together: three times as much, since they keep verdicts
+#: young. A window whose full evaluation costs no more is judged in full instead, from this budget.
 OF_LOOKS = 0.15
-#: The part of that for which looks are made short enough: the rest is for slow hosts, and for what cannot be shorter.
+#: The part of that budget for which incremental evaluations are sized; the rest is for slow hosts and the minimum size.
 AIMED = 0.4
-#: A verdict is to be news no later than this.
+#: A verdict is at most this many seconds old.
 EVERY_S = 2.0
-#: So many whole windows may be judged ahead of the share, however much each takes: one as soon as there is news, one
-#: when more of it is there, one for what agents answer. And so many where one was asked in vain before.
+#: Full evaluations allowed ahead of the budget, whatever each takes: one for the first news, one for more of it, one
+#: for agents' answers. The second number counts where an earlier one was in vain.
 WHOLES_AHEAD, IN_VAIN = 3, 2
-#: Looks that took less than this part of what they are aimed at may have so much more rows.
+#: Incremental evaluations that took less than this part of their target may read this many times the rows.
 SHORT, LONGER = 0.5, 1.25
-#: A turn waits for a write that is under way for so long at most, and one that begins later than it was to, by no more
-#: than twice that, does not put off the next one: else what each is late by would add up.
+#: Longest time (s) that a turn waits for a running write. One that starts late by up to twice that does not delay the
+#: next turn, or the delays would add up.
 WRITE_S = 0.25
 
 
@@ -90,16 +90,15 @@ class _Turn:
 
 
 class Judging:
-    """Paces judging, so that verdicts are young and it takes no more of a core than it may, whatever the size and
-    number of jobs.
+    """Paces evaluation: verdicts are young and CPU time stays within limits, whatever the size and number of jobs.
 
-    A window that costs little is judged whole each ``period_s``. Of one that costs more the newest steps are looked at
-    then, fewer of them where a look takes long; and the whole is judged when they say something new, and else as often
-    as its own ``share`` of a core allows; in another thread, so that looks go on meanwhile. Looks never wait for what
-    whole windows have taken. Only what a whole window says is told.
+    A cheap window is judged in full each ``period_s``. For a more expensive one, only the newest steps are evaluated
+    then, fewer of them where that takes long. The full evaluation runs when they show something new, and otherwise as
+    often as its own ``share`` of a core allows. It runs in another thread, so that incremental evaluations go on
+    meanwhile and never wait for it. Only full evaluations are reported.
 
-    What counts is the CPU time of the thread that judges: on a busy host verdicts would otherwise come more seldom,
-    and loading the judge, once, is no part of it.
+    The budget counts the CPU time of the judging thread: with wall time, verdicts would come less often on a busy host.
+    Loading the judge, once, does not count.
     """
 
     def __init__(
@@ -183,8 +182,8 @@ class Judging:
     def judged(self, job: str, run: Snapshot, *, beside: bool = False) -> dict[str, Any] | None:
         """The report on a window, as ``hindmost.report/1``.
 
-        None where judging failed, which is said once and never stops the collector. Windows tell the next one what
-        those before them told. One that is judged ``beside`` looks leaves it to these when the job's next turn is.
+        None where judging failed, which is logged once and never stops the collector. Each window passes its findings
+        to the next one. One that is judged ``beside`` incremental evaluations leaves the job's next turn to these.
         """
         turn = self._turns.setdefault(job, _Turn()) if beside else self._begun(job)
 

@@ -19,23 +19,24 @@ if TYPE_CHECKING:
 #: A cost that moved by less than this share of itself is the same verdict.
 SAME = 0.25
 UNEVEN = "uneven_workload"
-#: In simulated FSDP whose batches differ much, work was told as uneven by some windows, and by none for up to 24 steps
-#: between them. It holds for so many steps without being told, where no rank is named.
+#: In simulated FSDP with very different batches, some windows found uneven work and others not, for up to 24 steps.
+#: Such a verdict holds for this many steps without confirmation, if no rank is named.
 _IN_TURN = 50
-#: … and no longer than this, ns: of a job that makes no more steps.
+#: … and no longer than this, ns, in a job that makes no more steps.
 _STANDING_NS = 300_000_000_000
 
 
-#: Troubles that are over of which is remembered until when they held: as far as a window does, they are no news.
+#: Closed verdicts whose end is kept: within the window's reach they are not reported as new.
 _REMEMBERED = 1000
-#: Steps that the newest step may be counted back where none are marked; further back they are those of a restart.
+#: Unmarked steps may be counted back by this many; a larger jump means a restart.
 _BACK = 5
 
 
 @dataclass
 class _Open:
-    """A verdict that was opened: as it was ``told``, and as the ``newest`` report has it, with its onset as it is known
-    best; ``over`` is the verdict with its end, where one report says so and no other has borne it out."""
+    """An open verdict, as last reported (``told``) and as in the ``newest`` report, with its best known onset.
+
+    ``over`` is the verdict with its end, from one report that no other has confirmed yet."""
 
     id: str
     told: Mapping[str, Any]
@@ -47,9 +48,9 @@ class _Open:
 class VerdictLog:
     """Turns the verdicts of successive reports into events: opened, changed, closed.
 
-    A verdict is closed, with the step until which it held, when it no longer holds: when a report gives it an end, or
-    leaves it out, and so does the next one, for few steps may look well. One that had begun and ended before anybody
-    looked is opened and closed at once, one time.
+    A verdict is closed, with the step until which it held, when a report gives it an end or leaves it out, and so does
+    the next one: a few steps may look well by chance. A verdict that began and ended between two reports is opened and
+    closed at once, one time.
     """
 
     def __init__(self) -> None:
@@ -93,7 +94,7 @@ class VerdictLog:
         return any(one.over is not None for one in self._open)
 
     def standing(self, verdicts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The verdicts of the newest report as they are told: each trouble once, and what is not closed goes on."""
+        """The verdicts of the newest report as last reported: each problem once, with those that are not closed yet."""
         places = {identity(one): at for at, one in reversed([*enumerate(verdicts)])}
         held = [one.newest for one in self._open]
         over = [one for one in self._present if not any(one is other for other in held)]
@@ -117,7 +118,7 @@ class VerdictLog:
     def _begins(self, verdict: dict[str, Any], onset: Onset | None, now_ns: int) -> Iterator[dict[str, Any]]:
         ended = verdict.get("until_step") is not None
         if ended and since(verdict) <= self._past.get(trouble(verdict), -1):
-            return  # of an episode that was told, as far as the window remembers it
+            return  # of a reported episode, as far as the window remembers it
         self._opened += 1
         one = _Open(f"{now_ns // 10**9}-{self._opened}", verdict, verdict, onset)
         yield _event("opened", now_ns, one.id, verdict)
@@ -140,7 +141,7 @@ class VerdictLog:
             one.over = verdict
         else:
             one.over = None
-            if _changed(one.told, verdict):  # what was told is what changes are measured against: small ones add up
+            if _changed(one.told, verdict):  # compared with the last report: small changes add up
                 one.told = verdict
                 yield _event("changed", now_ns, one.id, verdict)
         self._open.append(one)
@@ -205,9 +206,9 @@ def line(event: Mapping[str, Any]) -> str:
     return json.dumps(event, separators=(",", ":"))
 
 
-#: Steps before and after the one since which a verdict holds whose raw events are asked for.
+#: Steps before and after a verdict's onset whose event traces are requested.
 _AROUND = 5
-#: Ranks that one question names; the raw events of more would say no more.
+#: Most ranks in one event-trace request; traces of more would add nothing.
 _ASKED = 16
 
 

@@ -1,6 +1,6 @@
-"""Whom the newest steps of a window name, to be compared with whom they named when all of it was judged last.
+"""Incremental evaluation: which ranks the newest steps name, against those named at the last full evaluation.
 
-A look says nothing to anybody: it tells whether the whole window is to be judged now, which names, or not.
+It reports nothing: it decides whether the full window is judged now, and only that names ranks.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Key: TypeAlias = "tuple[Any, ...]"
 _COST, _LENGTH = "cost", ("length",)
 #: Kinds that are an answer but no trouble: they are on the page, not in the log of verdicts.
 QUIET = frozenset({"balanced", "insufficient_data"})
-#: A cost that moved by more than this share of the larger is another: few steps tell it less well than a whole window.
+#: A cost is new if it moved by more than this share of the larger: few steps measure it less well than a full window.
 _MOVED = 0.4
-#: So is a step's time, or what transfers take, that moved by more than this share. What slows all ranks alike shows
-#: beside the steps before it only, which short looks and, at last, the window have lost.
+#: A step's time, or its transfers' time, is new if it moved by more than this share. A slowdown of all ranks shows only
+#: against earlier steps, which a short evaluation and, in the end, the window no longer have.
 _SLOWED = 0.1
-#: Transfers that took less than this share of a step, and still do, may take what they want.
+#: Transfers that take less than this share of a step, before and after, are ignored.
 _SMALL = 0.02
 
 

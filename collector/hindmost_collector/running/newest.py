@@ -17,23 +17,23 @@ if TYPE_CHECKING:
     from hindmost_collector.model import Table
     from hindmost_collector.running.pieces import Piece
 
-#: Rows of the fullest table, at least, where a look may take what these do, 20 to 100 ms, and where it may not.
+#: Least rows of the fullest table for an incremental evaluation that may take 20 to 100 ms, and for one that may not.
 ROWS, LEAST_ROWS = 50_000, 1_000
-#: Steps, at least, as far as the window has them: a habit needs ten, the first ones may be left out as a warm-up, and
-#: what ranks sent last is of no step that all have ended.
+#: Least steps, as far as the window has them: a slowdown needs ten, warm-up may be left out, and the newest rows are of
+#: unfinished steps.
 _STEPS = 16
-#: Where those have so many times the rows no more steps than these, of which nearly all ranks tell of as many as a
-#: judgement needs: a look at thousands of ranks is to come as often.
+#: With this many times the rows, this many steps are enough, if nearly all ranks reported enough for a judgement:
+#: evaluations of thousands of ranks must be as frequent.
 _MANY, _FEWEST = 2, 13
-#: Ranks of which there are to be as many steps as a judgement needs: some may have ended, or their agents be cut off.
+#: Share of the ranks that need enough steps for a judgement: some may have ended, or lost contact.
 _NEARLY_ALL = 0.9
 #: Beyond the time of its steps so much more at most: agents of large jobs send what seconds brought, in turn.
 _HELD_NS = 2 * MOST_S * NS
-#: Steps of which collectives tell, at least: those of fewer are not what a judgement of the whole window goes by.
+#: Least steps that collectives must cover: the full evaluation does not use fewer.
 _JUDGED = 11
-#: Metric samples, at least: how many CPUs ranks share is among them. For causes the whole window is judged.
+#: Least metric samples: they show how many CPUs ranks share. Causes need a full evaluation.
 _SAMPLES = 20_000
-#: Jobs of more ranks are of so many nodes that none has more ranks than CPUs but by an oversight.
+#: Larger jobs span so many nodes that CPU oversubscription would be an oversight.
 _ON_A_NODE = 512
 
 
@@ -60,7 +60,7 @@ def parts(held: Mapping[str, Sequence[Piece]], step_ns: float, ranks: int, least
 
 
 class _Told:
-    """Of how many steps each rank has told, in more and more of the newest pieces."""
+    """How many steps each rank has reported, in more and more of the newest pieces."""
 
     def __init__(self, pieces: Sequence[Piece], ranks: int) -> None:
         self._left, self._ranks = list(pieces), ranks
@@ -68,7 +68,7 @@ class _Told:
         self._steps = np.zeros(0, np.int64)
 
     def of_nearly_all(self, span: int) -> bool:
-        """Whether nearly all have told of as many as a judgement needs in this time; where none is marked, all have."""
+        """Whether nearly all ranks reported enough steps for a judgement in this time; true where no step is marked."""
         if not self._newest:
             return True
         while self._left and self._newest - self._left[-1].newest_ns <= span:

@@ -13,16 +13,15 @@ from hindmost_collector.judgement.wording import OLDER
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: More steps of windows move an onset by no more than this towards later, in all: what began long after is of something
-#: else.
+#: More steps in the window move an onset later by no more than this in all: a much later begin is another problem.
 _BETTER = 20
 #: An onset that moved by no more is the same.
 NEAR = 2
 
 
 class Onset(NamedTuple):
-    """A step, whether it may have begun before that, how many steps the window had on either side, at least, and the
-    earliest step that was told before."""
+    """A step, whether the onset may be earlier, the least steps that the window had on either side, and the earliest
+    step reported before."""
 
     step: int
     older: bool
@@ -50,7 +49,7 @@ def found(verdict: Mapping[str, Any], first_step: int | None, last_step: int | N
 
 
 def tell(verdict: dict[str, Any], best: Onset, first: Mapping[str, Any]) -> None:
-    """Have a verdict tell the onset that is known best, as the ``first`` that told it did."""
+    """Give a verdict the best known onset, in the form of the ``first`` that had it."""
     if verdict.get("since_step") != best.step:
         verdict["since_step"] = best.step
         rest = [line for line in verdict.get("evidence") or () if not line.startswith(OLDER)]

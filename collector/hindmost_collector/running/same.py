@@ -1,7 +1,7 @@
-"""Which verdicts of one report are one trouble, and which of the next report are the same.
+"""Which verdicts of one report are one problem, and which of the next report are the same.
 
-A rank that is late may be found so in all steps or in many of them, beside another, or later still for some steps:
-that is one trouble, told once and changed. What another cause is measured for is another.
+A late rank may be found in all steps or in many of them, beside another, or even later for some steps: that is one
+problem, reported once and then changed. A different measured cause makes a different problem.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ Verdict: TypeAlias = "Mapping[str, Any]"
 
 #: Kinds of ranks that are late: in all steps, or in those in which they stall.
 _LATE = frozenset({"straggler", "intermittent"})
-#: Episodes of one rank and cause so few steps apart are one: where it changes how late a rank is, steps are of neither.
+#: Segments of one rank and cause at most this many steps apart are one: steps where the delay changes belong to
+#: neither.
 _APART = 5
-#: Sets of which at least this share of all of their ranks are in both are the same, when the cause is …
+#: Sets of ranks that share this part of all their ranks are the same, if the cause is, …
 _SHARED = 0.5
-#: … and the later one began no more steps after the other: a set that changes is not as old as each of its ranks.
+#: … and if the later one began at most this many steps after the other: a changing set is younger than some of its
+#: ranks.
 _LATER = 20
 _ALWAYS = float("inf")
 

@@ -1,8 +1,8 @@
-"""A job that stands still, before that has lasted for long enough to be called a hang.
+"""A stopped job, before the stop lasts long enough to be called a hang.
 
-The stacks of the ranks that others wait for take up to a second or two to come: they are asked for at half of a hang's
-patience, so that the verdict has them when it is first told. And that is as soon as the patience is over, whatever the
-pace of judging; once more when stacks come that were late.
+Stacks of the ranks that others wait for take up to a second or two to arrive. They are requested at half of a hang's
+patience, so that the first verdict has them. That verdict comes as soon as the patience is over, whatever the pace of
+evaluation, and once more when late stacks arrive.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from hindmost_collector.running.jobs import LiveJob
     from hindmost_collector.settings import Settings
 
-#: Ranks whose stacks are asked for before there is a verdict.
+#: Ranks whose stacks are requested before there is a verdict.
 _ASKED = 16
-#: Shares of the patience from and until which what agents say of a job is looked at with haste: it may be the word that
-#: makes the question, the verdict or the verdict's line.
+#: From and until these shares of the patience, agents' data is evaluated at once: it may be what triggers the request,
+#: the verdict or its stack line.
 _HASTE = (0.25, 2.0)
 
 
@@ -29,7 +29,7 @@ class StallWatch:
 
     def __init__(self, settings: Settings = DEFAULT) -> None:
         self._settings = settings
-        self._asked = self._ripe = 0  # since when the job stood still, the last time that this was done
+        self._asked = self._ripe = 0  # since when the job was stopped, the last time that this was done
         self._looked_at: list[int] = []  # ranks whose stacks were asked for
         self._awaited = False  # and are not all there yet, though the patience is over
 
@@ -43,8 +43,8 @@ class StallWatch:
         return wire.Zoom(job_id=job.id, ranks=self._looked_at, stacks=True) if self._looked_at else None
 
     def ripe(self, job: LiveJob) -> bool:
-        """Whether the job is to be judged now: when it has stood still for as long as a hang does, and when all stacks
-        that were asked for are there; true once each."""
+        """Whether the job is to be judged now: after a hang's patience, and when all requested stacks are there; true
+        once each."""
         since, patience = job.window.newest_ns, self._patience_ns(job)
         if job.window.quiet_ns < patience or job.window.waited_ns() < patience:
             return False

@@ -69,7 +69,7 @@ class RankTotals:
         return np.bincount(rank, minlength=self._size)
 
     def _begun(self, name: str, rows: Array) -> Array:
-        """A counter; that of whoever has rows and had none before is 0."""
+        """A counter; it is 0 for ranks with rows and no counter before."""
         column = self.column(name)
         column[np.isnan(column) & (rows > 0)] = 0.0
         return column

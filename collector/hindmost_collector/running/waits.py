@@ -113,7 +113,7 @@ class Waits:
         return fits
 
     def _meetings(self, words: Words) -> Array:
-        """[W] which of the words name operations that nobody leaves before everybody has entered."""
+        """[W] which of the words name operations that end only when all ranks have entered."""
         new = words.words[len(self._meet) :]
         if new:
             self._meet = np.append(self._meet, [is_synchronising(word) for word in new])
@@ -205,7 +205,7 @@ def _shares(rank: Array, duration: Array, group: Array, count: int) -> Mapping[s
     least = np.flatnonzero(duration == shortest[group])[::-1]
     last = np.zeros(count, np.int64)
     last[group[least]] = least  # the first of those that took the shortest: it is written over the others
-    culprits = rank[last[sums > 0]]  # where nobody waited, nobody was last
+    culprits = rank[last[sums > 0]]  # without waiting, no rank was last
     return {
         "wait_seconds_total": (rank, waited),
         "caused_wait_seconds_total": (culprits, sums[sums > 0]),

@@ -1,4 +1,4 @@
-"""Running jobs: which is judged when, whom its verdicts are told, and when it is over."""
+"""Running jobs: which is judged when, where its verdicts go, and when it is over."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LOOK_S, HASTE_S = 0.25, 0.05
 #: What agents are asked comes at their next tick, with all that they have read until then: the cause may be in it.
 ANSWER_S = 0.5
-#: A job that nobody speaks of for this long is over, and so is one whose ranks are all gone for a tenth of it.
+#: A job without data for this long is over; if all ranks are gone, a tenth of it is enough.
 SILENCE_NS = 300_000_000_000
 
 
@@ -85,7 +85,7 @@ class Watch:
         newest = job.newest(self._collector.decoder.words, judging.rows(name)) if looking else None
         if newest is None:
             if looking and judging.costly(name) and not judging.whole_due(name):
-                return  # nobody knows how long a step takes: nothing to look at meanwhile
+                return  # the step time is unknown: nothing to evaluate meanwhile
             if name in self._wholes:
                 await self._wholes[name]
             self._wholes[name] = asyncio.create_task(self._judge(job))
@@ -133,9 +133,10 @@ class Watch:
         job.report = report
 
     def _confirmed(self, job: LiveJob, seen: Mapping[str, int], *, told: bool) -> Mapping[str, int]:
-        """When a report that was ``seen`` to hold then, and is told now, was seen to last: looks went on meanwhile.
+        """Until when a report, ``seen`` to hold then and reported now, was seen to last: incremental evaluations went
+        on meanwhile.
 
-        What they found to hold was the report before, unless they name whom this one does.
+        They confirm the previous report, unless they name the same ranks as this one.
         """
         looked = self._looked.get(job.id, seen) if self._judging.settled(job.id) else seen
         known = [seen, looked] if told or not job.judged else [seen, looked, job.judged]
@@ -146,7 +147,7 @@ class Watch:
             self._collector.ingest.ask(job, question)
 
     async def _write_down(self, job: str, lines: list[str]) -> None:
-        """Append verdicts, one judging after the other; a disk that hangs keeps nobody waiting."""
+        """Append verdicts, one judging after the other; a hanging disk blocks nothing else."""
         recorder = self._collector.recorder
         assert recorder.store is not None  # noqa: S101 - for the type checker
         async with self._one_at_a_time:

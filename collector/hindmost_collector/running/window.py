@@ -127,7 +127,7 @@ class Window:
             parts.bound(self._limit, self._span)
 
     def let_go(self) -> None:
-        """Hold none of the collectives and samples that have come: nobody is to judge them any more."""
+        """Drop the collectives and samples received so far: they are no longer judged."""
         self._parts["collectives"].clear()
         self._metrics.clear()
         self._samples = 0
@@ -259,9 +259,9 @@ class Window:
     def snapshot(
         self, job: str, words: Words, newest_of_ns: float | None = None, least_rows: int = newest.ROWS
     ) -> Callable[[], Run]:
-        """A function that makes the run of this moment; it may be called in another thread while rows come in.
+        """A function that makes the run of this moment; another thread may call it while rows come in.
 
-        Of the newest steps only, and at least so many rows, where it is told how many ns a step takes.
+        Given the ns of a step, the run holds the newest steps only, and at least so many rows.
         """
         parts = {name: list(found) for name, found in self._parts.items()}
         ticks, ranks, stated = list(self._metrics), self.ranks(), self._stated.table()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-#: Nanoseconds of a second: periods are asked for in them.
+#: Nanoseconds of a second, the unit of requested periods.
 NS = 1_000_000_000
-#: What agents do of themselves, s, and the most that is asked of them: a verdict is to come within seconds.
+#: The agents' default period, and the longest one requested of them, s: a verdict must come within seconds.
 USUAL_S, MOST_S = 2, 4
-#: So many batches a second, and agents are asked for fewer; for more again when there are this much fewer agents.
+#: Above this many batches a second, agents are asked for a longer period; for a shorter one below this share of it.
 BATCHES_A_SECOND, FEWER = 350, 0.8
 
 

@@ -1,8 +1,8 @@
-"""Ranks of one job that never meet: groups which no communicator joins are jobs of their own to the judge.
+"""Ranks of one job that never meet: groups without a common communicator are judged as separate jobs.
 
-An actor and a reward model, or two trainings that one command started, have steps of their own length and wait for
-nobody of the other group: what one of them takes says nothing of the other. Where some rank is in no communicator that
-was seen, nobody knows whom it meets, and all are judged together.
+An actor and a reward model, or two trainings that one command started, have steps of different length. Neither waits
+for the other, so times of one say nothing about the other. If a rank is in no recorded communicator, its partners are
+unknown, and all ranks are judged together.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OF_RANKS = ("ranks", "steps", "collectives", "communicators", "intervals", "in_
 
 
 def find(run: Run) -> list[Run]:
-    """The run of each group, the first ranks' first; empty where all meet, or nobody knows."""
+    """The run of each group, the first ranks' first; empty where all meet, or that is unknown."""
     ranks = found_in(run.ranks["rank"])
     label = _labels(run, ranks) if len(ranks) > 3 else None
     if label is None:
@@ -35,7 +35,7 @@ def find(run: Run) -> list[Run]:
     return [of_ranks(run, group) for group in groups] if len(groups) > 1 else []
 
 
-#: Typical ranks of groups that do the same work take the same time for it, but for so much of it.
+#: Typical ranks of groups with the same work take the same time for it, within this share.
 _SAME_PACE = 0.03
 
 
@@ -54,14 +54,15 @@ def note(groups: list[Run]) -> str:
 
 
 def _labels(run: Run, ranks: Ints) -> Ints | None:
-    """[R] the lowest place of any rank that each one meets, over others too; ``None`` where one is not known to meet
-    anybody.
+    """[R] the lowest place of any rank that each rank meets, directly or through others.
+
+    ``None`` if some rank is not known to meet any other.
     """
     comm, row = _members(run, ranks)
     label = np.arange(len(ranks))
     if len(comm) == 0:
         return None
-    met = np.bincount(comm)[comm] > 1  # of a communicator of which one member was seen, nobody knows the others
+    met = np.bincount(comm)[comm] > 1  # with one recorded member, the other members of a communicator are unknown
     if len(found_in(row[met])) < len(ranks):
         return None
     while True:

@@ -1,7 +1,7 @@
-"""Collectives that one call starts and another waits for (``MPI_Iallreduce``, ``MPI_Start``), as if one had done both.
+"""Collectives that one call starts and another waits for (``MPI_Iallreduce``, ``MPI_Start``), joined into one.
 
-A rank is ready once it has started one: nobody waits for what it computes between the two calls, which is its own time
-like any other. What it waits for the others is what the second call takes.
+A rank is ready once it has started one: no rank waits for what it computes between the two calls, which is self time
+like any other. The second call's time is its waiting for the others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 WAIT = "wait"
 #: What a start measured of the time before it: it is of the next call that meets the others.
 OWN = ("self_ns", "cpu_ns", "runqueue_ns")
-#: The MPI shim samples CPU time of stretches from here on: shorter ones cost more to measure than they tell.
+#: The MPI shim samples the CPU time of intervals from this length (ns) on: for shorter ones the measurement costs more
+#: than it is worth.
 SAMPLED_FROM_NS = 1e6
 
 

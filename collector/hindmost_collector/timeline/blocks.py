@@ -109,7 +109,7 @@ class Blocks:
 def build(run: Run, settings: Settings) -> Blocks | None:
     """The blocks of a run, from its collectives where it has them, else from its steps' phases; ``None``: neither."""
     table = filled.columns(phases.training(run.steps), "step")
-    ours = run.job.source == Job.source  # elsewhere nobody vouches that every step is marked
+    ours = run.job.source == Job.source  # other recordings do not guarantee that every step is marked
     found = _by_marks(run, table, settings) if ours and _too_short(run.collectives, table, settings) else None
     if found is None or len(found.steps) < settings.min_steps:
         found = _in_full(run, table, settings)
@@ -160,7 +160,7 @@ def _too_short(collectives: Table, table: Table, settings: Settings) -> bool:
 
 
 def _nodes(run: Run, ranks: Ints) -> Ints:
-    """[R] numbers of the nodes that ranks are on, -1 where nobody said."""
+    """[R] numbers of the nodes that ranks are on, -1 where unknown."""
     code, names = coded.codes(run.ranks["node"])
     number = {name: place for place, name in enumerate(sorted({*names} - {""}))}
     of_code = np.array([number.get(name, -1) for name in names], np.int64)
@@ -180,7 +180,7 @@ def _at_pace(found: Blocks | None, pace_ns: float | None) -> Blocks | None:
     return replace(found, period=np.full(len(found.steps), pace_ns * found.collectives / len(found.steps)))
 
 
-#: Between the last step of one stretch and the first of the next lies what was left out, less a part of a step.
+#: Between two segments lies the left-out time, less a part of a step: at least this share of the expected distance.
 _NEARLY = 0.9
 
 
@@ -294,16 +294,16 @@ def _parts(joined: Grid, own: Floats, starts: Ints, numbers: Ints, table: Table)
 
 
 def _from_phases(table: Table, settings: Settings, *, on_gpus: bool) -> Blocks | None:
-    """Without collectives the phases in which nobody waits tell who is late; the rest of the step is wait.
+    """Without collectives, phases without waiting show who is late; the rest of the step is wait.
 
-    Bare steps tell less: ranks that wait for each other take alike long over them, and only who takes longer than the
-    others, which do not wait for it there, is seen.
+    Bare steps show less: ranks that wait for each other take equally long for them. Only a rank that takes longer than
+    the others, which do not wait for it there, is seen.
     """
     ranks, numbers = (found_in(table[name]).astype(np.int64) for name in ("rank", "step"))
     duration, parts, work = phases.all_of(table, ranks, numbers)
     if duration is None:
         return None
-    if not on_gpus:  # item() of a loss waits for a GPU, and with it for whomever that waits for
+    if not on_gpus:  # item() of a loss waits for a GPU, and so for every rank that the GPU waits for
         parts = phases.with_rest(parts, duration)
     own, on_gpu = phases.busy(parts, duration)
     shared = np.flatnonzero(np.sum(~np.isnan(duration), axis=0) >= min(2, len(ranks)))

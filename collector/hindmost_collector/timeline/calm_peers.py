@@ -1,7 +1,7 @@
-"""How far ranks are behind the calm ones among their peers, where most of these may be late in one and the same step.
+"""How far ranks are behind the calm ones of their cohort, where most peers may be late in the same step.
 
-Lateness is told against the median of a rank's peers. Where that is late itself, who is not seems ahead, and who is
-late on time: then the early ones are what to set ranks against.
+Delays are measured against the median of a rank's peers. If that median is late itself, ranks on time seem ahead, and
+late ones on time: then the early ranks are the baseline.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import numpy as np
 if TYPE_CHECKING:
     from hindmost_collector.align import Floats, Ints
 
-#: So many of the earliest of a role's ranks may be ahead by chance: ranks are set against the next.
+#: One in this many of a cohort's earliest ranks may be ahead by chance: the next one is the baseline.
 _EARLY = 4
-#: Against the mean of the two in the middle of its peers, of an odd number of ranks, what these differ by is more.
+#: In cohorts of odd size the baseline is the mean of the two middle peers, which exaggerates their difference by this
+#: factor.
 _MIDDLE = 1.5
 
 
@@ -34,7 +35,7 @@ def behind(excess: Floats, role: Ints) -> Floats:
 
 
 def _apart(excess: Floats) -> Floats:
-    """[N, K] how far ranks are apart: each excess is against another middle, for nobody is his own peer."""
+    """[N, K] how far ranks are apart; each delay is against another median, since a rank is not its own peer."""
     count = len(excess)
     order = np.argsort(excess, axis=0, kind="stable")
     ranked = np.take_along_axis(excess, order, axis=0)

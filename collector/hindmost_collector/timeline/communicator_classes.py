@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from hindmost_collector.align import Array, Ints
     from hindmost_collector.model import Table
 
-#: Sisters make so many times as many calls as each other, at most.
+#: Sister communicators make at most this many times as many calls as each other.
 _ABOUT = 2.0
-#: So many pairs of communicators are compared at most to find sisters of unlike spacing: all pairs of 90.
+#: Most pairs of communicators compared to find sisters of different spacing: all pairs of 90.
 _PAIRS = 1 << 13
 
 
@@ -143,9 +143,10 @@ def _sisters(one: _Class, parts: Iterable[_Class], ranks: int) -> list[_Class]:
 
 
 def places(table: Table, comm: Ints, op: Ints, klass: Ints) -> Ints:
-    """[N] the number by which calls of a class' communicators belong together: their own sequence number.
+    """[N] the number by which calls of a class's communicators belong together: their own sequence number.
 
-    Where communicators of a class call unlike often in a step, it is the how manieth of its kind in its step.
+    Where communicators of a class make different numbers of calls in a step, it is the call's ordinal of its kind in
+    its step.
     """
     seq: Ints = table["seq"].astype(np.int64)
     step = table.get("step")

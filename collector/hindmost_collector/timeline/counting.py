@@ -1,6 +1,7 @@
-"""Numbers of steps that nobody marked, alike in each window of a running job: the first ones leave it, the rest go on.
+"""Numbers of unmarked steps, consistent across the windows of a running job: old steps leave a window, the rest keep
+theirs.
 
-Counted from where a window begins, a step would have another number in each, and an onset would move with the window.
+Counted from a window's begin, a step would have another number in each window, and an onset would move with it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from hindmost_collector.settings import Settings
     from hindmost_collector.timeline.blocks import Blocks
 
-#: The newest steps may not be whole yet: the one that a window is remembered by has so many after it.
+#: The newest steps may be incomplete: the step that anchors the count has this many after it.
 _AFTER = 3
 
 
@@ -54,5 +55,5 @@ def of(run: Run, blocks: Blocks | None, settings: Settings) -> Counted | None:
 
 
 def _began(joined: Grid, columns: Ints) -> Floats:
-    """[S] when the first rank came to each of these collectives, ns; NaN where nobody was seen to."""
+    """[S] when the first rank came to each of these collectives, ns; NaN where none was seen to."""
     return np.asarray(np.fmin.reduce(joined.start[:, columns], axis=0), np.float64)

@@ -1,8 +1,8 @@
-"""Stalls that collectives beside the computing do not show at the place where a rank usually is latest.
+"""Stalls that overlapped collectives do not show at the place where a rank is usually latest.
 
 A GPU may stall anywhere in backward, or in all of it. The others then queue behind the collective that it comes late
-for: at later ones nobody sees how late it is, and at earlier ones it is not late yet. What shows is its own time from
-one collective to the next, against what it usually takes there, as far as the others waited for it meanwhile.
+for. Later collectives do not show how late it is, and at earlier ones it is not late yet. Its self time from one
+collective to the next, against the usual time there, does show it, as far as the others waited meanwhile.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from hindmost_collector.robust import MAD_TO_SIGMA, median
 if TYPE_CHECKING:
     from hindmost_collector.align import Floats, Ints
 
-#: A stretch is longer than usual where it is by so many standard deviations of what it scatters by.
+#: An interval is longer than usual if it exceeds the usual by this many standard deviations of its scatter.
 _LONGER = 6.0
-#: A GPU that is slow all along shows a third of that, its forward, by the first collective, and the cost counts the
-#: rest: beyond so many times what the usual place shows, it stalled elsewhere.
+#: A GPU that is slow throughout shows a third of its delay, its forward, by the first collective, and the cost adds the
+#: rest. Beyond this many times the usual place's delay, it stalled elsewhere.
 _MORE = 3.0
-#: Ranks that are looked at: those that are latest anywhere in a step.
+#: Ranks examined: those that are latest anywhere in a step.
 _MOST = 16
 
 
@@ -42,10 +42,10 @@ def find(late: Floats, own: Floats, start: Floats, starts: Ints, found: Floats) 
 
 
 def _stalled(late: Floats, own: Floats, start: Floats, starts: Ints) -> Floats:
-    """[N, S] ns by which each of these rows [N, K] was late beyond its usual self in each step.
+    """[N, S] ns by which each of these rows [N, K] was late beyond its own usual in each step.
 
-    By all stretches that were longer, as far as the others waited for it. Without starts nobody knows since when they
-    wait at a place: what the latest shows counts.
+    Sums all intervals that were longer, as far as the others waited for them. Without start times it is unknown since
+    when the others wait at a place: the place with the largest delay counts.
     """
     step = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, late.shape[1])))
     place = np.arange(late.shape[1]) - starts[step]

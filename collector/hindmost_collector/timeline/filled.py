@@ -16,7 +16,7 @@ from hindmost_collector.model import Table, rows
 if TYPE_CHECKING:
     from hindmost_collector.align import Array
 
-#: Cells of a block that there may be for each row, and however few rows there are.
+#: Most cells of a block per row, and cells allowed however few rows there are.
 _CELLS_A_ROW, _FREE = 8, 1 << 20
 
 

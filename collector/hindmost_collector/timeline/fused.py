@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from hindmost_collector.align import Array, Floats, Ints
     from hindmost_collector.timeline.schedule import Schedule
 
-#: Messages of one kernel are told within this time of each other, ns: each by its own channels.
+#: Messages of one kernel are reported within this time (ns) of each other, each by its own channels.
 _ONE_KERNEL = 20_000.0
 #: Share of the steps in which they must be.
 _ALWAYS = 0.95
-#: Messages of one group call, at most, that may stand between two of them.
+#: Most messages of one group call between two of them.
 _NEAR = 8
-#: The tenth of the steps in which a message is taken soonest has been waited for: send and receive end together.
+#: In this percentage of steps, those in which a message is received soonest, it was waited for: send and receive end
+#: together.
 _SOONEST = 10
 
 
@@ -33,7 +34,7 @@ def told_in_full(schedule: Schedule, source: Ints, unit: Ints) -> Schedule:
     """The schedule with the ends of such receives as their peers saw them.
 
     ``source`` [N] is the send that each receive gets (-1: it is none), ``unit`` [N] which operations of all ranks end
-    together. Where nothing ties the clocks of two ranks, their receives stay as they were told.
+    together. Where the clocks of two ranks have no common point, their receives keep their recorded ends.
     """
     receives = np.flatnonzero((source >= 0) & _beside_a_send(schedule))
     if len(receives) == 0:

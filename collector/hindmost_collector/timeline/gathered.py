@@ -1,8 +1,9 @@
-"""What all ranks send towards one rank and that then broadcasts, as if one call had done both.
+"""Messages of all ranks to one rank that it then broadcasts, joined into one call.
 
-So do mpi4py's ``allreduce`` of an object and programs that reduce to a root and broadcast from it. Nobody leaves such
-a broadcast before everybody has come, so that ranks wait in it, and in the messages before it, for whoever is last.
-Where ranks compute on the way to the root, as a pipeline's stages do, they wait for each other by design: that is left.
+mpi4py's ``allreduce`` of an object does this, and so do programs that reduce to a root and broadcast from it. No rank
+leaves such a broadcast before all have come: ranks wait in it, and in the messages before it, for the last one. Where
+ranks compute on the way to the root, as a pipeline's stages do, they wait for each other by design; those calls stay as
+they are.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ if TYPE_CHECKING:
 #: What calls do: a message to or from another rank, all to a root, a root to all, all to all.
 SENDS, RECEIVES, GATHERS, SPREADS, MEETS, ELSE = range(6)
 _KINDS = {"send": SENDS, "recv": RECEIVES, "reduce": GATHERS, "gather": GATHERS, "broadcast": SPREADS}
-#: Of its own time between two meetings a rank may spend this much after its first call towards the next.
+#: Most self time that a rank may spend after its first call towards the next meeting, as a share of the time between
+#: two meetings.
 _ON_THE_WAY = 0.1
-#: So many different ways of gathering are looked into, the commonest first.
+#: Different ways of gathering that are examined, the commonest first.
 _SHAPES = 8
 
 

@@ -14,13 +14,13 @@ import numpy as np
 if TYPE_CHECKING:
     from hindmost_collector.align import Array, Floats, Ints
 
-#: Collectives of a step, at most: the more there are, the likelier each is a step and some have a log or a check more.
+#: Most collectives of a step: with more, it is likelier that each is a step and some hold a log or a check in addition.
 _MOST = 16
-#: Computing before the first of them, against that before all the others together, at least.
+#: Least ratio of computing before the first of them to computing before all the others together.
 _BEYOND = 2.0
-#: Share of first ones that must follow the one before by as many collectives.
+#: Share of first collectives that must follow the previous one at the same distance.
 _REGULAR = 0.9
-#: Steps that it takes to see that they are regular: no more than are there when a job is first judged.
+#: Steps needed to see that they are regular: no more than there are when a job is first judged.
 _LEAST_STEPS = 6
 
 

@@ -44,9 +44,9 @@ class _Start:
 
 
 def judged(run: Run, stated: Table) -> Run:
-    """The run as it was since the job was last started with another number of ranks, and the starts before it told.
+    """The run since the job was last started with another number of ranks, with a note on earlier starts.
 
-    ``stated`` are all statements of ranks on who they are, also those that later ones of the same rank replaced.
+    ``stated`` are all statements of ranks on their identity, also those that later ones of the same rank replaced.
     """
     starts = _starts(stated)
     if len(starts) < 2:
@@ -63,7 +63,7 @@ def judged(run: Run, stated: Table) -> Run:
 
 
 def _starts(stated: Table) -> list[_Start]:
-    """Each start of the job with another number of ranks, in order; one at most where they cannot be told apart."""
+    """Each start of the job with another number of ranks, in order; at most one if starts cannot be separated."""
     known = constant.chosen(stated, np.asarray((stated["world_size"] > 0) & (stated["start_ns"] > 0)))
     if not rows(known) or _resized(known):
         return []

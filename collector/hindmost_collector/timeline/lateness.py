@@ -1,8 +1,8 @@
-"""How late a rank comes to collectives that run beside its computing, where one delay shows in all that follow it.
+"""Delay of a rank at collectives that overlap with its computing, where one delay shows in all that follow it.
 
-The largest counts, at the place in the step where a rank typically is latest, so that noise is not collected over all
-places. Where the others merely queue behind their previous collective, nobody sees how late a rank is: they were ready
-long before. So it is after a rank held all of them up earlier in that step: for what is late then they do not wait.
+The largest counts, at the place in the step where a rank is typically latest, so that noise is not collected over all
+places. Where the others merely queue behind their previous collective they were ready long before, and the delay is not
+visible. The same holds after a rank held all of them up earlier in that step: they do not wait for what is late then.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from hindmost_collector.robust import median, spread
 if TYPE_CHECKING:
     from hindmost_collector.align import Array, Floats, Ints
 
-#: Ranks that are looked at for whether all queue: enough to know what is typical, whatever the size of the job.
+#: Ranks sampled to see whether all queue: enough for a typical value, whatever the size of the job.
 _SAMPLE = 512
-#: A rank is late where it is so many times what ranks differ by.
+#: A rank is late from this many times the usual difference between ranks on.
 _LATE = 4.0
-#: A place that a smaller share of the steps has, those that end with an evaluation's collective say, is nobody's usual.
+#: A place that a smaller share of the steps has, such as the collective of an evaluation, is not a rank's usual place.
 _USUAL = 0.25
-#: Who is nowhere late by this share of what the latest rank is late by shows its noise at its own place, and no more.
+#: A rank whose delay nowhere reaches this share of the latest rank's shows only its noise at its own place.
 _NOWHERE = 0.25
 
 
@@ -51,9 +51,9 @@ def find(late: Floats, own: Floats, starts: Ints) -> Floats:
 
 
 def _of_the_latest(where: Ints, typical: Floats, who: Array) -> Ints:
-    """[R] the places; where half of the ranks are late, of those who are late nowhere that of the latest rank.
+    """[R] the places; where half of the ranks are late, ranks that are late nowhere get the place of the latest rank.
 
-    These are ahead of the median there, and level where nobody is late: each at a place of its own, healthy ranks would
+    They are ahead of the median there, and level where no rank is late. Each at a place of its own, healthy ranks would
     seem to differ by that.
     """
     most = typical.max(axis=1)
@@ -85,8 +85,10 @@ def _late(typical: Floats) -> Array:
 
 
 def _seen(late: Floats, own: Floats, found: Floats, where: Ints, who: Array, starts: Ints) -> Floats:
-    """What was found; of those late, in steps in which their own place shows nothing, what the best of the others shows
-    and by what they usually become later from there on; less what whoever is last computes faster than usual there.
+    """The visible delays; less what the last rank computes faster than usual there.
+
+    For late ranks, in steps in which their own place shows nothing: what the best other place shows, and what they
+    usually add from there on.
     """
     free = _is_free(own)
     columns = _columns(np.arange(where.max() + 1), starts, len(free))  # [P, S]

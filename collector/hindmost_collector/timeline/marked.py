@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from hindmost_collector.align import Floats, Grid, Ints
     from hindmost_collector.model import Counted, Table
 
-#: Share of the marked steps that must make the same collectives, for these to be what a step is.
+#: Share of the marked steps that must make the same collectives for these to define a step.
 _ALIKE = 0.8
-#: A job that has marked fewer steps has just begun: what repeats more often than these is within a step.
+#: A job with fewer marked steps has just begun: a pattern that repeats more often than these lies within a step.
 _FEW = 10
 
 

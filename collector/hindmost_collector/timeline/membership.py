@@ -42,7 +42,7 @@ def find(run: Run, settings: Settings) -> Change | None:
     newest, furthest = max(last.values()), max(number.values())
     needed = 2 * settings.min_steps * float(np.median(steps["duration_ns"]))
     early = [rank for rank, end in last.items() if rank in gone and newest - end > needed]
-    left = sorted(rank for rank in early if number[rank] < furthest)  # whoever has made all steps is at the end
+    left = sorted(rank for rank in early if number[rank] < furthest)  # a rank with all steps made is at the end
     if not left or len(last) - len(left) < 2:
         return None
     moment = max(last[rank] for rank in left)

@@ -1,9 +1,9 @@
-"""Forward phases on the GPU that hold waiting, where steps alone tell who is late.
+"""Hidden synchronisation: waiting inside forward phases on the GPU, where steps alone must show who is late.
 
-Sharded parameters, tensor-parallel groups, synchronised batch norm and buffers that are broadcast make ranks meet in
-forward: who comes in time waits there for who comes late. A rank whose GPU had nothing to do before its forward, by
-some ms more than another's, waits for its host and for nobody else. Where that other's forward is longer by just as
-much in the same step, it waited for it: who computes longer is that by as much as it pleases, whatever others idle.
+Sharded parameters, tensor-parallel groups, synchronised batch norm and broadcast buffers make ranks meet in forward:
+early ranks wait there for late ones. A rank whose GPU idles some ms more before its forward than another's waits for
+its host, and for no other rank. If that other rank's forward is longer by just as much in the same step, it waited. A
+rank that computes longer is longer by any amount, regardless of others' idle time.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ import numpy as np
 if TYPE_CHECKING:
     from hindmost_collector.align import Floats
 
-#: A wait is as long as the other's GPU idled before, but for this part of it: what GPUs begin a step apart.
+#: A wait must equal the other's idle time before it within this share: GPUs begin a step slightly apart.
 _AS_LONG = 0.2
-#: Idling for less than this part of the step is what launching takes, and shows nobody late.
+#: Idling for less than this share of the step is launch time, and shows no delay.
 _LEAST = 0.02
-#: Who meets others there waits for most of what they come late by, and not for some of it by chance.
+#: A rank that meets others there waits for at least this share of their delay; less may be chance.
 _MOSTLY = 0.5
 
 
 def waited(forward: Floats, idle: Floats, step: Floats) -> Floats:
-    """[R, S] ns of ``forward`` [R, S] in which a rank waited for whoever's GPU was ``idle`` [R, S] longest before it.
+    """[R, S] ns of ``forward`` [R, S] in which a rank waited for the rank whose GPU was ``idle`` [R, S] longest before
+    it.
 
     ``step`` [S] is how long each step is.
     """

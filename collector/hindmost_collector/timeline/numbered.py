@@ -9,7 +9,7 @@ import numpy as np
 if TYPE_CHECKING:
     from hindmost_collector.align import Array, Ints
 
-#: Numbers lie close together where they span no more than so many for each row.
+#: Numbers are dense if they span no more than this for each row.
 _SPAN_A_ROW = 4
 
 

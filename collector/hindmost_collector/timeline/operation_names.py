@@ -1,4 +1,4 @@
-"""What the names of operations tell: in which of them ranks wait for each other, whoever calls them what."""
+"""In which operations ranks wait for each other, from the names that various libraries give them."""
 
 from __future__ import annotations
 

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 def find(joined: Grid, own: Floats, step_of: Ints, starts: Ints, work: Floats | None) -> bool:
-    """Whether collectives run beside the computing, so that one delay shows in all that follow in its step.
+    """Whether collectives overlap with computing, so that one delay shows in all that follow in its step.
 
-    Gradients of one group of ranks are reduced beside backward. Gathered parameters may block or be fetched ahead: if
-    beside, a rank that is late for one collective is as late for the next, and if not, it starts anew. Whoever has more
-    ``work`` [R, S] in a step is late for all of its collectives either way.
+    Gradients of one group of ranks are reduced beside backward. Gathered parameters may block or be prefetched: if they
+    overlap, a rank that is late for one collective is as late for the next, otherwise the delay starts anew. A rank
+    with more ``work`` [R, S] in a step is late for all of its collectives either way.
     """
     if not joined.gpu_time or joined.group.shape[1] > 1 or len(np.unique(joined.group)) > 1:
         return False
@@ -43,19 +43,18 @@ def find(joined: Grid, own: Floats, step_of: Ints, starts: Ints, work: Floats | 
     return bool(now.any() and np.dot(now, then) / np.dot(now, now) > 0.5)
 
 
-#: So much of what is left of a rank's lateness goes on to the next place. Of what starts anew at each place nothing
-#: does, and as each has its share in what was taken out less than nothing: in simulated jobs -0.1 to -0.2, in one of
-#: 183 it was 0.26.
+#: Share of a rank's remaining delay that must go on to the next place. Delays that start anew at each place correlate
+#: below zero, since each is part of what was subtracted: -0.1 to -0.2 in simulated jobs, 0.26 in one of 183.
 _GOES_ON = 0.3
-#: Places in a step that must tell lateness, for what they have in common to leave something of each.
+#: Least places in a step with a delay: with fewer, subtracting what they share leaves nothing of each.
 _PLACES = 5
 
 
 def _carried(late: Floats, own: Floats, position: Ints, starts: Ints) -> bool:
     """Whether the ``late`` [R, K] of a collective goes on to the next, beyond what a step has in common at all places.
 
-    A gather that was fetched ahead begins when the reduction before it ends and shows nobody's lateness: passed over.
-    Typical ranks tell, by their noise: who stalls now and then is late at all places of those steps.
+    A prefetched gather begins when the reduction before it ends and shows no rank's delay: it is skipped. Typical ranks
+    decide, by their noise: a rank with stalls is late at all places of those steps.
     """
     gaps = np.nan_to_num(median(own, axis=0), nan=np.inf)
     counts = np.diff(np.append(starts, len(position)))
@@ -75,11 +74,11 @@ def _carried(late: Floats, own: Floats, position: Ints, starts: Ints) -> bool:
     return bool(median(both / np.sqrt(np.maximum(each, 1e-30))) > _GOES_ON)
 
 
-#: Computing between two collectives is some that takes so many times what a queue leaves between two of them.
+#: A gap between two collectives is computing from this many times the gap of a queue on.
 _COMPUTES = 5.0
-#: At one place a rank may do what no other does, log say; so many are the job's computing.
+#: At one place a rank may do what no other does, such as logging; at this many places it is the job's computing.
 _SEVERAL = 3
-#: Steps on end that tell it.
+#: Consecutive steps that show it.
 _ON_END = 20
 
 
@@ -104,15 +103,14 @@ def _in_these(own: Floats, position: Ints) -> bool:
     return bool(np.sum(queue & computes) >= _SEVERAL)
 
 
-#: Of what a rank waits longer than it usually does at a place, so much is missing from what it computes after that: of
-#: 17 recordings of FSDP on H200s 0.27 to 0.97. Where collectives block it is 0.08 at most, and where sequences are
-#: gathered for a layer 0.22.
+#: Of the extra wait at a place, this share must be missing from the computing after it: 0.27 to 0.97 in 17 recordings
+#: of FSDP on H200s. Where collectives block it is 0.08 at most, and 0.22 where sequences are gathered for a layer.
 _MEANWHILE = 0.25
-#: One wait counts for no more than so many times the typical, so that a stall decides nothing.
+#: A single wait is capped at this many typical ones, so that a stall decides nothing.
 _AT_MOST = 10.0
-#: A kernel that was launched so long before it began, ns, did not wait for its host: GPUs' clocks are 3 ms off.
+#: A kernel launched this long (ns) before it began did not wait for its host: GPU clocks are up to 3 ms off.
 _LONG_BEFORE = 4e6
-#: Ranks that are looked at: enough to know what the job does, whatever its size.
+#: Ranks sampled: enough to know what the job does, whatever its size.
 _SAMPLE = 64
 
 
@@ -146,7 +144,7 @@ def _computed_meanwhile(joined: Grid, position: Ints, more: Floats) -> bool:
 
 
 def _changes(values: Floats) -> Floats:
-    """[R, S] from one step to the next: whoever is late by habit, or since some step, is so at every place."""
+    """[R, S] from one step to the next: a persistent slowdown, or one since some step, shows at every place."""
     return np.diff(values, axis=1, prepend=values[:, :1])
 
 

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from hindmost_collector.align import Array, Floats, Grid, Ints
     from hindmost_collector.model import Table
 
-#: Ranks that are asked how long the typical one waits.
+#: Ranks sampled for the typical waiting time.
 _SAMPLE = 512
-#: Sets of ranks whose steps are longer by this factor are no part of the others' steps.
+#: Groups of ranks whose steps are longer by this factor are not part of the others' steps.
 _OWN_PACE = 1.1
 
 

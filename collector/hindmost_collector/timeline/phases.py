@@ -23,7 +23,7 @@ _COLUMNS = tuple(f"{name}_ns" for name in PHASES)
 
 
 def training(table: Table) -> Table:
-    """Steps that train: evaluation is a phase of its own and nobody's stall."""
+    """Steps that train: evaluation is a phase of its own, and never a stall."""
     if rows(table) == 0:
         return table
     mask = (table["kind"] != "eval") & (table["duration_ns"] > 0)
@@ -121,9 +121,9 @@ def unnamed(parts: Mapping[str, Array], duration: Array) -> Array | None:
 
 
 def with_rest(parts: dict[str, Floats], duration: Floats) -> dict[str, Floats]:
-    """These phases, and the rest of each step where that is a rank's own: where waiting for others is seen as sync.
+    """These phases, and the rest of each step where that is self time: where waiting for others is recorded as sync.
 
-    Elsewhere a rank may wait in the rest, too: in a collective that nobody marked, or for a GPU that does.
+    Elsewhere a rank may wait in the rest, too: in an unmarked collective, or for a GPU that waits in one.
     """
     rest = unnamed(parts, duration)
     if rest is None or "sync" not in parts or _on_gpu(parts) is not None:
@@ -151,7 +151,7 @@ def named_share(parts: Mapping[str, Floats], duration: Floats) -> Floats:
 
 
 def _on_gpu(parts: dict[str, Floats]) -> Floats | None:
-    """[R, S] ns that the GPU was in one of its phases; ``None`` where nobody timed it."""
+    """[R, S] ns that the GPU was in one of its phases; ``None`` where untimed."""
     found = [block for name, block in parts.items() if name.startswith("gpu_")]
     return _sum(found) if found else None
 
@@ -174,11 +174,11 @@ def _idle(took: Floats, parts: dict[str, Floats], duration: Floats) -> Floats:
 
 
 def busy(parts: dict[str, Floats], duration: Floats) -> tuple[Floats, Floats | None]:
-    """[R, S] ns of a step in which a rank surely did not wait for others; and how long the step was on the GPU, with
-    what that was idle before, ``None`` where nobody timed it.
+    """[R, S] ns of a step in which a rank surely did not wait for others; and the step's length on the GPU, with its
+    idle time.
 
-    Where the GPU was timed its phases and its idle time count, and the host's do not: what the host does late while the
-    GPU still has work queued delays nobody.
+    ``None`` for the latter where the GPU was not timed. If it was, its phases and idle time count, and the host's do
+    not: a host that is late while its GPU still has queued work delays no rank.
     """
     took = _on_gpu(parts)
     if took is not None:

@@ -17,7 +17,7 @@ from hindmost_collector.robust import median, peers_median, sums_by_step
 if TYPE_CHECKING:
     from hindmost_collector.align import Floats, Grid, Ints
 
-#: Groups whose fastest members differ by less than this share of their own time do the same work.
+#: Groups do the same work if their fastest members differ by less than this share of their self time.
 _SAME_PACE = 0.03
 
 
@@ -107,7 +107,7 @@ def mates(role: Ints) -> Ints:
     return np.asarray(np.where(count[which] == _PAIR, both[which] - np.arange(len(role)), -1), np.int64)
 
 
-#: A role of two: each is all that the other can be compared with.
+#: A cohort of two: each rank is the other's sole peer.
 _PAIR = 2
 
 
@@ -149,10 +149,10 @@ def victims(grid: Grid, starts: Ints, late: Floats, culprits: list[int], least: 
 
 
 def waits_inside(grid: Grid, starts: Ints, rows: list[int], excess: list[float]) -> set[int]:
-    """Which of these rows only look late, because they wait for another of them in a group of both.
+    """Which of these rows only look late because they wait for another of them in a group of both.
 
-    ``excess`` is of each row, ns a step. In its group's own collectives a culprit is late and its mates are not. Where
-    nobody in the group is late for the rest, they are late alike, and all stay.
+    ``excess`` is of each row, ns a step. In its group's own collectives a culprit is late and its peers are not. If no
+    rank of the group is late for the rest, all are equally late, and all stay.
     """
     found: set[int] = set()
     gradients = _gradient_class(grid)  # its members are peers, not parts of one model: none waits for another's work
@@ -175,5 +175,5 @@ def waits_inside(grid: Grid, starts: Ints, rows: list[int], excess: list[float])
     return found
 
 
-#: A culprit is late in its own group by this share of its excess; the rest arises before other classes' collectives.
+#: A culprit has this share of its delay in its own group; the rest arises before collectives of other classes.
 _LATE_INSIDE = 0.25

@@ -1,9 +1,9 @@
-"""Broadcasts whose receivers wait for their root: where most or all of a job finds out that one rank is late.
+"""Broadcasts whose receivers wait for their root, where most or all of a job meets a late rank.
 
-Nobody leaves a broadcast before its root has come. The root leaves at once, and who comes after it waits for nobody:
-its end is no common one, and most broadcasts tell nothing. Those of a model's buffers before each forward (batch norm
-under DDP), or of a batch that one rank reads for all, come once a step; if the root is late, it is there that everybody
-waits for it, and nowhere else.
+No rank leaves a broadcast before its root has come. The root leaves at once, and a receiver that comes after it does
+not wait. A broadcast has no common end, so most show nothing. Broadcasts of a model's buffers before each forward
+(batch norm under DDP), or of a batch that one rank reads for all, come once a step. If their root is late, all ranks
+wait for it there, and nowhere else.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
     from hindmost_collector.align import Array, Floats, Ints
     from hindmost_collector.model import Table
 
-#: Fewer than this are starting up, which broadcasts a model's parameters.
+#: With fewer calls the job is starting up, which broadcasts a model's parameters.
 _ENOUGH = 10
-#: Waiting less than this share of the time shows nobody late: some jitter of arrivals is in every job.
+#: Waiting for less than this share of the time shows no late rank: every job has some jitter of arrivals.
 _SHARE = 0.005
-#: … or this share of what is spent in calls, where nobody knows when they began.
+#: … or this share of the time spent in calls, where start times are unknown.
 _SHARE_OF_CALLS = 0.1
-#: Of what the others wait longer this part is what the root is late by, if it is late: else it left early.
+#: Share of the others' extra wait that must be the root's delay; with less, the root only left early.
 _MOSTLY = 0.5
-#: Communicators that are looked at, those first in which most is waited.
+#: Communicators examined, those with the most waiting first.
 _LOOKED_AT = 8
-#: The part of a communicator's calls that may be starting up: a root that loads what it gives is waited for then, once.
+#: The share of a communicator's calls that may be start-up: a root that loads what it sends is waited for then, once.
 _STARTING = 0.25
 
 
 def awaited(calls: Table, code: Ints, rooted: Array, meets: Array) -> Array:
-    """[N] which calls are broadcasts, or another operation of a root, for which all of a communicator wait but one.
+    """[N] which calls are broadcasts, or other rooted operations, for which all but one rank of a communicator wait.
 
-    ``code`` [N] numbers the operation of each call; in those that are ``rooted`` [M] a root gives, and calls that
-    ``meets`` [N] nobody leaves before all have come. All calls of such an operation are: of other communicators, and
-    those in which nobody waits, too.
+    ``code`` [N] numbers the operation of each call. In ``rooted`` [M] operations a root sends; calls that ``meets`` [N]
+    end only when all have come. All calls of such an operation count: also of other communicators, and those without
+    waiting.
     """
     found = np.zeros(len(code), bool)
     if not rooted.any():
@@ -63,7 +63,7 @@ def awaited(calls: Table, code: Ints, rooted: Array, meets: Array) -> Array:
 
 
 def _least(calls: Table) -> float:
-    """Ns that ranks wait in all, at least, for somebody to be late, by the rank that the table begins with."""
+    """Least ns of waiting in all that show a late rank, from the first rank of the table."""
     mine = calls["rank"] == calls["rank"][0]
     start = calls["start_ns"][mine]
     if (start >= 0).any():
@@ -72,8 +72,9 @@ def _least(calls: Table) -> float:
 
 
 def _met(calls: Table, mine: Ints) -> list[tuple[Ints, Ints, Floats]]:
-    """For each communicator of the calls ``mine`` of one operation, but for those of starting up: the rows of whoever
-    left each soonest, and of the next, and how much longer that one was inside, ns.
+    """For each communicator of the calls ``mine`` of one operation, without start-up: who left each call first.
+
+    The rows of the rank that left each soonest, and of the next, and how much longer that one was inside, ns.
     """
     seq, took = calls["seq"][mine].astype(np.int64), calls["duration_ns"][mine].astype(np.float64)
     comm, comms = coded.factorize(calls["comm"][mine])
@@ -93,11 +94,11 @@ def _met(calls: Table, mine: Ints) -> list[tuple[Ints, Ints, Floats]]:
 
 
 def _late(calls: Table, first: Ints, second: Ints, longer: Floats, meetings: _Meetings) -> float:
-    """Ns by which those ``first`` [N] to leave came later than the ``second`` [N], of what these were inside ``longer``
-    [N].
+    """Ns by which the ``first`` [N] to leave came later than the ``second`` [N], of these being inside ``longer`` [N].
 
-    By the time since all last met. Who comes in time and leaves at once, for what it gives is taken up on the way, is
-    early for the next meeting: where nobody knows when calls began, whoever waits there as much longer was not late.
+    Measured since all last met. A root that comes in time may leave at once, since its data is received on the way; it
+    is then early for the next meeting. Where start times are unknown, a root that waits there as much longer was not
+    late.
     """
     if (calls["start_ns"][first] < 0).any() or (calls["start_ns"][second] < 0).any():
         least, after = (int(calls["rank"][rows[0]]) for rows in (first, second))
@@ -107,7 +108,7 @@ def _late(calls: Table, first: Ints, second: Ints, longer: Floats, meetings: _Me
 
 
 class _Meetings:
-    """Calls that nobody leaves before all have come, by rank: looked through once, when first asked."""
+    """Calls that end only when all have come, by rank; computed once, at first use."""
 
     def __init__(self, calls: Table, meets: Array) -> None:
         self._calls, self._meets = calls, meets

@@ -1,8 +1,8 @@
-"""Steps that gather parameters and reduce gradients several times over, a round for each micro-batch.
+"""Steps that gather parameters and reduce gradients several times over, in a round for each micro-batch.
 
-One delay shows in all collectives that follow it, so that a rank's largest counts. But a delay for longer than a layer
-computes, which hides no more, is over when all have met: in the next round the others wait for whoever is late in it
-anew, as for each micro-batch's input.
+One delay shows in all collectives that follow it, so a rank's largest delay counts. A layer's computing hides a delay
+only up to its own length. A longer one is over when all have met: in the next round the others wait anew for the late
+rank, for example for each micro-batch's input.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from hindmost_collector.timeline import delays, lateness
 if TYPE_CHECKING:
     from hindmost_collector.align import Floats, Grid, Ints
 
-#: A round has so many collectives at least: buckets of one size are no rounds.
+#: Least collectives of a round: buckets of one size are not rounds.
 _FEWEST = 4
-#: More micro-batches are told as these.
+#: Above this many micro-batches they are reported as this many.
 _MOST = 64
 
 

@@ -18,13 +18,13 @@ from hindmost_collector.model import ERROR, NONBLOCKING, UNMEASURED, Run, Table,
 if TYPE_CHECKING:
     from hindmost_collector.align import Array, Floats, Grid, Ints
 
-#: Share of the steps in which all ranks must have done the same, for that to be how the job works.
+#: Share of the steps in which all ranks must have done the same for that to be the job's schedule.
 _ALIKE = 0.8
-#: Times looked at, at most (operations of a step on all ranks, times steps): what more would take is told in no replay.
+#: Most times examined (operations of a step on all ranks, times steps): a replay of more would take too long.
 _MOST = 20_000_000
 #: Sources that time kernels and groups as a whole, by a part of their names: NCCL itself tells the first thread's time.
 _EXACT = ("Kineto", "Flight Recorder")
-#: Kinds of operations; a collective's is this and its class of communicators.
+#: Kinds of operations; a collective's kind is this plus its class of communicators.
 SEND, RECEIVE, COLLECTIVE = 0, 1, 2
 
 
@@ -32,11 +32,11 @@ SEND, RECEIVE, COLLECTIVE = 0, 1, 2
 class Schedule:
     """Operations of one step, rank by rank and in the order in which each rank entered them: N of them in G steps.
 
-    ``row`` [N] is who, ``place`` [N] the how manieth of its own, ``kind`` [N] what, ``with_whom`` [N] the peer's row of
-    a send or receive and the group of a collective, ``beside`` [N] whether computing is known not to wait for it.
-    ``start`` and ``end`` [N, G] are ns of the rank's clock, ``begin`` [N, G] when its step before ended (NaN: unknown).
-    ``steps`` [G] are indices of the steps. ``exact``: a receive's end is its own, also in a kernel shared with a send.
-    ``enqueue`` [N, G] is when the host launched each (its own clock; NaN, or ``None``: unknown).
+    ``row`` [N] is the rank, ``place`` [N] the operation's ordinal on it, ``kind`` [N] what it is. ``with_whom`` [N] is
+    the peer's row of a send or receive and the group of a collective; ``beside`` [N] whether computing is known not to
+    wait for it. ``start`` and ``end`` [N, G] are ns of the rank's clock, ``begin`` [N, G] when its step before ended
+    (NaN: unknown). ``steps`` [G] are indices of the steps. ``exact``: a receive's end is its own, also in a kernel
+    shared with a send. ``enqueue`` [N, G] is when the host launched each (its own clock; NaN, or ``None``: unknown).
     """
 
     row: Ints
@@ -122,7 +122,8 @@ def _in_order(run: Run, found: Table, ends: Floats, called: Floats, groups: int)
     return replace(kept, exact=exact) if kept is not None else None
 
 
-#: Operations of one rank that begin within so many ns of each other are of one group call: in time they have no order.
+#: Operations of a rank that begin within this time (ns) of each other belong to one group call and have no order in
+#: time.
 _AT_ONCE = 2_000.0
 
 

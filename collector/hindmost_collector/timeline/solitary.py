@@ -1,7 +1,7 @@
-"""Collectives of communicators in which a single rank was seen: nobody waits there, and they tell no ranks apart.
+"""Collectives of communicators in which a single rank was seen: no rank waits there, and they compare no ranks.
 
-Libraries make groups of one wherever a job does not split that way (a tensor group of one GPU, ``MPI_COMM_SELF``). As
-meetings they would end a rank's own time where no other rank's ends, and what it is late by would be seen by nobody.
+Libraries create groups of one wherever a job does not split that way (a tensor group of one GPU, ``MPI_COMM_SELF``).
+Counted as meetings, they would end one rank's self time where no other rank's ends, and hide its delay.
 """
 
 from __future__ import annotations

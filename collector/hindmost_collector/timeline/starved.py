@@ -17,18 +17,20 @@ if TYPE_CHECKING:
     from hindmost_collector.costs.bubbles import Bubbles
     from hindmost_collector.timeline.schedule import Schedule
 
-#: A kernel begins as it is launched where it waits for no longer than this beyond the shortest of its rank, or this
-#: share of a step's work: what was launched before it may have begun later than this was launched.
+#: A kernel began at its launch if its wait exceeds its rank's shortest by at most this time (ns), or this share of a
+#: step's work; earlier launches may begin after it was launched.
 _AT_ONCE_NS, _AT_ONCE = 100_000.0, 0.02
-#: Clocks of GPU and host part by some tens of us in a second: the shortest is that of so many steps.
+#: Clocks of GPU and host drift apart by tens of us a second: the shortest wait is taken over this many steps.
 _WINDOW = 25
-#: Of as many steps in which work was queued the usual length of a stretch is known; else the shortest tenth tells it.
+#: Steps with queued work that give the usual length of an interval; with fewer, this percentile of its lengths does.
 _ENOUGH, _SHORT = 5, 10
 
 
 def find(order: Schedule, built: Bubbles, role: Ints, shape: tuple[int, ...]) -> Floats | None:
-    """[R, S] ns, the ``shape``; ``None`` where nobody recorded when operations were enqueued. A stretch that was seen
-    with work queued too seldom is taken to be no longer work than where a rank of the same ``role`` [R] had it queued.
+    """[R, S] ns, the ``shape``; ``None`` where enqueue times were not recorded.
+
+    An interval that was rarely seen with queued work is taken to be no longer than for a rank of the same ``role`` [R]
+    that had work queued.
     """
     if order.enqueue is None or np.isnan(order.enqueue).all():
         return None
@@ -46,8 +48,9 @@ def find(order: Schedule, built: Bubbles, role: Ints, shape: tuple[int, ...]) ->
 
 
 def _of_peers(told: Floats, built: Bubbles, role: Ints) -> Floats:
-    """[N] what is ``told`` [N] of that stretch of the typical rank, of two the quicker, of the same ``role``; NaN where
-    it is of nobody."""
+    """[N] what is ``told`` [N] of that interval for the typical rank of the same ``role``, of two the quicker.
+
+    NaN where no rank of the role has it."""
     alike = role[built.row] * (int(built.place.max()) + 1) + built.place
     lacking = np.zeros(int(alike.max()) + 1, bool)
     lacking[alike[np.isnan(told)]] = True

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def bounds(found: Blocks, start: Floats | None) -> Floats:
-    """[S + 1] when each step began on the job clock, and when the last ended; empty where nobody knows. ``start``
-    [R, S] is what was marked.
+    """[S + 1] when each step began on the job clock, and when the last ended; empty where unknown.
 
-    A GPU's clock is some ms off the job's: nothing beside the pace of samples.
+    ``start`` [R, S] holds the marked times. A GPU's clock is some ms off the job's, which is nothing at the rate of
+    samples.
     """
     if start is None and found.joined is not None:
         start = found.joined.start[:, found.starts]
@@ -53,8 +53,9 @@ def _lacking_alike(gaps: Array) -> list[Ints]:
 
 
 def ends(found: Blocks, start: Floats | None, duration: Floats | None) -> Floats:
-    """[R, S] when each rank's steps ended on the job clock, as ``start`` and ``duration`` [R, S] were marked; of no
-    columns where that cannot be told.
+    """[R, S] when each rank's steps ended on the job clock, as ``start`` and ``duration`` [R, S] were marked.
+
+    Without columns where that is unknown.
     """
     if start is not None and duration is not None:
         told = start + duration

@@ -13,22 +13,23 @@ if TYPE_CHECKING:
     from hindmost_collector.align import Array, Floats, Ints
     from hindmost_collector.settings import Settings
 
-#: Share of tokens that must equal those one period later; the rest may be checkpoints or evaluations.
+#: Share of operations that must equal those one period later; the rest may be checkpoints or evaluations.
 _ALIKE = 0.95
-#: Collectives of one step, at most: longer patterns repeat too seldom in a window to be found.
+#: Most collectives of one step: longer patterns repeat too rarely in a window to be found.
 _LONGEST_PERIOD = 4096
-#: Repetitions that a step may be: more layers than that are reduced in one bucket.
+#: Most repetitions of a step: layers beyond that are reduced in one bucket.
 _MOST = 512
-#: … and where none is marked, so that the computing before the first has to tell.
+#: … and where no step is marked, so that the computing before the first must show it.
 _LAYERS = 128
-#: A gap before a step's first collective, against the usual one there; six times as much, against those inside it.
+#: Least gap before a step's first collective, against the usual one there; six times as much, against gaps inside the
+#: step.
 _LARGE = 0.5
-#: Between two steps of one stretch never passes so many times the usual.
+#: Within a segment, the time between two steps stays below this many times the usual.
 _STRETCH = 8.0
-#: A step is long at so many times the typical one: parts of steps were taken for steps where at least so many long
-#: ones make up so large a share of the time. Steps that wait for each worker of a loader in turn make up less.
+#: A step is long from this many times the typical one on. If this many long steps make up this share of the time, parts
+#: of steps were taken for steps; steps that wait for each worker of a loader in turn make up less.
 _LONG, _LONG_ONES, _LONG_SHARE = 3.0, 10, 0.67
-#: Steps by which found and marked numbers are matched.
+#: Steps by which inferred and marked numbers are matched.
 _EARLIEST = 20
 
 
@@ -58,10 +59,10 @@ class Marks(NamedTuple):
 def infer(tokens: Ints, gap: Floats, marks: Marks | None = None, *, apart: bool = False) -> Ints:
     """Step number of every collective [K]; -1 for what belongs to none (start-up, checkpoint, evaluation).
 
-    ``gap`` [K] is the typical own time before each collective: a step begins at the longest one of the pattern, since
-    that is where the computing is. Numbers count from 0, or as ``marks`` do. With marks a step may be several
-    repetitions: what repeats in a deep model is a layer. ``apart``: computing runs beside none of them; where no step
-    is marked, alike ones in a row are told to be one step by the computing before the first.
+    ``gap`` [K] is the typical self time before each collective. A step begins at the pattern's longest gap, where the
+    computing is. Numbers count from 0, or as ``marks`` do. With marks a step may be several repetitions: in a deep
+    model the layers repeat. ``apart``: no collective overlaps with computing; without marks, equal ones in a row then
+    form one step by the computing before the first.
     """
     length = period(tokens)
     if length is None:
@@ -175,8 +176,8 @@ def _pattern(tokens: Ints, gap: Floats, length: int, marks: Marks | None) -> Int
     return np.asarray(found[np.argmax(votes)])
 
 
-#: A step may begin at a gap of this part of the longest, where so many of the marks lie: of sharded layers each has
-#: one, as long as the others but for noise.
+#: A step may begin at gaps from this share of the longest on, if this share of the marks lies there: each of several
+#: sharded layers has one, as long as the others but for noise.
 _ABOUT, _MOST_MARKS = 0.4, 0.9
 
 
