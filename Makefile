@@ -89,6 +89,20 @@ test-heavy: $(VENV)/.torch $(VENV)/.clickhouse ## both of these, sooner done tha
 		--no-loadscope-reorder tests/torch tests/clickhouse
 	$(TIMED_TORCH)
 
+$(VENV)/.wheel: $(VENV)/.dev
+	$(PIP) install --group wheel
+	@touch $@
+
+# The wheels are built from the sdist, as a packager would.
+wheel: $(VENV)/.wheel ## the sdist and manylinux wheels for x86_64 and aarch64, native parts prebuilt, in dist
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --sdist --outdir dist
+	for machine in x86_64 aarch64; do \
+		HATCH_BUILD_HOOK_ENABLE_CUSTOM=true HINDMOST_WHEEL_MACHINE=$$machine \
+			$(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist dist/hindmost-*.tar.gz || exit; \
+	done
+	@for wheel in dist/*.whl; do $(BIN)/auditwheel show "$$wheel" | grep consistent -A 1; done
+
 lint: $(VENV)/.dev ## ruff, mypy --strict, spelling and the words of styles/
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -108,4 +122,4 @@ reference: $(VENV)/.dev ## rewrite the generated pages of docs/reference
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
 
-.PHONY: help horovod tensorflow horovod-tensorflow setup demo demo-balanced python-newer mpich test test-clickhouse test-heavy test-torch lint proto dashboards reference clean
+.PHONY: help horovod tensorflow horovod-tensorflow setup demo demo-balanced python-newer mpich test test-clickhouse test-heavy test-torch wheel lint proto dashboards reference clean

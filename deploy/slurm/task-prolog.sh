@@ -3,7 +3,8 @@
 # to its script. Lines "export NAME=value" on stdout become the environment of the task.
 # The collector runs as a service; /etc/default/hindmost-agent names it. The first rank on each node starts an agent for the
 # job, which leaves when the ranks have left. A user who wants none of it: export HINDMOST_PROBE=0.
-# The parts in C, for MPI, NCCL, fast hooks and `python -I`, are those that were built beforehand:
+# The parts in C, for MPI, NCCL, fast hooks and `python -I`, are those of the wheel. Where hindmost was installed from source,
+# build them beforehand:
 #   XDG_CACHE_HOME=/opt/hindmost/cache /opt/hindmost/bin/hindmost native build
 # and, where jobs use more than one MPI, once more with --mpirun for each of them. A job gets the shim that fits the mpirun
 # on its PATH; one that fits another MPI would fail its calls, so without a fitting one Python times MPI.
@@ -15,10 +16,11 @@ settings=${HINDMOST_SETTINGS:-/etc/default/hindmost-agent}
 collector=$(sed -n 's/^HINDMOST_COLLECTOR=//p' "$settings" 2>/dev/null)
 [ -n "$collector" ] || exit 0
 
-{ read -r inject && read -r fits; } < <("$prefix/bin/python" -c '
-import pathlib, hindmost.inject, hindmost.native.mpi as mpi
+{ read -r inject && read -r fits && read -r prebuilt; } < <("$prefix/bin/python" -c '
+import pathlib, hindmost.inject, hindmost.native.build as build, hindmost.native.mpi as mpi
 print(pathlib.Path(hindmost.inject.__path__[0]))
-print(mpi.named(mpi.features(None)))' 2>/dev/null) || exit 0
+print(mpi.named(mpi.features(None)))
+print(build.PREBUILT)' 2>/dev/null) || exit 0
 echo "export HINDMOST_JOB_ID=$SLURM_JOB_ID"
 echo "export HINDMOST_RING_DIR=/dev/shm/hindmost-$(id -u)/$SLURM_JOB_ID"
 echo "export HINDMOST_COLLECTOR=$collector"
@@ -27,10 +29,13 @@ echo "export HINDMOST_LAUNCHER=srun"
 echo "export HINDMOST_INJECT=$inject"
 echo "export PYTHONPATH=$inject${PYTHONPATH:+:$PYTHONPATH}"
 
-newest() { # of what was built of a kind
-  local found=
-  for library in "$prefix/cache/hindmost/$1"-*.so; do
-    if [ -r "$library" ] && { [ -z "$found" ] || [ "$library" -nt "$found" ]; }; then found=$library; fi
+newest() { # of a kind: the wheel's, else what was built
+  local folder library found=
+  for folder in "$prebuilt" "$prefix/cache/hindmost"; do
+    for library in "$folder/$1"-*.so; do
+      if [ -r "$library" ] && { [ -z "$found" ] || [ "$library" -nt "$found" ]; }; then found=$library; fi
+    done
+    [ -n "$found" ] && break
   done
   echo "$found"
 }

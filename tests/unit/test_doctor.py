@@ -14,6 +14,7 @@ from hindmost.attach import stacks
 from hindmost.cli import main
 from hindmost.examine import host, jobs
 from hindmost.examine.finding import Machine
+from hindmost.native import build
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -205,6 +206,16 @@ def test_an_amd_node_is_not_told_of_nvidia(bare: Machine, files: dict[str, str],
     finding = host.gpu(bare)
     assert (finding.state, finding.found.startswith(says)) == ("no", True)
     assert ("NVIDIA" in finding.found + finding.remedy) is (not files)
+
+
+def test_a_wheel_needs_no_compiler(bare: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a wheel brought the native parts, they are prebuilt, and a missing compiler costs nothing."""
+    monkeypatch.setattr(build, "wheel_has_all", lambda: True)
+    found = {
+        check.__name__: check(Machine(root=bare.root, environ=bare.environ)) for check in (jobs.hooks, jobs.compiler)
+    }
+    assert {name: finding.state for name, finding in found.items()} == {"hooks": "yes", "compiler": "yes"}
+    assert all("prebuilt" in finding.found for finding in found.values())
 
 
 def test_json_for_programs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,7 +73,7 @@ def test_other_flags_make_another_library(cc: Callable[[str], Path], environ: di
 
 def test_no_compiler(environ: dict[str, str]) -> None:
     """Without a compiler the line names cc and the remedy."""
-    with pytest.raises(build.BuildError, match=r"no C compiler \(cc\) on PATH: install gcc or clang, or set CC"):
+    with pytest.raises(build.BuildError, match=r"no C compiler \(cc\) on PATH: install gcc, set CC, or install"):
         build.library("pmpi", environ)
 
 
@@ -91,6 +92,64 @@ def test_cache_that_cannot_be_written(cc: Callable[[str], Path], environ: dict[s
     (tmp_path / "cache").write_text("")
     with pytest.raises(build.BuildError, match=f"{tmp_path / 'cache' / 'hindmost'}: cannot keep built libraries here"):
         build.library("nccl", environ)
+
+
+@pytest.fixture
+def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Install made-up prebuilt libraries, as a wheel for ``machine`` does, into the folder ``name``."""
+
+    def install(machine: str = platform.machine(), name: str = "prebuilt") -> Path:
+        monkeypatch.setattr(build, "PREBUILT", tmp_path / name)
+        build.PREBUILT.mkdir()
+        for kind, flags in build.variants():
+            (build.PREBUILT / build.prebuilt_name(kind, flags, machine)).write_text(f"{kind} {flags}")
+        return build.PREBUILT
+
+    return install
+
+
+def test_a_prebuilt_library_needs_no_compiler(wheel: Callable[..., Path], environ: dict[str, str]) -> None:
+    """Each kind comes from the wheel, where no compiler is; nothing is put into the cache."""
+    assert not build.wheel_has_all()
+    folder = wheel()
+    assert {build.library(kind, environ).parent for kind in build.KINDS} == {folder}
+    assert build.wheel_has_all()
+    assert not build.cache_directory(environ).exists()
+
+
+@pytest.mark.parametrize("flags", mpi.VARIANTS)
+def test_the_prebuilt_shim_fits_its_mpi(
+    wheel: Callable[..., Path], environ: dict[str, str], tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    """A wheel has a shim for every set of functions that an MPI may have, and the one that fits is taken."""
+    wheel()
+    symbols = b"".join(mpi.FEATURES[flag] for flag in flags)
+    launcher = install_mpi(tmp_path / "mpi", "mpirun (Open MPI) 5.0", "libmpi.so.40", symbols)
+    assert build.library("pmpi", environ, launcher).read_text() == f"pmpi {flags}"
+
+
+def test_a_library_of_other_sources_is_not_loaded(
+    wheel: Callable[..., Path], cc: Callable[[str], Path], environ: dict[str, str], tmp_path: Path
+) -> None:
+    """A prebuilt library for another machine, or of sources that have changed since, is passed over and built."""
+    cc(FAKE.format(calls=tmp_path / "calls"))
+    wheel("sparc64")
+    built = build.library("nccl", environ)
+    assert built.parent == build.cache_directory(environ)
+    assert not build.is_prebuilt(built)
+    assert not build.wheel_has_all()
+
+
+@pytest.mark.parametrize("name", ["my env", "a:b"])
+def test_a_prebuilt_library_can_be_preloaded(
+    wheel: Callable[..., Path], environ: dict[str, str], tmp_path: Path, name: str
+) -> None:
+    """LD_PRELOAD ends a path at a space or a colon: from such a path the library is copied to the cache."""
+    wheel(name=name)
+    path = build.library("pmpi", environ)
+    assert path.parent == build.cache_directory(environ)
+    assert path.read_text() == f"pmpi {()}"
+    assert build.is_prebuilt(path)
 
 
 def install_mpi(folder: Path, version: str, library: str, symbols: bytes) -> Path:

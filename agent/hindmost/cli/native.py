@@ -1,4 +1,4 @@
-"""``hindmost native build``: build the C libraries now rather than at first use, for the MPI that jobs will use."""
+"""``hindmost native build``: build the C libraries that a wheel did not bring, now rather than at first use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WHAT = {
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``hindmost native``."""
-    parser.add_argument("action", choices=["build"], help="build what is not in the cache yet")
+    parser.add_argument("action", choices=["build"], help="build what is neither prebuilt nor in the cache")
     parser.add_argument(
         "kind", nargs="*", default=[], metavar="KIND", help=f"which of {', '.join(WHAT)}; all unless told otherwise"
     )
@@ -59,14 +59,14 @@ def _built(kind: str, launcher: Path | None) -> bool:
     except build.BuildError as error:
         print(f"{kind:<5} {WHAT[kind]}: {error}")
         return False
-    print(f"{kind:<5} {WHAT[kind]}: {path}")
+    print(f"{kind:<5} {WHAT[kind]}, {'prebuilt' if build.is_prebuilt(path) else 'built here'}: {path}")
     if kind == "pmpi":
         print(f"{'':<5} {_fits(launcher)}")
     return True
 
 
 def _fits(launcher: Path | None) -> str:
-    """For which MPI the shim was built, in words."""
+    """Which MPI the shim fits, in words."""
     found = mpi.library(launcher)
     if found is None:
         return "no MPI library was found beside mpirun: only what every MPI has is timed; --mpirun names another"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from hindmost import requirements
 from hindmost.examine.finding import Finding
 from hindmost.launchers import mpirun
+from hindmost.native import build
 from hindmost.ring import native
 
 if TYPE_CHECKING:
@@ -74,20 +75,24 @@ def mpi(machine: Machine) -> Finding:
 def hooks(machine: Machine) -> Finding:
     """Whether the probe's hooks and its ring run in C, for the interpreter of the jobs, or in slower Python."""
     lost = "no data: a step's hooks take some 10 times as long"
-    if _compiler(machine) is None:
+    prebuilt = build.wheel_has_all()
+    if not prebuilt and _compiler(machine) is None:
         return Finding("part", "in Python, for want of a C compiler", lost, "see compiler")
     fits = native.fits() if machine.python == sys.executable else machine.ask(machine.python, "-c", FITS) == "True"
     if not fits:
         return Finding("part", f"in Python: {machine.python} is no CPython that has the GIL", lost)
-    return Finding("yes", "in C: one build for every CPython that has the GIL")
+    how = "prebuilt" if prebuilt else "built here at first use"
+    return Finding("yes", f"in C, {how}: one library for every CPython that has the GIL")
 
 
 def compiler(machine: Machine) -> Finding:
-    """``cc`` builds the MPI shim, the NCCL plugin and the probe's hooks at first use."""
+    """``cc`` builds the native parts at first use, unless they came with the wheel."""
+    if build.wheel_has_all():
+        return Finding("yes", f"not needed: native parts are prebuilt for {platform.machine()} ({build.PREBUILT})")
     found = _compiler(machine)
     if found is None:
         lost = "MPI calls are timed from Python only; NCCL not at all"
-        return Finding("no", "no C compiler on PATH", lost, "apt-get install gcc libc6-dev, or your site's gcc module")
+        return Finding("no", "no C compiler on PATH", lost, "install a wheel of hindmost, or gcc and libc6-dev")
     return Finding("yes", (machine.ask(found, "--version") or found).splitlines()[0])
 
 

@@ -1,8 +1,8 @@
-"""Build the C libraries with the machine's compiler at first use, and keep them in the user's cache.
+"""The C libraries: prebuilt ones from the wheel; else built with the machine's compiler and kept in the user's cache.
 
-What is built needs no header of Python, MPI, CUDA or NCCL, only a compiler. The cache is keyed by the
-sources, the compiler and the flags; two builders at once do the work twice and agree, because a library appears under
-its name by rename only.
+Neither needs a header of Python, MPI, CUDA or NCCL. A library's file name carries a hash of its sources and flags (in
+the cache of the compiler too), so one that was built from other sources is never loaded. Two builders at once do the
+work twice and agree, because a library appears under its name by rename only.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,9 +22,12 @@ from hindmost.native import mpi
 from hindmost.ring.native import ABI
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 SOURCES = Path(__file__).parent
+
+#: Where a wheel has its prebuilt libraries; an editable or pure-Python installation has no such folder.
+PREBUILT = SOURCES / "prebuilt"
 
 #: The libraries and what they are made of, by file name pattern.
 KINDS: Mapping[str, tuple[str, ...]] = {
@@ -61,42 +65,91 @@ def compiler(environ: Mapping[str, str] = os.environ) -> list[str]:
     for command in (wanted, ["cc"], ["gcc"], ["clang"]):
         if command and shutil.which(command[0], path=environ.get("PATH")):
             return command
-    raise BuildError("there is no C compiler (cc) on PATH: install gcc or clang, or set CC")
+    raise BuildError("there is no C compiler (cc) on PATH: install gcc, set CC, or install a wheel of hindmost")
 
 
 def library(kind: str, environ: Mapping[str, str] = os.environ, launcher: Path | None = None) -> Path:
-    """The path of the built library ``kind``, one of ``KINDS``; built now if it is not in the cache.
+    """The path of the library ``kind``, one of ``KINDS``: the prebuilt one, else one from the cache, else built now.
 
     ``launcher`` is the job's mpirun, where there is one: the PMPI shim fits its MPI (by default the one on PATH).
     Raises BuildError, one line with the remedy, when it cannot be built or kept.
     """
     flags = mpi.features(launcher, environ) if kind == "pmpi" else ()
+    shipped = PREBUILT / prebuilt_name(kind, flags, platform.machine())
+    if shipped.exists():
+        return _preloadable(shipped, environ)
     command = [*compiler(environ), *FLAGS, *flags]
-    name = {"ring": f"ring-{ABI}", "pmpi": f"pmpi-{mpi.named(flags)}"}.get(kind, kind)
-    target = cache_directory(environ) / f"{name}-{_key(kind, command)}.so"
+    key = _key(kind, [*command, platform.machine(), *platform.libc_ver()])
+    target = cache_directory(environ) / f"{_stem(kind, flags)}-{key}.so"
     if not target.exists():
-        _build(command, _files(kind), target, environ)
+        with _kept(target) as made:
+            compile_library(kind, command, made, environ)
     return target
+
+
+def is_prebuilt(path: Path) -> bool:
+    """Whether a library came with the wheel, rather than from this machine's compiler."""
+    return (PREBUILT / path.name).exists()
+
+
+def wheel_has_all() -> bool:
+    """Whether every library is prebuilt for this machine, so that no compiler is needed."""
+    names = (prebuilt_name(kind, flags, platform.machine()) for kind, flags in variants())
+    return all((PREBUILT / name).exists() for name in names)
+
+
+def variants() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Each library that a wheel holds, and its flags: the shim for every set of functions that an MPI has."""
+    for kind in KINDS:
+        for flags in mpi.VARIANTS if kind == "pmpi" else ((),):
+            yield kind, flags
+
+
+def prebuilt_name(kind: str, flags: tuple[str, ...], machine: str) -> str:
+    """The file name in a wheel for ``machine`` (``x86_64``, ``aarch64``) of a library that is made of these sources."""
+    return f"{_stem(kind, flags)}-{_key(kind, [*FLAGS, *flags, machine])}.so"
+
+
+def compile_library(kind: str, command: list[str], target: Path, environ: Mapping[str, str]) -> None:
+    """Compile ``kind`` into ``target`` with this compiler and its flags. Raises BuildError."""
+    _compile([*command, "-o", str(target), *map(str, _files(kind)), "-ldl"], environ)
+
+
+def _stem(kind: str, flags: tuple[str, ...]) -> str:
+    return {"ring": f"ring-{ABI}", "pmpi": f"pmpi-{mpi.named(flags)}"}.get(kind, kind)
 
 
 def _files(kind: str) -> list[Path]:
     return sorted(path for pattern in KINDS[kind] for path in SOURCES.glob(pattern))
 
 
-def _key(kind: str, command: list[str]) -> str:
+def _key(kind: str, made_by: list[str]) -> str:
     """16 hex digits that change when the library would."""
-    digest = hashlib.sha256(repr((command, platform.machine(), platform.libc_ver())).encode())
+    digest = hashlib.sha256(repr(made_by).encode())
     for path in [*_files(kind), *sorted(SOURCES.glob("*.h"))]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def _build(command: list[str], files: list[Path], target: Path, environ: Mapping[str, str]) -> None:
+def _preloadable(shipped: Path, environ: Mapping[str, str]) -> Path:
+    """A path that LD_PRELOAD can name: at a space or a colon it would end, so from there the library is copied."""
+    if not any(mark in str(shipped) for mark in " :"):
+        return shipped
+    target = cache_directory(environ) / shipped.name
+    if not target.exists():
+        with _kept(target) as made:
+            shutil.copyfile(shipped, made)
+    return target
+
+
+@contextmanager
+def _kept(target: Path) -> Iterator[Path]:
+    """A path to write a library to, which then appears as ``target`` in the cache, whole."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as directory:
             made = Path(directory, target.name)
-            _compile([*command, "-o", str(made), *map(str, files), "-ldl"], environ)
+            yield made
             made.replace(target)
     except OSError as error:
         raise BuildError(f"{target.parent}: cannot keep built libraries here: {error.strerror}") from error

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 #: Compiler flag to the function whose presence calls for it.
 FEATURES = {"-DHM_PERSISTENT": b"\0PMPI_Allreduce_init\0", "-DHM_LARGE": b"\0PMPI_Allreduce_c\0"}
 
+#: The sets of flags for which a wheel has a shim: MPI up to 3, Open MPI 5 (MPI 4 without large counts), MPI 4.
+VARIANTS = ((), ("-DHM_PERSISTENT",), ("-DHM_PERSISTENT", "-DHM_LARGE"))
+
 #: Names of the library itself, by kind: Open MPI's, and those of MPICH and its kin.
 NAMES = {"openmpi": ("libmpi.so.40", "libmpi.so.20", "libmpi.so.80"), "mpich": ("libmpi.so.12", "libmpich.so.12")}
 
