@@ -254,7 +254,7 @@ def own_time(grid: Grid, beside: Array | None = None) -> Floats:
     """[R, K] ns between the end of a rank's previous collective and the start of this one, on its own clock.
 
     What the probe measured itself (``self_time``) wins; NaN for the first column and after a gap in the recording.
-    Collectives that run ``beside`` [K] the computing end no stretch of it, and have none of their own.
+    Collectives that overlap with computing (``beside`` [K]) end no interval of it, and have no self time.
     """
     skipped = np.zeros(grid.columns, bool) if beside is None else beside
     end = np.where(skipped, np.nan, grid.start + grid.duration)
@@ -288,10 +288,10 @@ _TRADED = 0.5
 
 
 def beside_computing(grid: Grid, position: Ints) -> Array:
-    """[K] whether a column's class runs beside the computing: gradients reduced while tensor groups go on, say.
+    """[K] whether a column's class overlaps with computing: for example, gradients reduced while tensor groups go on.
 
-    Waiting in a collective that blocks says nothing of the gap after it; waiting beside computing shortens that gap by
-    as much. Deviations from what a rank usually does at the same ``position`` [K] of the step are compared.
+    Waiting in a blocking collective says nothing about the gap after it; overlapped waiting shortens that gap by as
+    much. The deviations from a rank's usual values at the same ``position`` [K] of the step are compared.
     """
     beside = np.zeros(grid.columns, bool)
     if not grid.gpu_time or grid.group.shape[1] < 2 or grid.columns < 2:

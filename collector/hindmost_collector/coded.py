@@ -1,7 +1,7 @@
-"""Values and texts as numbers, in the order in which they first come: what joins by them sorts nothing.
+"""Values and texts as numbers, in the order in which they first come; joins by them need no sorting.
 
-pandas does that by hashing. To import it takes as long as all else that a collector imports, so it is where it is used:
-a collector that starts beside a job, a query and a job that had no rank do without.
+pandas does that by hashing. Its import takes as long as all other imports of a collector, so it is imported where it
+is used: a collector that starts with a job, a query and a job without ranks do not need it.
 """
 
 from __future__ import annotations

@@ -98,7 +98,8 @@ def in_order(registered: Mapping[str, Registered]) -> dict[str, Detector]:
 
 
 def run(detectors: Mapping[str, Detector], case: Case) -> tuple[list[Verdict], list[str]]:
-    """What they find beside what the case has, one after the other; and notes on those that failed."""
+    """What the detectors find in addition to the case's findings, one after the other; and notes on those that
+    failed."""
     found: list[Verdict] = []
     notes: list[str] = []
     for name, judged in detectors.items():

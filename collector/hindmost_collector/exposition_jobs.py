@@ -156,7 +156,8 @@ def _verdicts(jobs: list[LiveJob]) -> Iterator[str]:
 
 
 def _values(opened: list[tuple[LiveJob, Mapping[str, Any]]], name: str) -> Iterator[tuple[dict[str, object], float]]:
-    """One value of each series: two habits of one rank for one cause cost what both do, and are as sure as the less."""
+    """One value of each series: two slowdowns of one rank and cause add their costs, with the lower of both
+    confidences."""
     found: dict[tuple[object, ...], tuple[dict[str, object], float]] = {}
     for job, verdict in opened:
         labels = _verdict_labels(job, verdict)

@@ -251,7 +251,7 @@ def _late(
     habits = intermittent.without_stalls(habits, stalls, blocks, settings)
     found, notes = of_habits(habits, blocks, settings, even)
     named = {rank for one in found for rank in one.ranks}
-    stalling = intermittent.stalling_beside(habits, stalls, settings)  # reported as stalls, not as a habit
+    stalling = intermittent.stalling_beside(habits, stalls, settings)  # reported as stalls, not as persistent
     late = {habit.row for habit in habits if habit.row not in stalling or int(blocks.ranks[habit.row]) in named}
     stalls = [one for one in stalls if late.isdisjoint(one.rows)]
     if shared is not None:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 PREFIX = "HINDMOST_COLLECTOR_"
 #: The table of the TOML file that holds thresholds.
 JUDGE = "judge"
-#: What Kubernetes puts into every container beside a Service named hindmost-collector, after the prefix: no settings.
+#: Variables that Kubernetes sets in every container for a Service named hindmost-collector, after the prefix: not
+#: settings.
 _OF_A_SERVICE = re.compile(r"service_host|service_port(_\w+)?|port_\d+_(tcp|udp|sctp)(_(proto|port|addr))?")
 #: The message for a value of the wrong type.
 _WANTED = {

@@ -128,8 +128,8 @@ STACKS: Mapping[str, Any] = {
 
 RUNNING, FINISHED, VANISHED = 0, 1, 2
 
-#: How each rank was when last looked at. ``life``: running, finished (it closed its ring), or vanished (the process is
-#: gone without having closed it). The store keeps every look, a run the last one of each rank.
+#: The last known state of each rank. ``life``: running, finished (it closed its ring), or vanished (the process is gone
+#: without having closed it). The store keeps every observation, a run the last one of each rank.
 RANK_STATES: Mapping[str, Any] = {
     "rank": np.int32,
     "time_ns": np.int64,
@@ -209,7 +209,7 @@ class Job:
     source: str = "hindmost"
     #: Mean time from one collective of a rank to its next, where rows have no start to tell it from.
     pace_ns: float | None = None
-    #: Steps that were recorded, and the shortest stretch of time left out, where the run holds an excerpt only.
+    #: Recorded steps and the shortest left-out period, if the run holds an excerpt only.
     steps: int | None = None
     skipped_ns: int | None = None
     #: Thresholds that were set when it was recorded: name and value each.

@@ -48,7 +48,7 @@ _RUNS = re.compile(
 
 
 def _refuse_writing(statements: Sequence[duckdb.Statement]) -> None:
-    """Raises UsageError for what does more than read: a recording is only looked at, and so is all beside it."""
+    """Raises UsageError for anything but reading: a recording, and the files around it, are only read."""
     for one in statements:
         runs = one.type == duckdb.StatementType.EXPLAIN and _RUNS.match(one.query)
         if one.type not in _READING or runs:

@@ -116,7 +116,7 @@ def _by_node(agents: Iterable[Agent]) -> list[Agent]:
 
 
 def _agents(collector: Collector) -> str:
-    """Each node's connection and clock: one line a node, also where agents of several jobs run beside each other."""
+    """Each node's connection and clock: one line a node, also where agents of several jobs share it."""
     now = collector.clock.now()
     shown = _by_node(agent for agent in list(collector.ingest.agents.values()) if not agent.departed)
     labels = [{"node": agent.node} for agent in shown]
@@ -159,7 +159,7 @@ COUNTS = {
         "hindmost_collector_set_aside_messages",
         "Messages that failed in an unforeseen way; the log names them.",
     ),
-    "shed_samples": ("hindmost_collector_shed_samples", "Metric samples left out for want of memory."),
+    "shed_samples": ("hindmost_collector_shed_samples", "Metric samples left out because memory is full."),
     "unwatched_chunks": (
         "hindmost_collector_unwatched_chunks",
         "Pieces of jobs that were recorded and not watched live, there being too many jobs.",

@@ -118,7 +118,7 @@ class Collector:
         return job
 
     async def _ticks(self) -> None:
-        flush: asyncio.Task[None] | None = None  # beside the ticks: one that hangs must not keep them from relief
+        flush: asyncio.Task[None] | None = None  # concurrent with the ticks: a hanging one must not delay their relief
         while True:
             await asyncio.sleep(self.watch.pause_s(TICK_S))
             try:

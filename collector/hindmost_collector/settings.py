@@ -1,6 +1,6 @@
 """The thresholds that can be set: one table of default, unit, range and reason.
 
-Constants that define a method stand beside that method; ``docs/reference/thresholds.md`` is generated from the former.
+Constants that define a method stand in that method's module; ``docs/reference/thresholds.md`` lists the table.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from math import isnan
 from typing import Any
 
 #: Units that several thresholds have.
-STEP, EXCESS = "of the step", "of the excess"
+STEP, EXCESS = "of the step", "of the delay"
 
 
 def _of(default: float, unit: str, low: float, high: float, reason: str) -> Any:
@@ -336,7 +336,7 @@ class Settings:
     )
     most_hidden: float = _of(
         3.0,
-        "times the lateness seen",
+        "times the visible delay",
         1,
         100,
         "the most that overlap may hide: forward and the start of backward, a third of computing, stay visible",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PREFIX = "HINDMOST_JUDGE_"
-#: Where each threshold is told with its unit, range and reason.
+#: The page that lists each threshold with its unit, range and reason.
 PAGE = "docs/reference/thresholds.md"
 
 

@@ -1,1 +1,1 @@
-"""What a verdict costs and a repair would save: lateness replayed through what joins the ranks."""
+"""What a verdict costs and a fix would save: delays replayed through the dependencies of the ranks."""

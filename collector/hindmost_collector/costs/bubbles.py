@@ -1,7 +1,8 @@
-"""A pipeline's step replayed: what one rank's repair saves, where others' idle time takes up a part of its lateness.
+"""Dependency replay of a pipeline's step: what fixing one rank saves, where others' idle time absorbs part of its
+delay.
 
-Between two operations a rank works, on its own clock; a receive ends when what was sent is there, a collective when its
-last member has come. Replayed with other work, the same order gives the time that the step would have taken.
+Between two operations a rank works, on its own clock. A receive ends when what was sent is there, a collective when
+its last member has come. Replayed with other work, the same order gives the time that the step would have taken.
 """
 
 from __future__ import annotations
@@ -66,9 +67,9 @@ class Bubbles:
 
     @cached_property
     def _alike(self) -> Floats:
-        """[G] ns of each step with everybody at the pace of the peers of its role's slowest.
+        """[G] ns of each step with all ranks at the pace of the peers of their cohort's slowest.
 
-        Of two or three the peers of the others are slow with it: at that pace nothing would be lost.
+        In a cohort of two or three the peers of the others are slow with it: at that pace nothing would be lost.
         """
         return self.replay(self.least)
 
@@ -78,7 +79,7 @@ class Bubbles:
         return self.replay(self.work)
 
     def stretched(self, segments: Floats) -> Floats:
-        """[S] ns by which each step is longer with this excess [R, S * P] before the operations than with none.
+        """[S] ns by which each step is longer with these delays [R, S * P] before the operations than with none.
 
         Steps left out get their neighbours'.
         """
@@ -110,17 +111,17 @@ class Bubbles:
         return np.asarray(front.max(axis=0))
 
     def segments(self, ranks: int) -> tuple[Floats, Ints]:
-        """[R, S * P] excess before each operation, 0 where there is none, and the index of each column's step."""
+        """[R, S * P] delay before each operation, 0 where there is none, and the index of each column's step."""
         width = int(self.place.max()) + 1
         found = np.zeros((ranks, self.count * width))
         found[self.row[:, None], self.steps[None, :] * width + self.place[:, None]] = self.excess
         return found, np.repeat(np.arange(self.count), width)
 
     def computing(self, ranks: int) -> Floats:
-        """[R, S] ns of computing, by how much longer each stretch but a step's first is than the peers' own.
+        """[R, S] ns of computing, by how much longer each interval but a step's first is than the peers' own.
 
-        What delays the first, input, copies and whatever its host does, delays none of the others. All stages are put
-        on one level, so that any rank may be compared with any.
+        What delays the first (input, copies and the host's work) delays none of the others. All stages are put on
+        one level, so that any rank may be compared with any.
         """
         later = (self.place > 0)[:, None]
         usual = self.work - self.excess
@@ -239,9 +240,9 @@ def _following(schedule: Schedule) -> Floats:
 
 
 def _holding(schedule: Schedule, source: Ints) -> Array:
-    """[N] whether a rank goes on only when the operation has ended: a send that others overtake runs beside.
+    """[N] whether a rank goes on only when the operation has ended: a send that others overtake is overlapped.
 
-    All sends run beside where the longer a send waits for its receiver, the less passes after it.
+    All sends are overlapped if a longer wait for the receiver goes with a shorter time after it.
     """
     follows = _following(schedule)
     waits = (follows >= schedule.end - _SOON).mean(axis=1) >= _ALWAYS

@@ -45,10 +45,10 @@ class Given:
 
 
 def given_away(blocks: Blocks, habits: Sequence[Habit], columns: Array, cause: Cause, saved: float) -> Given | None:
-    """What of the ns ``saved`` a step by repairing these habits the peers' clocks take back; ``None`` where samples do
-    not show it, and where a part of the cost goes unseen, so that it is the least anyway.
+    """Of the ns ``saved`` a step by fixing these slowdowns, what the peers' clock rates take back.
 
-    Where others are late besides, and keep the pace once these are repaired, their peers wait on.
+    ``None`` where samples do not show it, and where part of the cost is not observed, so that it is the minimum
+    anyway. If other ranks are late too, and set the pace once these are fixed, their peers wait on.
     """
     rows = [habit.row for habit in habits]
     if cause.cause not in _WORKING or cause.unseen > 0 or not saved > 0 or scattered(columns):

@@ -156,8 +156,9 @@ _AFTER_PIPELINE = ("gc", "layernorm-grads-all-reduce", "grads-reduce-scatter")
 def _order(step: Ints, rank: Array, names: list[str], seq: list[int]) -> list[list[int]]:
     """[N] what each operation follows on its worker.
 
-    Computing and what all replicas do follow one another; each direction of sends and of receives is a stream of its
-    own, beside the computing. A send follows the computing of its micro-batch, and computing its receive.
+    Computing and the operations of all replicas follow one another; each direction of sends and of receives is a
+    stream of its own, parallel to computing. A send follows the computing of its micro-batch, and computing its
+    receive.
     """
     after: list[list[int]] = []
     edges = np.flatnonzero((np.diff(step) != 0) | (np.diff(rank) != 0)) + 1

@@ -1,7 +1,7 @@
-"""How long the work of each micro-batch of a pipeline is beside the others': what all stages take alike longer for it.
+"""How long each micro-batch of a pipeline takes against the others, by what all stages take longer for it alike.
 
-Sequences of uneven length make a micro-batch longer in every stage and in both directions; a slow worker makes all its
-micro-batches longer in its own stage only.
+Sequences of uneven length make a micro-batch longer in every stage and in both directions. A slow worker makes all
+its micro-batches longer in its own stage only.
 """
 
 from __future__ import annotations

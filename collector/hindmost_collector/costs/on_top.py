@@ -1,4 +1,4 @@
-"""What all ranks share, beside some that are slow: steps less what verdicts cost, where those began elsewhere."""
+"""A slowdown shared by all ranks, besides slow ranks: steps less what verdicts cost, where those began elsewhere."""
 
 from __future__ import annotations
 

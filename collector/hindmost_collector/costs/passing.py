@@ -1,10 +1,9 @@
-"""How late passing trouble makes ranks in full, where lateness shows a part of what computing is longer by.
+"""The full delay of transient trouble, where the visible delay is a part of the longer computing.
 
-A slow GPU is slow in all of a step, of which forward and the first of backward show: at the step's end it is later by
-so many times what shows. What differs from one step to the next is not. A stall is over when it shows; and the noise
-of kernels is another in each stretch: of so many times as much computing it is the root of so many times as much.
-Among thousands of ranks there is always one that stalls: taken so many times, it would hide most of what a repair
-saves.
+A slow GPU is slow in all of a step, of which forward and the start of backward show: at the step's end its delay is
+several times the visible one. Changes from one step to the next do not scale like that. A stall is over when it
+shows. The noise of kernels differs in each interval: over n times as much computing it grows by the root of n. Among
+thousands of ranks one always stalls: scaled up, its stall would hide most of what a fix saves.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ if TYPE_CHECKING:
 
 
 def scaled(blocks: Blocks, habits: Sequence[Habit], segments: Floats, scale: float) -> Floats:
-    """[R, K] ``segments`` of a replay that is to be taken ``scale`` times, with what passes as large as it then is.
+    """[R, K] ``segments`` of a replay that is to be taken ``scale`` times, with transients at their size then.
 
-    What passes is what differs from a rank's usual lateness, its ``habits`` repaired. Where uneven work is known in
-    full, little else does.
+    A transient is what differs from a rank's usual delay, with its ``habits`` fixed. Where uneven work is fully
+    known, little else is transient.
     """
     if scale <= 1.0 or blocks.due is not None:
         return segments

@@ -101,7 +101,7 @@ def _beyond(stages: Array, work: Floats) -> Floats:
 
 
 def _slow(stages: Array, work: Floats, settings: Settings) -> Array:
-    """Rows of workers that are slow beside the other replicas of their stage, beyond what healthy ones differ by."""
+    """Rows of workers that are slower than the other replicas of their stage, beyond the spread of healthy ones."""
     beyond = _beyond(stages, work)
     usual = (work - beyond).mean(axis=1)
     level = beyond.mean(axis=1) / usual

@@ -85,7 +85,7 @@ def rows(found: Mapping[str, float], step_ms: float) -> tuple[WasteRow, ...]:
 
 
 def beyond(found: Sequence[Verdict], blocks: Blocks) -> float:
-    """Ms of the mean step of the run that verdicts cost beyond what lateness shows; below 0 where it shows more."""
+    """Ms of the mean step of the run that verdicts cost beyond the visible delay; below 0 where that is more."""
     more = [(one, (one.cost_ms_per_step or 0.0) - one.shown_ms) for one in found if one.shown_ms is not None]
     return sum(_of_all_steps(one, ms, blocks) for one, ms in more)
 
@@ -142,7 +142,7 @@ def _by_phase(one: Verdict, ms: float, blocks: Blocks) -> dict[str, float]:
     levels = {name: [_level(blocks.parts[name], some, columns) for some in (ours, others)] for name in wanted}
     longer = {name: max(mine - usual, 0.0) for name, (mine, usual) in levels.items()}
     late = _level(blocks.excess, ours, columns)
-    whole = max(late, (one.cost_ms_per_step or 0.0) * 1e6)  # a cost counts what backward hides of lateness
+    whole = max(late, (one.cost_ms_per_step or 0.0) * 1e6)  # a cost counts the delay that backward hides
     if "gpu_backward" in longer:
         longer["gpu_backward"] = max(longer["gpu_backward"], _of_backward(levels, longer, whole))
     if not on_gpu:

@@ -1,7 +1,7 @@
-"""What a repair would save: the run's synchronisations replayed with one rank or set at its peers' pace.
+"""What a fix would save: the run's synchronisations replayed with one rank or set at its peers' pace.
 
-Between two synchronisations the job takes as long as its slowest rank. Taking a rank's habitual excess away, and
-nothing of its noise, gives the time the job would have taken with that rank repaired.
+Between two synchronisations the job takes as long as its slowest rank. Without a rank's persistent delay, and with
+all of its noise, the replay gives the time that the job would have taken with that rank fixed.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 def repaired(blocks: Blocks, habits: Sequence[Habit]) -> Floats:
-    """[R, K] excess with these habits taken away, each in its own steps.
+    """[R, K] delays without these persistent slowdowns, each removed from its own steps.
 
-    A habit is the median at the same place of the step, so that one slow stretch of many is found and repaired; what it
-    is on top of stays. So does what a rank had more to do than its peers by chance: no repair takes work away.
+    A slowdown is the median at the same place of the step, so that one slow interval of many is found and fixed;
+    what it is on top of stays. So does a rank's extra work by chance: no fix takes work away.
     """
     fixed: Floats = blocks.segments.copy()
     own, segment_step = blocks.segments if blocks.even is None else blocks.even, blocks.segment_step
@@ -40,10 +40,10 @@ def repaired(blocks: Blocks, habits: Sequence[Habit]) -> Floats:
 
 
 def beside_its_only_peer(blocks: Blocks, habits: Sequence[Habit]) -> Blocks:
-    """The same, where of two ranks one is late by these habits, with the other on time by its own measure.
+    """The same, where of two ranks one is late by these slowdowns, with the other on time by its own measure.
 
-    It is ahead only of the rank that it is compared with, and no more so once that is repaired: whichever of the two
-    comes later by chance then is what a repair leaves.
+    That one is ahead only of its late peer, and no longer once that is fixed: whichever of the two comes later by
+    chance then is what a fix leaves.
     """
     if len(blocks.ranks) != 2:
         return blocks
@@ -54,7 +54,7 @@ def beside_its_only_peer(blocks: Blocks, habits: Sequence[Habit]) -> Blocks:
 
 
 def _take_stalls(late: Floats, segment_step: Ints, habit: Habit) -> None:
-    """Take what a habit's rank stalled for in some steps from their stretches, the first of a step first."""
+    """Remove a slowdown's stalls in some steps from their intervals, the first of a step first."""
     for step, stalled in habit.stalls:
         left = stalled
         for held in range(*np.searchsorted(segment_step, [step, step + 1]).tolist()):
@@ -64,7 +64,7 @@ def _take_stalls(late: Floats, segment_step: Ints, habit: Habit) -> None:
 
 
 def _levels(late: Floats, segment_step: Ints, place: Ints, habit: Habit) -> Floats:
-    """[P] ns at each place of a step that a rank is late by this habit, beyond what it is on top of."""
+    """[P] ns at each place of a step that a rank is late by this slowdown, beyond what it is on top of."""
     level = _usual(late, segment_step, place, habit)
     if habit.outer is not None:
         level -= _usual(late, segment_step, place, habit.outer)
@@ -72,7 +72,7 @@ def _levels(late: Floats, segment_step: Ints, place: Ints, habit: Habit) -> Floa
 
 
 def _usual(late: Floats, segment_step: Ints, place: Ints, habit: Habit) -> Floats:
-    """[P] median at each place of a step, over the steps that show a habit; never ahead."""
+    """[P] median at each place of a step, over the steps that show a slowdown; never ahead."""
     shown = np.isin(segment_step, habit.steps())
     found = np.zeros(int(place.max(initial=-1)) + 1)
     for spot in np.unique(place[shown]):
@@ -186,7 +186,7 @@ def stall_saving(blocks: Blocks, rows: Sequence[int], stalled: Ints) -> Floats:
 
 
 def without_stalls(blocks: Blocks, rows: Sequence[int], stalled: Ints) -> Floats:
-    """[R, K] excess with these ranks at their peers' pace in the stalled steps."""
+    """[R, K] delays with these ranks at their peers' pace in the stalled steps."""
     fixed: Floats = blocks.segments.copy()
     columns = np.flatnonzero(np.isin(blocks.segment_step, stalled))
     held = np.ix_(np.array(rows), columns)
@@ -197,9 +197,10 @@ def without_stalls(blocks: Blocks, rows: Sequence[int], stalled: Ints) -> Floats
 
 
 def _take_ends(fixed: Floats, blocks: Blocks, rows: Sequence[int], stalled: Ints) -> None:
-    """Take what these did late after a stalled step's last synchronisation: it is in the first stretch of the next.
+    """Remove these ranks' delay after a stalled step's last synchronisation: it is in the first interval of the next
+    step.
 
-    As far as they are later there than usual: what they always do late is no part of a stall.
+    Only as far as they are later there than usual: a persistent delay is not part of a stall.
     """
     first = np.searchsorted(blocks.segment_step, np.arange(len(blocks.steps)))
     after = np.setdiff1d(stalled + 1, stalled)
@@ -242,9 +243,9 @@ def _longer_by_itself(blocks: Blocks, fixed: Floats, stalled: Ints) -> float:
 
 
 def own_part(blocks: Blocks) -> Floats:
-    """[R, 1] the part that a rank of a pipeline has in the mean of those of its role, whose others it is compared with.
+    """[R, 1] the weight of a pipeline's rank in the mean of its cohort, with whose others it is compared.
 
-    With all work as these others', the two of a pair would have changed places. 0 where all are one role.
+    With work equal to these others', the two of a pair would have changed places. 0 where all are one cohort.
     """
     if blocks.pipeline is None:
         return np.zeros((len(blocks.ranks), 1))
@@ -253,7 +254,8 @@ def own_part(blocks: Blocks) -> Floats:
 
 
 def waste(blocks: Blocks) -> float:
-    """Ns a typical step loses to ranks that are not alike: every stretch at its ranks' mean instead of its slowest."""
+    """Ns that a typical step loses to differences between ranks: every interval at its ranks' mean instead of its
+    slowest."""
     if blocks.segments.size == 0:
         return 0.0
     even = np.broadcast_to(blocks.segments.mean(axis=0), blocks.segments.shape)
@@ -263,9 +265,10 @@ def waste(blocks: Blocks) -> float:
 
 
 def stretched(blocks: Blocks, segments: Floats) -> Floats:
-    """[S] ns by which each step is longer than one of peers all alike, were this the excess of each stretch.
+    """[S] ns by which each step is longer than one of equal peers, were this the delay in each interval.
 
-    At every synchronisation the members of a group leave together, when the last of them has come; a step ends for all.
+    At every synchronisation the members of a group leave together, when the last of them has come; a step ends for
+    all.
     """
     if blocks.pipeline is not None:
         return blocks.pipeline.stretched(segments)

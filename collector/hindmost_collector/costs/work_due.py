@@ -82,10 +82,10 @@ STALL = 5.0
 
 
 def shown(late: Floats, more: Floats, *, overlapped: bool) -> Floats:
-    """[R, 1] ns that each rank comes later for a whole step's work more, by what changes from one step to the next.
+    """[R, 1] ns that each rank comes later for one more step's work, by what changes from one step to the next.
 
-    Beside computing a rank is seen at one place of the step, and of its work only what is before that; elsewhere all is
-    seen of everybody.
+    With overlapped collectives a rank is seen at one place of the step, and of its work only what is before that;
+    otherwise all work of all ranks is seen.
     """
     work, change = np.diff(more, axis=1), np.diff(np.nan_to_num(late), axis=1)
     most = STALL * MAD_TO_SIGMA * median(np.abs(change), axis=1)[:, None]
@@ -103,7 +103,7 @@ def in_full(blocks: Blocks, due: Due | None) -> Blocks:
 
 
 def scaled(blocks: Blocks, scale: float) -> Floats:
-    """[R, K] excess of the replay that is to be taken ``scale`` times: that of work is known in full."""
+    """[R, K] delays of the replay that is to be taken ``scale`` times: those due to work are fully known."""
     return blocks.segments if blocks.due is None else blocks.segments + (1 / scale - 1) * blocks.due.ns
 
 
@@ -125,9 +125,9 @@ _SLOW = 3.0
 
 
 def beside(blocks: Blocks, habits: Sequence[Habit]) -> Floats:
-    """[R, K] segments with work of one size, where it is known what work makes due.
+    """[R, K] segments with work of one size, where the delay due to work is known.
 
-    By the GPU's time work is what comes and goes: a rank whose GPU takes longer throughout a habit's steps is slow.
+    In GPU time, work is what comes and goes: a rank whose GPU takes longer throughout a slowdown's steps is slow.
     """
     due, even = blocks.due, without(blocks).segments
     if due is None or due.counted:
@@ -141,9 +141,9 @@ def beside(blocks: Blocks, habits: Sequence[Habit]) -> Floats:
 
 
 def differs(blocks: Blocks, even: Blocks) -> bool:
-    """Whether ranks have more work than each other, of one step or another, so that it makes them late.
+    """Whether ranks have more work than each other, in some step or other, so that it makes them late.
 
-    ``even`` are the blocks without what counted work explains: the very same lateness, where that is nothing.
+    ``even`` are the blocks without what counted work explains: the very same delays, if that is nothing.
     """
     return blocks.due is not None or even.excess is not blocks.excess
 

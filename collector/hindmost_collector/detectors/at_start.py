@@ -1,4 +1,4 @@
-"""The first steps of a run, on time before a rank is late, and too few for a stretch of their own."""
+"""The first steps of a run, on time before a rank is late, and too few for a segment of their own."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from hindmost_collector.robust import median
 if TYPE_CHECKING:
     from hindmost_collector.align import Floats
 
-#: Fewer steps at the start on time are chance, or how it starts; after so many a stretch of their own would be seen.
+#: Fewer steps on time at the start are chance, or start-up; more of them form a segment of their own.
 _FEWEST, _MOST = 2, 2 * SHORTEST
 #: A rank was on time at first if it was later afterwards by this many times the scatter of so many steps.
 _CLEAR = 4.0
 
 
 def on_time(late: Floats, level: float, noise: float) -> int:
-    """How many steps are clearly on time before a rank's lateness [S] is at ``level``; its ``noise`` is a step's.
+    """How many steps are clearly on time before a rank's delay [S] reaches ``level``; its ``noise`` is a step's.
 
-    One of three or more may have been late for something else, as a first step's warming up.
+    One of three or more may have been late for something else, as a first step's warm-up.
     """
     start = late[:_MOST]
     behind = np.append(0.0, np.cumsum(start - level / 2))

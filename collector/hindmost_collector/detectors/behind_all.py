@@ -25,10 +25,10 @@ _AT_MOST = 3.0
 
 
 def ratio(excess: Floats, row: int, least: float, settings: Settings) -> float:
-    """How many standard deviations a rank is behind all who are not as late, in [R, N] excess; 0 where it is not sure.
+    """How many standard deviations a rank is behind all ranks that are less late; 0 where it is not sure.
 
-    Up to half of the ranks may be so late: there is a gap of ``least`` ns, all that healthy ranks differ by, between
-    them and the next.
+    ``excess`` is [R, N]. Up to half of the ranks may be so late. Between them and the next rank lies a gap of
+    ``least`` ns, the largest difference between healthy ranks.
     """
     if not least > 0:
         return 0.0
@@ -53,10 +53,10 @@ def _is_sure(gap: Floats, least: float, settings: Settings) -> bool:
 
 
 def _counted(late: int, count: int) -> float:
-    """How many times the excess of the first ``late`` of ``count`` ranks has what lies between them and the next.
+    """How often the gap after the first ``late`` of ``count`` ranks counts in their delay.
 
-    Each rank is set against the median of the others: once, among those that are beyond the middle; twice about it,
-    where who is on either side of it is set against the other.
+    Each rank is set against the median of the others: the gap counts once for ranks beyond the middle, and twice
+    around it, where ranks on either side are set against each other.
     """
     if late + 1 <= count // 2:
         return 1.0

@@ -72,7 +72,7 @@ def _sums(series: Array) -> Array:
 
 
 def _late(excess: Floats, level: float, left_out: Sequence[tuple[int, int, int]]) -> Array:
-    """[R, S] who is later than this in which step, but for these stretches."""
+    """[R, S] which ranks are later than this in which steps, outside these segments."""
     late = excess >= level
     for row, first, stop in left_out:
         late[row, first:stop] = False

@@ -21,6 +21,6 @@ def by_habit(more: Floats, smallest: float, settings: Settings) -> bool:
 
 
 def together(one: slice, other: slice) -> bool:
-    """Whether two stretches of steps are the same for the most part."""
+    """Whether two segments of steps are mostly the same."""
     common = min(one.stop, other.stop) - max(one.start, other.start)
     return bool(2 * common > max(one.stop - one.start, other.stop - other.start))

@@ -1,7 +1,7 @@
-"""Stretches of steps in which a series is high: one after the other, and one on top of the other.
+"""Segments of steps in which a series is high: one after the other, and one on top of the other.
 
-A series is cut where its level changes for good or for a while. A rank that is a little late throughout, and much more
-so for a while, has two habits: one from end to end, and one on top of it.
+A series is cut where its level changes, for good or for a while. A rank that is a little late throughout, and much
+later for a while, has two: one from end to end, and one on top of it.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _PICKED = 0.25
 
 @dataclass(frozen=True)
 class Layer:
-    """Steps [first, stop) in which a series is higher by ``level`` than what else it is; ``outer`` it is on top of.
+    """Steps [first, stop) in which a series is higher by ``level`` than the rest; ``outer`` is the layer below it.
 
-    ``inner`` are the stretches inside in which it is higher still. It may go on until ``end``: what follows is too
-    short to tell.
+    ``inner`` are the segments inside in which it is higher still. It may go on until ``end``: too few steps follow
+    to tell.
     """
 
     first: int
@@ -76,7 +76,7 @@ def find(
 
 
 def _all(series: Floats, layers: list[Layer]) -> Layer:
-    """All of them as one: what comes and goes so often is one habit, or none."""
+    """All of them as one: segments that come and go so often are one persistent slowdown, or none."""
     first, stop = layers[0].first, max(layer.stop for layer in layers)
     return Layer(first, stop, max(layer.end for layer in layers), float(np.median(series[first:stop])))
 
@@ -92,11 +92,11 @@ def _without(series: Floats, layers: list[Layer]) -> Floats:
 def _stands_out(
     series: Floats, calm: Floats, layer: Layer, layers: list[Layer], smallest: float, least: float
 ) -> float:
-    """How far above the steps around it, among which it was picked, a stretch is: of what it must be, the least part.
+    """How far a segment stands above the steps around it, from which it was picked, as a multiple of what is required.
 
-    That is above them, not above nothing: a rank that is always a little late has chance stretches higher up. It must
-    be by an effect, and by ``least`` times what as many steps of them scatter. One that goes to either end of the
-    series and takes much of it was not picked among many: a fault began there, or ended.
+    Its base is those steps, not zero: a rank that is always a little late has higher chance segments. The segment
+    must exceed them by an effect, and by ``least`` times the scatter of as many of them. A segment at either end of
+    the series that takes much of it was not picked from many: a fault began there, or ended.
     """
     outer, size = layer.outer, len(series)
     at_an_end = outer is None and (layer.first == 0 or layer.stop == size)
@@ -121,9 +121,9 @@ def _scatter(series: Floats, length: int) -> float:
 
 
 def _above(series: Floats, layer: Layer, layers: list[Layer]) -> float:
-    """How much higher a stretch is than the steps around it that are in no other such stretch; its level at most.
+    """How much higher a segment is than the steps around it that are in no other such segment; its level at most.
 
-    On top of another it is higher by nothing that is known where too few steps show that other one alone.
+    On top of another segment the difference is unknown, and 0, if too few steps show that other one alone.
     """
     first, stop = (0, len(series)) if layer.outer is None else (layer.outer.first, layer.outer.stop)
     apart = np.zeros(len(series), bool)
@@ -189,9 +189,9 @@ def _without_pauses(series: Floats, edges: list[int], recovered: int) -> list[in
 
 
 def _is_pause(levels: list[float], edges: list[int], at: int, recovered: int) -> bool:
-    """Whether a piece is lower than those beside it, and too short to say that what was before is over.
+    """Whether a piece is lower than its neighbours, and too short to show that the earlier level is over.
 
-    Between two that are alike it must be that beside them: noise of another rank's host may hide one for a while.
+    Its neighbours must be equally high: noise of another rank's host may hide a slowdown for a while.
     """
     before, after = levels[at - 1], levels[at + 1] if at + 1 < len(levels) else np.inf
     if levels[at] >= min(before, after):
@@ -207,7 +207,7 @@ def _alike(one: float, other: float) -> bool:
 
 
 def stretch(series: Floats, smallest: float, settings: Settings) -> tuple[int, int]:
-    """[first, stop) of the steps in which a series is habitually high on the whole.
+    """[first, stop) of the steps in which a series is persistently high on the whole.
 
     Neighbouring pieces count as one while each is at least half as high as the highest.
     """
@@ -227,14 +227,14 @@ def stretch(series: Floats, smallest: float, settings: Settings) -> tuple[int, i
 
 
 def _over(after: Floats, level: float, recovered: int) -> bool:
-    """Whether a habit has ended: what follows is long enough to tell, and clearly lower throughout."""
+    """Whether a slowdown has ended: what follows is long enough to tell, and clearly lower throughout."""
     if len(after) < recovered:
         return False
     return bool(np.nanmax(block_medians(after)) < level / 2 and float(median(after)) < level / 4)
 
 
 def pieces(series: Floats, smallest: float, settings: Settings) -> list[int]:
-    """Edges of the stretches between the changes of a series, its own ends among them."""
+    """Edges of the segments between the changes of a series, with its own ends."""
     series = np.nan_to_num(series)
     edges = _sharpened(series, _cut(series, smallest))
     levels = _Levels(series)
@@ -249,7 +249,7 @@ def pieces(series: Floats, smallest: float, settings: Settings) -> list[int]:
 
 
 class _Levels:
-    """The level of each stretch of a series that is asked for, and how surely it is known."""
+    """The level of each requested segment of a series, and its certainty."""
 
     def __init__(self, series: Floats) -> None:
         self._series = series

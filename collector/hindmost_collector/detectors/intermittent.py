@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Stalls:
-    """The stalls of one rank, of a node's ranks in turn, or of several ``together``: indices of the stalled steps, and
-    the share of all in the job.
+    """The stalls of one rank, of a node's ranks in turn, or of several ``together``.
 
-    ``most``: so many of its peers stall that lateness against their median says little. ``thick``: where it does not
-    stall it is on time, however often it does.
+    Holds the indices of the stalled steps, and their share of all stalls in the job. ``most``: so many peers stall
+    that the delay against their median says little. ``thick``: outside its stalls the rank is on time, however many
+    there are.
     """
 
     rows: tuple[int, ...]
@@ -230,7 +230,7 @@ def _of_one_kind(late: Floats, steps: Ints, settings: Settings) -> Ints:
     """
     by_size = steps[np.argsort(late[steps])]
     sums = np.cumsum(late[by_size])
-    typical = late[by_size[np.searchsorted(sums, sums[-1] / 2)]]  # half of all lateness is in stalls as long as that
+    typical = late[by_size[np.searchsorted(sums, sums[-1] / 2)]]  # half of all delay is in stalls as long as that
     large = np.sort(steps[late[steps] >= _ALIKE * typical])
     one = Stalls((), large, float(np.median(late[large])), 1.0)
     most = late[large].sum() >= settings.min_stall_share * sums[-1]
@@ -294,9 +294,9 @@ def _of_nodes(blocks: Blocks, excess: Floats, stalled: Array, settings: Settings
 
 
 def without_stalls(habits: list[Habit], stalls: list[Stalls], blocks: Blocks, settings: Settings) -> list[Habit]:
-    """Those that are more than the thick of a rank's stalls, of which it has enough outside of all its habits.
+    """Those that are more than a cluster of a rank's stalls, if it has enough stalls outside all its slowdowns.
 
-    Who stalls now and then, and is slow in nearly all steps since one, is slow since then.
+    A rank that stalls now and then, and is slow in nearly all steps since one, is slow since then.
     """
     thick = stalling_beside(habits, stalls, settings)
     lasting = {row for row in thick if _lasts([one for one in habits if one.row == row], blocks.excess[row], settings)}
@@ -304,7 +304,7 @@ def without_stalls(habits: list[Habit], stalls: list[Stalls], blocks: Blocks, se
 
 
 def stalling_beside(habits: list[Habit], stalls: list[Stalls], settings: Settings) -> set[int]:
-    """Rows of the ranks with enough stalls outside their habits to be reported for these alone."""
+    """Rows of the ranks with enough stalls outside their persistent slowdowns to be reported for these alone."""
     found: set[int] = set()
     for one in stalls:
         steps = one.stalled
@@ -326,7 +326,7 @@ _MOST = 0.5
 
 
 def _lasts(habits: list[Habit], late: Floats, settings: Settings) -> bool:
-    """Whether a rank that is ``late`` [S] is late in nearly all steps of its habits, and rarely outside of them."""
+    """Whether a rank that is ``late`` [S] is late in nearly all steps of its slowdowns, and rarely outside of them."""
     inside = np.zeros(len(late), bool)
     for habit in habits:
         inside[habit.first : habit.stop] = True

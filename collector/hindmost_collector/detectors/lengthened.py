@@ -1,4 +1,4 @@
-"""By what a stretch of steps became longer, and computing did not: what slow transfers cost, where that shows."""
+"""By what a segment of steps became longer while computing did not: the visible cost of slow transfers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def lengthened(
 def others(first: int, stop: int, count: int, settings: Settings) -> Ints:
     """Indices, of so many steps, of those that steps [first, stop) are set against.
 
-    These come before. Where the stretch begins with the run, or so soon that few do, those that follow count, too.
+    These come before. If the segment begins with the run, or so soon that few do, those that follow count, too.
     """
     before = np.arange(first)
     return before if first >= settings.min_steps else np.append(before, np.arange(stop, count))

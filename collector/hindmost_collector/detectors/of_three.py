@@ -1,7 +1,7 @@
-"""Two of three replicas late at once: each hides half of the other's lateness, and most of a lesser one's.
+"""Two of three replicas late at once: each hides half of the other's delay, and most of a smaller one's.
 
-With two others to be compared with, a rank is set against the mean of both. Once one of the three is known to be late,
-only the two others tell what is usual; once two are, the third.
+With two others to compare with, a rank is set against the mean of both. Once one of the three is known to be late,
+only the two others show what is usual; once two are, the third.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _habits(blocks: Blocks, settings: Settings) -> list[Habit]:
 
 
 def _threes(role: Ints) -> list[Ints]:
-    """Rows of each role of three."""
+    """Rows of each cohort of three."""
     names, often = np.unique(role, return_counts=True)
     return [np.flatnonzero(role == name) for name in names[often == _THREE]]
 
@@ -75,7 +75,7 @@ def _of_role(blocks: Blocks, rows: Ints, late: Array) -> Blocks:
 
 
 def _compared(excess: Floats, late: Array) -> Floats:
-    """[3, …] excess, where one is late of the two others beside each other, where two are of these beside the third."""
+    """[3, …] delay: with one late rank, of the other two against each other; with two, of these against the third."""
     rest, count = np.where(late, 0.0, excess).sum(axis=0), late.sum(axis=0)
     beside_third = np.where(late, (excess - rest) / _TIMES, 0.0)
     beside_other = np.where(late, excess, (2 * excess - rest) / _TIMES)

@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 _ALIKE = 0.4
 #: One in this many ranks, and one at least, may have a transient slowdown of its own and says nothing about the others.
 _SLOW_TOO = 4
-#: A segment with this share of the steps is not tested: no other rank can have one as long beside it.
+#: A segment with this share of the steps is not tested: no other rank can have one as long at another time.
 _MOST = 0.8
 #: Starts tried for each segment length, most starts in a long run, and ranks sampled in a large job.
 _STARTS, _MOST_STARTS, _SAMPLE = 4, 128, 512
 
 
 def others_too(late: Floats, row: int, first: int, stop: int, level: float) -> bool:
-    """Whether other ranks as a rule have stretches half as long as [first, stop) in which they are about as late.
+    """Whether most other ranks have segments half as long as [first, stop) in which they are about as late.
 
-    ``late`` [R, S] is what each rank is late by, ``level`` what ``row`` is in these steps. Each is set against its own
+    ``late`` [R, S] is each rank's delay, ``level`` that of ``row`` in these steps. Each is set against its own
     usual.
     """
     steps = late.shape[1]

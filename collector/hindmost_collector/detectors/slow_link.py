@@ -148,7 +148,7 @@ def _by_its_past(took: Floats, size: Floats, place: int, settings: Settings) -> 
 
 
 def _judged(group: _Group, blocks: Blocks, klass: int, beside: float, settings: Settings) -> SlowLink | None:
-    """How a group is slow, in a stretch of steps or else throughout; ``None``: it is not."""
+    """How a group is slow, in a segment of steps or else throughout; ``None``: it is not."""
     smallest = max(settings.min_effect * blocks.step_ns, (settings.network_longer - 1) * float(median(group.usual)))
     part = _stretch(group.more, smallest, settings)
     if part is None and group.throughout and by_habit(group.more, smallest, settings):
@@ -162,7 +162,7 @@ def _judged(group: _Group, blocks: Blocks, klass: int, beside: float, settings: 
     if part.stop - part.start < len(group.more):
         last = len(group.more) == part.stop
         steps = int(group.at[part.start]), len(blocks.steps) if last else int(group.at[part.stop])
-        rest = np.setdiff1d(np.arange(len(blocks.ranks)), group.rows)  # their self time may be unseen waiting
+        rest = np.setdiff1d(np.arange(len(blocks.ranks)), group.rows)  # their self time may hold unrecorded waiting
         shown = lengthened(blocks, *steps, shown, settings, rest.tolist())
     elif blocks.pipeline is not None:
         shown = min(shown, transfers.saved(blocks.pipeline, group.rows, klass, usual / (usual + excess)))

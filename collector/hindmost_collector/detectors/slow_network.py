@@ -67,9 +67,9 @@ def verdicts(case: Case) -> list[Verdict]:
 
 
 def find(run: Run, blocks: Blocks, settings: Settings, named: Collection[int] = ()) -> SlowNetwork | None:
-    """A stretch of steps with slow transfers that are not all of the run; ``None`` where there is none.
+    """A segment of steps with slow transfers that is not all of the run; ``None`` where there is none.
 
-    Ranks that are ``named`` as late are known to be, and what they cost is in no step's ``period`` any more.
+    Ranks that are ``named`` as late are known to be, and their cost is no longer in any step's ``period``.
     """
     if blocks.joined is None or len(blocks.steps) < 2 * settings.min_steps:
         return None
@@ -197,7 +197,7 @@ def _slow_stretch(ratio: Floats, settings: Settings) -> tuple[int, int, float] |
 
 
 def _operations(run: Run, blocks: Blocks, *spans: tuple[int, int]) -> list[float]:
-    """How many operations of any kind a step has in each of these stretches of steps [first, stop) by index."""
+    """How many operations of any kind a step has in each of these segments of steps [first, stop) by index."""
     assert blocks.joined is not None  # noqa: S101 - find() has looked
     edges = np.array(spans)
     columns = np.append(blocks.starts, -1)[edges]

@@ -65,7 +65,7 @@ _HALF = 0.5
 
 
 def most_of_peers(blocks: Blocks, rows: list[int], share: float = _HALF) -> list[int]:
-    """Those of these rows of whose role at least that share of the ranks is among them."""
+    """The rows whose cohort has at least that share of its ranks among them."""
     stall = np.isin(np.arange(len(blocks.role)), rows)
     return [row for row in rows if np.mean(stall[blocks.role == blocks.role[row]]) >= share]
 
@@ -97,7 +97,7 @@ def _stalls(late: Floats, held: Array, size: float, least: float, settings: Sett
 
 
 def _leave_calm(blocks: Blocks, found: dict[int, Array]) -> bool:
-    """Whether of each role with such ranks enough are left, and of all ranks one at least."""
+    """Whether each cohort with such ranks keeps enough calm ones, and at least one of all ranks is left."""
     stall = np.isin(np.arange(len(blocks.role)), list(found))
     for role in np.unique(blocks.role[stall]):
         of_role = blocks.role == role

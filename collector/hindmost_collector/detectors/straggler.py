@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Habit:
-    """One rank's habitual lateness: ``row`` in the blocks, steps [first, stop) by index, excess ns a step.
+    """One rank's persistent slowdown: ``row`` in the blocks, steps [first, stop) by index, delay in ns a step.
 
-    A rank may have several. Where it is late throughout and more so for a while, the habit of that while is what is on
-    top of its ``outer`` one, which has it as one of the stretches ``inner``. Steps (by index) in which its cause made
-    it later still by far go with it: ``stalls`` has by how many ns.
+    A rank may have several. A rank that is late throughout and later for a while has a second one for that while, on
+    top of its ``outer`` one, whose segments ``inner`` contain it. ``stalls`` are steps (by index) in which the same
+    cause made it far later still, with their ns.
     """
 
     row: int
@@ -60,7 +60,7 @@ class Habit:
     stalls: tuple[tuple[int, float], ...] = ()
 
     def steps(self) -> Ints:
-        """Indices of the steps that show this habit and nothing on top of it."""
+        """Indices of the steps that show this slowdown and nothing on top of it."""
         shown = np.ones(self.stop - self.first, bool)
         for first, stop in self.inner:
             shown[first - self.first : stop - self.first] = False
@@ -69,10 +69,10 @@ class Habit:
 
 @dataclass(frozen=True)
 class _Ranks:
-    """All ranks, and who of them may be late: ``mate`` [R] is each one's only peer, -1 where it has none or several.
+    """All ranks, and which of them may be late: ``mate`` [R] is each one's sole peer, -1 where it has none or several.
 
-    A habit is at least ``smallest`` ns a step. ``whole``: nothing is missing; asked once, for of a large job thousands
-    are looked at. ``shared``: they share CPUs.
+    A slowdown is at least ``smallest`` ns a step. ``whole``: nothing is missing; computed once, since a large job
+    has thousands of candidates. ``shared``: they share CPUs.
     """
 
     blocks: Blocks
@@ -129,7 +129,7 @@ def _beside_a_crowd(habits: list[Habit], ranks: _Ranks) -> list[Habit]:
 
 @dataclass(frozen=True)
 class _Series:
-    """One rank's lateness in the steps ``known`` (indices; ``None``: all), less its other habits."""
+    """One rank's delay in the steps ``known`` (indices; ``None``: all), without its other slowdowns."""
 
     late: Floats
     known: Ints | None
@@ -186,7 +186,7 @@ def _at_its_peers_pace(ranks: _Ranks, late: Floats) -> None:
 
 
 def _habits(ranks: _Ranks, row: int) -> list[Habit]:
-    """The habits of one rank: one after the other, and one on top of the other."""
+    """The persistent slowdowns of one rank: one after the other, and one on top of the other."""
     series = _series(ranks, row)
     turn = _no_noise(ranks.blocks, ranks.settings) if _in_turn(ranks, row) else np.inf
     known = len(series.late) > 0
@@ -214,7 +214,7 @@ def _around(layer: Layer) -> Iterator[Layer]:
 
 
 def _burst(ranks: _Ranks, row: int, span: tuple[int, int], habits: list[Habit]) -> Habit | None:
-    """A few steps of much lateness as a habit of a rank that has these others."""
+    """A few very late steps as a slowdown of a rank that has these others."""
     series = _series(ranks, row)
     steps = np.arange(series.steps) if series.known is None else series.known
     for habit in habits:
@@ -225,7 +225,7 @@ def _burst(ranks: _Ranks, row: int, span: tuple[int, int], habits: list[Habit]) 
 
 
 def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer, *, burst: bool = False) -> Habit | None:
-    """A stretch as a habit; ``None`` where it falls short of any criterion."""
+    """A segment as a persistent slowdown; ``None`` where it fails any criterion."""
     settings, step = ranks.settings, ranks.blocks.step_ns
     begin, end = layer.first, layer.stop
     part = series.late[begin:end]
@@ -312,7 +312,7 @@ def _latest(part: Floats, excess: Floats, suspects: list[int], pair: list[int]) 
 
 
 def _noise(series: Floats) -> float:
-    """Scatter from step to step, over all steps: a stretch was picked for being high, and may be calm by chance."""
+    """Scatter from step to step, over all steps: a segment was picked for being high, and may be calm by chance."""
     return float(MAD_TO_SIGMA * MEDIAN_COST * median(np.abs(np.diff(series))) / np.sqrt(2))
 
 
@@ -342,9 +342,9 @@ _TRIO = 3
 
 
 def _healthy_spread(ranks: _Ranks, row: int, held: Ints | slice) -> float:
-    """How much healthy ranks differ in their typical excess in these steps, in which this one is late.
+    """How much healthy ranks differ in their typical delay in these steps, in which this one is late.
 
-    Of a crowd, all but this rank.
+    In a large cohort, all but this rank count as healthy.
     """
     excess, role = ranks.excess[:, held], ranks.blocks.role
     healthy = _healthy_peers(ranks, row, excess)
@@ -377,7 +377,7 @@ _FEWEST = 2
 
 
 def _healthy_peers(ranks: _Ranks, row: int, excess: Floats) -> Ints:
-    """Rows without suspects; if too few are left, rows that are not late in these steps [R, N] of their excess.
+    """Rows without suspects; if too few are left, rows whose delay [R, N] in these steps is small.
 
     Where ranks share CPUs, delays of other ranks for a while are part of the healthy spread.
     """

@@ -34,7 +34,7 @@ _HABIT = 5.0
 
 @dataclass(frozen=True)
 class Uneven:
-    """``cost`` ns a step that work of one size would save, ``explained`` of the lateness, ``swing`` of the work.
+    """``cost`` ns a step that work of one size would save, ``explained`` share of the delays, ``swing`` of the work.
 
     ``counted``: by samples or tokens; else by how long the GPU computed.
     """
@@ -173,9 +173,10 @@ def beside_computing(blocks: Blocks, settings: Settings, timed: Floats | None) -
 
 
 def no_batches(habits: list[Habit], timed: Floats | None, settings: Settings) -> list[Habit]:
-    """Those of these, found where work was not counted, in whose steps the GPU surely takes longer.
+    """Those found with uncounted work in whose steps the GPU surely takes longer.
 
-    Of batches that differ at random some steps on end have longer ones by chance: what stays of them is no habit yet.
+    With random batch sizes, some consecutive steps have longer ones by chance: what remains of them is not
+    persistent.
     """
     if timed is None:
         return habits
@@ -262,7 +263,7 @@ def typical_work(work: Floats) -> Floats:
 
 
 def _expected(blocks: Blocks, more: Floats, of: Floats | None = None) -> Floats:
-    """[R, K] excess that ``more`` work makes due, or as much ``of`` other work, by a line through each stretch."""
+    """[R, K] delay due to ``more`` work, or as much ``of`` other work, by a line through each interval."""
     due: Floats = np.zeros_like(blocks.segments)
     first = np.searchsorted(blocks.segment_step, np.arange(len(blocks.steps)))
     place = np.arange(len(blocks.segment_step)) - first[blocks.segment_step]

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 class UnevenStages:
     """``stages`` of ``count``, held by these ``rows``, that work ``level`` ns a step and the typical one ``usual``.
 
-    In steps [first, stop) by index, ns a step: ``cost`` is what their pace costs beside that of the typical stage and
-    ``spread`` what the same work costs beside being spread evenly. ``replicas`` are the ranks of a stage.
+    In steps [first, stop) by index, ns a step: ``cost`` is what their pace costs against the typical stage's, and
+    ``spread`` what the same work costs against an even spread. ``replicas`` are the ranks of a stage.
     """
 
     stages: tuple[int, ...]
@@ -123,7 +123,7 @@ def _levels(blocks: Blocks, stage: Ints, named: Array) -> Floats | None:
 
 
 def _without(own: Floats, longer: Floats, stages: list[Array]) -> Floats:
-    """[R, S] own time less what a host took ``longer``, no further than to its replicas'. GPUs missed the rest."""
+    """[R, S] self time less what a host took ``longer``, no further than to its replicas'. GPUs missed the rest."""
     left = own - longer
     for held in stages:
         if len(held) > 1:

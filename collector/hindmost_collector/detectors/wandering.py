@@ -23,7 +23,7 @@ _AS_LONG = 4
 def wanders(series: Floats, begin: int, end: int, level: float) -> bool:
     """Small-cohort noise test: whether a rank drifts ahead of and behind the few others, and not in this segment only.
 
-    Drifts shorter than an eighth of the segment do not count. Beside a segment longer than all else, an eighth of the
+    Drifts shorter than an eighth of the segment do not count. For a segment longer than all else, an eighth of the
     rest may be other noise: a start, a host's stall.
     """
     around = np.concatenate([series[:begin], series[end:]])

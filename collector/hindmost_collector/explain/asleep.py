@@ -104,11 +104,11 @@ class Slept:
 
 
 def verdicts(blocks: Blocks, late: list[Verdict], shared: Sharing, settings: Settings) -> tuple[list[Slept], list[str]]:
-    """Ranks that no scheduler made late, found by how long they were off the CPU by themselves, and notes on those whom
-    that costs nothing.
+    """Ranks that the scheduler did not delay, found by their off-CPU time without queueing, and notes on those without
+    cost.
 
-    Lateness hardly shows them where others queue for CPUs. Where ranks need different things, only those that are
-    ``late`` anyway are looked at.
+    The delay hardly shows them where others queue for CPUs. Where ranks have different needs, only those that are
+    ``late`` anyway are examined.
     """
     off = sharing.off_the_cpu(blocks)
     if off is None:

@@ -62,7 +62,7 @@ class Backward:
 
 
 def of_habit(blocks: Blocks, habit: Habit, settings: Settings) -> Backward:
-    """What collectives show of a habit, beyond what it is on top of."""
+    """What collectives show of a slowdown, beyond what it is on top of."""
     columns = causes.typical(blocks, habit.row, habit.steps(), settings)
     waits = fed.waits_for_host(blocks, slice(habit.row, habit.row + 1))
     if waits is not None and waits[0, columns].mean() > _OFTEN:
@@ -75,7 +75,8 @@ def of_habit(blocks: Blocks, habit: Habit, settings: Settings) -> Backward:
 
 
 def _healthy(blocks: Blocks, habit: Habit) -> Array | None:
-    """The steps (indices) before and after in which a rank was not late; ``None`` of too few, and on top of a habit."""
+    """The steps (indices) before and after in which a rank was not late; ``None`` if too few, or on top of a
+    slowdown."""
     others = np.delete(np.arange(len(blocks.steps)), np.s_[habit.first : habit.stop])
     others = others[np.nan_to_num(blocks.excess[habit.row, others]) < habit.excess / 2]
     return others if habit.outer is None and len(others) >= _ENOUGH else None
@@ -95,7 +96,7 @@ COMPUTED = ("compute", "gpu_throttle", "gpu_contention", "unknown")
 
 
 def told(blocks: Blocks, habits: Sequence[Habit], cause: Cause) -> list[str]:
-    """What of a rank's lateness the others' queueing hides, and whether there may be more of it than is known."""
+    """What of a rank's delay the others' queueing hides, and whether there may be more than is known."""
     found = []
     if cause.unseen > 0:
         more = f"{ms(cause.unseen)} a step more between its first collective and its last"
@@ -106,9 +107,11 @@ def told(blocks: Blocks, habits: Sequence[Habit], cause: Cause) -> list[str]:
 
 
 def _hidden(blocks: Blocks, habit: Habit) -> bool:
-    """Whether nothing tells what peers take from a step's first collective on: nor steps without the habit, nor hosts.
+    """Whether the peers' time from a step's first collective on is unknown: from steps without the slowdown and from
+    hosts.
 
-    Where they queue already at the second, or parameters are gathered between, only a part of their computing is seen.
+    If they queue already at the second, or parameters are gathered between, only a part of their computing is
+    visible.
     """
     grid = blocks.joined
     if not blocks.overlapped or grid is None or _healthy(blocks, habit) is not None or blocks.due is not None:
@@ -146,7 +149,8 @@ def find(blocks: Blocks, row: int, columns: Array, healthy: Array | None = None)
 
 
 def _lost(blocks: Blocks, row: int) -> float:
-    """Ms that computing takes longer for each that a collective waits beside it, as all of the job's steps show."""
+    """Ms by which computing takes longer for each ms of an overlapped collective's waiting, from all of the job's
+    steps."""
     where = _places(blocks, np.arange(len(blocks.steps)))
     if where is None or blocks.joined is None:
         return 0.0
@@ -176,7 +180,7 @@ def _places(blocks: Blocks, columns: Array) -> Ints | None:
 def _saved(grid: Grid, row: int, where: Ints, healthy: Floats | None, lost: float) -> float:
     """Ns by which the last collective of a step would end earlier, were this rank as fast between them as its peers.
 
-    ``lost``: ms that computing takes longer for each that a collective waits beside it.
+    ``lost``: ms by which computing takes longer for each ms of an overlapped collective's waiting.
     """
     rows = with_peers(row, len(grid.ranks), _SAMPLE)
     start, free = _ready(grid, rows, where)

@@ -28,14 +28,15 @@ _PLACES, _MOSTLY = 5, 0.5
 
 
 def taken_off(start: Floats, took: Floats, lost: float) -> Floats:
-    """[R, N, P] ns: starts of a step's collectives, less what was ``lost`` beside those before that took ``took``."""
+    """[R, N, P] ns: starts of a step's collectives, less what was ``lost`` during the earlier ones that took
+    ``took``."""
     fixed: Floats = start.copy()
     fixed[:, :, 1:] -= lost * np.cumsum(np.nan_to_num(_waited(took))[:, :, :-1], axis=2)
     return fixed
 
 
 def slower(start: Floats, took: Floats, free: Array) -> float:
-    """Ms by which computing takes longer for each ms that a collective waits beside it; 0 where that does not show.
+    """Ms by which computing takes longer for each ms that an overlapped collective waits; 0 where that does not show.
 
     ``start`` and ``took`` [R, N, P] ns are of a step's collectives, which a rank began as soon as it was ready where
     ``free``. A longer time after a longer wait shows the effect, from step to step. A rank that begins a collective

@@ -1,4 +1,4 @@
-"""Why a rank is late: each measurement's share of the excess. What explains little is no cause."""
+"""Why a rank is late: each measurement's share of the delay. A measurement that explains little is no cause."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ _ON_GPU = {"gpu_forward", "gpu_backward", "gpu_optimizer"}
 
 @dataclass(frozen=True)
 class Cause:
-    """``cause`` explains the fraction ``explained`` of the excess; with ``unknown``, ``partial`` explains most.
+    """``cause`` explains the fraction ``explained`` of the delay; with ``unknown``, ``partial`` explains most.
 
-    ``beyond`` is how many times the excess the cause's own measurement is, where lateness shows only a part: beside
-    backward, collectives queue, and how much later a slow GPU's gradients get goes unseen. ``unseen`` ns a step of the
-    rest show between collectives.
+    ``beyond`` is how many times the visible delay the cause's own measurement is. In backward, collectives queue,
+    and how much later a slow GPU's gradients get is not visible. ``unseen`` ns a step of the rest show between
+    collectives.
     """
 
     cause: str
@@ -63,9 +63,10 @@ class Cause:
 
 
 def explain(blocks: Blocks, row: int, columns: Array, settings: Settings, between: float = 0.0) -> Cause:
-    """The cause of one rank's excess over the steps ``columns`` (indices).
+    """The cause of one rank's delay over the steps ``columns`` (indices).
 
-    ``between``: ns a step that collectives beside backward show it to be longer by, from the first to the last.
+    ``between``: ns a step by which collectives overlapped with backward show it to be longer, from the first to the
+    last.
     """
     since = int(columns[0])
     columns = typical(blocks, row, columns, settings)
@@ -97,7 +98,7 @@ def typical(blocks: Blocks, row: int, columns: Array, settings: Settings) -> Arr
 
 
 def _beyond(blocks: Blocks, measured: float, settings: Settings) -> float:
-    """How many times its lateness longer computing is: as ``measured``; of uneven work the steps' length tells, too."""
+    """How many times its delay longer computing is: as ``measured``; with uneven work, also from the steps' length."""
     # Of the GPU's phases backward may wait.
     unseen = blocks.evidence == blocks_of.PHASES and blocks.parts.keys() >= _ON_GPU
     if not blocks.overlapped and not unseen:
@@ -107,10 +108,10 @@ def _beyond(blocks: Blocks, measured: float, settings: Settings) -> float:
 
 
 def _typical_steps(excess: Floats, sampled: Array, large: float) -> Array:
-    """Indices of the steps in the middle half by excess: over these, parts are averaged, so that they add up.
+    """Indices of the steps in the middle half by delay: over these, parts are averaged, so that they add up.
 
-    Of ``sampled`` [N] and of the other steps each: of few samples chance must not leave out all. One alone speaks for
-    all where it is ``large``: that is no noise.
+    Taken from the ``sampled`` [N] steps and from the others separately: chance must not leave out all of few
+    samples. A single one is enough if it is ``large``: that is no noise.
     """
     halves = []
     groups = [np.flatnonzero(sampled), np.flatnonzero(~sampled)]
@@ -131,7 +132,7 @@ def _sampled(blocks: Blocks, row: int, columns: Array) -> Array:
 
 
 def _bounded(shares: dict[str, float], excess: float) -> dict[str, float]:
-    """Shares of one clock add up to no more than the excess, though medians of parts do not add up exactly."""
+    """Shares of one clock add up to no more than the delay, though medians of parts do not add up exactly."""
     exclusive = [name for name in ("compute", "cpu_contention", "blocked", "io") if shares.get(name, 0.0) > 0]
     total = sum(shares[name] for name in exclusive)
     if total <= excess or "blocked" not in shares:
@@ -140,7 +141,7 @@ def _bounded(shares: dict[str, float], excess: float) -> dict[str, float]:
 
 
 def _shares(blocks: Blocks, row: int, columns: Array, settings: Settings, between: float) -> dict[str, float]:
-    """Cause to ns a step of the excess that its measurement accounts for; files for what nothing else does."""
+    """Cause to ns a step of the delay that its measurement accounts for; files for what nothing else does."""
     late = average(blocks.excess[row, columns])
     idle = idle_gpu.of(blocks, row, columns)
     found = idle_gpu.charged(_measured(blocks, row, columns, settings, between), idle, late)
@@ -158,7 +159,7 @@ def _shares(blocks: Blocks, row: int, columns: Array, settings: Settings, betwee
 
 
 def _measured(blocks: Blocks, row: int, columns: Array, settings: Settings, between: float) -> dict[str, float]:
-    """Cause to ns a step that phases, CPU times and the kernel's counts of this rank tell of its excess."""
+    """Cause to ns a step of this rank's delay by its phases, CPU times and kernel counters."""
     parts = blocks.parts
     found = pressure.of_memory(blocks, row, columns, settings)
     for phase in NOW_AND_THEN:
@@ -227,10 +228,10 @@ def _of_processor(
 ) -> dict[str, float]:
     """The delay split into computing and waiting for a CPU.
 
-    On a shared machine a rank that computes longer also queues longer. Queueing that peers suffer alike belongs to the
-    computing; only the excess is contention of this rank. Peers' queueing shows between their collectives, for the same
-    CPU time, or in their whole process if they spin in collectives meanwhile. A rank that hardly computes longer has no
-    such queueing.
+    On a shared machine a rank that computes longer also queues longer. Queueing that peers suffer alike belongs to
+    the computing; only what exceeds it is contention of this rank. Peers' queueing shows between their collectives,
+    for the same CPU time, or in their whole process if they spin in collectives meanwhile. A rank that hardly
+    computes longer has no such queueing.
     """
     more = excess_of(cpu, row, columns)
     if runqueue is None:
@@ -246,9 +247,9 @@ def _of_processor(
 
 
 def _of_threads(blocks: Blocks, row: int, columns: Array, found: dict[str, float], settings: Settings) -> float:
-    """Ns a step in which threads of a starved process waited for a CPU, up to what is left of its excess.
+    """Ns a step in which threads of an oversubscribed process waited for a CPU, up to what is left of its delay.
 
-    The steps know of the main thread only, which waits in backward for the thread that computes it.
+    The steps have the main thread only, which waits in backward for the thread that computes it.
     """
     waited = starving.of_process(blocks, row, columns)
     if not waited or waited[0] < settings.starved * average(blocks.period[columns]):
@@ -282,7 +283,7 @@ def _like_peers(blocks: Blocks, row: int, columns: Array) -> float:
     return 0.0 if np.isnan(theirs) else min(theirs / float(rates[row]), 1.0)
 
 
-#: Parts of own time spent in files, and what it is spent for.
+#: Parts of self time spent in files, and their purpose.
 FILES = {"file_read": "input", "file_sync": "checkpoint", "file_write": "io"}
 
 
@@ -316,7 +317,8 @@ def _computing(blocks: Blocks) -> list[Floats]:
 
 
 def _is_idle(blocks: Blocks, row: int, columns: Array, settings: Settings) -> bool:
-    """Whether the host's computing phases of this rank hardly used a CPU, or it was off it for most of its lateness."""
+    """Whether this rank's computing phases on the host hardly used a CPU, or it was off the CPU for most of its
+    delay."""
     if "cpu" not in blocks.parts or "gpu_forward" in blocks.parts or blocks.computing is not None:
         return False
     busy = float(sum(median(block[row, columns]) for block in _computing(blocks)))

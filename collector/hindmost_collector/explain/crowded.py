@@ -108,7 +108,7 @@ def _of_needs(blocks: Blocks, settings: Settings, whole_steps: bool = False) -> 
 
     habits = [habit for habit in straggler.find(needs, settings, shared=True) if habit.excess >= least(habit)]
     found, notes = of_habits(habits, needs, settings)
-    return [replace(one, shown_ms=None) for one in found], notes  # needs are no lateness, which may show any part
+    return [replace(one, shown_ms=None) for one in found], notes  # needs are no delay, which may show any part
 
 
 def _at_most(verdict: Verdict, blocks: Blocks, shared: Sharing) -> Verdict:

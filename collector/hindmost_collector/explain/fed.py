@@ -89,10 +89,10 @@ def _computed(blocks: Blocks) -> Floats:
 
 
 def _as_with_work(excess: Floats, fed: Array, steps: Ints) -> float:
-    """Ns that a rank is late by in as many steps around these (indices) in which its GPU had work queued: it does not
-    compute less while it also waits for its host. 0 where there are fewer.
+    """Ns that a rank is late in as many steps around these (indices) in which its GPU had work queued.
 
-    Not of collectives beside computing: there lateness shows at one place of the step, its waiting and its work alike.
+    While it also waits for its host it computes no less. 0 where there are fewer such steps, and for overlapped
+    collectives: their delay shows at one place of the step, for its waiting and its work alike.
     """
     around = np.arange(max(steps[0] - _WINDOW, 0), min(steps[-1] + _WINDOW + 1, len(fed)))
     calm = excess[around[~fed[around]]]
@@ -106,7 +106,7 @@ def _alike(steps: Ints, late: Floats) -> list[Ints]:
     """
     by_size = steps[np.argsort(late[steps])]
     sums = np.cumsum(late[by_size])
-    typical = late[by_size[np.searchsorted(sums, sums[-1] / 2)]]  # half of all lateness is in steps as late as that
+    typical = late[by_size[np.searchsorted(sums, sums[-1] / 2)]]  # half of all delay is in steps as late as that
     large = late[steps] > typical / 2
     if large.sum() < _ENOUGH or typical <= _STALL * median(late[steps]):
         large[:] = False
@@ -137,8 +137,9 @@ def _marked(blocks: Blocks) -> bool:
 
 
 def _without_marks(blocks: Blocks) -> Array:
-    """[R] ranks of whose steps nothing says when they ended, beside others' that do, or of all of whose peers: a log is
-    missing, and what their hosts need is known by their operations only."""
+    """[R] ranks whose steps have no known ends, while others' have, or all of whose peers lack them.
+
+    A log is missing, and their hosts' needs are known by their operations only."""
     assert blocks.ended is not None  # noqa: S101 - _marked() has looked
     without = np.asarray(np.isnan(blocks.ended).all(axis=1))
     if not without.any():

@@ -1,7 +1,7 @@
-"""Where one cause of a rank's lateness ends as another begins: it stays late, and what explains that changes at a step.
+"""Cause change: a rank stays late, while one cause of its delay ends and another begins at some step.
 
-Lateness alone shows one habit there, or one on top of the other. What is measured in these steps tells that there are
-two, one after the other: of what explains the one nothing is left in the other.
+The delay alone shows one slowdown there, or one on top of the other. The measurements in these steps show two, one
+after the other: nothing that explains one is left in the other.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SAMPLE = 512
 
 
 def parted(habits: Sequence[Habit], blocks: Blocks, settings: Settings) -> list[Habit]:
-    """The habits, largest excess first, with those apart of which one takes over from the other."""
+    """The slowdowns, largest delay first, split where one cause takes over from another."""
     found: list[Habit] = []
     for whole in habits:
         if whole.outer is None:
@@ -57,8 +57,9 @@ def _outermost(habit: Habit) -> Habit:
 
 
 def _edges(own: list[Habit], blocks: Blocks, settings: Settings) -> list[int]:
-    """Where a rank's habit, the first of its ``own``, begins and ends, and where between one cause takes over from
-    another: of all steps at which anything changes those that are left once the least sure of the others are not.
+    """Where a rank's slowdown, the first of its ``own``, begins and ends, and where between one cause takes over.
+
+    These are what is left of all steps with a change, once the least certain of them are dropped.
     """
     sure = _changes(own, blocks, settings)
     found = sorted(sure)
@@ -81,21 +82,21 @@ def _edges(own: list[Habit], blocks: Blocks, settings: Settings) -> list[int]:
 
 
 class _Explained(NamedTuple):
-    """A stretch of lateness and what explains it."""
+    """A segment of delay and what explains it."""
 
     habit: Habit
     why: Cause
 
 
 def _explained(whole: Habit, span: tuple[int, int], blocks: Blocks, settings: Settings) -> _Explained:
-    """A stretch of a habit with its cause; a pause has none."""
+    """A segment of a slowdown with its cause; a pause has none."""
     part = _part(whole, *span, blocks)
     pauses = part.excess < whole.excess / 2
     return _Explained(part, Cause("unknown") if pauses else why_late.of(blocks, part, settings))
 
 
 def _takes_over(one: _Explained, other: _Explained, blocks: Blocks, settings: Settings) -> bool:
-    """Whether two stretches have two causes, each of which is over in the other."""
+    """Whether two segments have two causes, each of which is over in the other."""
     whys = one.why.cause, other.why.cause
     if "unknown" in whys or whys[0] == whys[1]:
         return False
@@ -104,7 +105,7 @@ def _takes_over(one: _Explained, other: _Explained, blocks: Blocks, settings: Se
 
 
 def _left(cause: str, beside: _Explained, blocks: Blocks, settings: Settings) -> float:
-    """Ns a step of a stretch's excess, which another cause explains, that are still measured as this cause."""
+    """Ns a step of a segment's delay, explained by another cause, that are still measured as this cause."""
     habit, name = beside.habit, "compute" if cause in FINER else cause
     if name == ("compute" if beside.why.cause in FINER else beside.why.cause):
         columns = typical(blocks, habit.row, habit.steps(), settings)
@@ -113,8 +114,9 @@ def _left(cause: str, beside: _Explained, blocks: Blocks, settings: Settings) ->
 
 
 def _changes(own: list[Habit], blocks: Blocks, settings: Settings) -> dict[int, float]:
-    """Steps (indices) at which the lateness or a measurement of a rank changes, its habit's ends among them, none
-    nearer to another than a habit is long; and by how many standard errors a measurement does.
+    """Steps (indices) at which a rank's delay or a measurement of it changes, with the ends of its slowdown.
+
+    None is nearer to another than a slowdown is long; with the standard errors by which a measurement changes.
     """
     whole, least = own[0], settings.min_steps
     series = _measured(whole, blocks)
@@ -132,7 +134,7 @@ def _changes(own: list[Habit], blocks: Blocks, settings: Settings) -> dict[int, 
 
 
 def _measured(whole: Habit, blocks: Blocks) -> list[tuple[Ints, Floats]]:
-    """Of each measurement of a habit's steps: those [N] of which it is known, and ns [N] beyond the typical peer."""
+    """The known measurements [N] of a slowdown's steps, and ns [N] beyond the typical peer."""
     rows = with_peers(whole.row, len(blocks.ranks), _SAMPLE)
     span = slice(whole.first, whole.stop)
     parts = {name: part[rows, span] for name, part in blocks.parts.items()}
@@ -160,7 +162,7 @@ def _sureness(edge: int, steps: Ints, more: Floats, around: int) -> float:
 
 
 def _within(first: int, stop: int, own: list[Habit], blocks: Blocks) -> list[Habit]:
-    """The habits of one stretch: what is late throughout as one, and what is on top of it for a while."""
+    """The slowdowns of one segment: what is late throughout as one, and what is on top of it for a while."""
     found: dict[Habit, Habit] = {}
     held = {one: (max(one.first, first), min(one.stop, stop)) for one in own}
     on_top = [one for one, (begin, end) in held.items() if _NEAR < end - begin < stop - first - _NEAR]
@@ -175,7 +177,7 @@ def _within(first: int, stop: int, own: list[Habit], blocks: Blocks) -> list[Hab
 
 
 def _part(habit: Habit, first: int, stop: int, blocks: Blocks, inner: tuple[tuple[int, int], ...] = ()) -> Habit:
-    """A stretch of a habit, but for what is on top of it, as a habit: the surer, the later and longer it is."""
+    """A segment of a slowdown, without what is on top of it, as one: the more certain, the later and longer it is."""
     part = replace(habit, first=first, stop=stop, inner=inner, outer=None)
     part = part if len(part.steps()) else replace(part, inner=())
     level = float(median(blocks.excess[habit.row, part.steps()]))

@@ -11,7 +11,7 @@ from hindmost_collector.model import rows
 if TYPE_CHECKING:
     from hindmost_collector.model import Run
 
-#: Intervals of this name are stretches of cycles; their value is how many.
+#: Intervals of this name are series of cycles; their value is how many.
 CYCLES = "horovod_cycle"
 
 

@@ -43,10 +43,10 @@ def taken_off(blocks: Blocks, row: int, columns: Array) -> float:
 
 
 def charged(shares: dict[str, float], idle: float, excess: float) -> dict[str, float]:
-    """Shares with what a GPU idled as its host's: as far as nothing that the host did tells of it, as ``idle``.
+    """Shares with a GPU's idle time as its host's: as ``idle``, as far as no known work of the host explains it.
 
-    A driver counts a GPU as busy to a few per cent: where it idled for nearly all that is left, nothing is computing.
-    Of computing beyond what lateness shows, the share that is left goes on beyond it.
+    A driver counts a GPU as busy to a few per cent: if it idled for nearly all that is left, nothing is computing.
+    Where computing exceeds the visible delay, the share that is left goes on beyond it.
     """
     left = excess - sum(max(ns, 0.0) for name, ns in shares.items() if name not in ("compute", "idle"))
     more = max(idle, shares.get("idle", 0.0)) - (excess - left)

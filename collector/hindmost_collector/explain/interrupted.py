@@ -1,9 +1,9 @@
-"""How long a rank stands still between a step's collectives, now before this one and now before that one.
+"""How long a rank is interrupted between a step's collectives, at a different place in each step.
 
-A host that has to wait for a CPU launches nothing for some ms, wherever it is in the step: its GPU, which runs what is
-launched at once, stops between two collectives, and the others queue there. The next step it stops elsewhere, so that
-no place shows it in most steps. What the same stretch takes in the rank's own fastest steps is what it has to compute,
-and in a step with more work as many times that as most of its stretches take.
+A host that has to wait for a CPU launches nothing for some ms, anywhere in the step. Its GPU, which runs what is
+launched at once, stops between two collectives, and the others queue there. In the next step it stops elsewhere, so
+that no place shows it in most steps. The same interval in the rank's own fastest steps is what it has to compute; in
+a step with more work that is scaled by what most of its intervals take.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ _SAMPLE = 64
 
 
 def longer(blocks: Blocks, habit: Habit) -> float:
-    """Ns a step by which a habit's rank stands still longer than its typical peer between a step's collectives, as far
-    as the others wait for it; but for what that is a part of, where its lateness is of a place after the first."""
+    """Ns a step by which a slow rank is interrupted longer than its typical peer between a step's collectives.
+
+    As far as the others wait for it; without what that is a part of, where its delay is of a place after the first."""
     grid, steps = blocks.joined, habit.steps()
     if not blocks.overlapped or grid is None or grid.gathers.any() or np.isnan(grid.start).all():
         return 0.0

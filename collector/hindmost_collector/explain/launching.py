@@ -109,12 +109,12 @@ def _marks(blocks: Blocks, rows: slice | Array) -> _Marks | None:
 
 
 def timed(blocks: Blocks, row: int, columns: Array) -> Blocks:
-    """The blocks with how long forward took the GPU in those of the steps ``columns`` (indices) that no event timed,
-    where none of them was timed on this rank and its GPU had work throughout.
+    """The blocks with the GPU's forward times filled in for those of the steps ``columns`` (indices) without any event.
 
-    Beside forward the time between two steps' collectives holds what surrounds it: as much as it does in other steps of
-    the rank. What that is longer by counts as forward, but for copies; where these were not timed either it is forward
-    where copies, of which more would be more to compute, would have to be many times as long as ever.
+    Only where none was timed on this rank and its GPU had work throughout. Besides forward, the time between two
+    steps' collectives holds what surrounds it: as much as in other steps of the rank. Its growth counts as forward,
+    but for copies. Where these were not timed either, it is forward if copies would have to be many times as long as
+    ever; more copies would be more to compute.
     """
     gpu = blocks.parts.get("gpu_forward")
     if gpu is None or not np.isnan(gpu[row, columns]).all():

@@ -1,4 +1,4 @@
-"""How long a main thread neither ran nor queued for a CPU by its own doing: asleep, or blocked by something else."""
+"""How long a main thread was off the CPU without queueing for one: it slept, or something else blocked it."""
 
 from __future__ import annotations
 

@@ -110,9 +110,10 @@ class Samples:
         self._known: dict[bytes, dict[str, Floats]] = {}
 
     def during(self, steps: Array | None = None) -> dict[str, Floats]:
-        """Quantity to [R] over these steps (indices; default all), absent where no rank has it, NaN where one has not.
+        """Quantity to [R] over these steps (indices; default all), left out where no rank has it, NaN where one has
+        not.
 
-        A rank without a sample in those steps, too short to be seen at the samples' pace, counts by those between the
+        A rank without a sample in those steps, too short for the sampling rate, counts by the samples between the
         first and the last of them, else by all of the run's.
         """
         key = b"" if steps is None else np.asarray(steps).tobytes()

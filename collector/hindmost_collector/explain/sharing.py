@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from hindmost_collector.model import Run
     from hindmost_collector.timeline.blocks import Blocks
 
-#: Evidence of blocks whose excess is time needed rather than lateness.
+#: Evidence of blocks that hold needed time instead of a delay.
 NEEDS = "needs"
-#: Evidence of blocks whose excess is time off the CPU.
+#: Evidence of blocks that hold off-CPU time instead of a delay.
 OFF = "off the CPU"
 #: Parts of a step that are the scheduler's doing where CPUs are shared.
 _WAITING = ("self_runqueue", "self_blocked", "runqueue")
@@ -101,7 +101,7 @@ def cpu_time(blocks: Blocks) -> Floats | None:
 
 
 def _judged_by(needed: Floats, blocks: Blocks) -> Blocks | None:
-    """Only for jobs in which all ranks meet in the same collectives: elsewhere roles need different things."""
+    """Only for jobs in which all ranks meet in the same collectives: elsewhere cohorts have different needs."""
     if blocks.overlapped or (blocks.group != blocks.group[0]).any():
         return None
     if float(np.mean(~np.isnan(needed).any(axis=0))) < _MEASURED:

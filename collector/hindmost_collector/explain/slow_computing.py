@@ -28,8 +28,8 @@ def finer(
 ) -> tuple[str, str | None]:
     """The cause of a rank's longer computing over these steps, and a sentence on what shows it.
 
-    The rank was as its peers before the step ``since`` (an index). ``between``: ns a step by which it is longer beyond
-    its lateness, as collectives beside backward show.
+    The rank was as its peers before the step ``since`` (an index). ``between``: ns a step by which it is longer
+    beyond its delay, from collectives overlapped with backward.
     """
     more = _more_work(blocks, row, columns, settings)
     if more is not None:

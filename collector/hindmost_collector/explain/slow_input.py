@@ -45,10 +45,10 @@ def throughout(blocks: Blocks, settings: Settings) -> Array:
 
 
 def with_stalls(blocks: Blocks, habit: Habit, cause: Cause, settings: Settings) -> Habit:
-    """A habit with those of its steps in which its input, or its copies, made its rank far later than it usually is.
+    """A slowdown with those of its steps in which its input, or its copies, made its rank far later than usual.
 
-    A job that waits for its GPUs every so many steps has nothing queued then. No step is late by more than its own
-    input, for what the one before was late by is over.
+    A job that waits for its GPUs every so many steps has nothing queued then. A step is late by at most its own
+    input, since the delay of the step before is over.
     """
     part = blocks.parts.get(cause.cause)
     if cause.cause not in _ON_HOST or part is None:
@@ -64,7 +64,7 @@ def with_stalls(blocks: Blocks, habit: Habit, cause: Cause, settings: Settings) 
 
 
 def told_of_stalls(habits: list[Habit], cause: Cause) -> list[str]:
-    """The steps in which a habit's cause shows by far more than usual: nothing was queued then."""
+    """The steps in which a slowdown's cause shows by far more than usual: nothing was queued then."""
     found = [ns for habit in habits for _, ns in habit.stalls]
     if not found:
         return []

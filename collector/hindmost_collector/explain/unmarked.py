@@ -1,9 +1,10 @@
-"""How late ranks are whose GPUs wait for their hosts, where no host marked its steps: by what its operations tell.
+"""How late ranks are whose GPUs wait for their hosts, where no host marked its steps: from its operations.
 
-When each was enqueued shows how long a host took from one to the next, and from a step's last to the next step's first:
-its input, its optimizer and whatever it launches there are one stretch. The others' hosts, ahead of it, may wait for
-their GPUs in that very stretch: how long they need shows where they do not wait, in their fastest steps. Who needs
-about as long is not slow; who needs longer, but by no more than launching may differ, is neither named nor cleared.
+Enqueue times show how long a host took from one operation to the next, and from a step's last to the next step's
+first: its input, its optimizer and all its launches there are one interval. The others' hosts, ahead of it, may wait
+for their GPUs in that interval; their fastest steps, without waiting, show how long they need. A host that needs
+about as long is not slow. One that needs longer, but within the usual differences of launching, is neither named nor
+cleared.
 """
 
 from __future__ import annotations

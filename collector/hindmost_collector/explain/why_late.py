@@ -1,4 +1,4 @@
-"""Why a habit makes its rank late: what is measured in its steps, less what that rank is late by anyway."""
+"""Why a slowdown makes its rank late: what is measured in its steps, less the rank's delay without it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HIDDEN = ("input", "h2d")
 
 
 def of(blocks: Blocks, habit: Habit, settings: Settings) -> Cause:
-    """The cause of a habit."""
+    """The cause of a slowdown."""
     seen = backward.of_habit(blocks, habit, settings)
     why = causes.explain(_on_top(blocks, habit, settings), habit.row, habit.steps(), settings, seen.longer)
     if seen.turn > 0 and "compute" in (why.cause, why.partial if why.remark else None):
@@ -41,14 +41,14 @@ def _in_turns(why: Cause, turn: float) -> Cause:
 
 
 def known(parts: dict[str, Floats]) -> dict[str, Floats]:
-    """The parts of own time, with what happens now and then as nothing where it was not seen."""
+    """The parts of self time; occasional parts count as nothing where they were not seen."""
     return {name: np.nan_to_num(part) if name in causes.NOW_AND_THEN else part for name, part in parts.items()}
 
 
 def _on_top(blocks: Blocks, habit: Habit, settings: Settings) -> Blocks:
-    """The blocks without what the habit's rank is late by anyway, and with it what its measurements are longer by.
+    """The blocks without the rank's delay outside the slowdown, and without what its measurements are longer by then.
 
-    Of a phase that makes it late anyway no more than that goes: what was hidden then may be what comes on top.
+    No more of a phase goes than that: what was hidden then may be what comes on top.
     """
     outer, row = habit.outer, habit.row
     if outer is None:

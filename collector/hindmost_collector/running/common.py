@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 #: Ranks that tell so much later than others, or earlier, are not waited for: they have joined, ended or are cut off.
 HELD_NS = 2 * MOST_S * NS
-#: So many steps are left at least: a habit needs ten, the first ones may be left out as a warm-up. Windows of very many
-#: ranks are short.
+#: At least this many steps are left: a slowdown needs ten, and the first ones may be left out as warm-up. Windows of
+#: very many ranks are short.
 _STEPS = 16
 
 

@@ -1,7 +1,7 @@
 """Claims of incremental evaluations that the full evaluation does not confirm, each time that it runs for them.
 
-A fault that has just begun shows in the newest steps first; the full window needs more of it and is judged again soon.
-Chance claims from few steps trigger full evaluations less and less often.
+A fault that has just begun shows in the newest steps first; the full evaluation needs more of it and runs again
+soon. Chance claims from few steps trigger full evaluations less and less often.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FIRST_S, _MOST_S = 1.0, 60.0
 
 
 class _Doubt(NamedTuple):
-    """The whole window is not asked before ``until``: it was ``wait_s`` earlier."""
+    """No full evaluation for this before ``until``; the last one was ``wait_s`` earlier."""
 
     until: float
     wait_s: float
@@ -37,17 +37,19 @@ class Doubts:
         return key in self._known
 
     def worth(self, said: Iterable[Key], now: float, *, again: bool = True) -> set[Key]:
-        """What of that which looks say now is worth asking the whole window, if what was asked in vain may be asked
-        ``again``; what looks say no more is forgotten after as long as it would have waited."""
+        """Which claims of incremental evaluations justify a full evaluation; unconfirmed ones only if allowed
+        ``again``.
+
+        A claim that is no longer made is forgotten after as long as it would have waited."""
         said = set(said)
         with self._one_at_a_time:
             self._known = {key: one for key, one in self._known.items() if key in said or now < one.until + one.wait_s}
             return {key for key in said if key not in self._known or (again and now >= self._known[key].until)}
 
     def asked(self, new: Collection[Key], answered: Iterable[Key], in_vain: Iterable[Key], now: float) -> None:
-        """The whole window was judged, for what was ``new``: it says what was ``answered``, and the rest only looks do.
+        """A full evaluation ran for what was ``new``: it confirmed what was ``answered``; the rest is unconfirmed.
 
-        After what was never asked before all else may be otherwise soon.
+        After a claim that was never checked before, all others may soon change.
         """
         with self._one_at_a_time:
             changed = any(key not in self._known for key in new)

@@ -58,18 +58,18 @@ def load_judge(settings: Settings = DEFAULT) -> Judge:
 
 
 def share_of(cores: int) -> float:
-    """The share of one core that judging whole windows may take on a machine of so many."""
+    """The share of one core that full evaluations may take on a machine of so many."""
     return min(max(LEAST_SHARE * cores / CORES_A_SHARE, LEAST_SHARE), MOST_SHARE)
 
 
 @dataclass
 class _Turn:
-    """Of one job: when it is its turn, when its whole window is judged again, whatever its newest steps say, what
-    judging that took, and how many ``rows`` a look at these reads.
+    """The turn of one job: when it is due, when its next full evaluation is due regardless, what that took, and the
+    ``rows`` of an incremental one.
 
-    ``held`` is what holds by the whole window, ``newest`` what its newest steps said then, ``seen`` what they say now,
-    where they were looked at; ``asked`` what of it was new since, ``doubts`` what of it the whole window does not say;
-    ``past`` and ``counted`` what a window tells the next one.
+    ``held`` is what holds by the full evaluation, ``newest`` what its newest steps said then, ``seen`` what they say
+    now, where evaluated; ``asked`` is what of it was new since, ``doubts`` what the full evaluation does not
+    confirm; ``past`` and ``counted`` are what a window passes to the next one.
     """
 
     next: float = 0.0
@@ -151,15 +151,15 @@ class Judging:
         return min([usual_s, *(at - now for at in coming if at > now)])
 
     def costly(self, job: str) -> bool:
-        """Whether judging the whole window takes more than a turn is to: its newest steps are looked at instead."""
+        """Whether a full evaluation takes longer than a turn may: the newest steps are evaluated instead."""
         return job in self._turns and self._turns[job].took > self._aim_s()
 
     def rows(self, job: str) -> int:
-        """How many rows a look at a job reads, at least."""
+        """How many rows an incremental evaluation of a job reads, at least."""
         return self._turns[job].rows if job in self._turns else ROWS
 
     def whole_due(self, job: str) -> bool:
-        """Whether the whole window is to be judged now: for news, or because that was long ago."""
+        """Whether a full evaluation is due now: for news, or because the last one was long ago."""
         turn = self._turns[job]
         return self._clock() >= turn.whole and self._affords(turn, WHOLES_AHEAD)
 
@@ -206,7 +206,7 @@ class Judging:
         return self._charged(lambda judge: dict(judge(run()).to_dict()), lambda _: None)
 
     def settled(self, job: str) -> bool:
-        """Whether the newest steps, as they were last looked at, name whom the whole window does."""
+        """Whether the newest steps, as last evaluated, name the same ranks as the full evaluation."""
         turn = self._turns[job]
         return turn.seen is not None and not looks.apart(turn.held, turn.seen)
 
@@ -232,8 +232,8 @@ class Judging:
                 charge(self._cpu() - used)
 
     def _compare(self, turn: _Turn, asked: set[Key], before: Seen, newest: Seen | None) -> None:
-        """The whole window that was just judged with what looks say: what these were ``asked`` about and it bears out,
-        and what only they say, or only it does.
+        """Compare the latest full evaluation with incremental ones: what these ``asked`` about and it confirms, and the
+        differences.
 
         What has just begun or ended shows in the newest steps first.
         """
@@ -243,7 +243,7 @@ class Judging:
         turn.doubts.asked(asked, answered, in_vain, self._clock())
 
     def _affords(self, turn: _Turn, wholes: int) -> bool:
-        """Whether one more whole window may be judged, so many of them ahead of what has been spent."""
+        """Whether one more full evaluation fits the budget, with so many allowed ahead of it."""
         return self._wholes.pays(max(AHEAD_S, wholes * turn.took / self._wholes.share))
 
     def _aim_s(self) -> float:
@@ -253,14 +253,14 @@ class Judging:
         return AIMED * self._looks.share * EVERY_S / max(judged, 1)
 
     def _charge(self, turn: _Turn, used: float) -> None:
-        """For a whole window: when it is judged next, whatever looks say."""
+        """For a full evaluation: when the next one is due, whatever incremental ones say."""
         turn.took = used
         budget = self._looks if used <= self._aim_s() else self._wholes
         budget.spend(used)
         turn.whole = self._wholes.free
 
     def _charge_look(self, turn: _Turn, used: float) -> None:
-        """For a look: how many rows the next one reads."""
+        """For an incremental evaluation: how many rows the next one reads."""
         self._looks.spend(used)
         aim = self._aim_s()
         if used > aim:

@@ -1,6 +1,6 @@
 """Incremental evaluation: which ranks the newest steps name, against those named at the last full evaluation.
 
-It reports nothing: it decides whether the full window is judged now, and only that names ranks.
+It reports nothing: it decides whether a full evaluation runs now, and only that names ranks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ Key: TypeAlias = "tuple[Any, ...]"
 _COST, _LENGTH = "cost", ("length",)
 #: Kinds that are an answer but no trouble: they are on the page, not in the log of verdicts.
 QUIET = frozenset({"balanced", "insufficient_data"})
-#: A cost is new if it moved by more than this share of the larger: few steps measure it less well than a full window.
+#: A cost is new if it moved by more than this share of the larger: few steps measure it less well than a full
+#: evaluation.
 _MOVED = 0.4
 #: A step's time, or its transfers' time, is new if it moved by more than this share. A slowdown of all ranks shows only
 #: against earlier steps, which a short evaluation and, in the end, the window no longer have.
@@ -50,10 +51,9 @@ def seen(report: Report) -> Seen:
 
 
 def news(held: Seen, before: Seen, now: Seen) -> set[Key]:
-    """What the newest steps say that is new: beside what they said ``before``, when the whole window was judged, and
-    beside what ``held`` then by all of it.
+    """What the newest steps say that is new, against what they said ``before``, and against what ``held`` then.
 
-    Who holds the job up now and then does not do so in all that is new.
+    Both are of the last full evaluation. A rank that holds the job up now and then does not count as new each time.
     """
     new = now.costs.keys() - before.costs.keys() - held.costs.keys()
     gone = _lasting((before.costs.keys() - now.costs.keys()) & held.costs.keys())
@@ -63,14 +63,14 @@ def news(held: Seen, before: Seen, now: Seen) -> set[Key]:
 
 
 def borne_out(said: set[Key], before: Seen, held: Seen) -> set[Key]:
-    """What of that which looks said has changed in what holds by the whole window."""
+    """Which claims of incremental evaluations show as changes between full evaluations."""
     changed = {key for key in before.costs.keys() | held.costs.keys() if _other(before, held, key)}
     changed |= {(_COST, *key) for key in changed}
     return said & (changed | {_LENGTH}) if changed else set()
 
 
 def apart(held: Seen, now: Seen) -> set[Key]:
-    """Whom the whole window names and its newest steps do not, or the reverse, but for who is slow now and then."""
+    """Which ranks only one of the full and the incremental evaluation names, without those slow now and then."""
     return _lasting(held.costs.keys()) ^ _lasting(now.costs.keys())
 
 

@@ -1,6 +1,6 @@
-"""The newest steps of a window: what is looked at between two judgements of the whole of it.
+"""The newest steps of a window: what is evaluated between two full evaluations.
 
-A full window is judged in tenths of a second to a second of CPU time, its newest steps in a part of that.
+A full evaluation takes tenths of a second to a second of CPU time, the newest steps a part of that.
 """
 
 from __future__ import annotations

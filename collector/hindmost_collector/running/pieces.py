@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Piece(NamedTuple):
-    """A tick's rows, how many they are, and when what began first and last in them began: each look asks all pieces."""
+    """A tick's rows, their count, and their first and last begin; each evaluation reads all pieces."""
 
     table: Table
     rows: int

@@ -1,6 +1,6 @@
 """Which verdicts of one report are one problem, and which of the next report are the same.
 
-A late rank may be found in all steps or in many of them, beside another, or even later for some steps: that is one
+A late rank may be found in all steps or in many of them, with another one, or even later for some steps: that is one
 problem, reported once and then changed. A different measured cause makes a different problem.
 """
 

@@ -33,7 +33,7 @@ class RankTotals:
         return iter(list(self._columns.items()))
 
     def column(self, name: str) -> Array:
-        """One counter by rank, made when absent."""
+        """One counter by rank, created if missing."""
         found = self._columns.get(name)
         if found is None or len(found) < self._size:
             grown = np.full(self._size, np.nan)
@@ -92,7 +92,7 @@ class RankTotals:
             self._columns.pop(name, None)  # steps are marked after all: their own phases say it better
 
     def _cycles(self, intervals: Table, words: Words) -> None:
-        """Stretches of Horovod's cycles, about one a second: their length, and how many were in them."""
+        """Series of Horovod's cycles, about one a second: their length, and how many were in them."""
         cycles = (intervals["name"] == words.code(CYCLES)) & (intervals["duration_ns"] >= 0)
         if cycles.any():
             rank = intervals["rank"][cycles]

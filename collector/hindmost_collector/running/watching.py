@@ -38,7 +38,7 @@ class Watch:
         self._looked: dict[str, dict[str, int]] = {}  # when each job's newest steps were looked at last
 
     def pause_s(self, usual_s: float) -> float:
-        """How long to wait before the next look: less where a job may hang."""
+        """How long to wait before the next evaluation: less where a job may hang."""
         jobs = self._collector.jobs.values()
         return HASTE_S if any(job.stall.in_haste(job) for job in jobs) else usual_s
 
@@ -77,8 +77,8 @@ class Watch:
     async def _turn(self, job: LiveJob, *, whole: bool) -> None:
         """Judge the window of a job, the ``whole`` of it whatever that costs where the job may hang.
 
-        Else, where that costs much or is under way, its newest steps are looked at, and the whole is judged beside
-        further looks.
+        Otherwise, if that costs much or is under way, only the newest steps are evaluated, and the full evaluation
+        runs in parallel.
         """
         name, judging = job.id, self._judging
         looking = not whole and (judging.costly(name) or name in self._wholes)
@@ -110,7 +110,7 @@ class Watch:
         return {"time_ns": self._collector.clock.now(), "last_step": last if last >= 0 else None}
 
     async def _judge(self, job: LiveJob, *, beside: bool = False) -> None:
-        """Judge the whole window of a job, and tell what is new."""
+        """Run a full evaluation of a job, and report what is new."""
         collector, seen = self._collector, self._seen(job)
         snapshot = job.told(collector.decoder.words)
         report = await asyncio.to_thread(self._judging.judged, job.id, snapshot, beside=beside)

@@ -40,7 +40,7 @@ _SAME_PACE = 0.03
 
 
 def alike(groups: list[Run], blocks: Blocks) -> bool:
-    """Whether all groups seem to do the same work beside each other, so that what their collectives take compares."""
+    """Whether all groups seem to do the same work in parallel, so that the times of their collectives compare."""
     own = [blocks.own[np.isin(blocks.ranks, group.ranks["rank"])] for group in groups]
     pace = [float(median(one)) for one in own]
     return bool(max(pace) <= (1 + _SAME_PACE) * min(pace))  # not where one is unknown

@@ -27,11 +27,11 @@ SAMPLED_FROM_NS = 1e6
 
 
 def joined(table: Table, waits: Array, meets: Array) -> tuple[Table, Array]:
-    """The table with each awaited collective as one row that blocks, less the waits for it; and the mask [N] of the
-    rows that are left. ``waits`` [N] are rows of the operation :data:`WAIT`, ``meets`` [N] of synchronising ones.
+    """The table with each awaited collective as one blocking row, without its waits; and the mask [N] of the rows left.
 
-    A collective that a rank polled for unseen, or waited for among others, is left as it was on all of its ranks: how
-    long that rank waited is unknown.
+    ``waits`` [N] are rows of the operation :data:`WAIT`, ``meets`` [N] of synchronising ones. A collective that a
+    rank completed by polling, or waited for among others, stays as it was on all of its ranks: how long that rank
+    waited is unknown.
     """
     left = np.ones(len(waits), bool)
     # The wait for a message is for no communicator.
@@ -104,8 +104,10 @@ def _met(table: Table, before: Table, meets: Array, left: Array) -> Table:
 
 
 def sums(table: Table, name: str, sources: Ints, number: Ints, into: Ints) -> Array:
-    """The column with each of the rows ``into`` [T] the sum of its sources: rows ``sources`` [N] and of which each is,
-    ``number`` [N]; T is none's. Unmeasured where one of them is; stretches too short to be sampled were computed.
+    """The column with each of the rows ``into`` [T] the sum of its sources: rows ``sources`` [N].
+
+    ``number`` [N] says to which row each source belongs; T to none. Unmeasured where one of them is; intervals too
+    short to be sampled count as computing.
     """
     values = table[name][sources]
     if (values == UNMEASURED).all():

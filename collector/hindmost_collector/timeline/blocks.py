@@ -41,21 +41,22 @@ if TYPE_CHECKING:
 class Blocks:
     """What every rank did in every step; ns, NaN where unmeasured, R ranks, S steps after warm-up, K segments.
 
-    ``excess`` [R, S] is how much later than its median peer a rank was by its own doing. ``segments`` [R, K] is the
-    same for each stretch between two synchronisations and ``segment_step`` [K] the step's index. ``period`` [S] is the
-    job's step time, ``starts`` [S] the first column of each step, ``wait`` [R, S] what a rank waited in collectives
-    and ``transfer`` [R, S] what they took beyond that,
-    ``caused`` [R, S] what it made each other one wait, ``last`` [R, S] the share of collectives it entered last.
-    ``group`` [R, C] is the communicator of each rank in each class, ``klass`` [K] the class that ends each segment,
-    ``beside`` [K] which collectives computing does not wait for, ``role`` [R] who may be compared. ``parts`` are what
-    own time consists of; ``samples`` are what the metrics say of each rank, ``work`` [R, S] its
-    samples or tokens, ``took`` and ``ended`` [R, S] how long its host was in the step and when it left it (job clock),
-    ``node`` [R] the number of its node, -1 where unknown. Of a ``pipeline`` whose sends and receives are in order,
-    segments are the stretches between those, ``computing`` [R, S] what its GPUs' take, all stages on one level, and
-    ``starved`` [R, S] how long these idled because their hosts launched late.
-    ``due`` is what of the segments uneven work makes, in full, where it shows in part only; ``even`` [R, K] are the
-    segments as they would be with work of one size, where those are known. ``unsure`` [R] ns a step a rank may be late
-    by, or the others be ahead.
+    ``excess`` [R, S] is how much later than its median peer a rank was through its own work. ``segments`` [R, K] is the
+    same for each interval between two synchronisations, ``segment_step`` [K] the step's index. ``period`` [S] is the
+    job's step time, ``starts`` [S] the first column of each step. ``wait`` [R, S] is what a rank waited in collectives,
+    ``transfer`` [R, S] what they took beyond that, ``caused`` [R, S] what it made each other one wait, ``last`` [R, S]
+    the share of collectives it entered last. ``group`` [R, C] is the communicator of each rank in each class, ``klass``
+    [K] the class that ends each segment, ``beside`` [K] which collectives computing does not wait for, ``role`` [R] the
+    cohort of ranks that may be compared.
+    ``parts`` are the parts of self time; ``samples`` are what the metrics say of each rank, ``work`` [R, S] its samples
+    or tokens. ``took`` and ``ended`` [R, S] are how long its host was in the step and when it left it (job clock),
+    ``node`` [R] is the number of its node, -1 where unknown.
+    In a ``pipeline`` whose sends and receives are in order, segments are the intervals between those, ``computing`` [R,
+    S] what its GPUs' take, all stages on one level, and ``starved`` [R, S] how long these idled because their hosts
+    launched late.
+    ``due`` is the full delay in the segments due to uneven work, where only a part of it shows; ``even`` [R, K] are
+    the segments with work of one size, where known. ``unsure`` [R] is ns a step by which a rank may be late, or the
+    others ahead.
     """
 
     ranks: Ints
@@ -199,7 +200,7 @@ def _from_collectives(run: Run, joined: Grid, table: Table, settings: Settings) 
     unmarked = (joined.step < 0).all() and not rows(table)
     if unmarked and steps.are_parts(period) and steps.are_parts(np.fmin.reduce(sums_by_step(own, starts), axis=0)):
         return None  # parts in what all ranks do, not one that the others wait for
-    if run.job.skipped_ns is not None:  # what lies between two stretches of an excerpt is no step
+    if run.job.skipped_ns is not None:  # what lies between two periods of an excerpt is no step
         period = np.where(period < _NEARLY * run.job.skipped_ns, period, np.nan)
     alone = period - periods.typical_wait(joined, starts)
     first = min(steps.warmup(period, settings), steps.warmup(alone, settings))  # a stall is no warm-up
@@ -272,12 +273,12 @@ PHASES = "phases"
 
 
 def _parts(joined: Grid, own: Floats, starts: Ints, numbers: Ints, table: Table) -> dict[str, Floats]:
-    """What own time consists of: CPU, run queue and being blocked between collectives, or the phases of the steps."""
+    """The parts of self time: CPU, run queue and being blocked between collectives, or the phases of the steps."""
     found = phases.phase_blocks(table, joined.ranks, numbers)
     if not np.isnan(joined.cpu).all():
-        # The kernel charges a wait when it ends: one that began in the collective may exceed the gap it ended in.
-        # CPU time is exact, so it goes first. Of MPI ranks it is the process', and where threads computed beside each
-        # other more than elapsed; elsewhere it is the training thread's.
+        # The kernel charges a wait when it ends: one that began in the collective may exceed the gap it ended in. CPU
+        # time is exact, so it goes first. For MPI ranks it is the process's, and may exceed the elapsed time if several
+        # threads computed; elsewhere it is the training thread's.
         room = np.where(joined.cpu <= own, own - joined.cpu, own)
         runqueue = np.clip(np.nan_to_num(joined.runqueue), 0.0, np.maximum(np.nan_to_num(room), 0.0))
         cpu = np.clip(joined.cpu, 0.0, np.maximum(own - runqueue, 0.0))

@@ -21,9 +21,9 @@ _MIDDLE = 1.5
 
 
 def behind(excess: Floats, role: Ints) -> Floats:
-    """[R, K] ns behind an early rank of the same role, from how far each is beyond the median of its peers.
+    """[R, K] ns behind an early rank of the same cohort, from how far each is beyond the median of its peers.
 
-    That rank is the earliest of up to four, the second of up to eight, and so on; ahead of it is nothing.
+    That rank is the earliest of up to four, the second of up to eight, and so on; ranks ahead of it count as 0.
     """
     found = np.zeros_like(excess)
     for one in np.unique(role):

@@ -27,7 +27,7 @@ _LEAST_STEPS = 6
 def steps(usual: Array, gap: Floats) -> Ints | None:
     """Step number of every collective [K], -1 for those of none; ``None`` where each is a step of its own.
 
-    ``usual`` [K] are the collectives that are alike, ``gap`` [K] is the typical own time before each.
+    ``usual`` [K] are the equal collectives, ``gap`` [K] is the typical self time before each.
     """
     at = np.flatnonzero(usual)
     own = np.nan_to_num(gap[at])

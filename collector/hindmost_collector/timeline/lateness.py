@@ -30,9 +30,9 @@ _NOWHERE = 0.25
 def find(late: Floats, own: Floats, starts: Ints) -> Floats:
     """[R, S] how late each rank was.
 
-    ``late`` [R, K] is how much later than its peers a rank came for each collective, ``own`` [R, K] its time since the
-    end of the one before; ``starts`` [S] are the first collectives of the steps. Where no rank's own time is known, the
-    first place counts that shows half of the largest.
+    ``late`` [R, K] is how much later than its peers a rank came for each collective, ``own`` [R, K] its time since
+    the end of the one before; ``starts`` [S] are the first collectives of the steps. Where no rank's self time is
+    known, the first place counts that shows half of the largest.
     """
     position = np.arange(late.shape[1]) - np.repeat(starts, np.diff(np.append(starts, late.shape[1])))
     places = [position == place for place in range(position.max() + 1)]

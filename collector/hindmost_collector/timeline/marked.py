@@ -46,7 +46,7 @@ def numbers(grid: Grid, own: Floats, table: Table, before: Counted | None = None
 
 
 def _marks(grid: Grid, table: Table) -> steps.Marks | None:
-    """The marked steps beside when the collectives started; ``None`` where none are marked."""
+    """The marked steps with the start times of the collectives; ``None`` where none are marked."""
     number, which = np.unique(table["step"], return_inverse=True) if rows(table) else (np.empty(0, np.int64), None)
     if which is None:
         return None

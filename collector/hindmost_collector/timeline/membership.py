@@ -1,4 +1,4 @@
-"""Jobs that go on with fewer ranks: each stretch of time with the same members is a job of its own to the judge."""
+"""Jobs that go on with fewer ranks: each period with the same members is judged as a separate job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether collectives run beside a step's computing, so that one delay shows in all that follow in it."""
+"""Whether collectives overlap with a step's computing, so that one delay shows in all that follow in it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 def find(joined: Grid, own: Floats, step_of: Ints, starts: Ints, work: Floats | None) -> bool:
     """Whether collectives overlap with computing, so that one delay shows in all that follow in its step.
 
-    Gradients of one group of ranks are reduced beside backward. Gathered parameters may block or be prefetched: if they
-    overlap, a rank that is late for one collective is as late for the next, otherwise the delay starts anew. A rank
-    with more ``work`` [R, S] in a step is late for all of its collectives either way.
+    Gradients of one group of ranks are reduced during backward. Gathered parameters may block or be prefetched: if
+    they overlap, a rank that is late for one collective is as late for the next, otherwise the delay starts anew. A
+    rank with more ``work`` [R, S] in a step is late for all of its collectives either way.
     """
     if not joined.gpu_time or joined.group.shape[1] > 1 or len(np.unique(joined.group)) > 1:
         return False
@@ -83,10 +83,10 @@ _ON_END = 20
 
 
 def _queue_where_one_computes(own: Floats, position: Ints, starts: Ints) -> bool:
-    """Whether at several places of a step most ranks' collectives follow one another though some rank computes there,
-    for some steps on end: who is the latest may change.
+    """Whether at several places of a step most ranks' collectives follow one another while some rank computes there.
 
-    Computing that is due between two collectives is due on all ranks: who has none there does it beside them.
+    For some consecutive steps: the latest rank may change. Computing that is due between two collectives is due on
+    all ranks: a rank without any there overlaps it with them.
     """
     firsts = starts[::_ON_END][: max(len(starts) // _ON_END, 1)]  # the few that are left belong to those before
     bounds = np.append(firsts, len(position)).tolist()

@@ -50,7 +50,7 @@ def typical_wait(joined: Grid, starts: Ints) -> Floats:
 
 
 def _slowest(lengths: Floats, joined: Grid) -> Floats:
-    """[S] how long the typical rank's steps are [R, S]; of sets that train beside each other, those of the slowest."""
+    """[S] how long the typical rank's steps are [R, S]; with sets that train in parallel, those of the slowest."""
     which, typical = roles.that_meet(joined), median(lengths, axis=0)
     if (which == which[0]).all():
         return typical

@@ -105,7 +105,8 @@ def all_of(table: Table, ranks: Ints, numbers: Ints) -> tuple[Floats | None, dic
 def unnamed(parts: Mapping[str, Array], duration: Array) -> Array | None:
     """ns of each step in no phase of its host's, such as logging after the optimizer's step; ``None`` without any.
 
-    NaN where a step is not known by its phases. A copy that was timed beside the GPU's phases is inside forward.
+    NaN where a step is not known by its phases. A copy that was timed in addition to the GPU's phases is inside
+    forward.
     """
     if "optimizer" not in parts:
         return None

@@ -1,4 +1,4 @@
-"""Blocks of a pipeline: its own time and excess stretch by stretch, between sends, receives and collectives."""
+"""Blocks of a pipeline: its self time and delays by interval, between sends, receives and collectives."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def left(before: Grid) -> Floats:
 
 
 def of(found: Blocks, order: Schedule | None) -> Blocks:
-    """With each stretch between two operations on its own, where ranks keep one order of them; else as it was."""
+    """With each interval between two operations separate, where ranks keep one order of them; else unchanged."""
     built = bubbles.build(order, found.role, len(found.steps)) if order is not None else None
     if built is None:
         return found
@@ -82,7 +82,7 @@ def _received(order: Schedule, found: Blocks) -> Floats:
 
 
 def by(found: Blocks, built: Bubbles) -> Blocks:
-    """With stretches and what GPUs compute as these dependencies have them."""
+    """With intervals and the GPUs' computing from these dependencies."""
     segments, segment_step = built.segments(len(found.ranks))
     on_gpu = found.joined is not None and found.joined.gpu_time
     return replace(

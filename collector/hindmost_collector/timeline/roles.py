@@ -1,8 +1,8 @@
-"""Which ranks may be compared: those of one role, as the communicators themselves tell.
+"""Which ranks may be compared: cohorts, from the communicators themselves.
 
-Ranks that reduce gradients together hold the same layers, and gradients are reduced at the end of a step, so the
-groups of the class that runs last in the step are the roles. Groups whose fastest members keep the same pace, like the
-tensor ranks of one layer, count as one role, so that small groups have peers to be compared with.
+Ranks that reduce gradients together hold the same layers, and gradients are reduced at the end of a step. So the
+groups of the class that runs last in the step are the cohorts. Groups whose fastest members keep the same pace, like
+the tensor ranks of one layer, form one cohort, so that small groups have peers to be compared with.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _SAME_PACE = 0.03
 
 
 def find(grid: Grid, own: Floats, stage: Ints | None = None) -> Ints:
-    """[R] role of each rank; all zero where nothing tells them apart. ``own`` [R, K] is own time before each column.
+    """[R] cohort of each rank; all zero where nothing separates them. ``own`` [R, K] is self time before each column.
 
-    ``stage`` [R] is the place in the pipeline: ranks of two stages hold other layers, however alike their pace.
+    ``stage`` [R] is the place in the pipeline: ranks of two stages hold other layers, however similar their pace.
     """
     klass = _gradient_class(grid)
     if klass is None:
@@ -56,7 +56,7 @@ def _gradient_class(grid: Grid) -> int | None:
 def that_meet(grid: Grid) -> Ints:
     """[R] number of the set in which ranks meet in most steps, directly or through others; one set in most jobs.
 
-    Process sets that train beside each other each have their own pace.
+    Process sets that train in parallel each have their own pace.
     """
     steps, found = len(np.unique(grid.step)), np.arange(len(grid.ranks))
     usual = [k for k in range(grid.group.shape[1]) if len(np.unique(grid.step[grid.klass == k])) > steps / 2]
@@ -71,7 +71,7 @@ def that_meet(grid: Grid) -> Ints:
 
 
 def _merge(groups: Ints, pace: Floats) -> Ints:
-    """Groups in order of their fastest member; a gap in pace begins a new role."""
+    """Groups in order of their fastest member; a gap in pace begins a new cohort."""
     names = np.unique(groups)
     fastest = np.array([pace[groups == name].min() for name in names])
     role = np.zeros(len(groups), np.int64)
@@ -85,7 +85,7 @@ def _merge(groups: Ints, pace: Floats) -> Ints:
 
 
 def beyond_peers(own: Floats, role: Ints) -> Floats:
-    """[R, K] how far each rank is above the median of its peers; 0 for who is alone in its role."""
+    """[R, K] how far each rank is above the median of its peers; 0 for a rank alone in its cohort."""
     found = np.zeros_like(own)
     for one in np.unique(role):
         members = np.flatnonzero(role == one)
@@ -112,10 +112,10 @@ _PAIR = 2
 
 
 def excess(grid: Grid, own: Floats, role: Ints) -> Floats:
-    """[R, K] how far each rank's own time is above the median of its peers; alone in its role, it has no excess.
+    """[R, K] how far each rank's self time is above the median of its peers; 0 for a rank alone in its cohort.
 
-    Where the typical rank of a GPU job only queues behind its last collective, other groups say nothing of how long the
-    computing took: there a rank is compared with those it meets in that collective.
+    Where the typical rank of a GPU job only queues behind its last collective, other groups say nothing about the
+    time of computing: there a rank is compared with those it meets in that collective.
     """
     found = beyond_peers(own, role)
     if not grid.gpu_time or grid.group.shape[1] < 2:
@@ -133,8 +133,8 @@ def excess(grid: Grid, own: Floats, role: Ints) -> Floats:
 def victims(grid: Grid, starts: Ints, late: Floats, culprits: list[int], least: float) -> list[int]:
     """Rows that look late only because they share a group with a culprit.
 
-    ``late`` [R, K] is lateness into each collective, ``starts`` [S] the columns at which steps begin. A victim meets
-    a culprit in one class of communicators and is late by ``least`` ns a step into those of another class.
+    ``late`` [R, K] is the delay into each collective, ``starts`` [S] the columns at which steps begin. A victim
+    meets a culprit in one class of communicators and is late by ``least`` ns a step into those of another class.
     """
     found: set[int] = set()
     for klass in range(grid.group.shape[1]):

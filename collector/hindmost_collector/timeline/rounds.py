@@ -24,7 +24,7 @@ _MOST = 64
 
 
 def late(joined: Grid, own: Floats, starts: Ints) -> Floats:
-    """[R, S] ns that each rank comes late in each step to collectives that run beside its computing.
+    """[R, S] ns that each rank comes late in each step to collectives that overlap with its computing.
 
     ``own`` [R, K] is the time between its collectives, ``starts`` [S] the first of each step.
     """
@@ -39,7 +39,7 @@ def late(joined: Grid, own: Floats, starts: Ints) -> Floats:
 
 
 def _late(late_for: Floats, joined: Grid, own: Floats, begins: Ints) -> Floats:
-    """[R, N] ns that each rank comes late in each of the stretches that begin at the columns ``begins`` [N].
+    """[R, N] ns that each rank comes late in each of the periods that begin at the columns ``begins`` [N].
 
     ``late_for`` [R, K] is how much later than its peers it came for each collective.
     """
@@ -47,7 +47,7 @@ def _late(late_for: Floats, joined: Grid, own: Floats, begins: Ints) -> Floats:
 
 
 def _hidden(own: Floats, begins: Ints) -> float:
-    """Ns that a layer computes beside the collectives of another: the longest time between two that all ranks take."""
+    """Ns that a layer computes during the collectives of another: the longest time between two that all ranks take."""
     position = np.arange(own.shape[1]) - np.repeat(begins, np.diff(np.append(begins, own.shape[1])))
     taken = [np.min(np.nan_to_num(median(own[:, position == place], axis=1))) for place in range(position.max() + 1)]
     return float(max(taken))

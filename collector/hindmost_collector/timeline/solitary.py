@@ -35,7 +35,7 @@ def set_aside(table: Table) -> Table:
 
 
 def _with_time_before(table: Table, stays: Array) -> Table:
-    """The table with the own time before the rows that do not stay in the rank's next one that does."""
+    """The table with the self time before the removed rows added to the rank's next remaining row."""
     order = np.lexsort((table["start_ns"], table["rank"]))
     kept = stays[order]
     into = order[kept]

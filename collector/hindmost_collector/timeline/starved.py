@@ -1,7 +1,7 @@
-"""How long GPUs of a pipeline idled because their hosts had launched no more: by when each operation was enqueued.
+"""How long GPUs of a pipeline idled because their hosts had launched no more: from the enqueue time of each operation.
 
-A kernel that begins as soon as it is launched found nothing queued before it: what the stretch before it took longer
-than where work was queued throughout, the GPU waited for its host. That is no work of its stage.
+A kernel that begins as soon as it is launched found nothing queued before it. If the interval before it took longer
+than with work queued throughout, the GPU waited for its host for the difference. That is no work of its stage.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def find(order: Schedule, built: Bubbles, role: Ints, shape: tuple[int, ...]) ->
 
 
 def _of_peers(told: Floats, built: Bubbles, role: Ints) -> Floats:
-    """[N] what is ``told`` [N] of that interval for the typical rank of the same ``role``, of two the quicker.
+    """[N] the known times ``told`` [N] of that interval for the typical rank of the cohort, of two the quicker.
 
-    NaN where no rank of the role has it."""
+    NaN where no rank of the same ``role`` [R] has it."""
     alike = role[built.row] * (int(built.place.max()) + 1) + built.place
     lacking = np.zeros(int(alike.max()) + 1, bool)
     lacking[alike[np.isnan(told)]] = True

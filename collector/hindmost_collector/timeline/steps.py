@@ -126,10 +126,10 @@ def _longest_gap(tokens: Ints, gap: Floats, length: int) -> float:
 
 
 def _numbered(found: Ints, marks: Marks | None) -> Ints:
-    """Steps found [K], counted from 0, with the marks' numbers: at each stretch that of the last marked by then.
+    """Steps found [K], counted from 0, with the marks' numbers: in each segment that of the last marked by then.
 
-    Of a stretch's earliest steps the one that says least: hosts get ahead of their GPUs, never behind. A stretch ends
-    where much more time passes than a step takes: something was left out there, or the job did something else.
+    Of a segment's earliest steps the lowest offset counts: hosts get ahead of their GPUs, never behind. A segment
+    ends where much more time passes than a step takes: something was left out there, or the job did something else.
     """
     inside = np.flatnonzero(found >= 0)
     if marks is None or not len(marks.number) or not len(inside):
