@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 def configure(parser: argparse.ArgumentParser, config: bool = True) -> None:
     """Add ``--set`` and, where there is no other file of settings, ``--config``."""
-    meaning = (
-        "a threshold of the judge, like min_effect=0.02 (docs/reference/thresholds.md lists them); may be repeated"
-    )
+    meaning = "set a threshold of docs/reference/thresholds.md, e.g. min_effect=0.02; may be repeated"
     parser.add_argument("--set", metavar="NAME=VALUE", action="append", help=meaning)
     if config:
-        parser.add_argument("--config", type=Path, metavar="FILE", help="thresholds as TOML, under [judge]")
+        parser.add_argument(
+            "--config", type=Path, metavar="FILE", help="read thresholds from this TOML file, table [judge]"
+        )
 
 
 def chosen(sets: Sequence[str] | None, config: Path | None = None) -> Settings:

@@ -20,23 +20,25 @@ class Options:
     variable of the environment, and with dashes a flag.
     """
 
-    listen: str = _setting(f"127.0.0.1:{GRPC_PORT}", "where agents connect", "HOST:PORT")
+    listen: str = _setting(f"127.0.0.1:{GRPC_PORT}", "agents connect here", "HOST:PORT")
     # empty: none for a run that is held, the default port for a service
-    http: str = _setting("", f"page, /metrics, /api/report (default 127.0.0.1:{HTTP_PORT}); none for none", "HOST:PORT")
-    out: str = _setting("", "record one job into this run directory", "RUN_DIR")
-    store: str = _setting("", "record every job into this store: a directory or a URL", "URL")
-    job_id: str = _setting("", "the job that --out and --command are about", "ID")
-    command: str = _setting("", "the job's command line, for reports", "TEXT")
-    launcher: str = _setting("", "what launched the job, for reports", "NAME")
-    exit_when_stdin_closes: bool = _setting(default=False, meaning="leave when stdin ends")
-    flush_seconds: float = _setting(0.0, "between flushes to the store (default 1 with --out, else 10)", "SECONDS")
-    memory_mib: int = _setting(256, "rows held in memory before samples of nodes are shed", "MIB")
-    judge_seconds: float = _setting(1.5, "between two judgements of a running job", "SECONDS")
-    retention_days: float = _setting(0.0, "delete segments of older days (default: keep all)", "DAYS")
-    retention_gib: float = _setting(0.0, "beyond this size of the store delete its oldest (default: no limit)", "GIB")
-    remote_write: str = _setting("", "send every metric to this Prometheus receiver, too", "URL")
-    relay_to: str = _setting("", "be a relay: pass all agents on to this collector, in one stream", "HOST:PORT")
-    log_format: str = _setting("text", "how to log to stderr", choices=("text", "json"))
+    http: str = _setting(
+        "", f"serve the page and /metrics here, or `none` (default: 127.0.0.1:{HTTP_PORT})", "HOST:PORT"
+    )
+    out: str = _setting("", "record one job in this run directory", "RUN_DIR")
+    store: str = _setting("", "record all jobs in this directory or database URL", "URL")
+    job_id: str = _setting("", "the job of --out and --command", "ID")
+    command: str = _setting("", "command line of the job, for reports", "TEXT")
+    launcher: str = _setting("", "launcher of the job, for reports", "NAME")
+    exit_when_stdin_closes: bool = _setting(default=False, meaning="exit when stdin closes")
+    flush_seconds: float = _setting(0.0, "time between writes to the store (default: 1 with --out, else 10)", "SECONDS")
+    memory_mib: int = _setting(256, "memory for rows; above it, node samples are dropped", "MIB")
+    judge_seconds: float = _setting(1.5, "time between evaluations of a running job", "SECONDS")
+    retention_days: float = _setting(0.0, "delete recordings older than this (default: never)", "DAYS")
+    retention_gib: float = _setting(0.0, "delete the oldest recordings above this size (default: never)", "GIB")
+    remote_write: str = _setting("", "also send metrics to this Prometheus remote-write URL", "URL")
+    relay_to: str = _setting("", "be a relay: forward all agents to this collector", "HOST:PORT")
+    log_format: str = _setting("text", "format of the log on stderr", choices=("text", "json"))
 
     @property
     def http_address(self) -> tuple[str, int] | None:

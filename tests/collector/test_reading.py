@@ -109,7 +109,7 @@ def test_the_example_in_the_help_answers_for_ranks_that_mark_no_steps(tmp_path, 
     """Ranks of MPI programs mark none: the help's query has rows all the same, and stderr stays empty."""
     with pytest.raises(SystemExit):
         cli.main(["query", "--help"])
-    (example,) = re.findall(r"for example: (.*?) options:", " ".join(capsys.readouterr().out.split()))
+    (example,) = re.findall(r'hindmost query \S+ "(.*)"', capsys.readouterr().out)
     run_directory([simulate(Scenario(2, 12)).run], tmp_path)
     shutil.rmtree(tmp_path / "segments/steps")
     assert cli.main(["query", str(tmp_path), example, "--format", "csv"]) == 0

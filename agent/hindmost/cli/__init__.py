@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import importlib
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -18,38 +19,64 @@ if TYPE_CHECKING:
 
 #: Subcommand to what it does, in the order in which ``--help`` shows them. The module is ``hindmost.cli.NAME``.
 COMMANDS = {
-    "run": "run a training job under observation and print the verdict",
-    "report": "judge a recorded run, or a folder of a foreign format",
-    "compare": "say what changed between two recorded runs, and how surely",
+    "run": "start a training job, watch it, and print the verdict",
+    "report": "print the verdict of a recorded run, or of traces of another tool",
+    "compare": "say what changed between two recorded runs, and how sure that is",
     "top": "watch the verdict and the ranks of a running job in the terminal",
-    "query": "SQL over a recorded run, also while it is written",
+    "query": "run SQL on a recorded run, also while it is being recorded",
     "agent": "sample this node and its training processes",
-    "collector": "receive agents, judge live, serve metrics and the page",
-    "native": "build the C libraries for the MPI that jobs use",
-    "simulate": "write the recording of a job whose faults are known",
-    "attach": "look into training processes that are already running",
-    "doctor": "say what can be seen on this machine, and what cannot, and why",
+    "collector": "receive data from agents, judge live, serve the page and metrics",
+    "native": "build the C libraries now instead of at first use",
+    "simulate": "write the recording of a simulated job with known faults",
+    "attach": "show where training processes that already run spend their time",
+    "doctor": "list what hindmost can measure on this machine, and how to get the rest",
 }
+EPILOG = """\
+start with:
+  hindmost doctor
+  hindmost run -- mpirun -np 4 python train.py
+
+`hindmost COMMAND --help` explains a command and shows examples."""
 #: Why a write fails.
 _UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
 class Parser(argparse.ArgumentParser):
-    """One whose errors are one line, as all of ours."""
+    """A parser with one-line errors, and help that keeps the lines of examples."""
+
+    def __init__(self, prog: str, description: str) -> None:
+        super().__init__(prog, description=description, formatter_class=_Help)
 
     def error(self, message: str) -> NoReturn:
         """Raises UsageError."""
-        raise UsageError(f"{message}; `{self.prog} --help` says what it takes")
+        raise UsageError(f"{message}; `{self.prog} --help` lists the options")
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Options and their meaning in one line where the terminal is wide enough."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34, width=min(shutil.get_terminal_size().columns, 120) - 2)
 
 
 def parser() -> argparse.ArgumentParser:
-    """The whole command line. Each subcommand's module is imported only when it is the one named."""
-    root = Parser(prog="hindmost", description="Which rank everyone else is waiting for, and why.")
-    root.add_argument("--version", action="version", version=f"hindmost {__version__}")
-    root.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=", ".join(COMMANDS))
-    root.epilog = "\n".join(f"  {name:<10} {what}" for name, what in COMMANDS.items())
-    root.formatter_class = argparse.RawDescriptionHelpFormatter
+    """The whole command line, without the options of the commands."""
+    root = Parser("hindmost", "Find the rank that all others wait for, why, since when, and what it costs.")
+    root.add_argument(
+        "--version", action="version", version=f"hindmost {__version__}", help="print the version and exit"
+    )
+    root.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of the commands below")
+    commands = "\n".join(f"  {name:<10} {what}" for name, what in COMMANDS.items())
+    root.epilog = f"commands:\n{commands}\n\n{EPILOG}"
     return root
+
+
+def command(name: str) -> argparse.ArgumentParser:
+    """The parser of one command, whose module is imported now."""
+    what = COMMANDS[name]
+    found = Parser(f"hindmost {name}", f"{what[0].upper()}{what[1:]}.")
+    importlib.import_module(f"hindmost.cli.{name}").configure(found)
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -80,10 +107,8 @@ def _fail(name: str, why: HindmostError) -> int:
 def _run(arguments: list[str]) -> int:
     try:
         name = parser().parse_args(arguments[:1] or ["--help"]).command
-        module = importlib.import_module(f"hindmost.cli.{name}")
-        command = Parser(prog=f"hindmost {name}", description=COMMANDS[name])
-        module.configure(command)
-        code = int(module.run(command.parse_args(arguments[1:])))
+        args = command(name).parse_args(arguments[1:])
+        code = int(importlib.import_module(f"hindmost.cli.{name}").run(args))
     except SystemExit:  # --help, --version
         sys.stdout.flush()
         raise

@@ -7,19 +7,23 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import argparse
 
-HELP = "sample this node and its training processes"
+EPILOG = """\
+examples:
+  hindmost agent --listen :9400
+  hindmost agent --collector head-node:9460 --spool /var/tmp/hindmost"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options; ``hindmost_agent.settings`` checks them."""
-    parser.add_argument("--collector", metavar="HOST:PORT", help="stream to this collector")
-    parser.add_argument("--listen", metavar="[HOST]:PORT", help="serve /metrics to Prometheus, :PORT on every address")
-    parser.add_argument("--job-id", default="", metavar="ID", help="belong to this job rather than to the node")
-    parser.add_argument("--ring-dir", metavar="DIR", help="where the job's rings are")
-    parser.add_argument("--spool", metavar="DIR", help="where to keep what is not yet delivered")
-    parser.add_argument("--spool-size", default="256MiB", metavar="SIZE", help="at most this much (256MiB)")
-    parser.add_argument("--interval", default="1s", metavar="TIME", help="time between two ticks (1s)")
-    parser.add_argument("--exit-when-stdin-closes", action="store_true", help="leave when stdin is closed")
+    parser.epilog = EPILOG
+    parser.add_argument("--collector", metavar="HOST:PORT", help="send data to this collector")
+    parser.add_argument("--listen", metavar="[HOST]:PORT", help="serve /metrics here; :PORT is every address")
+    parser.add_argument("--job-id", default="", metavar="ID", help="observe this job only (default: all on the node)")
+    parser.add_argument("--ring-dir", metavar="DIR", help="folder of the job's rings (default: below /dev/shm)")
+    parser.add_argument("--spool", metavar="DIR", help="folder for data that is not yet delivered")
+    parser.add_argument("--spool-size", default="256MiB", metavar="SIZE", help="limit of the spool (default: 256MiB)")
+    parser.add_argument("--interval", default="1s", metavar="TIME", help="time between samples (default: 1s)")
+    parser.add_argument("--exit-when-stdin-closes", action="store_true", help="exit when stdin closes")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -13,39 +12,40 @@ from hindmost.cli import given
 from hindmost.errors import HindmostError, UsageError
 
 if TYPE_CHECKING:
+    import argparse
+
     from hindmost.attach.sampling import Shares
     from hindmost.attach.target import Target
-
-HELP = "look into training processes that are already running, without restarting them"
 
 EPILOG = """\
 examples:
   hindmost attach --pid 4711 --pid 4712
-  hindmost attach --job 812345 --seconds 30      a Slurm job's ranks on this machine
-  hindmost attach --stacks --job 812345          where each rank stands and what it waits in, now
-  hindmost attach --stacks --job ID --save-to hindmost-runs/ID      also saved in the run directory
+  hindmost attach --job 812345 --seconds 30
+  hindmost attach --stacks --job 812345
+  hindmost attach --stacks --job ID --save-to hindmost-runs/ID
 
-Python 3.14 and later is entered by sys.remote_exec and measured from inside; older ones are sampled from outside by
-py-spy, and shares come with the 95 % interval that sampling has. Only your own processes; nothing stays in them."""
+attach needs no restart and leaves nothing in the processes. They must be yours.
+It measures Python 3.14 and later inside the process. It samples older versions with py-spy, from outside."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``hindmost attach``."""
     parser.epilog = EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--pid", type=int, action="append", metavar="PID", help="a process; may be repeated")
-    which.add_argument("--job", metavar="ID", help="all ranks on this machine of a job, as its scheduler calls it")
-    parser.add_argument("--seconds", type=float, default=10.0, help="how long to look (default: 10)")
-    parser.add_argument("--rate", type=int, default=100, help="samples a second where sampled (default: 100)")
-    parser.add_argument("--sample", action="store_true", help="sample from outside even where Python can be entered")
-    parser.add_argument(
-        "--stacks", action="store_true", help="print all threads' stacks and pending collectives instead"
+    which.add_argument(
+        "--job", metavar="ID", help="all ranks of this job on this machine; ID of hindmost or the scheduler"
     )
+    parser.add_argument("--seconds", type=float, default=10.0, metavar="N", help="duration, at most 3600 (default: 10)")
     parser.add_argument(
-        "--save-to", type=Path, metavar="DIR", help="with --stacks: also append each rank's stack to DIR/stacks"
+        "--rate", type=int, default=100, metavar="N", help="samples per second, 1 to 1000 (default: 100)"
     )
-    parser.add_argument("--format", choices=("text", "json"), default="text")
+    parser.add_argument("--sample", action="store_true", help="sample from outside even with Python 3.14 and later")
+    what = "print the stacks and pending collectives now, instead of times"
+    parser.add_argument("--stacks", action="store_true", help=what)
+    what = "with --stacks: also append each rank's stacks to a file in DIR/stacks"
+    parser.add_argument("--save-to", type=Path, metavar="DIR", help=what)
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="output format (default: text)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -12,7 +12,12 @@ from hindmost import thresholds
 #: gRPC's own event engine hands a message from thread to thread; its older poller does not, and halves what the library
 #: costs a collector (measured with 1.85 by bench/collector_load). A version without these switches ignores them.
 POLLER = "-event_engine_client,-event_engine_listener,-event_engine_callback_cq"
-HELP = "receive agents, judge live, serve metrics and the page"
+EPILOG = """\
+examples:
+  hindmost collector --store /var/lib/hindmost --listen 0.0.0.0:9460
+  hindmost collector --out runs/job-7 --job-id job-7
+
+Each option is also an environment variable, e.g. HINDMOST_COLLECTOR_STORE, and a key of the TOML file."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -20,14 +25,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
     from hindmost_collector.layers import flag
     from hindmost_collector.options import Options
 
+    parser.epilog = EPILOG
+    parser.usage = "hindmost collector [options]"
     for one in dataclasses.fields(Options):
         form, choices, meaning = one.metadata["form"], one.metadata["choices"], one.metadata["meaning"]
-        told = meaning if "default" in meaning or not one.default else f"{meaning} (default {one.default})"
+        text = meaning if "default" in meaning or not one.default else f"{meaning} (default: {one.default})"
         if isinstance(one.default, bool):
-            parser.add_argument(flag(one.name), action=argparse.BooleanOptionalAction, help=told)
+            parser.add_argument(flag(one.name), action=argparse.BooleanOptionalAction, help=text)
         else:
-            parser.add_argument(flag(one.name), metavar=form or None, choices=choices or None, help=told)
-    parser.add_argument("--config", type=Path, metavar="FILE", help="settings as TOML; thresholds under [judge]")
+            parser.add_argument(flag(one.name), metavar=form or None, choices=choices or None, help=text)
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="read settings from this TOML file, thresholds from its table [judge]",
+    )
     thresholds.configure(parser, config=False)
 
 

@@ -17,14 +17,17 @@ if TYPE_CHECKING:
     from hindmost_collector.settings import Settings
 
 FORMATS = ("text", "json")
+EPILOG = """\
+example:
+  hindmost compare hindmost-runs/before hindmost-runs/after"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add this subcommand's arguments."""
-    what = "a run directory, or a folder of traces of any known format"
-    parser.add_argument("a", metavar="A", type=place, help=f"before: {what}")
-    parser.add_argument("b", metavar="B", type=place, help="after: another")
-    parser.add_argument("--format", choices=FORMATS, default="text", help="default: text")
+    parser.epilog = EPILOG
+    parser.add_argument("a", metavar="A", type=place, help="the run before: a run directory or a folder of traces")
+    parser.add_argument("b", metavar="B", type=place, help="the run after")
+    parser.add_argument("--format", choices=FORMATS, default="text", help="output format (default: text)")
     thresholds.configure(parser)
 
 

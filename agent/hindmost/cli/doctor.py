@@ -21,10 +21,17 @@ MARKS = {"yes": "yes ", "part": "part", "no": "no  "}
 COLORS = {"yes": "32", "part": "33", "no": "31"}
 
 
+EPILOG = """\
+examples:
+  hindmost doctor
+  hindmost doctor --python /opt/conda/envs/train/bin/python"""
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``hindmost doctor``."""
-    parser.add_argument("--format", choices=["text", "json"], default="text", help="text for people, json for programs")
-    parser.add_argument("--python", metavar="PATH", help="the interpreter of your jobs (default: python3 on PATH)")
+    parser.epilog = EPILOG
+    parser.add_argument("--format", choices=["text", "json"], default="text", help="output format (default: text)")
+    parser.add_argument("--python", metavar="PATH", help="Python of your jobs (default: python3 on PATH)")
 
 
 def run(args: argparse.Namespace) -> int:

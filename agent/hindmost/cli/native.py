@@ -19,13 +19,20 @@ WHAT = {
 }
 
 
+EPILOG = """\
+examples:
+  hindmost native build
+  hindmost native build pmpi --mpirun /opt/openmpi/bin/mpirun"""
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``hindmost native``."""
-    parser.add_argument("action", choices=["build"], help="build what is neither prebuilt nor in the cache")
+    parser.epilog = EPILOG
     parser.add_argument(
-        "kind", nargs="*", default=[], metavar="KIND", help=f"which of {', '.join(WHAT)}; all unless told otherwise"
+        "action", choices=["build"], help="build the libraries that are neither prebuilt nor in the cache"
     )
-    parser.add_argument("--mpirun", metavar="PATH", help="the mpirun of the MPI that jobs use (default: that on PATH)")
+    parser.add_argument("kind", nargs="*", default=[], metavar="KIND", help=f"one of {', '.join(WHAT)} (default: all)")
+    parser.add_argument("--mpirun", metavar="PATH", help="build for the MPI of this mpirun (default: mpirun on PATH)")
 
 
 def run(args: argparse.Namespace) -> int:

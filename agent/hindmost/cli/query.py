@@ -31,24 +31,22 @@ UNRECORDED = {
 }
 
 
+EPILOG = f"""\
+example:
+  hindmost query hindmost-runs/JOB "{EXAMPLE}"
+
+tables: ranks, steps, collectives, communicators, intervals, in_flight, metrics, stacks, clocks, rank_states
+Durations are nanoseconds. Times are nanoseconds since 1970 on the job clock. -1 means not measured.
+Run directories take DuckDB's SQL, clickhouse://USER@HOST:PORT/DATABASE takes ClickHouse's."""
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     """Where, what, and in which form."""
-    parser.add_argument(
-        "paths",
-        metavar="PATH",
-        nargs="+",
-        type=place,
-        help="a run directory, or a collector's store (URL); several where agents of a job sent to several collectors",
-    )
-    parser.add_argument(
-        "sql", metavar="SQL", help=f"for example: {EXAMPLE}"
-    )
-    parser.add_argument("--format", choices=["text", "csv", "json"], default="text", help="how to print (default text)")
-    parser.epilog = (
-        "Tables: ranks, steps, collectives, communicators, intervals, in_flight, metrics, stacks, clocks, rank_states. "
-        "Durations are ns, times ns of the job clock, -1 is unmeasured; each table has a column job. "
-        "Directories answer DuckDB's SQL, clickhouse:// URLs ClickHouse's."
-    )
+    parser.epilog = EPILOG
+    parser.add_argument("paths", metavar="PATH", nargs="+", type=place, help="run directories or stores of one job")
+    parser.add_argument("sql", metavar="SQL", help="one SELECT statement")
+    kinds = ["text", "csv", "json"]
+    parser.add_argument("--format", choices=kinds, default="text", help="output format (default: text)")
 
 
 def run(args: argparse.Namespace) -> int:

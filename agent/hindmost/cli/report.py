@@ -19,13 +19,21 @@ FORMATS = ("text", "json", "html", "csv")
 _MOST_RANKS = 1 << 20
 
 
+EPILOG = """\
+examples:
+  hindmost report hindmost-runs/JOB
+  hindmost report hindmost-runs/JOB --format html -o report.html
+  hindmost report profiler-traces --ranks 0-7"""
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add this subcommand's arguments."""
+    parser.epilog = EPILOG
     parser.add_argument(
         "path",
         metavar="PATH",
         type=place,
-        help="a run directory, a folder of traces of any known format, or clickhouse://USER@HOST:PORT/DATABASE?job=ID",
+        help="a run directory, a folder of traces, or clickhouse://USER@HOST:PORT/DATABASE?job=ID",
     )
     parser.add_argument(
         "others",
@@ -33,11 +41,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=place,
         nargs="*",
         default=[],
-        help="more run directories of the same job, of other collectors",
+        help="more run directories of the same job, from other collectors",
     )
-    parser.add_argument("--format", choices=FORMATS, default="text", help="default: text")
-    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write there instead of standard output")
-    parser.add_argument("--ranks", metavar="LIST", help="ranks that the table shows, like 0-3,17")
+    parser.add_argument("--format", choices=FORMATS, default="text", help="output format (default: text)")
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write to FILE instead of stdout")
+    parser.add_argument("--ranks", metavar="LIST", help="show only these ranks in the table, e.g. 0-3,17")
     thresholds.configure(parser)
 
 

@@ -22,27 +22,33 @@ examples:
   hindmost run --out runs/baseline -- torchrun --nproc-per-node 8 train.py
   hindmost run --listen 127.0.0.1:9090 -- srun -N 4 python train.py
 
-COMMAND keeps its terminal, signals and exit code. Should hindmost not start, COMMAND runs all the same."""
+COMMAND keeps its terminal, signals and exit code. If hindmost cannot start, COMMAND runs without it."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``hindmost run``."""
     parser.epilog = EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.usage = "hindmost run [options] -- COMMAND ..."
     parser.add_argument(
-        "--out", type=given.path("--out"), metavar="DIR", help="the run directory (default: hindmost-runs/JOB)"
+        "--out",
+        type=given.path("--out"),
+        metavar="DIR",
+        help="write the run directory here (default: hindmost-runs/JOB)",
     )
-    parser.add_argument("--job-id", metavar="ID", help="what the job is called (default: script, date and time)")
+    parser.add_argument("--job-id", metavar="ID", help="name the job (default: script, date and time)")
     parser.add_argument(
         "--live",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="serve a page and /metrics while the job runs (default: on this machine's loopback, a free port)",
+        help="serve a page and /metrics on a free port of 127.0.0.1 (default: yes)",
     )
-    parser.add_argument("--listen", metavar="[HOST]:PORT", help="where to serve the page and /metrics instead")
+    parser.add_argument(
+        "--listen", metavar="[HOST]:PORT", help="serve the page and /metrics here; :PORT is every address"
+    )
     thresholds.configure(parser, config=False)
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="the job, as you start it")
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="the job, as you start it without hindmost"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

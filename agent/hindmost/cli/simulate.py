@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -10,10 +9,13 @@ import re
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hindmost.cli import given, report
 from hindmost.errors import UsageError
+
+if TYPE_CHECKING:
+    import argparse
 
 _FAULT = re.compile(
     r"(?P<cause>\w+):(?P<ranks>\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*):(?P<percent>\d+(?:\.\d+)?)%"
@@ -22,23 +24,17 @@ _FAULT = re.compile(
 
 
 EPILOG = """\
-CAUSE is one of
-  compute gpu_throttle gpu_contention workload     the GPU's computing is longer; with a lower clock, another process,
-                                                   more tokens
-  input cpu_contention gc checkpoint memory io     the host is late; io: in files that belong to no phase of the step
-  h2d                                              the copy to the GPU takes longer
-  network                                          transfers of every group with one of RANKS take longer
-  hang                                             RANKS never come to step FROM, and everybody else waits
-  desync                                           RANKS enter another operation in step FROM than the rest: all wait
-PERCENT of the clean step is added to each of RANKS (of network once, for all that share it), from step FROM to before
-TO, in DUTY percent of those steps. A job that hangs ends there for FOLDER; a collector is told for a minute of the
-job's time what every rank is inside of.
-A folder of --format traces holds what a profiler plugin, a step log, NVML and Flight Recorder dumps do: by them
-gpu_throttle, input, network, hang and desync are told, and of all others the rank, its onset and its cost.
+FAULT is CAUSE:RANKS:PERCENT%[@FROM[-TO]][~DUTY%]. It adds PERCENT of a step to each of RANKS,
+from step FROM to before step TO, in DUTY percent of those steps. CAUSE is one of:
+  on the GPU     compute, gpu_throttle, gpu_contention, workload, h2d
+  on the host    input, cpu_contention, gc, checkpoint, memory, io
+  in between     network (slows each group that has one of RANKS)
+  stops the job  hang (RANKS never reach step FROM), desync (RANKS enter another operation there)
+docs/how-to/simulate-faults.md describes each of them.
 
 examples:
   hindmost simulate run --ranks 64 --fault compute:3:10% && hindmost report run
-  hindmost simulate run --fault input:2,5-6:20%@40-90~30%    three ranks, now and then, for 50 steps
+  hindmost simulate run --fault input:2,5-6:20%@40-90~30%
   hindmost simulate run --fault hang:1:0%@60
   hindmost simulate --collector 127.0.0.1:9460 --ranks 1024 --speed 1 --fault gpu_throttle:17:8%@100"""
 
@@ -46,42 +42,31 @@ examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add this subcommand's arguments."""
     parser.epilog = EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.usage = "hindmost simulate [options] FOLDER\n       hindmost simulate [options] --collector HOST:PORT"
     folder = given.path("FOLDER")
-    parser.add_argument("out", metavar="FOLDER", type=folder, nargs="?", help="where the recording goes: a new folder")
-    parser.add_argument("--collector", metavar="HOST:PORT", help="send the job to a running collector instead")
-    parser.add_argument(
-        "--speed", type=float, default=0.0, metavar="X", help="seconds of the job a second; default: at once"
-    )
-    parser.add_argument("--format", choices=("run", "traces"), default="run", help="default: a run directory")
-    parser.add_argument("--ranks", type=int, default=8, metavar="N", help="2 to 16384 (default: 8)")
-    parser.add_argument("--steps", type=int, default=100, metavar="N", help="default: 100")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="one seed gives one run (default: 0)")
-    parser.add_argument("--layout", choices=("dp", "fsdp", "tp_dp", "pp_dp"), default="dp", help="default: dp")
-    parser.add_argument("--tensor", type=int, default=1, metavar="N", help="ranks of a tensor-parallel group")
-    parser.add_argument("--pipeline", type=int, default=1, metavar="N", help="pipeline stages")
-    parser.add_argument(
-        "--step-ms", type=float, default=100.0, metavar="MS", help="computing of a clean step (default: 100)"
-    )
-    parser.add_argument(
-        "--run-ahead", type=int, default=0, metavar="N", help="steps that the host may be ahead of the GPU"
-    )
-    parser.add_argument("--varying-lengths", type=float, default=0.0, metavar="SIGMA", help="of sequence lengths")
-    sampled = "have the activity of GPUs sampled, as of kernels that are limited by this: compute or memory"
-    parser.add_argument("--gpu-bound", choices=("compute", "memory"), default="", help=sampled)
-    usual = "how unlike healthy ranks and steps are, times that of 4 H200s (default: 1)"
-    parser.add_argument("--noise", type=float, default=1.0, metavar="X", help=usual)
-    parser.add_argument("--clock-offset-ms", type=float, metavar="MS", help="how far clocks are apart (default: 1)")
-    parser.add_argument("--clock-drift-ppm", type=float, metavar="PPM", help="how fast they part (default: 10)")
-    where = "CAUSE:RANKS:PERCENT%[@FROM[-TO]][~DUTY%]"
-    meaning = "what is wrong with whom, see below; may be repeated"
-    parser.add_argument("--fault", action="append", default=[], metavar=where, help=meaning.replace("%", "%%"))
-    parser.add_argument(
-        "--ground-truth",
-        type=Path,
-        metavar="FILE",
-        help="write the injected faults and their cost to FILE, as JSON (with FOLDER only)",
-    )
+    parser.add_argument("out", metavar="FOLDER", type=folder, nargs="?", help="write the recording here: a new folder")
+    add = parser.add_argument
+    add("--collector", metavar="HOST:PORT", help="send the job to this collector instead of a folder")
+    add("--speed", type=float, default=0.0, metavar="X", help="job seconds per second (default: as fast as possible)")
+    formats = ("run", "traces")
+    add("--format", choices=formats, default="run", help="run directory or profiler traces (default: run)")
+    add("--ranks", type=int, default=8, metavar="N", help="number of ranks, 2 to 16384 (default: 8)")
+    add("--steps", type=int, default=100, metavar="N", help="number of steps (default: 100)")
+    add("--seed", type=int, default=0, metavar="N", help="seed of the random numbers (default: 0)")
+    layouts = ("dp", "fsdp", "tp_dp", "pp_dp")
+    add("--layout", choices=layouts, default="dp", help="data, sharded, tensor or pipeline parallel (default: dp)")
+    add("--tensor", type=int, default=1, metavar="N", help="ranks per tensor-parallel group (default: 1)")
+    add("--pipeline", type=int, default=1, metavar="N", help="pipeline stages (default: 1)")
+    add("--step-ms", type=float, default=100.0, metavar="MS", help="compute time of a step (default: 100)")
+    add("--run-ahead", type=int, default=0, metavar="N", help="steps the host may run ahead of the GPU (default: 0)")
+    add("--varying-lengths", type=float, default=0.0, metavar="SIGMA", help="spread of sequence lengths (default: 0)")
+    kinds = ("compute", "memory")
+    add("--gpu-bound", choices=kinds, default="", help="also record GPU activity, limited by compute or memory")
+    add("--noise", type=float, default=1.0, metavar="X", help="jitter, relative to that of 4 H200s (default: 1)")
+    add("--clock-offset-ms", type=float, metavar="MS", help="offset between the nodes' clocks (default: 1)")
+    add("--clock-drift-ppm", type=float, metavar="PPM", help="drift between the nodes' clocks (default: 10)")
+    add("--fault", action="append", default=[], metavar="FAULT", help="inject a fault (see below); may be repeated")
+    add("--ground-truth", type=Path, metavar="FILE", help="write the injected faults and their cost to FILE (JSON)")
 
 
 def run(args: argparse.Namespace) -> int:

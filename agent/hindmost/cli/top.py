@@ -18,7 +18,12 @@ from hindmost.errors import HindmostError, UsageError
 if TYPE_CHECKING:
     import argparse
 
-EPILOG = "ADDRESS is what `hindmost run` prints as its page, or what a collector was given as --http."
+EPILOG = """\
+examples:
+  hindmost top 127.0.0.1:40123
+  hindmost top head-node:9461 --job train-7 --once
+
+`hindmost run` prints ADDRESS when it starts. For a collector it is the value of --http."""
 #: Where a collector that nobody told otherwise serves its page.
 USUAL = "127.0.0.1:9461"
 #: Seconds that a collector may take to answer.
@@ -31,10 +36,14 @@ LONGEST = 86_400.0
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add this subcommand's arguments."""
     parser.epilog = EPILOG
-    parser.add_argument("address", metavar="ADDRESS", nargs="?", default=USUAL, help=f"default: {USUAL}")
-    parser.add_argument("--job", metavar="ID", help="which job, where the collector has several")
-    parser.add_argument("--interval", type=float, default=2.0, metavar="SECONDS", help="default: 2")
-    parser.add_argument("--once", action="store_true", help="print once and leave; so it does where it is piped")
+    parser.add_argument(
+        "address", metavar="ADDRESS", nargs="?", default=USUAL, help=f"HOST:PORT of the page (default: {USUAL})"
+    )
+    parser.add_argument("--job", metavar="ID", help="the job to show, if the collector has several")
+    parser.add_argument(
+        "--interval", type=float, default=2.0, metavar="SECONDS", help="time between updates (default: 2)"
+    )
+    parser.add_argument("--once", action="store_true", help="print once and exit (always, if stdout is no terminal)")
 
 
 def run(args: argparse.Namespace) -> int:

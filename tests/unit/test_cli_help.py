@@ -1,0 +1,95 @@
+"""``--help`` explains every option in short sentences, fits a screen, and its examples work."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import TYPE_CHECKING
+
+import pytest
+from hindmost import cli
+
+from words import rules
+
+if TYPE_CHECKING:
+    import argparse
+    from pathlib import Path
+
+LONGEST_SENTENCE = 25
+SCREEN_LINES, SCREEN_COLUMNS = 50, 120
+EXAMPLE = re.compile(r"^  (hindmost .*)$", re.MULTILINE)
+
+
+@pytest.fixture(params=cli.COMMANDS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def texts(parser: argparse.ArgumentParser) -> list[str]:
+    """What a parser's help says: a text for each option, and for each line around them."""
+    around = f"{parser.description}\n{parser.epilog or ''}".splitlines()
+    return around + [action.help or "" for action in parser._actions]
+
+
+def examples(name: str) -> list[list[str]]:
+    """The invocations of hindmost in a command's help, as words."""
+    lines = EXAMPLE.findall(cli.command(name).epilog or "")
+    return [shlex.split(part) for line in lines for part in line.split("&&")]
+
+
+def test_every_option_is_explained(name: str) -> None:
+    unexplained = [action.dest for action in cli.command(name)._actions if not action.help]
+    assert not unexplained
+
+
+def test_no_sentence_is_long(name: str) -> None:
+    found = [sentence for text in texts(cli.command(name)) for _, sentence in rules.sentences(text)]
+    assert [sentence for sentence in found if len(sentence.split()) > LONGEST_SENTENCE] == []
+
+
+def test_help_fits_a_screen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(SCREEN_COLUMNS))
+    lines = cli.command(name).format_help().splitlines()
+    assert len(lines) <= SCREEN_LINES
+    assert [line for line in lines if len(line) > SCREEN_COLUMNS] == []
+
+
+def test_the_first_help_fits_a_screen_and_names_every_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(SCREEN_COLUMNS))
+    text = cli.parser().format_help()
+    assert len(text.splitlines()) <= SCREEN_LINES
+    assert re.findall(r"^  (\w+) +\w", text.partition("commands:")[2], re.MULTILINE)[: len(cli.COMMANDS)] == list(
+        cli.COMMANDS
+    )
+
+
+def test_help_has_an_example_that_the_command_accepts(name: str) -> None:
+    own = [words for words in examples(name) if words[1] == name]
+    assert own
+    for words in own:
+        cli.command(name).parse_args(words[2:])
+
+
+def test_examples_on_recordings_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hindmost-runs").mkdir()
+    for run in ("hindmost-runs/JOB", "hindmost-runs/before", "hindmost-runs/after"):
+        assert cli.main(["simulate", run, "--ranks", "8", "--steps", "20"]) == 0
+    assert cli.main(["simulate", "profiler-traces", "--ranks", "8", "--steps", "20", "--format", "traces"]) == 0
+    for words in [*examples("report"), *examples("compare"), *examples("query")]:
+        capsys.readouterr()
+        assert cli.main(words[1:]) == 0, words
+        assert capsys.readouterr().out or "-o" in words
+
+
+def test_examples_of_simulated_faults_are_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    local = [words for words in examples("simulate") if "--collector" not in words and words[1] == "simulate"]
+    for at, words in enumerate(local):
+        monkeypatch.chdir(tmp_path)
+        out = f"run{at}"
+        fewer = ["--ranks", "8"] if "--ranks" not in words else []
+        assert cli.main([words[1], out, *words[3:], *fewer]) == 0
+        assert cli.main(["report", out, "-o", "report.txt"]) == 0
+        assert "8 ranks" in (tmp_path / "report.txt").read_text() or "64 ranks" in (tmp_path / "report.txt").read_text()
