@@ -29,7 +29,7 @@ class Simulated:
 
     @cached_property
     def truth(self) -> Truth:
-        """What is so: worked out when asked for the first time, since that simulates the job once a fault more."""
+        """The ground truth: computed at first use, since that simulates the job once more for each fault."""
         return self.work_out()
 
 

@@ -15,10 +15,11 @@ Floats: TypeAlias = "np.ndarray[Any, Any]"
 
 @dataclass(frozen=True)
 class Draws:
-    """Factors around 1 of S steps, R ranks and K stretches.
+    """Factors around 1 of S steps, R ranks and K intervals.
 
-    ``computing`` [S, R, K], ``host`` [S, R], ``transfer`` [S, K]; ``stall`` [S, R] in shares of the step, ``lengths``
-    [S, R] the work of each rank's batch around 1, ``chance`` [S] uniform numbers that decide on intermittent faults.
+    ``computing`` [S, R, K], ``host`` [S, R], ``transfer`` [S, K]; ``stall`` [S, R] in shares of the step,
+    ``lengths`` [S, R] the work of each rank's batch around 1, ``chance`` [S] uniform numbers that decide on
+    intermittent faults.
     """
 
     computing: Floats

@@ -33,7 +33,7 @@ WARMUP = (8.0, 2.5, 1.3)
 CHECKPOINT_STEPS = 3.0
 H2D_SHARE = 0.005
 ISSUE_SHARE = 0.5
-#: Nobody sees another's last byte at the very same moment: ns, of an exponential distribution.
+#: Ranks see another's last byte at slightly different times: ns, of an exponential distribution.
 LEAVING_NS = 3_000.0
 
 
@@ -71,7 +71,7 @@ class Plan:
 
 
 def stretches(scenario: Scenario) -> int:
-    """How many stretches of computing a step has."""
+    """How many computing intervals a step has."""
     own = sum(isinstance(item, Compute) for item in program(scenario))
     return own + (2 * scenario.microbatches if scenario.layout == "pp_dp" else 0)
 
@@ -144,7 +144,7 @@ def _begin(scenario: Scenario, timing: Timing, step: int) -> Array:
 
 
 def _shares(plan: Plan) -> Array:
-    """[K] share of the step's computing of each stretch."""
+    """[K] each interval's share of the step's computing."""
     scenario = plan.scenario
     own = [item.share for item in plan.items if isinstance(item, Compute)]
     micro = scenario.microbatches if scenario.layout == "pp_dp" else 0

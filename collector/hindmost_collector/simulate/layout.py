@@ -36,7 +36,7 @@ class Groups:
 
 @dataclass(frozen=True)
 class Compute:
-    """A stretch of computing: ``share`` of the step's, in one of the phases forward, backward, optimizer."""
+    """A computing interval: ``share`` of the step's, in one of the phases forward, backward, optimizer."""
 
     phase: str
     share: float
@@ -44,7 +44,7 @@ class Compute:
 
 @dataclass(frozen=True)
 class Collective:
-    """An operation of a rank's group; a ``blocking`` one holds the next stretch of computing back."""
+    """An operation of a rank's group; a ``blocking`` one delays the next computing interval."""
 
     op: str
     groups: str

@@ -39,8 +39,8 @@ class Fault:
     """Something wrong with some ranks: ``size`` is what it adds to their step, as a share of the clean step.
 
     It acts from step ``onset`` to before ``end`` (``None``: to the last), in a share ``duty`` of those steps. A
-    ``network`` fault slows the transfers of every group that has one of the ranks; at ``onset`` of a ``hang`` they do
-    not come, and of a ``desync`` they come with another operation: nobody gets any further.
+    ``network`` fault slows the transfers of every group that has one of the ranks. At ``onset`` of a ``hang`` they
+    do not come, and of a ``desync`` they come with another operation: the job stops there.
     """
 
     cause: str
@@ -53,9 +53,9 @@ class Fault:
 
 @dataclass(frozen=True)
 class Noise:
-    """How unlike each other healthy ranks and steps are. Shares of a stretch of computing unless said otherwise.
+    """Differences between healthy ranks and steps, in shares of a computing interval unless said otherwise.
 
-    The defaults are about what 4 H200s in DDP showed: 0.2 % between GPUs, 1 % between kernels of one, slow wandering,
+    The defaults are about what 4 H200s in DDP showed: 0.2 % between GPUs, 1 % between kernels of one, slow drift,
     and a stall of some % of the step now and then.
     """
 
@@ -119,7 +119,7 @@ class Scenario:
 
     @property
     def halts_at(self) -> int | None:
-        """The first step that nobody ends, for somebody does not come or comes with something else."""
+        """The first step that no rank ends, since a rank does not come or comes with another operation."""
         return min((fault.onset for fault in self.faults if fault.cause in STOPS), default=None)
 
     @property
@@ -147,10 +147,11 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Truth:
-    """What is so, for whoever grades a verdict; never part of the recording.
+    """The ground truth, for grading a verdict; never part of the recording.
 
-    Times are ns of the whole run: ``total_ns`` as it went, ``repaired_ns`` without any fault and ``repaired_each_ns``
-    without that one, all with the same noise. ``active`` are the steps in which each fault acted.
+    Times are ns of the whole run: ``total_ns`` as it went, ``repaired_ns`` without any fault and
+    ``repaired_each_ns`` without that one, all with the same noise. ``active`` are the steps in which each fault
+    acted.
     """
 
     faults: tuple[Fault, ...]

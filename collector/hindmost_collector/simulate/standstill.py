@@ -1,4 +1,4 @@
-"""How a job stands still: which operations ranks are inside when somebody does not come, or comes with another."""
+"""How a job stops: the operations that ranks are inside when one does not come, or comes with another operation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hindmost_collector.simulate.layout import Array, Item
     from hindmost_collector.simulate.scenario import Scenario
 
-#: How long everybody was seen to wait when a stopped job was looked at for the last time.
+#: How long all ranks were seen to wait at the last observation of a stopped job.
 SEEN_SECONDS = 60
 #: What a rank enters instead of each operation where its code takes another branch.
 INSTEAD = {"all_reduce": "all_gather", "all_gather": "all_reduce", "reduce_scatter": "all_reduce"}
@@ -32,15 +32,16 @@ class Standing:
 
 
 def stopped_ns(scenario: Scenario, timing: Timing) -> int:
-    """By when everybody is inside of what does not end, ns since the run's begin: when the step would have ended."""
+    """When all ranks are inside an operation that does not end, ns since the run's begin: the planned end of the
+    step."""
     return int(timing.finish[scenario.whole_steps].max())
 
 
 def standing(scenario: Scenario, timing: Timing) -> list[Standing]:
-    """What each rank is inside of, for ever, in the order of the program; empty where the job does not stop.
+    """The operations that each rank is inside forever, in the order of the program; empty where the job does not stop.
 
-    A rank goes on until it must wait: for a group of which a member does not come, or at the end of computing for what
-    was started beside it. A pipeline stops behind its last backward, where gradients are exchanged.
+    A rank goes on until it must wait: for a group with a missing member, or at the end of computing for overlapped
+    operations. A pipeline stops behind its last backward, where gradients are exchanged.
     """
     if scenario.halts_at is None:
         return []
@@ -78,7 +79,7 @@ def _parting(scenario: Scenario) -> int:
 
 
 def _ranks(scenario: Scenario, cause: str) -> Array:
-    """[R] whom faults of a cause stop in the step that nobody ends."""
+    """[R] which ranks faults of a cause stop in the step that no rank ends."""
     out = np.zeros(scenario.ranks, bool)
     for fault in scenario.faults:
         if fault.cause == cause and fault.onset == scenario.halts_at:

@@ -107,7 +107,7 @@ class _Stream:
         return bool(self._call.done())
 
     async def details(self) -> str:
-        """What the collector said of the stream's end; nothing where grpc met the end itself before it was told."""
+        """The collector's reason for the stream's end; nothing where grpc met the end before it arrived."""
         met = await self._call.code() is grpc.StatusCode.INTERNAL
         return "" if met else str(await self._call.details() or "")
 
@@ -118,7 +118,7 @@ class _Stream:
         await self._call.write(message)
 
     async def _read(self) -> None:
-        with contextlib.suppress(grpc.aio.AioRpcError):  # how it ended is asked of the call
+        with contextlib.suppress(grpc.aio.AioRpcError):  # how it ended is read from the call
             while (message := await self._call.read()) is not grpc.aio.EOF:
                 if message.HasField("ack"):
                     self._durable = max(self._durable, message.ack.durable_sequence)

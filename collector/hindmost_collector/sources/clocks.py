@@ -26,7 +26,7 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 #: Of each rank the names of what it did, and when it began, by its own clock.
 Events: TypeAlias = "dict[int, pd.Series[Any]]"
 
-#: What these number communicators by is NCCL's own, and nobody else's: ranks that none joins they refuse themselves.
+#: Sources that number communicators by NCCL's own numbers; they refuse unconnected ranks themselves.
 _NUMBERED = (inspector.NAME, profiler_csv.NAME)
 #: Common steps that a rhythm takes, and standard errors by which their lengths must go together.
 _STEPS, _SURE = 40, 5.0

@@ -16,7 +16,7 @@ _MISSING: dict[str, Any] = {"comm": 0, "flags": 0, "kind": "", "world_size": UNM
 
 
 def table(name: str, /, **columns: Any) -> Table:
-    """A table of the model from equally long columns; a scalar fills its column, an absent one is not measured.
+    """A table of the model from equally long columns; a scalar fills its column, a missing one is not measured.
 
     Columns that the model does not have are kept for :mod:`combine`, which drops them when it has used them.
     """

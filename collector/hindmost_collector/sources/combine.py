@@ -59,7 +59,7 @@ def combine(path: Path, runs: Sequence[Run]) -> Run:
     return replace(run, notes=_few_alike(run.notes))
 
 
-#: Notes that differ in numbers only, such as of one file of each rank: so many are told, the rest counted.
+#: Most notes reported that differ in numbers only, such as one of each rank's file; the rest is counted.
 _ALIKE = 3
 
 
@@ -75,7 +75,7 @@ def _few_alike(notes: Sequence[str]) -> tuple[str, ...]:
 
 
 def _steps(runs: Sequence[Run]) -> Table:
-    """Of whoever saw most: a profiler sees a few of the steps that a log has, and disturbs those."""
+    """The steps of the source with the most: a profiler sees a few of a log's steps, and disturbs those."""
     chosen = max((run.steps for run in runs), key=rows)
     for run in runs:
         if run.steps is not chosen and PROFILED in run.steps["kind"]:
@@ -145,7 +145,8 @@ def _in_the_communicators_of(chosen: Table | None, run: Run) -> Run:
 
 
 def _communicators(runs: Sequence[Run]) -> Table:
-    """Those of the best source, and such of the others as it does not know, by lacking a member's file, say."""
+    """Those of the best source, and those of the others that it does not know, because a member's file is missing
+    for example."""
     found: list[Table] = []
     for run in runs:
         known = np.concatenate([part["comm"] for part in found]) if found else np.empty(0, np.uint64)
@@ -161,7 +162,8 @@ def _members(communicators: Table) -> dict[int, frozenset[int]]:
 
 
 def _with_steps_of_operations(run: Run) -> Run:
-    """Operations belong to the step in which the host enqueued them; beside when, the model's own columns remain."""
+    """Operations belong to the step in which the host enqueued them; besides the times, the model's own columns
+    remain."""
     operations = dict(run.collectives)
     enqueued = operations.get("enqueue_ns")
     if enqueued is not None and rows(run.steps):

@@ -1,10 +1,9 @@
-"""All-to-alls, which NCCL runs and logs as sends to and receives from everybody at once: who came when.
+"""Arrival times in all-to-alls, which NCCL runs and logs as sends to and receives from all ranks at once.
 
-Their kernel begins when a rank comes and waits until all have, but what NCCL logs as its end is that of a part which
-waits for nobody: where ranks wait shows in no duration. When each came does, as hosts' clocks tell, beside which those
-of their GPUs are known: nobody leaves before the last has come. Clocks that are off by 20 us, at each of many
-exchanges in a step, would make a rank late by a per cent of it: at the place of the step where a rank is least late it
-is taken to be on time.
+Their kernel begins when a rank arrives and waits until all have. But NCCL logs the end of a part that does not wait,
+so no duration shows the waiting. The arrival times do, on the hosts' clocks, to which those of their GPUs are known:
+no rank leaves before the last has arrived. Clocks that are off by 20 us, at each of many exchanges in a step, would
+make a rank late by a per cent of it. So a rank counts as on time at the place of the step where it is least late.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _AT_ONCE, _MOSTLY = 1_000_000, 0.9
 _FEWEST = 3
 #: So many exchanges tell that a job makes them; so many places in a step, one of which is each rank's on time.
 _ENOUGH, _PLACES = 20, 4
-#: Ranks come to where they meet within this share of the time from one stretch of exchanges to the next.
+#: Ranks arrive at a meeting within this share of the time from one series of exchanges to the next.
 _SURELY = 0.1
 #: Whom ranks are compared with is better known once their clocks are set.
 _PASSES = 2
@@ -43,9 +42,11 @@ _TOGETHER = 256
 
 @dataclass(frozen=True)
 class _Calls:
-    """The exchanges of one process, in order: ``rows`` [N] of its file are theirs; [K] when the first of each was
-    enqueued and began on the GPU, on the host's clock, and how long its kernel told that it took. ``place`` [K] is the
-    number of each since another operation of the communicator; ``count`` [K] elements sent and received."""
+    """The exchanges of one process, in order: ``rows`` [N] are their rows in its file.
+
+    [K] are when the first of each was enqueued and began on the GPU, on the host's clock, and its kernel's logged
+    duration. ``place`` [K] is the number of each since another operation of the communicator; ``count`` [K] elements
+    sent and received."""
 
     rows: Ints
     enqueue: Ints
@@ -123,7 +124,7 @@ def _calls(columns: Columns, comm: int, members: int) -> _Calls | None:
 def _together(calls: Sequence[_Calls]) -> Sequence[_Calls] | None:
     """The exchanges that all processes have, of files that may begin apart; ``None`` where it is not sure which meet.
 
-    A file that begins in the middle of a stretch of exchanges tells places from the next one on. Files that only end
+    A file that begins in the middle of a series of exchanges knows places from the next one on. Files that only end
     apart may be of a job that hangs.
     """
     shortest = min(len(one.came) for one in calls)
@@ -144,9 +145,9 @@ def _together(calls: Sequence[_Calls]) -> Sequence[_Calls] | None:
 
 
 def _shift(met: Ints, other: Ints) -> int | None:
-    """By how many stretches one file begins later than another, which ``met`` at these times; ``None``: not surely.
+    """By how many series one file begins later than another, which ``met`` at these times; ``None``: not sure.
 
-    Who waits for each other comes at the same time, but for what one is late.
+    Ranks that wait for each other arrive at the same time, but for a delay of one of them.
     """
     nearest = np.abs(met[:, None] - other[None, :]).argmin(axis=0)
     shift = int(np.median(nearest - np.arange(len(other))))

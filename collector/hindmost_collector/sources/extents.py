@@ -1,4 +1,4 @@
-"""From where to where each rank's file goes, beside the others': one that was cut says nothing of the rest."""
+"""From where to where each rank's file goes, against the others: a cut file says nothing about the rest."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def of_steps(table: Table) -> list[Extent]:
 
 
 def of_operations(table: Table) -> list[Extent]:
-    """The same of operations, which members of a communicator number alike; told in steps where those are known."""
+    """The same for operations, which members of a communicator number alike; in steps where those are known."""
     held = np.flatnonzero((table["peer"] < 0) & (table["seq"] >= 0)) if rows(table) else np.empty(0, np.int64)
     numbered = len(np.unique(table["step"][held]))
     found: dict[int, Extent] = {}
@@ -97,7 +97,7 @@ def _cut(one: Extent, least: float) -> bool:
 
 
 def _in_steps(one: Extent, table: Table, held: np.ndarray[Any, Any]) -> Extent:
-    """The same told by steps, where operations have them."""
+    """The same in steps, where operations have them."""
     step = table["step"][held]
     mine = step[(table["rank"][held] == one.rank) & (step >= 0)]
     known = step[step >= 0]

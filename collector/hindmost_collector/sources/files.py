@@ -39,7 +39,7 @@ MAX_DEPTH = 6
 MAX_UNPACKED_BYTES = 16 * 1024**3
 #: What a gzip or xz file may inflate to, in multiples of its size: traces reach 20 to 40, a bomb 1,000.
 MAX_INFLATION = 200
-#: … and below which size nobody asks.
+#: … and below which size it is not checked.
 SMALL_BYTES = 64 * 1024**2
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".zip")
 #: What a damaged one, an encrypted one, or one whose names are folders and files at once raises.

@@ -39,7 +39,7 @@ NAME = "PyTorch Flight Recorder dumps"
 MAX_DUMP_BYTES = 64 * 1024 * 1024
 #: … of which the newest are read; a pickle may claim any number of one.
 MAX_ENTRIES = 100_000
-#: Lines of a call that are told, and ms that an operation may take.
+#: Most stack lines of a call that are read, and longest time (ms) of an operation.
 _FRAMES, _LONGEST_MS = 64, 30 * 24 * 3600e3
 _MOST_DIMENSIONS = 64  # of a tensor, in torch
 #: Values in a dump: one of 20,000 entries has up to 3 million. Each may take 100 bytes of memory.
@@ -47,12 +47,12 @@ _MOST_VALUES = 6_000_000
 _UNFINISHED = ("scheduled", "started")
 _TOGETHER = ":coalesced"
 _P2P = re.compile(r"^\w+:(send|recv)\b")
-#: A file changed this soon after the newest entry may be of a job at work: it was written then, and to look up the
-#: lines of all calls took a rank 8 s on a busy machine. Later, it was copied or the job had stopped, which nobody can
-#: tell apart. File systems and archives round down to whole seconds.
+#: A file changed this soon after the newest entry may be of a running job: it was written then, and looking up the
+#: lines of all calls took a rank 8 s on a busy machine. A later change may be a copy or a stopped job, which look
+#: alike. File systems and archives round down to whole seconds.
 _AT_ONCE_NS, _ROUNDED_NS = 30 * 10**9, 2 * 10**9
-#: What was open for as long as its own time-out had stopped: torch writes dumps then. Of a shorter one that may be the
-#: time that writing took.
+#: An operation open for its own time-out had stopped: torch writes dumps then. With a shorter time-out that may be the
+#: time of the writing.
 _LEAST_TIMEOUT_MS = 10_000
 _USUAL_NAMES = ("nccl_trace_rank_", "comm_lib_trace_rank_")
 #: The instructions that build plain values. Anything that names, calls or restores an object is not among them.
@@ -200,10 +200,11 @@ def _is_p2p(entry: dict[str, Any]) -> bool:
 
 
 def _unfinished(dump: _Dump, entry: dict[str, Any]) -> bool:
-    """Whether an operation had not ended. Of gloo nobody asks how far one has come: it is scheduled, until retired.
-    Nor of one that was begun together with others: how far these have come is noted of all of them.
+    """Whether an operation had not ended.
 
-    NCCL's watchdog retires what has ended, and what it aborted: the group's last completed one tells which.
+    gloo is not polled for progress: its operations stay scheduled until retired. Operations begun together with
+    others are noted as a group. NCCL's watchdog retires operations that ended, and those that it aborted: the
+    group's last completed one shows which.
     """
     if entry.get("state") not in _UNFINISHED or _together(entry) in dump.ended_together:
         return False

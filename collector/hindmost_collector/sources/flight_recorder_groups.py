@@ -44,7 +44,7 @@ def of_dump(content: dict[str, Any], entries: list[dict[str, Any]], rank: int) -
         del found[""]
         found[name] = ProcessGroup.named(name, nameless.ranks, nameless.name)
     if not config and entries and not any("process_group" in entry for entry in entries):
-        # format 1.1 tells no members: the first group is the job's, others are known to nobody else by their number
+        # format 1.1 has no members: the first group is the job's; others' numbers mean nothing to other ranks
         found = {name: ProcessGroup.named(f"{name} of rank {rank}", ()) for name in used if name != "0"}
     return found
 

@@ -154,7 +154,7 @@ def _collectives(timeline: _Timeline, comm: int) -> Table:
         start_ns=np.rint(start * 1000),
         duration_ns=np.rint(np.maximum(end - start, 0) * 1000),
         step=time,
-        flags=GPU_TIME if _beside_computing(timeline) else 0,  # as kernels do that run beside the computing
+        flags=GPU_TIME if _beside_computing(timeline) else 0,  # as for kernels that overlap with computing
     )
 
 

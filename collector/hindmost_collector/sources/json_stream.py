@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _CHUNK = 1 << 20
-#: No event, and nothing beside the events, is longer.
+#: No event, and nothing around the events, is longer.
 MAX_VALUE_CHARACTERS = 8 << 20
 _BLANK = " \t\r\n\ufeff"
 #: What cannot be decoded this near to the end of what was read may be whole when more is.

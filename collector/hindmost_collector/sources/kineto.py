@@ -1,8 +1,8 @@
 """Kineto / PyTorch profiler Chrome traces, one a rank, plain or gzip: NCCL kernels, profiled steps, copies.
 
 Collectives are the NCCL kernels; a kernel belongs to the step in which the host launched it (the launch has the same
-``correlation``). Host and GPU times are of one clock, which the profiler keeps; kernels run beside the host all the
-same, so that how long they took says what a GPU waited, and the marks of a host's step not when its GPU was in it.
+``correlation``). The profiler keeps host and GPU times on one clock. Kernels still run asynchronously: their
+durations show how long a GPU waited, and the marks of a host's step do not show when its GPU was in it.
 """
 
 from __future__ import annotations

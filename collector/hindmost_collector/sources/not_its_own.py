@@ -1,8 +1,8 @@
-"""Times on the GPU that are not those of the operation they are told of: it began before its host had launched it.
+"""Foreign records: GPU times that belong to another operation, since they begin before its host launched it.
 
-NCCL hands a profiler the times of a kernel by the number of the work on its channel. Where grouped sends and receives
-share channels with other collectives, as in an all-to-all, those get the times of some kernel long before: what they
-seem to take is longer than a step.
+NCCL gives a profiler the times of a kernel by the number of the work on its channel. Where grouped sends and
+receives share channels with other collectives, as in an all-to-all, those get the times of a much earlier kernel:
+they seem to take longer than a step.
 """
 
 from __future__ import annotations

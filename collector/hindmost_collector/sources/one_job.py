@@ -144,7 +144,8 @@ def _joined(groups: list[set[str]]) -> list[set[str]]:
 
 
 def _widest_gap(spans: Mapping[str, tuple[int, int]]) -> tuple[str, str, int]:
-    """Who begins after everybody before has ended, whose end that was, and the ns between; -1 where nobody does."""
+    """The rank that begins after all before it have ended, whose end that was, and the ns between; -1 where there is
+    none."""
     widest = ("", "", -1)
     order = sorted(spans, key=lambda one: spans[one])
     last = order[0] if order else ""

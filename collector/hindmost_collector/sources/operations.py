@@ -1,4 +1,4 @@
-"""One name for each operation, whoever recorded it: the one ``torch.distributed`` gives it."""
+"""One name for each operation in all recordings: the one that ``torch.distributed`` gives it."""
 
 from __future__ import annotations
 

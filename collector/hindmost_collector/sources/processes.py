@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from hindmost_collector.model import Table
 
-#: Operations kept of one recording: judging takes up to 600 bytes of memory for each. Beyond it, whole windows of time
-#: are left out, the same ones on every rank.
+#: Most operations kept of one recording: judging takes up to 600 bytes of memory for each. Beyond it, periods are left
+#: out, the same ones on every rank.
 MAX_OPERATIONS = 900_000
 WINDOW_NS = 10_000_000_000
 _NUMBER_BITS = 40
@@ -35,12 +35,12 @@ def thinned(stride: int) -> list[str]:
 def world_ranks(
     rank_in: Sequence[Mapping[int, int]], sizes: Mapping[int, int]
 ) -> tuple[list[int], int | None, list[str]]:
-    """The rank of each process, how many there are in all, and a note where no communicator tells.
+    """The rank of each process, how many there are in all, and a note where no communicator shows it.
 
-    ``rank_in`` maps communicator to the process' rank in it, one a process, in the order of process ids. Of the
-    communicators that have all processes the largest is the world. Files may be of some processes only: ``sizes``
-    tell of the rest where they are known; without them nobody knows how many there are, unless numbers have no gap: of
-    one node of several the group that it is by itself has none, and the world goes on beyond it.
+    ``rank_in`` maps communicator to the process's rank in it, one map a process, in the order of process ids. The
+    largest communicator with all processes is the world. The files may cover some processes only: ``sizes`` give the
+    world's size where known. Without them the size is unknown, unless the numbers have no gap; a group of exactly
+    one node has none, although the world goes on beyond it.
     """
     count = len(rank_in)
     found = {
@@ -105,10 +105,11 @@ def positions(
 
 
 def in_one_order(members: Sequence[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
-    """Each operation's position in a communicator, alike on all members, from their keys in each one's own order.
+    """Each operation's position in a communicator, the same on all members, from their keys in each one's own order.
 
-    A key is a function's code and number. The member that saw most gives the order. A line that it lacks takes up its
-    place too, be it in nobody's file: else all that comes after would be one off beside other groups of its class.
+    A key is a function's code and number. The member that saw most gives the order. A line that it is missing keeps
+    its place too, even if no file has it: otherwise all later ones would be one off against other groups of its
+    class.
     """
     reference = max(members, key=len)
     order = np.argsort(reference, kind="stable")
@@ -178,7 +179,7 @@ def _leaps(numbers: np.ndarray[Any, Any]) -> bool:
 
 
 def _order(keys: np.ndarray[Any, Any], seen: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The place of each key in the order of times; numbers that nobody recorded take up their place too."""
+    """The place of each key in the order of times; unrecorded numbers keep their place too."""
     starts = np.flatnonzero(np.diff(keys >> _NUMBER_BITS, prepend=-1))
     every, times = [], []
     for first, end in zip(starts, [*starts[1:], len(keys)], strict=True):

@@ -1,4 +1,4 @@
-"""Steps that a profiler disturbed, found among those that somebody else marked of the same run."""
+"""Steps that a profiler disturbed, found among the steps that another source marked in the same run."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _CLEARER = 3.0
 #: Operations that must be compared of each process, so that one coincidence is nothing.
 _LEAST = 16
-#: Of longer recordings every so manieth operation, this many in all: enough for a median.
+#: Operations used of a longer recording, evenly spread: enough for a median.
 _MOST = 4096
 
 

@@ -1,7 +1,7 @@
 """By how much two sources' numbers of one communicator's operations differ.
 
-NCCL numbers operations of each kind by itself. A log that lacks its beginning has none of those kinds that only
-starting up has, such as the broadcasts of a model's parameters, and so counts fewer than a source that numbers all
+NCCL numbers operations of each kind separately. A log without its beginning has none of the kinds that occur at
+start-up only, such as the broadcasts of a model's parameters. It then counts fewer than a source that numbers all
 kinds together.
 """
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 _MOST = 512
 #: Operations of a rank that are compared.
 _COMPARED = 4096
-#: Share of them that must be of one kind and size: what one source has beside the other's is told by other words there.
+#: Share of them that must be of one kind and size: sources describe the operations that only one of them has
+#: differently.
 _ALIKE = 0.99
 #: Bytes of an element.
 _ITEMS = np.array([1, 2, 4, 8])

@@ -28,7 +28,8 @@ NAME = "step times (steps.RANK.jsonl)"
 
 #: Steps kept a rank; a rank that made more is read to here and the rest is said to be left out.
 MAX_STEPS = 400_000
-#: Of so few steps nobody leaves a part out: an optimizer's, of which each takes several gradients, is due more often.
+#: With few steps, at most this share may lack a part by design: an optimizer with several gradients a step is due more
+#: often.
 _FEW = 0.1
 _HOST = ("step", "t_start", "t_data", "t_end")
 _GPU = ("fwd_ms", "bwd_ms", "opt_ms")
@@ -49,7 +50,7 @@ def load(files: Sequence[Path]) -> Run:
     read = {rank: columns for rank, columns, _ in parts}
     notes += [note for _, _, told in parts for note in told]
     _refuse_contradictions(f"{files[0].parent}: {NAME}", len(parts), read)
-    world = len(read) if max(read) == len(read) - 1 else None  # with a gap, nobody knows how many there are beyond
+    world = len(read) if max(read) == len(read) - 1 else None  # with a gap, the number of further ranks is unknown
     return Run(
         job=Job(id="", world_size=world, source=NAME),
         ranks=table("ranks", rank=sorted(read), world_size=world or UNMEASURED),
@@ -156,7 +157,7 @@ def _steps(rank: int, c: dict[str, np.ndarray[Any, Any]]) -> Table:
 
 
 def _in_order(c: dict[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-    """Where the input came within its step: else nobody knows when it did."""
+    """Whether the input came within its step: otherwise its time is unknown."""
     return np.asarray((c["t_start"] <= c["t_data"]) & (c["t_data"] <= c["t_end"]))
 
 

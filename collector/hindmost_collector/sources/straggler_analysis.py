@@ -1,7 +1,7 @@
 """Parquet of the what-if study of stragglers (OSDI'25): one row an operation of each pipeline worker and step.
 
-Columns ``dp_rank, stage, rank, step, optype, start_ts, duration, seq_id, mc, mb_id``, times in s from the begin of the
-step; ``meta-NAME.yaml`` beside ``trace-NAME.parquet`` has the parallel sizes. One worker stands for its
+Columns ``dp_rank, stage, rank, step, optype, start_ts, duration, seq_id, mc, mb_id``, times in s from the begin of
+the step; ``meta-NAME.yaml`` next to ``trace-NAME.parquet`` has the parallel sizes. One worker stands for its
 tensor-parallel group: its ``rank`` is that of the group's first member.
 """
 

@@ -1,8 +1,8 @@
-"""Ranks of which a recording lacks files, or has cut ones: told, and what of the rest can be judged without them.
+"""Missing ranks: ranks without files, or with cut ones, in a recording, and what can be judged without them.
 
-Who waits for whom is known only among ranks whose collectives were all recorded. Where some are missing, a log of the
-steps of all ranks is the better witness; where there is none, what the others waited together for is told. A rank that
-was cut off in the end counts as far as its file goes, and so do the others then.
+Waits are known only among ranks whose collectives were all recorded. Where some are missing, a log of the steps of
+all ranks is used instead; without one, the time that all others waited together is reported. A rank that was cut off
+at the end counts as far as its file goes, and then so do the others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 #: Transfers of one size take about this quantile of what they took, the waiting of all in the rest left out.
 _UNHINDERED = 0.1
-#: Of fewer operations of a rank, or steps, what all waited cannot be told from what transfers differ by.
+#: With fewer operations of a rank, or steps, common waiting cannot be separated from the scatter of transfers.
 _OPERATIONS, _STEPS = 100, 10
 #: Where a log of the steps has all of a job, it is better than collectives of less than this share of it.
 _BETTER_LOGGED = 0.5
@@ -38,11 +38,10 @@ _FEW = 0.05
 
 
 def marked(run: Run, sources: Sequence[Run]) -> Run:
-    """The run with what it lacks of some ranks told, what is in vain without them left out of what tells who waits,
-    and what cannot be judged known to the judge."""
+    """The run with notes on its missing ranks, without data that is useless without them, and marked for the judge."""
     world = _world(run)
     if rows(run.ranks) < 2 or rows(run.operations):
-        return run  # of one rank's files it is told that they are; a graph of operations has one worker for several
+        return run  # files of a single rank have their own note; a graph of operations has one worker for several
     run = _noted(run, [note for one in sources for note in _missing(one, world)])
     waits = align.synchronising(run.collectives, coded.codes(run.collectives["op"])).any()
     judged = _by_collectives if waits else _by_steps
@@ -117,7 +116,7 @@ def _by_collectives(run: Run, world: set[int], source: Mapping[str, str]) -> Run
     told = Unseen(tuple(sorted(unseen)), _together(run, unseen), apart, by_steps)
     if by_steps:
         run = _noted(run, [f"Who waits for whom is not known of {names(told.ranks)}: judged by the log of the steps."])
-    aside = np.isin(run.collectives["rank"], told.ranks) | apart  # who are apart wait for whom nobody has seen
+    aside = np.isin(run.collectives["rank"], told.ranks) | apart  # separate groups may wait for missing ranks
     run = without_waits(_shortened(run, [one for one in cut if one.rank not in unseen]), aside)
     return replace(run, unseen=replace(told, ranks=()) if _guessed(run) and apart else told)
 
@@ -162,10 +161,10 @@ def _apart(run: Run, seen: set[int]) -> bool:
 
 
 def _together(run: Run, unseen: set[int]) -> float | None:
-    """Share of the time for which all that were seen waited at once in collectives that the unseen are members of.
+    """Share of the time for which all recorded ranks waited at once in collectives with missing members.
 
-    What the last of them to come took is the transfer and what they all waited for. Transfers of one kind and size, or
-    of a larger one, tell how long it takes without.
+    What the last of them to arrive took is the transfer and their common waiting. Transfers of one kind and size, or
+    of a larger one, show the time without waiting.
     """
     table = run.collectives
     code, names_of = coded.codes(table["op"])
@@ -197,7 +196,7 @@ def _comms(communicators: Table, unseen: set[int]) -> list[int]:
 
 
 def _span(frame: pd.DataFrame, pace_ns: float | None) -> float:
-    """How long a rank was recorded, ns; 0 where nobody knows."""
+    """How long a rank was recorded, ns; 0 where unknown."""
     one = frame[frame["rank"] == frame["rank"].iloc[0]]
     if (one["start_ns"] >= 0).all() and len(one) > 1:
         return float((one["start_ns"] + one["duration_ns"]).max() - one["start_ns"].min())

@@ -1,6 +1,6 @@
-"""A store that is away when the collector starts: waited for, while health is served and readiness says why not.
+"""Waiting for a store that is down when the collector starts; health is served and readiness says why not.
 
-Agents find nobody at their port meanwhile, keep what they have in their spools, and come again.
+Meanwhile the agents' port is closed: agents keep their data in their spools, and retry.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ async def store_and_page(
 ) -> tuple[Store | None, Page | None]:
     """The store as soon as it answers, and the page if it had to be served before; raises HindmostError.
 
-    Raises Unreachable, the last there was, where ``stopped`` comes first; and at once where a job waits for this
-    collector (``exit_when_stdin_closes``): whoever started it is to know.
+    Raises the last Unreachable if ``stopped`` comes first; and at once if a job waits for this collector
+    (``exit_when_stdin_closes``), so that its user learns of it.
     """
     shown, page, pause, since = Awaiting(), None, FIRST_S, time.monotonic()
     while True:

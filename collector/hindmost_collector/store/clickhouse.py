@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 BLOCK_ROWS = 1 << 20
 #: How often an insert is tried within one write; after that the recorder keeps the rows, and tries again later.
 ATTEMPTS = 3
-#: A flush that is no older is looked at after a start: whoever wrote it may not have come to its levels. The engine
+#: After a start, flushes up to this age are checked: their writer may have stopped before their levels. The engine
 #: remembers the tokens of 10,000 inserts, which is longer than this with up to 28 collectors.
 LEVELS_LATE_S = 3600
 #: Lines that wait while the server is away; the oldest give way.
@@ -51,8 +51,8 @@ class ClickHouseStore:
     """Writes flushes. Where ``write`` returned, its rows survive kill -9 of collector and server, and a power cut.
 
     Args:
-        url: ``clickhouse://USER@HOST:PORT/DATABASE?cluster=NAME``. Tables are made where they are absent.
-        retention_days: rows go after so many days; zero keeps them.
+        url: ``clickhouse://USER@HOST:PORT/DATABASE?cluster=NAME``. Missing tables are made.
+        retention_days: rows are deleted after so many days; zero keeps them.
     """
 
     def __init__(self, url: str, retention_days: float = 0.0, now_ns: Callable[[], int] = time.time_ns) -> None:
@@ -178,7 +178,7 @@ class ClickHouseStore:
     def _commit(self, flush: int, clock: dict[str, Any] | None, *, void: bool = False) -> None:
         row = {"flush": [flush], "collector": [self._name], "clock": [json.dumps(clock) if clock else ""]}
         fields = [("flush", pa.uint64()), ("collector", pa.string()), ("clock", pa.string()), ("void", pa.uint8())]
-        self._dangling = flush  # until the answer is here, nobody knows whether it is true
+        self._dangling = flush  # until the answer is here, it is unknown whether it is true
         self._insert("flushes", pa.table({**row, "void": [int(void)]}, schema=pa.schema(fields)), f"{flush}-{void:d}")
         self._dangling = None
 

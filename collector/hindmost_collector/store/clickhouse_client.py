@@ -86,7 +86,7 @@ class Server:
     """
 
     def __init__(self, target: Target, timeout_s: float = 60.0, *, use_database: bool = False) -> None:
-        """Raises Unreachable when nobody answers, HindmostError when the client is not installed or not let in."""
+        """Raises Unreachable without an answer, HindmostError when the client is not installed or not let in."""
         self.target = target
         try:
             self._driver: Any = importlib.import_module("clickhouse_connect")
@@ -149,7 +149,7 @@ class Server:
 
 
 class Unreachable(HindmostError):  # noqa: N818 - a state of the server, said as an adjective
-    """Nobody answers, or not now: to be tried again."""
+    """No answer, or not now: to be tried again."""
 
 
 def _short(text: str) -> str:

@@ -1,16 +1,16 @@
 """The ClickHouse side of a stored table: columns, codecs, sort order, retention; on one server or on a cluster.
 
-Each table of the store is three things there, so that nobody ever sees half a flush:
+Each table of the store is three objects there, so that no reader ever sees half a flush:
 
 ``TABLE_rows``
     every row that was sent, with the number of its flush; on a cluster a Distributed table over ``TABLE_local``, which
     is replicated.
 ``flushes``
-    the flushes that are whole. A flush's row is inserted last, and is what makes its rows true.
+    the flushes that are complete. A flush's row is inserted last, and makes its rows valid.
 ``TABLE``
-    the view that people and hindmost read: the rows of whole flushes.
+    the view that people and hindmost read: the rows of complete flushes.
 
-The coarser levels of samples are added up by the engine: their rows are inserted when their flush is whole, and then
+The engine adds up the coarser levels of samples: their rows are inserted when their flush is complete, and then
 merge, across flushes, into one a series and interval.
 """
 
@@ -36,7 +36,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "lines": {"name": np.str_, "line": bytes},
 }
 TABLES: Mapping[str, Mapping[str, Any]] = {**STORED, **OWN, **dict.fromkeys(LEVELS, LEVEL)}
-#: Tables whose rows are true by themselves, whatever flush they name; told twice is told once.
+#: Tables whose rows are valid without their flush; a repeated row counts once.
 ALONE = frozenset({"files", "lines", *IDENTITY, *LEVELS})
 #: How many times as long as the rest tables are kept that say more with few rows.
 LONGER: Mapping[str, int] = {**LEVELS_KEPT, **dict.fromkeys(IDENTITY, max(LEVELS_KEPT.values()))}
@@ -118,7 +118,7 @@ def _codec(name: str, dtype: Any) -> str:
 
 
 def statements(place: Place, retention_days: float = 0.0) -> Iterator[str]:
-    """Everything that makes the store where it is absent, in order."""
+    """All statements that create the missing parts of the store, in order."""
     on = _on(place)
     database = quoted(place.database)
     yield f"CREATE DATABASE IF NOT EXISTS {database}{on}"

@@ -24,7 +24,7 @@ class AgentSlots:
         self._held: dict[str, int] = {}
 
     def free(self, identities: Iterable[str], unique: Callable[[], int]) -> list[int]:
-        """A slot for each agent that does not hold its last whole flush; ``unique`` draws a number nobody else has."""
+        """A slot for each agent that does not hold its last complete flush; ``unique`` draws a number not in use."""
         if self._first is None or len(self._held) > _REMEMBERED:
             self._first = unique() * 2
             self._held.clear()

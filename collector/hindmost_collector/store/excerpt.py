@@ -1,4 +1,4 @@
-"""Reading a recording that is too large for memory: stretches of time spread over it, the same ones for every rank."""
+"""Reading a recording that is too large for memory: periods spread over it, the same ones for every rank."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ MOST = {"collectives": 1_200_000, "steps": 1_200_000}
 #: Of metrics, those that causes are read from, up to about so many samples in all; all of them where they are not more
 #: than so many.
 SAMPLES, ALL_SAMPLES = 400_000, 1_200_000
-#: Stretches that a recording is read in; fewer where one would hold less than so many steps.
+#: Periods in which a recording is read; fewer where one would hold fewer than this many steps.
 STRETCHES, STEPS_EACH = 24, 50
-#: Where collectives of fewer steps would fit, as of a very large job, more steps are read and fewer collectives: their
-#: phases judge then. Shares of the most rows of each that fit beside the other.
+#: If collectives of fewer steps would fit, as in a very large job, more steps are read and fewer collectives: their
+#: phases judge then. Shares of the most rows of each table that fit together with the other.
 FEWEST, OF_STEPS, OF_CALLS = 30, 0.7, 0.4
 #: By which time a row of a table is chosen; other tables are read whole.
 TIME = {"collectives": "start_ns", "steps": "start_ns", "intervals": "start_ns", "metrics": "time_ns"}
@@ -53,7 +53,7 @@ class Excerpt(NamedTuple):
         return f"to stay in memory, {kept:.3g} s of every {every:.3g} s{calls} were read; `hindmost query` reads all"
 
     def kept_of(self, table: str) -> int:
-        """Ns of each stretch that are kept of a table."""
+        """Ns of each period that are kept of a table."""
         return self.calls_ns if table == "collectives" and self.calls_ns is not None else self.kept_ns
 
     def covers(self, table: str, low: int, high: int) -> bool:
@@ -160,7 +160,7 @@ def _groups(directory: Path) -> Iterator[pq.RowGroupMetaData]:
         try:
             found = pq.read_metadata(segment.path)
         except (OSError, pa.ArrowException):
-            continue  # torn: whoever reads the rows says so
+            continue  # torn: the reader of the rows reports it
         yield from (found.row_group(number) for number in range(found.num_row_groups))
 
 

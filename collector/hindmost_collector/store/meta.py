@@ -1,4 +1,4 @@
-"""What ``meta.json`` says of a run as a whole: whoever wrote it, only what a job can have is believed."""
+"""The facts of a run in ``meta.json``: only values that a job can have are believed, whatever program wrote them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read(folder: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def known(folder: Path) -> dict[str, Any]:
-    """The same where nobody asks for more: empty where it is gone, damaged or newer. Raises nothing."""
+    """The same for callers that need no more: empty where it is gone, damaged or newer. Raises nothing."""
     try:
         return read(folder)[0]
     except (OSError, HindmostError):

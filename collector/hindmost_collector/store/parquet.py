@@ -53,7 +53,7 @@ class ParquetStore:
     """Writes flushes; what ``write`` returned from survives kill -9 and a power cut.
 
     Args:
-        root: made when absent. Raises HindmostError when it cannot be, or is in use.
+        root: created if missing. Raises HindmostError when it cannot be, or is in use.
         single: ``root`` is the run directory of one job, whatever its id.
     """
 
@@ -92,7 +92,7 @@ class ParquetStore:
         """Make rows of ``(job, table)``, files of ``(job, name)`` and agents' sequences durable; ``(rows, bytes)``.
 
         Raises:
-            UnsettledError: they are, but the store has to be written to once more before anyone may be told.
+            UnsettledError: they are durable, but the store needs one more write before they may be acknowledged.
             OSError: nothing has changed.
         """
         with self._writing:
@@ -118,7 +118,7 @@ class ParquetStore:
         except UnsettledError:
             raise
         except OSError:
-            self._known_directories.clear()  # somebody may have removed one
+            self._known_directories.clear()  # one may have been removed
             with contextlib.suppress(OSError):  # what cannot be removed now is swept at the next start
                 for temporary, _ in renames:
                     temporary.unlink(missing_ok=True)
@@ -137,7 +137,7 @@ class ParquetStore:
             self._journal.commit(renames, deletions=deletions)
 
     def remove_empty(self, job: Path) -> bool:
-        """Delete a job's directory if no segment is in it; False: it cannot be told before a flush is through."""
+        """Delete a job's directory if no segment is in it; False: unknown until a flush is through."""
         with self._writing:
             if job in self._preparing or self._journal.state.renames:
                 return False
@@ -202,7 +202,7 @@ class ParquetStore:
         return [str(path.relative_to(self.root)) for path in self._torn]
 
     def review_torn(self) -> None:
-        """Forget those that somebody mended or removed, or that became too old."""
+        """Forget those that a user repaired or removed, or that became too old."""
         self._torn = [path for path in self._torn if path.exists()]
 
     def _set_torn_aside(self) -> None:

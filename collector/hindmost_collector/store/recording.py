@@ -63,12 +63,12 @@ class Store(Protocol):
 class Recorder:
     """Collects chunks and writes them; one write at a time, off the event loop.
 
-    While it is ``detached`` nothing but definitions is kept: the store has failed, or a write has hung, for so long
-    that memory is full, and the agents, who were told of nothing since, hold the rest.
+    While it is ``detached`` only definitions are kept: a failing store or a hanging write has filled the memory. The
+    agents, which got no acknowledgement since, hold the rest.
 
     Args:
         limit: bytes that may wait for the disk. From half of it node metrics are shed, at all of it reading stops.
-        now: seconds of a monotonic clock, to tell a write that hangs.
+        now: seconds of a monotonic clock, to detect a hanging write.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Recorder:
                 self._unsettled.update(taken[1])
                 self._failed(error)
                 return {}
-            except Exception as error:  # noqa: BLE001 - whatever it is, nothing was written and nobody may be told so
+            except Exception as error:  # noqa: BLE001 - whatever it is: nothing was written, nothing is acknowledged
                 self._put_back(*taken)
                 self._failed(error)
                 return {}
@@ -187,7 +187,7 @@ class Recorder:
         return done
 
     def _describe(self, job: str, facts: dict[str, Any]) -> None:
-        """Write a job's facts; they are no part of what is acknowledged, so a failure is for the next flush to mend."""
+        """Write a job's facts; they are not acknowledged, so the next flush repairs a failure."""
         assert self.store is not None  # noqa: S101 - for the type checker
         try:
             self.store.write_meta(job, facts)

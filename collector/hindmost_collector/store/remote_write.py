@@ -213,7 +213,7 @@ class RemoteWrite:
         return found
 
     def _post(self, request: list[tuple[bytes, int]]) -> None:
-        """Send until taken, refused for good, or told to leave; a refused request is halved to save what is right."""
+        """Send until taken, refused for good, or shut down; a refused request is halved to save its valid part."""
         request = [part for part in request if part[1]]
         if not request:
             return

@@ -28,7 +28,7 @@ HEADERS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Answer:
-    """What a receiver said. ``status`` 0: nobody answered."""
+    """A receiver's answer. ``status`` 0: there was none."""
 
     status: int
     reason: str

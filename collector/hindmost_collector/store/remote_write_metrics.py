@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from hindmost_collector.store.remote_write import RemoteWrite
 
-#: Label ``reason`` to the sink's count: the queue was full, older than what was sent, refused for good, told to leave,
-#: of a schema that nobody knows any more.
+#: Label ``reason`` to the sink's count: the queue was full, older than what was sent, refused for good, shut down, of a
+#: schema that is no longer defined.
 DROPPED = {
     "queue_full": "dropped_full",
     "old": "dropped_old",

@@ -143,7 +143,7 @@ def _long_rows(cubes: Sequence[_Cube]) -> pa.Table:
         name.codes[begin:end].reshape(shape)[...] = np.array(name.of(head.names))[head.order, None]
         words = np.array([labels.of(one.words) for one in cube.schemas])
         labels.codes[begin:end].reshape(shape)[...] = words[:, head.word[head.order], None]
-    present = ~np.isnan(value)  # a missing sample is an absent row
+    present = ~np.isnan(value)  # a missing sample is a missing row
     keep = slice(None) if present.all() else present
     columns = [one.column(keep) for one in (node, name, labels)]
     return pa.Table.from_arrays(

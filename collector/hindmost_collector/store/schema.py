@@ -34,7 +34,7 @@ CLOCKS: Mapping[str, Any] = {
 
 STORED: Mapping[str, Mapping[str, Any]] = {**TABLES, "clocks": CLOCKS}
 
-#: Tables of what is told once, and all else refers to: a job keeps them for as long as it has anything else.
+#: Tables that are sent once, and to which all others refer: a job keeps them for as long as it has anything else.
 IDENTITY = frozenset({"ranks", "communicators"})
 
 #: Coarser levels of ``metrics`` and the width of their intervals, ns.
@@ -123,8 +123,10 @@ def compression(table: str, *, passing: bool = False) -> tuple[dict[str, str], d
 
 
 def noted(table: str, *, passing: bool = False) -> list[str] | bool:
-    """The columns whose least and greatest value in each row group are noted, for the Parquet writer: by which rows are
-    found and merged. Of the others nobody asks, and to note them takes as long as to write them; of small tables all.
+    """The columns whose least and greatest value in each row group the Parquet writer notes: rows are found and merged
+    by them.
+
+    The others are never searched, and noting them takes as long as writing them. Small tables note all columns.
     """
     order = ORDER.get(table)
     if order is None:
@@ -144,7 +146,7 @@ def missing_column(dtype: Any, count: int) -> np.ndarray[Any, Any]:
 
 
 def to_numpy(table: str, data: pa.Table) -> Table:
-    """Arrow columns as the model's numpy columns; columns unknown here are dropped, absent ones are *not measured*."""
+    """Arrow columns as the model's numpy columns; columns unknown here are dropped, missing ones are *not measured*."""
     present, pointed = set(data.column_names), table == "metrics"
     return {
         name: constant.thinned(_column(data.column(name), dtype, pointed=pointed))

@@ -225,9 +225,10 @@ def sweep(root: Path) -> None:
 
 
 def is_torn(path: Path, *, whole: bool = False) -> bool:
-    """Whether a segment's footer is missing or damaged, or, looked at as a ``whole``, any of its rows.
+    """Whether a segment's footer is missing or damaged, or, with ``whole``, any of its rows.
 
-    One that is gone, or that cannot be opened for want of descriptors, memory or permission, is not.
+    A segment that is gone, or that cannot be opened because descriptors, memory or permission are missing, is not
+    torn.
     """
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
@@ -271,7 +272,7 @@ def _whole(path: Path, reader: Callable[[Path], pa.Table]) -> pa.Table | None:
         return reader(path)
     except FileNotFoundError:
         raise
-    except PermissionError as error:  # whoever reads can have that changed, and is not told of less without it
+    except PermissionError as error:  # a reader can have that changed, and must not get less without it
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path)) from error
     except (OSError, pa.ArrowException):
         return None

@@ -171,8 +171,8 @@ def _expendable(found: list[Segment]) -> list[Segment]:
 def _mergeable(directory: Path, today: str) -> list[list[Segment]]:
     """Groups of small segments of one day that are many enough to merge.
 
-    A group has no other segment in between, nor one that was set aside and may be mended: what is made of it stands
-    for everything from its first flush to its last.
+    A group has no other segment in between, nor one that was set aside and may be repaired: the merged segment
+    stands for everything from its first flush to its last.
     """
     groups: list[list[Segment]] = [[]]
     torn = segments.aside(directory)

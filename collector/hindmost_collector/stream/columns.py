@@ -65,7 +65,7 @@ class Builder:
 
     Args:
         constants: name to dtype of what holds for a whole block.
-        columns: name to ``(field of the message, dtype, fill)``; an absent column is filled with *not measured*. Of
+        columns: name to ``(field of the message, dtype, fill)``; a missing column is filled with *not measured*. Of
             eight bytes a value, like the dtype.
         varints: name to ``(field, how to read it, dtype, fill)`` of columns that are varints.
         extras: name to fill of columns of int64 that come in messages of their own.

@@ -69,7 +69,7 @@ class Definitions:
         self.revision = 0
 
     def missing(self, refs: Iterable[int]) -> list[int]:
-        """Those of ``refs`` that nobody has defined yet."""
+        """Those of ``refs`` that are not defined yet."""
         return [ref for ref in refs if ref not in self.schemas and ref not in self.ranks]
 
     def group(self, refs: bytes) -> Group:

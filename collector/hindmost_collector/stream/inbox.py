@@ -22,10 +22,10 @@ MANY, BYTES = 64, 4 << 20
 
 
 class Inbox:
-    """Holds batches until they are many, or somebody wants to know what has come.
+    """Holds batches until they are many, or until their content is needed.
 
     Args:
-        take: what takes a batch apart: of an agent, on a stream with this outbox, arrived then.
+        take: decodes a batch: of an agent, on a stream with this outbox, arrived then.
     """
 
     def __init__(self, take: Callable[[Agent, Outbox, wire.Batch, int], None]) -> None:

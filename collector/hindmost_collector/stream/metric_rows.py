@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Origin:
-    """One schema of one node. There is one object of each, so that blocks are told apart without looking into them."""
+    """One schema of one node. There is one object of each, so that blocks are compared without reading them."""
 
     __slots__ = ("__weakref__", "key", "node", "schema")
 

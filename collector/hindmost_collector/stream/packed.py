@@ -1,9 +1,9 @@
 """Agents' messages whose packed columns stay bytes: parsing one makes no object for a number in it.
 
-On the wire a packed column is its length and its values, little endian, which is what ``bytes`` are too. So the same
-messages are declared a second time, every packed column as ``bytes``; those of many messages are joined and become an
-array in one step. What is not packed, or comes in several pieces, no agent of ours sends: it counts as absent.
-Labels of a series are bytes too: most series have those of another one.
+On the wire a packed column is its length and its values, little endian, which is also what ``bytes`` are. So the
+same messages are declared a second time, with every packed column as ``bytes``; those of many messages are joined
+and become an array in one step. Our agents send no unpacked or split columns: such a column counts as missing.
+Labels of a series are bytes too: most series share those of another one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A relay: takes a pod's agents in, and is one stream to the collector. It keeps nothing that anybody would miss.
+"""A relay: takes a pod's agents in, and is one stream to the collector. It keeps nothing that cannot be sent again.
 
 Acknowledgements are the collector's own, passed through: what a relay held when it was killed was not acknowledged,
-and its agents replay it, through this relay or another. Where several collectors are named, a job's agents all go to
-one of them, whichever relay they come through.
+and its agents replay it, through this relay or another. With several collectors, all of a job's agents go to one of
+them, through any relay.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Relay:
             await context.abort(code, agent.reason)
 
     async def stop(self) -> None:
-        """Let everybody go; agents come back to whoever listens then."""
+        """Close all streams; agents then reconnect to any listening relay or collector."""
         if self._server:
             await self._server.stop(0.5)
         for task in self._tasks:

@@ -1,4 +1,4 @@
-"""The upper end of a relay: one stream that carries many agents, each served as if it had come by itself."""
+"""The upper end of a relay: one stream that carries many agents, each served as if it had its own."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RelayStream:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, first: wire.AgentMessage, requests: AsyncIterator[wire.AgentMessage]) -> None:
-        """Take everything in, answer everybody. All agents' streams end with this one."""
+        """Take all messages in and answer all agents. All agents' streams end with this one."""
         self._ingest.counts["relay_streams"] += 1
         await self._write(wire.CollectorMessage(returned=wire.Returned()))
         sender = asyncio.create_task(self._send())

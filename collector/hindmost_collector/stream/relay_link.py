@@ -171,7 +171,7 @@ class Link:
 
 
 def _portions(waiting: list[tuple[int, bytes | None]]) -> Iterable[list[tuple[int, bytes | None]]]:
-    """In order, each of about MESSAGE_BYTES at most; a larger message by itself."""
+    """In order, each of about MESSAGE_BYTES at most; a larger message is sent alone."""
     portion: list[tuple[int, bytes | None]] = []
     held = 0
     for one in waiting:

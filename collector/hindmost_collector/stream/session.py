@@ -67,8 +67,9 @@ class Outbox:
             self._ready.set()
 
     def clock_reply(self, sent_ns: int, received_ns: int, *, with_ack: bool = False) -> None:
-        """Answer a clock request; the reply time is filled in when it leaves. ``with_ack``: an ack may be a part of it,
-        as whoever asked with a batch knows."""
+        """Answer a clock request; the reply time is filled in when it leaves.
+
+        ``with_ack``: an ack may be part of the answer, as an agent that asked with a batch expects."""
         self._clock_reply = (sent_ns, received_ns, with_ack)
         self._ready.set()
 

@@ -1,6 +1,7 @@
-"""Who speaks on the agents' port and is no agent: answered, counted, and told of in the log once a minute.
+"""Rejected calls: clients on the agents' port that are no agent are answered, counted, and logged once a minute.
 
-What never becomes a call (bytes that are no HTTP/2, a message that is too long) ends inside gRPC, which tells nobody.
+Input that never becomes a call (no HTTP/2, or a message that is too long) ends inside gRPC, which does not report
+it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Between two lines in the log about the same kind of stranger.
+#: Seconds between two log lines about the same kind of rejected call.
 QUIET_S = 60.0
 HELLO_FIRST = "the first message of a stream must be Hello"
 #: A call of a method that is not served; bytes that are no message; a stream that does not begin with Hello; one that

@@ -1,4 +1,4 @@
-"""What agents send that cannot be taken: counted, and told once for each agent."""
+"""Rejected batches of agents: counted, and logged once for each agent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class Untaken:
             log.warning("agent %s on %s sent what cannot be: %s", agent.identity, agent.node, complaints[0])
 
     def unforeseen(self, agent: Agent, what: str, error: Exception) -> None:
-        """Go on without what nobody foresaw: sent again it would fail again, for ever. Raises a want of memory."""
+        """Go on without a batch that failed in an unforeseen way: sent again it would fail again. Re-raises
+        MemoryError."""
         if isinstance(error, MemoryError):
             raise error
         self._counts["set_aside"] += 1
@@ -37,7 +38,7 @@ class Untaken:
             log.error(told, what, agent.identity, agent.node, exc_info=error)
 
     def forget(self, identity: str) -> None:
-        """An agent that is gone: should it come back, it is told of anew."""
+        """An agent that is gone: if it comes back, it is logged again."""
         self._told -= {(identity, "malformed"), (identity, "unforeseen")}
 
     def _first(self, agent: Agent, kind: str) -> bool:
