@@ -13,10 +13,11 @@ DEMO_MPI := OMPI_MCA_mpi_yield_when_idle=1 PRTE_MCA_rmaps_default_mapping_policy
 DEMO = $(PATHS) $(DEMO_MPI) hindmost run -- \
 	mpirun --bind-to none -np 4 python examples/train_mpi.py
 
-# What tests need of the machine: some measure real jobs, which then have it to themselves; others run JOBS at a time.
-BARE := not torch and not gpu and not clickhouse
+# Many tests wait for processes: JOBS of them run at a time, and where there are more cores more may.
 JOBS ?= 3
-TIMED_TORCH = $(PATHS) $(BIN)/python -m pytest -m 'torch and not gpu and timed' tests/torch
+PYTEST = $(PATHS) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+BARE := not torch and not clickhouse
+HIDDEN := .cache/hidden
 
 # Tests start hundreds of processes, which need not compile all of hindmost each, whatever this shell says: empty is unset.
 export PYTHONDONTWRITEBYTECODE :=
@@ -73,21 +74,34 @@ python-newer: $(VENV)/.dev ## a Python 3.14 in .cache for the tests of attach, w
 mpich: $(VENV)/.dev ## Debian's MPICH in .cache for the tests of the MPI shim (Fortran's need gfortran)
 	@tests/native/fetch-mpich $(VENV) .cache/mpich || echo 'make: no MPICH: the MPI shim is tested with Open MPI only' >&2
 
-test: $(VENV)/.dev python-newer mpich ## every test that needs neither torch nor a GPU; JOBS=3 of them at a time
-	$(PATHS) $(BIN)/python -m pytest -m '$(BARE) and not timed' -n $(JOBS) --dist loadfile --no-loadscope-reorder
-	$(PATHS) $(BIN)/python -m pytest -m '$(BARE) and timed' tests/cluster tests/native
+test: $(VENV)/.dev ## all tests but those of test-all's suites; JOBS=3 of them at a time
+	$(PYTEST) -m '$(BARE)'
 
-test-torch: $(VENV)/.torch ## the tests that need PyTorch (CPU)
-	$(PATHS) $(BIN)/python -m pytest -m 'torch and not gpu and not timed' -n $(JOBS) --dist loadfile tests/torch
-	$(TIMED_TORCH)
+test-deps: ## install the programs that tests use where they are (Debian, Ubuntu)
+	@$(PYTHON) tests/programs.py
+
+test-without: $(VENV)/.dev ## the tests that use optional programs, where there are none of these
+	rm -rf $(HIDDEN) && $(PYTHON) tests/programs.py hide $(HIDDEN)/bin
+	env -i HOME=$(CURDIR)/$(HIDDEN) PATH=$(CURDIR)/$(BIN):$(CURDIR)/$(HIDDEN)/bin \
+		$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m '$(BARE)' --optional-programs
+
+test-all: test ## all tests: the suites of .ci/tiers, too, whose hashes are renewed
+	$(PYTHON) tests/tiers.py all
+
+test-torch: $(VENV)/.torch ## PyTorch on the CPU, and what builds on it
+	$(PYTEST) -m torch tests/torch --deselect tests/torch/test_horovod_probe.py --deselect tests/torch/test_tensorflow.py
+
+test-horovod: horovod horovod-tensorflow ## Horovod with PyTorch and TensorFlow, built from source, and Keras
+	$(PYTEST) tests/torch/test_horovod_probe.py tests/torch/test_tensorflow.py
 
 test-clickhouse: $(VENV)/.clickhouse ## the ClickHouse store against the real engine (chDB)
-	$(PATHS) $(BIN)/python -m pytest -m clickhouse -n $(JOBS) tests/clickhouse
+	$(PYTEST) tests/clickhouse
 
-test-heavy: $(VENV)/.torch $(VENV)/.clickhouse ## both of these, sooner done than one after the other
-	$(PATHS) $(BIN)/python -m pytest -m '(torch or clickhouse) and not gpu and not timed' -n $(JOBS) --dist loadfile \
-		--no-loadscope-reorder tests/torch tests/clickhouse
-	$(TIMED_TORCH)
+test-mpich: mpich ## the MPI shim with Debian's MPICH, and in Fortran
+	HINDMOST_TEST_MPI=.cache/mpich/bin $(PYTEST) tests/native -k mpich
+
+test-python3.14: python-newer ## attach and hooks in a Python 3.14
+	$(PYTEST) tests/unit/test_newer_python.py tests/unit/test_attach_live.py tests/unit/test_interpreters.py tests/unit/test_python_abi.py
 
 $(VENV)/.wheel: $(VENV)/.dev
 	$(PIP) install --group wheel
@@ -122,4 +136,5 @@ reference: $(VENV)/.dev ## rewrite the generated pages of docs/reference
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
 
-.PHONY: help horovod tensorflow horovod-tensorflow setup demo demo-balanced python-newer mpich test test-clickhouse test-heavy test-torch wheel lint proto dashboards reference clean
+.PHONY: help horovod tensorflow horovod-tensorflow setup demo demo-balanced python-newer mpich test test-deps test-without \
+	test-all test-torch test-horovod test-clickhouse test-mpich test-python3.14 wheel lint proto dashboards reference clean

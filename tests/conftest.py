@@ -1,25 +1,40 @@
-"""What holds for every test."""
+"""What holds for every test: what it needs of the machine, and the closing line."""
 
 from __future__ import annotations
 
+import re
 import sys
-from collections import defaultdict
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.needs import need
+from tests.programs import PACKAGES
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+#: The slowest tests of the last run.
+SLOWEST = ROOT / ".cache" / "slowest-tests.txt"
 
 # A machine that is busy with much else is no failure: how long an example takes is not what any test says.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
-#: CPUs of a shared machine may in truth be uneven for seconds (a core's two threads, a virtual one's neighbours), and
-#: ranks on them late. What a test of a real job says holds in one of three; a rule that is wrong is so in each.
-ON_SHARED_CPUS = pytest.mark.flaky(reruns=2, only_rerun=["AssertionError", "KeyError"])
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that needs what this machine has not."""
+    need(*sorted(names(item, "needs")))
+
+
+def names(item: pytest.Item, *marks: str) -> set[str]:
+    """What these marks of a test name."""
+    return {name for mark in marks for one in item.iter_markers(mark) for name in one.args}
 
 
 @pytest.fixture(autouse=True)
@@ -33,14 +48,59 @@ def no_detector_fails() -> Iterator[None]:
     assert not failed, f"detectors failed: {failed}"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """For `make test-without`, which hides these programs."""
+    parser.addoption("--optional-programs", action="store_true", help="only files with tests that use such a program")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Spread each folder's files evenly over the run: some wait for processes, others compute, and together
-    they leave no core idle. Those that measure real jobs may be run again."""
-    for item in items:
-        if item.get_closest_marker("timed"):
-            item.add_marker(ON_SHARED_CPUS)
+    they leave no core idle."""
+    if config.getoption("--optional-programs"):
+        using = {item.path for item in items if PACKAGES.keys() & names(item, "needs", "uses")}
+        items[:] = [item for item in items if item.path in using]
     folders: dict[Path, list[Path]] = defaultdict(list)
     for path in dict.fromkeys(item.path for item in items):
         folders[path.parent].append(path)
     place = {path: (at + 0.5) / len(files) for files in folders.values() for at, path in enumerate(files)}
     items.sort(key=lambda item: place[item.path])  # stable: where folders tie, and within a file, nothing is moved
+
+
+class ClosingLine:
+    """Counts of the run, what skipped tests lacked, and where the slowest tests are listed."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self.outcomes: Counter[str] = Counter()
+        self.wanted: Counter[str] = Counter()
+        self.took: Counter[str] = Counter()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """One phase of one test."""
+        self.took[report.nodeid] += report.duration  # type: ignore[assignment]
+        if report.when == "call" or report.outcome != "passed":
+            self.outcomes["failed" if report.failed else report.outcome] += 1
+        if report.skipped and isinstance(report.longrepr, tuple):
+            reason = re.match(r"Skipped: needs ([^:;]+)", report.longrepr[2])
+            for what in reason[1].split(", ") if reason else ["what the skip's reason says"]:
+                self.wanted[what] += 1
+
+    def pytest_unconfigure(self) -> None:
+        """Print it below everything else."""
+        if not self.took:
+            return
+        SLOWEST.parent.mkdir(exist_ok=True)
+        SLOWEST.write_text("".join(f"{s:8.2f} s  {test}\n" for test, s in self.took.most_common(25)))
+        counts = ", ".join(f"{self.outcomes[one]} {one}" for one in ("passed", "failed", "skipped"))
+        lines = [f"{counts} in {time.monotonic() - self.began:.0f} s; slowest tests: {SLOWEST.relative_to(ROOT)}"]
+        for kind, remedy in ((True, " `make test-deps` installs these."), (False, "")):
+            wants = [f"{what} ({count})" for what, count in self.wanted.most_common() if (what in PACKAGES) is kind]
+            if wants:
+                lines.append(f"Skipped for want of {', '.join(wants)}.{remedy}")
+        sys.stdout.write("\n".join(lines) + "\n")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The closing line is printed where reports arrive: not in xdist's workers."""
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(ClosingLine(), "closing_line")

@@ -10,7 +10,7 @@ from hindmost_collector.report import text
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = pytest.mark.browser
+pytestmark = pytest.mark.needs("chromium", "chromedriver")
 
 
 def test_the_verdict_is_what_a_reader_sees_first(browser: Any, show: Callable[..., Any]) -> None:

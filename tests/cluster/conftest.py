@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.needs import need
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -36,11 +38,12 @@ def out(tmp_path: Path) -> Path:
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
     """Two hosts that reach each other: for each a program that runs a command line there."""
+    need("ip", "root", "the right to mount")
     names = [f"hm{os.getpid()}{side}" for side in "ab"]
     made = subprocess.run(["sh", "-ec", NETWORK.format(*names)], capture_output=True, text=True, check=False)
     try:
         if made.returncode:
-            pytest.skip(f"needs ip and the right to make network namespaces: {made.stderr.strip()}")
+            pytest.skip(f"needs the right to make network namespaces: {made.stderr.strip()}")
         yield _enter(tmp_path / "first", names[0], ""), _enter(tmp_path / "second", names[1], "shift\n")
     finally:
         for name in names:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.cluster.jobs import HINDMOST, MPIRUN, PATIENCE_S, TRAIN_MPI, environ, job_of, observe, wait_until_gone
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.needs("mpirun"), pytest.mark.timeout(300)]
 
 STEPS = """
 import sys, time

@@ -19,7 +19,7 @@ from tests.cluster.jobs import HINDMOST, MPIRUN, environ, job_of, wait_until_gon
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.needs("mpirun"), pytest.mark.timeout(500)]
 
 PROGRAM = Path(__file__).with_name("hanging.py")
 #: Generous: the machine may be busy with much else. A quiet one needs about ten seconds.

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -32,7 +30,7 @@ print(os.environ["SLURM_PROCID"], "trained")
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.skipif(shutil.which("slurmd") is None or os.getuid() != 0, reason="no Slurm (slurm-wlm), or not root")
+@pytest.mark.needs("slurmd", "root")
 def test_srun_of_a_real_slurm_reaches_hosts_that_it_chooses(
     out: Path, tmp_path: Path, hosts: tuple[Path, Path]
 ) -> None:

@@ -26,7 +26,7 @@ from tests.cluster.jobs import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.uses("cc", "unshare"), pytest.mark.timeout(300)]
 
 JOB = (sys.executable, "-c", "print('trained'); raise SystemExit(5)")
 
@@ -71,28 +71,24 @@ def test_a_full_directory(tmp_path: Path) -> None:
     assert any(tmp_path.glob("hindmost-*/report.json"))
 
 
-@pytest.mark.mpi
-@pytest.mark.timed
+@pytest.mark.needs("mpirun")
 def test_a_directory_that_fills_up(tmp_path: Path) -> None:
     """When the disk fills while the job runs, the job goes on, and what was recorded is still summed up."""
     with mounted(tmp_path / "small", "size=2m") as where:
-        job = (
-            f'{sys.executable} -c "$FILL" {where}/filler; exec {" ".join(MPIRUN)} {TRAIN_MPI} --steps 300 --slow-rank 2'
-        )
+        job = f'{sys.executable} -c "$FILL" {where}/filler; exec {" ".join(MPIRUN)} {TRAIN_MPI} --steps 300'
         run = observe(where / "run", "bash", "-c", job, FILL=FILL)
         assert run.returncode == 0
         assert "step   200  loss" in run.stdout
-        assert "rank 2" in run.stderr
+        assert "rank" in run.stderr
 
 
+@pytest.mark.needs("the right to mount")
 @pytest.mark.parametrize(
     ("options", "says"), [("size=64k", "No space left on device"), ("ro", "Read-only file system")]
 )
 def test_shared_memory_that_is_full_or_read_only(out: Path, options: str, says: str) -> None:
     """Ranks have no place for their rings: that is said, and the job prints and ends as ever."""
     inside = ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs -o {options} none /dev/shm && exec "$@"', "sh"]
-    if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("may not mount here")
     command = [*inside, *HINDMOST, "run", "--out", str(out), "--job-id", job_of(out), "--", *JOB]
     done = subprocess.run(command, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert (done.returncode, done.stdout) == (5, "trained\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import socket
 import struct
 import subprocess
@@ -19,6 +18,7 @@ from hindmost_collector.store.parquet import read_run
 from bench.collector_faults import ledger
 from bench.collector_faults.client import Client
 from tests.collector.waiting import until
+from tests.needs import need
 
 CLEAN = {"missing": 0, "doubled": 0, "unknown": 0}
 
@@ -55,12 +55,8 @@ def small_disk(tmp_path):
     """A file system of a few MB of its own."""
     directory = tmp_path / "disk"
     directory.mkdir()
-    mount = shutil.which("mount")
-    done = mount and subprocess.run(
-        [mount, "-t", "tmpfs", "-o", "size=3m", "tmpfs", directory], check=False, timeout=20
-    )
-    if done is None or done.returncode:
-        pytest.skip("no file system can be mounted here: it takes root, in a container that is allowed to")
+    need("root", "the right to mount")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", directory], check=True, timeout=20)
     yield directory
     subprocess.run(["umount", "-l", directory], check=True, timeout=20)
 

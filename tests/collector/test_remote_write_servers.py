@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import json
 import math
-import shutil
-import socket
 import subprocess
 import time
 import urllib.parse
@@ -16,8 +14,9 @@ import urllib.request
 import pytest
 from hindmost_collector.store.parquet import read_run
 
+from tests.servers import START_S, free_port, until_it_answers
+
 STEPS = 12
-START_S = 60.0
 
 
 def commands(name, port, folder):
@@ -35,26 +34,24 @@ def commands(name, port, folder):
     return [*options, "-search.latencyOffset=0s", "-selfScrapeInterval=0s"], "/health"
 
 
-@pytest.fixture(params=["prometheus", "victoria-metrics"])
+@pytest.fixture(
+    params=[
+        pytest.param("prometheus", marks=pytest.mark.needs("prometheus")),
+        pytest.param("victoria-metrics", marks=pytest.mark.needs("victoria-metrics")),
+    ]
+)
 def server(request, tmp_path):
     """The base URL of a fresh server."""
-    binary = shutil.which(request.param)
-    if binary is None:
-        pytest.skip(f"needs {request.param}: apt-get install {request.param}")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port, log = free_port(), tmp_path / "server.log"
     options, ready = commands(request.param, port, tmp_path)
-    log = (tmp_path / "server.log").open("wb")
-    process = subprocess.Popen([binary, *options], stdout=log, stderr=log, cwd=tmp_path)
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline and process.poll() is None:
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}{ready}", timeout=2):
-            break
-        time.sleep(0.05)
-    yield f"http://127.0.0.1:{port}"
-    process.terminate()
-    process.wait(30)
+    with log.open("wb") as written:
+        process = subprocess.Popen([request.param, *options], stdout=written, stderr=written, cwd=tmp_path)
+    try:
+        until_it_answers(process, f"http://127.0.0.1:{port}{ready}", log)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(30)
 
 
 def raw(base, selector):
@@ -66,7 +63,6 @@ def raw(base, selector):
     return sorted(one for one in found if not math.isnan(one[1]))
 
 
-@pytest.mark.prometheus
 def test_read_back_equal(server, collecting, fake_agent, tmp_path):
     """Samples of nodes come back at their own times with their own values, and counters of ranks are there too."""
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import shutil
-import socket
 import subprocess
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -16,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.servers import free_port, until_it_answers
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).parents[2]
-START_S = 30.0
 MINUTES = 5
 
 #: What Grafana puts in place of its variables: all nodes and ranks, and the intervals of a fresh short job.
@@ -53,43 +50,24 @@ class Prometheus:
         return list(self.get("query_range", query=expression, start=start, end=f"{end}", step=f"{step_s}")["result"])
 
 
-@pytest.fixture(scope="session")
-def binaries() -> dict[str, str]:
-    """Where ``prometheus`` and ``promtool`` are."""
-    found = {name: shutil.which(name) for name in ("prometheus", "promtool")}
-    if not all(found.values()):
-        pytest.skip("needs prometheus and promtool: apt-get install prometheus")
-    return {name: str(path) for name, path in found.items()}
-
-
 @pytest.fixture
-def serve(binaries: dict[str, str], tmp_path: Path) -> Iterator[Callable[[Path, Path], Prometheus]]:
+def serve(tmp_path: Path) -> Iterator[Callable[[Path, Path], Prometheus]]:
     """Start a server on a configuration file and a data directory."""
     running: list[subprocess.Popen[bytes]] = []
 
     def start(config: Path, data: Path) -> Prometheus:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        command = [binaries["prometheus"], f"--config.file={config}", f"--storage.tsdb.path={data}"]
-        command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn", "--storage.tsdb.retention.time=10y"]
-        log = (tmp_path / "prometheus.log").open("wb")
-        running.append(subprocess.Popen(command, stdout=log, stderr=log, cwd=tmp_path))
-        return _ready(Prometheus(f"http://127.0.0.1:{port}"), running[-1], tmp_path / "prometheus.log")
+        base, log = f"127.0.0.1:{free_port()}", tmp_path / "prometheus.log"
+        command = ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={data}"]
+        command += [f"--web.listen-address={base}", "--log.level=warn", "--storage.tsdb.retention.time=10y"]
+        with log.open("wb") as written:
+            running.append(subprocess.Popen(command, stdout=written, stderr=written, cwd=tmp_path))
+        until_it_answers(running[-1], f"http://{base}/-/ready", log)
+        return Prometheus(f"http://{base}")
 
     yield start
     for process in running:
         process.terminate()
         process.wait(20)
-
-
-def _ready(server: Prometheus, process: subprocess.Popen[bytes], log: Path) -> Prometheus:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline and process.poll() is None:
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"{server.base}/-/ready", timeout=2):  # noqa: S310
-            return server
-        time.sleep(0.05)
-    raise AssertionError(f"Prometheus did not come up: {log.read_text()[-2000:]}")
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 if sys.version_info < (3, 11):
-    pytest.skip("grafana-foundation-sdk needs Python 3.11", allow_module_level=True)
+    pytest.skip("needs Python 3.11: grafana-foundation-sdk does", allow_module_level=True)
 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard

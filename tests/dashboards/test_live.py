@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.servers import free_port, until_it_answers
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-pytestmark = [pytest.mark.prometheus, pytest.mark.mpi, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.needs("mpirun"), pytest.mark.timeout(180)]
 
 ROOT = Path(__file__).parents[2]
 BOARDS = ("hindmost-job.json", "hindmost-nodes.json")
@@ -27,6 +28,7 @@ JOB = "live"
 WAIT_S = 90.0
 
 
+@pytest.mark.needs("prometheus")
 def test_every_panel_has_data_during_a_real_job(
     serve: Callable[[Path, Path], Any], panels: Callable[[str], Any], job: str, tmp_path: Path
 ) -> None:
@@ -63,18 +65,14 @@ def scraping(address: str, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A job that runs until the tests have seen enough; the address of its collector's page."""
+    """A job that runs until the tests have seen enough: the address of its collector's page, which shows its ranks."""
     tmp_path = tmp_path_factory.mktemp("job")
-    if shutil.which("mpirun") is None:
-        pytest.skip("needs mpirun")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address, said = f"127.0.0.1:{free_port()}", tmp_path / "job.log"
     training = [sys.executable, str(ROOT / "examples" / "train_mpi.py"), "--steps", "100000", "--slow-rank", "2"]
     command = [sys.executable, "-m", "hindmost", "run", "--job-id", JOB, "--out", str(tmp_path / "run")]
     command += ["--listen", address, "--", "mpirun", "--oversubscribe", "--bind-to", "none", "-np", "4"]
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    with (tmp_path / "job.log").open("wb") as log:
+    with said.open("wb") as log:
         running = subprocess.Popen(
             [*command, *training, "--slow-ms", "20"],
             stdout=log,
@@ -82,6 +80,9 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             env={**os.environ, **root},
             start_new_session=True,
         )
-    yield address
-    os.killpg(running.pid, signal.SIGINT)
-    running.wait(60)
+    try:
+        until_it_answers(running, f"http://{address}/metrics", said, says="hindmost_rank_steps_total{")
+        yield address
+    finally:
+        os.killpg(running.pid, signal.SIGINT)
+        running.wait(60)

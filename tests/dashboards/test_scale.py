@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.prometheus
+pytestmark = pytest.mark.needs("prometheus", "promtool")
 
 Sample = tuple[str, str, float]
 
@@ -102,13 +102,13 @@ def test_the_culprit_is_on_top_of_the_panels_that_name_it(
 
 
 @pytest.fixture(scope="module")
-def data(binaries: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Prometheus data directory with five minutes of the simulated job."""
     directory = tmp_path_factory.mktemp("data")
     text = directory / "job.om"
     text.write_text("".join(exposition()) + "# EOF\n")
     subprocess.run(
-        [binaries["promtool"], "tsdb", "create-blocks-from", "openmetrics", "--quiet", text, directory],
+        ["promtool", "tsdb", "create-blocks-from", "openmetrics", "--quiet", text, directory],
         check=True,
         capture_output=True,
         timeout=120,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shutil
@@ -15,8 +16,12 @@ import yaml
 from hindmost.open_files import MOST_FILES
 from hindmost_collector.store.recording import HANGS_S
 
+from tests.needs import need
+
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
+pytestmark = pytest.mark.uses("systemd-analyze", "promtool")
+
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 SCRIPTS = sorted([*DEPLOY.glob("slurm/*"), *DEPLOY.glob("pbs/*")])
 
@@ -26,8 +31,7 @@ MOST_EXPOSED = {"hindmost-collector.service": 1.5, "hindmost-agent.service": 3.5
 
 def check(*command: str | Path) -> subprocess.CompletedProcess[str]:
     """Run a program that judges a file; skip where this machine has not got it."""
-    if shutil.which(str(command[0])) is None:
-        pytest.skip(f"needs {command[0]}")
+    need(str(command[0]))
     words = [str(word) for word in command]
     return subprocess.run(words, check=False, capture_output=True, text=True, timeout=60)
 
@@ -139,7 +143,7 @@ def test_grafana_finds_what_it_is_provisioned_with() -> None:
 @pytest.mark.parametrize("path", sorted((DEPLOY / "kubernetes").glob("*.yaml")), ids=lambda path: path.name)
 def test_kubernetes_accepts_the_objects(path: Path) -> None:
     """Every object fits the API's schema, with no field that the API does not know."""
-    validator = pytest.importorskip("kubernetes_validate")
+    validator = importlib.import_module("kubernetes_validate")
     objects: list[dict[str, Any]] = list(yaml.safe_load_all(path.read_text()))
     assert [validator.validate(each, "1.34", strict=True) for each in objects] == ["1.34"] * len(objects)
 

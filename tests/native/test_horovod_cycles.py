@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-pytestmark = [pytest.mark.timed, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.needs("cc"), pytest.mark.timeout(120)]
 
 #: In a process with the shim: run cycles, and say what the library knows of them and what the probe reads.
 PROGRAM = """

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+pytestmark = pytest.mark.needs("cc")
+
 #: What a kernel takes, ns, before its first channel starts and after its last one stops; it is added in front.
 EDGES = 3000
 

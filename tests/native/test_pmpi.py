@@ -16,7 +16,7 @@ from hindmost import ring
 from hindmost.native import build, mpi
 
 #: MPICH's waiting ranks do not give way: on a crowded machine everything takes its time.
-pytestmark = [pytest.mark.mpi, pytest.mark.timed, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.needs("mpirun", "cc"), pytest.mark.timeout(500)]
 
 HERE = Path(__file__).parent
 
@@ -54,7 +54,7 @@ def installed(request: pytest.FixtureRequest) -> Mpi:
     folder: Path | None = request.param
     launcher = folder / "mpirun" if folder else Path(shutil.which("mpirun") or "")
     if not launcher.is_file():
-        pytest.skip("no mpirun on PATH: install the demo extra")
+        pytest.skip("needs mpirun")
     python = launcher.parent / "python" if folder else Path(sys.executable)
     return Mpi(
         launcher,
@@ -197,17 +197,12 @@ def test_errors_are_passed_on_and_flagged(ran: Ran) -> None:
 
 def test_own_time_between_collectives(ran: Ran) -> None:
     """The gap before a step's first all-reduce is its rank's own: CPU where it computes, none where it sleeps."""
-    # Of virtual machines the host may take a CPU away: that is neither CPU time nor a wait in this one's queue.
-    for rank, (long_ms, cpu_share) in {1: (5, (0.4, 1.2)), 2: (5, (0.0, 0.3))}.items():
-        gaps = [e for e in of(ran.events[rank], ring.SELF) if e.duration_ns >= 4_500_000]
+    for rank, (least_ms, most_ms) in {1: (4.75, 9.0), 2: (0.0, 1.5)}.items():
+        gaps = [e for e in of(ran.events[rank], ring.SELF) if e.duration_ns >= 4_750_000]
         assert len(gaps) >= 11
-        assert statistics.median(e.duration_ns for e in gaps) >= long_ms * 0.95e6
-        known = [e for e in gaps if e.flags & ring.CPU_KNOWN]
+        known = [e.value / 1e6 for e in gaps if e.flags & ring.CPU_KNOWN]
         assert len(known) >= 7
-        share = statistics.median(e.value / e.duration_ns for e in known)
-        if all(e.flags & ring.RUNQUEUE_KNOWN for e in known):  # on a crowded machine the rest was spent in the queue
-            share = max(share, share + statistics.median(e.seq * 1000 / e.duration_ns for e in known) * (rank == 1))
-        assert cpu_share[0] <= share <= cpu_share[1]
+        assert least_ms <= statistics.median(known) <= most_ms
 
 
 def test_every_collective_but_the_first_has_its_gap(ran: Ran) -> None:

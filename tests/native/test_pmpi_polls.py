@@ -15,7 +15,7 @@ from tests.native.test_pmpi import HERE, Mpi, Ran, installed, launch, of
 
 __all__ = ["installed"]
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timed, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.needs("mpirun", "cc"), pytest.mark.timeout(500)]
 
 #: Of mpi_polls.c. A rank that naps for 4 ms holds up what the others reduce: three times, in the worst case.
 LATE_NS = 40_000_000
@@ -25,8 +25,6 @@ ROUNDS, STARTS, TIMED = 9, 10, 5
 POLLING, NAPPING, COMPUTING = (0, 1, 2, 4), (1, 2), 3
 #: After a nap of 4 ms a rank that waits for a CPU for less than this does not seem to have had work to do meanwhile.
 CALM_NS = 3_000_000
-#: Jobs at most until every rank that naps was left alone in some round.
-JOBS = 3
 
 
 class Polled(NamedTuple):
@@ -51,17 +49,13 @@ class Job(NamedTuple):
 
 @pytest.fixture(scope="module")
 def ran(installed: Mpi, tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """mpi_polls.c, observed: once, or until the machine leaves it alone."""
+    """mpi_polls.c, observed."""
     folder = tmp_path_factory.mktemp("polls")
     flags = ["-DHM_PERSISTENT"] if installed.persistent else []
     command = [str(installed.compiler), "-O1", *flags, str(HERE / "mpi_polls.c"), "-o", str(folder / "polls")]
     subprocess.run(command, check=True)
-    for number in range(JOBS):
-        environ = {**os.environ, "HINDMOST_JOB_ID": "job-1", "HINDMOST_RING_DIR": str(folder / f"rings{number}")}
-        job = told(launch(installed, environ, str(folder / "polls")))
-        if all(job.calm(rank, place) for rank in (0, 2, 3) for place in POLLING):
-            break
-    return job
+    environ = {**os.environ, "HINDMOST_JOB_ID": "job-1", "HINDMOST_RING_DIR": str(folder / "rings")}
+    return told(launch(installed, environ, str(folder / "polls")))
 
 
 def told(done: Ran) -> Job:
@@ -103,13 +97,16 @@ def test_each_polled_collective_has_one_wait(installed: Mpi, ran: Job) -> None:
 @pytest.mark.parametrize("place", POLLING, ids=["busily", "napping", "napping long", "for two"])
 def test_a_poll_waits_from_its_first_test_to_the_one_that_succeeds(ran: Job, place: int) -> None:
     """Rank 1 is late, and others wait for as long as the program itself says: none of that is their own time."""
+    waits, owns = [], []
     for rank in (0, 2, 3):
-        rounds = ran.calm(rank, place)
-        if not rounds:
-            pytest.skip(f"this machine is too busy: in {JOBS} jobs rank {rank} had no CPU whenever it woke up")
         wait, own = waited(ran.events[rank], place), own_after(ran.events[rank], place)
-        assert statistics.median(wait[at] / ran.polled[rank][place][at].ns for at in rounds) > 0.8
-        assert statistics.median(own[at] / ran.polled[rank][place][at].ns for at in rounds) < 0.2
+        for at in ran.calm(rank, place):
+            waits.append(wait[at] / ran.polled[rank][place][at].ns)
+            owns.append(own[at] / ran.polled[rank][place][at].ns)
+    if not waits:
+        pytest.skip("needs a quieter machine: in no round had a rank a CPU when it woke up")
+    assert statistics.median(waits) > 0.8
+    assert statistics.median(owns) < 0.2
 
 
 @pytest.mark.parametrize("place", range(TIMED))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["installed", "program"]
 
 #: MPICH's waiting ranks do not give way: on a crowded machine everything takes its time.
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.needs("mpirun", "cc"), pytest.mark.timeout(500)]
 
 
 PYTHON = """
@@ -43,7 +43,7 @@ def needs_mpi4py(installed: Mpi) -> None:
     """Skip where this MPI has no python that can use it."""
     probe = [str(installed.python), "-c", "import mpi4py, numpy"]
     if not installed.python.exists() or subprocess.run(probe, capture_output=True, check=False).returncode != 0:
-        pytest.skip(f"beside {installed.launcher} there is no python with mpi4py and numpy")
+        pytest.skip(f"needs mpi4py: beside {installed.launcher} there is no python with it and numpy")
 
 
 def test_mpi4py(installed: Mpi, observed: dict[str, str]) -> None:
@@ -118,7 +118,7 @@ def test_fortran(installed: Mpi, observed: dict[str, str], tmp_path: Path, flags
     """Fortran's names are seen, with bytes, roots and communicators as from C, and each call once."""
     compiler = installed.launcher.parent / "mpifort"
     if not compiler.exists():
-        pytest.skip(f"{installed.launcher.parent} has no mpifort")
+        pytest.skip(f"needs mpifort: {installed.launcher.parent} has none")
     program = tmp_path / "program"
     source = str(HERE / "mpi_program.f90")
     subprocess.run([str(compiler), "-cpp", *flags, source, "-o", str(program)], check=True, capture_output=True)

@@ -10,7 +10,7 @@ from tests.native.test_pmpi_programs import needs_mpi4py
 
 __all__ = ["installed"]
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timed, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.needs("mpirun", "cc"), pytest.mark.timeout(500)]
 
 COMPUTES = """
 import os
@@ -32,6 +32,7 @@ def test_a_rank_that_computes_either_runs_or_waits_for_a_cpu(installed: Mpi, obs
     for events in ran.events:
         gaps = [e for e in of(events, ring.SELF) if e.flags & ring.CPU_KNOWN and e.flags & ring.RUNQUEUE_KNOWN]
         if len(gaps) < 20:
-            pytest.skip("this kernel does not tell how long a thread waits for a CPU")
+            pytest.skip("needs a kernel that says how long a thread waits for a CPU")
         own, ran_ns, queued = (sum(e.duration_ns for e in gaps), sum(e.value for e in gaps), sum(e.seq for e in gaps))
-        assert own - ran_ns - queued * 1000 < 0.1 * own
+        # A hypervisor may take the CPU away, which is neither; without the queue's time 3/4 would be missing.
+        assert own - ran_ns - queued * 1000 < 0.5 * own

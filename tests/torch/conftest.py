@@ -23,6 +23,8 @@ import pytest
 from hindmost import ring
 from hindmost.native import build
 
+from tests.needs import need
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -61,12 +63,11 @@ def launcher(name: str, ranks: int, folder: Path, python: str = sys.executable) 
         return [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     if name == "python":
         return [python]
-    program = shutil.which(name)
-    if program is None:
-        pytest.skip(f"no {name} on the PATH")
     if name == "srun":
-        if shutil.which("slurmd") is None or os.getuid() != 0:
-            pytest.skip("no Slurm (slurm-wlm), or not root")
+        need("slurmd", "root")
+    need(name)
+    program = str(shutil.which(name))
+    if name == "srun":
         return [str(WITH_SLURM), str(folder), "127.0.0.1", "--", program, "-n", str(ranks), "--overcommit", python]
     return [program, *(MPIRUN if name == "mpirun" else ("--gloo",)), "-np", str(ranks), python]
 

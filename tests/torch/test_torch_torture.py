@@ -13,6 +13,7 @@ from hindmost.native import build
 from hindmost.supervise import environment
 
 from tests.cluster.jobs import mounted
+from tests.needs import need
 from tests.torch.conftest import PATIENCE_S, forked
 
 if TYPE_CHECKING:
@@ -120,10 +121,8 @@ def _ended(done: subprocess.CompletedProcess[str]) -> Ended:
 @pytest.fixture
 def native() -> dict[str, Path]:
     """What ``hindmost run`` has built for the job: the shim and the extension."""
-    try:
-        return {kind: build.library(kind) for kind in ("pmpi", "ring")}
-    except build.BuildError as error:
-        pytest.skip(str(error))
+    need("cc")
+    return {kind: build.library(kind) for kind in ("pmpi", "ring")}
 
 
 @pytest.mark.parametrize("fate", FATES)

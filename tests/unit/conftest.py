@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -12,21 +10,20 @@ import pytest
 from hindmost import bootstrap, ring, stepping
 from hindmost.native import build
 
+from tests.needs import FETCHED_PYTHON, need
 from tests.unit.torch_loop import Loop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
-@pytest.fixture(params=["python", "c"])
+@pytest.fixture(params=["python", pytest.param("c", marks=pytest.mark.needs("cc"))])
 def written_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The test runs over pure Python and over its twin in C, where that can be built."""
     monkeypatch.delenv("HINDMOST_RING_MODULE", raising=False)
     if request.param == "c":
-        try:
-            monkeypatch.setenv("HINDMOST_RING_MODULE", str(build.library("ring")))
-        except build.BuildError as error:
-            pytest.skip(str(error))
+        monkeypatch.setenv("HINDMOST_RING_MODULE", str(build.library("ring")))
     return str(request.param)
 
 
@@ -54,14 +51,10 @@ def loop(tmp_path: Path, written_in: str, monkeypatch: pytest.MonkeyPatch) -> It
     made.writer.close()
 
 
-#: Where `make python-newer` unpacks one.
-FETCHED = Path(__file__).parents[2] / ".cache/python3.14/bin/python3.14"
-
-
 @pytest.fixture
 def python_314() -> str:
     """A Python 3.14 or later, this one or another."""
     if sys.version_info >= (3, 14):
         return sys.executable
-    found = str(FETCHED) if FETCHED.exists() else shutil.which("python3.14")
-    return found or pytest.skip("no Python 3.14 here; `make python-newer` fetches one")
+    need("python3.14")
+    return str(FETCHED_PYTHON) if FETCHED_PYTHON.exists() else "python3.14"

@@ -53,7 +53,7 @@ def without_sitecustomize(tmp_path: Path, python_314: str) -> Path:
     return folder
 
 
-@pytest.fixture(params=["by PYTHONPATH", "by the shim", "installed"])
+@pytest.fixture(params=["by PYTHONPATH", pytest.param("by the shim", marks=pytest.mark.needs("cc")), "installed"])
 def entry(request: pytest.FixtureRequest, interpreter: Path) -> str:
     """How the probe may come in; ``installed``: hindmost's .pth file is in that environment."""
     (site,) = interpreter.glob("lib/python*/site-packages")
@@ -68,10 +68,7 @@ def entry(request: pytest.FixtureRequest, interpreter: Path) -> str:
 def environ_of(tmp_path: Path, entry: str) -> dict[str, str]:
     """What ``hindmost run`` sets; the shim needs a compiler."""
     plain = {"PATH": os.environ["PATH"]}
-    try:
-        native = {"pmpi": build.library("pmpi")} if entry == "by the shim" else {}
-    except build.BuildError as error:
-        pytest.skip(str(error))
+    native = {"pmpi": build.library("pmpi")} if entry == "by the shim" else {}
     ours = environment.variables(
         plain, job="job", rings=tmp_path / "rings", collector="", launcher="mpirun", native=native
     )
@@ -94,6 +91,7 @@ def test_who_is_seen(tmp_path: Path, interpreter: Path, entry: str, way: str) ->
         assert (said is None) is seen
 
 
+@pytest.mark.needs("cc")
 @pytest.mark.parametrize("options", ["", "-I"])
 @pytest.mark.parametrize("system_site_packages", [False, True])
 def test_a_script_that_names_its_interpreter_is_seen(tmp_path: Path, options: str, system_site_packages: bool) -> None:

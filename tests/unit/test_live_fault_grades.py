@@ -96,7 +96,7 @@ def test_of_two_ranks_nobody_can_say_which_diverged(bench: Any) -> None:
 
 def test_every_case_has_a_fault_that_the_job_knows(bench: Any) -> None:
     """A misspelt fault would end the job on the machine with the GPUs."""
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="needs torch")
     faults, cases = bench("job_faults"), bench("fault_cases")
     assert {case.fault for case in cases.CASES} == set(faults.FAULTS)
     periods = {"stalls": faults.STALLS, "saves": faults.SAVES, "turns": 2 * faults.TURN}

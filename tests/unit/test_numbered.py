@@ -9,14 +9,12 @@ from hindmost_collector.timeline.numbered import found_in, numbered
 
 @pytest.mark.parametrize(
     "column",
-    [[3, 1, 3, 2], [-1, 5, -1, 0], [7], [0, 10**15, 3], []],
+    [[3, 1, 3, 2], [-1, 5, -1, 0], [7], [0, 2**30, 3], []],
     ids=["close", "below zero", "one", "far apart", "none"],
 )
 @pytest.mark.parametrize("kind", [np.int32, np.int64])
 def test_every_row_has_its_number(column: list[int], kind: type[np.signedinteger]) -> None:
     """Numbers come once and in order, as numpy's own, in the column's kind."""
-    if kind is np.int32 and max(column, default=0) > 2**31:
-        pytest.skip("no such number of this kind")
     rows = np.array(column, kind)
     found, which = numbered(rows)
     assert found.dtype == kind

@@ -13,6 +13,8 @@ import pytest
 from hindmost.native import build
 from hindmost.ring import native
 
+pytestmark = pytest.mark.needs("cc")
+
 HEADER = build.SOURCES / "python_abi.h"
 STRUCTS = (
     "PyObject PyMethodDef PyMemberDef PyGetSetDef PyType_Slot PyType_Spec PyModuleDef_Base PyModuleDef Py_buffer"
@@ -100,7 +102,7 @@ def test_numbers_and_layouts_are_pythons(tmp_path: Path) -> None:
     """What python_abi.h declares is what Python.h has."""
     include = sysconfig.get_path("include")
     if not Path(include, "Python.h").exists():
-        pytest.skip(f"no Python.h in {include}")
+        pytest.skip(f"needs Python.h: none in {include}")
     theirs = _told(tmp_path, "#include <Python.h>\n#include <structmember.h>\n", f"-I{include}")
     ours = _told(tmp_path, f'#include "{HEADER}"\n')
     assert len(ours) > 40

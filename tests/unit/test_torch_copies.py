@@ -13,7 +13,7 @@ from hindmost.recorder import Recorder
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.skipif(not hasattr(sys, "monitoring"), reason="sys.monitoring is new in Python 3.12")
+pytestmark = pytest.mark.skipif(not hasattr(sys, "monitoring"), reason="needs Python 3.12: sys.monitoring is new there")
 
 
 class Tensor(bytearray):

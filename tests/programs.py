@@ -1,0 +1,116 @@
+"""Programs that tests use where a machine has them, and the Debian packages that bring them.
+
+    python3 tests/programs.py          installs what is missing (`make test-deps`)
+    python3 tests/programs.py hide DIR links every other program of PATH into DIR: a PATH as of a machine without them
+
+Needs nothing but the standard library: it runs before there is a virtual environment.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: The Debian packages of each program; Ubuntu calls them alike.
+PACKAGES = {
+    "cc": "gcc libc6-dev",
+    "chromedriver": "chromium-driver",
+    "chromium": "chromium",
+    "cmake": "cmake",
+    "g++": "g++",
+    "gfortran": "gfortran",
+    "ip": "iproute2",
+    "nm": "binutils",
+    "prometheus": "prometheus",
+    "promtool": "prometheus",
+    "slurmd": "slurm-wlm slurm-wlm-basic-plugins",
+    "systemd-analyze": "systemd",
+    "unshare": "util-linux",
+    "victoria-metrics": "victoria-metrics",
+}
+#: What else stands for a program, or is of no use without it.
+ALIKE = {
+    "cc": ("gcc", "clang", "c99", "c89", "tcc", "x86_64-linux-gnu-gcc", "aarch64-linux-gnu-gcc"),
+    "g++": ("c++", "clang++"),
+    "gfortran": ("f77", "f95"),
+    "slurmd": ("slurmctld", "srun", "sbatch", "sinfo", "scontrol"),
+}
+#: Stops Debian's packages from starting their services, while it is there.
+POLICY = Path("/usr/sbin/policy-rc.d")
+
+
+def found(program: str) -> bool:
+    """Whether PATH has the program, or one that stands for it."""
+    return any(shutil.which(name) for name in (program, *(ALIKE["cc"] if program == "cc" else ())))
+
+
+def install() -> int:
+    """Install what is missing, with apt; the exit code."""
+    lacking = {name: packages for name, packages in PACKAGES.items() if not found(name)}
+    wanted = sorted({package for packages in lacking.values() for package in packages.split()})
+    if not wanted:
+        return _end(0, "Everything that tests use is installed.")
+    if not shutil.which("apt-get"):
+        return _end(1, f"This system has no apt-get. Install with its own package manager: {', '.join(lacking)}.")
+    apt = ["apt-get"] if os.geteuid() == 0 else ["sudo", "apt-get"]
+    subprocess.run([*apt, "update", "-qq"], check=False)
+    known = [package for package in wanted if _candidate(package)]
+    with _no_service_starts():
+        line = [*apt, "install", "-y", "-qq", "--no-install-recommends", *known]
+        code = subprocess.run(line, check=False, stdout=subprocess.DEVNULL).returncode
+    unknown = sorted(set(wanted) - set(known))
+    if code or unknown:
+        return _end(code, f"Not installed: {', '.join(wanted if code else unknown)}. Tests that need it are skipped.")
+    return _end(0, f"Installed: {', '.join(known)}.")
+
+
+def hide(folder: Path) -> None:
+    """Link every program of PATH into ``folder``, except those of the table."""
+    hidden = {*PACKAGES, *(name for names in ALIKE.values() for name in names)}
+    folder.mkdir(parents=True)
+    for place in os.environ["PATH"].split(os.pathsep):
+        for program in sorted(Path(place).glob("*")):
+            name = program.name
+            compiler = name.startswith(("gcc", "g++", "clang", "cpp", "x86_64-linux-gnu-g", "aarch64-linux-gnu-g"))
+            if name not in hidden and not compiler:
+                with suppress(FileExistsError):
+                    (folder / name).symlink_to(program.resolve())
+
+
+def _end(code: int, line: str) -> int:
+    sys.stderr.write(line + "\n")
+    return code
+
+
+def _candidate(package: str) -> bool:
+    policy = subprocess.run(["apt-cache", "policy", package], capture_output=True, text=True, check=False).stdout
+    return "Candidate:" in policy and "Candidate: (none)" not in policy
+
+
+@contextmanager
+def _no_service_starts() -> Iterator[None]:
+    """Keep apt from starting the services that it installs."""
+    ours = os.geteuid() == 0 and not POLICY.exists()
+    if ours:
+        POLICY.write_text("#!/bin/sh\nexit 101\n")
+        POLICY.chmod(0o755)
+    try:
+        yield
+    finally:
+        if ours:
+            POLICY.unlink()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["hide"]:
+        hide(Path(sys.argv[2]))
+    else:
+        sys.exit(install())
