@@ -21,7 +21,6 @@ def needs(module: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(importlib.util.find_spec(module) is None, reason=f"{module} is not installed")
 
 
-@pytest.mark.timed
 def test_fsdp_steps_and_phases(train: Train) -> None:
     """A fully sharded model's steps are recognised on every rank, and who waits for whom in its collectives."""
     script = """

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.torch,
-    pytest.mark.timed,
     pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="no Horovod; `make horovod` builds it"),
 ]
 

@@ -23,7 +23,6 @@ HOROVOD = list(ENVIRONMENT.glob("lib/python*/site-packages/horovod"))
 
 pytestmark = [
     pytest.mark.torch,
-    pytest.mark.timed,
     pytest.mark.skipif(not PYTHON.exists(), reason="no TensorFlow; `make tensorflow` installs it"),
 ]
 

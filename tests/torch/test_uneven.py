@@ -13,7 +13,7 @@ from tests.cluster.jobs import observe
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.torch, pytest.mark.timed]
+pytestmark = pytest.mark.torch
 
 #: Each rank's sequences are of random length; what a step computes grows with them.
 JOB = """

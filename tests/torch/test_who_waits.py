@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Train = Callable[..., dict[int, Trace]]
 
-pytestmark = [pytest.mark.torch, pytest.mark.timed]
+pytestmark = pytest.mark.torch
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_torch_ddp.py"
 #: The same job by three launchers, and without a compiler in processes that are told their place as torchrun's are.
