@@ -133,8 +133,15 @@ dashboards: $(VENV)/.dev ## rebuild the Grafana JSON
 reference: $(VENV)/.dev ## rewrite the generated pages of docs/reference
 	$(BIN)/python -m docs.generate
 
+figures: $(VENV)/.dev ## measure the README's figures again (five minutes on an idle machine), and renew its table
+	$(PATHS) $(DEMO_MPI) $(BIN)/python -m bench.figures
+
+picture: $(VENV)/.all ## photograph the report of a demo run for the README (needs chromium)
+	$(PATHS) $(DEMO_MPI) $(BIN)/python -m docs.generate.picture
+
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
 
 .PHONY: help horovod tensorflow horovod-tensorflow setup demo demo-balanced python-newer mpich test test-deps test-without \
-	test-all test-torch test-horovod test-clickhouse test-mpich test-python3.14 wheel lint proto dashboards reference clean
+	test-all test-torch test-horovod test-clickhouse test-mpich test-python3.14 wheel lint proto dashboards reference figures \
+	picture clean

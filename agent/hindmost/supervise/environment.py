@@ -25,7 +25,7 @@ INJECT = Path(hindmost.__file__).parent / "inject"
 def variables(
     environ: Mapping[str, str], *, job: str, rings: Path, collector: str, launcher: str, native: Mapping[str, Path]
 ) -> dict[str, str]:
-    """The variables to set for the command, as docs/explanation/architecture.md lists them.
+    """The variables to set for the command, as docs/reference/environment.md lists them.
 
     ``native`` maps ``pmpi``, ``nccl`` and ``ring`` to built libraries; one that is absent is not injected.
     """

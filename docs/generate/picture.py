@@ -1,0 +1,54 @@
+"""``make picture``: runs the demo and photographs its HTML report, docs/images/report.png. Needs chromium."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PICTURE = ROOT / "docs" / "images" / "report.png"
+WIDTH = 960
+JOB = "mpirun --bind-to none -np 4 python examples/train_mpi.py --slow-rank 2 --slow-ms 4".split()
+QUIET = "--headless --no-sandbox --disable-gpu --hide-scrollbars --disable-background-networking".split()
+#: Asks a page for its height, which goes into its title.
+MEASURE = "<script>addEventListener('load', () => document.title = document.documentElement.scrollHeight)</script>"
+
+
+def main() -> int:
+    """Write the picture; 1 where there is no browser."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        sys.stderr.write("make picture: needs a browser: apt-get install chromium\n")
+        return 1
+    with tempfile.TemporaryDirectory() as folder:
+        run, page = f"{folder}/run", Path(folder) / "report.html"
+        subprocess.run(["hindmost", "run", "--no-live", "--out", run, "--", *JOB], cwd=ROOT, check=True)
+        subprocess.run(["hindmost", "report", run, "--format", "html", "-o", str(page)], check=True)
+        browser = [chromium, *QUIET, f"--user-data-dir={folder}/profile"]
+        height = _height(browser, page)
+        PICTURE.parent.mkdir(exist_ok=True)
+        shot = [f"--screenshot={PICTURE}", f"--window-size={WIDTH},{height}", page.as_uri()]
+        subprocess.run([*browser, *shot], check=True, capture_output=True)
+    return 0
+
+
+def _height(browser: list[str], page: Path) -> int:
+    """How high the whole report is at that width."""
+    measured = page.with_name("measured.html")
+    measured.write_text(page.read_text(encoding="utf-8") + MEASURE, encoding="utf-8")
+    shown = subprocess.run(
+        [*browser, f"--window-size={WIDTH},100", "--dump-dom", measured.as_uri()],
+        check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    found = re.search(r"<title>(\d+)</title>", shown)
+    if found is None:
+        raise RuntimeError("the browser did not say how high the report is")
+    return int(found[1])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
