@@ -127,6 +127,8 @@ STACKS: Mapping[str, Any] = {
 }
 
 RUNNING, FINISHED, VANISHED = 0, 1, 2
+#: What a shell and most launchers add to the number of the signal that ended a process.
+OF_A_SIGNAL = 128
 
 #: The last known state of each rank. ``life``: running, finished (it closed its ring), or vanished (the process is gone
 #: without having closed it). The store keeps every observation, a run the last one of each rank.
@@ -300,6 +302,21 @@ class Run:
     def tables(self) -> dict[str, Table]:
         """Every table by its name in ``TABLES``."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name in TABLES}
+
+    @property
+    def killed_by(self) -> int | None:
+        """The signal that ended the command (-N), or one of its processes (exit code 128 + N).
+
+        A launcher has exit codes of its own above 128: Open MPI 4 has 131 to 135 for what it cannot start. So the
+        second is a signal only where ranks were seen, and not all of them finished.
+        """
+        code, life = self.job.exit_code, self.rank_states["life"]
+        if code is None or 0 <= code <= OF_A_SIGNAL:
+            return None
+        if code < 0:
+            return -code
+        finished = len(life) > 0 and bool((life == FINISHED).all())
+        return code - OF_A_SIGNAL if rows(self.ranks) > 0 and not finished else None
 
 
 def without_waits(run: Run, aside: np.ndarray[Any, Any] | bool = True) -> Run:

@@ -69,6 +69,7 @@ SECTIONS: dict[Any, tuple[str, dict[str, str]]] = {
             "step_ms": "length of a step: `p50`, `p99`, `mean`",
             "duration_s": "from its start to its end",
             "exit_code": "of the command",
+            "interrupted_by": "the signal by which the job was asked to end: `SIGINT` after Ctrl-C; `null`: none",
             "bound": "which resource limits the typical step",
             "stalls": "times in which nothing moved, though the job went on",
             "slowed": "steps that became longer on all ranks alike",

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hindmost_collector.judge import judge
 from hindmost_collector.judgement import endings
-from hindmost_collector.model import FINISHED, RUNNING, VANISHED, Run
-from hindmost_collector.report import text
+from hindmost_collector.judgement.compare import compare
+from hindmost_collector.model import FINISHED, RUNNING, VANISHED, Job, Run
+from hindmost_collector.report import html, text
 from hindmost_collector.store.parquet import ParquetStore, read_run
 from hindmost_collector.store.schema import arrow_schema
 from hindmost_collector.stream.chunk import from_rows
@@ -85,6 +86,33 @@ def test_a_job_that_was_asked_to_end_has_no_first_to_die(seconds: tuple[int, ...
 def test_how_a_job_ended(code: int | None, lives: list[tuple[int, int]], said: str | None) -> None:
     """Only a failure is told; without an exit code a process that is gone without a word is one."""
     assert endings.sentence(ended(lives, code)) == said
+
+
+@pytest.mark.parametrize("code", [131, 132, 134, 135, 139])
+def test_a_launchers_own_exit_code_is_no_signal(code: int) -> None:
+    """Open MPI 4 exits with 131 to 135 where it cannot start a job: no rank was seen, or all finished in order."""
+    assert endings.sentence(ended([(FINISHED, 9), (FINISHED, 9)], code)) == f"exit code {code}"
+    unseen = Run(job=Job("j", exit_code=code))
+    assert (endings.sentence(unseen), unseen.killed_by) == (f"exit code {code}", None)
+
+
+@pytest.mark.parametrize(("code", "signal"), [(132, 4), (-9, 9), (128, None), (1, None), (None, None)])
+def test_the_signal_is_that_of_the_exit_code_where_a_rank_is_gone(code: int | None, signal: int | None) -> None:
+    """A rank whose process is gone without a word was killed: 128 and the number of the signal."""
+    assert ended([(FINISHED, 9), (VANISHED, 9)], code).killed_by == signal
+
+
+def test_a_job_that_its_user_ended_did_not_fail() -> None:
+    """After Ctrl-C neither the page, the text nor a comparison speaks of a failure."""
+    run = ended([(VANISHED, 9)] * 4, exit_code=130)
+    run = dataclasses.replace(run, job=dataclasses.replace(run.job, interrupted_by="SIGINT"))
+    report = judge(run).to_dict()
+    assert report["job"]["ended"] == "interrupted by SIGINT; exit code 130"
+    assert "<h2>The job was interrupted</h2>" in html.render(report)
+    changed = compare(run, run)
+    assert changed["notes"] == ["A was interrupted by SIGINT", "B was interrupted by SIGINT"]
+    for said in (html.render(report), text.render(report), str(changed)):
+        assert "failed" not in said
 
 
 def test_the_kernel_that_killed_for_want_of_memory_is_quoted() -> None:

@@ -264,14 +264,10 @@ def _open_names(run: Run, comm: int) -> set[str]:
     return {str(name) for name in table["name"][table["comm"] == comm]}
 
 
-#: Exit codes from here on, and negative ones, mean that a signal ended the job.
-BY_SIGNAL = 128
-
-
 def _silence(run: Run, limit: float) -> Hang | None:
     """A job that a signal ended long after the last progress, though its open operations were not seen."""
-    code, ended, table = run.job.exit_code, run.job.ended_ns, run.collectives
-    if code is None or 0 <= code < BY_SIGNAL or ended is None or rows(table) == 0:
+    ended, table = run.job.ended_ns, run.collectives
+    if run.killed_by is None or ended is None or rows(table) == 0:
         return None
     stops = [
         int((one["start_ns"] + np.maximum(one["duration_ns"], 0)).max()) for one in (table, run.steps) if rows(one)
@@ -297,7 +293,7 @@ def _open_operations(run: Run) -> dict[int, list[_Open]]:
     """Communicator to its lowest unfinished operations."""
     table = run.in_flight
     found: dict[int, list[_Open]] = {}
-    killed = run.job.ended_ns if run.job.exit_code and not 0 <= run.job.exit_code < BY_SIGNAL else None
+    killed = run.job.ended_ns if run.killed_by is not None else None
     for i in range(rows(table)):
         if str(table["kind"][i]) not in _COLLECTIVE:
             continue

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 #: Agents look at their ranks once a second: processes that are gone at one look cannot be put in order by it.
 LOOK_NS = 1_500_000_000
-#: What a shell and most launchers add to the number of the signal that ended a process.
-_OF_A_SIGNAL = 128
 
 
 def sentence(run: Run) -> str | None:
@@ -34,7 +32,7 @@ def sentence(run: Run) -> str | None:
     code, signalled = run.job.exit_code, run.job.interrupted_by
     if not code and (code is not None or len(gone) == 0):
         return None
-    told = [exit_words(code)] if code else []
+    told = [exit_words(code, None if signalled else run.killed_by)] if code else []
     first, how = first_to_die(run)
     if signalled:
         told.insert(0, f"interrupted by {signalled}")
@@ -46,14 +44,10 @@ def sentence(run: Run) -> str | None:
     return "; ".join(told + killed)
 
 
-def exit_words(code: int) -> str:
+def exit_words(code: int, killed_by: int | None) -> str:
     """``exit code 137 (SIGKILL)``; of the command itself, as -9: ``killed by signal 9 (SIGKILL)``."""
-    try:
-        if code < 0:
-            return f"killed by signal {-code} ({signal.Signals(-code).name})"
-        return f"exit code {code} ({signal.Signals(code - _OF_A_SIGNAL).name})"
-    except ValueError:
-        return f"exit code {code}" if code >= 0 else f"killed by signal {-code}"
+    name = f" ({signal.Signals(killed_by).name})" if killed_by in list(signal.Signals) else ""
+    return f"killed by signal {-code}{name}" if code < 0 else f"exit code {code}{name}"
 
 
 def _gone(run: Run) -> list[int]:

@@ -192,8 +192,10 @@ def _none_seen(job: Job) -> tuple[str, str]:
 
 
 def ended_early(run: Run, steps: int) -> tuple[str, str]:
-    """What was recorded of a job that failed before there was enough to judge. ``steps`` are those that were told
-    apart."""
+    """What was recorded of a job that failed, or was interrupted, before there was enough to judge.
+
+    ``steps`` are those that were told apart.
+    """
     counted = len(np.unique(run.steps["step"])) if rows(run.steps) else steps
     calls = rows(run.collectives)
     found = [_count(counted, "step")] if counted else []
@@ -201,10 +203,13 @@ def ended_early(run: Run, steps: int) -> tuple[str, str]:
     recorded = " and ".join(found) or "no step and no collective"
     ranks = rows(run.ranks)
     few = "one rank: there is nobody to compare it with" if ranks == 1 else "too few to judge"
+    interrupted = run.job.interrupted_by
+    end = "was interrupted" if interrupted else "failed"
+    advice = "let the job run for longer" if interrupted else "read what the job itself said before it ended"
     were = "were" if len(found) > 1 or max(counted, calls) > 1 else "was"
     return (
-        f"{recorded} of {_count(ranks, 'rank')} {were} recorded before the job failed: {few}",
-        "read what the job itself said before it ended",
+        f"{recorded} of {_count(ranks, 'rank')} {were} recorded before the job {end}: {few}",
+        advice,
     )
 
 

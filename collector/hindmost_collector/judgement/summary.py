@@ -39,6 +39,7 @@ def job(run: Run, blocks: Blocks | None) -> JobSummary:
         step_ms=_step_ms(blocks),
         duration_s=seconds,
         exit_code=about.exit_code,
+        interrupted_by=about.interrupted_by,
         ended=endings.sentence(run),
         source=about.source,
         incarnations=run.incarnations,

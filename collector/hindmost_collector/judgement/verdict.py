@@ -182,6 +182,7 @@ class JobSummary:
     step_ms: dict[str, float | None] = field(default_factory=dict)
     duration_s: float | None = None
     exit_code: int | None = None
+    interrupted_by: str | None = None  # the signal by which it was asked to end, such as SIGINT after Ctrl-C
     bound: Bound | None = None
     stalls: tuple[Stall, ...] = ()
     slowed: Slowed | None = None

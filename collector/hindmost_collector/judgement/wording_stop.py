@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from hindmost.attach.stacks import UNREAD
 
-from hindmost_collector.detectors.hang import BY_SIGNAL
 from hindmost_collector.judgement.wording import names, whole_nodes
 from hindmost_collector.model import FINISHED, RUNNING, VANISHED, Job
 
@@ -69,14 +68,13 @@ def _waited(stop: Hang, run: Run, where: str) -> str:
 
 def _end(run: Run) -> str:
     """What ended a wait that had no end of its own."""
-    code = run.job.exit_code
     if run.job.source != Job.source or run.job.abandoned:
         return "as far as the recording goes: a time-out may have ended it"
     if run.job.interrupted_by:
         return f"until the job was interrupted by {run.job.interrupted_by}"
-    if code is not None and not 0 <= code < BY_SIGNAL:
+    if run.killed_by is not None:
         return "until a signal ended the job"
-    return "until the job ended, as a time-out makes it" if code else "until the job ended"
+    return "until the job ended, as a time-out makes it" if run.job.exit_code else "until the job ended"
 
 
 def _at_work(run: Run) -> bool:

@@ -48,7 +48,8 @@ def render(report: Mapping[str, Any]) -> str:
 
 def _ended(report: Mapping[str, Any]) -> str:
     ended = report["job"].get("ended")
-    return f"<article><h2>The job failed</h2><p>{escape(ended)}</p></article>" if ended else ""
+    how = "was interrupted" if report["job"].get("interrupted_by") else "failed"
+    return f"<article><h2>The job {how}</h2><p>{escape(ended)}</p></article>" if ended else ""
 
 
 def _lines(report: Mapping[str, Any]) -> str:
