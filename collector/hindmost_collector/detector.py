@@ -115,7 +115,7 @@ def _asked(name: str, judged: Detector, case: Case) -> tuple[list[Verdict], list
     except Exception as error:
         failures[name] += 1
         if failures[name] == 1:  # a running job is judged every second or two
-            log.warning("the detector %s failed; all others were asked", name, exc_info=True)
+            log.warning("detector %s failed; the others ran", name, exc_info=True)
         why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         return [], [f"the detector {name} failed ({why}): what it looks for was not looked for"]
 

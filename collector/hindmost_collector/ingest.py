@@ -205,9 +205,9 @@ class Ingest:
             known = await self._durable.of(identity)
         except Exception as error:  # whatever the store's trouble is, it ends this one stream and no other
             if not self._store_away:
-                log.warning("agents that are new here are turned away: the store does not answer: %s", error)
+                log.warning("new agents are refused: the store does not answer: %s", error)
             self._store_away = True
-            raise StoreAway(f"the store does not say what of this agent is durable; try again: {error}") from error
+            raise StoreAway(f"the store cannot say what of this agent is durable; try again: {error}") from error
         self._store_away = False
         return known
 
@@ -217,7 +217,7 @@ class Ingest:
         if len(agent.replaced_ns) == CONTESTED and now - agent.replaced_ns[0] < CONTEST_NS and not agent.contested:
             agent.contested = True
             log.warning(
-                "two agents on node %s say that they are %s: each batch is taken from the one that is first; remove"
+                "two agents on node %s have the identity %s: only the first copy of each batch counts; remove"
                 " the copied spool of one of them",
                 agent.node,
                 agent.identity,

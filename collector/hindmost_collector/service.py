@@ -130,7 +130,7 @@ class Collector:
                     flush = asyncio.create_task(self.flush())
             except Exception:  # a collector that no longer ticks would take batches and keep none of them
                 if not self.recorder.failing:
-                    log.exception("a tick failed; what it held is asked for again")
+                    log.exception("a tick failed; its data is requested again")
                 self.recorder.failing = "a tick failed, see the log"
                 self.recorder.discard()
                 self.definitions.forget()
@@ -181,7 +181,7 @@ class Collector:
         if wanted != shedding:
             log.warning(
                 "%s node metrics: memory for unwritten rows is %.0f %% full",
-                "shedding" if wanted else "taking",
+                "dropping" if wanted else "accepting",
                 pressure * 100,
             )
         if pressure >= 1 and self.recorder.trouble:

@@ -75,7 +75,7 @@ async def ended(stopping: asyncio.Task[Any], collector: Collector, look_s: float
 
 def abandon(collector: Collector) -> NoReturn:
     """Leave without what the store does not take: a thread that hangs in it can only be left with its process."""
-    log.error("%s: leaving without what is not written; agents keep it, and send it again", collector.recorder.trouble)
+    log.error("%s: stopping with unwritten data; agents keep it and send it again", collector.recorder.trouble)
     job = collector.jobs.get(collector.options.job_id)
     if job is not None and job.report is not None:
         _say({"report": job.report})
@@ -98,7 +98,7 @@ def _follow_stdin(collector: Collector, loop: asyncio.AbstractEventLoop, at_the_
     for text in sys.stdin:
         how = _ending(text)
         if how is None:
-            log.warning('stdin said %r, which is no {"exit_code": N}', text.strip()[:80])
+            log.warning('stdin: expected {"exit_code": N}, got %r', text.strip()[:80])
         else:
             job = collector.job(collector.options.job_id)
             job.exit_code, job.interrupted_by, job.no_ring, job.entered = how

@@ -50,9 +50,9 @@ async def _repeat(collector: Collector, piece: Callable[[], int]) -> None:
         while await collector.unbroken.whole(asyncio.to_thread(_counted, collector, piece)):
             await asyncio.sleep(1.0)
     except (OSError, HindmostError) as error:
-        log.warning("upkeep of the store failed, and will be tried again: %s", error)
+        log.warning("maintenance of the store failed and will be retried: %s", error)
     except Exception:  # a task that ended here would let the disk fill without a word
-        log.exception("upkeep of the store failed, and will be tried again")
+        log.exception("maintenance of the store failed and will be retried")
 
 
 def _counted(collector: Collector, piece: Callable[[], int]) -> int:

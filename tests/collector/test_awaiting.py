@@ -73,8 +73,8 @@ def test_readiness_says_what_it_waits_for(tmp_path, pages, caplog):
     assert ready == (503, said)
     assert "hindmost_collector_store_failing 1.0" in metrics[1]
     assert [one.message.partition(":")[0] for one in caplog.records] == [
-        "waiting for the store, and trying again",
-        "the store answers, after 0 s",
+        "the store does not answer, retrying",
+        "the store answered after 0 s",
     ]
 
 

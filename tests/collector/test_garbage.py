@@ -177,4 +177,4 @@ def test_broken_tick_is_replayed(collecting, fake_agent, tmp_path, monkeypatch, 
     asyncio.run(scenario())
     run = read_run(tmp_path)
     assert (sorted(run.steps["step"].tolist()), run.ranks["rank"].tolist()) == ([0, 0, 1, 1], [0, 1])
-    assert [one.message for one in caplog.records if one.exc_info] == ["a tick failed; what it held is asked for again"]
+    assert [one.message for one in caplog.records if one.exc_info] == ["a tick failed; its data is requested again"]

@@ -199,4 +199,4 @@ def test_a_collector_leaves_a_store_that_hangs(tmp_path, monkeypatch, capsys, ca
     monkeypatch.setattr("logging.shutdown", lambda: None)
     assert asyncio.run(scenario())
     assert capsys.readouterr().out == '{"report": {"verdicts": []}}\n'
-    assert "a write has not come back for 35 s: leaving without what is not written" in caplog.text
+    assert "a write has not come back for 35 s: stopping with unwritten data" in caplog.text

@@ -202,7 +202,7 @@ def test_a_failing_upkeep_goes_on(collecting, tmp_path, monkeypatch, caplog):
             return [await asyncio.to_thread(rounds.acquire, timeout=20) for _ in range(2)]
 
     assert asyncio.run(scenario()) == [True, True]
-    assert "upkeep of the store failed, and will be tried again" in caplog.text
+    assert "maintenance of the store failed and will be retried" in caplog.text
 
 
 def test_what_upkeep_takes_is_counted(collecting, tmp_path, monkeypatch):

@@ -64,7 +64,7 @@ def test_compaction_sets_a_damaged_segment_aside(store, tmp_path, caplog):
     assert done == [1, FEW + 1, 0]
     (aside,) = (tmp_path / "a/segments/metrics").glob("*.torn")
     assert store.torn == [str(aside.relative_to(tmp_path))]
-    told = f"a segment is torn: its rows are lost to every reader, and it was set aside as {aside}"
+    told = f"a segment is torn: readers leave its rows out; it was set aside as {aside}"
     assert [record.message for record in caplog.records] == [told]
     assert len(names(tmp_path / "b/segments/metrics")) == 1
 

@@ -85,7 +85,7 @@ async def store_and_page(
         if options.exit_when_stdin_closes:
             raise trouble
         if str(trouble) != shown.reason:
-            log.warning("waiting for the store, and trying again: %s", trouble)
+            log.warning("the store does not answer, retrying: %s", trouble)
         shown.reason = str(trouble)
         if page is None and options.http_address:
             page = Page(options.http_address, shown)
@@ -95,7 +95,7 @@ async def store_and_page(
             raise trouble
         pause = min(2 * pause, LAST_S)
     if shown.reason:
-        log.warning("the store answers, after %.0f s", time.monotonic() - since)
+        log.warning("the store answered after %.0f s", time.monotonic() - since)
     return store, page
 
 

@@ -109,7 +109,7 @@ class ClickHouseStore:
         try:
             return of_stored(self.server, newest)
         except HindmostError as error:  # levels lack a flush then, which is no reason not to record
-            log.warning("the levels of the last flush before this start were not looked at: %s", error)
+            log.warning("the coarser levels of the last flush before this start were not checked: %s", error)
             return []
 
     @property

@@ -193,7 +193,7 @@ class ParquetStore:
         if aside is None:
             return False
         self._torn = sorted({*self._torn, aside})
-        log.error("a segment is torn: its rows are lost to every reader, and it was set aside as %s", aside)
+        log.error("a segment is torn: readers leave its rows out; it was set aside as %s", aside)
         return True
 
     @property

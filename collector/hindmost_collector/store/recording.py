@@ -162,7 +162,7 @@ class Recorder:
             self.written_rows += rows
             self.written_bytes += written
             if self.failing or self.detached:
-                log.warning("recording works again; what agents kept meanwhile is written now")
+                log.warning("recording works again; writing what agents kept meanwhile")
                 self.failing = None
             durable, self._unsettled = {**self._unsettled, **taken[1]}, {}
             return durable

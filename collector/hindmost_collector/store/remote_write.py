@@ -250,5 +250,5 @@ class RemoteWrite:
 
     def _failed(self, reason: str) -> None:
         if not self.failing:
-            log.warning("remote write has no success, and tries again: %s", reason[:300])
+            log.warning("remote write failed, retrying: %s", reason[:300])
         self.failing = reason

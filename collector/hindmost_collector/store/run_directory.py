@@ -49,9 +49,9 @@ def read_together(paths: Sequence[Path]) -> Run:
     jobs = {str(one.meta.get("job_id") or path.name): path for path, (one, _) in zip(paths, found, strict=True)}
     if len(jobs) > 1:
         told = ", ".join(f"{path} of {job}" for job, path in jobs.items())
-        raise UsageError(f"run directories of different jobs ({told}): report on each by itself")
+        raise UsageError(f"run directories of different jobs ({told}): report on each separately")
     if any(part is not None for _, part in found):
-        raise UsageError(f"{paths[0]} and the others are too large to be read together: report on each by itself")
+        raise UsageError(f"{paths[0]} and the others are too large to be read together: report on each separately")
     metas = [one.meta for one, _ in found]
     ends = [meta["ended_ns"] for meta in metas if meta.get("ended_ns")]
     starts = [meta["started_ns"] for meta in metas if meta.get("started_ns")]

@@ -205,7 +205,7 @@ async def serve(options: Options, stopped: asyncio.Event) -> int:
         sys.stdout.write(json.dumps(addresses) + "\n")
         sys.stdout.flush()
         await stopped.wait()
-        log.info("stopping: %d agents are let go", sum(link.agents for link in relay.links))
+        log.info("stopping: closing the streams of %d agents", sum(link.agents for link in relay.links))
     finally:
         await relay.stop()
     log.info("stopped")

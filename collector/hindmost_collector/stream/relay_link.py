@@ -124,7 +124,7 @@ class Link:
             if first is None or first.WhichOneof("body") != "returned":
                 raise ConnectionError("it does not answer as a collector that takes relays")
             self.connected, self.connects, self._said = True, self.connects + 1, False
-            log.info("carrying agents to %s", self.target)
+            log.info("relaying agents to %s", self.target)
             await keeping.together(self._receive(call), self._send(call))
 
     async def _receive(self, call: Call) -> None:
@@ -167,7 +167,7 @@ class Link:
         if not self._said:
             self._said = True
             what = keeping.reason(error)
-            log.warning("collector %s is out of reach (%s): agents wait, and keep what they have", self.target, what)
+            log.warning("collector %s cannot be reached (%s): agents wait and keep their data", self.target, what)
 
 
 def _portions(waiting: list[tuple[int, bytes | None]]) -> Iterable[list[tuple[int, bytes | None]]]:

@@ -25,7 +25,7 @@ class Untaken:
         """Blocks that say what cannot be, a sentence for each."""
         self._counts["malformed_blocks"] += len(complaints)
         if self._first(agent, "malformed"):
-            log.warning("agent %s on %s sent what cannot be: %s", agent.identity, agent.node, complaints[0])
+            log.warning("agent %s on %s sent invalid data: %s", agent.identity, agent.node, complaints[0])
 
     def unforeseen(self, agent: Agent, what: str, error: Exception) -> None:
         """Go on without a batch that failed in an unforeseen way: sent again it would fail again. Re-raises
@@ -34,7 +34,7 @@ class Untaken:
             raise error
         self._counts["set_aside"] += 1
         if self._first(agent, "unforeseen"):
-            told = "%s of agent %s on %s cannot be taken: what of it was not is left out"
+            told = "%s of agent %s on %s failed: the part not yet taken is left out"
             log.error(told, what, agent.identity, agent.node, exc_info=error)
 
     def forget(self, identity: str) -> None:
