@@ -1,4 +1,4 @@
-"""A job that reduces its gradients beside backward, bucket by bucket, with delays anywhere in it."""
+"""A job that reduces its gradients during backward, bucket by bucket, with delays anywhere in it."""
 
 from __future__ import annotations
 

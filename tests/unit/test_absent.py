@@ -1,4 +1,4 @@
-"""Ranks of which no collective was recorded: nobody is cleared, nor named who may have waited for one of them."""
+"""Ranks without recorded collectives: none is cleared, and no rank is named that may have waited for one of them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _verdicts(scenario: Scenario, rank: int, gone: str) -> tuple[Verdict, ...]:
 @pytest.mark.parametrize("gone", GONE)
 @pytest.mark.parametrize("scenario", LAYOUTS, ids=lambda one: f"{one.layout}-{one.ranks}")
 def test_nobody_is_named_or_cleared_for_whom_one_is_missing(scenario: Scenario, gone: str) -> None:
-    """In no layout, though partners of the one that is missing come late to whomever they meet next; it is told."""
+    """In no layout, although partners of the missing one come late to the ranks they meet next; the report says so."""
     for rank in (0, scenario.ranks - 1):
         (verdict,) = _verdicts(scenario, rank, gone)
         assert (verdict.kind, verdict.ranks) == ("insufficient_data", ())
@@ -63,7 +63,7 @@ def test_nobody_is_named_or_cleared_for_whom_one_is_missing(scenario: Scenario, 
 
 @pytest.mark.parametrize("scenario", LAYOUTS, ids=lambda one: f"{one.layout}-{one.ranks}")
 def test_who_is_slow_and_missing_gets_nobody_else_named(scenario: Scenario) -> None:
-    """Everybody waits for it, and nobody sees whom."""
+    """All ranks wait for it, and it is not recorded."""
     slow = replace(scenario, faults=(Fault("compute", (1,), 0.3),))
     (verdict,) = _verdicts(slow, 1, "rows")
     assert verdict.ranks == ()
@@ -82,14 +82,14 @@ def test_one_that_is_slow_by_itself_is_named_though_another_is_missing() -> None
 @pytest.mark.parametrize("gone", ["rows", "collectives"])
 @pytest.mark.parametrize("layout", ["dp", "tp_dp"])
 def test_who_hangs_is_named_and_not_who_is_missing(layout: str, gone: str) -> None:
-    """Of the one that is missing nobody knows what it had open; of the culprit it is known that it did not come."""
+    """The missing rank's open operations are unknown; the culprit is known not to have come."""
     stopped = Scenario(layout=layout, tensor=2, steps=60, faults=(Fault("hang", (5,), onset=40),))
     (verdict,) = _verdicts(stopped, 0, gone)
     assert (verdict.kind, verdict.ranks) == ("hang", (5,))
 
 
 def test_ranks_that_take_part_in_no_collective_lack_nothing() -> None:
-    """All members of all communicators were seen: a rank beside them is nobody's partner."""
+    """All members of all communicators were seen: a further rank is no partner of theirs."""
     run = simulate(Scenario()).run
     ranks = {name: np.append(column, column[-1:]) for name, column in run.ranks.items()}
     ranks["rank"][-1] = 8
@@ -99,7 +99,7 @@ def test_ranks_that_take_part_in_no_collective_lack_nothing() -> None:
 
 @pytest.mark.parametrize(("late", "doubted"), [((0,), False), ((0, 1), True), ((0, 1, 2, 3), True), ((4, 5), False)])
 def test_half_of_those_who_meet_one_unseen_may_be_late_for_it(late: tuple[int, ...], doubted: bool) -> None:
-    """Whoever waits for it is not alone, and not all are late enough to be named; one of four is late by itself."""
+    """A rank that waits for it is not alone, and not all are late enough to be named; one of four is late alone."""
     absent = Absent((8,), (frozenset({0, 1, 2, 3}),))
     assert absent.doubts(Verdict(kind="straggler", ranks=late, cause="unknown")) == doubted
 

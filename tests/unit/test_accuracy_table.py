@@ -82,7 +82,7 @@ def runs_of_each_family(bench: Any) -> list[dict[str, Any]]:
 
 
 def test_figures_of_fewer_runs_than_the_suite_has_now_say_so(bench: Any) -> None:
-    """Whoever reads the tables is told of how many runs, which edition and which commit they are."""
+    """The tables state the number of runs, the edition and the commit."""
     readme, suite = bench("readme"), bench("suite")
     prose, figures = readme.README.read_text().split(readme.BEGIN)
     runs = f"{sum(suite.SHARES.values()):,} runs"
@@ -94,7 +94,7 @@ def test_figures_of_fewer_runs_than_the_suite_has_now_say_so(bench: Any) -> None
 
 @pytest.mark.parametrize("family", ["stops", "stages", "two_causes", "handover"])
 def test_a_family_of_its_own_kind_of_fault_is_counted_right_where_it_is(bench: Any, family: str) -> None:
-    """Its row counts what is told as it is, and not what is told of another rank, another cause or another kind."""
+    """Its row counts verdicts with the true rank, cause and kind, and no others."""
     name = {"stops": "hang or desync", "stages": "a pipeline's stage", "two_causes": "two ranks, two causes: each"}
     name["handover"] = "one rank, one cause after another: both"
     right = {

@@ -43,7 +43,7 @@ def group(seed: int, **known: Any) -> Run:
 @pytest.mark.parametrize("layout", ["dp", "fsdp"])
 @pytest.mark.parametrize("step_ms", [100.0, 130.0])
 def test_a_group_that_does_other_work_is_not_slow(layout: str, step_ms: float) -> None:
-    """Its steps are longer, and nobody waits for them; the report says that the two never meet."""
+    """Its steps are longer, and the other ranks do not wait for them; the report says that the two never meet."""
     report = judge(both(group(1, layout=layout), group(2, layout=layout, step_ms=step_ms)))
     assert [one.kind for one in report.verdicts] == ["balanced"]
     assert "2 groups never meet in a collective, and are judged each by its own steps: ranks 0, 1, 2 and 3;" in str(
@@ -77,13 +77,13 @@ def test_steps_alone_are_compared_within_a_group_too() -> None:
 
 
 def test_one_communicator_that_joins_them_is_enough() -> None:
-    """However seldom they meet, they may wait for each other."""
+    """However rarely they meet, they may wait for each other."""
     run = both(group(1), group(2), comm=0)
     assert apart.find(run) == []
 
 
 def test_where_a_rank_is_in_no_communicator_nobody_knows_whom_it_meets() -> None:
-    """What was not seen parts nobody."""
+    """Missing data separates no ranks."""
     run = both(group(1), group(2))
     held = run.communicators["rank"] != 6
     unseen = {name: column[held] for name, column in run.communicators.items()}

@@ -12,7 +12,7 @@ LEVEL = 10.0
 
 
 def late(before: list[float], level: float = LEVEL) -> np.ndarray:
-    """40 steps of lateness, these before it is at its level."""
+    """40 steps of delay, these before it is at its level."""
     return np.array([*before, *(level + 0.5 * np.cos(np.arange(40 - len(before))))])
 
 
@@ -34,13 +34,13 @@ def test_steps_on_time_come_before_those_that_are_late(before: list[float], step
 
 
 def test_where_steps_scatter_it_takes_more_of_them() -> None:
-    """Two steps may be on time by chance where a step's scatter is half of the lateness, and eight may not."""
+    """Two steps may be on time by chance where a step's scatter is half of the delay, and eight may not."""
     assert at_start.on_time(late([0.0] * 2), LEVEL, 5.0) == 0
     assert at_start.on_time(late([0.0] * 8), LEVEL, 5.0) == 8
 
 
 def test_a_short_burst_at_the_start_does_not_begin_in_a_stall_after_it() -> None:
-    """Slow for nine steps, and once more eight steps on: the burst is told with its own steps."""
+    """Slow for nine steps, and once more eight steps on: the burst is reported with its own steps."""
     faults = (Fault("input", (3,), 1.0, 0, end=9), Fault("input", (3,), 1.0, 17, end=18))
     (verdict,) = judge(simulate(Scenario(8, 100, 5, faults=faults)).run).verdicts
     assert (verdict.ranks, verdict.since_step, verdict.until_step) == ((3,), 0, 9)

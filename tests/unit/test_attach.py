@@ -84,7 +84,7 @@ def share(samples: int = 1000, **phases: float) -> Shares:
 
 
 def test_the_rank_that_does_more_of_its_own_stands_out() -> None:
-    """The largest excess over the others' median is named with its phase, not the waiting of the others."""
+    """The largest extra time against the others' median is named with its phase, not the waiting of the others."""
     ranks = [rank(0), rank(1), rank(2)]
     seen = [share(input=0.1, comm=0.6), share(input=0.5, comm=0.1), share(input=0.12, comm=0.6)]
     excess = table.largest_excess(ranks, seen)
@@ -231,7 +231,7 @@ def test_what_a_rank_waits_in_is_read_from_its_rings(tmp_path: Path) -> None:
 
 
 def test_py_spy_is_found_where_it_was_installed_as_a_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``pip install --target DIR`` puts programs into DIR/bin, which is on nobody's PATH; PYTHONPATH names DIR."""
+    """``pip install --target DIR`` puts programs into DIR/bin, which is not on the PATH; PYTHONPATH names DIR."""
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "path", ["", str(tmp_path / "site")])

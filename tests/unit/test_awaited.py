@@ -17,8 +17,8 @@ SLOW = Load(ranks=4, compute=8.0, faults=[{"rank": 2, "compute": 4.0}])
 def split(run: Run, computed_ns: int = 0, polls: int | None = None, each: int = 1) -> Run:
     """The run with ``each`` collectives for every one, started 1 us apart so long before the waits for them.
 
-    The rank ``polls`` polls for them where nobody sees it: that leaves no wait. What it computes meanwhile it had
-    computed before.
+    The rank ``polls`` polls for them unrecorded: that leaves no wait. What it computes meanwhile it had computed
+    before.
     """
     calls = run.collectives
     unmeasured = np.full(len(calls["rank"]), -1)
@@ -63,7 +63,7 @@ def test_collectives_awaited_together_are_one() -> None:
 
 
 def test_an_even_job_stays_balanced() -> None:
-    """Nobody is named where nobody starts late."""
+    """No rank is named where none starts late."""
     assert named(split(make(Load())))[:2] == ("balanced", ())
 
 

@@ -1,4 +1,4 @@
-"""A rank whose backward alone is slow, where gradients are reduced beside it and the others queue over most of that."""
+"""A rank whose backward alone is slow, where gradients are reduced during it and the others queue over most of that."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.buckets import BUCKETS, RANKS, STEPS, run
 @pytest.mark.parametrize("share", [0.05, 0.1, 0.3])
 @pytest.mark.parametrize(("first", "rank"), [(0, 0), (1, 3)])
 def test_a_slow_backward_costs_what_repairing_it_saves(share: float, first: int, rank: int) -> None:
-    """A little more before each bucket: from some bucket on the others queue, and lateness grows no more."""
+    """A little more before each bucket: from some bucket on the others queue, and the delay grows no more."""
     slow = np.zeros((RANKS, STEPS, BUCKETS))
     calm = run(slow)[1]
     slow[rank, :, first:] += share * calm / STEPS / (BUCKETS - first)
@@ -39,7 +39,7 @@ def test_what_is_slow_before_the_first_bucket_has_nothing_more_behind_it() -> No
 
 
 def test_transfers_that_take_longer_than_backward_hide_it() -> None:
-    """Where gradients wait for the wire, a backward that is longer by less costs nothing that could be told."""
+    """Where gradients wait for the wire, a slightly longer backward has no measurable cost."""
     slow = np.zeros((RANKS, STEPS, BUCKETS))
     slow[2, :, 1:] += 0.5e6
     calm, took = (run(one, transfer=2e6)[1] for one in (np.zeros_like(slow), slow))
@@ -66,7 +66,7 @@ def test_without_starts_the_cost_is_told_as_the_least() -> None:
 
 
 def test_where_others_queue_from_the_start_what_it_took_before_tells() -> None:
-    """A third longer in all of backward from step 60 on: nobody sees how much earlier the others are anywhere."""
+    """A third longer in all of backward from step 60 on: how much earlier the others are shows nowhere."""
     slow = np.zeros((RANKS, STEPS, BUCKETS))
     calm = run(slow)[1]
     slow[1, 60:] += 0.9e6
@@ -78,7 +78,7 @@ def test_where_others_queue_from_the_start_what_it_took_before_tells() -> None:
 
 
 def test_before_a_short_stretch_who_starts_sooner_than_the_rank_itself_has_queued() -> None:
-    """A queue leaves 0.05 ms where the rank computes for 0.12 ms, or for 1 ms: nobody was ready only then."""
+    """A queue leaves 0.05 ms where the rank computes for 0.12 ms, or for 1 ms: no rank was ready only then."""
     start, took = np.zeros((3, 20, 3)), np.full((3, 20, 3), 0.2e6)
     start[0] = [0.0, 0.32e6, 1.52e6]
     start[1] = [-0.6e6, 0.25e6, 0.55e6]  # ends with the others, and queues
@@ -92,7 +92,7 @@ def test_before_a_short_stretch_who_starts_sooner_than_the_rank_itself_has_queue
 
 @pytest.mark.parametrize("beside", [0.2, 0.35])
 def test_whoever_waits_computes_slower_and_hides_how_slow_the_last_is(beside: float) -> None:
-    """Lateness grows no more once the others lose by waiting what they gain by computing: it is a small part of it."""
+    """The delay grows no more once the others lose by waiting what they gain by computing: it is a small part of it."""
     slow = np.zeros((RANKS, STEPS, BUCKETS))
     calm = run(slow)[1]
     slow[3] += 0.1e6
@@ -104,7 +104,7 @@ def test_whoever_waits_computes_slower_and_hides_how_slow_the_last_is(beside: fl
 
 @pytest.mark.parametrize("share", [0.1, 0.2])
 def test_parameters_gathered_between_the_reductions_hide_no_slow_backward(share: float) -> None:
-    """Whoever waits for a reduction computes slower: a small part shows of what the last rank takes longer."""
+    """A rank that waits for a reduction computes slower: only a small part of the last rank's extra time shows."""
     slow = np.zeros((RANKS, STEPS, BUCKETS))
     calm = run(slow, timed=True, gathers=0.1e6)[1]
     slow[2, :, 1:] += share * 1e6
@@ -115,7 +115,7 @@ def test_parameters_gathered_between_the_reductions_hide_no_slow_backward(share:
 
 
 def test_a_lead_that_is_lost_by_waiting_costs_nothing() -> None:
-    """One rank's first bucket is late: the others wait and slow down beside it until they are no sooner than it."""
+    """One rank's first bucket is late: the others wait and slow down meanwhile until they are no sooner than it."""
     slow = np.zeros((RANKS, STEPS, BUCKETS))
     calm = run(slow)[1]
     slow[1, :, 0] += 0.7e6

@@ -237,7 +237,7 @@ def test_a_node_that_has_an_agent_gets_no_other(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_lock_that_is_no_file_keeps_no_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Opening a FIFO would wait for its reader: nobody can be this node's agent, and the rank goes on."""
+    """Opening a FIFO would wait for its reader: it cannot be this node's agent, and the rank goes on."""
     started: list[str] = []
     monkeypatch.setenv("HINDMOST_COLLECTOR", "127.0.0.1:4317")
     monkeypatch.setattr(os, "posix_spawn", lambda path, *_, **__: started.append(path))

@@ -1,4 +1,4 @@
-"""What a job is bound by: told where it was measured, and not where it was not."""
+"""The limit of a job: reported where it was measured, and not where it was not."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_what_an_h200_showed_is_called_what_it_was(load: str, by: str) -> None:
 
 
 def test_small_kernels_are_limited_by_neither() -> None:
-    """SMs that have work and do no arithmetic to speak of, nor use their memory: nobody knows."""
+    """SMs with work but hardly any arithmetic or memory traffic: the limit is unknown."""
     told = found(with_levels(recorded(), sm_activity=0.95, dram_activity=0.2, tensor_activity=0.03, fp32_activity=0.05))
     assert told is not None
     assert told.by == "unknown"
@@ -98,7 +98,7 @@ def test_where_nothing_was_sampled_nothing_is_said() -> None:
 
 
 def test_transfers_that_take_most_of_the_step_are_what_bounds_it() -> None:
-    """Whatever GPUs do meanwhile; beside backward they must outlast what hides them."""
+    """Whatever GPUs do meanwhile; overlapped with backward they must outlast what hides them."""
     slow = recorded(layout="fsdp", transfer_share=1.5, gpu_bound="compute")
     told = found(slow)
     assert told is not None

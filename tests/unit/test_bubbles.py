@@ -148,7 +148,7 @@ def test_a_receive_in_one_kernel_with_a_send_ends_when_its_message_was_taken(sce
 
 
 def test_equals_whose_messages_share_kernels_are_balanced() -> None:
-    """Nobody is slow, and nobody becomes so by how NCCL tells it."""
+    """No rank is slow, and none becomes so through NCCL's reporting."""
     (verdict,) = judge(_in_one_kernel(simulate(PIPELINE).run)).verdicts
     assert verdict.kind == "balanced"
 
@@ -180,7 +180,7 @@ def test_a_sender_that_waits_for_its_receiver_does_not_work_meanwhile() -> None:
     assert built.own(2)[0] == pytest.approx(10.0 * MS)
     assert built.own(2)[1] == pytest.approx(late * MS)
     less, _ = built.segments(2)
-    less[1, ::2] = -(late - 5.0) * MS  # the receiver's stretch before the receive, of each step
+    less[1, ::2] = -(late - 5.0) * MS  # the receiver's interval before the receive, of each step
     assert built.stretched(less) == pytest.approx(np.where(late > 10, -20.0, 0.0) * MS)
 
 
@@ -198,7 +198,7 @@ def test_a_send_that_waits_beside_computing_travels_no_longer_for_it() -> None:
 
 
 def _sends_in_a_row(works: float, receives: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> Schedule:
-    """Rank 0 works 20 ms before each of three sends that run beside it; [3, S] is when rank 1 receives them."""
+    """Rank 0 works 20 ms before each of three overlapped sends; [3, S] is when rank 1 receives them."""
     steps = receives.shape[1]
     sent = np.repeat(works * np.arange(1, 4)[:, None], steps, axis=1)
     taken = np.maximum(sent, receives) + 1
@@ -219,7 +219,7 @@ def _sends_in_a_row(works: float, receives: np.ndarray[tuple[int, int], np.dtype
 
 
 def test_a_sender_works_on_while_its_sends_wait_for_the_receiver() -> None:
-    """A send that is over before the next begins ran beside the computing if what follows is shorter by as much."""
+    """A send that is over before the next begins was overlapped if the time after it is shorter by as much."""
     scatter = np.random.default_rng(3).uniform(0, 8, (3, 40))
     built = bubbles.build(_sends_in_a_row(20.0, np.array([[30.0], [48.0], [66.0]]) + scatter), np.array([0, 1]), 40)
     assert built is not None

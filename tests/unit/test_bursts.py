@@ -15,7 +15,7 @@ MS = 1e6
 
 @pytest.mark.parametrize(("steps", "lasts"), [(120, 8), (150, 10), (600, 15), (600, 24)])
 def test_a_slow_down_that_ends_after_a_few_steps_is_told_with_both_ends(steps: int, lasts: int) -> None:
-    """However short beside the run; its cost is that of the steps in which it acts."""
+    """However short against the run; its cost is that of the steps in which it acts."""
     fault = Fault("compute", (3,), 0.5, onset=60, end=60 + lasts)
     simulated = simulate(Scenario(steps=steps, faults=(fault,)))
     (verdict,) = judge(simulated.run).verdicts
@@ -39,7 +39,7 @@ def test_one_long_step_or_a_few_is_no_slow_down() -> None:
 
 
 def test_what_happens_to_others_too_is_no_burst() -> None:
-    """Where ranks are late for some steps now here and now there, the longest of these is nobody's fault."""
+    """Where ranks are late for some steps now here and now there, the longest of these is no rank's fault."""
     excess = np.random.default_rng(1).normal(0, 1.0, (4, 200))
     excess[1, 50:60] += 40.0
     assert bursts.find(excess, 10.0) == [(1, 50, 60)]
@@ -58,7 +58,7 @@ def test_a_rank_may_have_several_bursts() -> None:
 
 
 def test_what_is_told_already_is_no_bursts_like() -> None:
-    """A rank that is late for another reason speaks for nobody."""
+    """A rank that is late for another reason says nothing about the others."""
     excess = np.random.default_rng(1).normal(0, 1.0, (4, 200))
     excess[1, 50:60] += 40.0
     excess[3, 100:] += 30.0

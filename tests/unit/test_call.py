@@ -126,7 +126,7 @@ def test_another_service_at_that_port_is_no_silence() -> None:
 
 
 def test_a_collector_that_goes_is_noticed() -> None:
-    """By whoever waits for a message."""
+    """By a client that waits for a message."""
 
     async def work() -> None:
         server, port = await collector(lengths)

@@ -1,4 +1,4 @@
-"""Among very many stretches of steps some are high by chance: what a stretch must be to be a habit."""
+"""Among very many segments of steps some are high by chance: the tests that a persistent slowdown must pass."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hindmost_collector.settings import DEFAULT
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.timeline.blocks import Blocks, build
 
-#: Steps of a series, those of the stretch, and what it scatters by from step to step, in the least that counts.
+#: Steps of a series, those of the segment, and its scatter from step to step, in units of the least effect.
 STEPS, STRETCH, NOISE = 240, slice(100, 116), 0.4
 #: What makes a rank that is 0.8 late throughout one that is 1.6 late: less than counts.
 STRETCH_MORE = 0.8
@@ -27,7 +27,7 @@ def series(usual: float, more: float) -> episodes.Floats:
 
 @pytest.mark.parametrize(("steps", "told"), [(6, 0), (8, 1), (12, 1)])
 def test_a_rank_is_slow_for_eight_steps_or_it_stalled(steps: int, told: int) -> None:
-    """Fewer have no usual lateness: each is a stall, however long."""
+    """Fewer have no usual delay: each is a stall, however long."""
     made = series(0.0, 0.0)
     made[100 : 100 + steps] += 20.0
     found = episodes.find(made, 1.0, DEFAULT)
@@ -57,7 +57,7 @@ def test_a_short_stretch_at_an_end_is_held_against_the_other_steps(steps: slice,
 
 
 def test_a_stretch_on_top_of_another_needs_steps_that_show_that_other_alone() -> None:
-    """The first seven steps of a rank that is late throughout are no habit that all others are on top of."""
+    """The first seven steps of a rank that is late throughout are no base for all its others."""
     made = series(5.0, 0.0)
     made[:7] -= 2.0
     assert [(one.first, one.stop, one.outer) for one in episodes.find(made, 1.0, DEFAULT)] == [(0, STEPS, None)]
@@ -73,7 +73,7 @@ def test_two_stretches_of_most_steps_are_not_held_against_each_other() -> None:
 
 @pytest.mark.parametrize("seed", [0, 1, 6, 16])
 def test_a_stretch_is_held_against_as_many_steps_as_it_has_itself(seed: int) -> None:
-    """Medians of few steps scatter more than the long blocks of a long run do: what wanders is no stretch."""
+    """Medians of few steps scatter more than the long blocks of a long run do: drift is no segment."""
     wandering = np.zeros(2000)
     for at, change in enumerate(np.random.default_rng(seed).standard_normal(1999)):
         wandering[at + 1] = 0.8 * wandering[at] + change
@@ -107,7 +107,8 @@ def _late_now_and_then(often: float) -> Blocks:
 
 @pytest.mark.parametrize(("often", "told"), [(0.0, 1), (0.005, 1), (0.12, 0)])
 def test_a_stretch_is_held_against_what_chance_makes_of_all_ranks_and_all_their_steps(often: float, told: int) -> None:
-    """Eleven late steps on end are a habit where hardly any step of anybody is as late, and may be chance elsewhere."""
+    """Eleven late steps in a row are persistent where hardly any step of any rank is as late, and may be chance
+    elsewhere."""
     found = straggler.find(_late_now_and_then(often), DEFAULT)
     assert len([one for one in found if one.row == 12]) == told
 
@@ -127,7 +128,8 @@ def test_beside_one_of_four_a_second_is_set_against_few(second: float, named: li
 
 
 def _named_of_four(second: float) -> list[int]:
-    """Rows with habits where row 1 is late by an eighth of a step, row 0 by ``second``, and two are alike."""
+    """Rows that are persistently late where row 1 is late by an eighth of a step, row 0 by ``second``, and two are
+    alike."""
     built = build(simulate(Scenario(ranks=4, steps=120, seed=3)).run, DEFAULT)
     assert built is not None
     noise = 0.0005 * np.random.default_rng(2).standard_normal(built.excess.shape)

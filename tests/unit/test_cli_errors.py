@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def test_an_empty_path_is_not_this_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    """A variable that nobody set: the line says so."""
+    """An unset variable: the line says so."""
     assert cli.main(["report", ""]) == 2
     assert capsys.readouterr().err == "hindmost report: an empty PATH: is a variable not set?\n"
 
@@ -22,7 +22,7 @@ def test_an_empty_path_is_not_this_folder(capsys: pytest.CaptureFixture[str]) ->
 def test_what_may_not_be_read_ends_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A recording of somebody else's: the file is named, no traceback is shown."""
+    """A file of another program: it is named, and no traceback is shown."""
 
     def denied(_: object) -> NoReturn:
         raise PermissionError(13, "Permission denied", "runs/7/meta.json")
@@ -54,7 +54,7 @@ def test_what_is_not_installed_is_named_with_what_installs_it(
     module: str,
     extra: str,
 ) -> None:
-    """A package that a subcommand needs and nobody installed: one line, with what works in a clone."""
+    """A missing package that a subcommand needs: one line, with what works in a clone."""
     for name in [one for one in sys.modules if one.startswith(("hindmost_collector", "hindmost_agent"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)
@@ -163,7 +163,7 @@ def test_wrong_words_are_one_line_that_says_where_the_right_ones_are(
 def test_what_cannot_be_is_refused_before_anything_is_done(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str
 ) -> None:
-    """A variable that nobody set, a number that no job has: one line names it, exit code 2, and nothing is written."""
+    """An unset variable, a number that no job has: one line names it, exit code 2, and nothing is written."""
     monkeypatch.chdir(tmp_path)
     assert cli.main(words) == 2
     (line,) = capsys.readouterr().err.splitlines()

@@ -1,4 +1,4 @@
-"""Which communicators are one class: sisters of unlike spacing and with calls of their own, and no strangers."""
+"""Which communicators are one class: sisters of different spacing and with calls of their own, and no others."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_communicator_of_some_ranks_beside_is_no_sister() -> None:
 
 
 def test_groups_that_leave_ranks_out_stay_apart() -> None:
-    """Two sets of a job that does not make them for everybody may be anything."""
+    """Two sets of a job that does not make them for all ranks may be anything."""
     assert len(classes([((0, 1), REDUCE, 8, 1), ((2, 4), REDUCE, 8, 1), ((0, 1, 2, 3, 4), REDUCE, 8, 1)])) == 3
 
 
@@ -162,6 +162,6 @@ def test_every_rank_runs_its_collectives_in_its_order() -> None:
 
 
 def test_ranks_that_contradict_each_other_are_put_in_order_by_time() -> None:
-    """Collectives that run beside each other begin now in this order and now in that."""
+    """Parallel collectives begin in varying order."""
     start = np.array([[0.0, 1, 2], [0, 2, 1]])
     assert run_order.merged(start, np.array([0.0, 1.4, 1.5])).tolist() == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""How long a copy to the GPU kept a rank: told as a host and a GPU that take known times."""
+"""How long a copy to the GPU kept a rank: measured on a host and a GPU that take known times."""
 
 from __future__ import annotations
 

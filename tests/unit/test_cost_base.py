@@ -34,7 +34,7 @@ def test_a_cost_times_its_steps_is_what_the_repair_saves(fault: Fault, layout: s
     ("cause", "layout"), [("input", "dp"), ("input", "fsdp"), ("gc", "dp"), ("gc", "fsdp"), ("compute", "fsdp")]
 )
 def test_of_two_ranks_the_one_repaired_is_still_later_by_chance(cause: str, layout: str) -> None:
-    """The other is on time by its own measure, not ahead by what the slow one was late: costs are not high by habit."""
+    """The other is on time by its own measure, not ahead by the slow one's delay: costs have no high bias."""
     costs, savings = [], []
     for seed in range(5):
         simulated = simulate(Scenario(2, 120, seed, layout, faults=(Fault(cause, (seed % 2,), 0.12),)))

@@ -1,4 +1,4 @@
-"""Stalls of a GPU anywhere in backward, where gradients are reduced beside it and the others queue from there on."""
+"""Stalls of a GPU anywhere in backward, where gradients are reduced during it and the others queue from there on."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_slow_rank_is_not_later_for_having_stalled_nowhere() -> None:
 
 
 def test_small_stalls_of_others_do_not_hide_large_ones() -> None:
-    """Seven of 19 ms are one rank's; of two ranks that stalled once for 5 ms nobody had the like."""
+    """Seven of 19 ms are one rank's; two ranks that stalled once for 5 ms had no equal."""
     stalls = np.zeros((RANKS, 47, BUCKETS))
     stalls[2, 2::7, 3] += 19e6
     stalls[1, 5, 4] += 5e6

@@ -51,7 +51,7 @@ def test_a_detector_is_asked_after_those_whose_verdicts_it_wants() -> None:
 
 
 def test_a_detector_that_there_is_not_cannot_be_asked_before() -> None:
-    """Nor two before each other: whoever misspells a name hears of it at once."""
+    """Nor two before each other: a misspelled name fails at once."""
     with pytest.raises(ValueError, match="no detector is called slow_lnik"):
         in_order({"one": Registered(nothing, ("slow_lnik",))})
     with pytest.raises(ValueError, match="cycle"):

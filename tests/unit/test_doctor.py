@@ -64,7 +64,7 @@ def test_a_bare_machine_is_described(bare: Machine, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="this Python needs no py-spy")
 def test_py_spy_is_found_where_attach_finds_it(bare: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``pip install --target DIR`` puts it on nobody's PATH; attach runs it all the same, and doctor says so."""
+    """``pip install --target DIR`` puts it outside the PATH; attach runs it all the same, and doctor says so."""
     monkeypatch.setattr(stacks, "_beside_interpreter", list)
     monkeypatch.setattr(sys, "path", [*sys.path, str(bare.root / "site")])
     program = bare.root / "site/bin/py-spy"
@@ -130,7 +130,7 @@ def test_the_kind_of_mpi_is_named(bare: Machine, said: str, state: str, names: s
 
 
 def test_an_interpreter_that_is_too_old(bare: Machine) -> None:
-    """Jobs of an interpreter that the probe does not support are said to be unseen."""
+    """Jobs of an interpreter that the probe does not support are said to be invisible."""
     old = bare.root / "python"
     old.write_text("#!/bin/sh\necho 3.6.8\n")
     old.chmod(0o755)
@@ -148,7 +148,7 @@ def test_an_interpreter_that_is_too_old(bare: Machine) -> None:
     ],
 )
 def test_where_hooks_run_in_python_is_said(bare: Machine, says: str, cc: bool, state: str, found: str) -> None:
-    """In C they serve any CPython that has the GIL, where there is a compiler; what the slower twin costs is told."""
+    """In C they serve any CPython that has the GIL, where there is a compiler; the slower twin's cost is stated."""
     python = bare.root / "python"
     for program in [python, bare.root / "cc"][: 1 + cc]:
         program.write_text(f"#!/bin/sh\necho {says}\n")

@@ -44,7 +44,7 @@ def entered(
 
 
 def test_who_was_missed_first_died_first() -> None:
-    """One look of an agent tells who was gone before the launcher killed the rest."""
+    """One observation of an agent shows which ranks were gone before the launcher killed the rest."""
     run = ended([(VANISHED, 9), (VANISHED, 5), (VANISHED, 9), (VANISHED, 9)])
     assert endings.first_to_die(run) == ([1], ", 4.0 s before ranks 0, 2 and 3")
 
@@ -56,7 +56,7 @@ def test_gone_at_one_look_whom_the_others_waited_for_died_first() -> None:
 
 
 def test_gone_at_one_look_without_more_is_not_known() -> None:
-    """Nobody is named by guessing."""
+    """No rank is named by guessing."""
     said = endings.sentence(ended([(VANISHED, 9)] * 4))
     assert said is not None
     assert said.startswith("exit code 137 (SIGKILL); ranks 0, 1, 2 and 3")
@@ -84,7 +84,7 @@ def test_a_job_that_was_asked_to_end_has_no_first_to_die(seconds: tuple[int, ...
     ],
 )
 def test_how_a_job_ended(code: int | None, lives: list[tuple[int, int]], said: str | None) -> None:
-    """Only a failure is told; without an exit code a process that is gone without a word is one."""
+    """Only a failure is reported; without an exit code a process that vanished is one."""
     assert endings.sentence(ended(lives, code)) == said
 
 
@@ -116,7 +116,7 @@ def test_a_job_that_its_user_ended_did_not_fail() -> None:
 
 
 def test_the_kernel_that_killed_for_want_of_memory_is_quoted() -> None:
-    """The most frequent reason of a SIGKILL nobody sent."""
+    """The most frequent reason for a SIGKILL without a sender."""
     metrics = from_rows("metrics", [("node0", "hindmost_node_oom_kills_total", "{}", at, 3.0 + at) for at in range(3)])
     said = endings.sentence(ended([(VANISHED, 5), (VANISHED, 9)], metrics=metrics))
     assert said is not None
@@ -124,7 +124,7 @@ def test_the_kernel_that_killed_for_want_of_memory_is_quoted() -> None:
 
 
 def test_a_job_that_was_killed_at_its_third_step_is_told_as_that() -> None:
-    """How it ended comes first, then what was recorded; nobody is told to mark steps in a job that died."""
+    """How it ended comes first, then what was recorded; advice to mark steps is left out for a job that died."""
     report = judge(ended([(VANISHED, 5)] + [(VANISHED, 9)] * 3))
     (verdict,) = report.verdicts
     assert verdict.kind == "insufficient_data"
@@ -148,7 +148,7 @@ def test_a_job_that_was_killed_at_its_third_step_is_told_as_that() -> None:
     ],
 )
 def test_one_is_told_as_one(ranks: int, calls: int, told: str) -> None:
-    """However much one rank did, it is not too little: nobody is there to compare it with."""
+    """However much one rank did, it is not too little: there is none to compare it with."""
     run = loads.make(loads.Load(ranks=2, steps=3))
     seen = {name: column[:ranks] for name, column in run.ranks.items()}
     first = {name: column[run.collectives["rank"] == 0][:calls] for name, column in run.collectives.items()}
@@ -175,7 +175,7 @@ def arrow(name: str, part: dict[str, np.ndarray[Any, Any]]) -> Any:
 
 
 def test_what_killed_ranks_were_in_is_kept(tmp_path: Path) -> None:
-    """A hang mostly ends with everybody killed: the waits count until then."""
+    """A hang mostly ends with all ranks killed: the waits count until then."""
     run = recorded(tmp_path, [(rank, at, life) for rank in range(4) for at, life in ((2, RUNNING), (60, VANISHED))])
     assert run.in_flight["rank"].tolist() == [0, 2, 3]
     assert (run.in_flight["observed_ns"] == 60 * SECOND).all()
@@ -188,7 +188,7 @@ def test_what_ranks_have_left_is_not_kept(tmp_path: Path) -> None:
 
 
 def test_a_long_wait_that_somebody_ended_is_a_hang_and_no_death() -> None:
-    """Whoever was waited for did not die first: all were killed when somebody had waited enough."""
+    """The awaited rank did not die first: all were killed by a user or a time-out."""
     run = ended([(VANISHED, 60)] * 4, in_flight=entered([0, 2, 3], seen=60))
     said = endings.sentence(run)
     assert said is not None

@@ -1,4 +1,4 @@
-"""The end of a slow stretch where ranks share CPUs, and what others do there hides lateness for a while."""
+"""The end of a slow segment where ranks share CPUs, and other ranks' noise that hides a delay for a while."""
 
 from __future__ import annotations
 

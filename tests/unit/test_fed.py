@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 STEPS, OPERATIONS = 40, 6
 MS = 1e6
-#: What a host takes from each mark of a step to the next: its input, seven stretches of launching, and what is between.
+#: A host's time from each mark of a step to the next: its input, seven intervals of launching, and what is between.
 USUAL = np.array([1.0, 3, 3, 3, 3, 3, 3, 3, 0.1])
 
 
@@ -69,7 +69,7 @@ class Case:
         return blocks, SimpleNamespace(collectives=table)
 
     def slower(self) -> float | None:
-        """By how many ms the first slow rank's host is told to be slower."""
+        """By how many ms the first slow rank's host is reported to be slower."""
         blocks, run = self.blocks()
         found = fed._Hosts(run.collectives, blocks, fed.waits_for_host(blocks)).slower(self.slow[0], np.arange(STEPS))
         return found / MS if found is not None else None

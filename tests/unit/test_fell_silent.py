@@ -1,4 +1,4 @@
-"""A recording that ends in silence, its dumps torn or missing: that the job stopped is told, and nobody is named."""
+"""Lost contact with torn or missing dumps: the stop is reported, and no rank is named."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _dumps(folder: Path) -> Path:
 
 
 def test_a_job_that_stopped_is_told_with_where_each_rank_stands(tmp_path: Path) -> None:
-    """Without a readable dump of what was open nobody is named, but who stands alone is what to look at."""
+    """Without a readable dump of open operations no rank is named; a rank that stands alone is pointed out."""
     for rank in range(4):
         (_dumps(_record(tmp_path, silent_s=20)) / f"nccl_trace_rank_{rank}").write_bytes(
             pickle.dumps({"entries": []})[:-3]
@@ -72,7 +72,7 @@ def test_a_job_that_stopped_is_told_with_where_each_rank_stands(tmp_path: Path) 
 
 
 def test_of_many_lines_those_are_told_at_which_most_ranks_stand(tmp_path: Path) -> None:
-    """Eight of them: more nobody reads."""
+    """Eight of them: more would not be read."""
     _record(tmp_path, silent_s=20, ranks=11)
     for rank in range(11):
         text = f'Process {100 + rank}: python train.py\n\nThread 1: "MainThread"\n    f (train.py:{max(rank, 1)})\n'
@@ -83,7 +83,7 @@ def test_of_many_lines_those_are_told_at_which_most_ranks_stand(tmp_path: Path) 
 
 
 def test_without_any_dump_the_silence_is_a_note(tmp_path: Path) -> None:
-    """It may be an evaluation that nobody logged: what would tell is said."""
+    """It may be an unlogged evaluation: the report says what would show it."""
     report = judge(load(_record(tmp_path, silent_s=20)))
     assert report.verdicts[0].kind != "hang"
     (note,) = [one for one in report.notes if one.startswith("nothing ended in the last ")]

@@ -1,4 +1,4 @@
-"""Blocks of [rank x step] take memory for what is known, whoever comes late."""
+"""Blocks of [rank x step] take memory for known values only, however late a rank comes."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_a_signal_ends_both_alike(number: signal.Signals) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_to_us_alone_reaches_the_command_once(number: signal.Signals) -> None:
-    """Whoever signals hindmost means the job: it gets the signal, once, and we outlive it."""
+    """A signal to hindmost is meant for the job: the job gets it, once, and we outlive it."""
     name = number.name.removeprefix("SIG")
     script = f"trap 'echo caught {name}; exit 7' {name}; echo ready; while :; do sleep 0.02; done"
     with start("bash", "-c", script) as process:
@@ -60,7 +60,7 @@ def test_a_signal_to_us_alone_reaches_the_command_once(number: signal.Signals) -
 
 
 def test_signals_to_us_are_told_of() -> None:
-    """Whoever runs the command learns which signals came meanwhile, its children's ends left out."""
+    """The caller of the command learns which signals came meanwhile, without its children's ends."""
     script = """
 import os, signal
 from hindmost.supervise import foreground

@@ -23,8 +23,9 @@ OPERATIONS = {"r": "recv", "s": "send", "g": "reduce"}
 
 
 def instead(run: Run, calls: dict[int, list[str]], root: int = 0, between: float = 0.0) -> Run:
-    """The run with these calls and a broadcast for each of its all-reduces; ``between`` of a rank's own time is after
-    the first of them.
+    """The run with these calls and a broadcast for each of its all-reduces.
+
+    ``between`` of a rank's self time is after the first of them.
     """
     met = run.collectives
     steps = int(met["seq"].max()) + 1
@@ -71,7 +72,7 @@ def test_who_is_late_for_a_gathering_is_named(calls: dict[int, list[str]]) -> No
 
 @pytest.mark.parametrize("calls", [TREE, REDUCED], ids=["messages", "reduce"])
 def test_an_even_job_that_gathers_is_balanced(calls: dict[int, list[str]]) -> None:
-    """Nobody is named where nobody is late."""
+    """No rank is named where none is late."""
     assert named(instead(make(Load()), calls))[0][:2] == ("balanced", ())
 
 
@@ -82,7 +83,7 @@ def test_a_broadcast_whose_root_has_not_heard_of_all_is_no_meeting() -> None:
 
 
 def test_stages_that_compute_in_turn_are_left() -> None:
-    """Each receives, computes and sends: what the last broadcasts was not waited for by whoever is late."""
+    """Each receives, computes and sends: the late rank did not wait for what the last one broadcasts."""
     chain = {0: ["s1"], 1: ["r0", "s2"], 2: ["r1", "s3"], 3: ["r2"]}
     run = instead(make(SLOW), chain, root=3, between=0.9)
     assert gathered.joined(run) is run

@@ -13,7 +13,7 @@ from tests.scenarios import loads
 
 
 def test_a_rank_has_the_gpu_on_which_its_node_saw_it_compute() -> None:
-    """Of this job only; what a rank said itself stands, and nobody is given a GPU that nobody saw."""
+    """Of this job only; a rank's own statement stands, and no rank gets a GPU that was not observed."""
     run = loads.make(loads.Load(ranks=4))
     seen = [("made", "0", "GPU-a"), ("made", "1", "GPU-b"), ("other", "2", "GPU-c")]
     labels = [json.dumps({"gpu_uuid": uuid, "job": job, "rank": rank}) for job, rank, uuid in seen]

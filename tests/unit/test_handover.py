@@ -1,4 +1,4 @@
-"""One cause of a rank's lateness ends as another begins: two verdicts, each with its own steps, cause and cost."""
+"""One cause of a rank's delay ends as another begins: two verdicts, each with its own steps, cause and cost."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_what_takes_over_at_another_level_is_not_on_top_of_what_is_over(
 
 
 def test_three_causes_one_after_the_other_are_three_verdicts() -> None:
-    """Each change is one by itself."""
+    """Each change is a separate one."""
     faults = (Fault("input", (2,), 0.1, 20, 60), Fault("h2d", (2,), 0.1, 60, 100), Fault("gc", (2,), 0.2, 100, 140))
     found = judge(simulate(Scenario(8, 180, seed=3, faults=faults)).run).verdicts
     assert _told(found) == [("input", 20, 60), ("h2d", 60, 100), ("gc", 100, 140)]
@@ -100,7 +100,7 @@ def test_what_is_measured_of_some_steps_only_tells_where_the_cause_changes() -> 
 
 @pytest.mark.parametrize(("more", "told"), [(4, False), (8, True)])
 def test_what_reaches_over_a_border_by_its_uncertainty_is_no_habit_of_the_next_stretch(more: int, told: bool) -> None:
-    """Each end is two steps off by chance; a stretch of eight is as short as one may be."""
+    """Each end is two steps off by chance; a segment of eight is as short as one may be."""
     blocks: Any = SimpleNamespace(excess=np.ones((1, 100)))
     whole = Habit(row=0, first=0, stop=100, excess=1.0, z=9.0, consistency=1.0, spread_ratio=9.0, latest=1.0)
     inner = replace(whole, first=20, stop=50 + more, outer=whole)
@@ -117,7 +117,7 @@ def test_one_cause_stays_one_verdict(cause: str) -> None:
 
 
 def test_a_cause_that_nothing_measures_is_not_told_apart() -> None:
-    """Without GPU times nobody knows what the rank did once its input was as its peers': one verdict, not two."""
+    """Without GPU times the rank's work is unknown once its input was as its peers': one verdict, not two."""
     faults = (Fault("input", (2,), 0.1, 20, 60), Fault("compute", (2,), 0.1, 60))
     run = simulate(Scenario(8, 120, seed=3, layout="fsdp", faults=faults)).run
     silent = {"input_ns", "rank", "step", "start_ns", "duration_ns"}

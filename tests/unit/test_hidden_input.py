@@ -29,7 +29,7 @@ def told(report: Report) -> list[str]:
 
 
 def test_a_rank_whose_slow_input_is_hidden_is_told_and_not_named() -> None:
-    """30 ms of a 100 ms step, and nobody waits for it."""
+    """30 ms of a 100 ms step, without any waiting for it."""
     report = judge(fetching({1: 30.0}))
     assert [verdict.kind for verdict in report.verdicts] == ["balanced"]
     (note,) = told(report)

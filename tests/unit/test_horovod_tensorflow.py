@@ -87,7 +87,7 @@ def test_calls_by_hand_are_no_steps_wait(front: Any, tmp_path: Path) -> None:
 
 
 def test_fetching_is_measured_where_something_was_fetched() -> None:
-    """Several batches of one look add up; none is no measurement."""
+    """Several batches of one observation add up; none is no measurement."""
     words = [0] * horovod_cycles.WORDS
     fetches = tensorflow_input.Fetches(words)
     fetches.begin()

@@ -83,20 +83,20 @@ def test_what_is_left_of_a_lead_may_be_one_too(unsure: float, told: bool) -> Non
 
 
 def test_a_rank_that_pauses_is_late_throughout() -> None:
-    """In 87 of 100 steps, in two stretches, each of which may be a lead that was lost."""
+    """In 87 of 100 steps, in two segments, each of which may be a lead that was lost."""
     found = [late(1, 0, 60), late(1, 74)]
     assert without_doubtful(found, of(gathers=True)) == found
     assert without_doubtful([*found, late(2, 30, 50)], of()) == found
 
 
 def test_what_is_certain_stays_where_nobody_is_named() -> None:
-    """Ranks in turn are doubtful, a slow link beside them is not."""
+    """Ranks in turn are doubtful, a slow link in the same job is not."""
     link = Verdict(kind="slow_link")
     assert without_doubtful([late(0, 0, 60), late(1, 61), link], of()) == [link]
 
 
 def test_one_rank_for_a_while_is_not_said_to_be_several() -> None:
-    """What is told is of whom it is told."""
+    """The note names the ranks that it is about."""
     (verdict,) = without_doubtful([late(2, 28, 68)], of(gathers=True))
     assert verdict.evidence[0] == (
         "one comes later than the others, for a part of the steps only: rank 2 from step 28 to 68"
@@ -104,7 +104,7 @@ def test_one_rank_for_a_while_is_not_said_to_be_several() -> None:
 
 
 def test_two_ranks_that_are_late_throughout_are_named() -> None:
-    """No lead lasts for all of a run, whoever is late beside; sets that share a rank are not sure."""
+    """No lead lasts for all of a run, whatever other ranks are late; sets that share a rank are not sure."""
     assert without_doubtful([late(0), late(2)], of()) == [late(0), late(2)]
     both = Verdict(kind="straggler", ranks=(1, 2), since_step=0, cause="unknown")
     assert [one.kind for one in without_doubtful([late(1), both], of())] == ["insufficient_data"]

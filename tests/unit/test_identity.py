@@ -60,7 +60,7 @@ def test_plain_python_is_rank_0_of_1() -> None:
 
 
 def test_without_a_job_there_is_no_rank() -> None:
-    """A process outside `hindmost run` is nobody, whatever its launcher says."""
+    """A process outside `hindmost run` is no rank, whatever its launcher says."""
     assert identity.find(LAUNCHERS["Open MPI"], SCRIPT) is None
 
 

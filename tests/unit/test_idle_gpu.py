@@ -52,19 +52,19 @@ def late_in_forward(busy: float, written: float = 0.0, faults: float = 0.0, wait
     ],
 )
 def test_what_an_idle_gpu_waits_for_is_its_host_s(levels: dict[str, float], cause: str) -> None:
-    """Idle, it computes nothing longer; what moved as many bytes as that takes, and stood still, is why."""
+    """Idle, it computes nothing longer; a phase that moved the matching bytes without CPU time is the cause."""
     (verdict,) = judge(late_in_forward(**levels)).verdicts
     assert (verdict.kind, verdict.ranks, verdict.cause) == ("straggler", (1,), cause)
 
 
 def test_a_host_that_is_late_for_an_unknown_reason_is_said_to_be() -> None:
-    """The evidence says that the GPU had nothing to do, and that nobody measured why."""
+    """The evidence says that the GPU had nothing to do, and that the reason was not measured."""
     (verdict,) = judge(late_in_forward(0.65)).verdicts
     assert any("its host is what is late" in sentence for sentence in verdict.evidence)
 
 
 def test_what_the_host_is_known_to_have_done_is_not_idling_too() -> None:
-    """Of 20 ms in which a GPU idles 15 of input leave 5, and computing what is left of the lateness."""
+    """Of 20 ms in which a GPU idles 15 of input leave 5, and computing what is left of the delay."""
     shares = idle_gpu.charged({"input": 15.0, "compute": 12.0}, 20.0, 30.0)
     assert shares == {"input": 15.0, "compute": 10.0, "idle": 5.0}
 
@@ -76,6 +76,6 @@ def test_a_gpu_that_idles_for_nearly_all_that_is_left_computes_nothing_longer() 
 
 
 def test_computing_beyond_what_lateness_shows_stays_so_beside_an_idle_moment() -> None:
-    """Backward hides half of it: a tenth of the lateness was idling, and so nine tenths of all is computing."""
+    """Backward hides half of it: a tenth of the delay was idling, and so nine tenths of all is computing."""
     assert idle_gpu.charged({"compute": 8e6}, 0.4e6, 4e6) == {"idle": 0.4e6, "compute": pytest.approx(7.2e6)}
     assert idle_gpu.charged({"compute": 3e6}, 0.4e6, 4e6) == {"idle": 0.4e6, "compute": pytest.approx(3e6)}

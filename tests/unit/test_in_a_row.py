@@ -20,7 +20,7 @@ Gaps = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def gaps(in_a_row: int, first: float = 3e6, after: float = 5e3) -> Gaps:
-    """Own time before each collective: computing before the first of each step, next to nothing before the others."""
+    """Self time before each collective: computing before the first of each step, next to nothing before the others."""
     noise = np.random.default_rng(1).gamma(2.0, 0.1, (STEPS, in_a_row))
     return np.asarray(np.where(np.arange(in_a_row) == 0, first, after) * (1.0 + noise)).ravel()
 
@@ -37,7 +37,7 @@ def test_alike_collectives_after_one_stretch_of_computing_are_one_step(count: in
 
 
 def test_the_first_steps_of_a_running_job_are_no_others() -> None:
-    """As soon as there are enough collectives to judge the job by, they are told to be two a step."""
+    """As soon as there are enough collectives to judge the job by, two of them make a step."""
     assert found(gaps(2)[:20]) == np.repeat(np.arange(10), 2).tolist()
 
 

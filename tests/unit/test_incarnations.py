@@ -1,4 +1,4 @@
-"""A job that is started again with another number of ranks is judged as it is now, and both starts are told."""
+"""A job that is restarted with another number of ranks is judged as it is now, and both starts are reported."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_last_start_is_judged_and_all_are_told() -> None:
 
 @pytest.mark.parametrize("steps", [0, 1])
 def test_a_start_of_which_hardly_anything_was_recorded_is_not_what_is_judged(steps: int) -> None:
-    """The one before it is, with its own number of ranks; nobody is told to have left that."""
+    """The one before it is, with its own number of ranks; no rank is said to have left that."""
     last = _started(2, 60, later=_LATER_NS)
     for name in ("steps", "collectives"):
         held = last.tables()[name]

@@ -1,4 +1,4 @@
-"""A rank that stands still between a step's collectives, each step at another place, beside others that queue there."""
+"""A rank interrupted between a step's collectives, in each step at another place, while the others queue there."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _before(longer: float, usual: float = USUAL) -> Any:
 
 
 def _longer(gaps: Any, late: float = 8.0, excess: float = 8.0) -> float:
-    """Ms a step that it stands still, where it begins each step ``late`` and its habit has ``excess``."""
+    """Ms a step of interruption, where the rank begins each step ``late`` and its slowdown has ``excess``."""
     gaps = np.where(np.arange(PLACES) == 0, gaps[:, :, :1] + late * (np.arange(RANKS) == ROW)[:, None, None], gaps)
     columns = STEPS * PLACES
     gaps = gaps.reshape(RANKS, columns) * MS
@@ -70,7 +70,7 @@ def test_buckets_that_take_their_time_are_no_standing_still() -> None:
 
 @pytest.mark.parametrize(("longer", "usual"), [(3.0, USUAL), (0.12, 0.05)])
 def test_what_computing_scatters_by_is_no_standing_still(longer: float, usual: float) -> None:
-    """A stretch that takes half as long again now and then, or a tenth of a ms more in steps of 14, is computing."""
+    """An interval that takes half as long again now and then, or a tenth of a ms more in steps of 14, is computing."""
     assert _longer(_before(longer, usual)) == 0.0
 
 
@@ -84,7 +84,7 @@ def test_a_step_with_more_to_compute_is_no_standing_still() -> None:
 
 @pytest.mark.parametrize(("excess", "more"), [(8.0, 6.0), (11.0, 3.0), (14.0, 0.0)])
 def test_what_a_rank_is_told_to_be_late_by_is_not_counted_again(excess: float, more: float) -> None:
-    """It begins a step 8 ms late and stands still for 6 ms more: whatever of these the habit has, all is 14 ms."""
+    """It begins a step 8 ms late and is interrupted for 6 ms more: however the slowdown counts them, all is 14 ms."""
     assert _longer(_before(6.0), excess=excess) == pytest.approx(more)
 
 

@@ -1,4 +1,4 @@
-"""Ranks that are late on shared CPUs though they asked for none, and sets of ranks that train beside each other."""
+"""Ranks that are late on shared CPUs without queueing for one, and sets of ranks that train in parallel."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_rank_that_sleeps_is_late_for_no_want_of_a_cpu(spinning: bool) -> None
 
 
 def test_a_rank_that_sleeps_and_computes_a_little_more_costs_what_it_sleeps() -> None:
-    """The CPU time that it needs beyond its peers, 3 of 30 ms, is the least of its lateness."""
+    """The CPU time that it needs beyond its peers, 3 of 30 ms, is the least of its delay."""
     report = judge(crowded(0.2, 0.3, cpu_ms=11.0))
     assert said(report) == [("straggler", (1,), "unknown")]
     assert report.verdicts[0].cost_ms_per_step == pytest.approx(27, abs=1)
@@ -97,8 +97,8 @@ def test_who_slept_for_a_part_of_its_lateness_is_named_for_that_part() -> None:
 
 @pytest.mark.parametrize("process_cpu", [0.6, None])
 def test_a_rank_that_may_have_waited_for_a_cpu_is_neither_named_nor_cleared(process_cpu: float | None) -> None:
-    """Its other threads ran for long, or nobody knows of them: who waited for whom is told, and that it is not known
-    why."""
+    """Its other threads ran for long, or are unknown: the report says which ranks waited for it, and that the reason
+    is unknown."""
     report = judge(crowded(0.2, process_cpu))
     assert said(report) == [("insufficient_data", (), None)]
     assert "rank 1 came late, perhaps for want of a CPU" in report.notes[0]
@@ -107,7 +107,7 @@ def test_a_rank_that_may_have_waited_for_a_cpu_is_neither_named_nor_cleared(proc
 
 @pytest.mark.parametrize(("cpu_ms", "what"), [(8.0, "being off the CPU 22"), (30.0, "computing 22")])
 def test_who_used_no_more_cpu_did_not_compute(cpu_ms: float, what: str) -> None:
-    """It queued for 8 of 30 ms: whether it computed or was asleep for the rest is told by the CPU time that it used."""
+    """It queued for 8 of 30 ms: its CPU time shows whether it computed or slept for the rest."""
     (verdict,) = judge(replace(crowded(8.0, None, cpu_ms=cpu_ms), metrics=empty(METRICS))).verdicts
     assert (verdict.ranks, verdict.cause) == ((1,), "unknown")
     assert any(line.startswith(f"of 30.0 ms excess a step: {what}") for line in verdict.evidence)
@@ -148,7 +148,7 @@ def test_a_process_that_queued_for_longer_than_its_transfers_take_may_have_been_
 
 
 def test_a_wait_for_a_cpu_that_only_the_process_shows_is_told_neither_as_the_reason_nor_as_excluded() -> None:
-    """Its main thread slept: no line says that it waited for a CPU where another says that this cannot be told."""
+    """Its main thread slept: no line says that it waited for a CPU where another says that this is unknown."""
     report = judge(jostled(0.9))
     told = " ".join([*report.verdicts[0].evidence, *report.notes])
     assert "whether it was late for want of one cannot be told; threads of its process waited for one" in told
@@ -157,7 +157,7 @@ def test_a_wait_for_a_cpu_that_only_the_process_shows_is_told_neither_as_the_rea
 
 
 def test_of_few_steps_a_late_rank_is_not_cleared_by_a_wait_that_was_not_measured() -> None:
-    """Nothing says that rank 1 waited for a CPU: its lateness is a third of a step, and nobody is cleared."""
+    """Nothing says that rank 1 waited for a CPU: its delay is a third of a step, and no rank is cleared."""
     report = judge(jostled(0.9, steps=26))
     (verdict,) = report.verdicts
     late = "rank 1 comes last in 100% of the collectives; why it is late was not measured: too unsure to name it"
@@ -168,7 +168,7 @@ def test_of_few_steps_a_late_rank_is_not_cleared_by_a_wait_that_was_not_measured
 
 
 def test_a_rank_of_which_a_step_is_missing_is_not_the_one_that_is_waited_for_most() -> None:
-    """What is not known counts as no waiting: who asks for most CPU time and makes the others wait is still told."""
+    """Unknown time counts as no waiting: the rank with most CPU time that makes the others wait is still reported."""
     blocks = blocks_of.build(make(Load(compute=8.0, faults=[{"rank": 1, "compute": 4.0}])), DEFAULT)
     assert blocks is not None
     caused = blocks.caused.copy()
@@ -200,7 +200,7 @@ def test_a_rank_that_sleeps_now_and_then_is_named_at_what_it_costs() -> None:
 
 
 def test_who_sleeps_while_all_others_queue_is_not_named() -> None:
-    """Nobody waits for it: that it sleeps is no more than a note."""
+    """No rank waits for it: its sleep is no more than a note."""
     faults = [{"rank": 1, "blocked": 6.0}, *({"rank": rank, "runqueue": 9.0} for rank in (0, 2, 3))]
     report = judge(replace(make(Load(steps=300, compute=2.0, faults=faults)), metrics=_threads_rest()))
     assert said(report) == [("balanced", (), None)]
@@ -208,7 +208,7 @@ def test_who_sleeps_while_all_others_queue_is_not_named() -> None:
 
 
 def test_a_stretch_that_was_not_measured_is_no_stretch_without_sleep() -> None:
-    """Of every other step nobody knows what rank 1 did: it sleeps in all that are known, not in half of all."""
+    """In every other step rank 1's work is unknown: it sleeps in all known steps, not in half of all."""
     run = make(Load(steps=300, compute=2.0, faults=[{"rank": 1, "blocked": 6.0}]))
     unknown = (run.collectives["rank"] == 1) & (run.collectives["seq"] % 2 == 0) & (run.collectives["seq"] < 200)
     unmeasured = {name: np.where(unknown, -1, run.collectives[name]) for name in ("cpu_ns", "runqueue_ns")}
@@ -223,7 +223,7 @@ def _dozing(queued_ms: float) -> list[dict[str, float]]:
 
 
 def beside(slow_ms: float, *faults: dict[str, float]) -> Run:
-    """Ranks 0 and 2 train beside 1 and 3 on two CPUs; rank 2 is late by so much, 1 and 3 have ``faults``."""
+    """Ranks 0 and 2 train in parallel with 1 and 3 on two CPUs; rank 2 is late by so much, 1 and 3 have ``faults``."""
     pair = make(Load(kind="torch", ranks=2, steps=80, names=[0, 2], faults=[{"rank": 1, "compute": slow_ms}]))
     other = make(Load(kind="torch", ranks=2, steps=80, names=[1, 3], seed=5, compute=6.0, faults=list(faults)))
     calls = other.collectives | {"comm": other.collectives["comm"] + np.uint64(1)}
@@ -258,6 +258,6 @@ def test_whoever_has_made_all_steps_has_not_left() -> None:
 
 
 def test_a_rank_is_not_measured_by_the_one_peer_that_mirrors_it() -> None:
-    """Rank 3 was late for a while, so that nobody is beyond suspicion: rank 0 is as far ahead as rank 2 is behind."""
+    """Rank 3 was late for a while, so that every rank is a suspect: rank 0 is as far ahead as rank 2 is behind."""
     run = beside(30.0, {"rank": 1, "compute": 2.0, "from": 40, "until": 48})
     assert said(judge(run)) == [("straggler", (2,), "compute")]

@@ -1,4 +1,4 @@
-"""Ranks that are slow by different amounts, so that nobody is left who tells how much healthy ones differ."""
+"""Ranks that are slow by different amounts, so that none is left to show how much healthy ones differ."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_slowest_of_ranks_slow_by_different_amounts_is_named(layout: str) ->
 
 
 def test_ranks_that_each_differ_by_little_from_the_next_have_no_gap() -> None:
-    """Nobody is behind all others by what healthy GPUs may differ by, however far the first is from the last."""
+    """No rank is behind all others by what healthy GPUs may differ by, however far the first is from the last."""
     late = np.repeat(np.array([0.0, 9.0, 18.0, 27.0])[:, None], 40, axis=1)
     assert behind_all.ratio(late - peers_median(late), 3, 10.0, DEFAULT) == 0.0
 

@@ -28,13 +28,13 @@ def in_a_row(seed: int) -> Load:
 
 
 def named(job: Callable[[int], Load], settings: Settings) -> list[int]:
-    """Seeds with which somebody is named."""
+    """Seeds with which a rank is named."""
     return [seed for seed in SEEDS if any(one.ranks for one in judge(make(job(seed)), settings).verdicts)]
 
 
 @pytest.mark.parametrize(("threshold", "job"), [("min_z", scattered), ("min_spread_ratio", in_a_row)])
 def test_each_threshold_keeps_its_kind_of_noise_from_being_named(threshold: str, job: Callable[[int], Load]) -> None:
-    """As it is nobody is named, without it somebody: nothing else in the judge holds these jobs."""
+    """With it no rank is named, without it one is: nothing else in the judge holds these jobs back."""
     assert named(job, Settings()) == []
     without: dict[str, Any] = {threshold: 0.0}
     assert len(named(job, replace(Settings(), **without))) >= 3

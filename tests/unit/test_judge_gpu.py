@@ -53,7 +53,7 @@ def test_idle_gpus_before_and_after_training_say_nothing_of_it() -> None:
 
 
 def test_a_lower_clock_for_the_same_reason_as_all_is_no_throttling() -> None:
-    """Whoever computes more at a power limit that all share clocks lower: the clock is not the cause."""
+    """A rank that computes more at a shared power limit clocks lower: the clock is not the cause."""
     run = changed(slow("compute"), "hindmost_gpu_sm_clock_hertz", 1.75e9)
     assert the(changed(run, "hindmost_gpu_clocks_event_reasons", 4, every=True)).cause == "compute"
 
@@ -73,7 +73,7 @@ def test_a_clock_that_was_as_low_before_is_not_what_began() -> None:
 
 
 def test_memory_of_another_process_alone_is_no_contention() -> None:
-    """Whoever shares a GPU slows all that runs on it: forward alone that is longer is this rank's own."""
+    """A process that shares a GPU slows all that runs on it, so a longer forward alone is this rank's own."""
     run = slow("gpu_contention")
     assert the(run).cause == "gpu_contention"
     others = np.median(run.steps["gpu_optimizer_ns"][run.steps["rank"] == 1])
@@ -95,7 +95,8 @@ def test_a_rank_that_does_not_know_its_gpu_was_seen_on_it() -> None:
 
 
 def test_a_gpu_that_is_slow_in_everything_may_be_shared_unseen() -> None:
-    """Where nobody recorded whose memory a GPU holds, its own code is not blamed for what slows all that runs there."""
+    """Where the owners of a GPU's memory were not recorded, a rank's own code is not blamed for what slows all work
+    there."""
     run = slow("gpu_contention")
     kept = np.char.find(run.metrics["name"], "memory") < 0
     verdict = the(replace(run, metrics={name: column[kept] for name, column in run.metrics.items()}))

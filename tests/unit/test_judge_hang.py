@@ -52,7 +52,7 @@ def test_an_operation_that_only_the_odd_rank_finished_is_a_divergence() -> None:
 
 
 def test_what_all_have_run_is_no_divergence() -> None:
-    """Numbers may count each operation apart: the same broadcast of everybody is nobody's mistake."""
+    """Numbers may count each operation separately: the same broadcast on all ranks is no mistake."""
     run = hang(FOUR, [2])
     for rank in range(4):
         run = also(run, rank, "broadcast", 3)
@@ -74,7 +74,7 @@ def in_another_communicator(run: Run, rank: int, members: int) -> Run:
 
 
 def test_one_of_two_cannot_be_told_from_the_other() -> None:
-    """Where as many ranks entered the one operation as the other, they diverge and nobody is named."""
+    """Where as many ranks entered the one operation as the other, they diverge and no rank is named."""
     verdict = first(hang(Load(ranks=2, steps=40), [1], op="all_reduce", other="all_gather"))
     assert (verdict.kind, verdict.ranks) == ("desync", ())
     assert verdict.evidence[-1] == "which of them took the wrong branch cannot be told"
@@ -98,7 +98,7 @@ def test_groups_of_other_ranks_that_wait_for_each_other_name_nobody() -> None:
 
 @pytest.mark.parametrize(("waited", "kind"), [(30.0, "balanced"), (90.0, "hang")])
 def test_a_rank_that_writes_a_checkpoint_has_a_minute(waited: float, kind: str) -> None:
-    """The others wait for whoever saves; only after a minute is that a stop."""
+    """The others wait for the rank that saves; only after a minute is that a stop."""
     assert first(in_phase(hang(FOUR, [1], waited=waited), 1, "checkpoint")).kind == kind
 
 
@@ -125,7 +125,7 @@ def test_being_killed_makes_no_hang_of_an_operation_just_entered() -> None:
 
 
 def test_what_was_open_until_the_job_was_killed_hung_until_then() -> None:
-    """Nobody looks at the last moment: the end of the job says how long an operation was open."""
+    """The last moment is not observed: the end of the job shows how long an operation was open."""
     run = hang(FOUR, [1], waited=1)
     job = replace(run.job, exit_code=137, ended_ns=int(run.in_flight["start_ns"].max()) + 40 * SECOND)
     verdict = first(replace(run, job=job))
@@ -135,7 +135,7 @@ def test_what_was_open_until_the_job_was_killed_hung_until_then() -> None:
 
 
 def test_a_stack_that_could_not_be_read_is_no_place_in_the_code() -> None:
-    """Why there is none is told, and nobody is sent to a file without one."""
+    """The report says why there is none, and does not point to a file without one."""
     why = "no stack of process 1209: Failed to find a python interpreter in the .data section\n"
     run = hang(FOUR, [3])
     ended = replace(run, job=replace(run.job, ended_ns=1), stacks=from_rows("stacks", [(3, 1, why)]))
@@ -168,7 +168,7 @@ AT = 'Thread 1 (idle): "MainThread"\n    load (train.py:49)\n'
     ],
 )
 def test_a_wait_is_as_long_as_the_job_let_it_be(over: dict[str, Any], end: str) -> None:
-    """Of a job that is over its end bounds the wait, and nobody is told to attach to it."""
+    """The end of a finished job bounds the wait, and the advice does not suggest attaching to it."""
     run = replace(hang(FOUR, [3]), stacks=from_rows("stacks", [(3, 1, AT)]))
     verdict = first(replace(run, job=replace(run.job, **over)))
     assert verdict.evidence[0] == f"3 ranks waited 30.0 s in all_reduce number 40 of communicator 0x7{end}"
@@ -177,7 +177,7 @@ def test_a_wait_is_as_long_as_the_job_let_it_be(over: dict[str, Any], end: str) 
 
 
 def test_a_job_at_work_is_told_of_the_line_and_can_be_attached_to() -> None:
-    """The line is at hand before anybody has read a file; the rest of the stack is one command away."""
+    """The line is in the report, without opening a file; the rest of the stack is one command away."""
     run = replace(hang(FOUR, [3]), stacks=from_rows("stacks", [(3, 1, AT)]))
     verdict = first(run)
     assert verdict.evidence[0].startswith("3 ranks have waited 30.0 s")
@@ -188,7 +188,7 @@ def test_a_job_at_work_is_told_of_the_line_and_can_be_attached_to() -> None:
 
 
 def test_ranks_that_are_all_gone_can_not_be_attached_to() -> None:
-    """Nobody said how the job ended, and no process of it is left."""
+    """How the job ended is unknown, and no process of it is left."""
     run = hang(FOUR, [3])
     state = {"rank": range(4), "time_ns": [1] * 4, "life": [VANISHED] * 4}
     gone = {name: np.array(values) for name, values in state.items()}
@@ -245,7 +245,8 @@ def test_nobody_is_inside_what_nobody_saw() -> None:
 
 
 def heard_of(run: Run, *seconds: float) -> Run:
-    """The run with the last look at each rank so many seconds after the others began to wait, on a node of its own."""
+    """The run with the last observation of each rank so many seconds after the others began to wait, on separate
+    nodes."""
     began = int(run.in_flight["start_ns"].max())
     ranks = np.arange(len(seconds), dtype=np.int32)
     states = {"rank": ranks, "time_ns": began + (np.array(seconds) * SECOND).astype(np.int64), "life": ranks * 0}

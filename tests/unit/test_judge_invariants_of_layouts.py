@@ -1,4 +1,4 @@
-"""What must hold of every judgement, whoever waits for whom: tried on jobs of every layout."""
+"""What must hold of every judgement, whatever the waits: tried on jobs of every layout."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ causes = st.sampled_from(["compute", "input", "gpu_throttle"])
 sizes = st.sampled_from([0.0, 0.02, 0.08, 0.3])
 onsets = st.sampled_from([0, 25])
 seeds = st.integers(0, 1000)
-#: Where a rank goes: to any number; of tensor parallel jobs replicas and lanes each to any, for groups are told by how
-#: far apart their members' numbers are.
+#: A rank may get any number; in tensor parallel jobs replicas and lanes are permuted separately, since groups are
+#: recognised by the distance of their members' numbers.
 anyhow = st.permutations(range(8))
 in_lanes = st.tuples(st.permutations(range(4)), st.permutations(range(2))).map(
     lambda moved: [2 * moved[0][rank // 2] + moved[1][rank % 2] for rank in range(8)]
@@ -32,7 +32,7 @@ in_lanes = st.tuples(st.permutations(range(4)), st.permutations(range(2))).map(
 
 
 def recorded(layout: str, cause: str, size: float, onset: int, seed: int) -> Run:
-    """A job of 8 ranks, each on a node of its own; rank 3 is slow or, with a size of 0, nobody."""
+    """A job of 8 ranks, each on a node of its own; rank 3 is slow or, with a size of 0, none is."""
     faults = (Fault(cause, (3,), size, onset),) if size else ()
     job = Scenario(8, 60, seed, layout, tensor=2, pipeline=2, step_ms=STEP_MS, gpus_per_node=1, faults=faults)
     return simulate(job).run

@@ -24,7 +24,7 @@ def recorded(*faults: Fault, gpus_per_node: int = 8) -> Run:
 
 
 def without(run: Run, name: str, holding: str = "") -> Run:
-    """The same job, of which nobody sampled this metric."""
+    """The same job, without samples of this metric."""
     keep = (run.metrics["name"] != name) | (np.char.find(run.metrics["labels"], holding) < 0)
     return replace(run, metrics={column: values[keep] for column, values in run.metrics.items()})
 
@@ -50,13 +50,13 @@ def test_without_the_kernel_s_count_nobody_says_files() -> None:
 
 
 def test_on_one_node_somebody_s_bytes_must_show_whose_files_they_are() -> None:
-    """All ranks see the node's waiting alike: without bytes it may be anybody's."""
+    """All ranks see the node's waiting alike: without bytes it may be any rank's."""
     verdict = told(without(recorded(Fault("io", (5,), 0.12), gpus_per_node=16), WRITTEN))
     assert (verdict.ranks, verdict.cause) == ((5,), "unknown")
 
 
 def test_a_node_s_waiting_for_files_is_not_of_a_rank_that_hardly_reads_or_writes() -> None:
-    """Somebody else's program waits there: a rank that collects garbage meanwhile is late for that."""
+    """Another program waits there: a rank that collects garbage meanwhile is late for that."""
     run = recorded(Fault("io", (5,), 0.12), Fault("gc", (5,), 0.12))
     still = run.metrics["name"] == WRITTEN
     quiet = replace(run, metrics={**run.metrics, "value": np.where(still, 0.0, run.metrics["value"])})

@@ -1,4 +1,4 @@
-"""What nobody is named for, and what a whole node is: uneven work, hosts that launch too slowly, noisy nodes."""
+"""Verdicts that name no rank or a whole node: uneven work, hosts that launch too slowly, noisy nodes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_sequences_of_uneven_length_are_nobodys_fault(layout: str, counted: bool
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_sequences_of_very_uneven_length_are_nobodys_fault(ranks: int) -> None:
-    """Where one rank has 30 tokens and its peer 1,000, lateness still grows by the token."""
+    """Where one rank has 30 tokens and its peer 1,000, the delay still grows by the token."""
     run = simulate(Scenario(seed=7, ranks=ranks, varying_lengths=1.0)).run
     assert found(run) == [("uneven_workload", (), "workload")]
 
@@ -164,7 +164,7 @@ def test_what_makes_one_rank_late_does_not_make_a_job_host_bound(late: bool, sai
 
 
 def test_one_slow_host_does_not_make_a_job_host_bound() -> None:
-    """Where the rank that has nothing queued is late by habit, it is named, and the other hosts are not blamed."""
+    """Where the rank that has nothing queued is persistently late, it is named, and the other hosts are not blamed."""
     run = simulate(Scenario(seed=22, steps=60, faults=(Fault("cpu_contention", (1,), 0.4),))).run
     assert found(run) == [("straggler", (1,), "cpu_contention")]
 
@@ -182,7 +182,7 @@ def memory(pressure: float, faults: dict[int, float]) -> Table:
 
 
 def test_a_rank_that_reads_its_pages_from_disk_waits_for_memory() -> None:
-    """Pressure of the node in about the size of the excess, and page faults of one rank: that is the cause."""
+    """Pressure of the node in about the size of the delay, and page faults of one rank: that is the cause."""
     run = make(Load(steps=150, faults=[{"rank": 1, "blocked": 4.0}]))
     assert found(run) == [("straggler", (1,), "unknown")]
     thrashing = replace(run, metrics=memory(0.33, {0: 0.1, 1: 300.0, 2: 0.0, 3: 0.2}))
@@ -218,7 +218,7 @@ def test_a_node_whose_ranks_stall_in_turn_is_named() -> None:
     verdict = the(replace(run, collectives=table, ranks=nodes))
     assert (verdict.kind, verdict.ranks) == ("intermittent", (0, 1, 2, 3))
     assert "these are all ranks of noisy: what they share is the node" in verdict.evidence
-    assert the(replace(run, collectives=table)).kind == "balanced"  # nobody knows of nodes
+    assert the(replace(run, collectives=table)).kind == "balanced"  # the nodes are unknown
 
 
 @pytest.mark.parametrize(("life", "kind"), [(RUNNING, "straggler"), (FINISHED, "balanced")])
@@ -230,7 +230,8 @@ def test_who_has_finished_holds_nobody_up_any_more(life: int, kind: str) -> None
 
 
 def test_a_job_that_goes_on_with_fewer_ranks_is_judged_by_stretches() -> None:
-    """The slow process was rank 2 of three, and is rank 1 of two since rank 0 died: both are told, with their time."""
+    """The slow process was rank 2 of three, and is rank 1 of two since rank 0 died: both are reported, with their
+    time."""
     first = make(Load(kind="torch", ranks=3, steps=60, faults=[{"rank": 2, "compute": 5.0}]))
     second = make(Load(kind="torch", ranks=2, steps=80, names=[1, 2], faults=[{"rank": 0, "compute": 5.0}]))
     later = int((first.steps["start_ns"] + first.steps["duration_ns"]).max()) + 10**9
@@ -255,20 +256,20 @@ def test_a_job_that_goes_on_with_fewer_ranks_is_judged_by_stretches() -> None:
 
 @pytest.mark.parametrize(("ranks", "slow"), [(2, (1,)), (4, (0, 2))])
 def test_slow_input_of_some_ranks_is_no_slow_input_of_all(ranks: int, slow: tuple[int, ...]) -> None:
-    """Whoever is named for its input is not counted once more as if every rank waited for it."""
+    """A rank named for its input is not counted again as if every rank waited for input."""
     run = simulate(Scenario(seed=7, ranks=ranks, faults=(Fault("input", slow, 0.8),))).run
     assert found(run) == [("straggler", slow, "input")]
 
 
 @pytest.mark.parametrize(("share", "kinds"), [(0.02, ["straggler"]), (0.6, ["straggler", "input_bound"])])
 def test_slow_input_of_all_is_told_beside_a_rank_whose_input_is_slower(share: float, kinds: list[str]) -> None:
-    """What the ranks that nobody names wait for is told all the same: of two ranks, the other's."""
+    """The wait of the unnamed ranks is still reported: of two ranks, the other's."""
     run = simulate(Scenario(seed=7, ranks=2, input_share=share, faults=(Fault("input", (1,), 0.8),))).run
     assert sorted(kind for kind, _, _ in found(run)) == sorted(kinds)
 
 
 def test_a_long_input_is_no_want_of_a_cpu() -> None:
-    """Where ranks share CPUs, whoever waits in its own marked input is late for that."""
+    """Where ranks share CPUs, a rank that waits in its own marked input is late for that."""
     run = make(Load(ranks=3, steps=120, cpus=2, faults=[{"rank": 1, "blocked": 26.0}]))
     assert found(run) == [("insufficient_data", (), None)]
     marked = make(Load(kind="torch", ranks=3, steps=120)).steps
@@ -321,6 +322,6 @@ def starved(cpu_ms: float) -> Run:
 
 
 def test_threads_of_a_starved_rank_wait_for_a_cpu_too() -> None:
-    """The main thread waits in backward for a thread that has no CPU; but whoever computes more also queues more."""
+    """The main thread waits in backward for a thread without a CPU; but a rank that computes more also queues more."""
     assert found(starved(4.0)) == [("straggler", (1,), "cpu_contention")]
     assert found(starved(16.0)) == [("straggler", (1,), "compute")]

@@ -28,7 +28,7 @@ TENSOR = Scenario(seed=5, ranks=16, layout="tp_dp", tensor=4)
     ],
 )
 def test_only_the_culprits_are_named(scenario: Scenario, cause: str, ranks: tuple[int, ...], size: float) -> None:
-    """Whoever waits for a culprit in a group of theirs looks late to the others, and is not named."""
+    """A rank that waits for a culprit in their group looks late to the others, and is not named."""
     faulty = Scenario(**{**scenario.__dict__, "faults": (Fault(cause, ranks, size),)})
     (verdict,) = judge(simulate(faulty).run).verdicts
     assert (verdict.kind, verdict.ranks) == ("straggler", ranks)
@@ -62,7 +62,7 @@ def test_a_group_that_becomes_slow_is_a_link_since_then(scenario: Scenario, onse
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_a_link_costs_what_idle_time_of_its_stage_does_not_hide(stage: int) -> None:
-    """Stages end one after the other: a late transfer of an early one holds nobody up for its whole length."""
+    """Stages end one after the other: a late transfer of an early one delays the job by less than its length."""
     job = Scenario(8, 60, 3, "pp_dp", pipeline=4, step_ms=300, faults=(Fault("network", (2 * stage,), 0.3),))
     simulated = simulate(job)
     report = judge(simulated.run)
@@ -114,7 +114,7 @@ def test_a_group_unlike_its_sisters_is_held_against_its_own_past(rank: int) -> N
 
 
 def test_messages_that_grow_make_no_slow_link() -> None:
-    """Of a group that moves other bytes than before, and than its sisters, nobody knows what it should take."""
+    """A group that moves other bytes than before, and than its sisters, has no known usual time."""
     slow = simulate(replace(PIPELINE, faults=(Fault("network", (2,), 0.2, 60),))).run
     grown = heavier(slow, 2).collectives["bytes"]
     table = dict(slow.collectives)
@@ -150,7 +150,7 @@ def test_a_slow_input_that_run_ahead_hides_names_nobody() -> None:
 
 @pytest.mark.parametrize(("seed", "size"), [(35, 0.21), (35, 0.23), (33, 0.17)])
 def test_stalls_that_fall_a_little_short_count_with_their_like(seed: int, size: float) -> None:
-    """Half of a stall shows as lateness, a tenth of a step now and a little less then: the rank has all of both."""
+    """Half of a stall shows as delay, a tenth of a step now and a little less then: the rank has all of both."""
     job = Scenario(ranks=16, seed=seed, steps=200, step_ms=120, faults=(Fault("compute", (5,), size, duty=0.25),))
     simulated = simulate(job)
     (verdict,) = judge(simulated.run).verdicts
@@ -160,7 +160,7 @@ def test_stalls_that_fall_a_little_short_count_with_their_like(seed: int, size: 
 
 
 def test_stalls_of_computing_cost_what_backward_hides_of_them_too() -> None:
-    """Beside backward, collectives show a part of how late a slow GPU is: the rest costs the job as much."""
+    """Overlapped with backward, collectives show a part of a slow GPU's delay: the rest costs the job as much."""
     job = Scenario(ranks=16, seed=32, steps=200, step_ms=120, faults=(Fault("compute", (5,), 0.4, duty=0.25),))
     simulated = simulate(job)
     (verdict,) = judge(simulated.run).verdicts

@@ -28,7 +28,7 @@ def kinds(run: Run) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def test_whoever_runs_another_operation_than_the_rest_is_named() -> None:
-    """NCCL pairs up what it is given: nobody hangs, and the results are wrong."""
+    """NCCL pairs up what it is given: there is no hang, and the results are wrong."""
     (verdict,) = judge(differing([1], 40)).verdicts
     assert (verdict.kind, verdict.ranks) == ("desync", (1,))
     assert "rank 1 ran broadcast as number 40" in verdict.evidence[0]
@@ -76,6 +76,6 @@ def test_of_two_ranks_that_parted_and_stopped_neither_is_named_but_what_each_ran
 
 
 def test_of_four_ranks_that_stopped_the_one_that_parted_is_named() -> None:
-    """Whoever waits last says little of who took the wrong branch before."""
+    """The last rank to wait says little about which rank took the wrong branch before."""
     verdict = judge(stopped(differing([1], 40))).verdicts[0]
     assert (verdict.kind, verdict.ranks) == ("desync", (1,))

@@ -1,4 +1,4 @@
-"""Graphs of operations: what a slow worker costs, and that a heavier stage is nobody's fault."""
+"""Graphs of operations: what a slow worker costs, and that a heavier stage is no worker's fault."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_heavier_stage_is_nobodys_fault() -> None:
 
 
 def test_what_a_slow_worker_wastes_is_told_by_worker_stage_cause_and_phase() -> None:
-    """Forward that is longer on one worker of the first stage is that worker's and its stage's; no node is told."""
+    """Forward that is longer on one worker of the first stage is that worker's and its stage's; no node is named."""
     whole = report({(0, 0): 10, (1, 0): 20, (0, 1): 10, (1, 1): 10})
     waste = whole.what_if.waste
     assert waste is not None
@@ -115,7 +115,7 @@ def trace(
 
 @pytest.mark.parametrize(("replicas", "stages"), [(4, 2), (2, 4), (4, 4), (8, 4)])
 def test_micro_batches_of_uneven_length_are_no_workers_fault(replicas: int, stages: int) -> None:
-    """Of eight of them, in thirty steps, chance gives some replica a few per cent more to do: nobody is slow."""
+    """Of eight of them, in thirty steps, chance gives some replica a few per cent more to do: none is slow."""
     for seed in range(64 // (replicas * stages)):
         (verdict,) = judge(trace(replicas, stages, 0.4, {}, seed)).verdicts
         assert (verdict.kind, verdict.ranks) == ("uneven_workload", ())
@@ -130,7 +130,7 @@ def test_a_slow_worker_is_found_among_micro_batches_of_uneven_length(replicas: i
 
 
 def test_a_replica_that_is_slow_in_all_stages_is_named() -> None:
-    """Its micro-batches are longer by habit: that is its host, and no chance of their lengths."""
+    """Its micro-batches are persistently longer: that is its host, and no chance of their lengths."""
     report = judge(trace(4, 2, 0.1, {(1, 0): 0.2, (1, 1): 0.2}))
     assert [verdict.ranks for verdict in report.verdicts if verdict.ranks] == [(1, 5)]
 

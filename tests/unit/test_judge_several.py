@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def test_a_late_input_does_not_lend_its_saving_to_a_slow_gpu() -> None:
-    """A GPU that shows half of its lateness is weighed against a late input by all of it, and costs what is true."""
+    """A GPU that shows half of its delay is weighed against a late input by all of it, and has its true cost."""
     faults = (Fault("compute", (2,), 0.2), Fault("input", (5,), 0.1))
     made = simulate(Scenario(8, 120, faults=faults))
     slow, late = judge(made.run).verdicts
@@ -54,7 +54,7 @@ def test_an_end_is_told_once_three_steps_show_it() -> None:
 
 
 def test_a_cheap_episode_does_not_come_first_for_being_the_earlier_one() -> None:
-    """Of one rank that is slow twice and another one in between, whoever costs most is told first."""
+    """Of one rank that is slow twice and another one in between, the most costly comes first."""
     faults = (Fault("input", (2,), 0.08, 20, 60), Fault("gc", (5,), 0.2, 90, 120), Fault("input", (2,), 0.3, 150, 190))
     found = judge(simulate(Scenario(16, 220, seed=3, faults=faults)).run).verdicts
     assert _told(found) == [((2,), "input", 150, 190), ((5,), "gc", 90, 120), ((2,), "input", 20, 60)]
@@ -182,7 +182,7 @@ def _of_three(*faults: Fault, pipeline: int = 2, steps: int = 150) -> Scenario:
     ],
 )
 def test_two_of_three_replicas_late_at_once_cost_what_they_are_late_by(faults: tuple[Fault, ...], told: Any) -> None:
-    """Set against the mean of both others each would hide half of the other's lateness, or all of a lesser one's."""
+    """Set against the mean of both others each would hide half of the other's delay, or all of a smaller one's."""
     simulated = simulate(_of_three(*faults))
     verdicts = judge(simulated.run).verdicts
     assert sorted((one.ranks, one.cause, one.since_step) for one in verdicts) == [
@@ -204,7 +204,7 @@ def test_one_late_rank_in_each_of_two_stages_of_three_replicas(pipeline: int) ->
 
 @pytest.mark.parametrize(("onset", "said"), [(0, 0), (5, 5), (7, 7)])
 def test_a_rank_late_from_one_of_the_first_steps_on_is_late_since_that(onset: int, said: int) -> None:
-    """Two steps on time after warm-up are no stretch of their own, and no part of the one after them."""
+    """Two steps on time after warm-up are no segment of their own, and no part of the one after them."""
     for layout in ({"layout": "pp_dp", "pipeline": 2}, {"layout": "dp"}):
         run = simulate(Scenario(8, 100, seed=4, **layout, faults=(Fault("gc", (3,), 0.2, onset),))).run
         assert [(one.ranks, one.since_step) for one in judge(run).verdicts] == [((3,), said)]

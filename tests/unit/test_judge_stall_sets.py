@@ -1,4 +1,4 @@
-"""Several ranks that stall now and then: all of them are told, at what the repair of them saves."""
+"""Several ranks that stall now and then: all of them are reported, with what fixing them saves."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_stalls_beside_a_rank_that_is_always_late_are_told_at_what_they_add() ->
 
 @pytest.mark.parametrize("seed", range(6))
 def test_of_noisy_ranks_none_is_in_a_set(seed: int) -> None:
-    """Hosts that hesitate now and then by anything, and work that differs from step to step, stall nobody."""
+    """Hosts that hesitate now and then by anything, and work that differs from step to step, count as no stalls."""
     noise = Noise(0.004, 0.02, 0.01, stall_probability=0.1, stall_size=0.3)
     run = simulate(Scenario(8, 150, seed, noise=noise, varying_lengths=0.1 * (seed % 2))).run
     blocks = build(run, DEFAULT)
@@ -75,7 +75,7 @@ def test_of_noisy_ranks_none_is_in_a_set(seed: int) -> None:
 
 
 def test_of_two_kinds_of_steps_that_last_nobody_is_in_a_set() -> None:
-    """Who is slow for some long stretches does not stall, and is told otherwise."""
+    """A rank that is slow for some long segments does not stall, and is reported differently."""
     faults = tuple(Fault("gc", (rank,), 0.3, 30 * rank, 30 * rank + 25) for rank in range(1, 5))
     blocks = build(simulate(Scenario(8, 200, 0, layout="fsdp", faults=faults)).run, DEFAULT)
     assert blocks is not None
@@ -108,8 +108,9 @@ def _each(rows: range, steps: int = 120) -> dict[int, Any]:
 
 @pytest.mark.parametrize("grows", ["steps", "forward", "nothing"])
 def test_of_most_ranks_something_grows_where_they_stall(grows: str) -> None:
-    """Five of eight that seem late are so only where a step, or a part of their own work, is longer then; else the
-    other three are ahead, as of lighter batches, and nobody holds anybody back.
+    """Five of eight that seem late are so only where a step, or a part of their self time, is longer then.
+
+    Otherwise the other three are ahead, with lighter batches for example, and no rank holds the others back.
     """
     blocks = _blocks(8, _each(range(5)), grows)
     assert sorted(stall_sets.find(blocks, DEFAULT)) == ([] if grows == "nothing" else list(range(5)))
@@ -124,7 +125,8 @@ def test_steps_that_grow_whenever_any_of_several_stalls_are_enough() -> None:
 
 @pytest.mark.parametrize(("count", "told"), [(64, True), (65, False)])
 def test_of_very_many_that_stall_no_few_are_looked_for(count: int, told: bool) -> None:
-    """Where that many hosts of a large job hesitate it is no few ranks' doing, and a look takes no longer for them."""
+    """Where that many hosts of a large job hesitate no few ranks cause it, and an evaluation takes no longer for
+    them."""
     assert bool(stall_sets.find(_blocks(256, _each(range(count))), DEFAULT)) == told
 
 
@@ -132,7 +134,8 @@ def test_of_very_many_that_stall_no_few_are_looked_for(count: int, told: bool) -
 def test_ranks_of_a_large_job_are_set_against_their_median(
     count: int, sorted_out: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To order all ranks in each step takes longer than the rest of a look, and few can move the median of so many."""
+    """Ordering all ranks in each step takes longer than the rest of an evaluation, and few can move the median of so
+    many."""
     asked: list[int] = []
     behind = calm_peers.behind
     monkeypatch.setattr(calm_peers, "behind", lambda late, role: asked.append(len(late)) or behind(late, role))
@@ -149,6 +152,6 @@ def test_ranks_of_a_large_job_are_set_against_their_median(
     ids=lambda job: job.faults[0].cause,
 )
 def test_why_gpus_of_most_ranks_compute_longer_is_not_guessed(job: Scenario) -> None:
-    """Their samples and their work are told from the typical rank's, which stalls, too: longer kernels are certain."""
+    """Their samples and their work differ from the typical rank's, which stalls, too: longer kernels are certain."""
     (one,) = judge(simulate(job).run).verdicts
     assert (one.kind, one.ranks, one.cause, one.partial) == ("intermittent", job.faults[0].ranks, "unknown", "compute")

@@ -31,7 +31,7 @@ def test_a_rank_that_stalls_in_most_steps_is_told(seed: int) -> None:
     ("seed", "fault"), [(3, Fault("gc", (3,), 1.5, duty=0.2)), (1, Fault("gc", (3,), 3.0, end=60, duty=0.5))]
 )
 def test_early_stalls_are_no_warm_up(seed: int, fault: Fault) -> None:
-    """Others wait in them, as they do in no warm-up: a rank that stalls from the start is told since then."""
+    """Others wait in them, as they do in no warm-up: a rank that stalls from the start is reported since then."""
     made = simulate(Scenario(8, 150, seed=seed, faults=(fault,)))
     (verdict,) = judge(made.run).verdicts
     assert (verdict.kind, verdict.ranks, verdict.since_step) == ("intermittent", (3,), 0)
@@ -75,7 +75,7 @@ def test_a_rank_that_stalls_in_most_steps_is_told_though_it_has_one_peer_only(se
 
 
 def test_another_ranks_slow_stretch_hides_no_stalls() -> None:
-    """Steps in which one rank is late for a while are no stalls that would have to be anybody's."""
+    """Steps in which one rank is late for a while are not stalls that some rank must own."""
     faults = (Fault("compute", (2,), 0.15, duty=0.25), Fault("input", (5,), 0.2, onset=100, end=140))
     made = simulate(Scenario(8, 200, seed=990100, faults=faults))
     found = [(one.kind, one.ranks, one.cause) for one in judge(made.run).verdicts]
@@ -83,7 +83,7 @@ def test_another_ranks_slow_stretch_hides_no_stalls() -> None:
 
 
 def test_ranks_that_scatter_more_than_their_peers_do_not_stall() -> None:
-    """Whoever stalls either does or does not: one late by anything from nothing to a tenth of a step is noisy."""
+    """A rank either stalls or not: one late by anything from nothing to a tenth of a step is noisy."""
     late = np.abs(np.random.default_rng(0).normal(0, 0.002, (8, 200)))
     late[3] *= 20
     assert not intermittent.find(_blocks(late), DEFAULT)
@@ -178,8 +178,9 @@ def test_of_two_ranks_one_that_is_much_later_now_and_then_stalls(lengths: float)
 
 @pytest.mark.parametrize(("size", "duty"), [(0.6, 0.06), (1.5, 0.15)])
 def test_who_stalls_now_and_then_and_becomes_slow_is_slow_since_then_at_each_look(size: float, duty: float) -> None:
-    """In nearly all steps since one, as in no time before: stalls by itself, as on CPUs that others use, do not make
-    that the thick of them, of which the beginning is the first."""
+    """A rank that is slow in nearly all steps since one, and never before, does not just stall on CPUs that others use.
+
+    The slow steps are no cluster of stalls, of which the beginning is the first."""
     faults = (Fault("compute", (3,), 0.2, 100), Fault("input", (3,), size, duty=duty))
     run = simulate(Scenario(8, 220, seed=5, faults=faults)).run
     for length in range(120, 221, 20):

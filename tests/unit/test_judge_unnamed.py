@@ -1,4 +1,4 @@
-"""Time in no phase is a rank's own where its waiting is seen elsewhere, and nobody's where it may be waiting."""
+"""Time in no phase is self time where waiting is recorded elsewhere, and of unknown owner where it may be waiting."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OWN_MS = 5.5
 
 
 def made(ranks: int, rest: dict[int, float], *, from_step: int = 0, ran: bool = False, usual: float = 0.6) -> Run:
-    """Ranks that wait for the last in sync; ``rest`` is what some do in no phase, ms, asleep unless they ``ran``."""
+    """Ranks that wait for the last in sync; ``rest`` is some ranks' ms in no phase, off the CPU unless they ``ran``."""
     noise = np.random.default_rng(1).gamma(2.0, 0.05, (ranks, STEPS_MADE))
     other = np.full((ranks, STEPS_MADE), usual) + noise
     for rank, more in rest.items():
@@ -70,7 +70,7 @@ def test_a_rank_that_computes_in_no_phase_is_named_for_that() -> None:
 
 
 def test_without_cpu_time_the_cause_is_unknown() -> None:
-    """Nobody knows whether it slept or computed; who it is is known all the same."""
+    """Whether it slept or computed is unknown; the rank is known all the same."""
     run = made(2, {1: 10.0})
     found = only(replace(run, steps=run.steps | {"cpu_ns": np.full(2 * STEPS_MADE, -1)}))
     assert (found.kind, found.ranks, found.cause, found.partial) == ("straggler", (1,), "unknown", None)
@@ -83,8 +83,10 @@ def test_where_all_ranks_log_alike_nobody_is_named(ranks: int) -> None:
 
 
 def test_where_it_may_be_waiting_nobody_is_named_for_it() -> None:
-    """On a GPU, item() of a loss waits for whomever it waits for; without sync, a step waits somewhere unseen. Nor is
-    anybody cleared, for most of the late one's step is in no phase."""
+    """On a GPU, item() of a loss waits for every rank that the GPU waits for; without sync, a step waits at an unknown
+    place.
+
+    No rank is cleared either, for most of the late one's step is in no phase."""
     run = made(2, {1: 10.0})
     on_gpus = replace(run, ranks=run.ranks | {"gpu_uuid": np.array(["GPU-0", "GPU-1"])})
     unseen = replace(run, steps=run.steps | {"sync_ns": np.full(2 * STEPS_MADE, -1)})

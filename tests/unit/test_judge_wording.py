@@ -64,7 +64,7 @@ def test_several_ranks_are_spoken_of_as_several() -> None:
 
 
 def test_of_several_ranks_it_is_told_whose_excess_is_taken_apart() -> None:
-    """Their typical lateness and the excess that causes add up to are two numbers."""
+    """Their typical delay and the sum of the causes' shares are two numbers."""
     pair = [{"rank": rank, "compute": 3.0 + rank / 10} for rank in (2, 6)]
     assert "of rank 6's 3.6 ms excess a step: " in _report(*pair, ranks=8)
 
@@ -124,7 +124,7 @@ def test_what_is_off_the_cpu_is_no_second_cause() -> None:
 
 
 def test_the_evidence_is_no_smaller_than_the_cost_that_is_counted_from_it() -> None:
-    """A slow GPU shows a part of its lateness beside backward: what it computes longer is told in full."""
+    """A slow GPU shows a part of its delay during backward: its longer computing is reported in full."""
     found = judge(simulate(Scenario(8, 100, faults=(Fault("compute", (2,), 0.2),))).run).verdicts[0]
     (told,) = [line for line in found.evidence if line.startswith("computing takes ")]
     assert found.cost_ms_per_step is not None
@@ -132,7 +132,8 @@ def test_the_evidence_is_no_smaller_than_the_cost_that_is_counted_from_it() -> N
 
 
 def test_who_comes_last_on_shared_cpus_is_told_as_the_schedulers_doing() -> None:
-    """Lateness says nothing there: what ranks need is told first, and nobody is called late and nothing to act on."""
+    """The delay says nothing there: the ranks' needs come first, no rank is called late, and there is nothing to act
+    on."""
     run = make(Load(ranks=4, steps=300, compute=2.0, cpus=2, jostle=3.0))
     told = " ".join(text.render(judge(run).to_dict(), width=400).split())
     assert "no rank needs much more CPU and file time than its peers: rank" in told
@@ -150,7 +151,7 @@ def test_a_rank_that_nearly_always_comes_last_is_not_excused_by_shared_cpus() ->
 
 
 def test_a_rank_that_is_waited_for_is_no_different_one_each_time() -> None:
-    """Where thresholds keep a late rank from being named, no sentence says that nobody is late."""
+    """Where thresholds keep a late rank from being named, no sentence says that no rank is late."""
     run = simulate(Scenario(4, 60, faults=(Fault("compute", (2,), 0.2),))).run
     told = " ".join(text.render(judge(run, Settings(min_spread_ratio=900)).to_dict(), width=400).split())
     assert "VERDICT no rank can be named surely" in told
@@ -160,7 +161,7 @@ def test_a_rank_that_is_waited_for_is_no_different_one_each_time() -> None:
 
 
 def test_a_rank_that_is_late_by_less_than_was_asked_for_is_not_called_unsure() -> None:
-    """Who asks for names from 90 % of a step on is told that a rank is late by less, and that it is waited for."""
+    """With names from 90 % of a step on, the report says that a rank is late by less, and that others wait for it."""
     run = simulate(Scenario(4, 60, faults=(Fault("compute", (2,), 0.2),))).run
     told = " ".join(text.render(judge(run, Settings(min_effect=0.9)).to_dict(), width=400).split())
     assert "VERDICT no rank is late enough to be named" in told
@@ -170,7 +171,7 @@ def test_a_rank_that_is_late_by_less_than_was_asked_for_is_not_called_unsure() -
 
 
 def test_nobody_is_cleared_by_uneven_work_beside_a_rank_that_is_named() -> None:
-    """The work is uneven, and one rank is slow among it: no line says that nobody is."""
+    """The work is uneven, and one rank is slow among it: no line says that none is."""
     slow = Fault("gpu_contention", (2,), 0.12)
     run = simulate(Scenario(4, 120, 9853868, step_ms=50, varying_lengths=0.2, faults=(slow,))).run
     told = " ".join(text.render(judge(run).to_dict(), width=400).split())
@@ -180,7 +181,7 @@ def test_nobody_is_cleared_by_uneven_work_beside_a_rank_that_is_named() -> None:
 
 
 def test_long_steps_are_told_in_seconds() -> None:
-    """Nobody reads 45289 ms."""
+    """45289 ms is hard to read."""
     assert duration(45_289.0) == ms(45_289e6) == "45.3 s"
     assert duration(9_999.0) == ms(9_999e6) == "9999 ms"
 
@@ -219,7 +220,7 @@ def test_the_median_is_told_where_the_mean_step_is_another() -> None:
     assert "(median" not in _report({"rank": 1, "compute": 3.0})
 
 
-#: Jobs that nobody in particular holds back, and the kind that says so.
+#: Jobs that no single rank holds back, and the kind that says so.
 OF_ALL = {
     "input_bound": Scenario(4, 80, faults=(Fault("input", (0, 1, 2, 3), 0.6),)),
     "uneven_workload": Scenario(16, 120, varying_lengths=0.3),
@@ -246,7 +247,7 @@ def test_several_ranks_stall_and_one_stalls(ranks: list[int], stall: str) -> Non
 
 @pytest.mark.parametrize("lengths", [0.0, 0.15])
 def test_a_cost_far_below_the_lateness_is_explained_among_uneven_work(lengths: float) -> None:
-    """Whoever reads 10 ms excess beside a cost of 2.5 ms is told what hides the rest; elsewhere nothing does."""
+    """Next to 10 ms of delay and a cost of 2.5 ms the report says what hides the rest; elsewhere nothing does."""
     job = Scenario(8, 120, 4, varying_lengths=lengths, faults=(Fault("input", (1,), 0.1),))
     named = next(one for one in judge(simulate(job).run).verdicts if one.ranks)
     assert named.cost_ms_per_step is not None
@@ -263,7 +264,7 @@ def test_a_cost_of_most_of_the_lateness_needs_no_explanation(cost: float, told: 
 
 @pytest.mark.parametrize("other", [(), (Fault("input", (9,), 0.1),), (Fault("gpu_throttle", (9,), 0.06),)])
 def test_of_batches_that_are_all_alike_none_is_longer(other: tuple[Fault, ...]) -> None:
-    """What another rank's lateness or jitter hides of a cost is not put on work that no rank has more of."""
+    """What another rank's delay or jitter hides of a cost is not put on work that no rank has more of."""
     ranks, seed, row, size = (16, 3, 2, 0.1) if other else (8, 18, 3, 0.015)
     job = Scenario(ranks, 100, seed=seed, faults=(Fault("compute", (row,), size), *other))
     verdicts = [one for one in judge(simulate(job).run).verdicts if one.ranks]
@@ -272,7 +273,7 @@ def test_of_batches_that_are_all_alike_none_is_longer(other: tuple[Fault, ...]) 
 
 
 def test_a_rank_that_is_waited_for_no_more_than_any_is_not_said_to_be() -> None:
-    """Nor told of in its evidence: by chance each of four is waited for longest in a quarter of the steps."""
+    """Nor is it in its evidence: by chance each of four is waited for longest in a quarter of the steps."""
     blocks: Any = SimpleNamespace(
         ranks=np.arange(4),
         steps=np.arange(8),
@@ -301,7 +302,7 @@ def test_of_a_stall_its_own_time_is_told_and_not_a_steps() -> None:
 
 
 def test_in_how_few_steps_a_rank_is_waited_for_is_told() -> None:
-    """Two long waits are no habit: the mean that they make is explained beside it."""
+    """Two long waits are not persistent: the report explains the mean that they make."""
     caused = np.full((3, 100), 1e4)
     caused[1, [40, 80]] = 9e8
     blocks: Any = SimpleNamespace(ranks=np.arange(3), caused=caused)

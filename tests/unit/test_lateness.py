@@ -1,4 +1,4 @@
-"""How late a rank is read from collectives beside its computing, at the places of the step that show it."""
+"""How late a rank is, from collectives that overlap with its computing, at the places of the step that show it."""
 
 from __future__ import annotations
 

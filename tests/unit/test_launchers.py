@@ -26,7 +26,7 @@ VERSIONS = {
 
 @pytest.fixture
 def fake_mpirun(tmp_path: Path):
-    """Makes an mpirun that prints what it is told for ``--version``."""
+    """Makes an mpirun that prints this for ``--version``."""
 
     def make(version: str) -> str:
         program = tmp_path / "mpirun"
@@ -61,7 +61,7 @@ def test_the_launcher_of_a_command(command: str, name: str) -> None:
 
 @pytest.mark.parametrize(("said", "kind"), VERSIONS.items())
 def test_the_kind_of_an_mpirun(fake_mpirun, said: str, kind: str) -> None:
-    """An mpirun is told by what it prints for --version, not by its name."""
+    """An mpirun is recognised by what it prints for --version, not by its name."""
     assert mpirun.kind([fake_mpirun(said)], {}) == kind
 
 

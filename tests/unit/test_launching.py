@@ -1,4 +1,4 @@
-"""What the times of launches tell: GPUs fed from hand to mouth."""
+"""What the times of launches show: launch-bound GPUs."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_costs_of_stretches_add_up_over_all_steps_since_the_strike(bench: Any) -
 
 
 def test_steps_after_the_fault_is_over_cost_nothing_and_are_not_counted(bench: Any) -> None:
-    """A fault ends when the job is told to end: a verdict that ends with it is right, however many steps follow."""
+    """A fault ends when the job is asked to end: a verdict that ends with it is right, however many steps follow."""
     case, steps = a_case(bench, "compute-25"), steps_of(*[10] * 100, *[18] * 60, *[10] * 40)
     one = verdict("straggler", [1], cost_ms_per_step=8.0, since_step=100, until_step=160)
     report = {"verdicts": [one], "notes": []}
@@ -148,14 +148,14 @@ def test_slow_hosts_are_borne_out_by_steps_that_took_longer(bench: Any, longer: 
 
 @pytest.mark.parametrize(("longer", "right"), [(11, True), (10, False)])
 def test_an_input_that_is_not_hidden_is_rightly_named(bench: Any, longer: int, right: bool) -> None:
-    """Where steps are as long as before it costs nothing, and names nobody."""
+    """Where steps are as long as before it costs nothing, and names no rank."""
     told = verdict("intermittent", [1], cause="input", since_step=110, cost_ms_per_step=1.0)
     found = graded(bench, "hidden-input", [10] * 100 + [longer] * 100, [(199, told)])
     assert found["as_expected"] is right
 
 
 def test_who_will_go_wrong_has_not_yet(bench: Any) -> None:
-    """To be named before the strike is a false alarm, whoever it is."""
+    """A name before the strike is a false alarm, whichever rank it is."""
     told = verdict("straggler", [1], since_step=40, cost_ms_per_step=3.0)
     found = graded(bench, "every-7th", [10] * 200, [(60, told)])
     assert (len(found["false_alarms"]), found["as_expected"]) == (1, False)

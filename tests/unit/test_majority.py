@@ -1,4 +1,4 @@
-"""Most ranks slow at once: the typical rank is slow, and what lateness shows is the few that are not, ahead."""
+"""Most ranks slow at once: the typical rank is slow, and the delays show the few that are not, ahead."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def _job(cause: str, onset: int, layout: str = "dp", end: int | None = None) -> 
     ("cause", "layout", "end"), [("compute", "dp", None), ("input", "fsdp", None), ("gc", "dp", 120)]
 )
 def test_most_ranks_that_become_slow_are_named_since_then(cause: str, layout: str, end: int | None) -> None:
-    """Steps became longer when the few had to wait more: these did not become fast. One beside them tells the cause."""
+    """Steps became longer when the few had to wait more: these did not become fast. One of the slow ranks shows the
+    cause."""
     job = _job(cause, 60, layout, end)
     simulated = simulate(job)
     (verdict,) = judge(simulated.run).verdicts
@@ -32,7 +33,7 @@ def test_most_ranks_that_become_slow_are_named_since_then(cause: str, layout: st
 
 @pytest.mark.parametrize("cause", ["compute", "input"])
 def test_most_ranks_slow_from_the_start_are_no_all_clear(cause: str) -> None:
-    """Nobody knows whether two ranks have less to do or six are slow: that is said, and nobody is named."""
+    """Whether two ranks have less to do or six are slow is unknown: the report says so, and names no rank."""
     report = judge(simulate(_job(cause, 0)).run)
     (verdict,) = report.verdicts
     assert (verdict.kind, verdict.ranks) == ("balanced", ())
@@ -44,14 +45,14 @@ def test_most_ranks_slow_from_the_start_are_no_all_clear(cause: str) -> None:
 
 
 def test_few_ranks_that_become_fast_make_nobody_slow() -> None:
-    """Where steps stay as long as they were, whoever is ahead then has less to do."""
+    """Where steps stay as long as they were, a rank that is ahead then has less to do."""
     faults = (Fault("compute", (0, 1, 2, 3, 4, 5), 0.2), Fault("compute", (6, 7), 0.2, 0, 60))
     (verdict,) = judge(simulate(Scenario(8, 160, 3, faults=faults)).run).verdicts
     assert (verdict.kind, verdict.ranks) == ("balanced", ())
 
 
 def test_whoever_may_wait_for_its_mates_makes_nobody_slow() -> None:
-    """Of a pair that shares tensors one becomes slow and the other waits for it, in steps that nobody marked."""
+    """Of a pair that shares tensors one becomes slow and the other waits for it, in unmarked steps."""
     job = Scenario(8, 104, 1, "tp_dp", tensor=2, faults=(Fault("compute", (3,), 0.06, 80),))
     run = simulate(job).run
     unmarked = {**run.collectives, "step": np.full(len(run.collectives["rank"]), -1)}

@@ -60,14 +60,14 @@ def test_a_slow_rank_is_named_where_evaluation_breaks_the_pattern(ahead: int) ->
 
 
 def test_equals_are_balanced_by_their_collectives() -> None:
-    """Nobody is late for the synchronisation."""
+    """No rank is late for the synchronisation."""
     report = judge(run(0))
     assert [verdict.kind for verdict in report.verdicts] == ["balanced"]
     assert report.ranks[0].wait_ms is not None
 
 
 def test_what_repeats_within_the_first_step_is_no_step() -> None:
-    """Of a job that has just begun there are two marks and forty alike buckets: half a second tells no habit."""
+    """A job that has just begun has two marks and forty equal buckets: half a second shows no pattern."""
     calls = [
         _call(rank, 2, "all_reduce", number, 1_000 * MS + number * 2 * MS + rank * MS // 2, 2 * MS - rank * MS // 2, MS)
         for number in range(40)

@@ -18,7 +18,7 @@ STEPS = 60
 def job(late: Any, computes: Any, *, members: Any = None) -> Run:
     """Steps of ranks whose input is ``late`` [R] (ms) and who ``computes`` [R] in forward, all on the GPU.
 
-    Those of one of ``members`` [R] meet at the beginning of forward (``None``: nobody does), all at backward's end.
+    Those of one of ``members`` [R] meet at the beginning of forward (``None``: none does), all at backward's end.
     """
     late, computes = np.asarray(late, float), np.asarray(computes, float)
     ranks = len(computes)
@@ -61,7 +61,7 @@ def test_who_waits_in_forward_is_not_slow(members: list[int]) -> None:
 
 
 def test_a_rank_whose_forward_was_not_measured_is_waited_for_by_nobody() -> None:
-    """Of it nobody knows how much longer another's is."""
+    """How much longer another's is than that one is unknown."""
     forward, idle = np.full((3, 9), 8.0), np.zeros((3, 9))
     forward[0], idle[0], idle[1], forward[2] = np.nan, 30.0, 4.0, 12.0
     found = met_in_forward.waited(forward, idle, np.full(9, 40.0))

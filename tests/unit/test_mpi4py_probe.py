@@ -80,7 +80,7 @@ def test_collectives_of_every_communicator_are_seen(tmp_path: Path) -> None:
     }
     names = ["barrier", "all_reduce", "broadcast", "all_reduce", "all_gather", "barrier", "broadcast", "all_reduce"]
     assert [name for name, *_ in calls[0]] == [*names, "barrier"]
-    alone = 5  # the barrier of the second split, in which each rank is by itself
+    alone = 5  # the barrier of the second split, in which each rank is alone
     assert calls[0][:alone] + calls[0][alone + 1 :] == calls[1][:alone] + calls[1][alone + 1 :]
     assert calls[0][alone][1] != calls[1][alone][1]
     assert calls[0][1][3] == 16

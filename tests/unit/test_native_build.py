@@ -78,7 +78,7 @@ def test_no_compiler(environ: dict[str, str]) -> None:
 
 
 def test_compiler_that_fails(cc: Callable[[str], Path], environ: dict[str, str], tmp_path: Path) -> None:
-    """Its first error is told, in one line, and nothing is kept."""
+    """Its first error is printed, in one line, and nothing is kept."""
     cc('echo "x.c: In function f:" >&2; echo "x.c:3: error: Python.h: no such file" >&2; exit 4')
     with pytest.raises(build.BuildError) as error:
         build.library("ring", environ)
@@ -179,7 +179,7 @@ def test_shim_fits_its_mpi(tmp_path: Path, version: str, library: str, symbols: 
 
 @pytest.mark.parametrize("says", ["slurm 23.02.6", "Python 3.11.2", "0.28.1"])
 def test_shim_fits_the_mpirun_at_hand_where_the_launcher_is_no_mpis(tmp_path: Path, says: str) -> None:
-    """srun, python and horovodrun belong to no MPI: a library that lies beside them may not be the job's."""
+    """srun, python and horovodrun belong to no MPI: a library next to them may not be the job's."""
     launcher = install_mpi(tmp_path / "slurm", says, "libmpi.so.12", b"\0PMPI_Allreduce_init\0PMPI_Allreduce_c\0")
     assert mpi.features(launcher, {"PATH": "/nowhere"}) == ()
     theirs = install_mpi(tmp_path / "mpi", "mpirun (Open MPI) 5.0", "libmpi.so.40", b"\0PMPI_Allreduce_init\0")

@@ -16,7 +16,7 @@ STEPS = 40
 
 
 def whole_steps(ranks: int) -> Any:
-    """Blocks of which nobody looked between collectives, one step of one rank unknown."""
+    """Blocks without measurements between collectives, one step of one rank unknown."""
     random = np.random.default_rng(7)
     cpu, queue, wait, transfer = (random.uniform(1e6, 9e6, (ranks, STEPS)) for _ in range(4))
     cpu[1, 3] = np.nan
@@ -28,7 +28,7 @@ def whole_steps(ranks: int) -> Any:
 
 
 def test_of_all_ranks_it_is_what_it_is_of_each() -> None:
-    """Each rank is compared with the others' habits, its own left out."""
+    """Each rank is compared with the others' usual values, without its own."""
     blocks = whole_steps(6)
     each = [off_cpu.of_step(blocks, row, blocks.steps) for row in range(6)]
     np.testing.assert_array_equal(off_cpu.of_whole_steps(blocks), np.stack(each))

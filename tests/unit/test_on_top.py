@@ -1,4 +1,4 @@
-"""What all ranks share is told beside a rank that is slow, and a slow rank alone is nothing that all share."""
+"""A slowdown of all ranks is reported in addition to a slow rank, and a slow rank alone is no such slowdown."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_computing_that_becomes_slower_on_all_ranks_is_told_beside_a_slow_one(si
 @pytest.mark.parametrize("cause", ["compute", "input", "cpu_contention", "gc"])
 @pytest.mark.parametrize(("since", "until"), [(0, None), (50, None), (30, 70)])
 def test_a_slow_rank_alone_is_nothing_that_all_share(layout: str, cause: str, since: int, until: int | None) -> None:
-    """Whatever steps became longer by, its verdict says: no network is blamed beside it and no note is told."""
+    """Its verdict states whatever steps became longer by: no network is blamed in addition, and there is no note."""
     report = of(Fault(cause, (3,), 0.2, since, until), layout=layout, steps=110)
     assert told(report) == {("straggler", (3,))}
     assert report.job.slowed is None

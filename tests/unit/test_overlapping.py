@@ -21,7 +21,7 @@ MS = 1e6
 
 
 def _found(late: Any, queued: Any = ()) -> bool:
-    """What is found of a job with this lateness [R, S, P]; at ``queued`` places of a step collectives queue."""
+    """The finding on a job with this delay [R, S, P]; at ``queued`` places of a step collectives queue."""
     late = late.reshape(RANKS, -1)
     own = np.full_like(late, MS)
     for place in queued:
@@ -110,7 +110,7 @@ def _waited(meanwhile: float, ahead: float, stall: float = 0.0) -> bool:
     """What is found where so large a part of a wait is missing from what is computed after it, and each kernel was
     launched ``ahead`` ns before it began; once all wait for one that stalls for ``stall`` ns."""
     waited = np.random.default_rng(3).exponential(0.3 * MS, (RANKS, STEPS * PLACES))
-    waited[np.arange(STEPS * PLACES) % RANKS, np.arange(STEPS * PLACES)] = 0.0  # whoever comes last
+    waited[np.arange(STEPS * PLACES) % RANKS, np.arange(STEPS * PLACES)] = 0.0  # the rank that comes last
     waited[1:, STEPS] += stall
     gap = MS - meanwhile * np.minimum(waited, 0.9 * MS)
     duration = 0.3 * MS + waited
@@ -140,7 +140,7 @@ def test_what_hosts_catch_up_with_while_their_gpus_wait_is_no_computing() -> Non
 
 
 def test_who_has_more_to_do_waits_less_and_computes_longer_whether_or_not_gathers_block(tmp_path: Path) -> None:
-    """A slow GPU among batches of uneven length, whose gathers block, was taken for one that nobody waits for."""
+    """A slow GPU among batches of uneven length, whose gathers block, once counted as overlapped."""
     fault = Fault("compute", (1,), 0.08, 50)
     made = simulate(Scenario(4, 100, 2, "fsdp", step_ms=100, varying_lengths=0.05, faults=(fault,)))
     write(made.run, tmp_path / "run", "traces")
@@ -152,5 +152,5 @@ def test_who_has_more_to_do_waits_less_and_computes_longer_whether_or_not_gather
 
 @pytest.mark.parametrize(("meanwhile", "beside"), [(0.0, False), (1.0, True)])
 def test_one_stall_does_not_decide_whether_ranks_compute_while_they_wait(meanwhile: float, beside: bool) -> None:
-    """Nobody has as much to compute as all waited for the one that stalled for a second: more is not missing."""
+    """No rank computes as long as all waited for the one that stalled for a second: more is not missing."""
     assert _waited(meanwhile, 40 * MS, 1000 * MS) == beside

@@ -1,4 +1,4 @@
-"""A rank that is seldom the last one is named where what it measured of its own work says that it is slow."""
+"""A rank that is rarely last is named where the measurements of its own work say that it is slow."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_nobody_is_named_where_only_the_lengths_differ(seed: int) -> None:
 
 @pytest.mark.parametrize(("share", "known"), [(1.0, True), (0.3, False)])
 def test_a_forward_that_was_timed_in_few_steps_says_nothing_surely(share: float, known: bool) -> None:
-    """Of a third of the steps in which a rank is late nobody knows whether they are typical."""
+    """If a third of the steps in which a rank is late were measured, whether they are typical is unknown."""
     blocks = _job(1, 9.0, 9.0)
     steps = len(blocks.steps)
     forward = np.where(np.arange(steps) < share * steps, blocks.parts["gpu_forward"], np.nan)
@@ -104,7 +104,7 @@ def _surely(longer_ms: Any, host_ms: float | None = None) -> bool:
 
 @pytest.mark.parametrize(("steps", "known"), [(DEFAULT.min_steps - 1, False), (DEFAULT.min_steps, True)])
 def test_a_forward_that_is_longer_in_few_steps_is_not_surely_so(steps: int, known: bool) -> None:
-    """Fewer cannot tell a habit from an accident."""
+    """Fewer may be chance."""
     assert _surely(np.full(steps, 9.0)) == known
 
 

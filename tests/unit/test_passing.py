@@ -1,4 +1,4 @@
-"""What a repair saves among many ranks that stall now and then, where lateness shows a part of a slow GPU."""
+"""What fixing a rank saves among many that stall now and then, where the delay shows a part of a slow GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ONSET, STEPS = 20, 80
 
 @pytest.mark.parametrize("collectives", [True, False], ids=["collectives", "phases"])
 def test_stalls_and_noise_of_many_do_not_hide_what_one_costs(collectives: bool) -> None:
-    """A slow GPU shows a part of its lateness; what others are late by for a moment is not more than what shows."""
+    """A slow GPU shows a part of its delay; other ranks' transient delays are no more than what shows."""
     noise = Noise(stall_probability=2e-3)
     job = Scenario(512, STEPS, 1, noise=noise, faults=(Fault("compute", (100,), 0.2, ONSET),))
     found = simulate(job, metrics=False)

@@ -1,4 +1,4 @@
-"""How a rank's lateness is set against the others', in a job of any size."""
+"""How a rank's delay is set against the others', in a job of any size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEPS = 4_000
 
 @pytest.mark.parametrize("ranks", [8, 64, 512])
 def test_of_ranks_that_are_all_alike_each_is_last_in_one_step_of_eight(ranks: int) -> None:
-    """In a large job, too, in which somebody else is later by chance in nearly every step."""
+    """In a large job, too, in which another rank is later by chance in nearly every step."""
     excess = np.random.default_rng(ranks).standard_normal((ranks, STEPS))
     assert straggler._latest(excess[0], excess, [], [0]) == pytest.approx(1 / 8, rel=0.15)
 
@@ -40,7 +40,8 @@ def test_a_fault_in_the_first_judged_step_was_there_from_the_start(first: int, t
 
 @pytest.mark.parametrize(("outside", "known"), [(24, True), (12, False)])
 def test_what_a_rank_takes_when_it_is_not_late_is_known_of_twenty_steps(outside: int, known: bool) -> None:
-    """Before a habit, after it, or both; of fewer it is told that its backward may be longer than is seen."""
+    """Before a slowdown, after it, or both; with fewer, the report says that its backward may be longer than
+    visible."""
     blocks: Any = SimpleNamespace(steps=np.arange(100), excess=np.zeros((4, 100)))
     habit = straggler.Habit(
         row=2,
@@ -58,7 +59,7 @@ def test_what_a_rank_takes_when_it_is_not_late_is_known_of_twenty_steps(outside:
 
 @pytest.mark.parametrize(("stalls", "longer"), [(5, 40.0), (4, None)])
 def test_what_stalls_cost_is_seen_in_the_steps_of_five(stalls: int, longer: float | None) -> None:
-    """Two of them may be something else; of fewer nobody knows which."""
+    """Two of them may be something else; with fewer it is unknown which."""
     period = np.full(100, 10.0)
     stalled = np.arange(stalls) * 9 + 5
     period[stalled] += 40.0

@@ -39,13 +39,13 @@ def truth_ms(simulated: Simulated) -> float:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_stage_that_waits_in_its_forward_is_not_slow(seed: int) -> None:
-    """Nobody is named where all stages keep pace, however long some wait for what they receive; nor is one cleared."""
+    """No rank is named where all stages keep pace, however long some wait for what they receive; nor is one cleared."""
     _, run = of(seed=seed)
     assert [one.kind for one in judge(run).verdicts] == ["insufficient_data"]
 
 
 def test_what_the_last_stages_wait_for_unseen_is_no_work() -> None:
-    """Between two steps all meet in collectives that nobody recorded: the last of eight stages wait there longest."""
+    """Between two steps all meet in unrecorded collectives: the last of eight stages wait there longest."""
     simulated = simulate(Scenario(ranks=8, steps=40, seed=5, layout="pp_dp", pipeline=8))
     message = simulated.run.collectives["peer"] >= 0
     messages = {name: column[message] for name, column in simulated.run.collectives.items()}
@@ -53,7 +53,7 @@ def test_what_the_last_stages_wait_for_unseen_is_no_work() -> None:
 
 
 def test_a_slow_stage_is_told_at_its_cost() -> None:
-    """It cannot be told from one that holds more layers: its rank is told, and not named."""
+    """It may also hold more layers: its rank is reported, and not named."""
     simulated, run = of(Fault("compute", (2,), 0.3))
     (verdict,) = judge(run).verdicts
     assert (verdict.kind, verdict.ranks) == ("uneven_workload", ())
@@ -70,7 +70,7 @@ def test_a_rank_whose_input_is_late_is_named(rank: int) -> None:
 
 
 def test_what_a_gpu_idles_for_its_host_is_no_work() -> None:
-    """A kernel that begins as it is launched waited for that; how long the stretch takes else is known from others."""
+    """A kernel that begins as it is launched waited for that; the interval's usual length is known from others."""
     steps = np.arange(40)
     begin = steps * 100e6
     work = np.where(steps % 2 == 1, 30e6, 10e6)

@@ -67,7 +67,7 @@ def test_a_useless_directory_loses_no_run(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_rings_of_another_user_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A ring directory that somebody else made in our name is not trusted."""
+    """A ring directory that another user made in our name is not trusted."""
     monkeypatch.setattr(place.os, "getuid", lambda: 12345)
     with pytest.raises(HindmostError, match="belongs to user"):
         place.ring_directory("job", tmp_path)
@@ -123,7 +123,7 @@ def test_without_a_compiler_all_that_is_lost_is_told_at_once(tmp_path: Path) -> 
 
 
 def test_loopback_unless_another_host_is_named() -> None:
-    """Agents are told the loopback address where every rank is here, or where no named host is known."""
+    """Agents get the loopback address where every rank is here, or where no named host is known."""
     assert place.address([]) == "127.0.0.1"
     assert place.address(["no-such-host.invalid"]) == "127.0.0.1"
 

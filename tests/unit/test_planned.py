@@ -1,4 +1,4 @@
-"""Checkpoints that one rank writes for all are the script's doing: nobody is named for them, nothing hides in them."""
+"""Checkpoints that one rank writes for all are planned: no rank is named for them, nothing hides in them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _late(blocks: Blocks, rank: int) -> float:
 @pytest.mark.parametrize("layout", ["dp", "fsdp", "tp_dp", "pp_dp"])
 @pytest.mark.parametrize("lengths", [0.0, 0.1])
 def test_nobody_is_named_for_the_checkpoints_of_all(layout: str, lengths: float) -> None:
-    """Rank 0 writes every twentieth step for three steps' time; what that costs is told in a note."""
+    """Rank 0 writes every twentieth step for three steps' time; a note reports the cost."""
     shape = {"tp_dp": {"tensor": 2}, "pp_dp": {"pipeline": 2}}.get(layout, {})
     job = Scenario(8, STEPS, 3, layout, checkpoint_every=20, varying_lengths=lengths, **shape)
     report = judge(simulate(job).run)
@@ -113,7 +113,7 @@ def test_nobody_is_named_for_evaluating_for_all(layout: str, lengths: float) -> 
 
 
 def test_evaluations_that_differ_by_little_are_no_reason_to_be_late() -> None:
-    """All evaluate before the same steps, some for a few per cent of a step longer: whoever is late then is as late."""
+    """All evaluate before the same steps, some for a few per cent of a step longer: a rank late then stays as late."""
     run = _evaluating(Scenario(8, STEPS, 3, step_ms=STEP_MS, checkpoint_every=20))
     held = np.flatnonzero(run.steps["kind"] == "eval")
     lasted, random = run.steps["duration_ns"][held], np.random.default_rng(1)
@@ -135,7 +135,7 @@ def test_evaluations_that_differ_by_little_are_no_reason_to_be_late() -> None:
 
 
 def test_a_rank_that_writes_in_step_after_step_is_slow_for_it() -> None:
-    """That is no plan: it is late by habit, from then on."""
+    """That is no plan: it is persistently late, from then on."""
     job = Scenario(8, STEPS, 1, faults=(Fault("checkpoint", (3,), 0.1, onset=100),))
     (found,) = judge(simulate(job).run).verdicts
     assert (found.kind, found.ranks, found.cause, found.since_step) == ("straggler", (3,), "checkpoint", 100)
@@ -165,7 +165,7 @@ def test_where_most_write_they_are_compared_with_each_other() -> None:
 
 
 def test_one_of_two_may_write_for_both() -> None:
-    """It is nobody's fault, as of more; what else makes it late stays."""
+    """It is no rank's fault, as with more ranks; what else makes it late stays."""
     every = slice(10, None, 25)
     assert _late(_writing(2, {0: (every, 3.0)}), 0) < 0.1
     slow = _writing(2, {0: (every, 1.0)})

@@ -65,7 +65,7 @@ def test_a_hostile_file_s_bytes_do_not_reach_the_terminal(
 
 
 def test_an_error_s_line_is_bounded_wherever_it_is_raised() -> None:
-    """Whoever prints a failure prints this."""
+    """A printed failure shows this."""
     said = io.StringIO()
     print(UsageError(f"trace.json: {CLEAR}{'x' * 10_000}; not a trace"), file=said)
     assert said.getvalue().removesuffix("\n").isprintable()

@@ -1,4 +1,4 @@
-"""Rows of ranks, held as columns until somebody reads them."""
+"""Rows of ranks, held as columns until they are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where steps begin and end, whatever shape the loop has: told in times, seen in what the ring is given."""
+"""Where steps begin and end, for loops of any shape: given as times, read from the ring."""
 
 from __future__ import annotations
 
@@ -300,7 +300,7 @@ def test_a_step_that_is_interrupted_is_none(loop: Loop) -> None:
 
 
 def test_evaluation_that_fetches_with_gradients_on_is_told_by_its_source(loop: Loop) -> None:
-    """A loader that no backward ever followed, beside one that trains, only evaluates."""
+    """A loader that no backward ever followed, next to one that trains, only evaluates."""
     loop.train(2)
     loop.exhausted()
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""A rank is not named for a stretch of steps of which all ranks have their like."""
+"""A rank is not named for a segment of steps if all ranks have similar ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_stretch_is_the_rank_s_own_where_at_most_one_other_has_such(also: int 
 
 
 def test_who_is_late_throughout_has_no_like() -> None:
-    """Stretches of others are no reason to let go of a rank that is late in nearly all steps."""
+    """Segments of others do not clear a rank that is late in nearly all steps."""
     late = _late()
     late[1] += 2 * MS
     for rank, first in ((0, 10), (2, 70), (3, 90)):
@@ -54,7 +54,7 @@ def test_of_a_large_job_a_few_slow_ranks_are_not_the_rule(ranks: int) -> None:
 
 
 def test_two_ranks_that_are_slow_in_turn_are_not_the_rule() -> None:
-    """Each of them has several such stretches, and the other two have none."""
+    """Each of them has several such segments, and the other two have none."""
     late = _late()
     for first in range(0, STEPS, 40):
         late[2, first : first + 20] += 4 * MS

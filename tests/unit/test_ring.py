@@ -114,7 +114,7 @@ def test_limit_leaves_the_rest_for_the_next_poll(writer: ring.Writer) -> None:
 
 
 def test_stamps_wrap_with_the_index(writer: ring.Writer, tmp_path: Path) -> None:
-    """Indexes beyond 2**32 are told apart by the low half of index + 1."""
+    """Indexes beyond 2**32 differ in the low half of index + 1."""
     index = 2**32 - 3
     with writer.path.open("r+b") as file:
         for i in range(index, index + 6):

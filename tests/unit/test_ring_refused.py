@@ -53,7 +53,7 @@ def named(path: Path) -> None:
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, named])
 def test_what_is_no_file_is_no_ring(tmp_path: Path, make: Callable[[Path], None]) -> None:
-    """A FIFO keeps nobody waiting for its writer; it, a folder and a socket are refused in one line."""
+    """A FIFO does not block until its writer comes; it, a folder and a socket are refused in one line."""
     make(path := tmp_path / "0.py.1.ring")
     with pytest.raises(ring.RingError, match=r"not a regular file|cannot be opened") as error:
         ring.Reader(path)

@@ -40,7 +40,7 @@ def test_median_is_of_what_is_known(axis: int | None, block: np.ndarray[tuple[in
 def test_median_of_many_is_numpys(
     axis: int | None, dtype: type, shape: tuple[int, int], seed: int, unknown: float
 ) -> None:
-    """However many there are in a line and beside it, even or odd: whatever way is taken, not a bit differs."""
+    """For any number of values in a line and of lines, even or odd: every algorithm gives the same bits."""
     random = np.random.default_rng(seed)
     block = (random.integers(0, 50, shape) if seed % 2 else random.normal(0, 1e9, shape)).astype(dtype)
     if dtype is not np.int64:
@@ -77,7 +77,7 @@ def test_values_are_alike_where_each_is_known_and_the_same(values: list[float], 
 
 @pytest.mark.parametrize("values", [[1.0, -2.0], [1.0, np.nan], [np.inf, -np.inf], [1e308, 1e308]])
 def test_what_is_missing_counts_as_nothing(values: list[float]) -> None:
-    """As ``np.nan_to_num`` says, and never the block itself: whoever asks may write into it."""
+    """As ``np.nan_to_num`` gives it, and never the block itself: the caller may write into it."""
     block = np.array(values)
     with np.errstate(over="ignore", invalid="ignore"):
         found = or_zero(block)

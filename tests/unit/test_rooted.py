@@ -71,14 +71,14 @@ def counted(run: Run) -> int:
 
 
 def test_a_late_root_is_named_where_all_wait_for_its_broadcast() -> None:
-    """Nowhere else does anybody wait for it: after the broadcast all are as late as it is."""
+    """No rank waits for it anywhere else: after the broadcast all are as late as it is."""
     (found,) = judge(job({0: 5.0})).verdicts
     assert (found.kind, found.ranks) == ("straggler", (0,))
     assert found.cost_ms_per_step == pytest.approx(5.0, rel=0.1)
 
 
 def test_broadcasts_count_where_nobody_knows_when_calls_began() -> None:
-    """How long all but one were inside, beside what they are in other calls, tells as much."""
+    """How long all but one were inside, compared with their other calls, shows as much."""
     run = job({0: 5.0})
     unknown = np.full_like(run.collectives["start_ns"], UNMEASURED)
     assert counted(replace(run, collectives={**run.collectives, "start_ns": unknown})) == RANKS * STEPS
@@ -93,14 +93,14 @@ def test_jitter_counts_no_broadcast_where_nobody_knows_when_calls_began() -> Non
 
 
 def test_broadcasts_of_unlike_sizes_count() -> None:
-    """A batch that one rank reads for all is seldom as large as the last."""
+    """A batch that one rank reads for all is rarely as large as the last."""
     run = job({0: 5.0})
     sizes = np.where(run.collectives["op"] == "broadcast", 1000 + run.collectives["seq"], 1 << 20)
     assert counted(replace(run, collectives={**run.collectives, "bytes": sizes})) == RANKS * STEPS
 
 
 def test_communicators_number_their_broadcasts_apart() -> None:
-    """What is starting up in one is told by its own numbers."""
+    """Its own numbers show what is starting up in one."""
     one, other = job({0: 5.0}).collectives, job({}).collectives
     beside = {
         **other,
@@ -119,7 +119,7 @@ def test_operations_of_a_root(name: str) -> None:
 
 
 def test_a_root_that_is_late_now_and_then_is_named() -> None:
-    """Of a kind of broadcast all count, so that the steps in which nobody waits can be compared with."""
+    """All broadcasts of a kind count, so that steps without waiting can be compared with."""
     (found,) = judge(job({0: 30.0}, every=6)).verdicts
     assert (found.kind, found.ranks) == ("intermittent", (0,))
 
@@ -133,7 +133,7 @@ def test_a_late_receiver_is_named_and_its_root_is_not() -> None:
 
 
 def test_a_receiver_later_than_its_late_root_is_named() -> None:
-    """Two leave the broadcast at once: nobody waits longer for its root than for that receiver afterwards."""
+    """Two leave the broadcast at once: no rank waits longer for its root than for that receiver afterwards."""
     run = job({0: 5.0, 2: 9.0})
     assert not counted(run)
     assert {rank for verdict in judge(run).verdicts for rank in verdict.ranks} == {2}
@@ -170,7 +170,7 @@ def test_broadcasts_of_starting_up_do_not_count() -> None:
 
 
 def test_a_rank_without_some_broadcasts_hides_none_of_the_others() -> None:
-    """Who is waited for is told by those that all ranks were in."""
+    """The calls that all ranks were in show which rank is waited for."""
     run = job({0: 5.0})
     missed = (run.collectives["rank"] == 2) & (run.collectives["op"] == "broadcast") & (run.collectives["seq"] % 2 == 0)
     less = {name: column[~missed] for name, column in run.collectives.items()}
@@ -198,7 +198,7 @@ def test_the_root_of_one_of_several_groups_is_named() -> None:
 
 
 def test_few_broadcasts_show_nothing() -> None:
-    """What does not come once a step is no habit of it."""
+    """What does not come once a step is not part of it."""
     run = job({0: 5.0})
     kept = (run.collectives["op"] != "broadcast") | (run.collectives["seq"] >= STEPS - 8)
     few = {name: column[kept] for name, column in run.collectives.items()}

@@ -18,7 +18,7 @@ def _run() -> Run:
     step = np.tile(np.arange(STEPS), RANKS)
     rank = np.repeat(np.arange(RANKS), STEPS)
     waits = step % EVERY == EVERY - 1
-    # Whoever computes longer has less to wait for at the end: the host's step shows that with the other sign.
+    # A rank that computes longer has less to wait for at the end: the host's step shows that with the other sign.
     host = np.where(waits, 158.0, 14.0) + np.where(rank == 0, np.where(waits, -3.0, 3.0 / (EVERY - 1)), 0.0)
     jitter = np.random.default_rng(5).normal(0, 0.02, len(step))
     return Run(
@@ -104,7 +104,7 @@ def test_a_stall_costs_what_steps_grew_by_and_not_how_late_a_rank_came() -> None
 
 
 def test_a_stall_that_costs_less_than_anybody_acts_on_is_a_note() -> None:
-    """8 ms of input in every eighth step, which grows by 3 ms: named is who computes longer, and nobody else."""
+    """8 ms of input in every eighth step, which grows by 3 ms: the rank that computes longer is named, and no other."""
     report = judge(_slow_input(3, 8.0))
     assert [verdict.ranks for verdict in report.verdicts] == [(0,)]
     assert any("rank 3 waits 7.0 ms a step longer for input" in note for note in report.notes)

@@ -30,7 +30,7 @@ NAMES = {
 
 
 def recorded(seed: int) -> Run:
-    """Series of ranks, GPUs and nodes, some of nobody's, in any order, with gaps, resets and times that repeat."""
+    """Series of ranks, GPUs and nodes, some of none, in any order, with gaps, resets and repeated times."""
     random = np.random.default_rng(seed)
     rows: list[tuple[Any, ...]] = []
     for name, labels in NAMES.items():
@@ -99,7 +99,7 @@ def test_what_nobody_sampled_is_absent() -> None:
 
 
 def test_a_run_s_metrics_are_read_once() -> None:
-    """Whoever asks: hundreds of thousands of names are not sorted anew for each question."""
+    """For every caller: hundreds of thousands of names are not sorted anew for each question."""
     run = recorded(2)
     assert Metrics.of(run) is Metrics.of(run)
     assert Metrics.of(replace(run, metrics=run.metrics)) is not Metrics.of(run)

@@ -1,4 +1,4 @@
-"""A network that becomes slow for all: nobody is late, and only the job's own past tells."""
+"""A network that becomes slow for all: no rank is late, and only the job's own past shows it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def links(run: Run) -> list[Verdict]:
 
 @pytest.mark.parametrize("layout", [{"layout": "dp"}, {"layout": "fsdp"}])
 def test_transfers_that_became_slow_are_the_networks(layout: dict[str, Any]) -> None:
-    """Since the step from which on they did, at what the steps became longer by; nobody is named."""
+    """Since the step from which on they did, at what the steps became longer by; no rank is named."""
     simulated = simulate(slowed(**layout))
     (verdict,) = judge(simulated.run).verdicts
     truth = (simulated.truth.total_ns - simulated.truth.repaired_ns) / 1e6 / (STEPS - ONSET)
@@ -102,7 +102,7 @@ def test_larger_messages_take_longer_by_right() -> None:
 
 
 def test_what_computing_hides_costs_nothing() -> None:
-    """Transfers beside backward may take longer, and the step as long as before."""
+    """Overlapped transfers may take longer, and the step as long as before."""
     assert not links(grown(simulate(slowed(0.0)).run, sizes=False))
 
 
@@ -141,7 +141,7 @@ def test_a_balanced_report_says_what_transfers_take() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_where_a_rank_is_late_by_as_much_the_network_is_not_to_blame(seed: int) -> None:
-    """CPUs that others use make transfers slow, and one rank late too often for nobody and too seldom for a name."""
+    """CPUs that others use make transfers slow, and one rank late too often for noise and too rarely for a name."""
     rng = np.random.default_rng(seed)
     late = [at for at in range(ONSET, 240, 12) if rng.random() < 0.65]
     faults = [{"rank": 1, "blocked": 6.0, "from": at, "until": at + 12} for at in late]

@@ -1,4 +1,4 @@
-"""All ranks slow at once, since some step: nobody is named, and yet the report says what happened."""
+"""All ranks slow at once, since some step: no rank is named, and yet the report says what happened."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _report(*faults: Fault, steps: int = 150, **more: object) -> Report:
 
 @pytest.mark.parametrize("end", [None, 110])
 def test_a_slow_down_of_all_ranks_is_told_with_its_onset(end: int | None) -> None:
-    """The verdict names nobody; the note and the JSON say since when, how much longer, and which phases grew."""
+    """The verdict names no rank; the note and the JSON say since when, how much longer, and which phases grew."""
     report = _report(Fault("compute", _ALL, 0.2, 60, end))
     (verdict,) = report.verdicts
     assert (verdict.kind, verdict.ranks) == ("balanced", ())
@@ -62,14 +62,14 @@ def test_what_rises_slowly_has_no_onset() -> None:
 
 @pytest.mark.parametrize(("longer", "told"), [(0.03, False), (0.07, True)])
 def test_some_per_cent_longer_are_no_slow_down(longer: float, told: bool) -> None:
-    """Clocks and neighbours make that of a healthy job: it is told from a twentieth on."""
+    """Clocks and neighbours make that of a healthy job: it is reported from a twentieth on."""
     period = np.where(np.arange(200) < 80, 1.0, 1.0 + longer)
     assert slowed._longer(period) == (slice(80, 200) if told else None)
 
 
 @pytest.mark.parametrize(("every", "told"), [(14, True), (7, False)])
 def test_steps_that_are_as_long_now_and_then_are_a_slow_down_s_like(every: int, told: bool) -> None:
-    """Where more than a tenth of the steps before was as long, as by a habit of the job, it did not become slow."""
+    """Where more than a tenth of the steps before was as long, as a regular part of the job, it did not become slow."""
     period = np.where(np.arange(200) < 80, 1.0, 1.2)
     period[3:80:every] = 1.25
     assert slowed._longer(period) == (slice(80, 200) if told else None)

@@ -36,7 +36,7 @@ def with_a_call_alone(run: Run, share: float) -> Run:
 
 
 def measured(run: Run) -> Run:
-    """The run with own time as the MPI shim measures it: since the end of the rank's call before."""
+    """The run with self time as the MPI shim measures it: since the end of the rank's call before."""
     grid = align.grid(run)
     assert grid is not None
     own = align.own_time(grid)
@@ -48,7 +48,7 @@ def measured(run: Run) -> Run:
 
 
 def test_calls_alone_change_no_own_time() -> None:
-    """What a rank computes before and after a call that nobody else is in is own time of its next meeting."""
+    """A rank's computing before and after a call without other members is self time of its next meeting."""
     run = measured(simulate(Scenario(seed=5, ranks=4, steps=30)).run)
     both = [align.grid(one) for one in (run, with_a_call_alone(run, 0.7))]
     assert both[0] is not None

@@ -1,4 +1,4 @@
-"""What of a pipeline's stretch is work of its GPU, and what it waited for its host to launch more."""
+"""Which part of a pipeline's interval is work of its GPU, and which is waiting for the host's launches."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hindmost_collector.timeline import starved
 
 RANKS, PLACES, STEPS = 2, 3, 20
 MS = 1e6
-#: What the stretches of a step take a rank whose work is queued.
+#: How long the intervals of a step take a rank whose work is queued.
 WORK = np.array([2.0, 4.0, 5.0])
 
 
 def _idle(work: Any, queued: Any, role: tuple[int, int] = (0, 0)) -> Any:
-    """[R, S] ms of these stretches [R, P, S], of which work was ``queued`` [R, P, S] when they ended."""
+    """[R, S] ms of these intervals [R, P, S], of which work was ``queued`` [R, P, S] when they ended."""
     waited = np.where(queued, 5.0, 0.0).reshape(-1, STEPS)
     start = np.cumsum(work.reshape(-1, STEPS), axis=1)
     row = np.repeat(np.arange(RANKS), PLACES)

@@ -58,7 +58,7 @@ def test_transfers_that_a_starved_rank_holds_up_are_part_of_its_cost() -> None:
 
 
 def test_transfers_are_nobodys_where_nobody_is_known_to_wait() -> None:
-    """Then a long transfer may be the network's, and the rank costs what its lateness does."""
+    """Then a long transfer may be the network's, and the rank costs its delay."""
     (verdict,) = judge(throttled(False)).verdicts
     assert (verdict.ranks, verdict.cause) == ((1,), "unknown")
     assert verdict.cost_ms_per_step == pytest.approx(STOPPED_MS / 12, rel=0.1)
@@ -87,12 +87,12 @@ def test_long_stalls_are_found_among_many_short_ones() -> None:
         (48.0, 80.0, 0.0, 48.0),  # alike within the error
         (20.0, 80.0, 0.0, 50.0),  # the others wait for it wherever the replay does not look
         (20.0, 30.0, 0.0, 30.0),  # and no longer than that
-        (20.0, 80.0, 25.0, 25.0),  # everybody's work grew
-        (20.0, 80.0, None, 20.0),  # nobody knows whether it did
+        (20.0, 80.0, 25.0, 25.0),  # all ranks' work grew
+        (20.0, 80.0, None, 20.0),  # whether it did is unknown
     ],
 )
 def test_what_an_onset_took_is_what_a_repair_saves(
     saved: float, waited: float, others: float | None, cost: float
 ) -> None:
-    """As far as the job waited for the rank, and nobody else's work grew meanwhile."""
+    """As far as the job waited for the rank, and no other rank's work grew meanwhile."""
     assert Change(longer=50.0, noise=2.0, steps=np.arange(9)).cost(saved, waited, others) == cost

@@ -65,7 +65,7 @@ def test_computing_between_layers_tells_no_step() -> None:
     ids=["layers", "one stop", "a loader's workers in turn", "steps"],
 )
 def test_parts_of_steps_are_known_by_the_long_ones(lengths: np.ndarray[Any, Any], parts: bool) -> None:
-    """Every fourth has all of the computing; one that stood still, or some that waited for input, are steps."""
+    """Every fourth has all of the computing; one interrupted, or some that waited for input, are steps."""
     assert are_parts(lengths) == parts
 
 

@@ -25,7 +25,7 @@ def _table(columns: dict[str, type], count: int, **known: np.ndarray) -> Table:
 
 
 def _logged(forward: list[float], backward: float = 20.0, groups: list[list[int]] | None = None) -> Run:
-    """Ranks by their forward, ms, who all end their backward with the last; ``groups`` met, nobody knows how long."""
+    """Ranks by their forward, ms, who all end their backward with the last; ``groups`` met for an unknown time."""
     count = len(forward)
     noise = np.random.default_rng(1).normal(0, 0.03, (count, STEPS_EACH))
     ahead = np.array(forward)[:, None] + noise
@@ -67,7 +67,7 @@ def _found(run: Run) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def test_a_rank_whose_forward_is_longer_than_every_other_is_named() -> None:
-    """Whoever splits a model with others takes as long as they do: one alone is slow itself."""
+    """A rank that splits a model with others takes as long as they do: one alone is slow itself."""
     assert _found(_logged([8.0, 8.0, 8.0, 11.0])) == [("straggler", (3,))]
 
 
@@ -85,7 +85,7 @@ def test_two_ranks_of_unlike_forwards_are_named() -> None:
 
 
 def test_two_ranks_as_slow_are_named_where_all_ranks_are_one_group() -> None:
-    """No part of a model has a communicator of its own: nobody waits in forward for some of the others only."""
+    """No part of a model has a communicator of its own: no rank waits in forward for some of the others only."""
     assert _found(_logged([8.0, 8.0, 11.0, 11.0], groups=[[0, 1, 2, 3]])) == [("straggler", (2, 3))]
     (verdict,) = judge(_logged([8.0, 8.0, 11.0, 11.0], groups=[[0, 1, 2, 3], [0, 1], [2, 3]])).verdicts
     assert verdict.kind == "insufficient_data"
@@ -98,7 +98,7 @@ def test_a_forward_is_no_measure_where_steps_are_mostly_waiting() -> None:
 
 
 def test_nobody_is_cleared_by_a_log_of_the_steps_alone() -> None:
-    """Whoever is slow in backward is waited for there by all, and all take as long over it."""
+    """All ranks wait for one that is slow in backward, and all take as long over it."""
     (verdict,) = judge(_logged([8.0, 8.0, 8.0, 8.0])).verdicts
     assert verdict.kind == "insufficient_data"
     assert "69% of a step of 29.0 ms is in backward" in verdict.evidence[0]

@@ -23,7 +23,7 @@ STACK = 'Thread 1 (idle): "MainThread"\n    work (train.py:4)\n'
 
 
 def stalled(seconds: float, at: tuple[int, ...] = (40,), ranks: int = 3, late: tuple[int, ...] = (1,)) -> Run:
-    """A job of 10 ms steps in some of which rank 1 sleeps for so long; nobody has looked at it."""
+    """A job of 10 ms steps in some of which rank 1 sleeps for so long; its state was not observed."""
     faults = [{"rank": rank, "blocked": seconds * 1e3, "from": step, "until": step + 1} for step in at for rank in late]
     run = make(Load(ranks=ranks, steps=60, noise=0.0, compute=9.7, faults=faults))
     began = int((run.collectives["start_ns"] - run.collectives["self_ns"]).min())
@@ -39,7 +39,8 @@ def looked_at(run: Run, *looks: tuple[int, float, str]) -> Run:
 
 
 def test_a_stall_that_ended_is_told_with_whom_it_waited_for_and_where_that_was() -> None:
-    """The whole job is balanced, and yet a note says from when to when it stood still, for whom, and what file has."""
+    """The whole job is balanced, and yet a note says from when to when it stalled, for which rank, and which file
+    has the stack."""
     report = judge(looked_at(stalled(25.0), (1, 3.0, STACK), (0, 5.0, STACK), (1, 5.0, STACK)))
     assert [one.kind for one in report.verdicts] == ["balanced"]
     assert [note.split("; ") for note in report.notes] == [
@@ -64,14 +65,14 @@ def test_a_pause_that_is_shorter_than_a_hang_is_not_told() -> None:
 
 
 def test_a_rank_that_was_looked_at_again_has_lost_the_file_of_the_first_stall() -> None:
-    """Of each rank the last look is kept: only the stall that it was taken in names the file."""
+    """The last observation of each rank is kept: only the stall in which it was taken names the file."""
     first, second = judge(looked_at(stalled(10.0, (20, 40)), (1, 5.0, STACK), (1, 15.0, STACK))).notes
     assert "stacks/1.txt" not in first
     assert "stacks/1.txt" in second
 
 
 def test_the_headline_says_that_the_job_stood_still_and_for_whom() -> None:
-    """Nobody reads that there is nothing to act on beside a note that tells of 25 lost seconds."""
+    """The report does not say that there is nothing to act on next to a note on 25 lost seconds."""
     report = judge(looked_at(stalled(25.0), (1, 5.0, STACK))).to_dict()
     (told,) = with_words(report)["told"]
     assert told["verdict"] == (
@@ -92,7 +93,7 @@ def test_the_headline_adds_up_several_stalls() -> None:
 
 
 def test_a_stall_of_all_ranks_of_a_node_is_told_as_the_node_s() -> None:
-    """What they share is the node; nothing is said of why it stood still."""
+    """What they share is the node; nothing is said about why it stalled."""
     run = looked_at(stalled(25.0, ranks=5, late=(1, 2)), (1, 5.0, STACK))
     run = replace(run, ranks=run.ranks | {"node": np.array(["a", "b", "b", "a", "a"])})
     report = judge(run).to_dict()
@@ -111,7 +112,7 @@ def test_of_many_stalls_three_are_told_and_the_rest_counted() -> None:
 
 
 def test_a_stack_that_could_not_be_read_is_no_place() -> None:
-    """Nothing is told of where a rank was where nobody could see it."""
+    """Nothing is said about where a rank was if that could not be observed."""
     (note,) = judge(looked_at(stalled(25.0), (1, 5.0, f"{UNREAD}: no permission"))).notes
     assert note.endswith("2 ranks waited for rank 1 in all_reduce number 40")
 
@@ -135,7 +136,7 @@ def test_who_only_waits_for_another_group_is_not_waited_for() -> None:
 
 
 def test_operations_that_nobody_waits_in_name_nobody() -> None:
-    """A nonblocking operation may be open while its rank computes: only the stall itself is told."""
+    """A nonblocking operation may be open while its rank computes: only the stall itself is reported."""
     run = stalled(25.0)
     flags = np.where(run.collectives["seq"] == 40, NONBLOCKING, 0)
     run = replace(run, collectives=run.collectives | {"flags": flags.astype(np.int32)})
@@ -151,6 +152,6 @@ def test_a_job_that_hangs_has_its_verdict_and_no_note() -> None:
 
 
 def test_a_recording_without_collectives_has_no_stalls() -> None:
-    """Where nothing was recorded nothing stood still."""
+    """Where nothing was recorded there is no stall."""
     run = looked_at(stalled(25.0), (1, 5.0, STACK))
     assert judge(replace(run, collectives=empty(COLLECTIVES))).notes == ()

@@ -10,7 +10,7 @@ MS = 1_000_000
 
 
 class Loop:
-    """A thread that alternates between stretches of its own and calls of 1 ms, on a clock that it turns itself."""
+    """A thread that alternates between intervals of its own and calls of 1 ms, on a clock that it advances itself."""
 
     def __init__(self, reading_ns: int = 0, queues: bool = True) -> None:
         self.now = MS
@@ -36,7 +36,7 @@ class Loop:
         return self.cpu, self.queued if self.queues else -1
 
     def step(self, cpu: int = 0, queued: int = 0, asleep: int = 0) -> None:
-        """A stretch of so many ns each, then a call."""
+        """An interval of so many ns each, then a call."""
         self.cpu, self.queued, self.now = self.cpu + cpu, self.queued + queued, self.now + cpu + queued + asleep
         self.stretches.ends()
         start, self.now = self.now, self.now + MS
@@ -63,7 +63,7 @@ def test_short_stretches_are_not_measured() -> None:
 
 
 def test_the_long_stretch_of_a_step_of_many_calls_is_foreseen() -> None:
-    """Two of three calls follow each other closely: one stretch a step is measured, and none of the others."""
+    """Two of three calls follow each other closely: one interval a step is measured, and none of the others."""
     loop = Loop()
     for _ in range(10):
         loop.step(cpu=8 * MS)
@@ -75,7 +75,7 @@ def test_the_long_stretch_of_a_step_of_many_calls_is_foreseen() -> None:
 
 
 def test_what_came_before_a_wait_is_not_told_of_the_next_call() -> None:
-    """A wait for something else was in that stretch."""
+    """A wait for something else was in that interval."""
     loop = Loop()
     for _ in range(4):
         loop.step(cpu=8 * MS)
@@ -86,7 +86,7 @@ def test_what_came_before_a_wait_is_not_told_of_the_next_call() -> None:
 
 
 def test_readings_take_a_four_hundredth_of_the_time_at_most() -> None:
-    """Where they are dear, fewer stretches are measured."""
+    """Where they are dear, fewer intervals are measured."""
     loop = Loop(reading_ns=50_000)
     for _ in range(1000):
         loop.step(cpu=2 * MS)

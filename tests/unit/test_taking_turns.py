@@ -1,4 +1,4 @@
-"""A GPU on which another process takes turns, told by when its rank's collectives began."""
+"""A GPU that another process uses in turn, seen by when its rank's collectives began."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from hindmost_collector.model import Job, Run
 
 
 def test_metrics_are_read_once_a_run_and_leave_no_mark_on_it() -> None:
-    """Whoever asks of one run gets one reading, of another run another; the run has its own fields only."""
+    """Every caller gets one reading of one run, and another of another run; the run has its own fields only."""
     run = Run(Job("j"))
     fields = set(vars(run))
     read = Metrics.of(run)

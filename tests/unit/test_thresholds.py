@@ -115,7 +115,7 @@ def test_report_takes_them_from_the_command_line(tmp_path, capsys, monkeypatch):
 
 
 def test_a_later_report_judges_by_what_was_set_for_the_run(tmp_path, capsys):
-    """It is in its ``meta.json``; what the report is told itself counts more, and what is none there does no harm."""
+    """It is in its ``meta.json``; the report's own settings count more, and a wrong value there does no harm."""
     assert main(["simulate", "--ranks", "8", "--steps", "60", "--fault", "compute:3:6%", str(tmp_path / "r")]) == 0
     meta = json.loads((tmp_path / "r/meta.json").read_text())
     stored = {"min_effect": 0.2, "min_steps": "x", "of_another_version": 1}

@@ -37,7 +37,7 @@ TORCH: Any = SimpleNamespace(
 
 
 class Gpu:
-    """Keeps what it is told."""
+    """Keeps all calls."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -110,13 +110,13 @@ def test_once_it_is_known_who_copies_nobody_else_is_watched(copies: Any) -> None
         assert (sys._getframe().f_code in copies._watched) is (look <= torch_copies.LEARNING or look % 16 == 0)
         assert move.__code__ in copies._watched
     assert copies._gpu.told == ["begins", "ends"] * 2 * torch_copies.AGAIN
-    copies.begin(sys._getframe())  # nobody copies
+    copies.begin(sys._getframe())  # there is no copy
     copies.begin(sys._getframe())
     assert sys._getframe().f_code in copies._watched
 
 
 def test_a_loop_that_copies_nothing_is_watched_seldom(copies: Any) -> None:
-    """A batch that is made on the GPU costs nobody the watching, but a look now and then."""
+    """A batch that is made on the GPU costs no watching, but for a check now and then."""
     watched = 0
     for _ in range(10 * torch_copies.AGAIN):
         copies.begin(sys._getframe())

@@ -1,4 +1,4 @@
-"""A hooked function is to everybody else what it was before."""
+"""A hooked function is the same as before for all other code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def test_what_is_hooked_is_as_it_was(loop: Loop) -> None:
-    """Arguments, results and errors pass, and whoever looks at the function sees the one that was there."""
+    """Arguments, results and errors pass, and reading the function gives the one that was there."""
     assert loop.fetch() is loop.batch
     assert loop.functions.backward("loss", retain=True) == ("loss", True)
     assert loop.functions.backward.__wrapped__ == loop._backward
@@ -39,7 +39,7 @@ def test_what_is_hooked_is_as_it_was(loop: Loop) -> None:
 
 
 def test_a_hooked_function_may_be_looked_at(loop: Loop) -> None:
-    """Whoever inspects it, or refers to it weakly, finds a function with the signature and name of the hooked one."""
+    """Inspection and weak references find a function with the signature and name of the hooked one."""
     for hooked, original in ((loop.functions.backward, loop._backward), (loop.functions.fetch, loop._fetch)):
         assert inspect.signature(hooked) == inspect.signature(original)
         assert weakref.ref(hooked)() is hooked
@@ -97,7 +97,7 @@ def test_a_function_of_pythons_is_hooked_in_itself(loop: Loop) -> None:
 
 
 def test_of_two_hooks_in_a_function_one_is_around_the_other(loop: Loop, tmp_path: Path, written_in: str) -> None:
-    """Where a hook stands in a function already, the next is put around it; each goes by itself."""
+    """Where a hook stands in a function already, the next is put around it; each can be removed alone."""
     other = Loop(tmp_path / "other", written_in)
     try:
         for each in (loop, other):

@@ -30,7 +30,7 @@ def test_steps_are_written_in_order_with_their_work(loop: Loop) -> None:
 
 
 def test_a_measured_step_has_its_cpu_time_whatever_the_loop(loop: Loop) -> None:
-    """What a step used is told of loops that fetch, that fetch nothing, and that mark their own steps."""
+    """The time a step used is known for loops that fetch, that fetch nothing, and that mark their own steps."""
     stepping.attach(loop.recorder)
     loop.unit = 10_000_000
     loop.train(2)
@@ -53,7 +53,7 @@ def test_a_measured_step_has_its_cpu_time_whatever_the_loop(loop: Loop) -> None:
 
 
 class Copies:
-    """Told whose frame has the batch, and when the model's work begins."""
+    """Receives the frame that has the batch, and when the model's work begins."""
 
     def __init__(self, told: list[str]) -> None:
         self._told = told
@@ -125,7 +125,7 @@ def test_an_optimizer_that_raised_does_not_end_the_recording(loop: Loop) -> None
     """Its step has no end; the next one's is seen, in a loop that fetches nothing, too."""
     loop.compute()
     loop.functions.backward(loop)
-    loop.hooks.step_begins(loop)  # raises: no end is told
+    loop.hooks.step_begins(loop)  # raises: no end is reported
     for _ in range(3):
         loop.compute()
     events = loop.written()

@@ -41,7 +41,7 @@ def test_steps_that_are_too_short_to_record_are_counted(loop: Loop) -> None:
 
 @pytest.mark.parametrize("often", [20, 4])
 def test_hooks_that_take_too_much_record_less(often: int) -> None:
-    """Over the share for two seconds on end, however often that is told: half is recorded; cheap hooks undo it."""
+    """Over the share for two seconds, however often that is reported: half is recorded; cheap hooks undo it."""
     thrift, every = Thrift(), PATIENCE_NS // often
     dear, cheap = int(every * MOST_SHARE) + 1, int(every * MOST_SHARE / 10)
     for _ in range(often - 1):

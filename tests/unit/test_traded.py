@@ -1,4 +1,4 @@
-"""A log of the steps of a job whose ranks wait for each other inside their phases of work clears nobody."""
+"""A log of the steps clears no rank of a job whose ranks wait for each other inside their phases of work."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_group_that_is_longer_in_one_phase_and_shorter_in_another_is_waited_fo
 def test_ranks_that_differ_in_their_work_alone_are_judged_by_it(
     tmp_path: Path, forward: list[float], kind: str, ranks: tuple[int, ...]
 ) -> None:
-    """What one has more of nobody has less of elsewhere."""
+    """What one has more of no other has less of elsewhere."""
     verdict = _judged(tmp_path, forward, [1.5, 1.5, 1.5, 1.5])
     assert (verdict.kind, verdict.ranks) == (kind, ranks)
     assert "as much less in" not in verdict.evidence[0]

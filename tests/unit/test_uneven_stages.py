@@ -33,7 +33,7 @@ def truth_ms(simulated: Simulated, steps: int) -> float:
 )
 @pytest.mark.parametrize("cause", ["compute", "workload"])
 def test_an_uneven_stage_is_told_at_its_cost(slow: tuple[int, ...], more: dict[str, Any], cause: str) -> None:
-    """Nobody is named, the stage and its ranks are told, and what_if counts the cost too."""
+    """No rank is named, the stage and its ranks are reported, and what_if counts the cost too."""
     simulated = of(Fault(cause, slow, 0.3), **more)
     report = judge(simulated.run)
     (verdict,) = report.verdicts
@@ -57,7 +57,7 @@ def test_a_stage_that_becomes_slow_is_told_since_when() -> None:
 
 @pytest.mark.parametrize(("size", "told"), [(0.15, True), (0.05, False)])
 def test_of_two_stages_the_quicker_is_the_typical_one(size: float, told: bool) -> None:
-    """Beside their mean, of which it is half, one that takes 15 % longer is slower by 7 %."""
+    """Against their mean, of which it is half, one that takes 15 % longer is slower by 7 %."""
     simulated = of(Fault("compute", tuple(range(4, 8)), size), ranks=8, pipeline=2)
     (verdict,) = judge(simulated.run).verdicts
     assert (verdict.kind, verdict.ranks) == ("uneven_workload" if told else "balanced", ())
@@ -65,7 +65,7 @@ def test_of_two_stages_the_quicker_is_the_typical_one(size: float, told: bool) -
 
 
 def test_a_stage_of_one_rank_cannot_be_told_from_a_slow_rank() -> None:
-    """No replica does the same work: nobody is named, with less confidence."""
+    """No replica does the same work: no rank is named, with less confidence."""
     (verdict,) = judge(of(Fault("compute", (2,), 0.3), ranks=4).run).verdicts
     assert (verdict.kind, verdict.ranks, verdict.confidence) == ("uneven_workload", (), 0.7)
     assert "no replica" in verdict.evidence[0]
@@ -78,7 +78,7 @@ def test_a_slow_rank_makes_no_stage_uneven() -> None:
 
 
 def test_a_stage_of_which_one_replica_is_quick_is_not_uneven() -> None:
-    """Though nobody be named in it, as where hosts launch late: the other replica does the same work in less."""
+    """Even if no rank in it is named, as where hosts launch late: the other replica does the same work in less time."""
     found = blocks.build(of(Fault("compute", (2,), 0.3), ranks=8).run, DEFAULT)
     assert found is not None
     assert uneven_stages.find(found, (), DEFAULT) is None
@@ -106,7 +106,7 @@ def test_input_of_a_whole_stage_is_not_said_to_cost_nothing() -> None:
 
 
 def test_checkpoints_of_two_of_three_replicas_in_turn_are_no_uneven_work() -> None:
-    """What a rank's host does is taken off its own time, in the steps in which it does it: no stage has less work."""
+    """A host's extra time is taken off its rank's self time, in the same steps: no stage has less work."""
     shape: dict[str, Any] = {"ranks": 6, "steps": 150, "seed": 9008, "pipeline": 2, "step_ms": 2000}
     checkpoints = Fault("checkpoint", (3, 4), 1.0, 127, duty=0.6)
     verdicts = judge(of(checkpoints, **shape, noise=Noise(each_stretch=0.03, wandering=0.009)).run).verdicts

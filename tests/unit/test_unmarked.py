@@ -64,7 +64,7 @@ class Case:
         return blocks, table
 
     def slower(self) -> float | None:
-        """By how many ms rank 2's host is told to be slower."""
+        """By how many ms rank 2's host is reported to be slower."""
         blocks, table = self.blocks()
         found = unmarked.Hosts(table, blocks).slower(2, np.ones(STEPS, bool))
         return found / MS if found is not None else None
@@ -114,7 +114,7 @@ def test_gpus_that_wait_for_hosts_are_known_without_marks() -> None:
 
 @pytest.mark.parametrize(("unsure", "told"), [(0.0, False), (0.05, False), (9.0, True)])
 def test_a_lead_that_nothing_explains_clears_nobody(unsure: float, told: bool) -> None:
-    """9 ms of a step of 13 may be a slow host or the others' lead: it is said that nobody knows."""
+    """9 ms of a step of 13 may be a slow host or the others' lead: the report says that this is unknown."""
     blocks = Case(USUAL).blocks()[0]
     blocks.unsure = np.array([0.0, 0.0, unsure * MS])
     verdict = hosts_unmarked(blocks, DEFAULT)

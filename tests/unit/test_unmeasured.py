@@ -1,4 +1,4 @@
-"""What was not measured is null in a report, and a job that shows only its steps is told as that."""
+"""Unmeasured values are null in a report, and a job that shows only its steps is reported as that."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_an_unsampled_run_queue_is_no_zero() -> None:
 
 
 def test_a_rank_without_any_file_read_is_no_zero() -> None:
-    """Nobody knows whether its reads were watched."""
+    """Whether its reads were watched is unknown."""
     run = loads.make(loads.Load())
     first = run.collectives["rank"] == 1
     starts = run.collectives["start_ns"][first] - 3_000_000
@@ -66,7 +66,7 @@ def bare(slow_ms: float) -> Run:
 
 
 def test_bare_steps_alike_long_say_nothing() -> None:
-    """Ranks that wait for each other take alike long: nobody is called balanced for that."""
+    """Ranks that wait for each other take equally long: the job is not called balanced for that."""
     (verdict,) = judge(bare(0)).verdicts
     assert verdict.kind == "insufficient_data"
     assert verdict.evidence[0].startswith("all 4 ranks take about 20")
@@ -91,7 +91,7 @@ def test_a_stray_file_among_the_segments_is_told_in_one_line(tmp_path: Path) -> 
 @pytest.mark.parametrize("alone", [5, 30], ids=["a few", "a fifth"])
 @pytest.mark.parametrize("end", ["first", "last"])
 def test_steps_that_only_one_rank_recorded_hide_nobody(alone: int, end: str) -> None:
-    """Recordings begin and end ragged: where nobody else was seen a rank is not late by zero, it is not known."""
+    """Recordings begin and end ragged: where no other rank was seen, a rank's delay is unknown, not zero."""
     run = loads.make(loads.Load(faults=[{"rank": 2, "compute": 3.0}]))
     gpu = {**run.collectives, "start_ns": np.full_like(run.collectives["start_ns"], -1)}
     gpu |= {"flags": np.full_like(gpu["flags"], GPU_TIME)}
@@ -189,7 +189,7 @@ def test_phases_in_which_a_rank_did_nothing_clear_nobody(cpu_ms: tuple[int, int]
 
 
 def test_input_of_all_ranks_is_no_wait_for_another() -> None:
-    """A rank that waits for its input uses no CPU either, and nobody takes part in that."""
+    """A rank that waits for its input uses no CPU either, and no other rank takes part in that."""
     run = in_phases()
     phases = {"input_ns": np.full(160, 9_000_000), "cpu_ns": np.full(160, 20_000_000)}
     assert judge(dataclasses.replace(run, steps=run.steps | phases)).verdicts[0].kind != "insufficient_data"
@@ -214,7 +214,7 @@ def without_steps(job: Run, pattern: bool) -> Run:
 
 
 def test_collectives_without_a_pattern_tell_who_came_last_and_name_nobody() -> None:
-    """What was seen is told as what it is: it did repeat on all ranks, and no step can be told."""
+    """The report says what was seen: it did repeat on all ranks, and no step can be recognised."""
     job = simulate(Scenario(4, 60, faults=(Fault("compute", (2,), 0.2),))).run
     assert judge(without_steps(job, pattern=True)).verdicts[0].ranks == (2,)
     (verdict,) = judge(without_steps(job, pattern=False)).verdicts

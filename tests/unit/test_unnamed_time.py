@@ -24,7 +24,7 @@ def told(duration: float, **phases: float) -> float:
 
 
 def test_it_is_what_phases_of_the_host_leave_of_a_step() -> None:
-    """GPU times, CPU time and negotiation lie beside the host's phases; what is unmeasured counts nothing."""
+    """GPU times, CPU time and negotiation are no part of the host's phases; what is unmeasured counts nothing."""
     phases = {"input": 2.0, "forward": 3.0, "backward": 4.0, "sync": 1.0, "optimizer": 5.0, "checkpoint": float("nan")}
     assert told(20.0, **phases) == 5.0
     assert told(20.0, **phases, cpu=18.0, runqueue=1.0, negotiation=1.0, gpu_backward=7.0) == 5.0

@@ -91,7 +91,7 @@ def test_ranks_whose_files_are_missing_are_named_as_long_as_they_can_be_read(cou
     ],
 )
 def test_who_ran_under_hindmost_is_not_told_to(job: Job, evidence: str, advice: str) -> None:
-    """A command that ``hindmost run`` started is told what kept its ranks unseen, not to do what was done."""
+    """For a command that ``hindmost run`` started, the note says why its ranks are missing, not to do what was done."""
     (verdict,) = judge(Run(job)).verdicts
     assert evidence in verdict.evidence[0]
     assert advice in verdict.advice[0]

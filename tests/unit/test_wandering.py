@@ -1,4 +1,4 @@
-"""Of few ranks a stretch is a habit where it is of another kind than the whiles for which hosts are ahead or behind."""
+"""In a small cohort a segment is persistent if it differs from the drifts of hosts that are ahead or behind."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hindmost_collector.detectors.wandering import wanders
 
 
 def late(*whiles: tuple[int, int, float]) -> np.ndarray:
-    """Lateness of 292 steps: level 9 from step 178 on, and other levels for a while each."""
+    """Delays of 292 steps: level 9 from step 178 on, and other levels for a while each."""
     series = np.random.default_rng(1).normal(0, 0.1, 292)
     series[178:] = 9.0
     for first, stop, level in whiles:
@@ -28,6 +28,6 @@ def test_whiles_that_last_make_it_wander(whiles: tuple[tuple[int, int, float], .
 
 
 def test_a_short_stretch_is_held_against_short_whiles() -> None:
-    """Of 30 steps nobody knows that they are not as the 20 before."""
+    """Whether 30 steps are as the 20 before is unknown."""
     series = late((100, 120, 4.5))
     assert wanders(np.concatenate([series[:178], np.full(30, 9.0)]), 178, 208, 9.0)

@@ -109,7 +109,7 @@ def test_backward_has_no_more_than_forward_leaves_of_the_lateness() -> None:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("faults", [(), (COMPUTE,), (COMPUTE, INPUT)])
 def test_a_rank_of_no_verdict_wastes_no_more_than_it_caused(faults: tuple[Fault, ...], seed: int) -> None:
-    """What a repair would not save of a named rank's waiting is nobody's, not its peers'."""
+    """What a fix would not save of a named rank's waiting belongs to no rank, not to its peers."""
     report = judged(*faults, seed=seed, layout="fsdp")
     named = {str(rank) for one in report.verdicts for rank in one.ranks}
     caused = {str(rank): ms for rank, ms in report.what_if.waste_by_rank_ms.items()}
@@ -124,7 +124,7 @@ def test_what_wastes_a_thousandth_of_a_step_has_a_row(ms: float, told: bool) -> 
 
 
 def test_what_holds_all_back_alike_is_no_waste_of_ranks() -> None:
-    """A slow input of everybody is a verdict with a cost, and not a part of what ranks lose to each other."""
+    """A slow input on all ranks is a verdict with a cost, and not a part of what ranks lose to each other."""
     report = judged(input_share=0.6)
     assert report.verdicts[0].kind == "input_bound"
     assert of(wasted(report), "by_cause") == {}
@@ -143,7 +143,7 @@ def test_the_text_tells_more_than_one_verdict_s_cost_or_nothing() -> None:
     assert "as ranks are not alike: compute" in html.render(two)
 
 
-#: Of some of these lateness shows a part, where collectives run beside backward.
+#: Where collectives run during backward, the delay shows a part of some of these.
 BESIDE = [
     Fault("compute", (5,), 0.4, onset=10, duty=0.15),
     Fault("gpu_throttle", (5,), 0.12),
@@ -156,7 +156,7 @@ BESIDE = [
 @pytest.mark.parametrize("layout", ["dp", "fsdp"])
 @pytest.mark.parametrize("fault", BESIDE, ids=lambda fault: f"{fault.cause}@{fault.onset}")
 def test_the_step_with_all_alike_is_that_of_the_job_without_its_fault(fault: Fault, layout: str) -> None:
-    """What the fault made it longer by is lost, and told under its cause, whatever of it lateness shows."""
+    """What the fault made it longer by is lost, and counted under its cause, however little of it the delay shows."""
     faulty, clean = (judged(*faults, layout=layout) for faults in ((fault,), ()))
     truth = simulate(Scenario(16, 80, 4, layout, faults=(fault,))).truth
     saved = (truth.total_ns - truth.repaired_ns) / 1e6 / 78
@@ -190,7 +190,7 @@ def test_checkpoints_that_one_rank_writes_for_all_have_a_cause() -> None:
 
 @pytest.mark.parametrize("shown", [-1e-3, 0.0])
 def test_a_job_that_loses_nothing_wastes_nothing(monkeypatch: pytest.MonkeyPatch, shown: float) -> None:
-    """Rounding of what lateness shows never makes the job faster than it was, nor its waste negative."""
+    """Rounding of visible delays never makes the job faster than it was, nor its waste negative."""
     monkeypatch.setattr("hindmost_collector.costs.whatif.stretched", lambda *_: np.array([shown]))
     what_if = judge(simulate(Scenario(4, 40, seed=1)).run).what_if
     assert (what_if.slowdown, what_if.wasted_ratio) == (1.0, 0.0)

@@ -44,7 +44,7 @@ def _cost_over_truth(job: Scenario, counted: bool = True) -> float:
 )
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_fault_costs_what_longer_batches_elsewhere_leave_of_it(ranks: int, fault: Fault, seed: int) -> None:
-    """Gradients reduced beside backward show a third of how late a long batch makes its rank: all of it counts."""
+    """Gradients reduced during backward show a third of how late a long batch makes its rank: all of it counts."""
     job = Scenario(ranks, 130, seed, varying_lengths=0.18, faults=(fault,))
     assert _cost_over_truth(job) == pytest.approx(1.0, abs=0.2)
 
@@ -93,7 +93,7 @@ def test_an_onset_among_uneven_steps_is_measured_beside_their_work() -> None:
     ],
 )
 def test_uneven_work_does_not_make_collectives_run_beside_computing(job: Scenario) -> None:
-    """Whoever has a long batch is late for every gather of the step, though each waits for it anew."""
+    """A rank with a long batch is late for every gather of the step, though each waits for it anew."""
     found = blocks_of.build(simulate(job).run, DEFAULT)
     assert found is not None
     assert not found.overlapped
@@ -135,7 +135,7 @@ def test_what_a_whole_step_s_work_makes_due_is_known_to_a_hundredth_of_the_step(
 
 
 def test_a_long_batch_now_and_then_is_due_in_full_and_a_stall_is_not() -> None:
-    """Six times what lateness changes by from step to step is work; a stall of hundreds of times says little."""
+    """Six times the delay's changes from step to step is work; a stall of hundreds of times says little."""
     more = np.tile([0.01, -0.01], 60)
     more[5::20] = 0.13
     due = work_due.shown(10.0 * more[None], more[None], overlapped=True)
@@ -175,7 +175,7 @@ def test_gpus_that_become_slow_are_no_work_of_uneven_size(job: Scenario) -> None
 
 @pytest.mark.parametrize("job", _SLOW_GPUS)
 def test_a_gpu_that_becomes_slow_beside_another_costs_what_it_adds(job: Scenario) -> None:
-    """Nothing of its lateness is taken for work, and made longer to fit the steps."""
+    """Nothing of its delay is taken for work, and made longer to fit the steps."""
     simulated = simulate(job)
     truth = simulated.truth
     (verdict,) = [one for one in judge(_uncounted(simulated.run)).verdicts if one.ranks == (1,)]
@@ -185,7 +185,7 @@ def test_a_gpu_that_becomes_slow_beside_another_costs_what_it_adds(job: Scenario
 
 @pytest.mark.parametrize(("ranks", "stages"), [(4, 2), (8, 4), (6, 2)])
 def test_uneven_work_of_a_pipelines_replicas_is_told(ranks: int, stages: int) -> None:
-    """A rank is late beside the replicas of its stage, by what it has more than these, two as they may be."""
+    """A rank is late against the replicas of its stage, by what it has more than these, even with two of them."""
     job = Scenario(ranks, 80, 7, "pp_dp", pipeline=stages, varying_lengths=0.15)
     (verdict,) = judge(simulate(job).run).verdicts
     assert (verdict.kind, verdict.ranks) == ("uneven_workload", ())

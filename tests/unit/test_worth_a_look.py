@@ -1,4 +1,4 @@
-"""Of all ranks only those that may be late by habit are looked at one by one."""
+"""Candidate screening: only ranks that may be persistently late are judged one by one."""
 
 from __future__ import annotations
 

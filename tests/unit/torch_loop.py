@@ -1,4 +1,4 @@
-"""A training loop that is hooked as torch's are, with a torch that is not there and a clock that is told."""
+"""A training loop that is hooked as torch's are, without torch and with a controlled clock."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_an_intermittent_fault_acts_in_its_share_of_steps() -> None:
 
 
 def test_a_hang_leaves_the_others_in_flight() -> None:
-    """Everybody but the hung rank has entered all that is started beside that step's computing."""
+    """All ranks but the hung one have entered every overlapped operation of that step."""
     run = simulate(Scenario(4, 20, faults=(Fault("hang", (2,), onset=7),))).run
     assert run.steps["step"].max() == 6
     following = int(run.collectives["seq"].max()) + 1
@@ -81,7 +81,7 @@ def test_a_hang_leaves_the_others_in_flight() -> None:
 
 
 def test_who_waits_for_whoever_waits_is_in_flight_elsewhere() -> None:
-    """The hung rank's tensor group waits for it, the replicas for that group; of two that wait nobody waits twice."""
+    """The hung rank's tensor group waits for it, the replicas for that group; a rank never waits twice."""
     run = simulate(Scenario(8, 12, layout="tp_dp", tensor=2, faults=(Fault("hang", (5,), onset=7),))).run
     names = dict(zip(run.communicators["comm"].tolist(), run.communicators["name"].tolist(), strict=True))
     inside: dict[str, set[int]] = {}

@@ -30,7 +30,7 @@ FAULTY = Scenario(ranks=16, steps=40, seed=5, faults=(Fault("gpu_throttle", (13,
 
 
 def collected(folder: Path, scenario: Scenario, until: str | None = None) -> int:
-    """Send the job to a collector of this process, which stops once a verdict ``until`` was told; how many batches."""
+    """Send the job to a collector of this process, which stops after the verdict ``until``; how many batches."""
 
     async def go() -> int:
         options = Options("127.0.0.1:0", "none", str(folder), job_id="simulated-5", flush_seconds=0.2)
@@ -124,7 +124,7 @@ def test_a_collector_that_leaves_is_told_in_one_line(
         line = f"hindmost simulate: the collector at 127.0.0.1:{port} left before it had all of the job ("
         await server.stop(None)
         (err,) = capsys.readouterr().err.splitlines()
-        # One that writes without a pause may meet the end before it is told of it.
+        # One that writes without a pause may meet the end before its message arrives.
         told_as = {told, "it gave no reason"} if speed == 0 else {told}
         assert err.removeprefix(line).split("): see")[0] in told_as
 

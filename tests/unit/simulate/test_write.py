@@ -48,7 +48,7 @@ def test_a_trace_folder_holds_who_waited_how_long(tmp_path: Path, layout: str) -
 
 
 def test_the_truth_is_written_apart(tmp_path: Path) -> None:
-    """Only the file that was asked for holds what is so; the folder that the judge reads does not."""
+    """Only the requested file holds the ground truth; the folder that the judge reads does not."""
     out, truth = tmp_path / "run", tmp_path / "truth.json"
     fault = ["--fault", "input:1:30%"]
     assert main(["simulate", str(out), "--ranks", "4", "--steps", "12", *fault, "--ground-truth", str(truth)]) == 0
@@ -76,7 +76,7 @@ def test_faults_are_spelled_on_the_command_line() -> None:
 
 
 def test_the_help_names_every_cause_that_can_be_simulated() -> None:
-    """Nobody has to read the code to put a fault into a job."""
+    """A fault can be put into a job without reading the code."""
     told = set(re.findall(r"\w+", EPILOG))
     assert [cause for cause in CAUSES if cause not in told] == []
 
@@ -89,7 +89,7 @@ def test_every_cause_that_can_be_simulated_is_found_as_what_it_is(cause: str) ->
 
 
 def test_noise_and_clocks_are_set_on_the_command_line(tmp_path: Path) -> None:
-    """Without noise all ranks compute alike; clocks may be a second apart and nobody is named."""
+    """Without noise all ranks compute alike; clocks may be a second apart and no rank is named."""
     options = ["--ranks", "16", "--noise", "0", "--clock-offset-ms", "1000", "--clock-drift-ppm", "50", "--steps", "40"]
     assert main(["simulate", str(tmp_path / "run"), *options]) == 0
     run = load(tmp_path / "run")
@@ -99,7 +99,7 @@ def test_noise_and_clocks_are_set_on_the_command_line(tmp_path: Path) -> None:
     assert main(["simulate", str(tmp_path / "other"), "--noise", "-1"]) == 2
 
 
-#: What is told from a job with each fault: kind, and the ranks that are named.
+#: The expected verdict on a job with each fault: kind, and the named ranks.
 _TOLD = {"hang": ("hang", (5,)), "desync": ("desync", (5,)), "network": ("slow_link", ())}
 #: Of these folders of traces tell that something is computed longer at the usual clock, and no more.
 _COMPUTED = ("compute", "gpu_contention", "workload")
@@ -125,7 +125,7 @@ def test_what_trace_folders_hold_is_told_from_them(tmp_path: Path, cause: str) -
 
 
 def test_the_page_has_a_row_for_every_fault_and_output() -> None:
-    """The page says of each what it does to a job and what is told from it, as the tests here find it."""
+    """The page describes each fault's effect and its verdict as the tests here find them."""
     rows = dict(re.findall(r"^\| `(\w+)` \|(.*)\|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
     assert sorted(rows) == sorted(CAUSES)
     for cause, row in rows.items():
