@@ -162,6 +162,7 @@ inner.close()
     assert ring.Reader(path).header.rank == 0
 
 
+@pytest.mark.needs("cc")
 def test_programs_that_are_no_python_are_left_alone(tmp_path: Path) -> None:
     """The shim looks for Python's functions by name, and starts nothing where the program is called otherwise."""
     renamed = tmp_path / "trainer"
