@@ -13,7 +13,7 @@ import pytest
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.simulate.write import run_directory
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.uses("cc"), pytest.mark.timeout(300)]
 
 HINDMOST = f"{sys.executable} -m hindmost"
 EVERY = "select * from collectives, steps"

@@ -199,6 +199,7 @@ def test_no_mpi_at_all() -> None:
     assert mpi.features(None, {"PATH": "/nowhere"}) == ()
 
 
+@pytest.mark.needs("cc")
 def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     """``hindmost native build`` says where each library lies; a wrong name or mpirun is one line."""
     assert main(["native", "build", "nccl"]) == 0

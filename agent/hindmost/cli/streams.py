@@ -8,6 +8,7 @@ import io
 import os
 import sys
 from pathlib import Path
+from typing import TextIO
 
 _HANDLER = "hindmost.spelled"
 #: What reports draw and write, for terminals that lack it; all else is spelled out, as data must not be lost.
@@ -28,17 +29,19 @@ def prepare() -> None:
 
 
 def say(text: str) -> None:
-    """Write to stderr; where that cannot be, there is nobody to tell."""
-    with contextlib.suppress(OSError):
+    """Write to stderr; where that cannot be, it goes nowhere, and the exit code stays what it is."""
+    try:
         sys.stderr.write(text)
         sys.stderr.flush()
+    except OSError:
+        discard(sys.stderr)
 
 
-def discard() -> None:
-    """Let what standard output still holds go nowhere, at the interpreter's end too."""
+def discard(stream: TextIO | None = None) -> None:
+    """Let what standard output, or this stream, still holds go nowhere, at the interpreter's end too."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
+        os.dup2(nowhere, (stream or sys.stdout).fileno())
         os.close(nowhere)
 
 
