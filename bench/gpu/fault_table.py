@@ -23,8 +23,8 @@ HEAD = (
     "named after",
     "cause or line after",
     "onset off, steps",
-    "cost told, ms",
-    "truth",
+    "cost reported, ms",
+    "ground truth, ms",
     "right",
 )
 
@@ -47,7 +47,8 @@ def _cells(one: dict[str, Any]) -> tuple[str, ...]:
     told, cost_off = one.get("cost_told_ms"), one.get("cost_off")
     cost = "" if told is None or cost_off is None else f"{told:.1f}"
     truth = f"{told / (1 + cost_off):.1f}" if cost else ""
-    return one["fault"], one["expected"], named, right, onset, cost, truth, "yes" if one["as_expected"] else "**no**"
+    expected = one["expected"].replace("nobody", "no rank")
+    return one["fault"], expected, named, right, onset, cost, truth, "yes" if one["as_expected"] else "**no**"
 
 
 def main() -> None:

@@ -36,7 +36,7 @@ SECTIONS: dict[Any, tuple[str, dict[str, str]]] = {
             "verdicts": "what was found, the most costly first; never empty",
             "ranks": "a row for each rank",
             "what_if": "how much faster the job could be",
-            "notes": "sentences about the recording: what it lacks, what is normal about it",
+            "notes": "sentences about the recording: what is missing, what is normal",
         },
     ),
     contract.Verdict: (
@@ -164,7 +164,7 @@ SECTIONS: dict[Any, tuple[str, dict[str, str]]] = {
         },
     ),
 }
-#: Fields that no report has: they are for the judge's next look at a running job.
+#: Fields that no report has: they are for the judge's next evaluation of a running job.
 INSIDE = frozenset({"past", "shown_ms", "counted"})
 _RANKS_SHOWN = 2
 
@@ -188,12 +188,12 @@ def _type(kind: Any, name: str) -> str:
     written = str(next(one.type for one in fields(kind) if one.name == name))
     bare = written.replace(" | None", "")
     if bare.startswith("dict"):
-        told = "object"
+        kind_of = "object"
     elif bare.startswith(("tuple", "Sequence")):
-        told = "array"
+        kind_of = "array"
     else:
-        told = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}.get(bare, "object")
-    return f"{told} or null" if "None" in written else told
+        kind_of = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}.get(bare, "object")
+    return f"{kind_of} or null" if "None" in written else kind_of
 
 
 def _example() -> str:

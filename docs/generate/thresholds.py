@@ -29,7 +29,7 @@ hindmost collector --config FILE                                 # under [judge]
 `hindmost run` keeps what was set in `meta.json`, and `hindmost report` judges by it again.
 
 The defaults are those of the [accuracy measurements](../explanation/accuracy.md). Lower ones find more slow ranks, and
-name the wrong rank more often. Numbers that are part of a method stand beside it in the code, with their reasons.
+name the wrong rank more often. Numbers that are part of a method are in the code, with their reasons.
 
 | threshold | default | unit | between | reason |
 | --- | --- | --- | --- | --- |
