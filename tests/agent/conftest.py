@@ -1,5 +1,5 @@
 # ruff: noqa: N802, N815 - the stand-in is called as the real library is
-"""Stand-ins for what a test machine has not: NVIDIA's management library, with GPUs that behave as told."""
+"""Stand-ins for what a test machine has not: NVIDIA's management library, with GPUs that behave as set."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def looked_at() -> tuple[set[Path], set[Path]]:
     with mock.patch.object(os, "open", watched_open), mock.patch.object(Path, "exists", watched_exists):
         for second in (0, 1000):
             runner.run(second * NS)
-            time.sleep(1)  # the performance monitor needs a stretch of time between its samples
+            time.sleep(1)  # the performance monitor needs some time between its samples
     return opened, existing
 
 

@@ -83,7 +83,7 @@ def test_what_held_the_clocks_back_is_a_share_of_the_time_between_two_readings(h
 
 
 def test_a_gpu_knows_its_rank(host: Host, driver: Driver) -> None:
-    """The job's process on a GPU names the rank that owns it; strangers are not named."""
+    """The job's process on a GPU names the rank that owns it; other processes are not named."""
     host.ranks.put(RankProcess("j", 3, 8, 1, pid=4242, start_ticks=1))
     driver.processes[1] = [(4242, 5 << 30), (99, 1 << 30)]
     found = read_gpu(AmdProcesses(host))

@@ -90,7 +90,7 @@ def test_lustre_of_a_class_node(found: Values) -> None:
 
 @pytest.mark.parametrize(("found", "kills"), [("rhel8", 2.0), ("rhel7", None)], indirect=["found"])
 def test_slurm_s_groups_of_version_1(found: Values, kills: float | None) -> None:
-    """The job's group has the limit, the task's none; where the kernel counts no kills, they are absent and not 0."""
+    """The job's group has the limit, the task's none; where the kernel counts no kills, they are missing and not 0."""
     job, task = "/slurm/uid_1000/job_77", class_nodes.SLURM_V1
     assert of(found, "node_cgroup_memory_limit_bytes") == {(job,): 128 << 30}
     assert set(of(found, "node_cgroup_memory_used_bytes")) == {(job,), (task,)}

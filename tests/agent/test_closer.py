@@ -1,4 +1,4 @@
-"""The events of a few steps, fetched from the rings when somebody wants to look closer."""
+"""Event-trace requests: the events of a few steps, fetched from the rings."""
 
 from __future__ import annotations
 

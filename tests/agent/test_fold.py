@@ -130,7 +130,7 @@ def test_without_a_self_record_the_gap_is_from_the_last_collective() -> None:
 
 
 def test_a_loss_breaks_the_gap() -> None:
-    """After overwritten events nobody knows when the previous collective was left."""
+    """After overwritten events it is unknown when the previous collective was left."""
     fold = folded(event(ring.COLLECTIVE, "all_reduce", 100, 50))
     fold.broke()
     fold.feed([event(ring.COLLECTIVE, "all_reduce", 400, 50)])

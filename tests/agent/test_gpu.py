@@ -94,7 +94,7 @@ def test_activity_is_what_happened_between_two_samples(gpu_host: Host) -> None:
 
 
 def test_cards_without_a_performance_monitor_are_no_error(nvml: Any) -> None:
-    """Before Hopper there is none: absent."""
+    """Before Hopper there is none: missing."""
     nvml.gpm = False
     with pytest.raises(Absent):
         NvidiaGpm(Host(nvml_library=nvml))
@@ -112,7 +112,7 @@ def test_a_field_that_is_slow_here_is_left_out(gpu_host: Host, nvml: Any) -> Non
 
 
 def test_links_of_a_gpu_before_hopper_have_totals(gpu_host: Host, nvml: Any) -> None:
-    """Two kinds of CRC errors are one; no link is asked by itself."""
+    """Two kinds of CRC errors are one; links are not read one by one."""
     found = read_gpu(NvidiaLinkErrors(gpu_host))
     first = "GPU-00000000"
     assert found["nvlink_links_active", first] == LINKS
@@ -178,7 +178,7 @@ def test_a_gpu_without_nvlinks_has_no_errors_on_them(
 
 
 def test_a_gpu_knows_its_rank(gpu_host: Host, nvml: Any) -> None:
-    """The job's process on a GPU names the rank that owns it; strangers are not named."""
+    """The job's process on a GPU names the rank that owns it; other processes are not named."""
     gpu_host.ranks.put(RankProcess("j", 3, 8, 1, pid=4242, start_ticks=1))
     nvml.processes[1] = [(4242, 5 << 30), (99, 1 << 30)]
     found = read_gpu(NvidiaProcesses(gpu_host))
@@ -327,7 +327,7 @@ def test_a_lost_gpu_takes_no_other_s_instances_along(
 
 
 def test_a_node_without_a_driver_has_no_gpus(tmp_path: Path) -> None:
-    """Absent, and nothing is imported for it."""
+    """Missing, and nothing is imported for it."""
     for kind in (*ALL, NvidiaMig):
         with pytest.raises(Absent):
             kind(Host(dev=tmp_path))

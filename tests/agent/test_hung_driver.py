@@ -126,7 +126,7 @@ def test_a_gpu_that_comes_back_is_taken_on(gpu_host: Host, nvml: Any, free: thre
 def test_a_driver_that_is_being_loaded_has_not_failed(
     gpu_host: Host, nvml: Any, free: threading.Event, caplog: pytest.LogCaptureFixture, *, comes: bool
 ) -> None:
-    """It takes seconds where GPUs sleep: its samplers are not told of until they answer, or hang."""
+    """It takes seconds where GPUs sleep: its samplers are not reported until they answer, or hang."""
     runner = made(gpu_host, "nvidia", "nvidia_state")
     nvml.blocks["nvmlInit"] = 0, free
     for second in (0, 1, 5):
@@ -261,7 +261,7 @@ def asked_of_a_gpu() -> list[str]:
 def test_in_whatever_call_a_gpu_hangs_it_takes_no_other_along(
     gpu_host: Host, nvml: Any, free: threading.Event, call: str, late: bool
 ) -> None:
-    """Whoever asks has said which GPU: that one is left out, and all samplers read the other."""
+    """The read names its GPU: that one is left out, and all samplers read the other."""
     nvml.instances = {0: ["MIG-0"], 1: ["MIG-1"]}
     nvml.processes = {0: [(1, 1)], 1: [(2, 1)]}
     names = [name for name in samplers.load() if name.startswith("nvidia")]

@@ -1,4 +1,4 @@
-"""An agent that serves a node finds jobs by itself: by their rings, and by what launchers tell their processes."""
+"""An agent that serves a node finds jobs automatically: by their rings, and by their launchers' variables."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def process(
 
 
 def test_a_lock_that_is_no_file_keeps_nobody(tmp_path: Path) -> None:
-    """A FIFO as a lock would keep whoever opens it for ever; one that is a folder hides no other job."""
+    """Opening a FIFO as a lock would block for ever; one that is a folder hides no other job."""
     odd, other, fifo = (tmp_path / "hindmost-7" / name for name in ("odd", "other", "fifo"))
     for folder in (odd / "agent.lock", odd / "0.py.100.ring", other, fifo):
         folder.mkdir(parents=True)
@@ -137,7 +137,7 @@ def test_processes_that_are_out_of_reach_are_said_once(
 
 
 def test_a_rank_that_ended_is_left(host: Host) -> None:
-    """Its pid may be another's by the next look."""
+    """Its pid may be another's at the next check."""
     process(host.proc, 101, "PMI_RANK=0 PMI_SIZE=2 SLURM_JOB_ID=99")
     jobs = Jobs(host)
     jobs.look(0)

@@ -53,7 +53,7 @@ def rank(folder: Path) -> Iterator[Callable[[], Path]]:
 
 
 def minutes() -> Callable[[], int]:
-    """A clock by which each look is more than a minute after the one before: nobody is waited for."""
+    """A clock that advances by more than a minute at each reading: there is no waiting."""
     count = itertools.count()
     return lambda: next(count) * 61 * service.NS
 
@@ -139,7 +139,7 @@ def test_an_agent_that_nobody_comes_for_leaves(served: Settings, folder: Path, m
 def test_a_rank_that_runs_keeps_its_ring(
     served: Settings, rank: Callable[[], Path], monkeypatch: pytest.MonkeyPatch, reason: str, *, stays: bool
 ) -> None:
-    """The agent that follows can read it on; only where the run itself is over nobody will."""
+    """The next agent can go on reading it; once the run itself is over none will."""
     monkeypatch.setattr(service, "FLUSH_TIMEOUT_S", 0.0)
     path = rank()
     assert start_ticks(Path("/proc"), os.getpid()) is not None
@@ -171,7 +171,8 @@ def test_a_task_that_answers_its_cancellation_with_an_error_of_its_own_ends_all_
 
 
 def test_a_lock_that_was_removed_while_it_was_taken_is_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An agent that leaves removes the file: who has opened it before would lock what nobody else ever sees."""
+    """An agent that leaves removes the file: a process that opened it before would lock a file that no other can
+    see."""
     flock = fcntl.flock
     calls: list[int] = []
 

@@ -228,7 +228,7 @@ def test_a_rate_that_is_not_known_is_missing(host: Host) -> None:
 
 
 def test_a_node_without_adapters_has_none(host: Host) -> None:
-    """Absent, not an empty page."""
+    """Missing, not an empty page."""
     for kind in (Infiniband, NetworkLink):
         with pytest.raises(Absent):
             kind(host).sample()
@@ -303,7 +303,7 @@ def test_all_tasks_waiting_for_a_cpu_means_nothing_of_a_node(host: Host) -> None
 def test_pressure_that_is_not_kept_is_no_error(
     host: Host, monkeypatch: pytest.MonkeyPatch, refused: set[str], left: set[str]
 ) -> None:
-    """RHEL 8 and 9 have the files and refuse to read them: absent, with what to do, and not a failure each tick."""
+    """RHEL 8 and 9 have the files and refuse to read them: missing, with what to do, and not a failure each tick."""
     line = "some avg10=1.00 avg60=1.00 avg300=1.00 total=2500000\n"
     write(host.proc / "pressure", dict.fromkeys(("cpu", "io", "irq"), line))
     whole = File.read

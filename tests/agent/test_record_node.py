@@ -1,4 +1,4 @@
-"""Recording a machine: what comes out can stand in its place, is small, and tells nobody whose it was."""
+"""Recording a machine: the result can stand in its place, is small, and does not show whose it was."""
 
 from __future__ import annotations
 

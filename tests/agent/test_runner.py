@@ -156,7 +156,7 @@ def test_errors_are_counted_from_0() -> None:
 
 
 def test_nothing_here_is_no_error() -> None:
-    """An absent source has neither success nor failure, and is looked for again once a minute."""
+    """A missing source has neither success nor failure, and is looked for again once a minute."""
     host = Host()
     made = runner(Elsewhere, host=host)
     for now in range(1, 120):
@@ -173,7 +173,7 @@ class Locked(Steady):
 
 
 def test_what_may_not_be_read_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    """It is absent like what does not exist, but whoever runs the agent learns of it."""
+    """It is missing like what does not exist, but the agent's log says so."""
     made = runner(Locked)
     for now in range(0, 600, 60):
         made.run(now * NS)

@@ -1,4 +1,4 @@
-"""What an agent is told is checked before it starts; what is wrong is named in one line with the remedy."""
+"""An agent's settings are checked before it starts; a wrong one is named in one line with the remedy."""
 
 from __future__ import annotations
 

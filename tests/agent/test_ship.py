@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PATIENCE_S = 10.0
-#: A port where nobody listens.
+#: A port without a listener.
 NOBODY = 9
 
 
 class Collector(service.TelemetryServicer):
-    """Takes everything, remembers it, acknowledges as told."""
+    """Takes everything, remembers it, acknowledges as set."""
 
     def __init__(self) -> None:
         self.durable = 0
@@ -98,7 +98,7 @@ def append(spool: Spool, count: int, samples: int = 10) -> None:
 
 
 class Link:
-    """A shipper with its spool, and what the collector told it."""
+    """A shipper with its spool, and what the collector answered."""
 
     def __init__(self, spool: Spool, port: int, **options: Any) -> None:
         self.spool, self.own = spool, Own()
@@ -231,7 +231,7 @@ def test_a_collector_that_goes_gets_what_there_is_and_the_next_one_the_rest(
 
 
 def test_leaving_without_a_collector_takes_no_longer_than_told(spool: Spool) -> None:
-    """Nobody listens: finish gives up in time, and the spool still holds everything."""
+    """Without a listener finish gives up in time, and the spool still holds everything."""
 
     async def work() -> None:
         append(spool, 2)
@@ -282,7 +282,7 @@ def test_a_backlog_is_sent_no_faster_than_told(spool: Spool) -> None:
 
 
 def test_what_is_no_collector_is_said_once(spool: Spool, caplog: pytest.LogCaptureFixture) -> None:
-    """A port where nobody listens: one line, however many attempts."""
+    """A port without a listener: one line, however many attempts."""
 
     attempts: list[int] = []
 

@@ -54,7 +54,7 @@ def test_batches_are_sent_once_in_order_after_their_definitions(spool: Spool) ->
 
 
 def test_a_stream_of_years_remembers_no_job_of_years_ago(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the collector has been told is forgotten now and then, and told again where a batch needs it."""
+    """Definitions that the collector has are forgotten now and then, and sent again where a batch needs them."""
     monkeypatch.setattr("hindmost_agent.spool.MOST_ON_STREAM", 10)
     spool.connected(0)
     for job in range(100):
@@ -333,7 +333,7 @@ def test_a_segment_that_can_be_read_again_is_delivered(spool: Spool, tmp_path: P
 
 
 def test_what_was_removed_while_it_was_written_is_not_kept(spool: Spool, tmp_path: Path) -> None:
-    """Somebody emptied the folder: an agent that ends then leaves nothing, and does not say that it does."""
+    """The folder was emptied: an agent that ends then leaves nothing, and does not say that it does."""
     fill(spool, 40, size=20_000)
     shutil.rmtree(tmp_path / "spool")
     spool.close()
@@ -351,7 +351,7 @@ def test_without_a_disk_memory_takes_over_and_is_bounded(spool: Spool, disk: set
 
 
 def test_one_folder_belongs_to_one_agent(spool: Spool, tmp_path: Path) -> None:
-    """A second agent on the same spool is told so."""
+    """A second agent on the same spool gets an error that says so."""
     with pytest.raises(UsageError, match="another agent uses it"):
         Spool(tmp_path / "spool", LIMIT)
 

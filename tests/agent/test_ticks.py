@@ -58,7 +58,7 @@ def test_a_ring_is_read_when_a_batch_is_made_of_it(tmp_path: Path, writer: ring.
 
 @pytest.mark.parametrize(("asked_s", "every_s"), [(0, 2), (1, 2), (3, 3), (60, 4)])
 def test_a_collector_of_many_agents_gets_batches_seldomer(tmp_path: Path, asked_s: int, every_s: int) -> None:
-    """As it asked, within what a verdict can wait: never oftener than usual, never as seldom as somebody may ask."""
+    """As it asked, within what a verdict can wait: never more often than usual, never as rarely as it may ask."""
     mine = agent(tmp_path, Spool(tmp_path / "spool", 1 << 20), {"cpu": samplers.load()["cpu"]})
     mine.batch_ns = asked_s * NS
     made = []
@@ -71,7 +71,8 @@ def test_a_collector_of_many_agents_gets_batches_seldomer(tmp_path: Path, asked_
 
 
 def test_what_is_no_ring_keeps_nobody_from_sampling(tmp_path: Path, writer: ring.Writer) -> None:
-    """All users of a node may write where rings are: the node, and rings beside, are read on, and one line is said."""
+    """All users of a node may write to the rings' folder: the node, and other rings, are read on, and one line is
+    logged."""
     os.mkfifo(tmp_path / "rings/1.py.1.ring")
     (tmp_path / "rings/2.py.1.ring").mkdir()
     (tmp_path / "rings/3.py.1.ring").symlink_to("/dev/zero")
@@ -84,7 +85,7 @@ def test_what_is_no_ring_keeps_nobody_from_sampling(tmp_path: Path, writer: ring
 
 
 def test_a_ring_that_is_cut_short_is_the_end_of_that_ring_alone(tmp_path: Path, writer: ring.Writer) -> None:
-    """Its rank runs on, and is told of by what was read before; the node is sampled."""
+    """Its rank runs on, and is reported with what was read before; the node is sampled."""
     mine = agent(tmp_path, Spool(tmp_path / "spool", 1 << 20), {"cpu": samplers.load()["cpu"]})
     steps(writer, 3)
     mine.tick(0)
@@ -144,8 +145,9 @@ def test_a_rank_that_died_right_after_a_batch_is_told_with_the_next(tmp_path: Pa
     [(1, [0, 1, 1.25, 1.5, 1.75, 2, 2.25, 2.5, 4, 4.25, 4.5, 4.75, 5]), (16, [0, 2, 4, 5])],
 )
 def test_ranks_that_stand_still_are_told_of_soon(tmp_path: Path, world: int, batches: list[float]) -> None:
-    """Whether that is a hang is a matter of seconds; of a job on many nodes each needs to say so seldomer. As soon as
-    any goes on, batches are as seldom as before."""
+    """Whether that is a hang is a matter of seconds; in a job on many nodes each node reports it less often.
+
+    As soon as any rank goes on, batches are as rare as before."""
     rank = ring.Writer.create(tmp_path / "rings", Identity("job", 0, world, 0, "n", "torch", "t.py"), "py", CAPACITY)
     rank.enter(0, ring.COLLECTIVE, rank.name("all_reduce"), 1, 3, rank.communicator(77, 0, world, "world"))
     mine = agent(tmp_path, Spool(tmp_path / "spool", 1 << 20))

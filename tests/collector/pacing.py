@@ -1,4 +1,4 @@
-"""Jobs that are watched on a clock that is told, whose judging takes what it is told to."""
+"""Jobs that are watched on a controlled clock, whose judging takes a set time."""
 
 from __future__ import annotations
 
@@ -31,14 +31,16 @@ def collector(jobs: dict[str, Any], now: Callable[[], float]) -> Any:
 
 
 async def turn(watch: Watch) -> None:
-    """One turn of each job that is due, and whole windows that it began judged to the end."""
+    """One turn of each job that is due, and the full evaluations that it began, to the end."""
     await watch.round()
     await watch.through()
 
 
 class Paced:
-    """Jobs that are told of all the time; CPU seconds that judging takes are ``whole_s``, and ``look_s`` by the least
-    rows of a look; whom whole windows and newest steps name is ``names``."""
+    """Jobs that send data all the time.
+
+    CPU seconds of judging are ``whole_s``, and ``look_s`` by the least rows of an incremental evaluation; ``names``
+    are the ranks that full evaluations and newest steps name."""
 
     def __init__(
         self,

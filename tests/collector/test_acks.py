@@ -1,4 +1,4 @@
-"""When an agent is told what is durable: with whatever else is said to it, and by itself only when nothing is."""
+"""When an agent gets an acknowledgement: with any other message to it, and alone only when there is none."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def told(talk):
 
 
 def test_ack_goes_with_the_next_message():
-    """The time is told every ten seconds; an ack goes with it, the latest in the place of those before."""
+    """The time is sent every ten seconds; an ack goes with it, the latest in the place of those before."""
 
     async def talk(outbox, clock, settle):
         outbox.ack(1)

@@ -54,14 +54,14 @@ def test_a_job_that_is_well_again_is_served_as_balanced(over: dict[str, Any]) ->
 
 
 def test_of_too_few_steps_since_nothing_is_said(over: dict[str, Any]) -> None:
-    """Nobody knows how steps are of which there are fewer than a judgement needs."""
+    """With fewer steps than a judgement needs, how they are is unknown."""
     until = over["verdicts"][0]["until_step"]
     assert live(over, until + DEFAULT.min_steps - 1).verdicts() == []
     assert [one["kind"] for one in live(over, until + DEFAULT.min_steps).verdicts()] == ["balanced"]
 
 
 def test_a_verdict_that_holds_is_served_alone(over: dict[str, Any]) -> None:
-    """Beside one that has ended, one that holds is all that is so now."""
+    """If one has ended, the one that holds is the only current one."""
     held = {**over["verdicts"][0], "ranks": [1], "until_step": None}
     report = {**over, "verdicts": [*over["verdicts"], held]}
     assert live(report, STEPS - 1).verdicts() == [held]

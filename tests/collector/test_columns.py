@@ -28,7 +28,7 @@ def rows(table):
 
 @given(st.lists(st.tuples(st.integers(1, 70), st.booleans(), st.booleans(), st.booleans()), max_size=12))
 def test_blocks_of_any_shape_keep_their_rows(blocks):
-    """Blocks of any size, with columns absent here and there, all come out; the absent is -1."""
+    """Blocks of any size, with columns missing here and there, all come out; a missing value is -1."""
     table, expected = builder(), []
     for rank, (count, has_a, has_b, has_c) in enumerate(blocks):
         values = list(range(count))

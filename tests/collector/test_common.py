@@ -1,4 +1,4 @@
-"""Jobs on several nodes are judged by the time of which all ranks have told."""
+"""Jobs on several nodes are judged by the time that all ranks have reported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hindmost_collector.model import Run
 
 RANKS, ONSET, STEPS = 32, 60, 100
-#: Ranks of the node whose agent told last a while ago.
+#: Ranks of the node whose agent sent its last batch a while ago.
 BEHIND = range(8)
 EVERYTHING = frozenset({"steps", "collectives"})
 
@@ -88,7 +88,7 @@ def test_too_short_a_window_stays_as_it_is(job: Run) -> None:
 
 
 def test_a_window_that_begins_with_its_job_is_not_cut_at_its_begin(job: Run) -> None:
-    """What ranks told first is when they began."""
+    """Ranks' first reports are when they began."""
     run = without(job, BEHIND, before=5)
     assert told_by_all(run, step_ns(job), set(), EVERYTHING).steps["step"].min() == 0
     assert told_by_all(run, step_ns(job), set(), set()).steps["step"].min() >= 4

@@ -1,4 +1,4 @@
-"""Columns that hold one value: what they take, and that nobody else can tell them from others."""
+"""Columns that hold one value: their memory, and that other code sees no difference."""
 
 from __future__ import annotations
 

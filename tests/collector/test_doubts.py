@@ -1,4 +1,4 @@
-"""What looks say and whole windows do not is asked about more and more seldom, until it is said no more."""
+"""Claims that full evaluations do not confirm are checked less and less often, until they are no longer made."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_commit_is_finished_after_a_crash(tmp_path):
 
 
 def test_one_writer_a_store(tmp_path):
-    """A second collector on the same directory is refused, and told why."""
+    """A second collector on the same directory is refused, with the reason."""
     first = ParquetStore(tmp_path, single=True)
     with pytest.raises(HindmostError, match="written by another collector"):
         ParquetStore(tmp_path, single=True)

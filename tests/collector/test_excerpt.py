@@ -1,4 +1,4 @@
-"""A recording too large for memory is read in stretches, alike on every rank, and judged as the whole would be."""
+"""A recording too large for memory is read in periods, the same on every rank, and judged as the whole would be."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_of_a_very_large_job_steps_are_read_where_collectives_would_be_too_few(
 
 
 def partly(folder: Path, faults: tuple[Fault, ...], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """A quarter of a run of 800 steps, read in stretches."""
+    """A quarter of a run of 800 steps, read in periods."""
     write(simulate(Scenario(4, 800, faults=faults)).run, folder, "run")
     calls = len(read_run(folder).collectives["rank"])
     monkeypatch.setitem(excerpt.MOST, "collectives", calls // 4)
@@ -127,7 +127,7 @@ def partly(folder: Path, faults: tuple[Fault, ...], monkeypatch: pytest.MonkeyPa
 def test_of_a_begin_and_an_end_that_were_not_read_the_steps_between_which_they_lie_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fault begins and ends between two stretches: no step is said to be where it did."""
+    """The fault begins and ends between two periods: no step is said to be where it did."""
     onset, end = 300, 500
     run = partly(tmp_path / "run", (Fault("compute", (2,), 0.15, onset=onset, end=end),), monkeypatch)
     read = set(run.steps["step"].tolist())

@@ -153,7 +153,7 @@ def test_no_job_name_leads_out_of_the_store(tmp_path, job):
 
 
 def test_flush_outlives_who_asked(collecting, fake_agent, tmp_path, monkeypatch):
-    """A flush that is cancelled goes to its end and is acknowledged; no second one starts beside it."""
+    """A cancelled flush runs to its end and is acknowledged; no second one starts in parallel."""
 
     async def scenario():
         async with collecting(out=str(tmp_path), flush_seconds=600.0) as collector:

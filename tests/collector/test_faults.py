@@ -122,7 +122,7 @@ def test_clock_jump(collecting, fake_agent, tmp_path, jump_s):
 
 
 def test_client_that_never_reads(collecting, fake_agent, tmp_path):
-    """A client that sends and never reads holds nobody else up, and what waits for it does not grow."""
+    """A client that sends and never reads holds no other client up, and what waits for it does not grow."""
 
     async def scenario():
         async with collecting(out=str(tmp_path), flush_seconds=0.05) as collector:

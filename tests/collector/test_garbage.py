@@ -104,7 +104,8 @@ def test_names_are_bounded():
 
 @pytest.mark.parametrize("relayed", [False, True])
 def test_strangers_are_answered_counted_and_told(collecting, collector_process, relayed, caplog):
-    """Who is no agent is told so, and so is the operator: counted by kind and named by address, without a traceback."""
+    """Rejected calls get a reason, and so does the operator: counted by kind and named by address, without a
+    traceback."""
 
     async def refused(address, method, message):
         async with grpc.aio.insecure_channel(address) as channel:
@@ -145,7 +146,7 @@ def test_strangers_are_answered_counted_and_told(collecting, collector_process, 
 
 
 def test_strangers_are_told_of_once_a_minute(caplog):
-    """However many there are, a kind of stranger is one line a minute, which says how many there were."""
+    """However many there are, a kind of rejected call is one line a minute, which says how many there were."""
     now = [0.0]
     strangers = Strangers(lambda: now[0])
     peer = types.SimpleNamespace(peer=lambda: "ipv4:10.0.0.9:1")
@@ -157,7 +158,7 @@ def test_strangers_are_told_of_once_a_minute(caplog):
 
 
 def test_broken_tick_is_replayed(collecting, fake_agent, tmp_path, monkeypatch, caplog):
-    """A tick that fails for a reason nobody foresaw loses nothing and is in the log: agents send again."""
+    """A tick that fails for an unforeseen reason loses nothing and is in the log: agents send again."""
 
     async def scenario():
         async with collecting(out=str(tmp_path), flush_seconds=0.1) as collector:

@@ -1,4 +1,4 @@
-"""Greeting agents while the store takes its time, or does not answer: nobody else waits, and nobody else is dropped."""
+"""Greeting agents while the store is slow, or does not answer: no other agent waits, and none is dropped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hindmost_proto import telemetry_pb2 as wire
 
 
 class Slow:
-    """A store that answers when it is told to, with what it is told to."""
+    """A store that answers on command, with a set answer."""
 
     def __init__(self):
         self.known, self.questions = {}, 0

@@ -89,7 +89,7 @@ def test_discard_during_a_write_counts_each_byte_once(recorder, error):
 
 
 def test_a_write_is_waited_for_a_while(recorder):
-    """It is under way until it is back, or until it takes too long for anybody to wait for it."""
+    """It is under way until it is back, or until it takes too long to wait for."""
 
     async def scenario():
         recorder.add(chunks(), {"a": 1})

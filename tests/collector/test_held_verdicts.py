@@ -41,7 +41,7 @@ WINDOW_NS = 8_000_000_000
 SECOND = 1e9
 
 
-#: CPU seconds of judging a whole window, and of a look at its newest steps, where the one is made to cost much.
+#: CPU seconds of a full and of an incremental evaluation, where judging is made to cost much.
 WHOLE_S, LOOK_S = 0.3, 0.02
 
 
@@ -50,7 +50,7 @@ def judged_live(
 ) -> Iterator[tuple[float, dict[str, Any], list[dict[str, Any]]]]:
     """When, the report and its events, of each judgement of the job as its agents' batches come in.
 
-    With a list, judging is made to cost much: what a whole window and a look at its newest steps take is added to it.
+    With a list, judging is made to cost much: what each full and incremental evaluation takes is added to it.
     """
     job = Job.of(scenario)
     definitions = Definitions()
@@ -99,7 +99,7 @@ def at_a_cost(used: list[float], run: Run) -> Any:
 
 @functools.cache
 def watched(scenario: Scenario) -> tuple[tuple[float, dict[str, Any], list[dict[str, Any]]], ...]:
-    """All judgements of a job, of which several tests say what is true: nobody changes them."""
+    """All judgements of a job, for several tests: read only."""
     return tuple(judged_live(scenario))
 
 
@@ -134,8 +134,7 @@ def test_a_verdict_is_open_as_long_as_it_holds_and_is_closed_with_its_interval(k
 
 @pytest.mark.parametrize("kind", FAULTS)
 def test_what_costs_much_to_judge_is_told_as_soon(kind: str) -> None:
-    """A look at the newest steps later, with the same interval; whole windows are judged when there is news, for what
-    judging may cost."""
+    """An incremental evaluation later, with the same interval; full evaluations run for news, within the budget."""
     scenario, used = Scenario(8, STEPS, seed=3, faults=(FAULTS[kind],)), list[float]()
     cheap, costly = told(scenario), told(scenario, used)
     assert [one[1:] for one in costly] == [one[1:] for one in cheap]
@@ -202,7 +201,7 @@ def test_steps_that_nobody_marks_keep_their_numbers_as_the_window_goes_on(layout
 
 
 def test_numbers_go_on_where_windows_share_no_step() -> None:
-    """As many as have passed at the typical pace; where nobody saw when steps began they are counted from 0."""
+    """As many as have passed at the typical pace; where the steps' begins are unknown they are counted from 0."""
     starts = np.arange(40.0)[None, :] * 1e8
     joined = SimpleNamespace(start=np.concatenate([starts + 5e6, starts]))
     number = np.where(np.arange(40) % 2, -1, np.arange(40) // 2)

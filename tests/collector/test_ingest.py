@@ -255,7 +255,7 @@ def test_refuses_strangers(collecting, fake_agent, tmp_path, first):
 
 
 def test_newest_stream_wins(collecting, fake_agent, tmp_path):
-    """Of two streams with one identity the older is told why it ends; nothing is stored twice."""
+    """Of two streams with one identity the older ends with the reason; nothing is stored twice."""
 
     async def scenario():
         async with collecting(out=str(tmp_path)) as collector:

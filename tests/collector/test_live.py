@@ -1,4 +1,4 @@
-"""Verdicts of a running job: opened once, told again when they change, closed with their interval."""
+"""Verdicts of a running job: opened once, reported again when they change, closed with their interval."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_silent_wait_becomes_a_hang_as_soon_as_it_is_old_enough(definitions: D
 
 
 def test_another_node_says_nothing_of_these_ranks(definitions: Definitions) -> None:
-    """Where an agent has fallen silent nobody knows how its ranks are."""
+    """After lost contact with an agent the state of its ranks is unknown."""
     window = waiting(definitions)
     heard(window, definitions, 60, node="n1")
     assert found(window, definitions) is None
@@ -85,7 +85,7 @@ def standing(definitions: Definitions) -> LiveJob:
 
 
 def test_stacks_of_who_is_missing_are_asked_for_before_the_hang(definitions: Definitions) -> None:
-    """Once, at half of a hang's patience, and of nobody who waits: the verdict has them when it is first told."""
+    """Once, at half of a hang's patience, and not for the waiting ranks: the first verdict has them."""
     job = standing(definitions)
     heard(job.window, definitions, 2)
     assert job.stall.question(job) is None

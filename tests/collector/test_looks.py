@@ -50,7 +50,7 @@ def costs(**found: float) -> Seen:
 def test_news_is_who_begins_or_ends_and_what_becomes_dearer_or_longer(
     held: Seen, before: Seen, now: Seen, new: bool
 ) -> None:
-    """Beside what looks said when the whole window was judged: a long window names whom few steps do not show."""
+    """Against the claims at the last full evaluation: a long window names ranks that few steps do not show."""
     assert bool(news(held, before, now)) == new
 
 
@@ -73,7 +73,7 @@ def test_who_is_slow_now_and_then_is_not_missed_in_few_steps() -> None:
 
 
 def test_what_looks_said_is_borne_out_by_what_has_changed_in_the_whole_window() -> None:
-    """Somebody is named there too, or is no longer; another length is, if anybody."""
+    """A rank is named there too, or is no longer; another length counts if any rank is."""
     said = news(NOTHING, NOTHING, Seen({SLOW: 5.0}, 120.0, 10.0))
     assert borne_out(said, NOTHING, costs(slow=5.0)) == said
     assert borne_out(said, NOTHING, NOTHING) == set()
@@ -95,12 +95,12 @@ def test_a_look_names_whom_a_judgement_does_and_describes_a_few() -> None:
 
 
 def gaps(judged: list[tuple[float, str]], which: str) -> list[float]:
-    """Seconds between two looks, or two whole windows."""
+    """Seconds between two evaluations of one kind."""
     return np.diff([at for at, one in judged if one == which]).tolist()
 
 
 def test_newest_steps_are_looked_at_each_period_and_the_whole_window_when_its_share_pays_for_it() -> None:
-    """A look each 1.5 s, and of a twentieth of a core a whole window of 0.4 s each 8 s."""
+    """An incremental evaluation each 1.5 s, and from a twentieth of a core a full one of 0.4 s each 8 s."""
     job = Paced()
     judged = job.until(120.0)
     assert max(gaps(judged, "newest")) <= 2.0
@@ -119,7 +119,7 @@ def test_looks_come_each_period_however_much_whole_windows_have_taken(whole_s: f
 
 
 def test_a_look_that_takes_too_long_reads_fewer_rows_and_more_again_when_it_may() -> None:
-    """Down to what one look may take, which is not the fewest; so looks come each period on a slow host too."""
+    """Down to its time limit, which is not the fewest rows; so evaluations come each period on a slow host too."""
     job = Paced(look_s=lambda rows: 0.01 + rows * 1e-5)
     judged = job.until(60.0)
     assert job.rows[0] == newest.ROWS
@@ -182,7 +182,7 @@ def test_looks_that_cannot_be_short_enough_take_no_more_of_a_core_than_they_may(
 
 @pytest.mark.parametrize("whole_s", [0.1, 0.4])
 def test_of_many_jobs_all_are_judged_for_what_one_may_take(whole_s: float) -> None:
-    """Also where the window of each takes no more than a look may: then their newest steps are looked at."""
+    """Also where a window takes no more than an incremental evaluation may: then their newest steps are evaluated."""
     job = Paced(jobs="jklmn", whole_s=whole_s, look_s=lambda rows: 0.01 + rows * 1e-6)
     judged = job.until(200.0)
     assert len([at for at, which in judged if which == "newest"]) >= 5 * 200 / 2
@@ -197,7 +197,7 @@ def test_a_window_that_takes_no_more_than_a_look_may_is_judged_whole() -> None:
 
 
 def test_news_has_the_whole_window_judged_at_once() -> None:
-    """And soon again where it does not say so yet, but ever seldomer as long as it does not."""
+    """And soon again if it does not confirm them yet, but less and less often as long as it does not."""
     job = Paced()
     assert job.until(40.0)
     job.names["newest"] = (3,)
@@ -207,7 +207,8 @@ def test_news_has_the_whole_window_judged_at_once() -> None:
 
 
 def test_what_looks_say_now_and_then_by_chance_has_the_whole_window_judged_more_and_more_seldom() -> None:
-    """Each look in two names somebody whom the whole window never does; a real fault is not kept waiting for that."""
+    """Every second incremental evaluation names a rank that the full one never does; a real fault does not wait for
+    that."""
     job = Paced()
     job.until(20.0)
     asked = 0
@@ -221,8 +222,8 @@ def test_what_looks_say_now_and_then_by_chance_has_the_whole_window_judged_more_
 
 
 def test_what_looks_say_by_chance_leaves_no_verdict_unconfirmed() -> None:
-    """Where no more whole windows may be judged, what these did not bear out before keeps no verdict from being seen to
-    hold."""
+    """Where no more full evaluations fit the budget, claims that they did not confirm keep no verdict from being
+    seen to hold."""
     job = Paced(whole_s=3.0)
     job.until(10.0)
     ages = []

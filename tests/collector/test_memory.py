@@ -65,7 +65,7 @@ def test_names_are_cut():
 
 @pytest.mark.parametrize("who", ["job_id", "node", "gpu_uuid", "framework"])
 def test_who_somebody_is_is_never_cut(who):
-    """A name that tells one from another is refused when it is too long: cut, it might be somebody else's."""
+    """An identifying name that is too long is refused: cut, it might be another's."""
     decoding, long = Decoding(), "n" * (IDENTITY_LIMIT + 1)
     sent = wire.Rank(**{"ref": 8, "job_id": "j", "rank": 1, "world_size": 2, "node": "n", who: long})
     with pytest.raises(Malformed, match="rank 1 says who it is in 1025 characters: at most 1024"):
@@ -85,7 +85,7 @@ class Agents:
         return asyncio.run(self.ingest.greet(wire.Hello(protocol=1, agent_id=name, node="n", monotonic_ns=1)))
 
     def send(self, who, sequence: int, samples: int = 1000) -> None:
-        """A batch of so many samples of a schema that nobody defines."""
+        """A batch of so many samples of an undefined schema."""
         block = wire.MetricBlock(schema=99, time_ns=[1], values=[1.5] * samples)
         message = wire.AgentMessage(batch=wire.Batch(sequence=sequence, metrics=[block]))
         assert asyncio.run(self.ingest.handle(*who, packed(message)))

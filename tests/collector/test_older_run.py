@@ -42,7 +42,7 @@ def test_what_came_later_is_told(older):
 
 
 def test_a_column_that_came_later_is_not_measured(older):
-    """SQL and pandas see -1 in it, as they do for whatever else was not measured, alone and beside newer segments."""
+    """SQL and pandas see -1 in it, as for any other unmeasured value, alone and together with newer segments."""
     assert set(hindmost_collector.open(older).steps("negotiation_ns")["negotiation_ns"].to_pylist()) == {-1}
     ParquetStore(older, single=True).write({("j", "steps"): [newer_row()]}, {})
     run = hindmost_collector.open(older)

@@ -77,7 +77,7 @@ def test_layers(tmp_path):
     ],
 )
 def test_mistakes_are_named(tmp_path, toml, said):
-    """Each mistake is told in one line that names the layer or the setting, and what would be right."""
+    """Each mistake gives one line that names the layer or the setting, and what would be right."""
     file = tmp_path / "c.toml"
     file.write_text(toml)
     with pytest.raises(UsageError) as caught:

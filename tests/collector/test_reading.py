@@ -23,7 +23,7 @@ from hindmost_collector.store.upkeep import Retention, Upkeep
 DOCS = Path(__file__).parents[2] / "docs"
 FLUSHES = 20  # one more than a compaction wants
 
-#: Reads until it is told that everything is written, and once more; prints how many rows and different ones it saw.
+#: Reads until everything is reported as written, and once more; prints how many rows and different ones it saw.
 READER = """
 import json, sys
 from pathlib import Path

@@ -27,7 +27,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def _refuse(monkeypatch: pytest.MonkeyPatch, refused: Path) -> None:
-    """Have the system refuse a segment, or to list a folder, as it would whoever is not root."""
+    """Have the system refuse a segment, or to list a folder, as it would for a user other than root."""
     scan, file = os.scandir, segments.pq.ParquetFile
 
     def scandir(path: object) -> object:
@@ -48,7 +48,7 @@ def _refuse(monkeypatch: pytest.MonkeyPatch, refused: Path) -> None:
 def test_what_may_not_be_read_is_named_and_not_taken_for_nothing(
     run: Path, what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A report without a table, or a part of one, would be another job's: the way to have it whole is told instead."""
+    """A report without a table, or a part of one, would be another job's: the message says how to read all of it."""
     (refused,) = run.glob(what)
     _refuse(monkeypatch, refused)
     assert main(["report", str(run)]) == 2
@@ -107,7 +107,7 @@ def test_a_newer_hindmost_s_run_is_not_judged(run: Path, capsys: pytest.CaptureF
 
 @pytest.mark.parametrize("content", ["[1]", "[" * 100_000, "{"])
 def test_a_collector_writes_over_what_is_damaged(tmp_path: Path, content: str) -> None:
-    """A job that starts again beside a meta.json of no use has one of its own."""
+    """A job that starts again next to a useless meta.json has one of its own."""
     (tmp_path / "meta.json").write_text(content)
     store = ParquetStore(tmp_path, single=True)
     store.write_meta("r", {"job_id": "r"})

@@ -104,7 +104,7 @@ def test_relay_killed_loses_and_doubles_nothing(collector_process, fake_agent, t
 
 
 def test_through_a_relay_the_clock_goes_apart_from_batches(collector_process, fake_agent):
-    """A relay keeps batches for a while, so only an agent that is there itself is told to ask with them."""
+    """A relay keeps batches for a while, so only an agent connected directly may ask with them."""
     collector = collector_process("--http", "none")
     relay = collector_process("--relay-to", collector.addresses["grpc"], "--http", "none")
 
@@ -160,7 +160,7 @@ def test_relay_without_its_collector_takes_nothing(collector_process, fake_agent
 
 
 def test_garbage_ends_only_its_own_stream(collector_process, fake_agent, tmp_path):
-    """Bytes that are no message are refused from whoever sends them; the other agents of the relay go on."""
+    """Bytes that are no message are refused from any client; the other agents of the relay go on."""
     collector = collector_process("--out", tmp_path, "--http", "none")
     relay = collector_process("--relay-to", collector.addresses["grpc"], "--http", "none")
 

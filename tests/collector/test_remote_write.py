@@ -69,7 +69,7 @@ def bits(value):
 
 
 class FakeReceiver(Receiver):
-    """Answers what it is told to, one after the other, then 204; keeps what it took."""
+    """Gives the set answers, one after the other, then 204; keeps what it took."""
 
     def __init__(self, *answers):
         super().__init__("http://127.0.0.1:1/write")
@@ -108,7 +108,7 @@ def block(node, first_s, values):
 
 
 def test_bytes_are_the_protocol_s():
-    """Labels in order, values bit by bit, times in ms; a missing sample is absent; nodes share a template."""
+    """Labels in order, values bit by bit, times in ms; a missing sample leaves no row; nodes share a template."""
     receiver = FakeReceiver()
     sink = Sink(receiver)
     nan = float("nan")

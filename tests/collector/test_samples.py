@@ -55,7 +55,7 @@ def rows(tables):
 
 @given(st.lists(BLOCKS, max_size=12), st.sampled_from([3, 10, 1 << 17]))
 def test_every_sample_is_one_row(blocks, piece):
-    """Of nodes with as many samples as others or not, in pieces of any size; the missing ones are absent."""
+    """From nodes with as many samples as others or not, in pieces of any size; missing ones leave no rows."""
     made, expected = sent(blocks)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(samples, "_PIECE", piece)

@@ -58,7 +58,7 @@ def test_jobs_are_sealed_one_at_a_time_while_others_are_judged(monkeypatch):
 
 @pytest.mark.parametrize(("now", "pause"), [(-0.5, 0.5), (0.0, 0.25), (0.25, 9.0)])
 def test_a_turn_that_waits_for_a_write_begins_as_soon_as_it_can_wait_no_more(now, pause):
-    """Not at the next look whether there is one."""
+    """Not at the next check whether there is one."""
     clock = [-1.5]
     judging = Judging(1.5, clock=lambda: clock[0], cpu=lambda: 0.0)
     judging._begun("j")
@@ -135,7 +135,7 @@ def test_judging_waits_for_a_write(monkeypatch, writing, overdue, ripe, judged):
 
 
 class Costly:
-    """A job whose newest steps are looked at, what judging them says, and a whole window that takes until told."""
+    """A job whose newest steps are evaluated, with set results, and a full evaluation that takes until released."""
 
     def __init__(self):
         self.news, self.asked, self.through = False, [], threading.Event()
@@ -178,13 +178,14 @@ class Costly:
         return Watch(collector, judging or self.judging())
 
     def meanwhile(self, *turns, judging=None):
-        """What is told of it after turns (what a look says, and when) in which its whole window is not through."""
+        """What is reported after turns (an incremental evaluation's claim, and when) without a finished full
+        evaluation."""
 
         async def scenario():
             watch = self.watch(judging)
             for self.news, self.now in turns:
                 await watch._turn(self.job, whole=False)
-                await asyncio.sleep(0)  # the whole window is begun
+                await asyncio.sleep(0)  # the full evaluation is begun
             told = self.job.judged, self.job.report
             self.through.set()
             await watch.through()
@@ -214,7 +215,8 @@ def test_up_to_which_step_is_not_told_where_none_is_known_by_number():
 
 
 def test_looks_go_on_while_a_whole_window_is_judged():
-    """One at a time is; what looks find to hold meanwhile is told, and what it says comes when it is through."""
+    """One at a time is; what incremental evaluations find to hold meanwhile is reported, and its own result when it
+    is through."""
     costly = Costly()
     assert costly.meanwhile((True, 5), (True, 6), (False, 7)) == ({"time_ns": 7, "last_step": 41}, None)
     assert sorted(costly.asked) == ["look", "look", "look", "whole"]
@@ -224,7 +226,7 @@ def test_looks_go_on_while_a_whole_window_is_judged():
 
 @pytest.mark.parametrize("agree", [False, True])
 def test_a_report_is_as_young_as_the_look_that_names_whom_it_does(agree):
-    """A look while the whole window was judged, which found something new beside the report before."""
+    """An incremental evaluation during the full one, which found something new against the report before."""
     costly = Costly()
     costly.agree = agree
     costly.meanwhile((True, 5), (True, 6))

@@ -70,7 +70,7 @@ def test_compaction_sets_a_damaged_segment_aside(store, tmp_path, caplog):
 
 
 def test_no_merged_segment_stands_for_one_set_aside(store, tmp_path):
-    """What is before and what is after a segment that was set aside merge apart: mended, its rows are read again."""
+    """The segments before and after one that was set aside merge separately: repaired, its rows are read again."""
     now = time.time() + 86400
     upkeep = Upkeep(store, Retention(), now=lambda: now)
     while upkeep.compact():
@@ -97,7 +97,7 @@ def test_what_was_set_aside_is_named_later(store, tmp_path, caplog):
 
 
 def test_operators_are_told_where_it_lies(store, collecting, tmp_path, caplog):
-    """Readiness stays and names the file, the metric counts it, also after a restart; once mended neither does."""
+    """Readiness stays and names the file, the metric counts it, also after a restart; once repaired neither does."""
     Upkeep(store, Retention()).compact()
     (aside,) = store.torn
     store.close()

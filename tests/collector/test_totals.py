@@ -10,7 +10,7 @@ from hindmost_collector.stream.definitions import Definitions
 
 
 def chunk(words, steps):
-    """Two ranks, ``steps`` times two all-reduces of 1 ms after 4 ms and 5 ms of own time, half of it on the CPU."""
+    """Two ranks, ``steps`` times two all-reduces of 1 ms after 4 ms and 5 ms of self time, half of it on the CPU."""
     rows = [(rank, 2 * step + call) for rank in range(2) for step in range(steps) for call in range(2)]
     count = len(rows)
     call = np.array([row[1] % 2 for row in rows])
@@ -59,7 +59,7 @@ def test_alike_collectives_in_a_row_are_one_inferred_step():
 
 
 def test_horovod_cycles_are_counted_with_their_time():
-    """Each stretch adds its cycles and its length; other intervals, and ranks without any, add nothing."""
+    """Each interval adds its cycles and its length; other intervals, and ranks without any, add nothing."""
     words, job = Words(), LiveJob("j", 0)
     table = {
         "rank": np.array([0, 0, 1, 1], dtype=np.int32),
@@ -75,7 +75,7 @@ def test_horovod_cycles_are_counted_with_their_time():
 
 
 def test_not_having_waited_is_zero():
-    """A rank with collectives that nobody waited for has counters of zero, not none."""
+    """A rank with collectives without waiting has counters of zero, not none."""
     words, job = Words(), LiveJob("j", 0)
     job.add(chunk(words, 2), words, Definitions(), 1)
     counters = {name: values.tolist() for name, values in job.counters()}

@@ -1,4 +1,4 @@
-"""Agents that move between collectors with a directory each: what is stored twice then, and how it is told apart."""
+"""Agents that move between collectors with a directory each: what is stored twice then, and how it is recognised."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ from hindmost_proto import telemetry_pb2 as wire
 
 
 def test_what_was_not_acknowledged_is_doubled_and_no_more(collecting, fake_agent, tmp_path):
-    """What the first collector took and had not acknowledged is in both directories; read together, steps are told
-    apart by what the agent measured."""
+    """What the first collector took and had not acknowledged is in both directories.
+
+    Read together, steps differ by what the agent measured."""
 
     async def scenario():
         async with collecting(store=str(tmp_path / "a")) as first, collecting(store=str(tmp_path / "b")) as second:
@@ -131,7 +132,7 @@ def _parts(folder, *, size=8):
 
 
 def test_directories_of_one_job_are_reported_on_together(tmp_path):
-    """Whom one half waits for may be in the other; without that nobody is cleared, and with it all ranks are told."""
+    """One half's late rank may be in the other; without that no rank is cleared, and with it all ranks are known."""
     first, second = _parts(tmp_path)
     (alone,) = report.judged(first)["verdicts"]
     assert alone["kind"] == "insufficient_data"

@@ -1,4 +1,4 @@
-"""What is told of a running job's verdicts: opened once, told again when they change, closed with their interval."""
+"""Events of a running job's verdicts: opened once, reported again when they change, closed with their interval."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_verdict_with_an_end_is_closed_with_it() -> None:
 
 @pytest.mark.parametrize("other", [[], [verdict(until_step=90)]])
 def test_what_one_report_does_not_find_goes_on(other: list[dict[str, Any]]) -> None:
-    """Few steps in which a slow rank looks well end nothing: nothing is told, and the page goes on to show it."""
+    """Few steps in which a slow rank looks well end nothing: no event is sent, and the page goes on to show it."""
     log = VerdictLog()
     assert told(log, [verdict()], other) == [[("opened", 40, None)], []]
     assert log.doubtful
@@ -154,7 +154,7 @@ def test_what_costs_more_for_some_steps_is_a_change_of_what_holds_all_along() ->
 
 
 def test_what_follows_at_once_is_the_same() -> None:
-    """A habit that is told in two parts, because it has grown, is no second one."""
+    """A slowdown that is reported in two parts, because it has grown, is no second one."""
     parts = [verdict(until_step=90), verdict(since_step=92)]
     assert told(VerdictLog(), [verdict()], parts, [verdict()]) == [[("opened", 40, None)], [], []]
 
@@ -197,7 +197,8 @@ def test_an_onset_is_that_of_the_window_which_knew_it_best(windows: list[tuple[i
 
 
 def test_an_onset_at_the_edge_is_at_or_before_it_until_one_is_found() -> None:
-    """What a window begins with may be older: the first such is kept, with that said; a change seen near it is told."""
+    """A window's first problem may be older: the first such is kept, with that said; a change seen near it is
+    reported."""
     edge = f"{OLDER} 200 are looked at no more: it may be older"
     log = VerdictLog()
     [*log.update([verdict(since_step=200, evidence=[edge])], 0, 260, 200)]
@@ -261,14 +262,14 @@ def test_another_cause_later_is_another_trouble() -> None:
 
 
 def test_a_set_is_not_as_old_as_one_that_was_in_it() -> None:
-    """Rank 0, ranks 0 and 1, then rank 1 alone since step 400: that is not told to be slow since step 100."""
+    """Rank 0, ranks 0 and 1, then rank 1 alone since step 400: rank 1 is not said to be slow since step 100."""
     log = VerdictLog()
     told(log, [verdict(ranks=[0], since_step=100)], [verdict(ranks=[0, 1], since_step=100)])
     assert told(log, [verdict(ranks=[1], since_step=400)]) == [[("opened", 400, None)]]
 
 
 def test_an_onset_that_a_report_does_not_tell_is_still_known() -> None:
-    """Nothing has changed: nothing is told, and the page shows the onset."""
+    """Nothing has changed: no event is sent, and the page shows the onset."""
     log = VerdictLog()
     assert told(log, [verdict()], [verdict(since_step=None)], [verdict()]) == [[("opened", 40, None)], [], []]
     assert told(log, [without := verdict(since_step=None)]) == [[]]
@@ -276,7 +277,7 @@ def test_an_onset_that_a_report_does_not_tell_is_still_known() -> None:
 
 
 def test_an_onset_does_not_wander() -> None:
-    """However often windows that know more say later: no later than so many steps after it was told first."""
+    """However often larger windows say later: no later than so many steps after it was first reported."""
     log = VerdictLog()
     for now, onset in enumerate(range(100, 400, 18)):
         list(log.update([one := verdict(since_step=onset)], now, last_step=1000 + 50 * now, first_step=0))

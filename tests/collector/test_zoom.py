@@ -25,7 +25,7 @@ def test_raw_events_are_asked_for_around_the_step_since_which_it_holds():
 
 @pytest.mark.parametrize("kind", ["hang", "desync"])
 def test_a_stopped_job_is_asked_for_the_stacks_of_all(kind):
-    """Whoever is waited for may be one that nobody names."""
+    """The awaited rank may be one that is not named."""
     assert zoom("j", opened(kind=kind, since_step=None)) == wire.Zoom(job_id="j", stacks=True)
 
 
@@ -34,7 +34,7 @@ def test_a_stopped_job_is_asked_for_the_stacks_of_all(kind):
     [opened() | {"event": "closed"}, opened() | {"event": "updated"}, opened(since_step=None), opened(ranks=[])],
 )
 def test_nothing_is_asked_where_there_is_nothing_to_look_at(event):
-    """A verdict that goes on or ends, one without a step, and one that names nobody."""
+    """A verdict that goes on or ends, one without a step, and one that names no rank."""
     assert zoom("j", event) is None
 
 

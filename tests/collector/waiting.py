@@ -1,4 +1,4 @@
-"""Waiting for what comes about by itself."""
+"""Waiting for what happens in the background."""
 
 from __future__ import annotations
 

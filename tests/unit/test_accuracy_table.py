@@ -53,7 +53,7 @@ def test_every_figure_has_an_interval(bench: Any) -> None:
     assert all(
         "[" in found for found in rows if found not in ("measured", "names only ranks at fault", "precision", "-")
     )
-    assert rows.count("-") == 1  # a rule that names nobody has no precision
+    assert rows.count("-") == 1  # a rule that names no rank has no precision
 
 
 def test_what_is_kept_of_runs_tells_all_that_tables_need(bench: Any) -> None:

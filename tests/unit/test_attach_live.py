@@ -108,9 +108,9 @@ def test_a_python_314_is_entered_and_left_without_a_trace(
                     len(sys.meta_path), len(gc.callbacks),
                     sorted(p for p in (os.readlink(f"/proc/self/fd/{f}") for f in os.listdir("/proc/self/fd")
                                        if os.path.islink(f"/proc/self/fd/{f}")) if "hindmost" in p or "schedstat" in p)]
-        def tell(*_):  # whole, or not at all: somebody looks for the file
-            with open(sys.argv[1] + ".part", "w") as told:
-                told.write(json.dumps(look()))
+        def tell(*_):  # whole, or not at all: the test polls for the file
+            with open(sys.argv[1] + ".part", "w") as part:
+                part.write(json.dumps(look()))
             os.replace(sys.argv[1] + ".part", sys.argv[1])
         signal.signal(signal.SIGUSR1, tell)
         sys.stdout.write("training\\n"); sys.stdout.flush()

@@ -30,7 +30,7 @@ def _archive(path: Path, **members: bytes) -> Path:
 def test_a_large_recording_is_read_in_windows_alike_on_all_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is left out is left out everywhere, and the report is told."""
+    """What is left out is left out everywhere, and the report says so."""
     write(simulate(Scenario(4, 40)).run, tmp_path / "traces", "traces")
     whole = load(tmp_path / "traces")
     monkeypatch.setattr(processes, "MAX_OPERATIONS", 400)

@@ -115,7 +115,7 @@ def test_a_trace_cut_off_gives_what_it_has(tmp_path: Path) -> None:
 
 
 def test_kernels_take_gpu_time(tmp_path: Path) -> None:
-    """They run beside their host, so that they wait in place of it, and a step is as long as on the GPU."""
+    """They run asynchronously to their host, so that they wait in place of it, and a step is as long as on the GPU."""
     _write(tmp_path, "a.json.gz", _trace(0))
     assert (load(tmp_path).collectives["flags"] == GPU_TIME).all()
 
@@ -239,7 +239,7 @@ def test_an_unfinished_timeline_is_read_to_where_it_ends(tmp_path: Path) -> None
 
 
 def test_a_few_profiled_steps_say_how_to_get_more_and_who_was_waited_for_so_far(tmp_path: Path) -> None:
-    """Ten steps are needed for a name: that is told in the profiler's own words."""
+    """Ten steps are needed for a name: the report says that in the profiler's own words."""
     for rank in range(2):
         _write(tmp_path, f"trace.{rank}.json.gz", _late(rank, 4))
     (verdict,) = judge(load(tmp_path)).verdicts

@@ -121,7 +121,7 @@ def test_steps_all_of_one_length_have_no_rhythm(tmp_path: Path) -> None:
 
 
 def test_a_communicator_of_nccl_s_proves_what_else_the_same_clock_told(tmp_path: Path) -> None:
-    """Steps without a rhythm, beside operations that carry NCCL's own number."""
+    """Steps without a rhythm, next to operations that carry NCCL's own number."""
     regular = np.arange(STEPS) * 30 * MS
     for rank in range(4):
         off = {"offset": -DAY if rank == 2 else 0, "ppm": 100.0 if rank == 2 else 0.0}

@@ -1,4 +1,4 @@
-"""All-to-alls are told from sends and receives, and who comes late for them from when each rank came."""
+"""All-to-alls are recognised from sends and receives, and late ranks from when each rank came."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_who_comes_late_for_exchanges_is_named_whatever_hosts_clocks_are_off_by(
 
 @pytest.mark.parametrize("clocks", [0, 2 * MS, -20_000])
 def test_experts_that_get_more_in_turn_are_nobody(tmp_path: Path, clocks: int) -> None:
-    """Each rank's expert is the last now and then; clocks a little off make nobody late at each exchange."""
+    """Each rank's expert is the last now and then; clocks a little off make no rank late at each exchange."""
     assert [one.kind for one in judge(load(_record(tmp_path, clocks=clocks))).verdicts] == ["balanced"]
 
 
@@ -104,7 +104,7 @@ def _cut(folder: Path, held: slice) -> Path:
 
 @pytest.mark.parametrize("begins", [20, 3 * 49 + 20])
 def test_a_file_that_begins_later_is_put_where_ranks_meet(tmp_path: Path, begins: int) -> None:
-    """Rank 1's first step is cut in the middle: the steps that all have are judged, each beside its own."""
+    """Rank 1's first step is cut in the middle: the steps that all have are judged, each with its own."""
     folder = _cut(_record(tmp_path, 0.3), slice(begins, None))
     assert _exchanges(folder) == RANKS * PLACES * (STEPS - 1 - begins // 49)
     (found,) = judge(load(folder)).verdicts
@@ -112,7 +112,7 @@ def test_a_file_that_begins_later_is_put_where_ranks_meet(tmp_path: Path, begins
 
 
 def test_files_that_only_end_apart_are_left_as_they_are(tmp_path: Path) -> None:
-    """Whoever has fewer at the end may be the one that never came."""
+    """A rank that has fewer at the end may be the one that never came."""
     assert _exchanges(_cut(_record(tmp_path, 0.3), slice(0, -70))) == 0
 
 
@@ -131,7 +131,7 @@ def test_a_line_whose_log_is_wrong_hides_no_exchange(tmp_path: Path) -> None:
 
 
 def test_exchanges_with_a_communicator_to_themselves_tell_nothing(tmp_path: Path) -> None:
-    """Where nothing else says at which place of a step each is, a clock that is off is not told from a late rank."""
+    """If nothing else says at which place of a step each is, a clock that is off looks like a late rank."""
     folder = _record(tmp_path)
     for rank in range(RANKS):
         path = folder / f"prof.{100 + rank}.csv"
@@ -150,7 +150,7 @@ def test_exchanges_with_a_communicator_to_themselves_tell_nothing(tmp_path: Path
 
 
 def test_messages_to_some_are_no_exchange(tmp_path: Path) -> None:
-    """Nobody waits for a rank that it hears nothing of."""
+    """No rank waits for one that it receives nothing from."""
     assert _exchanges(_record(tmp_path, neighbours=True)) == 0
 
 

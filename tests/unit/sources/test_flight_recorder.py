@@ -17,7 +17,7 @@ from tests.unit.sources.dumps import HUNG, dump_of, of_group, write
 
 
 def test_unfinished_operations_are_in_flight(tmp_path: Path) -> None:
-    """The rank that is absent from the lowest unfinished operation is the one that others wait for."""
+    """The rank that is missing from the lowest unfinished operation is the one that others wait for."""
     write(tmp_path, 0, dump_of(entered=6, completed=4))
     write(tmp_path, 1, dump_of(entered=4, completed=4))
     run = load(tmp_path)
@@ -96,13 +96,13 @@ def test_of_a_group_within_the_job_its_own_missing_member_is_named(tmp_path: Pat
 
 
 def test_of_several_ranks_without_a_dump_none_is_singled_out(tmp_path: Path) -> None:
-    """One of them did not come, or both: nobody knows."""
+    """One of them did not come, or both: that is unknown."""
     of_group(tmp_path, "[0, 1, 2, 3, 4]", (0, 2, 3))
     assert judge(load(tmp_path)).verdicts[0].kind == "insufficient_data"
 
 
 def test_without_timing_no_duration_is_made_up(tmp_path: Path) -> None:
-    """A dump without durations has none, and the report is told what cannot be said."""
+    """A dump without durations has none, and the report says what is unknown."""
     write(tmp_path, 0, dump_of(entered=2, completed=2))
     run = load(tmp_path)
     assert run.collectives["duration_ns"].tolist() == [-1, -1]

@@ -39,7 +39,7 @@ def test_the_hung_rank_s_own_dump_may_be_the_torn_one(tmp_path: Path, kind: str)
 
 
 def test_a_dump_lacking_beside_profiles_accuses_nobody_else(tmp_path: Path) -> None:
-    """A rank whose dump is torn is in no operation that anybody saw: the rank whose dump says so is the culprit."""
+    """A rank whose dump is torn is in no known operation: the rank whose dump says so is the culprit."""
     with tarfile.open(HUNG) as archive:
         for one in archive:
             content = archive.extractfile(one)
@@ -80,7 +80,7 @@ def test_a_hostile_dump_ends_in_one_line(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_pickle_that_names_a_function_is_refused_before_it_is_read() -> None:
-    """The look-through stops at the instruction, not at its effect."""
+    """The check stops at the instruction, not at its effect."""
     with pytest.raises(pickle.UnpicklingError, match=r"STACK_GLOBAL|GLOBAL"):
         plain_pickle(pickle.dumps(_Bomb()))
 
@@ -95,7 +95,7 @@ def test_a_dump_that_cannot_be_one_is_not_read(tmp_path: Path) -> None:
 
 
 def test_a_hostile_dump_among_others_is_named_and_not_left_out(tmp_path: Path) -> None:
-    """A report on the rest would be one on fewer ranks, and nobody would know why."""
+    """A report on the rest would be one on fewer ranks, without a reason."""
     write(tmp_path, 0, dump_of(2, 1))
     (tmp_path / "nccl_trace_rank_1").write_bytes(pickle.dumps({"version": "2.10", "entries": [_Bomb()]}))
     with pytest.raises(UsageError, match=r"nccl_trace_rank_1: hostile, not read: pickle instruction \w+ at"):
@@ -132,7 +132,7 @@ def test_a_garbled_dump_is_set_aside_too(tmp_path: Path, garbled: str) -> None:
 
 
 def test_dumps_that_are_all_damaged_leave_the_rest(tmp_path: Path) -> None:
-    """Profiles and stacks beside them are judged, and it is said which files are lost."""
+    """Profiles and stacks next to them are judged, and the report says which files are lost."""
     for rank in range(2):
         write(tmp_path, rank, dump_of(2, 1))
         file = tmp_path / f"nccl_trace_rank_{rank}"

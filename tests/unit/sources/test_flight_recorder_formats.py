@@ -67,7 +67,7 @@ def _stored(folder: Path, dumps: list[dict[str, Any]], *, after_s: int = 600, as
 
 @pytest.mark.parametrize("as_json", [False, True], ids=["pickle", "json"])
 def test_what_gloo_has_retired_has_ended(tmp_path: Path, as_json: bool) -> None:
-    """It stays scheduled for ever: nobody asks gloo how far an operation has come."""
+    """It stays scheduled for ever: gloo is not polled for an operation's progress."""
     _stored(tmp_path, [_gloo(20, 20) if rank == 1 else _gloo(21, 20) for rank in range(4)], as_json=as_json)
     run = load(tmp_path)
     assert run.in_flight["rank"].tolist() == [0, 2, 3]
@@ -141,7 +141,8 @@ def test_operations_grouped_under_one_number_are_no_divergence(tmp_path: Path) -
 
 @pytest.mark.parametrize("after_s", [1, 8])
 def test_a_job_at_work_is_not_said_to_hang(tmp_path: Path, after_s: int) -> None:
-    """To look up the lines of all calls took torch 8 s: what was open then is told, and that work looks alike."""
+    """Looking up the lines of all calls took torch 8 s: the report lists what was open then, and that work looks
+    alike."""
     _stored(tmp_path, [_gloo(20, 20) if rank == 2 else _gloo(21, 20) for rank in range(4)], after_s=after_s)
     (verdict,) = judge(load(tmp_path)).verdicts
     assert verdict.kind == "insufficient_data"

@@ -65,7 +65,7 @@ def test_a_desync_quotes_the_line_of_the_odd_call(
 
 @pytest.mark.parametrize("name", ["nccl:all_to_all", "nccl:all_gather", "nccl:reduce_scatter", "nccl:gather", "alike"])
 def test_parts_of_unlike_sizes_are_one_operation(tmp_path: Path, name: str) -> None:
-    """Of what each member may have a part of its own size the size accuses nobody; nor of what all called alike."""
+    """Where each member may have a part of its own size, the size accuses no rank; nor where all called alike."""
     _waiting(tmp_path, "nccl:all_reduce" if name == "alike" else name, [7, 7, 7 if name == "alike" else 2048, 7])
     verdict = judge(load(tmp_path)).verdicts[0]
     assert (verdict.kind, verdict.ranks) == ("hang", ())
@@ -83,7 +83,7 @@ def test_another_size_needs_no_length_of_the_wait(tmp_path: Path) -> None:
 
 
 def test_of_as_many_sizes_as_ranks_nobody_is_named(tmp_path: Path) -> None:
-    """One of two ranks called it with another size: which is wrong cannot be told."""
+    """One of two ranks called it with another size: which is wrong is unknown."""
     _waiting(tmp_path, "nccl:_all_gather_base", [2048, 7])
     verdict = judge(load(tmp_path)).verdicts[0]
     assert (verdict.kind, verdict.ranks) == ("desync", ())

@@ -1,4 +1,4 @@
-"""A run directory is told from a foreign folder."""
+"""A run directory is distinguished from a foreign folder."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_someone_else_s_meta_json_makes_no_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("slow", [None, 1, 6])
 def test_half_of_a_job_s_ranks_do_not_clear_the_others(tmp_path: Path, slow: int | None) -> None:
-    """Of 8 ranks 4 are in the directory: none is cleared without the rest, and who is slow is told."""
+    """Of 8 ranks 4 are in the directory: none is cleared without the rest, and the slow one is reported."""
     faults = () if slow is None else (Fault("compute", (slow,), 0.3),)
     run = simulate(Scenario(8, 60, faults=faults)).run
     half = {name: chosen(one, one["rank"] < 4) if "rank" in one else one for name, one in run.tables().items()}

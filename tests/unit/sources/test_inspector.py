@@ -57,7 +57,8 @@ def test_missed_operations_leave_gaps_not_shifts(tmp_path: Path) -> None:
 
 
 def test_verbose_lines_have_starts(tmp_path: Path) -> None:
-    """The first channel's kernel start is the operation's: it runs on the GPU, beside what the host launches."""
+    """The first channel's kernel start is the operation's: it runs on the GPU, asynchronously to the host's
+    launches."""
     events = [{"channel_id": c, "kernel_start_ts": WRITTEN_US - 400 + c, "kernel_stop_ts": WRITTEN_US} for c in (1, 0)]
     trace = {"coll_start_ts": WRITTEN_US - 900, "coll_stop_ts": WRITTEN_US - 890, "kernel_events": events}
     for rank in range(2):
@@ -128,7 +129,7 @@ def test_a_line_without_end_ends_in_one_line(tmp_path: Path) -> None:
 
 
 def test_terse_lines_alone_name_a_late_rank(tmp_path: Path) -> None:
-    """How long a step takes was not recorded, but on average it is told by when the lines were written."""
+    """How long a step takes was not recorded, but its average is known from when the lines were written."""
     for rank in range(4):
         took = 200 if rank == 2 else 2200
         lines = [_line(rank, "AllReduce", n, 20_000 * n, coll_exec_time_us=took + n % 7) for n in range(60)]
@@ -140,7 +141,7 @@ def test_terse_lines_alone_name_a_late_rank(tmp_path: Path) -> None:
 
 
 def test_durations_without_any_clock_are_not_called_balanced(tmp_path: Path) -> None:
-    """Where not even that is known, whoever came last is told, and that its weight is not known."""
+    """If not even that is known, the last rank is reported, and that its weight is not known."""
     _terse(tmp_path)
     run = load(tmp_path)
     report = judge(replace(run, job=replace(run.job, pace_ns=None)))
@@ -161,7 +162,7 @@ def test_one_ranks_file_says_whose_it_is_and_of_how_many(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("batch_us", [1, 500_000])
 def test_the_pace_of_terse_lines_is_that_of_the_job(tmp_path: Path, batch_us: int) -> None:
-    """NCCL 2.30 writes down in one go what has ended in half a second; of the first batch nobody knows since when."""
+    """NCCL 2.30 writes what has ended in half a second in one go; for the first batch the begin is unknown."""
     for rank in range(2):
         ended = [4000 * number for number in range(1000)]
         dumped = [(one // batch_us + 1) * batch_us + number % 125 for number, one in enumerate(ended)]

@@ -93,7 +93,7 @@ def _fetching(rank: int, slow: int, steps: range) -> list[dict[str, Any]]:
 
 
 def test_a_batch_that_no_loader_marks_is_what_comes_before_its_copy(tmp_path: Path) -> None:
-    """A loop that fetches by itself: nothing is in the trace until the copy of the batch is launched."""
+    """A loop with its own fetching: nothing is in the trace until the copy of the batch is launched."""
     for rank in range(4):
         _write(tmp_path / f"{rank}.json", rank, _fetching(rank, 1, range(2, 20)), WORLD)
     run = load(tmp_path)
@@ -117,7 +117,7 @@ def test_the_waits_of_other_threads_are_none_of_the_batchs(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("tid", [[5], {}, None, 7.5])
 def test_of_a_thread_that_is_none_no_input_is_known(tmp_path: Path, tid: Any) -> None:
-    """Whatever a file calls a thread: two that cannot be told apart are not the same."""
+    """Whatever a file calls a thread: two with the same name are not the same."""
     happened = [{**event, "tid": tid} for event in _fetching(0, 1, range(2, 20))]
     _write(tmp_path / "trace.0.json", 0, happened, WORLD)
     assert set(load(tmp_path).steps["input_ns"].tolist()) == {-1}
@@ -148,7 +148,8 @@ def test_a_kernel_launched_before_the_profiler_began_has_no_time_of_its_launch(t
 
 
 def test_steps_of_which_the_input_alone_is_known_clear_nobody(tmp_path: Path) -> None:
-    """They take alike long on all ranks, for all wait for the slow one: it was said that nobody holds the job back."""
+    """They take equally long on all ranks, for all wait for the slow one: once, no rank was said to hold the job
+    back."""
     for rank in range(4):
         spans = [_complete("user_annotation", "enumerate(DataLoader)#x", n * STEP_US, 100.0) for n in range(2, 16)]
         _write(tmp_path / f"{rank}.json", rank, [*map(_step, range(2, 16)), *spans], WORLD)

@@ -1,4 +1,4 @@
-"""A line of an operation that nobody wrote takes up its place among the others."""
+"""A missing line of an operation keeps its place among the others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ REDUCE, GATHER = 0 << 40, 1 << 40
 
 
 def test_all_after_a_line_that_both_members_lack_keep_their_places() -> None:
-    """Of ten operations the fifth is in nobody's file, and the eighth is in one's alone."""
+    """Of ten operations the fifth is in no file, and the eighth is in one's alone."""
     one = np.array([REDUCE | n for n in (0, 1, 2, 3, 5, 6, 7, 8, 9)])
     other = np.array([REDUCE | n for n in (0, 1, 2, 3, 5, 6, 8, 9)])
     places = in_one_order([other, one])

@@ -135,7 +135,7 @@ def test_a_log_without_one_step_is_left_out(folder: Path) -> None:
 
 
 def test_a_compressed_log_that_was_cut_is_read_up_to_there(folder: Path) -> None:
-    """A gzip file without its end: half a line is torn, and the file is told to end early."""
+    """A gzip file without its end: half a line is torn, and the report says that the file ends early."""
     path = folder / "steps.1.jsonl"
     data = gzip.compress(path.read_bytes(), 1)
     path.unlink()
@@ -149,7 +149,7 @@ def test_a_compressed_log_that_was_cut_is_read_up_to_there(folder: Path) -> None
     "line", ["x,0,1,1,1,1,1,1,0", f"{HUGE},0,1,1,1,1,1,1,0", "12,0,1,1,1,1,1,1,0", f"1,{HUGE},1,1,1,1,1,1,0", "1,0"]
 )
 def test_a_sample_that_cannot_be_costs_its_line(folder: Path, line: str) -> None:
-    """GPU samples beside: a torn one refuses nothing."""
+    """GPU samples in addition: a torn one refuses nothing."""
     header = "t_ns,gpu,util,mem_util,power_mw,sm_mhz,mem_mhz,temp,reasons\n"
     began = json.loads((folder / "steps.0.jsonl").read_text().splitlines()[0])["t_start"]
     samples = "".join(f"{began + i * 10**8},{gpu},50,1,112835,1980,3201,40,4\n" for i in range(5) for gpu in range(4))
@@ -275,7 +275,7 @@ def test_every_file_of_a_trace_folder_may_be_compressed(
 
 @pytest.mark.filterwarnings("error")
 def test_a_pipeline_that_hangs_in_its_first_step_hangs(tmp_path: Path) -> None:
-    """One step is enough for that, and too little for all that is asked of several, which is not asked."""
+    """One step is enough for that, and too little for all checks that need several, which do not run."""
     scenario = Scenario(4, 40, layout="pp_dp", pipeline=2, faults=(Fault("hang", (2,), onset=1),))
     write(simulate(scenario).run, tmp_path / "hung", "traces")
     assert [(one.kind, one.ranks) for one in judge(load(tmp_path / "hung")).verdicts] == [("hang", (2,))]

@@ -42,7 +42,7 @@ def _columns(*, late: int = 0, drift: int = 0, logged: int = 0) -> Columns:
 
 
 def test_what_began_before_it_was_enqueued_has_the_times_of_another() -> None:
-    """Nothing else is believed then, but what that is of is told."""
+    """Nothing else is believed then, but what that belongs to is reported."""
     columns = _columns(late=5 * MS)
     found = not_its_own.found([columns])
     assert found == {"all_reduce"}
@@ -51,7 +51,7 @@ def test_what_began_before_it_was_enqueued_has_the_times_of_another() -> None:
 
 
 def test_of_all_files_where_it_is_in_one() -> None:
-    """Who is late for an operation is told by comparing ranks."""
+    """A comparison of ranks shows which is late for an operation."""
     assert not_its_own.found([_columns(), _columns(late=5 * MS)]) == {"all_reduce"}
 
 
@@ -100,7 +100,7 @@ def _experts(folder: Path, *, untrue: bool) -> Path:
 
 
 def test_a_step_is_never_told_to_hold_more_than_itself(tmp_path: Path) -> None:
-    """Reductions that seemed to take three steps made rank 0 the one that everybody waits for."""
+    """Reductions that seemed to take three steps made rank 0 the one that all ranks wait for."""
     report = judge(load(_experts(tmp_path, untrue=True)))
     assert [(one.kind, one.ranks) for one in report.verdicts] == [("insufficient_data", ())]
     assert (
@@ -120,7 +120,7 @@ def test_operations_without_times_remain_known(tmp_path: Path) -> None:
 
 
 def test_times_that_can_be_are_believed(tmp_path: Path) -> None:
-    """Beside the same exchanges."""
+    """Together with the same exchanges."""
     run = load(_experts(tmp_path, untrue=False))
     assert (run.collectives["duration_ns"] == 9).all()
     assert not any("took is not known" in one for one in run.notes)

@@ -1,4 +1,4 @@
-"""Files that contradict each other are refused in one line: judged, they would clear or accuse somebody for nothing."""
+"""Files that contradict each other are refused in one line: judged, they would clear or accuse ranks for nothing."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_two_whole_jobs_are_told_apart_by_time(tmp_path: Path, kind: str) -> Non
 
 @pytest.mark.parametrize("kind", ["csv", "inspector"])
 def test_a_communicator_proves_one_job_whatever_the_clocks_say(tmp_path: Path, kind: str) -> None:
-    """NCCL's number of a communicator is nobody else's: a host's clock may be a minute off."""
+    """NCCL's number of a communicator is unique: a host's clock may be a minute off."""
     for rank in range(4):
         _write(tmp_path, kind, rank, rank, shift=MINUTE * (rank == 2))
     assert len(load(tmp_path).ranks["rank"]) == 4

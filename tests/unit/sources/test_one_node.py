@@ -66,6 +66,6 @@ def test_the_gpus_of_a_later_node_are_its_ranks_in_order(tmp_path: Path, first: 
 
 
 def test_gpus_that_have_the_ranks_numbers_are_theirs(tmp_path: Path) -> None:
-    """Of whoever counts GPUs through the whole job."""
+    """From sources that count GPUs through the whole job."""
     run = load(_record(tmp_path, 4, range(4, 8)))
     assert run.ranks["gpu_uuid"].tolist() == ["gpu4", "gpu5", "gpu6", "gpu7"]

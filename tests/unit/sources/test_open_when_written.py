@@ -1,4 +1,4 @@
-"""How long operations were open in dumps that were written soon after: as long as logs beside them show no step."""
+"""How long operations were open in dumps written soon after: as long as logs next to them show no step."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_who_is_late_in_a_part_of_the_steps_is_named(tmp_path: Path, since: int)
 
 
 def test_logs_of_which_a_part_is_there_tell_no_steps(tmp_path: Path) -> None:
-    """Of four tenths nobody knows what repeats: nobody is named and nobody cleared."""
+    """Of four tenths it is unknown what repeats: no rank is named and none cleared."""
     run = load(_logs(tmp_path, late_us=4000, missing=0.6))
     assert (run.collectives["step"] < 0).all()
     assert judge(run).verdicts[0].kind == "insufficient_data"

@@ -175,7 +175,7 @@ def test_steps_of_a_rank_in_the_middle_do_not_say_how_many_there_are(tmp_path: P
 
 
 def test_samples_of_gpus_alone_are_told_as_that(tmp_path: Path) -> None:
-    """Nobody is told to start a job that was recorded: what is missing is what its ranks did."""
+    """No advice to start a job that was recorded: what is missing is what its ranks did."""
     (tmp_path / "nvml.csv").write_text("t_ns,gpu,util\n1000,0,30\n")
     (verdict,) = judge(load(tmp_path / "nvml.csv")).to_dict()["verdicts"]
     assert verdict["evidence"] == ["GPU samples (nvml.csv) alone: no rank's collectives or steps"]

@@ -60,12 +60,12 @@ def test_a_dump_tells_which_process_was_which_rank(tmp_path: Path) -> None:
 
 
 def test_processes_in_step_with_each_other_keep_the_order_of_their_ids(tmp_path: Path) -> None:
-    """Where all ranks enqueue at the same time, times tell nobody apart, and the report says that it guessed."""
+    """Where all ranks enqueue at the same time, times identify no rank, and the report says that it guessed."""
     run = load(_record(tmp_path, apart_ns=2_000))
     assert GUESSED in run.notes
 
 
 def test_a_rank_without_a_dump_is_not_guessed_from_the_others(tmp_path: Path) -> None:
-    """Four processes and three dumps: whose the fourth is would be a guess beside three facts."""
+    """Four processes and three dumps: the fourth's owner would be a guess next to three facts."""
     run = load(_record(tmp_path, dumped=(0, 1, 2)))
     assert GUESSED in run.notes

@@ -35,7 +35,7 @@ def _steps(recording: Table, more: int = 0) -> dict[tuple[int, int], int]:
 
 @pytest.mark.parametrize("share", [0.1, 0.4])
 def test_a_log_without_its_beginning_is_joined_with_whole_dumps(recorded: Path, tmp_path: Path, share: float) -> None:
-    """Its operations were taken for those of earlier steps, and nobody was late in them."""
+    """Its operations were taken for those of earlier steps, and no rank was late in them."""
     for path in [*recorded.glob("steps.*"), *recorded.glob("nccl_trace*")]:
         (tmp_path / path.name).write_bytes(path.read_bytes())
     for path in recorded.glob("inspector/*.log"):
@@ -73,7 +73,7 @@ def test_a_barrier_is_an_all_reduce_to_nccl() -> None:
 
 
 def test_operations_of_other_sizes_are_not_the_same() -> None:
-    """However they are counted: nothing is told of one by the other then."""
+    """However they are counted: nothing is concluded from one about the other then."""
     assert same_count.difference(_operations(0, STEPS, SIZES), _operations(0, STEPS, [5, 5, 5, 5, 5]), 2) is None
 
 

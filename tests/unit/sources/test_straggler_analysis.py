@@ -65,7 +65,7 @@ def test_a_torn_file_is_not_taken_for_anything(tmp_path: Path) -> None:
 
 
 def test_a_trace_without_any_compute_is_not_judged(tmp_path: Path) -> None:
-    """Of sends and receives alone nobody's work can be told."""
+    """Sends and receives alone show no rank's work."""
     path = _trace(tmp_path)
     rows = [{**row, "optype": "forward-send"} for row in pq.read_table(path).to_pylist()]
     pq.write_table(pa.Table.from_pylist(rows), path)

@@ -1,4 +1,4 @@
-"""A folder that lacks a rank's file, or has a part of it, does not clear or accuse anybody for want of it."""
+"""A folder without a rank's file, or with a part of it, does not clear or accuse any rank for what is missing."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _told(report: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.3])
 def test_a_culprit_without_its_collectives_is_named_by_the_log_of_the_steps(tmp_path: Path, share: float) -> None:
-    """Whose file is missing, or hardly there, is told by name, and its steps count all the same."""
+    """A rank whose file is missing, or hardly there, is named, and its steps count all the same."""
     _recorded(tmp_path)
     _cut(_csv_of(tmp_path, 1), share) if share else _csv_of(tmp_path, 1).unlink()
     report = _judged(tmp_path)
@@ -67,7 +67,7 @@ def test_a_rank_without_a_profile_has_the_phases_of_its_log_and_no_zeros(tmp_pat
     """What was not measured is null, an empty cell and a dash; what the log says stands there."""
     _recorded(tmp_path)
     _csv_of(tmp_path, 3).unlink()
-    (tmp_path / "steps.2.jsonl").unlink()  # so that nobody can judge by the log alone
+    (tmp_path / "steps.2.jsonl").unlink()  # so that the log alone cannot be judged
     report = _judged(tmp_path)
     row = next(row for row in report["ranks"] if row["rank"] == 3)
     assert row["phases_ms"]["gpu_forward"] > 0
@@ -90,7 +90,7 @@ def _fixture(folder: Path) -> Path:
 
 
 def test_a_rank_that_the_others_wait_for_and_nothing_recorded_is_told_as_the_likely_one(tmp_path: Path) -> None:
-    """Only collectives of the others: nobody is cleared, and that they waited together for it is said."""
+    """Only collectives of the others: no rank is cleared, and the report says that they waited together for it."""
     _csv_of(_fixture(tmp_path), 1).unlink()
     report = _judged(tmp_path)
     (verdict,) = report["verdicts"]
@@ -100,7 +100,7 @@ def test_a_rank_that_the_others_wait_for_and_nothing_recorded_is_told_as_the_lik
 
 
 def test_a_culprit_is_named_though_a_victim_s_file_is_missing(tmp_path: Path) -> None:
-    """That is no reason to name nobody; the file is missed all the same where others tell of the rank."""
+    """That is no reason to name none; the file counts as missing all the same where others know of the rank."""
     _csv_of(_fixture(tmp_path), 2).unlink()
     report = _judged(tmp_path)
     assert [one["ranks"] for one in report["verdicts"]] == [[1]]
@@ -108,7 +108,7 @@ def test_a_culprit_is_named_though_a_victim_s_file_is_missing(tmp_path: Path) ->
 
 
 def test_nobody_is_cleared_who_was_not_seen(tmp_path: Path) -> None:
-    """Among the ranks that are there nobody is late, and nobody waits longer than transfers take."""
+    """Among the ranks that are there none is late, and none waits longer than transfers take."""
     _recorded(tmp_path, size=0.0)
     _no_steps(tmp_path)
     _csv_of(tmp_path, 1).unlink()
@@ -133,7 +133,7 @@ def test_files_that_end_early_are_judged_as_far_as_all_go(tmp_path: Path) -> Non
 @pytest.mark.parametrize("rank", [1, 2])
 @pytest.mark.parametrize(("share", "kind"), [(0.6, "insufficient_data"), (0.9, "balanced")])
 def test_a_part_of_a_job_clears_nobody_of_the_rest(tmp_path: Path, rank: int, share: float, kind: str) -> None:
-    """Of what all ranks have nobody is late; what began after that, such as rank 1's slowness, nobody knows."""
+    """In what all ranks have none is late; what began after that, such as rank 1's slowness, is unknown."""
     write(simulate(Scenario(4, STEPS, faults=(Fault("compute", (1,), 0.1, onset=56),))).run, tmp_path, "traces")
     _cut(_csv_of(tmp_path, rank), share)
     report = _judged(tmp_path)
@@ -202,7 +202,7 @@ def test_a_culprit_without_a_log_of_its_steps_is_named_by_the_collectives(tmp_pa
 
 
 def test_steps_alone_clear_nobody_who_has_none(tmp_path: Path) -> None:
-    """The others are alike, and where the log of one is missing nobody knows whether they wait for it."""
+    """The others are alike, and where the log of one is missing it is unknown whether they wait for it."""
     _recorded(tmp_path)
     for path in tmp_path.glob("prof.*"):
         path.unlink()
