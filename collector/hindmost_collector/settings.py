@@ -47,8 +47,8 @@ class Settings:
         "of the peers'",
         0,
         10,
-        "the same for a transient slowdown; another process on the core (or on its hyperthread) leaves at"
-        " least half of it, so the same work takes up to twice the CPU time",
+        "the same for a transient slowdown: another process on the core leaves half of it, so the same work takes up"
+        " to twice the CPU time",
     )
     min_effect_of_few: float = _of(
         0.02,
@@ -111,7 +111,7 @@ class Settings:
     )
     max_stretches: int = _of(
         3,
-        "stretches",
+        "segments",
         1,
         1000,
         "slow segments of one rank reported one by one; with more, it is one persistent slowdown, or stalls",
