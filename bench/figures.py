@@ -63,7 +63,7 @@ def table(kept: dict[str, Any], accuracy: dict[str, Any]) -> str:
         ("---", "---", "---"),
         (
             f"accuracy: {slow} simulated jobs with one fault of 5 % or more",
-            f"right rank in {named}",
+            f"the right rank in {named} of them",
             "`bench/accuracy`",
         ),
         (f"accuracy: {steps_seen} steps of simulated jobs without a fault", f"{false} false alarms", "the same"),

@@ -47,8 +47,7 @@ class Settings:
         "of the peers'",
         0,
         10,
-        "the same for a transient slowdown: another process on the core leaves half of it, so the same work takes up"
-        " to twice the CPU time",
+        "the same for a transient slowdown: sharing a core can double a step's CPU time",
     )
     min_effect_of_few: float = _of(
         0.02,
