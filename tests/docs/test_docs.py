@@ -45,6 +45,17 @@ def test_every_link_leads_somewhere() -> None:
     assert broken == []
 
 
+def test_every_anchor_is_a_heading() -> None:
+    """What a link names after ``#`` is a heading of the page that it leads to."""
+    wrong = [
+        (page.name, target, anchor)
+        for page in PAGES
+        for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text(encoding="utf-8"))
+        if anchor not in anchors((page.parent / target) if target else page)
+    ]
+    assert wrong == []
+
+
 def test_every_page_is_listed() -> None:
     """The start page links each page but the decisions, which have an index of their own."""
     start, decisions = DOCS / "README.md", DOCS / "explanation/decisions/README.md"
@@ -161,6 +172,12 @@ def test_every_column_of_the_table_of_ranks_is_defined() -> None:
         r"^\| (`.*?) \|", section_of("reference/reading-a-verdict.md", "## The columns of the table"), re.MULTILINE
     )
     assert sorted(re.findall(r"`([^`]+)`", " ".join(rows))) == sorted(titles)
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub calls the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def section_of(page: str, heading: str) -> str:
