@@ -62,5 +62,5 @@ _numbers = itertools.count()
 
 @pytest.fixture
 def url(standin: Standin) -> str:
-    """The URL of a database that nobody has used."""
+    """The URL of an unused database."""
     return standin.url(f"test{next(_numbers)}")

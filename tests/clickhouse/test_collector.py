@@ -139,7 +139,7 @@ def test_collector_waits_for_the_server(collector_process, fake_agent, tmp_path)
 
 
 def ready(address):
-    """Status and text of readiness; 0 while nobody serves it."""
+    """Status and text of readiness; 0 while it is not served."""
     try:
         with urllib.request.urlopen(f"http://{address}/readyz", timeout=20) as answer:
             return answer.status, answer.read().decode()

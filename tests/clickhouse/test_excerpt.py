@@ -1,4 +1,4 @@
-"""A job too large for memory is read from the database in the stretches that a run directory is read in."""
+"""A job too large for memory is read from the database in the same periods as from a run directory."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""What an agent measured is stored once, whoever is killed meanwhile: real processes, with a link that is cut.
+"""An agent's measurements are stored once, whichever process is killed meanwhile: real processes, with a link that is
+cut.
 
-``python -m bench.delivery_ledger`` runs this scene at full length, and each trouble alone.
+``python -m bench.delivery_ledger`` runs this scene at full length, and each trouble separately.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def test_a_rank_that_is_killed_at_step_3(out: Path, tmp_path: Path) -> None:
 
 
 def test_kill_9_of_hindmost_leaves_nothing(out: Path) -> None:
-    """Whoever kills hindmost ends the job, the agent and the collector, and no ring stays in shared memory."""
+    """Killing hindmost ends the job, the agent and the collector, and no ring stays in shared memory."""
     job = job_of(out)
     argv = [*HINDMOST, "run", "--out", str(out), "--job-id", job, "--", *MPIRUN, TRAIN_MPI, "--steps", "100000"]
     with subprocess.Popen(argv, env=environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -90,7 +90,7 @@ def test_sigterm_to_hindmost_ends_the_job(out: Path) -> None:
 
 
 def _interrupted(command: list[str], presses: int) -> int:
-    """How ``command`` ends when, once it trains, somebody presses Ctrl-C in its terminal."""
+    """How ``command`` ends when, once it trains, Ctrl-C is pressed in its terminal."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.execvpe(command[0], command, environ())  # noqa: S606 - this is the child, about to become the command

@@ -1,4 +1,4 @@
-"""A job that hangs is looked into while it hangs: by the collector on its own, and by whoever asks."""
+"""A job is examined while it hangs: by the collector on its own, and on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agent whose GPU driver never answers: it serves what there is, and it ends when it is told to."""
+"""An agent whose GPU driver never answers: it serves what there is, and it ends when asked to."""
 
 from __future__ import annotations
 

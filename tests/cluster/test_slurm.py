@@ -34,7 +34,7 @@ print(os.environ["SLURM_PROCID"], "trained")
 def test_srun_of_a_real_slurm_reaches_hosts_that_it_chooses(
     out: Path, tmp_path: Path, hosts: tuple[Path, Path]
 ) -> None:
-    """Outside an allocation nobody knows the hosts, and srun exports a list: ranks of both are seen all the same."""
+    """Outside an allocation the hosts are unknown, and srun exports a list: ranks of both are seen all the same."""
     here, there = hosts
     script, settings = tmp_path / "train.py", tmp_path / "slurm.conf"
     script.write_text(MARKED)

@@ -43,7 +43,7 @@ with open(sys.argv[1], "wb", buffering=0) as file:
 
 
 def test_a_port_in_use(out: Path) -> None:
-    """A port that somebody else listens on is named; the job runs and keeps its exit code."""
+    """A port in use by another process is named; the job runs and keeps its exit code."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         run = observe(out, *JOB, options=("--listen", f"127.0.0.1:{port}"))

@@ -37,7 +37,7 @@ def test_alerts_fire_where_they_must_and_stay_quiet_otherwise(tmp_path: Path) ->
 
 
 def test_every_alert_has_a_case_and_says_what_to_do() -> None:
-    """No alert is untested, and none wakes somebody without a description."""
+    """No alert is untested, and none pages without a description."""
     rules = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
     tested = set(re.findall(r"alertname: (\w+)", CASES.read_text()))
     assert {rule["alert"] for rule in rules} == tested

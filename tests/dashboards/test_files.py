@@ -34,7 +34,7 @@ def data_panels(name: str) -> list[dict[str, Any]]:
 
 
 def test_checked_in_json_is_what_the_code_writes() -> None:
-    """Nobody edits the JSON by hand, and nobody forgets to renew it."""
+    """The JSON is not edited by hand, and always renewed."""
     assert main(["--check"]) == 0
 
 

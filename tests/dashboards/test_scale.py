@@ -168,7 +168,7 @@ def of(rank: int, elapsed: float) -> Iterator[Sample]:
 
 
 def nodes(elapsed: float) -> Iterator[Sample]:
-    """What is said of each node, by itself and by its agent."""
+    """What is said of each node itself and by its agent."""
     for number in range(RANKS // PER_NODE):
         node = f'node="n{number}"'
         yield "hindmost_node_memory_total_bytes", node, 1e12

@@ -68,7 +68,8 @@ def test_the_agent_may_read_what_it_samples() -> None:
 
 
 def test_the_collector_may_have_a_connection_to_every_agent() -> None:
-    """Each agent is an open file, of which systemd allows 1024 by itself; and its last flush may take half a minute."""
+    """Each agent is an open file, of which systemd allows 1024 by default; and its last flush may take half a
+    minute."""
     lines = (DEPLOY / "systemd" / "hindmost-collector.service").read_text().splitlines()
     settings = dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
     assert int(settings["LimitNOFILE"]) == MOST_FILES
@@ -106,7 +107,7 @@ def test_the_image_is_built_from_all_that_the_wheel_needs() -> None:
 
 
 def test_only_the_agents_port_leaves_the_machine() -> None:
-    """Pages and metrics are published on loopback; so is the agents' port until somebody names another address."""
+    """Pages and metrics are published on loopback; so is the agents' port until another address is set."""
     services = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())["services"]
     published = [port for service in services.values() for port in service["ports"]]
     assert [
@@ -115,7 +116,7 @@ def test_only_the_agents_port_leaves_the_machine() -> None:
 
 
 def test_prometheus_accepts_the_configuration(tmp_path: Path) -> None:
-    """promtool loads the scrape configuration beside the alert rules, as the compose file mounts them."""
+    """promtool loads the scrape configuration with the alert rules, as the compose file mounts them."""
     shutil.copy(DEPLOY / "prometheus" / "prometheus.yml", tmp_path)
     shutil.copy(ROOT / "dashboards" / "alerts.yml", tmp_path)
     checked = check("promtool", "check", "config", tmp_path / "prometheus.yml")

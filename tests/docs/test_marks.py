@@ -1,4 +1,4 @@
-"""``make`` looks for some marks in their folders only: what bears one elsewhere would be run by nobody."""
+"""``make`` looks for some marks in their folders only: a test that bears one elsewhere would never run."""
 
 from __future__ import annotations
 

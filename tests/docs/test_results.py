@@ -1,4 +1,4 @@
-"""Results that the benches left can be read by whoever takes them."""
+"""Results that the benches left can be read again."""
 
 from __future__ import annotations
 

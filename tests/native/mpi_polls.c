@@ -142,7 +142,7 @@ int main(int argc, char **argv) {
     for (int at = 0; at < ROUNDS * PLACES; at++)
         length += snprintf(line + length, sizeof line - (size_t)length, " %lld %lld", polled[at / PLACES][at % PLACES],
                            queued[at / PLACES][at % PLACES]);
-    /* one rank prints: a launcher mixes what several do; seen by nobody, so that no event is of it */
+    /* one rank prints: a launcher mixes the output of several; past the shim, so that it makes no event */
     PMPI_Gather(line, LENGTH, MPI_CHAR, lines, LENGTH, MPI_CHAR, 0, MPI_COMM_WORLD);
     for (int at = 0; rank == 0 && at < 4; at++)
         puts(lines[at]);

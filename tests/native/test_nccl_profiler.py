@@ -188,7 +188,7 @@ def test_outside_a_job_nothing_is_made(play: Callable[..., object], tmp_path: Pa
 
 
 def test_unusable_ring_directory_is_one_line(play: Callable[..., object], tmp_path: Path) -> None:
-    """When the ring cannot be made, the job runs on and is told once."""
+    """When the ring cannot be made, the job runs on with one message."""
     (tmp_path / "rings").write_text("")
     done = play("plain")
     assert done.stderr == (  # type: ignore[attr-defined]

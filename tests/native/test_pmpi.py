@@ -15,7 +15,7 @@ import pytest
 from hindmost import ring
 from hindmost.native import build, mpi
 
-#: MPICH's waiting ranks do not give way: on a crowded machine everything takes its time.
+#: MPICH's waiting ranks do not give way: on an oversubscribed machine everything takes its time.
 pytestmark = [pytest.mark.needs("mpirun", "cc"), pytest.mark.timeout(500)]
 
 HERE = Path(__file__).parent
@@ -179,7 +179,7 @@ def test_nonblocking_and_persistent_collectives_are_flagged(installed: Mpi, ran:
 
 
 def test_point_to_point_has_peer_and_bytes(ran: Ran) -> None:
-    """A receive from anybody tells who sent and how much came."""
+    """A receive from any source shows who sent and how much came."""
     received = [e for e in of(ran.events[0], ring.P2P, "recv") if not e.flags][:3]
     assert sorted((e.peer, e.value) for e in received) == [(1, 4), (2, 8), (3, 12)]
     for rank in (1, 2, 3):

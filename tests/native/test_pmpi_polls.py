@@ -81,7 +81,7 @@ def waited(events: list[ring.Event], place: int) -> list[int]:
 
 
 def own_after(events: list[ring.Event], place: int) -> list[int]:
-    """Ns of own time from the start of what is waited for at one place of each round to the next collective."""
+    """Ns of self time from the start of what is waited for at one place of each round to the next collective."""
     ended = [events.index(polled) for polled in waits(events)[place : ROUNDS * STARTS : STARTS]]
     return [next(e for e in events[at:] if e.kind == ring.SELF).duration_ns for at in ended]
 
@@ -96,7 +96,7 @@ def test_each_polled_collective_has_one_wait(installed: Mpi, ran: Job) -> None:
 
 @pytest.mark.parametrize("place", POLLING, ids=["busily", "napping", "napping long", "for two"])
 def test_a_poll_waits_from_its_first_test_to_the_one_that_succeeds(ran: Job, place: int) -> None:
-    """Rank 1 is late, and others wait for as long as the program itself says: none of that is their own time."""
+    """Rank 1 is late, and others wait for as long as the program itself says: none of that is their self time."""
     waits, owns = [], []
     for rank in (0, 2, 3):
         wait, own = waited(ran.events[rank], place), own_after(ran.events[rank], place)
@@ -124,7 +124,7 @@ def test_what_is_polled_for_together_is_waited_for_once(ran: Job) -> None:
 
 
 def test_who_computes_long_between_two_tests_does_not_wait(ran: Job) -> None:
-    """Stretches of 5 ms of computing between two tests are the rank's own time, however often it loses the CPU."""
+    """5 ms of computing between two tests is the rank's self time, however often it loses the CPU."""
     for rank in (0, 2, 3):
         polled = [one.ns for one in ran.polled[rank][COMPUTING]]
         wait, own = waited(ran.events[rank], COMPUTING), own_after(ran.events[rank], COMPUTING)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["installed", "program"]
 
-#: MPICH's waiting ranks do not give way: on a crowded machine everything takes its time.
+#: MPICH's waiting ranks do not give way: on an oversubscribed machine everything takes its time.
 pytestmark = [pytest.mark.needs("mpirun", "cc"), pytest.mark.timeout(500)]
 
 

@@ -133,7 +133,7 @@ def test_signals_that_interrupt(
 
 
 def test_ring_that_is_removed_under_it(run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
-    """Whoever removes the ring does not hurt the rank."""
+    """Removing the ring does not hurt the rank."""
     done = run("""
         import shutil
         shutil.rmtree(os.environ["HINDMOST_RING_DIR"])

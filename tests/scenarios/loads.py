@@ -26,8 +26,8 @@ class Load:
     transfer: float = 0.3
     seed: int = 1
     cpu: bool = True
-    cpus: int = 0  # of the node, 0: nobody counted them
-    jostle: float = 0.0  # ms a step that the scheduler holds up some rank or other, and nobody accounts for
+    cpus: int = 0  # of the node, 0: unknown
+    jostle: float = 0.0  # ms a step that the scheduler holds up some rank or other, in no counter
     shift: dict[int, float] = field(default_factory=dict)
     names: list[int] | None = None
     scale: float = 1.0
@@ -35,7 +35,7 @@ class Load:
 
 
 def own_times(load: Load) -> tuple[np.ndarray[Any, Any], dict[str, np.ndarray[Any, Any]]]:
-    """[R, S] ms of own time, and what of it is CPU, run queue, input and blocked."""
+    """[R, S] ms of self time, and what of it is CPU, run queue, input and blocked."""
     shape = (load.ranks, load.steps)
     noise = np.stack(
         [np.random.default_rng([load.seed, r]).gamma(2.0, load.noise / 2, load.steps) for r in range(load.ranks)]
@@ -59,7 +59,7 @@ def own_times(load: Load) -> tuple[np.ndarray[Any, Any], dict[str, np.ndarray[An
 
 
 def make(load: Load) -> Run:
-    """The run: every step ends in one all-reduce that nobody leaves before the last has come."""
+    """The run: every step ends in one all-reduce, which no rank leaves before the last has come."""
     own, parts = own_times(load)
     own, parts = own * load.scale, {name: block * load.scale for name, block in parts.items()}
     duration = own.max(axis=0) - own + load.transfer * load.scale
@@ -111,7 +111,7 @@ def metrics(samples: list[tuple[str, str, int, float]]) -> Table:
 
 
 def hang(load: Load, missing: list[int], op: str = "all_reduce", other: str | None = None, waited: float = 30.0) -> Run:
-    """The same, and then everybody but ``missing`` waits in the next all-reduce; with ``other`` they entered that."""
+    """The same, and then all but ``missing`` wait in the next all-reduce; with ``other`` they entered that."""
     run = make(load)
     inside = [(r, op) for r in range(load.ranks) if r not in missing] + [
         (r, other) for r in missing if other is not None

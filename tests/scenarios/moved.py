@@ -1,4 +1,4 @@
-"""The same run told otherwise: ranks renamed, clocks shifted."""
+"""The same run in another form: ranks renamed, clocks shifted."""
 
 from __future__ import annotations
 

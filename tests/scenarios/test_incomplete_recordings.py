@@ -1,4 +1,4 @@
-"""Recordings of real training that lack files are judged rightly by the rest, or told not to be enough."""
+"""Recordings of real training without some files are judged rightly by the rest, or reported as not enough."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _no_steps(name: str) -> bool:
 
 @pytest.mark.parametrize("name", ["fsdp-host-bound", "pp2-dp2-host-bound"])
 def test_of_hosts_that_only_launch_nobody_is_named_without_marks(name: str, tmp_path: Path) -> None:
-    """Whose GPU waits for its host is told, and that nothing tells whether that host is slow; nobody is cleared."""
+    """The report says whose GPU waits for its host, and that the host's speed is unknown; no rank is cleared."""
     (verdict,) = judge(load(_unpacked(name, tmp_path, _no_steps))).verdicts
     assert verdict.kind == "insufficient_data"
     assert "GPU runs what its host launches as soon as that is launched" in verdict.evidence[0]
@@ -84,7 +84,7 @@ def test_where_hosts_launch_all_the_time_one_without_collectives_names_nobody(ra
 @pytest.mark.parametrize("rank", [0, 3])
 @pytest.mark.parametrize("name", ["fsdp-host-bound", "pp2-dp2-host-bound"])
 def test_of_hosts_that_only_launch_one_without_enqueue_times_is_not_named(name: str, rank: int, tmp_path: Path) -> None:
-    """Nobody knows when it launched: that others' GPUs wait for their hosts tells that its own may, too."""
+    """When it launched is unknown: since others' GPUs wait for their hosts, its own may, too."""
     run = load(_unpacked(name, tmp_path, lambda _: True))
     mine = run.collectives["rank"] == rank
     blind = run.collectives | {"enqueue_ns": np.where(mine, UNMEASURED, run.collectives["enqueue_ns"])}
@@ -104,7 +104,7 @@ def test_a_log_of_the_steps_alone_clears_nobody_and_names_no_stage(name: str, tm
 
 
 def test_a_slow_input_is_seen_in_a_log_of_the_steps_alone(tmp_path: Path) -> None:
-    """Nobody waits for others there; the other replica's stage is not named for its longer forward."""
+    """No rank waits for others there; the other replica's stage is not named for its longer forward."""
     (verdict,) = judge(load(_unpacked("pp2-dp2-slow-input-rank0", tmp_path, _steps_alone))).verdicts
     assert (verdict.kind, verdict.ranks, verdict.cause) == ("straggler", (0,), "input")
 

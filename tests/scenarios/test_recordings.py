@@ -109,7 +109,7 @@ def recorded(path: Path) -> Run:
 
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_a_recording_is_judged_as_what_it_is(name: str) -> None:
-    """Kind, culprits and nobody else, victims, cause, onset within three steps, cost within a fifth of the effect."""
+    """Kind, exactly the culprits, victims, cause, onset within three steps, cost within a fifth of the effect."""
     expected = RECORDINGS[name]
     verdict, *more = judged(_recording(name)).verdicts
     assert verdict.kind in expected.kinds
@@ -125,7 +125,7 @@ def test_a_recording_is_judged_as_what_it_is(name: str) -> None:
 
 
 def test_a_slow_stage_of_one_rank_is_told_with_its_rank() -> None:
-    """The last stage waits in its forward for the slow one's messages, longer than that computes, and is not told."""
+    """The last stage waits in its forward for the slow one's messages, longer than that computes, and is not named."""
     (verdict,) = judged(OURS / "pp4-slow-forward-rank2.tar.xz").verdicts
     assert "stage 2 of 4 (rank 2) works" in verdict.evidence[0]
 
@@ -144,7 +144,7 @@ def test_a_hang_is_told_with_the_line_in_which_the_culprit_stands() -> None:
 
 
 def test_a_host_that_leaves_its_gpu_without_work_does_not_compute_longer() -> None:
-    """Of a job without a fault whose hosts launched late: who was late is told to be late for that only."""
+    """A job without a fault whose hosts launched late: a late rank is reported as late for that only."""
     verdicts = judge(recorded(OURS / "ddp-observed-late-hosts.tar.xz")).verdicts
     named = [one for one in verdicts if one.ranks]
     assert {one.cause for one in named} <= {"unknown"}
@@ -218,7 +218,7 @@ def test_rank_numbers_are_those_of_the_job_s_own_records() -> None:
     ("name", "kind", "ranks", "slowdown"), [("AR", "straggler", (0,), 1.9730), ("ST", "uneven_workload", (), 1.1787)]
 )
 def test_a_graph_of_operations_is_replayed(name: str, kind: str, ranks: tuple[int, ...], slowdown: float) -> None:
-    """The slowed worker is named, the heavy stage is nobody's, and the slowdown is that published within 0.1 %."""
+    """The slowed worker is named, for the heavy stage none is, and the slowdown is that published within 0.1 %."""
     path = STUDY / f"trace-{name}.parquet"
     if not path.exists():
         pytest.skip(f"needs recordings outside this repository: {path.name} in HINDMOST_STRAGGLER_ANALYSIS ({STUDY})")

@@ -1,4 +1,4 @@
-"""Every ``*.scenario`` beside this file, run: what a job did on the left, what the judge must say of it.
+"""Every ``*.scenario`` in this folder, run: what a job did on the left, what the judge must say of it.
 
 A scenario is a title line ``# …`` and lines of words:
 
@@ -7,7 +7,7 @@ A scenario is a title line ``# …`` and lines of words:
     hang missing=N[,N] [op=NAME] [other=NAME] [waited=SECONDS]
     expect KIND [ranks=N[,N]] [cause=NAME] [since=STEP~TOLERANCE] [until=STEP~TOLERANCE] [cost=MS~TOLERANCE]
                                   until=-1: it held to the end
-    [given=N[,N]]                 ranks that are repaired before: the cost is what is saved then; empty: nobody
+    [given=N[,N]]                 ranks fixed before: the cost is what is saved then; empty: none
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def _forked_ranks(
 
 
 def _port() -> int:
-    """One that no system gives to whoever asks for any: it is free until rank 0 listens, seconds later."""
+    """One that no system gives to a program that asks for any: it is free until rank 0 listens, seconds later."""
     for port in itertools.count(20_000 + os.getpid() % 10_000):
         with suppress(OSError), socket.create_server(("", port)):
             return port

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.torch
 
 
 def test_no_sync_backwards_wait_for_nobody(train: Train, tmp_path: Path) -> None:
-    """Only the last backward of a step under no_sync waits; garbage, evaluation and checkpoints are told apart."""
+    """Only the last backward of a step under no_sync waits; garbage, evaluation and checkpoints are separate."""
     script = (
         LOOPS
         + f"""

@@ -110,8 +110,9 @@ def part(trace: Trace, holds: Callable[[ring.Event], bool]) -> Trace:
 
 
 def test_a_rank_that_computes_longer_is_waited_for(ran: Ran) -> None:
-    """Each step has one wait for gradients, of one communicator and sequence; the slow rank's is the short one, and has
-    little negotiation in it. Evaluation and checkpoints are told apart."""
+    """Each step has one wait for gradients, of one communicator and sequence.
+
+    The slow rank's is the short one, and has little negotiation in it. Evaluation and checkpoints are separate."""
     traces = ran.training
     seen = []
     for rank in (0, 1):

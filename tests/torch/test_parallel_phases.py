@@ -33,7 +33,7 @@ def host(cat: str, name: str, start: float, took: float, **args: Any) -> dict[st
 def step(number: int) -> list[dict[str, Any]]:
     """A step whose GPU is 2 ms behind the host: forward takes 3 ms, backward 4 with its reducing, the optimizer 1.
 
-    The reducing kernel runs beside backward's own, on another stream, and ends 1 ms after it.
+    The reducing kernel runs in parallel with backward's own, on another stream, and ends 1 ms after it.
     """
     at, gpu = number * STEP_US, number * STEP_US + 2_000
     events = [
@@ -118,7 +118,7 @@ def messages_of(numbers: range) -> tuple[list[dict[str, Any]], list[Any]]:
 
 
 def test_messages_are_compared_that_are_a_kernel_each(phases: Any) -> None:
-    """Of several in one kernel NCCL tells when the first ended: told is their share of it; all are counted."""
+    """Of several in one kernel NCCL reports when the first ended: each gets its share of that; all are counted."""
     seen, events = messages_of(range(2))
     pairs, counts = phases.messages.compared(phases.Trace(seen), events)
     assert pairs == [(1.0, 1.0)]  # of the step after the first
@@ -130,7 +130,7 @@ def test_messages_are_compared_that_are_a_kernel_each(phases: Any) -> None:
 
 
 def test_drift_is_no_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step that gets slower all the while, with hindmost in or not, is told from one that hindmost makes slower."""
+    """A step that gets slower all the while, with hindmost in or not, does not count as slower through hindmost."""
     monkeypatch.syspath_prepend(str(ROOT / "bench/gpu"))
     step_cost = importlib.import_module("step_cost")
     now, steps, inside = [0.0], [0], [False]

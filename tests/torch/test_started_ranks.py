@@ -37,7 +37,7 @@ def trains(rank):
 
 
 def test_scripts_that_a_script_starts_name_themselves(train: Train) -> None:
-    """Ranks that are children of rank 0 and are told their place by an argument are seen when they join the group."""
+    """Ranks that are children of rank 0 and get their place as an argument are seen when they join the group."""
     script = """
 rank = int(sys.argv[1]) if len(sys.argv) > 1 else 0
 if rank == 0:

@@ -1,4 +1,5 @@
-"""A whole job under ``hindmost run`` whose batches differ in size from rank to rank: nobody's fault, and so said."""
+"""A whole job under ``hindmost run`` whose batches differ in size from rank to rank: load imbalance, and so
+reported."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.torch
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_torch_ddp.py"
-#: The same job by three launchers, and without a compiler in processes that are told their place as torchrun's are.
+#: The same job by three launchers, and without a compiler in processes that get their place as torchrun's do.
 JOBS = {"torchrun": {"by": "torchrun"}, "mpirun": {"by": "mpirun"}, "srun": {"by": "srun"}, "python": {"native": False}}
 
 
@@ -67,7 +67,7 @@ def test_waiting_in_backward_is_no_part_of_it(slow_input: dict[int, Trace]) -> N
     assert len(rows) == 17
     for row in rows:
         assert sum(ns for name, ns in row.phases.items() if not is_amount(name)) <= row.duration_ns
-    # Beside other work some step's backward may lose its CPU for as long as the peer is late.
+    # With other work running some step's backward may lose its CPU for as long as the peer is late.
     assert median(row.phases["sync"] for row in rows) > median(row.phases["backward"] for row in rows)
 
 

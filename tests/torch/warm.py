@@ -1,7 +1,8 @@
-"""A Python that has imported torch, from which those are forked that train: most tests take less time than the import.
+"""A Python that has imported torch, from which training processes are forked: most tests take less time than the
+import.
 
-Each line on stdin names processes that run beside each other; once all have ended, a line on stdout has exit codes.
-A process is what ``python SCRIPT`` would be in its environment, but that torch is there before the probe is.
+Each line on stdin names processes that run in parallel; once all have ended, a line on stdout has exit codes. A
+process is what ``python SCRIPT`` would be in its environment, but that torch is there before the probe is.
 """
 
 from __future__ import annotations
