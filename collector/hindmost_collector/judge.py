@@ -13,10 +13,10 @@ from hindmost_collector.costs import pipeline, planned, traded, wasted, whatif
 from hindmost_collector.detectors import hang, intermittent, mismatch, of_three, slow_link, straggler, uneven
 from hindmost_collector.explain import crowded, fed, hidden_input, horovod, sharing, telemetry
 from hindmost_collector.judgement import (
+    advice,
     bound,
     fell_silent,
     hosts_unseen,
-    interconnect,
     majority,
     partly_read,
     slowed,
@@ -145,7 +145,7 @@ def _of_most(run: Run, blocks: Blocks, settings: Settings) -> list[Verdict]:
         return [majority.beside(_nothing(run, blocks, settings), most)]
     few = judge(apart.of_ranks(run, np.array(sorted([most.ranks[0], *most.ahead]))), settings)
     alone = [one for one in few.verdicts if one.kind == "straggler" and one.ranks == most.ranks[:1]]
-    return [majority.verdict(most, most.change, alone[0] if alone else None, blocks)]
+    return [advice.on(majority.verdict(most, most.change, alone[0] if alone else None, blocks), run)]
 
 
 def _of_stretches(run: Run, change: membership.Change, settings: Settings) -> Report:
@@ -287,10 +287,9 @@ def _uncounted(
 
 
 def _at_home(verdict: Verdict, run: Run) -> Verdict:
-    """With the node named where a verdict names all of its ranks, and where to look for a slow link."""
-    told = wording.whole_nodes(run, verdict.ranks) if verdict.kind in ("straggler", "intermittent") else []
-    advice = (interconnect.advice(run, verdict.ranks),) if verdict.cause == "network" else verdict.advice
-    return replace(verdict, evidence=(*verdict.evidence, *told), advice=advice)
+    """With the node where a verdict names all of its ranks, and with what to do there."""
+    whole = wording.whole_nodes(run, verdict.ranks) if verdict.kind in ("straggler", "intermittent") else []
+    return advice.on(replace(verdict, evidence=(*verdict.evidence, *whole)), run)
 
 
 def _gone(verdict: Verdict, run: Run) -> bool:

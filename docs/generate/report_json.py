@@ -165,7 +165,7 @@ SECTIONS: dict[Any, tuple[str, dict[str, str]]] = {
     ),
 }
 #: Fields that no report has: they are for the judge's next evaluation of a running job.
-INSIDE = frozenset({"past", "shown_ms", "counted"})
+INSIDE = frozenset({"past", "shown_ms", "causes", "counted"})
 _RANKS_SHOWN = 2
 
 

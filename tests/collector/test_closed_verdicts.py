@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hindmost_collector.exposition_jobs import JobPage
 from hindmost_collector.judge import judge
-from hindmost_collector.report.told import with_words
+from hindmost_collector.report.rendered import with_rendered
 from hindmost_collector.running.jobs import LiveJob
 from hindmost_collector.running.window import Window
 from hindmost_collector.settings import DEFAULT
@@ -65,15 +65,12 @@ def test_a_verdict_that_holds_is_served_alone(over: dict[str, Any]) -> None:
     held = {**over["verdicts"][0], "ranks": [1], "until_step": None}
     report = {**over, "verdicts": [*over["verdicts"], held]}
     assert live(report, STEPS - 1).verdicts() == [held]
-    assert [one["kind"] for one in with_words(report)["told"]] == ["straggler", "straggler"]
+    assert [one["kind"] for one in with_rendered(report)["rendered"]] == ["straggler", "straggler"]
 
 
 def test_the_page_does_not_begin_with_what_is_over(over: dict[str, Any]) -> None:
     """It says first that nothing holds any more; what was so follows, with its steps."""
-    first, second = with_words(over)["told"]
+    first, second = with_rendered(over)["rendered"]
     until = over["verdicts"][0]["until_step"]
-    assert (first["kind"], first["verdict"]) == (
-        "balanced",
-        f"no verdict holds any more since step {until}: what follows is over",
-    )
-    assert second["verdict"].endswith(f"to {until}")
+    assert (first["head"], first["what"]) == ("OK", f"no rank is slow since step {until}")
+    assert second["what"].endswith(f"to {until}")

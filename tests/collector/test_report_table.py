@@ -28,12 +28,14 @@ def report(**row: Any) -> dict[str, Any]:
 def test_no_table_is_drawn_of_rank_numbers_alone() -> None:
     """Ranks of which nothing was measured make no table and no caption."""
     shown = text.render(report())
-    assert "times in ms" not in shown
+    assert "ms per step" not in shown
     assert not any(line.strip() == "rank" for line in shown.splitlines())
 
 
 def test_the_caption_stands_on_one_line_and_explains_only_what_is_shown() -> None:
     """However narrow the table, its caption is whole, and names no column that is not there."""
     last = text.render(report(step_ms=2.0)).splitlines()[-1]
-    assert last == "times in ms a step: medians"
-    assert columns.caption(["rank", "step", "gfwd", "caused wait"]).endswith("caused wait a mean; gfwd: on the GPU")
+    assert last == "ms per step (medians)"
+    shown = columns.caption(["rank", "step", "caused wait"])
+    assert shown.endswith("caused wait: wait of a typical other rank for this one (mean)")
+    assert "last to arrive" not in shown

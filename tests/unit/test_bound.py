@@ -133,10 +133,10 @@ def test_too_few_steps_say_nothing() -> None:
 def test_a_report_says_it_in_one_line() -> None:
     """In text and in HTML, in words for each of what it may be."""
     report = judge(recorded(gpu_bound="memory")).to_dict()
-    assert "BOUND    by the memory bandwidth of its GPUs: SMs active" in text.render(report, width=200)
-    assert "bound by the memory bandwidth of its GPUs" in html.render(report)
+    assert "BOUND  GPU memory bandwidth: SMs active" in text.render(report, width=200)
+    assert "<dt>Bound by</dt><dd>GPU memory bandwidth" in html.render(report)
     for by in BOUNDS:
-        assert "_" not in headline.bound({"job": {"bound": {"by": by, "evidence": ""}}})
+        assert "_" not in headline.bound({"job": {"bound": {"by": by, "evidence": ""}}, "verdicts": ()})
 
 
 def test_a_job_that_mostly_stalls_is_not_told_to_be_bound_by_what_its_steps_do() -> None:

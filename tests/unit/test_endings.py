@@ -132,7 +132,7 @@ def test_a_job_that_was_killed_at_its_third_step_is_told_as_that() -> None:
         "3 steps and 12 collective calls of 4 ranks were recorded before the job failed: too few to judge",
     )
     lines = text.render(report.to_dict()).splitlines()
-    assert lines[1].startswith("ENDED    exit code 137 (SIGKILL); rank 0 on node0 died first")
+    assert lines[1].startswith("ENDED  exit code 137 (SIGKILL); rank 0 on node0 died first")
 
 
 @pytest.mark.parametrize(

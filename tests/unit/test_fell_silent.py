@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hindmost_collector.judge import judge
-from hindmost_collector.report import headline
+from hindmost_collector.report.rendered import of_verdict
 from hindmost_collector.sources import load
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def test_a_job_that_stopped_is_told_with_where_each_rank_stands(tmp_path: Path) 
     report = judge(load(tmp_path))
     first = report.verdicts[0]
     assert (first.kind, first.ranks, first.since_step) == ("hang", (), _STEPS)
-    assert headline.verdict(report.to_dict()["verdicts"][0]) == "the job hangs in step 40: nothing moves any more"
+    assert of_verdict(report.to_dict()["verdicts"][0]).sentence == "HUNG in step 40: no rank makes progress"
     assert first.evidence[1:3] == (
         "ranks 0, 2 and 3 are at backward (train.py:64)",
         "rank 1 is at data (train.py:49)",

@@ -60,7 +60,7 @@ def test_what_an_idle_gpu_waits_for_is_its_host_s(levels: dict[str, float], caus
 def test_a_host_that_is_late_for_an_unknown_reason_is_said_to_be() -> None:
     """The evidence says that the GPU had nothing to do, and that the reason was not measured."""
     (verdict,) = judge(late_in_forward(0.65)).verdicts
-    assert any("its host is what is late" in sentence for sentence in verdict.evidence)
+    assert any("its CPU launched work late" in sentence for sentence in verdict.evidence)
 
 
 def test_what_the_host_is_known_to_have_done_is_not_idling_too() -> None:

@@ -87,7 +87,7 @@ def test_on_top_of_a_slow_gpu_a_late_input_is_told_by_itself() -> None:
     alone = (made.truth.total_ns - made.truth.repaired_each_ns[1]) / 30e6
     assert late.cost_ms_per_step == pytest.approx(alone, rel=0.1)
     assert late.given == slow.given == ()
-    assert any(line.startswith("on top of the ") for line in late.evidence)
+    assert any(line.startswith("in addition to its usual delay of ") for line in late.evidence)
     assert not any("on top of" in line for line in slow.evidence)
 
 

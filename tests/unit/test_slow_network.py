@@ -76,7 +76,7 @@ def test_what_began_early_is_told_by_the_steps_after_it(layout: str, onset: int)
     assert (verdict.kind, verdict.cause, verdict.ranks) == ("slow_link", "network", ())
     assert (verdict.since_step, verdict.until_step) == (pytest.approx(onset, abs=1), pytest.approx(37, abs=1))
     assert verdict.cost_ms_per_step == pytest.approx(truth, rel=0.2)
-    assert any("after that" in line for line in verdict.evidence)
+    assert any("afterwards" in line for line in verdict.evidence)
 
 
 @pytest.mark.parametrize("end", [None, 72, 14])
@@ -134,9 +134,7 @@ def test_a_balanced_report_says_what_transfers_take() -> None:
     """A job may be bound by its network, and be as even as can be."""
     (verdict,) = judge(simulate(Scenario(8, STEPS, seed=3, layout="fsdp", transfer_share=0.5)).run).verdicts
     assert verdict.kind == "balanced"
-    assert [line for line in verdict.evidence if line.startswith("transfers take")] == [
-        "transfers take 50.0 ms a step (32% of it)"
-    ]
+    assert [line for line in verdict.evidence if line.startswith("transfers")] == ["transfers: 50.0 ms per step (32 %)"]
 
 
 @pytest.mark.parametrize("seed", range(3))

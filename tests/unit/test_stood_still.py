@@ -10,7 +10,7 @@ import pytest
 from hindmost.attach.stacks import UNREAD
 from hindmost_collector.judge import judge
 from hindmost_collector.model import COLLECTIVES, NONBLOCKING, empty
-from hindmost_collector.report.told import with_words
+from hindmost_collector.report.rendered import with_rendered
 from hindmost_collector.stream.chunk import from_rows
 
 from tests.scenarios.loads import Load, hang, make
@@ -45,7 +45,7 @@ def test_a_stall_that_ended_is_told_with_whom_it_waited_for_and_where_that_was()
     assert [one.kind for one in report.verdicts] == ["balanced"]
     assert [note.split("; ") for note in report.notes] == [
         [
-            "the job stood still from 0.4 s to 25.4 s and went on",
+            "stall 25.0 s without progress, 0.4 to 25.4 s",
             "2 ranks waited for rank 1 in all_reduce number 40",
             "rank 1 was at work (train.py:4)",
             "its threads are in stacks/1.txt of the run directory",
@@ -74,22 +74,19 @@ def test_a_rank_that_was_looked_at_again_has_lost_the_file_of_the_first_stall() 
 def test_the_headline_says_that_the_job_stood_still_and_for_whom() -> None:
     """The report does not say that there is nothing to act on next to a note on 25 lost seconds."""
     report = judge(looked_at(stalled(25.0), (1, 5.0, STACK))).to_dict()
-    (told,) = with_words(report)["told"]
-    assert told["verdict"] == (
-        "the job stood still for 25.0 s, waiting for rank 1; its other steps are balanced: no rank holds the job back"
-    )
-    assert told["kind"] != "balanced"  # a page that shows what is fine in green
-    assert not [sentence for sentence in told["why"] if "nothing to act on" in sentence]
-    assert told["next"] == ("see what rank 1 waited for at work (train.py:4) then",)
+    (shown,) = with_rendered(report)["rendered"]
+    assert (shown["head"], shown["what"]) == ("HUNG", "for 25.0 s, then went on: rank 1 did not arrive")
+    assert shown["kind"] == "stalled"
+    assert shown["why"][0].startswith("25.0 s without progress")
+    assert shown["do"] == ("find out what rank 1 waited for at work (train.py:4)",)
     assert report["job"]["stalls"][0]["ranks"] == [1]
 
 
 def test_the_headline_adds_up_several_stalls() -> None:
     """Two of 10 s are 20 s."""
     report = judge(looked_at(stalled(10.0, (20, 40)), (1, 5.0, STACK), (1, 15.0, STACK))).to_dict()
-    assert with_words(report)["told"][0]["verdict"].startswith(
-        "the job stood still 2 times, for 20.0 s in all, waiting for rank 1; "
-    )
+    what = with_rendered(report)["rendered"][0]["what"]
+    assert what == "for 20.0 s in 2 stalls, then went on: rank 1 did not arrive"
 
 
 def test_a_stall_of_all_ranks_of_a_node_is_told_as_the_node_s() -> None:
@@ -97,10 +94,10 @@ def test_a_stall_of_all_ranks_of_a_node_is_told_as_the_node_s() -> None:
     run = looked_at(stalled(25.0, ranks=5, late=(1, 2)), (1, 5.0, STACK))
     run = replace(run, ranks=run.ranks | {"node": np.array(["a", "b", "b", "a", "a"])})
     report = judge(run).to_dict()
-    (told,) = with_words(report)["told"]
-    assert told["verdict"].startswith("the job stood still for 25.0 s, waiting for ranks 1 and 2, all ranks of b; ")
-    assert "these are all ranks of b: what they share is the node" in report["notes"][0]
-    assert told["next"] == ("look at b first: its network, its disks, its kernel's log",)
+    (shown,) = with_rendered(report)["rendered"]
+    assert shown["what"] == "for 25.0 s, then went on: ranks 1 and 2 did not arrive (all ranks of b)"
+    assert "these are all ranks of b: suspect the node" in report["notes"][0]
+    assert shown["do"] == ("check b: network, disks, kernel log (`dmesg -T`)",)
 
 
 def test_of_many_stalls_three_are_told_and_the_rest_counted() -> None:
@@ -108,7 +105,7 @@ def test_of_many_stalls_three_are_told_and_the_rest_counted() -> None:
     looks = [(1, 5.0 + 10 * index, STACK) for index in range(5)]
     notes = judge(looked_at(stalled(10.0, (10, 20, 30, 40, 50)), *looks)).notes
     assert len(notes) == 4
-    assert notes[-1] == "the job stood still 2 times more"
+    assert notes[-1] == "2 more stalls"
 
 
 def test_a_stack_that_could_not_be_read_is_no_place() -> None:

@@ -48,7 +48,7 @@ def test_the_report_of_a_running_job(collector: tuple[str, dict[str, Any]], caps
     address, answers = collector
     answers["/api/report"] = REPORT
     assert main(["top", address]) == 0
-    assert "VERDICT  rank 2 holds the job back" in capsys.readouterr().out
+    assert "SLOW   rank 2 on node0: computing" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -121,4 +121,4 @@ def test_a_lead_that_nothing_explains_clears_nobody(unsure: float, told: bool) -
     assert (verdict is not None) == told
     if verdict is not None:
         assert verdict.kind == "insufficient_data"
-        assert verdict.evidence[0].startswith("rank 2's GPU runs what its host launches")
+        assert verdict.evidence[0].startswith("rank 2 arrives 9.0 ms late per step; its GPU waits for its CPU")

@@ -133,14 +133,13 @@ def test_what_holds_all_back_alike_is_no_waste_of_ranks() -> None:
 def test_the_text_tells_more_than_one_verdict_s_cost_or_nothing() -> None:
     """Two causes are a line; one rank whose cost its verdict says is none."""
     two, one = (judged(*faults).to_dict() for faults in ((COMPUTE, INPUT), (INPUT,)))
-    assert headline.waste(one) == ""
-    assert "WASTE" not in text.render(one)
-    (line,) = [line for line in text.render(two, width=400).splitlines() if line.startswith("WASTE")]
-    assert "as ranks are not alike: compute" in line
-    assert "in input" in line
-    assert "rank 9" in line
-    assert "node0001" in line
-    assert "as ranks are not alike: compute" in html.render(two)
+    assert headline.waste(one) == []
+    assert "WASTE" not in text.render(one, explain=True)
+    assert "WASTE" not in text.render(two)
+    shown = text.render(two, width=400, explain=True)
+    assert [shown.count(line) for line in headline.waste(two)] == [1] * 5
+    assert "ranks are unequal" in headline.waste(two)[0]
+    assert "by cause: compute" in html.render(two)
 
 
 #: Where collectives run during backward, the delay shows a part of some of these.

@@ -45,6 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--format", choices=FORMATS, default="text", help="output format (default: text)")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write to FILE instead of stdout")
+    parser.add_argument("--explain", action="store_true", help="show all evidence and notes of the text report")
     parser.add_argument("--ranks", metavar="LIST", help="show only these ranks in the table, e.g. 0-3,17")
     thresholds.configure(parser)
 
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     if chosen is not None:
         for report in reports:
             _refuse_unknown(args.ranks, chosen, report)
-    write("\n".join(render(report, args.format, chosen, color) for report in reports), args.output)
+    write("\n".join(render(report, args.format, chosen, color, args.explain) for report in reports), args.output)
     return 0
 
 
@@ -122,7 +123,7 @@ def _refuse_unknown(text: str, chosen: list[int], report: Mapping[str, Any]) -> 
         raise UsageError(f"--ranks {text}: no such rank; the report has {len(known):,}, {min(known)} to {max(known)}")
 
 
-def render(report: dict[str, Any], kind: str, ranks: list[int] | None, color: bool) -> str:
+def render(report: dict[str, Any], kind: str, ranks: list[int] | None, color: bool, explain: bool = False) -> str:
     """The report in one of the formats."""
     from hindmost_collector.report import csv, html, json, text
 
@@ -133,7 +134,7 @@ def render(report: dict[str, Any], kind: str, ranks: list[int] | None, color: bo
     if kind == "csv":
         return csv.render(report, ranks)
     width = min(max(shutil.get_terminal_size((100, 24)).columns, 80), 120)
-    return text.render(report, width, color, ranks)
+    return text.render(report, width, color, ranks, explain=explain)
 
 
 def write(content: str, output: Path | None, flag: str = "") -> None:

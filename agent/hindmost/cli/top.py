@@ -86,7 +86,7 @@ def rendered(report: dict[str, Any]) -> str:
 
     terminal = sys.stdout.isatty()
     color = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    return text.render(report, min(shutil.get_terminal_size((100, 24)).columns, WIDEST), color)
+    return text.render(report, min(shutil.get_terminal_size((100, 24)).columns, WIDEST), color, more="on the page")
 
 
 def fetch(base: str, path: str, query: dict[str, str]) -> Any:

@@ -26,7 +26,8 @@ def show(directory: Path, said: str) -> None:
     terminal = sys.stderr.isatty()
     width = min(shutil.get_terminal_size().columns, WIDEST) if terminal else PLAIN_WIDTH
     color = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    sys.stderr.write(text.render(report, width=width, color=color).rstrip("\n") + "\n")
+    more = f"hindmost report {directory} --explain"
+    sys.stderr.write(text.render(report, width, color, more=more).rstrip("\n") + "\n")
     sys.stderr.flush()
 
 

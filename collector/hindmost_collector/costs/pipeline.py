@@ -9,9 +9,9 @@ import numpy as np
 
 from hindmost_collector.costs import graph, graph_waste, micro_batches
 from hindmost_collector.detectors.straggler import extreme
-from hindmost_collector.judgement import summary
+from hindmost_collector.judgement import advice, summary
 from hindmost_collector.judgement.verdict import RankRow, Report, Verdict, WhatIf
-from hindmost_collector.judgement.wording import advice, ms, names
+from hindmost_collector.judgement.wording import against, ms, names, percent
 from hindmost_collector.robust import MAD_TO_SIGMA, spread
 from hindmost_collector.timeline import roles
 
@@ -36,7 +36,8 @@ def judge(run: Run, settings: Settings) -> Report:
     each = _work(built, built.cost / length)[2]
     slow, usual = _slow(stages, each, settings), (each - _beyond(stages, each)).mean(axis=1)
     healthy, alike = np.delete(np.arange(len(work)), slow), _alike(built, length) if uneven else built.ideal
-    found = [_straggler(built, measured, ranks[slow], each[slow].mean(axis=1), usual[slow], alike, settings)]
+    late = _straggler(built, measured, ranks[slow], each[slow].mean(axis=1), usual[slow], alike, settings)
+    found = [advice.on(late, run) if late is not None else None]
     found += [_uneven(built, measured, stages, healthy, own, settings)]
     found += [_uneven_lengths(built, measured, length, settings)] if uneven else []
     verdicts = [verdict for verdict in found if verdict is not None]
@@ -49,7 +50,7 @@ def judge(run: Run, settings: Settings) -> Report:
     )
     if not verdicts:
         verdicts = [
-            Verdict("balanced", evidence=(f"the slowest stage and worker cost less than {settings.min_cost:.1%}",))
+            Verdict("balanced", evidence=(f"the slowest stage and worker cost less than {percent(settings.min_cost)}",))
         ]
     return Report(
         job=replace(summary.job(run, None), **_steps(run)),
@@ -57,7 +58,7 @@ def judge(run: Run, settings: Settings) -> Report:
         ranks=tuple(RankRow(rank=int(rank), self_ms=float(own) / 1e6) for rank, own in zip(ranks, own, strict=True)),
         what_if=what_if,
         notes=(
-            f"Were all operations of a kind alike, a step would take {ms(ideal)}: S = {measured / ideal:.3f}.",
+            f"with equal operations on all workers a step takes {ms(ideal)}: S = {measured / ideal:.3f}",
             *run.notes,
         ),
     )
@@ -136,7 +137,6 @@ def _straggler(
     if gain < settings.min_cost * measured:
         return None
     ranks = tuple(int(rank) for rank in slow)
-    told = f"forward and backward of {names(ranks)} take {ms(float(work.max()))} a step"
     return Verdict(
         kind="straggler",
         ranks=ranks,
@@ -146,8 +146,7 @@ def _straggler(
         cost_ratio=gain / measured,
         confidence=0.95,
         explained=1.0,
-        evidence=(f"{told}, those of the same stage elsewhere {ms(float(usual.max()))}",),
-        advice=tuple(advice("compute", list(ranks))),
+        evidence=(against("forward and backward", names(ranks), float(work.max()), float(usual.max())),),
     )
 
 
@@ -165,9 +164,8 @@ def _uneven(
     if gain < settings.min_cost * measured:
         return None
     which = "stage " + " and ".join(str(int(stage)) for stage in heavy)
-    told = f"{which} works {ms(float(level.max()))} a step on every replica, the typical stage {ms(usual)}"
-    remedy = f"move layers away from {which}: nobody in it is slow, it has more to do"
-    return _uneven_work(gain, measured, 0.95, told, remedy)
+    works = f"work per step: {which} {ms(float(level.max()))} on every replica, the typical stage {ms(usual)}"
+    return _uneven_work(gain, measured, 0.95, works, f"move layers away from {which}")
 
 
 def _uneven_lengths(built: Graph, measured: float, length: Floats, settings: Settings) -> Verdict | None:
@@ -176,12 +174,11 @@ def _uneven_lengths(built: Graph, measured: float, length: Floats, settings: Set
     if gain < settings.min_effect * measured:
         return None
     swing = _swing(built, length)
-    told = f"micro-batches differ by {swing:.0%} in how long they take, in all stages alike"
-    remedy = "give micro-batches work of alike size: sort or pack by length: no worker is slow for it"
-    return _uneven_work(gain, measured, 0.9, told, remedy)
+    differ = f"micro-batches differ by {percent(swing)} in time, on all stages; no worker is slow for it"
+    return _uneven_work(gain, measured, 0.9, differ, "give micro-batches equal work: sort or pack by length")
 
 
-def _uneven_work(gain: float, measured: float, confidence: float, told: str, remedy: str) -> Verdict:
+def _uneven_work(gain: float, measured: float, confidence: float, why: str, remedy: str) -> Verdict:
     """The verdict that ``gain`` ns of the ``measured`` step are lost to work of unlike size, in all steps."""
     return Verdict(
         kind="uneven_workload",
@@ -191,6 +188,6 @@ def _uneven_work(gain: float, measured: float, confidence: float, told: str, rem
         cost_ratio=gain / measured,
         confidence=confidence,
         explained=1.0,
-        evidence=(told,),
+        evidence=(why,),
         advice=(remedy,),
     )

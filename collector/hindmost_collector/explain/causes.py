@@ -25,10 +25,10 @@ MEASURES = {
     "h2d": "copying to the GPU",
     "gc": "garbage collection",
     "checkpoint": "checkpoints",
-    "io": "files and disks",
+    "io": "file I/O",
     "memory": "waiting for memory",
-    "blocked": "being off the CPU",
-    "idle": "its GPU idling for want of work",
+    "blocked": "off the CPU",
+    "idle": "GPU idle for lack of launches",
 }
 _SYSTEM = ("memory", "cpu_contention", "gc", "checkpoint", "io")
 #: Parts that are there now and then, in some steps of some ranks: not seen is not happened.

@@ -149,8 +149,7 @@ def nobody(shared: Sharing, blocks: Blocks, settings: Settings) -> Verdict:
         return balanced(blocks, whatif.waste(blocks), settings, sharing.on_needs(blocks), queued=queued)
     why = causes.explain(blocks, row, columns, settings)
     evidence = wording_balanced.waited_for(blocks, row, str(shared), average(blocks.excess[row]), why)
-    advice = (wording_balanced.TELLING_ON_SHARED_CPUS,)
-    return Verdict(kind="insufficient_data", evidence=tuple(evidence), advice=advice)
+    return Verdict(kind="insufficient_data", evidence=tuple(evidence), advice=wording_balanced.TELLING_ON_SHARED_CPUS)
 
 
 def _queued(blocks: Blocks, row: int, columns: Ints, settings: Settings) -> bool:

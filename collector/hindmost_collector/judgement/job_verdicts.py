@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector.judgement import wording_balanced
-from hindmost_collector.judgement.verdict import Verdict
-from hindmost_collector.judgement.wording import ms, names
+from hindmost_collector.judgement.verdict import UNSURE, Verdict
+from hindmost_collector.judgement.wording import ms, names, percent
 from hindmost_collector.robust import average, lower_median, median
 
 if TYPE_CHECKING:
@@ -30,9 +30,8 @@ def balanced(
 
     ``queued``: whoever is waited for most was seen to wait for a CPU for as long as it was late.
     """
-    evidence = wording_balanced.balanced(blocks, wasted, settings.effect(len(blocks.ranks)), needs, queued=queued)
-    unsure = any(line.endswith(wording_balanced.UNSURE) for line in evidence)
-    confidence = 0.5 if unsure else float(np.clip(1.0 - 1.0 / np.sqrt(len(blocks.steps) + 1), 0.5, 0.99))
+    evidence, sure = wording_balanced.balanced(blocks, wasted, settings.effect(len(blocks.ranks)), needs, queued=queued)
+    confidence = float(np.clip(1.0 - 1.0 / np.sqrt(len(blocks.steps) + 1), 0.55, 0.99)) if sure else UNSURE
     return Verdict(kind="balanced", confidence=confidence, evidence=tuple(evidence))
 
 
@@ -40,13 +39,13 @@ def of_uneven(found: Uneven | None, blocks: Blocks) -> list[Verdict]:
     """The verdict on work whose size differs from rank to rank, in turn."""
     if found is None:
         return []
-    what = "samples or tokens" if found.counted else "the GPU's time in forward"
+    what = "samples or tokens" if found.counted else "GPU forward times"
     evidence = [
-        f"{what} of a step differ by {found.swing:.0%}, which explains {found.explained:.0%} of who is late when",
-        f"ranks are late in turn: with work of one size a step would be {ms(found.cost)} shorter",
+        f"{what} per step differ by {percent(found.swing)}: that explains {percent(found.explained)} of the delays",
+        f"ranks are late in turn; with work of equal size a step is {ms(found.cost)} shorter",
     ]
     if not found.counted:
-        evidence.append("the work itself was not counted: `hindmost.step(work=tokens)` would show it")
+        evidence.append("the work was not counted: `hindmost.step(work=tokens)` counts it")
     return [
         Verdict(
             kind="uneven_workload",
@@ -57,7 +56,7 @@ def of_uneven(found: Uneven | None, blocks: Blocks) -> list[Verdict]:
             confidence=0.95 if found.counted else 0.7,
             explained=found.explained,
             evidence=tuple(evidence),
-            advice=("give ranks batches of alike size: sort or pack by length, or balance tokens instead of samples",),
+            advice=("give ranks batches of equal size: sort or pack by length, or balance tokens, not samples",),
         )
     ]
 
@@ -66,11 +65,11 @@ def may_be_slow(found: Sequence[Verdict], ranks: Collection[int]) -> list[Verdic
     """These, that on uneven work with the ranks told which take longer by what may be chance."""
     if not ranks:
         return list(found)
-    longer = f"{names(sorted(ranks))} {'takes' if len(ranks) == 1 else 'take'} longer than others on the whole"
-    told = f"{longer}: {wording_balanced.SLOW_OR_NOT}"
+    take = "takes" if len(ranks) == 1 else "take"
+    longer = f"{names(sorted(ranks))} {take} longer on the whole: slow, or given longer batches by chance"
     uneven = [one.kind == "uneven_workload" and not one.ranks for one in found]
     return [
-        replace(one, evidence=(*one.evidence, told)) if hedged else one
+        replace(one, evidence=(*one.evidence, longer)) if hedged else one
         for one, hedged in zip(found, uneven, strict=True)
     ]
 
@@ -83,13 +82,12 @@ def of_stages(found: UnevenStages | None, blocks: Blocks) -> list[Verdict]:
     which = "stages " if len(found.stages) > 1 else "stage "
     which += " and ".join(str(one) for one in found.stages)
     began, end = since(blocks, found.first), until(blocks, found.stop)
-    when = f" in steps {began} to {end}" if end is not None else f" since step {began}" if began else ""
-    where = " on every replica" if found.replicas > 1 else ", and has no replica to be compared with"
-    works = f"{which} of {found.count} ({ranks}) works {ms(found.level)} a step{when}{where}"
-    shorter = f"at the pace of the typical stage a step would be {ms(found.cost)} shorter"
+    where = "on every replica" if found.replicas > 1 else "no replica to compare with"
     evidence = [
-        f"{works}; the typical stage {ms(found.usual)}",
-        f"{shorter}; with the same work spread evenly over the stages {ms(found.spread)}",
+        f"work per step: {which} of {found.count} ({ranks}) {ms(found.level)}, the typical stage {ms(found.usual)}",
+        where,
+        f"at the pace of the typical stage a step is {ms(found.cost)} shorter",
+        f"with work spread evenly over the stages it is {ms(found.spread)} shorter",
     ]
     if began or end is not None:
         evidence.append("it was as fast as the others before: what its ranks share may have become slow")
@@ -104,7 +102,7 @@ def of_stages(found: UnevenStages | None, blocks: Blocks) -> list[Verdict]:
             confidence=0.9 if found.replicas > 1 and not began and end is None else 0.7,
             explained=1.0,
             evidence=tuple(evidence),
-            advice=(f"move layers away from {which}, or see what its ranks share: no single one of them is behind",),
+            advice=(f"move layers away from {which}, or check what its ranks share",),
             shown_ms=0.0,
         )
     ]
@@ -115,12 +113,12 @@ def of_hosts(found: HostBound | None, blocks: Blocks) -> list[Verdict]:
     if found is None:
         return []
     idle = found.idle if found.idle > 0 else None
-    queue = "the latest rank's GPU has nothing queued at its end"
+    queue = "the GPU of the last rank has no work queued at the end of a step"
     if np.isnan(found.queued):
-        queue = "forward takes the latest rank's host as long as its GPU"
-    evidence = [f"hosts launch for {found.launching:.0%} of the step, and {queue}"]
+        queue = "forward takes the CPU of the last rank as long as its GPU"
+    evidence = [f"CPUs launch kernels for {percent(found.launching)} of the step", queue]
     if idle is not None:
-        evidence.append(f"no kernel ran on that GPU for {idle:.0%} of the time")
+        evidence.append(f"that GPU ran no kernel for {percent(idle)} of the time")
     return [
         Verdict(
             kind="host_bound",
@@ -129,7 +127,7 @@ def of_hosts(found: HostBound | None, blocks: Blocks) -> list[Verdict]:
             cost_ratio=idle,
             confidence=0.8,
             evidence=tuple(evidence),
-            advice=("launch fewer and larger kernels: CUDA graphs, torch.compile, fused optimizers, larger batches",),
+            advice=("launch fewer, larger kernels: CUDA graphs, torch.compile, fused optimizers, larger batches",),
         )
     ]
 
@@ -176,8 +174,8 @@ def of_job(blocks: Blocks, settings: Settings, named: Sequence[Verdict] = ()) ->
             cost_ratio=typical,
             confidence=0.9,
             explained=1.0,
-            evidence=(f"the typical rank waits {cost / 1e6:.1f} ms of a {step / 1e6:.1f} ms step for its input",),
-            advice=("more loader workers, a faster store, or data kept closer: every rank waits for input alike",),
+            evidence=(f"waiting for input: {ms(cost)} of {ms(step)} per step on the typical rank",),
+            advice=("use more DataLoader workers (num_workers), faster storage, or a local copy of the data",),
         )
     ]
 

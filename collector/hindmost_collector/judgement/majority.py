@@ -14,8 +14,8 @@ import numpy as np
 from hindmost_collector.costs import whatif
 from hindmost_collector.detectors import straggler
 from hindmost_collector.judgement.job_verdicts import since, until
-from hindmost_collector.judgement.verdict import Verdict
-from hindmost_collector.judgement.wording import AHEAD, advice, ms, names, without_all_clear
+from hindmost_collector.judgement.verdict import UNSURE, Verdict
+from hindmost_collector.judgement.wording import ms, names, percent
 from hindmost_collector.robust import average, median
 
 if TYPE_CHECKING:
@@ -45,14 +45,10 @@ class Majority:
 
     def __str__(self) -> str:
         """What is known of ranks that are ahead from the start."""
-        who, others = names(self.ahead), len(self.ranks)
-        are = "is" if len(self.ahead) == 1 else "are"
-        they = "it has" if len(self.ahead) == 1 else "they have"
-        by = f"{ms(self.by_ns)} a step ({self.by_ns / self.step_ns:.0%} of it)"
-        or_else = f"{they} less to do, or what slows the {others} is common to them"
-        return (
-            f"{who} {are} {by} {AHEAD} {others}, from the start: {or_else}; with no step before it that cannot be told"
-        )
+        are, have = ("is", "it has") if len(self.ahead) == 1 else ("are", "they have")
+        by = f"{ms(self.by_ns)} per step ({percent(self.by_ns / self.step_ns)})"
+        who = f"{names(self.ahead)} {are} {by} ahead of the other {len(self.ranks)} from the start"
+        return f"{who}: {have} less work, or the others are slow"
 
 
 def find(blocks: Blocks, settings: Settings) -> Majority | None:
@@ -89,13 +85,10 @@ def _wait_for_mates(group: Ints, ahead: list[int]) -> bool:
 def verdict(most: Majority, change: whatif.Change, alone: Verdict | None, blocks: Blocks) -> Verdict:
     """The verdict on most ranks, which became slow; ``alone`` is that on one of them beside the few ahead, if any."""
     first, stop = (int(np.median([getattr(habit, name) for habit in most.habits])) for name in ("first", "stop"))
-    steps = (
-        f"steps became {ms(change.longer)} longer, and {names(most.ahead)} had to wait {ms(most.by_ns)} more in each"
-    )
+    waits = "waits" if len(most.ahead) == 1 else "wait"
+    steps = f"steps became {ms(change.longer)} longer, and {names(most.ahead)} {waits} {ms(most.by_ns)} more in each"
     cause = alone.cause if alone is not None and alone.cause else "unknown"
-    of_one = (
-        [f"of rank {alone.ranks[0]} beside these: {line}" for line in alone.evidence[1:]] if alone is not None else []
-    )
+    of_one = [f"rank {alone.ranks[0]} against these: {line}" for line in alone.evidence] if alone is not None else []
     return Verdict(
         kind="straggler",
         ranks=most.ranks,
@@ -108,14 +101,13 @@ def verdict(most: Majority, change: whatif.Change, alone: Verdict | None, blocks
         explained=alone.explained if alone is not None else None,
         partial=alone.partial if alone is not None else None,
         evidence=(f"{len(most.ranks)} of {len(blocks.ranks)} ranks became slow together: {steps}", *of_one),
-        advice=tuple(advice(cause, list(most.ranks))),
         shown_ms=0.0,
     )
 
 
 def beside(balanced: Verdict, most: Majority) -> Verdict:
-    """The verdict that names nobody, with what is known of the few ahead in place of the all-clear."""
-    return replace(balanced, evidence=(str(most), *without_all_clear(balanced.evidence)))
+    """The verdict that names nobody, with what is known of the few ahead; it clears no rank."""
+    return replace(balanced, confidence=UNSURE, evidence=(str(most), *balanced.evidence))
 
 
 def _of_one_time(habits: list[Habit]) -> bool:

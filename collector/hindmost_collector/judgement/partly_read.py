@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector.judgement.verdict import STOPS
-from hindmost_collector.judgement.wording import OLDER, PARTLY, without_all_clear
+from hindmost_collector.judgement.wording import OLDER, percent
 from hindmost_collector.model import Job, rows
 
 if TYPE_CHECKING:
@@ -38,21 +38,22 @@ def judged(found: Iterable[Verdict], run: Run, blocks: Blocks | None) -> list[Ve
 
 def _balanced(one: Verdict, run: Run, blocks: Blocks) -> Verdict:
     read, every = len(blocks.steps) + blocks.warmup, run.job.steps
-    share = f"{read:,} of {every:,} steps ({read / every:.0%}) were" if every else "a part was"
-    told = f"{PARTLY}: {share} judged, and what was in the others is not known"
-    return replace(one, evidence=(*without_all_clear(one.evidence), told))
+    share = (
+        f"{read:,} of {every:,} steps ({percent(read / every)}) were read" if every else "a part of the steps was read"
+    )
+    return replace(one, evidence=(f"{share} and judged; the others may differ", *one.evidence))
 
 
 def _dated(one: Verdict, run: Run, blocks: Blocks) -> Verdict:
     told = [
-        f"steps {low} to {high} were not read: it {what} between step {min(low - 1, step)} and {max(high + 1, step)}"
+        f"it {what} between steps {min(low - 1, step)} and {max(high + 1, step)}: {low} to {high} were not read"
         for what, step in (("began", one.since_step), ("ended", one.until_step))
         if step is not None and (gap := _unread(step, blocks)) is not None
         for low, high in [gap]
     ]
     after = _after(run, blocks) if one.until_step is None and one.kind not in STOPS else None
     if after is not None:
-        told.append(f"steps from {after} on were not read: whether it held there is not known")
+        told.append(f"steps from {after} on were not read: it may have ended there")
     return replace(one, evidence=(*one.evidence, *told)) if told else one
 
 
@@ -61,7 +62,9 @@ def _from_the_edge(one: Verdict, blocks: Blocks) -> Verdict:
     near = blocks.steps[: _NEAR + 1]
     if one.since_step is None or one.since_step == 0 or not near[0] <= one.since_step <= near[-1]:
         return one
-    return replace(one, evidence=(*one.evidence, f"{OLDER} {int(near[0])} are looked at no more: it may be older"))
+    return replace(
+        one, evidence=(*one.evidence, f"{OLDER} {int(near[0])} are no longer in memory: it may have begun earlier")
+    )
 
 
 def _unread(step: int, blocks: Blocks) -> tuple[int, int] | None:

@@ -14,7 +14,7 @@ import numpy as np
 from hindmost_collector.costs import on_top
 from hindmost_collector.judgement.job_verdicts import until
 from hindmost_collector.judgement.verdict import STOPS, Slowed, Verdict
-from hindmost_collector.judgement.wording import ms, without_all_clear
+from hindmost_collector.judgement.wording import ms, percent
 from hindmost_collector.robust import median
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ def find(blocks: Blocks, found: Sequence[Verdict]) -> Slowed | None:
 
 
 def note(slowed: Slowed | None, found: Sequence[Verdict] = ()) -> list[str]:
-    """The sentence on it; steps are told without what ranks that are ``found`` cost."""
-    if slowed is None:
+    """The sentence on it beside verdicts ``found``, without what they cost; that on a job slow for good says it."""
+    if slowed is None or (slowed.until_step is None and any(one.kind == "balanced" for one in found)):
         return []
     longer = slowed.step_ms / slowed.was_ms - 1
     when = f"at step {slowed.since_step}"
@@ -71,21 +71,30 @@ def note(slowed: Slowed | None, found: Sequence[Verdict] = ()) -> list[str]:
         when = f"from step {slowed.since_step} to {slowed.until_step}"
     levels = f"{ms(slowed.was_ms * 1e6)} before, {ms(slowed.step_ms * 1e6)} then"
     named = any(one.cost_ms_per_step and one.kind not in ("input_bound", "host_bound") for one in found)
-    levels += ", each without what the verdicts cost" if named else ""
-    told = [f"all ranks' steps became {longer:.0%} longer {when} ({levels})"]
+    levels += ", without the cost of the verdicts" if named else ""
+    steps = [f"steps became {percent(longer)} longer on all ranks {when} ({levels})"]
+    return ["; ".join([*steps, *_why(slowed)])]
+
+
+def _why(slowed: Slowed) -> list[str]:
+    """Which phases grew, and whether the work did."""
     largest = sorted(slowed.phases_ms.items(), key=lambda one: -one[1])[:3]
     grown = ", ".join(f"{name.replace('gpu_', 'GPU ')} {ms(grew * 1e6)}" for name, grew in largest)
-    told += [f"on every rank these take longer: {grown}"] if grown else []
+    why = [f"longer on every rank: {grown}"] if grown else []
     if slowed.more_work is not None:
-        told.append(f"a step has {slowed.more_work:.0%} more samples or tokens since, which makes it longer")
-    return [f"{'; '.join(told)}; no single rank is behind{' by that' if named else ''}."]
+        why.append(f"a step has {percent(slowed.more_work)} more samples or tokens since then")
+    return why
 
 
 def beside(found: Sequence[Verdict], slowed: Slowed | None) -> list[Verdict]:
-    """A job all of which became slower is none in which there is nothing to act on."""
-    if slowed is None:
+    """A balanced job that became slower for good, and why."""
+    if slowed is None or slowed.until_step is not None:
         return list(found)
-    return [replace(one, evidence=without_all_clear(one.evidence)) for one in found]
+    why, advice = _why(slowed), f"find what changed at step {slowed.since_step}: data, clocks, other jobs on the nodes"
+    return [
+        replace(one, evidence=(*why, *one.evidence), advice=(advice,)) if one.kind == "balanced" else one
+        for one in found
+    ]
 
 
 def _longer(period: Floats) -> slice | None:

@@ -188,7 +188,6 @@ def _verdict(
         explained=cause.explained,
         partial=cause.partial,
         evidence=(*wording.stalls(rest, one, cause, (gain + held_up) * len(span)), *wording.held_up(held_up)),
-        advice=tuple(wording.advice(cause.cause, list(ranks))),
     )
 
 

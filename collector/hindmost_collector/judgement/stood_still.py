@@ -14,7 +14,7 @@ from hindmost.attach.stacks import UNREAD
 
 from hindmost_collector.detectors import hang
 from hindmost_collector.judgement.verdict import Stall, Verdict
-from hindmost_collector.judgement.wording import names, nodes_of, whole_nodes, without_all_clear
+from hindmost_collector.judgement.wording import names, nodes_of, whole_nodes
 from hindmost_collector.judgement.wording_stop import source_line
 from hindmost_collector.model import NONBLOCKING, Job, rows
 from hindmost_collector.robust import median
@@ -51,7 +51,7 @@ def find(run: Run, blocks: Blocks | None, settings: Settings) -> tuple[tuple[Sta
     stalls = tuple(_stall(run, one, began) for one in gaps)
     told = [_sentence(run, stall, gap) for stall, gap in zip(stalls[:_TOLD], gaps, strict=False)]
     more = len(stalls) - len(told)
-    return stalls, [*told, f"the job stood still {more} time{'s' if more > 1 else ''} more"] if more else told
+    return stalls, [*told, f"{more} more stall{'s' if more > 1 else ''}"] if more else told
 
 
 def beside(found: list[Verdict], stalls: Sequence[Stall]) -> list[Verdict]:
@@ -60,7 +60,7 @@ def beside(found: list[Verdict], stalls: Sequence[Stall]) -> list[Verdict]:
         return found
     advice = tuple(_advice(stalls[-1]))
     return [
-        replace(one, evidence=without_all_clear(one.evidence), advice=advice) if one.kind == "balanced" else one
+        replace(one, evidence=(_why(stalls), *one.evidence), advice=advice) if one.kind == "balanced" else one
         for one in found
     ]
 
@@ -68,10 +68,18 @@ def beside(found: list[Verdict], stalls: Sequence[Stall]) -> list[Verdict]:
 def _advice(stall: Stall) -> list[str]:
     """What to look at: what the ranks share, and where one of them was."""
     if stall.node is not None:
-        return [f"look at {stall.node} first: its network, its disks, its kernel's log"]
+        return [f"check {stall.node}: network, disks, kernel log (`dmesg -T`)"]
     if stall.line is not None:
-        return [f"see what {stall.line.replace(': ', ' waited for at ', 1)} then"]
-    return [f"see what {names(stall.ranks)} did then" if stall.ranks else "look at what all ranks share: the network"]
+        return [f"find out what {stall.line.replace(': ', ' waited for at ', 1)}"]
+    return [
+        f"find out what {names(stall.ranks)} did then" if stall.ranks else "check what all ranks share: the network"
+    ]
+
+
+def _why(stalls: Sequence[Stall]) -> str:
+    """The longest stall in one line."""
+    longest = max(stalls, key=lambda one: one.until_s - one.since_s)
+    return "; ".join(_in_words(longest))
 
 
 def _moments(run: Run) -> Ints:
@@ -107,14 +115,17 @@ def _stall(run: Run, gap: _Gap, began: int) -> Stall:
 
 
 def _sentence(run: Run, stall: Stall, gap: _Gap) -> str:
-    told = [f"the job stood still from {stall.since_s:.1f} s to {stall.until_s:.1f} s and went on"]
+    nodes = whole_nodes(run, stall.ranks) if stall.ranks else []
+    return "; ".join(["stall " + "; ".join(_in_words(stall)), *nodes, *_stood(run, gap, list(stall.ranks))])
+
+
+def _in_words(stall: Stall) -> list[str]:
+    """When nothing moved, and who waited for whom."""
+    when = f"{stall.until_s - stall.since_s:.1f} s without progress, {stall.since_s:.1f} to {stall.until_s:.1f} s"
     if stall.ranks:
         who = "1 rank" if stall.waiting == 1 else f"{stall.waiting} ranks"
-        told.append(f"{who} waited for {names(stall.ranks)} in {stall.operation}")
-        told += whole_nodes(run, stall.ranks)
-    elif stall.waiting:
-        told.append(f"every rank was inside {stall.operation}")
-    return "; ".join([*told, *_stood(run, gap, list(stall.ranks))])
+        return [when, f"{who} waited for {names(stall.ranks)} in {stall.operation}"]
+    return [when, f"every rank was in {stall.operation}"] if stall.waiting else [when]
 
 
 def _waited_for(run: Run, stall: _Gap) -> tuple[list[int], int, str]:

@@ -55,6 +55,6 @@ def of_mismatch(found: Mismatch | None, run: Run) -> list[Verdict]:
             since_step=int(started.max()) if len(started) else None,
             confidence=0.9,
             evidence=tuple(wording_stop.mismatch(found)),
-            advice=(f"{wording_stop.branch_of(found.named)}; the results are wrong",),
+            advice=(wording_stop.branch_of(found.named),),
         )
     ]

@@ -9,7 +9,7 @@ import numpy as np
 
 from hindmost_collector.judgement import absent
 from hindmost_collector.judgement.verdict import STOPS, Verdict
-from hindmost_collector.judgement.wording import names, without_all_clear
+from hindmost_collector.judgement.wording import names
 from hindmost_collector.model import Job, Unseen, rows
 from hindmost_collector.timeline import blocks as blocks_of
 
@@ -122,9 +122,7 @@ def _of_part(one: Verdict, lacking: Unseen) -> Verdict:
     told = f"files of some ranks are cut: all ranks have {lacking.judged:.0%} of the job, in which nobody is late"
     rest = "who is late in the rest cannot be told"
     remedy = "put the files of all ranks, whole, beside each other"
-    return Verdict(
-        kind="insufficient_data", evidence=(f"{told}; {rest}", *without_all_clear(one.evidence)), advice=(remedy,)
-    )
+    return Verdict(kind="insufficient_data", evidence=(f"{told}; {rest}", *one.evidence), advice=(remedy,))
 
 
 def _insufficient(lacking: Unseen, waited: bool) -> Verdict:

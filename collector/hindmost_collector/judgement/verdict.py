@@ -25,6 +25,8 @@ KINDS = (
     "balanced",
     "insufficient_data",
 )
+#: A verdict that names no rank and is no surer than this clears no rank either.
+UNSURE = 0.5
 #: Kinds of a job that stopped, or whose ranks went apart.
 STOPS = ("hang", "desync")
 CAUSES = (
@@ -64,6 +66,7 @@ class Verdict:
     partial: str | None = None  # with cause unknown: the measurement that explains most
     evidence: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
+    causes: tuple[str, ...] = ()  # several that act together, to advise on; no part of a report
     past: Past | None = None  # for the judge's next look at a running job; no part of a report
     shown_ms: float | None = None  # of the cost, what lateness shows; None: as much. No part of a report either
 
@@ -208,7 +211,7 @@ class Report:
         plain["ranks"] = self.ranks.plain() if isinstance(self.ranks, PlainRows) else _plain(self.ranks)
         del plain["counted"]
         for verdict in plain["verdicts"]:
-            del verdict["past"], verdict["shown_ms"]
+            del verdict["past"], verdict["shown_ms"], verdict["causes"]
         return {"schema": SCHEMA, **plain}
 
 

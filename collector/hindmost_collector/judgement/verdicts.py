@@ -184,7 +184,6 @@ def _straggler(
     if shown < settings.min_share_of_waste * (shown + _without_owner(work_due.without(even), replay.kept)):
         return None
     cause = group[0][1]
-    causes_of = wording.together(habits[0].excess, cause) or [cause.cause]
     ranks = tuple(sorted(int(blocks.ranks[habit.row]) for habit in habits))
     victims = _victims(blocks, rows)
     return Verdict(
@@ -208,7 +207,7 @@ def _straggler(
             *told,
             *wording.left_by_batches(habits[0].excess, cost, uneven=work_due.differs(blocks, even)),
         ),
-        advice=tuple(step for why in causes_of for step in wording.advice(why, list(ranks))),
+        causes=tuple(wording.together(habits[0].excess, cause)),
     )
 
 

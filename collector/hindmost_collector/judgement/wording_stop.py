@@ -15,36 +15,37 @@ if TYPE_CHECKING:
     from hindmost_collector.detectors.mismatch import Mismatch
     from hindmost_collector.model import Run
 
-#: Ranks of which each is told what it does.
-_TOLD = 8
+#: Ranks of which evidence says what each does.
+_RANKS = 8
 
 
 def hang(stop: Hang, run: Run) -> list[str]:
-    """Evidence for a stop."""
-    where = f"{stop.op} number {stop.seq} of communicator {stop.comm:#x}"
+    """Evidence for a stop, first who waits for whom in what."""
+    where = f"{stop.op} number {stop.seq}"
+    group = f"communicator {stop.comm:#x}"
     if not stop.seen:
         return [
-            f"nothing moved for {stop.waited_ns / 1e9:.1f} s before a signal ended the job",
-            f"the last that anybody did was {where}; what was open then was not seen",
+            f"no progress for {stop.waited_ns / 1e9:.1f} s before a signal ended the job",
+            f"the last operation was {where} of {group}; which were open then was not recorded",
         ]
-    found = [_waited(stop, run, where)]
     if stop.kind == "desync":
-        instead = sorted(stop.doing.items())[:_TOLD]
-        found += [f"rank {rank} entered {name} there instead{_called_from(rank, stop, run)}" for rank, name in instead]
+        instead = sorted(stop.doing.items())[:_RANKS]
+        found = [f"rank {rank} entered {name} there instead{_called_from(rank, stop, run)}" for rank, name in instead]
+        found = [_waited(stop, run, f"{where} of {group}"), *found]
         return found if stop.ranks else [*found, *_either(stop, run)]
-    found.append(_absent(stop, run))
-    found += [f"rank {rank} is inside {name}" for rank, name in sorted(stop.doing.items())]
+    found = [f"{_waited(stop, run, where)}; {_absent(stop, run)}"]
+    found += [f"rank {rank} is in {name}" for rank, name in sorted(stop.doing.items())]
     found += _gone(stop, run)
     stacks = stacks_of(run)
     found += [_standing(rank, stacks[rank]) for rank in stop.ranks if rank in stacks]
-    return found + whole_nodes(run, stop.ranks)
+    return [*found, *_end(run, stop), f"the operation is of {group}", *whole_nodes(run, stop.ranks)]
 
 
 def _either(stop: Hang, run: Run) -> list[str]:
-    """What is known where as many ranks entered one operation as another."""
+    """What is known where as many ranks entered one operation as the other."""
     others = [(rank, _called_from(rank, stop, run)) for rank in stop.victims if rank not in stop.doing]
-    known = [f"rank {rank} entered {stop.op}{called}" for rank, called in others[:_TOLD] if called]
-    return [*known, "which of them took the wrong branch cannot be told"]
+    known = [f"rank {rank} entered {stop.op}{called}" for rank, called in others[:_RANKS] if called]
+    return [*known, "which of them took the wrong branch is not known"]
 
 
 def _called_from(rank: int, stop: Hang, run: Run) -> str:
@@ -56,25 +57,28 @@ def _called_from(rank: int, stop: Hang, run: Run) -> str:
 
 
 def _waited(stop: Hang, run: Run, where: str) -> str:
-    """For how long the others waited; of a job that is over, what bounds that."""
-    waited = "1 rank" if len(stop.victims) == 1 else f"{len(stop.victims)} ranks"
+    """How long the others waited."""
+    one = len(stop.victims) == 1
+    waited = "1 rank" if one else f"{len(stop.victims)} ranks"
     if stop.waited_ns < 0:
-        return f"{waited} {'waits' if len(stop.victims) == 1 else 'wait'} in {where}; for how long is not recorded"
+        return f"{waited} {'waits' if one else 'wait'} in {where} (time not recorded)"
     seconds = f"{stop.waited_ns / 1e9:.1f} s"
     if _at_work(run):
-        return f"{waited} {'has' if len(stop.victims) == 1 else 'have'} waited {seconds} in {where}"
-    return f"{waited} waited {seconds} in {where}, {_end(run)}"
+        return f"{waited} {'has' if one else 'have'} waited {seconds} in {where}"
+    return f"{waited} waited {seconds} in {where}"
 
 
-def _end(run: Run) -> str:
-    """What ended a wait that had no end of its own."""
+def _end(run: Run, stop: Hang) -> list[str]:
+    """What ended a wait that had no end of its own, in a job that is over."""
+    if _at_work(run) or stop.waited_ns < 0:
+        return []
     if run.job.source != Job.source or run.job.abandoned:
-        return "as far as the recording goes: a time-out may have ended it"
+        return ["the wait is as long as the recording; a time-out may have ended it"]
     if run.job.interrupted_by:
-        return f"until the job was interrupted by {run.job.interrupted_by}"
+        return [f"the wait ended when {run.job.interrupted_by} ended the job"]
     if run.killed_by is not None:
-        return "until a signal ended the job"
-    return "until the job ended, as a time-out makes it" if run.job.exit_code else "until the job ended"
+        return ["the wait ended when a signal ended the job"]
+    return ["the wait ended with the job, as after a time-out" if run.job.exit_code else "the wait ended with the job"]
 
 
 def _at_work(run: Run) -> bool:
@@ -87,21 +91,13 @@ def _at_work(run: Run) -> bool:
 def _absent(stop: Hang, run: Run) -> str:
     """Who did not come, or may not have."""
     if not stop.unproven:
-        return f"{names(stop.ranks)} never entered it" if stop.ranks else "every member entered it and none leaves"
+        return f"{names(stop.ranks)} never entered it" if stop.ranks else "all members entered it, none leaves"
     own = run.job.source == Job.source
-    unknown = (
-        f"of {names(stop.unproven)} nothing was heard since"
-        if own
-        else f"{names(stop.unproven)} left no readable dump of what it had open"
-        if stop.ranks
-        else f"{names(stop.unproven)} left no readable dump"
-    )
-    if stop.ranks:
-        return f"all other members entered it, and {unknown}"
-    return f"{unknown}: which of them did not come cannot be told"
+    silent = f"{names(stop.unproven)} {'sent nothing since' if own else 'left no readable dump'}"
+    return f"all others entered it; {silent}" if stop.ranks else f"{silent}: which of them is late is not known"
 
 
-_GONE = {FINISHED: "has finished", VANISHED: "is gone: its process ended without a word"}
+_GONE = {FINISHED: "has finished", VANISHED: "is gone: its process ended"}
 
 
 def _gone(stop: Hang, run: Run) -> list[str]:
@@ -116,11 +112,10 @@ def _gone(stop: Hang, run: Run) -> list[str]:
 
 
 def mismatch(found: Mismatch) -> list[str]:
-    """Evidence for operations that differ between ranks though nobody hangs."""
-    where = f"number {found.seq} of communicator {found.comm:#x}"
-    told = f"{names(found.ranks)} ran {found.ran} as {where}, where {the_others(found)} ran {found.op}"
+    """Evidence for operations that differ between ranks though no rank hangs."""
+    ran = f"{names(found.ranks)} ran {found.ran} as operation {found.seq}, {the_others(found)} {found.op}"
     often = "once" if found.places == 1 else f"at {found.places} places since then"
-    return [told, f"ranks differ {often}; the job went on, with what belongs to other operations"]
+    return [f"{ran}: results are wrong", f"ranks differ {often}, in communicator {found.comm:#x}; the job went on"]
 
 
 def the_others(found: Mismatch) -> str:
@@ -160,51 +155,44 @@ def hang_advice(stop: Hang, run: Run) -> list[str]:
     if stop.kind == "desync":
         return [branch_of(stop.ranks)]
     if not stop.ranks:
-        return [_advice_on_nobody(stop, run)]
+        return [_advice_on_all(stop, run)]
+    who = names(stop.ranks)
+    look = _look(stop, run)
     if _at_work(run):
-        where = f"on the node of {names(stop.ranks)}"
-        return [*_look(stop, run), f"before you cancel it: `hindmost attach --stacks --job {run.job.id}` {where}"]
-    again = "if the job was still at work then, write the dumps once more: what stays open hangs"
-    found = _look(stop, run) or [_last_words(stop)]
-    return [*found, again] if stop.waited_ns < 0 else found
+        return [*look, f"before you cancel it: {_ATTACH.format(job=run.job.id)} on the node of {who}"]
+    found = look or [f"see what {who} printed last{', and whether it was gone' if stop.unproven else ''}"]
+    return [*found, "write the dumps again: what is still open hangs"] if stop.waited_ns < 0 else found
 
 
 def branch_of(ranks: tuple[int, ...]) -> str:
-    """What to do where these ranks, or nobody knows which, ran another operation than the rest."""
-    who = f"{names(ranks)} took and the others did not" if ranks else "only some of the ranks took"
-    return f"find the branch that {who}"
-
-
-def _advice_on_nobody(stop: Hang, run: Run) -> str:
-    if stop.unproven and run.job.source == Job.source:
-        return f"look at the nodes of {names(stop.unproven)}: their agents are not heard of, or they are not reached"
-    if stop.unproven:
-        return f"find out what {names(stop.unproven)} did last: one of them did not come, or several"
-    if stop.seen:
-        return "all ranks are inside the operation: look at the network and the GPUs, not at the script"
-    if run.job.source == Job.source:
-        return f"next time, while nothing moves, {_ATTACH.format(job=run.job.id)} says where each rank stands"
-    return "let `hindmost run` watch such a job to its end: it writes down every rank's stack when nothing moves"
+    """What to do where these ranks, or unknown ones, ran another operation than the rest."""
+    who = f"{names(ranks)} took and the others did not" if ranks else "only some ranks took"
+    return f"find the branch in the script that {who}"
 
 
 _ATTACH = "`hindmost attach --stacks --job {job}`"
 
 
+def _advice_on_all(stop: Hang, run: Run) -> str:
+    own = run.job.source == Job.source
+    if stop.unproven and own:
+        return f"check the nodes of {names(stop.unproven)}: their agents send nothing, or cannot be reached"
+    if stop.unproven:
+        return f"see what {names(stop.unproven)} did last"
+    if stop.seen:
+        return "check the network and the GPUs, not the script: all ranks are in the operation"
+    if own:
+        return f"next time, while it hangs, see where each rank waits: {_ATTACH.format(job=run.job.id)}"
+    return "run it with `hindmost run`: in a hang that writes every rank's stack"
+
+
 def _look(stop: Hang, run: Run) -> list[str]:
-    """The line at which a culprit stood, and where the rest of its stack is."""
+    """The line at which a culprit was, and where the rest of its stack is."""
     stacks = stacks_of(run)
     known = [rank for rank in stop.ranks if not stacks.get(rank, UNREAD).startswith(UNREAD)]
     lines = {rank: source_line(stacks[rank]) for rank in known if not _CALLED.match(stacks[rank])}
     if not lines:
         return []
     rank, line = next(iter(lines.items()))
-    kept = f"; all its threads are in stacks/{rank}.txt of the run directory" if run.job.source == Job.source else ""
-    return [f"see what rank {rank} waits for at {line}{kept}"]
-
-
-def _last_words(stop: Hang) -> str:
-    if stop.unproven:
-        return f"see what {names(stop.ranks)} printed last, and whether its process was gone: nothing of it is known"
-    return (
-        f"see what {names(stop.ranks)} printed last: the others waited for {'it' if len(stop.ranks) == 1 else 'them'}"
-    )
+    kept = f"; its stack is in stacks/{rank}.txt of the run directory" if run.job.source == Job.source else ""
+    return [f"find out what rank {rank} waits for at {line}{kept}"]

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from hindmost_collector.judgement.wording import UNMEASURED, duration
 from hindmost_collector.model import OTHER, PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-
-#: What stands for a value that was not measured.
-UNMEASURED = "\N{EN DASH}"
 
 Cell: TypeAlias = "Callable[[Mapping[str, Any]], str]"
 
@@ -19,29 +17,28 @@ SHOWN = 16
 
 _PHASES = (*(name for name in PHASES if name not in ("cpu", "runqueue")), OTHER)
 _TITLES = {
-    "forward": "fwd",
-    "backward": "bwd",
-    "optimizer": "opt",
-    "checkpoint": "ckpt",
-    "gpu_forward": "gfwd",
-    "gpu_backward": "gbwd",
-    "gpu_optimizer": "gopt",
-    "negotiation": "nego",
+    "sync": "sync",
+    "gpu_forward": "GPU forward",
+    "gpu_backward": "GPU backward",
+    "gpu_optimizer": "GPU optimizer",
+    "self_cpu": "CPU time",
+    "self_runqueue": "CPU queue",
+    "runqueue": "queue in step",
+    "self_blocked": "off CPU",
+    "h2d": "copy to GPU",
 }
-
-
-def duration(value: float | None) -> str:
-    """Milliseconds with as many digits as the eye can use; a dash where unmeasured."""
-    if value is None:
-        return UNMEASURED
-    if abs(value) > 10_000:
-        return f"{value / 1000:.1f} s"
-    return f"{value:.0f} ms" if abs(value) >= 1000 else f"{value:.1f} ms" if abs(value) >= 0.05 else f"{value:.2f} ms"
 
 
 def ratio(value: float | None) -> str:
     """A ratio as per cent; a dash where unmeasured."""
-    return UNMEASURED if value is None else f"{value:.0%}" if value >= 0.1 or value == 0 else f"{value:.1%}"
+    return UNMEASURED if value is None else f"{100 * value:.{0 if value >= 0.1 or value == 0 else 1}f} %"
+
+
+def part_of(part: float, whole: float) -> str:
+    """``3.9 of 8.9 ms``: one unit for both."""
+    value, unit = duration(whole).rsplit(" ", 1)
+    less = duration(part).rsplit(" ", 1) if unit == "ms" else [f"{part / 1000:.1f}"]
+    return f"{less[0]} of {value} {unit}"
 
 
 def size(value: float | None) -> str:
@@ -68,31 +65,87 @@ def number(value: float | None) -> str:
     )
 
 
+#: What a column is, where its title alone does not say it.
+_EXPLAINED = {
+    "self time": "work between collectives",
+    "CPU time": "of it on a CPU",
+    "wait": "for later ranks",
+    "transfer": "communication itself",
+    "caused wait": "wait of a typical other rank for this one (mean)",
+    "last to arrive": "share of collectives",
+    "CPU queue": "ready to run, no free CPU",
+    "queue in step": "ready to run, no free CPU",
+    "off CPU": "asleep or blocked",
+    "other": "in no marked phase",
+}
 #: Columns that are no times, and so need no caption.
-_NO_TIMES = {"rank", "node", "last in", "cpu", "rss"}
+_NO_TIMES = {"rank", "node", "last to arrive", "CPUs", "memory"}
 
 
 def caption(titles: Sequence[str]) -> str:
     """Under the table: what the numbers of its columns are; empty where there is nothing to explain."""
     if _NO_TIMES.issuperset(titles):
         return ""
-    mean = ", caused wait a mean" if "caused wait" in titles else ""
-    gpu = [title for title in ("gfwd", "gbwd", "gopt") if title in titles]
-    return f"times in ms a step: medians{mean}" + (f"; {', '.join(gpu)}: on the GPU" if gpu else "")
+    explained = [f"{title}: {_EXPLAINED[title]}" for title in titles if title in _EXPLAINED]
+    return "; ".join(["ms per step (medians)", *explained])
+
+
+#: The columns in which the numbers of a cause are; of the first of these that was measured.
+_DECIDING = {
+    "input": (("input",),),
+    "h2d": (("h2d",),),
+    "gc": (("gc",),),
+    "checkpoint": (("checkpoint",),),
+    "compute": (("gpu_forward",), ("self_cpu",), ("self",), ("forward",)),
+    "gpu_throttle": (("gpu_forward",), ("self",)),
+    "gpu_contention": (("gpu_forward",), ("self",)),
+    "workload": (("gpu_forward",), ("self_cpu",), ("self",), ("forward",)),
+    "cpu_contention": (("self_runqueue",), ("runqueue",)),
+    "network": (("transfer",),),
+    "unknown": (("self_blocked",), ("self",)),
+}
+_OF_KIND = {"host_bound": "compute", "slow_link": "network"}
+#: Columns by the name under which :data:`_DECIDING` has them.
+_FIELDS = {"self": ("self time", "self_ms"), "transfer": ("transfer", "transfer_ms")}
+
+
+def deciding(report: Mapping[str, Any]) -> list[str]:
+    """Titles of the columns that decided the verdicts: these are shown whatever else there is no room for."""
+    found = ["caused wait"] if any(one["ranks"] for one in report["verdicts"]) else []
+    for one in report["verdicts"]:
+        for names in _DECIDING.get(one.get("cause") or _OF_KIND.get(one["kind"], ""), ()):
+            titles = [_title(name) for name in names if _measured(name, report["ranks"])]
+            if titles:
+                found += titles
+                break
+    return list(dict.fromkeys(found))
+
+
+def _title(name: str) -> str:
+    return _FIELDS[name][0] if name in _FIELDS else _TITLES.get(name, name)
+
+
+def _measured(name: str, rows: Iterable[Mapping[str, Any]]) -> bool:
+    if name in _FIELDS:
+        return any(row.get(_FIELDS[name][1]) is not None for row in rows)
+    return any((row.get("phases_ms") or {}).get(name) is not None for row in rows)
 
 
 #: What goes first where the table is too wide; phases go before these, the least telling first.
-_FIRST_TO_GO = ("rss", "xfer", "cpu", "self", "node", "last in")
+_FIRST_TO_GO = ("memory", "transfer", "CPUs", "self time", "node", "last to arrive")
 
 
-def table(rows: Sequence[Mapping[str, Any]], width: int | None = None) -> tuple[list[str], list[list[str]]]:
+def table(
+    rows: Sequence[Mapping[str, Any]], width: int | None = None, deciding: Sequence[str] = ()
+) -> tuple[list[str], list[list[str]]]:
     """Titles and cells for these rank rows. A column that no rank measured, or that tells nothing, is left out.
 
-    With ``width``, columns are dropped until the rest fits: a number is never cut.
+    With ``width``, columns are dropped until the rest fits, those that are ``deciding`` never: a number is never cut.
     """
-    chosen = [(title, cell) for title, cell in _columns(rows) if any(cell(row) != UNMEASURED for row in rows)]
+    chosen = [(title, cell) for title, cell in _columns(rows, deciding) if any(cell(row) != UNMEASURED for row in rows)]
     phases = sorted(_telling(rows).items(), key=lambda item: item[1])
-    order = [*_FIRST_TO_GO[:2], *(_TITLES.get(name, name) for name, _ in phases[:-2]), *_FIRST_TO_GO[2:]]
+    order = [*_FIRST_TO_GO[:2], *(_title(name) for name, _ in phases[:-2]), *_FIRST_TO_GO[2:]]
+    order = [title for title in order if title not in deciding]
     while width is not None and order and sum(_width(title, cell, rows) + 3 for title, cell in chosen) > width + 2:
         gone = order.pop(0)
         chosen = [(title, cell) for title, cell in chosen if title != gone]
@@ -114,26 +167,28 @@ def _telling(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return found
 
 
-def _columns(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, Cell]]:
+def _columns(rows: Sequence[Mapping[str, Any]], deciding: Sequence[str]) -> list[tuple[str, Cell]]:
     telling = _telling(rows)
     nodes = {row.get("node") for row in rows}
 
     def phase(name: str) -> Cell:
         return lambda row: number((row.get("phases_ms") or {}).get(name))
 
+    named = [name for name in dict.fromkeys([*_PHASES, *_TITLES]) if name in telling or _title(name) in deciding]
+    named = [name for name in named if _measured(name, rows)]
     return [
         ("rank", lambda row: str(row["rank"])),
         *([("node", lambda row: row.get("node") or UNMEASURED)] if len(nodes) > 1 else []),
         ("step", lambda row: number(row.get("step_ms"))),
-        ("self", lambda row: number(row.get("self_ms"))),
-        ("own cpu", phase("self_cpu")),
-        *[(_TITLES.get(name, name), phase(name)) for name in _PHASES if name in telling],
-        ("comm wait", lambda row: number(row.get("wait_ms"))),
-        ("xfer", lambda row: number(row.get("transfer_ms"))),
+        ("self time", lambda row: number(row.get("self_ms"))),
+        (_TITLES["self_cpu"], phase("self_cpu")),
+        *[(_title(name), phase(name)) for name in named if name != "self_cpu"],
+        ("wait", lambda row: number(row.get("wait_ms"))),
+        ("transfer", lambda row: number(row.get("transfer_ms"))),
         ("caused wait", lambda row: number(row.get("caused_wait_ms"))),
-        ("last in", lambda row: ratio(row.get("share_last"))),
-        ("cpu", lambda row: ratio(row.get("cpu_ratio"))),
-        ("rss", lambda row: size(row.get("rss_bytes"))),
+        ("last to arrive", lambda row: ratio(row.get("share_last"))),
+        ("CPUs", lambda row: UNMEASURED if row.get("cpu_ratio") is None else f"{row['cpu_ratio']:.1f}"),
+        ("memory", lambda row: size(row.get("rss_bytes"))),
     ]
 
 

@@ -9,8 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from hindmost_collector.judgement.verdict import STOPS
+from hindmost_collector.judgement.wording import UNMEASURED, duration
 from hindmost_collector.report import headline
-from hindmost_collector.report.columns import UNMEASURED, duration, number, ratio
+from hindmost_collector.report.columns import number, ratio
+from hindmost_collector.report.rendered import doing, of_verdict
 from hindmost_collector.report.text import console, labelled, written
 
 if TYPE_CHECKING:
@@ -34,8 +36,8 @@ def render(found: Mapping[str, Any], width: int = 100, color: bool = False) -> s
     shown = [one for one in found["measures"] if _matters(one, found["measures"])]
     if shown:
         page.print(_table(shown))
-        page.print(Text("ms a step of the typical rank: medians, and the mean step; intervals hold the change", "dim"))
-        page.print(Text("in 19 of 20 cases as far as each run's own steps tell: nodes and days differ, too", "dim"))
+        page.print(Text("ms per step of the typical rank, medians; mean step: the mean", "dim"))
+        page.print(Text("interval: from the scatter of each run's steps; nodes and days add to it", "dim"))
     return written(page)
 
 
@@ -45,15 +47,15 @@ def _result(found: Mapping[str, Any]) -> tuple[str, str]:
     stopped = [(label, said) for label in ("A", "B") if (said := _stop(found["verdicts"], label))]
     if not stopped:
         return steps, style
-    told = "; ".join(f"{label} did not finish: {said}" for label, said in stopped)
-    return f"{told}; as far as both went: {steps}", f"bold {_WORSE if stopped[-1][0] == 'B' else _BETTER}"
+    ends = "; ".join(f"{label} did not finish: {said}" for label, said in stopped)
+    return f"{ends}; up to there: {steps}", f"bold {_WORSE if stopped[-1][0] == 'B' else _BETTER}"
 
 
 def _stop(verdicts: Mapping[str, Any], label: str) -> str | None:
     """That one of the two runs stopped for good, as its verdict says it."""
     own = verdicts["new" if label == "B" else "gone"]
     both = [one[label.lower()] for one in verdicts["kept"]]
-    return next((headline.verdict(one) for one in [*own, *both] if one["kind"] in STOPS), None)
+    return next((of_verdict(one).sentence for one in [*own, *both] if one["kind"] in STOPS), None)
 
 
 def _of_steps(found: Mapping[str, Any]) -> tuple[str, str]:
@@ -61,10 +63,10 @@ def _of_steps(found: Mapping[str, Any]) -> tuple[str, str]:
     measures = {one["name"]: one for one in found["measures"]}
     step = measures.get("step")
     if step is None or step["change_ms"] is None:
-        return "the two cannot be compared: steps are not told apart in both", "bold yellow"
-    both = f"{duration(step['a_ms'])} to {duration(step['b_ms'])} a step"
+        return "no comparison: one run has no recognised steps", "bold yellow"
+    both = f"{duration(step['a_ms'])} to {duration(step['b_ms'])} per step"
     if step["changed"] is None:
-        return f"{both}; too few steps to say whether that is a change", "bold yellow"
+        return f"{both}; too few steps to call it a change", "bold yellow"
     if not step["changed"]:
         return _in_part(measures["mean_step"]) or (f"no change: {both}", "bold green")
     slower = step["change_ms"] > 0
@@ -79,25 +81,30 @@ def _in_part(mean: Mapping[str, Any]) -> tuple[str, str] | None:
         return None
     slower = mean["change_ms"] > 0
     by = f"{'slower' if slower else 'faster'} by {ratio(abs(mean['change_ms']) / mean['a_ms'])}"
-    both = f"{duration(mean['a_ms'])} to {duration(mean['b_ms'])} a step"
-    return f"B is {by} on the mean, in a part of its steps: {both}; the median step is as it was", (
-        f"bold {_WORSE if slower else _BETTER}"
-    )
+    both = f"{duration(mean['a_ms'])} to {duration(mean['b_ms'])} per step"
+    style = f"bold {_WORSE if slower else _BETTER}"
+    return f"B is {by} on the mean: {both}; some steps changed, the median did not", style
 
 
 def _changes(verdicts: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    new = [("NEW", _WORSE, headline.verdict(one)) for one in verdicts["new"]]
-    gone = [("GONE", _BETTER, headline.verdict(one)) for one in verdicts["gone"]]
-    kept = [("STILL", "", f"{headline.verdict(one['b'])}{_before(one)}") for one in verdicts["kept"]]
+    new = [("NEW", _WORSE, _sentence(one)) for one in verdicts["new"]]
+    gone = [("GONE", _BETTER, _sentence(one)) for one in verdicts["gone"]]
+    kept = [("STILL", "", f"{_sentence(one['b'])}{_before(one)}") for one in verdicts["kept"]]
     return new + gone + kept
 
 
+def _sentence(one: Mapping[str, Any]) -> str:
+    shown = of_verdict(one)
+    return f"{shown.sentence}; {shown.cost.partition(';')[0]}" if shown.cost else shown.sentence
+
+
 def _before(one: Mapping[str, Any]) -> str:
+    """What differs in A of a verdict that both runs have."""
     cost = one["a"].get("cost_ms_per_step")
-    told = [f"+{duration(cost)} a step"] if cost is not None else []
+    differs = [f"{duration(cost)} per step"] if cost is not None else []
     if one["a"].get("cause") != one["b"].get("cause"):
-        told.append(f"another cause, {headline.cause(one['a'])}")
-    return f" (in A: {', '.join(told)})" if told else ""
+        differs.append(doing(one["a"]))
+    return f"; in A {', '.join(differs)}" if differs else ""
 
 
 def _matters(one: Mapping[str, Any], measures: list[Mapping[str, Any]]) -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from hindmost_collector.judgement.wording import UNMEASURED, duration
 from hindmost_collector.report import columns, headline
-from hindmost_collector.report.told import told
+from hindmost_collector.report.rendered import rendered
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hindmost_collector.report.told import Told
+    from hindmost_collector.report.rendered import RenderedVerdict
 
 _STYLE = """
 :root{--ink:#1c2430;--soft:#5b6675;--line:#e3e7ec;--page:#f6f7f9;--card:#fff;--bad:#c02f3b;--good:#1f8a4c;
@@ -21,27 +22,31 @@ _STYLE = """
 font:15px/1.5 system-ui,sans-serif}main{max-width:1100px;margin:0 auto;padding:32px 20px 64px}
 h1{font-size:15px;font-weight:600;color:var(--soft);margin:0 0 20px}article,section{background:var(--card);
 border:1px solid var(--line);border-radius:10px;padding:20px 24px;margin:0 0 16px}
-article{border-left:5px solid var(--bad)}article.balanced{border-left-color:var(--good)}
-article.insufficient_data{border-left-color:var(--odd)}h2{font-size:20px;line-height:1.3;margin:0 0 10px}
+article{border-left:5px solid var(--bad);overflow-wrap:anywhere}article.OK{border-left-color:var(--good)}
+article.UNSURE{border-left-color:var(--odd)}h2{font-size:20px;line-height:1.3;margin:0 0 10px}
+h2 b{color:var(--bad);margin-right:8px}.OK h2 b{color:var(--good)}.UNSURE h2 b{color:var(--odd)}
+h2 small{color:var(--soft);font-size:14px;font-weight:400;white-space:nowrap;margin-left:8px}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:4px 16px;margin:0}dt{color:var(--soft)}dd{margin:0}
+details{margin:10px 0 0}summary{color:var(--soft);cursor:pointer}details ul{margin-top:6px}
 ul{margin:0;padding-left:18px}.figures{display:flex;flex-wrap:wrap;gap:12px 40px}.figures b{display:block;
 font-size:22px}.figures span{color:var(--soft)}.scroll{overflow-x:auto}table{border-collapse:collapse;
 width:100%;font-variant-numeric:tabular-nums}th,td{text-align:right;padding:5px 10px;
 border-bottom:1px solid var(--line);white-space:nowrap}th{color:var(--soft);font-weight:500}
 tr.named td{color:var(--bad);font-weight:600}.bar{width:220px;height:12px;display:flex;background:var(--line);
-border-radius:3px;overflow:hidden}.own{background:var(--bar)}.wait{background:var(--odd);opacity:.55}
-p.note{color:var(--soft);margin:6px 0}
+border-radius:3px;overflow:hidden}.self{background:var(--bar)}.wait{background:var(--odd);opacity:.55}
+p.note{color:var(--soft);margin:6px 0}@media(max-width:600px){main{padding:12px 8px 32px}
+article,section{padding:14px}h2{font-size:17px}.bar{width:90px}}
 """
 
 
 def render(report: Mapping[str, Any]) -> str:
     """The report (``Report.to_dict()`` or a parsed report.json) as a whole HTML document."""
     title = escape(headline.title(report))
-    body = _ended(report) + "".join(map(_verdict, told(report))) + _figures(report) + _lines(report)
+    body = _ended(report) + "".join(map(_verdict, rendered(report))) + _figures(report) + _lines(report)
     body += _ranks(report) + _notes(report)
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>'
+        f'<meta name="viewport" content="width=device-width,initial-scale=1"><style>{_STYLE}</style></head>'
         f"<body><main><h1>{title}</h1>{body}</main></body></html>\n"
     )
 
@@ -53,16 +58,27 @@ def _ended(report: Mapping[str, Any]) -> str:
 
 
 def _lines(report: Mapping[str, Any]) -> str:
-    """What the text says in a line of its own."""
-    lines = [("Waste:", headline.waste(report)), ("The job is bound", headline.bound(report))]
-    return "".join(f"<section>{name} {escape(said)}</section>" for name, said in lines if said)
+    """What limits the job, and behind a fold where ranks lose time."""
+    bound, waste = headline.bound(report), headline.waste(report)
+    shown = f"<dl><dt>Bound by</dt><dd>{escape(bound)}</dd></dl>" if bound else ""
+    shown += _fold("Waste", waste) if waste else ""
+    return f"<section>{shown}</section>" if shown else ""
 
 
-def _verdict(one: Told) -> str:
-    cost, where = ([text] if text else [] for text in (one.cost, one.where))
-    rows = [("Why", one.why), ("Cost", cost), ("Where", where), ("Next", one.next)]
+def _verdict(one: RenderedVerdict) -> str:
+    """The block of the text, with the rest of the evidence behind a fold."""
+    sure = f" <small>{escape(one.sure)}</small>" if one.sure else ""
+    rows = [("Cost", [one.cost] if one.cost else []), ("Why", one.why[:1]), ("Do", one.do)]
     listed = "".join(f"<dt>{name}</dt><dd>{_list(texts)}</dd>" for name, texts in rows if texts)
-    return f'<article class="{escape(one.kind)}"><h2>{escape(one.verdict)}</h2><dl>{listed}</dl></article>'
+    more = [*one.why[1:], *([f"Where: {one.where}"] if one.where else [])]
+    shown = f"<h2><b>{escape(one.head)}</b> {escape(one.what)}{sure}</h2><dl>{listed}</dl>"
+    fold = _fold("More evidence", more) if more else ""
+    return f'<article class="{escape(one.head)}">{shown}{fold}</article>'
+
+
+def _fold(title: str, texts: Sequence[str]) -> str:
+    items = "".join(f"<li>{escape(text)}</li>" for text in texts)
+    return f"<details><summary>{title}</summary><ul>{items}</ul></details>"
 
 
 def _list(texts: Sequence[str]) -> str:
@@ -74,13 +90,13 @@ def _list(texts: Sequence[str]) -> str:
 def _figures(report: Mapping[str, Any]) -> str:
     what_if, step = report["what_if"], report["job"]["step_ms"]
     shown = [
-        ("typical step", columns.duration(step.get("p50"))),
-        ("slow step (p99)", columns.duration(step.get("p99"))),
-        ("lost to whoever is last, noise included", columns.ratio(what_if.get("wasted_ratio"))),
-        ("step if no rank were ever later than its peers", columns.duration(what_if.get("ideal_step_ms"))),
+        ("typical step", duration(step.get("p50"))),
+        ("slow step (p99)", duration(step.get("p99"))),
+        ("lost to waiting, noise included", columns.ratio(what_if.get("wasted_ratio"))),
+        ("step with all ranks equal", duration(what_if.get("ideal_step_ms"))),
     ]
     cells = "".join(
-        f"<div><b>{escape(value)}</b><span>{name}</span></div>" for name, value in shown if value != columns.UNMEASURED
+        f"<div><b>{escape(value)}</b><span>{name}</span></div>" for name, value in shown if value != UNMEASURED
     )
     return f'<section class="figures">{cells}</section>' if cells else ""
 
@@ -89,9 +105,9 @@ def _ranks(report: Mapping[str, Any]) -> str:
     if not report["ranks"]:
         return ""
     rows, left_out = columns.choose(report)
-    titles, cells = columns.table(rows)
+    titles, cells = columns.table(rows, deciding=columns.deciding(report))
     named = {rank for verdict in report["verdicts"] for rank in verdict["ranks"]}
-    head = "".join(f"<th>{escape(title)}</th>" for title in titles) + "<th>own time and wait</th>"
+    head = "".join(f"<th>{escape(title)}</th>" for title in titles) + "<th>self time and wait</th>"
     body = "".join(_row(row, line, row["rank"] in named) for row, line in zip(rows, cells, strict=True))
     more = f'<p class="note">{left_out:,} more ranks are not shown; report.json has them all.</p>' if left_out else ""
     caption = columns.caption(titles)
@@ -105,11 +121,11 @@ def _row(row: Mapping[str, Any], line: Sequence[str], named: bool) -> str:
 
 
 def _bar(row: Mapping[str, Any]) -> str:
-    """How much of the rank's step was its own time, waiting for others and transfer, as far as measured."""
+    """How much of the rank's step was self time and wait, as far as measured."""
     step = row.get("step_ms")
     if not step or row.get("wait_ms") is None:
         return ""
-    parts = (("own", row.get("self_ms")), ("wait", row.get("wait_ms")))
+    parts = (("self", row.get("self_ms")), ("wait", row.get("wait_ms")))
     drawn = "".join(
         f'<div class="{name}" style="width:{min(max(value / step, 0.0), 1.0):.1%}"></div>'
         for name, value in parts
@@ -119,5 +135,5 @@ def _bar(row: Mapping[str, Any]) -> str:
 
 
 def _notes(report: Mapping[str, Any]) -> str:
-    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in report.get("notes") or [])
-    return f"<section>{notes}</section>" if notes else ""
+    notes = report.get("notes") or []
+    return f"<section>{_fold(headline.count(len(notes), 'note'), notes)}</section>" if notes else ""

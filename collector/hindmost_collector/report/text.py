@@ -13,35 +13,62 @@ from rich.table import Table
 from rich.text import Text
 
 from hindmost_collector.report import columns, headline
-from hindmost_collector.report.told import told
+from hindmost_collector.report.rendered import rendered
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from hindmost_collector.report.told import Told
+    from hindmost_collector.report.rendered import RenderedVerdict
 
-_STYLES = {"balanced": "bold green", "insufficient_data": "bold yellow"}
-_LABEL = 9
-#: What a recording says of itself (names of nodes, of functions) is shown in so many characters at most.
+_STYLES = {"OK": "bold green", "UNSURE": "bold yellow"}
+_LABEL = 7
+#: Of names in a recording (nodes, functions) so many characters are shown at most.
 _LONGEST, _WIDEST = 2000, 64
+#: Notes that are shown without being asked for.
+_NOTES = 2
+#: How the rest of the evidence is asked for.
+EXPLAIN = "--explain"
 
 
-def render(report: Mapping[str, Any], width: int = 100, color: bool = False, ranks: Iterable[int] | None = None) -> str:
-    """The report (``Report.to_dict()`` or a parsed report.json) as text; ``ranks`` limits the table to these."""
+def render(
+    report: Mapping[str, Any],
+    width: int = 100,
+    color: bool = False,
+    ranks: Iterable[int] | None = None,
+    *,
+    explain: bool = False,
+    more: str = EXPLAIN,
+) -> str:
+    """The report (``Report.to_dict()`` or a parsed report.json) as text.
+
+    ``ranks`` limits the table to these. Without ``explain`` each verdict has the one line of evidence that decided it,
+    and a last line says how ``more`` is shown.
+    """
     page = console(width, color)
     page.print(Text(one_line(headline.title(report)), style="bold"), soft_wrap=False)
     if report["job"].get("ended"):
         page.print(labelled("ENDED", report["job"]["ended"], "bold red"))
-    for one in told(report):
-        page.print(_verdict(one))
-    if waste := headline.waste(report):
-        page.print(labelled("WASTE", waste))
-    if bound := headline.bound(report):
+    verdicts, notes = rendered(report), list(report.get("notes") or ())
+    for one in verdicts:
+        page.print(_verdict(one, page.width, explain))
+    if (bound := headline.bound(report)) and (explain or headline.bound_by(report)):
         page.print(labelled("BOUND", bound))
-    for note in report.get("notes") or []:
+    waste = headline.waste(report)
+    for line in waste if explain else ():
+        page.print(labelled("WASTE" if line is waste[0] else "", line))
+    for note in notes if explain else notes[:_NOTES]:
         page.print(labelled("NOTE", note, "dim"))
+    left = 0 if explain else sum(len(one.why[1:]) for one in verdicts) + len(notes[_NOTES:]) + bool(waste)
+    if left:
+        page.print(Text(f"{headline.count(left, 'more line')}: {more}", "dim"))
+    _print_ranks(page, report, ranks)
+    return written(page)
+
+
+def _print_ranks(page: Console, report: Mapping[str, Any], ranks: Iterable[int] | None) -> None:
+    """The table of ranks, what its columns mean, and how many ranks it leaves out."""
     rows, left_out = columns.choose(report, ranks)
-    titles, cells = columns.table(rows, page.width)
+    titles, cells = columns.table(rows, page.width, columns.deciding(report))
     if len(titles) > 1:
         page.print(_table(rows, titles, cells, _named(report)))
         page.print(Text(columns.caption(titles), "dim"))
@@ -49,7 +76,6 @@ def render(report: Mapping[str, Any], width: int = 100, color: bool = False, ran
         page.print(
             Text(f"{left_out:,} more ranks are not shown: --ranks 0-{len(report['ranks']) - 1} shows all", "dim")
         )
-    return written(page)
 
 
 def console(width: int, color: bool) -> Console:
@@ -72,22 +98,32 @@ def written(page: Console) -> str:
     return "\n".join(line.rstrip() for line in whole.splitlines()) + "\n"
 
 
-def labelled(label: str, text: str, style: str = "") -> Padding:
+def labelled(label: str, text: str, style: str = "", label_style: str = "bold") -> Padding:
     """A paragraph with its label in front, lines that follow indented below the text."""
     grid = Table.grid(padding=(0, 0))
-    grid.add_column(width=_LABEL, no_wrap=True)
+    grid.add_column(width=max(_LABEL, len(label) + 1), no_wrap=True)
     grid.add_column(overflow="fold")
-    grid.add_row(Text(label, style="bold"), Text(one_line(text, _LONGEST), style=style))
+    grid.add_row(Text(label, style=label_style), Text(one_line(text, _LONGEST), style=style))
     return Padding(grid, 0)
 
 
-def _verdict(one: Told) -> Group:
-    lines = [labelled("VERDICT", one.verdict, _STYLES.get(one.kind, "bold red"))]
-    lines += [labelled("WHY", "; ".join(one.why))] if one.why else []
+def _verdict(one: RenderedVerdict, width: int, explain: bool) -> Group:
+    lines = [_head(one, width)]
     lines += [labelled("COST", one.cost)] if one.cost else []
-    lines += [labelled("WHERE", one.where)] if one.where else []
-    lines += [labelled("NEXT", text) for text in one.next]
+    why = one.why if explain else one.why[:1]
+    lines += [labelled("" if at else "WHY", text) for at, text in enumerate(why)]
+    lines += [labelled("WHERE", one.where)] if one.where and explain else []
+    lines += [labelled("" if at else "DO", text) for at, text in enumerate(one.do)]
     return Group(*lines)
+
+
+def _head(one: RenderedVerdict, width: int) -> Padding:
+    """What is so on the left, how sure that is on the right; one after the other where the line is too short."""
+    style = _STYLES.get(one.head, "bold red")
+    what = one_line(one.what, _LONGEST)
+    room = width - max(_LABEL, len(one.head) + 1) - len(what) - len(one.sure)
+    gap = " " * room if room >= 2 else ", "  # no_wrap would cut
+    return labelled(one.head, what + (gap + one.sure if one.sure else ""), style="bold", label_style=style)
 
 
 def _named(report: Mapping[str, Any]) -> set[int]:

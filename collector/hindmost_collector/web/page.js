@@ -3,6 +3,7 @@
 const ABSENT = "–";
 const ROWS = 256;
 const FINE = new Set(["balanced", "insufficient_data"]);
+const CALM = { OK: "fine", UNSURE: "unsure" };
 const COLOURED = new Set([
   "input", "h2d", "forward", "backward", "optimizer", "sync",
   "self_cpu", "self_blocked", "self_runqueue", "checkpoint", "gc", "wait",
@@ -38,14 +39,30 @@ function acts(verdict) {
   return !FINE.has(verdict.kind) && verdict.until_step == null;
 }
 
-function verdictCard(told) {
-  const card = make("div", null, FINE.has(told.kind) ? "card verdict fine" : "card verdict");
-  card.append(make("h2", told.verdict));
-  for (const sentence of told.why) card.append(make("p", sentence));
-  if (told.cost) card.append(labelled("Cost:", told.cost));
-  if (told.where) card.append(labelled("Where:", told.where));
-  for (const sentence of told.next) card.append(labelled("Next:", sentence));
+// One line a fact: what the text report says, with the rest of the evidence behind a fold.
+function verdictCard(verdict) {
+  const card = make("div", null, "card verdict " + (CALM[verdict.head] || ""));
+  const title = make("h2");
+  title.append(make("b", verdict.head), " " + verdict.what);
+  if (verdict.sure) title.append(" ", make("small", verdict.sure));
+  card.append(title);
+  if (verdict.cost) card.append(labelled("Cost", verdict.cost));
+  for (const sentence of verdict.why.slice(0, 1)) card.append(labelled("Why", sentence));
+  for (const sentence of verdict.do) card.append(labelled("Do", sentence));
+  const more = [...verdict.why.slice(1), ...(verdict.where ? ["Where: " + verdict.where] : [])];
+  if (more.length) card.append(fold("More evidence", more, verdict.head + verdict.what));
   return card;
+}
+
+// Folds that a reader opened stay open when the page is drawn again.
+const open = new Set();
+
+function fold(title, sentences, name) {
+  const box = make("details");
+  box.open = open.has(name);
+  box.ontoggle = () => { if (box.open) open.add(name); else open.delete(name); };
+  box.append(make("summary", title), ...sentences.map(sentence => make("p", sentence)));
+  return box;
 }
 
 function showFacts(report) {
@@ -55,7 +72,7 @@ function showFacts(report) {
   const facts = [
     ["step, median", milliseconds(step.p50)],
     ["step, p99", milliseconds(step.p99)],
-    ["step with every rank alike", milliseconds(whatIf.ideal_step_ms)],
+    ["step with all ranks equal", milliseconds(whatIf.ideal_step_ms)],
     ["ranks", job.world_size ?? ABSENT],
     ["nodes", job.nodes ?? ABSENT],
     ["steps in view", job.steps ?? ABSENT],
@@ -73,10 +90,14 @@ const COLUMNS = [
   { name: "node", key: "node", show: row => row.node || ABSENT, left: true },
   { name: "step", key: "step_ms", show: row => milliseconds(row.step_ms) },
   { name: "where a step goes", left: true },
-  { name: "waits", key: "wait_ms", show: row => milliseconds(row.wait_ms) },
-  { name: "makes others wait", key: "caused_wait_ms", show: row => milliseconds(row.caused_wait_ms) },
-  { name: "last in", key: "share_last", show: row => percent(row.share_last) },
+  { name: "wait", key: "wait_ms", show: row => milliseconds(row.wait_ms) },
+  { name: "caused wait", key: "caused_wait_ms", show: row => milliseconds(row.caused_wait_ms) },
+  { name: "last to arrive", key: "share_last", show: row => percent(row.share_last) },
 ];
+const NAMES = {
+  wait: "wait for later ranks", self_cpu: "CPU time", self_blocked: "off CPU", self_runqueue: "CPU queue",
+  h2d: "copy to GPU", gpu_forward: "GPU forward", gpu_backward: "GPU backward", gpu_optimizer: "GPU optimizer",
+};
 let order = { key: "caused_wait_ms", down: true };
 let latest = null;
 
@@ -99,7 +120,7 @@ function bar(row, longest) {
     const piece = make("i");
     piece.style.width = (100 * value) / longest + "%";
     piece.style.background = colour(phase);
-    piece.title = phase + " " + milliseconds(value);
+    piece.title = (NAMES[phase] || phase) + " " + milliseconds(value);
     box.append(piece);
   }
   return box;
@@ -142,7 +163,7 @@ function legend(shown, all) {
     const entry = make("span");
     const mark = make("i");
     mark.style.background = colour(phase);
-    entry.append(mark, phase === "wait" ? "waiting for others" : phase.replace("_", " "));
+    entry.append(mark, NAMES[phase] || phase.replace("_", " "));
     return entry;
   });
   if (all > shown.length) entries.push(make("span", "the first " + shown.length + " of " + all + " ranks"));
@@ -168,9 +189,9 @@ function show(report) {
   const troubled = (report.verdicts || []).some(acts);
   document.title = (troubled ? "● " : "") + "hindmost · " + (job.id || "");
   find("job").textContent = [job.id, job.command].filter(Boolean).join(" · ");
-  find("verdicts").replaceChildren(...report.told.slice(0, 5).map(verdictCard));
+  find("verdicts").replaceChildren(...report.rendered.slice(0, 5).map(verdictCard));
   const ended = job.ended ? ["Ended: " + job.ended] : [];
-  const bound = report.bound ? ["Bound " + report.bound] : [];
+  const bound = report.bound ? ["Bound by " + report.bound] : [];
   find("notes").replaceChildren(...[...ended, ...bound, ...(report.notes || [])].map(note => make("p", note)));
   find("alarm").hidden = !report.recording;
   find("alarm").textContent = report.recording ? "Recording stopped: " + report.recording : "";

@@ -77,9 +77,9 @@ def _report(scrape: Scrape, query: dict[str, str]) -> Answer:
     report = scrape.report(query.get("job"))
     if report is None:
         return HTTPStatus.NOT_FOUND, _JSON, b'{"error":"no report yet"}'
-    from hindmost_collector.report.told import with_words  # noqa: PLC0415 - heavy, and only where somebody looks
+    from hindmost_collector.report.rendered import with_rendered  # noqa: PLC0415 - heavy, and only where somebody looks
 
-    return HTTPStatus.OK, _JSON, json.dumps(with_words(report)).encode()
+    return HTTPStatus.OK, _JSON, json.dumps(with_rendered(report)).encode()
 
 
 def _jobs(scrape: Scrape, _: dict[str, str]) -> Answer:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from hindmost_collector.judge import judge
-from hindmost_collector.report import headline
+from hindmost_collector.report.rendered import of_verdict
 from hindmost_collector.sources import load
 
 from tests.unit.sources.dumps import HUNG, dump_of, of_group, write
@@ -40,7 +40,7 @@ def test_dumps_alone_tell_who_did_not_come(tmp_path: Path) -> None:
     assert len(dumps) == 4
     verdict = judge(load(tmp_path)).verdicts[0]
     assert (verdict.kind, verdict.ranks, verdict.victims) == ("hang", (1,), (0, 2, 3))
-    assert "for how long is not recorded" in verdict.evidence[0]
+    assert "(time not recorded)" in verdict.evidence[0]
 
 
 @pytest.mark.parametrize(("after_s", "kind"), [(5.0, "insufficient_data"), (11.9, "insufficient_data"), (12.1, "hang")])
@@ -81,11 +81,9 @@ def test_the_rank_that_left_no_dump_is_named_where_all_others_wait(tmp_path: Pat
     verdict = report.verdicts[0]
     assert (verdict.kind, verdict.ranks, verdict.victims) == ("hang", (1,), (0, 2, 3))
     assert verdict.confidence == pytest.approx(0.6)
-    assert "all other members entered it, and rank 1 left no readable dump of what it had open" in verdict.evidence
-    assert headline.verdict(report.to_dict()["verdicts"][0]) == (
-        "the job hangs: likely rank 1 did not come, 3 ranks waiting"
-    )
-    assert verdict.advice[0].endswith("whether its process was gone: nothing of it is known")
+    assert verdict.evidence[0].endswith("all others entered it; rank 1 left no readable dump")
+    assert of_verdict(report.to_dict()["verdicts"][0]).what == "rank 1, likely, did not arrive; 3 ranks wait"
+    assert verdict.advice[0].endswith("and whether it was gone")
     assert any("rank 1's file is missing" in note for note in report.notes)
 
 

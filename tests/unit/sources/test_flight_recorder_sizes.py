@@ -79,7 +79,7 @@ def test_another_size_needs_no_length_of_the_wait(tmp_path: Path) -> None:
         os.utime(tmp_path / f"nccl_trace_rank_{rank}", ns=(0, 10**18 + 10**9))
     verdict = judge(load(tmp_path)).verdicts[0]
     assert (verdict.kind, verdict.ranks) == ("desync", (1,))
-    assert "for how long is not recorded" in verdict.evidence[0]
+    assert "(time not recorded)" in verdict.evidence[0]
 
 
 def test_of_as_many_sizes_as_ranks_nobody_is_named(tmp_path: Path) -> None:

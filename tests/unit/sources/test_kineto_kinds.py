@@ -155,7 +155,7 @@ def test_steps_of_which_the_input_alone_is_known_clear_nobody(tmp_path: Path) ->
         _write(tmp_path / f"{rank}.json", rank, [*map(_step, range(2, 16)), *spans], WORLD)
     (verdict,) = judge(load(tmp_path)).verdicts
     assert verdict.kind == "insufficient_data"
-    assert "as little as 1% is in phases that were seen (input)" in verdict.evidence[0]
+    assert "the phases seen (input) cover 1.0 % of a step" in verdict.evidence[0]
 
 
 def test_files_of_several_cycles_of_a_schedule_are_one_recording(tmp_path: Path) -> None:

@@ -1,0 +1,173 @@
+"""What to do about a verdict: with the GPUs, processes and nodes of that machine, and the command to type.
+
+A job without GPUs gets no advice about GPUs, one whose processes are not Python none about Python.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.judgement.wording import names
+from hindmost_collector.model import GPU_TIME, RUNNING, Job, rows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hindmost_collector.judgement.verdict import Verdict
+    from hindmost_collector.model import Run
+
+#: Nodes, and processes, that an advice lists.
+_NAMED, _PIDS = 4, 4
+#: Kinds of verdicts on ranks that are late.
+_LATE = ("straggler", "intermittent")
+#: Frameworks whose ranks load batches by torch's DataLoader.
+_TORCH = ("torch", "horovod")
+#: A GPU as recordings name it, and as ``nvidia-smi -i`` takes it.
+_INDEX, _UUID = re.compile(r"(?:gpu)?(\d+)"), re.compile(r"(?:GPU|MIG)-[0-9a-fA-F-]+")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the ranks of a verdict run: what a command needs, and whether it can be typed now (``runs``)."""
+
+    ranks: tuple[int, ...]
+    nodes: tuple[str, ...]
+    pids: tuple[int, ...]
+    gpus: tuple[str, ...]
+    with_gpus: bool
+    job: str
+    framework: str
+    python: bool
+    runs: bool
+
+    @property
+    def on(self) -> str:
+        """`` on vm``; empty where no node, or too many, are known."""
+        return f" on {' and '.join(self.nodes)}" if 0 < len(self.nodes) <= 2 else ""
+
+    @property
+    def smi(self) -> str:
+        """`` -i GPU-5c2e…``: the option that has nvidia-smi show these GPUs."""
+        return f" -i {','.join(self.gpus)}" if self.gpus else ""
+
+
+def place(run: Run, ranks: Sequence[int]) -> Place:
+    """What is known of where these ranks run; of all, where there are none."""
+    table = run.ranks
+    own = run.job.source == Job.source
+    held = np.isin(table["rank"], ranks) if len(ranks) else np.ones(len(table["rank"]), bool)
+    gpus = [_gpu(str(name)) for name in table["gpu_uuid"][held].tolist()]
+    frameworks = {str(name) for name in table["framework"].tolist()} - {""}
+    pids = sorted({int(pid) for pid in table["pid"][held].tolist() if pid > 0})
+    life = run.rank_states["life"]
+    return Place(
+        ranks=tuple(ranks),
+        nodes=tuple(sorted({str(node) for node in table["node"][held].tolist()} - {""})),
+        pids=tuple(pids) if own and 0 < len(pids) <= _PIDS else (),
+        gpus=tuple(gpus) if gpus and all(gpus) and len(gpus) <= _NAMED else (),
+        with_gpus=_with_gpus(run) or not own,
+        job=run.job.id if own else "ID",
+        framework=min(frameworks, default=""),
+        python=bool(frameworks) or not own,
+        runs=own
+        and run.job.ended_ns is None
+        and run.job.exit_code is None
+        and (not len(life) or bool((life == RUNNING).any())),
+    )
+
+
+def _with_gpus(run: Run) -> bool:
+    """Whether anything recorded is of a GPU."""
+    timed = [run.steps[name] for name in ("gpu_forward_ns", "gpu_backward_ns", "gpu_optimizer_ns") if name in run.steps]
+    on_gpu = run.collectives["flags"] & GPU_TIME if rows(run.collectives) else np.zeros(0, np.int32)
+    return bool((run.ranks["gpu_uuid"] != "").any() or on_gpu.any() or any((one > 0).any() for one in timed))
+
+
+def _gpu(name: str) -> str:
+    index = _INDEX.fullmatch(name)
+    return index[1] if index else name if _UUID.fullmatch(name) else ""
+
+
+def on(found: Verdict, run: Run) -> Verdict:
+    """The verdict with what to do about late ranks and slow transfers; others say it themselves."""
+    if found.cause == "network":
+        return replace(found, advice=(of_transfers(run, found.ranks),))
+    if found.kind not in _LATE:
+        return found
+    where = place(run, found.ranks)
+    return replace(found, advice=tuple(of_cause(cause, where) for cause in found.causes or (found.cause or "unknown",)))
+
+
+def of_cause(cause: str, at: Place) -> str:
+    """What to do about ranks that are late for this cause."""
+    who, it = names(at.ranks), "it" if len(at.ranks) == 1 else "them"
+    if cause == "compute":
+        return _compare(at, who, it)
+    if cause == "unknown":
+        return _look(at, who)
+    if cause == "input":
+        loads = "; more DataLoader workers (num_workers) hide it" if at.framework in _TORCH else ""
+        return f"check the disk or mount that {who} reads from{at.on}{loads}"
+    if cause == "cpu_contention":
+        bound = f"`taskset -cp {at.pids[0]}`" if len(at.pids) == 1 else "`taskset -cp PID`"
+        return f"check the CPU binding of {who}{at.on} ({bound}), its cgroup quota, and other processes (`top`)"
+    return _OF_CAUSE[cause].format(who=who, on=at.on, smi=at.smi, it=it)
+
+
+_OF_CAUSE = {
+    "h2d": "check the PCIe link of {who}'s GPU{on} (`nvidia-smi -q{smi}`, section PCI) and use pinned memory",
+    "gpu_contention": "stop the other process on {who}'s GPU{on} (`nvidia-smi{smi}` lists it), or move {it}",
+    "gpu_throttle": "check cooling and power limit{on}: `nvidia-smi -q -d PERFORMANCE,POWER,TEMPERATURE{smi}`",
+    "gc": "call gc.freeze() after start-up, or gc.collect() in the same step on all ranks",
+    "checkpoint": "write checkpoints in the same step on all ranks, or in the background",
+    "memory": "free memory{on}: `free -m` and `vmstat 1` show who uses it and what is swapped",
+    "io": "check the disk or mount that {who} reads and writes{on}: `iostat -x 1`",
+    "workload": "give {who} as much work per step as its peers",
+}
+
+
+def _compare(at: Place, who: str, it: str) -> str:
+    """How to learn whether the machine or the work is slow."""
+    its = "its" if len(at.ranks) == 1 else "their"
+    stays = f"if {'it stays' if len(at.ranks) == 1 else 'they stay'} slow, {its} work is larger"
+    if not at.with_gpus:
+        return f"run {who} on another core or node; {stays}"
+    return f"check the GPU of {who}{at.on}: `nvidia-smi -q -d PERFORMANCE,TEMPERATURE{at.smi}`; then move {it}: {stays}"
+
+
+def _look(at: Place, who: str) -> str:
+    """How to see what ranks wait for, in processes that run or when the job runs again."""
+    tool = (
+        f"`hindmost attach --stacks --job {at.job if at.runs else 'ID'}`"
+        if at.python
+        else "`gdb -p PID` or `strace -f -p PID`"
+    )
+    wait = "waits" if len(at.ranks) == 1 else "wait"
+    if at.runs and len(at.pids) == 1:
+        pid = at.pids[0]
+        tool = f"`hindmost attach --stacks --pid {pid}`" if at.python else f"`gdb -p {pid}` or `strace -f -p {pid}`"
+    if at.runs:
+        return f"see what {who} {wait} for{at.on}: {tool}"
+    return f"run it again and see what {who} {wait} for{at.on}: {tool}"
+
+
+_BETWEEN = "NIC counters (`ethtool -S`), cables, the switch port"
+_OF_GPUS = "`nvidia-smi nvlink -e`, PCIe width, `nvidia-smi topo -m`"
+_OF_HOSTS = "memory bandwidth, NUMA binding, other processes"
+
+
+def of_transfers(run: Run, ranks: Sequence[int]) -> str:
+    """Where to look for slow transfers of ``ranks``, of all where there are none: in their node, or between nodes."""
+    at = place(run, ranks if len(ranks) > 1 else ())
+    who = f"the link of {names(ranks)}" if ranks else "the network of all ranks"
+    others = "" if ranks else ", other jobs"
+    if not at.nodes:
+        return f"check {who}: in a node {_OF_GPUS}; between nodes {_BETWEEN}{others}"
+    if len(at.nodes) > 1:
+        more = f" and {len(at.nodes) - _NAMED} more" if len(at.nodes) > _NAMED else ""
+        return f"check {who} between {', '.join(at.nodes[:_NAMED])}{more}: {_BETWEEN}{others}"
+    return f"check {who} within {at.nodes[0]}: {_OF_GPUS if at.with_gpus else _OF_HOSTS}"

@@ -1,0 +1,221 @@
+"""Each verdict in words, the same in every format: a head word, what is so, what it costs, why, and what to do."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from hindmost_collector.judgement.verdict import UNSURE
+from hindmost_collector.judgement.wording import duration, names
+from hindmost_collector.report import columns, headline
+from hindmost_collector.report.columns import part_of, ratio
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+#: Lines of advice of one verdict that are shown.
+_ADVICE = 3
+#: A named rank that is less sure than this is called likely.
+_LIKELY = 0.75
+#: Nodes that a head line lists.
+_NODES = 2
+
+
+@dataclass(frozen=True)
+class RenderedVerdict:
+    """A verdict in words. ``why`` has the evidence that decided first; ``sure``, ``cost`` and ``where`` may be empty.
+
+    The kind of a balanced job that stopped for a while is ``stalled``, of one that became slower on all ranks
+    ``slowed``.
+    """
+
+    kind: str
+    head: str
+    what: str
+    sure: str
+    cost: str
+    why: tuple[str, ...]
+    where: str
+    do: tuple[str, ...]
+
+    @property
+    def sentence(self) -> str:
+        """Head word and what is so, in one line."""
+        return f"{self.head} {self.what}"
+
+
+def rendered(report: Mapping[str, Any]) -> list[RenderedVerdict]:
+    """Each verdict of a report (``Report.to_dict()`` or a parsed report.json), in words, in its order."""
+    return [_verdict(report, one) for one in report["verdicts"]]
+
+
+def of_verdict(one: Mapping[str, Any]) -> RenderedVerdict:
+    """A verdict without its report in words: ranks without their nodes."""
+    return _verdict({"job": {}, "ranks": (), "verdicts": (one,)}, one)
+
+
+def with_rendered(report: Mapping[str, Any]) -> dict[str, Any]:
+    """The report as a page shows it: with its title, and its verdicts in words."""
+    words = {"title": headline.title(report), "bound": headline.bound(report), "waste": headline.waste(report)}
+    return {**report, **words, "rendered": [asdict(one) for one in (*_over(report), *rendered(report))]}
+
+
+def _over(report: Mapping[str, Any]) -> list[RenderedVerdict]:
+    """What the page of a running job begins with where every verdict has an end."""
+    ends = [one.get("until_step") for one in report["verdicts"]]
+    if not ends or None in ends:
+        return []
+    return [RenderedVerdict("balanced", "OK", f"no rank is slow since step {max(ends)}", "", "", (), "", ())]
+
+
+def _verdict(report: Mapping[str, Any], one: Mapping[str, Any]) -> RenderedVerdict:
+    stalls, slowed = report["job"].get("stalls") or (), report["job"].get("slowed")
+    kind, cost, sure = one["kind"], _cost(one), _sure(one)
+    if kind == "balanced" and stalls:
+        kind, (head, what), sure = "stalled", _stalled(stalls), ""
+        cost = _cost_of_stalls(stalls, report["job"].get("duration_s"))
+    elif kind == "balanced" and slowed and slowed["until_step"] is None:
+        kind, (head, what), sure = "slowed", ("SLOW", _slowed(slowed)), ""
+        more = slowed["step_ms"] - slowed["was_ms"]
+        cost = f"{part_of(more, slowed['step_ms'])} per step since then ({ratio(more / slowed['step_ms'])})"
+    else:
+        head, what = _HEADS[kind](one, _who(report, one))
+    why, do = tuple(one.get("evidence") or ()), tuple(one.get("advice") or ())[:_ADVICE]
+    return RenderedVerdict(kind, head, what, sure, cost, why, columns.place(report, one), do)
+
+
+def _sure(one: Mapping[str, Any]) -> str:
+    """``99 % sure``; empty where nothing says how sure, or where the head says that it is not."""
+    sure = one.get("confidence")
+    unsure = sure is None or (one["kind"] in ("balanced", "insufficient_data") and sure <= UNSURE)
+    return "" if sure is None or unsure else f"{ratio(min(sure, 0.99))} sure"
+
+
+def _who(report: Mapping[str, Any], one: Mapping[str, Any]) -> str:
+    """``rank 2 on vm``: with its node, or their nodes where they are few."""
+    nodes = {row["rank"]: row.get("node") for row in report["ranks"] if row["rank"] in one["ranks"]}
+    where = list(dict.fromkeys(node for node in nodes.values() if node))
+    known = 0 < len(where) <= _NODES and None not in nodes.values()
+    return names(one["ranks"]) + (f" on {' and '.join(where)}" if known else "") if one["ranks"] else ""
+
+
+#: What a cause says that a rank does, or has.
+_DOING = {
+    "compute": "computing",
+    "input": "waiting for input",
+    "h2d": "copying to its GPU",
+    "gpu_contention": "another process on its GPU",
+    "gpu_throttle": "low GPU clock",
+    "cpu_contention": "waiting for a CPU",
+    "gc": "garbage collection",
+    "checkpoint": "writing checkpoints",
+    "memory": "waiting for memory",
+    "io": "file I/O",
+    "workload": "more work than its peers",
+    "unknown": "cause unknown",
+}
+
+
+#: The same of an unknown cause, by the measurement that explains most of the delay.
+_PARTLY = {"blocked": "asleep or blocked, cause unknown", "idle": "launching GPU work late, cause unknown"}
+
+
+def doing(one: Mapping[str, Any]) -> str:
+    """What a verdict's cause says that its ranks do."""
+    cause = one.get("cause") or "unknown"
+    words = _DOING.get(cause, cause) if cause != "unknown" else _PARTLY.get(one.get("partial") or "", _DOING[cause])
+    return words if len(one["ranks"]) < 2 else words.replace("its ", "their ")
+
+
+def _interval(one: Mapping[str, Any]) -> str:
+    since, until = one.get("since_step"), one.get("until_step")
+    if since is None:
+        return ""
+    return f", since step {since}" if until is None else f", steps {since} to {until}"
+
+
+def _slow(one: Mapping[str, Any], who: str) -> tuple[str, str]:
+    return "SLOW", f"{who}: {doing(one)}{_interval(one)}"
+
+
+def _intermittent(one: Mapping[str, Any], who: str) -> tuple[str, str]:
+    stall = "stalls" if len(one["ranks"]) == 1 else "stall"
+    return "SLOW", f"{who}: {stall} in some steps, {doing(one)}{_interval(one)}"
+
+
+def _link(one: Mapping[str, Any], who: str) -> tuple[str, str]:
+    return "SLOW", (f"link of {who}" if who else "network of all ranks") + _interval(one)
+
+
+def _hung(one: Mapping[str, Any], who: str) -> tuple[str, str]:
+    step = f"in step {one['since_step']}: " if one.get("since_step") is not None else ""
+    waiting = headline.count(len(one["victims"]), "rank") + (" waits" if len(one["victims"]) == 1 else " wait")
+    if not one["victims"]:
+        return "HUNG", f"{step}no rank makes progress"
+    if not who:
+        return "HUNG", f"{step}{waiting} in one operation"
+    likely = "" if (one.get("confidence") or 1.0) >= _LIKELY else ", likely,"
+    return "HUNG", f"{step}{who}{likely} did not arrive; {waiting}"
+
+
+def _diverged(one: Mapping[str, Any], who: str) -> tuple[str, str]:
+    step = f"in step {one['since_step']}: " if one.get("since_step") is not None else ""
+    return "DESYNC", f"{step}{who or 'ranks'} ran {'another operation than the rest' if who else 'unlike operations'}"
+
+
+def _balanced(one: Mapping[str, Any], _: str) -> tuple[str, str]:
+    sure = one.get("confidence")
+    if sure is not None and sure <= UNSURE:
+        return "UNSURE", "no rank can be named or cleared"
+    return "OK", "no rank is slow"
+
+
+_HEADS: dict[str, Callable[[Mapping[str, Any], str], tuple[str, str]]] = {
+    "straggler": _slow,
+    "intermittent": _intermittent,
+    "hang": _hung,
+    "desync": _diverged,
+    "slow_link": _link,
+    "input_bound": lambda one, _: ("LIMITED BY", f"input: every rank waits for it{_interval(one)}"),
+    "host_bound": lambda one, _: ("LIMITED BY", f"CPUs: GPUs wait for kernel launches{_interval(one)}"),
+    "uneven_workload": lambda one, _: ("UNEVEN", f"ranks have work of unequal size{_interval(one)}"),
+    "balanced": _balanced,
+    "insufficient_data": lambda *_: ("UNSURE", "no rank can be named or cleared"),
+}
+
+
+def _stalled(stalls: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """For how long the job stopped, and for whom, as far as known."""
+    seconds = sum(one["until_s"] - one["since_s"] for one in stalls)
+    ranks = sorted({rank for one in stalls for rank in one["ranks"]})
+    nodes = {one["node"] for one in stalls}
+    often = "" if len(stalls) == 1 else f" in {len(stalls)} stalls"
+    whom = f"{names(ranks)} did not arrive" if ranks else "not known which rank was late"
+    whole = f" (all ranks of {nodes.pop()})" if len(nodes) == 1 and None not in nodes else ""
+    return "HUNG", f"for {seconds:.1f} s{often}, then went on: {whom}{whole}"
+
+
+def _cost_of_stalls(stalls: Sequence[Mapping[str, Any]], lasted: float | None) -> str:
+    seconds = sum(one["until_s"] - one["since_s"] for one in stalls)
+    return f"{seconds:.1f} of {lasted:.1f} s ({ratio(seconds / lasted)})" if lasted else f"{seconds:.1f} s"
+
+
+def _slowed(slowed: Mapping[str, Any]) -> str:
+    levels = f"steps take {duration(slowed['step_ms'])}, before {duration(slowed['was_ms'])}"
+    return f"all ranks, since step {slowed['since_step']}: {levels}"
+
+
+def _cost(one: Mapping[str, Any]) -> str:
+    """``3.9 of 8.9 ms per step (44 %); fixed, a step takes 5.0 ms``: of the steps in which the fault acted."""
+    cost, share = one.get("cost_ms_per_step"), one.get("cost_ratio")
+    if cost is None:
+        return ""
+    when = " in these steps" if one.get("until_step") is not None else " since then" if one.get("since_step") else ""
+    before = one.get("given") or ()
+    if not share:
+        return f"{duration(cost)} per step{when}"
+    was = cost / share
+    fixed = f"; fixed, a step takes {duration(was - cost)}" if cost < was else ""
+    if before:  # a step with these fixed, and this one too, is another length
+        fixed = f", saved only after {names(before)} {'is' if len(before) == 1 else 'are'} fixed"
+    return f"{part_of(cost, was)} per step{when} ({ratio(share)}){fixed}"

@@ -1,0 +1,109 @@
+"""What to do fits the machine: where ranks run, whether they have GPUs, whether they are Python."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hindmost_collector.judge import judge
+from hindmost_collector.judgement import advice
+from hindmost_collector.judgement.verdict import CAUSES, Verdict
+from hindmost_collector.model import COLLECTIVES, STEPS, empty
+from hindmost_collector.simulate import Fault, Scenario, simulate
+
+if TYPE_CHECKING:
+    from hindmost_collector.model import Run
+
+RUN = simulate(Scenario(ranks=8, steps=4)).run
+
+
+def at(nodes: list[str], *, gpus: bool = True, source: str = "hindmost") -> Run:
+    """The same run on these nodes, one a rank."""
+    ranks = {**RUN.ranks, "node": np.array(nodes)}
+    if not gpus:
+        ranks["gpu_uuid"] = np.full(len(nodes), "")
+        bare = replace(RUN, steps=empty(STEPS), collectives=empty(COLLECTIVES))
+        return replace(bare, ranks=ranks, job=replace(RUN.job, source=source))
+    return replace(RUN, ranks=ranks, job=replace(RUN.job, source=source))
+
+
+@pytest.mark.parametrize("ranks", [(), (2,), (0, 1, 2, 3)])
+def test_on_one_node_nobody_is_sent_to_a_network(ranks: tuple[int, ...]) -> None:
+    """Within a node NVLink and PCIe are looked at, without GPUs memory and bindings: no NIC, no cable, no network."""
+    with_gpus, without = (advice.of_transfers(at(["n0"] * 8, gpus=gpus), ranks) for gpus in (True, False))
+    assert "within n0: `nvidia-smi nvlink -e`, PCIe width" in with_gpus
+    assert "within n0: memory bandwidth, NUMA" in without
+    assert not any(word in with_gpus + without for word in ("NIC", "cable", "switch port"))
+
+
+def test_between_nodes_their_network_is_looked_at() -> None:
+    """Ranks of several nodes share NICs, cables and a switch; members of one of these nodes do not."""
+    run = at([f"n{rank // 4}" for rank in range(8)])
+    said = "check the link of ranks 0 and 4 between n0, n1: NIC counters (`ethtool -S`), cables, the switch port"
+    assert advice.of_transfers(run, (0, 4)) == said
+    assert advice.of_transfers(run, ()).endswith("the switch port, other jobs")
+    assert "within n1: `nvidia-smi nvlink" in advice.of_transfers(run, (5, 7))
+
+
+@pytest.mark.parametrize("ranks", [(), (2, 3)])
+def test_where_nodes_are_not_known_both_are_named(ranks: tuple[int, ...]) -> None:
+    """A recording that does not say where ranks ran is not taken for one node, nor for several."""
+    told = advice.of_transfers(at([""] * 8, gpus=False, source="NCCL Inspector logs"), ranks)
+    assert "in a node `nvidia-smi nvlink" in told
+    assert "between nodes NIC" in told
+
+
+@pytest.mark.parametrize(("ranks", "layout", "told"), [(8, "dp", "within node0000"), (16, "dp", "between node0000, ")])
+def test_the_verdict_on_a_slow_network_says_so(ranks: int, layout: str, told: str) -> None:
+    """The advice of a report is that of the nodes its ranks ran on."""
+    fault = Fault("network", (1,), 0.2, onset=50)
+    (verdict,) = judge(simulate(Scenario(ranks=ranks, steps=120, layout=layout, faults=(fault,))).run).verdicts
+    assert (verdict.kind, verdict.cause) == ("slow_link", "network")
+    (said,) = verdict.advice
+    assert told in said
+
+
+def late(cause: str, *, gpus: bool, framework: str, running: bool = False) -> str:
+    """The advice on rank 2 of 8."""
+    run = at(["n0"] * 8, gpus=gpus)
+    ranks = {**run.ranks, "framework": np.full(8, framework), "pid": np.arange(100, 108)}
+    job = replace(run.job, ended_ns=None if running else 1, exit_code=None if running else 0)
+    run = replace(run, ranks=ranks, job=job)
+    return " ".join(advice.on(Verdict("straggler", ranks=(2,), cause=cause), run).advice)
+
+
+CAUSES_OF_RANKS = [cause for cause in CAUSES if cause != "network"]
+
+
+@pytest.mark.parametrize(
+    "cause", [one for one in CAUSES_OF_RANKS if one not in ("h2d", "gpu_contention", "gpu_throttle")]
+)
+@pytest.mark.parametrize("running", [False, True])
+def test_without_gpus_advice_names_none(cause: str, running: bool) -> None:
+    """A job on CPUs alone is not sent to nvidia-smi."""
+    said = late(cause, gpus=False, framework="mpi4py", running=running)
+    assert said
+    assert "GPU" not in said
+    assert "nvidia-smi" not in said
+
+
+@pytest.mark.parametrize("running", [False, True])
+@pytest.mark.parametrize("cause", ["compute", "unknown", "input", "cpu_contention", "io", "memory", "workload"])
+def test_a_program_without_python_gets_no_python(cause: str, running: bool) -> None:
+    """A rank that is a C program has no DataLoader, and no Python stack."""
+    said = late(cause, gpus=False, framework="", running=running)
+    assert said
+    assert not any(word in said for word in ("DataLoader", "hindmost.step", "hindmost attach", "python"))
+
+
+def test_the_command_names_the_process_and_the_gpu() -> None:
+    """What can be copied into a terminal is given with its arguments."""
+    assert "`taskset -cp 102`" in late("cpu_contention", gpus=False, framework="torch", running=True)
+    assert "`hindmost attach --stacks --pid 102`" in late("unknown", gpus=False, framework="torch", running=True)
+    assert re.search(
+        r"nvidia-smi -q -d PERFORMANCE,POWER,TEMPERATURE -i GPU-", late("gpu_throttle", gpus=True, framework="torch")
+    )
+    assert "num_workers" in late("input", gpus=True, framework="torch")
