@@ -11,7 +11,7 @@ from hindmost.errors import UsageError
 from hindmost_collector.sources.files import open_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
     from pathlib import Path
 
 _CHUNK = 1 << 20
@@ -33,21 +33,21 @@ def microseconds(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and abs(value) < _LATEST_US else None
 
 
-def events(path: Path, beside: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def events(path: Path, beside: dict[str, Any], wanted: Collection[str] = ()) -> Iterator[dict[str, Any]]:
     """The events of a Chrome trace: an object with ``traceEvents``, or an array.
 
-    Everything else in the object is put into ``beside`` as it is met. A trace that was cut off gives what it has, and
-    ``beside["torn"]`` is true. Raises :class:`UsageError` for what is no trace.
+    Of the object's other values those that are ``wanted`` are put into ``beside`` as they are met. A trace that was
+    cut off gives what it has, and ``beside["torn"]`` is true. Raises :class:`UsageError` for what is no trace.
     """
     with open_bytes(path) as stream:
         scanner = _Scanner(path, stream)
         if scanner.take() == "[":
             yield from _array(scanner, beside)
         else:
-            yield from _object(scanner, beside)
+            yield from _object(scanner, beside, wanted)
 
 
-def _object(scanner: _Scanner, beside: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _object(scanner: _Scanner, beside: dict[str, Any], wanted: Collection[str]) -> Iterator[dict[str, Any]]:
     while scanner.peek() != "}":
         key = scanner.whole()
         if key is not None and scanner.peek() and scanner.take() != ":":
@@ -56,7 +56,9 @@ def _object(scanner: _Scanner, beside: dict[str, Any]) -> Iterator[dict[str, Any
             scanner.take()
             yield from _array(scanner, beside)
         elif key is not None:
-            beside[str(key)] = scanner.whole()
+            value = scanner.whole()
+            if key in wanted:
+                beside[key] = value
         if not scanner.peek():
             beside["torn"] = True
             return

@@ -7,7 +7,10 @@ durations show how long a GPU waited, and the marks of a host's step do not show
 
 from __future__ import annotations
 
+import contextlib
+import lzma
 import re
+import zlib
 from array import array
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -19,6 +22,7 @@ from hindmost.errors import UsageError
 from hindmost_collector.model import GPU_TIME, PROFILED, UNMEASURED, Job, Run, Table
 from hindmost_collector.sources import damaged, one_job
 from hindmost_collector.sources.columns import concatenate, table
+from hindmost_collector.sources.files import SAMPLE_BYTES, open_bytes
 from hindmost_collector.sources.json_stream import events, microseconds
 from hindmost_collector.sources.operations import operation
 from hindmost_collector.sources.process_groups import ITEM_BYTES, ProcessGroup
@@ -46,14 +50,49 @@ _LONGEST_NAME = 64
 _Thread = int | str | None
 
 
+#: What of an object's other values is kept.
+_WANTED = ("distributedInfo", "baseTimeNanoseconds")
+#: Categories that only this profiler gives its events, those of before PyTorch 1.12 too.
+_CATEGORY = re.compile(
+    rb'"cat"\s*:\s*"(?:cpu_op|user_annotation|python_function|cuda_runtime|cuda_driver|kernel|gpu_memcpy|gpu_memset'
+    rb'|gpu_user_annotation|ac2g|fwdbwd|cpu_instant_event|Operator|Runtime|Kernel|Memcpy|Memset|async_gpu)"'
+)
+#: The same categories as they are called since.
+_CATEGORIES = {"Operator": "cpu_op", "Runtime": "cuda_runtime", "Kernel": "kernel", "Memcpy": "gpu_memcpy"}
+#: So much of an object is looked through for its events where what comes before them is long.
+_LOOKED_THROUGH = 512 << 10
+_KEYS = (b'"deviceProperties"', b'"traceEvents"', b'"distributedInfo"')
+_BLANK = b"\xef\xbb\xbf \t\r\n"
+
+
 def recognises(sample: Sample) -> bool:
-    """Whether it begins as the PyTorch profiler's export does."""
-    head = sample.head
-    return (
-        head.lstrip()[:1] == b"{"
-        and b'"schemaVersion"' in head
-        and (b'"deviceProperties"' in head or b'"traceEvents"' in head or b'"distributedInfo"' in head)
-    )
+    """Whether it begins as the PyTorch profiler's export does, whatever the order of its keys.
+
+    The profiler writes ``schemaVersion`` first; what has read and written a trace may put the events first, or its own
+    metadata. Events tell by their categories, where they are in an array of their own too.
+    """
+    if _begins_as_trace(sample.head):
+        return True
+    if len(sample.head) < SAMPLE_BYTES or sample.head.lstrip(_BLANK)[:1] != b"{":
+        return False
+    with (
+        contextlib.suppress(OSError, EOFError, UsageError, zlib.error, lzma.LZMAError),
+        open_bytes(sample.path) as file,
+    ):
+        return _begins_as_trace(file.read(_LOOKED_THROUGH))
+    return False
+
+
+def _begins_as_trace(head: bytes) -> bool:
+    begin = head.lstrip(_BLANK)[:1]
+    if begin == b"[":
+        return _CATEGORY.search(head) is not None
+    if begin != b"{":
+        return False
+    if b'"schemaVersion"' in head and any(key in head for key in _KEYS):
+        return True
+    at = head.find(b'"traceEvents"')
+    return at >= 0 and _CATEGORY.search(head, at) is not None
 
 
 @dataclass
@@ -85,6 +124,11 @@ class _Trace:
             raise UsageError(f"{self.path}: whose trace is this? it has no distributedInfo; name it trace.RANK.json.gz")
         return named
 
+    def nameless(self) -> bool:
+        """Whether nothing says whose trace it is, and nothing in it that there were other ranks."""
+        alone = "distributedInfo" not in self.beside and not self.kernels and not self.on_cpu
+        return alone and rank_in_name(self.path) is None
+
     def nanoseconds(self, microseconds: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         base = self.beside.get("baseTimeNanoseconds")
         since: np.ndarray[Any, Any] = np.rint(microseconds * 1000).astype(np.int64)
@@ -96,6 +140,8 @@ def load(files: Sequence[Path]) -> Run:
     """All ranks' profiled steps and collectives; what lies outside the profiled steps is left out."""
     read, left_out = damaged.whole(files, _read)
     where = f"{files[0].parent}: {NAME}"
+    if len(read) == 1 and read[0].nameless():
+        read[0].beside["distributedInfo"] = {"rank": 0, "world_size": 1}  # one process, which has no process group
     ordered = sorted(((trace.rank(), trace) for trace in read), key=lambda one: (one[0], min(one[1].steps, default=0)))
     _refuse_contradictions(where, ordered)
     size = max(ordered[-1][0] + 1, *(_world_size(trace) for trace in read))
@@ -150,17 +196,31 @@ def _world_size(trace: _Trace) -> int:
 
 def _read(path: Path) -> _Trace:
     trace = _Trace(path)
-    for event in events(path, trace.beside):
+    for event in events(path, trace.beside, _WANTED):
         if event.get("ph") != "X":
             continue
         start, took = microseconds(event.get("ts")), microseconds(event.get("dur"))
         if start is not None and took is not None and took >= 0:
             _take(trace, event, start, took)
+    _name_groups_as_header(trace)
     return trace
 
 
+def _name_groups_as_header(trace: _Trace) -> None:
+    """Kernels' groups as the header has them: of large groups a kernel lists the first ranks alone.
+
+    The header may come after the events, so this is done when all is read.
+    """
+    known = {name: group for name, group in _of_header(trace).items() if name in trace.groups}
+    comms = {trace.groups[name].comm: group.comm for name, group in known.items()}
+    if any(old != new for old, new in comms.items()):
+        trace.kernels = [(*one[:5], comms.get(one[5], one[5])) for one in trace.kernels]
+    trace.groups |= known
+
+
 def _take(trace: _Trace, event: dict[str, Any], start: float, took: float) -> None:
-    kind, name = event.get("cat"), str(event.get("name", ""))
+    category, name = event.get("cat"), str(event.get("name", ""))
+    kind = _CATEGORIES.get(category, category) if isinstance(category, str) else None
     args = event.get("args")
     args = args if isinstance(args, dict) else {}
     if kind == "kernel" and (found := _KERNEL.match(name)):
@@ -170,7 +230,7 @@ def _take(trace: _Trace, event: dict[str, Any], start: float, took: float) -> No
             trace.on_cpu.append((start, took, operation(found["op"]), -1, UNMEASURED, 0))
     elif kind in ("cuda_runtime", "cuda_driver"):
         _take_call(trace, name, args.get("correlation"), _thread(event), start, took)
-    elif kind == "user_annotation" and (step := _STEP.match(name)):
+    elif kind in ("user_annotation", "cpu_op") and (step := _STEP.match(name)):
         trace.steps[int(step[1])] = (start, start + took)
         trace.threads[int(step[1])] = _thread(event)
     elif kind == "user_annotation" and name.startswith("enumerate(DataLoader)"):
@@ -307,10 +367,9 @@ def _numbers(comm: np.ndarray[Any, Any], step: np.ndarray[Any, Any]) -> np.ndarr
 
 
 def _group(trace: _Trace, name: str, ranks: Any) -> ProcessGroup:
-    """The group that a kernel names: as the header has it, for of large groups a kernel lists but the first ranks."""
+    """The group that a kernel names, by what the kernel says of its ranks."""
     if name not in trace.groups:
-        listed = None if "..." in str(ranks) else ranks
-        trace.groups[name] = _of_header(trace).get(name) or ProcessGroup.named(name, listed)
+        trace.groups[name] = ProcessGroup.named(name, None if "..." in str(ranks) else ranks)
     return trace.groups[name]
 
 

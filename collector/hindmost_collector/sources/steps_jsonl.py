@@ -113,12 +113,22 @@ def _row(line: bytes) -> list[float] | None:
     """The numbers of one line; ``None`` where it is torn, or one of them is none."""
     try:
         row = json.loads(line)
-        known = {"t_data": UNMEASURED} | {key: value for key, value in row.items() if value is not None}
+        data = row.get("t_data")
+        data_ns = data if isinstance(data, int) else _number(data)
+        known = row | {"t_data": UNMEASURED if data_ns != data_ns else data_ns}  # noqa: PLR0124 - NaN: not recorded
         host = [int(known[key]) for key in _HOST]
-        gpu = [float(row.get(key, "nan")) for key in _GPU]
+        gpu = [_number(row.get(key)) for key in _GPU]
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError, AttributeError):
         return None
     return [*host, *gpu] if all(abs(value) < 1 << 62 for value in host) else None
+
+
+def _number(value: Any) -> float:
+    """What a log need not have; NaN where it has none, or has what is no number."""
+    try:
+        return float(value)
+    except (ValueError, TypeError, OverflowError):
+        return float("nan")
 
 
 #: No step lasts longer, and no run lasts longer: times beyond it are nonsense. So is a step's number that is further

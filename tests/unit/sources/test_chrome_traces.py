@@ -275,3 +275,77 @@ def test_a_time_that_cannot_be_is_no_event(tmp_path: Path, odd: str) -> None:
     text = json.dumps(_trace(0))
     (tmp_path / "trace.0.json").write_text(text.replace('"ts": 950.0', f'"ts": {odd}', 1))
     assert len(load(tmp_path).collectives["rank"]) == 3
+
+
+OLD = {"kernel": "Kernel", "cuda_driver": "Runtime", "gpu_memcpy": "Memcpy", "user_annotation": "Operator"}
+
+
+def _rewritten(trace: dict[str, Any], how: str) -> dict[str, Any]:
+    """The trace as another program may have written it."""
+    without = {key: value for key, value in trace.items() if key != "schemaVersion"}
+    happened = trace["traceEvents"]
+    return {
+        "events first": {"traceEvents": happened, **trace},
+        "sorted": {key: trace[key] for key in sorted(trace)},
+        "long metadata first": {"metadata": ["x" * 1000] * 100, "traceEvents": happened, **trace},
+        "no schema": without,
+        "header last": {"traceEvents": happened, **without},
+        "old categories": {
+            **trace,
+            "traceEvents": [one | {"cat": OLD.get(one["cat"], one["cat"])} for one in happened],
+        },
+    }[how]
+
+
+@pytest.mark.parametrize(
+    "how", ["events first", "sorted", "long metadata first", "no schema", "header last", "old categories"]
+)
+@pytest.mark.parametrize("indent", [None, 1])
+def test_how_a_trace_was_written_changes_nothing(tmp_path: Path, how: str, indent: int | None) -> None:
+    """What has read and written a trace puts its events or metadata first, as public traces show: all is read alike."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    for rank in range(2):
+        trace = _trace(rank)
+        for one in trace["traceEvents"]:
+            if one["cat"] == "kernel":  # a large group: a kernel lists its first ranks, and the header all
+                one["args"] |= {"Process Group Name": "0", "Process Group Ranks": "[0, ...]"}
+        (tmp_path / f"a/{rank}.json").write_text(json.dumps(trace))
+        (tmp_path / f"b/{rank}.json").write_text(json.dumps(_rewritten(trace, how), indent=indent))
+    usual, other = load(tmp_path / "a").tables(), load(tmp_path / "b").tables()
+    assert usual["communicators"]["size"].tolist() == [2, 2]
+    for name, columns in usual.items():
+        for column, values in columns.items():
+            assert other[name][column].tolist() == values.tolist(), (name, column)
+
+
+def test_an_array_of_events_is_a_trace(tmp_path: Path) -> None:
+    """Only the events were written: the file's name says whose they are."""
+    for rank in range(2):
+        (tmp_path / f"trace.{rank}.json").write_text(json.dumps(_trace(rank)["traceEvents"]))
+    run = load(tmp_path)
+    assert (len(run.steps["rank"]), len(run.collectives["rank"])) == (4, 8)
+
+
+def test_a_lone_process_without_collectives_is_rank_0(tmp_path: Path) -> None:
+    """A profile of one process has no distributedInfo, and a name that gives no rank."""
+    happened = [one for one in _trace(0)["traceEvents"] if one["cat"] != "kernel"]
+    (tmp_path / "profile.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": happened}))
+    run = load(tmp_path)
+    assert (run.ranks["rank"].tolist(), run.job.world_size) == ([0], 1)
+
+
+def test_other_chrome_traces_are_not_taken_for_the_profilers(tmp_path: Path) -> None:
+    """A browser's trace has the same frame and other categories."""
+    event = {"ph": "X", "cat": "devtools.timeline", "name": "RunTask", "pid": 1, "tid": 1, "ts": 1, "dur": 1}
+    (tmp_path / "trace.0.json").write_text(json.dumps({"traceEvents": [event] * 3000, "metadata": {}}))
+    with pytest.raises(UsageError, match="understood are"):
+        load(tmp_path)
+
+
+def test_what_stands_beside_the_events_is_not_kept(tmp_path: Path) -> None:
+    """Memory stays bounded: of the other values those are kept that are wanted."""
+    path = _write(tmp_path, "a.json.gz", {"metadata": {"a": 1}, "traceEvents": [], "distributedInfo": {"rank": 0}})
+    beside: dict[str, Any] = {}
+    assert list(events(path, beside, ("distributedInfo",))) == []
+    assert beside == {"distributedInfo": {"rank": 0}}

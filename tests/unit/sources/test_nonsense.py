@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hindmost.errors import UsageError
 from hindmost_collector.judge import judge
+from hindmost_collector.model import UNMEASURED
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.write import write
 from hindmost_collector.sources import load
@@ -114,7 +115,6 @@ def test_nothing_but_nonsense_is_refused(folder: Path) -> None:
         ("t_end", None),
         ("t_start", float("nan")),
         ("t_start", float("inf")),
-        ("fwd_ms", "long"),
     ],
 )
 def test_a_step_that_cannot_be_costs_its_line(folder: Path, line: int, key: str, value: object) -> None:
@@ -124,6 +124,28 @@ def test_a_step_that_cannot_be_costs_its_line(folder: Path, line: int, key: str,
     assert report.verdicts[0].ranks == (2,)
     assert [note for note in report.notes if note.startswith("steps.1.jsonl: 1 ")]
     assert report.job.steps == 40
+
+
+@pytest.mark.parametrize("value", [None, "long", [], "nan"])
+@pytest.mark.parametrize("key", ["t_data", "fwd_ms", "bwd_ms", "opt_ms"])
+def test_what_a_log_of_steps_need_not_have_may_be_null(folder: Path, key: str, value: object) -> None:
+    """A loop without a GPU, or with no optimizer of its own, writes null: every step is read, and none is left out."""
+    path = folder / "steps.1.jsonl"
+    lines = [json.loads(line) | {key: value} for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for other in (*folder.glob("prof.*"), *folder.glob("nvml.csv")):
+        other.unlink()
+    run = load(folder)
+    mine = run.steps["rank"] == 1
+    assert mine.sum() == len(lines)
+    assert not [note for note in run.notes if "left out" in note.lower()]
+    column = {
+        "t_data": "input_ns",
+        "fwd_ms": "gpu_forward_ns",
+        "bwd_ms": "gpu_backward_ns",
+        "opt_ms": "gpu_optimizer_ns",
+    }
+    assert (run.steps[column[key]][mine] == UNMEASURED).all()
 
 
 def test_a_log_without_one_step_is_left_out(folder: Path) -> None:
