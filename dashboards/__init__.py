@@ -1,1 +1,1 @@
-"""Grafana dashboards as code: ``python -m dashboards`` writes the JSON files beside this one."""
+"""Grafana dashboards as code: ``python -m dashboards`` writes the JSON files next to this one."""

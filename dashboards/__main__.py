@@ -1,4 +1,4 @@
-"""Write each dashboard's JSON beside this file, or with ``--check`` say which of them is stale."""
+"""Write each dashboard's JSON next to this file, or with ``--check`` say which of them is stale."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The GPU dashboard: the GPUs that the ranks of one job compute on, the culprit's beside the others'."""
+"""The GPU dashboard: the GPUs of one job's ranks, with the blamed rank's next to the others'."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 OWNERS = 'hindmost_gpu_rank_info{job="$job",node=~"$node",rank=~"$rank"}'
 PER_GPU = "rank {{rank}} · {{node}}"
 
-#: Of the reasons for a clock, those that are no trouble: nothing to do, and a clock that somebody chose.
+#: Of the reasons for a clock, those that are no problem: an idle GPU, and a clock that a user set.
 HARMLESS = 'reason!~"gpu_idle|applications_clocks|sync_boost|display_clocks"'
 
 
@@ -45,7 +45,7 @@ def dashboard() -> model.Dashboard:
         "Work": work(),
         "Links and errors": links(),
     }
-    about = "What the GPUs of one job do: whether a slow rank's GPU is throttled, shared, starved or ill."
+    about = "What the GPUs of one job do: whether a slow rank's GPU is throttled, shared, idle or faulty."
     return board.assemble("hindmost-gpus", "hindmost / GPUs", about, variables, sections)
 
 

@@ -56,7 +56,7 @@ def nodes() -> Panels:
     return [
         _node(
             "CPU in use",
-            "Share of the node's CPU time. One node far above its like hosts somebody else too.",
+            "Share of the node's CPU time. A node far above the others runs other work too.",
             "percentunit",
             (busiest(f"{busy} / {every}"), "{{node}}"),
         ),

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 STEPS = of_ranks("hindmost_rank_steps_total")
 STEP_SECONDS = of_ranks("hindmost_rank_step_seconds_total")
 PHASES = of_ranks("hindmost_rank_phase_seconds_total")
-#: These add up to a step; CPU, run queue and the GPU's own phases run beside them.
+#: These add up to a step; CPU, run queue and the GPU's own phases overlap them.
 EXCLUSIVE_PHASES = of_ranks("hindmost_rank_phase_seconds_total", 'phase!~"cpu|runqueue|negotiation|gpu_.*"')
 WAIT = of_ranks("hindmost_rank_wait_seconds_total")
 CAUSED = of_ranks("hindmost_rank_caused_wait_seconds_total")
 LAST = of_ranks("hindmost_rank_last_arrivals_total")
 COLLECTIVES = of_ranks("hindmost_rank_collectives_total")
 
-#: Share of the job's time: from the first on a verdict is worth a look, from the second on worth acting now.
+#: Share of the job's time: from the first on a verdict deserves attention, from the second on action.
 COST_WARN, COST_BAD = 0.02, 0.10
 
 

@@ -93,7 +93,7 @@ def host() -> Panels:
         ),
         _highest(
             "Pressure",
-            "Share of time in which some task stood still for want of the resource.",
+            "Share of time in which some task waited for the resource.",
             "percentunit",
             (per_second(of("hindmost_node_pressure_waiting_seconds_total")), "{{node}} {{resource}}"),
         ),
@@ -145,8 +145,7 @@ def devices() -> Panels:
         ),
         _highest(
             "Network errors and drops",
-            "Packets lost on this node, received or sent. Any that go on are worth a look at cable, switch and ring "
-            "sizes.",
+            "Packets lost on this node, received or sent. If they continue, check cable, switch and ring sizes.",
             "cps",
             (LOST, "{{node}} {{device}}"),
         ),

@@ -34,11 +34,11 @@ _recorder: Recorder | None = None  # kept beyond a fork: a child may turn out to
 
 def complain(what: str) -> None:
     """Say on stderr, once a process, what hindmost cannot see; never raises."""
-    global _complained  # noqa: PLW0603 - one line a process, whoever finds the first fault
+    global _complained  # noqa: PLW0603 - one line a process, for its first fault
     if _complained:
         return
     _complained = True
-    with contextlib.suppress(Exception):  # stderr is closed or full: there is nobody to tell
+    with contextlib.suppress(Exception):  # stderr is closed or full
         sys.stderr.write(f"hindmost: {what}; the job goes on without it\n")
 
 
@@ -128,7 +128,7 @@ def detach() -> None:
 
 
 def _observe(found: Identity, *, named: bool = False) -> None:
-    """Make the ring and everything that writes to it. Where nobody has ``named`` the rank, the ring waits for steps."""
+    """Make the ring and everything that writes to it. Where the rank is not ``named``, the ring waits for steps."""
     global _recorder  # noqa: PLW0603 - see start
     from hindmost import probes
 
@@ -178,7 +178,7 @@ def _wait_for_a_rank() -> None:
 
 def _leave_trace(directory: str) -> None:
     """Let ``hindmost run`` know that the probe came in, should this process make no ring."""
-    with contextlib.suppress(OSError):  # no such folder: nobody asks
+    with contextlib.suppress(OSError):  # no such folder: `hindmost run` does not wait for it
         flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         os.close(os.open(os.path.join(directory, ENTERED), flags, 0o600))  # noqa: PTH118 - pathlib is slow to import
 
@@ -210,7 +210,7 @@ class _Nowhere:
 class _Deferred:
     """The ring of a process that no launcher named a rank: made when it begins to train.
 
-    A shell script under ``hindmost run`` may start helpers in Python beside the launcher; those are no ranks.
+    A shell script under ``hindmost run`` may start helpers in Python next to the launcher. They are not ranks.
     """
 
     def __init__(self, directory: str, found: Identity) -> None:
@@ -269,7 +269,7 @@ def _start_agent(directory: str, found: Identity) -> None:
     python = os.environ.get("HINDMOST_PYTHON") or sys.executable
     command = [python, "-m", "hindmost", "agent", "--collector", collector]
     command += ["--job-id", found.job_id, "--ring-dir", directory]
-    # The shell between makes the agent nobody's child: the job's own wait() must not meet it.
+    # The shell in between makes the agent a child of init: the job's own wait() must not return it.
     shell = ["/bin/sh", "-c", 'exec </dev/null >/dev/null 2>&1; "$@" &', "hindmost-agent", *command]
     child = os.posix_spawn(shell[0], shell, _agent_environment(), setsid=True)
     os.waitpid(child, 0)
@@ -280,7 +280,7 @@ def _locked(path: str) -> bool:
     import fcntl
 
     lock = -1
-    try:  # whatever somebody has put there: a FIFO would keep the job waiting for its reader
+    try:  # it may be any file: a FIFO would block the job until it has a reader
         lock = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -76,7 +76,7 @@ def find(environ: Mapping[str, str], argv: Sequence[str] | None = None) -> Ident
 
     ``argv`` is the command line with its interpreter, ``sys.orig_argv`` unless given. A launcher, a worker of
     ``multiprocessing``, and a process of a job that was started by a launcher which gave it no rank, are no ranks. A
-    plain ``python`` (``HINDMOST_LAUNCHER`` is ``python`` or absent) without any launcher's variables is rank 0 of 1.
+    plain ``python`` (``HINDMOST_LAUNCHER`` is ``python`` or not set) without any launcher's variables is rank 0 of 1.
     """
     line = list(sys.orig_argv if argv is None else argv)
     job_id = environ.get("HINDMOST_JOB_ID", "")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 INTERPRETER = re.compile(r"python(3(\.\d+)?)?t?")
-#: Asked of the job's own interpreter: whether the .pth file of an installed hindmost, or the shim, is at work in it.
+#: Runs in the job's own interpreter: whether the .pth file of an installed hindmost, or the shim, is at work in it.
 ASK = """import sys
 shim = 'sitecustomize' in sys.modules and 'sitecustomize' in sys.builtin_module_names
 sys.exit(not shim and 'hindmost.bootstrap' not in sys.modules)"""
@@ -74,6 +74,6 @@ def kept_out(argv: Sequence[str], environ: Mapping[str, str]) -> str | None:
         done = subprocess.run(
             [*found, "-c", ASK], env=asked, stdin=subprocess.DEVNULL, capture_output=True, timeout=10, check=False
         )
-    except (OSError, subprocess.SubprocessError):  # it is elsewhere: nobody knows
+    except (OSError, subprocess.SubprocessError):  # it is on another machine: unknown
         return remedy(*found)
     return remedy(*found) if done.returncode else None

@@ -79,7 +79,7 @@ class Measured:
 
 
 class Pace:
-    """Told where steps may end; says which are measured. Times are ns of ``clock``."""
+    """Gets the places where steps may end; decides which are measured. Times are ns of ``clock``."""
 
     def __init__(self, clock: Callable[[], int], usage: Callable[[], tuple[int, int]]) -> None:
         self._clock = clock
@@ -89,7 +89,7 @@ class Pace:
         self.measuring = False
         #: Whether GPU times are read: dear, and of steps that are often short for the host.
         self.on_gpu = False
-        #: What measuring took since it was last asked; whoever measures adds to it.
+        #: What measuring took since the last reading; each measurement adds to it.
         self.spent_ns = 0
         #: What hooks took of all steps.
         self.thrift = Thrift()
@@ -120,7 +120,7 @@ class Pace:
         return self._mask | self.thrift.mask
 
     def skip_to(self, ticks: int) -> None:
-        """The next tick has this number: somebody else counted, and told only of those that matter."""
+        """The next tick has this number: the caller counts, and reports only the ticks that matter."""
         self._ticks = ticks - 1
 
     @property
@@ -141,7 +141,7 @@ class Pace:
 
 
 class Thrift:
-    """Told again and again what hooks took since the last time; says which steps to record."""
+    """Gets the time that hooks took since the last call; decides which steps to record."""
 
     def __init__(self) -> None:
         #: Steps whose number has one of these bits go unrecorded.

@@ -103,7 +103,7 @@ class Recorder:
     def trains_here(self) -> bool:
         """Whether the caller, which does what only a thread that trains does, is that thread; the first is for good.
 
-        Until then it was whoever asked first: a thread that fetches ahead for the one that trains, maybe.
+        Until then it was the first thread that asked: maybe one that fetches ahead for the training thread.
         """
         here = get_ident()
         if self.surely or self.thread < 0:
@@ -146,7 +146,7 @@ class Recorder:
             follower.writes_to(ring)
 
     def begin_again(self, ring: Ring) -> None:
-        """A process that nobody had named, or a fork that was no rank, is one now: record into this ring, from 0."""
+        """A process without a rank, or a fork that was no rank, is one now: record into this ring, from 0."""
         self.later.clear()
         self.move(ring)
         self.numbers = {"train": 0, "eval": 0}

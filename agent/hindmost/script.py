@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
-#: What a shell's text has beside programs and their arguments.
+#: What a shell's text has besides programs and their arguments.
 _NO_PROGRAM = re.compile(rf"-.*|{_ASSIGNMENT.pattern}|exec|[\W_]*", re.DOTALL)
 _SHELL = re.compile(r"(ba|da|z|k|c|tc)?sh")
 #: Programs that take a module for a script, as Python does.
 _TAKE_MODULES = frozenset({"torchrun", "accelerate", "deepspeed"})
 _MODULE = re.compile(r"-[A-Za-z]*m|--module")
-#: Programs a shell's text begins with, beside Python, a shell and an assignment.
+#: Programs a shell's text begins with, besides Python, a shell and an assignment.
 _RUN_OTHERS = _words.WRAPPERS | _TAKE_MODULES | mpirun.PROGRAMS | {"cd", "srun", "horovodrun"}
 #: Modules that run the script, or the module, in their arguments.
 _RUNNERS = (*LAUNCHER_MODULES, *(f"{name}." for name in "mpi4py cProfile profile trace pdb debugpy coverage".split()))
@@ -30,7 +30,7 @@ def script(words: Sequence[str]) -> str | None:
     """The first Python script or module of a command line, else its first shell script, else the program.
 
     ``None``: no word of it. Python first: launchers' own options name shell scripts, as ``--host-discovery-script``
-    does. The program is the one that mpirun starts, where it can be told from mpirun's own options.
+    does. The program is the one that mpirun starts, where mpirun's own options show it.
     """
     each = list(_each(words))
     programs = [(at, word) for at, word in enumerate(each) if not _NO_PROGRAM.fullmatch(word)]
@@ -49,7 +49,7 @@ def split(line: str) -> list[str]:
 
 
 def _is_module(words: Sequence[str], at: int) -> bool:
-    """Whether this is the module that Python, or a launcher of Python, is told to run; not one that runs another.
+    """Whether this is the module that Python, or a launcher of Python, runs; not one that runs another.
 
     What a rank says of itself has no interpreter in front.
     """

@@ -94,7 +94,7 @@ def step(kind: str = "train", work: int = 0) -> _Step | _Nothing:
 
     A bare ``hindmost.step()`` at the end of the loop's body will do: each call but the first ends a step.
     ``kind`` is ``train`` or ``eval``; ``work`` the step's samples or tokens, where known. From the first marked step
-    on, steps that hindmost recognises by itself are not counted. Without ``hindmost run`` it does nothing.
+    on, steps that hindmost recognises automatically are not counted. Without ``hindmost run`` it does nothing.
     """
     recorder = _recorder
     if recorder is None or not recorder.trains_here():

@@ -28,8 +28,8 @@ FLUSH_NS = 2 * NS
 #: What a collector of many agents may ask for instead: a job that trains is judged within seconds.
 FLUSH_MOST_NS = 4 * NS
 #: Where no rank of a node has written anything for long a batch is made this often: whether a job hangs is a matter of
-#: seconds, and there is little to send. The more nodes a job has, the seldomer each needs to speak: the collector knows
-#: from any of them that nothing moves.
+#: seconds, and there is little to send. The more nodes a job has, the less often each needs to report: any one of them
+#: shows the collector that nothing moves.
 AGAIN_NS, AGAIN_MOST_NS = NS // 4, NS
 #: How long that is, as a multiple of it, and at most.
 STILL, STILL_MOST_NS = 4, 2 * NS
@@ -205,7 +205,7 @@ class Agent:
         ended = producer.finished(now_ns)
         try:
             self._gather_rows(producer, now_ns, ended=ended)
-        except Exception as error:  # noqa: BLE001 - its own rows are lost, and nobody else's
+        except Exception as error:  # noqa: BLE001 - only this producer's rows are lost
             self._say(error)
         return ended
 

@@ -99,7 +99,7 @@ def _imported(host: Host) -> Any:
     if not (host.dev / "kfd").exists():
         raise Absent("no AMD GPU driver is loaded")
     try:
-        # Without the shared library of ROCm its import prints to stdout, which belongs to whoever started the agent.
+        # Without ROCm's shared library its import prints to stdout, which the process that started the agent reads.
         with contextlib.redirect_stdout(sys.stderr):
             return importlib.import_module("amdsmi")
     except ImportError as error:

@@ -158,7 +158,7 @@ class Builder:
         return packed
 
     def discard(self) -> None:
-        """Start anew: there is nobody to send it to."""
+        """Start anew: there is no collector to send it to."""
         self._start()
 
     def _pack_readings(self) -> None:

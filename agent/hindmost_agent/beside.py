@@ -1,4 +1,4 @@
-"""Samplers that ask a driver, in a thread beside the tick's: a call that never returns stops nothing else.
+"""Samplers that call a driver, in their own thread: a call that never returns stops nothing else.
 
 ```
 tick      ask ──▶ wait, at most ``patience_s`` ──▶ what is there by now         next tick: the rest, if it came
@@ -132,7 +132,7 @@ class Beside:
 
     @property
     def needed(self) -> bool:
-        """Whether there is a driver that could keep whoever asks it."""
+        """Whether there is a driver that could block its caller."""
         return self._worker is not None or self._host.has_driver(self.driver)
 
     @property
@@ -142,7 +142,7 @@ class Beside:
 
     @property
     def hangs(self) -> bool:
-        """Whether it has answered nobody for too long."""
+        """Whether it has not answered for too long."""
         return self._said
 
     @property
@@ -175,7 +175,7 @@ class Beside:
         return outcomes
 
     def _give_up(self, worker: Worker, slot: Slot, *behind: Slot) -> Hung | None:
-        """Leave out the GPU that keeps the thread, and go on without both; a driver that answers nobody is awaited."""
+        """Leave out the GPU that blocks the thread, and go on without both; wait for a driver that answers no GPU."""
         gpu = self._gpu
         if gpu:
             log.warning("%s has not answered %s for %d s: left out until it does", gpu, slot.name, HUNG_NS // NS)

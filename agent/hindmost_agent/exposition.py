@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hindmost_agent.settings import Address
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-#: A request is a line and some headers; whoever sends more, or takes longer, is no scraper.
+#: A request is a line and some headers; a client that sends more, or takes longer, is no scraper.
 LARGEST_REQUEST = 16 << 10
 PATIENCE_S = 10.0
 #: Besides /metrics: for a liveness probe, and for people. An agent that answers samples too: both are one loop.

@@ -1,4 +1,4 @@
-"""What every kind of GPU is asked, whoever made it, and what becomes of a value or a card that does not answer."""
+"""What the agent reads from the GPUs of every vendor, and what happens if a value or a card does not answer."""
 
 from __future__ import annotations
 

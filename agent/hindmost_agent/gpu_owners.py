@@ -39,7 +39,7 @@ class Owners(Sampler):
 
     @abstractmethod
     def processes(self, device: Any) -> Iterable[tuple[int, float]]:
-        """Pid and bytes in use of each process on a GPU; NaN where the bytes are not told."""
+        """Pid and bytes in use of each process on a GPU; NaN where the driver does not report the bytes."""
 
     @abstractmethod
     def trouble(self, error: Exception) -> Trouble:
@@ -60,7 +60,7 @@ class Owners(Sampler):
 
 
 def owners(host: Host, gpu_uuid: str, processes: Iterable[tuple[int, float]]) -> dict[Series, float]:
-    """The ranks on one GPU, of its ``processes`` (pid and bytes in use there); strangers are not named.
+    """The ranks on one GPU, of its ``processes`` (pid and bytes in use there); other processes are not named.
 
     Notes in ``host.gpu_of`` which GPU a rank uses: where its own process does not, one of those below it.
     """

@@ -1,4 +1,4 @@
-"""Finding jobs on a node that nobody announced: rings that appear, and processes that a launcher made ranks."""
+"""Finds jobs on a node: rings that appear, and processes that a launcher made ranks."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ log = logging.getLogger(__name__)
 
 NS = 1_000_000_000
 PERIOD_NS = 10 * NS
-#: A process that runs the same program for so many looks is then asked for it once in so many: it seldom execs by then,
-#: and a node has thousands.
+#: A process that ran the same program for so many scans is then read once in so many scans: it rarely execs by then,
+#: and a node has thousands of processes.
 YOUNG = 6
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where rings live
-#: A folder without rings that nobody has touched for this long is of a job that is over.
+#: A folder without rings that did not change for this long belongs to a job that is over.
 QUIET_S = 60.0
 #: In the place of a program's name, which is never that long.
 KERNEL = "a thread of the kernel"
@@ -45,7 +45,7 @@ def ring_folders(base: Path = SHARED_MEMORY) -> list[Path]:
         return []
 
 
-#: What is in a job's folder beside its rings.
+#: What is in a job's folder besides its rings.
 _LEFT = {"agent.lock", ENTERED}
 
 
@@ -64,7 +64,7 @@ def sweep(proc: Path, base: Path = SHARED_MEMORY, uid: int | None = None) -> int
         gone = sum(_removed(ring) for ring in dead)
         removed += gone
         if rings and gone == len(rings):
-            with contextlib.suppress(OSError):  # somebody keeps something else in it
+            with contextlib.suppress(OSError):  # it contains something else
                 for name in _LEFT:
                     (folder / name).unlink(missing_ok=True)
                 folder.rmdir()
@@ -86,7 +86,7 @@ def tidy(folders: Iterable[Path], now_s: float) -> None:
     ``now_s``: Unix time.
     """
     for folder in folders:
-        with contextlib.suppress(OSError):  # another user's, or somebody was quicker
+        with contextlib.suppress(OSError):  # another user's, or already removed
             if now_s - folder.stat().st_mtime > QUIET_S:
                 left = [entry.name for entry in os.scandir(folder)]
                 if not set(left) - _LEFT:
@@ -97,7 +97,7 @@ def tidy(folders: Iterable[Path], now_s: float) -> None:
 
 def _taken(folder: Path) -> bool:
     try:
-        # Whatever somebody has put there, opening it does not wait.
+        # It may be any file, even a FIFO: opening it must not block.
         lock = os.open(folder / "agent.lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:  # never locked, or another user's and out of reach
         return False
@@ -121,7 +121,7 @@ class Jobs:
         self._unix_s = unix_s
         self._host = host
         self._known: dict[int, str] = {}
-        #: By process the look at which its program was news, and how many looks there were.
+        #: By process, the scan at which its program was new, and the number of scans.
         self._since: dict[int, int] = {}
         self._looks = 0
         #: What launchers named the node's processes, those below ranks included.
@@ -210,7 +210,7 @@ class Jobs:
         """
         for above in ancestors(self._host.proc, rank.pid):
             named = self._named.get(above)
-            if named is None and self._host.ranks.get(above) is not None:  # it told its name in its ring only
+            if named is None and self._host.ranks.get(above) is not None:  # its rank is in its ring only
                 return True
             if named is not None and named[:4] == rank[:4]:
                 return True

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: A job's spool that nobody has come for after this long (s) is given up: temporary folders are not for ever.
+#: A job's spool that no agent used for this long (s) is removed: temporary folders must not grow forever.
 EXPIRY_S = 7 * 86400.0
 
 
@@ -49,7 +49,7 @@ def closed(spool: Spool, settings: Settings) -> dict[str, Any]:
 
 
 def expire(base: Path, now_s: float) -> int:
-    """Remove spools of jobs below ``base`` that nobody has touched for a week; returns how many. ``now_s``: Unix."""
+    """Remove spools of jobs below ``base`` that did not change for a week; returns how many. ``now_s``: Unix."""
     removed = 0
     for ledger in base.glob("*/ledger.json"):
         try:

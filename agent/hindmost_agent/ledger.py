@@ -18,7 +18,7 @@ REASONS = ("spool_full", "memory_full", "memory_lost", "damaged")
 ANYWHERE = ("memory_lost", "damaged")
 #: The highest sequence sent is saved this far ahead, so that it is not saved with every batch.
 AHEAD = 64
-#: Made once, as ``json.dumps`` makes an encoder each time it is told separators.
+#: Made once: ``json.dumps`` makes a new encoder for each call with separators.
 COMPACT = json.JSONEncoder(separators=(",", ":")).encode
 
 

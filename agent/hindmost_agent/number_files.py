@@ -58,7 +58,7 @@ class NumberFiles(Sampler):
 
     @abstractmethod
     def scan(self) -> Iterable[NumberFile]:
-        """The files there are, in a stable order, none twice; none at all makes the sampler absent."""
+        """The files there are, in a stable order, none twice; with no file the sampler is off."""
 
     def beside(self) -> Iterable[Series]:
         """Series that a sampler of its own reading adds after those of the files, as they are since the last scan."""

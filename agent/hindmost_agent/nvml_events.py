@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 XID_EVENT, TIMEOUT = 0x8, 10
-#: Events taken at one look at most; a flood is heard over several.
+#: Events read per tick at most; a flood takes several ticks.
 MOST = 64
 
 
@@ -61,7 +61,7 @@ class XidErrors:
 
     def _asked_for(self, handle: Any) -> str:
         """The UUID of a GPU that is none of the node's known ones; a lost one does not say it."""
-        self._asking.of("a GPU that told of an XID error")
+        self._asking.of("a GPU that reported an XID error")
         try:
             return str(self._lib.nvmlDeviceGetUUID(handle))
         except self._lib.NVMLError:

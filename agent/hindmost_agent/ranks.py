@@ -1,4 +1,4 @@
-"""The training processes of this node that are known by now, whoever found them."""
+"""The training processes of this node that are known by now, from all sources."""
 
 from __future__ import annotations
 

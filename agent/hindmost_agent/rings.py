@@ -50,7 +50,7 @@ class Producer:
 
     @property
     def key(self) -> tuple[int, int, int]:
-        """What tells it from every other, a process of the same pid and its own time as another rank included."""
+        """What identifies it, also against a later process with its pid, and against itself as another rank."""
         return self.process.pid, self.process.start_ticks, self.process.rank
 
     @property
@@ -104,7 +104,7 @@ class Producer:
             self.gone_ns = now_ns
 
     def _alive(self, proc: Path) -> bool:
-        """Whether the process runs. Its file stays open: reading that fails once it has gone, whoever has its pid."""
+        """Whether the process runs. Its file stays open: reading it fails after the end, even if the pid is reused."""
         process = self.process
         try:
             if self._stat is not None:

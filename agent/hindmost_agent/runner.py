@@ -66,7 +66,7 @@ def spread(slots: Iterable[Slot], cost: Mapping[str, float], now_ns: int, interv
 
 
 class Slot:
-    """One sampler, made when first due and made again after it was absent or broke while starting."""
+    """One sampler, made when first due and made again after it was missing or failed to start."""
 
     def __init__(self, kind: type[Sampler], interval_ns: int, place: int = 0) -> None:
         self.name = kind.name
@@ -98,8 +98,8 @@ class Slot:
 def _without_frames(error: Exception) -> Exception:
     """The error and its cause, without where they came from.
 
-    A traceback holds the sampler's frame, even half made, and those of whoever keeps the error: a circle, in which each
-    failure's open files would wait for the garbage collector.
+    A traceback holds the sampler's frame, even half made, and those of the code that keeps the error: a cycle, in which
+    each failure's open files would wait for the garbage collector.
     """
     for one in (error, error.__cause__):
         if one is not None:
@@ -133,7 +133,7 @@ class Runner:
     ) -> None:
         """``patience_s``: how long a tick waits for a driver, where that is not its own affair."""
         self.host = host
-        #: What each sampler read last; without those that failed or are absent, whose values are old.
+        #: What each sampler read last; without those that failed or are missing, whose values are old.
         self.latest: dict[str, Reading] = {}
         host.own.errors.update(dict.fromkeys(kinds, 0))  # from the start: increase() does not see a series' first value
         self._read = partial(_read, host, timer)
@@ -144,7 +144,7 @@ class Runner:
         self._spread = False
 
     def run(self, now_ns: int, *, everything: bool = False) -> list[Reading]:
-        """Read every sampler that is due at ``now_ns``: at first all; one that fails or is absent leaves no reading.
+        """Read every sampler that is due at ``now_ns``: at first all; one that fails or is missing leaves no reading.
 
         With ``everything`` due or not: what a job's end has changed must not wait for the next period.
         """

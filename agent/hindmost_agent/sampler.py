@@ -31,7 +31,7 @@ class GivenUp(Exception):  # noqa: N818 - it is an order, not an error
 
 
 class Asking:
-    """Which GPU is being asked just now, for whoever waits for its answer."""
+    """Which GPU is being read now, for the thread that waits for its answer."""
 
     def __init__(self) -> None:
         self.gpu = ""
@@ -97,7 +97,7 @@ class Sampler(ABC):
     period: ClassVar[float] = 0.0
     #: Whether it is read at once, due or not, when the collector asks to see a rank closer: a cause is read from it.
     tells_why: ClassVar[bool] = False
-    #: Which driver it asks that may never answer, ``GPU`` or ``ADAPTER``: it is then read beside the tick, in a thread
+    #: Which driver it asks that may never answer, ``GPU`` or ``ADAPTER``: it is then read outside the tick, in a thread
     #: of that driver's own.
     asks_driver: ClassVar[str] = ""
     #: What is read, for the documentation.

@@ -150,7 +150,7 @@ class FileSegment(Segment):
 
     @property
     def there(self) -> bool:
-        """Whether somebody can still find it: its file may have been removed while it was written."""
+        """Whether its file still has a name: it may have been removed while it was written."""
         return os.fstat(self._fd).st_nlink > 0
 
     def close(self) -> None:

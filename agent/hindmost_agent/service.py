@@ -49,14 +49,13 @@ NOBODY, ALL_GONE = "no rank appeared", "all ranks have ended"
 #: Reasons that a job itself gives by its silence. It may start again under the same id, as elastic ones do.
 SILENCE = (NOBODY, ALL_GONE)
 CLOSED, NO_STDIN = "stdin was closed", "stdin is closed"
-#: Reasons that say that a job is over: nobody will read what ranks may still write.
+#: Reasons that mean the job is over: no collector will read what ranks still write.
 OVER = (CLOSED, NO_STDIN)
 #: How often to look whether ranks have come while the last acknowledgement is waited for, s.
 LOOK_S = 0.25
-#: Whoever only asks whether a lock is held holds it for an instant, and is no agent: tries, and s between them.
+#: A process that only checks the lock holds it for an instant, and is no agent: tries, and s between them.
 LOCK_TRIES, LOCK_PAUSE_S = 5, 0.02
-#: Objects that may be new before some are looked for that nobody uses: a batch of rows, which are freed at once, is no
-#: reason to.
+#: New objects before the garbage collector runs: a batch of rows, which is freed at once, must not start it.
 YOUNG = 20_000
 
 
@@ -66,7 +65,7 @@ class Service:
     def __init__(self, settings: Settings, monotonic_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self.settings = settings
         self._monotonic_ns = monotonic_ns
-        #: Where lines go to whoever started this agent; a GPU's library may have ``sys.stdout`` elsewhere for a while.
+        #: Where lines for the process that started us go; a GPU's library may redirect ``sys.stdout`` for a while.
         self._out = sys.stdout
         self.host = Host()
         self.spool = Spool(settings.spool, settings.spool_bytes) if settings.spool else None
@@ -206,7 +205,7 @@ class Service:
             self.leave("the collector said stop")
 
     def _zoom(self, zoom: wire.Zoom) -> None:
-        """Fetch the stacks or the events that the collector asks for, beside the loop: a dump takes up to seconds."""
+        """Fetch the stacks or the events that the collector requests, outside the loop: a dump takes up to seconds."""
         wanted = [
             one for one in self.host.ranks if one.job_id == zoom.job_id and one.rank in (zoom.ranks or [one.rank])
         ]
@@ -228,7 +227,7 @@ class Service:
         self.agent.attach(rank, f"trace-{first}-{last}.json", content, time.monotonic_ns())
 
     def _watch_stdin(self, loop: asyncio.AbstractEventLoop) -> None:
-        """``--exit-when-stdin-closes``: whoever started this agent keeps its stdin open for as long as it is wanted."""
+        """``--exit-when-stdin-closes``: the process that started us keeps our stdin open while it needs us."""
 
         def readable() -> None:
             if not os.read(0, 4096):
@@ -259,11 +258,11 @@ async def _cancelled(task: asyncio.Future[Any]) -> None:
 
 
 def _say(line: dict[str, object], out: TextIO) -> None:
-    """One JSON line on stdout, for whoever still reads it."""
+    """One JSON line on stdout, if it is still read."""
     try:
         out.write(json.dumps(line) + "\n")
         out.flush()
-    except OSError:  # whoever started this agent has gone
+    except OSError:  # the process that started this agent has exited
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - or the interpreter complains at its end
 
 

@@ -1,4 +1,4 @@
-"""What an agent is told at its start, checked before anything else happens."""
+"""The settings of an agent, checked before anything else happens."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Address:
 class Settings:
     """An agent's settings, valid by construction of :func:`settings`.
 
-    With ``ring_dir`` the agent belongs to one job and leaves with it; without, it serves the node until told to stop.
+    With ``ring_dir`` the agent belongs to one job and leaves with it; without, it serves the node until it is stopped.
     """
 
     collector: Address | None
@@ -118,7 +118,7 @@ def byte_size(option: str, text: str) -> int:
 
 
 def default_spool(job_id: str, node: str, environ: Mapping[str, str]) -> Path:
-    """Where a spool goes unless told: with the system's state for a service, below the temporary folder for a job."""
+    """Where a spool goes by default: with the system's state for a service, below the temporary folder for a job."""
     if job_id:
         base = Path(environ.get("TMPDIR") or tempfile.gettempdir()) / f"hindmost-{os.getuid()}"
         return base / "spool" / re.sub(r"[^\w.-]", "_", f"{job_id}.{node}")

@@ -218,7 +218,7 @@ class Shipper:
             self._settled.set()
 
     async def _beat(self) -> None:
-        """Ask for the time every few seconds. Raises ``ConnectionError`` when nobody answers."""
+        """Ask for the time every few seconds. Raises ``ConnectionError`` without an answer."""
         while True:
             await asyncio.sleep(CLOCK_PERIOD_S)
             if self._monotonic_ns() - self._heard_ns > SILENCE_S * 1e9:

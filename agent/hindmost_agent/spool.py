@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 #: Kept in memory at most while the disk takes nothing.
 MEMORY_LIMIT = 8 << 20
 SEGMENTS = 16
-#: Marks as JSON; made once, as ``json.dumps`` makes an encoder each time it is told separators.
+#: Marks as JSON; made once: ``json.dumps`` makes a new encoder for each call with separators.
 COMPACT = json.JSONEncoder(separators=(",", ":")).encode
 LARGEST_SEGMENT = 8 << 20
 #: Definitions of which is remembered that this stream has them; beyond it all are forgotten, and sent once more where
@@ -197,7 +197,7 @@ class Spool:
         if remove and self._folder is not None:
             for name in ("ledger.json", "lock"):
                 (self._folder / name).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # it is gone, or somebody else put something there
+            with contextlib.suppress(OSError):  # it is gone, or contains other files
                 self._folder.rmdir()
         if self._lock >= 0:
             os.close(self._lock)

@@ -77,7 +77,7 @@ class Call:
 async def connect(host: str, port: int, within_s: float, config: Configuration | None = None) -> AsyncIterator[Call]:
     """A call, which is over when the block is left.
 
-    Raises ``OSError`` where nobody listens, ``asyncio.TimeoutError`` after ``within_s`` without a connection, and
+    Raises ``OSError`` where no server listens, ``asyncio.TimeoutError`` after ``within_s`` without a connection, and
     ``CallError``, out of the block too, when the call ended otherwise than in order.
     """
     async with Channel(host, port, codec=Coded(), config=config) as channel:

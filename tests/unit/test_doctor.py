@@ -144,7 +144,7 @@ def test_an_interpreter_that_is_too_old(bare: Machine) -> None:
     [
         ("True", True, "yes", "in C"),
         ("False", True, "part", "has the GIL"),
-        ("True", False, "part", "want of a C compiler"),
+        ("True", False, "part", "there is no C compiler"),
     ],
 )
 def test_where_hooks_run_in_python_is_said(bare: Machine, says: str, cc: bool, state: str, found: str) -> None:

@@ -1,7 +1,7 @@
 """Phases of a running process from samples of its main thread's stack, with the error that sampling has.
 
-What cannot be told apart from outside is not: all that happens inside ``loss.backward()`` is ``backward``, DDP's
-waiting for its peers included; a C function (mpi4py's calls) is known by the line of source that calls it.
+Sampling cannot separate everything: all time inside ``loss.backward()`` is ``backward``, with DDP's wait for its peers.
+A C function (mpi4py's calls) is recognised by the source line that calls it.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def sample(targets: Sequence[Target], seconds: float, rate: int) -> list[Shares]
 
 
 def _record(target: Target, file: Path, seconds: float, rate: int) -> subprocess.Popen[str]:
-    """py-spy over one process. Idle threads count: whoever waits for a peer does not use the CPU."""
+    """py-spy over one process. Idle threads count: a rank that waits for a peer uses no CPU."""
     command = [stacks.py_spy(), "record", "--nonblocking", "--idle", "--threads", "--full-filenames", "--format", "raw"]
     command += ["--rate", str(rate), "--duration", str(max(1, math.ceil(seconds))), "--output", str(file)]
     return subprocess.Popen(

@@ -15,13 +15,13 @@ UNREAD = "no stack of process"
 
 
 def py_spy(path: str | None = None) -> str:
-    """The py-spy to run: beside this interpreter, on the PATH (``path``, where given), or where
+    """The py-spy to run: next to this interpreter, on the PATH (``path``, where given), or where
     ``pip install --target`` puts what belongs to a folder of modules. HindmostError where there is none."""
     on_path = shutil.which("py-spy", path=path)
     places = [*_beside_interpreter(), *([Path(on_path)] if on_path else []), *_beside_modules()]
     found = next((str(place) for place in places if os.access(place, os.X_OK)), None)
     if found is None:
-        raise HindmostError("py-spy is not installed; `pip install py-spy` beside hindmost")
+        raise HindmostError("py-spy is not installed: pip install py-spy")
     return found
 
 

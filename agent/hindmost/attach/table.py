@@ -19,7 +19,7 @@ SCHEMA = "hindmost.attach/1"
 MEASURED = "measured inside"
 #: Own work: a rank that spends more of its time in one of these than its peers holds them up.
 OWN = ("input", "forward", "optimizer", "checkpoint", "other")
-#: An excess below this share, or below so many standard errors, is not named.
+#: A smaller delay than this share, or than so many standard errors, is not reported.
 LEAST_EXCESS = 0.05
 LEAST_ERRORS = 3.0
 #: From this share on of what no phase of training is, in samples of every rank, they tell nothing of its training.
@@ -100,7 +100,7 @@ def _without_steps(targets: Sequence[Target], seen: Sequence[Shares], method: st
 
 
 def _no_training(seen: Sequence[Shares]) -> bool:
-    """Whether whoever was sampled was seen in hardly any phase; what is measured inside is in steps."""
+    """Whether the samples show almost no phase. Measurements from inside always belong to steps."""
     sampled = [shares for shares in seen if shares.samples]
     return bool(sampled) and all(shares.share["other"] >= NO_TRAINING for shares in sampled)
 

@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(arguments)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # whoever reads our output has read enough
+    except BrokenPipeError:  # the reader of our output has closed it
         streams.discard()
         return 141
     except (HindmostError, ImportError, MemoryError, OSError, UnicodeEncodeError) as error:
@@ -117,7 +117,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _in_words(name: str, error: Exception) -> HindmostError:
-    """What went wrong as people are told of it."""
+    """The error as one line for the user."""
     if isinstance(error, HindmostError):
         return error
     if isinstance(error, ImportError):

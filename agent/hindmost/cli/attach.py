@@ -87,7 +87,7 @@ def _show_stacks(targets: list[Target], keep: Path | None) -> int:
 
 
 def _keep(folder: Path, one: Target, text: str) -> None:
-    """In a file named by the rank, or by the process that nobody named a rank, after what is there from before."""
+    """Append to the file of the rank, or of the process where the rank is not known."""
     name = f"{one.rank}.txt" if one.rank >= 0 else f"pid-{one.pid}.txt"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -76,7 +76,7 @@ def _fits(launcher: Path | None) -> str:
     """Which MPI the shim fits, in words."""
     found = mpi.library(launcher)
     if found is None:
-        return "no MPI library was found beside mpirun: only what every MPI has is timed; --mpirun names another"
+        return "no MPI library found next to mpirun: only the calls that every MPI has are timed; set --mpirun PATH"
     flags = mpi.features(launcher)
     more = [text for flag, text in (("-DHM_PERSISTENT", "persistent"), ("-DHM_LARGE", "large-count")) if flag in flags]
     return f"for {found}" + (f", with its {' and '.join(more)} collectives" if more else "")

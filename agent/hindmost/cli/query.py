@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: Answered by every job of several ranks; steps are recorded where a loop marks them.
 EXAMPLE = "select rank, op, count(*), avg(duration_ns) from collectives group by rank, op"
-#: How long an engine may take to notice that nobody waits any more.
+#: How long an engine may take to stop after Ctrl-C.
 _GIVEN_UP_S = 5.0
 _NOT_KEPT = "nothing of it was recorded, or not yet"
 #: Why a table is empty that people expect to be filled.
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _interruptible(recording: Any, question: str) -> Any:
-    """The answer, or what it raises, from a thread beside this one: the engine lets no Ctrl-C through for minutes."""
+    """The answer, or what it raises, from a second thread: the engine blocks Ctrl-C for minutes."""
     answer: Future[Any] = Future()
 
     def run() -> None:

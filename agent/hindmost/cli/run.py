@@ -76,7 +76,7 @@ def _observed(session: Session) -> int:
         raise
     try:
         said = session.finish(returncode, _say)
-        with contextlib.suppress(OSError):  # nobody reads it there any more; report.json has it
+        with contextlib.suppress(OSError):  # the terminal is gone; report.json has the verdict
             summary.show(session.directory, said)
     except KeyboardInterrupt:
         session.abandon()

@@ -24,7 +24,7 @@ examples:
   hindmost top head-node:9461 --job train-7 --once
 
 `hindmost run` prints ADDRESS when it starts. For a collector it is the value of --http."""
-#: Where a collector that nobody told otherwise serves its page.
+#: Where a collector serves its page by default.
 USUAL = "127.0.0.1:9461"
 #: Seconds that a collector may take to answer.
 TIMEOUT = 5.0
@@ -69,7 +69,7 @@ def place(address: str) -> str:
 
 
 def page(base: str, job: str | None) -> str:
-    """What is to be seen now. Raises HindmostError where nobody answers, or there is no such job."""
+    """The current page. Raises HindmostError where the collector does not answer or does not know the job."""
     report = fetch(base, "/api/report", {"job": job} if job else {})
     if report is None:
         known = fetch(base, "/api/jobs", {}) or []
@@ -103,7 +103,7 @@ def fetch(base: str, path: str, query: dict[str, str]) -> Any:
         raise HindmostError(f"{url} answers no JSON: is that a hindmost collector?") from error
     except (OSError, http.client.HTTPException) as error:
         why = getattr(error, "reason", None) or error
-        raise HindmostError(f"nobody answers at {base} ({why}): is the job still running?") from error
+        raise HindmostError(f"no answer from {base} ({why}): is the job still running?") from error
 
 
 def follow(base: str, job: str | None, interval: float, shown: str) -> int:
@@ -120,7 +120,7 @@ def follow(base: str, job: str | None, interval: float, shown: str) -> int:
     except KeyboardInterrupt:
         pass  # that is how one leaves
     except HindmostError:
-        left = "hindmost: the collector has left: the job is over, or it cannot be reached; this was the last look\n"
+        left = "hindmost: lost contact with the collector; the job may be over. This was its last state.\n"
     finally:
         out.write("\x1b[?25h\x1b[?1049l" + shown)
         out.flush()

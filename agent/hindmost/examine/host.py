@@ -124,7 +124,7 @@ def pressure(machine: Machine) -> Finding:
 
 
 def run_queue(machine: Machine) -> Finding:
-    """How long a process waited for a CPU: what tells a starved rank from a slow one."""
+    """How long a process waited for a CPU: it separates a rank that waits for a CPU from a slow one."""
     said = (machine.text("/proc/self/schedstat") or "").split()
     if len(said) == 3 and any(value != "0" for value in said):
         return Finding("yes", "run-queue delay of every process")
@@ -144,7 +144,7 @@ def stacks(machine: Machine) -> Finding:
     try:
         attach_stacks.py_spy(machine.environ.get("PATH", os.defpath))
     except HindmostError:
-        where = "no py-spy on PATH, beside this Python or its modules"
+        where = "no py-spy on PATH or next to this Python"
         return Finding("no", where, "stacks of hanging ranks", "pip install py-spy")
     scope = machine.text("/proc/sys/kernel/yama/ptrace_scope") or "0"
     if scope != "0" and os.geteuid() != 0:

@@ -16,7 +16,7 @@ from hindmost.ring import native
 if TYPE_CHECKING:
     from hindmost.examine.finding import Machine
 
-#: ``ring.native.fits``, asked of another interpreter, which need not have hindmost.
+#: ``ring.native.fits`` for another interpreter, which may lack hindmost.
 FITS = "import sys; print(sys.implementation.name == 'cpython' and 't' not in sys.abiflags)"
 
 #: Loads a module as its subcommand does, and prints why that fails.
@@ -77,7 +77,7 @@ def hooks(machine: Machine) -> Finding:
     lost = "no data: a step's hooks take some 10 times as long"
     prebuilt = build.wheel_has_all()
     if not prebuilt and _compiler(machine) is None:
-        return Finding("part", "in Python, for want of a C compiler", lost, "see compiler")
+        return Finding("part", "in Python: there is no C compiler", lost, "see compiler")
     fits = native.fits() if machine.python == sys.executable else machine.ask(machine.python, "-c", FITS) == "True"
     if not fits:
         return Finding("part", f"in Python: {machine.python} is no CPython that has the GIL", lost)

@@ -1,4 +1,4 @@
-"""Which other hosts a command or a batch system names: what decides the address that agents are told."""
+"""Which other hosts a command or a batch system names. They decide which address agents get."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """mpirun and mpiexec of Open MPI 4 and 5, MPICH and Intel MPI.
 
-Hydra (MPICH, Intel) passes its whole environment to every rank unless told otherwise; Open MPI passes to other hosts
+Hydra (MPICH, Intel) passes its whole environment to every rank by default; Open MPI passes to other hosts
 only what ``-x`` names, one application context at a time.
 """
 

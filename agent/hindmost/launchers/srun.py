@@ -43,7 +43,7 @@ def carry(argv: Sequence[str], names: Sequence[str], environ: Mapping[str, str])
 
 
 def remote_hosts(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """The allocation's hosts. Without one, srun itself will ask for hosts that nobody knows yet: any may serve."""
+    """The allocation's hosts. Without one, srun asks for hosts later: any may be chosen."""
     hosts = _hosts.of_batch(environ)
     for index, word in enumerate(argv):
         if word in {"-w", "--nodelist"} and index + 1 < len(argv):

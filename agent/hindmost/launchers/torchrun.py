@@ -26,5 +26,5 @@ def carry(argv: Sequence[str], names: Sequence[str], environ: Mapping[str, str])
 
 
 def remote_hosts(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:  # noqa: ARG001
-    """None: each node has a torchrun of its own, started there by somebody else."""
+    """None: each node starts its own torchrun."""
     return []

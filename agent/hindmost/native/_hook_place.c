@@ -1,7 +1,7 @@
-/* Hooks that stand in a Python function itself: whoever calls it calls the hook, and nobody sees another function.
+/* Hooks inside a Python function: each caller calls the hook, and no other function becomes visible.
  *
- * From Python 3.12 on a function may be told what is called in its stead (PyFunction_SetVectorcall), so there is no frame
- * of ours in anybody's traceback, nor the time for one. What the hook calls in turn is a Hook, too, which calls the
+ * From Python 3.12 on a function can name what is called instead (PyFunction_SetVectorcall). So tracebacks contain no
+ * frame of ours, nor the time for one. What the hook calls in turn is a Hook, too, which calls the
  * function as it was. Before 3.12, and for what is no function of Python's, a function is put in the place of the other.
  */
 #include "_hooks.h"
@@ -28,7 +28,7 @@ static PyObject *call_taken(PyObject *function, PyObject *const *args, size_t co
             Py_DecRef(hook);
             return result;
         }
-    return ordinary(function, args, count, names); /* somebody who had kept this, from when it was taken */
+    return ordinary(function, args, count, names); /* a caller that stored this object earlier */
 }
 
 static PyObject *call_plain(PyObject *self, PyObject *const *args, size_t count, PyObject *names) {

@@ -11,7 +11,7 @@ enum { MOST_SKIPPED = 63 }; /* batches that are not searched for a tensor, after
 /* Python says when its books are due; where only evaluations run, they may be late by so much. */
 static const int64_t OVERDUE_NS = 100000000;
 
-/* What gpu() is told. */
+/* The places that gpu() gets. */
 enum gpu_place { FETCHES, READY, BACKWARD_BEGINS, BACKWARD_ENDS, OPTIMIZER_ENDS };
 
 PyObject *hm_dataset_name, *hm_shape_name;
@@ -40,7 +40,7 @@ PyObject *hm_unless_raised(Loop *loop, PyObject *result, bool failed) {
     return NULL;
 }
 
-/* Of a loop that is being collected there is nobody to call. */
+/* A loop that is being collected gets no call. */
 #define CALL_RARE(loop, which, ...)                                                                                   \
     do                                                                                                                \
         if ((loop)->rare[which])                                                                                      \
@@ -304,7 +304,7 @@ static void step_begins(Loop *loop, PyObject *optimizer) {
         steps_elsewhere(loop, optimizer);
         return;
     }
-    if (loop->prompted) /* since the step before began: that one has ended, or raised and so told of no end */
+    if (loop->prompted) /* since the previous step began: that one ended, or raised and reported no end */
         loop->optimizing = 0;
     loop->prompted = false;
     if (loop->optimizing++ || loop->passing)

@@ -1,5 +1,5 @@
-/* Stamp(told): calls told(...), and knows when that began and when it ended, to the edge: what the interpreter does next
- * begins then. Where told is Python's, its own clock would leave out the way into it and back.
+/* Stamp(callee): calls it and records exactly when the call began and ended: the interpreter's next action begins then.
+ * A clock inside a Python callee would miss the time to enter and leave it.
  */
 #include "_ring.h"
 

@@ -1,7 +1,7 @@
 /* Starting the agent of a node on which none of this job runs yet.
  *
  * The training process must not notice: no SIGCHLD, no child for its wait() to find, no copy of its address space, no
- * fork handlers. So a child that shares our memory (vfork's way) and reports to nobody starts the agent as a child of
+ * fork handlers. So a child that shares our memory (like vfork's) and sends no signal starts the agent as a child of
  * its own, in a new session, and leaves; the agent is init's. Between clone and exec only system calls are made.
  */
 #define _GNU_SOURCE
@@ -27,7 +27,7 @@ struct launch {
     char *inner_stack;
 };
 
-/* Nobody holds the lock: the agent that we start will take it, and leaves at once if another was faster. */
+/* The lock is free: the agent that we start will take it, and exits at once if another was faster. */
 static bool nobody_holds_lock(const char *directory) {
     char path[640];
     snprintf(path, sizeof path, "%s/agent.lock", directory);

@@ -13,7 +13,7 @@ enum nccl_event { NCCL_COLLECTIVE = 1 << 1, NCCL_P2P = 1 << 2, NCCL_KERNEL_CHANN
 enum { NCCL_KERNEL_CHANNEL_STOP = 22, NCCL_OK = 0 };
 
 struct nccl_collective {
-    uint64_t seq; /* counts each function by itself */
+    uint64_t seq; /* counts each function separately */
     const char *function;
     const void *send;
     void *recv;

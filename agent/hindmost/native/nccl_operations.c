@@ -3,8 +3,8 @@
  * What NCCL keeps as an event's handle is not a pointer but a place in the pool and that place's generation, so a report
  * that comes after its operation was given up falls on nothing.
  *
- * NCCL finds a kernel's times by the number of the work on its channel. Beside grouped sends and receives, as of an
- * all-to-all or a pipeline, it hands collectives those of other work, from ms before they were launched. Such times are
+ * NCCL finds a kernel's times by the number of the work on its channel. Together with grouped sends and receives (an
+ * all-to-all, a pipeline) it gives collectives the times of other work, from ms before their launch. Such times are
  * not written: of these operations it is known when they were enqueued.
  */
 #include "nccl_profiler.h"
@@ -83,7 +83,7 @@ static uint32_t started(struct context *context, uint64_t what, uint64_t now) {
     return seq;
 }
 
-/* The slot is freed before it is counted: whoever then sees that another is in flight shows that one. */
+/* The slot is freed before it is counted: a thread that then sees another operation in flight shows that one. */
 static void finished(struct context *context) {
     if (context->slot >= 0)
         hm_leave(&hm_nccl_ring, context->slot);
@@ -147,7 +147,7 @@ static bool believed(struct context *context, uint64_t what, bool own) {
     return !left;
 }
 
-/* Write an operation down and free its place, whoever of two threads comes first. Without any channel's report only
+/* Record an operation and free its slot, from the first of two threads. Without any channel's report only
  * the enqueueing is known, which says nothing of how long the operation took. */
 static void write_down(struct operation *operation, uint32_t generation) {
     bool seen = operation->stopped > 0, own = seen && can_be_its_own(operation, hm_now());
@@ -282,7 +282,7 @@ void hm_nccl_start_channel(void **handle, void *parent, uint64_t timer) {
     *handle = (void *)((uintptr_t)parent | CHANNEL_TAG);
 }
 
-/* Whoever reads a half of each pair reads a difference that was right a moment ago. */
+/* A reader of one half of each pair gets a difference that was right a moment ago. */
 static void keep_pair(int which, uint64_t host, int64_t ahead) {
     __atomic_store_n(&compared[which].ahead, ahead, __ATOMIC_RELAXED);
     __atomic_store_n(&compared[which].host, host, __ATOMIC_RELEASE);

@@ -14,7 +14,7 @@
 #include <string.h>
 
 enum { EVENTS = NCCL_COLLECTIVE | NCCL_P2P | NCCL_KERNEL_CHANNEL };
-enum { CONTEXTS = 128 }; /* communicators that are told apart; the operations of further ones carry none */
+enum { CONTEXTS = 128 }; /* communicators with an id of their own; operations of further ones carry none */
 
 struct hm_ring hm_nccl_ring;
 

@@ -7,7 +7,7 @@
 
 enum {
     HM_NCCL_RECENT = 256,  /* collectives a communicator remembers, to name the next one in flight */
-    HM_NCCL_FUNCTIONS = 16 /* of a communicator that are told apart: all that have a name */
+    HM_NCCL_FUNCTIONS = 16 /* functions counted per communicator: all that have a name */
 };
 
 struct recent {

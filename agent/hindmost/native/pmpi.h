@@ -13,7 +13,7 @@
 #define HM_LIKELY(x) __builtin_expect(!!(x), 1)
 
 enum {
-    HM_LONG_NS = 1000000,      /* stretches from here on are worth the 1 us that sampling CPU and run queue takes */
+    HM_LONG_NS = 1000000,      /* gaps from here on are worth the 1 us that sampling CPU and run queue takes */
     HM_SHORT_CALL_NS = 10000,  /* point-to-point calls below this are dropped first when there are very many */
     HM_WINDOW_NS = 100000000,  /* over which "very many" is counted */
     HM_COMM_CACHE = 64,
@@ -37,7 +37,7 @@ struct hm_usage {
     uint64_t cpu_ns, runqueue_ns;
 };
 
-/* What a thread remembers from one call to the next. Its own time is a chain of stretches between MPI calls. */
+/* What a thread remembers from one call to the next. Its self time is a chain of gaps between MPI calls. */
 struct hm_thread {
     bool files;             /* its file I/O is watched: the thread that called MPI_Init */
     int depth;              /* inside a wrapped call: what the library calls itself is not recorded */
@@ -45,13 +45,13 @@ struct hm_thread {
     uint64_t gap_start;     /* end of its last collective; 0: none yet */
     uint64_t stretch_start; /* end of its last MPI call */
     uint64_t own_ns;        /* since gap_start */
-    uint64_t sampled_ns;    /* of these, in stretches whose CPU and run-queue time is known */
+    uint64_t sampled_ns;    /* of these, in gaps whose CPU and run-queue time is known */
     struct hm_usage spent;  /* in those */
     bool sampled;           /* `before` was taken at stretch_start */
     struct hm_usage before;
-    uint32_t position; /* calls since the last long stretch */
-    uint32_t after;    /* what the current stretch follows: key into `expected` */
-    uint8_t expected[HM_PREDICTIONS]; /* how surely a long stretch follows, 0 to 3 */
+    uint32_t position; /* calls since the last long gap */
+    uint32_t after;    /* what the current gap follows: key into `expected` */
+    uint8_t expected[HM_PREDICTIONS]; /* how surely a long gap follows, 0 to 3 */
     uint64_t polled_since, polled;    /* the first and the last test of its polling; 0: it does not poll */
     bool polls_briefly;               /* two of them were less than HM_LONG_NS apart */
     uint64_t window_start;            /* of counting short point-to-point calls */
@@ -143,7 +143,7 @@ static inline void hm_write_gap(struct hm_thread *thread, uint64_t index) {
              hm_where(runqueue_us, HM_NONE16, HM_NONE16), cpu);
 }
 
-/* An MPI call begins: the stretch of own time before it is over. Returns when: after a long one sampling takes a while,
+/* An MPI call begins: the gap of self time before it is over. Returns when: after a long one sampling takes a while,
  * most of all where the system call that it makes lets another process run first. */
 static inline uint64_t hm_stretch_ends(uint64_t now) {
     struct hm_thread *thread = &hm_thread;
@@ -155,7 +155,7 @@ static inline uint64_t hm_stretch_ends(uint64_t now) {
     return now;
 }
 
-/* An MPI call ends: a stretch begins. `site` tells kinds of calls apart. */
+/* An MPI call ends: a gap begins. `site` identifies the kind of call. */
 static inline void hm_stretch_begins(uint64_t now, uint32_t site) {
     struct hm_thread *thread = &hm_thread;
     thread->stretch_start = now;

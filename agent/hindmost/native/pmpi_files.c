@@ -1,5 +1,5 @@
-/* MPI file I/O. Calls that only this rank makes are its own time, like any other file I/O; the collective ones wait for
- * others, and are taken out of it. */
+/* MPI file I/O. Calls that only this rank makes are its self time, like any other file I/O; the collective ones wait
+ * for others, and are taken out of it. */
 #include "pmpi_real.h"
 
 typedef HM_HANDLE H;

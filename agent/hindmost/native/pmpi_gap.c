@@ -1,9 +1,9 @@
-/* What a rank did in a stretch between two MPI calls: how much CPU it had and how long it stood in the run queue.
+/* What a rank did in the gap between two MPI calls: how much CPU it had and how long it was in the run queue.
  *
- * Both take system calls, about 1 us together, so they are asked for only around stretches of 1 ms and more. Such a
- * stretch is known when it ends, but the first of the two samples is due when it begins: which of the calls of a step a
- * long stretch follows is learned from the steps before, by its place since the last long one and by its operation.
- * Where long stretches were not foreseen, the gap carries no CPU time; it is not guessed.
+ * Both take system calls, about 1 us together, so they are made only around gaps of 1 ms and more. The
+ * length of a gap is known when it ends, but its first sample is needed when it begins. So the shim learns from earlier
+ * steps which calls a long gap follows, by their place since the last long gap and by their operation.
+ * Where a long gap was not predicted, it carries no CPU time; none is guessed.
  */
 #define _GNU_SOURCE
 #include "pmpi.h"
@@ -36,8 +36,8 @@ static void read_ran(struct hm_usage *usage) {
     }
 }
 
-/* The stretch has begun: the queue first. A kernel lets others run at the end of a system call, this one's among them:
- * such a wait is part of the stretch, and of the queue as well. */
+/* The gap has begun: the queue first. A kernel lets others run at the end of a system call, this one's among them:
+ * such a wait is part of the gap, and of the queue as well. */
 void hm_sample(struct hm_thread *thread) {
     thread->before = (struct hm_usage){0};
     read_queued(&thread->before);

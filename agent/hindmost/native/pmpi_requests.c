@@ -11,7 +11,7 @@ static struct hm_request requests[MOST];
 static int used; /* all places from here on are free */
 uint32_t hm_requests_count;
 
-/* A request belongs to one thread at a time, so that whoever has it needs no lock to find it. Others may change the
+/* A request belongs to one thread at a time, so that its thread needs no lock to find it. Others may change the
  * table meanwhile, under the lock: what is read without it (`used`, `handles`, the count) is stored atomically. */
 static int place_of(HM_HANDLE handle) {
     int until = __atomic_load_n(&used, __ATOMIC_RELAXED);

@@ -59,7 +59,7 @@ static void release(const struct held *held, const void *requests) {
     }
 
 /* After so long without a test: whether the rank slept, which is a pause of its polling. Where it ran, or would have,
- * that is its own time. Of a stretch that nobody foresaw it is not known: then it is taken for own time as well. */
+ * that is its self time. In a gap that was not predicted this is unknown: then it counts as self time as well. */
 static bool paused(struct hm_thread *thread, uint64_t *now) {
     uint64_t length = *now - thread->stretch_start, sampled_ns = thread->sampled_ns;
     struct hm_usage spent = thread->spent, *all = &thread->spent;
@@ -77,8 +77,8 @@ static bool paused(struct hm_thread *thread, uint64_t *now) {
     return true;
 }
 
-/* A test begins. A rank that polls waits from its first test to the one that succeeds: what is between two of them is no
- * time of its own, except for a long stretch of something else. One that tests again and again loses the CPU now and
+/* A test begins. A rank that polls waits from its first test to the one that succeeds: what is between two of them is
+ * not its self time, except for a long gap of something else. One that tests again and again loses the CPU now and
  * then: that is none. */
 static void poll(void) {
     struct hm_thread *thread = &hm_thread;
@@ -200,7 +200,7 @@ HM_EXPORT int MPI_Start(H *request) {
     return start_other(real, request);
 }
 
-/* Each request is started by itself, so that each collective gets its number; the standard defines it so. */
+/* Each request is started separately, so that each collective gets its number; the standard defines it so. */
 HM_EXPORT int MPI_Startall(int n, H *requests) {
     HM_REAL(MPI_Startall, (int, H *))
     struct held held;

@@ -11,7 +11,7 @@
 enum {
     HM_REPEATS = 8,     /* so many steps of one optimizer after one fetch: the loop fetches no more */
     HM_AHEAD = 16,      /* batches that a loader may be ahead of the step that uses them */
-    HM_SOURCES = 8,     /* sources of input that are told apart; the one not used for longest is forgotten */
+    HM_SOURCES = 8,     /* different sources of input; the least recently used is forgotten */
     HM_OPTIMIZERS = 16, /* optimizers of a step whose repeated steps are counted */
     HM_STEP_SLOT = 0    /* of the open table */
 };

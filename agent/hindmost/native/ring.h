@@ -60,7 +60,7 @@ enum hm_kind {         /* 0: a slot that was claimed for an event that could not
     HM_PHASE = 2,      /* name: input, h2d, forward, backward, sync, optimizer, checkpoint, gc, gpu_forward … */
     HM_COLLECTIVE = 3, /* name: all_reduce …; comm, seq; peer: root; value: bytes */
     HM_P2P = 4,        /* name: send, recv, wait …; comm, peer; value: bytes; seq: of the collective a wait is for */
-    HM_SELF = 5,       /* a rank's own time since its last collective ended (start), without what it spent in other MPI
+    HM_SELF = 5,       /* a rank's self time since its last collective ended (start), without what it spent in other MPI
                           calls, written just before the collective that ends it; value: CPU ns, of MPI ranks
                           the process', of others the training thread's; seq: us its main thread waited for a CPU
                           (see flags) */

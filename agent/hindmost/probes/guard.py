@@ -95,7 +95,7 @@ def replace(owner: Any, name: str, original: Any, by: Any) -> None:
     setattr(owner, name, by)
 
     def restore() -> None:
-        if getattr(owner, name) is by:  # whoever patched it after us keeps calling us, and we call on
+        if getattr(owner, name) is by:  # a later patch keeps calling us, and we call the original
             setattr(owner, name, original)
 
     undo.append(restore)

@@ -2,8 +2,8 @@
 
 Horovod's own thread reduces gradients while backward runs; the training thread meets the others in
 ``DistributedOptimizer.synchronize``, after all its own gradients have been handed over. Steps and the other phases are
-``torch.py``'s business. Horovod's coordination over MPI happens every few ms whether anybody trains or not and says
-nothing about ranks: a PMPI shim in this process is told to be quiet. In an elastic job a rank whose number has changed
+``torch.py``'s business. Horovod's coordination over MPI happens every few ms, with or without training, and says
+nothing about ranks: a PMPI shim in this process is switched off. In an elastic job a rank whose number has changed
 goes on in a new ring.
 """
 
@@ -145,7 +145,7 @@ class Calls:
             self.cycles.forget()
 
     def watch(self, name: str, op: str) -> None:
-        """Hook one function of the module, which may be told a process set."""
+        """Hook one function of the module, which may get a process set."""
         around(
             self._horovod,
             name,

@@ -38,7 +38,7 @@ class Watch(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """What the other finders find, its loader told to call us; ``None`` for a module nobody watches."""
+        """What the other finders find, with a loader that calls us; ``None`` for a module that is not watched."""
         if fullname not in self._actions:
             return None
         for finder in list(sys.meta_path):

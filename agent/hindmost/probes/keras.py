@@ -1,8 +1,8 @@
-"""Keras 2 and 3, whatever the back end: train and validation batches, told by the callbacks every trainer calls.
+"""Keras 2 and 3 with any back end: train and validation batches, from the callbacks that every trainer calls.
 
 On the torch back end the phases inside a batch come from ``torch.py``. With TensorFlow, whose step is one compiled
-call, waiting for input is told apart (``tensorflow_input.py``), the rest of a batch is one piece, as all of it is with
-JAX. Time between two batches of an epoch belongs to the later one.
+call, waiting for input is measured (``tensorflow_input.py``), the rest of a batch is one phase. With JAX the whole
+batch is one phase. Time between two batches of an epoch belongs to the later one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Batches:
-    """Told when batches of one kind begin and end."""
+    """Gets a call when batches of one kind begin and end."""
 
     def __init__(self, recorder: Recorder, kind: str) -> None:
         self._recorder = recorder

@@ -76,7 +76,7 @@ DERIVING = ("Split", "Split_type", "Create", "Create_group", "Create_cart", "Cre
 
 
 def mix(x: int) -> int:
-    """splitmix64's finaliser, as in ``native/pmpi_comms.c``: communicators have one id whoever reports them."""
+    """splitmix64's finaliser, as in ``native/pmpi_comms.c``: a communicator has one id in all reports."""
     x = x + 0x9E3779B97F4A7C15 & MASK
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & MASK
     x = (x ^ x >> 27) * 0x94D049BB133111EB & MASK
@@ -166,7 +166,7 @@ class Calls:
             self._busy = False
 
     def _write_gap(self, start: int, now: tuple[int, int]) -> None:
-        """HM_SELF: own time since the last collective, with its CPU time and run-queue delay."""
+        """HM_SELF: self time since the last collective, with its CPU time and run-queue delay."""
         gap = start - self._last_end - self._inside
         if not self._last_end or gap < 0:
             return

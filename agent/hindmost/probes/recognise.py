@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 REPEATS = 8
 #: Batches that a loader may be ahead of the step that uses them.
 AHEAD = 16
-#: Sources of input that are told apart; the one not used for longest is forgotten.
+#: Different sources of input; the least recently used is forgotten.
 SOURCES = 8
 
 
@@ -41,7 +41,7 @@ class Source:
 
 
 class Recogniser:
-    """Told what happens in the training thread, with ``CLOCK_MONOTONIC`` ns; writes steps and phases."""
+    """Gets what happens in the training thread, with ``CLOCK_MONOTONIC`` ns; writes steps and phases."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder

@@ -1,10 +1,10 @@
 """What the training thread did between two of its collectives: CPU time, and time in the queue for a CPU.
 
-Where ranks share CPUs nothing else tells who works longer, who slept, and whom the scheduler held up. Readings cost
-system calls, so they are made around stretches of 1 ms and more: after which call one begins is learned, by its place
-since the last long one. Other stretches carry no CPU time; it is not guessed.
+Where ranks share CPUs, only this separates a rank that works longer from one that slept or waited for a CPU. Readings
+cost system calls, so they are made around gaps of 1 ms and more. After which call such a gap begins is learned, by its
+place since the last long one. Other gaps carry no CPU time; none is guessed.
 
-``native/pmpi_gap.c`` does so for MPI, but there CPU time is the process', with that of threads which compute beside;
+``native/pmpi_gap.c`` does so for MPI, but there CPU time is the whole process', with its other computing threads;
 here it is the training thread's alone, without autograd's and gloo's threads. The queue is one thread's in both.
 """
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 SELF = 5  # of ring.h
 CPU_KNOWN, RUNQUEUE_KNOWN = 8, 16
 NONE16 = 0xFFFF
-#: Stretches from here on are measured.
+#: Gaps from here on are measured.
 LONG_NS = 1_000_000
-#: So sure that a long stretch follows a call: each that does adds two, up to this, and each that does not takes one.
+#: So sure that a long gap follows a call: each that does adds two, up to this, and each that does not takes one.
 SUREST = 3
-#: Calls in a row without a long stretch between, after which places are no longer told apart.
+#: Calls in a row without a long gap in between, after which all places count as one.
 PLACES = 256
 
 
 class Stretches:
-    """Told when calls begin and end in the training thread; writes the gap before each, where that was measured.
+    """Gets the begin and end of calls in the training thread; writes the gap before each, where that was measured.
 
     ``read`` gives CPU ns of the calling thread, and ns that it stood in the queue (-1 where the kernel does not say).
     """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 P2P = 4  # of ring.h
 NONBLOCKING, ERROR = 2, 4
 SLOT = 12  # of the open table
-#: Operations that were started and not yet waited for, at most: more, and the oldest waits are not told.
+#: Operations that were started and not yet waited for, at most: with more, the oldest waits are not recorded.
 STARTED = 256
 #: Tells the ids of these communicators from DDP's own use of the same group, which counts for itself.
 CALLS = -1
@@ -142,7 +142,7 @@ def install(torch: Any, recorder: Recorder, stretches: Stretches) -> None:
     undo_of_calls: list[Callable[[], None]] = []
     for module in (distributed, distributed.distributed_c10d):
         around(module, "init_process_group", lambda *_: 0, made)
-    if distributed.is_initialized():  # the group that told a spawned process its rank
+    if distributed.is_initialized():  # the group that gave a spawned process its rank
         made()
 
 

@@ -4,7 +4,7 @@
 at them. Instead ``sys.monitoring`` (Python 3.12 and later) tells of calls made by the functions that are on the stack
 when a batch is there, and by functions that these call before the model; nothing else is instrumented, and that only
 on the steps that ``pacing.py`` has measured. To instrument a long function takes a while: once it is known which of
-them copy, only those are, but for a look at all of them now and then, and where no copy was seen. What the copies take
+them copy, only those are instrumented, and all of them now and then and where no copy was seen. What the copies take
 is phase ``h2d``: ``copying.py``.
 """
 
@@ -35,7 +35,7 @@ OTHERS = ("torch", "hindmost")
 
 
 class Copies:
-    """Told where a batch is there and where backward begins; in between ``sys.monitoring`` tells it of calls."""
+    """Gets the places where a batch arrives and backward begins; in between ``sys.monitoring`` reports calls to it."""
 
     def __init__(self, torch: Any, recorder: Recorder, gpu: GpuPhases, monitoring: Any, tool: int) -> None:
         self._recorder = recorder
@@ -58,7 +58,7 @@ class Copies:
             monitoring.register_callback(tool, ended, self._return)
 
     def _stamped(self, told: Callable[..., None]) -> Any:
-        """Calls that are watched run between the hooks: what being told of them takes is kept apart, all of it."""
+        """Watched calls run between the hooks: what ``sys.monitoring`` takes for them is counted separately."""
         pace = self._recorder.pace
 
         def call(*arguments: Any) -> None:

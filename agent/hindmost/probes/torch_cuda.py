@@ -7,7 +7,7 @@ for (its last event comes after the reducer has joined the communication stream)
 clipping and unscaling.
 
 Of a copy it is noted with its events how long the host was in the call, and whether the GPU had done all before it and
-after it: ``copying.py`` says why. While a graph is captured nothing is asked of CUDA that would spoil it.
+after it: ``copying.py`` says why. During the capture of a graph no CUDA call is made that would invalidate it.
 
 Recording and reading cost host time, which a step of some ms would feel: ``pacing.py`` says which steps are measured.
 """
@@ -40,7 +40,7 @@ class Interval(NamedTuple):
 
 
 class GpuPhases:
-    """Told by the host's hooks where phases begin and end, on measured steps. Writes ``gpu_*`` measures of steps."""
+    """Gets the begin and end of phases from the host's hooks, on measured steps. Writes ``gpu_*`` measures of steps."""
 
     def __init__(self, cuda: Any, recorder: Recorder) -> None:
         self._cuda = cuda
@@ -58,7 +58,7 @@ class GpuPhases:
         recorder.closers.append(self._read)
 
     def waits(self) -> bool:
-        """Whether there is something to be told of the next step's end."""
+        """Whether the next step's end matters."""
         return bool(self._steps or self._intervals)
 
     def fetches(self) -> None:

@@ -88,7 +88,7 @@ class Gradients:
         return ready
 
     def failed(self) -> None:
-        """Backward raised: nobody waits any more."""
+        """Backward raised: no wait is pending."""
         self._expecting = False
         self._recorder.ring.leave(SYNC_SLOT)
 
@@ -129,7 +129,7 @@ class Gradients:
 
 
 class Synchronisation:
-    """Told of every DDP model and every backward; has ``ddp_sync`` collectives and ``sync`` phases written.
+    """Gets every DDP model and every backward; writes ``ddp_sync`` collectives and ``sync`` phases.
 
     A backward waits once, whichever models it goes through: from when the last of them had all its gradients. Of each
     communicator it is one operation, numbered by the backwards that were to synchronise: those are alike on all ranks,

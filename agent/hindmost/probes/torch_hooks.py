@@ -176,7 +176,7 @@ class Hooks:
         if not self._trains_here():
             self._steps_elsewhere(optimizer)
             return
-        if self._prompted:  # since the step before began: that one has ended, or raised and so told of no end
+        if self._prompted:  # since the previous step began: that one ended, or raised and reported no end
             self._prompted = False
             self._optimizing = 0
         self._optimizing += 1

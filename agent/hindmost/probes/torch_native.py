@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: Names of phases and kinds of steps, in the order of ``enum hm_loop_name``.
 NAMES = ("input", "forward", "backward", "optimizer", "train", "eval")
-#: What ``gpu`` is told, in the order of ``enum gpu_place``.
+#: The places that ``gpu`` gets, in the order of ``enum gpu_place``.
 FETCHES, READY, BACKWARD_BEGINS, BACKWARD_ENDS, OPTIMIZER_ENDS = range(5)
 NOBODY = (1 << 64) - 1  # no thread has this ident
 #: How often it is asked what hooks took: nothing else waits for that, and it takes some tens of us in cold caches.
@@ -133,7 +133,7 @@ class NativeHooks:
         if place == READY:
             gpu.ready()
             if copies is not None:
-                copies.begin(sys._getframe(2))  # beyond the guard: whoever fetched
+                copies.begin(sys._getframe(2))  # beyond the guard: the caller that fetched
         elif place == BACKWARD_BEGINS:
             if copies is not None:
                 copies.end()

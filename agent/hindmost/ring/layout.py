@@ -92,7 +92,7 @@ class Header:
 
 
 def capacity(environ: Mapping[str, str]) -> int:
-    """Records a ring as ``HINDMOST_RING_CAPACITY`` asks; the default where it is absent or not usable."""
+    """Records a ring as ``HINDMOST_RING_CAPACITY`` asks; the default where it is not set or not usable."""
     try:
         wanted = int(environ.get("HINDMOST_RING_CAPACITY", ""))
     except ValueError:

@@ -117,14 +117,14 @@ class Writer:
     ) -> Writer:
         """Make ``directory/RANK.PRODUCER.PID.ring``, allocated in full. ``producer`` is one of ``PRODUCERS``.
 
-        Raises OSError when it cannot be made (no space, no permission, a directory of somebody else's), and
+        Raises OSError when it cannot be made (no space, no permission, a directory of another user), and
         ValueError for a capacity that is no power of two or too large.
         """
         if not layout.is_capacity(capacity):
             raise ValueError(f"ring capacity {capacity}: a power of two up to {layout.MAX_CAPACITY} is needed")
         path = Path(directory, f"{identity.rank}.{producer}.{os.getpid()}.ring")
         memory = _allocate(path, layout.RECORDS_OFFSET + capacity * layout.RECORD_BYTES)
-        # Whoever sees the magic sees a whole header.
+        # The magic comes last: a reader that sees it sees a whole header.
         memory[8 : layout.HEADER.size] = _pack_header(identity, layout.PRODUCERS[producer], capacity)[8:]
         memory[0:8] = layout.MAGIC.to_bytes(8, "little")
         return cls(path, memory, capacity)
@@ -269,7 +269,7 @@ class Writer:
         self._unmap()
 
     def _unmap(self) -> None:
-        """Release every view: whoever still holds ``event`` writes nowhere."""
+        """Release every view: a caller that still holds ``event`` writes nowhere."""
         with contextlib.suppress(BufferError):  # a thread is inside a view: the mapping goes with the last of them
             if self.native:
                 self.native.release()

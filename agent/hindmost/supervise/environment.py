@@ -27,7 +27,7 @@ def variables(
 ) -> dict[str, str]:
     """The variables to set for the command, as docs/reference/environment.md lists them.
 
-    ``native`` maps ``pmpi``, ``nccl`` and ``ring`` to built libraries; one that is absent is not injected.
+    ``native`` maps ``pmpi``, ``nccl`` and ``ring`` to built libraries; a missing one is not injected.
     """
     found = {
         "HINDMOST_JOB_ID": job,

@@ -44,7 +44,7 @@ def run(
 ) -> int:
     """Run ``argv`` to its end; return its exit code, or minus the number of the signal that ended it.
 
-    ``heard`` is called with each signal that we got, whoever sent it. Raises ``CommandError`` where the command cannot
+    ``heard`` is called with each signal that we got, from any sender. Raises ``CommandError`` where the command cannot
     be started. Should we be killed, it gets SIGTERM.
     """
     watched = {number for number in FORWARDED if signal.getsignal(number) != signal.SIG_IGN} | {signal.SIGCHLD}

@@ -96,7 +96,7 @@ def no_room_for_a_ring(directory: Path) -> str | None:
 
 def remove_rings(directory: Path) -> None:
     """Remove what the agent of this node left, and the user's directory once it is empty."""
-    with contextlib.suppress(OSError):  # another job's rings may be beside ours
+    with contextlib.suppress(OSError):  # another job's rings may be in it
         for left in directory.iterdir():
             left.unlink()
         directory.rmdir()
@@ -115,7 +115,7 @@ def address(remote_hosts: Sequence[str]) -> str:
 
 
 def must_be_free(listen: str) -> None:
-    """``HindmostError`` where nobody can listen on ``HOST:PORT``: it is in use, or not an address of this machine."""
+    """``HindmostError`` where ``HOST:PORT`` cannot be bound: it is in use, or not an address of this machine."""
     host, _, port = listen.rpartition(":")
     try:
         socket.create_server((host.strip("[]"), int(port))).close()

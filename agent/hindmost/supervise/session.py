@@ -89,7 +89,7 @@ class Session:
         return cls(job, directory, rings, said.get("http"), argv, whole, collector, agent, no_ring=no_ring)
 
     def heard(self, number: signal.Signals) -> None:
-        """Remember the first signal that asked the job to end: whoever is gone after it did not die by itself."""
+        """Remember the first signal that asked the job to end: ranks that exit after it did not crash."""
         if self.interrupted_by is None and number in foreground.STOPPING:
             self.interrupted_by = number.name
 

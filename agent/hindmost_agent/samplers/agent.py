@@ -13,7 +13,9 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 DURATION = gauge("hindmost_agent_sampler_duration_seconds", "How long the sampler's last reading took.", "sampler")
 SUCCESS = gauge(
-    "hindmost_agent_sampler_success", "1 if the sampler's last reading worked; absent: nothing here.", "sampler"
+    "hindmost_agent_sampler_success",
+    "1 if the sampler's last reading worked; missing where it has nothing to read.",
+    "sampler",
 )
 ERRORS = counter("hindmost_agent_sampler_errors_total", "Readings that failed, 0 from the start.", "sampler")
 DROPPED = counter("hindmost_agent_dropped_samples_total", "Samples given up, by reason.", "reason")

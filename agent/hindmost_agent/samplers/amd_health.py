@@ -1,4 +1,4 @@
-"""What of AMD GPUs changes seldom: identity, limits, memory errors, the PCIe link, energy."""
+"""What changes rarely on AMD GPUs: identity, limits, memory errors, the PCIe link, energy."""
 
 from __future__ import annotations
 

@@ -21,12 +21,12 @@ def _counter(what: str, text: str, *labels: str) -> Metric:
     return counter(f"hindmost_node_cgroup_{what}_total", text, "cgroup", *labels)
 
 
-CPU_LIMIT = _gauge("cpu_limit_cores", "Cores' worth of CPU time that the group may use; absent: no limit.")
+CPU_LIMIT = _gauge("cpu_limit_cores", "CPU time that the group may use, in cores; missing if there is no limit.")
 PERIODS = _counter("cpu_periods", "Enforcement periods in which the group wanted to run.")
 THROTTLED = _counter("cpu_throttled_periods", "Enforcement periods in which the group was stopped.")
 THROTTLED_SECONDS = _counter("cpu_throttled_seconds", "Time for which the group was stopped.")
 USED = _gauge("memory_used_bytes", "Memory charged to the group, page cache included.")
-LIMIT = _gauge("memory_limit_bytes", "Memory that the group may use; absent: no limit.")
+LIMIT = _gauge("memory_limit_bytes", "Memory that the group may use; missing if there is no limit.")
 EVENTS = _counter("memory_events", "Times the group met a memory limit, by what happened.", "event")
 PIDS = _gauge("processes", "Processes and threads in the group.")
 

@@ -12,7 +12,7 @@ CORE = counter("hindmost_node_cpu_core_seconds_total", "CPU time of each core, b
 
 @register
 class CpuCore(Sampler):
-    """CPU time of each core; seldomer than the sum, because a node may have hundreds."""
+    """CPU time of each core; less often than the sum, because a node may have hundreds."""
 
     name = "cpu_core"
     period = 15.0

@@ -27,7 +27,7 @@ FILES = (
 
 @register
 class CpuFrequency(NumberFiles):
-    """Clock and thermal throttling of each core. Reading a clock may interrupt the core: seldom."""
+    """Clock and thermal throttling of each core. Reading a clock may interrupt the core, so it is read rarely."""
 
     name = "cpu_frequency"
     period = 30.0

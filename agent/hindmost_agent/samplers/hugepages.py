@@ -18,8 +18,8 @@ def _pages(what: str, text: str) -> Metric:
 
 FILES = {
     "nr_hugepages": _pages("allocated", "Huge pages set aside, in use or not."),
-    "free_hugepages": _pages("free", "Huge pages that nobody uses."),
-    "resv_hugepages": _pages("reserved", "Huge pages promised to somebody and not used yet."),
+    "free_hugepages": _pages("free", "Huge pages that are free."),
+    "resv_hugepages": _pages("reserved", "Huge pages reserved by a process and not used yet."),
     "surplus_hugepages": _pages("surplus", "Huge pages beyond what was set aside."),
 }
 

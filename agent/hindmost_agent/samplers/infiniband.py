@@ -36,7 +36,7 @@ CNP_HANDLED = _of("cnp_handled", "Congestion notifications obeyed.")
 CNP_IGNORED = _of("cnp_ignored", "Congestion notifications not obeyed.")
 OUT_OF_SEQUENCE = _of("out_of_sequence", "Packets received out of sequence.")
 SEQUENCE_ERRORS = _of("sequence_errors", "Sequence errors answered with a NAK.")
-OUT_OF_BUFFER = _of("out_of_buffer", "Packets dropped for want of a receive buffer.")
+OUT_OF_BUFFER = _of("out_of_buffer", "Packets dropped because no receive buffer was free.")
 #: File below a port to metric and the size of its unit (data counters count 4-byte words). Of two files of one metric
 #: the first that is a counter is read: EFA (``tx_bytes``), Broadcom (``to_retransmits``), Intel (``cnpSent``) and
 #: Omni-Path (``RcResend``) count under names of their own, and have ``counters`` that say nothing, or none at all.
@@ -67,7 +67,7 @@ COUNTERS: dict[str, tuple[Metric, float]] = {
         1.0,
     ),
     "counters/port_xmit_wait": (
-        _of("transmit_wait_ticks", "Ticks in which data waited for credits; absent when full."),
+        _of("transmit_wait_ticks", "Ticks in which data waited for credits; missing once the counter is full."),
         1.0,
     ),
     "counters/port_xmit_discards": (
@@ -130,7 +130,7 @@ INFO = gauge("hindmost_node_infiniband_info", "1; what the port is.", *_BY, "lin
 
 @register
 class Infiniband(NumberFiles):
-    """Every port of every RDMA adapter; a counter that an adapter does not have is absent."""
+    """Every port of every RDMA adapter; a counter that an adapter does not have is missing."""
 
     name = "infiniband"
     asks_driver = ADAPTER  # while its firmware does not answer, a read of its counters takes a minute, or for ever

@@ -50,14 +50,14 @@ PATTERNS = (
     ("lustre_connection_lost", re.compile(rb"Lustre: (\S{1,64}): Connection to \S{1,128} .* was lost")),
     ("lustre_evicted", re.compile(rb"LustreError: (?:\S{1,16}: )?(\S{1,64}): This client was evicted by")),
 )
-#: No message matches a pattern that has none of these words: most of a flood is passed over in one look.
+#: A message without these words matches no pattern: one search skips most of a flood.
 WORDS = re.compile(
     rb"nvrm:|gpu reset|hardware error|machine check|edac mc|aer: |link is down|link down|out of memory|error, dev|qid "
     rb"|blocked for more|soft lockup|sxid|cable unplugged|not responding|was lost|was evicted", re.IGNORECASE,
 )  # fmt: skip
 #: Messages taken in at one reading at most; a flood is read over several.
 MOST = 1000
-#: Kinds and devices that are told apart; names that a mount or a container brings along are ever new ones.
+#: Kinds and devices that are counted separately; mounts and containers bring ever new names.
 MOST_DEVICES = 512
 #: The device hands out no record that is longer.
 RECORD = 8192
@@ -65,7 +65,7 @@ RECORD = 8192
 
 @register
 class KernelLog(Sampler):
-    """Counts messages that name trouble, from the agent's start on; absent where the log may not be read.
+    """Counts messages that name trouble, from the agent's start on; off where the log may not be read.
 
     The series of one device begins with its first message, at 1, so `increase()` does not see that one: ask
     `hindmost_node_all_kernel_events_total` whether there was an event, and the other of which device.

@@ -40,7 +40,7 @@ OPERATIONS = {
 class Lustre(Sampler):
     """The client side of each Lustre file system, all its mounts together; 2.12 and later show it to root only.
 
-    How long operations took is told by 2.14 and later.
+    Lustre 2.14 and later report how long operations took.
     """
 
     name = "lustre"

@@ -15,7 +15,7 @@ def _bytes(what: str, text: str) -> Metric:
 #: Key in /proc/meminfo (kB) to metric.
 MEMINFO = {
     b"MemTotal": _bytes("total", "Memory the kernel manages."),
-    b"MemFree": _bytes("free", "Memory nobody uses, not even as cache."),
+    b"MemFree": _bytes("free", "Memory that is free, not even used as cache."),
     b"MemAvailable": _bytes("available", "Memory that could be had without swapping (kernel's estimate)."),
     b"Buffers": _bytes("buffers", "Cache of block devices' metadata."),
     b"Cached": _bytes("cached", "Page cache, shared memory included."),

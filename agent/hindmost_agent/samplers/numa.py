@@ -17,7 +17,7 @@ def _counter(what: str, text: str) -> Metric:
 
 MEMINFO = {
     b"MemTotal": _gauge("total", "Memory of this NUMA node."),
-    b"MemFree": _gauge("free", "Memory of this NUMA node that nobody uses."),
+    b"MemFree": _gauge("free", "Free memory of this NUMA node."),
     b"FilePages": _gauge("cached", "Page cache in this NUMA node."),
     b"AnonPages": _gauge("anonymous", "Memory of processes, backed by no file, in this NUMA node."),
 }
@@ -32,7 +32,7 @@ NUMASTAT = {
 
 @register
 class Numa(Sampler):
-    """Memory by NUMA node; absent where there is only one."""
+    """Memory by NUMA node; off where there is only one."""
 
     name = "numa"
     period = 10.0

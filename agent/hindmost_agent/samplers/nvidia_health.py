@@ -1,4 +1,4 @@
-"""What of NVIDIA GPUs changes seldom: identity, limits, memory errors, XID errors."""
+"""What changes rarely on NVIDIA GPUs: identity, limits, memory errors, XID errors."""
 
 from __future__ import annotations
 

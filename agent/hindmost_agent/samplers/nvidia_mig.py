@@ -1,4 +1,4 @@
-"""MIG instances of NVIDIA GPUs; absent while no GPU is divided."""
+"""MIG instances of NVIDIA GPUs; off while no GPU is divided."""
 
 from __future__ import annotations
 

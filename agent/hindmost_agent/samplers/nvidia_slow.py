@@ -33,7 +33,7 @@ FIELDS = (
 class NvidiaSlow(GpuSampler):
     """Time held back by each reason, PCIe replays and width, and energy where it takes less than 2 ms.
 
-    On the H200 we measured (driver 580) energy takes 6 ms, so that it is absent there: integrate the power instead.
+    On the H200 we measured (driver 580) energy takes 6 ms, so it is missing there: integrate the power instead.
     """
 
     name = "nvidia_slow"

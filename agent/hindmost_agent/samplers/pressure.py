@@ -1,4 +1,4 @@
-"""Pressure stall information: how long work stood still for want of CPU, memory or I/O."""
+"""Pressure stall information: how long work stalled because CPU, memory or I/O was short."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 RESOURCES = ("cpu", "io", "memory", "irq")
 
 WAITING = counter(
-    "hindmost_node_pressure_waiting_seconds_total", "Time in which some task stood still for this resource.", "resource"
+    "hindmost_node_pressure_waiting_seconds_total", "Time in which some task waited for this resource.", "resource"
 )
 STALLED = counter(
-    "hindmost_node_pressure_stalled_seconds_total", "Time in which all tasks stood still for this resource.", "resource"
+    "hindmost_node_pressure_stalled_seconds_total", "Time in which all tasks waited for this resource.", "resource"
 )
 METRIC = {b"some": WAITING, b"full": STALLED}
 #: Of the node as a whole the kernel does not define when all stand still for a CPU, and writes 0.
@@ -27,7 +27,7 @@ UNDEFINED = ("cpu", b"full")
 
 @register
 class Pressure(Sampler):
-    """Pressure stall information (PSI) of the node; absent where the kernel was built or started without it."""
+    """Pressure stall information (PSI) of the node; off where the kernel was built or booted without it."""
 
     name = "pressure"
     period = 2.0

@@ -172,7 +172,7 @@ def _cores(listed: str) -> int:
 
 
 def _descendants(host: Host, rank: RankProcess, sums: Sums) -> dict[Series, float]:
-    """The descendants of a rank added up, without those that are ranks themselves; nothing where they are not told."""
+    """The descendants of a rank added up, without those that are ranks; nothing where the kernel lists none."""
     pids = descendants(host, rank.pid)
     if pids is None:
         return {}

@@ -24,7 +24,7 @@ COLUMNS = {
     (b"TcpExt", b"TCPLostRetransmit"): _tcp("lost_retransmits", "Retransmissions that were lost too."),
     (b"TcpExt", b"ListenDrops"): _tcp("listen_drops", "Connections refused because a queue was full."),
     (b"TcpExt", b"TCPBacklogDrop"): _tcp("backlog_drops", "Segments dropped because a socket's backlog was full."),
-    (b"TcpExt", b"TCPZeroWindowDrop"): _tcp("zero_window_drops", "Segments dropped for want of a window."),
+    (b"TcpExt", b"TCPZeroWindowDrop"): _tcp("zero_window_drops", "Segments dropped because the window was full."),
 }
 
 

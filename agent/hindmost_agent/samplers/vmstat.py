@@ -15,7 +15,7 @@ VMSTAT = {
     b"pgmajfault": counter("hindmost_node_major_page_faults_total", "Page faults that had to read from disk."),
     b"pswpin": counter("hindmost_node_swap_in_pages_total", "Pages read back from swap."),
     b"pswpout": counter("hindmost_node_swap_out_pages_total", "Pages written to swap."),
-    b"oom_kill": counter("hindmost_node_oom_kills_total", "Processes that the kernel killed for want of memory."),
+    b"oom_kill": counter("hindmost_node_oom_kills_total", "Processes that the kernel killed because memory ran out."),
     b"numa_miss": counter("hindmost_node_numa_miss_pages_total", "Pages given from another node than was asked for."),
     b"pgmigrate_success": counter("hindmost_node_migrated_pages_total", "Pages moved between NUMA nodes or compacted."),
 }
@@ -29,7 +29,7 @@ ZONES = (
 
 @register
 class Vmstat(Sampler):
-    """Page faults, swapping, reclaim and migration of the node. The file is long: seldomer than `memory`."""
+    """Page faults, swapping, reclaim and migration of the node. The file is long: read less often than `memory`."""
 
     name = "vmstat"
     period = 5.0
