@@ -18,7 +18,7 @@ SUCCESS = gauge(
     "sampler",
 )
 ERRORS = counter("hindmost_agent_sampler_errors_total", "Readings that failed, 0 from the start.", "sampler")
-DROPPED = counter("hindmost_agent_dropped_samples_total", "Samples given up, by reason.", "reason")
+DROPPED = counter("hindmost_agent_dropped_samples_total", "Samples dropped before delivery, by reason.", "reason")
 CPU = counter("hindmost_agent_cpu_seconds_total", "CPU time of the agent itself.")
 RESIDENT = gauge("hindmost_agent_resident_memory_bytes", "Resident memory of the agent itself.")
 PRODUCED = counter("hindmost_agent_produced_samples_total", "Samples put into batches.")
@@ -42,7 +42,7 @@ SINGLE = (
 
 @register
 class Agent(Sampler):
-    """The agent's own cost and ledger: produced = delivered + dropped + pending. Without a collector, cost alone."""
+    """The agent's own cost and ledger: produced = delivered + dropped + pending. Without a collector only its cost."""
 
     name = "agent"
     period = 5.0

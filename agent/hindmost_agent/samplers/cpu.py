@@ -17,7 +17,7 @@ CORES = gauge("hindmost_node_cpus", "Cores that are online.")
 SWITCHES = counter("hindmost_node_context_switches_total", "Context switches.")
 FORKS = counter("hindmost_node_forks_total", "Processes and threads started.")
 RUNNING = gauge("hindmost_node_processes_running", "Threads that run or wait for a core.")
-BLOCKED = gauge("hindmost_node_processes_blocked", "Threads that wait for I/O without being interruptible.")
+BLOCKED = gauge("hindmost_node_processes_blocked", "Threads in an uninterruptible wait, mostly for I/O.")
 LOADS = (
     gauge("hindmost_node_load1", "Load average over one minute, as the kernel gives it."),
     gauge("hindmost_node_load5", "Load average over five minutes."),

@@ -21,7 +21,7 @@ FILES = (("ce_count", "yes"), ("ue_count", "no"))
 
 @register
 class Edac(NumberFiles):
-    """Corrected and uncorrected errors of each memory controller; anybody may read them, unlike the kernel's log."""
+    """Corrected and uncorrected errors of each memory controller, readable without root."""
 
     name = "edac"
     period = 60.0

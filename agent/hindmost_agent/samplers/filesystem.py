@@ -21,7 +21,7 @@ READONLY = gauge("hindmost_node_filesystem_readonly", "1 if mounted read-only.",
 
 @register
 class Filesystem(Sampler):
-    """Space and inodes of local file systems, each once however often it is mounted; network ones are not asked."""
+    """Space and inodes of local file systems, each listed once. Network file systems are not read."""
 
     name = "filesystem"
     period = 30.0

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _BY = ("chip", "sensor")
 TEMPERATURE = gauge("hindmost_node_temperature_celsius", "Temperature.", *_BY)
 CRITICAL = gauge("hindmost_node_temperature_critical_celsius", "Temperature at which hardware protects itself.", *_BY)
-FAN = gauge("hindmost_node_fan_speed_rpm", "Revolutions a minute.", *_BY)
+FAN = gauge("hindmost_node_fan_speed_rpm", "Fan speed in revolutions per minute.", *_BY)
 POWER = gauge("hindmost_node_power_watts", "Power.", *_BY)
 ENERGY = counter("hindmost_node_energy_joules_total", "Energy used by a package, its cores or its memory.", "zone")
 

@@ -65,10 +65,10 @@ RECORD = 8192
 
 @register
 class KernelLog(Sampler):
-    """Counts messages that name trouble, from the agent's start on; off where the log may not be read.
+    """Counts messages about faults since the agent started; off where the log may not be read.
 
-    The series of one device begins with its first message, at 1, so `increase()` does not see that one: ask
-    `hindmost_node_all_kernel_events_total` whether there was an event, and the other of which device.
+    The series of a device begins with its first message, at 1, so `increase()` misses that message.
+    `hindmost_node_all_kernel_events_total` counts every message; `hindmost_node_kernel_events_total` says which device.
     """
 
     name = "kernel_log"

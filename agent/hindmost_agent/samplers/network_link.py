@@ -30,7 +30,7 @@ FILES = (
 
 @register
 class NetworkLink(NumberFiles):
-    """Link state of every interface that hardware, also virtual hardware, is behind; one that is down has none."""
+    """Link state of every hardware interface, virtual hardware included; interfaces that are down have none."""
 
     name = "network_link"
     period = 15.0

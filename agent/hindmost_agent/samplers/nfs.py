@@ -23,10 +23,10 @@ BYTES = {
 #: Column of a per-operation line to metric and the size of its unit (times there are ms).
 OPERATION = {
     0: (_of("operations", "Requests of this operation.", "operation"), 1.0),
-    2: (_of("timeouts", "Times that a request of this operation got no answer to all its retries.", "operation"), 1.0),
-    1: (_of("transmissions", "Requests sent, sent again ones included.", "operation"), 1.0),
-    6: (_of("round_trip_seconds", "Time between request and answer, added up.", "operation"), 1e-3),
-    7: (_of("execution_seconds", "Time between a program's wish and its fulfilment, added up.", "operation"), 1e-3),
+    2: (_of("timeouts", "Requests of this operation that timed out after all retries.", "operation"), 1.0),
+    1: (_of("transmissions", "Requests sent, retransmissions included.", "operation"), 1.0),
+    6: (_of("round_trip_seconds", "Time between request and answer, summed.", "operation"), 1e-3),
+    7: (_of("execution_seconds", "Time from a program's request to its completion, summed.", "operation"), 1e-3),
 }
 OPERATIONS = {b"READ", b"WRITE", b"OPEN", b"GETATTR", b"LOOKUP", b"COMMIT", b"CREATE"}
 
@@ -35,7 +35,7 @@ OPERATIONS = {b"READ", b"WRITE", b"OPEN", b"GETATTR", b"LOOKUP", b"COMMIT", b"CR
 class Nfs(Sampler):
     """NFS mounts; only operations that have happened are shown.
 
-    Mounts that share a superblock, bind mounts for one, all show what was done through any of them.
+    Mounts that share a superblock, e.g. bind mounts, all show the sum of their traffic.
     """
 
     name = "nfs"

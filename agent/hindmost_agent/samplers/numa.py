@@ -22,11 +22,11 @@ MEMINFO = {
     b"AnonPages": _gauge("anonymous", "Memory of processes, backed by no file, in this NUMA node."),
 }
 NUMASTAT = {
-    b"numa_hit": _counter("hit", "Pages given from the node that was asked for."),
-    b"numa_miss": _counter("missed", "Pages given from here though another node was asked for."),
-    b"numa_foreign": _counter("foreign", "Pages asked for here and given from elsewhere."),
-    b"local_node": _counter("local", "Pages given to a process that ran on this node."),
-    b"other_node": _counter("remote", "Pages given to a process that ran on another node."),
+    b"numa_hit": _counter("hit", "Pages allocated from the node that was requested."),
+    b"numa_miss": _counter("missed", "Pages allocated from this node though another was requested."),
+    b"numa_foreign": _counter("foreign", "Pages requested from this node and allocated from another."),
+    b"local_node": _counter("local", "Pages allocated for a process that ran on this node."),
+    b"other_node": _counter("remote", "Pages allocated for a process that ran on another node."),
 }
 
 

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 XIDS = counter(
     "hindmost_gpu_all_xid_errors_total",
-    "XID errors seen by this agent, whatever their number; 0: none yet.",
+    "XID errors of any number since the agent started.",
     "gpu_uuid",
 )
-XID = counter("hindmost_gpu_xid_errors_total", "XID errors seen by this agent, by number.", "gpu_uuid", "xid")
+XID = counter("hindmost_gpu_xid_errors_total", "XID errors since the agent started, by number.", "gpu_uuid", "xid")
 REMAPPED = gauge("hindmost_gpu_remapped_rows", "Memory rows replaced by spare ones, by cause.", "gpu_uuid", "cause")
 REMAP_PENDING = gauge("hindmost_gpu_remap_pending", "1 if rows wait for a reset to be replaced.", "gpu_uuid")
 REMAP_FAILED = gauge("hindmost_gpu_remap_failed", "1 if a row could not be replaced.", "gpu_uuid")
@@ -33,8 +33,8 @@ REMAP_FAILED = gauge("hindmost_gpu_remap_failed", "1 if a row could not be repla
 class NvidiaHealth(GpuSampler):
     """Identity, highest clocks, power limit, memory errors, remapped rows, XID errors.
 
-    The series of one XID's number begins with its first error, at 1, so `increase()` does not see that one: ask
-    `hindmost_gpu_all_xid_errors_total` whether there was an error, and the other which.
+    The series of an XID number begins with its first error, at 1, so `increase()` misses that error.
+    `hindmost_gpu_all_xid_errors_total` counts every error; `hindmost_gpu_xid_errors_total` says which XID it was.
     """
 
     name = "nvidia_health"

@@ -30,7 +30,7 @@ def _of(name: str, text: str, *labels: str) -> Metric:
 
 ACTIVE = gauge("hindmost_gpu_nvlink_links_active", "NVLinks that are up.", "gpu_uuid")
 #: Of errors that links are asked for in turn: 18 of them, three each five minutes.
-AGE = "from Hopper on as of up to half an hour ago"
+AGE = "up to half an hour old on Hopper and later"
 #: Metric, the fields that together are its total before Hopper, and the field of each link from Hopper on.
 ERRORS = (
     (_of("nvlink_replay_errors", f"NVLink packets that had to be sent again, all links; {AGE}."), (52,), 161),
@@ -52,8 +52,8 @@ PCIE_FIELDS = (
 class NvidiaLinkErrors(GpuSampler):
     """NVLinks that are up, errors of NVLink and of PCIe.
 
-    From Hopper on each link is asked for its errors, at first all and then three at each reading, so that one of 18 has
-    its turn every half hour. Of a link that comes up later only what it counts from its first turn on is added.
+    On Hopper and later the agent reads three of the 18 links at a time, so each link every half hour.
+    A link that comes up later counts from its first reading on.
     """
 
     name = "nvidia_link_errors"

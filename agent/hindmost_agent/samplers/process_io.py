@@ -10,9 +10,9 @@ from hindmost_agent.rank_files import RankFiles
 from hindmost_agent.sampler import NAN, register
 
 _BY = ("job", "rank")
-READ_CALLS = counter("hindmost_process_read_calls_total", "read() calls and the like, cached or not.", *_BY)
+READ_CALLS = counter("hindmost_process_read_calls_total", "read() and similar calls, cached or not.", *_BY)
 READ_ANY = counter(
-    "hindmost_process_read_characters_total", "Bytes asked for by read() and the like, cached or not.", *_BY
+    "hindmost_process_read_characters_total", "Bytes requested by read() and similar calls, cached or not.", *_BY
 )
 READ = counter("hindmost_process_read_bytes_total", "Bytes fetched from storage.", *_BY)
 WRITTEN = counter("hindmost_process_written_bytes_total", "Bytes sent to storage.", *_BY)
@@ -41,7 +41,7 @@ class Watch:
 
 @register
 class ProcessIo(RankFiles):
-    """Reads and writes of the ranks of this node; of their DataLoader workers' see `process_threads`."""
+    """Reads and writes of the ranks of this node; `process_threads` has those of their DataLoader workers."""
 
     name = "process_io"
     period = 5.0

@@ -38,9 +38,7 @@ ALL_WAITED = counter(
 ALLOWED = gauge("hindmost_process_allowed_cpus", "Cores on which the rank may run.", *_BY)
 AFFINITY = gauge("hindmost_process_affinity_info", "1; the list of cores on which the rank may run.", *_BY, "cpus")
 VOLUNTARY = counter("hindmost_process_voluntary_switches_total", "Times the main thread gave up its core.", *_BY)
-INVOLUNTARY = counter(
-    "hindmost_process_involuntary_switches_total", "Times the main thread was put off its core.", *_BY
-)
+INVOLUNTARY = counter("hindmost_process_involuntary_switches_total", "Times the main thread was preempted.", *_BY)
 CHILDREN = gauge("hindmost_process_children", "Descendants of the rank: DataLoader workers and others.", *_BY)
 CHILD_CPU = counter("hindmost_process_children_cpu_seconds_total", "CPU time of the rank's descendants.", *_BY)
 CHILD_MEMORY = gauge(
@@ -80,7 +78,7 @@ def group_name(name: str) -> str:
 
 @register
 class ProcessThreads(Sampler):
-    """Thread groups, affinity, context switches and descendants of each rank; a DataLoader's worker is its rank's."""
+    """Threads, affinity, context switches and descendants of each rank; DataLoader workers count with their rank."""
 
     name = "process_threads"
     period = 15.0

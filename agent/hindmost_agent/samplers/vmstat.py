@@ -16,7 +16,9 @@ VMSTAT = {
     b"pswpin": counter("hindmost_node_swap_in_pages_total", "Pages read back from swap."),
     b"pswpout": counter("hindmost_node_swap_out_pages_total", "Pages written to swap."),
     b"oom_kill": counter("hindmost_node_oom_kills_total", "Processes that the kernel killed because memory ran out."),
-    b"numa_miss": counter("hindmost_node_numa_miss_pages_total", "Pages given from another node than was asked for."),
+    b"numa_miss": counter(
+        "hindmost_node_numa_miss_pages_total", "Pages allocated from another node than the requested one."
+    ),
     b"pgmigrate_success": counter("hindmost_node_migrated_pages_total", "Pages moved between NUMA nodes or compacted."),
 }
 STALLS = counter("hindmost_node_allocation_stalls_total", "Allocations that had to reclaim first, in all zones.")
