@@ -96,7 +96,7 @@ class ClosingLine:
         for kind, remedy in ((True, " `make test-deps` installs these."), (False, "")):
             wants = [f"{what} ({count})" for what, count in self.wanted.most_common() if (what in PACKAGES) is kind]
             if wants:
-                lines.append(f"Skipped, not installed: {', '.join(wants)}.{remedy}")
+                lines.append(f"Skipped tests need {', '.join(wants)}.{remedy}")
         sys.stdout.write("\n".join(lines) + "\n")
 
 
