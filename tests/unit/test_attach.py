@@ -152,7 +152,7 @@ def test_other_processes_are_refused_by_name(tmp_path: Path) -> None:
     for name, content in (("environ", b"A=1\0"), ("cmdline", b"sleep\x0060\0"), ("maps", b"/usr/lib/libc.so.6\n")):
         (tmp_path / "7" / name).write_bytes(content)
     (tmp_path / "7" / "exe").symlink_to("/usr/bin/sleep")
-    with pytest.raises(UsageError, match="no Python 3"):
+    with pytest.raises(UsageError, match="neither it nor a process that it started runs a Python 3"):
         target.by_pid(7, tmp_path)
     with pytest.raises(UsageError, match="no process of yours"):
         target.by_job("99", tmp_path)
@@ -208,6 +208,54 @@ def test_a_jobs_ranks_are_found_by_its_name(tmp_path: Path) -> None:
         (folder / "exe").symlink_to("/usr/bin/python3.12")
     found = target.by_job("42", tmp_path)
     assert [(one.rank, one.pid, one.world_size, one.minor) for one in found] == [(0, 11, 2, 12), (1, 10, 2, 12)]
+
+
+RANK = b"RANK=%d\0WORLD_SIZE=2\0TORCHELASTIC_RUN_ID=x\0"
+#: pid: parent, environment, command line, binary.
+LAUNCHED = {
+    1: (0, b"", b"init\0", "init"),
+    10: (1, b"", b"bash\0job.sh\0", "bash"),
+    11: (10, b"", b"python\0-m\0torch.distributed.run\0train.py\0", "python3.12"),
+    12: (11, RANK % 1, b"python\0train.py\0", "python3.12"),
+    13: (11, RANK % 0, b"numactl\0python\0train.py\0", "numactl"),
+    14: (13, RANK % 0, b"python\0train.py\0", "python3.12"),
+    15: (14, RANK % 0, b"python\0-c\0from multiprocessing.spawn import spawn_main\0", "python3.12"),
+    16: (14, RANK % 0, b"python\0tokenize.py\0", "python3.12"),
+    17: (11, b"", b"python\0watch.py\0", "python3.12"),
+    20: (1, b"", b"bash\0one.sh\0", "bash"),
+    21: (20, b"", b"python\0train.py\0", "python3.12"),
+    30: (1, b"", b"mpirun\0-np\x002\0solver\0", "mpirun"),
+    31: (30, b"OMPI_COMM_WORLD_RANK=0\0", b"solver\0", "solver"),
+}
+
+
+@pytest.mark.parametrize(
+    ("pids", "found"),
+    [
+        ([11], [(0, 14), (1, 12)]),
+        ([10], [(0, 14), (1, 12)]),
+        ([12], [(1, 12)]),
+        ([13], [(0, 14)]),
+        ([17], [(-1, 17)]),
+        ([20], [(-1, 21)]),
+        ([12, 11, 14], [(1, 12), (0, 14)]),
+    ],
+)
+def test_the_ranks_below_a_launcher_are_looked_into(
+    tmp_path: Path, pids: list[int], found: list[tuple[int, int]]
+) -> None:
+    """--pid of torchrun, of mpirun, or of the script that starts one: its ranks, without what those start in turn."""
+    for pid, (parent, environ, cmdline, binary) in LAUNCHED.items():
+        folder = tmp_path / str(pid)
+        folder.mkdir()
+        (folder / "stat").write_text(f"{pid} (a) b) S {parent} 0 0")
+        (folder / "environ").write_bytes(environ)
+        (folder / "cmdline").write_bytes(cmdline)
+        (folder / "maps").touch()
+        (folder / "exe").symlink_to(f"/usr/bin/{binary}")
+    assert [(one.rank, one.pid) for one in target.by_pids(pids, tmp_path)] == found
+    with pytest.raises(UsageError, match="--pid 30: neither it nor a process that it started"):
+        target.by_pid(30, tmp_path)
 
 
 def test_what_a_rank_waits_in_is_read_from_its_rings(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from hindmost import identity
 from hindmost.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 #: Variables whose value names a job, whichever launcher or scheduler set them.
 JOB_VARIABLES = ("HINDMOST_JOB_ID", "SLURM_JOB_ID", "PBS_JOBID", "TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE")
@@ -31,8 +32,11 @@ class Target:
     minor: int
 
 
-def by_pid(pid: int, proc: Path = Path("/proc")) -> Target:
-    """The process with this pid. UsageError where there is none, where it is another user's, or no Python."""
+def by_pid(pid: int, proc: Path = Path("/proc")) -> list[Target]:
+    """The process with this pid; of a launcher or a shell, the ranks below it, by rank.
+
+    UsageError where there is no such process, where it is another user's, or where neither it nor any below is Python.
+    """
     folder = proc / str(pid)
     try:
         owner = folder.stat().st_uid
@@ -40,12 +44,50 @@ def by_pid(pid: int, proc: Path = Path("/proc")) -> Target:
             raise UsageError(
                 f"--pid {pid}: it belongs to user {owner}, and hindmost attaches to your own processes only"
             )
-        target = _describe(folder, _environ(folder))
+        environ, argv = _environ(folder), _argv(folder)
+        itself = None if identity.is_launcher(argv) else _describe(folder, environ)
     except OSError as error:
         raise UsageError(f"--pid {pid}: {_refusal(error)}") from None
-    if target is None:
-        raise UsageError(f"--pid {pid}: it runs no Python 3 interpreter")
-    return target
+    if itself is not None and itself.rank >= 0:
+        return [itself]
+    below = _below(pid, proc)
+    ranks = [target for target in below if target.rank >= 0] or ([itself] if itself is not None else below)
+    if not ranks:
+        raise UsageError(f"--pid {pid}: neither it nor a process that it started runs a Python 3 interpreter here")
+    return sorted(ranks, key=lambda target: (target.rank, target.pid))
+
+
+def by_pids(pids: Sequence[int], proc: Path = Path("/proc")) -> list[Target]:
+    """The processes of several pids, each once."""
+    return list({target.pid: target for pid in pids for target in by_pid(pid, proc)}.values())
+
+
+def _below(pid: int, proc: Path) -> list[Target]:
+    """The first Python processes on each way down that launch no ranks and help none."""
+    children: dict[int, list[tuple[Path, dict[str, str]]]] = {}
+    for folder, environ in _own(proc):
+        children.setdefault(_parent(folder), []).append((folder, environ))
+    found, parents = list[Target](), [pid]
+    while parents:
+        for folder, environ in children.pop(parents.pop(), ()):
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                argv = _argv(folder)
+                target = None if identity.is_launcher(argv) else _describe(folder, environ)
+                if identity.is_worker(argv):
+                    continue
+                if target is not None:
+                    found.append(target)
+                else:
+                    parents.append(int(folder.name))
+    return found
+
+
+def _parent(folder: Path) -> int:
+    """The parent's pid; 0 of a process that has ended."""
+    try:
+        return int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def _refusal(error: OSError) -> str:

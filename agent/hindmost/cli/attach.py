@@ -32,7 +32,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``hindmost attach``."""
     parser.epilog = EPILOG
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--pid", type=int, action="append", metavar="PID", help="a process; may be repeated")
+    which.add_argument(
+        "--pid", type=int, action="append", metavar="PID", help="a process, or a launcher of ranks; may be repeated"
+    )
     which.add_argument(
         "--job", metavar="ID", help="all ranks of this job on this machine; ID of hindmost or the scheduler"
     )
@@ -58,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--save-to saves stacks: add --stacks")
     if args.job is not None:
         given.filled("--job", args.job)
-    targets = target.by_job(args.job) if args.job else [target.by_pid(pid) for pid in args.pid]
+    targets = target.by_job(args.job) if args.job else target.by_pids(args.pid)
     if args.stacks:
         return _show_stacks(targets, args.save_to)
     method, seen = _look(targets, args)
