@@ -202,7 +202,7 @@ def test_what_a_rank_s_children_use_is_the_rank_s(nvml: Any, tmp_path: Path) -> 
     assert host.gpu_of == {(4242, 1): "GPU-00000001"}, "the rank's own process says which is its GPU"
 
 
-def test_a_rank_that_has_ended_leaves_no_gpu_to_whoever_gets_its_pid(gpu_host: Host, nvml: Any) -> None:
+def test_an_ended_rank_leaves_no_gpu_to_the_next_owner_of_its_pid(gpu_host: Host, nvml: Any) -> None:
     """The pid's next owner, another rank, has none until it computes on one; what is kept does not grow."""
     sampler = NvidiaProcesses(gpu_host)
     gpu_host.ranks.put(RankProcess("j", 3, 8, 1, pid=4242, start_ticks=1))

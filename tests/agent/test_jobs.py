@@ -36,7 +36,7 @@ def process(
     (folder / "stat").write_text(f"{pid} (python) S {parent} " + "0 " * 17 + f"{start} 0 0 0\n")
 
 
-def test_a_lock_that_is_no_file_keeps_nobody(tmp_path: Path) -> None:
+def test_a_lock_that_is_no_file_blocks_no_job(tmp_path: Path) -> None:
     """Opening a FIFO as a lock would block for ever; one that is a folder hides no other job."""
     odd, other, fifo = (tmp_path / "hindmost-7" / name for name in ("odd", "other", "fifo"))
     for folder in (odd / "agent.lock", odd / "0.py.100.ring", other, fifo):
@@ -180,7 +180,7 @@ def test_a_shell_that_becomes_the_rank_is_seen(host: Host) -> None:
     assert [(one.pid, one.command) for one in host.ranks] == [(100, "train.py")]
 
 
-def test_processes_that_have_run_for_long_are_seldom_asked(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_have_run_for_long_are_rarely_read(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node has thousands; a shell that waits for an hour and then becomes the rank is seen within a minute."""
     for pid in range(100, 160):
         process(host.proc, pid, RANK, argv="/bin/bash\0-c\0…\0")
@@ -322,7 +322,7 @@ def test_the_folder_of_a_job_that_is_over_goes(host: Host, tmp_path: Path) -> No
     assert sorted(folder.name for folder in (shm / "hindmost-0").iterdir()) == ["locked", "new", "runs"]
 
 
-def test_rings_that_nobody_will_read_are_swept(host: Host, tmp_path: Path) -> None:
+def test_abandoned_rings_are_swept(host: Host, tmp_path: Path) -> None:
     """Killed processes and their killed agent leave memory behind; the next agent gives it back, and only that."""
     process(host.proc, 101, "")
     gone, half = tmp_path / "hindmost-7/gone", tmp_path / "hindmost-7/half"

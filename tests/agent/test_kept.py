@@ -63,7 +63,7 @@ def test_nothing_is_left_behind_where_all_was_delivered(tmp_path: Path, caplog: 
     assert not caplog.messages
 
 
-def test_a_spool_that_nobody_came_for_is_given_up_after_a_week(tmp_path: Path) -> None:
+def test_an_abandoned_spool_is_given_up_after_a_week(tmp_path: Path) -> None:
     """Only an old one, and none that an agent uses."""
     old, young, used = (spool_with(tmp_path / name, 1) for name in ("old", "young", "used"))
     now = time.time()

@@ -183,7 +183,7 @@ def test_every_kind_of_event_is_0_before_its_first(log: Path) -> None:
     assert {one.values[0] for one in sampler.series} == {kind for kind, _ in PATTERNS}
 
 
-def test_a_log_that_may_not_be_read_is_absent(tmp_path: Path) -> None:
+def test_a_log_that_may_not_be_read_is_missing(tmp_path: Path) -> None:
     """As for agents that are not root where the kernel restricts it."""
     with pytest.raises(Absent):
         KernelLog(Host(dev=tmp_path))

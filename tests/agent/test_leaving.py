@@ -124,7 +124,7 @@ def test_a_rank_that_comes_just_after_the_decision_to_leave_has_an_agent(
     assert again == [True]
 
 
-def test_an_agent_that_nobody_comes_for_leaves(served: Settings, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_abandoned_agent_leaves(served: Settings, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without new ranks it does not start again, and takes the folder with it."""
     monkeypatch.setattr(service, "FLUSH_TIMEOUT_S", 0.0)
     again: list[bool] = []

@@ -125,7 +125,7 @@ def test_a_long_pause_is_not_caught_up_with() -> None:
     assert [len(made.run(3600 * NS + tick)) for tick in range(3)] == [1, 0, 0]
 
 
-def test_a_broken_sampler_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broken_sampler_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
     """Its failure is counted and said once; the others are read."""
     host = Host()
     made = runner(Broken, Steady, host=host)

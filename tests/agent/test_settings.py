@@ -53,7 +53,7 @@ def test_a_job_s_rings_are_where_its_probes_put_them() -> None:
     assert made.ring_dir.name == "j7"
 
 
-def test_a_job_of_any_name_is_served_where_its_rings_are_told() -> None:
+def test_a_job_of_any_name_is_served_where_its_rings_are_given() -> None:
     """Its name is then no folder's but its spool's, in which what no folder may be called is replaced."""
     made = settings(collector="n:1", job_id="../../x", ring_dir="/dev/shm/rings", environ={"TMPDIR": "/scratch"})
     assert made.ring_dir == Path("/dev/shm/rings")

@@ -230,7 +230,7 @@ def test_a_collector_that_goes_gets_what_there_is_and_the_next_one_the_rest(
     run(work())
 
 
-def test_leaving_without_a_collector_takes_no_longer_than_told(spool: Spool) -> None:
+def test_leaving_without_a_collector_takes_no_longer_than_allowed(spool: Spool) -> None:
     """Without a listener finish gives up in time, and the spool still holds everything."""
 
     async def work() -> None:
@@ -242,7 +242,7 @@ def test_leaving_without_a_collector_takes_no_longer_than_told(spool: Spool) -> 
     run(work())
 
 
-def test_stop_zoom_throttle_and_need_are_heard(spool: Spool) -> None:
+def test_stop_event_trace_throttle_and_need_requests_are_heard(spool: Spool) -> None:
     """What a collector says on the way back reaches the agent."""
 
     class Talkative(Collector):
@@ -265,7 +265,7 @@ def test_stop_zoom_throttle_and_need_are_heard(spool: Spool) -> None:
     run(work())
 
 
-def test_a_backlog_is_sent_no_faster_than_told(spool: Spool) -> None:
+def test_a_backlog_is_sent_no_faster_than_allowed(spool: Spool) -> None:
     """1 MB at 4 MB a second, a tenth of that at once, takes a fifth of a second and more."""
 
     async def work() -> None:

@@ -57,7 +57,7 @@ def test_a_ring_is_read_when_a_batch_is_made_of_it(tmp_path: Path, writer: ring.
 
 
 @pytest.mark.parametrize(("asked_s", "every_s"), [(0, 2), (1, 2), (3, 3), (60, 4)])
-def test_a_collector_of_many_agents_gets_batches_seldomer(tmp_path: Path, asked_s: int, every_s: int) -> None:
+def test_a_collector_of_many_agents_gets_fewer_batches(tmp_path: Path, asked_s: int, every_s: int) -> None:
     """As it asked, within what a verdict can wait: never more often than usual, never as rarely as it may ask."""
     mine = agent(tmp_path, Spool(tmp_path / "spool", 1 << 20), {"cpu": samplers.load()["cpu"]})
     mine.batch_ns = asked_s * NS
@@ -70,7 +70,7 @@ def test_a_collector_of_many_agents_gets_batches_seldomer(tmp_path: Path, asked_
     assert made == list(range(0, 13, every_s))
 
 
-def test_what_is_no_ring_keeps_nobody_from_sampling(tmp_path: Path, writer: ring.Writer) -> None:
+def test_what_is_no_ring_keeps_no_agent_from_sampling(tmp_path: Path, writer: ring.Writer) -> None:
     """All users of a node may write to the rings' folder: the node, and other rings, are read on, and one line is
     logged."""
     os.mkfifo(tmp_path / "rings/1.py.1.ring")
@@ -105,7 +105,7 @@ def test_a_ring_that_is_cut_short_is_the_end_of_that_ring_alone(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("where", ["discover", "poll"])
-def test_trouble_with_rings_is_said_once_and_blinds_nobody(
+def test_trouble_with_rings_is_logged_once_and_blinds_no_sampler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
     """Whatever it is: the node is sampled and its samples are sent."""
@@ -128,7 +128,7 @@ def test_a_ring_that_fills_is_read_at_once_and_looked_at_soon(tmp_path: Path, wr
     assert mine.tick(NS + BUSY_NS) == 2 * NS
 
 
-def test_a_rank_that_died_right_after_a_batch_is_told_with_the_next(tmp_path: Path, writer: ring.Writer) -> None:
+def test_a_rank_that_died_right_after_a_batch_is_in_the_next(tmp_path: Path, writer: ring.Writer) -> None:
     """Events of the last tick prove life, those of ticks before do not, though they are only read now."""
     mine = agent(tmp_path, Spool(tmp_path / "spool", 1 << 20))
     mine.tick(0)
@@ -144,7 +144,7 @@ def test_a_rank_that_died_right_after_a_batch_is_told_with_the_next(tmp_path: Pa
     ("world", "batches"),
     [(1, [0, 1, 1.25, 1.5, 1.75, 2, 2.25, 2.5, 4, 4.25, 4.5, 4.75, 5]), (16, [0, 2, 4, 5])],
 )
-def test_ranks_that_stand_still_are_told_of_soon(tmp_path: Path, world: int, batches: list[float]) -> None:
+def test_stalled_ranks_are_reported_soon(tmp_path: Path, world: int, batches: list[float]) -> None:
     """Whether that is a hang is a matter of seconds; in a job on many nodes each node reports it less often.
 
     As soon as any rank goes on, batches are as rare as before."""
@@ -189,7 +189,7 @@ def test_what_was_asked_for_is_sent_at_the_next_tick(tmp_path: Path, writer: rin
     assert mine.host.own.batches == made + 1
 
 
-def test_an_agent_with_nobody_to_send_to_keeps_nothing(tmp_path: Path, writer: ring.Writer) -> None:
+def test_an_agent_without_a_collector_keeps_nothing(tmp_path: Path, writer: ring.Writer) -> None:
     """One that is only scraped runs for months: what it reads of rings must not pile up in it."""
     mine = agent(tmp_path, None)
     mine.tick(0)

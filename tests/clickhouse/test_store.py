@@ -74,7 +74,7 @@ def test_rows_come_back_as_they_went(store, url):
     assert hindmost_collector.open(url + "?job=b").run().steps["step"].tolist() == [9, 9]
 
 
-def test_flush_without_its_commit_is_seen_by_nobody(store, monkeypatch):
+def test_flush_without_its_commit_is_invisible(store, monkeypatch):
     """Rows of a flush that failed half-way are in no view, and writing them again does not double them."""
     real = store.server.insert
 

@@ -132,7 +132,7 @@ def test_stopped_while_it_waits_it_leaves(pages, monkeypatch):
         (Unreachable("away"), Options(exit_when_stdin_closes=True)),
     ],
 )
-def test_what_waiting_does_not_mend_ends_it(error, options):
+def test_what_waiting_does_not_fix_ends_it(error, options):
     """What is wrong for good, and anything where a job waits for its collector, ends the start at once."""
 
     def opened(_):

@@ -133,7 +133,7 @@ def test_waits_are_alike_however_the_rows_come():
         assert sums[name] == pytest.approx(np.bincount(rank, values, 8))
 
 
-def test_what_nobody_completes_is_let_go():
+def test_what_is_never_completed_is_dropped():
     """Of an instance whose other member never comes nothing is kept for ever."""
     words, waits = Words(), Waits()
     for seq in range(500):

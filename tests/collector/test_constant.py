@@ -26,7 +26,7 @@ def chunk(forward: int | None, first: int = 0) -> Chunk:
     return finish(gathered)
 
 
-def test_what_nobody_measured_takes_no_memory():
+def test_unmeasured_columns_take_no_memory():
     """Of a steps table only the columns whose rows differ take memory, and the one of ranks."""
     made = chunk(None)
     assert made.bytes < ROWS * (8 + 8 + 4 + 4) + 8 * len(STEPS)

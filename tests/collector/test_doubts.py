@@ -33,7 +33,7 @@ def test_what_is_said_no_more_for_as_long_as_it_waited_is_asked_at_once_when_it_
     assert doubts.worth({KEY}, now + 18.0) == {KEY}
 
 
-def test_who_was_never_asked_about_waits_for_nobody() -> None:
+def test_a_claim_never_checked_before_does_not_wait() -> None:
     """And has others asked about soon again: what is new may be about them."""
     doubts, now = asked_in_vain(6)
     assert doubts.worth({KEY, OTHER}, now + 1.0) == {OTHER}

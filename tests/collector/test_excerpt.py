@@ -39,7 +39,7 @@ def test_a_small_recording_is_read_whole(folder: Path) -> None:
     assert read_run(folder).job.skipped_ns is None
 
 
-def test_a_large_one_is_read_in_stretches(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_one_is_read_in_periods(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A quarter of the calls, alike on all ranks; the report counts all steps, and says what it rests on."""
     whole = read_run(folder)
     monkeypatch.setitem(excerpt.MOST, "collectives", len(whole.collectives["rank"]) // 4)
@@ -124,7 +124,7 @@ def partly(folder: Path, faults: tuple[Fault, ...], monkeypatch: pytest.MonkeyPa
     return read_run(folder)
 
 
-def test_of_a_begin_and_an_end_that_were_not_read_the_steps_between_which_they_lie_are_told(
+def test_an_unread_begin_and_end_are_given_as_the_steps_around_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fault begins and ends between two periods: no step is said to be where it did."""
@@ -139,7 +139,7 @@ def test_of_a_begin_and_an_end_that_were_not_read_the_steps_between_which_they_l
     assert one.since_step == ranges[0][1]  # the first step that was seen
 
 
-def test_a_begin_that_was_read_is_told_to_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_begin_that_was_read_is_exact_to_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the steps on either side were read nothing is unsure."""
     (one,) = judge(partly(tmp_path / "run", (Fault("compute", (2,), 0.15, onset=230),), monkeypatch)).verdicts
     assert one.since_step == pytest.approx(230, abs=1)

@@ -84,7 +84,7 @@ def test_silent_nodes_have_no_values(definitions):
     assert metrics.text() == ""
 
 
-def test_two_habits_of_one_rank_are_one_series():
+def test_two_slowdowns_of_one_rank_are_one_series():
     """A rank that is slow throughout and more so since later, for one cause, costs what both do: a scrape knows one."""
     one = {"kind": "straggler", "cause": "input", "ranks": [2], "cost_ms_per_step": 4.0, "confidence": 0.9}
     job = SimpleNamespace(id="j", verdicts=lambda: [one, {**one, "cost_ms_per_step": 2.0, "confidence": 0.8}])

@@ -103,7 +103,7 @@ def test_names_are_bounded():
 
 
 @pytest.mark.parametrize("relayed", [False, True])
-def test_strangers_are_answered_counted_and_told(collecting, collector_process, relayed, caplog):
+def test_rejected_calls_are_answered_counted_and_logged(collecting, collector_process, relayed, caplog):
     """Rejected calls get a reason, and so does the operator: counted by kind and named by address, without a
     traceback."""
 
@@ -145,7 +145,7 @@ def test_strangers_are_answered_counted_and_told(collecting, collector_process, 
     assert [trace for _, _, trace in told if trace] == []
 
 
-def test_strangers_are_told_of_once_a_minute(caplog):
+def test_rejected_calls_are_logged_once_a_minute(caplog):
     """However many there are, a kind of rejected call is one line a minute, which says how many there were."""
     now = [0.0]
     strangers = Strangers(lambda: now[0])

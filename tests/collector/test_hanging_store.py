@@ -106,7 +106,7 @@ def test_a_write_is_waited_for_a_while(recorder):
     assert asyncio.run(scenario()) == [False, True, False, False]
 
 
-def test_write_that_hangs_is_told(recorder, caplog):
+def test_a_write_that_hangs_is_reported(recorder, caplog):
     """A write that does not come back is trouble after a while and no sooner, and one line tells of it."""
 
     async def scenario():

@@ -133,7 +133,7 @@ def test_a_verdict_is_open_as_long_as_it_holds_and_is_closed_with_its_interval(k
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-def test_what_costs_much_to_judge_is_told_as_soon(kind: str) -> None:
+def test_what_costs_much_to_judge_is_reported_as_soon(kind: str) -> None:
     """An incremental evaluation later, with the same interval; full evaluations run for news, within the budget."""
     scenario, used = Scenario(8, STEPS, seed=3, faults=(FAULTS[kind],)), list[float]()
     cheap, costly = told(scenario), told(scenario, used)
@@ -158,7 +158,7 @@ def test_a_job_that_marks_no_steps_has_verdicts_with_an_end_too() -> None:
     assert (closed["event"], *interval) == ("closed", pytest.approx(30, abs=2), report["job"]["steps"] - 1)
 
 
-def test_the_page_has_the_verdict_at_each_look_while_it_holds() -> None:
+def test_the_page_has_the_verdict_at_each_evaluation_while_it_holds() -> None:
     """With the step since which, and a cost as it is, however far behind its beginning is."""
     scenario = Scenario(8, STEPS, seed=3, faults=(FAULTS["slow_link"],))
     looks = [(at, report["verdicts"][0]) for at, report, _ in watched(scenario)]
@@ -187,7 +187,7 @@ LAYOUTS: dict[str, dict[str, int]] = {"dp": {}, "fsdp": {}, "tp_dp": {"tensor": 
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_steps_that_nobody_marks_keep_their_numbers_as_the_window_goes_on(layout: Any) -> None:
+def test_unmarked_steps_keep_their_numbers_as_the_window_goes_on(layout: Any) -> None:
     """An onset stays what it was found as though the window that has lost it counts its own steps, and the newest step
     and the end are counted as the onset is."""
     scenario = Scenario(8, STEPS, seed=3, layout=layout, faults=(FAULTS["straggler"],), **LAYOUTS[layout])

@@ -234,7 +234,7 @@ def test_goodbye_gets_the_last_ack(collecting, fake_agent, tmp_path):
 
 
 @pytest.mark.parametrize("first", [wire.AgentMessage(batch=wire.Batch(sequence=1)), wire.AgentMessage()])
-def test_refuses_strangers(collecting, fake_agent, tmp_path, first):
+def test_refuses_streams_without_a_greeting(collecting, fake_agent, tmp_path, first):
     """A stream that does not begin with Hello is refused with a reason, and others go on."""
 
     async def scenario():

@@ -195,7 +195,7 @@ def paced(cpu_s: float, elapsed_s: float = 0.0) -> tuple[Judging, list[float]]:
     return judging, now
 
 
-def test_a_busy_host_does_not_make_verdicts_seldom() -> None:
+def test_a_busy_host_does_not_make_verdicts_rare() -> None:
     """Pacing counts the CPU time that judging took, not how long the host let it wait for a CPU."""
     judging, now = paced(cpu_s=0.02, elapsed_s=1.5)
     assert not judging.due("j")
@@ -214,7 +214,7 @@ def test_what_was_asked_for_is_judged_sooner_than_the_next_turn() -> None:
     assert due == [False, False, True]
 
 
-def test_many_cores_let_whole_windows_be_judged_more_often() -> None:
+def test_many_cores_allow_more_full_evaluations() -> None:
     """A twentieth of one where there are few; what a large job's judgement takes buys no long quiet on many."""
     assert [share_of(cores) for cores in (1, 2, 4, 8, 16, 192)] == [0.05, 0.05, 0.05, 0.1, 0.2, 0.2]
     judged = Paced(share=share_of(16)).until(60.0)

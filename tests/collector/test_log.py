@@ -76,7 +76,7 @@ def test_comings_and_goings_take_a_line_a_second(caplog):
     assert told(attendance, caplog) == []
 
 
-def test_an_agent_is_told_of_when_it_joins_and_leaves(caplog):
+def test_an_agent_is_logged_when_it_joins_and_leaves(caplog):
     """A new stream in place of an older one is no coming and no going; the end of the last one is."""
     caplog.set_level(logging.INFO, "hindmost_collector")
     definitions = Definitions()

@@ -72,7 +72,7 @@ def test_who_is_slow_now_and_then_is_not_missed_in_few_steps() -> None:
     assert apart(costs(slow=5.0), NOTHING) == apart(NOTHING, costs(slow=5.0)) == {SLOW}
 
 
-def test_what_looks_said_is_borne_out_by_what_has_changed_in_the_whole_window() -> None:
+def test_claims_are_confirmed_by_changes_in_the_full_evaluation() -> None:
     """A rank is named there too, or is no longer; another length counts if any rank is."""
     said = news(NOTHING, NOTHING, Seen({SLOW: 5.0}, 120.0, 10.0))
     assert borne_out(said, NOTHING, costs(slow=5.0)) == said
@@ -83,7 +83,7 @@ def test_what_looks_said_is_borne_out_by_what_has_changed_in_the_whole_window() 
     assert borne_out(dearer, costs(slow=5.0), costs(slow=5.0)) == set()
 
 
-def test_a_look_names_whom_a_judgement_does_and_describes_a_few() -> None:
+def test_an_incremental_evaluation_names_the_same_ranks_and_describes_a_few() -> None:
     """The same judge on the same steps, without what only a reader asks."""
     run = simulate(Scenario(100, 60, seed=5, faults=(Fault("compute", (3,), 0.2),))).run
     whole, look = judge(run), judge(replace(run, look=True))
@@ -99,7 +99,7 @@ def gaps(judged: list[tuple[float, str]], which: str) -> list[float]:
     return np.diff([at for at, one in judged if one == which]).tolist()
 
 
-def test_newest_steps_are_looked_at_each_period_and_the_whole_window_when_its_share_pays_for_it() -> None:
+def test_newest_steps_are_judged_each_period_and_the_full_window_within_its_share() -> None:
     """An incremental evaluation each 1.5 s, and from a twentieth of a core a full one of 0.4 s each 8 s."""
     job = Paced()
     judged = job.until(120.0)
@@ -108,7 +108,7 @@ def test_newest_steps_are_looked_at_each_period_and_the_whole_window_when_its_sh
 
 
 @pytest.mark.parametrize("whole_s", [2.5, 20.0])
-def test_looks_come_each_period_however_much_whole_windows_have_taken(whole_s: float) -> None:
+def test_incremental_evaluations_come_each_period_whatever_full_ones_took(whole_s: float) -> None:
     """Two of 2.5 s are a hundred seconds of a twentieth of a core: that is theirs to wait for."""
     job = Paced(whole_s=whole_s)
     job.until(10.0)
@@ -118,7 +118,7 @@ def test_looks_come_each_period_however_much_whole_windows_have_taken(whole_s: f
     assert job.used < 0.02 / 1.5 * 60 + (0.05 * 60 + 4 * whole_s)
 
 
-def test_a_look_that_takes_too_long_reads_fewer_rows_and_more_again_when_it_may() -> None:
+def test_a_slow_incremental_evaluation_reads_fewer_rows_and_more_again_later() -> None:
     """Down to its time limit, which is not the fewest rows; so evaluations come each period on a slow host too."""
     job = Paced(look_s=lambda rows: 0.01 + rows * 1e-5)
     judged = job.until(60.0)
@@ -134,7 +134,7 @@ def test_a_look_that_takes_too_long_reads_fewer_rows_and_more_again_when_it_may(
 
 
 @pytest.mark.parametrize("whole_s", [0.4, 3.0])
-def test_where_nobody_knows_how_long_steps_are_whole_windows_take_no_more_than_their_share(whole_s: float) -> None:
+def test_without_a_step_time_full_evaluations_take_no_more_than_their_share(whole_s: float) -> None:
     """There are no newest steps to look at then."""
     job = Paced(whole_s=whole_s)
     for one in job.jobs.values():
@@ -144,7 +144,7 @@ def test_where_nobody_knows_how_long_steps_are_whole_windows_take_no_more_than_t
 
 
 @pytest.mark.parametrize("inside", [True, False])
-def test_news_that_comes_while_the_whole_window_is_judged_is_kept(*, inside: bool) -> None:
+def test_news_during_a_full_evaluation_is_kept(*, inside: bool) -> None:
     """Steps that take twice as long now: the window that was taken before is not what tells so."""
     spent, now, step = [0.0], [0.0], [100.0]
     judging = Judging(share=0.05, clock=lambda: now[0], cpu=lambda: spent[0])
@@ -173,7 +173,7 @@ def test_news_that_comes_while_the_whole_window_is_judged_is_kept(*, inside: boo
     assert now[0] - began <= 3.0
 
 
-def test_looks_that_cannot_be_short_enough_take_no_more_of_a_core_than_they_may() -> None:
+def test_slow_incremental_evaluations_stay_within_their_share_of_a_core() -> None:
     """Of 0.6 s each: one in four seconds, once what may be spent ahead is."""
     job = Paced(look_s=lambda rows: 0.6, whole_s=5.0)
     job.until(60.0)
@@ -189,14 +189,14 @@ def test_of_many_jobs_all_are_judged_for_what_one_may_take(whole_s: float) -> No
     assert job.used < 0.2 * 200 + 20.0 * 0.15 + 5 * 0.4
 
 
-def test_a_window_that_takes_no_more_than_a_look_may_is_judged_whole() -> None:
+def test_a_cheap_window_is_judged_in_full() -> None:
     """Each period, and its newest steps are never looked at."""
     judged = Paced(whole_s=0.1).until(60.0)
     assert {which for _, which in judged} == {"whole"}
     assert max(gaps(judged, "whole")) <= 2.0
 
 
-def test_news_has_the_whole_window_judged_at_once() -> None:
+def test_news_triggers_a_full_evaluation_at_once() -> None:
     """And soon again if it does not confirm them yet, but less and less often as long as it does not."""
     job = Paced()
     assert job.until(40.0)
@@ -206,7 +206,7 @@ def test_news_has_the_whole_window_judged_at_once() -> None:
     assert [at - whole[0] for at in whole[1:4]] == [pytest.approx(at, abs=1.0) for at in (1.5, 4.5, 9.0)]
 
 
-def test_what_looks_say_now_and_then_by_chance_has_the_whole_window_judged_more_and_more_seldom() -> None:
+def test_claims_by_chance_trigger_full_evaluations_less_and_less_often() -> None:
     """Every second incremental evaluation names a rank that the full one never does; a real fault does not wait for
     that."""
     job = Paced()
@@ -221,7 +221,7 @@ def test_what_looks_say_now_and_then_by_chance_has_the_whole_window_judged_more_
     assert job.jobs["j"].judged["time_ns"] >= (job.now - 2.0) * 1e9
 
 
-def test_what_looks_say_by_chance_leaves_no_verdict_unconfirmed() -> None:
+def test_claims_by_chance_leave_no_verdict_unconfirmed() -> None:
     """Where no more full evaluations fit the budget, claims that they did not confirm keep no verdict from being
     seen to hold."""
     job = Paced(whole_s=3.0)
@@ -244,7 +244,7 @@ def test_what_is_spent_ahead_has_an_end() -> None:
     assert job.used < (0.05 + 0.02 / 1.5) * 300 + 20.0 * 0.05 + 4 * 0.4
 
 
-def test_an_answer_has_the_whole_window_judged() -> None:
+def test_an_answer_triggers_a_full_evaluation() -> None:
     """What was asked for may hold a verdict's cause, which looks do not ask for."""
     job = Paced()
     job.until(30.0)
@@ -305,7 +305,7 @@ def test_a_few_ticks_of_metrics_are_enough() -> None:
     assert newest.needed(metrics, 1024)["value"].tolist() == [8.0]
 
 
-def test_a_look_may_read_fewer_rows_and_never_fewer_steps_than_a_judgement_needs() -> None:
+def test_an_incremental_evaluation_may_read_fewer_rows_but_never_too_few_steps() -> None:
     """Of few ranks those that fill so many rows, then sixteen steps, and at last thirteen."""
     pieces = [table(at, at + 1, 64, 10**8, 6) for at in range(1000)]
     kept = [

@@ -64,7 +64,7 @@ def test_names_are_cut():
 
 
 @pytest.mark.parametrize("who", ["job_id", "node", "gpu_uuid", "framework"])
-def test_who_somebody_is_is_never_cut(who):
+def test_identities_are_never_cut(who):
     """An identifying name that is too long is refused: cut, it might be another's."""
     decoding, long = Decoding(), "n" * (IDENTITY_LIMIT + 1)
     sent = wire.Rank(**{"ref": 8, "job_id": "j", "rank": 1, "world_size": 2, "node": "n", who: long})

@@ -34,7 +34,7 @@ def newer_row():
     return pa.Table.from_arrays([pa.array([columns[field.name]], field.type) for field in target], schema=target)
 
 
-def test_what_came_later_is_told(older):
+def test_what_came_later_is_reported(older):
     """Every column that a table has got since is listed as such: else queries over older runs would not know it."""
     for table in (one.name for one in (older / "segments").iterdir()):
         (first, *_) = sorted((older / "segments" / table).glob("*.parquet"))

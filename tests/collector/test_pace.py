@@ -21,7 +21,7 @@ def test_many_agents_are_asked_for_fewer(agents, seconds):
     assert batch_ns(agents, 0) == seconds * NS
 
 
-def test_agents_that_come_and_go_are_not_told_each_time():
+def test_agents_that_come_and_go_do_not_change_the_pace_each_time():
     """What was asked stands until there are a fifth fewer than it was asked for."""
     asked = batch_ns(701, 0)
     assert batch_ns(700, asked) == asked
@@ -41,7 +41,7 @@ def told(outbox):
     return [one.throttle for one in outbox._drain() if one.HasField("throttle")]
 
 
-def test_every_agent_is_told_once():
+def test_every_agent_learns_the_pace_once():
     """Those that are there when it changes, and those that come later."""
     definitions = Definitions()
     ingest = Ingest(JobClock(), definitions, Decoder(definitions), dict)

@@ -127,7 +127,7 @@ def test_the_example_in_the_help_answers_for_ranks_that_mark_no_steps(tmp_path, 
         ("select 1 from ranks where 'from steps' != ''", 0),
     ],
 )
-def test_a_table_that_nobody_recorded_is_told_of(tmp_path, capsys, query, told):
+def test_an_unrecorded_table_is_reported(tmp_path, capsys, query, told):
     """Of a run whose ranks marked no steps a query answers, and one line says why, and where steps are found then."""
     run_directory([simulate(Scenario(2, 12)).run], tmp_path)
     shutil.rmtree(tmp_path / "segments/steps")

@@ -195,7 +195,7 @@ class Costly:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_look_that_says_nothing_new_is_told_too(fails):
+def test_an_evaluation_without_news_is_reported_too(fails):
     """Up to which step, and when, what the report says was seen to hold; one that failed has seen nothing."""
     costly = Costly()
     costly.news = None if fails else False
@@ -204,7 +204,7 @@ def test_a_look_that_says_nothing_new_is_told_too(fails):
     assert costly.job.judged == (None if fails else {"time_ns": 5, "last_step": 41})
 
 
-def test_up_to_which_step_is_not_told_where_none_is_known_by_number():
+def test_the_last_step_is_left_out_where_none_is_known_by_number():
     """Missing, and no step before the first."""
     costly = Costly()
     costly.news = False
@@ -214,7 +214,7 @@ def test_up_to_which_step_is_not_told_where_none_is_known_by_number():
     assert costly.job.judged == {"time_ns": 5, "last_step": None}
 
 
-def test_looks_go_on_while_a_whole_window_is_judged():
+def test_incremental_evaluations_go_on_during_a_full_one():
     """One at a time is; what incremental evaluations find to hold meanwhile is reported, and its own result when it
     is through."""
     costly = Costly()
@@ -225,7 +225,7 @@ def test_looks_go_on_while_a_whole_window_is_judged():
 
 
 @pytest.mark.parametrize("agree", [False, True])
-def test_a_report_is_as_young_as_the_look_that_names_whom_it_does(agree):
+def test_a_report_is_as_young_as_the_evaluation_that_confirms_it(agree):
     """An incremental evaluation during the full one, which found something new against the report before."""
     costly = Costly()
     costly.agree = agree
@@ -233,7 +233,7 @@ def test_a_report_is_as_young_as_the_look_that_names_whom_it_does(agree):
     assert costly.job.judged == {"time_ns": 6 if agree else 5, "last_step": 41}
 
 
-def test_a_window_that_takes_longer_than_it_did_keeps_neither_other_jobs_nor_looks_waiting(monkeypatch):
+def test_a_full_evaluation_that_takes_longer_delays_no_other_evaluation(monkeypatch):
     """It is judged on while its newest steps are looked at."""
     monkeypatch.setattr(watching, "EVERY_S", 0.0)
     costly = Costly()

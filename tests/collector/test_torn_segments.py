@@ -96,7 +96,7 @@ def test_what_was_set_aside_is_named_later(store, tmp_path, caplog):
     assert [record.message for record in caplog.records] == [f"{tmp_path / 'a'}: {told}"]
 
 
-def test_operators_are_told_where_it_lies(store, collecting, tmp_path, caplog):
+def test_operators_learn_where_it_lies(store, collecting, tmp_path, caplog):
     """Readiness stays and names the file, the metric counts it, also after a restart; once repaired neither does."""
     Upkeep(store, Retention()).compact()
     (aside,) = store.torn
@@ -120,7 +120,7 @@ def test_operators_are_told_where_it_lies(store, collecting, tmp_path, caplog):
 
 
 @pytest.mark.parametrize("command", ["query", "report"])
-def test_who_reads_is_told_in_one_line(store, tmp_path, capfd, command):
+def test_readers_get_one_line(store, tmp_path, capfd, command):
     """The command line names a segment that is not there to read, once, with its place in the run."""
     Upkeep(store, Retention()).compact()
     (aside,) = store.torn
@@ -131,7 +131,7 @@ def test_who_reads_is_told_in_one_line(store, tmp_path, capfd, command):
     assert len([line for line in said if told in line]) == 1
 
 
-def test_many_are_told_in_one_line(store, tmp_path, caplog):
+def test_many_get_one_line(store, tmp_path, caplog):
     """Torn segments are counted in one line that names the first, by report and query alike."""
     for path in sorted((tmp_path / "b/segments/metrics").glob("*.parquet"))[1:]:
         path.write_bytes(path.read_bytes()[:40])

@@ -75,7 +75,7 @@ def asked(*words):
     return [list(json.loads(line).values()) for line in told.getvalue().splitlines()]
 
 
-def test_a_question_is_asked_of_all_directories(tmp_path):
+def test_a_question_goes_to_all_directories(tmp_path):
     """Each half has its ranks; one that is given twice counts once."""
     first, second = _parts(tmp_path)
     ranks = "select distinct rank from steps order by rank"
@@ -151,7 +151,7 @@ def test_directories_of_different_jobs_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(("world", "kind"), [(2, "balanced"), (4, "insufficient_data")])
-def test_a_collector_clears_nobody_while_ranks_are_elsewhere(collecting, fake_agent, tmp_path, world, kind):
+def test_a_collector_clears_no_rank_while_ranks_are_elsewhere(collecting, fake_agent, tmp_path, world, kind):
     """Neither while the job runs nor at its end: whether those it sees wait for one of the others it cannot tell."""
 
     async def scenario():

@@ -76,7 +76,7 @@ def test_a_verdict_keeps_its_id_from_its_opening_to_its_end() -> None:
     ]
 
 
-def test_what_had_passed_before_anybody_looked_is_told_once() -> None:
+def test_what_passed_between_two_evaluations_is_reported_once() -> None:
     """An episode that began and ended between two judgements is opened and closed at once."""
     ended = verdict(until_step=90)
     assert told(VerdictLog(), [ended], [ended]) == [[("opened", 40, 90), ("closed", 40, 90)], []]
@@ -88,7 +88,7 @@ def test_what_comes_back_is_opened_again() -> None:
     assert told(VerdictLog(), [verdict()], [], [], [again])[2:] == [[("closed", 40, 101)], [("opened", 200, None)]]
 
 
-def test_uneven_work_is_closed_once_it_was_not_told_for_some_steps() -> None:
+def test_uneven_work_is_closed_once_it_was_not_reported_for_some_steps() -> None:
     """Batches in turn make ranks late in turn: some windows show it and some do not, and it is one verdict."""
     uneven = verdict("uneven_workload", ranks=[], since_step=0)
     reports = [[uneven], *[[]] * 24, [uneven], *[[]] * 51]
@@ -107,13 +107,13 @@ def test_uneven_work_of_a_job_that_stands_still_is_closed() -> None:
     assert [one["event"] for one in log.update([], 300 * 10**9, 100)] == ["closed"]
 
 
-def test_uneven_work_gives_way_to_whoever_is_named() -> None:
+def test_uneven_work_gives_way_to_a_named_rank() -> None:
     """A rank that is slow explains what work in turn seemed to."""
     uneven = verdict("uneven_workload", ranks=[], since_step=0)
     assert told(VerdictLog(), [uneven], [verdict()])[1] == [("opened", 40, None), ("closed", 0, 100)]
 
 
-def test_a_second_episode_that_passed_unseen_is_told_too() -> None:
+def test_a_second_episode_between_two_reports_is_reported_too() -> None:
     """The same rank, slow again between two judgements; what the window still has of the first is no news."""
     first, later = verdict(until_step=90), verdict(since_step=120, until_step=140)
     rest = verdict(since_step=70, until_step=92)
@@ -124,7 +124,7 @@ def test_a_second_episode_that_passed_unseen_is_told_too() -> None:
     ]
 
 
-def test_two_episodes_of_one_rank_are_told_each() -> None:
+def test_two_episodes_of_one_rank_are_reported_each() -> None:
     """However many a report has at once: those of another cause open and close by themselves, and what holds throughout
     stays open."""
     always, first = verdict(since_step=0), verdict(since_step=40, until_step=60, cause="gc")
@@ -237,7 +237,7 @@ def test_what_counts_as_a_change(change: dict[str, Any], events: list[str]) -> N
     assert [event["event"] for event in log.update([verdict(**change)], 1)] == events
 
 
-def test_a_hang_is_told_again_when_the_stacks_are_there() -> None:
+def test_a_hang_is_reported_again_when_the_stacks_are_there() -> None:
     """The culprit's source line comes after the verdict that asked for it."""
     log, stop = VerdictLog(), verdict("hang", since_step=None, cost_ms_per_step=None)
     list(log.update([stop], 0))
@@ -276,7 +276,7 @@ def test_an_onset_that_a_report_does_not_tell_is_still_known() -> None:
     assert [one["since_step"] for one in log.standing([without])] == [40]
 
 
-def test_an_onset_does_not_wander() -> None:
+def test_an_onset_does_not_drift() -> None:
     """However often larger windows say later: no later than so many steps after it was first reported."""
     log = VerdictLog()
     for now, onset in enumerate(range(100, 400, 18)):

@@ -33,7 +33,7 @@ def test_a_stopped_job_is_asked_for_the_stacks_of_all(kind):
     "event",
     [opened() | {"event": "closed"}, opened() | {"event": "updated"}, opened(since_step=None), opened(ranks=[])],
 )
-def test_nothing_is_asked_where_there_is_nothing_to_look_at(event):
+def test_nothing_is_requested_where_there_is_nothing_to_see(event):
     """A verdict that goes on or ends, one without a step, and one that names no rank."""
     assert zoom("j", event) is None
 

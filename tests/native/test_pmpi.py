@@ -195,7 +195,7 @@ def test_errors_are_passed_on_and_flagged(ran: Ran) -> None:
     assert all(line.split()[-2] == "1" for line in ran.output.splitlines())
 
 
-def test_own_time_between_collectives(ran: Ran) -> None:
+def test_self_time_between_collectives(ran: Ran) -> None:
     """The gap before a step's first all-reduce is its rank's own: CPU where it computes, none where it sleeps."""
     for rank, (least_ms, most_ms) in {1: (4.75, 9.0), 2: (0.0, 1.5)}.items():
         gaps = [e for e in of(ran.events[rank], ring.SELF) if e.duration_ns >= 4_750_000]

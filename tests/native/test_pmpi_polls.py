@@ -110,7 +110,7 @@ def test_a_poll_waits_from_its_first_test_to_the_one_that_succeeds(ran: Job, pla
 
 
 @pytest.mark.parametrize("place", range(TIMED))
-def test_nobody_waits_for_longer_than_it_polls(ran: Job, place: int) -> None:
+def test_no_rank_waits_longer_than_it_polls(ran: Job, place: int) -> None:
     """In no round, on no rank: not rank 1 either, that the others wait for."""
     for events, polled in zip(ran.events, ran.polled, strict=True):
         for wait, one in zip(waited(events, place), polled[place], strict=True):

@@ -14,7 +14,7 @@ NATIVE = Path(hindmost.__file__).parent / "native"
 
 
 @pytest.mark.needs("cc")
-def test_threads_look_up_their_requests_beside_each_other(tmp_path: Path) -> None:
+def test_threads_look_up_their_requests_in_parallel(tmp_path: Path) -> None:
     """Each finds its own while another adds and forgets, and the thread sanitizer sees no race."""
     (tmp_path / "empty.c").write_text("int main(void) { return 0; }\n")
     sanitized = [*build.compiler(), "-std=gnu11", "-g", "-O1", "-fsanitize=thread", "-pthread", f"-I{NATIVE}"]

@@ -32,7 +32,7 @@ def _no_steps(name: str) -> bool:
 
 
 @pytest.mark.parametrize("name", ["fsdp-host-bound", "pp2-dp2-host-bound"])
-def test_of_hosts_that_only_launch_nobody_is_named_without_marks(name: str, tmp_path: Path) -> None:
+def test_of_hosts_that_only_launch_none_is_named_without_marks(name: str, tmp_path: Path) -> None:
     """The report says whose GPU waits for its host, and that the host's speed is unknown; no rank is cleared."""
     (verdict,) = judge(load(_unpacked(name, tmp_path, _no_steps))).verdicts
     assert verdict.kind == "insufficient_data"
@@ -67,14 +67,14 @@ def test_a_slow_backward_is_seen_where_another_rank_has_no_collectives(rank: int
     assert verdict.cost_ms_per_step == pytest.approx(3.6, rel=0.2)
 
 
-def test_a_slow_backward_of_a_rank_without_collectives_clears_nobody(tmp_path: Path) -> None:
+def test_a_slow_backward_of_a_rank_without_collectives_clears_no_rank(tmp_path: Path) -> None:
     """Its steps do not show it, and whether the others wait for it nothing tells."""
     (verdict,) = judge(load(_without_csv_of("ddp-slow-backward-rank2", 2, tmp_path))).verdicts
     assert verdict.kind == "insufficient_data"
 
 
 @pytest.mark.parametrize("rank", [0, 2, 3])
-def test_where_hosts_launch_all_the_time_one_without_collectives_names_nobody(rank: int, tmp_path: Path) -> None:
+def test_where_hosts_launch_all_the_time_one_without_collectives_names_no_rank(rank: int, tmp_path: Path) -> None:
     """Events around its forward time its host's launching, and a rank was named for 1 % of that."""
     verdicts = judge(load(_without_csv_of("fsdp-host-bound", rank, tmp_path))).verdicts
     assert [one.ranks for one in verdicts if one.ranks] == []
@@ -96,7 +96,7 @@ def _steps_alone(name: str) -> bool:
 
 
 @pytest.mark.parametrize("name", ["ddp-slow-backward-rank2", "fsdp-host-bound", "pp2-dp2-host-bound"])
-def test_a_log_of_the_steps_alone_clears_nobody_and_names_no_stage(name: str, tmp_path: Path) -> None:
+def test_a_log_of_the_steps_alone_clears_no_rank_and_names_no_stage(name: str, tmp_path: Path) -> None:
     """Who is slow in backward is in no forward; where hosts are waited for, a forward times the host's launching."""
     (verdict,) = judge(load(_unpacked(name, tmp_path, _steps_alone))).verdicts
     assert (verdict.kind, verdict.ranks) == ("insufficient_data", ())

@@ -124,19 +124,19 @@ def test_a_recording_is_judged_as_what_it_is(name: str) -> None:
         assert verdict.cost_ms_per_step == pytest.approx(expected.cost_ms, rel=0.2)
 
 
-def test_a_slow_stage_of_one_rank_is_told_with_its_rank() -> None:
+def test_a_slow_stage_of_one_rank_is_reported_with_its_rank() -> None:
     """The last stage waits in its forward for the slow one's messages, longer than that computes, and is not named."""
     (verdict,) = judged(OURS / "pp4-slow-forward-rank2.tar.xz").verdicts
     assert "stage 2 of 4 (rank 2) works" in verdict.evidence[0]
 
 
-def test_stalls_are_not_told_again_as_waiting_for_hosts() -> None:
+def test_stalls_are_not_reported_again_as_waiting_for_hosts() -> None:
     """Its GPU has no work while a rank waits for its input now and then: that is all there is to tell."""
     (verdict,) = judged(OURS / "fsdp-stalled-input-rank0.tar.xz").verdicts
     assert verdict.kind == "intermittent"
 
 
-def test_a_hang_is_told_with_the_line_in_which_the_culprit_stands() -> None:
+def test_a_hang_is_reported_with_the_culprit_s_line() -> None:
     """The stack dump of the rank that did not come is part of the evidence."""
     report = judged(OURS / "ddp-hang-rank1.tar.xz")
     assert any("data (corpus.py:49)" in line for line in report.verdicts[0].evidence)
@@ -153,7 +153,7 @@ def test_a_host_that_leaves_its_gpu_without_work_does_not_compute_longer() -> No
 
 
 @pytest.mark.parametrize("steps", [55, 168])
-def test_so_it_is_told_while_few_steps_are_timed_on_gpus(steps: int) -> None:
+def test_so_it_is_reported_while_few_steps_are_timed_on_gpus(steps: int) -> None:
     """As that job began three of the steps that were timed were late ones, of a GPU that its host kept waiting."""
     run = recorded(OURS / "ddp-observed-late-hosts.tar.xz")
     now = run.steps["start_ns"][run.steps["step"] == steps].min()

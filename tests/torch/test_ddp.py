@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.torch
 
 
-def test_no_sync_backwards_wait_for_nobody(train: Train, tmp_path: Path) -> None:
+def test_no_sync_backwards_do_not_wait(train: Train, tmp_path: Path) -> None:
     """Only the last backward of a step under no_sync waits; garbage, evaluation and checkpoints are separate."""
     script = (
         LOOPS

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.torch
 
 
-def test_accumulation_evaluation_and_checkpoints_are_told_apart(train: Train, tmp_path: Path) -> None:
+def test_accumulation_evaluation_and_checkpoints_are_separate(train: Train, tmp_path: Path) -> None:
     """Four batches a step are one step of their samples; evaluation has steps of its own; a save is a checkpoint."""
     trace = alone(
         train,

@@ -67,7 +67,7 @@ SAMPLES = """
 
 
 @pytest.mark.parametrize("legacy", ["0", "1"], ids=["Keras 3", "Keras 2"])
-def test_waiting_for_input_is_told_from_the_compiled_step(train: Train, legacy: str) -> None:
+def test_waiting_for_input_is_separate_from_the_compiled_step(train: Train, legacy: str) -> None:
     """A step a batch, validation apart, each with the time in which tf.data had no batch ready, and its samples: of
     batches of unlike length, of tf.data and of arrays, the last and shorter one too."""
     script = START.format(legacy=legacy) + FIT + SAMPLES

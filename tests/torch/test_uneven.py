@@ -46,7 +46,7 @@ JOB = """
 """
 
 
-def test_sequences_of_uneven_length_are_nobodys_fault(tmp_path: Path) -> None:
+def test_sequences_of_uneven_length_are_no_rank_s_fault(tmp_path: Path) -> None:
     """Steps carry their tokens; who is late is who had more of them, and no rank is named."""
     script = tmp_path / "job.py"
     script.write_text(textwrap.dedent(JOB))

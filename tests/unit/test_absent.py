@@ -53,7 +53,7 @@ def _verdicts(scenario: Scenario, rank: int, gone: str) -> tuple[Verdict, ...]:
 
 @pytest.mark.parametrize("gone", GONE)
 @pytest.mark.parametrize("scenario", LAYOUTS, ids=lambda one: f"{one.layout}-{one.ranks}")
-def test_nobody_is_named_or_cleared_for_whom_one_is_missing(scenario: Scenario, gone: str) -> None:
+def test_no_rank_is_named_or_cleared_if_a_partner_is_missing(scenario: Scenario, gone: str) -> None:
     """In no layout, although partners of the missing one come late to the ranks they meet next; the report says so."""
     for rank in (0, scenario.ranks - 1):
         (verdict,) = _verdicts(scenario, rank, gone)
@@ -62,7 +62,7 @@ def test_nobody_is_named_or_cleared_for_whom_one_is_missing(scenario: Scenario, 
 
 
 @pytest.mark.parametrize("scenario", LAYOUTS, ids=lambda one: f"{one.layout}-{one.ranks}")
-def test_who_is_slow_and_missing_gets_nobody_else_named(scenario: Scenario) -> None:
+def test_a_slow_and_missing_rank_gets_no_other_named(scenario: Scenario) -> None:
     """All ranks wait for it, and it is not recorded."""
     slow = replace(scenario, faults=(Fault("compute", (1,), 0.3),))
     (verdict,) = _verdicts(slow, 1, "rows")
@@ -70,7 +70,7 @@ def test_who_is_slow_and_missing_gets_nobody_else_named(scenario: Scenario) -> N
     assert verdict.kind == "insufficient_data"
 
 
-def test_one_that_is_slow_by_itself_is_named_though_another_is_missing() -> None:
+def test_one_that_is_slow_itself_is_named_though_another_is_missing() -> None:
     """Its tensor partner's and its replicas' collectives show who waits for whom: none of them lacks a member but one
     that many others are in."""
     slow = Scenario(64, layout="tp_dp", tensor=4, faults=(Fault("compute", (9,), 0.3),))
@@ -98,7 +98,7 @@ def test_ranks_that_take_part_in_no_collective_lack_nothing() -> None:
 
 
 @pytest.mark.parametrize(("late", "doubted"), [((0,), False), ((0, 1), True), ((0, 1, 2, 3), True), ((4, 5), False)])
-def test_half_of_those_who_meet_one_unseen_may_be_late_for_it(late: tuple[int, ...], doubted: bool) -> None:
+def test_half_of_those_who_meet_a_missing_rank_may_be_late_for_it(late: tuple[int, ...], doubted: bool) -> None:
     """A rank that waits for it is not alone, and not all are late enough to be named; one of four is late alone."""
     absent = Absent((8,), (frozenset({0, 1, 2, 3}),))
     assert absent.doubts(Verdict(kind="straggler", ranks=late, cause="unknown")) == doubted
@@ -109,6 +109,6 @@ def test_half_of_those_who_meet_one_unseen_may_be_late_for_it(late: tuple[int, .
     [Verdict(kind="slow_link"), Verdict(kind="straggler", ranks=(5,), cause="network")],
     ids=lambda one: one.kind,
 )
-def test_slow_transfers_are_not_told_beside_one_unseen(slow: Verdict) -> None:
+def test_slow_transfers_are_not_reported_with_a_missing_rank(slow: Verdict) -> None:
     """All that wait for a rank of which nothing is known look as if their transfers were slow."""
     assert Absent((8,), (frozenset({0, 1, 2, 3}),)).doubts(slow)

@@ -31,7 +31,7 @@ def at(nodes: list[str], *, gpus: bool = True, source: str = "hindmost") -> Run:
 
 
 @pytest.mark.parametrize("ranks", [(), (2,), (0, 1, 2, 3)])
-def test_on_one_node_nobody_is_sent_to_a_network(ranks: tuple[int, ...]) -> None:
+def test_advice_on_one_node_names_no_network(ranks: tuple[int, ...]) -> None:
     """Within a node NVLink and PCIe are looked at, without GPUs memory and bindings: no NIC, no cable, no network."""
     with_gpus, without = (advice.of_transfers(at(["n0"] * 8, gpus=gpus), ranks) for gpus in (True, False))
     assert "within n0: `nvidia-smi nvlink -e`, PCIe width" in with_gpus

@@ -82,7 +82,7 @@ def test_one_communicator_that_joins_them_is_enough() -> None:
     assert apart.find(run) == []
 
 
-def test_where_a_rank_is_in_no_communicator_nobody_knows_whom_it_meets() -> None:
+def test_a_rank_in_no_communicator_has_unknown_partners() -> None:
     """Missing data separates no ranks."""
     run = both(group(1), group(2))
     held = run.communicators["rank"] != 6
@@ -109,7 +109,7 @@ def test_groups_that_never_meet_have_links_of_their_own(onset: int) -> None:
     assert verdict.cost_ms_per_step == pytest.approx(truth, rel=0.15)
 
 
-def test_what_each_node_made_others_wait_is_told_of_all_groups() -> None:
+def test_what_each_node_made_others_wait_counts_all_groups() -> None:
     """As it is of all ranks: a node's is the sum of its ranks'."""
     what_if = judge(both(group(1, faults=SLOW), group(2, step_ms=130.0))).what_if
     assert set(what_if.waste_by_node_ms) == {"n0", "n4"}

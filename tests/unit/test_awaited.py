@@ -49,7 +49,7 @@ def test_a_late_start_is_named_as_a_late_call_is() -> None:
     assert named(split(run)) == named(run)
 
 
-def test_what_is_computed_after_the_start_is_own_time() -> None:
+def test_what_is_computed_after_the_start_is_self_time() -> None:
     """Waits that come long after the starts are for the same rank, at the same cost."""
     run = make(SLOW)
     assert named(split(run, computed_ns=3_000_000)) == named(run)
@@ -67,7 +67,7 @@ def test_an_even_job_stays_balanced() -> None:
     assert named(split(make(Load())))[:2] == ("balanced", ())
 
 
-def test_polled_collectives_are_told_of() -> None:
+def test_polled_collectives_are_reported() -> None:
     """Where one rank polls it cannot be judged, and the report does not say that there was no collective."""
     report = judge(split(make(SLOW), polls=2))
     assert [one.kind for one in report.verdicts] == ["insufficient_data"]

@@ -47,7 +47,7 @@ def test_transfers_that_take_longer_than_backward_hide_it() -> None:
     assert cost <= (took - calm) / STEPS / 1e6 + 0.1
 
 
-def test_without_times_on_the_gpu_nobody_knows_whether_it_computes() -> None:
+def test_without_times_on_the_gpu_whether_it_computes_is_unknown() -> None:
     """It may wait for its host to launch."""
     slow = np.zeros((RANKS, STEPS, BUCKETS))
     slow[2] += 0.2e6
@@ -56,7 +56,7 @@ def test_without_times_on_the_gpu_nobody_knows_whether_it_computes() -> None:
     assert verdict.cost_ms_per_step == pytest.approx(0.2 * BUCKETS, rel=0.15)
 
 
-def test_without_starts_the_cost_is_told_as_the_least() -> None:
+def test_without_starts_the_cost_is_reported_as_the_least() -> None:
     """How long collectives took says who was late for each, not how much earlier the others would have been."""
     slow = np.zeros((RANKS, STEPS, BUCKETS))
     slow[2] += 0.3e6
@@ -77,7 +77,7 @@ def test_where_others_queue_from_the_start_what_it_took_before_tells() -> None:
     assert verdict.cost_ms_per_step == pytest.approx((took - calm) / (STEPS - 60) / 1e6, rel=0.05)
 
 
-def test_before_a_short_stretch_who_starts_sooner_than_the_rank_itself_has_queued() -> None:
+def test_before_a_short_interval_a_start_sooner_than_the_rank_s_own_is_queued() -> None:
     """A queue leaves 0.05 ms where the rank computes for 0.12 ms, or for 1 ms: no rank was ready only then."""
     start, took = np.zeros((3, 20, 3)), np.full((3, 20, 3), 0.2e6)
     start[0] = [0.0, 0.32e6, 1.52e6]
@@ -91,7 +91,7 @@ def test_before_a_short_stretch_who_starts_sooner_than_the_rank_itself_has_queue
 
 
 @pytest.mark.parametrize("beside", [0.2, 0.35])
-def test_whoever_waits_computes_slower_and_hides_how_slow_the_last_is(beside: float) -> None:
+def test_waiting_ranks_compute_slower_and_hide_how_slow_the_last_is(beside: float) -> None:
     """The delay grows no more once the others lose by waiting what they gain by computing: it is a small part of it."""
     slow = np.zeros((RANKS, STEPS, BUCKETS))
     calm = run(slow)[1]

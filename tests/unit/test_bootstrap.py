@@ -137,7 +137,7 @@ def test_a_forked_child_writes_nothing(job: Job) -> None:
     reader.close()
 
 
-def test_a_helper_beside_the_launcher_leaves_no_ring(job: Job) -> None:
+def test_a_helper_of_the_launcher_leaves_no_ring(job: Job) -> None:
     """A plain python that does not train is no rank 0; one that does is."""
     job.python("-c", "import json", HINDMOST_LAUNCHER="python")
     assert job.headers() == []

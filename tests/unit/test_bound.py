@@ -139,7 +139,7 @@ def test_a_report_says_it_in_one_line() -> None:
         assert "_" not in headline.bound({"job": {"bound": {"by": by, "evidence": ""}}, "verdicts": ()})
 
 
-def test_a_job_that_mostly_stalls_is_not_told_to_be_bound_by_what_its_steps_do() -> None:
+def test_a_job_that_mostly_stalls_is_not_limited_by_what_its_steps_do() -> None:
     """What is sampled is then of the stalls: a GPU that waits in a collective's kernel looks busy."""
     blocks = blocks_of.build(recorded(gpu_bound="compute"), DEFAULT)
     stalls = Verdict("intermittent", (1,), cost_ratio=0.77)

@@ -60,7 +60,7 @@ def test_ranks_that_do_other_things_each_step_are_judged_without_a_replay() -> N
     assert all(verdict.kind in ("straggler", "balanced") and set(verdict.ranks) <= {6} for verdict in verdicts)
 
 
-def test_a_pipeline_whose_steps_nobody_marked_is_judged() -> None:
+def test_a_pipeline_with_unmarked_steps_is_judged() -> None:
     """An MPI job has calls and no steps."""
     run = simulate(replace(PIPELINE, faults=(Fault("compute", (6,), 0.15),))).run
     calls = run.collectives | {"flags": np.zeros_like(run.collectives["flags"])}
@@ -86,7 +86,7 @@ def _in_buckets(run: Run) -> Run:
     return replace(run, collectives=joined, steps=empty(STEPS), metrics=empty(METRICS))
 
 
-def test_gradients_in_buckets_are_one_step_of_a_pipeline_that_nobody_marked() -> None:
+def test_gradients_in_buckets_are_one_step_of_an_unmarked_pipeline() -> None:
     """They follow the computing of all micro-batches: taken for a step each, most steps had no work in them."""
     fault = Fault("compute", (2,), 0.2)
     simulated = simulate(Scenario(seed=5, ranks=4, layout="pp_dp", pipeline=2, microbatches=4, faults=(fault,)))
@@ -184,7 +184,7 @@ def test_a_sender_that_waits_for_its_receiver_does_not_work_meanwhile() -> None:
     assert built.stretched(less) == pytest.approx(np.where(late > 10, -20.0, 0.0) * MS)
 
 
-def test_a_send_that_waits_beside_computing_travels_no_longer_for_it() -> None:
+def test_an_overlapped_send_that_waits_travels_no_longer_for_it() -> None:
     """Its receiver is 20 ms late in all steps: repaired it has the message at once, not 20 ms after it was sent."""
     steps = np.arange(20)
     schedule = _two_stages(10.0, np.full(20, 30.0))

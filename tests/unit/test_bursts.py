@@ -14,7 +14,7 @@ MS = 1e6
 
 
 @pytest.mark.parametrize(("steps", "lasts"), [(120, 8), (150, 10), (600, 15), (600, 24)])
-def test_a_slow_down_that_ends_after_a_few_steps_is_told_with_both_ends(steps: int, lasts: int) -> None:
+def test_a_slowdown_of_a_few_steps_is_reported_with_both_ends(steps: int, lasts: int) -> None:
     """However short against the run; its cost is that of the steps in which it acts."""
     fault = Fault("compute", (3,), 0.5, onset=60, end=60 + lasts)
     simulated = simulate(Scenario(steps=steps, faults=(fault,)))
@@ -25,7 +25,7 @@ def test_a_slow_down_that_ends_after_a_few_steps_is_told_with_both_ends(steps: i
     assert verdict.cost_ms_per_step == pytest.approx(saved, rel=0.1)
 
 
-def test_a_slow_down_of_mpi_ranks_is_told_too() -> None:
+def test_a_slowdown_of_mpi_ranks_is_reported_too() -> None:
     """Ten steps of ten at half as much again."""
     run = make(Load(steps=300, faults=[{"rank": 2, "compute": 4.0, "from": 100, "until": 110}]))
     (verdict,) = judge(run).verdicts
@@ -57,7 +57,7 @@ def test_a_rank_may_have_several_bursts() -> None:
     assert bursts.find(excess, 10.0) == []
 
 
-def test_what_is_told_already_is_no_bursts_like() -> None:
+def test_what_is_reported_already_is_no_bursts_equal() -> None:
     """A rank that is late for another reason says nothing about the others."""
     excess = np.random.default_rng(1).normal(0, 1.0, (4, 200))
     excess[1, 50:60] += 40.0
@@ -89,7 +89,7 @@ def test_of_two_ranks_that_are_slow_in_turn_neither_is_named() -> None:
 
 
 @pytest.mark.parametrize("layout", ["dp", "fsdp"])
-def test_of_two_ranks_that_are_much_slower_in_turn_each_is_told_with_its_steps(layout: str) -> None:
+def test_two_ranks_much_slower_in_turn_are_each_reported_with_their_steps(layout: str) -> None:
     """By what is no noise of a healthy job: neither is ahead in the other's turn, it waits."""
     turns = [(turn % 2, 100 + 60 * turn, 160 + 60 * turn) for turn in range(4)]
     faults = tuple(Fault("compute", (rank,), 0.4, onset=first, end=stop) for rank, first, stop in turns)

@@ -77,7 +77,7 @@ def test_messages_arrive_whole_and_in_order_and_both_sides_end(sizes: list[int])
     run(work())
 
 
-def test_a_refusal_is_told_in_the_collector_s_words() -> None:
+def test_a_refusal_is_reported_in_the_collector_s_words() -> None:
     """What was said before it is still read."""
 
     async def work() -> None:
@@ -94,7 +94,7 @@ def test_a_refusal_is_told_in_the_collector_s_words() -> None:
     run(work())
 
 
-def test_a_collector_that_ends_the_call_while_the_agent_writes_is_told_as_that() -> None:
+def test_a_collector_that_ends_the_call_while_the_agent_writes_is_reported() -> None:
     """Not as a stream that was reset, and not by its number: nothing is wrong with the connection."""
 
     async def work() -> None:
@@ -173,7 +173,7 @@ def test_what_is_no_collector_is_an_error_of_the_connection(said: bytes) -> None
     run(work())
 
 
-def test_nobody_listening_is_an_error_of_the_system() -> None:
+def test_a_port_without_a_listener_is_an_error_of_the_system() -> None:
     """As the caller expects it."""
 
     async def work() -> None:

@@ -34,21 +34,21 @@ def test_a_rank_is_slow_for_eight_steps_or_it_stalled(steps: int, told: int) -> 
     assert [(one.first, one.stop) for one in found] == [(100, 100 + steps)] * told
 
 
-def test_nobody_is_named_of_a_clean_job_for_steps_high_by_chance() -> None:
+def test_no_rank_of_a_clean_job_is_named_for_steps_high_by_chance() -> None:
     """A rank of 0.4 % is 1.3 % late in 12 of 200 steps: that is 0.9 % more than what it always is."""
     (verdict,) = judge(simulate(Scenario(ranks=8, steps=200, seed=41)).run).verdicts
     assert (verdict.kind, verdict.ranks) == ("balanced", ())
 
 
 @pytest.mark.parametrize(("usual", "told"), [(0.0, 1), (0.8, 0)])
-def test_a_stretch_counts_by_what_it_is_above_the_steps_around(usual: float, told: int) -> None:
+def test_a_segment_counts_by_its_height_above_the_steps_around(usual: float, told: int) -> None:
     """Not by how late the rank is in it, which it may nearly be throughout."""
     made = series(usual, 1.6 - usual)
     assert len(episodes.find(made, 1.0, DEFAULT)) == told
 
 
 @pytest.mark.parametrize(("steps", "told"), [(slice(0, 16), 0), (slice(224, 240), 0), (slice(0, 120), 1)])
-def test_a_short_stretch_at_an_end_is_held_against_the_other_steps(steps: slice, told: int) -> None:
+def test_a_short_segment_at_an_end_is_compared_with_the_other_steps(steps: slice, told: int) -> None:
     """It was picked among many, as any was: one that takes half of the series was not."""
     made = series(0.8, 0.0)
     made[steps] += STRETCH_MORE
@@ -56,14 +56,14 @@ def test_a_short_stretch_at_an_end_is_held_against_the_other_steps(steps: slice,
     assert len(found) == told
 
 
-def test_a_stretch_on_top_of_another_needs_steps_that_show_that_other_alone() -> None:
+def test_a_segment_on_top_of_another_needs_steps_with_that_other_alone() -> None:
     """The first seven steps of a rank that is late throughout are no base for all its others."""
     made = series(5.0, 0.0)
     made[:7] -= 2.0
     assert [(one.first, one.stop, one.outer) for one in episodes.find(made, 1.0, DEFAULT)] == [(0, STEPS, None)]
 
 
-def test_two_stretches_of_most_steps_are_not_held_against_each_other() -> None:
+def test_two_segments_of_most_steps_are_not_compared_with_each_other() -> None:
     """What is usual is the level of the steps that are in neither."""
     made = series(0.0, 0.0)
     made[20:100] += 3.0
@@ -72,7 +72,7 @@ def test_two_stretches_of_most_steps_are_not_held_against_each_other() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 6, 16])
-def test_a_stretch_is_held_against_as_many_steps_as_it_has_itself(seed: int) -> None:
+def test_a_segment_is_compared_with_as_many_steps_as_it_has(seed: int) -> None:
     """Medians of few steps scatter more than the long blocks of a long run do: drift is no segment."""
     wandering = np.zeros(2000)
     for at, change in enumerate(np.random.default_rng(seed).standard_normal(1999)):
@@ -81,7 +81,7 @@ def test_a_stretch_is_held_against_as_many_steps_as_it_has_itself(seed: int) -> 
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_slow_down_begins_where_it_does_though_what_follows_wanders(seed: int) -> None:
+def test_a_slowdown_keeps_its_onset_though_later_steps_drift(seed: int) -> None:
     """The onset stays when a piece inside of the slow time, which begins or ends there too, is none of its own."""
     random = np.random.default_rng(seed)
     made = 0.4 * random.standard_normal(1800)
@@ -106,14 +106,14 @@ def _late_now_and_then(often: float) -> Blocks:
 
 
 @pytest.mark.parametrize(("often", "told"), [(0.0, 1), (0.005, 1), (0.12, 0)])
-def test_a_stretch_is_held_against_what_chance_makes_of_all_ranks_and_all_their_steps(often: float, told: int) -> None:
+def test_a_segment_is_compared_with_chance_over_all_ranks_and_steps(often: float, told: int) -> None:
     """Eleven late steps in a row are persistent where hardly any step of any rank is as late, and may be chance
     elsewhere."""
     found = straggler.find(_late_now_and_then(often), DEFAULT)
     assert len([one for one in found if one.row == 12]) == told
 
 
-def test_nobody_is_named_for_longer_batches_by_chance_that_nobody_counted() -> None:
+def test_no_rank_is_named_for_longer_uncounted_batches_by_chance() -> None:
     """Eleven steps of 13 % more work than the others' are what sixteen ranks come to in two hundred steps."""
     job = Scenario(16, 200, 8030067, stretches=3, step_ms=100.27222307053765, checkpoint_every=50)
     run = simulate(replace(job, varying_lengths=0.08660268659947865)).run
@@ -122,7 +122,7 @@ def test_nobody_is_named_for_longer_batches_by_chance_that_nobody_counted() -> N
 
 
 @pytest.mark.parametrize(("second", "named"), [(0.012, [1]), (0.04, [1, 0])])
-def test_beside_one_of_four_a_second_is_set_against_few(second: float, named: list[int]) -> None:
+def test_after_one_of_four_a_second_is_set_against_few(second: float, named: list[int]) -> None:
     """Of the other three any may be ahead by 2 % of a step: the latest of them is no second slow rank for that."""
     assert _named_of_four(second) == named
 
@@ -137,7 +137,7 @@ def _named_of_four(second: float) -> list[int]:
     return [one.row for one in straggler.find(replace(built, excess=late), DEFAULT)]
 
 
-def test_a_dip_between_stretches_that_are_exactly_as_early_ends_like_any_other() -> None:
+def test_a_dip_between_equally_early_segments_ends_like_any_other() -> None:
     """Of times in whole microseconds two medians may be the same number, and below nothing."""
     made = np.repeat([-1000.0, -9000.0, -1000.0], [40, 8, 40])
     assert episodes.find(made, 50.0, DEFAULT) == []

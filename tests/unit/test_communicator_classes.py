@@ -58,7 +58,7 @@ def test_a_group_that_does_more_than_its_sister_is_of_its_class() -> None:
     assert classes(even) == [[0, 0, 1, 1]]
 
 
-def test_a_communicator_of_some_ranks_beside_is_no_sister() -> None:
+def test_an_extra_communicator_of_some_ranks_is_no_sister() -> None:
     """It does little, and the others have every rank without it."""
     assert len(classes([*TENSOR, *DATA, ((1, 3), REDUCE, 8, 1)])) == 3
 

@@ -37,7 +37,7 @@ def measure(found: dict[str, Any], name: str) -> dict[str, Any]:
     return one
 
 
-def test_a_slower_run_is_told_with_its_interval_and_its_new_verdict() -> None:
+def test_a_slower_run_is_reported_with_its_interval_and_its_new_verdict() -> None:
     """Rank 2 computes 3 ms more: a little less than that is what the step, which waited for its latest, is longer."""
     found = compare(job(), job(2, faults=[SLOW]))
     step = measure(found, "step")
@@ -56,7 +56,7 @@ def test_two_runs_of_the_same_are_no_change() -> None:
 
 
 @pytest.mark.parametrize(("change", "told"), [(0.3, False), (0.7, True)])
-def test_a_change_that_nobody_acts_on_is_none_however_sure(change: float, told: bool) -> None:
+def test_a_negligible_change_is_none_however_sure(change: float, told: bool) -> None:
     """Of steps of 100 ms that hardly differ, half a millisecond is the least."""
     steps = np.random.default_rng(1).normal(100e6, 0.1e6, 400)
     found = comparing._measure("step", steps, steps + change * 1e6, 100e6)
@@ -93,7 +93,7 @@ def test_what_acts_in_a_part_of_the_steps_is_a_change_of_the_mean() -> None:
     assert "slower by" in text.render(found, width=200)
 
 
-def test_the_same_rank_late_for_another_reason_is_told_as_that() -> None:
+def test_the_same_rank_late_for_another_reason_is_reported_as_that() -> None:
     """The same rank in both, but other work to do."""
     waits = {"rank": 2, "runqueue": 3.0}
     found = compare(job(faults=[waits]), job(2, faults=[SLOW]))
@@ -116,7 +116,7 @@ def test_a_simulation_is_titled_by_its_job() -> None:
     assert headline.title(found) == "hindmost · slow-rank-3"
 
 
-def test_a_run_without_steps_is_told_as_that() -> None:
+def test_a_run_without_steps_is_reported_as_that() -> None:
     """Nothing is compared with nothing."""
     nothing = dataclasses.replace(job(), collectives=empty(COLLECTIVES))
     assert "no comparison" in text.render(compare(job(), nothing))

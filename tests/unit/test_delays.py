@@ -35,7 +35,7 @@ def test_a_stall_in_backward_is_seen_wherever_it_is(stall: Callable[[Any, int], 
     assert verdict.cost_ms_per_step == pytest.approx((took - calm) / STEPS / 1e6, rel=0.1)
 
 
-def test_stalls_of_all_ranks_in_turn_are_nobody_s() -> None:
+def test_stalls_of_all_ranks_in_turn_name_no_rank() -> None:
     """As many and as long, each of another rank."""
     stalls = np.zeros((RANKS, STEPS, BUCKETS))
     for number, step in enumerate(range(3, STEPS, 5)):

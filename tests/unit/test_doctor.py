@@ -199,7 +199,7 @@ def test_a_part_that_cannot_be_loaded_is_not_complete(bare: Machine) -> None:
         ({"dev/kfd": "", f"{KFD}/0/gpu_id": "0\n", f"{KFD}/1/gpu_id": "48213\n"}, "1 AMD GPUs; amdsmi"),
     ],
 )
-def test_an_amd_node_is_not_told_of_nvidia(bare: Machine, files: dict[str, str], says: str) -> None:
+def test_an_amd_node_gets_no_line_about_nvidia(bare: Machine, files: dict[str, str], says: str) -> None:
     """Which vendor's driver is loaded decides what is asked and which package is missing."""
     for path, text in files.items():
         write(bare, path, text)

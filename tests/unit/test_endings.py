@@ -49,13 +49,13 @@ def test_who_was_missed_first_died_first() -> None:
     assert endings.first_to_die(run) == ([1], ", 4.0 s before ranks 0, 2 and 3")
 
 
-def test_gone_at_one_look_whom_the_others_waited_for_died_first() -> None:
+def test_gone_in_one_observation_the_awaited_rank_died_first() -> None:
     """A launcher kills the rest within milliseconds: then the collective that one had not entered tells."""
     run = ended([(VANISHED, 9)] * 4, in_flight=entered([0, 2, 3]))
     assert endings.first_to_die(run) == ([1], ": ranks 0, 2 and 3 waited for it in all_reduce number 3")
 
 
-def test_gone_at_one_look_without_more_is_not_known() -> None:
+def test_gone_in_one_observation_without_more_is_not_known() -> None:
     """No rank is named by guessing."""
     said = endings.sentence(ended([(VANISHED, 9)] * 4))
     assert said is not None
@@ -123,7 +123,7 @@ def test_the_kernel_that_killed_for_want_of_memory_is_quoted() -> None:
     assert said.endswith("the kernel of node0 killed 2 for want of memory")
 
 
-def test_a_job_that_was_killed_at_its_third_step_is_told_as_that() -> None:
+def test_a_job_killed_at_its_third_step_is_reported_as_that() -> None:
     """How it ended comes first, then what was recorded; advice to mark steps is left out for a job that died."""
     report = judge(ended([(VANISHED, 5)] + [(VANISHED, 9)] * 3))
     (verdict,) = report.verdicts
@@ -147,7 +147,7 @@ def test_a_job_that_was_killed_at_its_third_step_is_told_as_that() -> None:
         (2, 1, "1 collective call of 2 ranks was recorded before the job failed: too few to judge"),
     ],
 )
-def test_one_is_told_as_one(ranks: int, calls: int, told: str) -> None:
+def test_one_is_counted_as_one(ranks: int, calls: int, told: str) -> None:
     """However much one rank did, it is not too little: there is none to compare it with."""
     run = loads.make(loads.Load(ranks=2, steps=3))
     seen = {name: column[:ranks] for name, column in run.ranks.items()}
@@ -187,7 +187,7 @@ def test_what_ranks_have_left_is_not_kept(tmp_path: Path) -> None:
     assert recorded(tmp_path, looks).in_flight["rank"].tolist() == [3]
 
 
-def test_a_long_wait_that_somebody_ended_is_a_hang_and_no_death() -> None:
+def test_a_long_wait_that_was_ended_is_a_hang_and_no_death() -> None:
     """The awaited rank did not die first: all were killed by a user or a time-out."""
     run = ended([(VANISHED, 60)] * 4, in_flight=entered([0, 2, 3], seen=60))
     said = endings.sentence(run)

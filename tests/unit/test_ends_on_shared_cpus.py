@@ -12,7 +12,7 @@ from hindmost_collector.settings import DEFAULT
     ("slow", "shared", "until"),
     [(545, True, None), (545, False, 545), (450, True, 450), (450, False, 450), (590, False, None)],
 )
-def test_a_stretch_ends_where_enough_steps_follow_to_tell(slow: int, shared: bool, until: int | None) -> None:
+def test_a_segment_ends_where_enough_steps_follow_to_tell(slow: int, shared: bool, until: int | None) -> None:
     """On shared CPUs the last few of a hundred steps are no end of what lasted all the others: a fifth of these is."""
     noise = np.random.default_rng(4).normal(0.0, 0.3, 600)
     series = noise + np.where(np.arange(600) < slow, 4.0, 0.0)

@@ -51,7 +51,7 @@ def _dumps(folder: Path) -> Path:
     return folder
 
 
-def test_a_job_that_stopped_is_told_with_where_each_rank_stands(tmp_path: Path) -> None:
+def test_a_stopped_job_is_reported_with_each_rank_s_place(tmp_path: Path) -> None:
     """Without a readable dump of open operations no rank is named; a rank that stands alone is pointed out."""
     for rank in range(4):
         (_dumps(_record(tmp_path, silent_s=20)) / f"nccl_trace_rank_{rank}").write_bytes(
@@ -71,7 +71,7 @@ def test_a_job_that_stopped_is_told_with_where_each_rank_stands(tmp_path: Path) 
     assert all(f"nccl_trace_rank_{rank}" in left_out for rank in range(4))
 
 
-def test_of_many_lines_those_are_told_at_which_most_ranks_stand(tmp_path: Path) -> None:
+def test_of_many_lines_those_with_most_ranks_are_reported(tmp_path: Path) -> None:
     """Eight of them: more would not be read."""
     _record(tmp_path, silent_s=20, ranks=11)
     for rank in range(11):

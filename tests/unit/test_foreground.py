@@ -59,7 +59,7 @@ def test_a_signal_to_us_alone_reaches_the_command_once(number: signal.Signals) -
         assert process.returncode == 7
 
 
-def test_signals_to_us_are_told_of() -> None:
+def test_signals_to_us_are_reported() -> None:
     """The caller of the command learns which signals came meanwhile, without its children's ends."""
     script = """
 import os, signal

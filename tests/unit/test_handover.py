@@ -34,7 +34,7 @@ def _told(found: tuple[Verdict, ...]) -> list[tuple[str | None, int | None, int 
         ("tp_dp", "gpu_throttle", "memory"),
     ],
 )
-def test_a_cause_that_takes_over_is_told_apart_at_one_level_of_lateness(layout: str, before: str, after: str) -> None:
+def test_a_cause_change_at_the_same_delay_is_found(layout: str, before: str, after: str) -> None:
     """The rank is as late as it was: only what is measured of it tells where the one ends and the other begins."""
     faults = (Fault(before, (2,), 0.1, 20, 60), Fault(after, (2,), 0.1, 60))
     tensor = 2 if layout == "tp_dp" else 1
@@ -76,7 +76,7 @@ def test_what_is_on_top_of_what_goes_on_stays_on_top() -> None:
     assert _told(found) == [("h2d", 20, None), ("input", 60, None)]
 
 
-def test_a_rank_that_becomes_slower_before_its_cause_changes_has_all_three_told() -> None:
+def test_a_rank_slower_before_its_cause_change_gets_all_three_verdicts() -> None:
     """What came on top of the first cause ends with it."""
     faults = (
         Fault("input", (2,), 0.1, 20, 110),
@@ -99,7 +99,7 @@ def test_what_is_measured_of_some_steps_only_tells_where_the_cause_changes() -> 
 
 
 @pytest.mark.parametrize(("more", "told"), [(4, False), (8, True)])
-def test_what_reaches_over_a_border_by_its_uncertainty_is_no_habit_of_the_next_stretch(more: int, told: bool) -> None:
+def test_an_overlap_within_the_uncertainty_is_no_slowdown_of_the_next_segment(more: int, told: bool) -> None:
     """Each end is two steps off by chance; a segment of eight is as short as one may be."""
     blocks: Any = SimpleNamespace(excess=np.ones((1, 100)))
     whole = Habit(row=0, first=0, stop=100, excess=1.0, z=9.0, consistency=1.0, spread_ratio=9.0, latest=1.0)
@@ -116,7 +116,7 @@ def test_one_cause_stays_one_verdict(cause: str) -> None:
     assert _told(found) == [(cause, 20, None)]
 
 
-def test_a_cause_that_nothing_measures_is_not_told_apart() -> None:
+def test_an_unmeasured_cause_is_not_separated() -> None:
     """Without GPU times the rank's work is unknown once its input was as its peers': one verdict, not two."""
     faults = (Fault("input", (2,), 0.1, 20, 60), Fault("compute", (2,), 0.1, 60))
     run = simulate(Scenario(8, 120, seed=3, layout="fsdp", faults=faults)).run

@@ -28,7 +28,7 @@ def told(report: Report) -> list[str]:
     return [note for note in report.notes if "costs nothing now" in note]
 
 
-def test_a_rank_whose_slow_input_is_hidden_is_told_and_not_named() -> None:
+def test_a_rank_with_hidden_slow_input_is_reported_and_not_named() -> None:
     """30 ms of a 100 ms step, without any waiting for it."""
     report = judge(fetching({1: 30.0}))
     assert [verdict.kind for verdict in report.verdicts] == ["balanced"]
@@ -37,19 +37,19 @@ def test_a_rank_whose_slow_input_is_hidden_is_told_and_not_named() -> None:
 
 
 @pytest.mark.parametrize("ms", [{}, {1: 2.0}])
-def test_a_usual_input_is_not_told(ms: dict[int, float]) -> None:
+def test_a_usual_input_is_not_reported(ms: dict[int, float]) -> None:
     """Less than a twentieth of the step is no news."""
     assert told(judge(fetching(ms))) == []
 
 
-def test_of_an_input_that_all_hide_alike_all_are_told() -> None:
+def test_an_input_that_all_ranks_hide_is_reported_for_all() -> None:
     """It bounds how much faster the GPUs may become."""
     (note,) = told(judge(fetching(dict.fromkeys(range(4), 40.0))))
     assert note.startswith("every rank waits about")
 
 
 @pytest.mark.parametrize(("share", "part"), [(0.0, False), (0.2, True)])
-def test_of_an_input_that_is_covered_in_part_that_part_is_told(
+def test_of_a_partly_hidden_input_that_part_is_reported(
     share: float, part: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of it costs nothing where nearly all is covered; else a repair saves the rest."""
@@ -59,7 +59,7 @@ def test_of_an_input_that_is_covered_in_part_that_part_is_told(
 
 
 @pytest.mark.parametrize(("run_ahead", "told"), [(0, False), (1, True)])
-def test_what_of_a_slow_input_is_hidden_is_told_apart_from_what_it_costs(run_ahead: int, told: bool) -> None:
+def test_the_hidden_part_of_a_slow_input_is_separate_from_its_cost(run_ahead: int, told: bool) -> None:
     """A host ahead of its GPU hides the first half of a step of it: only the rest is worth repairing."""
     job = Scenario(8, 120, 3, run_ahead=run_ahead, faults=(Fault("input", (3,), 0.9),))
     (verdict,) = judge(simulate(job).run).verdicts

@@ -34,14 +34,14 @@ def test_ranks_that_are_late_in_turn_are_not_named() -> None:
     assert verdict.evidence[0].endswith("rank 0 from step 0 to 60; rank 1 from step 61 on")
 
 
-def test_nobody_is_late_throughout_who_took_over_from_another() -> None:
+def test_a_rank_that_took_over_from_another_is_not_late_throughout() -> None:
     """It is later than the others in 77 of 100 steps, since another one no longer is."""
     (verdict,) = without_doubtful([late(0, 23), late(1, 0, 27)], of())
     assert verdict.kind == "insufficient_data"
 
 
 @pytest.mark.parametrize("other", [late(1, 30, 50), late(1, 0, kind="intermittent")])
-def test_who_is_late_throughout_is_named_whoever_is_beside_it_for_a_while(other: Verdict) -> None:
+def test_a_rank_late_throughout_is_named_whatever_others_do_for_a_while(other: Verdict) -> None:
     """No lead lasts for all of a run; the other one may have lost its own."""
     found = [late(0), other]
     assert without_doubtful(found, of()) == found[:1]
@@ -53,14 +53,14 @@ def test_a_rank_that_is_late_for_a_while_is_named_where_hosts_launch_little() ->
     assert without_doubtful(found, of()) == found
 
 
-def test_where_parameters_are_gathered_nobody_is_named_for_a_while() -> None:
+def test_where_parameters_are_gathered_no_rank_is_named_for_a_while() -> None:
     """Its host may have been behind for that while: of eight healthy FSDP jobs three had such a rank."""
     (verdict,) = without_doubtful([late(2, 28, 68)], of(gathers=True))
     assert verdict.kind == "insufficient_data"
     assert without_doubtful([late(2, 8)], of(gathers=True)) == [late(2, 8)]
 
 
-def test_few_steps_of_many_name_nobody() -> None:
+def test_few_steps_of_many_name_no_rank() -> None:
     """Of 100 steps ten, of whatever a pattern of collectives is taken to be a step."""
     (verdict,) = without_doubtful([late(2, 30, 39)], of())
     assert verdict.kind == "insufficient_data"
@@ -89,7 +89,7 @@ def test_a_rank_that_pauses_is_late_throughout() -> None:
     assert without_doubtful([*found, late(2, 30, 50)], of()) == found
 
 
-def test_what_is_certain_stays_where_nobody_is_named() -> None:
+def test_what_is_certain_stays_where_no_rank_is_named() -> None:
     """Ranks in turn are doubtful, a slow link in the same job is not."""
     link = Verdict(kind="slow_link")
     assert without_doubtful([late(0, 0, 60), late(1, 61), link], of()) == [link]

@@ -75,7 +75,7 @@ def test_a_gpu_that_idles_for_nearly_all_that_is_left_computes_nothing_longer() 
     assert shares == {"input": 15.0, "compute": 0.0, "idle": 10.0}
 
 
-def test_computing_beyond_what_lateness_shows_stays_so_beside_an_idle_moment() -> None:
+def test_computing_beyond_the_visible_delay_stays_so_next_to_an_idle_moment() -> None:
     """Backward hides half of it: a tenth of the delay was idling, and so nine tenths of all is computing."""
     assert idle_gpu.charged({"compute": 8e6}, 0.4e6, 4e6) == {"idle": 0.4e6, "compute": pytest.approx(7.2e6)}
     assert idle_gpu.charged({"compute": 3e6}, 0.4e6, 4e6) == {"idle": 0.4e6, "compute": pytest.approx(3e6)}

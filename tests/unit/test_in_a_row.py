@@ -31,7 +31,7 @@ def found(own: Gaps) -> list[int] | None:
 
 
 @pytest.mark.parametrize("count", [2, 3, 8, 16])
-def test_alike_collectives_after_one_stretch_of_computing_are_one_step(count: int) -> None:
+def test_alike_collectives_after_one_computing_interval_are_one_step(count: int) -> None:
     """A step begins with the one that is computed before."""
     assert found(gaps(count)) == np.repeat(np.arange(STEPS), count).tolist()
 

@@ -50,7 +50,7 @@ def _together(*runs: Run) -> tuple[Run, Table]:
     return replace(runs[-1], **joined), stated
 
 
-def test_the_last_start_is_judged_and_all_are_told() -> None:
+def test_the_last_start_is_judged_and_all_are_reported() -> None:
     """The slow rank of the three before is not the two's, the one that left has no row of zeros, and JSON has both."""
     run, stated = _together(_started(3, 60, slow=2), _started(2, 60, later=_LATER_NS, slow=1))
     report = judge(incarnations.judged(run, stated)).to_dict()

@@ -83,7 +83,7 @@ def test_a_step_with_more_to_compute_is_no_standing_still() -> None:
 
 
 @pytest.mark.parametrize(("excess", "more"), [(8.0, 6.0), (11.0, 3.0), (14.0, 0.0)])
-def test_what_a_rank_is_told_to_be_late_by_is_not_counted_again(excess: float, more: float) -> None:
+def test_a_reported_delay_is_not_counted_again(excess: float, more: float) -> None:
     """It begins a step 8 ms late and is interrupted for 6 ms more: however the slowdown counts them, all is 14 ms."""
     assert _longer(_before(6.0), excess=excess) == pytest.approx(more)
 

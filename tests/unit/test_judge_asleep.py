@@ -88,7 +88,7 @@ def test_a_rank_that_sleeps_and_computes_a_little_more_costs_what_it_sleeps() ->
     assert report.verdicts[0].cost_ms_per_step == pytest.approx(27, abs=1)
 
 
-def test_who_slept_for_a_part_of_its_lateness_is_named_for_that_part() -> None:
+def test_a_rank_that_slept_for_a_part_of_its_delay_is_named_for_that_part() -> None:
     """It queued for a third of 30 ms and slept for the rest: awake, it would have come 20 ms sooner."""
     report = judge(crowded(10.0, 0.21))
     assert said(report) == [("straggler", (1,), "unknown")]
@@ -117,7 +117,7 @@ def test_who_used_no_more_cpu_did_not_compute(cpu_ms: float, what: str) -> None:
     assert any(line.startswith(f"30.0 ms delay per step: {what}") for line in verdict.evidence)
 
 
-def test_where_all_queue_in_a_transfer_no_lateness_before_it_is_for_want_of_a_cpu() -> None:
+def test_where_all_queue_in_a_transfer_no_earlier_delay_is_a_missing_cpu() -> None:
     """Its process queued for 0.58 s/s, for as much of the transfer as its peers' did: before it the rank slept."""
     report = judge(jostled())
     assert said(report) == [("straggler", (1,), "unknown")]
@@ -151,7 +151,7 @@ def test_a_process_that_queued_for_longer_than_its_transfers_take_may_have_been_
     assert said(judge(jostled(0.9))) == [("insufficient_data", (), None)]
 
 
-def test_a_wait_for_a_cpu_that_only_the_process_shows_is_told_neither_as_the_reason_nor_as_excluded() -> None:
+def test_a_cpu_wait_that_only_the_process_shows_is_neither_given_nor_excluded() -> None:
     """Its main thread slept: no line says that it waited for a CPU where another says that this is unknown."""
     report = judge(jostled(0.9))
     told = " ".join([*report.verdicts[0].evidence, *report.notes])
@@ -182,7 +182,7 @@ def test_a_rank_of_which_a_step_is_missing_is_not_the_one_that_is_waited_for_mos
 
 
 @pytest.mark.parametrize("steps", [26, 300])
-def test_who_was_seen_to_wait_for_a_cpu_is_told_so_and_nobody_is_to_blame(steps: int) -> None:
+def test_a_rank_seen_to_wait_for_a_cpu_is_reported_without_blame(steps: int) -> None:
     """The main thread queued for as long as it was late: that is measured, and the headline need not doubt it."""
     report = judge(make(Load(steps=steps, compute=3.0, cpus=CPUS, faults=[{"rank": 1, "runqueue": 5.0}])))
     (verdict,) = report.verdicts
@@ -211,7 +211,7 @@ def test_who_sleeps_while_all_others_queue_is_not_named() -> None:
     assert "rank 1 slept 6.0 ms a step, while others were in the queue for a CPU" in report.notes
 
 
-def test_a_stretch_that_was_not_measured_is_no_stretch_without_sleep() -> None:
+def test_an_unmeasured_interval_is_not_one_without_sleep() -> None:
     """In every other step rank 1's work is unknown: it sleeps in all known steps, not in half of all."""
     run = make(Load(steps=300, compute=2.0, faults=[{"rank": 1, "blocked": 6.0}]))
     unknown = (run.collectives["rank"] == 1) & (run.collectives["seq"] % 2 == 0) & (run.collectives["seq"] < 200)
@@ -251,7 +251,7 @@ def test_of_two_sets_of_ranks_the_slower_ones_steps_are_the_jobs() -> None:
     assert said(judge(beside(0.0))) == [("balanced", (), None)]
 
 
-def test_whoever_has_made_all_steps_has_not_left() -> None:
+def test_a_rank_that_made_all_steps_has_not_left() -> None:
     """The faster set ends long before the other: the job is judged as one."""
     run = beside(30.0)
     states = {"rank": np.arange(4), "life": np.full(4, FINISHED), "time_ns": np.zeros(4, np.int64)}

@@ -94,7 +94,7 @@ def test_a_rank_that_does_not_know_its_gpu_was_seen_on_it() -> None:
     assert the(replace(run, ranks=unknown, metrics=metrics)).cause == "gpu_throttle"
 
 
-def test_a_gpu_that_is_slow_in_everything_may_be_shared_unseen() -> None:
+def test_a_gpu_that_is_slow_in_everything_may_be_shared_unnoticed() -> None:
     """Where the owners of a GPU's memory were not recorded, a rank's own code is not blamed for what slows all work
     there."""
     run = slow("gpu_contention")

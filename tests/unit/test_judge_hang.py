@@ -73,7 +73,7 @@ def in_another_communicator(run: Run, rank: int, members: int) -> Run:
     return replace(run, in_flight=table, communicators=group, job=replace(run.job, world_size=4))
 
 
-def test_one_of_two_cannot_be_told_from_the_other() -> None:
+def test_of_two_diverging_ranks_neither_is_named() -> None:
     """Where as many ranks entered the one operation as the other, they diverge and no rank is named."""
     verdict = first(hang(Load(ranks=2, steps=40), [1], op="all_reduce", other="all_gather"))
     assert (verdict.kind, verdict.ranks) == ("desync", ())
@@ -90,7 +90,7 @@ def test_who_waits_in_another_communicator_of_the_same_ranks_has_parted_from_the
     assert "rank 2 entered broadcast there instead" in verdict.evidence
 
 
-def test_groups_of_other_ranks_that_wait_for_each_other_name_nobody() -> None:
+def test_groups_of_other_ranks_that_wait_for_each_other_name_no_rank() -> None:
     """Two groups entered in different order: each rank waits, and neither order is the wrong one."""
     run = in_another_communicator(hang(FOUR, [2], op="all_reduce", other="all_reduce"), 2, members=2)
     assert (first(run).kind, first(run).ranks) == ("desync", ())
@@ -145,7 +145,7 @@ def test_a_stack_that_could_not_be_read_is_no_place_in_the_code() -> None:
     assert "stacks/3.txt" not in verdict.advice[0]
 
 
-def test_a_culprit_whose_process_is_gone_is_told_as_that() -> None:
+def test_a_culprit_whose_process_is_gone_is_reported_as_gone() -> None:
     """The others wait for a process that ended: the evidence says so."""
     run = hang(FOUR, [3])
     state = {"rank": [3], "time_ns": [int(run.in_flight["start_ns"].min())], "life": [VANISHED]}
@@ -179,7 +179,7 @@ def test_a_wait_is_as_long_as_the_job_let_it_be(over: dict[str, Any], end: str) 
     assert verdict.advice[0].startswith("find out what rank 3 waits for at load (train.py:49)")
 
 
-def test_a_job_at_work_is_told_of_the_line_and_can_be_attached_to() -> None:
+def test_a_running_job_s_report_has_the_line_and_suggests_attach() -> None:
     """The line is in the report, without opening a file; the rest of the stack is one command away."""
     run = replace(hang(FOUR, [3]), stacks=from_rows("stacks", [(3, 1, AT)]))
     verdict = first(run)
@@ -241,7 +241,7 @@ def test_ranks_of_one_node_that_stop_together_share_that() -> None:
     assert not [line for line in first(one).evidence if "suspect" in line]
 
 
-def test_nobody_is_inside_what_nobody_saw() -> None:
+def test_no_rank_is_inside_an_unobserved_operation() -> None:
     """A hang of which only the silence is known does not say that every rank was inside an operation."""
     report = judge(killed(make(FOUR), 137, 60.0)).to_dict()
     assert of_verdict(report["verdicts"][0]).sentence == "HUNG in step 40: no rank makes progress"
@@ -265,7 +265,7 @@ def test_a_node_that_was_not_heard_of_since_is_unknown_and_not_missing() -> None
     assert verdict.confidence == pytest.approx(0.99)
 
 
-def test_of_several_ranks_that_nobody_heard_of_none_is_named() -> None:
+def test_of_several_ranks_without_contact_none_is_named() -> None:
     """One agent is cut off: which of its ranks did not come, or whether any, is not known."""
     run = heard_of(hang(Load(ranks=6, steps=40), [3, 4]), 9.0, 9.0, 9.0, -1.0, -1.0, 9.0)
     verdict = first(run)

@@ -69,7 +69,7 @@ def test_scaling_time_scales_cost(excess: float, seed: int, scale: float) -> Non
 
 @quick
 @given(excesses, seeds)
-def test_a_healthy_rank_more_names_nobody_new(excess: float, seed: int) -> None:
+def test_one_more_healthy_rank_names_no_other(excess: float, seed: int) -> None:
     """One more rank does not get a healthy rank named; the slow one, near a threshold, may be."""
     few = verdicts(job(excess, seed))
     more = verdicts(replace(job(excess, seed), ranks=5))

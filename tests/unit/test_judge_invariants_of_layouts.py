@@ -86,7 +86,7 @@ def test_clocks_that_are_apart_change_nothing(
 
 @every_layout
 @pytest.mark.parametrize("cause", ["compute", "input", "gpu_throttle"])
-def test_the_jobs_are_such_that_somebody_is_told(layout: str, cause: str) -> None:
+def test_the_jobs_are_such_that_a_rank_is_reported(layout: str, cause: str) -> None:
     """Else the properties above would hold of a judge that says nothing."""
     (verdict,) = judge(recorded(layout, cause, 0.3, 25, seed=1)).verdicts
     assert (verdict.kind, verdict.ranks, verdict.cause, verdict.since_step) == ("straggler", (3,), cause, 25)

@@ -43,13 +43,13 @@ def test_a_rank_that_stands_still_for_files_is_named_with_its_cause(gpus_per_nod
     assert any("file I/O" in sentence for sentence in verdict.evidence)
 
 
-def test_without_the_kernel_s_count_nobody_says_files() -> None:
+def test_without_the_kernel_s_count_files_are_not_named() -> None:
     """Bytes alone are no waiting: the rank is named, its cause unknown."""
     verdict = told(without(recorded(Fault("io", (5,), 0.12)), WAITED, '"io"'))
     assert (verdict.ranks, verdict.cause) == ((5,), "unknown")
 
 
-def test_on_one_node_somebody_s_bytes_must_show_whose_files_they_are() -> None:
+def test_on_one_node_a_rank_s_bytes_must_show_whose_files_they_are() -> None:
     """All ranks see the node's waiting alike: without bytes it may be any rank's."""
     verdict = told(without(recorded(Fault("io", (5,), 0.12), gpus_per_node=16), WRITTEN))
     assert (verdict.ranks, verdict.cause) == ((5,), "unknown")

@@ -33,7 +33,7 @@ def steps(run: Run, **columns: Any) -> Run:
 
 @pytest.mark.parametrize("counted", [True, False])
 @pytest.mark.parametrize("layout", ["dp", "fsdp", "tp_dp"])
-def test_sequences_of_uneven_length_are_nobodys_fault(layout: str, counted: bool) -> None:
+def test_sequences_of_uneven_length_are_no_rank_s_fault(layout: str, counted: bool) -> None:
     """Whether tokens were counted or only the GPU's time tells: the work is uneven, and no rank is named."""
     run = simulate(Scenario(seed=7, layout=layout, tensor=2, varying_lengths=0.15)).run
     run = run if counted else steps(run, work=np.zeros_like(run.steps["work"]))
@@ -42,7 +42,7 @@ def test_sequences_of_uneven_length_are_nobodys_fault(layout: str, counted: bool
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_sequences_of_very_uneven_length_are_nobodys_fault(ranks: int) -> None:
+def test_sequences_of_very_uneven_length_are_no_rank_s_fault(ranks: int) -> None:
     """Where one rank has 30 tokens and its peer 1,000, the delay still grows by the token."""
     run = simulate(Scenario(seed=7, ranks=ranks, varying_lengths=1.0)).run
     assert found(run) == [("uneven_workload", (), "workload")]
@@ -86,13 +86,13 @@ def test_a_rank_that_may_have_longer_batches_by_chance_is_neither_named_nor_clea
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_nobody_is_named_among_few_ranks_whose_work_was_not_counted(seed: int) -> None:
+def test_no_rank_is_named_among_few_with_uncounted_work(seed: int) -> None:
     """With very uneven work of four ranks one has more of it for some steps, by chance."""
     run = simulate(Scenario(4, 80, seed, varying_lengths=0.3)).run
     assert not [one for one in judge(steps(run, work=np.zeros_like(run.steps["work"]))).verdicts if one.ranks]
 
 
-def test_whoever_always_has_more_work_is_late_for_it() -> None:
+def test_a_rank_that_always_has_more_work_is_late_for_it() -> None:
     """A tenth more tokens in each step and a tenth more time: the cause is the work."""
     run = simulate(Scenario(seed=7, faults=(Fault("compute", (3,), 0.1),))).run
     assert found(run) == [("straggler", (3,), "compute")]
@@ -194,7 +194,7 @@ def the(run: Run) -> Verdict:
     return verdict
 
 
-def test_all_ranks_of_a_node_are_told_as_the_node() -> None:
+def test_all_ranks_of_a_node_are_reported_as_the_node() -> None:
     """Eight slow ranks that share a host are one verdict, whose evidence names the host."""
     slow = tuple(Fault("cpu_contention", (rank,), 0.1) for rank in range(8, 16))
     verdict = the(simulate(Scenario(ranks=32, seed=7, faults=slow)).run)
@@ -220,14 +220,14 @@ def test_a_node_whose_ranks_stall_in_turn_is_named() -> None:
 
 
 @pytest.mark.parametrize(("life", "kind"), [(RUNNING, "straggler"), (FINISHED, "balanced")])
-def test_who_has_finished_holds_nobody_up_any_more(life: int, kind: str) -> None:
+def test_a_finished_rank_holds_no_rank_up_any_more(life: int, kind: str) -> None:
     """Live, a rank that left a job whose others run on is no straggler of now."""
     run = make(Load(faults=[{"rank": 2, "compute": 3.0}]))
     states = {"rank": np.arange(4), "life": np.array([RUNNING, RUNNING, life, RUNNING])}
     assert the(replace(run, rank_states=run.rank_states | states)).kind == kind
 
 
-def test_a_job_that_goes_on_with_fewer_ranks_is_judged_by_stretches() -> None:
+def test_a_job_that_goes_on_with_fewer_ranks_is_judged_by_periods() -> None:
     """The slow process was rank 2 of three, and is rank 1 of two since rank 0 died: both are reported, with their
     time."""
     first = make(Load(kind="torch", ranks=3, steps=60, faults=[{"rank": 2, "compute": 5.0}]))
@@ -260,7 +260,7 @@ def test_slow_input_of_some_ranks_is_no_slow_input_of_all(ranks: int, slow: tupl
 
 
 @pytest.mark.parametrize(("share", "kinds"), [(0.02, ["straggler"]), (0.6, ["straggler", "input_bound"])])
-def test_slow_input_of_all_is_told_beside_a_rank_whose_input_is_slower(share: float, kinds: list[str]) -> None:
+def test_slow_input_of_all_is_reported_with_a_rank_whose_input_is_slower(share: float, kinds: list[str]) -> None:
     """The wait of the unnamed ranks is still reported: of two ranks, the other's."""
     run = simulate(Scenario(seed=7, ranks=2, input_share=share, faults=(Fault("input", (1,), 0.8),))).run
     assert sorted(kind for kind, _, _ in found(run)) == sorted(kinds)
@@ -319,7 +319,7 @@ def starved(cpu_ms: float) -> Run:
     return replace(steps(run, cpu_ns=cpu, runqueue_ns=queued), metrics=metrics)
 
 
-def test_threads_of_a_starved_rank_wait_for_a_cpu_too() -> None:
+def test_threads_of_an_oversubscribed_rank_wait_for_a_cpu_too() -> None:
     """The main thread waits in backward for a thread without a CPU; but a rank that computes more also queues more."""
     assert found(starved(4.0)) == [("straggler", (1,), "cpu_contention")]
     assert found(starved(16.0)) == [("straggler", (1,), "compute")]

@@ -142,7 +142,7 @@ def test_a_group_that_got_less_far_makes_no_link_of_the_others() -> None:
     assert [verdict.kind for verdict in report.verdicts] == ["balanced"]
 
 
-def test_a_slow_input_that_run_ahead_hides_names_nobody() -> None:
+def test_a_slow_input_that_run_ahead_hides_names_no_rank() -> None:
     """What the GPU never waits for costs nothing."""
     hidden = Scenario(run_ahead=1, faults=(Fault("input", (3,), 0.05),))
     assert [verdict.kind for verdict in judge(simulate(hidden).run).verdicts] == ["balanced"]

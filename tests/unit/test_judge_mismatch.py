@@ -27,7 +27,7 @@ def kinds(run: Run) -> list[tuple[str, tuple[int, ...]]]:
     return [(verdict.kind, verdict.ranks) for verdict in judge(run).verdicts]
 
 
-def test_whoever_runs_another_operation_than_the_rest_is_named() -> None:
+def test_a_rank_that_runs_another_operation_than_the_rest_is_named() -> None:
     """NCCL pairs up what it is given: there is no hang, and the results are wrong."""
     (verdict,) = judge(differing([1], 40)).verdicts
     assert (verdict.kind, verdict.ranks) == ("desync", (1,))
@@ -35,7 +35,7 @@ def test_whoever_runs_another_operation_than_the_rest_is_named() -> None:
     assert "at 4 places" in verdict.evidence[1]
 
 
-def test_where_nobody_can_tell_who_is_wrong_nobody_is_named() -> None:
+def test_where_it_is_unknown_who_is_wrong_no_rank_is_named() -> None:
     """Two against two; numbers that never agreed; a recorder whose numbers may count something else."""
     for run in (differing([1, 2], 40), differing([1], 5), differing([1], 40, source="elsewhere")):
         assert ("desync", (1,)) not in kinds(run)

@@ -51,13 +51,13 @@ def test_a_slow_worker_is_named_at_what_its_repair_saves() -> None:
     assert verdict.cost_ms_per_step == pytest.approx(7.5)  # the mean of all is 12.5 ms
 
 
-def test_a_heavier_stage_is_nobodys_fault() -> None:
+def test_a_heavier_stage_is_no_rank_s_fault() -> None:
     """A stage that takes longer on every replica has more work; no rank is named."""
     verdict = report({(0, 0): 10, (1, 0): 10, (0, 1): 20, (1, 1): 20}).verdicts[0]
     assert (verdict.kind, verdict.ranks) == ("uneven_workload", ())
 
 
-def test_what_a_slow_worker_wastes_is_told_by_worker_stage_cause_and_phase() -> None:
+def test_a_slow_worker_s_waste_is_reported_by_worker_stage_cause_and_phase() -> None:
     """Forward that is longer on one worker of the first stage is that worker's and its stage's; no node is named."""
     whole = report({(0, 0): 10, (1, 0): 20, (0, 1): 10, (1, 1): 10})
     waste = whole.what_if.waste

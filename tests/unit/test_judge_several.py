@@ -37,7 +37,7 @@ def _told(found: tuple[Verdict, ...]) -> list[tuple[tuple[int, ...], str | None,
     return [(one.ranks, one.cause, one.since_step, one.until_step) for one in found]
 
 
-def test_two_episodes_of_one_rank_are_told_with_both_ends_and_costs() -> None:
+def test_two_episodes_of_one_rank_are_reported_with_both_ends_and_costs() -> None:
     """Neither is hidden for having its like in the other, and each costs what it does in its own steps."""
     faults = (Fault("input", (2,), 0.2, 20, 60), Fault("input", (2,), 0.2, 120, 160))
     made = simulate(Scenario(16, 200, seed=4262, faults=faults))
@@ -47,7 +47,7 @@ def test_two_episodes_of_one_rank_are_told_with_both_ends_and_costs() -> None:
         assert verdict.cost_ms_per_step == pytest.approx((made.truth.total_ns - repaired) / 40e6, rel=0.1)
 
 
-def test_an_end_is_told_once_three_steps_show_it() -> None:
+def test_an_end_is_reported_once_three_steps_show_it() -> None:
     """Of a running job one or two steps that are unlike the rest are no end: what holds would be closed and opened."""
     blocks: Any = SimpleNamespace(steps=np.arange(2, 76))
     assert [until(blocks, stop) for stop in (74, 73, 72, 71)] == [None, None, None, 73]
@@ -63,7 +63,7 @@ def test_a_cheap_episode_does_not_come_first_for_being_the_earlier_one() -> None
     assert _told(found) == [((2,), "input", 150, 190), ((2,), "input", 20, 60), ((5,), "gc", 90, 120)]
 
 
-def test_what_ends_a_slow_stretch_can_be_set() -> None:
+def test_what_ends_a_slow_segment_can_be_set() -> None:
     """Twenty steps as its peers are the end of it, or a pause where a rank must be so for 30."""
     faults = (Fault("input", (2,), 0.05, 20, 120), Fault("input", (2,), 0.05, 140))
     run = simulate(Scenario(16, 240, seed=1, faults=faults)).run
@@ -71,14 +71,14 @@ def test_what_ends_a_slow_stretch_can_be_set() -> None:
     assert _told(judge(run, Settings(recovered_steps=30)).verdicts) == [((2,), "input", 20, None)]
 
 
-def test_a_slow_gpu_is_seen_beside_what_lasts_for_a_while() -> None:
+def test_a_slow_gpu_is_found_next_to_a_transient_slowdown() -> None:
     """It is late in all steps, of which another rank is later in some."""
     faults = (Fault("compute", (3,), 0.08), Fault("input", (7,), 0.2, 60, 90))
     found = judge(simulate(Scenario(16, 120, faults=faults)).run).verdicts
     assert sorted(_told(found)) == [((3,), "compute", 0, None), ((7,), "input", 60, 90)]
 
 
-def test_on_top_of_a_slow_gpu_a_late_input_is_told_by_itself() -> None:
+def test_on_top_of_a_slow_gpu_a_late_input_is_reported_separately() -> None:
     """With its own cause, cost and steps, and that it comes on top of what the rank is late by anyway."""
     faults = (Fault("compute", (3,), 0.1), Fault("input", (3,), 0.15, 60, 90))
     made = simulate(Scenario(16, 120, faults=faults))
@@ -92,9 +92,7 @@ def test_on_top_of_a_slow_gpu_a_late_input_is_told_by_itself() -> None:
 
 
 @pytest.mark.parametrize(("anyway", "more"), [("gc", "gpu_throttle"), ("checkpoint", "compute"), ("input", "compute")])
-def test_what_a_rank_is_late_by_anyway_lends_nothing_of_a_gpu_that_shows_a_part_of_its_lateness(
-    anyway: str, more: str
-) -> None:
+def test_a_base_delay_is_not_scaled_like_a_gpu_that_shows_a_part(anyway: str, more: str) -> None:
     """The one is not the cause of the other, and each costs what its own repair saves."""
     faults = (Fault(anyway, (3,), 0.2, 20), Fault(more, (3,), 0.15, 66))
     made = simulate(Scenario(8, 120, seed=204, faults=faults))
@@ -126,7 +124,7 @@ def test_one_long_step_does_not_hide_why_a_rank_became_slower() -> None:
     assert sorted(_told(found)) == [((3,), "compute", 0, None), ((3,), "compute", 60, None)]
 
 
-def test_a_small_slow_down_is_not_too_little_beside_a_large_one() -> None:
+def test_a_small_slowdown_is_not_too_little_next_to_a_large_one() -> None:
     """What a large one wastes has an owner: against it a small one is not weighed."""
     faults = (Fault("gpu_contention", (3,), 0.4), Fault("h2d", (2,), 0.05, 20, 60))
     found = judge(simulate(Scenario(8, 160, layout="fsdp", faults=faults)).run).verdicts
@@ -162,7 +160,7 @@ def test_who_is_suspected_for_other_steps_tells_how_much_healthy_ranks_differ() 
 
 
 @pytest.mark.parametrize("seed", [72, 74])
-def test_another_faults_rank_hides_nobody_among_three_replicas(seed: int) -> None:
+def test_another_faults_rank_hides_none_among_three_replicas(seed: int) -> None:
     """The peers of one that is late are ahead by half of that: no sign of how much healthy ranks differ."""
     faults = (Fault("gc", (1,), 0.25, 6, 137), Fault("memory", (3,), 0.08, 181))
     made = simulate(Scenario(6, 300, seed, layout="pp_dp", pipeline=2, step_ms=50, faults=faults))

@@ -17,7 +17,7 @@ from hindmost_collector.timeline.blocks import build
 
 
 @pytest.mark.parametrize("count", range(2, 33))
-def test_whoever_is_early_is_on_time_however_many_are_late(count: int) -> None:
+def test_early_ranks_are_on_time_however_many_are_late(count: int) -> None:
     """What ranks are beyond the median of their peers says in full how far they are apart."""
     came = np.random.default_rng(count).normal(size=(count, 20))
     early = np.sort(came, axis=0)[(count - 1) // 4]
@@ -40,7 +40,7 @@ def _sets() -> list[Scenario]:
 
 
 @pytest.mark.parametrize("job", _sets(), ids=lambda job: f"{job.layout}-{job.ranks}-{job.seed}")
-def test_ranks_that_stall_for_one_cause_are_told_as_one(job: Scenario) -> None:
+def test_ranks_that_stall_for_one_cause_are_one_verdict(job: Scenario) -> None:
     """Whether in the same steps or in others, in few of them or most: they would be repaired together."""
     made = simulate(job)
     (one,) = judge(made.run).verdicts
@@ -50,7 +50,7 @@ def test_ranks_that_stall_for_one_cause_are_told_as_one(job: Scenario) -> None:
     assert one.cost_ms_per_step == pytest.approx(saved, rel=0.25)
 
 
-def test_stalls_beside_a_rank_that_is_always_late_are_told_at_what_they_add() -> None:
+def test_stalls_next_to_an_always_late_rank_are_reported_at_what_they_add() -> None:
     """It hides a good part of them: what is saved is saved once that rank is repaired, and both make the whole."""
     faults = (Fault("input", (2,), 0.2), Fault("gc", (9,), 0.4, duty=0.4))
     made = simulate(Scenario(16, 160, 5, faults=faults))
@@ -74,7 +74,7 @@ def test_of_noisy_ranks_none_is_in_a_set(seed: int) -> None:
     assert not stall_sets.find(blocks, DEFAULT)
 
 
-def test_of_two_kinds_of_steps_that_last_nobody_is_in_a_set() -> None:
+def test_of_two_lasting_kinds_of_steps_no_rank_is_in_a_set() -> None:
     """A rank that is slow for some long segments does not stall, and is reported differently."""
     faults = tuple(Fault("gc", (rank,), 0.3, 30 * rank, 30 * rank + 25) for rank in range(1, 5))
     blocks = build(simulate(Scenario(8, 200, 0, layout="fsdp", faults=faults)).run, DEFAULT)

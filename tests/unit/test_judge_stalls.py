@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("seed", [0, 2])
-def test_a_rank_that_stalls_in_most_steps_is_told(seed: int) -> None:
+def test_a_rank_that_stalls_in_most_steps_is_reported(seed: int) -> None:
     """Its usual steps are the fewer ones: in these it is as its peers, in the others it costs half a step."""
     made = simulate(Scenario(8, 150, seed=seed, faults=(Fault("h2d", (3,), 0.5, duty=0.7),)))
     (verdict,) = judge(made.run).verdicts
@@ -47,7 +47,7 @@ def test_early_stalls_are_no_warm_up(seed: int, fault: Fault) -> None:
         (666004, Fault("compute", (5,), 0.2, duty=0.6)),
     ],
 )
-def test_a_gpu_that_is_slow_now_and_then_is_told(seed: int, fault: Fault) -> None:
+def test_a_gpu_that_is_slow_now_and_then_is_reported(seed: int, fault: Fault) -> None:
     """Its peers' backward hides half of it, and what is left is less than a tenth of a step."""
     made = simulate(Scenario(12, 150, seed=seed, faults=(fault,)))
     (verdict,) = judge(made.run).verdicts
@@ -55,7 +55,7 @@ def test_a_gpu_that_is_slow_now_and_then_is_told(seed: int, fault: Fault) -> Non
     assert verdict.cost_ms_per_step == pytest.approx((made.truth.total_ns - made.truth.repaired_ns) / 150e6, rel=0.15)
 
 
-def test_two_ranks_that_stall_each_by_itself_are_both_told() -> None:
+def test_two_ranks_that_stall_separately_are_both_reported() -> None:
     """Neither has most of the stalls; all the others have none."""
     faults = (Fault("input", (2,), 0.3, duty=0.1), Fault("gc", (9,), 0.3, duty=0.1))
     made = simulate(Scenario(16, 200, seed=990104, faults=faults))
@@ -64,7 +64,7 @@ def test_two_ranks_that_stall_each_by_itself_are_both_told() -> None:
 
 
 @pytest.mark.parametrize(("seed", "rank"), [(88, 2), (3022, 0)])
-def test_a_rank_that_stalls_in_most_steps_is_told_though_it_has_one_peer_only(seed: int, rank: int) -> None:
+def test_a_rank_with_a_sole_peer_that_stalls_in_most_steps_is_reported(seed: int, rank: int) -> None:
     """A peer that is ahead in most steps does not stall in those in which it is not."""
     fault = Fault("input", (rank,), 0.4, duty=0.6)
     made = simulate(Scenario(4, 200, seed, layout="pp_dp", pipeline=2, faults=(fault,)))
@@ -74,7 +74,7 @@ def test_a_rank_that_stalls_in_most_steps_is_told_though_it_has_one_peer_only(se
     assert one.cost_ms_per_step == pytest.approx(saved, rel=0.1)
 
 
-def test_another_ranks_slow_stretch_hides_no_stalls() -> None:
+def test_another_ranks_slow_segment_hides_no_stalls() -> None:
     """Steps in which one rank is late for a while are not stalls that some rank must own."""
     faults = (Fault("compute", (2,), 0.15, duty=0.25), Fault("input", (5,), 0.2, onset=100, end=140))
     made = simulate(Scenario(8, 200, seed=990100, faults=faults))
@@ -102,7 +102,7 @@ def test_large_stalls_are_not_dated_by_small_ones_of_another_kind() -> None:
     assert found.excess == pytest.approx(blocks.step_ns)
 
 
-def test_stalls_of_all_sizes_are_all_told() -> None:
+def test_stalls_of_all_sizes_are_all_reported() -> None:
     """Where nothing parts large from small they are of one kind."""
     late = np.zeros((2, 300))
     late[0, 5::6] = np.random.default_rng(1).exponential(0.4, 50) + 0.13
@@ -177,7 +177,7 @@ def test_of_two_ranks_one_that_is_much_later_now_and_then_stalls(lengths: float)
 
 
 @pytest.mark.parametrize(("size", "duty"), [(0.6, 0.06), (1.5, 0.15)])
-def test_who_stalls_now_and_then_and_becomes_slow_is_slow_since_then_at_each_look(size: float, duty: float) -> None:
+def test_a_stalling_rank_that_becomes_slow_is_slow_since_then_at_each_evaluation(size: float, duty: float) -> None:
     """A rank that is slow in nearly all steps since one, and never before, does not just stall on CPUs that others use.
 
     The slow steps are no cluster of stalls, of which the beginning is the first."""

@@ -80,12 +80,12 @@ def test_without_cpu_time_the_cause_is_unknown() -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_where_all_ranks_log_alike_nobody_is_named(ranks: int) -> None:
+def test_where_all_ranks_log_alike_no_rank_is_named(ranks: int) -> None:
     """However long it takes."""
     assert only(made(ranks, {}, usual=12.0)).kind == "balanced"
 
 
-def test_where_it_may_be_waiting_nobody_is_named_for_it() -> None:
+def test_where_it_may_be_waiting_no_rank_is_named_for_it() -> None:
     """On a GPU, item() of a loss waits for every rank that the GPU waits for; without sync, a step waits at an unknown
     place.
 
@@ -97,7 +97,7 @@ def test_where_it_may_be_waiting_nobody_is_named_for_it() -> None:
 
 
 @pytest.mark.parametrize("phase", ["checkpoint", "input", "gc"])
-def test_what_has_a_phase_is_told_as_that(phase: str) -> None:
+def test_what_has_a_phase_is_reported_as_that(phase: str) -> None:
     """A checkpoint, input or a collection is no time in no phase, however often."""
     run = made(4, {1: 10.0})
     mine = np.where(run.steps["rank"] == 1, 10 * MS, 0)

@@ -172,7 +172,7 @@ def test_uneven_work_clears_no_rank_beside_one_that_is_named() -> None:
     assert "no rank is slow" not in text.render(report, explain=True)
 
 
-def test_long_steps_are_told_in_seconds() -> None:
+def test_long_steps_are_given_in_seconds() -> None:
     """Nobody reads 45289 ms."""
     assert duration(45_289.0) == ms(45_289e6) == "45.3 s"
     assert duration(9_999.0) == ms(9_999e6) == "9999 ms"
@@ -200,7 +200,7 @@ def test_title_cost_and_share_are_of_one_mean_step(faults: list[dict[str, float]
     assert fixed == pytest.approx(mean - saved, abs=0.11)
 
 
-def test_the_median_is_told_where_the_mean_step_is_another() -> None:
+def test_the_median_is_reported_where_the_mean_step_differs() -> None:
     """Stalls lengthen the mean and leave the typical step, of which the table speaks, as it was."""
     assert re.search(r"200 steps of 13\.\d ms \(median 10\.\d ms\)", _report(STALLS | {"blocked": 30.0}))
     assert "(median " not in _report({"rank": 1, "compute": 3.0})
@@ -216,7 +216,7 @@ HOST_BOUND = Path(__file__).resolve().parents[1] / "fixtures/recordings/ddp-hang
 
 
 @pytest.mark.parametrize("kind", [*OF_ALL, "host_bound"])
-def test_a_cost_that_names_nobody_is_a_share_of_the_same_step(kind: str) -> None:
+def test_a_cost_that_names_no_rank_is_a_share_of_the_same_step(kind: str) -> None:
     """A reader need not know which verdict counts how: the base is the mean step."""
     report = judge(simulate(OF_ALL[kind]).run if kind in OF_ALL else load(HOST_BOUND))
     (found,) = (one for one in report.verdicts if one.kind == kind)
@@ -232,7 +232,7 @@ def test_several_ranks_stall_and_one_stalls(ranks: list[int], stall: str) -> Non
 
 
 @pytest.mark.parametrize("lengths", [0.0, 0.15])
-def test_a_cost_far_below_the_lateness_is_explained_among_uneven_work(lengths: float) -> None:
+def test_a_cost_far_below_the_delay_is_explained_among_uneven_work(lengths: float) -> None:
     """Whoever reads 10 ms excess beside a cost of 2.5 ms is told what hides the rest; elsewhere nothing does."""
     job = Scenario(8, 120, 4, varying_lengths=lengths, faults=(Fault("input", (1,), 0.1),))
     named = next(one for one in judge(simulate(job).run).verdicts if one.ranks)
@@ -244,7 +244,7 @@ def test_a_cost_far_below_the_lateness_is_explained_among_uneven_work(lengths: f
 
 
 @pytest.mark.parametrize(("cost", "told"), [(4.0, True), (6.0, False)])
-def test_a_cost_of_most_of_the_lateness_needs_no_explanation(cost: float, told: bool) -> None:
+def test_a_cost_of_most_of_the_delay_needs_no_explanation(cost: float, told: bool) -> None:
     """Less than half of it does."""
     assert bool(wording.left_by_batches(10.0, cost, uneven=True)) == told
 
@@ -281,14 +281,14 @@ def test_a_rank_that_is_waited_for_no_more_than_any_is_not_said_to_be() -> None:
     assert waited in why(blocks, [habit], Cause("unknown"))
 
 
-def test_of_a_stall_its_own_time_is_told_and_not_a_steps() -> None:
+def test_a_stall_is_reported_with_its_own_length_not_a_step_s() -> None:
     """What it exceeds a usual step by is not what all steps do; that its GPU idles meanwhile is no second cause."""
     cause = Cause("input", 1.0, shares_ns=(("idle", 4e7), ("input", 1.16e8)))
     assert wording.shares(4e7, cause, per="in such a step")[0] == "40.0 ms delay in such a step: input 40.0 ms"
     assert wording.shares(4e7, cause)[1].startswith("input takes 116 ms longer per step, 40.0 ms of it costs time")
 
 
-def test_in_how_few_steps_a_rank_is_waited_for_is_told() -> None:
+def test_in_how_few_steps_a_rank_is_waited_for_is_reported() -> None:
     """Two long waits are no habit: the mean that they make is explained beside it."""
     caused = np.full((3, 100), 1e4)
     caused[1, [40, 80]] = 9e8

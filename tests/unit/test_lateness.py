@@ -27,7 +27,7 @@ def test_what_made_a_rank_late_in_other_steps_adds_nothing_to_a_late_input() -> 
     assert _late(Fault("compute", (2,), 0.1, 20, 60), late_input) == pytest.approx(_late(late_input), rel=0.02)
 
 
-def test_a_collective_that_a_few_steps_have_is_nobodys_usual_place() -> None:
+def test_a_collective_that_few_steps_have_is_no_usual_place() -> None:
     """Two steps end with an evaluation's collective, for which one rank came late: in the others it is on time."""
     counts = np.full(STEPS, PLACES)
     counts[[20, 40]] += 1

@@ -48,7 +48,7 @@ def test_a_gpu_is_fed_from_hand_to_mouth_where_it_takes_as_long_as_its_host(
     assert found.any() == fed
 
 
-def test_one_rank_is_told_alone_as_it_is_among_all() -> None:
+def test_one_rank_alone_gets_the_same_report_as_among_all() -> None:
     """Of a rank nothing but its own launches is looked at; one whose launches were not recorded is not known."""
     waited = _same(0.0)
     waited[2, ::2] = 30.0
@@ -115,7 +115,7 @@ def _late_from_20_to_40(longer: float, otherwise: float = 0.0) -> Any:
     return found
 
 
-def test_a_gpu_that_follows_its_host_is_told_by_the_host_s_marks() -> None:
+def test_a_gpu_that_follows_its_host_shows_in_the_host_s_marks() -> None:
     """Without times of launches: rank 1 launches forward in 14 ms on an idle GPU, of the others work is queued."""
     behind, host = _late_from_20_to_40(-2.0, 30.0), _late_from_20_to_40(14.0, 8.0)
     blocks = _marked(behind, host, _same(0.0))
@@ -136,7 +136,7 @@ def test_a_gpu_that_computes_longer_with_work_queued_does_not_follow_its_host() 
     assert launching.idled(blocks, 1, np.arange(20, 40)) == 0
 
 
-def test_forward_of_steps_that_nobody_timed_is_known_of_a_gpu_that_never_runs_dry() -> None:
+def test_forward_of_untimed_steps_is_known_of_a_gpu_that_never_runs_dry() -> None:
     """Stalls between the timed steps are of computing where the GPU had work queued all along."""
     stalls = np.array([23, 30, 37])
     longer = _same(0.0)
@@ -147,7 +147,7 @@ def test_forward_of_steps_that_nobody_timed_is_known_of_a_gpu_that_never_runs_dr
 
 
 @pytest.mark.parametrize("behind", [-2.0, 5.0])
-def test_forward_of_steps_that_nobody_timed_is_not_known_of_a_gpu_that_may_have_idled(behind: float) -> None:
+def test_forward_of_untimed_steps_is_unknown_of_a_gpu_that_may_have_idled(behind: float) -> None:
     """It had nothing queued, or less than its host needed to launch the rest."""
     stalls = np.array([23, 30, 37])
     host = _same(8.0)

@@ -49,7 +49,7 @@ def test_too_few_steps_tell_no_effect(bench: Any) -> None:
     assert found["effect_ms"] is None
 
 
-def test_costs_of_stretches_add_up_over_all_steps_since_the_strike(bench: Any) -> None:
+def test_costs_of_segments_add_up_over_all_steps_since_the_strike(bench: Any) -> None:
     """Two ranks that cost 8 ms in a half of the steps each cost 8 ms a step."""
     case = a_case(bench, "taking-turns")
     told = [
@@ -78,7 +78,7 @@ def test_an_onset_long_before_the_strike_is_wrong(bench: Any) -> None:
     assert (found["onset_off_steps"], found["onset_right"]) == (-100, False)
 
 
-def test_both_ranks_that_take_turns_have_to_be_told(bench: Any) -> None:
+def test_both_ranks_that_take_turns_have_to_be_reported(bench: Any) -> None:
     """One of two culprits is half of the truth."""
     cases, case = bench("fault_cases"), a_case(bench, "taking-turns")
     one, other = (verdict("straggler", [rank], cause="compute") for rank in (0, 1))
@@ -86,7 +86,7 @@ def test_both_ranks_that_take_turns_have_to_be_told(bench: Any) -> None:
     assert cases.all_right(case, [one, other])
 
 
-def test_of_two_ranks_nobody_can_say_which_diverged(bench: Any) -> None:
+def test_of_two_ranks_it_is_unknown_which_diverged(bench: Any) -> None:
     """A desync of two ranks may have no name; that of four ranks has to."""
     cases = bench("fault_cases")
     assert cases.all_right(a_case(bench, "mismatch", 2), [verdict("desync", [])])

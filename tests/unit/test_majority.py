@@ -43,14 +43,14 @@ def test_most_ranks_slow_from_the_start_are_no_all_clear(cause: str) -> None:
     assert of_verdict(report.to_dict()["verdicts"][0]).head == "UNSURE"
 
 
-def test_few_ranks_that_become_fast_make_nobody_slow() -> None:
+def test_few_ranks_that_become_fast_make_no_rank_slow() -> None:
     """Where steps stay as long as they were, a rank that is ahead then has less to do."""
     faults = (Fault("compute", (0, 1, 2, 3, 4, 5), 0.2), Fault("compute", (6, 7), 0.2, 0, 60))
     (verdict,) = judge(simulate(Scenario(8, 160, 3, faults=faults)).run).verdicts
     assert (verdict.kind, verdict.ranks) == ("balanced", ())
 
 
-def test_whoever_may_wait_for_its_mates_makes_nobody_slow() -> None:
+def test_a_rank_that_may_wait_for_its_peers_makes_no_rank_slow() -> None:
     """Of a pair that shares tensors one becomes slow and the other waits for it, in unmarked steps."""
     job = Scenario(8, 104, 1, "tp_dp", tensor=2, faults=(Fault("compute", (3,), 0.06, 80),))
     run = simulate(job).run

@@ -60,7 +60,7 @@ def test_who_waits_in_forward_is_not_slow(members: list[int]) -> None:
     assert found.cost_ms_per_step == pytest.approx(8.0, rel=0.1)
 
 
-def test_a_rank_whose_forward_was_not_measured_is_waited_for_by_nobody() -> None:
+def test_no_rank_waits_for_one_with_an_unmeasured_forward() -> None:
     """How much longer another's is than that one is unknown."""
     forward, idle = np.full((3, 9), 8.0), np.zeros((3, 9))
     forward[0], idle[0], idle[1], forward[2] = np.nan, 30.0, 4.0, 12.0

@@ -11,7 +11,7 @@ from hindmost_collector.store import meta
 @pytest.mark.parametrize(
     "found", [b'{"site": "north", "schema": "hindmost.run/2", "world_size": "many"}', b"{", b"[]", None]
 )
-def test_whatever_others_wrote_is_kept_and_stops_nobody(found: bytes | None) -> None:
+def test_whatever_others_wrote_is_kept_and_stops_no_run(found: bytes | None) -> None:
     """A newer hindmost's, a torn one or none: what is known now is written, unknown facts are not."""
     kept = {"site": "north", "world_size": "many"} if found and b"site" in found else {}
     written = json.loads(meta.merged(found, {"exit_code": 0, "launcher": None}))

@@ -20,7 +20,7 @@ _LONGER = "steps became"
 
 
 @pytest.mark.parametrize(("of_all", "told"), [(0.0, False), (4.0, True)])
-def test_steps_that_grew_by_more_than_the_lateness_say_so(of_all: float, told: bool) -> None:
+def test_steps_that_grew_by_more_than_the_delay_say_so(of_all: float, told: bool) -> None:
     """A rank that also slows the others costs its delay, and the rest of the change is not kept back."""
     faults = [{"rank": rank, "compute": of_all, "from": 75} for rank in range(4)]
     load = Load(steps=150, compute=10.0, faults=[*faults, {"rank": 1, "compute": 2.0, "from": 75}])

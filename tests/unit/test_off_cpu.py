@@ -34,7 +34,7 @@ def test_of_all_ranks_it_is_what_it_is_of_each() -> None:
     np.testing.assert_array_equal(off_cpu.of_whole_steps(blocks), np.stack(each))
 
 
-def test_of_all_ranks_it_is_unknown_where_nobody_measured_the_queue() -> None:
+def test_it_is_unknown_for_all_ranks_where_the_queue_was_not_measured() -> None:
     """No rank was seen off the CPU, and none on it."""
     blocks = whole_steps(6)
     del blocks.parts["runqueue"]

@@ -26,7 +26,7 @@ def told(report: Report) -> set[tuple[str, tuple[int, ...]]]:
 @pytest.mark.parametrize(
     ("layout", "cause"), [("dp", "cpu_contention"), ("fsdp", "cpu_contention"), ("fsdp", "compute")]
 )
-def test_a_network_that_becomes_slow_is_told_beside_a_slow_rank(layout: str, cause: str) -> None:
+def test_a_network_that_becomes_slow_is_reported_with_a_slow_rank(layout: str, cause: str) -> None:
     """With its onset, and both together cost what the two faults do."""
     scenario = Scenario(
         16, STEPS, 45, layout=layout, faults=(Fault(cause, (2,), 0.1), Fault("network", (0,), 0.2, ONSET))
@@ -43,7 +43,7 @@ def test_a_network_that_becomes_slow_is_told_beside_a_slow_rank(layout: str, cau
 
 
 @pytest.mark.parametrize("since", [0, 20])
-def test_computing_that_becomes_slower_on_all_ranks_is_told_beside_a_slow_one(since: int) -> None:
+def test_computing_slower_on_all_ranks_is_reported_with_a_slow_one(since: int) -> None:
     """In a note, of steps without what the slow rank costs."""
     report = of(Fault("compute", (2,), 0.1, since), Fault("compute", ALL, 0.2, 60), seed=51, steps=140)
     assert told(report) == {("straggler", (2,))}
@@ -64,7 +64,7 @@ def test_a_slow_rank_alone_is_nothing_that_all_share(layout: str, cause: str, si
     assert report.job.slowed is None
 
 
-def test_what_becomes_slow_with_a_rank_is_not_told_apart_from_it() -> None:
+def test_what_becomes_slow_with_a_rank_is_not_separated_from_it() -> None:
     """What begins in the same steps may be that rank's doing."""
     report = of(Fault("compute", (2,), 0.1, ONSET), Fault("compute", ALL, 0.2, ONSET), seed=51)
     assert report.job.slowed is None

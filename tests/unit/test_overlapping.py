@@ -49,12 +49,12 @@ def _noise(seed: int = 1) -> Any:
 
 
 @pytest.mark.parametrize("queued", [(), (1, 3)])
-def test_lateness_that_goes_on_is_beside_the_computing(queued: tuple[int, ...]) -> None:
+def test_a_delay_that_goes_on_is_overlapped_with_computing(queued: tuple[int, ...]) -> None:
     """Each segment adds to how late a rank is; what queues behind another collective does not show it."""
     assert _found(np.cumsum(_noise(), axis=2), queued)
 
 
-def test_lateness_that_starts_anew_is_not() -> None:
+def test_a_delay_that_starts_anew_is_not() -> None:
     """All ranks leave each collective together, and what a rank is late by at the next is that segment's alone."""
     assert not _found(_noise())
 
@@ -66,7 +66,7 @@ def test_a_rank_that_stalls_is_late_everywhere_in_that_step_and_still_starts_ane
     assert not _found(late)
 
 
-def test_where_one_computes_between_collectives_that_others_have_queued_it_is_beside() -> None:
+def test_computing_between_collectives_that_others_have_queued_is_overlapped() -> None:
     """Computing that is due between two collectives is due on all ranks: who has none there did it meanwhile."""
     late = _noise().reshape(RANKS, -1)
     own = np.full_like(late, MS)

@@ -65,13 +65,13 @@ def test_a_slow_gpu_among_uneven_batches_is_named_though_others_are_last_as_ofte
 
 
 @pytest.mark.parametrize("seed", SELDOM)
-def test_nobody_is_named_who_is_seldom_last_and_computes_as_long_as_the_others(seed: int) -> None:
+def test_a_rank_that_is_rarely_last_and_computes_as_long_is_not_named(seed: int) -> None:
     """As late, for whatever its host may do: no measure of its own bears it out."""
     assert _rows(_job(seed, 0.0, 9.0)) == []
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_nobody_is_named_where_only_the_lengths_differ(seed: int) -> None:
+def test_no_rank_is_named_where_only_the_lengths_differ(seed: int) -> None:
     """Each rank's batches are long in turn."""
     assert _rows(_job(seed, 0.0, 0.0)) == []
 
@@ -115,7 +115,7 @@ def test_a_forward_is_longer_wherever_its_rank_is_late(since: float, known: bool
 
 
 @pytest.mark.parametrize(("longer", "known"), [(9.0, True), (6.0, False)])
-def test_a_forward_that_is_longer_by_a_part_of_the_lateness_does_not_explain_it(longer: float, known: bool) -> None:
+def test_a_forward_longer_by_a_part_of_the_delay_does_not_explain_it(longer: float, known: bool) -> None:
     """By two thirds of what the rank is late by: the last third is no scatter."""
     assert _surely(np.full(200, longer)) == known
 

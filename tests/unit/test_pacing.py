@@ -47,7 +47,7 @@ def test_a_kernel_without_schedstat_leaves_the_delay_unmeasured() -> None:
 
 
 @pytest.mark.parametrize(("cost", "budget", "steps"), [(0, 0, 1), (5, 10, 1), (10, 10, 2), (39, 10, 4), (9999, 1, 128)])
-def test_what_is_dear_is_done_seldom(cost: int, budget: int, steps: int) -> None:
+def test_what_is_dear_is_done_rarely(cost: int, budget: int, steps: int) -> None:
     """Every how many steps: a power of two, so that ranks that differ sample the same ones, and at most 128."""
     assert every(cost, budget) == steps
 

@@ -44,7 +44,7 @@ def test_a_stage_that_waits_in_its_forward_is_not_slow(seed: int) -> None:
     assert [one.kind for one in judge(run).verdicts] == ["insufficient_data"]
 
 
-def test_what_the_last_stages_wait_for_unseen_is_no_work() -> None:
+def test_unrecorded_waiting_of_the_last_stages_is_no_work() -> None:
     """Between two steps all meet in unrecorded collectives: the last of eight stages wait there longest."""
     simulated = simulate(Scenario(ranks=8, steps=40, seed=5, layout="pp_dp", pipeline=8))
     message = simulated.run.collectives["peer"] >= 0
@@ -52,7 +52,7 @@ def test_what_the_last_stages_wait_for_unseen_is_no_work() -> None:
     assert [one.kind for one in judge(replace(simulated.run, collectives=messages)).verdicts] == ["insufficient_data"]
 
 
-def test_a_slow_stage_is_told_at_its_cost() -> None:
+def test_a_slow_stage_is_reported_at_its_cost() -> None:
     """It may also hold more layers: its rank is reported, and not named."""
     simulated, run = of(Fault("compute", (2,), 0.3))
     (verdict,) = judge(run).verdicts

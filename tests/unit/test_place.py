@@ -112,7 +112,7 @@ def test_a_profiler_plugin_of_the_users_is_said_to_stay(
     assert all("NCCL_PROFILER_PLUGIN=mine.so is yours and stays" in note for note in notes)
 
 
-def test_without_a_compiler_all_that_is_lost_is_told_at_once(tmp_path: Path) -> None:
+def test_without_a_compiler_all_that_is_lost_is_listed_at_once(tmp_path: Path) -> None:
     """What is not seen and what costs more, in one sentence, with the one reason and its remedy."""
     environ = {"PATH": str(tmp_path), "HOME": str(tmp_path)}
     found, (note,) = environment.native_libraries(["pmpi", "nccl", "ring"], environ, tmp_path)
@@ -128,7 +128,7 @@ def test_loopback_unless_another_host_is_named() -> None:
     assert place.address(["no-such-host.invalid"]) == "127.0.0.1"
 
 
-def test_an_address_nobody_can_listen_on_is_named() -> None:
+def test_an_unusable_listen_address_is_named() -> None:
     """A port in use and a host that is none are each named by the option that asked for them."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = f"127.0.0.1:{server.getsockname()[1]}"

@@ -47,7 +47,7 @@ def _late(blocks: Blocks, rank: int) -> float:
 
 @pytest.mark.parametrize("layout", ["dp", "fsdp", "tp_dp", "pp_dp"])
 @pytest.mark.parametrize("lengths", [0.0, 0.1])
-def test_nobody_is_named_for_the_checkpoints_of_all(layout: str, lengths: float) -> None:
+def test_no_rank_is_named_for_the_checkpoints_of_all(layout: str, lengths: float) -> None:
     """Rank 0 writes every twentieth step for three steps' time; a note reports the cost."""
     shape = {"tp_dp": {"tensor": 2}, "pp_dp": {"pipeline": 2}}.get(layout, {})
     job = Scenario(8, STEPS, 3, layout, checkpoint_every=20, varying_lengths=lengths, **shape)
@@ -67,7 +67,7 @@ def test_what_the_note_says_that_checkpoints_cost_is_so() -> None:
 
 
 @pytest.mark.parametrize("seed", [2, 5])
-def test_a_fault_beside_checkpoints_is_named_as_without_them(seed: int) -> None:
+def test_a_fault_among_checkpoints_is_named_as_without_them(seed: int) -> None:
     """Of another rank, and of the one that writes."""
     for rank in (0, 5):
         job = Scenario(8, STEPS, seed, varying_lengths=0.1, faults=(Fault("input", (rank,), 0.2),))
@@ -78,7 +78,7 @@ def test_a_fault_beside_checkpoints_is_named_as_without_them(seed: int) -> None:
         assert beside == alone
 
 
-def test_a_rank_that_stalls_beside_checkpoints_is_named() -> None:
+def test_a_rank_that_stalls_among_checkpoints_is_named() -> None:
     """What takes none of the time in checkpoints is no checkpoint."""
     job = Scenario(8, 200, 4, checkpoint_every=20, faults=(Fault("gc", (5,), 0.5, duty=0.1),))
     (found,) = [one for one in judge(simulate(job).run).verdicts if one.ranks]
@@ -102,7 +102,7 @@ def _evaluating(job: Scenario) -> Run:
 
 @pytest.mark.parametrize("layout", ["dp", "fsdp", "tp_dp"])
 @pytest.mark.parametrize("lengths", [0.0, 0.1])
-def test_nobody_is_named_for_evaluating_for_all(layout: str, lengths: float) -> None:
+def test_no_rank_is_named_for_evaluating_for_all(layout: str, lengths: float) -> None:
     """Rank 0 evaluates before every twentieth step; the note is of that, and no stall is."""
     tensor = 2 if layout == "tp_dp" else 1
     job = Scenario(8, STEPS, 3, layout, tensor=tensor, checkpoint_every=20, varying_lengths=lengths)
@@ -224,7 +224,7 @@ def test_a_few_long_stalls_do_not_hide_that_work_explains_who_is_late() -> None:
     assert uneven.levelled(replace(found, excess=late), DEFAULT, None) is not found
 
 
-def test_nobody_is_named_for_longer_batches_by_chance_beside_checkpoints() -> None:
+def test_no_rank_is_named_for_longer_batches_by_chance_among_checkpoints() -> None:
     """Eleven steps of 13 % more tokens than the others' are what sixteen ranks come to in two hundred steps."""
     job = Scenario(16, 200, 8030067, stretches=3, step_ms=100.27222307053765, checkpoint_every=50)
     report = judge(simulate(replace(job, varying_lengths=0.08660268659947865)).run)

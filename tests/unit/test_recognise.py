@@ -224,7 +224,7 @@ def test_an_evaluation_whose_loader_is_exhausted_has_ended(loop: Loop) -> None:
     assert loop.steps("eval") == [(40, 50), (50, 60), (1100, 1110), (1110, 1120)]
 
 
-def test_work_of_more_sources_than_are_told_apart_is_counted(loop: Loop) -> None:
+def test_work_of_more_sources_than_are_kept_apart_is_counted(loop: Loop) -> None:
     """Every epoch may have a data set of its own: each step still has its own batch's work."""
     for source in range(1, 41):
         loop.fetch(work=source, source=source)
@@ -299,7 +299,7 @@ def test_a_step_that_is_interrupted_is_none(loop: Loop) -> None:
     assert loop.work() == [16, 16]
 
 
-def test_evaluation_that_fetches_with_gradients_on_is_told_by_its_source(loop: Loop) -> None:
+def test_evaluation_that_fetches_with_gradients_on_shows_in_its_source(loop: Loop) -> None:
     """A loader that no backward ever followed, next to one that trains, only evaluates."""
     loop.train(2)
     loop.exhausted()

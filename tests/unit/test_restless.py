@@ -16,7 +16,7 @@ def _late() -> Any:
     return np.random.default_rng(5).normal(0, 0.3 * MS, (RANKS, STEPS))
 
 
-def test_a_stretch_is_nobodys_fault_where_other_ranks_have_some_too() -> None:
+def test_a_segment_is_noise_where_other_ranks_have_some_too() -> None:
     """Hosts whose pace changes for a dozen steps, now here and now there."""
     late = _late()
     for rank, first, more in ((0, 10, 3), (1, 50, 2), (2, 70, 4), (3, 100, 2.5)):
@@ -25,7 +25,7 @@ def test_a_stretch_is_nobodys_fault_where_other_ranks_have_some_too() -> None:
 
 
 @pytest.mark.parametrize("also", [None, 3])
-def test_a_stretch_is_the_rank_s_own_where_at_most_one_other_has_such(also: int | None) -> None:
+def test_a_segment_is_the_rank_s_own_where_at_most_one_other_has_such(also: int | None) -> None:
     """Two ranks may be slow for a while, each for a reason of its own."""
     late = _late()
     late[2, 70:86] += 4 * MS

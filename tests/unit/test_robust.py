@@ -58,7 +58,7 @@ def test_median_of_a_large_job_is_numpys(shape: tuple[int, int]) -> None:
     np.testing.assert_array_equal(median(block, axis=0), np.median(block, axis=0))
 
 
-def test_lower_median_is_the_value_of_somebody() -> None:
+def test_lower_median_is_one_of_the_values() -> None:
     """Of an even number that are known it is the lower of the middle two, never a mean; NaN where none is."""
     nan = np.nan
     block = np.array([[9.0, 1.0, nan, nan], [1.0, nan, 3.0, nan], [2.0, nan, 8.0, nan], [7.0, nan, nan, nan]])

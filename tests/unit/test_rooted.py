@@ -77,14 +77,14 @@ def test_a_late_root_is_named_where_all_wait_for_its_broadcast() -> None:
     assert found.cost_ms_per_step == pytest.approx(5.0, rel=0.1)
 
 
-def test_broadcasts_count_where_nobody_knows_when_calls_began() -> None:
+def test_broadcasts_count_where_start_times_are_unknown() -> None:
     """How long all but one were inside, compared with their other calls, shows as much."""
     run = job({0: 5.0})
     unknown = np.full_like(run.collectives["start_ns"], UNMEASURED)
     assert counted(replace(run, collectives={**run.collectives, "start_ns": unknown})) == RANKS * STEPS
 
 
-def test_jitter_counts_no_broadcast_where_nobody_knows_when_calls_began() -> None:
+def test_jitter_counts_no_broadcast_where_start_times_are_unknown() -> None:
     """Arrivals differ by a little in any job."""
     run = job({2: 1.0})
     assert not counted(

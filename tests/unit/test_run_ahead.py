@@ -103,7 +103,7 @@ def test_a_stall_costs_what_steps_grew_by_and_not_how_late_a_rank_came() -> None
     assert stalls.cost_ms_per_step == pytest.approx((6.0 - COOLED) * (STEPS // EVERY - 1) / (STEPS - 1), rel=0.02)
 
 
-def test_a_stall_that_costs_less_than_anybody_acts_on_is_a_note() -> None:
+def test_a_stall_with_a_negligible_cost_is_a_note() -> None:
     """8 ms of input in every eighth step, which grows by 3 ms: the rank that computes longer is named, and no other."""
     report = judge(_slow_input(3, 8.0))
     assert [verdict.ranks for verdict in report.verdicts] == [(0,)]

@@ -81,7 +81,7 @@ def one_by_one(run: Run, name: str) -> Iterator[tuple[int, float]]:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", ["cpu", "threads_runqueue", "sm_clock", "memory_pressure", "io_pressure"])
-def test_all_series_together_are_each_series_by_itself(name: str, seed: int) -> None:
+def test_all_series_together_equal_each_series_alone(name: str, seed: int) -> None:
     """Every sample of every rank, each rise of a counter, resets from zero, nothing of whom the job has not."""
     run = recorded(seed)
     column = Samples(run, RANKS, np.empty(0))._column(name)
@@ -91,7 +91,7 @@ def test_all_series_together_are_each_series_by_itself(name: str, seed: int) -> 
     np.testing.assert_allclose(found, np.array(sorted(one_by_one(run, name))))
 
 
-def test_what_nobody_sampled_is_absent() -> None:
+def test_what_was_not_sampled_is_missing() -> None:
     """Neither a name that is not there, nor one of which all series are of others."""
     run = recorded(1)
     assert Samples(run, RANKS, np.empty(0)).typical("power") is None

@@ -50,7 +50,7 @@ def test_a_job_is_called_after_its_script_or_module(words: list[str], called: st
         ("mpirun -np 2 sh run.sh", "run.sh"),
     ],
 )
-def test_an_mpi_program_is_told_from_its_launcher(command: str, called: str) -> None:
+def test_an_mpi_program_is_distinguished_from_its_launcher(command: str, called: str) -> None:
     """Where mpirun's own options are known its program is; where one may be a word of an option's, the launcher is."""
     assert script(shlex.split(command)) == called
 

@@ -27,7 +27,7 @@ def _of_the_last(run: Run, steps: int) -> Run:
 
 
 @pytest.mark.parametrize(("steps", "joined"), [(8, False), (20, True)])
-def test_collectives_that_nobody_will_judge_by_are_not_joined(
+def test_collectives_that_are_not_judged_are_not_joined(
     monkeypatch: pytest.MonkeyPatch, steps: int, joined: bool
 ) -> None:
     """Those of eight steps are not looked at; whom the marks name is named either way."""

@@ -68,7 +68,7 @@ def test_an_episode_has_an_end() -> None:
 
 
 @pytest.mark.parametrize(("layout", "onset"), [("fsdp", 9), ("fsdp", 0), ("dp", 6)])
-def test_what_began_early_is_told_by_the_steps_after_it(layout: str, onset: int) -> None:
+def test_an_early_onset_shows_in_the_steps_after_it(layout: str, onset: int) -> None:
     """Too few steps come before it to tell; once transfers are as fast as they may be, many do."""
     simulated = simulate(Scenario(8, 80, seed=11, layout=layout, faults=(Fault("network", (2,), 0.25, onset, 37),)))
     (verdict,) = judge(simulated.run).verdicts

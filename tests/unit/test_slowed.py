@@ -22,7 +22,7 @@ def _report(*faults: Fault, steps: int = 150, **more: object) -> Report:
 
 
 @pytest.mark.parametrize("end", [None, 110])
-def test_a_slow_down_of_all_ranks_is_told_with_its_onset(end: int | None) -> None:
+def test_a_slowdown_of_all_ranks_is_reported_with_its_onset(end: int | None) -> None:
     """The verdict names no rank; the note and the JSON say since when, how much longer, and which phases grew."""
     report = _report(Fault("compute", _ALL, 0.2, 60, end))
     (verdict,) = report.verdicts

@@ -47,7 +47,7 @@ def measured(run: Run) -> Run:
     return replace(run, collectives=table)
 
 
-def test_calls_alone_change_no_own_time() -> None:
+def test_calls_alone_change_no_self_time() -> None:
     """A rank's computing before and after a call without other members is self time of its next meeting."""
     run = measured(simulate(Scenario(seed=5, ranks=4, steps=30)).run)
     both = [align.grid(one) for one in (run, with_a_call_alone(run, 0.7))]
@@ -69,7 +69,7 @@ def test_what_was_not_measured_before_a_call_alone_is_not_measured() -> None:
 
 
 @pytest.mark.parametrize("cause", ["compute", "input"])
-def test_a_tensor_group_of_one_hides_nobody(cause: str) -> None:
+def test_a_tensor_group_of_one_hides_no_rank(cause: str) -> None:
     """A job that could split its tensors and does not is judged as what it is: data parallel."""
     scenario = Scenario(seed=5, ranks=16, layout="tp_dp", tensor=1, faults=(Fault(cause, (3,), 0.1),))
     found = simulate(scenario)
@@ -81,7 +81,7 @@ def test_a_tensor_group_of_one_hides_nobody(cause: str) -> None:
     assert not any("costs nothing" in note for note in report.notes)
 
 
-def test_ranks_that_meet_nobody_are_left_as_they_are() -> None:
+def test_ranks_that_meet_no_other_are_left_as_they_are() -> None:
     """Where no communicator has several ranks, there is nothing to go by instead."""
     run = simulate(Scenario(seed=5, ranks=4, steps=20)).run
     table = run.collectives | {"comm": (run.collectives["rank"] + 1).astype(np.uint64)}

@@ -35,14 +35,14 @@ def _usual() -> tuple[Any, Any]:
     return work, queued
 
 
-def test_a_stretch_with_work_queued_is_all_work() -> None:
+def test_an_interval_with_queued_work_is_all_work() -> None:
     """Nothing idled, however long it is."""
     work, queued = _usual()
     work[1, 1:] += 1.0
     assert not _idle(work, queued).any()
 
 
-def test_what_a_stretch_is_longer_by_when_nothing_was_queued_is_idle() -> None:
+def test_what_an_interval_is_longer_by_with_nothing_queued_is_idle() -> None:
     """Of a rank whose GPU had work in half of the steps: those say how long the work is."""
     work, queued = _usual()
     work[1, 2] += 1.0
@@ -51,7 +51,7 @@ def test_what_a_stretch_is_longer_by_when_nothing_was_queued_is_idle() -> None:
     np.testing.assert_allclose(_idle(work, queued)[1], np.where(np.arange(STEPS) % 2, 0.0, 3.0))
 
 
-def test_a_stretch_that_was_never_seen_with_work_queued_is_as_long_as_its_replicas() -> None:
+def test_an_interval_never_seen_with_queued_work_is_as_long_as_its_replicas() -> None:
     """What it is longer by may all be its host's; a rank of another stage says nothing of it."""
     work, queued = _usual()
     work[1, 2] += 4.0

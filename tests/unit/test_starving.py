@@ -49,7 +49,7 @@ def _run_queues(run: Run) -> dict[str, np.ndarray[tuple[int], np.dtype[np.generi
     }
 
 
-def test_transfers_that_a_starved_rank_holds_up_are_part_of_its_cost() -> None:
+def test_transfers_that_a_rank_without_cpus_holds_up_are_part_of_its_cost() -> None:
     """The kernel charged none of it to the gaps between collectives; the whole process is known to have waited."""
     (verdict,) = judge(throttled(True)).verdicts
     assert (verdict.kind, verdict.ranks, verdict.cause) == ("intermittent", (1,), "cpu_contention")
@@ -57,7 +57,7 @@ def test_transfers_that_a_starved_rank_holds_up_are_part_of_its_cost() -> None:
     assert any("while it waits for a CPU" in line for line in verdict.evidence)
 
 
-def test_transfers_are_nobodys_where_nobody_is_known_to_wait() -> None:
+def test_transfers_belong_to_no_rank_where_none_is_known_to_wait() -> None:
     """Then a long transfer may be the network's, and the rank costs its delay."""
     (verdict,) = judge(throttled(False)).verdicts
     assert (verdict.ranks, verdict.cause) == ((1,), "unknown")

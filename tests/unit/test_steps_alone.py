@@ -97,7 +97,7 @@ def test_a_forward_is_no_measure_where_steps_are_mostly_waiting() -> None:
     assert (verdict.kind, verdict.ranks) == ("insufficient_data", ())
 
 
-def test_nobody_is_cleared_by_a_log_of_the_steps_alone() -> None:
+def test_no_rank_is_cleared_by_a_log_of_the_steps_alone() -> None:
     """All ranks wait for one that is slow in backward, and all take as long over it."""
     (verdict,) = judge(_logged([8.0, 8.0, 8.0, 8.0])).verdicts
     assert verdict.kind == "insufficient_data"

@@ -38,7 +38,7 @@ def looked_at(run: Run, *looks: tuple[int, float, str]) -> Run:
     return replace(run, stacks=from_rows("stacks", [(rank, began + int(s * SECOND), text) for rank, s, text in looks]))
 
 
-def test_a_stall_that_ended_is_told_with_whom_it_waited_for_and_where_that_was() -> None:
+def test_an_ended_stall_is_reported_with_its_rank_and_its_place() -> None:
     """The whole job is balanced, and yet a note says from when to when it stalled, for which rank, and which file
     has the stack."""
     report = judge(looked_at(stalled(25.0), (1, 3.0, STACK), (0, 5.0, STACK), (1, 5.0, STACK)))
@@ -54,12 +54,12 @@ def test_a_stall_that_ended_is_told_with_whom_it_waited_for_and_where_that_was()
 
 
 @pytest.mark.parametrize("looks", [[], [(1, 0.2, STACK)], [(1, 30.0, STACK)]])
-def test_a_stall_at_which_nobody_looked_is_not_told(looks: list[tuple[int, float, str]]) -> None:
+def test_a_stall_without_an_observation_is_not_reported(looks: list[tuple[int, float, str]]) -> None:
     """Stacks taken while the job was at work are no sign of a stall."""
     assert judge(looked_at(stalled(25.0), *looks)).notes == ()
 
 
-def test_a_pause_that_is_shorter_than_a_hang_is_not_told() -> None:
+def test_a_pause_shorter_than_a_hang_is_not_reported() -> None:
     """Stacks are fetched at half of a hang's patience, and the job may go on then."""
     assert judge(looked_at(stalled(3.0), (1, 2.5, STACK))).notes == ()
 
@@ -71,7 +71,7 @@ def test_a_rank_that_was_looked_at_again_has_lost_the_file_of_the_first_stall() 
     assert "stacks/1.txt" in second
 
 
-def test_the_headline_says_that_the_job_stood_still_and_for_whom() -> None:
+def test_the_headline_says_that_the_job_stalled_and_for_which_rank() -> None:
     """The report does not say that there is nothing to act on next to a note on 25 lost seconds."""
     report = judge(looked_at(stalled(25.0), (1, 5.0, STACK))).to_dict()
     (shown,) = with_rendered(report)["rendered"]
@@ -89,7 +89,7 @@ def test_the_headline_adds_up_several_stalls() -> None:
     assert what == "for 20.0 s in 2 stalls, then went on: rank 1 did not arrive"
 
 
-def test_a_stall_of_all_ranks_of_a_node_is_told_as_the_node_s() -> None:
+def test_a_stall_of_all_ranks_of_a_node_is_reported_as_the_node_s() -> None:
     """What they share is the node; nothing is said about why it stalled."""
     run = looked_at(stalled(25.0, ranks=5, late=(1, 2)), (1, 5.0, STACK))
     run = replace(run, ranks=run.ranks | {"node": np.array(["a", "b", "b", "a", "a"])})
@@ -100,7 +100,7 @@ def test_a_stall_of_all_ranks_of_a_node_is_told_as_the_node_s() -> None:
     assert shown["do"] == ("check b: network, disks, kernel log (`dmesg -T`)",)
 
 
-def test_of_many_stalls_three_are_told_and_the_rest_counted() -> None:
+def test_of_many_stalls_three_are_reported_and_the_rest_counted() -> None:
     """A job that stalls all the time does not fill the page."""
     looks = [(1, 5.0 + 10 * index, STACK) for index in range(5)]
     notes = judge(looked_at(stalled(10.0, (10, 20, 30, 40, 50)), *looks)).notes
@@ -132,7 +132,7 @@ def test_who_only_waits_for_another_group_is_not_waited_for() -> None:
     assert "waited for rank 1 in" in note
 
 
-def test_operations_that_nobody_waits_in_name_nobody() -> None:
+def test_operations_without_waiting_name_no_rank() -> None:
     """A nonblocking operation may be open while its rank computes: only the stall itself is reported."""
     run = stalled(25.0)
     flags = np.where(run.collectives["seq"] == 40, NONBLOCKING, 0)

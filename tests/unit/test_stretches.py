@@ -44,7 +44,7 @@ class Loop:
         self.stretches.begins(self.now)
 
 
-def test_a_long_stretch_is_told_as_cpu_time_and_time_in_the_queue() -> None:
+def test_a_long_interval_is_cpu_time_and_queue_time() -> None:
     """Once it is foreseen; what is neither is left to the reader."""
     loop = Loop()
     for _ in range(5):
@@ -54,7 +54,7 @@ def test_a_long_stretch_is_told_as_cpu_time_and_time_in_the_queue() -> None:
     assert flags == CPU_KNOWN | RUNQUEUE_KNOWN
 
 
-def test_short_stretches_are_not_measured() -> None:
+def test_short_intervals_are_not_measured() -> None:
     """Readings would cost as much as there is to tell."""
     loop = Loop()
     for _ in range(100):
@@ -62,7 +62,7 @@ def test_short_stretches_are_not_measured() -> None:
     assert (loop.events, loop.readings) == ([], 0)
 
 
-def test_the_long_stretch_of_a_step_of_many_calls_is_foreseen() -> None:
+def test_the_long_interval_of_a_step_of_many_calls_is_foreseen() -> None:
     """Two of three calls follow each other closely: one interval a step is measured, and none of the others."""
     loop = Loop()
     for _ in range(10):
@@ -74,7 +74,7 @@ def test_the_long_stretch_of_a_step_of_many_calls_is_foreseen() -> None:
     assert loop.readings <= 2 * (len(loop.events) + 3)
 
 
-def test_what_came_before_a_wait_is_not_told_of_the_next_call() -> None:
+def test_what_came_before_a_wait_does_not_count_for_the_next_call() -> None:
     """A wait for something else was in that interval."""
     loop = Loop()
     for _ in range(4):

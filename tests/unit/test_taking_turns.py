@@ -25,7 +25,7 @@ def _turns(rank: int, often: float) -> Any:
 
 
 @pytest.mark.parametrize("beside", [0.0, 0.2])
-def test_a_shared_gpu_is_told_by_its_turns(beside: float) -> None:
+def test_a_shared_gpu_shows_in_its_turns(beside: float) -> None:
     """At no place of the step it shows in most steps, yet in all steps: the cost is that of all of them."""
     calm = run(np.zeros((RANKS, STEPS, BUCKETS)), timed=True, beside=beside)[1]
     job, took = run(_turns(2, 0.2), timed=True, beside=beside, in_forward=True)
@@ -76,13 +76,13 @@ def test_slices_are_of_one_length_and_noise_is_of_any() -> None:
     assert _slice(_took() + random.exponential(SLICE, now.shape) * now) == 0.0
 
 
-def test_long_stretches_have_a_slice_in_every_other_step() -> None:
+def test_long_intervals_have_a_slice_in_every_other_step() -> None:
     """Where it is in more than half of them, the median is with it."""
     now = np.random.default_rng(6).random((100, BUCKETS)) < np.where(np.arange(BUCKETS) % 2, 0.6, 0.2)
     assert _slice(_took() + SLICE * now) == pytest.approx(SLICE, rel=0.05)
 
 
-def test_a_gpu_whose_memory_nobody_else_holds_is_shared_with_nobody() -> None:
+def test_a_gpu_without_foreign_memory_is_not_shared() -> None:
     """Where that was measured it says more than turns do."""
     job, _ = run(_turns(2, 0.2), timed=True, in_forward=True)
     names = ["hindmost_gpu_memory_used_bytes", "hindmost_gpu_process_memory_used_bytes"]

@@ -90,7 +90,7 @@ def test_the_numbers_are_found_in_all_that_judges():
     assert known["costs.bubbles._HELD, _HELD_NS"] == "2.0, 50000.0"
 
 
-def test_a_set_threshold_decides_and_is_told():
+def test_a_set_threshold_decides_and_is_reported():
     """A slow rank below what was set is not named, and the report says by what it was judged."""
     run = simulate(slow()).run
     usual, other = judge(run), judge(run, Settings(min_effect=0.2))

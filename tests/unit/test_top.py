@@ -80,7 +80,7 @@ def test_a_job_that_was_not_judged_yet(
     assert "made · nothing judged yet" in capsys.readouterr().out
 
 
-def test_nobody_answers(collector: tuple[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
+def test_there_is_no_answer(collector: tuple[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
     """A job that is over took its page along."""
     assert main(["top", "127.0.0.1:1"]) != 0
     assert "is the job still running?" in capsys.readouterr().err

@@ -102,7 +102,7 @@ def test_nothing_is_watched_after_backward_began(copies: Any) -> None:
     assert monitoring.get_local_events(copies._tool, move.__code__) == 0
 
 
-def test_once_it_is_known_who_copies_nobody_else_is_watched(copies: Any) -> None:
+def test_once_the_copying_thread_is_known_no_other_is_watched(copies: Any) -> None:
     """Long functions take long to instrument: only those that copy are, until none does or it is time to look."""
     for look in range(1, 2 * torch_copies.AGAIN + 1):
         copies.begin(sys._getframe())
@@ -115,7 +115,7 @@ def test_once_it_is_known_who_copies_nobody_else_is_watched(copies: Any) -> None
     assert sys._getframe().f_code in copies._watched
 
 
-def test_a_loop_that_copies_nothing_is_watched_seldom(copies: Any) -> None:
+def test_a_loop_that_copies_nothing_is_rarely_watched(copies: Any) -> None:
     """A batch that is made on the GPU costs no watching, but for a check now and then."""
     watched = 0
     for _ in range(10 * torch_copies.AGAIN):

@@ -116,7 +116,7 @@ def test_a_graph_s_capture_is_not_spoilt(device: Device) -> None:
     assert {step for step, _, _ in device.measured()} == {1, 2}
 
 
-def test_copies_are_told_apart_from_forward(device: Device) -> None:
+def test_copies_are_separate_from_forward(device: Device) -> None:
     """A blocking copy counts with the host's time in the call, one that goes on with the GPU's; neither is forward."""
     for blocks in (True, False):
         device.train()
@@ -159,7 +159,7 @@ def test_evaluation_is_not_counted_into_the_next_step(device: Device) -> None:
     assert device.measured() == [(1, "gpu_forward", 3.0), (1, "gpu_backward", 5.0), (1, "gpu_optimizer", 1.0)]
 
 
-def test_what_events_cost_is_told(device: Device) -> None:
+def test_what_events_cost_is_reported(device: Device) -> None:
     """Recording is part of what a measured step costs: where events are dear, few steps have them."""
     device.cuda.cost_ns = 50_000
     for _ in range(512):

@@ -103,7 +103,7 @@ def test_tokens_are_counted_where_a_batch_has_them(loop: Loop) -> None:
     assert [event.value for event in loop.written() if event.kind == ring.STEP] == [2048, 4, 4, 4, 0, 0, 0]
 
 
-def test_batches_without_a_tensor_are_searched_seldom(loop: Loop) -> None:
+def test_batches_without_a_tensor_are_rarely_searched(loop: Loop) -> None:
     """A loop over words pays for no search of each batch, and where tensors come they are found before long."""
     looks = 0
 

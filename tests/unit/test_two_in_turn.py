@@ -11,7 +11,7 @@ from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.timeline.blocks import build
 
 
-def test_each_turn_of_both_is_told_whatever_a_host_did_at_the_start() -> None:
+def test_each_turn_of_both_is_reported_whatever_a_host_did_at_the_start() -> None:
     """The one whose turns are a little shorter is no healthy one's chance, and a start of 19 steps is no turn."""
     built = build(simulate(Scenario(ranks=2, steps=600, seed=3)).run, DEFAULT)
     assert built is not None

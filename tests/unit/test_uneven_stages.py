@@ -32,7 +32,7 @@ def truth_ms(simulated: Simulated, steps: int) -> float:
     ],
 )
 @pytest.mark.parametrize("cause", ["compute", "workload"])
-def test_an_uneven_stage_is_told_at_its_cost(slow: tuple[int, ...], more: dict[str, Any], cause: str) -> None:
+def test_an_uneven_stage_is_reported_at_its_cost(slow: tuple[int, ...], more: dict[str, Any], cause: str) -> None:
     """No rank is named, the stage and its ranks are reported, and what_if counts the cost too."""
     simulated = of(Fault(cause, slow, 0.3), **more)
     report = judge(simulated.run)
@@ -46,7 +46,7 @@ def test_an_uneven_stage_is_told_at_its_cost(slow: tuple[int, ...], more: dict[s
     assert report.what_if.step_ms - report.what_if.ideal_step_ms == pytest.approx(truth, rel=0.1)
 
 
-def test_a_stage_that_becomes_slow_is_told_since_when() -> None:
+def test_a_stage_that_becomes_slow_is_reported_with_its_onset() -> None:
     """Layers do not move while a job runs, and so its ranks may have become slow; the cost is of these steps."""
     simulated = of(Fault("compute", (4, 5, 6, 7), 0.25, 50))
     (verdict,) = judge(simulated.run).verdicts
@@ -64,7 +64,7 @@ def test_of_two_stages_the_quicker_is_the_typical_one(size: float, told: bool) -
     assert not told or verdict.cost_ms_per_step == pytest.approx(truth_ms(simulated, 100), rel=0.15)
 
 
-def test_a_stage_of_one_rank_cannot_be_told_from_a_slow_rank() -> None:
+def test_a_stage_of_one_rank_looks_like_a_slow_rank() -> None:
     """No replica does the same work: no rank is named, with less confidence."""
     (verdict,) = judge(of(Fault("compute", (2,), 0.3), ranks=4).run).verdicts
     assert (verdict.kind, verdict.ranks, verdict.confidence) == ("uneven_workload", (), 0.7)
@@ -84,7 +84,7 @@ def test_a_stage_of_which_one_replica_is_quick_is_not_uneven() -> None:
     assert uneven_stages.find(found, (), DEFAULT) is None
 
 
-def test_a_slow_rank_and_an_uneven_stage_are_told_beside_each_other() -> None:
+def test_a_slow_rank_and_an_uneven_stage_are_both_reported() -> None:
     """A rank of another stage."""
     found = judge(of(Fault("compute", (4, 5, 6, 7), 0.4), Fault("compute", (9,), 0.5)).run).verdicts
     assert {(one.kind, one.ranks) for one in found} == {("uneven_workload", ()), ("straggler", (9,))}

@@ -84,7 +84,7 @@ def test_a_host_is_slower_by_what_takes_it_longer_than_it_need(place: int, waiti
     assert Case(own, waiting).slower() == pytest.approx(5.0)
 
 
-def test_launching_that_is_slower_throughout_names_nobody() -> None:
+def test_launching_that_is_slower_throughout_names_no_rank() -> None:
     """Two thirds more at each operation, as hosts of one job differ by for tens of steps."""
     own = USUAL.copy()
     own[1:] *= 1.67
@@ -113,7 +113,7 @@ def test_gpus_that_wait_for_hosts_are_known_without_marks() -> None:
 
 
 @pytest.mark.parametrize(("unsure", "told"), [(0.0, False), (0.05, False), (9.0, True)])
-def test_a_lead_that_nothing_explains_clears_nobody(unsure: float, told: bool) -> None:
+def test_an_unexplained_lead_clears_no_rank(unsure: float, told: bool) -> None:
     """9 ms of a step of 13 may be a slow host or the others' lead: the report says that this is unknown."""
     blocks = Case(USUAL).blocks()[0]
     blocks.unsure = np.array([0.0, 0.0, unsure * MS])

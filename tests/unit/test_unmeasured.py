@@ -78,7 +78,7 @@ def test_bare_steps_that_one_rank_takes_longer_over_name_it() -> None:
     assert (verdict.kind, verdict.ranks) == ("straggler", (1,))
 
 
-def test_a_stray_file_among_the_segments_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_stray_file_among_the_segments_is_reported_in_one_line(tmp_path: Path) -> None:
     """It is left out, and the reader knows."""
     store = ParquetStore(tmp_path, single=True)
     store.write_meta("j", {"job_id": "j"})
@@ -90,7 +90,7 @@ def test_a_stray_file_among_the_segments_is_told_in_one_line(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("alone", [5, 30], ids=["a few", "a fifth"])
 @pytest.mark.parametrize("end", ["first", "last"])
-def test_steps_that_only_one_rank_recorded_hide_nobody(alone: int, end: str) -> None:
+def test_steps_that_only_one_rank_recorded_hide_no_rank(alone: int, end: str) -> None:
     """Recordings begin and end ragged: where no other rank was seen, a rank's delay is unknown, not zero."""
     run = loads.make(loads.Load(faults=[{"rank": 2, "compute": 3.0}]))
     gpu = {**run.collectives, "start_ns": np.full_like(run.collectives["start_ns"], -1)}
@@ -136,7 +136,7 @@ def test_one_sample_tells_a_cause_where_it_is_large(queued_ms: float, told: bool
 
 
 @pytest.mark.parametrize("unmarked", [[149], [70, 71], [0, 148, 149]], ids=["last", "middle", "both ends"])
-def test_a_step_that_nobody_marked_does_not_spread_samples_over_all_steps(unmarked: list[int]) -> None:
+def test_an_unmarked_step_does_not_spread_samples_over_all_steps(unmarked: list[int]) -> None:
     """Of a job that runs the newest step's collectives are there before its mark: samples keep to their steps."""
     run = loads.make(loads.Load(kind="torch"))
     marked = ~np.isin(run.steps["step"], unmarked)
@@ -179,7 +179,7 @@ def test_a_step_that_a_rank_did_not_record_is_no_step_of_nothing() -> None:
 
 
 @pytest.mark.parametrize(("cpu_ms", "kind"), [((29, 5), "insufficient_data"), ((29, 60), "balanced")])
-def test_phases_in_which_a_rank_did_nothing_clear_nobody(cpu_ms: tuple[int, int], kind: str) -> None:
+def test_phases_in_which_a_rank_did_nothing_clear_no_rank(cpu_ms: tuple[int, int], kind: str) -> None:
     """Steps and their phases alike long, but rank 1 used 5 ms of CPU in 30: it may have waited inside its forward."""
     run = in_phases()
     used = np.where(run.steps["rank"] == 1, cpu_ms[1], cpu_ms[0]) * 1_000_000
@@ -213,7 +213,7 @@ def without_steps(job: Run, pattern: bool) -> Run:
     return dataclasses.replace(job, collectives=columns, steps=empty(STEPS), metrics=empty(METRICS))
 
 
-def test_collectives_without_a_pattern_tell_who_came_last_and_name_nobody() -> None:
+def test_collectives_without_a_pattern_tell_who_came_last_and_name_no_rank() -> None:
     """The report says what was seen: it did repeat on all ranks, and no step can be recognised."""
     job = simulate(Scenario(4, 60, faults=(Fault("compute", (2,), 0.2),))).run
     assert judge(without_steps(job, pattern=True)).verdicts[0].ranks == (2,)
@@ -225,7 +225,7 @@ def test_collectives_without_a_pattern_tell_who_came_last_and_name_nobody() -> N
     assert verdict.evidence[1].startswith("rank 2 came last in ")
 
 
-def test_nobody_came_last_where_that_was_now_one_and_now_another() -> None:
+def test_no_rank_came_last_where_that_was_now_one_and_now_another() -> None:
     """An even job without a pattern has no such sentence."""
     (verdict,) = judge(without_steps(simulate(Scenario(8, 60)).run, pattern=False)).verdicts
     assert (verdict.kind, len(verdict.evidence)) == ("insufficient_data", 1)

@@ -31,7 +31,7 @@ def test_it_is_what_phases_of_the_host_leave_of_a_step() -> None:
     assert told(14.9, **phases) == 0.0
 
 
-def test_a_copy_beside_the_gpu_s_phases_is_inside_forward() -> None:
+def test_a_copy_outside_the_gpu_s_phases_is_inside_forward() -> None:
     """On steps whose GPU was timed; a copy that the loop marks itself is a phase like any other."""
     phases = {"input": 2.0, "forward": 3.0, "h2d": 1.0, "optimizer": 5.0}
     assert told(20.0, **phases) == 9.0

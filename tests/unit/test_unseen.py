@@ -59,7 +59,7 @@ def _interpreter(folder: Path) -> str:
 
 
 @pytest.mark.parametrize(("together", "told"), [(0.03, False), (0.09, True)])
-def test_waiting_that_transfers_do_not_scatter_by_is_for_whom_nobody_saw(together: float, told: bool) -> None:
+def test_waiting_beyond_the_scatter_of_transfers_is_for_a_missing_rank(together: float, told: bool) -> None:
     """The share of the time for which all who were seen wait at once: transfers alone make up to 0.025 of it."""
     run = Run(Job("a", source="inspector"), unseen=Unseen((3,), together))
     (found,) = unseen.judged([Verdict(kind="balanced")], run, None)
@@ -90,7 +90,7 @@ def test_ranks_whose_files_are_missing_are_named_as_long_as_they_can_be_read(cou
         ),
     ],
 )
-def test_who_ran_under_hindmost_is_not_told_to(job: Job, evidence: str, advice: str) -> None:
+def test_advice_for_a_job_under_hindmost_does_not_suggest_it(job: Job, evidence: str, advice: str) -> None:
     """For a command that ``hindmost run`` started, the note says why its ranks are missing, not to do what was done."""
     (verdict,) = judge(Run(job)).verdicts
     assert evidence in verdict.evidence[0]
@@ -99,7 +99,7 @@ def test_who_ran_under_hindmost_is_not_told_to(job: Job, evidence: str, advice: 
     assert not (job.entered and "PYTHONPATH" in verdict.advice[0])
 
 
-def test_a_job_that_hindmost_run_did_not_start_is_told_of_it() -> None:
+def test_advice_for_a_job_without_hindmost_run_names_it() -> None:
     """A collector that knows no command was not started by ``hindmost run``."""
     (verdict,) = judge(Run(Job("j"))).verdicts
     assert "put `hindmost run --` before the command" in verdict.advice[0]
@@ -112,7 +112,7 @@ def test_a_job_that_hindmost_run_did_not_start_is_told_of_it() -> None:
         (8, "one rank of 8 was seen", "inherit this command's environment"),
     ],
 )
-def test_one_rank_is_told_what_would_show_more(size: int, evidence: str, advice: str) -> None:
+def test_the_report_on_one_rank_says_what_would_show_more(size: int, evidence: str, advice: str) -> None:
     """Its steps where it made none that is known, and the others where it is one of several."""
     (verdict,) = judge(Run(Job("made", world_size=size), ranks=table("ranks", rank=[0], world_size=size))).verdicts
     assert verdict.kind == "insufficient_data"

@@ -82,7 +82,7 @@ def test_a_fault_of_a_part_of_the_run_counts_for_that_part() -> None:
     assert of(wasted(report), "by_cause")["compute"] == pytest.approx(verdict.cost_ms_per_step * 40 / 78, rel=0.05)
 
 
-def test_where_no_phase_was_measured_none_is_told() -> None:
+def test_where_no_phase_was_measured_none_is_reported() -> None:
     """Ranks and causes are."""
     run = recorded(COMPUTE, layout="fsdp")
     unmeasured = np.full(len(run.steps["rank"]), -1)
@@ -92,7 +92,7 @@ def test_where_no_phase_was_measured_none_is_told() -> None:
     assert [row.name for row in waste.by_cause] == ["unknown"]
 
 
-def test_backward_has_no_more_than_forward_leaves_of_the_lateness() -> None:
+def test_backward_has_no_more_than_forward_leaves_of_the_delay() -> None:
     """A rank whose forward is measured to be longer by all that it is late by lost nothing in backward."""
     run = recorded(COMPUTE, layout="fsdp")
     late = wasted(judge(run)).lost_ms

@@ -50,7 +50,7 @@ def test_whom_all_others_wait_for_is_named(barriers: int) -> None:
     assert verdict.cost_ms_per_step == pytest.approx(WAIT / 1e6, rel=0.05)
 
 
-def test_of_several_groups_nobody_is_named_or_cleared() -> None:
+def test_of_several_groups_no_rank_is_named_or_cleared() -> None:
     """Who is late for one may have waited in another before, and nothing says when."""
     pairs = [_operations(comm, np.array(pair), COUNT, late=1) for comm, pair in ((7, (0, 1)), (8, (2, 3)))]
     across = [_operations(comm, np.array(pair), COUNT, late=1) for comm, pair in ((10, (0, 2)), (11, (1, 3)))]

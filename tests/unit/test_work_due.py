@@ -77,7 +77,7 @@ def test_uneven_work_costs_what_work_of_one_size_would_save(counted: bool) -> No
     assert verdict.cost_ms_per_step == pytest.approx(saved, rel=0.25)
 
 
-def test_an_onset_among_uneven_steps_is_measured_beside_their_work() -> None:
+def test_an_onset_among_uneven_steps_is_measured_against_their_work() -> None:
     """Long batches by chance before the onset are not taken for a smaller fault."""
     fault = Fault("h2d", (13,), 0.2, onset=59)
     job = Scenario(16, 141, 111_040, step_ms=384, stretches=5, varying_lengths=0.13, faults=(fault,))
@@ -92,7 +92,7 @@ def test_an_onset_among_uneven_steps_is_measured_beside_their_work() -> None:
         Scenario(8, 136, 5110025, "fsdp", stretches=3, varying_lengths=0.07, faults=(Fault("compute", (1,), 0.16),)),
     ],
 )
-def test_uneven_work_does_not_make_collectives_run_beside_computing(job: Scenario) -> None:
+def test_uneven_work_does_not_make_collectives_overlapped(job: Scenario) -> None:
     """A rank with a long batch is late for every gather of the step, though each waits for it anew."""
     found = blocks_of.build(simulate(job).run, DEFAULT)
     assert found is not None
@@ -174,7 +174,7 @@ def test_gpus_that_become_slow_are_no_work_of_uneven_size(job: Scenario) -> None
 
 
 @pytest.mark.parametrize("job", _SLOW_GPUS)
-def test_a_gpu_that_becomes_slow_beside_another_costs_what_it_adds(job: Scenario) -> None:
+def test_a_gpu_that_becomes_slow_as_a_second_one_costs_what_it_adds(job: Scenario) -> None:
     """Nothing of its delay is taken for work, and made longer to fit the steps."""
     simulated = simulate(job)
     truth = simulated.truth
@@ -184,7 +184,7 @@ def test_a_gpu_that_becomes_slow_beside_another_costs_what_it_adds(job: Scenario
 
 
 @pytest.mark.parametrize(("ranks", "stages"), [(4, 2), (8, 4), (6, 2)])
-def test_uneven_work_of_a_pipelines_replicas_is_told(ranks: int, stages: int) -> None:
+def test_uneven_work_of_a_pipelines_replicas_is_reported(ranks: int, stages: int) -> None:
     """A rank is late against the replicas of its stage, by what it has more than these, even with two of them."""
     job = Scenario(ranks, 80, 7, "pp_dp", pipeline=stages, varying_lengths=0.15)
     (verdict,) = judge(simulate(job).run).verdicts

@@ -17,7 +17,7 @@ def test_chance_picks_few_out_of_a_large_job() -> None:
     assert len(worth_a_look.find(_excess(16_384), SMALLEST, np.inf)) < 12
 
 
-def test_whoever_is_late_for_a_while_is_looked_at_first() -> None:
+def test_ranks_late_for_a_while_are_examined_first() -> None:
     """Late by three times the noise in 24 of 96 steps, in a job of any size."""
     for ranks in (8, 8192):
         excess = _excess(ranks)

@@ -80,7 +80,7 @@ def test_a_hang_leaves_the_others_in_flight() -> None:
     assert set(run.in_flight["rank"].tolist()) == {0, 1, 3}
 
 
-def test_who_waits_for_whoever_waits_is_in_flight_elsewhere() -> None:
+def test_a_rank_that_waits_for_a_waiting_one_is_in_flight_elsewhere() -> None:
     """The hung rank's tensor group waits for it, the replicas for that group; a rank never waits twice."""
     run = simulate(Scenario(8, 12, layout="tp_dp", tensor=2, faults=(Fault("hang", (5,), onset=7),))).run
     names = dict(zip(run.communicators["comm"].tolist(), run.communicators["name"].tolist(), strict=True))

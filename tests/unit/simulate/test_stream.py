@@ -90,7 +90,7 @@ def test_what_all_nodes_have_is_made_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert places == [(rank, 16) for rank in range(16)]
 
 
-def test_where_nobody_listens_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_listener_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong address ends in one error that names it."""
     monkeypatch.setattr("hindmost_collector.simulate.stream.WELCOME_S", 0.2)
     with pytest.raises(HindmostError, match=r"no collector answers at 127\.0\.0\.1:9"):
@@ -99,7 +99,7 @@ def test_where_nobody_listens_one_line_says_so(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("speed", [0.0, 100.0])
 @pytest.mark.parametrize(("said", "told"), [("", "it gave no reason"), ("the disk is full", "the disk is full")])
-def test_a_collector_that_leaves_is_told_in_one_line(
+def test_a_collector_that_leaves_is_reported_in_one_line(
     capsys: pytest.CaptureFixture[str], speed: float, said: str, told: str
 ) -> None:
     """Whatever ends the streams before all is durable, one line names the collector and what it said; nothing else."""
@@ -143,7 +143,7 @@ def test_a_job_that_stops_is_named_live(tmp_path: Path, cause: str) -> None:
 
 
 @pytest.mark.parametrize("cause", sorted(set(CAUSES) - set(STOPS)))
-def test_every_fault_is_told_of_what_a_collector_was_sent(tmp_path: Path, cause: str) -> None:
+def test_every_fault_is_reported_from_what_a_collector_was_sent(tmp_path: Path, cause: str) -> None:
     """The rank with its cause, or a network that became slow, as from a run directory."""
     fault = Fault(cause, (5,), 0.2, onset=30 if cause == "network" else 0)
     collected(tmp_path / "run", Scenario(ranks=16, steps=64, seed=5, layout="fsdp", faults=(fault,)))

@@ -112,7 +112,7 @@ def faulty(cause: str) -> Scenario:
 
 
 @pytest.mark.parametrize("cause", CAUSES)
-def test_what_trace_folders_hold_is_told_from_them(tmp_path: Path, cause: str) -> None:
+def test_what_trace_folders_hold_is_read_from_them(tmp_path: Path, cause: str) -> None:
     """The judge names who does not come, or the cause; where no file shows that, whose it is and what it costs."""
     made = simulate(faulty(cause))
     write(made.run, tmp_path / "traces", "traces")
@@ -137,7 +137,7 @@ def test_the_page_has_a_row_for_every_fault_and_output() -> None:
 
 
 @pytest.mark.parametrize("cause", _COMPUTED)
-def test_what_is_computed_a_little_longer_is_told_as_compute_from_traces(tmp_path: Path, cause: str) -> None:
+def test_slightly_longer_computing_is_reported_as_compute_from_traces(tmp_path: Path, cause: str) -> None:
     """Files alone do not tell a GPU's other user, or more tokens, from a slow GPU."""
     made = simulate(Scenario(8, 80, seed=4, faults=(Fault(cause, (5,), 0.05),)))
     write(made.run, tmp_path / "traces", "traces")

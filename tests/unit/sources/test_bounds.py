@@ -118,7 +118,7 @@ def test_a_device_is_no_empty_folder() -> None:
         load("/dev/null")
 
 
-def test_empty_files_are_told_from_an_empty_folder(tmp_path: Path) -> None:
+def test_empty_files_are_distinguished_from_an_empty_folder(tmp_path: Path) -> None:
     """Both are errors, each with its own sentence; so is a folder of nothing that is read."""
     with pytest.raises(UsageError, match="an empty folder"):
         load(tmp_path)

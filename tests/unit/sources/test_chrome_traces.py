@@ -79,7 +79,7 @@ def test_nccl_kernels_are_collectives_of_the_step_that_launched_them(tmp_path: P
     assert run.job.world_size == 2
 
 
-def test_marked_phases_are_read_and_others_are_absent(tmp_path: Path) -> None:
+def test_marked_phases_are_read_and_others_are_missing(tmp_path: Path) -> None:
     """Forward and optimizer are marked on the GPU, backward lies between, input is not marked."""
     _write(tmp_path, "a.json.gz", _trace(0))
     steps = load(tmp_path).steps

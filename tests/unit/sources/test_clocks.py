@@ -120,7 +120,7 @@ def test_steps_all_of_one_length_have_no_rhythm(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_a_communicator_of_nccl_s_proves_what_else_the_same_clock_told(tmp_path: Path) -> None:
+def test_a_communicator_of_nccl_s_proves_what_else_the_same_clock_showed(tmp_path: Path) -> None:
     """Steps without a rhythm, next to operations that carry NCCL's own number."""
     regular = np.arange(STEPS) * 30 * MS
     for rank in range(4):

@@ -80,7 +80,7 @@ def test_who_comes_late_for_exchanges_is_named_whatever_hosts_clocks_are_off_by(
 
 
 @pytest.mark.parametrize("clocks", [0, 2 * MS, -20_000])
-def test_experts_that_get_more_in_turn_are_nobody(tmp_path: Path, clocks: int) -> None:
+def test_experts_that_get_more_in_turn_name_no_rank(tmp_path: Path, clocks: int) -> None:
     """Each rank's expert is the last now and then; clocks a little off make no rank late at each exchange."""
     assert [one.kind for one in judge(load(_record(tmp_path, clocks=clocks))).verdicts] == ["balanced"]
 
@@ -154,7 +154,7 @@ def test_messages_to_some_are_no_exchange(tmp_path: Path) -> None:
     assert _exchanges(_record(tmp_path, neighbours=True)) == 0
 
 
-def test_beside_untrue_times_in_another_communicator_nothing_is_told(tmp_path: Path) -> None:
+def test_foreign_records_in_another_communicator_prove_nothing(tmp_path: Path) -> None:
     """Who waits there for ranks of which nothing is known would seem to compute until its next exchange."""
     _record(tmp_path, 0.3)
     for one in tmp_path.glob("prof.*.csv"):

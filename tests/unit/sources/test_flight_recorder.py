@@ -67,7 +67,7 @@ def test_dumps_written_at_once_are_of_a_job_at_work(tmp_path: Path, after_s: int
 
 
 @pytest.mark.parametrize("entered", [(6, 6), (6,)], ids=["all are inside", "the other's dump is not here"])
-def test_dumps_of_an_unknown_age_accuse_nobody_without_proof(tmp_path: Path, entered: tuple[int, ...]) -> None:
+def test_dumps_of_an_unknown_age_accuse_no_rank_without_proof(tmp_path: Path, entered: tuple[int, ...]) -> None:
     """What all have entered may be about to end, and one rank's word says nothing of another that left no dump."""
     for rank, count in enumerate(entered):
         write(tmp_path, rank, dump_of(count, completed=4))

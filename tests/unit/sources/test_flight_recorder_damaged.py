@@ -38,7 +38,7 @@ def test_the_hung_rank_s_own_dump_may_be_the_torn_one(tmp_path: Path, kind: str)
     assert judge(load(tmp_path)).verdicts[0].ranks == (1,)
 
 
-def test_a_dump_lacking_beside_profiles_accuses_nobody_else(tmp_path: Path) -> None:
+def test_a_missing_dump_next_to_profiles_accuses_no_other_rank(tmp_path: Path) -> None:
     """A rank whose dump is torn is in no known operation: the rank whose dump says so is the culprit."""
     with tarfile.open(HUNG) as archive:
         for one in archive:
@@ -102,7 +102,7 @@ def test_a_hostile_dump_among_others_is_named_and_not_left_out(tmp_path: Path) -
         load(tmp_path)
 
 
-def test_a_file_that_holds_nothing_is_told_where_others_of_its_name_hold_something(tmp_path: Path) -> None:
+def test_an_empty_file_is_reported_where_others_of_its_name_are_not(tmp_path: Path) -> None:
     """An empty dump is not passed over in silence; what has another name is none of them."""
     for rank in (0, 1):
         write(tmp_path, rank, dump_of(2, 2 - rank))

@@ -122,7 +122,7 @@ def test_a_status_without_operations_tells_who_did_not_come(tmp_path: Path, as_j
 
 
 @pytest.mark.parametrize("after_s", [0, 600])
-def test_another_operation_at_one_number_is_told_at_any_age(tmp_path: Path, after_s: int) -> None:
+def test_another_operation_at_one_number_is_reported_at_any_age(tmp_path: Path, after_s: int) -> None:
     """No moment of a job at work shows two operations where one was to be."""
     odd = _gloo(21, 20, last_name="gloo:broadcast")
     _stored(tmp_path, [odd if rank == 1 else _gloo(21, 20) for rank in range(4)], after_s=after_s)
@@ -150,7 +150,7 @@ def test_a_job_at_work_is_not_said_to_hang(tmp_path: Path, after_s: int) -> None
     assert "once more" in verdict.advice[0]
 
 
-def test_dumps_with_nothing_open_say_that_nobody_waited(tmp_path: Path) -> None:
+def test_dumps_with_nothing_open_say_that_no_rank_waited(tmp_path: Path) -> None:
     """They were said to have no collective that repeats."""
     run = load(_stored(tmp_path, [_gloo(23, 23) for _ in range(4)]))
     assert rows(run.in_flight) == 0

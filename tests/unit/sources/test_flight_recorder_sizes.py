@@ -82,7 +82,7 @@ def test_another_size_needs_no_length_of_the_wait(tmp_path: Path) -> None:
     assert "(time not recorded)" in verdict.evidence[0]
 
 
-def test_of_as_many_sizes_as_ranks_nobody_is_named(tmp_path: Path) -> None:
+def test_with_as_many_sizes_as_ranks_no_rank_is_named(tmp_path: Path) -> None:
     """One of two ranks called it with another size: which is wrong is unknown."""
     _waiting(tmp_path, "nccl:_all_gather_base", [2048, 7])
     verdict = judge(load(tmp_path)).verdicts[0]
@@ -90,7 +90,7 @@ def test_of_as_many_sizes_as_ranks_nobody_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("left", "twice"), [(0, True), (2, False)], ids=["two of one number", "some have left it"])
-def test_sizes_that_may_not_be_the_members_accuse_nobody(tmp_path: Path, left: int, twice: bool) -> None:
+def test_sizes_that_may_not_be_the_members_accuse_no_rank(tmp_path: Path, left: int, twice: bool) -> None:
     """Which of two operations meets which is not known, nor what most gave by those alone who are still inside."""
     _waiting(tmp_path, "nccl:broadcast", [2048, 2048, 2048, 7, 7], left=left, twice=twice)
     verdict = judge(load(tmp_path)).verdicts[0]

@@ -15,7 +15,7 @@ def test_how_far_a_gpu_is_ahead_shows_where_an_end_was_logged_at_once(offset: in
     assert _ahead(told) == offset
 
 
-def test_of_no_log_or_another_clock_nothing_is_told() -> None:
+def test_no_log_or_another_clock_shows_nothing() -> None:
     """What was logged before it was enqueued was not logged by that clock."""
     ended = np.arange(1, 9) * 1_000_000
     assert _ahead({"enqueue": ended, "stop": ended + 5, "logged": np.zeros(8, np.int64)}) == 0

@@ -95,7 +95,7 @@ def test_torn_lines_are_left_out_and_counted(tmp_path: Path) -> None:
     assert any("2 torn lines" in note for note in run.notes)
 
 
-def test_flight_recorder_beside_it_says_in_which_step(tmp_path: Path) -> None:
+def test_flight_recorder_next_to_it_says_in_which_step(tmp_path: Path) -> None:
     """Inspector knows durations, the recorder when the host enqueued: together, an operation has its step."""
     _terse(tmp_path)
     for rank in range(2):

@@ -123,7 +123,7 @@ def test_of_a_thread_that_is_none_no_input_is_known(tmp_path: Path, tid: Any) ->
     assert set(load(tmp_path).steps["input_ns"].tolist()) == {-1}
 
 
-def test_collectives_of_gloo_among_several_groups_are_nobodys(tmp_path: Path) -> None:
+def test_collectives_of_gloo_among_several_groups_belong_to_none(tmp_path: Path) -> None:
     """Their spans do not name their group: who met whom is not known, and not guessed."""
     pairs = [{"pg_name": "1", "ranks": [0, 1]}, {"pg_name": "2", "ranks": [2, 3]}]
     for rank in range(4):
@@ -147,7 +147,7 @@ def test_a_kernel_launched_before_the_profiler_began_has_no_time_of_its_launch(t
     assert rows(run.collectives) == 8
 
 
-def test_steps_of_which_the_input_alone_is_known_clear_nobody(tmp_path: Path) -> None:
+def test_steps_with_input_times_only_clear_no_rank(tmp_path: Path) -> None:
     """They take equally long on all ranks, for all wait for the slow one: once, no rank was said to hold the job
     back."""
     for rank in range(4):

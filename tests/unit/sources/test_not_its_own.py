@@ -61,7 +61,7 @@ def test_clocks_that_drift_and_late_logging_make_no_time_unbelievable(columns: C
     assert not not_its_own.found([columns])
 
 
-def test_of_another_clock_nothing_is_told() -> None:
+def test_another_clock_shows_nothing() -> None:
     """What was logged before it was enqueued was not logged by that clock."""
     columns = {**_columns(late=5 * MS), "logged": np.zeros(800, np.int64)}
     assert not not_its_own.found([columns])
@@ -99,7 +99,7 @@ def _experts(folder: Path, *, untrue: bool) -> Path:
     return folder
 
 
-def test_a_step_is_never_told_to_hold_more_than_itself(tmp_path: Path) -> None:
+def test_a_step_never_holds_more_than_itself(tmp_path: Path) -> None:
     """Reductions that seemed to take three steps made rank 0 the one that all ranks wait for."""
     report = judge(load(_experts(tmp_path, untrue=True)))
     assert [(one.kind, one.ranks) for one in report.verdicts] == [("insufficient_data", ())]
@@ -130,7 +130,7 @@ def _pipeline(folder: Path, *, seed: int) -> Path:
     return folder / "run"
 
 
-def test_of_a_pipeline_whose_reductions_have_other_times_nobody_is_named(tmp_path: Path) -> None:
+def test_of_a_pipeline_whose_reductions_have_other_times_no_rank_is_named(tmp_path: Path) -> None:
     """The last stage waits in them, and seemed to work meanwhile."""
     folder = _pipeline(tmp_path, seed=403)
     for path in folder.glob("prof.*.csv"):

@@ -121,7 +121,7 @@ def test_a_rank_of_another_job_is_refused(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["csv", "inspector"])
-def test_two_whole_jobs_are_told_apart_by_time(tmp_path: Path, kind: str) -> None:
+def test_two_whole_jobs_are_separated_by_time(tmp_path: Path, kind: str) -> None:
     """Groups that no communicator joins may be a pipeline's stages, but not a minute apart."""
     for called in range(4):
         later = called >= 2

@@ -72,7 +72,7 @@ def test_operations_belong_to_the_step_that_enqueued_them(tmp_path: Path) -> Non
     assert (run.collectives["duration_ns"] == MS).all()
 
 
-def test_a_step_lasts_until_the_next_and_what_was_not_measured_is_absent(tmp_path: Path) -> None:
+def test_a_step_lasts_until_the_next_and_unmeasured_values_are_missing(tmp_path: Path) -> None:
     """The last step ends where its work was issued; an event that was not timed is -1."""
     run = load(_record(tmp_path))
     mine = run.steps["rank"] == 0
@@ -174,7 +174,7 @@ def test_steps_of_a_rank_in_the_middle_do_not_say_how_many_there_are(tmp_path: P
     assert headline.title(report).split(" · ")[2] == "1 rank"
 
 
-def test_samples_of_gpus_alone_are_told_as_that(tmp_path: Path) -> None:
+def test_samples_of_gpus_alone_are_reported_as_that(tmp_path: Path) -> None:
     """No advice to start a job that was recorded: what is missing is what its ranks did."""
     (tmp_path / "nvml.csv").write_text("t_ns,gpu,util\n1000,0,30\n")
     (verdict,) = judge(load(tmp_path / "nvml.csv")).to_dict()["verdicts"]
@@ -197,7 +197,7 @@ def test_a_log_of_steps_may_lack_when_the_input_was_there(tmp_path: Path, withou
     assert set(run.intervals["duration_ns"].tolist()) <= {-1}
 
 
-def test_a_log_without_the_forward_clears_nobody(tmp_path: Path) -> None:
+def test_a_log_without_the_forward_clears_no_rank(tmp_path: Path) -> None:
     """A rank that is slow there looks as the others do in all that is logged."""
     for rank in range(4):
         lines = [

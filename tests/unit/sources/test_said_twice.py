@@ -50,7 +50,7 @@ def test_a_phase_that_took_no_time_in_a_few_steps_was_not_measured_there(folder:
     assert np.count_nonzero(mine["gpu_optimizer_ns"] == 0) == 30
 
 
-def test_phases_lacking_in_a_few_steps_leave_the_cause(folder: Path) -> None:
+def test_phases_missing_in_a_few_steps_leave_the_cause(folder: Path) -> None:
     """A rank's longer computing is read from the steps that say how long it computed."""
     wanted = [(one.kind, one.ranks, one.cause) for one in judge(load(folder)).verdicts]
     for path in folder.glob("steps.*"):

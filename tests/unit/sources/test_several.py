@@ -84,7 +84,7 @@ def test_a_folder_of_archives_says_so(tmp_path: Path, capsys: pytest.CaptureFixt
         assert json.loads(capsys.readouterr().out)["job"]["world_size"] == 4
 
 
-def test_a_file_that_cannot_be_read_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_cannot_be_read_is_reported_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A bad disk, or a network file system that has lost it."""
     (tmp_path / "prof.1.csv").symlink_to("/proc/self/mem")
     assert main(["report", str(tmp_path)]) == 2

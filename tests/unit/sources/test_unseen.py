@@ -89,7 +89,7 @@ def _fixture(folder: Path) -> Path:
     return folder
 
 
-def test_a_rank_that_the_others_wait_for_and_nothing_recorded_is_told_as_the_likely_one(tmp_path: Path) -> None:
+def test_an_unrecorded_rank_that_the_others_wait_for_is_reported_as_likely(tmp_path: Path) -> None:
     """Only collectives of the others: no rank is cleared, and the report says that they waited together for it."""
     _csv_of(_fixture(tmp_path), 1).unlink()
     report = _judged(tmp_path)
@@ -107,7 +107,7 @@ def test_a_culprit_is_named_though_a_victim_s_file_is_missing(tmp_path: Path) ->
     assert f"{PROFILER}: rank 2's file is missing." in report["notes"]
 
 
-def test_nobody_is_cleared_who_was_not_seen(tmp_path: Path) -> None:
+def test_no_missing_rank_is_cleared(tmp_path: Path) -> None:
     """Among the ranks that are there none is late, and none waits longer than transfers take."""
     _recorded(tmp_path, size=0.0)
     _no_steps(tmp_path)
@@ -132,7 +132,7 @@ def test_files_that_end_early_are_judged_as_far_as_all_go(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("rank", [1, 2])
 @pytest.mark.parametrize(("share", "kind"), [(0.6, "insufficient_data"), (0.9, "balanced")])
-def test_a_part_of_a_job_clears_nobody_of_the_rest(tmp_path: Path, rank: int, share: float, kind: str) -> None:
+def test_a_part_of_a_job_clears_no_rank_of_the_rest(tmp_path: Path, rank: int, share: float, kind: str) -> None:
     """In what all ranks have none is late; what began after that, such as rank 1's slowness, is unknown."""
     write(simulate(Scenario(4, STEPS, faults=(Fault("compute", (1,), 0.1, onset=56),))).run, tmp_path, "traces")
     _cut(_csv_of(tmp_path, rank), share)
@@ -155,7 +155,7 @@ def test_a_log_that_ends_early_is_judged_as_far_as_all_go(tmp_path: Path) -> Non
     assert ends in report["notes"]
 
 
-def test_a_missing_log_is_told_and_leaves_the_verdict(tmp_path: Path) -> None:
+def test_a_missing_log_is_reported_and_leaves_the_verdict(tmp_path: Path) -> None:
     """Collectives of all ranks name the culprit; only its cause is not known."""
     _recorded(tmp_path)
     (tmp_path / "steps.1.jsonl").unlink()
@@ -181,7 +181,7 @@ def test_files_that_are_whole_say_nothing_of_missing_ones(tmp_path: Path) -> Non
     assert not [note for note in run.notes if "file" in note]
 
 
-def test_few_steps_without_a_rank_are_told_with_it(tmp_path: Path) -> None:
+def test_few_steps_without_a_rank_are_reported_with_it(tmp_path: Path) -> None:
     """Who came last among the ranks that are there may have waited for the one that is not."""
     write(simulate(Scenario(4, 8)).run, tmp_path, "traces")
     _no_steps(tmp_path)
@@ -201,7 +201,7 @@ def test_a_culprit_without_a_log_of_its_steps_is_named_by_the_collectives(tmp_pa
     assert report["verdicts"][0]["cost_ms_per_step"] == pytest.approx(3.6, rel=0.2)
 
 
-def test_steps_alone_clear_nobody_who_has_none(tmp_path: Path) -> None:
+def test_steps_alone_clear_no_rank_without_any(tmp_path: Path) -> None:
     """The others are alike, and where the log of one is missing it is unknown whether they wait for it."""
     _recorded(tmp_path)
     for path in tmp_path.glob("prof.*"):
