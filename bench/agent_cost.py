@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the agent costs a node: CPU share of one core and resident memory, beside two other ways to do the like.
+"""What the agent costs a node: CPU share of one core and resident memory, compared with two alternatives.
 
     python bench/agent_cost.py [--seconds 60] [--rounds 3] [--out bench/results/agent_cost.json]
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Cycles and negotiation as the shim sees them, beside Horovod's own timeline of the same run.
+"""Cycles and negotiation as the shim sees them, compared with Horovod's own timeline of the same run.
 
     python bench/horovod_cycles.py [mpirun|horovodrun]     # needs Horovod (make horovod); half a minute
 
 Two ranks, rank 1 slow by 20 ms a step, and HOROVOD_TIMELINE on rank 0 with its cycles marked. Printed as JSON: cycles
-in the same stretches of time by both, and how far the end of each negotiation on rank 0 is from the end of the last
+in the same periods by both, and how far the end of each negotiation on rank 0 is from the end of the last
 ``NEGOTIATE_`` phase that the timeline has in that wait. The timeline changes the job (its writer takes a core, cached
 tensors are negotiated by name): only the two views of one run are compared, nothing is said of the job.
 """

@@ -3,7 +3,7 @@
     python bench/judge_speed.py [--ranks 16384] [--steps 100] [--rounds 7] [--rows 10000000]
 
 The kernel takes [rank x step] durations of one synchronising collective a step, as a live window holds them, and finds
-who is late (lateness, block medians, candidates, change points, criteria). The recording goes through ``judge`` whole:
+who is late (delay, block medians, candidates, change points, criteria). The recording goes through ``judge`` whole:
 joining, steps, detectors, causes, costs and a row for each rank. One process; prints median and range over the rounds,
 and the median of its CPU time, which other work on the machine lengthens less.
 """

@@ -5,9 +5,9 @@
 A simulated job of data-parallel ranks with one rank 20 % slow goes through the collector's own decoder into its window,
 as its agents would send it, until the window has let rows go; then the window is judged again and again, as it is live:
 snapshot, judge, report as plain types; and so are its newest steps, as the collector looks at them between two
-judgements, each time after the whole. Prints the median CPU time of the thread that judges, what the window holds, and
-how often the collector then looks, and judges the whole if a look says nothing new, on 2 and on 16 cores. Beside the
-verdicts' cost stands what the run of the same noise without the slow rank takes less.
+judgements, each time after a full evaluation. Prints the median CPU time of the thread that judges, what the window
+contains, and how often the collector makes incremental and full evaluations without news, on 2 and on 16 cores. The
+verdicts' cost is compared with what the same run takes less without the slow rank.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def measured(ranks: int, stretches: int, rounds: int, *, profile: bool) -> dict[
 
 
 def paces(whole: float, look: float) -> dict[str, dict[int, float]]:
-    """Mean seconds between two looks or judgements, and between two of the whole window, by the number of cores."""
+    """Mean seconds between two evaluations, and between two full evaluations, by the number of cores."""
     any_of, of_whole = {}, {}
     for cores in (2, 16):
         judged = asyncio.run(paced(cores, whole, look))
@@ -119,8 +119,8 @@ def paces(whole: float, look: float) -> dict[str, dict[int, float]]:
 
 
 async def paced(cores: int, whole: float, look: float) -> list[tuple[float, str]]:
-    """When the whole window of a job, that takes so much CPU time to judge, is judged, and its newest steps are:
-    without news, and as though looks took the same of however few rows."""
+    """When full and incremental evaluations of a job happen, given their CPU time: without news, and as if incremental
+    evaluations took the same time for any number of rows."""
     now, used, judged = 0.0, 0.0, []
     judging = Judging(PERIOD_S, share_of(cores), lambda: now, lambda: used)
     judging.judge = lambda _: Report(JobSummary("j"), ())

@@ -168,7 +168,7 @@ def starts(directory: Path) -> dict[str, Any]:
 
 
 PARTS = {"events": events, "starts": starts, "calls": calls, "polls": partial(calls, kind="polled"), "steps": steps}
-#: How the ones that are compared are told: what, and its unit.
+#: How the compared ones are printed: what, and its unit.
 TOLD = {
     "calls": ("MPI call, added by the shim", "ns"),
     "polls": ("MPI_Iallreduce, MPI_Test, each", "ns"),

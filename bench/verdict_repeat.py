@@ -3,7 +3,7 @@
     python bench/verdict_repeat.py --times 10 --write bench/results/verdict_repeat.json
 
 Each run is a real ``hindmost run`` of real ranks on this machine. With the fault the verdict must name the slow rank
-and its cause and nobody else; without it the verdict must be ``balanced``.
+and its cause and no other rank; without it the verdict must be ``balanced``.
 """
 
 from __future__ import annotations

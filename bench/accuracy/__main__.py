@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--family", choices=FAMILIES, action="append", help="only these")
     parser.add_argument("--write", type=Path, metavar="FILE", help="the table, and each run's result, as JSON")
     parser.add_argument("--from", dest="kept", type=Path, metavar="FILE", help="only the tables of such a file")
-    parser.add_argument("--readme", action="store_true", help="put the figures into README.md beside this file")
+    parser.add_argument("--readme", action="store_true", help="write the figures into README.md next to this file")
     parser.add_argument("--minutes", type=float, default=60.0, help="stop after so long; start again to go on")
     args = parser.parse_args()
     if args.kept:
@@ -115,7 +115,7 @@ def _run(keys: list[tuple[str, int]], out: Path, jobs: int, deadline: float) -> 
 
 
 def _print_misjudged(results: list[dict[str, Any]]) -> None:
-    nobody = ("link", "network", "stages")  # told by their kind
+    nobody = ("link", "network", "stages")  # judged by their kind
     wrong = [one for one in results if one["family"] not in nobody and one["named"] not in _right(one)]
     wrong += [one for one in results if one["family"] in nobody and (one["named"] or "balanced" in one["kinds"])]
     wrong += [one for one in results if one["family"] in ("two_causes", "handover") and one["blamed"] != one["faults"]]

@@ -34,12 +34,12 @@ def _medians(run: Run, table: str, column: str) -> np.ndarray[Any, Any]:
 
 
 def longest_step(run: Run) -> set[int]:
-    """Whoever's typical step is longest."""
+    """The rank with the longest typical step."""
     return _longest(_medians(run, "steps", "duration_ns"))
 
 
 def longest_collective(run: Run) -> set[int]:
-    """Whoever's typical collective is longest, as tools do that take long for slow."""
+    """The rank with the longest typical collective: the rule of tools that equate long with slow."""
     return _longest(_medians(run, "collectives", "duration_ns"))
 
 
@@ -49,7 +49,7 @@ def _longest(values: np.ndarray[Any, Any]) -> set[int]:
 
 
 def nvrx(run: Run) -> set[int]:
-    """Whoever scores below 0.75: the best rank's typical time over its own, of a section or of all kernels."""
+    """Ranks that score below 0.75: the best rank's typical time over their own, of a section or of all kernels."""
     named: set[int] = set()
     for column in SECTIONS:
         values = _medians(run, "steps", column)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hindmost_collector.judgement.verdict import Verdict
     from hindmost_collector.simulate import Scenario, Truth
 
-#: Verdicts that point at somebody.
+#: Verdicts that name ranks.
 NAMING = ("straggler", "intermittent", "hang", "desync")
 
 
@@ -60,7 +60,7 @@ def grade(family: str, seed: int) -> dict[str, Any]:
 
 
 def _is_right(verdict: Verdict, job: Scenario) -> bool:
-    """Whether nobody is named who is not at fault."""
+    """Whether every named rank is at fault."""
     return set(verdict.ranks) <= {rank for fault in job.faults for rank in fault.ranks}
 
 

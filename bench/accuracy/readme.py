@@ -1,4 +1,4 @@
-"""Puts the measured figures into the README, beside the goals: what lies between two comments is replaced."""
+"""Writes the measured figures and goals into the README, between two comments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ BEGIN, END = "<!-- figures: written by --readme -->", "<!-- end of figures -->"
 
 
 def write(told: str, tables: list[str]) -> None:
-    """Replace the README's figures by these tables, and what is told of them."""
+    """Replace the README's figures by these tables and the line above them."""
     before, rest = README.read_text().split(BEGIN, 1)
     after = rest.split(END, 1)[1]
     README.write_text("\n".join([before + BEGIN, f"{told}:", "", *tables, END + after]))

@@ -1,4 +1,4 @@
-"""The results as tables, each figure with its interval: what is measured beside its goal, confidence, simpler rules."""
+"""The results as tables, each figure with its interval and its goal; then confidence and simpler rules."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _several(by: dict[str, list[Result]]) -> list[Row]:
         ("sets of 2 to 8: exact-set F1", exact_f1(by.get("sets", []), own), "0.95"),
         ("clean jobs, half of them with varying sequence lengths: false alarms, steps", _alarms(clean), "1 in 10,000"),
         ("of them with varying sequence lengths", _alarms(uneven), ""),
-        ("slow input that run-ahead hides: named nobody", wilson(nobody, len(hidden)), ""),
+        ("slow input that run-ahead hides: no rank named", wilson(nobody, len(hidden)), ""),
     ]
 
 
@@ -102,13 +102,13 @@ def _kinds(by: dict[str, list[Result]]) -> list[Row]:
     uneven = sum("uneven_workload" in one["kinds"] and not one["named"] for one in stages)
     both = sum(one["named"] == one["true"] for one in two)
     causes, in_turn = (sum(one["blamed"] == one["faults"] for one in jobs) for jobs in (two, changes))
-    slow = "a pipeline's stage slow on all replicas, effect of 2 % or more: uneven work said, nobody named"
+    slow = "a pipeline's stage slow on all replicas, effect of 2 % or more: uneven work said, no rank named"
     return [
-        ("hang or desync: told as which, and that rank named", wilson(right, len(stops)), ""),
+        ("hang or desync: the right one of both, and that rank named", wilson(right, len(stops)), ""),
         (slow, wilson(uneven, len(stages)), ""),
-        ("two ranks, two causes: both named, nobody else", wilson(both, len(two)), ""),
+        ("two ranks, two causes: both named, no other rank", wilson(both, len(two)), ""),
         ("two ranks, two causes: each with its cause", wilson(causes, len(two)), ""),
-        ("one rank, one cause after another: both told, and nobody else", wilson(in_turn, len(changes)), ""),
+        ("one rank, one cause after another: both reported, and no other rank", wilson(in_turn, len(changes)), ""),
     ]
 
 
@@ -180,7 +180,7 @@ def said(results: list[Result], kind: str) -> str:
 
 
 def _alarms(clean: list[Result]) -> str:
-    """Clean jobs in which somebody was named, or the network blamed, by the steps of all."""
+    """Clean jobs in which a rank or the network was blamed, by the steps of all."""
     false = sum(bool(one["named"]) or "slow_link" in one["kinds"] for one in clean)
     return poisson(false, sum(one["steps"] for one in clean), 10_000)
 
@@ -199,7 +199,7 @@ def _reliability(results: list[Result]) -> list[str]:
 def _beside(by: dict[str, list[Result]]) -> list[str]:
     lone, clean, sets = _strong(by), by.get("clean", []), by.get("sets", [])
     rows = [
-        "| on the same runs | precision | recall | sets: exact F1 | clean jobs in which somebody is named |",
+        "| on the same runs | precision | recall | sets: exact F1 | clean jobs in which a rank is named |",
         "| --- | --- | --- | --- | --- |",
     ]
     for name in ["hindmost", *(lone[0]["baselines"] if lone else [])]:

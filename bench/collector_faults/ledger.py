@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 #: The real command, its rounds of compaction often enough to be interrupted too.
 PROGRAM = """
 import sys
-from hindmost_collector import tending
-tending.UPKEEP_S = 0.4
+import hindmost_collector.tending
+hindmost_collector.tending.UPKEEP_S = 0.4
 from hindmost.cli import main
 sys.exit(main())
 """

@@ -1,4 +1,4 @@
-"""How many nodes one collector carries: simulated agents, real gRPC on loopback, beside other servers in the same run.
+"""How many nodes one collector carries: simulated agents, real gRPC on loopback, and other servers for comparison.
 
 Each agent has a connection of its own and sends what the real agent of a node of 8 GPUs does, byte for byte: a message
 every two seconds with two ticks of 340 samples, in a dozen blocks, and of 8 ranks two steps with five phases and twenty
@@ -127,7 +127,7 @@ def watched(process: psutil.Process, client: subprocess.Popen[str], settle: floa
 
 
 def circumstances() -> dict[str, Any]:
-    """On what, of which code, and beside how much other work."""
+    """The machine, the commit, and the load of other work."""
     git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude", "*"]
     revision = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or None
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"

@@ -224,7 +224,7 @@ async def _live(agent: Agent, life: _Life, load: Load, began: float) -> None:
 
 
 class _Life:
-    """What goes on beside the batches: acknowledgements and clock round trips."""
+    """What happens besides the batches: acknowledgements and clock round trips."""
 
     def __init__(self, agent: Agent, call: Call, *, with_batches: bool) -> None:
         self._agent, self._call, self._with_batches = agent, call, with_batches

@@ -1,4 +1,4 @@
-"""Whether a ledger adds up: what the agent says it delivered and dropped, beside what was written and is stored."""
+"""Whether a ledger adds up: what the agent reports as delivered and dropped against what was written and stored."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _steps(scene: Scene, written: list[int]) -> dict[str, Any]:
     table = scene.table("steps")
     stored = Counter(zip(table["rank"].to_pylist(), table["step"].to_pylist(), strict=True))
     expected = {(rank, step) for rank, count in enumerate(written) for step in range(1, count + 1)}
-    assert stored.keys() <= expected, "a step is stored that nobody marked"
+    assert stored.keys() <= expected, "a stored step was never marked"
     return {
         "written": len(expected),
         "stored": len(stored),

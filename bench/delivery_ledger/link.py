@@ -1,4 +1,4 @@
-"""The network between an agent and its collector, as a TCP proxy that can be cut and mended."""
+"""The network between an agent and its collector, as a TCP proxy that can be cut and restored."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import threading
 class Link:
     """Forwards every connection to ``target`` until it is cut. Lives in a thread of its own.
 
-    While it is cut nothing passes and nobody is told, as when a cable is pulled: established connections stay, and
-    what was on the way arrives once it is mended, late, as a network's retransmissions do.
+    While it is cut nothing passes and no side notices, as when a cable is pulled. Established connections stay, and
+    what was in flight arrives late, after the link is restored, like a network's retransmissions.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Link:
         await self._whole.wait()
         try:
             onward = await asyncio.open_connection("127.0.0.1", self.target)
-        except OSError:  # nobody listens there: neither does anybody here
+        except OSError:  # no server listens there: refuse the client too
             writer.close()
             return
         await asyncio.gather(self._pass(reader, onward[1], 1), self._pass(onward[0], writer, 0))

@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 #: Steps a second a rank, so that minutes fill the spool as a day of a node does.
 FAST = 2500.0
-#: What is spooled before the link is mended, bytes.
+#: What is spooled before the link is restored, bytes.
 BACKLOG = 32 << 20
 #: How long the usual delay is watched before the cut, s.
 BEFORE_S = 20.0
-#: Over so long a rate is told, s: in each stretch there may be a burst more, and a message that overdraws the pace.
+#: Seconds over which a rate is measured: each may contain one more burst, and one message above the pace.
 STRETCH_S = 5.0
-#: From so long after mending on: what sockets held of before passes at once.
+#: From so long after the link is restored: data from the sockets' buffers passes at once.
 FLUSHED_S = 1.0
 MIB = float(1 << 20)
 
 
 class Look(NamedTuple):
-    """One look at the link and the store: when (s), bytes that had passed, and the age of the newest stored step."""
+    """One sample of the link and the store: when (s), bytes that had passed, and the age of the newest stored step."""
 
     at_s: float
     passed: int
@@ -38,9 +38,9 @@ class Look(NamedTuple):
 
 
 def replay(folder: Path, backlog: int = BACKLOG) -> dict[str, Any]:
-    """The link is cut until so much is spooled, and mended: it goes out no faster than the pace, and nothing is lost.
+    """The link is cut until so much is spooled, then restored: data leaves no faster than the pace, and none is lost.
 
-    ``known_after_s``: the age of the newest stored step, at most before the cut, and when the link was mended.
+    ``known_after_s``: the age of the newest stored step, at most before the cut, and when the link was restored.
     """
     scene, pace = Scene(folder, patience_s=900), Pace()
     try:
@@ -87,7 +87,7 @@ def _watch(scene: Scene, enough: Callable[[list[Look]], bool]) -> list[Look]:
 
 
 def _rates(looks: list[Look]) -> list[float]:
-    """MiB a second that passed in stretches of ``STRETCH_S`` or a little more."""
+    """MiB per second that passed, over periods of ``STRETCH_S`` or a little more."""
     found = []
     for place, first in enumerate(looks):
         if first.at_s < looks[0].at_s + FLUSHED_S:

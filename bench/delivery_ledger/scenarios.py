@@ -20,7 +20,7 @@ BACKLOG = 30_000
 
 
 def cut_link(folder: Path, seconds: float) -> dict[str, Any]:
-    """The link is cut for so long, and mended: nothing is lost, nothing is doubled."""
+    """The link is cut for so long, then restored: nothing is lost, nothing is doubled."""
     scene = Scene(folder, patience_s=seconds + 60)
     try:
         scene.start_ranks(STEADY)

@@ -6,7 +6,7 @@
 Four parts, on every GPU that is visible:
 
 1. cost: us a GPU of whole ticks at 1 Hz and at 10 Hz, GPM on, split by sampler and by call, idle and under load.
-2. readings: the agent's values beside nvidia-smi's, read within a second of each other, under a bf16 GEMM loop.
+2. readings: the agent's values and nvidia-smi's, read within a second of each other, under a bf16 GEMM loop.
 3. activity: GPM's tensor and DRAM activity for an idle GPU, a GEMM loop and a device-to-device copy loop.
    Neither uses NVLink, whose rates are 0 in the results.
 4. training: step time of a DDP transformer without an agent, with one at 1 Hz and one at 10 Hz, interleaved.
@@ -108,7 +108,7 @@ def values(*samplers: Any) -> dict[tuple[str, ...], float]:
 
 
 def readings(made: dict[str, Any]) -> list[dict[str, Any]]:
-    """Ours read before and after nvidia-smi: what changes by itself is seen as the span between the two."""
+    """Ours read before and after nvidia-smi: the span between the two shows what changes anyway."""
     before = values(*(made[name] for name in READ))
     query = ["nvidia-smi", f"--query-gpu={SMI}", "--format=csv,noheader,nounits"]
     lines = subprocess.run(query, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
@@ -153,7 +153,7 @@ def activity(made: dict[str, Any], gpus: int) -> dict[str, dict[str, float]]:
 
 
 class Agent:
-    """A real agent process, streaming to nobody: its spool takes everything, as when the collector is away.
+    """A real agent process without a collector: its spool takes everything.
 
     It stands still (SIGSTOP) but for the blocks that it is wanted in: rounds are short, and many.
     """
@@ -246,7 +246,7 @@ def _blocks(first: subprocess.Popen[str], seconds: float) -> dict[str, Any]:
         for mode in order:
             with agents.get(mode, contextlib.nullcontext()):
                 times[mode].append(block(steps))
-        order.reverse()  # so that a drift of clocks or temperature favours nobody
+        order.reverse()  # so that a drift of clocks or temperature favours no mode
     print("", file=first.stdin, flush=True)
     return summary(times, {mode: agent.stop() for mode, agent in agents.items()}, steps)
 

@@ -1,4 +1,4 @@
-"""Ways to time a copy to the GPU from outside, beside what the PyTorch profiler says of the same copies.
+"""Ways to time a copy to the GPU from outside, compared with the PyTorch profiler's times of the same copies.
 
     python bench/gpu/copy_ways.py [--out FILE]
 

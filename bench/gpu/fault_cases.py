@@ -16,7 +16,7 @@ PERIODS = {"stalls": 7, "saves": 20, "evaluates": 30, "evaluates-alone": 30, "tu
 
 @dataclass(frozen=True)
 class Case:
-    """A fault: what strikes which rank, and what a right verdict says. No kinds: nobody may be named."""
+    """A fault: what strikes which rank, and what a right verdict says. No kinds: no rank may be named."""
 
     name: str
     fault: str
@@ -26,7 +26,7 @@ class Case:
     causes: tuple[str, ...] = ()
     patience_s: float = 12.0
     needs_gpu: bool = False
-    #: Of a job in which nobody is to be named: the kind that a verdict without names may have, and a note's words.
+    #: For a job in which no rank is to be named: the kind that a verdict without names may have, and a note's words.
     answer: str = "balanced"
     note: str = ""
     #: Whether the GPU's queue may hide the fault, which is rightly named as far as it does not.
@@ -40,12 +40,12 @@ class Case:
 
     @property
     def beside(self) -> bool:
-        """Whether what goes wrong is beside the job's own processes, and begins at once."""
+        """Whether the fault is outside the job's own processes, and begins at once."""
         return self.fault in ("neighbour", "starve", "memory")
 
     @property
     def either(self) -> bool:
-        """Whether nobody can say which rank is wrong: each of two is in an operation of its own."""
+        """Whether either rank may be wrong: each of two is in an operation of its own."""
         return self.kinds == ("desync",) and self.ranks == 2
 
     @property
@@ -61,9 +61,9 @@ class Case:
     def expected(self) -> str:
         """What a right verdict says, in few words."""
         if self.hides:
-            return f"nobody, unless steps are longer by {self.causes[0]}"
+            return f"no rank, unless steps are longer by {self.causes[0]}"
         if not self.kinds:
-            return f"nobody, and a note: {self.note}" if self.note else "nobody"
+            return f"no rank, and a note: {self.note}" if self.note else "no rank"
         if self.either:
             return f"{self.kinds[0]} of rank {self.rank} or of either"
         cause = f" {self.causes[0]}" if self.causes else " and its line" if self.fault == "hang" else ""
@@ -104,7 +104,7 @@ def placed(case: Case, ranks: int) -> Case:
 
 
 def named(case: Case, verdict: dict[str, Any]) -> bool:
-    """Whether a verdict names who went wrong, and nobody else."""
+    """Whether a verdict names the ranks at fault, and no other."""
     who = bool(verdict["ranks"]) or case.either
     return verdict["kind"] in case.kinds and who and set(verdict["ranks"]) <= set(case.culprits)
 

@@ -1,4 +1,4 @@
-"""What a fault really did to the job's steps, by the job's own log, beside what verdicts say of it."""
+"""What a fault did to the job's steps, from the job's own log, compared with what verdicts say."""
 
 from __future__ import annotations
 

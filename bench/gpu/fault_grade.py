@@ -1,8 +1,8 @@
 """What was said of a live fault and when, against what was so.
 
-What is said of steps before the strike, however late, is not said of the fault. The job's own steps may bear out what
-no case expects: that hosts launch too slowly, which names nobody, where steps are longer than when nothing disturbed
-them; and that a fault is not hidden, where they are longer since.
+A verdict on steps before the strike, however late it comes, is not about the fault. The job's own steps may confirm
+what no case expects: launch-bound hosts (no rank named), where steps are longer than in the undisturbed job; and a
+fault that is not hidden, where they are longer since.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _new(case: Case, event: dict[str, Any]) -> bool:
 
 
 def _as_expected(case: Case, found: dict[str, Any], final: list[dict[str, Any]]) -> bool:
-    """Named live with its cause; where nobody is to be named, nobody was, live or at the end, and a note says why."""
+    """Named live with its cause; where no rank is to be named, none was, live or at the end, and a note says why."""
     if case.kinds:
         return found["right"] is not None
     answers = ("balanced", "insufficient_data", case.answer)
@@ -96,7 +96,7 @@ def _first(
     struck: int,
     holds: Callable[[Case, dict[str, Any]], bool],
 ) -> dict[str, Any] | None:
-    """Seconds and steps from the strike until events that hold have told all culprits; None where they do not."""
+    """Seconds and steps from the strike until lasting events have named all ranks at fault; None where they do not."""
     known: set[int] = set()
     for event in events:
         if holds(case, event["verdict"]):
@@ -132,7 +132,7 @@ def _row(one: dict[str, Any]) -> str:
     row = f"{start}{_when(one['named']):<20} {_when(one['right']):<20} {_said(best):<42} {_mark(one)}"
     quoted = [line for line in (best or {}).get("evidence", []) if any(word in line for word in QUOTED)]
     alarms = [f"before the fault: {_said(alarm)}" for alarm in one["false_alarms"]]
-    others = [f"beside it: {_said(other)}" for other in one["others"] if other is not best]
+    others = [f"besides: {_said(other)}" for other in one["others"] if other is not best]
     others += [f"borne out by longer steps: {_said(other)}" for other in one["borne_out"]]
     return "\n".join(
         [row, *(f"{'':19}{extra}" for extra in [*_effect(one), *quoted, *alarms, *others, *one["notes"][:2]])]
@@ -140,7 +140,7 @@ def _row(one: dict[str, Any]) -> str:
 
 
 def _effect(one: dict[str, Any]) -> list[str]:
-    """Steps before and after, and how far what was told of that is off."""
+    """Steps before and after, and the error of the reported values."""
     if one["effect_ms"] is None:
         return []
     steps = f"steps of {one['step_ms_before']:.1f} ms became {one['step_ms_after']:.1f} ms"
@@ -176,7 +176,7 @@ def _when(found: dict[str, Any] | None) -> str:
 
 def _said(verdict: dict[str, Any] | None) -> str:
     if verdict is None:
-        return "nobody named"
+        return "no rank named"
     cost = verdict["cost_ms_per_step"]
     costs = "" if cost is None else f" +{cost:.1f} ms"
     since = "" if verdict["since_step"] is None else f" since {verdict['since_step']}"

@@ -1,4 +1,4 @@
-"""One ``hindmost run`` of ``faulty_job.py``: started, struck, watched and ended, each within its own time."""
+"""One ``hindmost run`` of ``faulty_job.py``: started, struck, watched and ended, each within a time limit."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 JOB = Path(__file__).with_name("faulty_job.py")
 #: Bytes that a rank without memory may have in memory from then on, of 256 MiB that it maps.
 MEMORY = 64 << 20
-#: Steps that ranks may be ahead of the one that the job's log has last: told of one so far ahead, all act in it.
+#: Steps that ranks may be ahead of the last one in the job's log: a step so far ahead reaches all ranks in time.
 AHEAD = 20
-#: How long a job may take to import everything, to train its first step, and to end once told to.
+#: How long a job may take to import everything, to train its first step, and to end after the request.
 IMPORTED_S, TRAINS_S, ENDED_S = 60.0, 45.0, 20.0
 
 
@@ -116,7 +116,7 @@ class Running:
         part.rename(self.room / what)
 
     def _starve(self) -> None:
-        """Put the rank on one CPU, and six busy processes beside it."""
+        """Put the rank on one CPU together with six busy processes."""
         pid = int((self.room / f"pid.{self.case.rank}").read_text())
         cpu = max(os.sched_getaffinity(0))
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -143,7 +143,7 @@ class Running:
         self.group = group
 
     def end(self) -> None:
-        """Tell the ranks to stop after some more steps, or at once where they cannot; who was beside them ends."""
+        """Stop the ranks after some more steps, or at once where they cannot; end the processes that disturbed them."""
         known = self.steps()
         if self.case.stops or not known:
             (self.room / "quit").touch()

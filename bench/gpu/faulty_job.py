@@ -1,6 +1,6 @@
-"""A training job in which one rank goes wrong when told to: the job that ``live_faults.py`` observes.
+"""A training job in which one rank goes wrong on request: the job that ``live_faults.py`` observes.
 
-Ranks are told by files in ``--room``: ``go`` (all are imported; join), ``strike`` (the step from which on the fault
+Files in ``--room`` control the ranks: ``go`` (all are imported; join), ``strike`` (the step from which on the fault
 acts, 0 for at once; ``struck`` says when that was), ``stop`` (the step after which to leave), ``quit`` (leave at once,
 whatever you are in). It imports no hindmost.
 """
@@ -30,7 +30,7 @@ FROM, TO = 15, 30
 
 
 def leave_when_told(room: Path) -> None:
-    """A rank in a collective that never ends can only be ended from beside it."""
+    """A rank in a collective that never ends can only be ended by another thread."""
     while not (room / "quit").exists():
         time.sleep(0.1)
     os._exit(3)
@@ -45,7 +45,7 @@ def build(device: torch.device) -> DistributedDataParallel:
 
 
 def train(args: argparse.Namespace, device: torch.device) -> None:
-    """Steps until told to stop."""
+    """Steps until the request to stop."""
     torch.manual_seed(0)
     data = Batches()
     model = build(device)

@@ -2,7 +2,7 @@
 
 Loops whose batches take about a millisecond to copy: pinned and pageable, blocking and not, in the loop itself and in a
 function of it, with batches that are waited for (the GPU is idle when a copy begins) and batches that are ready (it has
-the step before to do), with a model that is compiled and one that is not. The probe's ``h2d`` stands beside
+the step before to do), with a model that is compiled and one that is not. The probe's ``h2d`` is compared with
 
 call      what the profiler saw of a blocking copy on the host: from when ``aten::to`` began, or when the GPU was
           through with what had been launched before, until it returned

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 BLOCK = 8
 NEVER = (1 << 62) - 1
-#: Of the time, for what a measured step takes more: a job pays it seldom.
+#: Of the time, for what a measured step takes more: a job pays it rarely.
 SHARE_MEASURED = 0.15
 TRIMMED = 0.05
 NORMAL_95 = 1.96

@@ -1,7 +1,7 @@
-"""What a rank of ``faulty_job.py`` does differently from the step after it is told to: each fault by its real cause.
+"""What a rank of ``faulty_job.py`` does differently after the request: each fault by its real cause.
 
-A fault of some ``share`` takes that part of a step's time more, as measured before it begins. Nothing here is told to
-hindmost, and nothing here imports it.
+A fault of some ``share`` takes that part of a step's time more, as measured before it begins. hindmost gets no
+information from here, and nothing here imports it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 STALLS, SAVES, EVALUATES, TURN = 7, 20, 30, 80
 #: Batches of an evaluation.
 EVALUATED = 8
-#: What a checkpoint keeps beside weights: 32 MB, the order of the samples.
+#: What a checkpoint stores besides weights: 32 MB, the order of the samples.
 ORDER = 1 << 22
 
 
@@ -52,7 +52,7 @@ class Job:
 
 
 class Fault:
-    """No fault, or one from beside the job: what all have in common, which is when it begins."""
+    """No fault, or one from outside the job: what all have in common, which is when it begins."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -285,7 +285,7 @@ class CopiesPageable(Fault):
 
 
 class UnevenLengths(Fault):
-    """Each rank's batches are of half to all of their length, by chance: nobody's fault."""
+    """Each rank's batches have half to all of their length, at random: no rank is at fault."""
 
     def begin(self) -> None:
         whole = self.job.data.choice[0]

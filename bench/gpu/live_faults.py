@@ -9,9 +9,9 @@ plugin. The job trains undisturbed for a few seconds, in which every verdict is 
 one rank. What is graded is ``verdicts.jsonl``, which the collector writes while the job runs: the first verdict that
 names exactly that rank (``named``), and the first that also has the right kind and cause, or a hang's source line
 (``right``). Onset and cost are what the report says in the end; they are held against the step of the strike and
-against how much longer the mean step has become since, in this job and beside the job without a fault. On GPUs the
-next job's processes start while this one runs, and join when it has been told to stop; a case takes 20 s. Exit code 0:
-all as expected. A case that fails is told as that, and the next one begins; what is known is written after each.
+against how much longer the mean step has become since, in this job and against the job without a fault. On GPUs the
+next job's processes start while this one runs, and join when it is asked to stop; a case takes 20 s. Exit code 0:
+all as expected. A case that fails is reported as failed, and the next one begins; what is known is written after each.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def observe(job: Running) -> tuple[int, int]:
 
 
 def finished(job: Running, observed: tuple[int, int] | JobError) -> dict[str, Any]:
-    """The result of a job that has been told to end, once hindmost has sealed it; its folders are packed then."""
+    """The result of a job after its end, once hindmost has sealed it; its folders are packed then."""
     report = job.finish()
     if isinstance(observed, JobError):
         found = fault_grade.failed(job.case, str(observed), job.last_words())
@@ -125,7 +125,7 @@ def made_by(ranks: int, gpu: bool) -> str:
 
 
 def pack(folder: Path, case: str) -> None:
-    """A case's recording, its job's output and what its ranks were told, in an archive of its own."""
+    """A case's recording, its job's output and the requests to its ranks, in an archive of its own."""
     with tarfile.open(folder / f"{case}.tar.xz", "w:xz") as tar:
         for name in (f"run-{case}", f"{case}.log", case):
             with contextlib.suppress(OSError):
@@ -133,7 +133,7 @@ def pack(folder: Path, case: str) -> None:
 
 
 def keep(archive: Path, packed: Path) -> None:
-    """Append what was packed to an archive, or to another beside it where it has grown large."""
+    """Append what was packed to an archive, or to a second one where it has grown large."""
     number = 1
     while archive.exists() and archive.stat().st_size > ARCHIVE:
         number += 1

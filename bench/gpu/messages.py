@@ -1,9 +1,9 @@
 """Sends and receives on GPUs, by the plugin and by the PyTorch profiler: a part of parallel_phases.py.
 
 The plugin tells each of them, torch each call, and the profiler kernels, of which one may be several of them at once.
-Of those NCCL takes the time by the kernel's first thread, which is one of a send's where there is one: when the others
-ended it does not tell. So the times of messages that were a kernel each are compared; of the others it is told what
-share of the kernel they seem to have taken.
+Of those NCCL takes the time by the kernel's first thread, which is one of a send's where there is one: it does not say
+when the others ended. So the times of messages that were a kernel each are compared; for the others the table gives the
+share of the kernel that they seem to have taken.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EDGES_NS = 3000
 
 
 def word(name: str, group: object) -> str:
-    """Collectives are told by communicator; messages not, for torch may make one of its own for two ranks."""
+    """Collectives are identified by communicator; messages are not, for torch may make one of its own for two ranks."""
     return name if name in NAMES else f"{group}: {name}"
 
 

@@ -1,6 +1,6 @@
 """What the PyTorch profiler saw of one process's GPU, read from the trace that it exports. Times are its us.
 
-The kernels are CUPTI's; which part of a step launched them is told by annotations of the bench's own jobs. Nothing here
+The kernels are CUPTI's; annotations of the bench's own jobs say which part of a step launched them. Nothing here
 comes from CUDA events or from NCCL, by which the probe and the plugin measure.
 """
 
@@ -43,7 +43,7 @@ class Work(NamedTuple):
 
 
 class Collective(NamedTuple):
-    """One kernel of NCCL's; ``group`` is the process group's name as torch has it, empty where that is not told."""
+    """One kernel of NCCL's; ``group`` is the process group's name as torch has it, empty where the trace lacks it."""
 
     name: str
     group: str

@@ -2,7 +2,7 @@
 
 Rows are written by the collector's own store, ten seconds a flush, and compacted by its own upkeep; then the same rows
 go into other engines. ``--recorded STORE`` adds samples that a real agent took; without it, what OUTPUT said of them
-stays. Times are of whole questions, files listed and opened each time, the page cache warm, each beside a fixed sum in
+stays. Times are of whole questions, files listed and opened each time, the page cache warm, each next to a fixed sum in
 memory: on a loaded machine both wait, and their ratio tells. ``--questions`` asks them only, and leaves what OUTPUT
 says of the rest: that takes a minute, for which a machine may be free.
 """

@@ -1,4 +1,4 @@
-"""What people ask of a store, and how long it takes, beside a fixed piece of work that tells how busy the host is."""
+"""Typical queries of a store and their time, next to a fixed amount of work that shows how busy the host is."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ REFERENCE_ROWS = 10_000_000
 
 
 def asked(store: Path, start_ns: int, rounds: int) -> dict[str, Any]:
-    """Seconds and CPU seconds that each question takes, and how many times as long as the reference asked beside it."""
+    """Seconds and CPU seconds of each question, and how many times as long as the reference query next to it."""
     reference = _reference()
     found = {}
     for name, (goal, sql) in QUESTIONS.items():

@@ -86,7 +86,7 @@ def test_figures_of_fewer_runs_than_the_suite_has_now_say_so(bench: Any) -> None
     readme, suite = bench("readme"), bench("suite")
     prose, figures = readme.README.read_text().split(readme.BEGIN)
     runs = f"{sum(suite.SHARES.values()):,} runs"
-    assert f"{runs} as `suite.py` is now" in " ".join(prose.split())
+    assert f"The {runs} of `suite.py`" in " ".join(prose.split())
     (told,) = [line for line in figures.splitlines() if " runs, " in line and "commit" in line]
     assert told.startswith(runs) or re.match(rf"[\d,]+ of {runs}, |[\d,]+ runs, of an earlier suite, ", told)
     assert re.search(r", edition \d+ of held-out seeds \(.*, commit [0-9a-f]{7,}:", told)
