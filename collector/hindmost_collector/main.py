@@ -49,7 +49,7 @@ def run_collector(options: Options, settings: Settings = DEFAULT) -> int:
     handler = logging.StreamHandler(sys.stderr)
     text = logging.Formatter("%(asctime)s hindmost collector: %(levelname)s: %(message)s")
     handler.setFormatter(JsonLines() if options.log_format == "json" else text)
-    # Who starts a job by hand holds its collector, and looks into its log for trouble alone.
+    # A user who starts a job by hand also keeps its collector, and reads its log only for trouble.
     logging.basicConfig(level=logging.WARNING if options.exit_when_stdin_closes else logging.INFO, handlers=[handler])
     logging.getLogger("grpc").setLevel(logging.ERROR)
     allow_files()

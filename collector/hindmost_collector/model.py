@@ -36,7 +36,7 @@ PHASES = (
 )
 #: The rest of a step that is known by its phases.
 OTHER = "other"
-#: Of these, what is no share of a step's time but a property of it, or a part of another phase.
+#: Phases that are no share of a step's time but a property of it, or a part of another phase.
 AMOUNTS = frozenset({"cpu", "runqueue", "negotiation"})
 
 #: ``kind`` of the training steps that a profiler recorded, began or wrote its trace in: it slows them.
@@ -220,8 +220,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Past:
-    """A slow network as it was found when its beginning could still be seen: the step since which, what transfers took
-    before it and how long a step was, ns, how much longer transfers became (a share), and operations of a step.
+    """A slow network as it was found while its beginning could still be seen.
+
+    The step since which, what transfers took before it and how long a step was, ns, how much longer transfers became
+    (a share), and operations of a step.
     """
 
     since_step: int
@@ -292,7 +294,7 @@ class Run:
     past: Past | None = None
     #: A step as the window before this one counted it; None where there was none, or steps are marked.
     counted: Counted | None = None
-    #: Whether it is asked only whom these steps name: then the report describes a few ranks, and no causes.
+    #: Whether only the named ranks are wanted: then the report describes a few ranks, and no causes.
     look: bool = False
     #: Ranks that the recording lacks, in whole or in part; None where it has all that are known.
     unseen: Unseen | None = None

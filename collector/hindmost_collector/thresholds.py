@@ -47,10 +47,10 @@ def _fits(value: object, one: Field[Any]) -> bool:
 
 
 def given(sets: Iterable[str], environ: Mapping[str, str], config: Path | None = None) -> dict[str, float]:
-    """What flags, environment and file say. Raises UsageError for an unknown name or an impossible value, named as it
-    was written.
+    """The values of flags, environment and file.
 
-    ``sets`` are ``NAME=VALUE`` each.
+    ``sets`` are ``NAME=VALUE`` each. Raises UsageError for an unknown name or an impossible value, named as the user
+    wrote it.
     """
     known = {one.name: one for one in fields(Settings)}
     values: dict[str, Any] = {}

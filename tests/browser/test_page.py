@@ -106,7 +106,7 @@ def test_a_thousand_ranks_stay_readable(browser: Any, show: Callable[..., Any]) 
 
 def test_nothing_wrong_looks_different_from_trouble(browser: Any, show: Callable[..., Any]) -> None:
     """A balanced job has a calm card, no marked row, and no bullet in the title of the tab."""
-    balanced = {"kind": "balanced", "ranks": [], "cause": None, "evidence": ["nobody is late"], "confidence": 0.99}
+    balanced = {"kind": "balanced", "ranks": [], "cause": None, "evidence": ["no rank is late"], "confidence": 0.99}
     show(report(verdicts=[balanced]))
     browser.until("document.querySelector('.verdict.fine h2').innerText == 'OK no rank is slow 99 % sure'")
     assert browser.run("return document.querySelectorAll('tr.bad').length") == 0

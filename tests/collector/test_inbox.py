@@ -36,7 +36,7 @@ def stream(name):
 
 
 def test_batches_are_taken_in_the_order_in_which_they_came(waiting, taken):
-    """Every caller has all of them, each with its own time."""
+    """Every caller has all of them, each with its arrival time."""
     one, two = stream("a"), stream("b")
     for sequence in (1, 2, 3):
         waiting.add(*one, wire.Batch(sequence=sequence), 10 + sequence)

@@ -46,9 +46,9 @@ def test_a_column_that_came_later_is_not_measured(older):
     assert set(hindmost_collector.open(older).steps("negotiation_ns")["negotiation_ns"].to_pylist()) == {-1}
     ParquetStore(older, single=True).write({("j", "steps"): [newer_row()]}, {})
     run = hindmost_collector.open(older)
-    query = "select count(*) as rows, count(negotiation_ns) as told, max(negotiation_ns) as most from steps"
+    query = "select count(*) as rows, count(negotiation_ns) as known, max(negotiation_ns) as most from steps"
     (found,) = run.sql(query).to_pylist()
-    assert found == {"rows": 1201, "told": 1201, "most": 7}
+    assert found == {"rows": 1201, "known": 1201, "most": 7}
     assert run.steps().column_names == ["job", *schema.FILED["steps"]]
 
 

@@ -43,7 +43,7 @@ def needs_mpi4py(installed: Mpi) -> None:
     """Skip where this MPI has no python that can use it."""
     probe = [str(installed.python), "-c", "import mpi4py, numpy"]
     if not installed.python.exists() or subprocess.run(probe, capture_output=True, check=False).returncode != 0:
-        pytest.skip(f"needs mpi4py: beside {installed.launcher} there is no python with it and numpy")
+        pytest.skip(f"needs mpi4py: no python next to {installed.launcher} has it and numpy")
 
 
 def test_mpi4py(installed: Mpi, observed: dict[str, str]) -> None:

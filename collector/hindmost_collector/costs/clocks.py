@@ -1,7 +1,7 @@
-"""What a repair gives away again where GPUs are at their power limit: ranks that wait draw less, and clock higher.
+"""What a fix gives back where GPUs are at their power limit: waiting ranks draw less power, and clock higher.
 
-Repaired, a rank's peers wait no longer, and compute at a lower clock than now. No more is taken off than their clocks
-are seen to be above that of the rank, which does not wait, and no more than the power of their waiting buys.
+Once a rank is fixed, its peers no longer wait, and compute at a lower clock than now. The loss is limited by their
+clocks' lead over that of the rank, which does not wait, and by the clock gain that the saved power buys.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class Given:
 
 
 def given_away(blocks: Blocks, habits: Sequence[Habit], columns: Array, cause: Cause, saved: float) -> Given | None:
-    """Of the ns ``saved`` a step by fixing these slowdowns, what the peers' clock rates take back.
+    """What the peers' clock rates take back of the ns ``saved`` a step by fixing these slowdowns.
 
-    ``None`` where samples do not show it, and where part of the cost is not observed, so that it is the minimum
-    anyway. If other ranks are late too, and set the pace once these are fixed, their peers wait on.
+    ``None`` where samples do not show it. ``None`` also where part of the cost is not observed: the cost is then a
+    minimum anyway. If other ranks are late too, and set the pace once these are fixed, their peers wait on.
     """
     rows = [habit.row for habit in habits]
     if cause.cause not in _WORKING or cause.unseen > 0 or not saved > 0 or scattered(columns):

@@ -184,8 +184,9 @@ def _counted_out(pauses: Floats, steps: Ints) -> Floats:
 def _longer(took: Floats, least: float) -> Floats:
     """[R, S] ns that a rank evaluates, or pauses, longer than the typical one, now and then, where that is a stall.
 
-    Of two the typical one is who evaluates less: half of what one does for both would be left as its own fault.
-    What begins at the very end of a step may be in that on some ranks, and in the next on others.
+    Of two ranks the typical one is the rank that evaluates less: half of the other's work for both would be left as
+    its own fault. What begins at the very end of a step may be in that step on some ranks, and in the next on
+    others.
     """
     longer = np.maximum(took - lower_median(_around(took), axis=0), 0.0)
     longer[longer < least] = 0.0

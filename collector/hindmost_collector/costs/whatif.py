@@ -96,9 +96,9 @@ class Change:
     steps: Ints
 
     def cost(self, saved: float, waited: float, others: float | None) -> float:
-        """What a repair saves that by the replay saves so much: what was seen, where the two surely differ.
+        """The saving of a fix: the observed change where it surely differs from the replay's, else the replay's.
 
-        Steps that grew by more count as far as the job ``waited`` for these ranks, and less what the ``others``' own
+        Steps that grew by more count as far as the job ``waited`` for these ranks, less what the ``others``' own
         work grew by (``None``: unknown).
         """
         if saved > self.longer + 2 * self.noise:
@@ -113,11 +113,10 @@ def observed_change(
 ) -> Change | None:
     """By how much the job became longer in ``during``; ``None`` where the steps outside are too few to tell.
 
-    Waiting ranks cool down and clock higher, so what a repair saves is less than what they wait: an onset shows how
-    much less. Steps count for at most three typical ones of their side, so that a checkpoint decides nothing. Only
-    steps in which the same ``others`` act are compared: what those did is not the doing of this. Where steps differ by
-    what is ``replayed`` [S] ns of them without these ranks, uneven work say, that is taken out. Steps of which only
-    the mean length is known show no change.
+    Waiting ranks cool down and clock higher, so a fix saves less than they wait: an onset shows how much less. A
+    step counts for at most three typical ones of its side, so that a checkpoint decides nothing. Only steps in which
+    the same ``others`` act are compared, to exclude their effect. ``replayed`` [S] ns of the steps without these
+    ranks, uneven work for example, are taken out. Steps with a known mean length only show no change.
     """
     if alike(blocks.period):
         return None

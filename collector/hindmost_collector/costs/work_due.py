@@ -35,7 +35,7 @@ _BETTER = 0.95
 class Due:
     """``more`` work [R, S], in shares of a usual step's, delays by ``slope`` ns for each unit.
 
-    Of that, each rank shows its own part, ``seen`` [R, 1]. Ranks with persistently slow computing are later by
+    Each rank shows its own part of that, ``seen`` [R, 1]. Ranks with persistently slow computing are later by
     ``times`` their visible delay. ``counted``: work in samples or tokens, else from the GPU's time.
     """
 

@@ -1,8 +1,9 @@
-"""Ranks later than all others by more than healthy ones differ, where the others differ more than that, too.
+"""Small cohorts: ranks later than all others by more than healthy ones differ, while the others differ more than that,
+too.
 
-With three of four ranks slow, each by a different amount, there is no crowd that tells how much healthy ranks differ,
-and the typical rank is a slow one. Whichever of the others are slow, or ahead, the latest is the one that all wait for,
-and its repair to the next one's pace is sure to be saved.
+With three of four ranks slow, each by a different amount, no cohort shows how much healthy ranks differ, and the
+typical rank is slow. Whichever of the others are slow, or ahead, all wait for the latest: fixing it to the next
+one's pace surely saves the difference.
 """
 
 from __future__ import annotations

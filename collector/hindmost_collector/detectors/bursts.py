@@ -1,7 +1,8 @@
-"""Slow-downs of one rank that last a few steps and end: too short to change any median, and like nothing else there.
+"""Transient slowdowns of one rank for a few steps: too short to change any median, and without equal in the job.
 
-Eight steps nearly all late by a good part of a step may be chance where that happens to this one and that. It is none
-where it happens to one rank only, a few times, and no other eight steps of any rank are late by a third as much.
+Eight steps nearly all late by a good part of a step may be chance where that happens to several ranks. It is not
+chance where it happens to one rank only, a few times, and no other eight steps of any rank are late by a third as
+much.
 """
 
 from __future__ import annotations

@@ -108,8 +108,9 @@ def _after_patterns(blocks: Blocks) -> int:
 
 
 def _of_no_age(run: Run, waiting: dict[int, list[_Open]]) -> Hang | None:
-    """Who did not come to what the others wait in, where it is not known how long: nothing less tells a stop from a
-    moment of a job at work, in which operations are open too."""
+    """The ranks that did not come to what the others wait in, where the waiting time is unknown.
+
+    Only that distinguishes a stop from a moment of a running job, in which operations are open too."""
     table = run.in_flight
     pairs = set(table["comm"][table["kind"] == "p2p"].tolist())
     together = {comm: held for comm, held in waiting.items() if comm not in pairs}
@@ -185,8 +186,10 @@ def _culprits(run: Run, absent: list[int], blocked: set[int], since: dict[int, i
 
 
 def _looked_at(run: Run, since: dict[int, int]) -> set[int]:
-    """Ranks of which it is known what they had open: in a foreign recording those that left a dump, else those of a
-    node that was heard of ``since`` the others entered what a rank did not."""
+    """Ranks with known open operations.
+
+    In a foreign recording those that left a dump, else those of a node with contact ``since`` the others entered
+    what a rank did not."""
     known = {int(rank) for rank in run.ranks["rank"]}
     if run.job.source != Job.source:
         return {int(rank) for rank in run.rank_states["rank"]} or known
@@ -215,7 +218,9 @@ def _recorded(run: Run) -> set[int]:
 
 def _crossed(run: Run, stuck: dict[int, list[_Open]], missing: dict[int, list[int]]) -> Hang | None:
     """Ranks that wait for each other in different communicators, as where one calls all_reduce itself and the others'
-    DDP does. Who is wrong is known where both have the same members: the fewer."""
+    DDP does.
+
+    The wrong side is known where both have the same members: the smaller one."""
     comm = max(stuck, key=lambda one: len(stuck[one]))
     elsewhere = [(other, one) for other, held in stuck.items() if other != comm for one in held]
     met = [(other, one) for other, one in elsewhere if one.rank in missing[comm]]
@@ -306,7 +311,7 @@ def _open_operations(run: Run) -> dict[int, list[_Open]]:
 
 
 def _frontier(held: list[_Open]) -> list[_Open]:
-    """Of each rank its lowest open sequence, and of those the ones at the communicator's lowest."""
+    """Each rank's lowest open sequence, and of those the ones at the communicator's lowest."""
     lowest: dict[int, _Open] = {}
     for one in sorted(held, key=lambda one: one.seq):
         lowest.setdefault(one.rank, one)

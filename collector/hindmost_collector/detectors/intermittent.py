@@ -87,9 +87,9 @@ _AS_LATE, _TURNS = 0.75, 0.5
 
 
 def _in_turn(late: Floats, one: Stalls, mate: Ints) -> bool:
-    """Whether the only peer of a rank is now and then as late [R, S] as it is in its stalls: then both are, in turn.
+    """Whether the sole peer of a rank is now and then as late [R, S] as it is in its stalls: then both are, in turn.
 
-    Of two ranks whose work varies one is usually behind; whatever the other has more to do is far from its usual.
+    If the work of two ranks varies, one is usually behind, and the other's extra work is far from its usual.
     """
     row = one.rows[0]
     if len(one.rows) > 1 or mate[row] < 0:
@@ -223,10 +223,10 @@ def _with_its_like(excess: Floats, row: int, steps: Ints, share: float, settings
 
 
 def _of_one_kind(late: Floats, steps: Ints, settings: Settings) -> Ints:
-    """Of the stalls of a row [S] the large ones, where these are apart from the small and most of what it is late by.
+    """The large stalls of a row [S], if they are separate from the small ones and most of its delay; else all.
 
-    A host that hesitates now and then is something else than what makes a rank late by a step: it began at another
-    time, and counted as such a stall it would cost as much.
+    A host that hesitates now and then is another problem than one that makes a rank late by a step: it began at
+    another time, and counted as such a stall it would cost as much.
     """
     by_size = steps[np.argsort(late[steps])]
     sums = np.cumsum(late[by_size])

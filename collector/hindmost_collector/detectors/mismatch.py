@@ -35,18 +35,19 @@ class Mismatch:
 
     @property
     def named(self) -> tuple[int, ...]:
-        """Who is wrong: the smaller side; of two equal sides, neither."""
+        """The wrong side: the smaller one; with two equal sides, neither."""
         return self.ranks if len(self.ranks) < len(self.others) else ()
 
 
-#: Of one rank and another of one number these are no two operations, but one.
+#: Two sides of one operation: different names at one number are no mismatch here.
 MEET = {"send", "recv"}
 
 
 def find(run: Run, settings: Settings, *, stopped: bool = False) -> Mismatch | None:
     """The earliest such place of any communicator; ``None`` where there is none, or too little agreed to tell.
 
-    Of a job that went on, half of the ranks against the other half are no proof; of one that ``stopped`` they are why.
+    In a job that went on, half of the ranks against the other half is no proof; in one that ``stopped`` it is the
+    reason.
     """
     table = run.collectives
     if rows(table) == 0:

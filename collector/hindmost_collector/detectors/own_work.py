@@ -42,9 +42,9 @@ def longer(blocks: Blocks, row: int, held: Ints | slice, level: float, settings:
 def surely_longer(blocks: Blocks, row: int, held: Ints | slice, level: float, settings: Settings) -> bool:
     """Whether the typical of these steps has such a phase longer by about ``level`` ns, whatever batches differ by.
 
-    Of batches of uneven size each makes another rank the last one: how often a rank is says little, and how much longer
-    it computes than its peers, over as many steps, says it surely. A forward that its GPU ran as it was launched is the
-    host's doing.
+    With batches of uneven size, each makes another rank the last one. How often a rank is last then says little; how
+    much longer it computes than its peers, over as many steps, is sure. A forward that its GPU ran as it was
+    launched is the host's doing.
     """
     for name in _PHASES:
         part = blocks.parts.get(name)

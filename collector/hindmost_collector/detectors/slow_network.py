@@ -165,7 +165,7 @@ def _transfers(blocks: Blocks) -> Floats:
 
 
 def _levels(took: Floats, kind: Ints) -> tuple[Ints, Floats]:
-    """Of each kind of message how many there are, and their median."""
+    """The number of messages of each kind, and their median."""
     ordered = took[np.lexsort((took, kind))]
     count = np.bincount(kind)
     first = np.cumsum(count) - count

@@ -115,9 +115,9 @@ def find(blocks: Blocks, settings: Settings, *, shared: bool = False) -> list[Ha
 
 
 def _beside_a_crowd(habits: list[Habit], ranks: _Ranks) -> list[Habit]:
-    """Without those that are later than so few on-time ranks by what healthy GPUs differ, the latest first.
+    """Without ranks that are later than so few on-time ranks by what healthy GPUs may differ, the latest first.
 
-    Of four of which one is slow three are left, of which any may be as much ahead or behind.
+    If one of four ranks is slow, three are left, any of which may be as much ahead or behind.
     """
     kept: list[Habit] = []
     for habit in habits:

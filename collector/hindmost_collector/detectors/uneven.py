@@ -99,7 +99,7 @@ def _swing(more: Floats, *, counted: bool) -> float:
     """Standard deviation of ``more`` work, as a share of a usual step's.
 
     The GPU's time stands for work where it changes from one step to the next, as batches do. A GPU that is slow from
-    some step on moves whom its peers are compared with, too: of few ranks most seem to have more since, or less.
+    some step on also moves the baseline of its peers: in a small cohort most seem to have more since, or less.
     """
     varies = more if counted else np.diff(more, axis=1) / np.sqrt(2)
     return float(MAD_TO_SIGMA * np.median(np.abs(varies))) if varies.size else 0.0
@@ -230,7 +230,7 @@ def _around(more: Floats) -> Floats:
 
 
 def _roles(blocks: Blocks) -> Ints | None:
-    """[R] who is compared with whom in a pipeline, where stages take turns; ``None``: all with all."""
+    """[R] the cohort of each rank in a pipeline, where stages take turns; ``None``: all ranks are one."""
     return blocks.role if blocks.pipeline is not None else None
 
 

@@ -94,8 +94,10 @@ def _lasted(blocks: Blocks, row: int) -> Floats:
 
 @dataclass(frozen=True)
 class Slept:
-    """A verdict on ranks, ``rows`` in the blocks, that were off the CPU by themselves for at least ``ns`` in each of
-    the steps ``columns`` (indices)."""
+    """A verdict on ranks, ``rows`` in the blocks, that were off the CPU without queueing for at least ``ns`` in each
+    step.
+
+    ``columns`` are the steps (indices)."""
 
     verdict: Verdict
     rows: list[int]

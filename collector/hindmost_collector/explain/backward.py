@@ -216,8 +216,10 @@ def _at_most(start: Floats, free: Array) -> Floats:
 
 
 def _between_two(start: Floats, free: Array) -> tuple[Floats, Floats]:
-    """[R, P - 1] ns that are usual from being ready for a collective to being ready for the next, and [R, N, P - 1] in
-    each step, where both are known."""
+    """[R, P - 1] usual ns from being ready for a collective to being ready for the next, and [R, N, P - 1] in each
+    step.
+
+    Where both are known."""
     took = np.where(free[:, :, :-1] & free[:, :, 1:], np.diff(start, axis=2), np.nan)
     return _often(took), took
 
@@ -237,7 +239,7 @@ def _ready(grid: Grid, rows: Array, where: Ints) -> tuple[Floats, Array]:
 def _between(start: Floats, free: Array, mine: Floats) -> Floats:
     """[P - 1] ns that the peers of the first row take, where they queue for some collectives and not for a later one.
 
-    What they take from one that they did not queue for to the next such is known, and shared out as the rank's own is.
+    Their time from one collective without a queue to the next such is known, and split in the rank's own ratio.
     """
     found = np.full(len(mine), np.nan)
     places = np.flatnonzero(np.mean(free[1:], axis=(0, 1)) >= _OFTEN)

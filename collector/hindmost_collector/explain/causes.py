@@ -99,7 +99,7 @@ def typical(blocks: Blocks, row: int, columns: Array, settings: Settings) -> Arr
 
 def _beyond(blocks: Blocks, measured: float, settings: Settings) -> float:
     """How many times its delay longer computing is: as ``measured``; with uneven work, also from the steps' length."""
-    # Of the GPU's phases backward may wait.
+    # Backward is the GPU phase that may wait.
     unseen = blocks.evidence == blocks_of.PHASES and blocks.parts.keys() >= _ON_GPU
     if not blocks.overlapped and not unseen:
         return 1.0

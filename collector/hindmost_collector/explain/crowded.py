@@ -56,7 +56,8 @@ def asking_most(blocks: Blocks, settings: Settings) -> list[Verdict]:
 def judged(
     shared: Sharing, late: list[Verdict], stalls: list[Stalls], blocks: Blocks, settings: Settings
 ) -> tuple[list[Verdict], list[str]]:
-    """Who needs more than its peers and who slept; else who is ``late``, or ``stalls``, for another known reason."""
+    """The ranks that need more than their peers and those that slept; else those ``late``, or in ``stalls``, for
+    another known reason."""
     asking, notes = _of_needs(blocks, settings, whole_steps=True)
     if not sharing.between_collectives(blocks):
         come_late = {rank for one in late for rank in one.ranks}
@@ -112,9 +113,10 @@ def _of_needs(blocks: Blocks, settings: Settings, whole_steps: bool = False) -> 
 
 
 def _at_most(verdict: Verdict, blocks: Blocks, shared: Sharing) -> Verdict:
-    """No repair makes a step shorter than the CPU time that its ranks need, spread over all the CPUs they share.
+    """No fix makes a step shorter than the CPU time that its ranks need, spread over all the CPUs they share.
 
-    Of whole steps some of it may be spent on waiting: that bounds who needs more, and not who slept.
+    In whole steps some CPU time may be spent on waiting: it bounds the ranks that need more, and not those that
+    slept.
     """
     if verdict.cause != "compute" and not sharing.between_collectives(blocks):
         return verdict
@@ -128,7 +130,7 @@ def _at_most(verdict: Verdict, blocks: Blocks, shared: Sharing) -> Verdict:
 
 
 def _not_named(late: list[Verdict], blocks: Blocks, settings: Settings) -> str:
-    """Which of these were seen to queue for a CPU, and which are unknown: as a verdict on all steps would say."""
+    """Which of these were seen to queue for a CPU, and which are unknown, as a verdict on all steps would say."""
     queued: list[int] = []
     unknown: list[int] = []
     for one in late:

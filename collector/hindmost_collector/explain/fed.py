@@ -1,10 +1,11 @@
-"""How late ranks are whose GPUs wait for their hosts: by no more than their hosts are slower than the others'.
+"""Delay of launch-bound ranks: at most what their hosts are slower than the others'.
 
-A job whose hosts launch for all of each step moves at the pace of the slowest. That one's GPU idles for what the others
-have worked off before, a step ahead: how long it idles is their lead, not what its repair would save. Once it is gone
-their own hosts set the pace, which take nearly as long between any two marks that all hosts make in a step: it begins,
-it has its input, each operation is enqueued, it ends. Where one host takes longer there, it is slow; where another
-does, that one waits: for its own GPU too, whose queue is full once it is steps behind. What it needs shows before that.
+A job whose hosts launch throughout each step moves at the pace of the slowest host. That host's GPU idles for the
+time that the others are ahead: the idle time is their lead, not what fixing it would save. Once the lead is used up,
+their own hosts set the pace. These take nearly as long between any two marks that all hosts make in a step: it
+begins, it has its input, each operation is enqueued, it ends. Where one host takes longer there, it is slow; where
+another does, that one waits, also for its own GPU, whose queue is full once it is steps behind. What a host needs
+shows before that.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ CYCLES = "horovod_cycle"
 
 
 def notes(run: Run) -> list[str]:
-    """One sentence on the cycle time, for it adds to the wait for every tensor; none where nothing was measured."""
+    """One sentence on the cycle time, which adds to the wait for every tensor; none where it was not measured."""
     cycle = cycle_ms(run)
     if cycle is None:
         return []

@@ -75,10 +75,12 @@ def _followed(lag: Floats, blocks: Blocks) -> Array:
 
 
 class _Marks(NamedTuple):
-    """[R, S] ns: when the GPU was ``done`` with the step before (its last collective), when the host was ``ready`` to
-    launch forward, how long after that was all launched the step's first collective began (``lag``), and how long that
-    was after the step before (``span``). What a host did in no phase it may have done before forward or after the
-    optimizer: ``unnamed`` is by how much later it may have been ready, and have launched.
+    """[R, S] ns of a step's marks on GPU and host.
+
+    When the GPU was ``done`` with the step before (its last collective); when the host was ``ready`` to launch
+    forward; how long after all of that was launched the step's first collective began (``lag``); and how long that
+    was after the step before (``span``). Host work in no phase may be before forward or after the optimizer:
+    ``unnamed`` is by how much later the host may have been ready, and have launched.
     """
 
     done: Floats

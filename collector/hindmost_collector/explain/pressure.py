@@ -54,8 +54,8 @@ def of_files(blocks: Blocks, row: int, columns: Array, settings: Settings) -> fl
 def of_its_own(blocks: Blocks, row: int, columns: Array, idle: float, settings: Settings) -> str | None:
     """What a rank whose GPU idles for ``idle`` ns a step waits for: ``memory``, ``io``, or nothing that shows.
 
-    The kernel counts little of waiting for storage that answers at once. But a rank alone that moves so much that it
-    can have done little else in that time, on a node whose tasks do stand still for it, was at that.
+    The kernel's counters miss most waits for storage that answers at once. But if a single rank moves so much data
+    that it can have done little else, on a node whose tasks stall for storage, it waited for storage.
     """
     levels = blocks.gauges(columns)
     moved = _moved(levels)

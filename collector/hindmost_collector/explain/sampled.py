@@ -72,7 +72,7 @@ LEVELS: Mapping[str, Source] = {
 class Column:
     """Samples of one quantity, all ranks together: row [N], number of the series [N], time ns [N], value [N].
 
-    Of a counter ``value`` is the rise since the sample before and ``seconds`` [N] how long that took.
+    For a counter ``value`` is the rise since the sample before and ``seconds`` [N] the time that took.
     """
 
     row: Ints
@@ -110,8 +110,8 @@ class Samples:
         self._known: dict[bytes, dict[str, Floats]] = {}
 
     def during(self, steps: Array | None = None) -> dict[str, Floats]:
-        """Quantity to [R] over these steps (indices; default all), left out where no rank has it, NaN where one has
-        not.
+        """Quantity to [R] over these steps (indices; default all); left out where no rank has it, NaN for ranks without
+        it.
 
         A rank without a sample in those steps, too short for the sampling rate, counts by the samples between the
         first and the last of them, else by all of the run's.
@@ -139,8 +139,8 @@ class Samples:
         return column.row[held], column.value[held]
 
     def beside(self, name: str, row: int, per_step: Floats) -> tuple[Floats, Floats, Floats] | None:
-        """Of each sample of a rank's counter within the steps: its seconds [N], its rise [N], and the part of
-        ``per_step`` [S] that fell into it [N].
+        """For each sample of a rank's counter within the steps: its seconds [N], its rise [N], and its part of
+        ``per_step`` [S] [N].
 
         ``None`` where unknown.
         """

@@ -164,8 +164,10 @@ def _peers(vector: Floats, row: int) -> float:
 
 
 def _clean(blocks: Blocks) -> list[Floats]:
-    """What holds no waiting for others: what a stage computes, or what is between collectives that ranks wait for
-    inside of forward, else the GPU's forward, else CPU time outside of collectives, else phases."""
+    """Time without waiting for others.
+
+    A stage's computing, or the time between collectives inside of forward, else the GPU's forward, else CPU time
+    outside of collectives, else phases."""
     computing = _beside_forward(blocks)
     if computing is not None:
         return [computing]
@@ -217,7 +219,7 @@ def _all_slower(blocks: Blocks, row: int, columns: Array, settings: Settings) ->
 
 
 def _contended(now: dict[str, Floats], before: dict[str, Floats], row: int, settings: Settings) -> str | None:
-    """Who else holds memory of the rank's GPU, beyond what peers' GPUs have."""
+    """Other processes with memory on the rank's GPU, beyond what peers' GPUs have."""
     foreign = now.get("foreign_memory")
     if foreign is None or np.isnan(foreign[row]):
         return None

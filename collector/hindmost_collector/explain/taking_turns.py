@@ -1,8 +1,8 @@
-"""Whether another process takes turns on a rank's GPU, where nothing but when its collectives began tells so.
+"""Whether another process takes turns on a rank's GPU, from nothing but the begins of its collectives.
 
-Of a GPU that two processes share each has it for a slice of time, one or two ms, and then waits for as long. What is
-computed between two collectives mostly takes as long as ever, and now and then a slice longer: at another place in each
-step, several times in each, and at every place in some. All slices are of one length. Slow code is slow at the same
+Two processes that share a GPU each have it for a slice of time, one or two ms, and then wait for as long. Computing
+between two collectives mostly takes as long as ever, and now and then a slice longer: at another place in each step,
+several times in each, and at every place in some. All slices are of one length. Slow code is slow at the same
 places, a stall is rare, and noise is of any size.
 """
 

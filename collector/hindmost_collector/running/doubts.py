@@ -27,7 +27,7 @@ class _Doubt(NamedTuple):
 
 
 class Doubts:
-    """Of one job: what was asked in vain, and when it is worth asking again."""
+    """The unconfirmed claims on one job, and when each may be checked again."""
 
     def __init__(self) -> None:
         self._known: dict[Key, _Doubt] = {}

@@ -213,7 +213,8 @@ _ASKED = 16
 
 
 def zoom(job: str, event: Mapping[str, Any]) -> wire.Zoom | None:
-    """What to ask the agents when a verdict opens: stacks of all ranks in a hang, raw events of whom it names else."""
+    """The request to the agents when a verdict opens: stacks of all ranks in a hang, else event traces of the named
+    ranks."""
     verdict = event["verdict"]
     if event["event"] != "opened":
         return None

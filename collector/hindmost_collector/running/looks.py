@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from hindmost_collector.judgement.verdict import Report
 
-#: What looks may say: the kind and the ranks of a verdict, that its cost is another, or how long steps are.
+#: Possible claims: the kind and the ranks of a verdict, a changed cost, or the length of steps.
 Key: TypeAlias = "tuple[Any, ...]"
 _COST, _LENGTH = "cost", ("length",)
 #: Kinds that are an answer but no trouble: they are on the page, not in the log of verdicts.
@@ -31,8 +31,9 @@ _SMALL = 0.02
 
 @dataclass(frozen=True)
 class Seen:
-    """What some steps say: the cost of each verdict that holds, ms a step, by its kind and ranks, and how long the
-    typical step was, and the transfers in it, ms; ``None`` is unknown."""
+    """The result of an evaluation: the cost of each verdict that holds, ms a step, by its kind and ranks.
+
+    And the length of the typical step, and of the transfers in it, ms; ``None`` is unknown."""
 
     costs: Mapping[Key, float | None] = field(default_factory=dict)
     step_ms: float | None = None

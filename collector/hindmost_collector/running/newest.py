@@ -38,10 +38,10 @@ _ON_A_NODE = 512
 
 
 def parts(held: Mapping[str, Sequence[Piece]], step_ns: float, ranks: int, least: int = ROWS) -> dict[str, list[Piece]]:
-    """Of pieces of tables, oldest first, those of the newest steps, which take ``step_ns`` each, of so many ranks: of
-    the fullest table at ``least`` so many rows.
+    """The pieces of tables, oldest first, of the newest steps, which take ``step_ns`` each, of so many ranks.
 
-    Each table is cut by its own clock: that of a GPU is not the host's.
+    The fullest table has at least ``least`` rows. Each table is cut by its own clock: a GPU's clock is not the
+    host's.
     """
     kept = {name: list(pieces) for name, pieces in held.items()}
     if kept.get("steps") and kept.get("collectives") and _span(kept["collectives"]) < _JUDGED * step_ns:
@@ -88,7 +88,7 @@ def of_samples(sizes: Sequence[int]) -> int:
 
 
 def needed(metrics: Table, ranks: int) -> Table:
-    """The rows that say whom to name, in a job of so many: where ranks share CPUs all may, else how many these are."""
+    """The rows that may be named, in a job of so many: all where ranks share CPUs, else these."""
     if ranks <= _ON_A_NODE:
         return metrics
     chosen = np.asarray(metrics["name"] == "hindmost_node_cpus", bool)

@@ -46,8 +46,10 @@ def since(verdict: Verdict) -> int:
 
 
 def once(verdicts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The verdicts of a report, each trouble once, in the order of time: what one rank costs more for some steps, for
-    the same cause, is a part of what it costs all along, and follows it where it is of the steps after."""
+    """The verdicts of a report, each problem once, in the order of time.
+
+    A rank's higher cost in some steps, for the same cause, is a part of its cost throughout, and follows it where it
+    is of later steps."""
     found: list[dict[str, Any]] = []
     for one in sorted(verdicts, key=lambda one: (since(one), -_until(one))):
         at = next((at for at, other in enumerate(found) if _goes_on(other, one)), None)

@@ -25,7 +25,7 @@ _HASTE = (0.25, 2.0)
 
 
 class StallWatch:
-    """Of one job: acts at half of the patience and at its end, once each, however long the job then stands still."""
+    """The watch over one job: acts at half of the patience and at its end, once each, however long the stop lasts."""
 
     def __init__(self, settings: Settings = DEFAULT) -> None:
         self._settings = settings

@@ -1,10 +1,10 @@
-"""Who waited for whom, collective by collective, as rows arrive.
+"""Which ranks waited for which, collective by collective, as rows arrive.
 
-A synchronising collective ends at one moment on all its members, so the shortest duration is the transfer and what
-others took beyond it they spent waiting for the one that took the shortest: no clocks are compared. One instance is
-settled when all members that this communicator has shown so far have reported it, or when it is old.
+A synchronising collective ends at one moment on all its members. So the shortest duration is the transfer, and the rest
+of the others' durations is waiting for the rank with the shortest: no clocks are compared. One instance is settled when
+all members that this communicator has shown so far have reported it, or when it is old.
 
-Of a collective that one call starts and another waits for (``MPI_Iallreduce``), the wait is that duration.
+In a collective that one call starts and another waits for (``MPI_Iallreduce``), the wait is that duration.
 """
 
 from __future__ import annotations

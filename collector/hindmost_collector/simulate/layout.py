@@ -1,4 +1,4 @@
-"""Who talks to whom, and the order of work in a step, for each way of making a job parallel."""
+"""The communication and the order of work in a step, for each way of making a job parallel."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def _seen(values: Array) -> Array:
 
 
 def numbers(timing: Timing) -> list[tuple[int, int]]:
-    """Of each collective: its sequence number in its communicator, and its place among its kind in the step."""
+    """For each collective: its sequence number in its communicator, and its place among its kind in the step."""
     count: dict[str, int] = {}
     place: dict[tuple[int, str], int] = {}
     out = []

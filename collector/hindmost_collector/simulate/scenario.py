@@ -81,7 +81,7 @@ class Noise:
 class Scenario:
     """A job to simulate. ``step_ms`` is the clean computing of a step; ranks are numbered tensor, data, pipeline.
 
-    ``gpu_bound`` has the activity of GPUs sampled, as of kernels that are limited by this.
+    ``gpu_bound`` has the activity of GPUs sampled like that of kernels with this limit.
     """
 
     ranks: int = 8

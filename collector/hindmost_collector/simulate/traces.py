@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 
 #: Two files a rank: beyond it a folder is no convenience.
 MAX_RANKS = 1024
-#: Faults whose cause these files show. Of any other they show whose it is, since when and at what cost, and not its
-#: cause: none holds a GPU's processes, tokens, the waiting for a CPU, garbage collections, checkpoints or a node's
-#: pressure.
+#: Faults whose cause these files show. For any other fault they show the rank, the onset and the cost only: they hold
+#: no GPU processes, tokens, run-queue delay, garbage collections, checkpoints or node pressure.
 CAUSE_SHOWN = ("gpu_throttle", "input", "network", "hang", "desync")
 _FUNCTIONS = {
     "all_reduce": "AllReduce",

@@ -1,7 +1,7 @@
 """Readers of recordings, one file a format; :func:`load` finds out which it is.
 
-A format is a module with ``NAME`` (what people call it), ``recognises(sample) -> bool`` (is this file one of its own,
-by content) and ``load(files) -> Run`` (what those files say; everything else is not measured).
+A format is a module with ``NAME`` (its common name), ``recognises(sample) -> bool`` (whether the content of a file
+is of this format) and ``load(files) -> Run`` (the files' data; everything else is not measured).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Format(Protocol):
         """Whether a file is of this format, by its first bytes."""
 
     def load(self, files: Sequence[Path]) -> Run:
-        """What the files say."""
+        """The data of the files."""
 
 
 #: In the order in which they are believed: an earlier one's table wins over a later one's.

@@ -1,9 +1,9 @@
 """Files of one job whose hosts' clocks are far apart: proven to be one job's, and put on one clock.
 
-What a rank recorded hours before the others is another run's, or its host's clock is that far off. It is the same job
-where NCCL's own numbers of communicators join the ranks, whatever else was recorded at the same time by the same
-clocks; or where the ranks' steps keep one rhythm, which those of no two runs do for long; or where all had stopped at
-one place of their collectives. Where nothing of that is so, the files are refused.
+If a rank was recorded hours before the others, it is of another run, or its host's clock is that far off. Three
+proofs show that it is the same job. NCCL's own numbers of communicators join the ranks, whatever else was recorded
+at the same time by the same clocks. Or the ranks' steps keep one rhythm, which no two runs do for long. Or all had
+stopped at one place of their collectives. Without any of these the files are refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
-#: Of each rank the names of what it did, and when it began, by its own clock.
+#: Each rank's operations by name, and when they began, by its own clock.
 Events: TypeAlias = "dict[int, pd.Series[Any]]"
 
 #: Sources that number communicators by NCCL's own numbers; they refuse unconnected ranks themselves.

@@ -225,8 +225,10 @@ def _looked_at_to_the_end(run: Run) -> Run:
 
 
 def _with_gpus_by_index(run: Run) -> Run:
-    """GPU samples known only by index belong to the ranks of that number, where there are as many of both, ranks that
-    are not recorded counted; those of a node that is not the job's first to its ranks in order, if these have no gap.
+    """GPU samples with an index only belong to the ranks of that number, if there are as many of both, missing ranks
+    counted.
+
+    Those of a node that is not the job's first belong to its ranks in order, if these have no gap.
     """
     gpus = {label for label in np.unique(run.metrics["labels"]).tolist() if '"gpu_uuid": "gpu' in label}
     size = rows(run.ranks)

@@ -34,7 +34,7 @@ _FEWEST = 3
 _ENOUGH, _PLACES = 20, 4
 #: Ranks arrive at a meeting within this share of the time from one series of exchanges to the next.
 _SURELY = 0.1
-#: Whom ranks are compared with is better known once their clocks are set.
+#: Rounds: the baseline of the ranks is better known once their clocks are set.
 _PASSES = 2
 #: GPUs' clocks drift against their hosts': by how much they are ahead is taken anew for so many exchanges.
 _TOGETHER = 256
@@ -58,7 +58,7 @@ class _Calls:
 
 @dataclass(frozen=True)
 class Exchanges:
-    """Of each process the ``rows`` of its file that are exchanges, and the table of these."""
+    """For each process the ``rows`` of its file that are exchanges, and the table of these."""
 
     rows: tuple[Ints, ...]
     tables: tuple[Table, ...]
@@ -67,8 +67,8 @@ class Exchanges:
 def found(files: Sequence[Columns], ranks: Sequence[int], *, alone: bool) -> Exchanges | None:
     """The exchanges of all processes in one communicator; ``None`` where there are none, or they do not match.
 
-    ``alone``: nor where there are other communicators. Of a job whose other times are not to be believed, who waits
-    there for others, of whom nothing is known, would seem late for its next exchange.
+    ``alone``: also ``None`` with other communicators. If a job's other times are not to be believed, ranks may wait
+    there unnoticed, and would seem late for their next exchange.
     """
     comms = {int(comm) for columns in files for comm in np.unique(columns["comm"][columns["p2p"]])}
     if len(comms) != 1 or len(files) < _FEWEST:
@@ -85,9 +85,9 @@ def found(files: Sequence[Columns], ranks: Sequence[int], *, alone: bool) -> Exc
 
 
 def _calls(columns: Columns, comm: int, members: int) -> _Calls | None:
-    """One process' exchanges; ``None`` where its sends and receives are none.
+    """One process's exchanges; ``None`` where its sends and receives are none.
 
-    A line may be lost: whom most are sent to or received from, all of them, tells when each was.
+    A line may be lost: the peer with the most sends or receives, all of them, shows when each was.
     """
     mine = np.flatnonzero(columns["comm"] == comm)
     p2p = mine[columns["p2p"][mine]]

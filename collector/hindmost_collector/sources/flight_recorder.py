@@ -322,8 +322,8 @@ def _place(dump: _Dump, entry: dict[str, Any]) -> tuple[int, int]:
     return _group(dump, entry).comm, _seq(entry)
 
 
-#: Operations that all members must call with as much, as torch calls them: of others, as of an all-gather into a list,
-#: each may have a part of its own size.
+#: Operations that all members must call with the same size, as torch calls them. In others, as in an all-gather into a
+#: list, each member may have a part of its own size.
 _ALIKE = re.compile(r"(\w+:)?(all_?reduce(_coalesced)?|reduce|broadcast|_?all_?gather_base|_?reduce_scatter_base)")
 
 

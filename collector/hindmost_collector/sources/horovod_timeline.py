@@ -56,7 +56,7 @@ class _Timeline:
     #: rank, op, start us, end us, number of this operation, which time for its tensor
     rows: list[tuple[int, str, float, float, int, int]] = field(default_factory=list)
     operations: int = 0
-    #: Of each negotiation when the first rank was ready, and when the operation had ended.
+    #: For each negotiation when the first rank was ready, and when the operation had ended.
     spans: list[list[float]] = field(default_factory=list)
 
     @property
@@ -66,7 +66,7 @@ class _Timeline:
 
 
 def load(files: Sequence[Path]) -> Run:
-    """Who was ready when, of every negotiation that the timeline shows."""
+    """The time at which each rank was ready, in every negotiation of the timeline."""
     if len(files) > 1:
         raise UsageError(f"{files[0].parent}: {len(files)} {NAME}; name the file of one job")
     timeline, beside = _Timeline(), dict[str, Any]()
@@ -131,8 +131,8 @@ def _negotiated(timeline: _Timeline, tensor: _Tensor, at: float) -> None:
     tensor.times += 1
 
 
-#: Of operations that ranks wait for one by one none begins before the last has ended; of those that are begun while
-#: backward goes on at least this share does.
+#: Operations that ranks wait for one by one never begin before the last has ended. Of those begun while backward goes
+#: on at least this share does.
 _BESIDE = 0.05
 
 

@@ -36,8 +36,8 @@ def microseconds(value: Any) -> float | None:
 def events(path: Path, beside: dict[str, Any], wanted: Collection[str] = ()) -> Iterator[dict[str, Any]]:
     """The events of a Chrome trace: an object with ``traceEvents``, or an array.
 
-    Of the object's other values those that are ``wanted`` are put into ``beside`` as they are met. A trace that was
-    cut off gives what it has, and ``beside["torn"]`` is true. Raises :class:`UsageError` for what is no trace.
+    The object's other values that are ``wanted`` are put into ``beside`` as they are met. A trace that was cut off
+    gives what it has, and ``beside["torn"]`` is true. Raises :class:`UsageError` for what is no trace.
     """
     with open_bytes(path) as stream:
         scanner = _Scanner(path, stream)

@@ -338,7 +338,7 @@ def _known(trace: _Trace, launched: np.ndarray[Any, Any]) -> np.ndarray[Any, Any
 
 
 def _one_group(trace: _Trace) -> bool:
-    """Whether who meets whom is known of collectives that name no group: there is but one set of ranks to meet."""
+    """Whether the members of collectives without a named group are known: there is only one set of ranks."""
     return len({frozenset(group.ranks) for group in _groups(trace) if len(group.ranks) > 1}) < 2
 
 

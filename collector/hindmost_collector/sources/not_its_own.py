@@ -20,16 +20,15 @@ if TYPE_CHECKING:
 _TOGETHER = 256
 #: An operation that began by so much before it was enqueued has another's times.
 _BEFORE_NS = 1_000_000
-#: Of so many of a kind that this share has another's times, none is believed: what is left of them may be, too.
+#: If this share of the operations of a kind has another's times, none is believed: the rest may be foreign, too.
 _ENOUGH, _MOST = 20, 0.5
 
 
 def found(files: Sequence[Columns]) -> set[str]:
-    """The functions of each process' operations, in the order of enqueueing, that have another's times in most of a
-    communicator's calls, in any of the files.
+    """The functions of each process's operations, in the order of enqueueing, with foreign times in most calls.
 
-    Where there are such no operation's times are to be believed: a rank that waits in what is not believed seems to
-    work until the next that is.
+    In most of a communicator's calls, in any of the files. If there are any, no operation's times are believed: a
+    rank that waits in an operation without them seems to work until the next one with.
     """
     return {op for columns in files for _, op in _kinds(columns)}
 

@@ -68,7 +68,7 @@ def refuse_other_times(what: str, times: Mapping[str, np.ndarray[Any, Any]]) -> 
 
 
 def at_one_time(times: Mapping[Any, np.ndarray[Any, Any]]) -> list[list[Any]]:
-    """Who recorded at one time, in the order of time; those without times are in no group."""
+    """Groups of ranks recorded at one time, in the order of time; those without times are in no group."""
     spans = {name: span for name, one in times.items() if (span := _span([one])) is not None}
     groups: list[list[Any]] = []
     last = 0
@@ -81,7 +81,7 @@ def at_one_time(times: Mapping[Any, np.ndarray[Any, Any]]) -> list[list[Any]]:
 
 
 def most_at_one_time(times: Mapping[Any, np.ndarray[Any, Any]]) -> list[Any]:
-    """The largest of these groups; of as large ones that of whom comes first in ``times``."""
+    """The largest of these groups; of equally large ones the one whose member comes first in ``times``."""
     order = list(times)
     groups = at_one_time(times)
     return max(groups, key=lambda group: (len(group), -min(map(order.index, group))), default=[])

@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 
 _WORD = re.compile(r"(?<=[a-z])(?=[A-Z])|[\s-]+")
-#: ``nccl:send 0->1`` and ``nccl:recv 1<-0`` say between whom in their name, too.
+#: ``nccl:send 0->1`` and ``nccl:recv 1<-0`` have the two ranks in their name, too.
 _BETWEEN = re.compile(r"\s+\d+\s*(->|<-)\s*\d+$")
 _SAME = {
     "allreduce": "all_reduce",

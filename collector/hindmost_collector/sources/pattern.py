@@ -1,7 +1,7 @@
-"""Steps of operations of which a log missed some: the pattern of those that it has, at the places their numbers give.
+"""Steps of operations from a log with gaps: the pattern of the operations that it has, placed by their numbers.
 
-Who looks now and then at what ended last misses some of it, often on all ranks alike. A pattern of what is left, one
-after the other, does not repeat.
+A log that polls for the last ended operation misses some, often on all ranks alike. The operations left, one after
+the other, do not repeat.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def world_ranks(
 
 
 def communicators(rank_in: Sequence[Mapping[int, int]], ranks: Sequence[int], sizes: Mapping[int, int]) -> Table:
-    """Who is in which communicator; its size is what ``sizes`` says, or the members seen."""
+    """The members of each communicator; its size is what ``sizes`` says, or the members seen."""
     members = [(c, rank, inside) for one, rank in zip(rank_in, ranks, strict=True) for c, inside in one.items()]
     if not members:
         return table("communicators", comm=np.empty(0, np.uint64))
@@ -165,7 +165,7 @@ def _seen(
 def before(keys: np.ndarray[Any, Any]) -> int:
     """How many operations ran in a communicator before those with these keys, sorted: function's code and number.
 
-    Of functions that had all run before nothing is known.
+    Functions that had all run before are unknown.
     """
     starts = np.flatnonzero(np.diff(keys >> _NUMBER_BITS, prepend=-1))
     number = keys & ((1 << _NUMBER_BITS) - 1)

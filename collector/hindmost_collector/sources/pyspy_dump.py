@@ -26,7 +26,7 @@ def recognises(sample: Sample) -> bool:
 
 
 def load(files: Sequence[Path]) -> Run:
-    """Each process' stacks, under its process id: which rank it is, another source has to say."""
+    """Each process's stacks, under its process id: another source has to say which rank it is."""
     texts = [_read(path) for path in files]
     pids = [int(found[1]) for found in (_PROCESS.match(text) for text in texts) if found]
     decoded = [text.decode(errors="replace") for text in texts]

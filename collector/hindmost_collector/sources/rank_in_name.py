@@ -1,4 +1,4 @@
-"""Whose file it is, where only a name tells: ``trace.3.json.gz``, ``nccl_trace_rank_3``, ``rank3/dump``."""
+"""The rank of a file, where only a name shows it: ``trace.3.json.gz``, ``nccl_trace_rank_3``, ``rank3/dump``."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ _FOLDER = re.compile(r"^(?:worker|proc|process|gpu|r)?[-_.]?(\d{1,7})$", re.IGNO
 
 
 def rank_in_name(path: Path) -> int | None:
-    """The number after the word rank in the file's name or its folder's, else the last one before the file's suffixes
-    that is no time and no process, else that of a folder that is called by a number."""
+    """The number after the word rank in the file's name or its folder's.
+
+    Else the last one before the file's suffixes that is no time and no process, else that of a folder with a number
+    as its name."""
     name, folder = path.name, path.parent.name
     found = _SAID.search(name) or _SAID.search(folder)
     if found is None and not _TENSORBOARD.search(name):

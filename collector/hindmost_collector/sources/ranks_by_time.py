@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from hindmost_collector.model import Run, Table
 
-#: A process is the rank whose operations it enqueued this many times sooner than any other's. Of recorded jobs of 4
+#: A process is the rank whose operations it enqueued this many times sooner than any other's. In recorded jobs of 4
 #: ranks the right one's median is 9 to 15 times below the next; where two ranks run in step to the microsecond, 1.
 _CLEARER = 3.0
 #: Operations that must be compared of each process, so that one coincidence is nothing.

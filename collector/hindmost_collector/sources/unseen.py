@@ -127,7 +127,7 @@ def _guessed(run: Run) -> bool:
 
 
 def _shortened(run: Run, cut: Sequence[Extent]) -> Run:
-    """As far as all ranks have it."""
+    """The run as far as all ranks have it."""
     if not cut:
         return run
     table = run.collectives

@@ -46,7 +46,7 @@ def jobs(server: Server) -> list[str]:
 
 
 def read_run(server: Server, job: str) -> Run:
-    """What is recorded of one job as the model's arrays: of a large one an excerpt, as of a run directory.
+    """The record of one job as the model's arrays; an excerpt if it is large, as from a run directory.
 
     Raises UsageError where there is nothing.
     """

@@ -22,9 +22,9 @@ class Durable:
         self._one_at_a_time = asyncio.Lock()
 
     async def of(self, identity: str) -> int:
-        """The last durable sequence of an agent, zero for none, as of this call or later. Raises what the store does.
+        """The last durable sequence of an agent, zero for none, as of this call or later. Raises the store's errors.
 
-        Another collector may have made an agent's batches durable a moment ago, so an older answer will not do.
+        Another collector may have made an agent's batches durable a moment ago, so an older answer is not enough.
         """
         if self._next is None:
             self._next = asyncio.create_task(self._ask())

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 #: Rows that are read of a table: judging takes up to 600 bytes of memory for a call, and half as much for a step.
 MOST = {"collectives": 1_200_000, "steps": 1_200_000}
-#: Of metrics, those that causes are read from, up to about so many samples in all; all of them where they are not more
-#: than so many.
+#: Metrics that causes are read from, up to about so many samples in all; all metrics where they are no more than that.
 SAMPLES, ALL_SAMPLES = 400_000, 1_200_000
 #: Periods in which a recording is read; fewer where one would hold fewer than this many steps.
 STRETCHES, STEPS_EACH = 24, 50
@@ -35,7 +34,7 @@ TIME = {"collectives": "start_ns", "steps": "start_ns", "intervals": "start_ns",
 class Excerpt(NamedTuple):
     """From ``first`` on, the first ``kept_ns`` of every ``every_ns``; ``steps`` that there are in all, if known.
 
-    Of collectives the first ``calls_ns`` only, where that is less.
+    For collectives the first ``calls_ns`` only, where that is less.
     """
 
     first: int

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from hindmost_collector.stream.columns import Array, Words
     from hindmost_collector.stream.definitions import Definitions
 
-    #: Of ``(job, table)``, in pieces.
+    #: By ``(job, table)``, in pieces.
     Rows = Mapping[tuple[str, str], Iterable[pa.Table]]
-    #: Of ``(job, name)``.
+    #: By ``(job, name)``.
     Files = Mapping[tuple[str, str], bytes]
     #: The job clock, as the collector that made it wants it back.
     Clock = dict[str, Any]

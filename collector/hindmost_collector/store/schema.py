@@ -112,8 +112,8 @@ def encodings(table: str, *, passing: bool = False) -> tuple[list[str], dict[str
 def compression(table: str, *, passing: bool = False) -> tuple[dict[str, str], dict[str, int]]:
     """``(codec by column, level by column)`` for the Parquet writer: zstd for what stays.
 
-    A flush, which is to be merged, is written in two thirds of the time with LZ4, and hardly larger while measured
-    values, of which LZ4 makes half as much again, are under zstd.
+    A flush, which is to be merged, is written in two thirds of the time with LZ4. It is hardly larger as long as
+    measured values, which LZ4 leaves half as large again, are under zstd.
     """
     columns = FILED[table]
     if not passing:

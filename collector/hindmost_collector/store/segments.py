@@ -1,8 +1,8 @@
 """Segments as files: writing one under a temporary name, listing, reading, setting a torn one aside.
 
 A segment's name is ``DAY-FLUSH-0.parquet`` (UTC day, flush number of its writer), one made of several
-``DAY-FIRST-LAST-1.parquet``: names sort by time, and a day can be read or dropped by a glob. While a merged segment and
-those that it was made of are both there, which a reader may see for a moment, its name says that it stands for them.
+``DAY-FIRST-LAST-1.parquet``. Names sort by time, and a day can be read or dropped by a glob. For a moment a reader
+may see a merged segment together with its sources: its name says that it stands for them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Upkeep of a store: small segments become large ones, old days go, and no more space is taken than allowed.
+"""Maintenance of a store: small segments become large ones, old days go, and space stays within its limit.
 
 Compaction reads the flushes of one table of one day, writes them as one sorted segment, and swaps them in one commit of
 the journal. A reader that listed the old files meanwhile finds them gone and lists again; it never sees rows twice.
 
-A segment that was merged is merged again only once what came after it is as large as itself: so a row is written as
-many times as its table has doubled since, and not every few minutes until the day is over.
+A merged segment is merged again only once the data after it is as large as itself. So a row is written as many times
+as its table has doubled since, and not every few minutes until the day is over.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 FEW, MANY = 16, 64
 #: A segment of this size is large enough.
 LARGE_BYTES = 32 << 20
-#: Of what may be stored, this part at most is kept free for what comes until the next round.
+#: This part at most of the allowed space is kept free for the data until the next round.
 _MOST_AHEAD = 8
 
 

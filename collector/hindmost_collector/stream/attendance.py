@@ -1,4 +1,4 @@
-"""Who comes and goes, in the log: a line a second at most of each, however many agents come or go."""
+"""The connection log: agents that come and go, at most one line a second for each, however many they are."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAMED, _GATHERED_S = 3, 1.0
 
 
 class Attendance:
-    """Gathers what one line then says. Who came and was gone before the line is in both."""
+    """Gathers the content of one line. An agent that came and left before the line counts as both."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic, self._told_s = monotonic, -_GATHERED_S

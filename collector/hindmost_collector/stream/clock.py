@@ -32,7 +32,7 @@ CONTRADICTIONS = 3
 
 
 def boot_id(root: Path = Path("/")) -> str:
-    """Which boot of this machine CLOCK_MONOTONIC counts from; empty where the kernel does not say."""
+    """The boot of this machine from which CLOCK_MONOTONIC counts; empty where the kernel does not say."""
     try:
         return (root / "proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -42,8 +42,8 @@ def boot_id(root: Path = Path("/")) -> str:
 class JobClock:
     """Unix time that never steps: read once, then carried on by CLOCK_MONOTONIC, also across a restart.
 
-    It is as far from Unix time as this host's clock was when the store was first used since the host's last boot, and
-    as far as CLOCK_MONOTONIC has drifted since: a clock that was set later is seen after the next reboot.
+    Its error is that of this host's clock when the store was first used since the host's last boot, plus the drift of
+    CLOCK_MONOTONIC since: a clock that was set later is seen after the next reboot.
 
     Args:
         remembered: what ``state()`` gave before a restart; ignored after a reboot.

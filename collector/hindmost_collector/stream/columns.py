@@ -46,7 +46,7 @@ class Malformed(ValueError):  # noqa: N818 - a verdict on the sender, said as an
 
 
 class Owners(NamedTuple):
-    """Whose the rows of a block are: how many consecutive ones each rank has, as packed varints; their int32 ranks."""
+    """The owners of a block's rows: how many consecutive ones each rank has, as packed varints; their int32 ranks."""
 
     counts: bytes
     ranks: bytes

@@ -24,8 +24,8 @@ def listen(where: str, handlers: Sequence[grpc.GenericRpcHandler], longest: int)
             ("grpc.max_receive_message_length", longest),
             ("grpc.so_reuseport", 0),  # a port in use is an error, not a lottery
             ("grpc.keepalive_permit_without_calls", 1),
-            # Probing for bandwidth pings the agent at every message, which wakes it for nothing, and a ping that a
-            # host under load leaves unanswered for a minute ends the connection.
+            # Bandwidth probing pings the agent at every message, which wakes it for nothing. A ping that a host under
+            # load leaves unanswered for a minute ends the connection.
             ("grpc.http2.bdp_probe", 0),
             ("grpc.http2.min_ping_interval_without_data_ms", 5000),
             # Else each connection keeps 64 KiB to read into, once a batch has come through it; with half of this one of

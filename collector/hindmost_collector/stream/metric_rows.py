@@ -55,7 +55,7 @@ class MetricRows:
 
     @property
     def node(self) -> str:
-        """Whose samples these are."""
+        """The node of these samples."""
         return self.origin.node
 
     @property

@@ -11,7 +11,7 @@ BATCHES_A_SECOND, FEWER = 350, 0.8
 
 
 def batch_ns(agents: int, asked_ns: int) -> int:
-    """What to ask of ``agents``, of whom ``asked_ns`` is asked now; 0 for what they do of themselves."""
+    """The period to request of ``agents``, of whom ``asked_ns`` is requested now; 0 for their default."""
     wanted = _period_s(agents)
     if wanted * NS < asked_ns:
         wanted = min(_period_s(agents / FEWER), asked_ns // NS)  # some come, some go: that is no reason to tell all

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class Untaken:
-    """Adds to ``counts`` of whom it is made: ``malformed_blocks`` and ``set_aside``."""
+    """Adds ``malformed_blocks`` and ``set_aside`` to the ``counts`` that it is made with."""
 
     def __init__(self, counts: Counter[str]) -> None:
         self._counts = counts

@@ -47,7 +47,7 @@ def alike(groups: list[Run], blocks: Blocks) -> bool:
 
 
 def note(groups: list[Run]) -> str:
-    """Who never meets whom, for the reader of the report."""
+    """Which groups never meet, for the reader of the report."""
     told = "; ".join(names(group.ranks["rank"].tolist()) for group in groups[:4])
     more = f"; and {len(groups) - 4} more" if len(groups) > 4 else ""
     return f"{len(groups)} groups never meet in a collective, and are judged each by its own steps: {told}{more}."

@@ -78,10 +78,10 @@ def _instance(table: Table, held: Ints) -> Ints:
 
 
 def _met(table: Table, before: Table, meets: Array, left: Array) -> Table:
-    """The table with what was measured before each start counted to the rank's next call that meets the others, and
-    with collectives that all ranks wait for one after another as one; ``left`` [N] loses the others' rows.
+    """The table with measurements before each start counted to the rank's next call that meets the others.
 
-    ``before`` is the table as it was: there a start stands at its own moment.
+    Collectives that all ranks wait for one after another become one; ``left`` [N] loses the others' rows. ``before``
+    is the table as it was: there a start stands at its own moment.
     """
     targets = np.flatnonzero(meets & ((table["flags"] & (NONBLOCKING | ERROR)) == 0))
     sources = np.union1d(np.flatnonzero((before["flags"] & NONBLOCKING) != 0), targets)

@@ -1,8 +1,8 @@
 """Which communicators do the same for other ranks: the tensor groups of a job, or its data-parallel groups.
 
-Those that look alike (size, spacing of members, operations) and share no rank are one class. Ranks may be laid out so
-that the members of sisters are spaced unlike, and a group may log or check what its sisters do not: such are one class
-where they are of one size, do about as much, and have every rank between them.
+Communicators that look alike (size, spacing of members, operations) and share no rank are one class. Ranks may be
+laid out with different spacing of the members of sisters, and a group may log or check what its sisters do not. Such
+groups are one class if they are of one size, do about as much, and have every rank between them.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def find(comm: Ints, op: Ints, row: Ints, size: Array, ranks: int) -> tuple[Ints
 
 
 def _parts(comm: Ints, part: Ints, count: int) -> dict[int, list[int]]:
-    """Of each communicator the different values of ``part`` [N], which are below ``count``."""
+    """For each communicator the different values of ``part`` [N], which are below ``count``."""
     found: dict[int, list[int]] = {}
     for pair in found_in(comm.astype(np.int64) * count + part).tolist():
         found.setdefault(pair // count, []).append(pair % count)

@@ -21,8 +21,10 @@ _CELLS_A_ROW, _FREE = 8, 1 << 20
 
 
 def columns(table: Table, by: str) -> Table:
-    """The rows of a table that is to be a block with a column for each value of ``by``: all of them, or, where most of
-    such a block would be empty, those of the columns that most ranks have, of columns alike the later.
+    """The rows of a table that becomes a block with a column for each value of ``by``.
+
+    All of them, or, where most of such a block would be empty, those of the columns that most ranks have; of similar
+    columns the later ones.
     """
     if not rows(table):
         return table

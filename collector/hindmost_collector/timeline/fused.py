@@ -1,8 +1,8 @@
-"""Receives that share a kernel with a send, and of which NCCL tells the send's end: they end when the peer's send does.
+"""Receives that share a kernel with a send, for which NCCL reports the send's end: they end when the peer's send does.
 
-A group call's send and receive may be one kernel. NCCL takes its start and end by its first thread, one of a send's
-where there is one, so a receive that waits on for its peer seems to be over, and the waiting to be what the rank works
-next. That the message was there is seen on the other side: what sends it ends when it has been taken.
+A group call's send and receive may be one kernel. NCCL takes its start and end from its first thread, a send's if
+there is one. A receive that waits on for its peer then seems to be over, and the waiting seems to be work. The other
+side shows when the message was there: its send ends when it has been taken.
 """
 
 from __future__ import annotations

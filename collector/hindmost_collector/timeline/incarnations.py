@@ -88,7 +88,7 @@ def _resized(known: Table) -> bool:
 
 
 def _of(borders: Ints, table: Table) -> Ints:
-    """Of which start each row is, by when it began."""
+    """The start to which each row belongs, by when it began."""
     return np.searchsorted(borders, table["start_ns"], side="right")
 
 

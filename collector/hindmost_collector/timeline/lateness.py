@@ -114,7 +114,8 @@ def _seen(late: Floats, own: Floats, found: Floats, where: Ints, who: Array, sta
 def _faster(own: Floats, calm: Ints, columns: Ints) -> Floats:
     """[N] ns by which a rank takes less at these places [P, N] of a step than it usually does there [P, M]; never more.
 
-    In these steps whatever makes it slow in others may be over. Who is not last may have computed while it waited.
+    In these steps the reason for its delay in others may be over. A rank that is not last may have computed while it
+    waited.
     """
     less = median(own[calm], axis=1)[:, None] - own[columns]
     return np.asarray(np.maximum(np.nan_to_num(less).sum(axis=0), 0.0))

@@ -117,9 +117,9 @@ _SAMPLE = 64
 def _computed_meanwhile(joined: Grid, position: Ints, more: Floats) -> bool:
     """Whether ranks that wait longer than usual in a collective have the less to compute before the next one.
 
-    Known where there is something to compute between two, and the second had been launched before the first was over:
-    what a host catches up with meanwhile is no computing. Who has ``more`` [R, K] ns of work in a step waits less in it
-    and computes longer, whether collectives block or not: that is taken out.
+    Known where there is computing between two, and the second had been launched before the first was over: a host's
+    catching up meanwhile is no computing. A rank with ``more`` [R, K] ns of work in a step waits less in it and
+    computes longer, whether collectives block or not: that is taken out.
     """
     rows = slice(None, None, max(len(joined.start) // _SAMPLE, 1))
     start, stop = joined.start[rows], (joined.start + joined.duration)[rows]

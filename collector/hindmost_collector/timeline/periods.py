@@ -21,7 +21,7 @@ _OWN_PACE = 1.1
 
 
 def of_steps(joined: Grid, starts: Ints, numbers: Ints, table: Table) -> Floats:
-    """[S] step time: from the end of one step's collectives to the next's on a GPU's clock, else what the marks say.
+    """[S] step time: from the end of one step's collectives to the next's on a GPU's clock, else from the marks.
 
     Hosts run ahead of their GPUs, so that the time between two marks of a host is not the time a step takes.
     """
@@ -37,8 +37,9 @@ def of_steps(joined: Grid, starts: Ints, numbers: Ints, table: Table) -> Floats:
 
 
 def _left_out(numbers: Ints) -> Array:
-    """[S - 1] whether steps are missing before each but the first, as of a segment that is torn: the time since the
-    last one that is there is no step's."""
+    """[S - 1] whether steps are missing before each but the first, as in a torn segment.
+
+    The time since the last one that is there is then no step's."""
     apart = np.diff(numbers)
     return np.asarray(apart > np.median(apart)) if len(apart) else np.zeros(0, bool)
 

@@ -160,9 +160,9 @@ def _on_gpu(parts: dict[str, Floats]) -> Floats | None:
 def _idle(took: Floats, parts: dict[str, Floats], duration: Floats) -> Floats:
     """[R, S] ns for which GPUs, which ``took`` so long over each step, had nothing to do before it.
 
-    A host that runs ahead is done with a step long before the GPU is, and waits for all of it once in a while: how long
-    it was in one step says nothing of that step. The GPU begins a step when the host has got its input, or when it is
-    done with the step before, whichever is later.
+    A host that runs ahead is done with a step long before the GPU is, and waits for all of it once in a while: its
+    time in one step says nothing about that step. The GPU begins a step when the host has got its input, or when it
+    is done with the step before, whichever is later.
     """
     known = or_zero(duration)
     launched = np.cumsum(known, axis=1) - known + np.minimum(np.nan_to_num(parts.get("input", 0.0)), known)

@@ -60,8 +60,9 @@ OF_HOST = ("input", "h2d", "checkpoint", "gc", "runqueue")
 
 
 def _late_by_hosts(found: Blocks, built: Bubbles) -> Floats:
-    """[N, G] ns by which a host was later with a step's first operation than those of other stages, as far as such
-    phases of it were longer."""
+    """[N, G] ns by which a host was later with a step's first operation than those of other stages.
+
+    As far as such phases of it were longer."""
     began = built.before_first(len(found.ranks))
     longer = np.zeros(found.own.shape)
     for part in (np.nan_to_num(found.parts[name]) for name in OF_HOST if name in found.parts):

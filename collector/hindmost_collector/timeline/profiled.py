@@ -24,7 +24,8 @@ def undisturbed(table: Table, numbers: Ints, least: int) -> Array:
 def of_few(blocks: Blocks, table: Table, settings: Settings) -> Settings:
     """The thresholds for steps that were all profiled and are few: there will be no more of them.
 
-    Who is late in each of these by what no healthy rank is, and the latest, is named; a job that runs waits for more.
+    A rank is named if it is the latest in each of these, by more than any healthy rank is; a running job waits for
+    more.
     """
     few = settings.min_steps_when_profiled <= len(blocks.steps) < settings.min_steps
     if not few or not rows(table):

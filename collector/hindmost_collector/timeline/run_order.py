@@ -1,7 +1,7 @@
-"""One order of all collectives that keeps the order of every rank, though ranks be at other places at one time.
+"""One order of all collectives that keeps the order of every rank, even if ranks are at different places at one time.
 
-Ranks of two stages of a pipeline begin a step apart, so that when a communicator of some ranks of both is called says
-little of what each of them ran before.
+Ranks of two stages of a pipeline begin a step apart. So the time at which a communicator with ranks of both is
+called says little about what each of them ran before.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def merged(start: Floats, about: Floats) -> Ints:
 
 
 def _followers(start: Floats) -> tuple[list[list[int]], Ints]:
-    """Of each column those that some rank ran next, and [K] how many columns come right before each."""
+    """For each column those that some rank ran next, and [K] how many columns come right before each."""
     count = start.shape[1]
     order = np.argsort(start, axis=1, kind="stable")  # NaN goes last
     ran = np.sum(~np.isnan(start), axis=1)

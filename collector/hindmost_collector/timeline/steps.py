@@ -128,7 +128,7 @@ def _longest_gap(tokens: Ints, gap: Floats, length: int) -> float:
 def _numbered(found: Ints, marks: Marks | None) -> Ints:
     """Steps found [K], counted from 0, with the marks' numbers: in each segment that of the last marked by then.
 
-    Of a segment's earliest steps the lowest offset counts: hosts get ahead of their GPUs, never behind. A segment
+    The lowest offset of a segment's earliest steps counts: hosts get ahead of their GPUs, never behind. A segment
     ends where much more time passes than a step takes: something was left out there, or the job did something else.
     """
     inside = np.flatnonzero(found >= 0)
