@@ -125,7 +125,7 @@ lint: $(VENV)/.dev ## ruff, mypy --strict, spelling and the words of styles/
 	$(BIN)/python -m words
 
 proto: $(VENV)/.dev ## regenerate the code under proto/ from telemetry.proto
-	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto $(PROTO)/telemetry.proto
+	$(BIN)/protoc -Iproto --python_out=proto --pyi_out=proto $(PROTO)/telemetry.proto
 
 dashboards: $(VENV)/.dev ## rebuild the Grafana JSON
 	$(BIN)/python -m dashboards

@@ -9,8 +9,8 @@ from collections import Counter
 from typing import Any
 
 import grpc
+from hindmost_collector.simulate.stream import open_stream
 from hindmost_proto import telemetry_pb2 as wire
-from hindmost_proto import telemetry_pb2_grpc
 
 SCHEMA = 9
 RANKS = 2
@@ -80,7 +80,7 @@ class Client:
 
     async def _stream(self) -> None:
         async with grpc.aio.insecure_channel(self.address, OPTIONS) as channel:
-            self._call = call = telemetry_pb2_grpc.TelemetryStub(channel).Stream()  # type: ignore[no-untyped-call]
+            self._call = call = open_stream(channel)
             hello = wire.Hello(protocol=1, agent_id=f"c{self.number}", node=f"n{self.number}", boot_id="b")
             hello.monotonic_ns, hello.job_id = time.monotonic_ns() + self.shift_ns, self.job
             await call.write(wire.AgentMessage(hello=hello))

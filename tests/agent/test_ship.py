@@ -17,7 +17,6 @@ from hindmost_agent.ship import LONGEST_PAUSE_S, Pace, Shipper
 from hindmost_agent.spool import Spool
 from hindmost_proto import keeping
 from hindmost_proto import telemetry_pb2 as wire
-from hindmost_proto import telemetry_pb2_grpc as service
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
@@ -28,7 +27,7 @@ PATIENCE_S = 10.0
 NOBODY = 9
 
 
-class Collector(service.TelemetryServicer):
+class Collector:
     """Takes everything, remembers it, acknowledges as set."""
 
     def __init__(self) -> None:
@@ -39,7 +38,7 @@ class Collector(service.TelemetryServicer):
         self.port = 0
         self._server: grpc.aio.Server | None = None
 
-    async def Stream(self, messages: AsyncIterator[wire.AgentMessage], context: Any) -> AsyncIterator[Any]:  # noqa: N802
+    async def stream(self, messages: AsyncIterator[wire.AgentMessage], context: Any) -> AsyncIterator[Any]:
         self.streams.append(context)
         async for one in messages:
             self.messages.append(one)
@@ -64,7 +63,10 @@ class Collector(service.TelemetryServicer):
 
     async def start(self) -> None:
         self._server = grpc.aio.server()
-        service.add_TelemetryServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
+        types = (wire.AgentMessage.FromString, wire.CollectorMessage.SerializeToString)
+        stream = grpc.stream_stream_rpc_method_handler(self.stream, *types)
+        service = grpc.method_handlers_generic_handler("hindmost.v1.Telemetry", {"Stream": stream})
+        self._server.add_generic_rpc_handlers((service,))
         self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
         await self._server.start()
 
@@ -209,8 +211,8 @@ def test_a_collector_that_goes_gets_what_there_is_and_the_next_one_the_rest(
     monkeypatch.setattr(ship, "GONE_ATTEMPTS", 0)
 
     class Going(Collector):
-        async def Stream(self, messages: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:  # noqa: N802
-            async for answer in super().Stream(messages, context):
+        async def stream(self, messages: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+            async for answer in super().stream(messages, context):
                 yield answer
                 if answer.WhichOneof("body") == "welcome":
                     yield wire.CollectorMessage(stop=wire.Stop(reason="the collector is stopping"))
@@ -246,8 +248,8 @@ def test_stop_event_trace_throttle_and_need_requests_are_heard(spool: Spool) -> 
     """What a collector says on the way back reaches the agent."""
 
     class Talkative(Collector):
-        async def Stream(self, messages: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:  # noqa: N802
-            async for answer in super().Stream(messages, context):
+        async def stream(self, messages: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+            async for answer in super().stream(messages, context):
                 yield answer
                 if answer.WhichOneof("body") == "ack":
                     yield wire.CollectorMessage(need=wire.Need(refs=[77, 78]))

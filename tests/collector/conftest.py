@@ -15,9 +15,9 @@ import grpc
 import pytest
 from hindmost_collector.options import Options
 from hindmost_collector.service import Collector
+from hindmost_collector.simulate.stream import open_stream
 from hindmost_collector.store.opening import open_store
 from hindmost_proto import telemetry_pb2 as wire
-from hindmost_proto import telemetry_pb2_grpc
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -49,7 +49,7 @@ class FakeAgent:
     async def connect(self, *, define: bool = True) -> int:
         """Open a stream and replay; the durable sequence that the collector knows of."""
         self._channel = grpc.aio.insecure_channel(self.address)
-        self.stream = telemetry_pb2_grpc.TelemetryStub(self._channel).Stream(wait_for_ready=True)
+        self.stream = open_stream(self._channel, wait_for_ready=True)
         hello = wire.Hello(protocol=1, agent_id=self.agent_id, node=self.node, boot_id="b", job_id=self.job)
         hello.monotonic_ns, hello.realtime_ns = self.now(), time.time_ns()
         await self.stream.write(wire.AgentMessage(hello=hello))

@@ -11,6 +11,7 @@ import grpc
 import numpy as np
 import pytest
 from hindmost_collector.judge import judge
+from hindmost_collector.simulate.stream import open_stream
 from hindmost_collector.store.parquet import read_run
 from hindmost_proto import telemetry_pb2 as wire
 
@@ -243,10 +244,9 @@ def test_refuses_streams_without_a_greeting(collecting, fake_agent, tmp_path, fi
             await stranger.connect(define=False)
             await stranger.close()
             stream = fake_agent(collector.addresses["grpc"])
-            from hindmost_proto import telemetry_pb2_grpc
 
             async with grpc.aio.insecure_channel(stream.address) as channel:
-                call = telemetry_pb2_grpc.TelemetryStub(channel).Stream()
+                call = open_stream(channel)
                 await call.write(first)
                 assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT
                 assert "must be Hello" in await call.details()

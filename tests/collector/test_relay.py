@@ -16,10 +16,10 @@ import pytest
 from hindmost.cli import collector as command
 from hindmost.errors import UsageError
 from hindmost_collector.layers import resolve
+from hindmost_collector.simulate.stream import open_stream
 from hindmost_collector.stream.relay import Agent, choose
 from hindmost_collector.stream.relay_link import Link, relayed
 from hindmost_proto import telemetry_pb2 as wire
-from hindmost_proto import telemetry_pb2_grpc
 
 PATIENCE_S = 60.0
 STEPS = 30
@@ -112,7 +112,7 @@ def test_through_a_relay_the_clock_goes_apart_from_batches(collector_process, fa
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             async with grpc.aio.insecure_channel(address) as channel:
-                stream = telemetry_pb2_grpc.TelemetryStub(channel).Stream(wait_for_ready=True)
+                stream = open_stream(channel, wait_for_ready=True)
                 await stream.write(wire.AgentMessage(hello=wire.Hello(protocol=1, agent_id="a", node="n")))
                 with contextlib.suppress(*BROKEN):  # a relay that has not reached its collector yet
                     return (await stream.read()).welcome.clock_with_batches

@@ -79,13 +79,17 @@ async def _reason(error: Exception, streams: list[_Stream]) -> str:
     return next(filter(None, told), "it gave no reason")
 
 
+def open_stream(channel: grpc.aio.Channel, **options: Any) -> Any:
+    """An agent's call on ``channel``; ``options`` are those of a grpc call, such as ``wait_for_ready``."""
+    types = (wire.AgentMessage.SerializeToString, wire.CollectorMessage.FromString)
+    return channel.stream_stream(METHOD, *types)(**options)
+
+
 class _Stream:
     """One node's stream, and what of it is durable."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._call: Any = channel.stream_stream(
-            METHOD, wire.AgentMessage.SerializeToString, wire.CollectorMessage.FromString
-        )()
+        self._call = open_stream(channel)
         self._sent = self._durable = 0
         self._moved = asyncio.Event()
         self._reader: asyncio.Task[None] | None = None
