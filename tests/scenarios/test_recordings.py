@@ -84,6 +84,7 @@ RECORDINGS = {
     "mpi-observed-asleep-rank1": Expected(("straggler",), (1,), cause="unknown", cost_ms=1.4),
     "mpi-observed-asleep-now-and-then-rank1": Expected(("intermittent",), (1,), cause="unknown", cost_ms=1.8),
     "gloo-observed-asleep-now-and-then-rank1": Expected(("intermittent",), (1,), cause="unknown"),
+    "gloo-observed-uneven-lengths": Expected(("uneven_workload",), cause="workload", cost_ms=24.0),
     "gloo-observed-unmeasured-rank1": Expected(("insufficient_data",)),
 }
 

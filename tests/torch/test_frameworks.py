@@ -22,9 +22,9 @@ def needs(module: str) -> pytest.MarkDecorator:
 
 
 def test_fsdp_steps_and_phases(train: Train) -> None:
-    """A fully sharded model's steps are recognised on every rank, and who waits for whom in its collectives."""
+    """A fully sharded model's steps, phases and collectives are recognised on every rank."""
     script = """
-        import time, torch, torch.distributed as dist
+        import torch, torch.distributed as dist
         from torch import nn
         from torch.distributed.fsdp import fully_shard
         from torch.utils.data import DataLoader, TensorDataset
@@ -35,7 +35,6 @@ def test_fsdp_steps_and_phases(train: Train) -> None:
         fully_shard(model)
         optimizer = torch.optim.AdamW(model.parameters())
         for x, y in DataLoader(TensorDataset(torch.rand(64, 16), torch.randint(0, 2, (64,))), batch_size=8):
-            time.sleep(0.03 * dist.get_rank())
             nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -44,9 +43,6 @@ def test_fsdp_steps_and_phases(train: Train) -> None:
         dist.destroy_process_group()
     """
     traces = train(script)
-    calls = [(ring.COLLECTIVE, "all_gather"), (ring.COLLECTIVE, "reduce_scatter"), (ring.P2P, "wait")]
-    waits = [sum(t.total_ms(kind, op) for kind, op in calls) for _, t in sorted(traces.items())]
-    assert waits[0] > waits[1] + 5 * 15
     assert traces[0].count(ring.COLLECTIVE) == traces[1].count(ring.COLLECTIVE)
     for trace in traces.values():
         assert trace.count(ring.COLLECTIVE)["reduce_scatter"] == 16

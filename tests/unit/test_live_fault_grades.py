@@ -94,16 +94,6 @@ def test_of_two_ranks_it_is_unknown_which_diverged(bench: Any) -> None:
     assert not cases.all_right(a_case(bench, "mismatch", 4), [verdict("desync", [])])
 
 
-def test_every_case_has_a_fault_that_the_job_knows(bench: Any) -> None:
-    """A misspelt fault would end the job on the machine with the GPUs."""
-    pytest.importorskip("torch", reason="needs torch")
-    faults, cases = bench("job_faults"), bench("fault_cases")
-    assert {case.fault for case in cases.CASES} == set(faults.FAULTS)
-    periods = {"stalls": faults.STALLS, "saves": faults.SAVES, "turns": 2 * faults.TURN}
-    evaluations = dict.fromkeys(("evaluates", "evaluates-alone"), faults.EVALUATES)
-    assert periods | evaluations == cases.PERIODS
-
-
 class AJob:
     """A job that ran, and of which that much was said."""
 
