@@ -23,7 +23,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(Path(__file__).parent / "accuracy"))
 
-from intervals import wilson  # noqa: E402 - lies beside the script that it was written for
+from intervals import wilson  # noqa: E402 - lies next to the script that it was written for
 
 MPI = ["mpirun", "--bind-to", "none", "-np", "4", sys.executable]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4"]

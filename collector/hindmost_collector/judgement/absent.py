@@ -1,7 +1,7 @@
-"""Ranks of a job whose collectives nobody recorded: whoever waits for one of them seems late itself.
+"""Missing ranks: ranks of a job without recorded collectives, for which others may wait and seem late themselves.
 
-An agent died, a rank's NCCL plugin was not loaded. Members of a communicator that such a rank is in leave its
-operations late, and nothing shows that they waited: their next partners do wait for them.
+An agent died, or a rank's NCCL plugin was not loaded. Members of a communicator with such a rank leave its
+operations late, and nothing shows that they waited; their next partners do wait for them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from hindmost_collector.align import Array, Ints
     from hindmost_collector.timeline.blocks import Blocks
 
-#: What a rank's host or GPU was seen to do by itself is no wait for others.
+#: Causes measured on a rank's own host or GPU: these are no wait for others.
 ITS_OWN = ("input", "h2d", "gpu_throttle", "gpu_contention", "cpu_contention", "gc", "checkpoint", "memory", "io")
-#: Of the members of a communicator that were seen, so many that are late together: who waits for one unseen is not
+#: Share of a communicator's recorded members that must be late together: a rank that waits for a missing one is not
 #: alone.
 _ALIKE = 0.5
 
@@ -41,13 +41,13 @@ class Absent:
         if one.kind in STOPS or one.cause in ITS_OWN:
             return False
         if one.kind == "slow_link" or one.cause == "network":
-            return True  # all that wait for one unseen look as where transfers are slow
+            return True  # waits for a missing rank look like slow transfers
         named = set(one.ranks)
         return any(len(seen & named) >= _ALIKE * len(seen) for seen in self.beside if named)
 
 
 def find(run: Run, blocks: Blocks | None) -> Absent | None:
-    """Whom a run's collectives lack; ``None`` where nobody is known to be missing."""
+    """The ranks without collectives in a run; ``None`` where none is known to be missing."""
     told = set(run.unseen.ranks) if run.unseen is not None else set()
     if blocks is None or blocks.joined is None:
         return _without_collectives(run, blocks, told)
@@ -58,7 +58,7 @@ def find(run: Run, blocks: Blocks | None) -> Absent | None:
     seen = set(blocks.ranks.tolist())
     expected = dict(zip(comm.tolist(), size.tolist(), strict=True))
     short = {one: met for one, met in _met(run).items() if len(met) < expected.get(one, 0)}
-    if not expected:  # then nobody knows whom a communicator lacks
+    if not expected:  # then the missing members of a communicator are unknown
         short = _met(run)
     if short:
         defined = np.isin(run.communicators["comm"], np.array(list(short), np.uint64))
@@ -100,7 +100,7 @@ def _met(run: Run) -> dict[int, set[int]]:
 
 
 def told(absent: Absent, doubted: list[Verdict]) -> Verdict:
-    """That nobody can be named: whoever seems to hold the job back may wait for a rank of which nothing is known."""
+    """Inconclusive: the rank that seems to hold the job back may wait for a missing one."""
     late = sorted({rank for one in doubted for rank in one.ranks})
     seem = f"{names(late)} {'seems' if len(late) == 1 else 'seem'} late" if late else "transfers seem slow"
     return Verdict(
@@ -115,7 +115,7 @@ def told(absent: Absent, doubted: list[Verdict]) -> Verdict:
 
 
 def missing(absent: Absent) -> str:
-    """Whom nobody knows anything of."""
+    """The ranks without any data."""
     are = "is" if len(absent.ranks) == 1 else "are"
     return f"{_who(absent)} {are} missing: no collective of {_it(absent)} was recorded"
 

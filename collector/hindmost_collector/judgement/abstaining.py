@@ -1,4 +1,4 @@
-"""Verdicts that name nobody and clear nobody: what was seen does not tell."""
+"""Inconclusive verdicts, which neither name nor clear a rank: the recording does not decide."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def passed_on(blocks: Blocks) -> Verdict:
     return _abstaining(*wording.passed_on(blocks))
 
 
-#: Of steps of which less than this share is in any phase, of any rank, nobody is cleared: its work may be elsewhere.
-#: Phases that a probe marks are 0.9 and more of a step; of a log that lacks the forward they were 0.7.
+#: If less than this share of the steps is in any phase, of any rank, no rank is cleared: its work may be elsewhere.
+#: Phases that a probe marks are 0.9 and more of a step; in a log without the forward they were 0.7.
 _SEEN = 0.75
 
 
@@ -45,7 +45,7 @@ def little_inside(blocks: Blocks) -> Verdict | None:
     return _abstaining(*wording.little_inside(blocks, share)) if share < _SEEN else None
 
 
-#: Of steps of which some rank did nothing in its phases of work for at least this share, nobody is cleared: it may have
+#: If some rank did nothing in its phases of work for at least this share of the steps, no rank is cleared: it may have
 #: waited there for others. Ranks that work use all of their time, and more with several threads.
 _IDLE = 0.1
 #: What a rank does in a step that is no wait for others.
@@ -69,9 +69,9 @@ def idle_inside(blocks: Blocks) -> Verdict | None:
 
 
 def exchanging_inside(run: Run, blocks: Blocks) -> Verdict | None:
-    """Phases that hold sends and receives in no order that is known; ``None`` where there are none in most steps.
+    """Phases that hold sends and receives in an unknown order; ``None`` where there are none in most steps.
 
-    Whoever is slow makes these longer on all ranks that it exchanges with, so that nobody's phases say who it is.
+    A slow rank makes these longer on all ranks that it exchanges with, so that no rank's phases show which it is.
     """
     exchanged = (run.collectives["peer"] >= 0) & np.isin(run.collectives["step"], blocks.steps)
     often = int(np.sum(exchanged)) / blocks.own.size
@@ -79,7 +79,7 @@ def exchanging_inside(run: Run, blocks: Blocks) -> Verdict | None:
 
 
 def without_starts(blocks: Blocks) -> Verdict | None:
-    """Several groups that meet at times nobody knows; ``None`` where own time is known, or all ranks meet in one."""
+    """Several groups that meet at unknown times; ``None`` where self time is known, or all ranks meet in one."""
     grid = blocks.joined
     if grid is None or blocks.overlapped or not np.isnan(grid.start).all() or not np.isnan(grid.self_time).all():
         return None
@@ -119,5 +119,5 @@ def insufficient(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict
 
 
 def _abstaining(evidence: str, advice: str) -> Verdict:
-    """Nobody is named and nobody cleared."""
+    """No rank is named and none cleared."""
     return Verdict(kind="insufficient_data", evidence=(evidence,), advice=(advice,))

@@ -1,10 +1,9 @@
-"""What a job's steps are bound by: which of its resources would have to be faster for the typical step to be shorter.
+"""The limit of a job's steps: the resource that would have to be faster for the typical step to be shorter.
 
-Input and hosts are verdicts of their own. Transfers that are waited for show in what collectives take. Of GPUs that
-are busy, what limits their kernels is told by how near to its peak their memory is: NVIDIA's GPU performance monitor
-says it (Hopper and later). NVML alone says for which share of the time memory was touched at all, which its share of
-the peak bandwidth is below: that can show that memory is not the limit, and never that it is. How much of their
-memory's bandwidth CPUs use nobody samples.
+Input and hosts have their own verdicts. Exposed transfers show in the time of collectives. For busy GPUs, the use of
+their memory shows what limits the kernels: NVIDIA's GPU performance monitor reports it (Hopper and later). NVML
+alone has the share of time in which memory was touched at all, which is more than the share of the peak bandwidth.
+That can show that memory is not the limit, and never that it is. The memory bandwidth of CPUs is not sampled.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def find(blocks: Blocks | None, named: Sequence[Verdict], settings: Settings) ->
 
 
 def _of_transfers(blocks: Blocks, settings: Settings) -> Bound | None:
-    """Transfers that computing waits for; beside it, those that outlast what could hide them."""
+    """Transfers that computing waits for; with overlap, those that outlast what could hide them."""
     share = float(median(median(blocks.transfer, axis=1))) / blocks.step_ns
     least = settings.bound_transfer_beside if blocks.overlapped else settings.bound_transfer
     if not share >= least:  # NaN too
@@ -84,6 +83,6 @@ def _of_power(blocks: Blocks, settings: Settings) -> Bound | None:
 
 
 def _typical(blocks: Blocks, name: str) -> float:
-    """The typical rank's level over the steps; NaN where nobody sampled it."""
+    """The typical rank's level over the steps; NaN where it was not sampled."""
     levels = blocks.gauge(name)
     return float("nan") if levels is None else float(median(levels))

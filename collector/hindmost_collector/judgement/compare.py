@@ -1,4 +1,4 @@
-"""Two runs beside each other: what takes longer or shorter, how surely, and which verdicts came or went."""
+"""Comparison of two runs: what takes longer or shorter, how surely, and which verdicts came or went."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SCHEMA = "hindmost.compare/1"
 #: Two standard errors: the interval that holds the true change in 19 of 20 cases.
 _SURE = 1.96
-#: Less than this share of the step is no change that anybody acts on, however sure it is.
+#: A change below this share of the step is negligible, however sure it is.
 _SMALL = 0.005
 
 
@@ -35,7 +35,7 @@ _SMALL = 0.005
 class Measure:
     """One duration of the typical rank in both runs, ms a step; ``None`` is unmeasured.
 
-    ``low`` and ``high`` bound the change with 95 % confidence, from how each run's steps scatter over its own time;
+    ``low`` and ``high`` bound the change with 95 % confidence, from the scatter of each run's steps over time;
     ``changed`` says that the interval leaves zero out, by an amount that matters.
     """
 
@@ -65,7 +65,7 @@ def compare(a: Run, b: Run, settings: Settings = DEFAULT) -> dict[str, Any]:
 
 
 def _series(run: Run, settings: Settings) -> dict[str, Floats]:
-    """Name to [S] ns a step of the typical rank; empty where steps cannot be told apart."""
+    """Name to [S] ns a step of the typical rank; empty without recognised steps."""
     blocks = blocks_of.build(run, settings) if not rows(run.operations) else None
     if blocks is None:
         return {}

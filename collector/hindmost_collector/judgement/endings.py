@@ -1,4 +1,4 @@
-"""How a job ended: by itself, or because some rank did, and whom the others were waiting for then."""
+"""How a job ended: on its own, or because some rank did, and which rank the others were waiting for then."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from hindmost_collector.settings import DEFAULT
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Agents look at their ranks once a second: processes that are gone at one look cannot be put in order by it.
+#: Agents check their ranks once a second: processes that vanish between two checks have no known order.
 LOOK_NS = 1_500_000_000
 
 
 def sentence(run: Run) -> str | None:
-    """How the job failed and who died first, as far as was seen; ``None`` where it ended well or is not known to have.
+    """How the job failed and which rank died first, as far as known; ``None`` where it ended well or that is unknown.
 
-    A training process that closed its ring left in order, also where its exit code was not 0. Of a job that was asked
-    to end nobody is named: its processes are killed in any order.
+    A training process that closed its ring left in order, also where its exit code was not 0. In a job that was
+    asked to end no rank is named: its processes are killed in any order.
     """
     gone = _gone(run)
     code, signalled = run.job.exit_code, run.job.interrupted_by
@@ -56,10 +56,10 @@ def _gone(run: Run) -> list[int]:
 
 
 def first_to_die(run: Run) -> tuple[list[int], str]:
-    """Who died before the rest, and what shows it; nobody where nothing does.
+    """The ranks that died before the rest, and what shows it; none where nothing does.
 
-    Either an agent missed them earlier than it missed the others, or all were gone at one look and these alone had not
-    entered what the others were waiting in. After a long wait that is a hang which somebody ended, not a death.
+    Either an agent missed them earlier than the others, or all were gone in one check and only these had not entered
+    what the others were waiting in. After a long wait that is a hang that was ended, not a death.
     """
     gone = _gone(run)
     if not gone:
@@ -95,7 +95,7 @@ def _after(run: Run, ranks: Sequence[int]) -> str:
 
 
 def _out_of_memory(run: Run) -> list[str]:
-    """Nodes whose kernel killed processes for want of memory meanwhile."""
+    """Nodes whose kernel killed processes because memory ran out meanwhile."""
     if not rows(run.metrics):
         return []
     found = Metrics.of(run).series("hindmost_node_oom_kills_total")

@@ -1,6 +1,6 @@
-"""A foreign recording in which nothing ends any more though GPUs are at work, without a readable dump of what was open.
+"""Lost contact: a foreign recording in which nothing ends any more though GPUs are busy, without a readable dump.
 
-That the job stopped can be told, and where its ranks stood, and not whom they wait for.
+The report says that the job stopped and where its ranks stood, not which rank they wait for.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BUSY_METRIC = "hindmost_gpu_utilization_ratio"
 _BUSY = 0.5
 #: A name where one stands alone needs so many that stand together.
 _TOGETHER = 2
-#: Lines at which ranks stand that are told, those of most ranks first: more of them nobody reads.
+#: Most source lines reported at which ranks stand, those of most ranks first.
 _TOLD = 8
 
 

@@ -1,10 +1,10 @@
-"""Verdicts on recordings that do not tell when hosts launched: whoever is late in them may only have no lead left.
+"""Verdicts on recordings without launch times: a rank that is late in them may only have lost its host's lead.
 
-Hosts that launch for nearly all of a step are as slow as each other, and each is some steps ahead of its GPU. Whoever
+Hosts that launch for nearly all of a step are equally slow, and each is some steps ahead of its GPU. A rank that
 lost its lead to a stall comes last until it has caught up, at every collective and for tens of steps; then it is
-another's turn. In recordings of healthy jobs on 2 and 4 H200s that looked like one rank that is slow for a while, and
-another one next: from durations alone a rank that computes longer is told by being late throughout, or by being the
-only one.
+another's turn. In recordings of healthy jobs on 2 and 4 H200s that looked like one rank that is slow for a while,
+and another one next. From durations alone, a rank computes longer only if it is late throughout, or if it is the
+only late one.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _THROUGHOUT = 0.75
 #: In a smaller share of them than this a rank is late by chance, or for one stall.
 _SELDOM = 0.125
 
-#: What is left of a rank's lateness may be a lead where so many times that was one.
+#: What remains of a rank's delay may be a lead if this many times as much was one.
 _MOSTLY = 0.5
 
-#: Stretches of the steps that are told of.
+#: Most segments of the steps that are reported.
 _TOLD = 4
 
 #: Kinds of verdicts on who comes late.
@@ -44,7 +44,8 @@ _REMEDY = (
 
 
 def without_doubtful(found: list[Verdict], blocks: Blocks | None) -> list[Verdict]:
-    """These verdicts but for ranks that may be late since their hosts have no lead left; why, where nobody is left."""
+    """These verdicts without ranks that may be late because their hosts lost their lead; the reason, if none is
+    left."""
     if blocks is None or blocks.joined is None or not blocks.joined.gpu_time:
         return found
     late = [one for one in found if one.ranks and one.kind in _LATE and _unseen(one, blocks)]
@@ -65,10 +66,10 @@ def _unseen(one: Verdict, blocks: Blocks) -> bool:
 
 
 def _throughout(late: Sequence[Verdict], blocks: Blocks) -> set[tuple[int, ...]]:
-    """Whoever is late nearly throughout, whoever else is beside them; nobody where sets of these share a rank: then who
-    they are is not surely told.
+    """Ranks that are late nearly throughout, whatever other ranks are; none where sets of these share a rank, and are
+    unsure.
 
-    Who is late from where another no longer is took its turn.
+    A rank that is late from where another no longer is took its turn.
     """
     found = set()
     for ranks in {one.ranks for one in late}:
@@ -122,7 +123,7 @@ def _gathers(blocks: Blocks) -> bool:
 
 
 def _abstaining(late: Sequence[Verdict]) -> Verdict:
-    """Nobody is named, and nobody cleared."""
+    """No rank is named, and none cleared."""
     told = "; ".join(f"{names(one.ranks)} {_when(one)}" for one in late[:_TOLD])
     who = "who comes later than the others is not the same throughout"
     if len({one.ranks for one in late}) == 1:

@@ -1,4 +1,4 @@
-"""Verdicts that name nobody: all is well, or what holds all ranks back alike: input, slow launches, uneven work."""
+"""Verdicts without a name: all is well, or all ranks are held back alike by input, slow launches or uneven work."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 def balanced(
     blocks: Blocks, wasted: float, settings: Settings, needs: Blocks | None = None, *, queued: bool = False
 ) -> Verdict:
-    """Nobody holds the job back; ``needs`` are the same steps by what ranks need, where they share CPUs.
+    """No rank holds the job back; ``needs`` are the same steps by the ranks' needs, where they share CPUs.
 
-    ``queued``: whoever is waited for most was seen to wait for a CPU for as long as it was late.
+    ``queued``: the rank that is waited for most was seen to wait for a CPU for as long as it was late.
     """
     evidence, sure = wording_balanced.balanced(blocks, wasted, settings.effect(len(blocks.ranks)), needs, queued=queued)
     confidence = float(np.clip(1.0 - 1.0 / np.sqrt(len(blocks.steps) + 1), 0.55, 0.99)) if sure else UNSURE
@@ -62,7 +62,7 @@ def of_uneven(found: Uneven | None, blocks: Blocks) -> list[Verdict]:
 
 
 def may_be_slow(found: Sequence[Verdict], ranks: Collection[int]) -> list[Verdict]:
-    """These, that on uneven work with the ranks told which take longer by what may be chance."""
+    """These; the one on uneven work also lists the ranks that take longer by what may be chance."""
     if not ranks:
         return list(found)
     take = "takes" if len(ranks) == 1 else "take"
@@ -161,7 +161,7 @@ def of_job(blocks: Blocks, settings: Settings, named: Sequence[Verdict] = ()) ->
     if np.isnan(inputs).all():
         return []
     typical = input_share(inputs, blocks)
-    if not typical >= settings.input_bound:  # NaN where it cannot be told
+    if not typical >= settings.input_bound:  # NaN where it is unknown
         return []
     step = average(blocks.period)
     cost = typical * step

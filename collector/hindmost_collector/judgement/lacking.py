@@ -113,9 +113,9 @@ def _too_few_recorded(ranks: int, job: Job) -> tuple[str, str]:
 
 
 def patternless(run: Run, settings: Settings) -> tuple[tuple[str, ...], str] | None:
-    """What is known where ranks met in collectives that make no pattern; ``None`` where they met too seldom.
+    """What is known where ranks met in collectives without a pattern; ``None`` where they met too rarely.
 
-    Who came last is told, and not named: without steps nobody knows whether that matters.
+    The last rank is reported, and not named: without steps it is unknown whether that matters.
     """
     joined = align.grid(run)
     if joined is None or len(joined.ranks) < 2 or joined.columns < settings.min_steps:
@@ -194,7 +194,7 @@ def _none_seen(job: Job) -> tuple[str, str]:
 def ended_early(run: Run, steps: int) -> tuple[str, str]:
     """What was recorded of a job that failed, or was interrupted, before there was enough to judge.
 
-    ``steps`` are those that were told apart.
+    ``steps`` are those that were recognised.
     """
     counted = len(np.unique(run.steps["step"])) if rows(run.steps) else steps
     calls = rows(run.collectives)

@@ -1,6 +1,6 @@
-"""Most ranks slow at once: then the typical rank is slow, and only the few that are not seem to be something, ahead.
+"""Most ranks slow at once: then the typical rank is slow, and only the few others stand out, ahead.
 
-Lateness alone cannot tell ranks that are slow from others that are ahead. Where it begins in the middle of a run, the
+Delays alone cannot separate slow ranks from others that are ahead. Where they begin in the middle of a run, the
 steps can: they become longer if most ranks become slow, and no shorter if a few become fast.
 """
 
@@ -52,7 +52,7 @@ class Majority:
 
 
 def find(blocks: Blocks, settings: Settings) -> Majority | None:
-    """The few ranks that are ahead of most others, by habit and for the same steps; ``None`` where none are."""
+    """The few ranks that are ahead of most others, persistently and for the same steps; ``None`` where none are."""
     if blocks.pipeline is not None or len(blocks.ranks) < 3:
         return None
     strict = replace(settings, min_effect=_AHEAD, min_effect_of_few=_AHEAD)
@@ -83,7 +83,7 @@ def _wait_for_mates(group: Ints, ahead: list[int]) -> bool:
 
 
 def verdict(most: Majority, change: whatif.Change, alone: Verdict | None, blocks: Blocks) -> Verdict:
-    """The verdict on most ranks, which became slow; ``alone`` is that on one of them beside the few ahead, if any."""
+    """The verdict on most ranks, which became slow; ``alone`` is that on one of them against the few ahead, if any."""
     first, stop = (int(np.median([getattr(habit, name) for habit in most.habits])) for name in ("first", "stop"))
     waits = "waits" if len(most.ahead) == 1 else "wait"
     steps = f"steps became {ms(change.longer)} longer, and {names(most.ahead)} {waits} {ms(most.by_ns)} more in each"
@@ -106,7 +106,7 @@ def verdict(most: Majority, change: whatif.Change, alone: Verdict | None, blocks
 
 
 def beside(balanced: Verdict, most: Majority) -> Verdict:
-    """The verdict that names nobody, with what is known of the few ahead; it clears no rank."""
+    """The verdict that names no rank, with what is known of the few ahead; it clears none."""
     return replace(balanced, confidence=UNSURE, evidence=(str(most), *balanced.evidence))
 
 

@@ -1,7 +1,7 @@
-"""Verdicts on a recording of which an excerpt was read: between two stretches nobody knows what was so.
+"""Partial read: verdicts on a recording of which an excerpt was read; between two periods the state is unknown.
 
-What is found is told by the steps that were read; where a verdict's begin or end meets steps that were not, it lies
-anywhere among these, and who is named in no step that was read is not cleared in the others.
+Findings are of the steps that were read. Where a verdict's begin or end meets unread steps, it lies anywhere among
+these. A rank that is named in no step that was read is not cleared in the others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hindmost_collector.model import Run
     from hindmost_collector.timeline.blocks import Blocks
 
-#: A change is told up to so many steps away from where it was: noise moves it.
+#: A change is reported up to this many steps away from where it was: noise moves it.
 _NEAR = 2
 
 

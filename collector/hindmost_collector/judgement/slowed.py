@@ -1,7 +1,7 @@
-"""All ranks slow at once, from some step on: nobody is behind, and yet the job is slower than it was.
+"""All ranks slow at once, from some step on: none is behind, and yet the job is slower than it was.
 
-Lateness shows nothing of it, the length of the steps does: it rises within a few steps and stays. What rises slowly, or
-only now and then, is not told.
+The delays show nothing of it; the length of the steps does: it rises within a few steps and stays. A slow or an
+occasional rise is not reported.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ _LONGER = 0.05
 _OVERLAP = 10
 #: So many steps at the border are already, or still, within this share of the change at their side's level.
 _BORDER, _SHARP = 8, 0.25
-#: Phases are told that grew by this share of what the step did.
+#: A phase is reported if it grew by this share of the step's growth.
 _PART = 0.1
 #: The work grew in about the ratio in which steps did, if by this share of it or more.
 _BY_WORK = 0.5
 
 
 def find(blocks: Blocks, found: Sequence[Verdict]) -> Slowed | None:
-    """Since when all steps are longer, beside what verdicts cost, and what of them; ``None`` where they are not."""
+    """Since when all steps are longer, without what verdicts cost, and which parts of them; ``None`` where they are
+    not."""
     known = [one for one in found if one.kind not in ("balanced", "input_bound", "host_bound")]
     if any(one.kind in (*STOPS, "insufficient_data") for one in known):
         return None
@@ -62,7 +63,7 @@ def find(blocks: Blocks, found: Sequence[Verdict]) -> Slowed | None:
 
 
 def note(slowed: Slowed | None, found: Sequence[Verdict] = ()) -> list[str]:
-    """The sentence on it beside verdicts ``found``, without what they cost; that on a job slow for good says it."""
+    """The sentence on it next to verdicts ``found``, without what they cost; that on a job slow for good says it."""
     if slowed is None or (slowed.until_step is None and any(one.kind == "balanced" for one in found)):
         return []
     longer = slowed.step_ms / slowed.was_ms - 1
@@ -98,7 +99,7 @@ def beside(found: Sequence[Verdict], slowed: Slowed | None) -> list[Verdict]:
 
 
 def _longer(period: Floats) -> slice | None:
-    """The one stretch of steps, not from the start, that are longer than all others by a sharp and lasting rise."""
+    """The one segment of steps, not from the start, that are longer than all others by a sharp and lasting rise."""
     if np.isnan(period).any() or len(period) < 2 * _ENOUGH:
         return None
     low, high = np.percentile(period, [_OVERLAP, 100 - _OVERLAP])

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     #: [S] ns that the repair of these rows in these steps saves.
     Saving = Callable[[Blocks, Sequence[int], Ints], Floats]
 
-#: A repair that saves less than this share by itself of what it saves once others are repaired is told as the latter.
+#: If a fix alone saves less than this share of what it saves after the others are fixed, the report gives the latter.
 _BY_ITSELF = 0.9
-#: Reasons for longer computing, which are told from each other by what the typical rank does meanwhile.
+#: Reasons for longer computing, which differ in what the typical rank does meanwhile.
 _OF_GPU = ("compute", "gpu_throttle", "gpu_contention", "workload")
 #: Ranks stall together that share so much of the steps in which either does.
 _TOGETHER = 0.5
@@ -59,7 +59,7 @@ class _Group:
         return replace(first, rows=tuple(self.rows), stalled=stalled, share=share, together=True)
 
     def repaired(self, blocks: Blocks) -> Blocks:
-        """The same with nobody of these late in their stalls."""
+        """The same with none of these late in their stalls."""
         for one in self.stalls:
             blocks = replace(blocks, segments=without_stalls(blocks, one.rows, one.stalled))
         return blocks
@@ -82,8 +82,8 @@ def of_stalls(
 ) -> list[Verdict]:
     """Verdicts of ranks that stall now and then, where that costs enough to act on, by ``saving``.
 
-    Whoever is late by ``habits`` is repaired before, and so is whoever's stalls save more: of ranks that are late in
-    the same steps the repair of any one alone saves nothing.
+    Ranks late by ``habits`` are fixed before, and so are ranks whose stalls save more: among ranks that are late in
+    the same steps, fixing any one alone saves nothing.
     """
     if any(one.most for one in stalls):
         blocks = _behind_calm(blocks)
@@ -192,7 +192,7 @@ def _verdict(
 
 
 def _as_steps_grew(blocks: Blocks, stalled: Ints, saved: Floats) -> Floats:
-    """[S] ns saved, as much as stalled steps are longer: beside backward, of most of the ranks little shows."""
+    """[S] ns saved, as much as stalled steps are longer: during backward, most of the ranks' delay does not show."""
     grew, total = whatif.longer_when(blocks, stalled), float(saved.sum())
     if grew is None or total <= 0:
         return saved

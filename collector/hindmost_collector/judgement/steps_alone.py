@@ -1,9 +1,9 @@
-"""Verdicts on recordings of which a log of the steps is all: what it does not tell of who waits for whom.
+"""Verdicts on recordings with a log of the steps only: what it does not show of waiting between ranks.
 
-A rank may wait for others in its backward, so that a backward clears nobody. The forward of a tensor-parallel job holds
-collectives too, and whoever is slow there, or comes late to it, makes its whole group's forward longer; the stages of a
-pipeline wait for each other there, and have forwards of their own. And where hosts are what a job waits for, events
-around a forward time the host's launching.
+A rank may wait for others in its backward, so that a backward clears no rank. The forward of a tensor-parallel job
+holds collectives too: a rank that is slow there, or comes late to it, makes its whole group's forward longer. The
+stages of a pipeline wait for each other there, and have different forwards. In a launch-bound job, events around a
+forward time the host's launching.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _IN_FORWARD = 0.5
 _UNLIKE = 0.5
 #: … unless they are later than that one by this factor: who waits for another is late by as much.
 _FAR = 3.0
-#: Share of a step from which a phase may hide somebody who is waited for.
+#: Share of a step from which a phase may hide a rank that others wait for.
 _MAY_HIDE = 0.05
-#: Beside the rank whose forward is longest those are told of that are longer by this share of that.
+#: Ranks are reported with the one of the longest forward if their extra time is this share of its extra time.
 _AS_LONG = 0.5
 
 #: What to do about it.
@@ -58,7 +58,7 @@ def without_doubtful(found: list[Verdict], run: Run, blocks: Blocks | None) -> l
 
 
 def unclear(run: Run, blocks: Blocks) -> Verdict | None:
-    """Why phases in which ranks may wait clear nobody; ``None`` where other ranks' collectives do."""
+    """Why phases in which ranks may wait clear no rank; ``None`` where other ranks' collectives do."""
     if not _alone(run, blocks) or _others_met(run):
         return None
     backward = _phase(blocks, "backward")
@@ -75,12 +75,12 @@ def unclear(run: Run, blocks: Blocks) -> Verdict | None:
 
 
 def _alone(run: Run, blocks: Blocks) -> bool:
-    """Whether phases that somebody logged tell who is late; a probe of ours marks where ranks meet."""
+    """Whether logged phases show who is late; our own probe marks where ranks meet."""
     return blocks.evidence == blocks_of.PHASES and run.job.source != Job.source and blocks.pipeline is None
 
 
 def _others_met(run: Run) -> bool:
-    """Whether collectives of some ranks were recorded, and are asked whether all of these wait for one unseen."""
+    """Whether collectives of some ranks were recorded, and show whether all of these wait for a missing one."""
     return run.unseen is not None and run.unseen.by_steps and run.unseen.together is not None
 
 
@@ -99,7 +99,7 @@ def _doubtful(one: Verdict, run: Run, blocks: Blocks, told: set[int]) -> bool:
         if least > _MOSTLY_WAITS * float(lower_median(typical, axis=0)):
             return True
     world = run.job.world_size or 0
-    if not one.ranks or rows(run.ranks) < world:  # of a part of a job nobody knows whom it waits for
+    if not one.ranks or rows(run.ranks) < world:  # a part of a job may wait for ranks outside of it
         return rows(run.ranks) < world or _differ(typical) >= _UNLIKE * float(lower_median(typical, axis=0))
     if _all_meet(run):
         return False
@@ -157,7 +157,7 @@ def _longer(blocks: Blocks) -> list[str]:
 
 
 def _phase(blocks: Blocks, name: str) -> Floats | None:
-    """[R, S] ns of a phase as the GPU took it, or else the host; ``None`` where nobody measured it."""
+    """[R, S] ns of a phase on the GPU, or else on the host; ``None`` where unmeasured."""
     return next((blocks.parts[one] for one in (f"gpu_{name}", name) if one in blocks.parts), None)
 
 

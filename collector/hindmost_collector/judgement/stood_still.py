@@ -1,7 +1,7 @@
-"""Stalls that ended: a job that stood still for as long as a hang does, was looked at, and went on.
+"""Stalls that ended: a job that stopped for as long as a hang does, was observed, and went on.
 
-Whether anybody looked, stacks tell: they are taken when a job stands still. A verdict on the whole job says nothing of
-such a stall, for no rank is slow by habit; the headline and the notes do.
+Stacks show whether it was observed: they are taken when a job stops. A verdict on the whole job does not mention
+such a stall, since no rank is persistently slow; the headline and the notes do.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hindmost_collector.settings import Settings
     from hindmost_collector.timeline.blocks import Blocks
 
-#: Stalls that are told one by one; more of them are counted.
+#: Most stalls that are reported one by one; more of them are counted.
 _TOLD = 3
 
 
@@ -55,7 +55,7 @@ def find(run: Run, blocks: Blocks | None, settings: Settings) -> tuple[tuple[Sta
 
 
 def beside(found: list[Verdict], stalls: Sequence[Stall]) -> list[Verdict]:
-    """A job that stood still is no job in which there is nothing to act on, however even its other steps are."""
+    """A job with a stall is no job without anything to act on, however even its other steps are."""
     if not stalls:
         return found
     advice = tuple(_advice(stalls[-1]))
@@ -143,7 +143,7 @@ def _waited_for(run: Run, stall: _Gap) -> tuple[list[int], int, str]:
 
 
 def _seen(run: Run, gap: _Gap, late: list[int]) -> int | None:
-    """The row of the last readable look at one of these, else at any; of each rank the last look is kept."""
+    """The row of the last readable observation of one of these, else of any; each rank's last one is kept."""
     stacks = run.stacks
     read = [at for at in gap.looks.tolist() if not str(stacks["text"][at]).startswith(UNREAD)]
     of_late = [at for at in read if stacks["rank"][at] in late]

@@ -98,12 +98,12 @@ def _among(count: int, at: Ints, values: Floats) -> Floats:
     return found
 
 
-#: Ranks that a look describes, at most: enough for what is typical of them.
+#: Most ranks that an incremental evaluation describes: enough for their typical values.
 _FEW = 64
 
 
 def few(blocks: Blocks | None) -> tuple[RankRow, ...]:
-    """How long transfers took some of the ranks: what a look asks."""
+    """How long transfers took some of the ranks, for incremental evaluations."""
     if blocks is None:
         return ()
     some = slice(None, None, len(blocks.ranks) // _FEW + 1)
@@ -166,9 +166,9 @@ def _figures(blocks: Blocks) -> dict[str, Floats]:
 
 
 def what_if(run: Run, blocks: Blocks | None, found: Sequence[Verdict] = ()) -> WhatIf:
-    """Time with every rank at the pace of its typical peer in every stretch, beside the time as it was.
+    """Time with every rank at the pace of its typical peer in every interval, and the time as it was.
 
-    What the verdicts ``found`` cost beyond what lateness shows is lost as well.
+    What the verdicts ``found`` cost beyond the visible delay is lost as well.
     """
     if blocks is None or len(blocks.ranks) < 2 or not blocks.step_ns > 0:
         return WhatIf()

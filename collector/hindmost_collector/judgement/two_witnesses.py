@@ -1,8 +1,7 @@
-"""Recordings that lack some ranks' collectives and have a log of all ranks' steps: what each of the two can see.
+"""Cross-check of two recordings: some ranks' collectives are missing, and there is a log of all ranks' steps.
 
-Collectives tell which of the ranks that they were recorded of is late, for whatever reason; steps do not show a slow
-backward, in which ranks wait for each other. Of ranks without collectives steps are all that is known: they clear
-nobody.
+Collectives show which of their ranks is late, for whatever reason. Steps do not show a slow backward, in which ranks
+wait for each other. For ranks without collectives the steps are all that is known: they clear no rank.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
     from hindmost_collector.model import Run
 
-#: Verdicts on all of a job, which hold whoever else is in it.
+#: Verdicts on all of a job, which hold for all other ranks too.
 _OF_THE_JOB = (*STOPS, "input_bound", "host_bound")
 #: Forward is timed as long as it is launched: hosts without a fault differ in that by up to 1.4 % of a step.
 _UNEXPLAINED = 0.03

@@ -1,4 +1,4 @@
-"""Verdicts on a recording that lacks ranks: nobody is cleared in whose absence the others were judged."""
+"""Verdicts on a recording with missing ranks: a rank that was judged without them is not cleared."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from hindmost_collector.model import Run
     from hindmost_collector.timeline.blocks import Blocks
 
-#: Ranks that wait at once for this share of the time wait for somebody whom the recording lacks. Where nobody was late
-#: that long, transfers alone scatter by up to 0.025; a rank that costs 3 % of the step made it 0.1.
+#: Ranks that wait at once for this share of the time wait for a missing rank. Without late ranks, transfers alone
+#: scatter by up to 0.025; a rank that costs 3 % of the step made it 0.1.
 _TOGETHER = 0.05
 #: Where files of all ranks have so large a share of a job, it is judged by that: what ends it is no part of its steps.
 _NEARLY_ALL = 0.8
@@ -34,7 +34,7 @@ _MOST_RANKS = 1 << 20
 
 
 def with_missing(run: Run) -> Run:
-    """The run with those of its ranks told that sent nothing to the collector that wrote it."""
+    """The run with its ranks marked that sent nothing to the collector that wrote it."""
     seen, world = set(run.ranks["rank"].tolist()), run.job.world_size or 0
     if not len(seen) < world <= _MOST_RANKS or not seen:
         return run
@@ -42,7 +42,7 @@ def with_missing(run: Run) -> Run:
 
 
 def judged(found: list[Verdict], run: Run, blocks: Blocks | None) -> list[Verdict]:
-    """What still holds though some ranks were not seen, and what cannot be told because of that."""
+    """What still holds although ranks are missing, and what is unknown because of that."""
     if run.job.source == Job.source:
         return _ours(found, run, blocks)
     lacking = run.unseen
@@ -62,7 +62,7 @@ def judged(found: list[Verdict], run: Run, blocks: Blocks | None) -> list[Verdic
 
 
 def unjudged(run: Run, blocks: Blocks) -> Verdict | None:
-    """That nobody can be cleared where steps alone tell who is late, and some ranks of the recording have none."""
+    """That no rank can be cleared if steps alone show who is late, and some ranks of the recording have none."""
     lacking = [int(rank) for rank in run.ranks["rank"] if rank not in blocks.ranks]
     if blocks.evidence != blocks_of.PHASES or run.job.source == Job.source or not lacking:
         return None
@@ -72,7 +72,7 @@ def unjudged(run: Run, blocks: Blocks) -> Verdict | None:
 
 
 def _ours(found: list[Verdict], run: Run, blocks: Blocks | None) -> list[Verdict]:
-    """What holds of a run of our own: whoever may have waited for a rank of which no collective came is not named."""
+    """What holds in a run of our own: a rank that may have waited for one without collectives is not named."""
     lacking = absent.find(run, blocks)
     if lacking is None:
         return found
@@ -90,7 +90,7 @@ def _recorded_no_steps(lacking: list[int]) -> str:
 
 
 def _of_those_seen(one: Verdict, lacking: Absent, seen: int) -> Verdict:
-    """Nobody is cleared in whose absence the others were found alike; what was found of those seen holds."""
+    """Ranks found alike without the missing ones are not cleared; findings on the recorded ranks hold."""
     if one.kind != "balanced":
         known = one.kind in STOPS or one.kind == "insufficient_data"
         return one if known else replace(one, evidence=(*one.evidence, absent.missing(lacking)))
@@ -116,7 +116,7 @@ def _with(one: Verdict, lacking: Unseen) -> Verdict:
 
 
 def _of_part(one: Verdict, lacking: Unseen) -> Verdict:
-    """Nobody is cleared by a part of a job of what happened in the rest."""
+    """A part of a job clears no rank of what happened in the rest."""
     if one.kind != "balanced" or lacking.judged >= _NEARLY_ALL:
         return one
     told = f"files of some ranks are cut: all ranks have {lacking.judged:.0%} of the job, in which nobody is late"

@@ -62,13 +62,13 @@ class Verdict:
     cost_ratio: float | None = None
     given: tuple[int, ...] = ()  # ranks of verdicts before, once which are repaired the cost is saved
     confidence: float | None = None
-    explained: float | None = None  # fraction of the excess that the cause's measurement explains
+    explained: float | None = None  # fraction of the delay that the cause's measurement explains
     partial: str | None = None  # with cause unknown: the measurement that explains most
     evidence: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
     causes: tuple[str, ...] = ()  # several that act together, to advise on; no part of a report
-    past: Past | None = None  # for the judge's next look at a running job; no part of a report
-    shown_ms: float | None = None  # of the cost, what lateness shows; None: as much. No part of a report either
+    past: Past | None = None  # for the judge's next evaluation of a running job; no part of a report
+    shown_ms: float | None = None  # the visible part of the cost; None: all of it. No part of a report either
 
 
 @dataclass(frozen=True)
@@ -108,10 +108,11 @@ class WasteRow:
 
 @dataclass(frozen=True)
 class Waste:
-    """What ranks lose by not being alike: ``lost_ms`` of a mean step, of which ``rest_ms`` have no cause.
+    """What ranks lose to each other: ``lost_ms`` of a mean step, of which ``rest_ms`` have no cause.
 
-    Each of the tables is of the same time; none adds up to more than ``lost_ms``. By cause and phase is told what
-    verdicts cost, and checkpoints that a few write for all; of a graph of operations, by phase, all that is lost.
+    Each of the tables is of the same time; none adds up to more than ``lost_ms``. The tables by cause and phase hold
+    what verdicts cost, and checkpoints that a few write for all; for a graph of operations, the one by phase holds
+    all that is lost.
     """
 
     lost_ms: float
@@ -203,7 +204,7 @@ class Report:
     ranks: Sequence[RankRow] = ()
     what_if: WhatIf = WhatIf()
     notes: tuple[str, ...] = ()
-    counted: Counted | None = None  # for the judge's next look at a running job; no part of a report
+    counted: Counted | None = None  # for the judge's next evaluation of a running job; no part of a report
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON contract, ``hindmost.report/1``: plain types only, NaN and infinities as ``None``."""

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 def of_habits(
     habits: list[Habit], blocks: Blocks, settings: Settings, even: Blocks | None = None
 ) -> tuple[list[Verdict], list[str]]:
-    """Verdicts of habitually late ranks that cost something, and notes on those that others hide.
+    """Verdicts of persistently late ranks that cost something, and notes on those that others hide.
 
-    ``even`` are the same steps as they would be with work of one size: there a habit must stand out of what ranks wait.
+    ``even`` are the same steps with work of one size: there a slowdown must stand out of what ranks wait.
     """
     even = even or blocks
     habits = handover.parted(habits, blocks, settings)
@@ -47,7 +47,7 @@ def of_habits(
     left, verdicts = _groups(explained), []
     before: list[Habit] = []
     replay = _replay(left, kept, blocks, habits)
-    while left:  # what saves most as things are first: the rest is told as what it adds to that
+    while left:  # what saves most as things are comes first: the rest counts as what it adds to that
         group = max(left, key=lambda one: float(replay.adds(_habits(one), before).sum()))
         left.remove(group)
         verdict = _straggler(group, before, replay, blocks, even, settings)
@@ -60,14 +60,14 @@ def of_habits(
 
 
 def _shown(seen: Blocks, before: list[Habit], habits: list[Habit]) -> float:
-    """Ms a step that the repair of these adds to that of those before, as far as lateness shows it."""
+    """Ms a step that fixing these adds to fixing those before, as far as the delay shows it."""
     added = _saving(seen, [*before, *habits]) - _saving(seen, before)
     return float(added[_span(habits)].mean()) / 1e6
 
 
 @dataclass(frozen=True)
 class _Replay:
-    """The job with all habits on the scale of those that show least of their lateness: ``scale`` times too small."""
+    """The job with all slowdowns on the scale of those that show least of their delay: ``scale`` times too small."""
 
     blocks: Blocks
     scale: float
@@ -82,7 +82,7 @@ class _Replay:
         return self.scale * stretched(self.blocks, repaired(self.blocks, habits))
 
     def in_all(self, habits: list[Habit]) -> Floats:
-        """[S] ns that the repair of everybody saves thanks to these."""
+        """[S] ns that fixing all ranks saves thanks to these."""
         return self.adds(habits, [habit for habit in self.kept if habit not in habits])
 
 
@@ -112,9 +112,9 @@ def _upstream(habits: list[Habit], blocks: Blocks) -> list[Habit]:
 
 
 def _that_count(habits: list[Habit], blocks: Blocks, settings: Settings) -> tuple[list[Habit], list[str]]:
-    """Leave out, from the least late on, whoever's repair adds nothing to that of the rest.
+    """Leave out, from the least late on, ranks whose fix adds nothing to that of the rest.
 
-    From the least, since of ranks that are late alike the repair of any one alone saves nothing.
+    From the least late, since among equally late ranks fixing any one alone saves nothing.
     """
     kept, notes = list(habits), []
     for habit in reversed(habits):
@@ -128,7 +128,7 @@ def _that_count(habits: list[Habit], blocks: Blocks, settings: Settings) -> tupl
 
 
 def _saving(blocks: Blocks, habits: list[Habit]) -> Floats:
-    """[S] ns saved with all of these repaired, each in the steps of its own habit."""
+    """[S] ns saved with all of these fixed, each in the steps of its own slowdown."""
     if not habits:
         return np.zeros(len(blocks.steps))
     blocks = whatif.beside_its_only_peer(blocks, habits)
@@ -155,7 +155,7 @@ def _groups(explained: list[tuple[Habit, Cause]]) -> list[list[tuple[Habit, Caus
     return groups
 
 
-#: A repair that saves less than this share by itself of what it saves once others are repaired is told as the latter.
+#: If a fix alone saves less than this share of what it saves after the others are fixed, the report gives the latter.
 _BY_ITSELF = 0.9
 
 
@@ -177,7 +177,7 @@ def _straggler(
     cost, told = (saved, []) if given else _cost(group, replay, before, blocks)
     ratio = cost / average(blocks.period[span])
     in_all = float(replay.in_all(habits)[span].mean())
-    worth = in_all if in_all > saved else cost  # of two late alike for two causes neither saves anything by itself
+    worth = in_all if in_all > saved else cost  # of two equally late for two causes neither fix alone saves anything
     if worth < settings.min_cost * blocks.step_ns:
         return None
     shown = max(worth, float(_saving(even, habits)[span].mean()))
@@ -214,7 +214,7 @@ def _straggler(
 def _cost(
     group: list[tuple[Habit, Cause]], replay: _Replay, before: list[Habit], blocks: Blocks
 ) -> tuple[float, list[str]]:
-    """Ns a step that the repair saves, ``before`` repaired, and what it consists of beyond lateness."""
+    """Ns a step that the fix saves, with ``before`` fixed, and its parts beyond the visible delay."""
     habits = _habits(group)
     span, rows = _span(habits), [habit.row for habit in habits]
     by_step = replay.adds(habits, before)
@@ -223,7 +223,7 @@ def _cost(
     held_up = _held_up(blocks, rows, columns, group[0][1], saved)
     cost, taken_back = saved + held_up, list[str]()
     others = [_span([habit]) for habit in replay.kept if habit not in habits]
-    change = whatif.observed_change(blocks, span, others, replay.without(replay.kept))  # seen beside what held it back
+    change = whatif.observed_change(blocks, span, others, replay.without(replay.kept))  # with other slowdowns in it
     if change is not None:
         waited = whatif.caused_more(blocks, rows, span) + held_up
         replayed = float(by_step[change.steps].mean()) + held_up
@@ -267,7 +267,7 @@ def _confidence(habits: list[Habit], settings: Settings) -> float:
 
 
 def of_links(link: SlowLink | None, blocks: Blocks, settings: Settings) -> list[Verdict]:
-    """The verdict on a group whose transfers are slow though nobody in it is late; where to look is told by the run."""
+    """The verdict on a group whose transfers are slow although no member is late; the run shows where to look."""
     if link is None or link.shown < settings.min_cost * blocks.step_ns:
         return []
     ranks = tuple(int(blocks.ranks[row]) for row in link.rows)
