@@ -11,11 +11,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / "docs" / "images" / "report.png"
-WIDTH = 960
+WIDTH = 1100
 JOB = "mpirun --bind-to none -np 4 python examples/train_mpi.py --slow-rank 2 --slow-ms 4".split()
 QUIET = "--headless --no-sandbox --disable-gpu --hide-scrollbars --disable-background-networking".split()
-#: Asks a page for its height, which goes into its title.
-MEASURE = "<script>addEventListener('load', () => document.title = document.documentElement.scrollHeight)</script>"
+#: Asks a page where its content ends, which goes into its title.
+MEASURE = """<script>addEventListener('load', () => {
+  const ends = [...document.querySelectorAll('body *')].map((one) => one.getBoundingClientRect().bottom);
+  document.title = Math.ceil(Math.max(...ends)) + 20;
+})</script>"""
 
 
 def main() -> int:
